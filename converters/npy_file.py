@@ -1,0 +1,260 @@
+"""`.npy` files of tokens: 2-D arrays are records, 1-D arrays are streams cut into records."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from converters.pipe import Accounts
+from zb_hdf5 import ArgumentError, BatchWriter, ConvertError, FormatError, IncompleteError, ShardInfo, StoreMeta
+from zb_hdf5.native import write_fully
+from zb_hdf5.order import SequentialOrder, write_order
+from zb_hdf5.spec import TokenArray, bad_token_message, find_bad_token, require_integers, stored_dtype, token_limit
+
+if TYPE_CHECKING:
+    from zb_hdf5.digest import GroupDigest
+
+REMAINDERS: Final = ("drop", "pad", "error")
+#: Source files that are mapped at the same time: each mapping holds a descriptor.
+MAX_MAPPED_FILES: Final = 256
+
+
+@dataclass(frozen=True)
+class NpyFile:
+    """One source array, seen as records of `seq_len` tokens."""
+
+    path: Path
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    byte_offset: int
+    fortran: bool
+    num_records: int
+
+    @classmethod
+    def open(cls, path: Path, seq_len: int) -> NpyFile:
+        """Read the header and check that it describes tokens.
+
+        Raises
+        ------
+        FormatError, IncompleteError
+            If it is no `.npy` file, or shorter than its header says.
+        ConvertError
+            If the array is not of integers, or has another shape than 1-D or `(records, seq_len)`.
+        """
+        shape, fortran, dtype, byte_offset = _read_npy_header(path)
+        if len(shape) not in (1, 2):
+            raise ConvertError(f"{path}: expected a 1-D stream or 2-D records, found shape {shape}")
+        if len(shape) == 2 and shape[1] != seq_len:
+            raise ConvertError(
+                f"{path}: expected records of {seq_len} tokens, found {shape[1]}; pass --seq-len {shape[1]}"
+            )
+        require_integers(np.empty(0, dtype), path)
+        expected = byte_offset + int(np.prod(shape)) * dtype.itemsize
+        found = path.stat().st_size
+        if found < expected:
+            raise IncompleteError(f"{path}: expected {expected:,} bytes for shape {shape} {dtype}, found {found:,}")
+        num_records = shape[0] if len(shape) == 2 else shape[0] // seq_len
+        return cls(path, dtype, shape, byte_offset, fortran, num_records)
+
+    @property
+    def num_tokens(self) -> int:
+        return int(np.prod(self.shape))
+
+    def records(self, seq_len: int) -> TokenArray:
+        """Map the file and return its records, shape `(num_records, seq_len)`."""
+        order: Any = "F" if self.fortran else "C"
+        array: TokenArray = np.memmap(self.path, self.dtype, "r", self.byte_offset, self.shape, order).view(np.ndarray)
+        return array if array.ndim == 2 else array[: self.num_records * seq_len].reshape(-1, seq_len)
+
+    def where(self, record: int, column: int, seq_len: int) -> str:
+        """Say where a token stands, in the array's own terms."""
+        return f"index {record * seq_len + column:,}" if len(self.shape) == 1 else f"index [{record:,}, {column:,}]"
+
+
+class NpySource:
+    """Batches of shuffled records from one or more `.npy` files. See `pipe.Source`.
+
+    Parameters
+    ----------
+    paths
+        Files, or folders whose `*.npy` files are taken in the order of their names.
+    dtype
+        "uint32", "uint16", or "auto": uint16 where every id is known to fit, by source dtype or by `vocab_size`.
+    remainder
+        Of the records that do not fill the last batch: "drop", "pad" (with records of `pad_id`) or "error".
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[Path],
+        *,
+        batch_size: int,
+        seq_len: int,
+        seed: int,
+        shuffle: bool = True,
+        dtype: str = "auto",
+        vocab_size: int = 0,
+        remainder: str = "drop",
+        pad_id: int = 0,
+    ) -> None:
+        if remainder not in REMAINDERS:
+            raise ArgumentError(f"remainder must be one of {', '.join(REMAINDERS)}, found {remainder!r}")
+        self._files = [NpyFile.open(path, seq_len) for path in expand(paths)]
+        total = sum(file.num_records for file in self._files)
+        stored = stored_dtype(self._auto_dtype(vocab_size) if dtype == "auto" else dtype)
+        self.meta = StoreMeta(batch_size, seq_len, stored, seed if shuffle else 0, total, vocab_size=vocab_size)
+        if not 0 <= pad_id <= token_limit(stored, vocab_size):
+            raise ArgumentError(bad_token_message("--pad-id", "the padding", pad_id, self.meta))
+        self.shuffle = "global" if shuffle else "none"
+        self.shard_batches: list[int] = []
+        self.description = {"format": "npy", "files": [str(file.path) for file in self._files]}
+        self._pad_id = pad_id
+        self._order = write_order(total, seed) if shuffle else SequentialOrder(total)
+        self._ends = np.cumsum([file.num_records for file in self._files])
+        self._mapped: dict[int, TokenArray] = {}
+        self._account(remainder)
+
+    def _auto_dtype(self, vocab_size: int) -> str:
+        small = all(file.dtype.kind == "u" and file.dtype.itemsize <= 2 for file in self._files)
+        return "uint16" if small or 0 < vocab_size <= 2**16 else "uint32"
+
+    def _account(self, remainder: str) -> None:
+        """Decide what is stored, and say what is not."""
+        meta, total = self.meta, self.meta.total_records
+        self.accounts = Accounts(sum(file.num_tokens for file in self._files))
+        for file in self._files:
+            self.accounts.drop("file tail", file.num_tokens - file.num_records * meta.seq_len)
+        rest = total % meta.batch_size
+        if rest and remainder == "error":
+            raise ConvertError(
+                f"{total:,} records are no multiple of batch_size {meta.batch_size}: {rest} are left over; "
+                "pass --remainder drop or pad"
+            )
+        self.num_batches = total // meta.batch_size
+        if rest and remainder == "pad":
+            self.num_batches += 1
+            self.accounts.padded = (meta.batch_size - rest) * meta.seq_len
+        else:
+            self.accounts.drop("remainder", rest * meta.seq_len)
+        if self.num_batches == 0:
+            raise ConvertError(
+                f"{total:,} records of {meta.seq_len} tokens do not fill one batch of {meta.batch_size}; "
+                "pass a smaller --batch-size, or --remainder pad"
+            )
+
+    def read_into(self, start: int, out: TokenArray) -> None:
+        """Gather the records of consecutive batches."""
+        rows = out.reshape(-1, self.meta.seq_len)
+        first = start * self.meta.batch_size
+        count = min(len(rows), self.meta.total_records - first)
+        records = self._order.indices(np.arange(first, first + count))
+        files = np.searchsorted(self._ends, records, side="right")
+        for number in np.unique(files).tolist():
+            here = np.flatnonzero(files == number)
+            inside = records[here] - (self._ends[number] - self._files[number].num_records)
+            self._gather(number, inside, rows, here)
+        rows[count:] = self._pad_id
+
+    def sha256_of(self, start: int, stop: int) -> str | None:
+        """`.npy` files carry no digests."""
+        return None
+
+    def check_reads(self) -> None:
+        """`.npy` files carry no digests."""
+
+    def _gather(
+        self, number: int, inside: npt.NDArray[np.int64], rows: TokenArray, here: npt.NDArray[np.int64]
+    ) -> None:
+        """Copy records `inside` one file to the output rows `here`, checked."""
+        source = self._records(number)
+        consecutive = int(inside[-1] - inside[0]) == len(inside) - 1 and bool(np.all(np.diff(inside) == 1))
+        tokens = source[inside[0] : inside[-1] + 1] if consecutive else source[inside]
+        bad = find_bad_token(tokens, token_limit(self.meta.dtype, self.meta.vocab_size))
+        if bad is not None:
+            row, column = divmod(bad, self.meta.seq_len)
+            file = self._files[number]
+            where = file.where(int(inside[row]), column, self.meta.seq_len)
+            raise ConvertError(bad_token_message(file.path, where, tokens[row, column], self.meta))
+        if len(here) == int(here[-1] - here[0]) + 1:
+            rows[here[0] : here[-1] + 1] = tokens
+        else:
+            rows[here] = tokens
+
+    def _records(self, number: int) -> TokenArray:
+        mapped = self._mapped.get(number)
+        if mapped is None:
+            if len(self._mapped) == MAX_MAPPED_FILES:
+                del self._mapped[next(iter(self._mapped))]
+            mapped = self._mapped[number] = self._files[number].records(self.meta.seq_len)
+        return mapped
+
+
+class NpyWriter(BatchWriter):
+    """Writes a `.npy` file of records, shape `(num_batches * batch_size, seq_len)`, in batch order."""
+
+    backend = "npy"
+
+    def _begin(self) -> None:
+        self._data_offset = len(self._header(self._expected_batches))
+
+    def _header(self, num_batches: int) -> bytes:
+        header = io.BytesIO()
+        shape = (num_batches * self.meta.batch_size, self.meta.seq_len)
+        description = {"descr": self.meta.dtype.str, "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(header, description)
+        return header.getvalue()
+
+    def _append(self, batches: TokenArray, digest: Future[GroupDigest]) -> None:
+        write_fully(self._file.fd, batches, self._data_offset + self.num_batches * self.meta.batch_bytes)
+        self._count(batches, digest.result())
+
+    def _complete(self, info: ShardInfo) -> None:
+        header = self._header(info.num_batches)
+        if len(header) != self._data_offset:
+            raise ConvertError(f"{info.path}: expected {self._expected_batches:,} batches, found {info.num_batches:,}")
+        write_fully(self._file.fd, header, 0)
+
+    def _release(self) -> None:
+        pass
+
+
+def expand(paths: Sequence[Path]) -> list[Path]:
+    """Replace folders by the `.npy` files in them, in the order of their names.
+
+    Raises
+    ------
+    ConvertError
+        If a folder has none.
+    """
+    files: list[Path] = []
+    for path in paths:
+        if path.is_dir():
+            inside = sorted(path.glob("*.npy"))
+            if not inside:
+                raise ConvertError(f"{path}: no .npy files in this folder")
+            files += inside
+        else:
+            files.append(path)
+    return files
+
+
+def _read_npy_header(path: Path) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
+    """Return (shape, Fortran order, dtype, byte offset of the data)."""
+    with open(path, "rb") as file:
+        try:
+            version = np.lib.format.read_magic(file)
+            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            shape, fortran, dtype = read(file)
+        except ValueError as error:
+            short = os.fstat(file.fileno()).st_size < 128
+            kind = IncompleteError if short else FormatError
+            raise kind(f"{path}: not a whole .npy file: {error}") from error
+        return shape, fortran, dtype, file.tell()

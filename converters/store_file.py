@@ -1,0 +1,69 @@
+"""Batch stores as a source: `.batch` and `.h5` files and folders with a `shards.json`, through `open_reader`."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from converters.pipe import Accounts
+from zb_hdf5 import ConvertError, IncompleteError, ShardedReader, open_reader
+from zb_hdf5.spec import TokenArray
+
+
+class StoreSource:
+    """The batches of a store, in their order, byte for byte. See `pipe.Source`.
+
+    Parameters
+    ----------
+    path
+        What `open_reader` takes.
+    backend
+        The format that the command names.
+    dataset
+        Name of a 3-D dataset in an HDF5 file of another origin.
+
+    Raises
+    ------
+    IncompleteError
+        If its writer has not finished.
+    """
+
+    shuffle = "none"
+
+    def __init__(self, path: Path, backend: str, dataset: str | None = None) -> None:
+        self._path, self._backend = path, backend
+        self._reader = open_reader(path, backend=backend, dataset=dataset)
+        if not self._reader.complete:
+            raise IncompleteError(
+                f"{path}: its writer has not finished: {self._reader.num_batches:,} batches are committed"
+            )
+        self.meta = self._reader.meta
+        self.num_batches = self._reader.num_batches
+        if self.num_batches == 0:
+            raise ConvertError(f"{path}: holds no batches")
+        self.accounts = Accounts(self.num_batches * self.meta.batch_tokens)
+        self.shard_batches: list[int] = []
+        self.description: dict[str, Any] = {"format": backend, "path": str(path)}
+        self._sha256: dict[tuple[int, int], str | None] = {(0, self.num_batches): self._reader.sha256}
+        if isinstance(self._reader, ShardedReader):
+            index = self._reader.index
+            self.shuffle, self.description = index.shuffle, index.source
+            self.shard_batches = [shard.num_batches for shard in index.shards]
+            stops = list(accumulate(self.shard_batches))
+            cuts = zip([0, *stops], stops, strict=False)
+            self._sha256 = {cut: shard.sha256 for cut, shard in zip(cuts, index.shards, strict=True)}
+
+    def read_into(self, start: int, out: TokenArray) -> None:
+        """Read consecutive batches."""
+        self._reader.read_batches_into(start, out)
+
+    def sha256_of(self, start: int, stop: int) -> str | None:
+        """Return the stored digest of one whole shard."""
+        return self._sha256.get((start, stop))
+
+    def check_reads(self) -> None:
+        """Read with `verify="batch"`. A lone `.batch` and a foreign dataset have nothing to compare with."""
+        if self._reader.sha256 is not None:
+            self._reader.close()
+            self._reader = open_reader(self._path, backend=self._backend, verify="batch")

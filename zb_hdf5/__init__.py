@@ -1,0 +1,63 @@
+"""Pre-formed token batches in HDF5, served to language-model training at the speed of a raw file.
+
+Names are imported when they are first used: `import zb_hdf5` loads neither torch nor h5py nor click.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from zb_hdf5.errors import (
+        ArgumentError,
+        BackendError,
+        BatchIndexError,
+        ChecksumError,
+        ClosedError,
+        ConvertError,
+        FormatError,
+        IncompleteError,
+        StateError,
+        UnavailableError,
+        ZbError,
+    )
+    from zb_hdf5.h5read import HDF5BatchReader
+    from zb_hdf5.h5write import HDF5BatchWriter
+    from zb_hdf5.loader import BatchNativeLoader, Loader
+    from zb_hdf5.native import BatchFileReader, BatchFileWriter, write_batch_dataset, write_batch_file
+    from zb_hdf5.reader import BatchReader
+    from zb_hdf5.shards import ShardedReader, ShardEntry, ShardIndex
+    from zb_hdf5.spec import StoreMeta
+    from zb_hdf5.store import BACKENDS, open_reader, open_writer
+    from zb_hdf5.verify import ShardReport, verify_store
+    from zb_hdf5.writer import BatchWriter, ShardInfo
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "errors": (
+        "ArgumentError", "BackendError", "BatchIndexError", "ChecksumError", "ClosedError", "ConvertError",
+        "FormatError", "IncompleteError", "StateError", "UnavailableError", "ZbError",
+    ),
+    "h5read": ("HDF5BatchReader",),
+    "h5write": ("HDF5BatchWriter",),
+    "loader": ("BatchNativeLoader", "Loader"),
+    "native": ("BatchFileReader", "BatchFileWriter", "write_batch_dataset", "write_batch_file"),
+    "reader": ("BatchReader",),
+    "shards": ("ShardEntry", "ShardIndex", "ShardedReader"),
+    "spec": ("StoreMeta",),
+    "store": ("BACKENDS", "open_reader", "open_writer"),
+    "verify": ("ShardReport", "verify_store"),
+    "writer": ("BatchWriter", "ShardInfo"),
+}  # fmt: skip
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+__all__ = sorted(_MODULE_OF)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

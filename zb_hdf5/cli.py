@@ -1,0 +1,102 @@
+"""`zb`: look at stores, check them, convert them, and see it all work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from zb_hdf5.console import CommandGroup, Progress, format_count, output_options, print_report
+
+if TYPE_CHECKING:
+    from zb_hdf5.verify import ShardReport
+
+_PATH: Any = click.Path(exists=True, path_type=Path)
+
+
+class ZbGroup(CommandGroup):
+    """Adds `convert`, which lives outside this package and is imported only when it is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted([*super().list_commands(ctx), "convert"])
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name == "convert":
+            from converters.cli import convert
+
+            return convert
+        return super().get_command(ctx, cmd_name)
+
+
+@click.group(cls=ZbGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="zb_hdf5")
+def zb() -> None:
+    """Token batches in HDF5 and .batch files: look at them, check them, convert them."""
+
+
+@zb.command()
+@click.argument("path", type=_PATH)
+@click.option("--dataset", help="A 3-D dataset of an HDF5 file that is no store of ours.")
+@output_options
+def info(path: Path, dataset: str | None, as_json: bool, quiet: bool) -> None:
+    """Say what PATH is: shape, dtype, tokens, shards, and how its batches lie on disk.
+
+    \b
+    Example: zb info data/train
+    """
+    from zb_hdf5.info import describe, describe_lines
+
+    description = describe(path, dataset)
+    print_report(description, describe_lines(description), as_json=as_json, quiet=quiet)
+
+
+@zb.command()
+@click.argument("path", type=_PATH)
+@click.option("--workers", type=click.IntRange(1), help="Shards checked at the same time; by default the cores.")
+@output_options
+@click.pass_context
+def verify(ctx: click.Context, path: Path, workers: int | None, as_json: bool, quiet: bool) -> None:
+    """Check every batch and shard of PATH against its stored digests; exit 3 if one differs.
+
+    \b
+    Example: zb verify data/train
+    """
+    from zb_hdf5.verify import total_tokens, verify_store
+
+    with Progress("verify", total_tokens(path), enabled=not quiet) as progress:
+        reports = verify_store(path, workers=workers, progress=progress.advance)
+    lines = [(report.path, _verdict(report)) for report in reports]
+    bad = [report.problem for report in reports if report.problem is not None]
+    lines.append(("verified", f"{len(reports) - len(bad)} of {len(reports)} files are as they were written"))
+    print_report(
+        {"ok": not bad, "files": [_as_json(report) for report in reports]}, lines, as_json=as_json, quiet=quiet
+    )
+    if bad:
+        ctx.exit(max(problem.exit_code for problem in bad))
+
+
+@zb.command()
+@click.option("--folder", type=click.Path(path_type=Path), help="Keep the data here; by default a temporary folder.")
+@click.option("--steps", type=click.IntRange(10), default=60, show_default=True, help="Training steps.")
+def demo(folder: Path | None, steps: int) -> None:
+    """Tokenize this machine's Python library, convert, verify, compare, train, stop and resume.
+
+    \b
+    Example: zb demo
+    """
+    from zb_hdf5.demo import run_demo
+
+    run_demo(folder, steps)
+
+
+def _verdict(report: ShardReport) -> str:
+    if report.problem is not None:
+        return f"BAD: {report.problem}"
+    checks = ", ".join(report.checks) or "structure only: no digest is stored with a lone .batch"
+    size = f"{report.num_batches:,} batches, {format_count(report.token_count)}tokens"
+    return f"ok ({checks}): {size}, sha256 {report.sha256[:16]}…"
+
+
+def _as_json(report: ShardReport) -> dict[str, Any]:
+    return {**vars(report), "problem": None if report.problem is None else str(report.problem)}

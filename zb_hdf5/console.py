@@ -1,0 +1,179 @@
+"""What every command shares: errors become exit codes, reports go to stdout, progress goes to stderr.
+
+Exit codes: 0 done · 1 failed · 2 usage · 3 integrity mismatch · 4 incomplete or truncated input · 5 environment ·
+130 interrupted (143 by SIGTERM, which Slurm sends before it kills).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, Final, NoReturn, Self, TextIO, TypeVar
+
+import click
+
+from zb_hdf5.errors import ZbError
+
+INTERRUPTED: Final = 130
+TERMINATED: Final = 143
+BAR_WIDTH: Final = 30
+_SIZE: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*", re.IGNORECASE)
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class CommandGroup(click.Group):
+    """A group whose commands end in the exit codes above, whatever goes wrong, and never in a traceback."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        previous = _on_sigterm(_terminate)
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            raise  # click itself ends quietly for `zb ... | head`
+        except ZbError as error:
+            _fail(ctx, str(error), error.exit_code)
+        except MemoryError as error:
+            _fail(ctx, f"out of memory: {error}", 1)
+        except OSError as error:
+            _fail(ctx, str(error), 1)
+        except KeyboardInterrupt:
+            _fail(ctx, "interrupted; nothing unfinished was left under its final name", INTERRUPTED)
+        finally:
+            _on_sigterm(previous)
+
+
+def _fail(ctx: click.Context, message: str, code: int) -> NoReturn:
+    click.echo(f"Error: {message}", err=True)
+    ctx.exit(code)
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    sys.exit(TERMINATED)  # unwinds, so that unfinished files are removed
+
+
+def _on_sigterm(handler: Any) -> Any:
+    """Set the handler of SIGTERM and return the previous one; only the main thread may."""
+    if threading.current_thread() is threading.main_thread():
+        return signal.signal(signal.SIGTERM, handler)
+    return None
+
+
+def output_options(command: Command) -> Command:
+    """Add `--json` and `--quiet`."""
+    command = click.option("--quiet", is_flag=True, help="Print neither progress nor report.")(command)
+    return click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")(command)
+
+
+def print_report(report: dict[str, Any], lines: list[tuple[str, str]], *, as_json: bool, quiet: bool) -> None:
+    """Print a report on stdout: JSON for programs, or aligned lines for people."""
+    if as_json:
+        click.echo(json.dumps(report, indent=1))
+    elif not quiet:
+        width = max((len(name) for name, _ in lines), default=0)
+        for name, text in lines:
+            click.echo(f"{name:<{width}}  {text}")
+
+
+class Size(click.ParamType[int]):
+    """A number of bytes: 4096, 64k, 512MB (10**6), 1GiB (2**30)."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        match = _SIZE.fullmatch(value)
+        if match is None or float(match[1]) == 0:
+            self.fail(f"{value!r} is not a size such as 512MB or 1GiB", param, ctx)
+        base = 1024 if match[3] else 1000
+        return int(float(match[1]) * base ** "kmgt".find(match[2].lower()) * base) if match[2] else int(float(match[1]))
+
+
+class Progress:
+    """A bar on a terminal; a plain line every `interval_s` seconds anywhere else, as in a Slurm log.
+
+    Parameters
+    ----------
+    label
+        What is being done.
+    total_tokens
+        How many tokens make 100 %.
+    enabled
+        False prints nothing.
+    """
+
+    def __init__(
+        self,
+        label: str,
+        total_tokens: int,
+        *,
+        enabled: bool = True,
+        stream: TextIO | None = None,
+        interval_s: float = 10.0,
+    ) -> None:
+        self._label, self._total, self._enabled = label, total_tokens, enabled
+        self._stream = stream or sys.stderr
+        self._bar = self._stream.isatty()
+        self._interval_s = 0.1 if self._bar else interval_s
+        self._lock = threading.Lock()
+        self._done = 0
+        self._start = self._shown = time.monotonic()
+
+    def advance(self, tokens: int) -> None:
+        """Count tokens as done; may be called from any thread."""
+        with self._lock:
+            self._done += tokens
+            now = time.monotonic()
+            if self._enabled and now - self._shown >= self._interval_s:
+                self._shown = now
+                self._show(now - self._start)
+
+    def _show(self, elapsed_s: float) -> None:
+        share = min(1.0, self._done / self._total) if self._total else 1.0
+        left_s = elapsed_s / share * (1 - share) if share else 0.0
+        rate = format_count(self._done / elapsed_s if elapsed_s else 0.0)
+        text = f"{share:4.0%}  {rate}tok/s  {format_seconds(left_s)} left"
+        if self._bar:
+            bar = ("█" * round(share * BAR_WIDTH)).ljust(BAR_WIDTH, "·")
+            self._stream.write(f"\r\x1b[K{self._label} {bar} {text}")
+        else:
+            self._stream.write(f"{self._label}: {text.strip()}\n")
+        self._stream.flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._enabled and self._bar:
+            self._stream.write("\r\x1b[K")
+            self._stream.flush()
+
+
+def format_count(value: float) -> str:
+    """Return 1234567 as "1.23 M": three digits and a decimal prefix."""
+    for limit, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= limit:
+            return f"{value / limit:.3g} {prefix}"
+    return f"{value:.3g} "
+
+
+def format_bytes(value: float) -> str:
+    """Return a number of bytes with a binary prefix: "1.5 GiB"."""
+    for limit, prefix in ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if value >= limit:
+            return f"{value / limit:.1f} {prefix}"
+    return f"{value:.0f} bytes"
+
+
+def format_seconds(value: float) -> str:
+    """Return seconds as m:ss or h:mm:ss."""
+    minutes, seconds = divmod(round(value), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

@@ -1,0 +1,67 @@
+"""Opening HDF5 files: file locking as clusters have it, and HDF5's messages turned into ours."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+import h5py
+
+from zb_hdf5.errors import FormatError, IncompleteError, UnavailableError
+from zb_hdf5.publish import NO_LOCKS
+
+
+def open_h5(path: Path, mode: str, **options: Any) -> h5py.File:
+    """Open an HDF5 file; where the file system has no locks, warn once and open without them.
+
+    HDF5 tolerates only ENOSYS from flock(2) by itself; clusters answer ENOLCK, EOPNOTSUPP, 524 or EIO.
+
+    Raises
+    ------
+    UnavailableError
+        If another process holds the file's lock.
+    IncompleteError, FormatError
+        If HDF5 finds the file truncated, or cannot read it at all.
+    """
+    try:
+        return h5py.File(path, mode, **options)
+    except OSError as error:
+        if error.errno in NO_LOCKS and "lock file" in str(error):
+            warnings.warn(f"{path}: this file system has no file locks; opening without them", stacklevel=2)
+            return h5py.File(path, mode, locking=False, **options)
+        raise _translate(error, path) from error
+
+
+def open_h5_for_reading(path: Path) -> h5py.File:
+    """Open for reading; a file whose writer is alive or was killed is opened in SWMR mode."""
+    try:
+        return open_h5(path, "r")
+    except UnavailableError:
+        if not is_marked_open(path):
+            raise
+        return open_h5(path, "r", swmr=True)
+
+
+def is_marked_open(path: Path) -> bool:
+    """Return whether the superblock says that a writer has the file open (or was killed). Byte 11 of version 3."""
+    with open(path, "rb") as file:
+        superblock = file.read(12)
+    return len(superblock) == 12 and superblock[8] == 3 and superblock[11] != 0
+
+
+def end_of_file_address(fd: int) -> int:
+    """Return the end of the file as the superblock (version 2 or 3, at offset 0) has it: u64 at byte 28."""
+    return int.from_bytes(os.pread(fd, 8, 28), "little")
+
+
+def _translate(error: OSError, path: Path) -> Exception:
+    text = str(error)
+    if "already open for" in text or isinstance(error, BlockingIOError):
+        return UnavailableError(f"{path}: a writer has it open, or was killed: {text}")
+    if "truncated file" in text or "eof" in text.lower():
+        return IncompleteError(f"{path}: truncated: {text}; restore it, or convert again")
+    if error.errno is not None:
+        return error
+    return FormatError(f"{path}: HDF5 cannot read it: {text}")

@@ -1,0 +1,210 @@
+"""Reads HDF5 batch stores: by extents outside the HDF5 library where the layout allows, through h5py where not.
+
+A published store is opened once, its extents are listed with one `chunk_iter`, and HDF5 is closed again. Live stores
+(SWMR), compressed ones and foreign datasets have no plain extents and are read through h5py, behind the same interface.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import h5py
+import numpy as np
+import numpy.typing as npt
+
+from zb_hdf5.errors import ArgumentError, BackendError, FormatError
+from zb_hdf5.extents import ExtentFile, Extents, auto_access
+from zb_hdf5.h5file import open_h5_for_reading
+from zb_hdf5.h5source import H5pySource
+from zb_hdf5.reader import BatchReader, BatchSource, CheckedSource
+from zb_hdf5.spec import (
+    BATCHES,
+    CODE_BY_DTYPE,
+    CRC32,
+    DTYPE_BY_NAME,
+    HDF5_FORMAT,
+    HDF5_VERSION,
+    ROOT_ATTRIBUTES,
+    StoreMeta,
+)
+
+
+class HDF5BatchReader(BatchReader):
+    """Reads an HDF5 batch store. See `BatchReader` for what it offers.
+
+    Parameters
+    ----------
+    path
+        The file; a `.partial` is followed while it grows: `refresh` shows what was committed since.
+    access
+        "mmap" and "pread" use the extents of the chunks and need a published, unfiltered file; "h5py" reads anything;
+        "auto" takes extents where it can.
+    verify
+        "batch": compare each batch with its stored crc32 when it is read. "store": check the sha256 first.
+    dataset
+        Name of a 3-D integer dataset of another origin, read through h5py; an id that does not fit uint32 is an error
+        when it is met.
+
+    Raises
+    ------
+    FormatError, IncompleteError
+        If the file is not a batch store, or is damaged.
+    BackendError
+        If `access` or `verify` names what this file does not allow; the message says why.
+    ChecksumError
+        If `verify="store"` finds other bytes.
+
+    Notes
+    -----
+    Through h5py all threads share HDF5's global lock: correct, but not parallel.
+    """
+
+    backend = "hdf5"
+    _source: BatchSource
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        access: str = "auto",
+        verify: str = "none",
+        dataset: str | None = None,
+    ) -> None:
+        path = Path(path)
+        with open_h5_for_reading(path) as h5:
+            found = _inspect_store(h5, path) if dataset is None else _inspect_foreign(h5, path, dataset)
+            if verify != "none" and found.sha256 is None:
+                raise BackendError(f"{path}: verify={verify!r} needs stored digests, but {found.obstacle}")
+            crc32 = read_crc32(h5, path, found.num_batches) if verify == "batch" else None
+        source = self._open_source(path, found, access, dataset or BATCHES)
+        super().__init__(path, found.meta, found.num_batches, source)
+        self.extents, self.complete, self.sha256 = found.extents, found.complete, found.sha256
+        if crc32 is not None:
+            self._source = CheckedSource(source, crc32, path)
+        elif verify == "store":
+            self.require_sha256()
+
+    @staticmethod
+    def _open_source(path: Path, found: _Layout, access: str, dataset: str) -> BatchSource:
+        if found.extents is not None and access != "h5py":
+            chosen = auto_access(path) if access == "auto" else access
+            return ExtentFile(path, found.extents, found.meta.shape, found.meta.dtype, chosen)
+        if access in ("mmap", "pread"):
+            raise BackendError(
+                f"{path}: access={access!r} needs plain extents, but {found.obstacle}; use access='h5py' or 'auto'"
+            )
+        return H5pySource(path, dataset, found.meta)
+
+    def refresh(self) -> int:
+        """See what a live writer has committed since; return `num_batches`."""
+        if not self.complete and isinstance(self._source, H5pySource):
+            self.num_batches, self.complete, self.sha256 = self._source.refresh()
+        return self.num_batches
+
+
+class _Layout(NamedTuple):
+    """What one look into an HDF5 file tells."""
+
+    meta: StoreMeta
+    num_batches: int
+    complete: bool
+    sha256: str | None
+    extents: Extents | None
+    obstacle: str  # why there are no extents or digests
+
+
+def _inspect_store(h5: h5py.File, path: Path) -> _Layout:
+    if h5.attrs.get("format") != HDF5_FORMAT:
+        raise FormatError(
+            f"{path}: expected root attribute format={HDF5_FORMAT!r}, found {h5.attrs.get('format')!r}; "
+            f"{_foreign_hint(h5)}"
+        )
+    if h5.attrs.get("format_version") != HDF5_VERSION:
+        raise FormatError(f"{path}: expected format_version {HDF5_VERSION}, found {h5.attrs.get('format_version')}")
+    missing = [name for name in ROOT_ATTRIBUTES if name not in h5.attrs]
+    if missing:
+        raise FormatError(f"{path}: root attribute {missing[0]!r} is missing")
+    stored = _dataset(h5, path, BATCHES)
+    meta = _meta(h5, stored, path)
+    if stored.shape[1:] != meta.shape:
+        raise FormatError(f"{path}: {BATCHES}: expected batches of {meta.shape}, found {stored.shape[1:]}")
+    state = H5pySource.read_state(stored, path)
+    if state.num_batches > len(stored):
+        raise FormatError(f"{path}: expected {state.num_batches:,} batches, found room for {len(stored):,}")
+    if not state.complete:
+        return _Layout(meta, state.num_batches, False, None, None, "its writer has not finished")
+    extents, obstacle = _chunk_extents(stored, meta, state.num_batches, path)
+    return _Layout(meta, state.num_batches, True, state.sha256, extents, obstacle)
+
+
+def _meta(h5: h5py.File, stored: h5py.Dataset, path: Path) -> StoreMeta:
+    names = ("batch_size", "seq_len", "seed", "total_records", "document_count", "vocab_size")
+    try:
+        numbers = {name: int(h5.attrs[name]) for name in names}
+        return StoreMeta(dtype=stored.dtype, tokenizer=str(h5.attrs["tokenizer"]), **numbers)
+    except (ArgumentError, TypeError, ValueError) as error:
+        raise FormatError(f"{path}: bad root attributes: {error}") from error
+
+
+def _inspect_foreign(h5: h5py.File, path: Path, dataset: str) -> _Layout:
+    stored = _dataset(h5, path, dataset)
+    if stored.dtype.kind not in "iu":
+        raise FormatError(f"{path}: {dataset}: expected integers, found {stored.dtype}")
+    dtype: np.dtype[Any] = stored.dtype if stored.dtype in CODE_BY_DTYPE else DTYPE_BY_NAME["uint32"]
+    meta = StoreMeta(stored.shape[1], stored.shape[2], dtype)
+    return _Layout(meta, len(stored), True, None, None, f"{dataset!r} is a foreign dataset")
+
+
+def _dataset(h5: h5py.File, path: Path, name: str) -> h5py.Dataset:
+    stored = h5.get(name)
+    if not isinstance(stored, h5py.Dataset) or stored.ndim != 3:
+        raise FormatError(f"{path}: expected a 3-D dataset {name!r}, found {stored!r}; {_foreign_hint(h5)}")
+    return stored
+
+
+def _foreign_hint(h5: h5py.File) -> str:
+    names: list[str] = []
+
+    def visit(name: str, item: Any) -> None:
+        if isinstance(item, h5py.Dataset) and item.ndim == 3 and item.dtype.kind in "iu":
+            names.append(name)
+
+    h5.visititems(visit)
+    if not names:
+        return "it has no 3-D integer dataset"
+    return f"to read a 3-D dataset of another origin, pass --dataset (dataset=): {', '.join(sorted(names)[:5])}"
+
+
+def _chunk_extents(stored: h5py.Dataset, meta: StoreMeta, num_batches: int, path: Path) -> tuple[Extents | None, str]:
+    """List the chunks once; return their extents, or None and what stands in the way."""
+    if stored.chunks != (1, *meta.shape):
+        return None, f"its chunks are {stored.chunks}, not one batch {(1, *meta.shape)}"
+    if stored.id.get_create_plist().get_nfilters():
+        return None, "it is compressed or filtered"
+    offsets = np.full(len(stored), -1, dtype=np.int64)
+
+    def record(chunk: Any) -> None:
+        offsets[chunk.chunk_offset[0]] = chunk.byte_offset
+
+    stored.id.chunk_iter(record)
+    offsets = offsets[:num_batches]
+    missing = np.flatnonzero(offsets < 0)
+    if len(missing):
+        raise FormatError(f"{path}: batch {missing[0]:,} is committed but has no chunk; restore the file")
+    return Extents.from_offsets(offsets, meta.batch_bytes), ""
+
+
+def read_crc32(h5: h5py.File, path: Path, num_batches: int) -> npt.NDArray[np.uint32]:
+    """Return the stored crc32 of each batch.
+
+    Raises
+    ------
+    FormatError
+        If there is no crc32 for each of them.
+    """
+    stored = h5.get(CRC32)
+    if not isinstance(stored, h5py.Dataset) or stored.ndim != 1 or len(stored) < num_batches:
+        raise FormatError(f"{path}: expected a dataset {CRC32!r} of {num_batches:,} rows, found {stored!r}")
+    return np.asarray(stored[:num_batches], dtype="<u4")

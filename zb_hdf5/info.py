@@ -1,0 +1,104 @@
+"""Describes a store for people: what it is, and how its batches lie on disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from zb_hdf5.console import format_bytes, format_count
+from zb_hdf5.extents import Extents, network_file_system
+from zb_hdf5.reader import BatchReader
+from zb_hdf5.shards import ShardedReader
+from zb_hdf5.spec import PAGE_BYTES
+from zb_hdf5.store import open_reader
+
+
+def describe(path: Path, dataset: str | None = None) -> dict[str, Any]:
+    """Return a JSON-able description of a file or store.
+
+    Raises
+    ------
+    FormatError, IncompleteError
+        If it cannot be opened.
+    """
+    with open_reader(path, dataset=dataset) as reader:
+        meta = reader.meta
+        description: dict[str, Any] = {
+            "path": str(path),
+            "kind": "store" if isinstance(reader, ShardedReader) else "file",
+            "backend": reader.backend,
+            "state": "complete" if reader.complete else "live: its writer is at work, or was killed",
+            "batch_size": meta.batch_size,
+            "seq_len": meta.seq_len,
+            "dtype": meta.dtype.name,
+            "num_batches": reader.num_batches,
+            "tokens": reader.num_batches * meta.batch_tokens,
+            "total_records": meta.total_records,
+            "seed": meta.seed,
+            "vocab_size": meta.vocab_size or None,
+            "sha256": reader.sha256,
+            "fingerprint": reader.fingerprint,
+            "file_system": network_file_system(path) or "local",
+            "access": reader.access,
+            "bytes": _bytes_on_disk(reader),
+        }
+        if isinstance(reader, ShardedReader):
+            shards = reader.index.shards
+            sizes = [shard.num_batches for shard in shards]
+            description["shards"] = {"count": len(shards), "min_batches": min(sizes), "max_batches": max(sizes)}
+        else:
+            description["layout"] = _layout(getattr(reader, "extents", None), meta.batch_bytes)
+    return description
+
+
+def describe_lines(description: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the description as (name, text) lines."""
+    d = description
+    lines = [
+        ("path", d["path"]),
+        ("what", f"{d['backend']} {d['kind']}, {d['state']}"),
+        ("batches", f"{d['num_batches']:,} of {d['batch_size']} x {d['seq_len']} {d['dtype']}"),
+        ("tokens", f"{d['tokens']:,} ({format_count(d['tokens']).strip()}), {format_bytes(d['bytes'])} on disk"),
+        ("records", f"{d['total_records'] or 'unknown'} before batching, seed {d['seed']}"),
+    ]
+    if d["vocab_size"]:
+        lines.append(("vocabulary", f"{d['vocab_size']:,}"))
+    if "shards" in d:
+        shards = d["shards"]
+        lines.append(
+            ("shards", f"{shards['count']:,} of {shards['min_batches']:,} to {shards['max_batches']:,} batches")
+        )
+    else:
+        lines.append(("layout", _layout_text(d["layout"])))
+    return [
+        *lines,
+        ("access", f"{d['access']} ({d['file_system']} file system)"),
+        ("sha256", d["sha256"] or "none stored"),
+        ("fingerprint", d["fingerprint"]),
+    ]
+
+
+def _bytes_on_disk(reader: BatchReader) -> int:
+    if isinstance(reader, ShardedReader):
+        return sum((reader.path / shard.path).stat().st_size for shard in reader.index.shards)
+    return reader.path.stat().st_size
+
+
+def _layout(extents: Extents | None, batch_bytes: int) -> dict[str, Any] | None:
+    if extents is None:
+        return None
+    return {
+        "extents": [list(run) for run in extents.runs[:16]],
+        "runs": len(extents.runs),
+        "batch_bytes": batch_bytes,
+        "page_aligned": all(run.base % PAGE_BYTES == 0 and run.stride % PAGE_BYTES == 0 for run in extents.runs),
+    }
+
+
+def _layout_text(layout: dict[str, Any] | None) -> str:
+    if layout is None:
+        return "no plain extents: read through h5py"
+    first = layout["extents"][0] if layout["extents"] else [0, 0, 0]
+    aligned = "page-aligned" if layout["page_aligned"] else "not page-aligned"
+    runs = "1 run" if layout["runs"] == 1 else f"{layout['runs']} runs"
+    return f"{runs} of extents: first at byte {first[0]:,}, stride {first[1]:,}, {aligned}"

@@ -1,0 +1,168 @@
+"""Order is arithmetic: position -> index, from (algorithm, n, seed, epoch) only.
+
+No permutation table, no state, no talk between ranks. Every order maps positions `0..n-1` one to one onto indices
+`0..n-1`, vectorised over numpy arrays, in O(1) memory per position (`block` keeps one number per block).
+
+The three orders are part of the checkpoint contract: their results are pinned by golden vectors in the tests and never
+change under the same name.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from zb_hdf5.errors import ArgumentError
+
+IndexArray = npt.NDArray[np.int64]
+_Words = npt.NDArray[np.uint64]
+
+SHUFFLES: Final = ("global", "block", "sequential")
+FEISTEL_ROUNDS: Final = 6
+#: Halves of 1 or 2 bits have so few round functions that permutations of 4 to 16 items come out visibly biased.
+MIN_HALF_BITS: Final = 3
+#: The "epoch" of the record shuffle at write time: a value that no training epoch has.
+WRITE_EPOCH: Final = 2**64 - 1
+
+_MASK64: Final = 2**64 - 1
+_GOLDEN: Final = 0x9E3779B97F4A7C15
+_MIX1: Final = 0xBF58476D1CE4E5B9
+_MIX2: Final = 0x94D049BB133111EB
+
+
+class Order(ABC):
+    """A bijection of `0..n-1`: position in the epoch -> index in the store.
+
+    Thread-safe and picklable: an order holds only what it was made from.
+    """
+
+    n: int
+
+    @abstractmethod
+    def indices(self, positions: npt.NDArray[Any]) -> IndexArray:
+        """Return the index at each of `positions` (integers in `0..n-1`, any shape)."""
+
+    def index(self, position: int) -> int:
+        """Return the index at one position."""
+        return int(self.indices(np.array([position], dtype=np.int64))[0])
+
+
+class SequentialOrder(Order):
+    """Position i is index i."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def indices(self, positions: npt.NDArray[Any]) -> IndexArray:
+        return positions.astype(np.int64)
+
+
+class BlockOrder(Order):
+    """ZeroBatch v2's block shuffle: blocks of consecutive batches in random order, sequential inside.
+
+    The block order is `numpy.random.RandomState(seed ^ epoch).permutation(num_blocks)` (NumPy froze that stream).
+    The last, shorter block takes part like any other. `seed ^ epoch` is the format's own rule: runs whose seeds
+    differ in few low bits meet the same orders in other epochs; `global` has no such relation.
+    """
+
+    def __init__(self, n: int, seed: int, epoch: int, block_size: int = 256) -> None:
+        if block_size < 1:
+            raise ArgumentError(f"block_size must be at least 1, found {block_size}")
+        self.n = n
+        self.block_size = block_size
+        num_blocks = -(-n // block_size)
+        generator = np.random.RandomState((seed ^ epoch) & 0xFFFFFFFF)
+        self._blocks = generator.permutation(num_blocks).astype(np.int64)
+        self._starts = np.cumsum(np.minimum(block_size, n - self._blocks * block_size)) if n else self._blocks
+
+    def indices(self, positions: npt.NDArray[Any]) -> IndexArray:
+        slot = np.searchsorted(self._starts, positions, side="right")
+        first = np.where(slot > 0, self._starts[slot - 1], 0)
+        return np.asarray(self._blocks[slot] * self.block_size + (positions - first), dtype=np.int64)
+
+
+class GlobalOrder(Order):
+    """A uniform pseudo-random permutation: a Feistel network with cycle walking.
+
+    The network works on `2h` bits, `h = max(3, ceil(bits(n - 1) / 2))`, so its domain is below `4n` (64 for the
+    smallest n); a result outside `0..n-1` is fed in again until it falls inside (Black and Rogaway 2002, "Ciphers with
+    arbitrary finite domains", section 4). Six rounds; the round
+    function is splitmix64 (Steele, Lea and Flood 2014) of the half block and the round key; the keys are a splitmix64
+    stream started from a hash of seed and epoch, never from `seed ^ epoch`.
+    """
+
+    def __init__(self, n: int, seed: int, epoch: int) -> None:
+        self.n = n
+        self._half_bits = max(MIN_HALF_BITS, -(-(n - 1).bit_length() // 2))
+        state = _splitmix64(_splitmix64(seed & _MASK64) + (epoch & _MASK64))
+        self._keys = [np.uint64(_splitmix64(state + r * _GOLDEN)) for r in range(FEISTEL_ROUNDS)]
+
+    def indices(self, positions: npt.NDArray[Any]) -> IndexArray:
+        return self._walk(positions, self._keys)
+
+    def positions(self, indices: npt.NDArray[Any]) -> IndexArray:
+        """Return the position of each of `indices`: the inverse of `indices`."""
+        return self._walk(indices, self._keys[::-1], inverse=True)
+
+    def _walk(self, values: npt.NDArray[Any], keys: list[np.uint64], inverse: bool = False) -> IndexArray:
+        words = self._network(values.astype(np.uint64).reshape(-1), keys, inverse)
+        outside = np.flatnonzero(words >= self.n)
+        while outside.size:
+            words[outside] = self._network(words[outside], keys, inverse)
+            outside = outside[words[outside] >= self.n]
+        return words.astype(np.int64).reshape(values.shape)
+
+    def _network(self, words: _Words, keys: list[np.uint64], inverse: bool) -> _Words:
+        shift = np.uint64(self._half_bits)
+        mask = np.uint64((1 << self._half_bits) - 1)
+        left, right = words >> shift, words & mask
+        if inverse:
+            left, right = right, left
+        for key in keys:
+            left, right = right, left ^ (_mix(right ^ key) & mask)
+        if inverse:
+            left, right = right, left
+        return (left << shift) | right
+
+
+def make_order(shuffle: str, n: int, *, seed: int, epoch: int, block_size: int = 256) -> Order:
+    """Return the order called `shuffle` over `n` indices.
+
+    Raises
+    ------
+    ArgumentError
+        If `shuffle` is not one of `SHUFFLES`.
+    """
+    if shuffle == "global":
+        return GlobalOrder(n, seed, epoch)
+    if shuffle == "block":
+        return BlockOrder(n, seed, epoch, block_size)
+    if shuffle == "sequential":
+        return SequentialOrder(n)
+    raise ArgumentError(f"shuffle must be one of {', '.join(SHUFFLES)}, found {shuffle!r}")
+
+
+def write_order(n: int, seed: int) -> GlobalOrder:
+    """Return the order in which `n` records are stored: output position -> source record."""
+    return GlobalOrder(n, seed, WRITE_EPOCH)
+
+
+def _splitmix64(x: int) -> int:
+    z = (x + _GOLDEN) & _MASK64
+    z = ((z ^ (z >> 30)) * _MIX1) & _MASK64
+    z = ((z ^ (z >> 27)) * _MIX2) & _MASK64
+    return z ^ (z >> 31)
+
+
+def _mix(words: _Words) -> _Words:
+    """splitmix64 of each word, in place on a fresh array; uint64 arithmetic wraps as the algorithm wants."""
+    z = words + np.uint64(_GOLDEN)
+    z ^= z >> np.uint64(30)
+    z *= np.uint64(_MIX1)
+    z ^= z >> np.uint64(27)
+    z *= np.uint64(_MIX2)
+    z ^= z >> np.uint64(31)
+    return z

@@ -1,0 +1,211 @@
+"""Publishing: whatever has its final name is whole.
+
+Files and folders are made under `<name>.partial`, flushed to disk, and renamed. A crash leaves the `.partial`, never a
+file that looks whole, and never damage to what had the name before. The writer holds a `flock` on its partial, so that
+a second writer of the same path is told, while the leftover of a dead one is simply replaced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from zb_hdf5.errors import ConvertError, UnavailableError
+from zb_hdf5.spec import INDEX_NAME, SHARD_PREFIX
+
+PARTIAL_SUFFIX: Final = ".partial"
+#: flock(2) on a file system that does not support it (NFS without lockd, some Lustre mounts).
+NO_LOCKS: Final = frozenset({errno.ENOLCK, errno.EOPNOTSUPP, 524, errno.EIO, errno.ENOSYS})
+
+
+class PartialFile:
+    """`<path>.partial`, ours alone, which `publish` turns into `path`.
+
+    Attributes
+    ----------
+    fd
+        Open for reading and writing; closed by `publish` and `discard`.
+    partial_path
+        Where the bytes are until then.
+
+    Raises
+    ------
+    ConvertError
+        If `path` exists and `overwrite` is False.
+    UnavailableError
+        If another process is writing the same partial.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+        self.path = Path(path)
+        self.partial_path = partial_path(self.path)
+        self._overwrite = overwrite
+        self._refuse_existing()
+        self.fd = open_locked(self.partial_path, os.O_RDWR | os.O_CREAT)
+        os.ftruncate(self.fd, 0)
+
+    def _refuse_existing(self) -> None:
+        if not self._overwrite:
+            refuse_existing(self.path)
+
+    def share_lock(self) -> None:
+        """Turn the exclusive lock into a shared one: HDF5 writers in mode "w" stay out, SWMR readers may enter."""
+        with contextlib.suppress(OSError):
+            fcntl.flock(self.fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+
+    def unlock(self) -> None:
+        """Give up the lock for the moment in which the HDF5 library takes its own."""
+        with contextlib.suppress(OSError):
+            fcntl.flock(self.fd, fcntl.LOCK_UN)
+
+    def publish(self) -> None:
+        """Flush to disk, rename to the final name, and make the rename itself durable."""
+        self._refuse_existing()
+        os.fsync(self.fd)
+        os.replace(self.partial_path, self.path)
+        os.close(self.fd)
+        fsync_directory(self.path.parent)
+
+    def discard(self) -> None:
+        """Remove the partial; what had the final name before is untouched."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.partial_path)
+        os.close(self.fd)
+
+
+class PartialDirectory:
+    """`<path>.partial/`, ours alone, which leaving the `with` block turns into `path`; an exception removes it.
+
+    Attributes
+    ----------
+    partial_path
+        The folder to fill.
+
+    Raises
+    ------
+    ConvertError
+        If `path` exists and `overwrite` is False.
+    UnavailableError
+        If another process is filling the same folder.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+        self.path = Path(path)
+        self.partial_path = partial_path(self.path)
+        self._overwrite = overwrite
+        if not overwrite:
+            refuse_existing(self.path)
+        elif self.path.exists():
+            refuse_foreign_files(self.path)
+
+    def __enter__(self) -> Self:
+        self.partial_path.mkdir(exist_ok=True)
+        self._fd = open_locked(self.partial_path, os.O_RDONLY | os.O_DIRECTORY)
+        for entry in os.scandir(self.partial_path):
+            os.unlink(entry.path)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None:
+                self._publish()
+            else:
+                shutil.rmtree(self.partial_path)
+        finally:
+            os.close(self._fd)
+
+    def _publish(self) -> None:
+        os.fsync(self._fd)
+        if not self._overwrite:
+            refuse_existing(self.path)
+        if not self.path.exists():
+            os.replace(self.partial_path, self.path)
+        else:  # both are whole at every moment: a crash in between leaves the old store in the hidden folder
+            refuse_foreign_files(self.path)
+            aside = Path(tempfile.mkdtemp(prefix=f".{self.path.name}.replaced-", dir=self.path.parent))
+            os.replace(self.path, aside / self.path.name)
+            os.replace(self.partial_path, self.path)
+            shutil.rmtree(aside)
+        fsync_directory(self.path.parent)
+
+
+def partial_path(path: Path) -> Path:
+    """Return where `path` is built."""
+    return path.with_name(path.name + PARTIAL_SUFFIX)
+
+
+def refuse_existing(path: Path) -> None:
+    """Raise `ConvertError` if `path` exists."""
+    if path.exists():
+        raise ConvertError(f"{path}: exists already; pass --force (overwrite=True) to replace it")
+
+
+def refuse_foreign_files(folder: Path) -> None:
+    """Raise `ConvertError` if `folder` holds anything but a store: replacing it would delete what is not ours."""
+    if not folder.is_dir():
+        raise ConvertError(f"{folder}: is not a folder; remove it yourself, or choose another output")
+    for entry in os.scandir(folder):
+        if entry.name != INDEX_NAME and not entry.name.startswith(SHARD_PREFIX):
+            raise ConvertError(
+                f"{folder}: holds {entry.name!r}, which is no part of a store; move it away, or choose another output"
+            )
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Replace the content of `path` in one step."""
+    partial = PartialFile(path, overwrite=True)
+    try:
+        with open(partial.fd, "wb", closefd=False) as file:
+            file.write(data)
+    except BaseException:
+        partial.discard()
+        raise
+    partial.publish()
+
+
+def open_locked(path: Path, flags: int) -> int:
+    """Open a file or folder and take its exclusive lock, where the file system has locks.
+
+    Raises
+    ------
+    UnavailableError
+        If another process holds the lock.
+    """
+    while True:
+        fd = os.open(path, flags | os.O_CLOEXEC, 0o666)
+        try:
+            _lock(fd, path)
+            if path.exists() and os.path.samestat(os.fstat(fd), os.stat(path)):
+                return fd
+        except BaseException:
+            os.close(fd)
+            raise
+        os.close(fd)  # its writer published or removed it while we opened it: what we hold is no longer the partial
+
+
+def _lock(fd: int, path: Path) -> None:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise UnavailableError(f"{path}: another process is writing it; wait, or choose another output") from error
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+
+
+def fsync_directory(path: Path) -> None:
+    """Make a rename inside `path` durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,302 @@
+"""A reader: a sequence of equally shaped batches with O(1) random access. What every backend's reader has in common."""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+import threading
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self, SupportsIndex
+
+import numpy as np
+import numpy.typing as npt
+
+from zb_hdf5.errors import ArgumentError, BatchIndexError, ChecksumError, ClosedError
+from zb_hdf5.spec import StoreMeta, TokenArray, content_fingerprint
+
+if TYPE_CHECKING:
+    import torch
+
+FINGERPRINT_SAMPLES: Final = 16
+#: What is moved or digested at once: large enough for the disk, small enough for the cache.
+GROUP_BYTES: Final = 4 << 20
+
+
+class BatchSource(Protocol):
+    """How a reader gets its bytes: extents of a file, or h5py."""
+
+    access: str
+
+    def read(self, index: int) -> TokenArray:
+        """Return batch `index`, read-only."""
+
+    def read_into(self, index: int, out: TokenArray) -> None:
+        """Fill `out`, of the stored shape and dtype."""
+
+    def read_range_into(self, start: int, out: TokenArray) -> None:
+        """Fill `out`, shape `(count, B, S)`, with consecutive batches."""
+
+    def close(self) -> None:
+        """Release what is held."""
+
+
+class BatchReader:
+    """A sequence of `[batch_size, seq_len]` batches with O(1) random access.
+
+    Thread-safe; usable after fork; picklable (a copy reopens the file by its path). `close` must not race with reads.
+    Subclasses open a file and name its `source`; everything a caller sees is here.
+
+    Attributes
+    ----------
+    path
+        What was opened.
+    meta
+        Shape, dtype and origin.
+    num_batches
+        Batches that are committed.
+    complete
+        False while a writer is still at work; then `refresh` may find more.
+    sha256
+        Digest of the token bytes, or None where none is stored.
+    """
+
+    backend: str
+
+    def __init__(self, path: Path, meta: StoreMeta, num_batches: int, source: BatchSource) -> None:
+        self.path = path
+        self.meta = meta
+        self.num_batches = num_batches
+        self.complete = True
+        self.sha256: str | None = None
+        self._source = source
+        self._local = threading.local()
+
+    @property
+    def batch_size(self) -> int:
+        return self.meta.batch_size
+
+    @property
+    def seq_len(self) -> int:
+        return self.meta.seq_len
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.meta.dtype
+
+    @property
+    def access(self) -> str:
+        """The I/O path in use: "mmap", "pread" or "h5py"."""
+        return self._source.access
+
+    @property
+    def fingerprint(self) -> str:
+        """Identity of the content, the same in every backend for the same tokens, shape and shards.
+
+        Where no digest is stored (a lone `.batch`, a foreign HDF5 file) it covers the shape and a fixed sample of the
+        batches, and begins with "sampled:".
+        """
+        if self.sha256 is not None:
+            return content_fingerprint([self.sha256], self.meta)
+        n = self.num_batches
+        sample = {i * (n - 1) // (FINGERPRINT_SAMPLES - 1) for i in range(FINGERPRINT_SAMPLES)} if n else set()
+        digest = hashlib.sha256(f"{n}:{self.meta}".encode())
+        for index in sorted(sample):
+            digest.update(np.ascontiguousarray(self.read_batch(index)))
+        return f"sampled:{digest.hexdigest()}"
+
+    def read_batch(self, index: SupportsIndex) -> TokenArray:
+        """Return one batch as stored.
+
+        Returns
+        -------
+        (B, S) array of the stored dtype, read-only. With `access="mmap"` a view without a copy, valid for as long as it
+        is referenced, also after `close`.
+
+        Raises
+        ------
+        BatchIndexError
+            Unless `0 <= index < num_batches`.
+        ClosedError
+            After `close`.
+        IncompleteError
+            If the file was cut short since it was opened.
+        """
+        return self._source.read(self._check(index))
+
+    def read_batch_torch(self, index: SupportsIndex) -> torch.Tensor:
+        """Return one batch as a new `torch.int64` tensor, shape (B, S). Raises as `read_batch` does."""
+        import torch
+
+        return torch.from_numpy(self._borrow(self._check(index)).astype(np.int64))
+
+    def read_into(self, index: SupportsIndex, out: TokenArray) -> None:
+        """Fill the caller's buffer with one batch, without an intermediate array where the dtype is the stored one.
+
+        Parameters
+        ----------
+        out
+            C-contiguous, writable, shape (B, S); the stored dtype, the signed dtype of the same size, or int64.
+
+        Raises
+        ------
+        ArgumentError
+            If `out` has another shape, dtype or layout.
+        """
+        number = self._check(index)
+        if out.shape != self.meta.shape or not (out.flags.c_contiguous and out.flags.writeable):
+            raise ArgumentError(
+                f"read_into needs a writable C-contiguous array of shape {self.meta.shape}, found {out.shape}"
+            )
+        if out.dtype == self.dtype:
+            self._source.read_into(number, out)
+        elif out.dtype.kind == "i" and out.dtype.itemsize == self.dtype.itemsize:
+            self._source.read_into(number, out.view(self.dtype))
+        elif out.dtype == np.int64:
+            np.copyto(out, self._borrow(number))
+        else:
+            raise ArgumentError(f"read_into needs {self.dtype}, its signed twin or int64, found {out.dtype}")
+
+    def read_batches_into(self, start: int, out: TokenArray) -> None:
+        """Fill `out`, shape `(count, B, S)` of the stored dtype, with `count` consecutive batches.
+
+        The fewest and largest reads the file allows: made for copying and verifying.
+        """
+        if len(out) == 0:
+            return
+        self._check(start)
+        self._check(start + len(out) - 1)
+        if out.shape[1:] != self.meta.shape or out.dtype != self.dtype or not out.flags.c_contiguous:
+            raise ArgumentError(f"read_batches_into needs C-contiguous batches of {self.meta.shape} {self.dtype}")
+        self._source.read_range_into(start, out)
+
+    def token_sha256(self) -> str:
+        """Read every batch and return the sha256 of all token bytes, as stored, in batch order."""
+        digest = hashlib.sha256()
+        group = np.empty((max(1, GROUP_BYTES // self.meta.batch_bytes), *self.meta.shape), self.dtype)
+        for start in range(0, self.num_batches, len(group)):
+            batches = group[: min(len(group), self.num_batches - start)]
+            self.read_batches_into(start, batches)
+            digest.update(batches)
+        return digest.hexdigest()
+
+    def require_sha256(self) -> None:
+        """Read every batch and compare with the stored sha256; where none is stored, keep the one just computed.
+
+        Raises
+        ------
+        ChecksumError
+            If they differ.
+        """
+        found = self.token_sha256()
+        if self.sha256 not in (None, found):
+            raise ChecksumError(
+                f"{self.path}: expected sha256 {self.sha256}, found {found}; run 'zb verify {self.path}' for the batch"
+            )
+        self.sha256 = found
+
+    def refresh(self) -> int:
+        """See what a writer has committed since; return `num_batches`. Nothing to do on a published file."""
+        return self.num_batches
+
+    def close(self) -> None:
+        """Release the file. Views that were returned stay valid."""
+        self._source.close()
+        self._source = _Closed(self.path, self._source.access)
+
+    def _check(self, index: SupportsIndex) -> int:
+        number = operator.index(index)
+        if not 0 <= number < self.num_batches:
+            raise BatchIndexError(f"{self.path}: no batch {number:,}: expected an index in 0..{self.num_batches - 1:,}")
+        return number
+
+    def _borrow(self, index: int) -> TokenArray:
+        """Return a batch that is valid until this thread's next call: a view, or a small buffer used again."""
+        source = self._source
+        if source.access == "mmap":
+            return source.read(index)
+        try:
+            scratch: TokenArray = self._local.scratch
+        except AttributeError:
+            scratch = self._local.scratch = np.empty(self.meta.shape, self.dtype)
+        source.read_into(index, scratch)
+        return scratch
+
+    def __len__(self) -> int:
+        return self.num_batches
+
+    def __getitem__(self, index: SupportsIndex) -> TokenArray:
+        """Return a batch; negative indices count from the end, as in a list."""
+        number = operator.index(index)
+        return self.read_batch(number + self.num_batches if number < 0 else number)
+
+    def __iter__(self) -> Iterator[TokenArray]:
+        return map(self.read_batch, range(self.num_batches))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key != "_local"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._local = threading.local()
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}({str(self.path)!r}, num_batches={self.num_batches}, batch_size={self.batch_size}, "
+            f"seq_len={self.seq_len}, dtype={self.dtype.name}, access={self.access!r})"
+        )
+
+
+class _Closed:
+    """The source of a closed reader: every use says so, and open readers pay nothing for the check."""
+
+    def __init__(self, path: Path, access: str) -> None:
+        self._path, self.access = path, access
+
+    def _refuse(self, *_: object) -> Any:
+        raise ClosedError(f"{self._path}: this reader was closed")
+
+    read = read_into = read_range_into = _refuse
+
+    def close(self) -> None:
+        pass
+
+
+class CheckedSource:
+    """A source whose every batch is compared with its crc32 before anyone sees it."""
+
+    def __init__(self, source: BatchSource, crc32: npt.NDArray[np.uint32], path: Path) -> None:
+        self._source, self._crc32, self._path = source, crc32, path
+        self.access = source.access
+
+    def read(self, index: int) -> TokenArray:
+        tokens = self._source.read(index)
+        self._compare(index, tokens)
+        return tokens
+
+    def read_into(self, index: int, out: TokenArray) -> None:
+        self._source.read_into(index, out)
+        self._compare(index, out)
+
+    def read_range_into(self, start: int, out: TokenArray) -> None:
+        self._source.read_range_into(start, out)
+        for number, batch in enumerate(out, start):
+            self._compare(number, batch)
+
+    def close(self) -> None:
+        self._source.close()
+
+    def _compare(self, index: int, tokens: TokenArray) -> None:
+        found, expected = zlib.crc32(np.ascontiguousarray(tokens)), int(self._crc32[index])
+        if found != expected:
+            raise ChecksumError(
+                f"{self._path}: batch {index:,}: expected crc32 {expected:08x}, found {found:08x}; "
+                f"run 'zb verify {self._path}'"
+            )

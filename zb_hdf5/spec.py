@@ -1,0 +1,317 @@
+"""What the bytes mean: every magic number, offset, name, key, version and limit on disk.
+
+Nothing here opens a file. The README's format tables are tested against this module.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from zb_hdf5.errors import ArgumentError, ConvertError, FormatError, IncompleteError
+
+TokenArray = npt.NDArray[Any]
+
+U32_MAX: Final = 2**32 - 1
+
+# --- tokens ----------------------------------------------------------------------------------------------------
+
+#: dtype code in a `.batch` header -> stored dtype. Code 0 is ZeroBatch v2's; code 1 is ours.
+DTYPE_BY_CODE: Final[dict[int, np.dtype[Any]]] = {0: np.dtype("<u4"), 1: np.dtype("<u2")}
+CODE_BY_DTYPE: Final[dict[np.dtype[Any], int]] = {dtype: code for code, dtype in DTYPE_BY_CODE.items()}
+DTYPE_BY_NAME: Final[dict[str, np.dtype[Any]]] = {"uint32": np.dtype("<u4"), "uint16": np.dtype("<u2")}
+
+# --- native `.batch`, version 1 (ZeroBatch v2) -----------------------------------------------------------------
+
+BATCH_MAGIC: Final = b"LLMBATCH"
+BATCH_VERSION: Final = 1
+HEADER_BYTES: Final = 4096
+PAGE_BYTES: Final = 4096
+#: (offset, struct code, field) in file order; little-endian, no alignment gaps; zeros from byte 40 on.
+BATCH_HEADER_FIELDS: Final = (
+    (0, "8s", "magic"),
+    (8, "I", "version"),
+    (12, "I", "batch_size"),
+    (16, "I", "seq_len"),
+    (20, "Q", "num_batches"),
+    (28, "I", "dtype"),
+    (32, "I", "seed"),
+    (36, "I", "total_records"),
+)
+_HEADER: Final = struct.Struct("<" + "".join(code for _, code, _ in BATCH_HEADER_FIELDS))
+
+# --- HDF5 batch store, version 1 -------------------------------------------------------------------------------
+
+HDF5_MAGIC: Final = b"\x89HDF\r\n\x1a\n"
+HDF5_FORMAT: Final = "zb-batches"
+HDF5_VERSION: Final = 1
+HDF5_LIBVER: Final = ("v110", "v110")  # can enter SWMR, and HDF5 1.10 can still read it
+HDF5_ALIGNMENT: Final = PAGE_BYTES
+BATCHES: Final = "batches"
+CRC32: Final = "crc32"
+CRC32_CHUNK_ROWS: Final = 4096  # 16 KiB: what one commit rewrites
+#: Attributes of the root group, all written before SWMR starts.
+ROOT_ATTRIBUTES: Final = (
+    "format", "format_version", "creator", "batch_size", "seq_len", "seed",
+    "total_records", "document_count", "vocab_size", "tokenizer",
+)  # fmt: skip
+#: Attributes of `batches`, all created before SWMR starts with a fixed-size type and only modified after.
+#: At most 8: above that HDF5 stores them densely, and their update is no longer one write.
+BATCHES_ATTRIBUTES: Final[dict[str, np.dtype[Any]]] = {
+    "num_batches": np.dtype("<u8"),  # the commit marker: batch i exists iff i < num_batches
+    "token_count": np.dtype("<u8"),
+    "max_token": np.dtype("<u8"),
+    "sha256": np.dtype("S64"),  # 64 zeros until complete
+    "complete": np.dtype("u1"),
+}
+NO_SHA256: Final = "0" * 64
+
+
+def meta_block_bytes(expected_batches: int) -> int:
+    """Size of HDF5's metadata block that keeps all chunks of a shard in one run of constant stride.
+
+    Measured over 1 to 600,000 chunks: the chunk index takes 8 to 14 bytes a chunk, so 16 leave it room; with the
+    default of 2 KiB the index blocks fall between the chunks (56 runs for 16,384 chunks).
+    """
+    return max(1 << 20, 16 * expected_batches + (64 << 10))
+
+
+# --- shards.json, version 1 ------------------------------------------------------------------------------------
+
+INDEX_NAME: Final = "shards.json"
+INDEX_FORMAT: Final = "zb-shards"
+INDEX_VERSION: Final = 1
+SHARD_PREFIX: Final = "shard-"
+CRC32_SUFFIX: Final = ".crc32"  # beside a `.batch` shard: raw little-endian uint32, one per batch
+
+
+# --- the description of a store --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StoreMeta:
+    """Shape and origin of a store: what all its batches have in common.
+
+    Attributes
+    ----------
+    batch_size, seq_len
+        Records per batch and tokens per record.
+    dtype
+        Stored dtype of a token: little-endian uint32 or uint16.
+    seed
+        Seed of the record shuffle at write time (0 when not shuffled).
+    total_records
+        Source records before batching; 0 when it was not known at write time.
+    document_count, vocab_size
+        0 when unknown.
+    tokenizer
+        JSON text that describes the tokenizer; empty when unknown.
+
+    Raises
+    ------
+    ArgumentError
+        If a value is out of range.
+    """
+
+    batch_size: int
+    seq_len: int
+    dtype: np.dtype[Any]
+    seed: int = 0
+    total_records: int = 0
+    document_count: int = 0
+    vocab_size: int = 0
+    tokenizer: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "seq_len"):
+            value = getattr(self, name)
+            if not 1 <= value <= U32_MAX:
+                raise ArgumentError(f"{name} must be between 1 and {U32_MAX:,}, found {value:,}")
+        if self.dtype not in CODE_BY_DTYPE:
+            raise ArgumentError(f"dtype must be uint32 or uint16, found {self.dtype}")
+        for name in ("seed", "total_records", "document_count", "vocab_size"):
+            value = getattr(self, name)
+            if not 0 <= value < 2**64:
+                raise ArgumentError(f"{name} must be between 0 and 2**64 - 1, found {value}")
+        if self.batch_bytes >= 2**32:
+            raise ArgumentError(
+                f"a batch of {self.batch_size:,} x {self.seq_len:,} tokens has {self.batch_bytes:,} bytes; "
+                "HDF5 chunks end below 4 GiB: use a smaller batch_size"
+            )
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Shape of one batch."""
+        return self.batch_size, self.seq_len
+
+    @property
+    def batch_tokens(self) -> int:
+        """Tokens in one batch."""
+        return self.batch_size * self.seq_len
+
+    @property
+    def batch_bytes(self) -> int:
+        """Bytes of one batch's tokens, without padding."""
+        return self.batch_tokens * self.dtype.itemsize
+
+    @property
+    def padded_batch_bytes(self) -> int:
+        """Bytes of one slot of a `.batch` file: `batch_bytes` rounded up to whole pages."""
+        return -(-self.batch_bytes // PAGE_BYTES) * PAGE_BYTES
+
+    def with_total_records(self, total_records: int) -> StoreMeta:
+        """Return the same description with another number of source records."""
+        return replace(self, total_records=total_records)
+
+
+def stored_dtype(name: str) -> np.dtype[Any]:
+    """Return the stored dtype called `name` ("uint32" or "uint16").
+
+    Raises
+    ------
+    ArgumentError
+        If no such dtype is stored.
+    """
+    try:
+        return DTYPE_BY_NAME[np.dtype(name).name]
+    except (KeyError, TypeError) as error:
+        raise ArgumentError(f"dtype must be one of {', '.join(DTYPE_BY_NAME)}, found {name!r}") from error
+
+
+# --- the `.batch` header ---------------------------------------------------------------------------------------
+
+
+def pack_header(meta: StoreMeta, num_batches: int) -> bytes:
+    """Return the 4096 header bytes of a `.batch` file.
+
+    Raises
+    ------
+    FormatError
+        If `seed` or `total_records` does not fit the header's 32 bits. Nothing is ever wrapped.
+    """
+    for name in ("seed", "total_records"):
+        value = getattr(meta, name)
+        if value > U32_MAX:
+            raise FormatError(
+                f"{name} {value:,} does not fit the 32 bits of a .batch header (at most {U32_MAX:,}); "
+                "use the hdf5 backend, or shard the store"
+            )
+    fields = _HEADER.pack(
+        BATCH_MAGIC, BATCH_VERSION, meta.batch_size, meta.seq_len, num_batches,
+        CODE_BY_DTYPE[meta.dtype], meta.seed, meta.total_records,
+    )  # fmt: skip
+    return fields.ljust(HEADER_BYTES, b"\0")
+
+
+def unpack_header(header: bytes, path: object) -> tuple[StoreMeta, int]:
+    """Parse the first 4096 bytes of a `.batch` file.
+
+    Returns
+    -------
+    (meta, num_batches)
+
+    Raises
+    ------
+    FormatError
+        If the magic, version, dtype code or sizes are not ones of this format.
+    IncompleteError
+        If fewer than 4096 bytes are given.
+    """
+    if header[:8] != BATCH_MAGIC:
+        raise FormatError(f"{path}: not a .batch file: expected magic {BATCH_MAGIC!r}, found {header[:8]!r}")
+    if len(header) < HEADER_BYTES:
+        raise IncompleteError(f"{path}: expected a header of {HEADER_BYTES} bytes, found {len(header)}")
+    _, version, batch_size, seq_len, num_batches, code, seed, total_records = _HEADER.unpack_from(header)
+    if version != BATCH_VERSION:
+        raise FormatError(f"{path}: expected .batch version {BATCH_VERSION}, found {version}")
+    if code not in DTYPE_BY_CODE:
+        raise FormatError(
+            f"{path}: expected dtype code {' or '.join(map(str, DTYPE_BY_CODE))}, found {code}; "
+            "was it written by a newer version?"
+        )
+    try:
+        meta = StoreMeta(batch_size, seq_len, DTYPE_BY_CODE[code], seed, total_records)
+    except ArgumentError as error:
+        raise FormatError(f"{path}: bad header: {error}") from error
+    return meta, num_batches
+
+
+def batch_file_bytes(meta: StoreMeta, num_batches: int) -> int:
+    """Exact size of a `.batch` file."""
+    return HEADER_BYTES + num_batches * meta.padded_batch_bytes
+
+
+# --- tokens <-> stored tokens ----------------------------------------------------------------------------------
+
+
+def token_limit(dtype: np.dtype[Any], vocab_size: int) -> int:
+    """Largest token id that may be stored."""
+    limit = int(np.iinfo(dtype).max)
+    return min(limit, vocab_size - 1) if vocab_size else limit
+
+
+def find_bad_token(tokens: TokenArray, limit: int) -> int | None:
+    """Return the flat index of the first token below 0 or above `limit`, or None.
+
+    Types that cannot hold a bad value are not scanned.
+    """
+    if tokens.size == 0:
+        return None
+    bounds = np.iinfo(tokens.dtype)
+    too_low = bounds.min < 0 and int(tokens.min()) < 0
+    too_high = bounds.max > limit and int(tokens.max()) > limit
+    if not (too_low or too_high):
+        return None
+    bad = tokens > limit
+    if bounds.min < 0:
+        bad |= tokens < 0
+    return int(bad.reshape(-1).argmax())
+
+
+def require_integers(tokens: TokenArray, what: object) -> None:
+    """Raise `ConvertError` unless `tokens` has an integer dtype."""
+    if tokens.dtype.kind not in "iu":
+        raise ConvertError(f"{what}: expected token ids of an integer dtype, found {tokens.dtype}")
+
+
+def as_stored(tokens: TokenArray, meta: StoreMeta, what: object) -> TokenArray:
+    """Return `tokens` as a C-contiguous array of the stored dtype, checked against its range and the vocabulary.
+
+    Raises
+    ------
+    ConvertError
+        If the dtype is not an integer or an id is negative, too large for the stored dtype, or at or above
+        `vocab_size`; the message names the flat index and the value.
+    """
+    require_integers(tokens, what)
+    limit = token_limit(meta.dtype, meta.vocab_size)
+    bad = find_bad_token(tokens, limit)
+    if bad is not None:
+        raise ConvertError(bad_token_message(what, f"index {bad:,}", tokens.reshape(-1)[bad], meta))
+    return np.ascontiguousarray(tokens, dtype=meta.dtype)
+
+
+def bad_token_message(what: object, where: str, value: object, meta: StoreMeta) -> str:
+    """Say which token cannot be stored, and why."""
+    limit = token_limit(meta.dtype, meta.vocab_size)
+    reason = f"--vocab-size {meta.vocab_size:,}" if limit == meta.vocab_size - 1 else f"dtype {meta.dtype.name}"
+    return f"{what}: token id {value} at {where} is outside 0..{limit:,} ({reason})"
+
+
+# --- identity --------------------------------------------------------------------------------------------------
+
+
+def combine_sha256(shard_digests: Iterable[str]) -> str:
+    """Digest of a store: sha256 over the hexadecimal shard digests, in order."""
+    return hashlib.sha256("".join(shard_digests).encode("ascii")).hexdigest()
+
+
+def content_fingerprint(shard_digests: Iterable[str], meta: StoreMeta) -> str:
+    """Identity of a store by content: the same tokens, shards and shape give the same text in every backend."""
+    return f"sha256:{combine_sha256(shard_digests)}:{meta.batch_size}x{meta.seq_len}:{meta.dtype.name}"

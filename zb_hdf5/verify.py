@@ -1,0 +1,165 @@
+"""Checks every stored batch against every digest that was stored with it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from zb_hdf5.digest import batch_crc32s
+from zb_hdf5.errors import ChecksumError, IncompleteError, ZbError
+from zb_hdf5.h5file import open_h5_for_reading
+from zb_hdf5.h5read import read_crc32
+from zb_hdf5.native import read_crc32_file
+from zb_hdf5.reader import GROUP_BYTES, BatchReader
+from zb_hdf5.shards import ShardEntry, ShardIndex
+from zb_hdf5.spec import BATCHES, CRC32_SUFFIX, INDEX_NAME
+from zb_hdf5.store import BACKENDS, detect_backend, open_reader
+
+Progress = Callable[[int], None]
+
+
+@dataclass
+class ShardReport:
+    """What was found out about one file.
+
+    Attributes
+    ----------
+    sha256
+        Computed from the bytes on disk; empty if they could not be read.
+    checks
+        What they were compared with: "crc32", "sha256", "index".
+    problem
+        The first thing that is wrong, or None.
+    """
+
+    path: str
+    backend: str = ""
+    num_batches: int = 0
+    token_count: int = 0
+    sha256: str = ""
+    checks: list[str] = field(default_factory=list)
+    problem: ZbError | None = None
+
+
+def verify_store(
+    path: Path, *, workers: int | None = None, progress: Progress = lambda tokens: None
+) -> list[ShardReport]:
+    """Check a file, or every shard of a store, several shards at a time.
+
+    Parameters
+    ----------
+    workers
+        Threads; by default one per core. Hashing and reading release the interpreter lock.
+    progress
+        Called with the number of tokens checked since the last call, from any of the threads.
+
+    Returns
+    -------
+    list of ShardReport
+        One per file, in order. A damaged file is a report with a `problem`, not an exception.
+
+    Raises
+    ------
+    FormatError
+        If `path` is a folder whose `shards.json` cannot be read.
+    """
+    if path.is_dir() or path.name == INDEX_NAME:
+        folder = path if path.is_dir() else path.parent
+        entries = ShardIndex.load(path).shards
+        jobs: list[tuple[Path, ShardEntry | None]] = [(folder / entry.path, entry) for entry in entries]
+    else:
+        jobs = [(path, None)]
+    with ThreadPoolExecutor(workers or os.cpu_count() or 1, thread_name_prefix="zb-verify") as pool:
+        return list(pool.map(lambda job: _verify_file(job[0], job[1], progress), jobs))
+
+
+def _verify_file(path: Path, entry: ShardEntry | None, progress: Progress) -> ShardReport:
+    report = ShardReport(str(path))
+    try:
+        report.backend = detect_backend(path)
+        with BACKENDS[report.backend].reader_class()(path) as reader:
+            report.num_batches, report.token_count = reader.num_batches, reader.num_batches * reader.meta.batch_tokens
+            _check_content(reader, report, progress)
+            _check_entry(reader, report, entry)
+        if not reader.complete:
+            raise IncompleteError(f"{path}: its writer has not finished: {reader.num_batches:,} batches are committed")
+    except ZbError as error:
+        report.problem = error
+    except OSError as error:
+        report.problem = IncompleteError(f"{path}: {error}")
+    return report
+
+
+def _check_content(reader: BatchReader, report: ShardReport, progress: Progress) -> None:
+    """Compare each batch with its crc32, and all of them with the sha256."""
+    stored = _stored_crc32(reader)
+    digest = hashlib.sha256()
+    group = np.empty((max(1, GROUP_BYTES // reader.meta.batch_bytes), *reader.meta.shape), reader.dtype)
+    for start in range(0, reader.num_batches, len(group)):
+        batches = group[: min(len(group), reader.num_batches - start)]
+        reader.read_batches_into(start, batches)
+        digest.update(batches)
+        if stored is not None:
+            _compare_crc32(reader.path, start, batch_crc32s(batches), stored)
+        progress(batches.size)
+    report.sha256 = digest.hexdigest()
+    if stored is not None:
+        report.checks.append("crc32")
+    if reader.sha256 is not None:
+        _compare_sha256(reader.path, reader.sha256, report.sha256, "the file")
+        report.checks.append("sha256")
+
+
+def _stored_crc32(reader: BatchReader) -> npt.NDArray[np.uint32] | None:
+    if reader.backend == "hdf5":
+        with open_h5_for_reading(reader.path) as h5:
+            crc32 = read_crc32(h5, reader.path, reader.num_batches)
+            rows = len(h5[BATCHES])
+            if reader.complete and rows != reader.num_batches:
+                raise IncompleteError(f"{reader.path}: expected {rows:,} batches, found {reader.num_batches:,}")
+            return crc32
+    if reader.path.with_name(reader.path.name + CRC32_SUFFIX).exists():
+        return read_crc32_file(reader.path, reader.num_batches)
+    return None
+
+
+def _compare_crc32(path: Path, start: int, found: list[int], stored: npt.NDArray[np.uint32]) -> None:
+    bad = np.flatnonzero(np.array(found, dtype=np.uint32) != stored[start : start + len(found)])
+    if len(bad):
+        number = int(bad[0])
+        raise ChecksumError(
+            f"{path}: batch {start + number:,} is the first bad one: expected crc32 {int(stored[start + number]):08x}, "
+            f"found {found[number]:08x}; restore the shard, or convert it again"
+        )
+
+
+def _compare_sha256(path: Path, expected: str, found: str, where: str) -> None:
+    if expected != found:
+        raise ChecksumError(f"{path}: {where} says sha256 {expected}, its tokens give {found}; restore it")
+
+
+def _check_entry(reader: BatchReader, report: ShardReport, entry: ShardEntry | None) -> None:
+    if entry is None:
+        return
+    if entry.num_batches != reader.num_batches:
+        raise ChecksumError(
+            f"{reader.path}: {INDEX_NAME} says {entry.num_batches:,} batches, the shard has {reader.num_batches:,}"
+        )
+    _compare_sha256(reader.path, entry.sha256, report.sha256, INDEX_NAME)
+    report.checks.append("index")
+
+
+def total_tokens(path: Path) -> int:
+    """Return how many tokens there are to check, or 0 where that cannot be told without opening a damaged file."""
+    try:
+        with open_reader(path) as reader:
+            return reader.num_batches * reader.meta.batch_tokens
+    except (ZbError, OSError):
+        return 0

@@ -1,0 +1,173 @@
+"""A writer: takes batches in order and publishes one whole file. What every backend's writer has in common."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from zb_hdf5.digest import TokenDigest, crc32_array
+from zb_hdf5.errors import ArgumentError, ClosedError
+from zb_hdf5.publish import PartialFile
+from zb_hdf5.reader import GROUP_BYTES
+from zb_hdf5.spec import StoreMeta, TokenArray, as_stored
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from zb_hdf5.digest import GroupDigest
+
+
+class ShardInfo(NamedTuple):
+    """What a writer knows of the file it has finished."""
+
+    path: Path
+    backend: str
+    num_batches: int
+    token_count: int
+    max_token: int
+    sha256: str
+    crc32: npt.NDArray[np.uint32]
+
+
+class BatchWriter(ABC):
+    """Takes batches in order and publishes one file: `x.partial` until `finish`, then `x`.
+
+    A context manager: leaving the block normally calls `finish`, an exception calls `abort`. Not thread-safe.
+
+    Parameters
+    ----------
+    path
+        The file to publish.
+    meta
+        Shape, dtype and origin of the batches.
+    expected_batches
+        How many will come, where known: lets a backend reserve room. Not a limit.
+    overwrite
+        Replace an existing file (at the end, by rename); otherwise it is an error.
+    durable
+        Also flush to disk at each commit, so that committed batches outlive a power loss.
+    """
+
+    backend: ClassVar[str]
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        meta: StoreMeta,
+        *,
+        expected_batches: int = 0,
+        overwrite: bool = False,
+        durable: bool = False,
+    ) -> None:
+        self.meta = meta
+        self.num_batches = 0
+        self.token_count = 0
+        self.max_token = 0
+        self._durable = durable
+        self._expected_batches = expected_batches
+        self._crc32: list[int] = []
+        self._open = True
+        self._file = PartialFile(path, overwrite=overwrite)
+        self._digest = TokenDigest()
+        try:
+            self._begin()
+        except BaseException:
+            self.abort()
+            raise
+
+    def write(self, batches: npt.ArrayLike) -> None:
+        """Append one batch `(B, S)` or several `(count, B, S)` of any integer dtype; they are committed on return.
+
+        Raises
+        ------
+        ConvertError
+            If an id is negative, too large for the stored dtype, or at or above `vocab_size`.
+        ArgumentError
+            If the shape is another one.
+        OSError
+            If the disk is full or fails; what was committed before stays committed.
+        """
+        if not self._open:
+            raise ClosedError(f"{self._file.path}: this writer was closed")
+        tokens = np.asarray(batches)
+        if tokens.shape == self.meta.shape:
+            tokens = tokens[np.newaxis]
+        if tokens.ndim != 3 or tokens.shape[1:] != self.meta.shape:
+            raise ArgumentError(f"{self._file.path}: expected batches of shape {self.meta.shape}, found {tokens.shape}")
+        group = max(1, GROUP_BYTES // self.meta.batch_bytes)
+        for start in range(0, len(tokens), group):
+            stored = as_stored(
+                tokens[start : start + group], self.meta, f"{self._file.path} (batch {self.num_batches:,})"
+            )
+            self._append(stored, self._digest.submit(stored))
+
+    def sha256(self) -> str:
+        """Hexadecimal sha256 of all token bytes written so far."""
+        return self._digest.sha256()
+
+    def finish(self) -> ShardInfo:
+        """Complete the file and publish it under its final name."""
+        if not self._open:
+            raise ClosedError(f"{self._file.path}: this writer was closed")
+        self._open = False
+        try:
+            self._digest.close()
+            info = ShardInfo(
+                self._file.path, self.backend, self.num_batches, self.token_count, self.max_token,
+                self._digest.sha256(), crc32_array(self._crc32),
+            )  # fmt: skip
+            self._complete(info)
+        except BaseException:
+            self._release()
+            self._file.discard()
+            raise
+        self._file.publish()
+        return info
+
+    def abort(self) -> None:
+        """Remove the unfinished file. What had the final name before is untouched."""
+        if self._open:
+            self._open = False
+            self._digest.close()
+            self._release()
+            self._file.discard()
+
+    def _count(self, batches: TokenArray, digest: GroupDigest) -> None:
+        """Take a group that is on disk into the totals."""
+        self.num_batches += len(batches)
+        self.token_count += batches.size
+        self.max_token = max(self.max_token, digest.max_token)
+        self._crc32 += digest.crc32
+
+    @abstractmethod
+    def _begin(self) -> None:
+        """Prepare the partial file."""
+
+    @abstractmethod
+    def _append(self, batches: TokenArray, digest: Future[GroupDigest]) -> None:
+        """Write and commit a group, and `_count` it."""
+
+    @abstractmethod
+    def _complete(self, info: ShardInfo) -> None:
+        """Write what marks the file as whole, and close what is open but the partial's descriptor."""
+
+    @abstractmethod
+    def _release(self) -> None:
+        """Close what is open but the partial's descriptor, without completing."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self.abort()
+        elif self._open:
+            self.finish()

@@ -78,7 +78,7 @@ def verify(ctx: click.Context, path: Path, workers: int | None, as_json: bool, q
 
 @zb.command()
 @click.option("--folder", type=click.Path(path_type=Path), help="Keep the data here; by default a temporary folder.")
-@click.option("--steps", type=click.IntRange(10), default=60, show_default=True, help="Training steps.")
+@click.option("--steps", type=click.IntRange(10), default=100, show_default=True, help="Training steps.")
 def demo(folder: Path | None, steps: int) -> None:
     """Tokenize this machine's Python library, convert, verify, compare, train, stop and resume.
 

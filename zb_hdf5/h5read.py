@@ -81,6 +81,8 @@ class HDF5BatchReader(BatchReader):
         source = self._open_source(path, found, access, dataset or BATCHES)
         super().__init__(path, found.meta, found.num_batches, source)
         self.extents, self.complete, self.sha256 = found.extents, found.complete, found.sha256
+        if not self.complete:
+            self.refresh()  # opens the file now: once it is published, its partial's name is gone
         if crc32 is not None:
             self._source = CheckedSource(source, crc32, path)
         elif verify == "store":

@@ -89,6 +89,7 @@ class Loader:
         self.reader: BatchReader = source
         self.rank, self.world_size = resolve_rank(rank, world_size)
         self.shuffle, self.block_size, self.seed, self.drop_last = shuffle, block_size, seed, drop_last
+        self.epoch = -1  # none yet
         self.set_epoch(epoch)
         if len(self) == 0:
             raise ArgumentError(
@@ -100,7 +101,7 @@ class Loader:
         """Choose the epoch to iterate over. A resumed position is kept if it belongs to this epoch."""
         if epoch < 0:
             raise ArgumentError(f"epoch must be at least 0, found {epoch}")
-        if getattr(self, "epoch", None) != epoch:
+        if self.epoch != epoch:
             self.epoch = epoch
             self._order: Order = make_order(
                 self.shuffle, self.reader.num_batches, seed=self.seed, epoch=epoch, block_size=self.block_size
@@ -221,7 +222,10 @@ def _rank_of_job() -> tuple[int, int]:
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
     for rank, world_size in (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS")):
         if rank in os.environ and world_size in os.environ:
-            return int(os.environ[rank]), int(os.environ[world_size])
+            try:
+                return int(os.environ[rank]), int(os.environ[world_size])
+            except ValueError as error:
+                raise ArgumentError(f"environment variables {rank} and {world_size} are no numbers: {error}") from error
     return 0, 1
 
 

@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from zb_hdf5.datasets import BatchDataset, RecordDataset
     from zb_hdf5.errors import (
         ArgumentError,
         BackendError,
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from zb_hdf5.h5read import HDF5BatchReader
     from zb_hdf5.h5write import HDF5BatchWriter
     from zb_hdf5.loader import BatchNativeLoader, Loader
+    from zb_hdf5.mixture import MixedLoader
     from zb_hdf5.native import BatchFileReader, BatchFileWriter, write_batch_dataset, write_batch_file
     from zb_hdf5.reader import BatchReader
     from zb_hdf5.shards import ShardedReader, ShardEntry, ShardIndex
@@ -38,9 +40,11 @@ _HOME = {
         "ArgumentError", "BackendError", "BatchIndexError", "ChecksumError", "ClosedError", "ConvertError",
         "FormatError", "IncompleteError", "StateError", "UnavailableError", "ZbError",
     ),
+    "datasets": ("BatchDataset", "RecordDataset"),
     "h5read": ("HDF5BatchReader",),
     "h5write": ("HDF5BatchWriter",),
     "loader": ("BatchNativeLoader", "Loader"),
+    "mixture": ("MixedLoader",),
     "native": ("BatchFileReader", "BatchFileWriter", "write_batch_dataset", "write_batch_file"),
     "reader": ("BatchReader",),
     "shards": ("ShardEntry", "ShardIndex", "ShardedReader"),

@@ -77,6 +77,34 @@ def verify(ctx: click.Context, path: Path, workers: int | None, as_json: bool, q
 
 
 @zb.command()
+@click.argument("stores", nargs=-1, required=True, metavar="STORE | NAME=STORE...")
+@click.option("--state", "state_path", required=True, type=_PATH, help="A loader's state_dict() as JSON.")
+@click.option("--step", required=True, type=click.IntRange(0), help="Step of the state's epoch (of the run, if mixed).")
+@click.option("--batch-size", type=click.IntRange(1), help="Records per rank and step; by default as stored.")
+@click.option("--world-size", type=click.IntRange(1), default=1, show_default=True, help="Ranks of the run.")
+@output_options
+def which(
+    stores: tuple[str, ...],
+    state_path: Path,
+    step: int,
+    batch_size: int | None,
+    world_size: int,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Say which shard, batch and rows made a training step, from a checkpoint's loader state.
+
+    \b
+    Example: zb which data/train --state loader.json --step 1200 --world-size 8
+    Example: zb which web=data/web code=data/code --state mixed.json --step 1200
+    """
+    from zb_hdf5.which import origins, origins_lines
+
+    found = origins(stores, state_path, step, batch_size, world_size)
+    print_report({"step": step, "batches": found}, origins_lines(found), as_json=as_json, quiet=quiet)
+
+
+@zb.command()
 @click.option("--folder", type=click.Path(path_type=Path), help="Keep the data here; by default a temporary folder.")
 @click.option("--steps", type=click.IntRange(10), default=100, show_default=True, help="Training steps.")
 def demo(folder: Path | None, steps: int) -> None:

@@ -32,6 +32,8 @@ NETWORK_FILE_SYSTEMS: Final = {
     0x5346414F: "afs", 0x7461636F: "ocfs2", 0x01161970: "gfs2",
 }  # fmt: skip
 
+MAP_NORESERVE: Final = 0x4000  # Linux on x86 and Arm; the mmap module has it from Python 3.13 on
+
 
 class Run(NamedTuple):
     """`num_batches` batches at `base`, `base + stride`, ... (byte offsets)."""
@@ -85,6 +87,11 @@ class Extents:
         return max(
             (max(r.base, r.base + (r.num_batches - 1) * r.stride) + self.batch_bytes for r in self.runs), default=0
         )
+
+    @property
+    def packed(self) -> bool:
+        """Whether the batches follow each other without a gap."""
+        return len(self.runs) == 1 and self.runs[0].stride == self.batch_bytes
 
     def locate(self, index: int) -> tuple[int, int]:
         """Return (run number, index within that run) of a batch, in O(log runs)."""
@@ -150,9 +157,13 @@ class ExtentFile:
         self._end = self._extents.end
         self._check_size(status.st_size)
         self._views: list[TokenArray] = self._map() if self.access == "mmap" and self._end else []
+        self._private_views: list[TokenArray] = []
 
-    def _map(self) -> list[TokenArray]:
-        mapping = mmap.mmap(self._fd, self._end, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+    def _map(self, private: bool = False) -> list[TokenArray]:
+        # a private writable mapping of a file larger than memory is refused unless it gives up its reservation
+        flags = mmap.MAP_PRIVATE | MAP_NORESERVE if private else mmap.MAP_SHARED
+        protection = mmap.PROT_READ | (mmap.PROT_WRITE if private else 0)
+        mapping = mmap.mmap(self._fd, self._end, flags=flags, prot=protection)
         itemsize = self._dtype.itemsize
         inner = (self._shape[1] * itemsize, itemsize)
         return [
@@ -204,6 +215,47 @@ class ExtentFile:
             self._read_fully(out[done : done + take], run.base + within * run.stride)
             done += take
 
+    def gather_into(self, records: npt.NDArray[np.int64], out: TokenArray) -> None:
+        """Fill `out`, shape `(count, L)`, with records of L tokens (a divisor of S), numbered in batch order."""
+        record_tokens = out.shape[1]
+        if len(self._views) == 1 and self._extents.packed:
+            self._check_size(os.lseek(self._fd, 0, os.SEEK_END))
+            rows = self._views[0].reshape(-1, record_tokens)
+            rows.take(records, axis=0, out=out, mode="clip")  # "clip" lets numpy write into `out` without a buffer
+            return
+        per_batch = self._shape[0] * self._shape[1] // record_tokens
+        batches, rows_in_batch = np.divmod(records, per_batch)
+        follows = (np.diff(records) == 1) & (np.diff(batches) == 0)
+        starts = [0, *(np.flatnonzero(~follows) + 1).tolist()]
+        for start, stop in zip(starts, [*starts[1:], len(records)], strict=True):
+            row_bytes = int(rows_in_batch[start]) * record_tokens * self._dtype.itemsize
+            self._read_fully(out[start:stop], self._extents.offset(int(batches[start])) + row_bytes)
+
+    def read_private(self, index: int) -> TokenArray:
+        """Return batch `index` writable: a view of a private mapping (mmap), or a fresh array (pread).
+
+        The file never changes. What is written into a private view stays in it: a later read of the same batch in
+        this process sees it.
+        """
+        if not self._views:
+            tokens = np.empty(self._shape, self._dtype)
+            self.read_into(index, tokens)
+            return tokens
+        self._check_size(os.lseek(self._fd, 0, os.SEEK_END))
+        if not self._private_views:
+            self._private_views = self._map(private=True)
+        number, within = self._extents.locate(index)
+        return self._private_views[number][within]  # type: ignore[no-any-return]
+
+    def is_cached(self, index: int) -> bool:
+        """Return whether the first page of batch `index` is in the page cache: a read that may not wait."""
+        try:
+            return os.preadv(self._fd, (bytearray(1),), self._extents.offset(index), os.RWF_NOWAIT) == 1
+        except (BlockingIOError, AttributeError):
+            return False
+        except OSError:  # this file system cannot tell
+            return False
+
     def _read_fully(self, out: TokenArray, offset: int) -> None:
         """Read all of `out`: one call of the kernel returns less than 2 GiB, and less at the end of the file."""
         buffer = memoryview(out).cast("B")
@@ -217,11 +269,11 @@ class ExtentFile:
 
     def close(self) -> None:
         """Close the descriptor. Views stay valid until the last of them is dropped."""
-        self._views = []
+        self._views = self._private_views = []
         self._close_fd()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in self.__dict__.items() if k not in ("_fd", "_close_fd", "_views")}
+        return {k: v for k, v in self.__dict__.items() if k not in ("_fd", "_close_fd", "_views", "_private_views")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

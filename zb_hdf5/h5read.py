@@ -84,7 +84,7 @@ class HDF5BatchReader(BatchReader):
         if not self.complete:
             self.refresh()  # opens the file now: once it is published, its partial's name is gone
         if crc32 is not None:
-            self._source = CheckedSource(source, crc32, path)
+            self._source = CheckedSource(source, found.meta, crc32, path)
         elif verify == "store":
             self.require_sha256()
 

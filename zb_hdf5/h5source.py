@@ -9,9 +9,11 @@ from typing import Any, NamedTuple
 
 import h5py
 import numpy as np
+import numpy.typing as npt
 
 from zb_hdf5.errors import FormatError, UnavailableError
 from zb_hdf5.h5file import open_h5_for_reading
+from zb_hdf5.reader import gather_from_batches
 from zb_hdf5.spec import BATCHES_ATTRIBUTES, StoreMeta, TokenArray, as_stored
 
 
@@ -83,6 +85,20 @@ class H5pySource:
                     "'pip install hdf5plugin' has the common ones: import it before reading"
                 ) from error
             raise FormatError(f"{self._path}: batch {start:,}: HDF5 cannot read it: {error}") from error
+
+    def gather_into(self, records: npt.NDArray[np.int64], out: TokenArray) -> None:
+        """Fill `out`, shape `(count, L)`, with records of L tokens."""
+        gather_from_batches(self, self._meta, records, out)
+
+    def read_private(self, index: int) -> TokenArray:
+        """Return a fresh, writable array."""
+        tokens = np.empty(self._meta.shape, self._meta.dtype)
+        self.read_into(index, tokens)
+        return tokens
+
+    def is_cached(self, index: int) -> bool:
+        """Say yes: HDF5's global lock leaves nothing to gain from reading ahead in several threads."""
+        return True
 
     def refresh(self) -> WriterState:
         """Return what the writer has committed by now."""

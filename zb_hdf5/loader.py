@@ -1,35 +1,48 @@
 """The loader: a reader, an order, a rank and a position. Written once, for every backend.
 
-    reader (which bytes)  x  order (position -> index)  x  rank of world_size (which positions)  ->  int64 tensors
+    reader (which bytes)  x  order (position -> record)  x  rank of world_size (which positions)  ->  tensors
 
-A position counts the batches that all ranks together have consumed in the epoch; rank r takes positions `start + r`,
-`start + r + world_size`, ... so ranks never talk, and a checkpoint fits any number of them. Reading ahead in threads
-and transfer to a device will stand between `_indices` and the tensors, in a room of their own (`prefetch.py`).
+A position counts the records that all ranks together have consumed in the epoch. A step takes the next
+`batch_size * world_size` of them, rank r the r-th part. So ranks never talk, and a checkpoint fits any number of ranks
+and any batch size.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError, StateError
-from zb_hdf5.order import Order, make_order
+from zb_hdf5.order import Order, make_record_order
+from zb_hdf5.prefetch import DeviceRing, read_ahead
+from zb_hdf5.ranks import resolve_rank
 from zb_hdf5.reader import BatchReader
 from zb_hdf5.store import open_reader
 
 if TYPE_CHECKING:
     import torch
 
+    from zb_hdf5.datasets import BatchDataset, RecordDataset
+
+    Step: TypeAlias = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+
 STATE_VERSION: Final = 1
-#: Positions whose indices are computed at once: enough to make numpy cheap, little enough to start at once.
-ORDER_BLOCK: Final = 1024
+#: Steps whose records are computed at once: enough to make numpy cheap, little enough to start at once.
+ORDER_STEPS: Final = 256
+AUTO_PREFETCH: Final = 8
+#: Batches that "auto" looks up in the page cache before it decides.
+CACHE_SAMPLE: Final = 4
+
+#: What to read for one step: a whole stored batch, or the numbers of its records.
+Request: TypeAlias = int | npt.NDArray[np.int64]
 
 
 class Loader:
-    """Iterates over the batches of a store: one epoch per `iter`, as `torch.int64` tensors of shape (B, S).
+    """Iterates over the batches of a store: one epoch per `iter`, as tensors of shape (batch_size, seq_len).
 
     Parameters
     ----------
@@ -38,8 +51,9 @@ class Loader:
     backend, access, verify
         As for `open_reader`; without effect on a reader.
     shuffle
-        "global": a uniform permutation of all batches. "block": ZeroBatch's shuffle of blocks of `block_size`
-        consecutive batches. "sequential": as stored.
+        "global": a uniform permutation of all stored batches. "records": a uniform permutation of all records, so that
+        no record keeps its batch-mates; random reads of one record each. "block": ZeroBatch's shuffle of blocks of
+        `block_size` consecutive batches. "sequential": as stored.
     seed, epoch
         What the order depends on, and nothing else: the same in every backend.
     rank, world_size
@@ -47,18 +61,30 @@ class Loader:
         RANK and WORLD_SIZE, else SLURM_PROCID and SLURM_NTASKS, else 0 of 1. Ranks that must see the same data
         (tensor or pipeline parallel) pass their data-parallel rank.
     drop_last
-        Every rank makes the same number of steps either way. True: the last `num_batches % world_size` batches of the
-        epoch's order are left out. False: the last step is filled up from the start of the epoch's order.
+        Every rank makes the same number of steps either way. True: the last records of the epoch's order that do not
+        fill a step of all ranks are left out. False: the last step is filled up from the start of the order.
+    batch_size, seq_len
+        Of the tensors; by default as stored. Any `batch_size`; a `seq_len` that divides the stored one.
+    prefetch
+        Batches to read ahead in background threads. 0: none, which is fastest while the data are in the page cache.
+        "auto": 8 if a sample of the coming batches is not in the page cache, or if there is a `device`, else 0.
+    device
+        A CUDA device: batches are read into pinned buffers, copied on a stream of their own, and widened there.
+    dtype
+        `torch.int64`, or `torch.int32`: half the memory; a mapped uint32 store then needs no copy
+        (`BatchReader.read_batch_int32` says what that means for writing into it).
+    targets
+        True: yield `(x, y)`, the records without their last and without their first token: views of one tensor.
 
     Raises
     ------
     ArgumentError
-        If the arguments contradict each other, or the store has fewer batches than ranks.
+        If the arguments contradict each other, or the store has too few records for one step.
 
     Notes
     -----
     A new iteration starts the epoch anew, except the first one after `load_state_dict`, which goes on where the state
-    was taken. Not thread-safe; picklable.
+    was taken. Not thread-safe; picklable without a device.
 
     Examples
     --------
@@ -83,19 +109,49 @@ class Loader:
         rank: int | None = None,
         world_size: int | None = None,
         drop_last: bool = True,
+        batch_size: int | None = None,
+        seq_len: int | None = None,
+        prefetch: int | str = "auto",
+        device: str | torch.device | None = None,
+        dtype: torch.dtype | None = None,
+        targets: bool = False,
     ) -> None:
         if not isinstance(source, BatchReader):
             source = open_reader(source, backend=backend, access=access, verify=verify)
         self.reader: BatchReader = source
         self.rank, self.world_size = resolve_rank(rank, world_size)
         self.shuffle, self.block_size, self.seed, self.drop_last = shuffle, block_size, seed, drop_last
+        self.batch_size = batch_size or source.batch_size
+        self.seq_len = seq_len or source.seq_len
+        self.targets = targets
+        self._records_per_batch, rest = divmod(source.meta.batch_tokens, self.seq_len)
+        if source.seq_len % self.seq_len or rest:
+            raise ArgumentError(f"seq_len must divide the stored {source.seq_len}, found {self.seq_len}")
+        if prefetch != "auto" and (not isinstance(prefetch, int) or prefetch < 0):
+            raise ArgumentError(f'prefetch must be "auto" or at least 0, found {prefetch!r}')
+        self._prefetch = prefetch
+        self._set_target(device, dtype)
         self.epoch = -1  # none yet
+        self._forever: Iterator[Step] | None = None
         self.set_epoch(epoch)
-        if len(self) == 0:
-            raise ArgumentError(
-                f"{self.reader.path}: {self.reader.num_batches:,} batches are too few for {self.world_size:,} ranks; "
-                "write smaller batches, or pass drop_last=False"
-            )
+        self.set_batch_size(self.batch_size)
+
+    def _set_target(self, device: str | torch.device | None, dtype: torch.dtype | None) -> None:
+        import torch
+
+        self._dtype = dtype or torch.int64
+        self._device = None if device is None or torch.device(device).type == "cpu" else torch.device(device)
+        if self._dtype not in (torch.int64, torch.int32):
+            raise ArgumentError(f"dtype must be torch.int64 or torch.int32, found {dtype}")
+        if self._device is not None and self._device.type != "cuda":
+            raise ArgumentError(f"device must be a CUDA device or the CPU, found {device}")
+
+    # --- position ------------------------------------------------------------------------------------------------
+
+    @property
+    def num_records(self) -> int:
+        """Records of `seq_len` tokens in the store."""
+        return self.reader.num_batches * self._records_per_batch
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch to iterate over. A resumed position is kept if it belongs to this epoch."""
@@ -103,74 +159,190 @@ class Loader:
             raise ArgumentError(f"epoch must be at least 0, found {epoch}")
         if self.epoch != epoch:
             self.epoch = epoch
-            self._order: Order = make_order(
-                self.shuffle, self.reader.num_batches, seed=self.seed, epoch=epoch, block_size=self.block_size
-            )
+            self._order: Order = self.order_of_epoch(epoch)
             self._position = 0
             self._resumed = False
+            self._forever = None
+
+    def order_of_epoch(self, epoch: int) -> Order:
+        """Return the order of the records in an epoch: position -> record."""
+        n, rows = self.reader.num_batches, self._records_per_batch
+        return make_record_order(self.shuffle, n, rows, seed=self.seed, epoch=epoch, block_size=self.block_size)
+
+    def set_batch_size(self, batch_size: int) -> None:
+        """Change the batch size from the next step on, also in the middle of an iteration: nothing is skipped."""
+        steps = self._steps_from(0, batch_size) if batch_size >= 1 else 0
+        if steps == 0:
+            raise ArgumentError(
+                f"{self.reader.path}: {self.num_records:,} records are too few for {self.world_size:,} ranks with "
+                f"batches of {batch_size:,}; pass a smaller batch_size, or drop_last=False"
+            )
+        self.batch_size = batch_size
 
     def __len__(self) -> int:
         """Steps of a whole epoch: the number of batches that this rank, like every rank, yields."""
-        return _steps(self.reader.num_batches, self.world_size, self.drop_last)
+        return self._steps_from(0, self.batch_size)
 
-    def __iter__(self) -> Iterator[torch.Tensor]:
+    def _steps_from(self, position: int, batch_size: int) -> int:
+        left, step = max(0, self.num_records - position), batch_size * self.world_size
+        return left // step if self.drop_last else -(-left // step)
+
+    # --- iteration -----------------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the batches of one epoch: tensors, or pairs of them with `targets=True`."""
         if not self._resumed:
             self._position = 0
         self._resumed = False
-        read = self.reader.read_batch_torch
-        for index in self._indices(self._position):
-            batch = read(index)
-            self._position += self.world_size
-            yield batch
+        batch_size = 0
+        while batch_size != self.batch_size:  # once, and again after each change of the batch size
+            batch_size = self.batch_size
+            for tokens in self._read_all(self._requests(self._position, batch_size)):
+                self._position += batch_size * self.world_size
+                yield (tokens[:, :-1], tokens[:, 1:]) if self.targets else tokens
+                if self.batch_size != batch_size:
+                    break
 
-    def _indices(self, start: int) -> Iterator[int]:
-        """Yield the store indices that this rank takes from position `start` to the end of the epoch."""
-        n = self.reader.num_batches
-        stop = start + _steps(n - start, self.world_size, self.drop_last) * self.world_size
-        for first in range(start + self.rank, stop, ORDER_BLOCK * self.world_size):
-            last = min(first + ORDER_BLOCK * self.world_size, stop)
-            yield from self._order.indices(np.arange(first, last, self.world_size) % n).tolist()
+    def get_batch(self) -> Any:
+        """Return the next batch, for ever: after the last one of an epoch comes the first one of the next epoch."""
+        while True:
+            if self._forever is None:
+                self._forever = iter(self)
+            batch = next(self._forever, None)
+            if batch is not None:
+                return batch
+            self._forever = None
+            self.set_epoch(self.epoch + 1)
+
+    def _requests(self, position: int, batch_size: int) -> Iterator[Request]:
+        """Yield what this rank reads at each step from `position` to the end of the epoch."""
+        step = batch_size * self.world_size
+        steps = self._steps_from(position, batch_size)
+        for first in range(0, steps, ORDER_STEPS):
+            starts = position + np.arange(first, min(first + ORDER_STEPS, steps)) * step + self.rank * batch_size
+            yield from self.requests_at(self._order, starts, batch_size)
+
+    def requests_of_steps(self, steps: npt.NDArray[np.int64]) -> list[Request]:
+        """Return what this rank reads at these steps of the current epoch."""
+        starts = (steps * self.world_size + self.rank) * self.batch_size
+        return self.requests_at(self._order, starts, self.batch_size)
+
+    def requests_at(self, order: Order, starts: npt.NDArray[np.int64], batch_size: int) -> list[Request]:
+        """Return what to read for the batches that begin at these positions of an order."""
+        whole = batch_size == self._records_per_batch == self.reader.batch_size and self.shuffle != "records"
+        if whole and not np.any(starts % batch_size):
+            batches: list[Request] = (order.indices(starts % self.num_records) // batch_size).tolist()
+            return batches
+        positions = starts[:, np.newaxis] + np.arange(batch_size)
+        return list(order.indices(positions % self.num_records))
+
+    def _read_all(self, requests: Iterator[Request]) -> Iterator[torch.Tensor]:
+        depth = self._prefetch_depth()
+        if self._device is not None:
+            ring = DeviceRing(self._device, self._dtype)
+            for buffer in read_ahead(lambda request: self._read_pinned(ring, request), requests, depth):
+                yield ring.send(buffer)
+        elif depth:
+            yield from read_ahead(self.read, requests, depth)
+        else:
+            yield from map(self.read, requests)
+
+    def _prefetch_depth(self) -> int:
+        if self._prefetch != "auto":
+            return max(int(self._prefetch), 1 if self._device else 0)
+        n = self.num_records
+        positions = (self._position + np.arange(CACHE_SAMPLE) * self.batch_size * self.world_size) % n
+        batches = set((self._order.indices(positions) // self._records_per_batch).tolist())
+        warm = all(self.reader.is_cached(batch) for batch in batches)
+        return 0 if warm and self._device is None else AUTO_PREFETCH
+
+    def read(self, request: Request) -> torch.Tensor:
+        """Read one step's tokens on the CPU: a stored batch by its number, or any records by theirs."""
+        import torch
+
+        if isinstance(request, int):
+            narrow = self._dtype == torch.int32
+            return self.reader.read_batch_int32(request) if narrow else self.reader.read_batch_torch(request)
+        tokens = np.empty((len(request), self.seq_len), self.reader.dtype)
+        self.reader.read_records_into(request, tokens)
+        return torch.from_numpy(tokens.astype(np.int32 if self._dtype == torch.int32 else np.int64))
+
+    def _read_pinned(self, ring: DeviceRing, request: Request) -> torch.Tensor:
+        reader = self.reader
+        if isinstance(request, int):
+            return ring.fill(reader.meta.shape, reader.dtype, lambda out: reader.read_into(request, out))
+        shape = (len(request), self.seq_len)
+        return ring.fill(shape, reader.dtype, lambda out: reader.read_records_into(request, out))
+
+    # --- state ---------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """Return where training stands: what was yielded, never what was read ahead.
 
-        Plain JSON values, under 1 KB, the same on every rank after the same step, valid for any other world size.
+        Plain JSON values, under 1 KB, the same on every rank after the same step. `position` counts records of all
+        ranks in this epoch, so that it is valid for any other world size and batch size.
         """
-        return {**self._identity(), "epoch": self.epoch, "position": self._position}
+        return {**self.identity(), "epoch": self.epoch, "position": self._position}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue exactly where `state_dict` was taken, in O(1), whatever the world size or backend was then.
+    def load_state_dict(self, state_dict: dict[str, Any], *, force: bool = False) -> None:
+        """Continue exactly where `state_dict` was taken, in O(1), whatever the ranks, batch size or backend were then.
+
+        Parameters
+        ----------
+        force
+            Take epoch and position even if they are of other data, another seed or another order.
 
         Raises
         ------
         StateError
             If the state is of other data, another seed or another order; the message names the field.
         """
-        for name, expected in self._identity().items():
+        for name, expected in {} if force else self.identity().items():
             found = state_dict.get(name)
             if found != expected:
                 hint = "; open both with verify='store'" if str(found).startswith("sampled:") else ""
-                raise StateError(f"{self.reader.path}: state has {name} {found!r}, this loader {expected!r}{hint}")
+                raise StateError(
+                    f"{self.reader.path}: state has {name} {found!r}, this loader {expected!r}{hint}; "
+                    "force=True takes the position all the same"
+                )
         epoch, position = state_dict.get("epoch"), state_dict.get("position")
-        if not isinstance(epoch, int) or not isinstance(position, int) or epoch < 0 or position < 0:
+        if type(epoch) is not int or type(position) is not int or epoch < 0 or position < 0:
             raise StateError(f"state: expected epoch and position >= 0, found {epoch!r} and {position!r}")
         self.set_epoch(epoch)
         self._position = position
         self._resumed = True
+        self._forever = None
 
-    def _identity(self) -> dict[str, Any]:
-        """What must agree for a position to mean the same batches."""
+    def identity(self) -> dict[str, Any]:
+        """What must agree for a position to mean the same records."""
         return {
             "version": STATE_VERSION,
             "fingerprint": self.reader.fingerprint,
             "shuffle": self.shuffle,
             "block_size": self.block_size if self.shuffle == "block" else None,
             "seed": self.seed,
+            "seq_len": self.seq_len,
         }
+
+    def dataset(self) -> BatchDataset:
+        """Return this rank's batches of the current epoch as a map-style `torch.utils.data.Dataset`."""
+        from zb_hdf5.datasets import BatchDataset
+
+        return BatchDataset(self)
+
+    def records(self) -> RecordDataset:
+        """Return all records as a map-style dataset of `{"input_ids", "labels"}`, as trainers expect them."""
+        from zb_hdf5.datasets import RecordDataset
+
+        return RecordDataset(self.reader)
 
     def close(self) -> None:
         """Close the reader."""
+        self._forever = None
         self.reader.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_forever": None}
 
 
 class BatchNativeLoader(Loader):
@@ -196,40 +368,3 @@ class BatchNativeLoader(Loader):
     ) -> None:
         order = "block" if shuffle else "sequential"
         super().__init__(path, shuffle=order, block_size=block_size, seed=seed, epoch=epoch, rank=0, world_size=1)
-
-
-def resolve_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """Return (rank, world_size) from the arguments or, where both are None, from the job's environment.
-
-    Raises
-    ------
-    ArgumentError
-        Unless `0 <= rank < world_size`, or if only one of them is given.
-    """
-    if (rank is None) != (world_size is None):
-        raise ArgumentError(f"pass both rank and world_size or neither, found rank={rank}, world_size={world_size}")
-    if rank is None or world_size is None:
-        rank, world_size = _rank_of_job()
-    if not 0 <= rank < world_size:
-        raise ArgumentError(f"expected 0 <= rank < world_size, found rank {rank} of {world_size}")
-    return rank, world_size
-
-
-def _rank_of_job() -> tuple[int, int]:
-    import torch.distributed
-
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_rank(), torch.distributed.get_world_size()
-    for rank, world_size in (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS")):
-        if rank in os.environ and world_size in os.environ:
-            try:
-                return int(os.environ[rank]), int(os.environ[world_size])
-            except ValueError as error:
-                raise ArgumentError(f"environment variables {rank} and {world_size} are no numbers: {error}") from error
-    return 0, 1
-
-
-def _steps(num_batches: int, world_size: int, drop_last: bool) -> int:
-    if num_batches <= 0:
-        return 0
-    return num_batches // world_size if drop_last else -(-num_batches // world_size)

@@ -68,7 +68,7 @@ class BatchFileReader(BatchReader):
         super().__init__(path, meta, num_batches, source)
         self.extents = extents
         if verify == "batch":
-            self._source = CheckedSource(source, read_crc32_file(path, num_batches), path)
+            self._source = CheckedSource(source, meta, read_crc32_file(path, num_batches), path)
         elif verify == "store":
             self.require_sha256()
 

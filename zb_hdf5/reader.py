@@ -38,6 +38,15 @@ class BatchSource(Protocol):
     def read_range_into(self, start: int, out: TokenArray) -> None:
         """Fill `out`, shape `(count, B, S)`, with consecutive batches."""
 
+    def gather_into(self, records: npt.NDArray[np.int64], out: TokenArray) -> None:
+        """Fill `out`, shape `(count, L)`, with records of L tokens (a divisor of S), numbered in batch order."""
+
+    def read_private(self, index: int) -> TokenArray:
+        """Return batch `index`, writable, without a copy where there is a mapping; the file never changes."""
+
+    def is_cached(self, index: int) -> bool:
+        """Return whether batch `index` can be read without waiting for a disk."""
+
     def close(self) -> None:
         """Release what is held."""
 
@@ -125,6 +134,51 @@ class BatchReader:
         """
         return self._source.read(self._check(index))
 
+    @property
+    def num_records(self) -> int:
+        """Records in all batches."""
+        return self.num_batches * self.meta.batch_size
+
+    def read_record(self, index: SupportsIndex) -> TokenArray:
+        """Return one record, shape (S,), read-only; record r is row `r % B` of batch `r // B`."""
+        number = operator.index(index)
+        if not 0 <= number < self.num_records:
+            raise BatchIndexError(f"{self.path}: no record {number:,}: expected 0..{self.num_records - 1:,}")
+        out = np.empty((1, self.seq_len), self.dtype)
+        self._source.gather_into(np.array([number]), out)
+        out.flags.writeable = False
+        return out[0]  # type: ignore[no-any-return]
+
+    def read_records_into(self, records: npt.NDArray[np.int64], out: TokenArray) -> None:
+        """Fill `out`, shape `(count, L)` of the stored dtype, with any records.
+
+        Parameters
+        ----------
+        records
+            Numbers of records of L tokens, in batch order. L is `out.shape[1]`, a divisor of `seq_len`: each stored
+            record then counts as `seq_len / L` records.
+        """
+        length = out.shape[1] if out.ndim == 2 else 0
+        if length == 0 or self.seq_len % length or out.dtype != self.dtype or len(out) != len(records):
+            raise ArgumentError(f"expected {len(records)} rows of a divisor of {self.seq_len}, found {out.shape}")
+        total = self.num_records * (self.seq_len // length)
+        if len(records) and not 0 <= int(records.min()) <= int(records.max()) < total:
+            raise BatchIndexError(f"{self.path}: expected records in 0..{total - 1:,}, found {records}")
+        self._source.gather_into(records, out)
+
+    def read_batch_int32(self, index: SupportsIndex) -> torch.Tensor:
+        """Return one batch as a `torch.int32` tensor, without a copy where uint32 tokens are mapped.
+
+        Clone it before you write into it: a mapped batch keeps what was written for as long as the reader is open (the
+        file itself never changes). Ids above 2**31 - 1, which no tokenizer has, would come out negative.
+        """
+        import torch
+
+        number = self._check(index)
+        if self.dtype.itemsize == 4:
+            return torch.from_numpy(self._source.read_private(number).view(np.int32))
+        return torch.from_numpy(self._borrow(number).astype(np.int32))
+
     def read_batch_torch(self, index: SupportsIndex) -> torch.Tensor:
         """Return one batch as a new `torch.int64` tensor, shape (B, S). Raises as `read_batch` does."""
         import torch
@@ -196,6 +250,10 @@ class BatchReader:
             )
         self.sha256 = found
 
+    def is_cached(self, index: SupportsIndex) -> bool:
+        """Return whether a batch can be read without waiting for a disk, as far as the system can tell."""
+        return self._source.is_cached(self._check(index))
+
     def refresh(self) -> int:
         """See what a writer has committed since; return `num_batches`. Nothing to do on a published file."""
         return self.num_batches
@@ -263,7 +321,7 @@ class _Closed:
     def _refuse(self, *_: object) -> Any:
         raise ClosedError(f"{self._path}: this reader was closed")
 
-    read = read_into = read_range_into = _refuse
+    read = read_into = read_range_into = gather_into = read_private = is_cached = _refuse
 
     def close(self) -> None:
         pass
@@ -272,8 +330,8 @@ class _Closed:
 class CheckedSource:
     """A source whose every batch is compared with its crc32 before anyone sees it."""
 
-    def __init__(self, source: BatchSource, crc32: npt.NDArray[np.uint32], path: Path) -> None:
-        self._source, self._crc32, self._path = source, crc32, path
+    def __init__(self, source: BatchSource, meta: StoreMeta, crc32: npt.NDArray[np.uint32], path: Path) -> None:
+        self._source, self._meta, self._crc32, self._path = source, meta, crc32, path
         self.access = source.access
 
     def read(self, index: int) -> TokenArray:
@@ -290,6 +348,17 @@ class CheckedSource:
         for number, batch in enumerate(out, start):
             self._compare(number, batch)
 
+    def gather_into(self, records: npt.NDArray[np.int64], out: TokenArray) -> None:
+        gather_from_batches(self, self._meta, records, out)
+
+    def read_private(self, index: int) -> TokenArray:
+        tokens = self._source.read_private(index)
+        self._compare(index, tokens)
+        return tokens
+
+    def is_cached(self, index: int) -> bool:
+        return self._source.is_cached(index)
+
     def close(self) -> None:
         self._source.close()
 
@@ -300,3 +369,12 @@ class CheckedSource:
                 f"{self._path}: batch {index:,}: expected crc32 {expected:08x}, found {found:08x}; "
                 f"run 'zb verify {self._path}'"
             )
+
+
+def gather_from_batches(source: BatchSource, meta: StoreMeta, records: npt.NDArray[np.int64], out: TokenArray) -> None:
+    """Gather records by whole batches, each read once: for sources that cannot read less."""
+    per_batch = meta.batch_tokens // out.shape[1]
+    batches = records // per_batch
+    for number in np.unique(batches).tolist():
+        here = np.flatnonzero(batches == number)
+        out[here] = source.read(number).reshape(per_batch, -1)[records[here] % per_batch]

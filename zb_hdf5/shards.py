@@ -16,6 +16,9 @@ from itertools import accumulate
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, Self
 
+import numpy as np
+import numpy.typing as npt
+
 from zb_hdf5.errors import ArgumentError, BackendError, FormatError, IncompleteError
 from zb_hdf5.publish import write_atomically
 from zb_hdf5.reader import BatchReader, BatchSource
@@ -259,6 +262,27 @@ class ShardedSource:
             take = min(len(out) - done, self._starts[shard + 1] - start - done)
             self._source(shard).read_range_into(start + done - self._starts[shard], out[done : done + take])
             done += take
+
+    def gather_into(self, records: npt.NDArray[np.int64], out: TokenArray) -> None:
+        per_batch = self._index.meta.batch_tokens // out.shape[1]
+        starts = np.array(self._starts) * per_batch
+        shards = np.searchsorted(starts, records, side="right") - 1
+        for shard in np.unique(shards).tolist():
+            here = np.flatnonzero(shards == shard)
+            if len(here) == len(records):
+                self._source(shard).gather_into(records - starts[shard], out)
+            else:
+                rows = np.empty((len(here), out.shape[1]), out.dtype)
+                self._source(shard).gather_into(records[here] - starts[shard], rows)
+                out[here] = rows
+
+    def read_private(self, index: int) -> TokenArray:
+        shard = bisect_right(self._starts, index) - 1
+        return self._source(shard).read_private(index - self._starts[shard])
+
+    def is_cached(self, index: int) -> bool:
+        shard = bisect_right(self._starts, index) - 1
+        return self._source(shard).is_cached(index - self._starts[shard])
 
     def _source(self, shard: int) -> BatchSource:
         with self._lock:

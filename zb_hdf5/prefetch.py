@@ -1,0 +1,101 @@
+"""Reading ahead in threads, and moving batches to a device beside the computation. Knows nothing of storage.
+
+`read_ahead` keeps `depth` reads under way and hands their results over in order. `DeviceRing` gives those reads pinned
+buffers to fill, and copies them to the device on a stream of its own; a buffer is filled again only after its copy.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    import torch
+
+Request = TypeVar("Request")
+Result = TypeVar("Result")
+
+#: More threads than this do not make one process read faster: the calls between the reads hold the interpreter lock.
+MAX_THREADS: Final = 8
+#: Copies to the device that may be under way.
+COPIES: Final = 2
+
+
+def read_ahead(read: Callable[[Request], Result], requests: Iterator[Request], depth: int) -> Iterator[Result]:
+    """Yield `read(request)` for each request, in order, with up to `depth` of them under way in threads.
+
+    An error of `read` is raised here, in the place of its result. The threads end when the iterator ends, is closed, or
+    is dropped (an early `break`, an exception, Ctrl+C): a read that has begun is waited for, the others are not begun.
+    """
+    pool = ThreadPoolExecutor(min(depth, MAX_THREADS), thread_name_prefix="zb-prefetch")
+    pending: deque[Future[Result]] = deque()
+    try:
+        for request in requests:
+            pending.append(pool.submit(read, request))
+            if len(pending) > depth:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+class DeviceRing:
+    """Pinned buffers on their way to a CUDA device.
+
+    A buffer is used again only after the event of its copy. There are never more of them than reads under way and
+    `COPIES` copies, so taking one never waits.
+
+    Parameters
+    ----------
+    device
+        Where batches go.
+    dtype
+        Of the tensors that arrive. Ids cross the bus as they are stored and are widened on the device.
+    """
+
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        import torch
+
+        self._torch, self._device, self._dtype = torch, device, dtype
+        self._stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._free: deque[torch.Tensor] = deque()
+        self._copying: deque[tuple[Any, torch.Tensor]] = deque()
+
+    def fill(
+        self, shape: tuple[int, ...], stored: np.dtype[Any], read: Callable[[npt.NDArray[Any]], None]
+    ) -> torch.Tensor:
+        """Take a buffer and let `read` fill it. Called by the reading threads."""
+        try:
+            buffer = self._free.pop()
+        except IndexError:
+            buffer = None
+        if buffer is None or buffer.shape != shape:
+            signed = {2: self._torch.int16, 4: self._torch.int32}[stored.itemsize]
+            buffer = self._torch.empty(shape, dtype=signed, pin_memory=True)
+        read(buffer.numpy().view(stored))
+        return buffer
+
+    def send(self, buffer: torch.Tensor) -> torch.Tensor:
+        """Start the copy, and return the tensor that the current stream may use. Called by the consumer."""
+        cuda: Any = self._torch.cuda
+        with cuda.stream(self._stream):
+            tokens = buffer.to(self._device, non_blocking=True).to(self._dtype)
+            if tokens.element_size() > buffer.element_size():  # signed on the bus, unsigned in the store
+                tokens.bitwise_and_(0xFFFF if buffer.element_size() == 2 else 0xFFFFFFFF)
+            event = cuda.Event()
+            event.record(self._stream)
+        current = cuda.current_stream(self._device)
+        current.wait_event(event)
+        tokens.record_stream(current)
+        self._copying.append((event, buffer))
+        if len(self._copying) > COPIES:
+            event, buffer = self._copying.popleft()
+            event.synchronize()
+            self._free.append(buffer)
+        return tokens

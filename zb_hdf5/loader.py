@@ -119,6 +119,7 @@ class Loader:
         if not isinstance(source, BatchReader):
             source = open_reader(source, backend=backend, access=access, verify=verify)
         self.reader: BatchReader = source
+        self._fingerprint = source.fingerprint  # now: a checkpoint must not depend on reading the file again
         self.rank, self.world_size = resolve_rank(rank, world_size)
         self.shuffle, self.block_size, self.seed, self.drop_last = shuffle, block_size, seed, drop_last
         self.batch_size = batch_size or source.batch_size
@@ -317,7 +318,7 @@ class Loader:
         """What must agree for a position to mean the same records."""
         return {
             "version": STATE_VERSION,
-            "fingerprint": self.reader.fingerprint,
+            "fingerprint": self._fingerprint,
             "shuffle": self.shuffle,
             "block_size": self.block_size if self.shuffle == "block" else None,
             "seed": self.seed,

@@ -79,6 +79,7 @@ class BatchReader:
         self.num_batches = num_batches
         self.complete = True
         self.sha256: str | None = None
+        self._fingerprint: str | None = None
         self._source = source
         self._local = threading.local()
 
@@ -106,6 +107,11 @@ class BatchReader:
         Where no digest is stored (a lone `.batch`, a foreign HDF5 file) it covers the shape and a fixed sample of the
         batches, and begins with "sampled:".
         """
+        if self._fingerprint is None or not self.complete:
+            self._fingerprint = self._compute_fingerprint()
+        return self._fingerprint
+
+    def _compute_fingerprint(self) -> str:
         if self.sha256 is not None:
             return content_fingerprint([self.sha256], self.meta)
         n = self.num_batches
@@ -248,7 +254,7 @@ class BatchReader:
             raise ChecksumError(
                 f"{self.path}: expected sha256 {self.sha256}, found {found}; run 'zb verify {self.path}' for the batch"
             )
-        self.sha256 = found
+        self.sha256, self._fingerprint = found, None
 
     def is_cached(self, index: SupportsIndex) -> bool:
         """Return whether a batch can be read without waiting for a disk, as far as the system can tell."""

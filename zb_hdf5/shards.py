@@ -223,8 +223,7 @@ class ShardedReader(BatchReader):
         self.backend = " and ".join(sorted({shard.backend for shard in index.shards}))
         self.sha256 = index.sha256
 
-    @property
-    def fingerprint(self) -> str:
+    def _compute_fingerprint(self) -> str:
         return content_fingerprint((shard.sha256 for shard in self.index.shards), self.meta)
 
 

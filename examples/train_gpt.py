@@ -1,0 +1,193 @@
+"""Train a small GPT from a batch store, on any number of processes; resume on another number.
+
+    convert npy-to-hdf5 tokens/ train-h5 --batch-size 32 --seq-len 256 --vocab-size 257
+    torchrun --nproc-per-node 2 examples/train_gpt.py train-h5 --out run --steps 200
+    torchrun --nproc-per-node 4 examples/train_gpt.py train-h5 --out run --steps 400    # from 200 on
+
+Every step of all processes together takes `--global-batch` records, whatever their number: so the order of the data does
+not depend on it. The folder `--out` gets `checkpoint.pt`, `log.rank*.jsonl` (a line per step) and `loss.png`.
+Uses gloo on CPUs and nccl on GPUs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+
+from zb_hdf5 import Loader
+
+
+class Block(nn.Module):
+    """One layer: causal self-attention, then a feed-forward network, each with a residual connection."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.project = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.feed = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(self.norm1(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        attended = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.project(attended.transpose(1, 2).flatten(2))
+        return x + self.feed(self.norm2(x))
+
+
+class GPT(nn.Module):
+    """A decoder-only transformer with learned positions."""
+
+    def __init__(self, vocab_size: int, seq_len: int, width: int, layers: int, heads: int = 4) -> None:
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(vocab_size, width), nn.Embedding(seq_len, width)
+        self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocab_size, bias=False)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return the mean cross-entropy in nats."""
+        hidden = self.tokens(x) + self.positions.weight[: x.shape[1]]
+        logits = self.head(self.norm(self.blocks(hidden)))
+        return functional.cross_entropy(logits.flatten(0, 1), y.flatten())
+
+
+class Run:
+    """Everything that a checkpoint holds, and how it is saved and found again."""
+
+    def __init__(self, options: argparse.Namespace, rank: int, world_size: int, device: torch.device) -> None:
+        if options.global_batch % world_size:
+            raise SystemExit(f"--global-batch {options.global_batch} is no multiple of {world_size} processes")
+        torch.manual_seed(options.seed)
+        self.rank, self.path, self.step = rank, Path(options.out) / "checkpoint.pt", 0
+        self.loader = Loader(
+            options.data,
+            seed=options.seed,
+            rank=rank,
+            world_size=world_size,
+            batch_size=options.global_batch // world_size,
+            device=device,
+            targets=True,
+        )
+        vocab_size = options.vocab_size or self.loader.reader.meta.vocab_size
+        if not vocab_size:
+            raise SystemExit("the store does not know its vocabulary: pass --vocab-size")
+        self.model = GPT(vocab_size, self.loader.seq_len, options.width, options.layers).to(device)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=options.lr)
+
+    def save(self) -> None:
+        """Write a checkpoint on rank 0; the loader's state is the same on every rank."""
+        if self.rank == 0:
+            parts = {"model": self.model, "optimizer": self.optimizer, "loader": self.loader}
+            partial = self.path.with_suffix(".partial")
+            torch.save({"step": self.step, **{name: part.state_dict() for name, part in parts.items()}}, partial)
+            os.replace(partial, self.path)
+
+    def resume(self) -> None:
+        """Load the checkpoint if there is one."""
+        if self.path.exists():
+            checkpoint = torch.load(self.path, weights_only=True, map_location="cpu")
+            self.step = checkpoint["step"]
+            self.model.load_state_dict(checkpoint["model"])
+            self.optimizer.load_state_dict(checkpoint["optimizer"])
+            self.loader.load_state_dict(checkpoint["loader"])
+
+
+def batches(loader: Loader) -> Iterator[tuple[Tensor, Tensor, float]]:
+    """Yield (x, y, seconds that the step had to wait for them), for ever."""
+    while True:
+        start = time.perf_counter()
+        x, y = loader.get_batch()
+        yield x, y, time.perf_counter() - start
+
+
+def train(run: Run, options: argparse.Namespace, log: Path) -> None:
+    model = DistributedDataParallel(run.model)
+    source = batches(run.loader)
+    waited = total = 0.0
+    while run.step < options.steps:
+        start = time.perf_counter()
+        x, y, wait = next(source)
+        run.optimizer.zero_grad()
+        loss = model(x, y)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        run.optimizer.step()
+        mean = loss.detach().clone()
+        dist.all_reduce(mean)
+        run.step += 1
+        waited, total = waited + wait, total + time.perf_counter() - start
+        record = {"step": run.step, "loss": mean.item() / dist.get_world_size(), "data_wait_share": wait / total}
+        digest = hashlib.sha256(x.cpu().contiguous().numpy()).hexdigest()[:16]
+        with open(log.with_suffix(f".rank{run.rank}.jsonl"), "a", encoding="utf-8") as file:
+            file.write(json.dumps({**record, "data": digest}) + "\n")
+        if run.rank == 0 and (run.step % options.log_every == 0 or run.step == options.steps):
+            print(f"step {run.step:>6}  loss {record['loss']:.3f}  waited for data {waited / total:.2%}", flush=True)
+        if run.step % options.save_every == 0 or run.step == options.steps:
+            run.save()
+
+
+def plot(out: Path, log: Path) -> None:
+    """Draw the loss of all steps, those of earlier runs included."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    lines = log.with_suffix(".rank0.jsonl").read_text(encoding="utf-8").splitlines()
+    losses = {record["step"]: record["loss"] for record in map(json.loads, lines)}
+    figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
+    axes.plot(list(losses), list(losses.values()), linewidth=1.2)
+    axes.set(xlabel="step", ylabel="loss (nats per token)", title="Training loss, resumed runs included")
+    axes.grid(alpha=0.3)
+    figure.savefig(out / "loss.png", dpi=150)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", help="a store or file for zb_hdf5.Loader")
+    parser.add_argument("--out", required=True, help="folder for the checkpoint, the logs and the plot")
+    numbers: dict[str, Any] = {
+        "steps": 200, "global-batch": 32, "seed": 1, "width": 128, "layers": 4, "vocab-size": 0, "log-every": 20,
+        "save-every": 50,
+    }  # fmt: skip
+    for name, default in numbers.items():
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--lr", type=float, default=1e-3)
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = parse()
+    out = Path(options.out)
+    out.mkdir(parents=True, exist_ok=True)
+    gpu = torch.cuda.is_available()
+    dist.init_process_group("nccl" if gpu else "gloo")
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if gpu else torch.device("cpu")
+    if gpu:
+        torch.cuda.set_device(device)
+    run = Run(options, rank, world_size, device)
+    run.resume()
+    if rank == 0:
+        print(f"{world_size} processes, from step {run.step} to {options.steps}, {len(run.loader):,} steps an epoch")
+    train(run, options, out / "log")
+    if rank == 0:
+        plot(out, out / "log")
+        print(f"loss curve: {out / 'loss.png'}")
+    run.loader.close()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

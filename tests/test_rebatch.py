@@ -1,0 +1,218 @@
+"""Any batch size, any row, any sequence length that divides: the loader against plain numpy indexing."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from zb_hdf5 import ArgumentError, BatchIndexError, Loader, StateError, open_reader, open_writer
+
+NUM_BATCHES, BATCH_SIZE, SEQ_LEN = 40, 8, 64
+TOKENS = np.random.default_rng(5).integers(0, 50_000, (NUM_BATCHES, BATCH_SIZE, SEQ_LEN), dtype=np.uint32)
+
+
+@pytest.fixture(scope="module", params=["hdf5-mmap", "hdf5-pread", "hdf5-h5py", "batch-mmap", "batch-pread"])
+def opened(request, tmp_path_factory):
+    backend, access = request.param.split("-")
+    path = tmp_path_factory.mktemp("rebatch") / {"hdf5": "t.h5", "batch": "t.batch"}[backend]
+    with open_writer(path, batch_size=BATCH_SIZE, seq_len=SEQ_LEN) as writer:
+        writer.write(TOKENS)
+    with open_reader(path, access=access) as reader:
+        yield reader
+
+
+def epoch_of(reader, world_size, **options):
+    """Return the tokens of an epoch in global order: step by step, rank by rank."""
+    loaders = [Loader(reader, rank=rank, world_size=world_size, **options) for rank in range(world_size)]
+    steps = list(zip(*(list(loader) for loader in loaders), strict=True))
+    assert len(steps) == len(loaders[0])
+    return torch.cat([batch for step in steps for batch in step]).numpy(), loaders[0]
+
+
+@pytest.mark.parametrize("shuffle", ["global", "records", "block", "sequential"])
+@pytest.mark.parametrize("batch_size", [8, 4, 16, 5, 24])
+@pytest.mark.parametrize("seq_len", [64, 16])
+@pytest.mark.parametrize(("world_size", "prefetch"), [(1, 0), (3, 0), (2, 3)])
+def test_every_shape_yields_the_records_of_its_order(opened, shuffle, batch_size, seq_len, world_size, prefetch):
+    options = {"shuffle": shuffle, "batch_size": batch_size, "seq_len": seq_len, "prefetch": prefetch, "block_size": 7}
+    found, loader = epoch_of(opened, world_size, **options)
+    order = loader.order_of_epoch(0).indices(np.arange(len(found)))
+    np.testing.assert_array_equal(found, TOKENS.reshape(-1, seq_len)[order])
+    left_out = TOKENS.reshape(-1, seq_len).shape[0] - len(found)
+    assert 0 <= left_out < batch_size * world_size
+
+
+def test_last_step_is_filled_from_the_start_of_the_order(opened):
+    found, loader = epoch_of(opened, 3, shuffle="records", batch_size=7, drop_last=False)
+    positions = np.arange(len(found)) % loader.num_records
+    assert len(found) >= loader.num_records
+    np.testing.assert_array_equal(found, TOKENS.reshape(-1, SEQ_LEN)[loader.order_of_epoch(0).indices(positions)])
+
+
+def test_records_are_read_one_by_one(opened):
+    for record in (0, 1, 77, NUM_BATCHES * BATCH_SIZE - 1):
+        row = opened.read_record(record)
+        np.testing.assert_array_equal(row, TOKENS.reshape(-1, SEQ_LEN)[record])
+        assert not row.flags.writeable
+    with pytest.raises(BatchIndexError):
+        opened.read_record(NUM_BATCHES * BATCH_SIZE)
+
+
+def test_gathering_outside_the_store_is_an_error(opened):
+    out = np.empty((2, SEQ_LEN), np.uint32)
+    for records in ([-1, 0], [0, NUM_BATCHES * BATCH_SIZE]):
+        with pytest.raises(BatchIndexError):
+            opened.read_records_into(np.array(records), out)
+    with pytest.raises(ArgumentError):
+        opened.read_records_into(np.array([0, 1]), np.empty((2, 7), np.uint32))
+
+
+def test_record_shuffle_changes_the_batch_mates(opened):
+    mates = []
+    for epoch in (0, 1):
+        loader = Loader(opened, shuffle="records", epoch=epoch, rank=0, world_size=1)
+        order = loader.order_of_epoch(epoch).indices(np.arange(loader.num_records)).reshape(-1, BATCH_SIZE)
+        mates.append({frozenset(batch.tolist()) for batch in order})
+    assert not mates[0] & mates[1]
+
+
+def test_records_are_gathered_across_shards(tmp_path):
+    from zb_hdf5 import ShardEntry, ShardIndex, StoreMeta
+
+    entries = []
+    for number, part in enumerate(np.array_split(TOKENS, 3)):
+        with open_writer(tmp_path / f"shard-{number}.h5", batch_size=BATCH_SIZE, seq_len=SEQ_LEN) as writer:
+            writer.write(part)
+            info = writer.finish()
+        entries.append(ShardEntry(info.path.name, "hdf5", info.num_batches, info.token_count, info.sha256))
+    ShardIndex(StoreMeta(BATCH_SIZE, SEQ_LEN, np.dtype("<u4")), tuple(entries)).save(tmp_path)
+    for access in ("mmap", "pread"):
+        with open_reader(tmp_path, access=access) as reader:
+            found, loader = epoch_of(reader, 2, shuffle="records", batch_size=6)
+            order = loader.order_of_epoch(0).indices(np.arange(len(found)))
+            np.testing.assert_array_equal(found, TOKENS.reshape(-1, SEQ_LEN)[order])
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    ramp=st.lists(st.tuples(st.integers(1, 20), st.integers(1, 4)), min_size=1, max_size=5),
+    shuffle=st.sampled_from(["global", "records", "sequential"]),
+    prefetch=st.sampled_from([0, 2]),
+)
+def test_batch_size_ramp_skips_and_repeats_nothing_across_resumes(ramp, shuffle, prefetch, tmp_path_factory):
+    path = tmp_path_factory.getbasetemp() / "ramp.batch"
+    if not path.exists():
+        with open_writer(path, batch_size=BATCH_SIZE, seq_len=SEQ_LEN) as writer:
+            writer.write(TOKENS)
+    with open_reader(path) as reader:
+        loader = Loader(reader, shuffle=shuffle, prefetch=prefetch, rank=0, world_size=1)
+        seen, state = [], loader.state_dict()
+        for batch_size, steps in ramp:
+            loader = Loader(reader, shuffle=shuffle, prefetch=prefetch, rank=0, world_size=1)
+            loader.load_state_dict(json.loads(json.dumps(state)))
+            loader.set_batch_size(batch_size)
+            iterator = iter(loader)
+            for _ in range(steps):
+                seen.append(next(iterator))
+                loader.set_batch_size(batch_size)
+            iterator.close()
+            state = loader.state_dict()
+        found = torch.cat(seen).numpy()
+        order = loader.order_of_epoch(0).indices(np.arange(len(found)))
+        np.testing.assert_array_equal(found, TOKENS.reshape(-1, SEQ_LEN)[order])
+        assert state["position"] == len(found)
+
+
+def test_batch_size_changes_in_the_middle_of_an_iteration(opened):
+    loader = Loader(opened, batch_size=4, prefetch=4, rank=0, world_size=1)
+    seen = []
+    for number, batch in enumerate(loader):
+        seen.append(batch)
+        if number == 4:
+            loader.set_batch_size(10)
+    assert {len(batch) for batch in seen[:5]} == {4}
+    assert {len(batch) for batch in seen[5:]} == {10}
+    found = torch.cat(seen).numpy()
+    order = loader.order_of_epoch(0).indices(np.arange(len(found)))
+    np.testing.assert_array_equal(found, TOKENS.reshape(-1, SEQ_LEN)[order])
+
+
+def test_impossible_shapes_are_refused(opened):
+    for options in ({"seq_len": 48}, {"batch_size": 10**6}, {"batch_size": -1}, {"prefetch": -1}, {"prefetch": "much"}):
+        with pytest.raises(ArgumentError):
+            Loader(opened, rank=0, world_size=1, **options)
+    with pytest.raises(ArgumentError):
+        Loader(opened, rank=0, world_size=1, dtype=torch.float32)
+    loader = Loader(opened, rank=0, world_size=1)
+    with pytest.raises(ArgumentError):
+        loader.set_batch_size(0)
+
+
+def test_targets_are_the_records_shifted_by_one(opened):
+    loader = Loader(opened, targets=True, rank=0, world_size=1)
+    plain = Loader(opened, rank=0, world_size=1)
+    for (x, y), batch in zip(loader, plain, strict=True):
+        assert torch.equal(x, batch[:, :-1])
+        assert torch.equal(y, batch[:, 1:])
+
+
+def test_get_batch_goes_on_for_ever_through_the_epochs(opened):
+    loader = Loader(opened, rank=0, world_size=1)
+    found = [loader.get_batch() for _ in range(2 * NUM_BATCHES + 3)]
+    expected = []
+    for epoch in range(3):
+        reference = Loader(opened, epoch=epoch, rank=0, world_size=1)
+        expected += list(reference)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=False))
+    assert loader.state_dict()["epoch"] == 2
+    resumed = Loader(opened, rank=0, world_size=1)
+    resumed.load_state_dict(loader.state_dict())
+    assert torch.equal(resumed.get_batch(), loader.get_batch())
+
+
+def test_int32_equals_int64_and_never_changes_the_file(opened):
+    before = opened.path.read_bytes()
+    narrow = Loader(opened, dtype=torch.int32, rank=0, world_size=1)
+    wide = Loader(opened, rank=0, world_size=1)
+    for a, b in zip(narrow, wide, strict=True):
+        assert a.dtype == torch.int32
+        assert torch.equal(a.long(), b)
+    batch = opened.read_batch_int32(3)
+    batch.zero_()
+    assert opened.path.read_bytes() == before
+    np.testing.assert_array_equal(opened.read_batch(3), TOKENS[3])
+
+
+def test_mapped_int32_is_a_view(tmp_path):
+    with open_writer(tmp_path / "t.batch", batch_size=BATCH_SIZE, seq_len=SEQ_LEN) as writer:
+        writer.write(TOKENS)
+    with open_reader(tmp_path / "t.batch", access="mmap") as reader:
+        assert reader.read_batch_int32(1).data_ptr() == reader.read_batch_int32(1).data_ptr()
+
+
+def test_state_of_another_sequence_length_is_refused_unless_forced(opened):
+    state = Loader(opened, seq_len=16, rank=0, world_size=1).state_dict()
+    loader = Loader(opened, rank=0, world_size=1)
+    with pytest.raises(StateError, match="seq_len"):
+        loader.load_state_dict(state)
+    loader.load_state_dict(state | {"position": 8}, force=True)
+    assert loader.state_dict()["position"] == 8
+
+
+def test_a_hundred_thousand_ranks_share_without_a_cluster(opened):
+    """Every rank's first step, without a process per rank: rank r of any world takes the r-th part of each step."""
+    reader = opened
+    for world_size in (1, 7, NUM_BATCHES):
+        firsts = [
+            Loader(reader, rank=r, world_size=world_size).requests_of_steps(np.array([0]))[0] for r in range(world_size)
+        ]
+        assert len(set(firsts)) == world_size
+    records = NUM_BATCHES * BATCH_SIZE * SEQ_LEN
+    for rank in (0, 1, 99_999):
+        loader = Loader(reader, rank=rank, world_size=100_000, batch_size=1, seq_len=1, drop_last=False)
+        assert len(loader) == -(-records // 100_000)
+        first = loader.requests_of_steps(np.array([0]))[0]
+        assert first.tolist() == loader.order_of_epoch(0).indices(np.array([rank % records])).tolist()

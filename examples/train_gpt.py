@@ -4,8 +4,8 @@
     torchrun --nproc-per-node 2 examples/train_gpt.py train-h5 --out run --steps 200
     torchrun --nproc-per-node 4 examples/train_gpt.py train-h5 --out run --steps 400    # from 200 on
 
-Every step of all processes together takes `--global-batch` records, whatever their number: so the order of the data does
-not depend on it. The folder `--out` gets `checkpoint.pt`, `log.rank*.jsonl` (a line per step) and `loss.png`.
+Every step of all processes together takes `--global-batch` records, whatever their number, so the order of the data
+does not depend on it. The folder `--out` gets `checkpoint.pt`, `log.rank*.jsonl` (a line per step) and `loss.png`.
 Uses gloo on CPUs and nccl on GPUs.
 """
 

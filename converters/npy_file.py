@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import io
-import os
+import math
+import tokenize
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -23,6 +24,11 @@ if TYPE_CHECKING:
     from zb_hdf5.digest import GroupDigest
 
 REMAINDERS: Final = ("drop", "pad", "error")
+NPY_MAGIC: Final = b"\x93NUMPY"
+#: What numpy raises for headers that are no Python literal, or not the right one.
+MALFORMED_HEADER: Final = (
+    ValueError, TypeError, KeyError, SyntaxError, tokenize.TokenError, OverflowError, RecursionError, MemoryError,
+)  # fmt: skip
 #: Source files that are mapped at the same time: each mapping holds a descriptor.
 MAX_MAPPED_FILES: Final = 256
 
@@ -57,7 +63,7 @@ class NpyFile:
                 f"{path}: expected records of {seq_len} tokens, found {shape[1]}; pass --seq-len {shape[1]}"
             )
         require_integers(np.empty(0, dtype), path)
-        expected = byte_offset + int(np.prod(shape)) * dtype.itemsize
+        expected = byte_offset + math.prod(shape) * dtype.itemsize
         found = path.stat().st_size
         if found < expected:
             raise IncompleteError(f"{path}: expected {expected:,} bytes for shape {shape} {dtype}, found {found:,}")
@@ -66,7 +72,7 @@ class NpyFile:
 
     @property
     def num_tokens(self) -> int:
-        return int(np.prod(self.shape))
+        return math.prod(self.shape)
 
     def records(self, seq_len: int) -> TokenArray:
         """Map the file and return its records, shape `(num_records, seq_len)`."""
@@ -107,7 +113,8 @@ class NpySource:
     ) -> None:
         if remainder not in REMAINDERS:
             raise ArgumentError(f"remainder must be one of {', '.join(REMAINDERS)}, found {remainder!r}")
-        self._files = [NpyFile.open(path, seq_len) for path in expand(paths)]
+        self.paths = expand(paths)
+        self._files = [NpyFile.open(path, seq_len) for path in self.paths]
         total = sum(file.num_records for file in self._files)
         stored = stored_dtype(self._auto_dtype(vocab_size) if dtype == "auto" else dtype)
         self.meta = StoreMeta(batch_size, seq_len, stored, seed if shuffle else 0, total, vocab_size=vocab_size)
@@ -115,7 +122,7 @@ class NpySource:
             raise ArgumentError(bad_token_message("--pad-id", "the padding", pad_id, self.meta))
         self.shuffle = "global" if shuffle else "none"
         self.shard_batches: list[int] = []
-        self.description = {"format": "npy", "files": [str(file.path) for file in self._files]}
+        self.description = {"format": "npy", "files": [str(path) for path in self.paths]}
         self._pad_id = pad_id
         self._order = write_order(total, seed) if shuffle else SequentialOrder(total)
         self._ends = np.cumsum([file.num_records for file in self._files])
@@ -249,12 +256,19 @@ def expand(paths: Sequence[Path]) -> list[Path]:
 def _read_npy_header(path: Path) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
     """Return (shape, Fortran order, dtype, byte offset of the data)."""
     with open(path, "rb") as file:
+        magic = file.read(len(NPY_MAGIC))
+        if magic != NPY_MAGIC:
+            kind = IncompleteError if NPY_MAGIC.startswith(magic) else FormatError
+            raise kind(f"{path}: not a .npy file: expected magic {NPY_MAGIC!r}, found {magic!r}")
+        file.seek(0)
         try:
-            version = np.lib.format.read_magic(file)
-            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            # version 3 differs from 2 in the encoding of field names, which arrays of integers do not have
+            one, two = np.lib.format.read_array_header_1_0, np.lib.format.read_array_header_2_0
+            read = {(1, 0): one, (2, 0): two, (3, 0): two}[np.lib.format.read_magic(file)]
             shape, fortran, dtype = read(file)
-        except ValueError as error:
-            short = os.fstat(file.fileno()).st_size < 128
-            kind = IncompleteError if short else FormatError
-            raise kind(f"{path}: not a whole .npy file: {error}") from error
+            if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize >= 2**63:
+                raise ValueError(f"impossible shape {shape}")
+        except MALFORMED_HEADER as error:
+            kind = IncompleteError if str(error).startswith("EOF") else FormatError
+            raise kind(f"{path}: malformed .npy header: {error or type(error).__name__}") from error
         return shape, fortran, dtype, file.tell()

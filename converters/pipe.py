@@ -15,7 +15,16 @@ from typing import Any, Final, Protocol, cast
 
 import numpy as np
 
-from zb_hdf5 import BatchWriter, ChecksumError, ConvertError, ShardEntry, ShardIndex, ShardInfo, StoreMeta
+from zb_hdf5 import (
+    ArgumentError,
+    BatchWriter,
+    ChecksumError,
+    ConvertError,
+    ShardEntry,
+    ShardIndex,
+    ShardInfo,
+    StoreMeta,
+)
 from zb_hdf5.publish import PartialDirectory, write_atomically
 from zb_hdf5.reader import GROUP_BYTES
 from zb_hdf5.spec import CRC32_SUFFIX, SHARD_PREFIX, TokenArray
@@ -93,6 +102,8 @@ class Source(Protocol):
         Complete before the first batch is read.
     description
         For the `source` entry of `shards.json`.
+    paths
+        The files and folders that are read; the destination may not replace them.
     """
 
     meta: StoreMeta
@@ -101,6 +112,7 @@ class Source(Protocol):
     shard_batches: list[int]
     accounts: Accounts
     description: dict[str, Any]
+    paths: list[Path]
 
     def read_into(self, start: int, out: TokenArray) -> None:
         """Fill `out`, shape `(count, B, S)` of the stored dtype, with consecutive batches."""
@@ -161,6 +173,7 @@ def convert(
     """
     start_s = time.monotonic()
     row = FORMATS[target]
+    _refuse_source_as_destination(source, destination)
     if destination.suffix == row.suffix:
         if num_shards or shard_bytes:
             raise ConvertError(f"{destination}: is one file; name a folder (no {row.suffix}) to write shards")
@@ -179,6 +192,13 @@ def convert(
     return Report(destination, source.meta, source.num_batches, shards, sha256, source.accounts, seconds)
 
 
+def _refuse_source_as_destination(source: Source, destination: Path) -> None:
+    place = destination.resolve()
+    for path in source.paths:
+        if place == path.resolve() or place in path.resolve().parents:
+            raise ConvertError(f"{destination}: is or holds the source {path}; choose another output")
+
+
 def plan_shards(source: Source, num_shards: int | None, shard_bytes: int | None) -> list[tuple[int, int]]:
     """Return (start, stop) of each shard, in batches: consecutive, and none empty.
 
@@ -188,6 +208,8 @@ def plan_shards(source: Source, num_shards: int | None, shard_bytes: int | None)
         If there are fewer batches than shards.
     """
     total = source.num_batches
+    if num_shards is not None and shard_bytes is not None:
+        raise ArgumentError("pass either a number of shards or their size, not both")
     if num_shards is None and shard_bytes is None and source.shard_batches:
         stops = np.cumsum(source.shard_batches).tolist()
         return list(zip([0, *stops[:-1]], stops, strict=True))

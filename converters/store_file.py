@@ -32,6 +32,7 @@ class StoreSource:
     shuffle = "none"
 
     def __init__(self, path: Path, backend: str, dataset: str | None = None) -> None:
+        self.paths = [path]
         self._path, self._backend = path, backend
         self._reader = open_reader(path, backend=backend, dataset=dataset)
         if not self._reader.complete:

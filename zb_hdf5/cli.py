@@ -107,7 +107,8 @@ def which(
 @zb.command()
 @click.option("--folder", type=click.Path(path_type=Path), help="Keep the data here; by default a temporary folder.")
 @click.option("--steps", type=click.IntRange(10), default=100, show_default=True, help="Training steps.")
-def demo(folder: Path | None, steps: int) -> None:
+@click.pass_context
+def demo(ctx: click.Context, folder: Path | None, steps: int) -> None:
     """Tokenize this machine's Python library, convert, verify, compare, train, stop and resume.
 
     \b
@@ -115,7 +116,7 @@ def demo(folder: Path | None, steps: int) -> None:
     """
     from zb_hdf5.demo import run_demo
 
-    run_demo(folder, steps)
+    run_demo(ctx.find_root().command, folder, steps)
 
 
 def _verdict(report: ShardReport) -> str:

@@ -23,7 +23,7 @@ from zb_hdf5.errors import ZbError
 INTERRUPTED: Final = 130
 TERMINATED: Final = 143
 BAR_WIDTH: Final = 30
-_SIZE: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*", re.IGNORECASE)
+_SIZE: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*((?:[kmgt]i?)?)b?\s*", re.IGNORECASE)
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -90,10 +90,16 @@ class Size(click.ParamType[int]):
         if isinstance(value, int):
             return value
         match = _SIZE.fullmatch(value)
-        if match is None or float(match[1]) == 0:
+        size = int(float(match[1]) * _unit(match[2])) if match else 0
+        if size < 1:
             self.fail(f"{value!r} is not a size such as 512MB or 1GiB", param, ctx)
-        base = 1024 if match[3] else 1000
-        return int(float(match[1]) * base ** "kmgt".find(match[2].lower()) * base) if match[2] else int(float(match[1]))
+        return size
+
+
+def _unit(prefix: str) -> int:
+    """Return 1000 for "k", 1024 for "Ki", and so on; 1 for no prefix."""
+    base = 1024 if prefix[1:] else 1000
+    return int(base ** " kmgt".index(prefix[:1].lower() or " "))
 
 
 class Progress:
@@ -159,7 +165,7 @@ class Progress:
 def format_count(value: float) -> str:
     """Return 1234567 as "1.23 M": three digits and a decimal prefix."""
     for limit, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if value >= limit:
+        if value >= 0.9995 * limit:  # what would round to 1000 of the smaller unit
             return f"{value / limit:.3g} {prefix}"
     return f"{value:.3g} "
 

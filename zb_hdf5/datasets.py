@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset
 
 from zb_hdf5.errors import BatchIndexError
 from zb_hdf5.reader import BatchReader
 
-if TYPE_CHECKING:
-    from zb_hdf5.loader import Loader
+
+class Steps(Protocol):
+    """What a dataset of batches needs of a loader."""
+
+    reader: BatchReader
+
+    def __len__(self) -> int: ...
+    def set_epoch(self, epoch: int) -> None: ...
+    def requests_of_steps(self, steps: npt.NDArray[np.int64]) -> list[Any]: ...
+    def read(self, request: Any) -> torch.Tensor: ...
 
 
 class BatchDataset(Dataset[torch.Tensor]):
@@ -23,7 +32,7 @@ class BatchDataset(Dataset[torch.Tensor]):
     picklable, and each process opens the files by itself. Threads (`Loader(prefetch=n)`) are faster than workers.
     """
 
-    def __init__(self, loader: Loader) -> None:
+    def __init__(self, loader: Steps) -> None:
         self._loader = loader
 
     def set_epoch(self, epoch: int) -> None:

@@ -60,6 +60,7 @@ class Extents:
     _firsts: list[int] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        self.runs = [run for run in self.runs if run.num_batches]
         self._firsts = [0, *accumulate(run.num_batches for run in self.runs)][: len(self.runs)]
 
     @classmethod
@@ -155,9 +156,15 @@ class ExtentFile:
         status = os.fstat(self._fd)
         self._identity = (status.st_size, status.st_mtime_ns)
         self._end = self._extents.end
-        self._check_size(status.st_size)
-        self._views: list[TokenArray] = self._map() if self.access == "mmap" and self._end else []
+        self._views: list[TokenArray] = []
         self._private_views: list[TokenArray] = []
+        try:
+            self._check_size(status.st_size)
+            if self.access == "mmap" and self._end:
+                self._views = self._map()
+        except BaseException:
+            self._close_fd()  # now, not when the last traceback that holds this object is gone
+            raise
 
     def _map(self, private: bool = False) -> list[TokenArray]:
         # a private writable mapping of a file larger than memory is refused unless it gives up its reservation

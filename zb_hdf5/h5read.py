@@ -18,7 +18,7 @@ from zb_hdf5.errors import ArgumentError, BackendError, FormatError
 from zb_hdf5.extents import ExtentFile, Extents, auto_access
 from zb_hdf5.h5file import open_h5_for_reading
 from zb_hdf5.h5source import H5pySource
-from zb_hdf5.reader import BatchReader, BatchSource, CheckedSource
+from zb_hdf5.reader import BatchReader, BatchSource, CheckedSource, require_options
 from zb_hdf5.spec import (
     BATCHES,
     CODE_BY_DTYPE,
@@ -72,6 +72,7 @@ class HDF5BatchReader(BatchReader):
         verify: str = "none",
         dataset: str | None = None,
     ) -> None:
+        require_options(access, verify)
         path = Path(path)
         with open_h5_for_reading(path) as h5:
             found = _inspect_store(h5, path) if dataset is None else _inspect_foreign(h5, path, dataset)

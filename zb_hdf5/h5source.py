@@ -79,7 +79,7 @@ class H5pySource:
                 tokens = stored[start : start + len(out)]
                 out[...] = as_stored(tokens, self._meta, f"{self._path}: {self._name} (batch {start:,})")
         except OSError as error:
-            if "filter" in str(error):
+            if "filter" in str(error) or "plugin" in str(error):  # HDF5 looks for plugins, and reports that instead
                 raise UnavailableError(
                     f"{self._path}: this HDF5 installation lacks a filter that the file needs: {error}; "
                     "'pip install hdf5plugin' has the common ones: import it before reading"

@@ -17,7 +17,7 @@ from zb_hdf5.errors import ArgumentError, ConvertError, FormatError, IncompleteE
 from zb_hdf5.extents import ExtentFile, Extents, Run, auto_access
 from zb_hdf5.order import GlobalOrder, write_order
 from zb_hdf5.publish import PartialFile
-from zb_hdf5.reader import GROUP_BYTES, BatchReader, CheckedSource
+from zb_hdf5.reader import GROUP_BYTES, BatchReader, CheckedSource, require_options
 from zb_hdf5.spec import (
     CRC32_SUFFIX,
     HEADER_BYTES,
@@ -59,6 +59,7 @@ class BatchFileReader(BatchReader):
     backend = "batch"
 
     def __init__(self, path: str | os.PathLike[str], *, access: str = "auto", verify: str = "none") -> None:
+        require_options(access, verify)
         path = Path(path)
         if access == "h5py":
             raise ArgumentError(f"{path}: a .batch file is read by mmap or pread, not by h5py")

@@ -54,6 +54,8 @@ class PartialFile:
     def _refuse_existing(self) -> None:
         if not self._overwrite:
             refuse_existing(self.path)
+        if self.path.is_dir():
+            raise ConvertError(f"{self.path}: is a folder; remove it yourself, or choose another output")
 
     def share_lock(self) -> None:
         """Turn the exclusive lock into a shared one: HDF5 writers in mode "w" stay out, SWMR readers may enter."""
@@ -66,10 +68,14 @@ class PartialFile:
             fcntl.flock(self.fd, fcntl.LOCK_UN)
 
     def publish(self) -> None:
-        """Flush to disk, rename to the final name, and make the rename itself durable."""
-        self._refuse_existing()
-        os.fsync(self.fd)
-        os.replace(self.partial_path, self.path)
+        """Flush to disk, rename to the final name, and make the rename itself durable. A failure discards."""
+        try:
+            self._refuse_existing()
+            os.fsync(self.fd)
+            os.replace(self.partial_path, self.path)
+        except BaseException:
+            self.discard()
+            raise
         os.close(self.fd)
         fsync_directory(self.path.parent)
 
@@ -108,8 +114,8 @@ class PartialDirectory:
     def __enter__(self) -> Self:
         self.partial_path.mkdir(exist_ok=True)
         self._fd = open_locked(self.partial_path, os.O_RDONLY | os.O_DIRECTORY)
-        for entry in os.scandir(self.partial_path):
-            os.unlink(entry.path)
+        for name in os.listdir(self.partial_path):
+            os.unlink(self.partial_path / name)
         return self
 
     def __exit__(
@@ -118,24 +124,37 @@ class PartialDirectory:
         try:
             if kind is None:
                 self._publish()
-            else:
-                shutil.rmtree(self.partial_path)
         finally:
+            shutil.rmtree(self.partial_path, ignore_errors=True)  # gone already, if it was published
             os.close(self._fd)
 
     def _publish(self) -> None:
         os.fsync(self._fd)
         if not self._overwrite:
             refuse_existing(self.path)
-        if not self.path.exists():
+        if self.path.exists():
+            self._swap()
+        else:
             os.replace(self.partial_path, self.path)
-        else:  # both are whole at every moment: a crash in between leaves the old store in the hidden folder
-            refuse_foreign_files(self.path)
-            aside = Path(tempfile.mkdtemp(prefix=f".{self.path.name}.replaced-", dir=self.path.parent))
-            os.replace(self.path, aside / self.path.name)
-            os.replace(self.partial_path, self.path)
-            shutil.rmtree(aside)
         fsync_directory(self.path.parent)
+
+    def _swap(self) -> None:
+        """Put the new store in the place of the old one; both are whole at every moment.
+
+        A kill between the two renames leaves the old store in a hidden folder beside its place.
+        """
+        refuse_foreign_files(self.path)
+        aside = Path(tempfile.mkdtemp(prefix=f".{self.path.name}.replaced-", dir=self.path.parent))
+        old = aside / self.path.name
+        try:
+            os.replace(self.path, old)
+            os.replace(self.partial_path, self.path)
+        except BaseException:
+            if old.exists() and not self.path.exists():
+                os.replace(old, self.path)
+            aside.rmdir()
+            raise
+        shutil.rmtree(aside)
 
 
 def partial_path(path: Path) -> Path:
@@ -153,10 +172,10 @@ def refuse_foreign_files(folder: Path) -> None:
     """Raise `ConvertError` if `folder` holds anything but a store: replacing it would delete what is not ours."""
     if not folder.is_dir():
         raise ConvertError(f"{folder}: is not a folder; remove it yourself, or choose another output")
-    for entry in os.scandir(folder):
-        if entry.name != INDEX_NAME and not entry.name.startswith(SHARD_PREFIX):
+    for name in os.listdir(folder):
+        if name != INDEX_NAME and not name.startswith(SHARD_PREFIX):
             raise ConvertError(
-                f"{folder}: holds {entry.name!r}, which is no part of a store; move it away, or choose another output"
+                f"{folder}: holds {name!r}, which is no part of a store; move it away, or choose another output"
             )
 
 

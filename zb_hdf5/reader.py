@@ -19,6 +19,8 @@ from zb_hdf5.spec import StoreMeta, TokenArray, content_fingerprint
 if TYPE_CHECKING:
     import torch
 
+ACCESSES: Final = ("auto", "mmap", "pread", "h5py")
+VERIFIES: Final = ("none", "batch", "store")
 FINGERPRINT_SAMPLES: Final = 16
 #: What is moved or digested at once: large enough for the disk, small enough for the cache.
 GROUP_BYTES: Final = 4 << 20
@@ -165,8 +167,12 @@ class BatchReader:
             record then counts as `seq_len / L` records.
         """
         length = out.shape[1] if out.ndim == 2 else 0
-        if length == 0 or self.seq_len % length or out.dtype != self.dtype or len(out) != len(records):
-            raise ArgumentError(f"expected {len(records)} rows of a divisor of {self.seq_len}, found {out.shape}")
+        fits = length > 0 and self.seq_len % length == 0 and len(out) == len(records)
+        if not fits or out.dtype != self.dtype or not _is_fillable(out):
+            raise ArgumentError(
+                f"read_records_into needs {len(records)} writable rows of {self.dtype}, as long as a divisor of "
+                f"{self.seq_len}, found {out.shape} {out.dtype}"
+            )
         total = self.num_records * (self.seq_len // length)
         if len(records) and not 0 <= int(records.min()) <= int(records.max()) < total:
             raise BatchIndexError(f"{self.path}: expected records in 0..{total - 1:,}, found {records}")
@@ -205,13 +211,13 @@ class BatchReader:
             If `out` has another shape, dtype or layout.
         """
         number = self._check(index)
-        if out.shape != self.meta.shape or not (out.flags.c_contiguous and out.flags.writeable):
+        if out.shape != self.meta.shape or not _is_fillable(out):
             raise ArgumentError(
                 f"read_into needs a writable C-contiguous array of shape {self.meta.shape}, found {out.shape}"
             )
         if out.dtype == self.dtype:
             self._source.read_into(number, out)
-        elif out.dtype.kind == "i" and out.dtype.itemsize == self.dtype.itemsize:
+        elif out.dtype == np.dtype(f"<i{self.dtype.itemsize}"):
             self._source.read_into(number, out.view(self.dtype))
         elif out.dtype == np.int64:
             np.copyto(out, self._borrow(number))
@@ -227,8 +233,8 @@ class BatchReader:
             return
         self._check(start)
         self._check(start + len(out) - 1)
-        if out.shape[1:] != self.meta.shape or out.dtype != self.dtype or not out.flags.c_contiguous:
-            raise ArgumentError(f"read_batches_into needs C-contiguous batches of {self.meta.shape} {self.dtype}")
+        if out.shape[1:] != self.meta.shape or out.dtype != self.dtype or not _is_fillable(out):
+            raise ArgumentError(f"read_batches_into needs writable batches of {self.meta.shape} {self.dtype}")
         self._source.read_range_into(start, out)
 
     def token_sha256(self) -> str:
@@ -384,3 +390,19 @@ def gather_from_batches(source: BatchSource, meta: StoreMeta, records: npt.NDArr
     for number in np.unique(batches).tolist():
         here = np.flatnonzero(batches == number)
         out[here] = source.read(number).reshape(per_batch, -1)[records[here] % per_batch]
+
+
+def _is_fillable(out: TokenArray) -> bool:
+    return out.flags.c_contiguous and out.flags.writeable
+
+
+def require_options(access: str, verify: str) -> None:
+    """Raise `ArgumentError` unless both are known."""
+    require_choice("access", access, ACCESSES)
+    require_choice("verify", verify, VERIFIES)
+
+
+def require_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    """Raise `ArgumentError` unless `value` is one of `choices`."""
+    if value not in choices:
+        raise ArgumentError(f"{name} must be one of {', '.join(choices)}, found {value!r}")

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError, BackendError, FormatError, IncompleteError
 from zb_hdf5.publish import write_atomically
-from zb_hdf5.reader import BatchReader, BatchSource
+from zb_hdf5.reader import BatchReader, BatchSource, require_options
 from zb_hdf5.spec import (
     INDEX_FORMAT,
     INDEX_NAME,
@@ -210,6 +210,7 @@ class ShardedReader(BatchReader):
     def __init__(
         self, path: str | os.PathLike[str], *, backend: str = "auto", access: str = "auto", verify: str = "none"
     ) -> None:
+        require_options(access, verify)
         path = Path(path)
         index = ShardIndex.load(path)
         folder = path if path.is_dir() else path.parent

@@ -12,14 +12,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, cast
 
-from zb_hdf5.errors import ArgumentError, BackendError, ConvertError, FormatError
+from zb_hdf5.errors import BackendError, ConvertError, FormatError
 from zb_hdf5.publish import PARTIAL_SUFFIX, partial_path
-from zb_hdf5.reader import BatchReader
+from zb_hdf5.reader import BatchReader, require_choice, require_options
 from zb_hdf5.spec import BATCH_MAGIC, HDF5_MAGIC, INDEX_NAME, StoreMeta, stored_dtype
 from zb_hdf5.writer import BatchWriter
-
-ACCESSES: Final = ("auto", "mmap", "pread", "h5py")
-VERIFIES: Final = ("none", "batch", "store")
 
 
 @dataclass(frozen=True)
@@ -113,11 +110,12 @@ def open_reader(
     OSError
         If it cannot be opened.
     """
-    _require("access", access, ACCESSES)
-    _require("verify", verify, VERIFIES)
-    _require("backend", backend, ("auto", *BACKENDS))
+    require_options(access, verify)
+    require_choice("backend", backend, ("auto", *BACKENDS))
     path = Path(path)
     if path.is_dir() or path.name == INDEX_NAME:
+        if dataset is not None:
+            raise BackendError(f"{path}: dataset={dataset!r} needs an HDF5 file, found a store")
         return _open_store(path, backend, access, verify)
     if not path.exists() and partial_path(path).exists():
         raise FileNotFoundError(
@@ -172,7 +170,7 @@ def open_writer(
     meta = StoreMeta(batch_size, seq_len, stored_dtype(dtype), seed, total_records, vocab_size=vocab_size)
     if backend == "auto":
         backend = backend_of_suffix(Path(path))
-    _require("backend", backend, tuple(BACKENDS))
+    require_choice("backend", backend, tuple(BACKENDS))
     return BACKENDS[backend].writer_class()(
         path, meta, expected_batches=expected_batches, overwrite=overwrite, durable=durable
     )
@@ -191,11 +189,6 @@ def backend_of_suffix(path: Path) -> str:
             return name
     suffixes = " or ".join(backend.suffix for backend in BACKENDS.values())
     raise ConvertError(f"{path}: expected a name that ends in {suffixes}, or backend=")
-
-
-def _require(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ArgumentError(f"{name} must be one of {', '.join(choices)}, found {value!r}")
 
 
 def _load(target: str) -> Any:

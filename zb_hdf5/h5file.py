@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import h5py
 
-from zb_hdf5.errors import FormatError, IncompleteError, UnavailableError
+from zb_hdf5.errors import FormatError, IncompleteError, UnavailableError, ZbError
 from zb_hdf5.publish import NO_LOCKS
 
 
@@ -42,6 +44,24 @@ def open_h5_for_reading(path: Path) -> h5py.File:
         if not is_marked_open(path):
             raise
         return open_h5(path, "r", swmr=True)
+
+
+@contextlib.contextmanager
+def h5_damage(path: Path) -> Iterator[None]:
+    """Turn what h5py raises on damaged metadata into `FormatError`; our own errors pass.
+
+    HDF5 checks the checksums of its metadata and reports a mismatch as a KeyError, RuntimeError, OSError or ValueError,
+    depending on what it was asked for.
+    """
+    try:
+        yield
+    except (ZbError, FileNotFoundError, PermissionError):
+        raise
+    except (KeyError, RuntimeError, ValueError, OverflowError, TypeError, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # the disk's trouble, not the file's
+        text = error.args[0] if error.args else error
+        raise FormatError(f"{path}: HDF5 finds it damaged: {text}; restore it, or convert again") from error
 
 
 def is_marked_open(path: Path) -> bool:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError, BackendError, FormatError
 from zb_hdf5.extents import ExtentFile, Extents, auto_access
-from zb_hdf5.h5file import open_h5_for_reading
+from zb_hdf5.h5file import h5_damage, open_h5_for_reading
 from zb_hdf5.h5source import H5pySource
 from zb_hdf5.reader import BatchReader, BatchSource, CheckedSource, require_options
 from zb_hdf5.spec import (
@@ -74,7 +74,7 @@ class HDF5BatchReader(BatchReader):
     ) -> None:
         require_options(access, verify)
         path = Path(path)
-        with open_h5_for_reading(path) as h5:
+        with h5_damage(path), open_h5_for_reading(path) as h5:
             found = _inspect_store(h5, path) if dataset is None else _inspect_foreign(h5, path, dataset)
             if verify != "none" and found.sha256 is None:
                 raise BackendError(f"{path}: verify={verify!r} needs stored digests, but {found.obstacle}")
@@ -119,13 +119,14 @@ class _Layout(NamedTuple):
 
 
 def _inspect_store(h5: h5py.File, path: Path) -> _Layout:
-    if h5.attrs.get("format") != HDF5_FORMAT:
+    found = _text(h5.attrs.get("format"))
+    if found != HDF5_FORMAT:
         raise FormatError(
-            f"{path}: expected root attribute format={HDF5_FORMAT!r}, found {h5.attrs.get('format')!r}; "
-            f"{_foreign_hint(h5)}"
+            f"{path}: expected root attribute format={HDF5_FORMAT!r}, found {found!r}; {_foreign_hint(h5)}"
         )
-    if h5.attrs.get("format_version") != HDF5_VERSION:
-        raise FormatError(f"{path}: expected format_version {HDF5_VERSION}, found {h5.attrs.get('format_version')}")
+    version = h5.attrs.get("format_version")
+    if np.ndim(version) != 0 or version != HDF5_VERSION:
+        raise FormatError(f"{path}: expected format_version {HDF5_VERSION}, found {version}")
     missing = [name for name in ROOT_ATTRIBUTES if name not in h5.attrs]
     if missing:
         raise FormatError(f"{path}: root attribute {missing[0]!r} is missing")
@@ -146,9 +147,14 @@ def _meta(h5: h5py.File, stored: h5py.Dataset, path: Path) -> StoreMeta:
     names = ("batch_size", "seq_len", "seed", "total_records", "document_count", "vocab_size")
     try:
         numbers = {name: int(h5.attrs[name]) for name in names}
-        return StoreMeta(dtype=stored.dtype, tokenizer=str(h5.attrs["tokenizer"]), **numbers)
-    except (ArgumentError, TypeError, ValueError) as error:
+        return StoreMeta(dtype=stored.dtype, tokenizer=str(_text(h5.attrs["tokenizer"])), **numbers)
+    except (ArgumentError, TypeError, ValueError, OverflowError) as error:
         raise FormatError(f"{path}: bad root attributes: {error}") from error
+
+
+def _text(value: object) -> object:
+    """Decode a fixed-length text; leave anything else as it is."""
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
 
 def _inspect_foreign(h5: h5py.File, path: Path, dataset: str) -> _Layout:

@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.errors import FormatError, UnavailableError
-from zb_hdf5.h5file import open_h5_for_reading
+from zb_hdf5.h5file import h5_damage, open_h5_for_reading
 from zb_hdf5.reader import gather_from_batches
-from zb_hdf5.spec import BATCHES_ATTRIBUTES, StoreMeta, TokenArray, as_stored
+from zb_hdf5.spec import BATCHES_ATTRIBUTES, StoreMeta, TokenArray, as_stored, is_sha256
 
 
 class WriterState(NamedTuple):
@@ -103,8 +103,9 @@ class H5pySource:
     def refresh(self) -> WriterState:
         """Return what the writer has committed by now."""
         stored = self._dataset()
-        stored.refresh()  # the low-level refresh leaves h5py's cached shape stale
-        return self.read_state(stored, self._path)
+        with h5_damage(self._path):
+            stored.refresh()  # the low-level refresh leaves h5py's cached shape stale
+            return self.read_state(stored, self._path)
 
     @staticmethod
     def read_state(stored: h5py.Dataset, path: Path) -> WriterState:
@@ -115,8 +116,11 @@ class H5pySource:
             if value is None or np.asarray(value).dtype.kind != dtype.kind or np.ndim(value) != 0:
                 raise FormatError(f"{path}: {stored.name}: expected attribute {name!r} of {dtype}, found {value!r}")
             found[name] = value
+        sha256 = bytes(found["sha256"]).decode("ascii", "replace")
+        if not is_sha256(sha256):
+            raise FormatError(f"{path}: {stored.name}: expected 64 hexadecimal digits in sha256, found {sha256!r}")
         complete = bool(found["complete"])
-        return WriterState(int(found["num_batches"]), complete, found["sha256"].decode() if complete else None)
+        return WriterState(int(found["num_batches"]), complete, sha256 if complete else None)
 
     def close(self) -> None:
         """Close the HDF5 file."""

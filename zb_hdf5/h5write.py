@@ -67,9 +67,11 @@ class HDF5BatchWriter(BatchWriter):
 
     def _create_objects(self, h5: h5py.File) -> None:
         meta = self.meta
-        h5.attrs["format"] = HDF5_FORMAT
-        h5.attrs["creator"] = CREATOR
-        h5.attrs["tokenizer"] = meta.tokenizer
+        for name, text in (("format", HDF5_FORMAT), ("creator", CREATOR), ("tokenizer", meta.tokenizer)):
+            # of fixed length: the heap of variable-length texts has no checksum, and one flipped bit there can send
+            # HDF5 2.0 into an endless loop
+            data = text.encode("utf-8")
+            h5.attrs.create(name, data, dtype=h5py.string_dtype("utf-8", max(1, len(data))))
         h5.attrs.create("format_version", HDF5_VERSION, dtype="<u4")
         for name in ("batch_size", "seq_len", "seed", "total_records", "document_count", "vocab_size"):
             h5.attrs.create(name, getattr(meta, name), dtype="<u8")

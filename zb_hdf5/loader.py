@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError, StateError
-from zb_hdf5.order import Order, make_record_order
+from zb_hdf5.order import Order, make_order
 from zb_hdf5.prefetch import DeviceRing, read_ahead
 from zb_hdf5.ranks import resolve_rank
 from zb_hdf5.reader import BatchReader
@@ -151,8 +151,8 @@ class Loader:
 
     @property
     def num_records(self) -> int:
-        """Records of `seq_len` tokens in the store."""
-        return self.reader.num_batches * self._records_per_batch
+        """Records of `seq_len` tokens in the epoch: those that the store had when the epoch was chosen."""
+        return self._order.n
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch to iterate over. A resumed position is kept if it belongs to this epoch."""
@@ -167,8 +167,14 @@ class Loader:
 
     def order_of_epoch(self, epoch: int) -> Order:
         """Return the order of the records in an epoch: position -> record."""
-        n, rows = self.reader.num_batches, self._records_per_batch
-        return make_record_order(self.shuffle, n, rows, seed=self.seed, epoch=epoch, block_size=self.block_size)
+        return make_order(
+            self.shuffle,
+            self.reader.num_batches,
+            seed=self.seed,
+            epoch=epoch,
+            block_size=self.block_size,
+            records_per_batch=self._records_per_batch,
+        )
 
     def set_batch_size(self, batch_size: int) -> None:
         """Change the batch size from the next step on, also in the middle of an iteration: nothing is skipped."""
@@ -232,10 +238,10 @@ class Loader:
         """Return what to read for the batches that begin at these positions of an order."""
         whole = batch_size == self._records_per_batch == self.reader.batch_size and self.shuffle != "records"
         if whole and not np.any(starts % batch_size):
-            batches: list[Request] = (order.indices(starts % self.num_records) // batch_size).tolist()
+            batches: list[Request] = (order.indices(starts % order.n) // batch_size).tolist()
             return batches
         positions = starts[:, np.newaxis] + np.arange(batch_size)
-        return list(order.indices(positions % self.num_records))
+        return list(order.indices(positions % order.n))
 
     def _read_all(self, requests: Iterator[Request]) -> Iterator[torch.Tensor]:
         depth = self._prefetch_depth()
@@ -301,11 +307,9 @@ class Loader:
         for name, expected in {} if force else self.identity().items():
             found = state_dict.get(name)
             if found != expected:
-                hint = "; open both with verify='store'" if str(found).startswith("sampled:") else ""
-                raise StateError(
-                    f"{self.reader.path}: state has {name} {found!r}, this loader {expected!r}{hint}; "
-                    "force=True takes the position all the same"
-                )
+                sampled = any(str(value).startswith("sampled:") for value in (found, expected))
+                remedy = "open both with verify='store'" if sampled else "force=True takes the position all the same"
+                raise StateError(f"{self.reader.path}: state has {name} {found!r}, this loader {expected!r}; {remedy}")
         epoch, position = state_dict.get("epoch"), state_dict.get("position")
         if type(epoch) is not int or type(position) is not int or epoch < 0 or position < 0:
             raise StateError(f"state: expected epoch and position >= 0, found {epoch!r} and {position!r}")

@@ -140,33 +140,26 @@ class RowOrder(Order):
         return np.asarray(self._batches.indices(batches) * self._records_per_batch + rows, dtype=np.int64)
 
 
-def make_record_order(
-    shuffle: str, num_batches: int, records_per_batch: int, *, seed: int, epoch: int, block_size: int = 256
+def make_order(
+    shuffle: str, num_batches: int, *, seed: int, epoch: int, block_size: int = 256, records_per_batch: int = 1
 ) -> Order:
     """Return the order called `shuffle` over the records of `num_batches` batches.
 
     "records" permutes the records themselves; the other orders permute whole batches.
-    """
-    if shuffle == "records":
-        return GlobalOrder(num_batches * records_per_batch, seed, epoch)
-    batches = make_order(shuffle, num_batches, seed=seed, epoch=epoch, block_size=block_size)
-    return RowOrder(batches, records_per_batch)
-
-
-def make_order(shuffle: str, n: int, *, seed: int, epoch: int, block_size: int = 256) -> Order:
-    """Return the order called `shuffle` over `n` indices.
 
     Raises
     ------
     ArgumentError
         If `shuffle` is not one of `SHUFFLES`.
     """
+    if shuffle == "records":
+        return GlobalOrder(num_batches * records_per_batch, seed, epoch)
     if shuffle == "global":
-        return GlobalOrder(n, seed, epoch)
+        return RowOrder(GlobalOrder(num_batches, seed, epoch), records_per_batch)
     if shuffle == "block":
-        return BlockOrder(n, seed, epoch, block_size)
+        return RowOrder(BlockOrder(num_batches, seed, epoch, block_size), records_per_batch)
     if shuffle == "sequential":
-        return SequentialOrder(n)
+        return SequentialOrder(num_batches * records_per_batch)
     raise ArgumentError(f"shuffle must be one of {', '.join(SHUFFLES)}, found {shuffle!r}")
 
 

@@ -30,6 +30,7 @@ from zb_hdf5.spec import (
     TokenArray,
     combine_sha256,
     content_fingerprint,
+    is_sha256,
     stored_dtype,
 )
 from zb_hdf5.store import BACKENDS
@@ -67,9 +68,11 @@ class ShardEntry:
         path = PurePosixPath(entry.path)
         if path.is_absolute() or ".." in path.parts or not path.parts:
             raise FormatError(f"{where}: path {entry.path!r} leaves the folder of the store")
+        if entry.document_count < 0:
+            raise FormatError(f"{where}: expected document_count >= 0, found {entry.document_count}")
         if entry.backend not in BACKENDS:
             raise FormatError(f"{where}: expected backend {' or '.join(BACKENDS)}, found {entry.backend!r}")
-        if len(entry.sha256) != 64 or set(entry.sha256) - set("0123456789abcdef"):
+        if not is_sha256(entry.sha256):
             raise FormatError(f"{where}: expected 64 hexadecimal digits in sha256, found {entry.sha256!r}")
         return entry
 
@@ -138,7 +141,7 @@ class ShardIndex:
         """
         try:
             value = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise FormatError(f"{path}: not JSON: {error}; restore it from a copy, or convert again") from error
         where = str(path)
         for key, expected in (("format", INDEX_FORMAT), ("version", INDEX_VERSION), ("layout", "batches")):
@@ -147,9 +150,22 @@ class ShardIndex:
                 raise FormatError(f"{where}: expected {key} {expected!r}, found {found!r}")
         entries = enumerate(_field(value, "shards", list, where))
         shards = tuple(ShardEntry.from_json(entry, f"{where}: shards[{i}]") for i, entry in entries)
-        index = cls(_index_meta(value, where), shards, _field(value, "shuffle", str, where), value.get("source") or {})
+        source = _field(value, "source", dict, where)
+        index = cls(_index_meta(value, where), shards, _field(value, "shuffle", str, where), source)
         index._check_totals(value, where)
         return index
+
+    def require_agreement(self, reader: BatchReader, entry: ShardEntry) -> None:
+        """Raise `FormatError` if a shard is not what its entry says."""
+        expected = {
+            "num_batches": (entry.num_batches, reader.num_batches),
+            "shape": (self.meta.shape, reader.meta.shape),
+            "dtype": (self.meta.dtype, reader.dtype),
+            "sha256": (entry.sha256, reader.sha256 or entry.sha256),
+        }
+        for name, (in_index, in_shard) in expected.items():
+            if in_index != in_shard:
+                raise FormatError(f"{reader.path}: {INDEX_NAME} says {name} {in_index}, the shard says {in_shard}")
 
     def _check_totals(self, value: dict[str, Any], where: str) -> None:
         for number, shard in enumerate(self.shards):
@@ -303,15 +319,7 @@ class ShardedSource:
         )
         if not (entry.complete and reader.complete):
             raise IncompleteError(f"{reader.path}: its writer has not finished; convert again")
-        expected = {
-            "num_batches": (entry.num_batches, reader.num_batches),
-            "shape": (self._index.meta.shape, reader.meta.shape),
-            "dtype": (self._index.meta.dtype, reader.dtype),
-            "sha256": (entry.sha256, reader.sha256 or entry.sha256),
-        }
-        for name, (in_index, in_shard) in expected.items():
-            if in_index != in_shard:
-                raise FormatError(f"{reader.path}: {INDEX_NAME} says {name} {in_index}, the shard says {in_shard}")
+        self._index.require_agreement(reader, entry)
         return reader._source
 
     def _park(self, shard: int) -> None:
@@ -352,6 +360,8 @@ def _require_files(folder: Path, index: ShardIndex) -> None:
 def _index_meta(value: dict[str, Any], where: str) -> StoreMeta:
     names = ("batch_size", "seq_len", "seed", "total_records", "document_count", "vocab_size")
     tokenizer = value.get("tokenizer")
+    if tokenizer is not None and not isinstance(tokenizer, dict):
+        raise FormatError(f"{where}: tokenizer: expected an object or null, found {tokenizer!r}")
     try:
         return StoreMeta(
             dtype=stored_dtype(_field(value, "dtype", str, where)),

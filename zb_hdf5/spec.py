@@ -307,6 +307,11 @@ def bad_token_message(what: object, where: str, value: object, meta: StoreMeta) 
 # --- identity --------------------------------------------------------------------------------------------------
 
 
+def is_sha256(text: str) -> bool:
+    """Return whether `text` is 64 lower-case hexadecimal digits."""
+    return len(text) == 64 and not set(text) - set("0123456789abcdef")
+
+
 def combine_sha256(shard_digests: Iterable[str]) -> str:
     """Digest of a store: sha256 over the hexadecimal shard digests, in order."""
     return hashlib.sha256("".join(shard_digests).encode("ascii")).hexdigest()

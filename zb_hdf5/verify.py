@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ import numpy.typing as npt
 
 from zb_hdf5.digest import batch_crc32s
 from zb_hdf5.errors import ChecksumError, IncompleteError, ZbError
-from zb_hdf5.h5file import open_h5_for_reading
+from zb_hdf5.h5file import h5_damage, open_h5_for_reading
 from zb_hdf5.h5read import read_crc32
 from zb_hdf5.native import read_crc32_file
 from zb_hdf5.reader import GROUP_BYTES, BatchReader
@@ -48,6 +49,9 @@ class ShardReport:
     problem: ZbError | None = None
 
 
+EntryCheck = Callable[[BatchReader, ShardReport], None]
+
+
 def verify_store(
     path: Path, *, workers: int | None = None, progress: Progress = lambda tokens: None
 ) -> list[ShardReport]:
@@ -72,22 +76,24 @@ def verify_store(
     """
     if path.is_dir() or path.name == INDEX_NAME:
         folder = path if path.is_dir() else path.parent
-        entries = ShardIndex.load(path).shards
-        jobs: list[tuple[Path, ShardEntry | None]] = [(folder / entry.path, entry) for entry in entries]
+        index = ShardIndex.load(path)
+        jobs: list[tuple[Path, EntryCheck]] = [
+            (folder / entry.path, partial(_check_entry, index, entry)) for entry in index.shards
+        ]
     else:
-        jobs = [(path, None)]
+        jobs = [(path, lambda reader, report: None)]
     with ThreadPoolExecutor(workers or os.cpu_count() or 1, thread_name_prefix="zb-verify") as pool:
         return list(pool.map(lambda job: _verify_file(job[0], job[1], progress), jobs))
 
 
-def _verify_file(path: Path, entry: ShardEntry | None, progress: Progress) -> ShardReport:
+def _verify_file(path: Path, check_entry: EntryCheck, progress: Progress) -> ShardReport:
     report = ShardReport(str(path))
     try:
         report.backend = detect_backend(path)
         with BACKENDS[report.backend].reader_class()(path) as reader:
             report.num_batches, report.token_count = reader.num_batches, reader.num_batches * reader.meta.batch_tokens
             _check_content(reader, report, progress)
-            _check_entry(reader, report, entry)
+            check_entry(reader, report)
         if not reader.complete:
             raise IncompleteError(f"{path}: its writer has not finished: {reader.num_batches:,} batches are committed")
     except ZbError as error:
@@ -119,7 +125,7 @@ def _check_content(reader: BatchReader, report: ShardReport, progress: Progress)
 
 def _stored_crc32(reader: BatchReader) -> npt.NDArray[np.uint32] | None:
     if reader.backend == "hdf5":
-        with open_h5_for_reading(reader.path) as h5:
+        with h5_damage(reader.path), open_h5_for_reading(reader.path) as h5:
             crc32 = read_crc32(h5, reader.path, reader.num_batches)
             rows = len(h5[BATCHES])
             if reader.complete and rows != reader.num_batches:
@@ -145,14 +151,10 @@ def _compare_sha256(path: Path, expected: str, found: str, where: str) -> None:
         raise ChecksumError(f"{path}: {where} says sha256 {expected}, its tokens give {found}; restore it")
 
 
-def _check_entry(reader: BatchReader, report: ShardReport, entry: ShardEntry | None) -> None:
-    if entry is None:
-        return
-    if entry.num_batches != reader.num_batches:
-        raise ChecksumError(
-            f"{reader.path}: {INDEX_NAME} says {entry.num_batches:,} batches, the shard has {reader.num_batches:,}"
-        )
-    _compare_sha256(reader.path, entry.sha256, report.sha256, INDEX_NAME)
+def _check_entry(index: ShardIndex, entry: ShardEntry, reader: BatchReader, report: ShardReport) -> None:
+    if entry.num_batches == reader.num_batches:
+        _compare_sha256(reader.path, entry.sha256, report.sha256, INDEX_NAME)
+    index.require_agreement(reader, entry)
     report.checks.append("index")
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from zb_hdf5 import IncompleteError, Loader, open_reader, open_writer
-from zb_hdf5.prefetch import DeviceRing, read_ahead
+from zb_hdf5.prefetch import DeviceRing, hint_ahead, read_ahead
 
 TOKENS = np.random.default_rng(6).integers(0, 50_000, (60, 4, 32), dtype=np.uint32)
 
@@ -144,17 +144,44 @@ def test_a_file_cut_while_it_is_read_ahead_is_an_error_at_its_batch(tmp_path):
     assert 1 <= loader.state_dict()["position"] // 4 <= 30
 
 
-def test_auto_reads_ahead_only_what_is_not_in_the_page_cache(path, monkeypatch):
+@pytest.mark.parametrize("shuffle", ["global", "records"])
+def test_auto_announces_what_is_not_in_the_page_cache(path, monkeypatch, shuffle):
+    with open_reader(path) as reader:
+        loader = Loader(reader, shuffle=shuffle, rank=0, world_size=1)
+        plain = list(Loader(reader, shuffle=shuffle, prefetch=0, rank=0, world_size=1))
+        assert all(reader.is_cached(i) for i in range(60))
+        announced = []
+        monkeypatch.setattr(reader, "will_need", announced.append)
+        assert all(torch.equal(a, b) for a, b in zip(loader, plain, strict=True))
+        assert not announced
+        monkeypatch.undo()
+        monkeypatch.setattr(reader, "is_cached", lambda index: False)
+        real = reader.will_need
+        monkeypatch.setattr(reader, "will_need", lambda index: announced.append(index) or real(index))
+        assert all(torch.equal(a, b) for a, b in zip(loader, plain, strict=True))
+        assert set(announced) == set(range(60))
+        assert not prefetch_threads()
+
+
+def test_auto_reads_ahead_in_threads_on_a_network_file_system(path, monkeypatch):
+    import zb_hdf5.loader
+
     with open_reader(path) as reader:
         loader = Loader(reader, rank=0, world_size=1)
-        assert all(reader.is_cached(i) for i in range(60))
-        next(iter(loader))
-        assert not prefetch_threads()
         monkeypatch.setattr(reader, "is_cached", lambda index: False)
+        monkeypatch.setattr(zb_hdf5.loader, "network_file_system", lambda path: "lustre")
         iterator = iter(loader)
         next(iterator)
         assert prefetch_threads()
         iterator.close()
+
+
+def test_hints_come_before_their_reads():
+    heard, found = [], []
+    for number in hint_ahead(lambda number: number, heard.append, iter(range(20)), 5):
+        found.append(number)
+        assert heard == list(range(min(20, number + 6)))
+    assert found == list(range(20))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -254,6 +254,10 @@ class ExtentFile:
         number, within = self._extents.locate(index)
         return self._private_views[number][within]  # type: ignore[no-any-return]
 
+    def will_need(self, index: int) -> None:
+        """Ask the kernel to read batch `index` into the page cache, without waiting for it."""
+        os.posix_fadvise(self._fd, self._extents.offset(index), self._extents.batch_bytes, os.POSIX_FADV_WILLNEED)
+
     def is_cached(self, index: int) -> bool:
         """Return whether the first page of batch `index` is in the page cache: a read that may not wait."""
         try:

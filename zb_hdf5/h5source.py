@@ -96,6 +96,9 @@ class H5pySource:
         self.read_into(index, tokens)
         return tokens
 
+    def will_need(self, index: int) -> None:
+        """Do nothing: where the bytes lie is known to HDF5 only."""
+
     def is_cached(self, index: int) -> bool:
         """Say yes: HDF5's global lock leaves nothing to gain from reading ahead in several threads."""
         return True

@@ -17,8 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError, StateError
+from zb_hdf5.extents import network_file_system
 from zb_hdf5.order import Order, make_order
-from zb_hdf5.prefetch import DeviceRing, read_ahead
+from zb_hdf5.prefetch import DeviceRing, hint_ahead, read_ahead
 from zb_hdf5.ranks import resolve_rank
 from zb_hdf5.reader import BatchReader
 from zb_hdf5.store import open_reader
@@ -34,6 +35,7 @@ STATE_VERSION: Final = 1
 #: Steps whose records are computed at once: enough to make numpy cheap, little enough to start at once.
 ORDER_STEPS: Final = 256
 AUTO_PREFETCH: Final = 8
+HINTED_STEPS: Final = 64
 #: Batches that "auto" looks up in the page cache before it decides.
 CACHE_SAMPLE: Final = 4
 
@@ -67,7 +69,8 @@ class Loader:
         Of the tensors; by default as stored. Any `batch_size`; a `seq_len` that divides the stored one.
     prefetch
         Batches to read ahead in background threads. 0: none, which is fastest while the data are in the page cache.
-        "auto": 8 if a sample of the coming batches is not in the page cache, or if there is a `device`, else 0.
+        "auto": 8 with a `device` or on a network file system; else none, but if the coming batches are not in the page
+        cache the kernel is told of each of them 64 batches ahead.
     device
         A CUDA device: batches are read into pinned buffers, copied on a stream of their own, and widened there.
     dtype
@@ -244,24 +247,30 @@ class Loader:
         return list(order.indices(positions % order.n))
 
     def _read_all(self, requests: Iterator[Request]) -> Iterator[torch.Tensor]:
-        depth = self._prefetch_depth()
+        depth = AUTO_PREFETCH if self._prefetch == "auto" else int(self._prefetch)
         if self._device is not None:
             ring = DeviceRing(self._device, self._dtype)
-            for buffer in read_ahead(lambda request: self._read_pinned(ring, request), requests, depth):
+            for buffer in read_ahead(lambda request: self._read_pinned(ring, request), requests, max(1, depth)):
                 yield ring.send(buffer)
-        elif depth:
-            yield from read_ahead(self.read, requests, depth)
-        else:
+        elif depth == 0 or (self._prefetch == "auto" and self._is_warm()):
             yield from map(self.read, requests)
+        elif self._prefetch == "auto" and network_file_system(self.reader.path) is None:
+            yield from hint_ahead(self.read, self._hint, requests, HINTED_STEPS)
+        else:
+            yield from read_ahead(self.read, requests, depth)
 
-    def _prefetch_depth(self) -> int:
-        if self._prefetch != "auto":
-            return max(int(self._prefetch), 1 if self._device else 0)
-        n = self.num_records
-        positions = (self._position + np.arange(CACHE_SAMPLE) * self.batch_size * self.world_size) % n
-        batches = set((self._order.indices(positions) // self._records_per_batch).tolist())
-        warm = all(self.reader.is_cached(batch) for batch in batches)
-        return 0 if warm and self._device is None else AUTO_PREFETCH
+    def _is_warm(self) -> bool:
+        """Look up some of the coming batches in the page cache."""
+        positions = self._position + np.arange(CACHE_SAMPLE) * self.batch_size * self.world_size
+        records = self._order.indices(positions % self.num_records)
+        return all(self.reader.is_cached(batch) for batch in set((records // self._records_per_batch).tolist()))
+
+    def _hint(self, request: Request) -> None:
+        if isinstance(request, int):
+            self.reader.will_need(request)
+        else:
+            for batch in np.unique(request // self._records_per_batch).tolist():
+                self.reader.will_need(batch)
 
     def read(self, request: Request) -> torch.Tensor:
         """Read one step's tokens on the CPU: a stored batch by its number, or any records by theirs."""

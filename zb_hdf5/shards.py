@@ -296,6 +296,10 @@ class ShardedSource:
         shard = bisect_right(self._starts, index) - 1
         return self._source(shard).read_private(index - self._starts[shard])
 
+    def will_need(self, index: int) -> None:
+        shard = bisect_right(self._starts, index) - 1
+        self._source(shard).will_need(index - self._starts[shard])
+
     def is_cached(self, index: int) -> bool:
         shard = bisect_right(self._starts, index) - 1
         return self._source(shard).is_cached(index - self._starts[shard])

@@ -14,17 +14,19 @@ TokenArray = npt.NDArray[Any]
 
 
 class GroupDigest(NamedTuple):
-    """What was computed of one group of batches."""
+    """What was computed of one group of batches, and the running sha256 that includes it."""
 
     crc32: list[int]
     max_token: int
+    sha256: Any
 
 
 class TokenDigest:
     """Digests of batches of tokens as stored, in order, without padding.
 
     `hashlib`, `zlib` and numpy release the interpreter lock, so `submit` overlaps with the caller's writing. Not
-    thread-safe: one caller submits in order, and leaves each group unchanged until its result is there.
+    thread-safe: one caller submits a group, leaves it unchanged until its result is there, and accepts it before it
+    submits the next.
     """
 
     def __init__(self) -> None:
@@ -36,11 +38,16 @@ class TokenDigest:
         return self._pool.submit(self._digest, batches)
 
     def _digest(self, batches: TokenArray) -> GroupDigest:
-        self._sha256.update(batches)
-        return GroupDigest(batch_crc32s(batches), int(batches.max(initial=0)))
+        sha256 = self._sha256.copy()
+        sha256.update(batches)
+        return GroupDigest(batch_crc32s(batches), int(batches.max(initial=0)), sha256)
+
+    def accept(self, group: GroupDigest) -> None:
+        """Take a group into the running sha256: it is on disk. A group that failed to get there is never accepted."""
+        self._sha256 = group.sha256
 
     def sha256(self) -> str:
-        """Hexadecimal sha256 of all groups whose results are there."""
+        """Hexadecimal sha256 of all accepted groups."""
         return self._sha256.hexdigest()
 
     def close(self) -> None:

@@ -15,7 +15,7 @@ from zb_hdf5.errors import FormatError, IncompleteError, UnavailableError, ZbErr
 from zb_hdf5.publish import NO_LOCKS
 
 
-def open_h5(path: Path, mode: str, **options: Any) -> h5py.File:
+def open_h5(path: Path | str, mode: str = "r", **options: Any) -> h5py.File:
     """Open an HDF5 file; where the file system has no locks, warn once and open without them.
 
     HDF5 tolerates only ENOSYS from flock(2) by itself; clusters answer ENOLCK, EOPNOTSUPP, 524 or EIO.
@@ -39,11 +39,11 @@ def open_h5(path: Path, mode: str, **options: Any) -> h5py.File:
 def open_h5_for_reading(path: Path) -> h5py.File:
     """Open for reading; a file whose writer is alive or was killed is opened in SWMR mode."""
     try:
-        return open_h5(path, "r")
+        return open_h5(path)
     except UnavailableError:
         if not is_marked_open(path):
             raise
-        return open_h5(path, "r", swmr=True)
+        return open_h5(path, swmr=True)
 
 
 @contextlib.contextmanager
@@ -76,7 +76,7 @@ def end_of_file_address(fd: int) -> int:
     return int.from_bytes(os.pread(fd, 8, 28), "little")
 
 
-def _translate(error: OSError, path: Path) -> Exception:
+def _translate(error: OSError, path: Path | str) -> Exception:
     text = str(error)
     if "already open for" in text or isinstance(error, BlockingIOError):
         return UnavailableError(f"{path}: a writer has it open, or was killed: {text}")

@@ -11,7 +11,7 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.errors import FormatError, UnavailableError
+from zb_hdf5.errors import FormatError, IncompleteError, UnavailableError
 from zb_hdf5.h5file import h5_damage, open_h5_for_reading
 from zb_hdf5.reader import gather_from_batches
 from zb_hdf5.spec import BATCHES_ATTRIBUTES, StoreMeta, TokenArray, as_stored, is_sha256
@@ -43,6 +43,7 @@ class H5pySource:
         self._h5: h5py.File = None
         self._stored: h5py.Dataset = None
         self._direct = False
+        self._fd, self._size = -1, 0
 
     def _dataset(self) -> h5py.Dataset:
         if self._pid == os.getpid():
@@ -54,6 +55,9 @@ class H5pySource:
                 # an unfiltered chunk that is one batch is read past HDF5's chunk cache: 6 µs instead of 9 for 64 KiB
                 plain = stored.chunks == (1, *self._meta.shape) and not stored.id.get_create_plist().get_nfilters()
                 self._direct = plain and stored.dtype == self._meta.dtype
+                self._fd = self._h5.id.get_vfd_handle()
+                # a live file may end up shorter: its writer gives back the room that it had reserved
+                self._size = 0 if self._h5.swmr_mode else os.fstat(self._fd).st_size
                 self._pid = os.getpid()
         return self._stored
 
@@ -71,6 +75,7 @@ class H5pySource:
     def read_range_into(self, start: int, out: TokenArray) -> None:
         """Fill `out` with consecutive batches."""
         stored = self._dataset()
+        self._check_size()
         try:
             if self._direct:
                 for index, batch in enumerate(out, start):
@@ -85,6 +90,15 @@ class H5pySource:
                     "'pip install hdf5plugin' has the common ones: import it before reading"
                 ) from error
             raise FormatError(f"{self._path}: batch {start:,}: HDF5 cannot read it: {error}") from error
+
+    def _check_size(self) -> None:
+        """Refuse a file that has become shorter: HDF5 returns zeros for what is no longer there."""
+        size = os.fstat(self._fd).st_size
+        if size < self._size:
+            raise IncompleteError(
+                f"{self._path}: expected at least {self._size:,} bytes, found {size:,}: the file was cut short; "
+                "restore it, then run 'zb verify'"
+            )
 
     def gather_into(self, records: npt.NDArray[np.int64], out: TokenArray) -> None:
         """Fill `out`, shape `(count, L)`, with records of L tokens."""

@@ -52,7 +52,7 @@ class HDF5BatchWriter(BatchWriter):
         self._h5: Any = None
         self._file.unlock()
         self._h5 = open_h5(
-            self._file.partial_path,
+            self._file.own_path,
             "w",
             libver=HDF5_LIBVER,
             alignment_threshold=HDF5_ALIGNMENT,

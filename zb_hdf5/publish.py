@@ -48,8 +48,7 @@ class PartialFile:
         self.partial_path = partial_path(self.path)
         self._overwrite = overwrite
         self._refuse_existing()
-        self.fd = open_locked(self.partial_path, os.O_RDWR | os.O_CREAT)
-        os.ftruncate(self.fd, 0)
+        self.fd = _create_locked(self.partial_path)
 
     def _refuse_existing(self) -> None:
         if not self._overwrite:
@@ -57,20 +56,30 @@ class PartialFile:
         if self.path.is_dir():
             raise ConvertError(f"{self.path}: is a folder; remove it yourself, or choose another output")
 
-    def share_lock(self) -> None:
-        """Turn the exclusive lock into a shared one: HDF5 writers in mode "w" stay out, SWMR readers may enter."""
-        with contextlib.suppress(OSError):
-            fcntl.flock(self.fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    @property
+    def own_path(self) -> str:
+        """A name for exactly this file, whatever happens to the folder: for libraries that open by name."""
+        return f"/proc/self/fd/{self.fd}"
 
     def unlock(self) -> None:
-        """Give up the lock for the moment in which the HDF5 library takes its own."""
+        """Give up the lock for the moment in which the HDF5 library takes its own.
+
+        A rival that gets in here removes the name and makes a file of its own: ours goes on without a name, and
+        `publish` says so.
+        """
         with contextlib.suppress(OSError):
             fcntl.flock(self.fd, fcntl.LOCK_UN)
+
+    def share_lock(self) -> None:
+        """Take a shared lock: other writers stay out, SWMR readers may lock it too."""
+        _lock(self.fd, fcntl.LOCK_SH, self.partial_path)
 
     def publish(self) -> None:
         """Flush to disk, rename to the final name, and make the rename itself durable. A failure discards."""
         try:
             self._refuse_existing()
+            if not _is_at(self.fd, self.partial_path):
+                raise UnavailableError(f"{self.partial_path}: was removed or replaced by another process")
             os.fsync(self.fd)
             os.replace(self.partial_path, self.path)
         except BaseException:
@@ -81,7 +90,7 @@ class PartialFile:
 
     def discard(self) -> None:
         """Remove the partial; what had the final name before is untouched."""
-        with contextlib.suppress(FileNotFoundError):
+        if _is_at(self.fd, self.partial_path):
             os.unlink(self.partial_path)
         os.close(self.fd)
 
@@ -112,8 +121,7 @@ class PartialDirectory:
             refuse_foreign_files(self.path)
 
     def __enter__(self) -> Self:
-        self.partial_path.mkdir(exist_ok=True)
-        self._fd = open_locked(self.partial_path, os.O_RDONLY | os.O_DIRECTORY)
+        self._fd = _make_locked_folder(self.partial_path)
         for name in os.listdir(self.partial_path):
             os.unlink(self.partial_path / name)
         return self
@@ -191,29 +199,59 @@ def write_atomically(path: Path, data: bytes) -> None:
     partial.publish()
 
 
-def open_locked(path: Path, flags: int) -> int:
-    """Open a file or folder and take its exclusive lock, where the file system has locks.
-
-    Raises
-    ------
-    UnavailableError
-        If another process holds the lock.
-    """
+def _create_locked(path: Path) -> int:
+    """Create a file and take its exclusive lock; the leftover of a dead writer is removed, never truncated."""
     while True:
-        fd = os.open(path, flags | os.O_CLOEXEC, 0o666)
         try:
-            _lock(fd, path)
-            if path.exists() and os.path.samestat(os.fstat(fd), os.stat(path)):
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        except FileExistsError:
+            with contextlib.suppress(FileNotFoundError):
+                leftover = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                try:
+                    _lock(leftover, fcntl.LOCK_EX, path)
+                    if _is_at(leftover, path):
+                        os.unlink(path)
+                finally:
+                    os.close(leftover)
+        else:
+            if _keep_locked(fd, path):
                 return fd
-        except BaseException:
-            os.close(fd)
-            raise
-        os.close(fd)  # its writer published or removed it while we opened it: what we hold is no longer the partial
 
 
-def _lock(fd: int, path: Path) -> None:
+def _make_locked_folder(path: Path) -> int:
+    """Make a folder, or take over that of a dead writer, and take its exclusive lock."""
+    while True:
+        path.mkdir(exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            if _keep_locked(fd, path):
+                return fd
+
+
+def _keep_locked(fd: int, path: Path) -> bool:
+    """Lock what was just opened, and say whether it still has its name; close it if not."""
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _lock(fd, fcntl.LOCK_EX, path)
+        if _is_at(fd, path):
+            return True
+    except BaseException:
+        os.close(fd)
+        raise
+    os.close(fd)
+    return False
+
+
+def _is_at(fd: int, path: Path) -> bool:
+    """Return whether `path` names what `fd` has open."""
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _lock(fd: int, kind: int, path: Path) -> None:
+    try:
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
     except BlockingIOError as error:
         raise UnavailableError(f"{path}: another process is writing it; wait, or choose another output") from error
     except OSError as error:

@@ -121,7 +121,9 @@ class BatchReader:
             return content_fingerprint([self.sha256], self.meta)
         n = self.num_batches
         sample = {i * (n - 1) // (FINGERPRINT_SAMPLES - 1) for i in range(FINGERPRINT_SAMPLES)} if n else set()
-        digest = hashlib.sha256(f"{n}:{self.meta}".encode())
+        meta = self.meta  # spelled out: what is hashed here is part of every checkpoint
+        text = f"{n}:{meta.batch_size}:{meta.seq_len}:{meta.dtype.name}:{meta.seed}:{meta.total_records}"
+        digest = hashlib.sha256(text.encode())
         for index in sorted(sample):
             digest.update(np.ascontiguousarray(self.read_batch(index)))
         return f"sampled:{digest.hexdigest()}"
@@ -179,7 +181,8 @@ class BatchReader:
         total = self.num_records * (self.seq_len // length)
         if len(records) and int(records.view(np.uint64).max()) >= total:  # a negative number is a large one
             raise BatchIndexError(f"{self.path}: expected records in 0..{total - 1:,}, found {records}")
-        self._source.gather_into(records, out)
+        if len(records):
+            self._source.gather_into(records, out)
 
     def read_batch_int32(self, index: SupportsIndex) -> torch.Tensor:
         """Return one batch as a `torch.int32` tensor, without a copy where uint32 tokens are mapped.

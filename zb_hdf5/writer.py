@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
+from concurrent.futures import wait
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self
@@ -105,7 +106,11 @@ class BatchWriter(ABC):
             stored = as_stored(
                 tokens[start : start + group], self.meta, f"{self._file.path} (batch {self.num_batches:,})"
             )
-            self._append(stored, self._digest.submit(stored))
+            digest = self._digest.submit(stored)
+            try:
+                self._append(stored, digest)
+            finally:
+                wait([digest])  # also after a failure: the caller may then change or free the batches
 
     def sha256(self) -> str:
         """Hexadecimal sha256 of all token bytes written so far."""
@@ -144,6 +149,7 @@ class BatchWriter(ABC):
         self.token_count += batches.size
         self.max_token = max(self.max_token, digest.max_token)
         self._crc32 += digest.crc32
+        self._digest.accept(digest)
 
     @abstractmethod
     def _begin(self) -> None:

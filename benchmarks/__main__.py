@@ -1,0 +1,104 @@
+"""`python -m benchmarks read|loader|convert`: run, print tables and bars, keep the figures as JSON and as a picture."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+_FILE: Any = click.Path(dir_okay=False, path_type=Path)
+_FOLDER: Any = click.Path(file_okay=False, path_type=Path)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+def benchmarks() -> None:
+    """Measure this package on this machine, beside the limits of the machine and other ways to do the same."""
+
+
+def _options(command: Callable[..., None]) -> Callable[..., None]:
+    options = (
+        click.option("--quick", is_flag=True, help="Little data and few repeats: shows that it runs, no more."),
+        click.option("--json", "json_path", type=_FILE, help="Write all figures to this file."),
+        click.option("--plot", "plot_path", type=_FILE, help="Draw the main figures into this .png."),
+        click.option("--folder", type=_FOLDER, help="Put the data here: names the disk. Default: a temporary folder."),
+        click.option("--repeats", type=click.IntRange(1), help="Interleaved repeats of every row."),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+@contextlib.contextmanager
+def _scratch(folder: Path | None) -> Iterator[Path]:
+    """Yield a new folder inside `folder`, removed at the end."""
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="zb-benchmarks-", dir=folder) as scratch:
+        yield Path(scratch)
+
+
+@benchmarks.command()
+@_options
+def read(quick: bool, json_path: Path | None, plot_path: Path | None, folder: Path | None, repeats: int | None) -> None:
+    """Tokens per second, latency, time to the first batch and memory of every way to read batches."""
+    from benchmarks import read as benchmark
+    from benchmarks.measure import write_json
+
+    with _scratch(folder) as scratch:
+        result = benchmark.measure(scratch, quick=quick, repeats=repeats)
+    click.echo(benchmark.report(result))
+    if json_path:
+        write_json(json_path, result)
+    if plot_path:
+        benchmark.plot(plot_path, result)
+
+
+@benchmarks.command()
+@_options
+def loader(
+    quick: bool, json_path: Path | None, plot_path: Path | None, folder: Path | None, repeats: int | None
+) -> None:
+    """What the loader adds to a bare read, warm and cold; large stores; memory."""
+    from benchmarks import loader as benchmark
+    from benchmarks.measure import write_json
+
+    with _scratch(folder) as scratch:
+        result = benchmark.measure(scratch, quick=quick, repeats=repeats)
+    click.echo(benchmark.report(result))
+    if json_path:
+        write_json(json_path, result)
+    if plot_path:
+        benchmark.plot(plot_path, result)
+
+
+@benchmarks.command()
+@_options
+@click.option("--profile", is_flag=True, help="Measure the stages of a conversion one by one instead.")
+def convert(
+    quick: bool,
+    json_path: Path | None,
+    plot_path: Path | None,
+    folder: Path | None,
+    repeats: int | None,
+    profile: bool,
+) -> None:
+    """Bytes per second and memory of every converter, beside cp and sha256 of the same file."""
+    from benchmarks import convert as benchmark
+    from benchmarks.measure import write_json
+
+    run = benchmark.measure_stages if profile else benchmark.measure
+    with _scratch(folder) as scratch:
+        result = run(scratch, quick=quick, repeats=repeats)
+    click.echo(benchmark.report_stages(result) if profile else benchmark.report(result))
+    if json_path:
+        write_json(json_path, result)
+    if plot_path:
+        benchmark.plot(plot_path, result)
+
+
+if __name__ == "__main__":
+    benchmarks(prog_name="python -m benchmarks")

@@ -1,0 +1,168 @@
+"""Fixtures: tokens, factories of files and stores, and guards that turn a leak into a failure."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from itertools import pairwise
+from multiprocessing import forkserver, resource_tracker
+from pathlib import Path
+
+import numpy as np
+import pytest
+from contract import random_tokens
+from hypothesis import settings
+
+from zb_hdf5 import ShardEntry, ShardIndex, StoreMeta, open_writer
+from zb_hdf5.spec import BATCHES, CRC32, CRC32_SUFFIX, SHARD_PREFIX
+from zb_hdf5.store import BACKENDS
+
+settings.register_profile("zb", deadline=None, derandomize=True, print_blob=True)
+settings.load_profile("zb")
+
+
+def pytest_addoption(parser):
+    parser.addoption("--slow", action="store_true", help="run the tests marked slow as well")
+
+
+def pytest_collection_modifyitems(config, items):
+    if not config.getoption("--slow"):
+        for item in items:
+            if "slow" in item.keywords:
+                item.add_marker(pytest.mark.skip(reason="slow: pass --slow"))
+
+
+# --- leaks -----------------------------------------------------------------------------------------------------
+
+
+def open_files():
+    """Return descriptor -> what it is open on."""
+    found = {}
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            found[int(name)] = os.readlink(f"/proc/self/fd/{name}")
+        except FileNotFoundError:
+            continue  # the descriptor that listed the folder
+    return found
+
+
+def our_threads():
+    return {thread for thread in threading.enumerate() if thread.name.startswith("zb-")}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _helpers_of_multiprocessing():
+    """Start them now: they hold pipes to the end of the session, whichever test would have started them."""
+    resource_tracker.ensure_running()
+    forkserver.ensure_running()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item):
+    report = yield
+    item.failed = getattr(item, "failed", False) or report.failed
+    return report
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_descriptor_left_by_module(request, _helpers_of_multiprocessing):
+    before, failed = open_files(), request.session.testsfailed
+    yield
+    if open_files().keys() - before.keys() and request.session.testsfailed == failed:
+        gc.collect()
+        leaked = {fd: path for fd, path in open_files().items() if fd not in before}
+        assert not leaked, f"left open by this module: {leaked}"
+
+
+@pytest.fixture(autouse=True)
+def _no_descriptor_left_by_test(request, tmp_path_factory, _no_descriptor_left_by_module):
+    """What lies in a folder of the whole module may be open for the next test; the module's own guard looks at it."""
+    own = str(request.getfixturevalue("tmp_path")) if "tmp_path" in request.fixturenames else None
+    shared = str(tmp_path_factory.getbasetemp())
+    before = open_files()
+    yield
+    if open_files().keys() - before.keys() and not request.node.failed:  # a failed test's traceback keeps what it had
+        gc.collect()
+        leaked = {fd: path for fd, path in open_files().items() if fd not in before}
+        leaked = {fd: path for fd, path in leaked.items() if not path.startswith(shared) or (own and own in path)}
+        assert not leaked, f"left open: {leaked}"
+
+
+@pytest.fixture(autouse=True)
+def _no_leaked_thread(request):
+    before = our_threads()
+    yield
+    if our_threads() - before and not request.node.failed:
+        gc.collect()
+        leaked = our_threads() - before
+        assert not leaked, f"left running: {leaked}"
+
+
+# --- tokens, files, stores -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def tokens():
+    """Seven batches of 3 x 10 uint32 tokens, the same in every run; read-only."""
+    made = random_tokens(7, 3, 10)
+    made.flags.writeable = False
+    return made
+
+
+@pytest.fixture(scope="session")
+def write_file():
+    """Return `write_file(path, tokens, **options) -> ShardInfo`; the suffix chooses the backend."""
+
+    def write(path, tokens, **options):
+        _, batch_size, seq_len = tokens.shape
+        options = {"dtype": tokens.dtype.name, **options}
+        with open_writer(path, batch_size=batch_size, seq_len=seq_len, **options) as writer:
+            writer.write(tokens)
+            return writer.finish()
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def write_store(write_file):
+    """Return `write_store(folder, tokens, cuts, backends) -> folder`.
+
+    `cuts` are the batch numbers where shards begin and end (0 and the number of batches are added); shard k is of the
+    k-th of `backends`, which are taken in turn.
+    """
+
+    def write(folder, tokens, cuts=(), backends=("hdf5",)):
+        folder = Path(folder)
+        folder.mkdir()
+        limits = [0, *cuts, len(tokens)]
+        entries = []
+        for number, (start, stop) in enumerate(pairwise(limits)):
+            backend = backends[number % len(backends)]
+            path = folder / f"{SHARD_PREFIX}{number:05}{BACKENDS[backend].suffix}"
+            info = write_file(path, tokens[start:stop])
+            if backend == "batch":
+                path.with_name(path.name + CRC32_SUFFIX).write_bytes(info.crc32.tobytes())
+            entries.append(ShardEntry(path.name, backend, info.num_batches, info.token_count, info.sha256))
+        ShardIndex(StoreMeta(*tokens.shape[1:], tokens.dtype), tuple(entries)).save(folder)
+        return folder
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def gzip_copy():
+    """Return `gzip_copy(source, target)`: an HDF5 store whose batches h5py compressed."""
+    h5py = pytest.importorskip("h5py")
+
+    def copy(source, target):
+        with h5py.File(source, "r") as old, h5py.File(target, "w") as new:
+            new.attrs.update(old.attrs)
+            stored = old[BATCHES]
+            compressed = new.create_dataset(BATCHES, data=stored[:], chunks=stored.chunks, compression="gzip")
+            for name, value in stored.attrs.items():
+                compressed.attrs.create(name, value, dtype=np.asarray(value).dtype)
+            old.copy(CRC32, new)
+        return target
+
+    return copy

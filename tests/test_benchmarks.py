@@ -1,0 +1,77 @@
+"""The benchmarks run, check their own data, and give positive figures. Nothing here is about speed."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+READ_ROWS = {
+    "limit", "native mmap", "native pread", "hdf5 mmap", "hdf5 pread", "hdf5 h5py", "hdf5 uint16 mmap",
+    "hdf5 uint16 pread", "loader native", "loader hdf5", "loader hdf5 sharded x4", "np.memmap loop",
+    "torch.load, fancy index", "DataLoader memmap __getitems__", "DataLoader TensorDataset", "hdf5 mmap view (uint32)",
+}  # fmt: skip
+CONVERT_ROWS = {
+    "sha256", "npy-to-hdf5 --no-shuffle", "npy-to-hdf5", "npy-to-batch", "hdf5-to-batch", "batch-to-hdf5",
+    "hdf5-to-npy",
+}  # fmt: skip
+
+
+def run_benchmark(tmp_path, *arguments):
+    """Run `python -m benchmarks` with --quick and --json; return (what it printed, its figures)."""
+    path = tmp_path / "figures.json"
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks",
+        *arguments,
+        "--quick",
+        "--json",
+        str(path),
+        "--folder",
+        str(tmp_path),
+    ]
+    done = subprocess.run([*command, "--repeats", "1"], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert [entry.name for entry in tmp_path.iterdir()] == ["figures.json"], "the data is removed at the end"
+    return done.stdout, json.loads(path.read_text())
+
+
+def assert_positive(row, *names):
+    for name in names:
+        assert 0 < row[name]["low"] <= row[name]["median"] <= row[name]["high"], (row["name"], name)
+
+
+@pytest.mark.slow
+def test_read_measures_every_row(tmp_path):
+    printed, figures = run_benchmark(tmp_path, "read")
+    assert {row["name"] for row in figures["rows"]} == READ_ROWS
+    for row in figures["rows"]:
+        assert row["name"] in printed
+        rates = ("warm_tokens_per_s", "second_epoch_tokens_per_s", "first_epoch_tokens_per_s", "cold_tokens_per_s")
+        assert_positive(row, *rates, "first_batch_ms", "cold_first_batch_ms", "rss_total_mib")
+        assert 0 < row["latency_us"]["p50"] <= row["latency_us"]["p95"] <= row["latency_us"]["p99"]
+    assert figures["tokens"] == 128 * 32 * 512
+    assert all(ratio["median"] > 0 and ratio["bar"] in (0.97, 0.85) for ratio in figures["ratios"])
+
+
+@pytest.mark.slow
+def test_convert_measures_every_row(tmp_path):
+    printed, figures = run_benchmark(tmp_path, "convert")
+    assert [size["mib"] for size in figures["sizes"]] == [16, 32]
+    for size in figures["sizes"]:
+        assert {row["name"] for row in size["rows"]} == CONVERT_ROWS
+        for row in size["rows"]:
+            assert row["name"] in printed
+            assert_positive(
+                row, "work_mib_per_s", "process_mib_per_s", "share_of_cp", "share_of_cp_fsync", "peak_rss_mib"
+            )
+    assert any("growth" in bar["name"] for bar in figures["bars"])
+
+
+def test_convert_profile_measures_stages(tmp_path):
+    _, figures = run_benchmark(tmp_path, "convert", "--profile")
+    assert {stage["kind"] for stage in figures["stages"]} == {"reader", "digest", "writer"}
+    assert all(stage["mib_per_s"]["low"] > 0 for stage in figures["stages"])

@@ -1,0 +1,338 @@
+"""The console: sizes, numbers for people, the progress bar, and the handler of SIGTERM."""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import re
+import signal
+import threading
+
+import click
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zb_hdf5 import console
+from zb_hdf5.console import CommandGroup, Progress, Size, format_bytes, format_count, format_seconds
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self):
+        return True
+
+
+class Clock:
+    """Time that passes when it is told to."""
+
+    now = 1000.0
+
+    def monotonic(self):
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(console, "time", clock)
+    return clock
+
+
+# --- progress --------------------------------------------------------------------------------------------------
+
+
+def test_a_terminal_shows_one_line_and_clears_it(clock):
+    stream = Terminal()
+    with Progress("convert", 100, stream=stream) as progress:
+        for _ in range(10):
+            clock.now += 1
+            progress.advance(10)
+    text = stream.getvalue()
+    assert "\n" not in text
+    updates = text.split("\r\x1b[K")
+    assert updates[0] == ""  # every update begins by clearing the line
+    assert len(updates) == 12
+    assert updates[-1] == ""  # and the last one leaves it clear
+    assert all(update.startswith("convert ") for update in updates[1:-1])
+    assert "100%" in updates[-2]
+
+
+def test_the_bar_fills_and_the_numbers_are_right(clock):
+    stream = Terminal()
+    with Progress("convert", 4000, stream=stream) as progress:
+        clock.now += 10
+        progress.advance(1000)
+    shown = stream.getvalue()
+    assert " 25%" in shown
+    assert "100 tok/s" in shown
+    assert "0:30 left" in shown
+    assert shown.count("█") == round(0.25 * console.BAR_WIDTH)
+
+
+def test_a_terminal_line_fits_80_columns(clock):
+    stream = Terminal()
+    with Progress("npy-to-batch", 10**13, stream=stream) as progress:
+        clock.now += 3000
+        progress.advance(10**11)
+    assert max(len(update) for update in stream.getvalue().split("\r\x1b[K")) < 80
+
+
+def test_a_terminal_is_not_flooded(clock):
+    stream = Terminal()
+    with Progress("convert", 10**6, stream=stream) as progress:
+        for _ in range(10**4):
+            clock.now += 0.001
+            progress.advance(100)
+    assert stream.getvalue().count("\r") <= 102
+
+
+def test_a_log_gets_plain_lines_now_and_then(clock):
+    stream = io.StringIO()
+    with Progress("convert", 100, stream=stream, interval_s=10) as progress:
+        for _ in range(50):
+            clock.now += 1
+            progress.advance(2)
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == 5
+    assert all(re.fullmatch(r"convert: \d+%  .*tok/s  .* left", line) for line in lines)
+    assert not {"\r", "\x1b"} & set(stream.getvalue())
+    assert lines[-1].startswith("convert: 100%")
+
+
+def test_a_log_gets_nothing_for_short_work(clock):
+    stream = io.StringIO()
+    with Progress("convert", 100, stream=stream) as progress:
+        clock.now += 5
+        progress.advance(100)
+    assert stream.getvalue() == ""
+
+
+@pytest.mark.parametrize("stream", [io.StringIO(), Terminal()])
+def test_disabled_progress_is_silent(stream, clock):
+    with Progress("convert", 100, enabled=False, stream=stream) as progress:
+        clock.now += 100
+        progress.advance(100)
+    assert stream.getvalue() == ""
+
+
+@pytest.mark.parametrize(("total", "done"), [(0, 0), (0, 5), (100, 0), (100, 500)])
+def test_odd_totals_are_shown_without_fuss(total, done, clock):
+    stream = io.StringIO()
+    with Progress("convert", total, stream=stream) as progress:
+        clock.now += 20
+        progress.advance(done)
+    assert re.search(r"\b(0|100)%", stream.getvalue())
+
+
+def test_a_terminal_is_cleared_after_an_error_too(clock):
+    stream = Terminal()
+
+    def work():
+        with Progress("convert", 100, stream=stream) as progress:
+            clock.now += 1
+            progress.advance(1)
+            raise OSError("no")
+
+    with pytest.raises(OSError, match="no"):
+        work()
+    assert stream.getvalue().endswith("\r\x1b[K")
+
+
+def test_threads_advance_together(clock):
+    stream = io.StringIO()
+    with Progress("convert", 8 * 2000, stream=stream, interval_s=10) as progress:
+
+        def work():
+            for _ in range(2000):
+                progress.advance(1)
+
+        threads = [threading.Thread(target=work) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        clock.now += 20
+        progress.advance(0)
+    assert stream.getvalue().startswith("convert: 100%")
+
+
+def test_the_default_stream_is_stderr(capsys, clock):
+    with Progress("convert", 1) as progress:
+        clock.now += 100
+        progress.advance(1)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("convert: 100%")
+
+
+# --- sizes -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("text", "expected"), [
+    ("4096", 4096),
+    ("1", 1),
+    ("64k", 64_000),
+    ("64K", 64_000),
+    ("64kB", 64_000),
+    ("64KiB", 65_536),
+    ("512MB", 512_000_000),
+    ("1GiB", 2**30),
+    ("1gib", 2**30),
+    ("1Gi", 2**30),
+    ("1.5GiB", 3 * 2**29),
+    ("0.5k", 500),
+    ("2T", 2 * 10**12),
+    ("2TiB", 2**41),
+    (" 7 MB ", 7_000_000),
+    (123, 123),
+])  # fmt: skip
+def test_sizes_are_understood(text, expected):
+    assert Size().convert(text, None, None) == expected
+
+
+@pytest.mark.parametrize(
+    "text", ["0", "0.0", "0GiB", "0.5", "0.0001k", "x", "", "-1", "1e3", "GiB", "1iB", "1PB", "1 2", "1,5GB", "nan"]
+)
+def test_what_is_no_size_is_refused(text):
+    with pytest.raises(click.BadParameter, match="size"):
+        Size().convert(text, None, None)
+
+
+# --- numbers for people ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("value", "expected"), [
+    (0, "0 "),
+    (7, "7 "),
+    (999, "999 "),
+    (1000, "1 k"),
+    (1234, "1.23 k"),
+    (1_234_567, "1.23 M"),
+    (45_600_000, "45.6 M"),
+    (2e9, "2 G"),
+    (3.5e12, "3.5 T"),
+])  # fmt: skip
+def test_counts(value, expected):
+    assert format_count(value) == expected
+
+
+@given(st.floats(0, 9.9e14))
+def test_counts_are_short_right_and_without_exponent(value):
+    number, prefix = re.fullmatch(r"([\d.]+) ([kMGT]?)", format_count(value) if value >= 0.001 else "0 ").groups()
+    shown = float(number) * 1000 ** " kMGT".find(prefix or " ")
+    assert len(number) <= 8
+    assert math.isclose(shown, value, rel_tol=0.006, abs_tol=0.006)
+
+
+@pytest.mark.parametrize("value", [999.7, 999_999, 999_999_999, 10**12 - 1])
+def test_counts_just_below_the_next_prefix(value):
+    assert "e" not in format_count(value)
+
+
+@pytest.mark.parametrize(("value", "expected"), [
+    (0, "0 bytes"),
+    (1023, "1023 bytes"),
+    (1024, "1.0 KiB"),
+    (1536, "1.5 KiB"),
+    (2**20, "1.0 MiB"),
+    (3 * 2**29, "1.5 GiB"),
+    (2**40, "1.0 TiB"),
+    (5000 * 2**40, "5000.0 TiB"),
+])  # fmt: skip
+def test_bytes(value, expected):
+    assert format_bytes(value) == expected
+
+
+@pytest.mark.parametrize(("value", "expected"), [
+    (0, "0:00"),
+    (0.4, "0:00"),
+    (9, "0:09"),
+    (59.7, "1:00"),
+    (61, "1:01"),
+    (3599.6, "1:00:00"),
+    (3725, "1:02:05"),
+    (360000, "100:00:00"),
+])  # fmt: skip
+def test_seconds(value, expected):
+    assert format_seconds(value) == expected
+
+
+# --- the group -------------------------------------------------------------------------------------------------
+
+
+@click.group(cls=CommandGroup)
+def group():
+    """A group to call what the test gives it."""
+
+
+@group.command()
+@click.pass_obj
+def call(work):
+    """Call the object."""
+    work()
+
+
+def run(work):
+    return CliRunner().invoke(group, ["call"], obj=work)
+
+
+def end(*_):
+    raise AssertionError("the handler of before")
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_handler_of_sigterm_is_restored(fails):
+    previous = signal.signal(signal.SIGTERM, end)
+    try:
+
+        def work():
+            assert signal.getsignal(signal.SIGTERM) is not end
+            if fails:
+                raise OSError("no")
+
+        assert run(work).exit_code == int(fails)
+        assert signal.getsignal(signal.SIGTERM) is end
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def test_sigterm_unwinds_and_exits_143():
+    undone = []
+
+    def work():
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            signal.pause()
+        finally:
+            undone.append(True)
+
+    assert run(work).exit_code == 143
+    assert undone == [True]
+
+
+def test_groups_nest_and_restore_in_turn():
+    previous = signal.getsignal(signal.SIGTERM)
+
+    def work():
+        mine = signal.getsignal(signal.SIGTERM)
+        assert run(lambda: None).exit_code == 0
+        assert signal.getsignal(signal.SIGTERM) is mine
+
+    assert run(work).exit_code == 0
+    assert signal.getsignal(signal.SIGTERM) is previous
+
+
+def test_a_group_works_outside_the_main_thread():
+    codes = []
+
+    def work():
+        codes.append(group.main(["call"], obj=lambda: None, standalone_mode=False))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert codes == [None]

@@ -1,0 +1,469 @@
+"""A store is what its `shards.json` says: everything else is an error that names the file."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from contract import check_closing, check_reader, random_tokens
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zb_hdf5 import (
+    ChecksumError,
+    FormatError,
+    IncompleteError,
+    ShardedReader,
+    ShardEntry,
+    ShardIndex,
+    StoreMeta,
+    open_reader,
+    verify_store,
+)
+
+MISSING = object()
+
+
+@pytest.fixture
+def store(tmp_path, tokens, write_store):
+    """Seven batches in a .batch shard of 2, an .h5 shard of 3 and a .batch shard of 2."""
+    return write_store(tmp_path / "store", tokens, (2, 5), ("batch", "hdf5"))
+
+
+def all_of(path, **options):
+    with open_reader(path, **options) as reader:
+        return np.stack(list(reader))
+
+
+def change_index(folder, *keys_and_value):
+    """Set one value of `shards.json`, given its keys from the outside in."""
+    *keys, last, value = keys_and_value
+    content = json.loads((folder / "shards.json").read_text())
+    target = content
+    for key in keys:
+        target = target[key]
+    if value is MISSING:
+        del target[last]
+    else:
+        target[last] = value
+    (folder / "shards.json").write_text(json.dumps(content))
+
+
+# --- shards.json -----------------------------------------------------------------------------------------------
+
+names = st.from_regex(r"[a-z0-9äé_-]{1,12}\.(h5|batch)", fullmatch=True)
+free_json = st.dictionaries(st.text(max_size=5), st.none() | st.booleans() | st.integers() | st.text(max_size=9))
+
+
+@st.composite
+def indexes(draw):
+    u64 = st.integers(0, 2**64 - 1)
+    tokenizer = draw(st.none() | st.dictionaries(st.text(min_size=1, max_size=5), st.text(max_size=5), min_size=1))
+    meta = StoreMeta(
+        *draw(st.tuples(st.integers(1, 99), st.integers(1, 99))),
+        np.dtype(draw(st.sampled_from(["<u4", "<u2"]))),
+        *(draw(u64) for _ in range(4)),
+        tokenizer=json.dumps(tokenizer) if tokenizer else "",
+    )
+    digests = st.integers(0, 2**256 - 1).map("{:064x}".format)
+    counts = draw(st.lists(st.integers(0, 10**9), min_size=1, max_size=5))
+    shards = tuple(
+        ShardEntry(
+            draw(names), draw(st.sampled_from(["batch", "hdf5"])), count, count * meta.batch_tokens, draw(digests),
+            document_count=draw(st.integers(0, 9)), split=draw(st.text(max_size=5)), complete=draw(st.booleans()),
+        )
+        for count in counts
+    )  # fmt: skip
+    return ShardIndex(meta, shards, draw(st.sampled_from(["global", "none"])), draw(free_json))
+
+
+@given(indexes())
+def test_index_round_trip(index):
+    assert ShardIndex.from_json(index.to_json(), "shards.json") == index
+
+
+def test_saved_index_is_loaded_from_the_folder_and_from_the_file(tmp_path, store):
+    index = ShardIndex.load(store)
+    index.save(tmp_path)
+    assert ShardIndex.load(tmp_path) == ShardIndex.load(tmp_path / "shards.json") == index
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["shards.json", "store"]
+
+
+def test_unknown_keys_are_left_for_later_versions(store, tokens):
+    change_index(store, "extents", [[0, 1, 2]])
+    change_index(store, "shards", 0, "later", {"x": 1})
+    np.testing.assert_array_equal(all_of(store), tokens)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b"not json", b"[]", b"[1, 2]", b"null", b"7", b'"zb-shards"', b"\xff\xfe\x00", b"[" * 100_000, b"{}"],
+    ids=lambda content: repr(content[:12]),
+)
+def test_what_is_no_index_is_a_format_error(content, store):
+    (store / "shards.json").write_bytes(content)
+    with pytest.raises(FormatError, match=r"store/shards\.json"):
+        open_reader(store)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("format", "zb-batches"), ("format", MISSING), ("format", 1),
+        ("version", 2), ("version", 0), ("version", "1"), ("version", True), ("version", 1.0), ("version", MISSING),
+        ("layout", "stream"), ("layout", MISSING),
+        ("dtype", "int64"), ("dtype", "float32"), ("dtype", 4), ("dtype", "u"), ("dtype", MISSING),
+        ("batch_size", 0), ("batch_size", -3), ("batch_size", "3"), ("batch_size", 3.0), ("batch_size", True),
+        ("batch_size", None), ("batch_size", 2**40), ("batch_size", MISSING),
+        ("seq_len", 0), ("seq_len", [10]), ("seq_len", MISSING),
+        ("seed", -1), ("seed", 2**64), ("seed", None), ("seed", MISSING),
+        ("shuffle", 5), ("shuffle", None), ("shuffle", MISSING),
+        ("total_records", -1), ("total_records", "many"), ("total_records", MISSING),
+        ("document_count", MISSING), ("vocab_size", MISSING), ("vocab_size", -1),
+        ("token_count", 211), ("token_count", "210"), ("token_count", MISSING),
+        ("sha256", "0" * 64), ("sha256", None), ("sha256", MISSING),
+        ("source", "a text"), ("source", [1]),
+        ("tokenizer", "gpt2"), ("tokenizer", [1]),
+        ("shards", []), ("shards", {}), ("shards", None), ("shards", MISSING), ("shards", ["shard-00000.batch"]),
+        ("shards", 1, None), ("shards", 1, []),
+        ("shards", 1, "path", "../x.h5"), ("shards", 1, "path", "a/../../x.h5"), ("shards", 1, "path", "/etc/passwd"),
+        ("shards", 1, "path", ""), ("shards", 1, "path", "."), ("shards", 1, "path", 5), ("shards", 1, "path", MISSING),
+        ("shards", 1, "path", "x\0.h5"),
+        ("shards", 1, "backend", "zarr"), ("shards", 1, "backend", None), ("shards", 1, "backend", MISSING),
+        ("shards", 1, "num_batches", 4), ("shards", 1, "num_batches", -3), ("shards", 1, "num_batches", True),
+        ("shards", 1, "num_batches", 3.0), ("shards", 1, "num_batches", MISSING),
+        ("shards", 1, "token_count", 91), ("shards", 1, "token_count", MISSING),
+        ("shards", 1, "sha256", "0" * 63), ("shards", 1, "sha256", "x" * 64), ("shards", 1, "sha256", "A" * 64),
+        ("shards", 1, "sha256", 5), ("shards", 1, "sha256", MISSING),
+        ("shards", 1, "complete", 1), ("shards", 1, "complete", MISSING),
+        ("shards", 1, "split", None), ("shards", 1, "split", MISSING),
+        ("shards", 1, "document_count", "3"), ("shards", 1, "document_count", -1),
+        ("shards", 1, "document_count", MISSING),
+    ],
+    ids=lambda change: "-".join("missing" if part is MISSING else repr(part)[:18] for part in change),
+)  # fmt: skip
+def test_a_malformed_index_is_a_format_error(change, store):
+    change_index(store, *change)
+    with pytest.raises(FormatError, match=r"store/shards\.json"):
+        open_reader(store)
+
+
+@pytest.mark.parametrize("make", [lambda path: f"../{path.name}", str, lambda path: f"a/../../{path.name}"])
+def test_a_path_that_leaves_the_folder_is_refused_though_the_file_is_there(make, store):
+    outside = store.parent / "outside.h5"
+    shutil.copyfile(store / "shard-00001.h5", outside)
+    (store / "a").mkdir()
+    change_index(store, "shards", 1, "path", make(outside))
+    with pytest.raises(FormatError, match="leaves the folder of the store"):
+        open_reader(store)
+
+
+def test_the_shard_that_is_wrong_is_named(store):
+    change_index(store, "shards", 1, "token_count", 91)
+    with pytest.raises(
+        FormatError, match=r"shards\[1\] \(shard-00001\.h5\): expected 90 tokens in 3 batches, found 91"
+    ):
+        open_reader(store)
+
+
+def test_a_folder_without_an_index_is_no_store(store):
+    (store / "shards.json").unlink()
+    with pytest.raises(FormatError, match=r"store: no shards\.json: not a store"):
+        open_reader(store)
+
+
+def test_what_the_index_does_not_name_is_not_there(store, tokens):
+    shutil.copyfile(store / "shard-00000.batch", store / "shard-00003.batch")
+    np.testing.assert_array_equal(all_of(store), tokens)
+
+
+# --- the shards and the index ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["shard-00000.batch", "shard-00001.h5", "shard-00002.batch"])
+def test_a_missing_shard_is_named(name, store):
+    (store / name).unlink()
+    with pytest.raises(FormatError, match=rf"names {name}, which is not there \(1 of 3 shards are missing\)"):
+        open_reader(store)
+
+
+def test_a_shard_in_a_missing_folder_is_named(store):
+    change_index(store, "shards", 1, "path", "far/away/shard-00001.h5")
+    with pytest.raises(FormatError, match=r"names far/away/shard-00001\.h5, which is not there"):
+        open_reader(store)
+
+
+def test_shards_may_lie_in_folders(store, tokens):
+    (store / "a" / "b").mkdir(parents=True)
+    (store / "shard-00001.h5").rename(store / "a" / "b" / "x.h5")
+    change_index(store, "shards", 1, "path", "a/b/x.h5")
+    np.testing.assert_array_equal(all_of(store), tokens)
+
+
+@pytest.mark.parametrize(
+    ("field", "make"),
+    [
+        ("num_batches", lambda tokens: tokens[:2]),
+        ("shape", lambda tokens: tokens[:3].reshape(3, 10, 3)),
+        ("dtype", lambda tokens: (tokens[:3] % 100).astype("uint16")),
+        ("sha256", lambda tokens: np.ascontiguousarray(tokens[:3])),
+    ],
+)
+def test_another_file_in_place_of_a_shard_is_found_when_it_is_read(field, make, store, tokens, write_file):
+    write_file(store / "shard-00001.h5", make(tokens), overwrite=True)
+    with open_reader(store) as reader:
+        np.testing.assert_array_equal(reader.read_batch(1), tokens[1])
+        with pytest.raises(FormatError, match=rf"shard-00001\.h5: shards\.json says {field}"):
+            reader.read_batch(2)
+
+
+@pytest.mark.parametrize("field", ["num_batches", "shape", "dtype"])
+def test_another_batch_file_in_place_of_the_first_shard_is_found_at_once(field, store, tokens, write_file):
+    other = {"num_batches": tokens[:3], "shape": tokens[:2].reshape(2, 10, 3), "dtype": tokens[:2].astype("uint16")}
+    write_file(store / "shard-00000.batch", other[field], overwrite=True)
+    with pytest.raises(FormatError, match=rf"shard-00000\.batch: shards\.json says {field}"):
+        open_reader(store)
+
+
+def test_a_shard_of_another_backend_than_the_index_says_is_an_error(store):
+    change_index(store, "shards", 0, "backend", "hdf5")
+    with pytest.raises(FormatError, match=r"shard-00000\.batch"):
+        open_reader(store)
+
+
+def test_a_shard_that_is_not_complete_is_refused(store):
+    change_index(store, "shards", 1, "complete", False)
+    with open_reader(store) as reader, pytest.raises(IncompleteError, match=r"shard-00001\.h5: its writer has not"):
+        reader.read_batch(2)
+
+
+def test_a_truncated_shard_is_incomplete(store):
+    os.truncate(store / "shard-00001.h5", 1 << 20)
+    with open_reader(store) as reader, pytest.raises(IncompleteError, match=r"shard-00001\.h5"):
+        reader.read_batch(2)
+
+
+def test_a_store_may_be_moved_and_copied(store, tokens, tmp_path, monkeypatch):
+    moved = tmp_path / "elsewhere" / "moved"
+    shutil.copytree(store, moved)
+    shutil.rmtree(store)
+    np.testing.assert_array_equal(all_of(moved), tokens)
+    monkeypatch.chdir(moved.parent)
+    for path in ("moved", "moved/shards.json", "./moved/"):
+        np.testing.assert_array_equal(all_of(path), tokens)
+    monkeypatch.chdir(moved)
+    for path in (".", "shards.json"):
+        np.testing.assert_array_equal(all_of(path), tokens)
+
+
+# --- one sequence of batches -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backends", [("batch",), ("hdf5",), ("batch", "hdf5")], ids="-".join)
+@pytest.mark.parametrize("cuts", [(), (1,), (0,), (7,), (3, 3), (0, 0, 4, 4, 7), (1, 2, 3, 4, 5, 6)], ids=str)
+def test_batches_are_numbered_across_shards(cuts, backends, tmp_path, tokens, write_store):
+    """Also where a shard is empty: the first, one in the middle, several, the last."""
+    reader = ShardedReader(write_store(tmp_path / "store", tokens, cuts, backends))
+    check_reader(reader, tokens)
+    check_closing(reader, tokens)
+
+
+def test_a_store_of_empty_shards_is_empty(tmp_path, tokens, write_store):
+    with open_reader(write_store(tmp_path / "store", tokens[:0], (0,), ("hdf5",))) as reader:
+        assert (len(reader), list(reader)) == (0, [])
+        with pytest.raises(IndexError):
+            reader.read_batch(0)
+
+
+def test_a_reader_says_what_its_shards_are(store, tmp_path, tokens, write_store):
+    with open_reader(store) as reader:
+        assert reader.backend == "batch and hdf5"
+        assert [shard.num_batches for shard in reader.index.shards] == [2, 3, 2]
+        assert reader.sha256 == reader.index.sha256
+
+
+@pytest.mark.parametrize("access", ["mmap", "pread"])
+def test_descriptors_are_bounded_however_many_shards_there_are(access, tmp_path, write_store, monkeypatch):
+    monkeypatch.setattr("zb_hdf5.shards.MAX_OPEN_SHARDS", 4)
+    expected = random_tokens(40, 2, 5)
+    folder = write_store(tmp_path / "store", expected, range(1, 40), ("batch", "batch", "hdf5"))
+    before = len(os.listdir("/proc/self/fd"))
+    kept = []
+    with open_reader(folder, access=access) as reader:
+        for index in [*range(40), *np.random.default_rng(0).integers(0, 40, 200).tolist()]:
+            kept.append((index, reader.read_batch(index)))
+            if access == "pread":  # a view keeps its mapping, and that a descriptor: see the next test
+                assert len(os.listdir("/proc/self/fd")) <= before + 4
+    for index, batch in kept:  # though most of their shards were let go of
+        np.testing.assert_array_equal(batch, expected[index])
+
+
+def test_views_that_are_not_kept_hold_no_descriptor(tmp_path, write_store, monkeypatch):
+    monkeypatch.setattr("zb_hdf5.shards.MAX_OPEN_SHARDS", 4)
+    expected = random_tokens(40, 2, 5)
+    folder = write_store(tmp_path / "store", expected, range(1, 40), ("batch",))
+    before = len(os.listdir("/proc/self/fd"))
+    with open_reader(folder, access="mmap") as reader:
+        for index in range(40):
+            np.testing.assert_array_equal(reader.read_batch(index), expected[index])
+            assert len(os.listdir("/proc/self/fd")) <= before + 2 * 4  # Python's mmap has a descriptor of its own
+
+
+def test_opening_a_store_opens_its_first_shard_only(store):
+    (store / "shard-00001.h5").write_bytes(b"damaged")
+    (store / "shard-00002.batch").write_bytes(b"damaged")
+    with open_reader(store) as reader:
+        assert len(reader) == 7
+        reader.read_batch(0)
+
+
+def test_a_shard_that_changes_after_it_was_let_go_of_is_refused(tmp_path, tokens, write_store, write_file, monkeypatch):
+    monkeypatch.setattr("zb_hdf5.shards.MAX_OPEN_SHARDS", 1)
+    folder = write_store(tmp_path / "store", tokens, (2, 5))
+    with open_reader(folder) as reader:
+        reader.read_batch(0)
+        reader.read_batch(6)
+        write_file(folder / "shard-00000.h5", tokens[1::-1], overwrite=True)
+        for _ in range(2):  # and stays refused
+            with pytest.raises(FormatError, match=r"shard-00000\.h5: (changed since|shards\.json says)"):
+                reader.read_batch(0)
+
+
+# --- verify ----------------------------------------------------------------------------------------------------
+
+
+def flip_token(path, tokens, last_token_at):
+    """Flip the lowest bit of the token that ends at a byte offset from the end of the file's last batch."""
+    data = bytearray(path.read_bytes())
+    place = data.rindex(tokens.tobytes())
+    data[place + last_token_at] ^= 1
+    path.write_bytes(data)
+
+
+def problems(path, **options):
+    return [report.problem for report in verify_store(path, **options)]
+
+
+@pytest.mark.parametrize("workers", [None, 1, 3])
+def test_a_whole_store_passes(workers, store, tokens):
+    done = []
+    reports = verify_store(store, workers=workers, progress=done.append)
+    assert [report.problem for report in reports] == [None, None, None]
+    assert [report.path for report in reports] == [str(store / shard.path) for shard in ShardIndex.load(store).shards]
+    assert [report.backend for report in reports] == ["batch", "hdf5", "batch"]
+    assert [report.num_batches for report in reports] == [2, 3, 2]
+    assert [report.checks for report in reports] == [
+        ["crc32", "index"],
+        ["crc32", "sha256", "index"],
+        ["crc32", "index"],
+    ]
+    assert [report.sha256 for report in reports] == [shard.sha256 for shard in ShardIndex.load(store).shards]
+    assert sum(done) == sum(report.token_count for report in reports) == tokens.size
+
+
+@pytest.mark.parametrize(("shard", "name", "batch"), [(0, "shard-00000.batch", 1), (1, "shard-00001.h5", 2)])
+def test_one_flipped_bit_is_found_and_its_batch_named(shard, name, batch, store, tokens):
+    flip_token(store / name, tokens[(0, 2)[shard] + batch], 40)
+    found = problems(store)
+    assert [problem is None for problem in found] == [number != shard for number in range(3)]
+    assert isinstance(found[shard], ChecksumError)
+    assert found[shard].exit_code == 3
+    assert f"{name}: batch {batch} is the first bad one" in str(found[shard])
+    with pytest.raises(ChecksumError, match=f"batch {batch} is the first bad one"):
+        open_reader(store, verify="store")
+    with open_reader(store, verify="batch") as reader, pytest.raises(ChecksumError, match=f"batch {batch}: expected"):
+        list(reader)
+
+
+def test_the_first_of_several_bad_batches_is_named(tmp_path, tokens, write_store):
+    folder = write_store(tmp_path / "store", tokens)
+    for batch in (6, 3, 5):
+        flip_token(folder / "shard-00000.h5", tokens[batch], 0)
+    assert "batch 3 is the first bad one" in str(problems(folder)[0])
+
+
+@pytest.mark.parametrize("name", ["shard-00000.batch", "shard-00001.h5"])
+@pytest.mark.parametrize("size", [0, 6, 100, 4096, 8192])
+def test_a_truncated_shard_is_reported(size, name, store):
+    os.truncate(store / name, size)
+    found = problems(store)
+    assert [problem is None for problem in found].count(False) == 1
+    problem = next(problem for problem in found if problem)
+    assert name in str(problem)
+    assert problem.exit_code == 4 or size < 8
+
+
+def test_a_missing_shard_is_reported(store):
+    (store / "shard-00001.h5").unlink()
+    assert [problem and problem.exit_code for problem in problems(store)] == [None, 4, None]
+
+
+def test_a_flipped_sidecar_is_found(store):
+    path = store / "shard-00002.batch.crc32"
+    data = bytearray(path.read_bytes())
+    data[4] ^= 1
+    path.write_bytes(data)
+    found = problems(store)[2]
+    assert isinstance(found, ChecksumError)
+    assert "batch 1 is the first bad one" in str(found)
+
+
+def test_without_its_sidecar_a_batch_shard_is_verified_by_the_index(store, tokens):
+    (store / "shard-00000.batch.crc32").unlink()
+    assert verify_store(store)[0].checks == ["index"]
+    assert problems(store) == [None] * 3
+    flip_token(store / "shard-00000.batch", tokens[1], 8)
+    assert "shards.json says sha256" in str(problems(store)[0])
+
+
+def test_consistent_damage_of_tokens_and_sidecar_is_found_by_the_index(store, tokens, write_file):
+    info = write_file(store / "shard-00000.batch", tokens[5:7], overwrite=True)
+    (store / "shard-00000.batch.crc32").write_bytes(info.crc32.tobytes())
+    found = problems(store)[0]
+    assert isinstance(found, ChecksumError)
+    assert "shards.json says sha256" in str(found)
+
+
+def test_a_shard_of_another_length_than_the_index_says_is_reported(store, tokens, write_file):
+    write_file(store / "shard-00001.h5", tokens[2:4], overwrite=True)
+    assert "shards.json says num_batches 3, the shard says 2" in str(problems(store)[1])
+
+
+def test_a_shard_of_another_shape_than_the_index_says_is_reported(store, tokens, write_file):
+    """The same bytes in batches of another shape have the same digest."""
+    write_file(store / "shard-00001.h5", tokens[2:5].reshape(3, 10, 3), overwrite=True)
+    assert problems(store)[1] is not None
+
+
+def test_a_shard_of_another_dtype_than_the_index_says_is_reported(store, tokens, write_file):
+    write_file(store / "shard-00001.h5", tokens[2:5].view("<u2").reshape(3, 3, 20), overwrite=True)
+    assert problems(store)[1] is not None
+
+
+def test_a_malformed_index_is_an_error_and_no_report(store):
+    change_index(store, "version", 2)
+    with pytest.raises(FormatError, match="expected version 1, found 2"):
+        verify_store(store)
+
+
+def test_a_lone_batch_file_has_nothing_to_be_compared_with(tmp_path, tokens, write_file):
+    info = write_file(tmp_path / "x.batch", tokens)
+    (report,) = verify_store(info.path)
+    assert (report.problem, report.checks, report.sha256) == (None, [], info.sha256)
+
+
+def test_a_lone_hdf5_file_is_compared_with_its_own_digests(tmp_path, tokens, write_file):
+    (report,) = verify_store(write_file(tmp_path / "x.h5", tokens).path)
+    assert (report.problem, report.checks) == (None, ["crc32", "sha256"])
+
+
+def test_an_index_describes_its_store(store, tokens):
+    index = ShardIndex.load(store)
+    assert index.num_batches == 7
+    assert index.meta.shape == (3, 10)
+    other = replace(index, shards=index.shards[::-1])
+    assert other.sha256 != index.sha256  # the order of shards is content

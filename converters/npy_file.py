@@ -6,7 +6,6 @@ import io
 import math
 import tokenize
 from collections.abc import Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -21,7 +20,7 @@ from zb_hdf5.order import SequentialOrder, write_order
 from zb_hdf5.spec import TokenArray, bad_token_message, find_bad_token, require_integers, stored_dtype, token_limit
 
 if TYPE_CHECKING:
-    from zb_hdf5.digest import GroupDigest
+    from zb_hdf5.digest import PendingDigest
 
 REMAINDERS: Final = ("drop", "pad", "error")
 NPY_MAGIC: Final = b"\x93NUMPY"
@@ -174,6 +173,9 @@ class NpySource:
         """`.npy` files carry no digests."""
         return None
 
+    def crc32_of(self, start: int, stop: int) -> None:
+        """`.npy` files carry no digests."""
+
     def check_reads(self) -> None:
         """`.npy` files carry no digests."""
 
@@ -219,7 +221,7 @@ class NpyWriter(BatchWriter):
         np.lib.format.write_array_header_1_0(header, description)
         return header.getvalue()
 
-    def _append(self, batches: TokenArray, digest: Future[GroupDigest]) -> None:
+    def _append(self, batches: TokenArray, digest: PendingDigest) -> None:
         write_fully(self._file.fd, batches, self._data_offset + self.num_batches * self.meta.batch_bytes)
         self._count(batches, digest.result())
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from zb_hdf5 import (
     ArgumentError,
@@ -119,6 +120,9 @@ class Source(Protocol):
 
     def sha256_of(self, start: int, stop: int) -> str | None:
         """Return the digest that the source has stored for these batches, or None."""
+
+    def crc32_of(self, start: int, stop: int) -> npt.NDArray[np.uint32] | None:
+        """Return the crc32 rows that the source has stored for these batches, or None."""
 
     def check_reads(self) -> None:
         """Compare each batch with its own digest as it is read, where the source has one: no `sha256_of` will do it."""
@@ -262,17 +266,36 @@ def _write_file(
     progress: Progress,
 ) -> ShardInfo:
     start, stop = cut
-    with row.writer_class()(path, meta, expected_batches=stop - start, overwrite=overwrite) as writer:
+    sha256, crc32 = source.sha256_of(start, stop), source.crc32_of(start, stop)
+    # a copy whose every batch has the crc32 of the original has its sha256 too: hashing is what takes longest
+    known = None if crc32 is None else sha256
+    with row.writer_class()(
+        path, meta, expected_batches=stop - start, overwrite=overwrite, known_sha256=known
+    ) as writer:
         for batches in _read_ahead(source, start, stop):
             writer.write(batches)
             progress(batches.size)
-        expected, found = source.sha256_of(start, stop), writer.sha256()
-        if expected not in (None, found):
-            raise ChecksumError(
-                f"batches {start:,} to {stop - 1:,} of the source: expected sha256 {expected}, found {found}; "
-                "run 'zb verify' on the source: copying would hide the damage"
-            )
+        _require_intact(writer, cut, sha256, crc32)
         return writer.finish()
+
+
+def _require_intact(
+    writer: BatchWriter, cut: tuple[int, int], sha256: str | None, crc32: npt.NDArray[np.uint32] | None
+) -> None:
+    """Raise `ChecksumError` if what was read is not what the source says it holds."""
+    start, stop = cut
+    remedy = "run 'zb verify' on the source: copying would hide the damage"
+    if crc32 is not None:
+        found = writer.crc32()
+        for bad in np.flatnonzero(found != crc32)[:1].tolist():
+            raise ChecksumError(
+                f"batch {start + bad:,} of the source: expected crc32 {crc32[bad]:08x}, found {found[bad]:08x}; {remedy}"
+            )
+    if sha256 not in (None, writer.sha256()):
+        raise ChecksumError(
+            f"batches {start:,} to {stop - 1:,} of the source: expected sha256 {sha256}, "
+            f"found {writer.sha256()}; {remedy}"
+        )
 
 
 def _prepare_checks(source: Source, cuts: list[tuple[int, int]]) -> None:

@@ -6,9 +6,13 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from converters.pipe import Accounts
 from zb_hdf5 import ConvertError, IncompleteError, ShardedReader, open_reader
 from zb_hdf5.spec import TokenArray
+from zb_hdf5.verify import stored_crc32
 
 
 class StoreSource:
@@ -47,13 +51,15 @@ class StoreSource:
         self.shard_batches: list[int] = []
         self.description: dict[str, Any] = {"format": backend, "path": str(path)}
         self._sha256: dict[tuple[int, int], str | None] = {(0, self.num_batches): self._reader.sha256}
+        self._shard_path = {(0, self.num_batches): self._reader.path}
         if isinstance(self._reader, ShardedReader):
             index = self._reader.index
             self.shuffle, self.description = index.shuffle, index.source
             self.shard_batches = [shard.num_batches for shard in index.shards]
             stops = list(accumulate(self.shard_batches))
-            cuts = zip([0, *stops], stops, strict=False)
+            cuts = list(zip([0, *stops], stops, strict=False))
             self._sha256 = {cut: shard.sha256 for cut, shard in zip(cuts, index.shards, strict=True)}
+            self._shard_path = {cut: self._reader.path / s.path for cut, s in zip(cuts, index.shards, strict=True)}
 
     def read_into(self, start: int, out: TokenArray) -> None:
         """Read consecutive batches."""
@@ -62,6 +68,13 @@ class StoreSource:
     def sha256_of(self, start: int, stop: int) -> str | None:
         """Return the stored digest of one whole shard."""
         return self._sha256.get((start, stop))
+
+    def crc32_of(self, start: int, stop: int) -> npt.NDArray[np.uint32] | None:
+        """Return the stored crc32 rows of one whole shard."""
+        if self.sha256_of(start, stop) is None:
+            return None
+        with open_reader(self._shard_path[start, stop]) as shard:
+            return stored_crc32(shard)
 
     def check_reads(self) -> None:
         """Read with `verify="batch"`. A lone `.batch` and a foreign dataset have nothing to compare with."""

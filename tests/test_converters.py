@@ -686,7 +686,7 @@ def test_a_damaged_hdf5_file_is_refused(target, tmp_path):
     flip_bit(path, 7)
     with pytest.raises(ChecksumError):
         run_pipe(StoreSource(path, "hdf5"), "batch", tmp_path / target)
-    assert "sha256" in fail(3, "hdf5-to-batch", path, tmp_path / target)
+    assert "expected crc32" in fail(3, "hdf5-to-batch", path, tmp_path / target)
     assert list(tmp_path.iterdir()) == [path]
 
 

@@ -1,4 +1,4 @@
-"""crc32 per batch, sha256 per shard and the largest token, computed in one thread beside the write."""
+"""crc32 per batch, sha256 per shard and the largest token, computed in two threads beside the write."""
 
 from __future__ import annotations
 
@@ -21,26 +21,46 @@ class GroupDigest(NamedTuple):
     sha256: Any
 
 
+class PendingDigest:
+    """The digest of a group, on its way in two threads."""
+
+    def __init__(self, sha256: Future[Any], rest: Future[tuple[list[int], int]]) -> None:
+        self._sha256, self._rest = sha256, rest
+
+    def result(self) -> GroupDigest:
+        """Wait for the threads; from then on the group may change."""
+        crc32, max_token = self._rest.result()
+        return GroupDigest(crc32, max_token, self._sha256.result())
+
+
 class TokenDigest:
     """Digests of batches of tokens as stored, in order, without padding.
 
     `hashlib`, `zlib` and numpy release the interpreter lock, so `submit` overlaps with the caller's writing. Not
     thread-safe: one caller submits a group, leaves it unchanged until its result is there, and accepts it before it
     submits the next.
+
+    Parameters
+    ----------
+    known_sha256
+        What the sha256 of all batches will be: then it is not computed. For copies, whose every crc32 is compared.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, known_sha256: str | None = None) -> None:
         self._sha256 = hashlib.sha256()
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="zb-digest")
+        self._known_sha256 = known_sha256
+        self._pool = ThreadPoolExecutor(2, thread_name_prefix="zb-digest")
 
-    def submit(self, batches: TokenArray) -> Future[GroupDigest]:
+    def submit(self, batches: TokenArray) -> PendingDigest:
         """Start digesting `batches`, shape `(count, B, S)`, C-contiguous and of the stored dtype."""
-        return self._pool.submit(self._digest, batches)
+        return PendingDigest(self._pool.submit(self._hash, batches), self._pool.submit(_check, batches))
 
-    def _digest(self, batches: TokenArray) -> GroupDigest:
+    def _hash(self, batches: TokenArray) -> Any:
+        if self._known_sha256 is not None:
+            return self._sha256
         sha256 = self._sha256.copy()
         sha256.update(batches)
-        return GroupDigest(batch_crc32s(batches), int(batches.max(initial=0)), sha256)
+        return sha256
 
     def accept(self, group: GroupDigest) -> None:
         """Take a group into the running sha256: it is on disk. A group that failed to get there is never accepted."""
@@ -48,11 +68,15 @@ class TokenDigest:
 
     def sha256(self) -> str:
         """Hexadecimal sha256 of all accepted groups."""
-        return self._sha256.hexdigest()
+        return self._known_sha256 or self._sha256.hexdigest()
 
     def close(self) -> None:
-        """Wait for the thread and end it."""
+        """Wait for the threads and end them."""
         self._pool.shutdown(wait=True)
+
+
+def _check(batches: TokenArray) -> tuple[list[int], int]:
+    return batch_crc32s(batches), int(batches.max(initial=0))
 
 
 def batch_crc32s(batches: TokenArray) -> list[int]:

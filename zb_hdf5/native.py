@@ -32,9 +32,7 @@ from zb_hdf5.spec import (
 from zb_hdf5.writer import BatchWriter, ShardInfo
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
-
-    from zb_hdf5.digest import GroupDigest
+    from zb_hdf5.digest import PendingDigest
 
 
 class BatchFileReader(BatchReader):
@@ -83,7 +81,7 @@ class BatchFileWriter(BatchWriter):
         pack_header(self.meta, 0)  # refuses a seed or total_records that does not fit, before any work
         self._padded = np.zeros(0, dtype=np.uint8)
 
-    def _append(self, batches: TokenArray, digest: Future[GroupDigest]) -> None:
+    def _append(self, batches: TokenArray, digest: PendingDigest) -> None:
         write_fully(self._file.fd, self._slots(batches), batch_file_bytes(self.meta, self.num_batches))
         if self._durable:
             os.fdatasync(self._file.fd)

@@ -108,7 +108,10 @@ class GlobalOrder(Order):
         return self._walk(indices, self._keys[::-1], inverse=True)
 
     def _walk(self, values: npt.NDArray[Any], keys: list[np.uint64], inverse: bool = False) -> IndexArray:
-        words = self._network(values.astype(np.uint64).reshape(-1), keys, inverse)
+        words = values.astype(np.uint64).reshape(-1)
+        if words.size and int(words.max()) >= self.n:  # a negative number is a large one
+            raise ArgumentError(f"expected numbers in 0..{self.n - 1:,}, found {values}")  # it would walk for ever
+        words = self._network(words, keys, inverse)
         outside = np.flatnonzero(words >= self.n)
         while outside.size:
             words[outside] = self._network(words[outside], keys, inverse)

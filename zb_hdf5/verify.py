@@ -105,7 +105,7 @@ def _verify_file(path: Path, check_entry: EntryCheck, progress: Progress) -> Sha
 
 def _check_content(reader: BatchReader, report: ShardReport, progress: Progress) -> None:
     """Compare each batch with its crc32, and all of them with the sha256."""
-    stored = _stored_crc32(reader)
+    stored = stored_crc32(reader)
     digest = hashlib.sha256()
     group = np.empty((max(1, GROUP_BYTES // reader.meta.batch_bytes), *reader.meta.shape), reader.dtype)
     for start in range(0, reader.num_batches, len(group)):
@@ -123,7 +123,8 @@ def _check_content(reader: BatchReader, report: ShardReport, progress: Progress)
         report.checks.append("sha256")
 
 
-def _stored_crc32(reader: BatchReader) -> npt.NDArray[np.uint32] | None:
+def stored_crc32(reader: BatchReader) -> npt.NDArray[np.uint32] | None:
+    """Return the crc32 rows that are stored with one file, or None where there are none."""
     if reader.backend == "hdf5":
         with h5_damage(reader.path), open_h5_for_reading(reader.path) as h5:
             crc32 = read_crc32(h5, reader.path, reader.num_batches)

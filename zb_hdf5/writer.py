@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from concurrent.futures import wait
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self
@@ -19,9 +18,7 @@ from zb_hdf5.reader import GROUP_BYTES
 from zb_hdf5.spec import StoreMeta, TokenArray, as_stored
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
-
-    from zb_hdf5.digest import GroupDigest
+    from zb_hdf5.digest import GroupDigest, PendingDigest
 
 
 class ShardInfo(NamedTuple):
@@ -53,6 +50,8 @@ class BatchWriter(ABC):
         Replace an existing file (at the end, by rename); otherwise it is an error.
     durable
         Also flush to disk at each commit, so that committed batches outlive a power loss.
+    known_sha256
+        For exact copies: the digest that the original has stored. The caller compares `crc32()` with the original's.
     """
 
     backend: ClassVar[str]
@@ -65,6 +64,7 @@ class BatchWriter(ABC):
         expected_batches: int = 0,
         overwrite: bool = False,
         durable: bool = False,
+        known_sha256: str | None = None,
     ) -> None:
         self.meta = meta
         self.num_batches = 0
@@ -75,7 +75,7 @@ class BatchWriter(ABC):
         self._crc32: list[int] = []
         self._open = True
         self._file = PartialFile(path, overwrite=overwrite)
-        self._digest = TokenDigest()
+        self._digest = TokenDigest(known_sha256)
         try:
             self._begin()
         except BaseException:
@@ -110,11 +110,15 @@ class BatchWriter(ABC):
             try:
                 self._append(stored, digest)
             finally:
-                wait([digest])  # also after a failure: the caller may then change or free the batches
+                digest.result()  # also after a failure: the caller may then change or free the batches
 
     def sha256(self) -> str:
         """Hexadecimal sha256 of all token bytes written so far."""
         return self._digest.sha256()
+
+    def crc32(self) -> npt.NDArray[np.uint32]:
+        """Return the crc32 of each batch written so far."""
+        return crc32_array(self._crc32)
 
     def finish(self) -> ShardInfo:
         """Complete the file and publish it under its final name."""
@@ -125,7 +129,7 @@ class BatchWriter(ABC):
             self._digest.close()
             info = ShardInfo(
                 self._file.path, self.backend, self.num_batches, self.token_count, self.max_token,
-                self._digest.sha256(), crc32_array(self._crc32),
+                self._digest.sha256(), self.crc32(),
             )  # fmt: skip
             self._complete(info)
         except BaseException:
@@ -156,7 +160,7 @@ class BatchWriter(ABC):
         """Prepare the partial file."""
 
     @abstractmethod
-    def _append(self, batches: TokenArray, digest: Future[GroupDigest]) -> None:
+    def _append(self, batches: TokenArray, digest: PendingDigest) -> None:
         """Write and commit a group, and `_count` it."""
 
     @abstractmethod

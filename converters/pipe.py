@@ -289,7 +289,8 @@ def _require_intact(
         found = writer.crc32()
         for bad in np.flatnonzero(found != crc32)[:1].tolist():
             raise ChecksumError(
-                f"batch {start + bad:,} of the source: expected crc32 {crc32[bad]:08x}, found {found[bad]:08x}; {remedy}"
+                f"batch {start + bad:,} of the source: expected crc32 {crc32[bad]:08x}, "
+                f"found {found[bad]:08x}; {remedy}"
             )
     if sha256 not in (None, writer.sha256()):
         raise ChecksumError(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import click
@@ -41,63 +43,44 @@ def _scratch(folder: Path | None) -> Iterator[Path]:
         yield Path(scratch)
 
 
+def _run(benchmark: Any, folder: Path | None, json_path: Path | None, plot_path: Path | None, **how: Any) -> None:
+    """Measure, report, and keep what was asked for."""
+    with _scratch(folder) as scratch:
+        result = benchmark.measure(scratch, **how)
+    click.echo(benchmark.report(result))
+    if json_path:
+        json_path.write_text(json.dumps(result, indent=1) + "\n")
+    if plot_path:
+        benchmark.plot(plot_path, result)
+
+
 @benchmarks.command()
 @_options
-def read(quick: bool, json_path: Path | None, plot_path: Path | None, folder: Path | None, repeats: int | None) -> None:
+def read(**options: Any) -> None:
     """Tokens per second, latency, time to the first batch and memory of every way to read batches."""
     from benchmarks import read as benchmark
-    from benchmarks.measure import write_json
 
-    with _scratch(folder) as scratch:
-        result = benchmark.measure(scratch, quick=quick, repeats=repeats)
-    click.echo(benchmark.report(result))
-    if json_path:
-        write_json(json_path, result)
-    if plot_path:
-        benchmark.plot(plot_path, result)
+    _run(benchmark, **options)
 
 
 @benchmarks.command()
 @_options
-def loader(
-    quick: bool, json_path: Path | None, plot_path: Path | None, folder: Path | None, repeats: int | None
-) -> None:
+def loader(**options: Any) -> None:
     """What the loader adds to a bare read, warm and cold; large stores; memory."""
     from benchmarks import loader as benchmark
-    from benchmarks.measure import write_json
 
-    with _scratch(folder) as scratch:
-        result = benchmark.measure(scratch, quick=quick, repeats=repeats)
-    click.echo(benchmark.report(result))
-    if json_path:
-        write_json(json_path, result)
-    if plot_path:
-        benchmark.plot(plot_path, result)
+    _run(benchmark, **options)
 
 
 @benchmarks.command()
 @_options
 @click.option("--profile", is_flag=True, help="Measure the stages of a conversion one by one instead.")
-def convert(
-    quick: bool,
-    json_path: Path | None,
-    plot_path: Path | None,
-    folder: Path | None,
-    repeats: int | None,
-    profile: bool,
-) -> None:
+def convert(profile: bool, **options: Any) -> None:
     """Bytes per second and memory of every converter, beside cp and sha256 of the same file."""
     from benchmarks import convert as benchmark
-    from benchmarks.measure import write_json
 
-    run = benchmark.measure_stages if profile else benchmark.measure
-    with _scratch(folder) as scratch:
-        result = run(scratch, quick=quick, repeats=repeats)
-    click.echo(benchmark.report_stages(result) if profile else benchmark.report(result))
-    if json_path:
-        write_json(json_path, result)
-    if plot_path:
-        benchmark.plot(plot_path, result)
+    stages = SimpleNamespace(measure=benchmark.measure_stages, report=benchmark.report_stages, plot=benchmark.plot)
+    _run(stages if profile else benchmark, **options)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ is compared is compared in pairs that were measured next to each other.
 from __future__ import annotations
 
 import ctypes
-import json
 import mmap
 import multiprocessing
 import os
@@ -254,11 +253,6 @@ def markdown_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str
         return "| " + " | ".join(padded) + " |"
 
     return "\n".join([line(headers), line(rule), *map(line, rows)])
-
-
-def write_json(path: Path, result: dict[str, Any]) -> None:
-    """Write the figures of a run."""
-    path.write_text(json.dumps(result, indent=1) + "\n")
 
 
 class Bar(NamedTuple):

@@ -75,3 +75,15 @@ def test_convert_profile_measures_stages(tmp_path):
     _, figures = run_benchmark(tmp_path, "convert", "--profile")
     assert {stage["kind"] for stage in figures["stages"]} == {"reader", "digest", "writer"}
     assert all(stage["mib_per_s"]["low"] > 0 for stage in figures["stages"])
+
+
+@pytest.mark.slow
+def test_loader_measures_every_figure(tmp_path):
+    printed, figures = run_benchmark(tmp_path, "loader")
+    assert {row["name"].split(", ")[-1] for row in figures["warm"]} == {
+        "bare", "prefetch 0", "prefetch 2", "prefetch 8", "prefetch auto", "int32",
+    }  # fmt: skip
+    assert all(row["tokens_per_s"]["low"] > 0 for row in figures["warm"] + figures["records"])
+    assert all(run["direct_bytes_per_s"] > 0 for run in figures["cold"])
+    assert all(0 < found["state_bytes"] < 1024 for found in figures["first_batch"].values())
+    assert printed.count("met") + printed.count("NOT MET") >= 5

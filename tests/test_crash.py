@@ -379,11 +379,11 @@ def test_a_failed_write_can_be_repeated(suffix, call, tmp_path, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("zb_hdf5.h5write.RESERVE_BYTES", 0)  # so that every write has to ask for space
     with open_writer(tmp_path / f"x{suffix}", batch_size=B, seq_len=S, dtype="uint16") as writer:
         writer.write(batches(0, 2))
         with monkeypatch.context() as patch:
             patch.setattr(os, call, full)
+            patch.setattr(writer, "_reserved_end", 0, raising=False)  # so that it has to ask for space again
             with pytest.raises(OSError, match="No space left"):
                 writer.write(batches(2, 2))
         assert writer.num_batches == 2

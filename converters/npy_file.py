@@ -90,7 +90,7 @@ class NpySource:
     Parameters
     ----------
     paths
-        Files, or folders whose `*.npy` files are taken in the order of their names.
+        Files, or folders whose `*.npy` files, also those in subfolders, are taken in the order of their paths.
     dtype
         "uint32", "uint16", or "auto": uint16 where every id is known to fit, by source dtype or by `vocab_size`.
     remainder
@@ -236,7 +236,7 @@ class NpyWriter(BatchWriter):
 
 
 def expand(paths: Sequence[Path]) -> list[Path]:
-    """Replace folders by the `.npy` files in them, in the order of their names.
+    """Replace folders by the `.npy` files in and below them, in the order of their paths.
 
     Raises
     ------
@@ -246,9 +246,9 @@ def expand(paths: Sequence[Path]) -> list[Path]:
     files: list[Path] = []
     for path in paths:
         if path.is_dir():
-            inside = sorted(path.glob("*.npy"))
+            inside = sorted(path.rglob("*.npy"))
             if not inside:
-                raise ConvertError(f"{path}: no .npy files in this folder")
+                raise ConvertError(f"{path}: no .npy files in this folder, nor below it")
             files += inside
         else:
             files.append(path)

@@ -185,7 +185,7 @@ def convert(
         _prepare_checks(source, [cut])
         shards = [_write_file(source, row, destination, cut, source.meta, overwrite, progress)]
         sha256 = shards[0].sha256
-    elif destination.suffix in {other.suffix for other in FORMATS.values()}:
+    elif destination.suffix in {*(other.suffix for other in FORMATS.values()), ".hdf5", ".hdf", ".he5", ".npz"}:
         raise ConvertError(f"{destination}: expected a folder or a name that ends in {row.suffix}")
     else:
         cuts = plan_shards(source, num_shards, shard_bytes)
@@ -306,7 +306,7 @@ def _prepare_checks(source: Source, cuts: list[tuple[int, int]]) -> None:
 
 
 def _read_ahead(source: Source, start: int, stop: int) -> Iterator[TokenArray]:
-    """Yield groups of batches; while one is written, the next is read. Each is valid until the next but one."""
+    """Yield groups of batches; while one is written, the next is read. Each is valid until the next is asked for."""
     group = max(1, GROUP_BYTES // source.meta.batch_bytes)
     buffers = [np.empty((min(group, stop - start), *source.meta.shape), source.meta.dtype) for _ in range(2)]
 

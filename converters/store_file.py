@@ -51,7 +51,7 @@ class StoreSource:
         self.shard_batches: list[int] = []
         self.description: dict[str, Any] = {"format": backend, "path": str(path)}
         self._sha256: dict[tuple[int, int], str | None] = {(0, self.num_batches): self._reader.sha256}
-        self._shard_path = {(0, self.num_batches): self._reader.path}
+        self._shard_path = {} if dataset else {(0, self.num_batches): self._reader.path}
         if isinstance(self._reader, ShardedReader):
             index = self._reader.index
             self.shuffle, self.description = index.shuffle, index.source
@@ -71,7 +71,7 @@ class StoreSource:
 
     def crc32_of(self, start: int, stop: int) -> npt.NDArray[np.uint32] | None:
         """Return the stored crc32 rows of one whole shard."""
-        if self.sha256_of(start, stop) is None:
+        if (start, stop) not in self._shard_path:
             return None
         with open_reader(self._shard_path[start, stop]) as shard:
             return stored_crc32(shard)

@@ -172,6 +172,8 @@ def main() -> None:
     out = Path(options.out)
     out.mkdir(parents=True, exist_ok=True)
     gpu = torch.cuda.is_available()
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}  # without torchrun
+    os.environ.update({name: os.environ.get(name, value) for name, value in alone.items()})
     dist.init_process_group("nccl" if gpu else "gloo")
     rank, world_size = dist.get_rank(), dist.get_world_size()
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if gpu else torch.device("cpu")

@@ -327,7 +327,7 @@ def test_info_of_a_file(kind, places):
     assert found["state"] == "complete"
     assert (found["num_batches"], found["batch_size"], found["seq_len"]) == (12, 4, SEQ_LEN)
     assert (found["dtype"], found["tokens"], found["total_records"]) == ("uint32", 384, 48)
-    assert found["bytes"] == places[kind].stat().st_size
+    assert found["bytes"] == places[kind].stat().st_blocks * 512
     assert found["layout"]["extents"] == expected
     assert found["layout"]["runs"] == 1
     assert found["layout"]["page_aligned"] is all(base % 4096 == stride % 4096 == 0 for base, stride, _ in expected)

@@ -310,7 +310,7 @@ def test_several_files_are_one_sequence_of_records(shuffle, tmp_path):
     assert one["sha256"] == many["sha256"]
 
 
-def test_a_folder_gives_its_npy_files_by_name_and_nothing_else(tmp_path):
+def test_a_folder_gives_its_npy_files_by_path_and_nothing_else(tmp_path):
     folder = tmp_path / "in"
     for name, first in (("part-2.npy", 20), ("part-10.npy", 10), ("a.npy", 0)):  # as names sort, not numbers
         save(folder / name, numbered(4, first))
@@ -318,7 +318,7 @@ def test_a_folder_gives_its_npy_files_by_name_and_nothing_else(tmp_path):
     (folder / "tokens.npz").write_bytes(b"not this either")
     save(folder / "deeper" / "b.npy", numbered(4, 99))
     succeed("npy-to-hdf5", folder, tmp_path / "o.h5", *SHAPE, "--no-shuffle")
-    expected = np.vstack([numbered(4), numbered(4, 10), numbered(4, 20)])
+    expected = np.vstack([numbered(4), numbered(4, 99), numbered(4, 10), numbered(4, 20)])
     np.testing.assert_array_equal(records_of(tmp_path / "o.h5"), expected)
 
 

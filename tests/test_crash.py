@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from zb_hdf5 import ConvertError, ZbError, open_reader, open_writer, verify_store
-from zb_hdf5.publish import PartialFile
+from zb_hdf5.publish import PartialDirectory, PartialFile
 from zb_hdf5.spec import INDEX_NAME
 
 B, S = 32, 64  # a batch of uint16 is one page
@@ -383,7 +383,7 @@ def test_a_failed_write_can_be_repeated(suffix, call, tmp_path, monkeypatch):
         writer.write(batches(0, 2))
         with monkeypatch.context() as patch:
             patch.setattr(os, call, full)
-            patch.setattr(writer, "_reserved_end", 0, raising=False)  # so that it has to ask for space again
+            patch.setattr("zb_hdf5.h5write.os.fstat", lambda fd: os.stat(os.devnull))  # nothing is reserved yet
             with pytest.raises(OSError, match="No space left"):
                 writer.write(batches(2, 2))
         assert writer.num_batches == 2
@@ -659,3 +659,28 @@ def test_an_index_without_its_shards_is_told(tmp_path):
         shutil.copy(path, tmp_path / "copy")
     with pytest.raises(ZbError, match="3 of 4 shards are missing"):
         open_reader(tmp_path / "copy")
+
+
+@pytest.mark.parametrize("suffix", [".h5", ".batch"])
+def test_a_commit_that_fails_is_not_counted(suffix, tmp_path, monkeypatch):
+    """The disk fails at the flush of a durable write: the batches can be written again, once."""
+
+    def fail(*_):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with open_writer(tmp_path / f"x{suffix}", batch_size=B, seq_len=S, dtype="uint16", durable=True) as writer:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fdatasync", fail)
+            with pytest.raises(OSError, match="Input/output error"):
+                writer.write(batches(0, 3))
+        assert writer.num_batches == 0
+        writer.write(batches(0, 3))
+    check_whole(tmp_path / f"x{suffix}", batches(0, 3).astype("<u2"))
+
+
+def test_a_partial_folder_with_foreign_files_is_not_emptied(tmp_path):
+    (tmp_path / "out.partial").mkdir()
+    (tmp_path / "out.partial" / "precious.txt").write_text("precious")
+    with pytest.raises(ConvertError, match=r"precious\.txt"), PartialDirectory(tmp_path / "out"):
+        pass
+    assert (tmp_path / "out.partial" / "precious.txt").read_text() == "precious"

@@ -137,5 +137,22 @@ def test_state_of_other_sources_is_refused(stores):
     ):
         with pytest.raises(StateError):
             mixed.load_state_dict(other.state_dict())
+    state = mixed.state_dict()
+    for broken in ({}, {**state, "segments": [{}]}, {**state, "segments": []}, {**state, "position": "soon"}):
+        with pytest.raises(StateError):
+            mixed.load_state_dict(broken)
+
+
+def test_the_order_of_the_sources_is_part_of_the_state(stores):
+    """The state's shares are by place: the same sources in another order would swap them."""
+    mixed = MixedLoader({"web": stores["web"], "code": stores["code"]}, {"web": 9, "code": 1}, rank=0, world_size=1)
+    other = MixedLoader({"code": stores["code"], "web": stores["web"]}, {"web": 9, "code": 1}, rank=0, world_size=1)
     with pytest.raises(StateError):
-        mixed.load_state_dict({})
+        other.load_state_dict(mixed.state_dict())
+    mixed.load_state_dict(json.loads(json.dumps(mixed.state_dict(), sort_keys=True)))
+
+
+@pytest.mark.parametrize("option", [{"device": "cuda"}, {"targets": True}, {"epoch": 3}, {"drop_last": False}])
+def test_options_that_a_mixture_has_not_are_refused(stores, option):
+    with pytest.raises(ArgumentError, match=next(iter(option))):
+        MixedLoader(stores, WEIGHTS, rank=0, world_size=1, **option)

@@ -199,6 +199,8 @@ def test_the_device_gets_the_same_batches(path, dtype):
 class FakeStream:
     """Stands in for a CUDA stream: copies finish only when their event is waited for."""
 
+    device = torch.device("cpu")
+
     def wait_event(self, event):
         event.waited = True
 
@@ -237,3 +239,30 @@ def test_a_ring_buffer_is_filled_again_only_after_its_copy(monkeypatch):
         in_flight[buffer.data_ptr()] = events[-1]
         np.testing.assert_array_equal(sent.numpy(), batch.astype(np.int64))
     assert len(in_flight) <= 4
+
+
+@pytest.mark.parametrize("prefetch", [0, 4])
+def test_a_state_loaded_in_the_middle_of_an_iteration_turns_it(path, prefetch):
+    """A rollback inside the training loop: what comes next is what the state says, and later states are right."""
+    plain = list(Loader(path, prefetch=0, rank=0, world_size=1))
+    loader = Loader(path, prefetch=prefetch, rank=0, world_size=1)
+    found, state = [], None
+    for number, batch in enumerate(loader):
+        found.append(batch)
+        if number == 3:
+            state = loader.state_dict()
+        if number == 9:
+            loader.load_state_dict(state)
+    expected = plain[:10] + plain[4:]
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert loader.state_dict()["position"] == len(plain) * 4
+
+
+def test_closing_a_loader_ends_its_reading_threads_first(path):
+    loader = Loader(path, prefetch=4, rank=0, world_size=1)
+    iterator = iter(loader)
+    next(iterator)
+    assert prefetch_threads()
+    loader.close()
+    assert not prefetch_threads()
+    assert list(iterator) == []

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-TokenArray = npt.NDArray[Any]
+from zb_hdf5.spec import TokenArray
 
 
 class GroupDigest(NamedTuple):
@@ -53,7 +53,7 @@ class TokenDigest:
 
     def submit(self, batches: TokenArray) -> PendingDigest:
         """Start digesting `batches`, shape `(count, B, S)`, C-contiguous and of the stored dtype."""
-        return PendingDigest(self._pool.submit(self._hash, batches), self._pool.submit(_check, batches))
+        return PendingDigest(self._pool.submit(self._hash, batches), self._pool.submit(_crc32s_and_max, batches))
 
     def _hash(self, batches: TokenArray) -> Any:
         if self._known_sha256 is not None:
@@ -75,7 +75,7 @@ class TokenDigest:
         self._pool.shutdown(wait=True)
 
 
-def _check(batches: TokenArray) -> tuple[list[int], int]:
+def _crc32s_and_max(batches: TokenArray) -> tuple[list[int], int]:
     return batch_crc32s(batches), int(batches.max(initial=0))
 
 

@@ -21,8 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.errors import FormatError, IncompleteError
-
-TokenArray = npt.NDArray[Any]
+from zb_hdf5.spec import TokenArray
 
 #: statfs(2) type -> name, for file systems whose pages come over a network. There a page fault is a round trip
 #: that holds up the whole process, and a mapping of a file that changes elsewhere is a bus error.
@@ -262,9 +261,7 @@ class ExtentFile:
         """Return whether the first page of batch `index` is in the page cache: a read that may not wait."""
         try:
             return os.preadv(self._fd, (bytearray(1),), self._extents.offset(index), os.RWF_NOWAIT) == 1
-        except (BlockingIOError, AttributeError):
-            return False
-        except OSError:  # this file system cannot tell
+        except (OSError, AttributeError):  # it would wait, or this system cannot tell
             return False
 
     def _read_fully(self, out: TokenArray, offset: int) -> None:

@@ -183,7 +183,10 @@ def _foreign_hint(h5: h5py.File) -> str:
     h5.visititems(visit)
     if not names:
         return "it has no 3-D integer dataset"
-    return f"to read a 3-D dataset of another origin, pass --dataset (dataset=): {', '.join(sorted(names)[:5])}"
+    found = ", ".join(sorted(names)[:5])
+    return (
+        f"to read a dataset of another origin, pass dataset= to open_reader, or --dataset to convert and info: {found}"
+    )
 
 
 def _chunk_extents(stored: h5py.Dataset, meta: StoreMeta, num_batches: int, path: Path) -> tuple[Extents | None, str]:

@@ -50,7 +50,6 @@ class HDF5BatchWriter(BatchWriter):
 
     def _begin(self) -> None:
         self._h5: Any = None
-        self._reserved_end = 0
         self._file.unlock()
         self._h5 = open_h5(
             self._file.own_path,
@@ -87,7 +86,7 @@ class HDF5BatchWriter(BatchWriter):
             CRC32, shape=(rows,), maxshape=(None,), chunks=(CRC32_CHUNK_ROWS,), dtype="<u4"
         )
         for start in range(0, rows, CRC32_CHUNK_ROWS):
-            self._write_crc_chunk(start)
+            self._write_crc_chunk(start, [])
 
     def _append(self, batches: TokenArray, digest: PendingDigest) -> None:
         first, stop = self.num_batches, self.num_batches + len(batches)
@@ -95,31 +94,33 @@ class HDF5BatchWriter(BatchWriter):
         self._batches.resize(stop, axis=0)
         for index, batch in enumerate(batches, first):
             self._batches.id.write_direct_chunk((index, 0, 0), batch)
-        self._count(batches, digest.result())
+        group = digest.result()
         if stop > self._crc_dataset.shape[0]:
             self._crc_dataset.resize(stop, axis=0)
         for start in range(first - first % CRC32_CHUNK_ROWS, stop, CRC32_CHUNK_ROWS):
-            self._write_crc_chunk(start)
+            self._write_crc_chunk(start, group.crc32)
         if self._durable:
             os.fdatasync(self._file.fd)
-        self._commit(num_batches=self.num_batches, token_count=self.token_count, max_token=self.max_token)
+        token_count, max_token = self.token_count + batches.size, max(self.max_token, group.max_token)
+        self._commit(num_batches=stop, token_count=token_count, max_token=max_token)
+        self._count(batches, group)
 
     def _reserve(self, data_bytes: int) -> None:
         """Take the disk space of the next group, and of the metadata with it, before HDF5 is touched."""
         used = end_of_file_address(self._file.fd)
         end = used + data_bytes + meta_block_bytes(self._expected_batches)
-        if end <= self._reserved_end:
+        if end <= os.fstat(self._file.fd).st_size:  # HDF5 may have cut off what was reserved before
             return
         try:
             os.posix_fallocate(self._file.fd, used, end - used + RESERVE_BYTES)
-            self._reserved_end = end + RESERVE_BYTES
         except OSError:  # a disk that is nearly full may still hold this group
             os.posix_fallocate(self._file.fd, used, end - used)
-            self._reserved_end = end
 
-    def _write_crc_chunk(self, start: int) -> None:
+    def _write_crc_chunk(self, start: int, new: list[int]) -> None:
+        """Write one chunk of crc rows: those of committed batches, then those of the group that is being written."""
         chunk = np.zeros(CRC32_CHUNK_ROWS, dtype="<u4")
-        values = self._crc32[start : start + CRC32_CHUNK_ROWS]
+        before = len(self._crc32)
+        values = [*self._crc32[start:], *new[max(0, start - before) :]][:CRC32_CHUNK_ROWS]
         chunk[: len(values)] = values
         self._crc_dataset.id.write_direct_chunk((start,), chunk)
 

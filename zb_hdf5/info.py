@@ -80,8 +80,10 @@ def describe_lines(description: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _bytes_on_disk(reader: BatchReader) -> int:
     if isinstance(reader, ShardedReader):
-        return sum((reader.path / shard.path).stat().st_size for shard in reader.index.shards)
-    return reader.path.stat().st_size
+        paths = [reader.path / shard.path for shard in reader.index.shards]
+    else:
+        paths = [reader.path]
+    return sum(path.stat().st_blocks * 512 for path in paths)  # what a quota counts: HDF5 shards have holes
 
 
 def _layout(extents: Extents | None, batch_bytes: int) -> dict[str, Any] | None:

@@ -9,14 +9,15 @@ and any batch size.
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from collections.abc import Generator, Iterator
+from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.errors import ArgumentError, StateError
+from zb_hdf5.errors import ArgumentError, StateError, UnavailableError
 from zb_hdf5.extents import network_file_system
 from zb_hdf5.order import Order, make_order
 from zb_hdf5.prefetch import DeviceRing, hint_ahead, read_ahead
@@ -72,7 +73,8 @@ class Loader:
         "auto": 8 with a `device` or on a network file system; else none, but if the coming batches are not in the page
         cache the kernel is told of each of them 64 batches ahead.
     device
-        A CUDA device: batches are read into pinned buffers, copied on a stream of their own, and widened there.
+        A CUDA device: batches are read into pinned buffers by at least one thread, copied on a stream of their own, and
+        widened there.
     dtype
         `torch.int64`, or `torch.int32`: half the memory; a mapped uint32 store then needs no copy
         (`BatchReader.read_batch_int32` says what that means for writing into it).
@@ -87,7 +89,7 @@ class Loader:
     Notes
     -----
     A new iteration starts the epoch anew, except the first one after `load_state_dict`, which goes on where the state
-    was taken. Not thread-safe; picklable without a device.
+    was taken. Not thread-safe; picklable. `DataLoader` and trainers take `dataset()` or `records()`.
 
     Examples
     --------
@@ -125,17 +127,20 @@ class Loader:
         self._fingerprint = source.fingerprint  # now: a checkpoint must not depend on reading the file again
         self.rank, self.world_size = resolve_rank(rank, world_size)
         self.shuffle, self.block_size, self.seed, self.drop_last = shuffle, block_size, seed, drop_last
-        self.batch_size = batch_size or source.batch_size
-        self.seq_len = seq_len or source.seq_len
+        self.batch_size = source.batch_size if batch_size is None else batch_size
+        self.seq_len = source.seq_len if seq_len is None else seq_len
         self.targets = targets
-        self._records_per_batch, rest = divmod(source.meta.batch_tokens, self.seq_len)
-        if source.seq_len % self.seq_len or rest:
+        if self.seq_len < 1 or source.seq_len % self.seq_len:
             raise ArgumentError(f"seq_len must divide the stored {source.seq_len}, found {self.seq_len}")
+        self._records_per_batch = source.meta.batch_tokens // self.seq_len
         if prefetch != "auto" and (not isinstance(prefetch, int) or prefetch < 0):
             raise ArgumentError(f'prefetch must be "auto" or at least 0, found {prefetch!r}')
         self._prefetch = prefetch
         self._set_target(device, dtype)
         self.epoch = -1  # none yet
+        self._course = 0  # counts what makes a running iteration turn
+        self._reading: Generator[torch.Tensor] | None = None
+        self._ring: DeviceRing | None = None
         self._forever: Iterator[Step] | None = None
         self.set_epoch(epoch)
         self.set_batch_size(self.batch_size)
@@ -149,6 +154,8 @@ class Loader:
             raise ArgumentError(f"dtype must be torch.int64 or torch.int32, found {dtype}")
         if self._device is not None and self._device.type != "cuda":
             raise ArgumentError(f"device must be a CUDA device or the CPU, found {device}")
+        if self._device is not None and not torch.cuda.is_available():
+            raise UnavailableError(f"device={device}: this PyTorch finds no CUDA device")
 
     # --- position ------------------------------------------------------------------------------------------------
 
@@ -167,6 +174,7 @@ class Loader:
             self._position = 0
             self._resumed = False
             self._forever = None
+            self._course += 1
 
     def order_of_epoch(self, epoch: int) -> Order:
         """Return the order of the records in an epoch: position -> record."""
@@ -187,7 +195,9 @@ class Loader:
                 f"{self.reader.path}: {self.num_records:,} records are too few for {self.world_size:,} ranks with "
                 f"batches of {batch_size:,}; pass a smaller batch_size, or drop_last=False"
             )
-        self.batch_size = batch_size
+        if batch_size != self.batch_size:
+            self.batch_size = batch_size
+            self._course += 1
 
     def __len__(self) -> int:
         """Steps of a whole epoch: the number of batches that this rank, like every rank, yields."""
@@ -203,15 +213,17 @@ class Loader:
         """Yield the batches of one epoch: tensors, or pairs of them with `targets=True`."""
         if not self._resumed:
             self._position = 0
-        self._resumed = False
-        batch_size = 0
-        while batch_size != self.batch_size:  # once, and again after each change of the batch size
+        course = None
+        while course != self._course:  # once, and again after each change of batch size, epoch or position
+            course, self._resumed = self._course, False
             batch_size = self.batch_size
-            for tokens in self._read_all(self._requests(self._position, batch_size)):
-                self._position += batch_size * self.world_size
-                yield (tokens[:, :-1], tokens[:, 1:]) if self.targets else tokens
-                if self.batch_size != batch_size:
-                    break
+            reading = self._reading = self._read_all(self._requests(self._position, batch_size))
+            with contextlib.closing(reading):
+                for tokens in reading:
+                    self._position += batch_size * self.world_size
+                    yield (tokens[:, :-1], tokens[:, 1:]) if self.targets else tokens
+                    if self._course != course:
+                        break
 
     def get_batch(self) -> Any:
         """Return the next batch, for ever: after the last one of an epoch comes the first one of the next epoch."""
@@ -226,11 +238,11 @@ class Loader:
 
     def _requests(self, position: int, batch_size: int) -> Iterator[Request]:
         """Yield what this rank reads at each step from `position` to the end of the epoch."""
-        step = batch_size * self.world_size
+        order, step = self._order, batch_size * self.world_size
         steps = self._steps_from(position, batch_size)
         for first in range(0, steps, ORDER_STEPS):
             starts = position + np.arange(first, min(first + ORDER_STEPS, steps)) * step + self.rank * batch_size
-            yield from self.requests_at(self._order, starts, batch_size)
+            yield from self.requests_at(order, starts, batch_size)
 
     def requests_of_steps(self, steps: npt.NDArray[np.int64]) -> list[Request]:
         """Return what this rank reads at these steps of the current epoch."""
@@ -246,10 +258,10 @@ class Loader:
         positions = starts[:, np.newaxis] + np.arange(batch_size)
         return list(order.indices(positions % order.n))
 
-    def _read_all(self, requests: Iterator[Request]) -> Iterator[torch.Tensor]:
+    def _read_all(self, requests: Iterator[Request]) -> Generator[torch.Tensor]:
         depth = AUTO_PREFETCH if self._prefetch == "auto" else int(self._prefetch)
         if self._device is not None:
-            ring = DeviceRing(self._device, self._dtype)
+            ring = self._ring = self._ring or DeviceRing(self._device, self._dtype)
             for buffer in read_ahead(lambda request: self._read_pinned(ring, request), requests, max(1, depth)):
                 yield ring.send(buffer)
         elif depth == 0 or (self._prefetch == "auto" and self._is_warm()):
@@ -326,6 +338,7 @@ class Loader:
         self._position = position
         self._resumed = True
         self._forever = None
+        self._course += 1
 
     def identity(self) -> dict[str, Any]:
         """What must agree for a position to mean the same records."""
@@ -350,13 +363,21 @@ class Loader:
 
         return RecordDataset(self.reader)
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def close(self) -> None:
-        """Close the reader."""
+        """End the reading threads, and close the reader."""
         self._forever = None
+        if self._reading is not None:
+            self._reading.close()
         self.reader.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_forever": None}
+        return {**self.__dict__, "_forever": None, "_reading": None, "_ring": None}
 
 
 class BatchNativeLoader(Loader):

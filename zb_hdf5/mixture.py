@@ -6,13 +6,14 @@ a checkpoint is one number (and the weights, with the point from which they hold
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from itertools import count
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -154,12 +155,18 @@ class MixedLoader:
         **options: Any,
     ) -> None:
         self.rank, self.world_size = resolve_rank(rank, world_size)
+        unfit = sorted({"device", "targets", "epoch", "drop_last", "prefetch"} & set(options))
+        if unfit:
+            raise ArgumentError(
+                f"a mixture has no {', '.join(unfit)}: its sources are read one batch at a time, for ever"
+            )
         self._prefetch = prefetch
         self.loaders = {name: Loader(path, rank=0, world_size=1, **options) for name, path in sources.items()}
         shapes = {(loader.batch_size, loader.seq_len) for loader in self.loaders.values()}
         if len(shapes) != 1:
             raise ArgumentError(f"sources need one batch shape, found {sorted(shapes)}; pass batch_size and seq_len")
         self._position = 0
+        self._reading: Generator[torch.Tensor] | None = None
         self._segments = [Segment(0, self._ordered(weights), (0,) * len(self.loaders))]
 
     def _ordered(self, weights: Mapping[str, float]) -> tuple[float, ...]:
@@ -201,15 +208,17 @@ class MixedLoader:
         segment = None
         while segment is not self._segments[-1]:  # once, and again after each change of the weights
             segment = self._segments[-1]
-            for tokens in self._read_all(self._position):
-                self._position += self.world_size
-                yield tokens
-                if self._segments[-1] is not segment:
-                    break
+            reading = self._reading = self._read_all(self._position)
+            with contextlib.closing(reading):
+                for tokens in reading:
+                    self._position += self.world_size
+                    yield tokens
+                    if self._segments[-1] is not segment:
+                        break
 
-    def _read_all(self, position: int) -> Iterator[torch.Tensor]:
+    def _read_all(self, position: int) -> Generator[torch.Tensor]:
         requests = self._all_requests(position)
-        return read_ahead(self._read, requests, self._prefetch) if self._prefetch else map(self._read, requests)
+        yield from read_ahead(self._read, requests, self._prefetch) if self._prefetch else map(self._read, requests)
 
     def _all_requests(self, position: int) -> Iterator[MixedRequest]:
         for first in count(position + self.rank, ORDER_STEPS * self.world_size):
@@ -235,13 +244,36 @@ class MixedLoader:
         """
         if state_dict.get("version") != MIXTURE_VERSION or state_dict.get("sources") != self._identity():
             raise StateError(f"state: expected sources {self._identity()}, found {state_dict.get('sources')}")
-        self._segments = [Segment(s["start"], tuple(s["weights"]), tuple(s["counts"])) for s in state_dict["segments"]]
-        self._position = state_dict["position"]
+        try:
+            segments = [
+                Segment(int(s["start"]), tuple(map(float, s["weights"])), tuple(map(int, s["counts"])))
+                for s in state_dict["segments"]
+            ]
+            position = int(state_dict["position"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise StateError(f"state: malformed: {error!r}") from error
+        if not segments or any(
+            len(s.weights) != len(self.loaders) or len(s.counts) != len(self.loaders) for s in segments
+        ):
+            raise StateError(f"state: expected weights and counts of {len(self.loaders)} sources, found {segments}")
+        self._segments, self._position = segments, position
 
-    def _identity(self) -> dict[str, Any]:
-        return {name: {**loader.identity(), "batch_size": loader.batch_size} for name, loader in self.loaders.items()}
+    def _identity(self) -> list[dict[str, Any]]:
+        """What must agree, in order: the place of a source in the list decides ties of the schedule."""
+        return [
+            {"name": name, **loader.identity(), "batch_size": loader.batch_size}
+            for name, loader in self.loaders.items()
+        ]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
-        """Close all readers."""
+        """End the reading threads, and close all readers."""
+        if self._reading is not None:
+            self._reading.close()
         for loader in self.loaders.values():
             loader.close()

@@ -67,8 +67,8 @@ def hint_ahead(
 class DeviceRing:
     """Pinned buffers on their way to a CUDA device.
 
-    A buffer is used again only after the event of its copy. There are never more of them than reads under way and
-    `COPIES` copies, so taking one never waits.
+    A buffer is used again only after the event of its copy. Taking one never waits: where none is free, one is
+    made, and there are never more than the reads under way and `COPIES` copies need.
 
     Parameters
     ----------
@@ -81,8 +81,9 @@ class DeviceRing:
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         import torch
 
-        self._torch, self._device, self._dtype = torch, device, dtype
+        self._torch, self._dtype = torch, dtype
         self._stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._device = self._stream.device  # "cuda" without a number means another one after set_device
         self._free: deque[torch.Tensor] = deque()
         self._copying: deque[tuple[Any, torch.Tensor]] = deque()
 

@@ -122,8 +122,13 @@ class PartialDirectory:
 
     def __enter__(self) -> Self:
         self._fd = _make_locked_folder(self.partial_path)
-        for name in os.listdir(self.partial_path):
-            os.unlink(self.partial_path / name)
+        try:
+            refuse_foreign_files(self.partial_path)
+            for name in os.listdir(self.partial_path):
+                os.unlink(self.partial_path / name)
+        except BaseException:
+            os.close(self._fd)
+            raise
         return self
 
     def __exit__(
@@ -133,10 +138,13 @@ class PartialDirectory:
             if kind is None:
                 self._publish()
         finally:
-            shutil.rmtree(self.partial_path, ignore_errors=True)  # gone already, if it was published
+            if _is_at(self._fd, self.partial_path):  # not if it was published
+                shutil.rmtree(self.partial_path)
             os.close(self._fd)
 
     def _publish(self) -> None:
+        if not _is_at(self._fd, self.partial_path):
+            raise UnavailableError(f"{self.partial_path}: was removed or replaced by another process")
         os.fsync(self._fd)
         if not self._overwrite:
             refuse_existing(self.path)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -164,10 +164,6 @@ class StoreMeta:
     def padded_batch_bytes(self) -> int:
         """Bytes of one slot of a `.batch` file: `batch_bytes` rounded up to whole pages."""
         return -(-self.batch_bytes // PAGE_BYTES) * PAGE_BYTES
-
-    def with_total_records(self, total_records: int) -> StoreMeta:
-        """Return the same description with another number of source records."""
-        return replace(self, total_records=total_records)
 
 
 def stored_dtype(name: str) -> np.dtype[Any]:

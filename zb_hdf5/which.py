@@ -41,7 +41,8 @@ def origins(
     else:
         loader = _loader(stores, state, state_path, batch_size)
         if steps[-1] >= len(loader):
-            raise ArgumentError(f"step {step:,} of {world_size} ranks is behind the epoch's end")
+            whole = len(loader) // world_size
+            raise ArgumentError(f"step {step:,} is behind the end of the epoch: {whole:,} steps of {world_size} ranks")
         found = [(loader, stores[0], request) for request in loader.requests_of_steps(steps)]
     return [
         {"rank": rank, "source": name, "rows": _rows(loader, request)}
@@ -69,12 +70,14 @@ def _loader(stores: tuple[str, ...], state: dict[str, Any], path: Path, batch_si
 
 def _mixed_loader(stores: tuple[str, ...], state: dict[str, Any], path: Path) -> MixedLoader:
     sources = dict(store.partition("=")[::2] for store in stores)
-    identities = state.get("sources")
-    if not isinstance(identities, dict) or set(sources) != set(identities):
-        raise StateError(f"{path}: expected NAME=STORE for each of {sorted(identities or ())}, found {sorted(sources)}")
-    first = next(iter(identities.values()))
-    ordered = {name: sources[name] for name in identities}
-    options = {**_options(first, path), "batch_size": first["batch_size"]}
+    try:
+        names = [identity["name"] for identity in state["sources"]]
+        options = {**_options(state["sources"][0], path), "batch_size": state["sources"][0]["batch_size"]}
+    except (KeyError, IndexError, TypeError) as error:
+        raise StateError(f"{path}: not a mixture's state: {error!r}") from error
+    if set(sources) != set(names):
+        raise StateError(f"{path}: expected NAME=STORE for each of {names}, found {sorted(sources)}")
+    ordered = {name: sources[name] for name in names}
     mixed = MixedLoader(ordered, dict.fromkeys(ordered, 1.0), rank=0, world_size=1, **options)
     mixed.load_state_dict(state)
     return mixed

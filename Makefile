@@ -16,6 +16,7 @@ lint: .venv/installed
 
 bench: .venv/installed
 	$(BIN)/python -m benchmarks read
+	$(BIN)/python -m benchmarks loader
 	$(BIN)/python -m benchmarks convert
 
 .venv/installed: pyproject.toml constraints.txt

@@ -38,7 +38,7 @@ ORDER_STEPS: Final = 256
 AUTO_PREFETCH: Final = 8
 HINTED_STEPS: Final = 64
 #: Batches that "auto" looks up in the page cache before it decides.
-CACHE_SAMPLE: Final = 4
+CACHE_SAMPLE: Final = 2
 
 #: What to read for one step: a whole stored batch, or the numbers of its records.
 Request: TypeAlias = int | npt.NDArray[np.int64]
@@ -152,6 +152,9 @@ class Loader:
         self._device = None if device is None or torch.device(device).type == "cpu" else torch.device(device)
         if self._dtype not in (torch.int64, torch.int32):
             raise ArgumentError(f"dtype must be torch.int64 or torch.int32, found {dtype}")
+        narrow = self._dtype == torch.int32
+        self._read_batch = self.reader.read_batch_int32 if narrow else self.reader.read_batch_torch
+        self._numpy_dtype = np.dtype(np.int32 if narrow else np.int64)
         if self._device is not None and self._device.type != "cuda":
             raise ArgumentError(f"device must be a CUDA device or the CPU, found {device}")
         if self._device is not None and not torch.cuda.is_available():
@@ -286,14 +289,9 @@ class Loader:
 
     def read(self, request: Request) -> torch.Tensor:
         """Read one step's tokens on the CPU: a stored batch by its number, or any records by theirs."""
-        import torch
-
         if isinstance(request, int):
-            narrow = self._dtype == torch.int32
-            return self.reader.read_batch_int32(request) if narrow else self.reader.read_batch_torch(request)
-        tokens = np.empty((len(request), self.seq_len), self.reader.dtype)
-        self.reader.read_records_into(request, tokens)
-        return torch.from_numpy(tokens.astype(np.int32 if self._dtype == torch.int32 else np.int64))
+            return self._read_batch(request)
+        return self.reader.read_records_torch(request, self.seq_len, self._numpy_dtype)
 
     def _read_pinned(self, ring: DeviceRing, request: Request) -> torch.Tensor:
         reader = self.reader

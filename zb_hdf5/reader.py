@@ -7,6 +7,7 @@ import operator
 import threading
 import zlib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self, SupportsIndex
 
@@ -190,18 +191,28 @@ class BatchReader:
         Clone it before you write into it: a mapped batch keeps what was written for as long as the reader is open (the
         file itself never changes). Ids above 2**31 - 1, which no tokenizer has, would come out negative.
         """
-        import torch
-
         number = self._check(index)
         if self.dtype.itemsize == 4:
-            return torch.from_numpy(self._source.read_private(number).view(np.int32))
-        return torch.from_numpy(self._borrow(number).astype(np.int32))
+            narrow = self._source.read_private(number).view(np.int32)
+        else:
+            narrow = self._borrow(number).astype(np.int32)
+        tokens: torch.Tensor = _torch().from_numpy(narrow)
+        return tokens
 
     def read_batch_torch(self, index: SupportsIndex) -> torch.Tensor:
         """Return one batch as a new `torch.int64` tensor, shape (B, S). Raises as `read_batch` does."""
-        import torch
+        tokens: torch.Tensor = _torch().from_numpy(self._borrow(self._check(index)).astype(np.int64))
+        return tokens
 
-        return torch.from_numpy(self._borrow(self._check(index)).astype(np.int64))
+    def read_records_torch(self, records: npt.NDArray[np.int64], seq_len: int, dtype: npt.DTypeLike) -> torch.Tensor:
+        """Return any records as a new tensor, shape (count, seq_len). For orders over this reader: no check."""
+        shape = (len(records), seq_len)
+        scratch = getattr(self._local, "rows", None)
+        if scratch is None or scratch.shape != shape:
+            scratch = self._local.rows = np.empty(shape, self.dtype)
+        self._source.gather_into(records, scratch)
+        tokens: torch.Tensor = _torch().from_numpy(scratch.astype(dtype))
+        return tokens
 
     def read_into(self, index: SupportsIndex, out: TokenArray) -> None:
         """Fill the caller's buffer with one batch, without an intermediate array where the dtype is the stored one.
@@ -403,6 +414,14 @@ def gather_from_batches(source: BatchSource, meta: StoreMeta, records: npt.NDArr
     for number in np.unique(batches).tolist():
         here = np.flatnonzero(batches == number)
         out[here] = source.read(number).reshape(per_batch, -1)[records[here] % per_batch]
+
+
+@cache
+def _torch() -> Any:
+    """Import torch when it is first needed; an import statement would cost a fiftieth of each read."""
+    import torch
+
+    return torch
 
 
 def _is_fillable(out: TokenArray) -> bool:

@@ -13,7 +13,7 @@ from bisect import bisect_right
 from collections import deque
 from dataclasses import asdict, dataclass, field
 from itertools import accumulate
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, Final, Self
 
 import numpy as np
@@ -55,18 +55,12 @@ class ShardEntry:
     @classmethod
     def from_json(cls, value: Any, where: str) -> Self:
         """Check one element of `shards`."""
-        entry = cls(
-            path=_field(value, "path", str, where),
-            backend=_field(value, "backend", str, where),
-            num_batches=_field(value, "num_batches", int, where),
-            token_count=_field(value, "token_count", int, where),
-            sha256=_field(value, "sha256", str, where),
-            document_count=_field(value, "document_count", int, where),
-            split=_field(value, "split", str, where),
-            complete=_field(value, "complete", bool, where),
-        )
-        path = PurePosixPath(entry.path)
-        if path.is_absolute() or ".." in path.parts or not path.parts:
+        if not (isinstance(value, dict) and _has_types(value, ENTRY_TYPES)):
+            for key, kind in ENTRY_TYPES.items():
+                _field(value, key, kind, where)  # says which one is wrong
+        entry = cls(**{key: value[key] for key in ENTRY_TYPES})
+        parts = entry.path.split("/")
+        if not parts[0] or ".." in parts or not parts[-1]:
             raise FormatError(f"{where}: path {entry.path!r} leaves the folder of the store")
         if entry.document_count < 0:
             raise FormatError(f"{where}: expected document_count >= 0, found {entry.document_count}")
@@ -75,6 +69,13 @@ class ShardEntry:
         if not is_sha256(entry.sha256):
             raise FormatError(f"{where}: expected 64 hexadecimal digits in sha256, found {entry.sha256!r}")
         return entry
+
+
+#: The keys of an entry, and the JSON types of their values.
+ENTRY_TYPES: Final = {
+    "path": str, "backend": str, "num_batches": int, "token_count": int, "sha256": str, "document_count": int,
+    "split": str, "complete": bool,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -351,9 +352,9 @@ def _require_files(folder: Path, index: ShardIndex) -> None:
     """Raise `FormatError` if a shard is missing: one listing per folder, no stat per shard."""
     present = {
         parent: set(os.listdir(folder / parent)) if (folder / parent).is_dir() else set()
-        for parent in {PurePosixPath(shard.path).parent for shard in index.shards}
+        for parent in {shard.path.rpartition("/")[0] for shard in index.shards}
     }
-    missing = [s.path for s in index.shards if (p := PurePosixPath(s.path)).name not in present[p.parent]]
+    missing = [s.path for s in index.shards if (p := s.path.rpartition("/"))[2] not in present[p[0]]]
     if missing:
         raise FormatError(
             f"{folder / INDEX_NAME}: names {missing[0]}, which is not there ({len(missing)} of {len(index.shards)} "
@@ -374,6 +375,10 @@ def _index_meta(value: dict[str, Any], where: str) -> StoreMeta:
         )
     except ArgumentError as error:
         raise FormatError(f"{where}: {error}") from error
+
+
+def _has_types(value: dict[str, Any], types: dict[str, type[Any]]) -> bool:
+    return [type(value.get(key)) for key in types] == list(types.values())
 
 
 def _field(value: Any, key: str, kind: type[Any], where: str) -> Any:

@@ -6,6 +6,7 @@ Nothing here opens a file. The README's format tables are tested against this mo
 from __future__ import annotations
 
 import hashlib
+import re
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -71,6 +72,7 @@ BATCHES_ATTRIBUTES: Final[dict[str, np.dtype[Any]]] = {
     "complete": np.dtype("u1"),
 }
 NO_SHA256: Final = "0" * 64
+SHA256_TEXT: Final = re.compile("[0-9a-f]{64}")
 
 
 def meta_block_bytes(expected_batches: int) -> int:
@@ -305,7 +307,7 @@ def bad_token_message(what: object, where: str, value: object, meta: StoreMeta) 
 
 def is_sha256(text: str) -> bool:
     """Return whether `text` is 64 lower-case hexadecimal digits."""
-    return len(text) == 64 and not set(text) - set("0123456789abcdef")
+    return SHA256_TEXT.fullmatch(text) is not None
 
 
 def combine_sha256(shard_digests: Iterable[str]) -> str:

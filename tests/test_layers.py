@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 LAYERS = (
     {"errors", "spec"},
     {"order", "ranks", "extents", "digest", "publish", "prefetch"},
-    {"reader", "writer", "store", "datasets"},
+    {"source", "reader", "writer", "store", "datasets"},
     {"native", "h5file", "h5source", "h5read", "h5write", "shards", "verify"},
     {"loader", "mixture"},
     {"console", "info", "which", "demo", "cli"},

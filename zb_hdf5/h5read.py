@@ -18,7 +18,8 @@ from zb_hdf5.errors import ArgumentError, BackendError, FormatError
 from zb_hdf5.extents import ExtentFile, Extents, auto_access
 from zb_hdf5.h5file import h5_damage, open_h5_for_reading
 from zb_hdf5.h5source import H5pySource
-from zb_hdf5.reader import BatchReader, BatchSource, CheckedSource, require_options
+from zb_hdf5.reader import BatchReader, require_options
+from zb_hdf5.source import BatchSource, CheckedSource
 from zb_hdf5.spec import (
     BATCHES,
     CODE_BY_DTYPE,

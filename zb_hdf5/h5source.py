@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from zb_hdf5.errors import FormatError, IncompleteError, UnavailableError
 from zb_hdf5.h5file import h5_damage, open_h5_for_reading
-from zb_hdf5.reader import gather_from_batches
+from zb_hdf5.source import gather_from_batches
 from zb_hdf5.spec import BATCHES_ATTRIBUTES, StoreMeta, TokenArray, as_stored, is_sha256
 
 

@@ -17,7 +17,8 @@ from zb_hdf5.errors import ArgumentError, ConvertError, FormatError, IncompleteE
 from zb_hdf5.extents import ExtentFile, Extents, Run, auto_access
 from zb_hdf5.order import GlobalOrder, write_order
 from zb_hdf5.publish import PartialFile
-from zb_hdf5.reader import GROUP_BYTES, BatchReader, CheckedSource, require_options
+from zb_hdf5.reader import GROUP_BYTES, BatchReader, require_options
+from zb_hdf5.source import CheckedSource
 from zb_hdf5.spec import (
     CRC32_SUFFIX,
     HEADER_BYTES,

@@ -21,7 +21,8 @@ import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError, BackendError, FormatError, IncompleteError
 from zb_hdf5.publish import write_atomically
-from zb_hdf5.reader import BatchReader, BatchSource, require_options
+from zb_hdf5.reader import BatchReader, require_options
+from zb_hdf5.source import BatchSource
 from zb_hdf5.spec import (
     INDEX_FORMAT,
     INDEX_NAME,

@@ -1,0 +1,114 @@
+"""Where a reader's bytes come from: what every source offers, and the sources that stand before another one."""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from zb_hdf5.errors import ChecksumError, ClosedError
+from zb_hdf5.spec import StoreMeta, TokenArray
+
+
+class BatchSource(Protocol):
+    """How a reader gets its bytes: extents of a file, or h5py."""
+
+    access: str
+
+    def read(self, index: int) -> TokenArray:
+        """Return batch `index`, read-only."""
+
+    def read_into(self, index: int, out: TokenArray) -> None:
+        """Fill `out`, of the stored shape and dtype."""
+
+    def read_range_into(self, start: int, out: TokenArray) -> None:
+        """Fill `out`, shape `(count, B, S)`, with consecutive batches."""
+
+    def gather_into(self, records: npt.NDArray[np.int64], out: TokenArray) -> None:
+        """Fill `out`, shape `(count, L)`, with records of L tokens (a divisor of S), numbered in batch order."""
+
+    def read_private(self, index: int) -> TokenArray:
+        """Return batch `index`, writable, without a copy where there is a mapping; the file never changes."""
+
+    def is_cached(self, index: int) -> bool:
+        """Return whether batch `index` can be read without waiting for a disk."""
+
+    def will_need(self, index: int) -> None:
+        """Have batch `index` read into the page cache, without waiting for it."""
+
+    def close(self) -> None:
+        """Release what is held."""
+
+
+class ClosedSource:
+    """The source of a closed reader: every use says so, and open readers pay nothing for the check."""
+
+    def __init__(self, path: Path, access: str) -> None:
+        self._path, self.access = path, access
+
+    def _refuse(self, *_: object) -> Any:
+        raise ClosedError(f"{self._path}: this reader was closed")
+
+    read = read_into = read_range_into = gather_into = read_private = is_cached = will_need = _refuse
+
+    def close(self) -> None:
+        pass
+
+
+class CheckedSource:
+    """A source whose every batch is compared with its crc32 before anyone sees it."""
+
+    def __init__(self, source: BatchSource, meta: StoreMeta, crc32: npt.NDArray[np.uint32], path: Path) -> None:
+        self._source, self._meta, self._crc32, self._path = source, meta, crc32, path
+        self.access = source.access
+
+    def read(self, index: int) -> TokenArray:
+        tokens = self._source.read(index)
+        self._compare(index, tokens)
+        return tokens
+
+    def read_into(self, index: int, out: TokenArray) -> None:
+        self._source.read_into(index, out)
+        self._compare(index, out)
+
+    def read_range_into(self, start: int, out: TokenArray) -> None:
+        self._source.read_range_into(start, out)
+        for number, batch in enumerate(out, start):
+            self._compare(number, batch)
+
+    def gather_into(self, records: npt.NDArray[np.int64], out: TokenArray) -> None:
+        gather_from_batches(self, self._meta, records, out)
+
+    def read_private(self, index: int) -> TokenArray:
+        tokens = self._source.read_private(index)
+        self._compare(index, tokens)
+        return tokens
+
+    def is_cached(self, index: int) -> bool:
+        return self._source.is_cached(index)
+
+    def will_need(self, index: int) -> None:
+        self._source.will_need(index)
+
+    def close(self) -> None:
+        self._source.close()
+
+    def _compare(self, index: int, tokens: TokenArray) -> None:
+        found, expected = zlib.crc32(np.ascontiguousarray(tokens)), int(self._crc32[index])
+        if found != expected:
+            raise ChecksumError(
+                f"{self._path}: batch {index:,}: expected crc32 {expected:08x}, found {found:08x}; "
+                f"run 'zb verify {self._path}'"
+            )
+
+
+def gather_from_batches(source: BatchSource, meta: StoreMeta, records: npt.NDArray[np.int64], out: TokenArray) -> None:
+    """Gather records by whole batches, each read once: for sources that cannot read less."""
+    per_batch = meta.batch_tokens // out.shape[1]
+    batches = records // per_batch
+    for number in np.unique(batches).tolist():
+        here = np.flatnonzero(batches == number)
+        out[here] = source.read(number).reshape(per_batch, -1)[records[here] % per_batch]

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 STATE_VERSION: Final = 1
 #: Steps whose records are computed at once: enough to make numpy cheap, little enough to start at once.
-ORDER_STEPS: Final = 256
+ORDER_STEPS: Final = 2048
 AUTO_PREFETCH: Final = 8
 HINTED_STEPS: Final = 64
 #: Batches that "auto" looks up in the page cache before it decides.

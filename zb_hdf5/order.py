@@ -124,14 +124,18 @@ class GlobalOrder(Order):
         left, right = words >> shift, words & mask
         if inverse:
             left, right = right, left
+        mixed, scratch = np.empty_like(words), np.empty_like(words)  # one array for all temporaries of a kind
         for key in keys:
-            mixed = _mix(right ^ key)
+            np.bitwise_xor(right, key, out=mixed)
+            _mix(mixed, scratch)
             mixed &= mask
-            mixed ^= left
-            left, right = right, mixed
+            left ^= mixed
+            left, right = right, left
         if inverse:
             left, right = right, left
-        return (left << shift) | right
+        left <<= shift
+        left |= right
+        return left
 
 
 class RowOrder(Order):
@@ -181,14 +185,12 @@ def _splitmix64(x: int) -> int:
     return z ^ (z >> 31)
 
 
-def _mix(words: _Words) -> _Words:
-    """splitmix64 of each word; uint64 arithmetic wraps as the algorithm wants."""
-    z = words + np.uint64(_GOLDEN)
-    shifted = np.empty_like(z)  # one array for all temporaries: twice as fast as a new one each time
+def _mix(words: _Words, scratch: _Words) -> None:
+    """splitmix64 of each word, in place; uint64 arithmetic wraps as the algorithm wants."""
+    words += np.uint64(_GOLDEN)
     for bits, factor in ((30, _MIX1), (27, _MIX2)):
-        np.right_shift(z, np.uint64(bits), out=shifted)
-        z ^= shifted
-        z *= np.uint64(factor)
-    np.right_shift(z, np.uint64(31), out=shifted)
-    z ^= shifted
-    return z
+        np.right_shift(words, np.uint64(bits), out=scratch)
+        words ^= scratch
+        words *= np.uint64(factor)
+    np.right_shift(words, np.uint64(31), out=scratch)
+    words ^= scratch

@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from converters.pipe import Accounts
 from zb_hdf5 import ArgumentError, BatchWriter, ConvertError, FormatError, IncompleteError, ShardInfo, StoreMeta
-from zb_hdf5.native import write_fully
 from zb_hdf5.order import SequentialOrder, write_order
+from zb_hdf5.publish import write_fully
 from zb_hdf5.spec import TokenArray, bad_token_message, find_bad_token, require_integers, stored_dtype, token_limit
 
 if TYPE_CHECKING:

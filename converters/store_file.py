@@ -12,7 +12,6 @@ import numpy.typing as npt
 from converters.pipe import Accounts
 from zb_hdf5 import ConvertError, IncompleteError, ShardedReader, open_reader
 from zb_hdf5.spec import TokenArray
-from zb_hdf5.verify import stored_crc32
 
 
 class StoreSource:
@@ -74,7 +73,7 @@ class StoreSource:
         if (start, stop) not in self._shard_path:
             return None
         with open_reader(self._shard_path[start, stop]) as shard:
-            return stored_crc32(shard)
+            return shard.stored_crc32()
 
     def check_reads(self) -> None:
         """Read with `verify="batch"`. A lone `.batch` and a foreign dataset have nothing to compare with."""

@@ -16,8 +16,8 @@ LAYERS = (
     {"errors", "spec"},
     {"order", "ranks", "extents", "digest", "publish", "prefetch"},
     {"source", "reader", "writer", "store", "datasets"},
-    {"native", "h5file", "h5source", "h5read", "h5write", "shards", "verify"},
-    {"loader", "mixture"},
+    {"native", "h5file", "h5source", "h5read", "h5write", "index", "shards", "verify"},
+    {"loader", "mixture", "zerobatch"},
     {"console", "info", "which", "demo", "cli"},
 )
 LAYER_OF = {module: number for number, modules in enumerate(LAYERS) for module in modules}

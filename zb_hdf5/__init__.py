@@ -23,15 +23,17 @@ if TYPE_CHECKING:
     )
     from zb_hdf5.h5read import HDF5BatchReader
     from zb_hdf5.h5write import HDF5BatchWriter
-    from zb_hdf5.loader import BatchNativeLoader, Loader
+    from zb_hdf5.index import ShardEntry, ShardIndex
+    from zb_hdf5.loader import Loader
     from zb_hdf5.mixture import MixedLoader
-    from zb_hdf5.native import BatchFileReader, BatchFileWriter, write_batch_dataset, write_batch_file
+    from zb_hdf5.native import BatchFileReader, BatchFileWriter
     from zb_hdf5.reader import BatchReader
-    from zb_hdf5.shards import ShardedReader, ShardEntry, ShardIndex
+    from zb_hdf5.shards import ShardedReader
     from zb_hdf5.spec import StoreMeta
     from zb_hdf5.store import BACKENDS, open_reader, open_writer
     from zb_hdf5.verify import ShardReport, verify_store
     from zb_hdf5.writer import BatchWriter, ShardInfo
+    from zb_hdf5.zerobatch import BatchNativeLoader, write_batch_dataset, write_batch_file
 
 __version__ = "0.1.0"
 
@@ -43,15 +45,17 @@ _HOME = {
     "datasets": ("BatchDataset", "RecordDataset"),
     "h5read": ("HDF5BatchReader",),
     "h5write": ("HDF5BatchWriter",),
-    "loader": ("BatchNativeLoader", "Loader"),
+    "index": ("ShardEntry", "ShardIndex"),
+    "loader": ("Loader",),
     "mixture": ("MixedLoader",),
-    "native": ("BatchFileReader", "BatchFileWriter", "write_batch_dataset", "write_batch_file"),
+    "native": ("BatchFileReader", "BatchFileWriter"),
     "reader": ("BatchReader",),
-    "shards": ("ShardEntry", "ShardIndex", "ShardedReader"),
+    "shards": ("ShardedReader",),
     "spec": ("StoreMeta",),
     "store": ("BACKENDS", "open_reader", "open_writer"),
     "verify": ("ShardReport", "verify_store"),
     "writer": ("BatchWriter", "ShardInfo"),
+    "zerobatch": ("BatchNativeLoader", "write_batch_dataset", "write_batch_file"),
 }  # fmt: skip
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 __all__ = sorted(_MODULE_OF)

@@ -14,7 +14,7 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.errors import ArgumentError, BackendError, FormatError
+from zb_hdf5.errors import ArgumentError, BackendError, FormatError, IncompleteError
 from zb_hdf5.extents import ExtentFile, Extents, auto_access
 from zb_hdf5.h5file import h5_damage, open_h5_for_reading
 from zb_hdf5.h5source import H5pySource
@@ -82,6 +82,7 @@ class HDF5BatchReader(BatchReader):
             crc32 = read_crc32(h5, path, found.num_batches) if verify == "batch" else None
         source = self._open_source(path, found, access, dataset or BATCHES)
         super().__init__(path, found.meta, found.num_batches, source)
+        self._foreign = dataset is not None
         self.extents, self.complete, self.sha256 = found.extents, found.complete, found.sha256
         if not self.complete:
             self.refresh()  # opens the file now: once it is published, its partial's name is gone
@@ -100,6 +101,17 @@ class HDF5BatchReader(BatchReader):
                 f"{path}: access={access!r} needs plain extents, but {found.obstacle}; use access='h5py' or 'auto'"
             )
         return H5pySource(path, dataset, found.meta)
+
+    def stored_crc32(self) -> npt.NDArray[np.uint32] | None:
+        """Return the rows of the dataset `crc32`; a foreign dataset has none."""
+        if self._foreign:
+            return None
+        with h5_damage(self.path), open_h5_for_reading(self.path) as h5:
+            crc32 = read_crc32(h5, self.path, self.num_batches)
+            rows = len(h5[BATCHES])
+            if self.complete and rows != self.num_batches:
+                raise IncompleteError(f"{self.path}: expected {rows:,} batches, found {self.num_batches:,}")
+            return crc32
 
     def refresh(self) -> int:
         """See what a live writer has committed since; return `num_batches`."""

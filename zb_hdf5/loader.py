@@ -376,28 +376,3 @@ class Loader:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_forever": None, "_reading": None, "_ring": None}
-
-
-class BatchNativeLoader(Loader):
-    """ZeroBatch v2's loader, under its own name and arguments: a `Loader` with the block shuffle.
-
-    Parameters
-    ----------
-    path
-        A `.batch` file, or anything else that `open_reader` takes.
-    block_size
-        Consecutive batches that stay together.
-    shuffle
-        False: as stored.
-    """
-
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        block_size: int = 256,
-        shuffle: bool = True,
-        seed: int = 42,
-        epoch: int = 0,
-    ) -> None:
-        order = "block" if shuffle else "sequential"
-        super().__init__(path, shuffle=order, block_size=block_size, seed=seed, epoch=epoch, rank=0, world_size=1)

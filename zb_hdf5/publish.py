@@ -15,7 +15,9 @@ import shutil
 import tempfile
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import Any, Final, Self
+
+import numpy.typing as npt
 
 from zb_hdf5.errors import ConvertError, UnavailableError
 from zb_hdf5.spec import INDEX_NAME, SHARD_PREFIX
@@ -205,6 +207,14 @@ def write_atomically(path: Path, data: bytes) -> None:
         partial.discard()
         raise
     partial.publish()
+
+
+def write_fully(fd: int, data: npt.NDArray[Any] | bytes, offset: int) -> None:
+    """Write all of `data` at `offset`: one call of the kernel takes less than 2 GiB, and less on a full disk."""
+    buffer = memoryview(data).cast("B")
+    while buffer:
+        written = os.pwrite(fd, buffer, offset)
+        buffer, offset = buffer[written:], offset + written
 
 
 def _create_locked(path: Path) -> int:

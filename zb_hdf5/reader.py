@@ -249,6 +249,10 @@ class BatchReader:
             )
         self.sha256, self._fingerprint = found, None
 
+    def stored_crc32(self) -> npt.NDArray[np.uint32] | None:
+        """Return the crc32 of each batch as stored with this file, or None where none are."""
+        return None
+
     def will_need(self, index: SupportsIndex) -> None:
         """Announce that a batch will be read soon; the kernel may begin to fetch it."""
         self._source.will_need(self._check(index))

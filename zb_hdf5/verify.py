@@ -15,12 +15,9 @@ import numpy.typing as npt
 
 from zb_hdf5.digest import batch_crc32s
 from zb_hdf5.errors import ChecksumError, IncompleteError, ZbError
-from zb_hdf5.h5file import h5_damage, open_h5_for_reading
-from zb_hdf5.h5read import read_crc32
-from zb_hdf5.native import read_crc32_file
+from zb_hdf5.index import ShardEntry, ShardIndex
 from zb_hdf5.reader import GROUP_BYTES, BatchReader
-from zb_hdf5.shards import ShardEntry, ShardIndex
-from zb_hdf5.spec import BATCHES, CRC32_SUFFIX, INDEX_NAME
+from zb_hdf5.spec import INDEX_NAME
 from zb_hdf5.store import BACKENDS, detect_backend, open_reader
 
 Progress = Callable[[int], None]
@@ -105,7 +102,7 @@ def _verify_file(path: Path, check_entry: EntryCheck, progress: Progress) -> Sha
 
 def _check_content(reader: BatchReader, report: ShardReport, progress: Progress) -> None:
     """Compare each batch with its crc32, and all of them with the sha256."""
-    stored = stored_crc32(reader)
+    stored = reader.stored_crc32()
     digest = hashlib.sha256()
     group = np.empty((max(1, GROUP_BYTES // reader.meta.batch_bytes), *reader.meta.shape), reader.dtype)
     for start in range(0, reader.num_batches, len(group)):
@@ -121,20 +118,6 @@ def _check_content(reader: BatchReader, report: ShardReport, progress: Progress)
     if reader.sha256 is not None:
         _compare_sha256(reader.path, reader.sha256, report.sha256, "the file")
         report.checks.append("sha256")
-
-
-def stored_crc32(reader: BatchReader) -> npt.NDArray[np.uint32] | None:
-    """Return the crc32 rows that are stored with one file, or None where there are none."""
-    if reader.backend == "hdf5":
-        with h5_damage(reader.path), open_h5_for_reading(reader.path) as h5:
-            crc32 = read_crc32(h5, reader.path, reader.num_batches)
-            rows = len(h5[BATCHES])
-            if reader.complete and rows != reader.num_batches:
-                raise IncompleteError(f"{reader.path}: expected {rows:,} batches, found {reader.num_batches:,}")
-            return crc32
-    if reader.path.with_name(reader.path.name + CRC32_SUFFIX).exists():
-        return read_crc32_file(reader.path, reader.num_batches)
-    return None
 
 
 def _compare_crc32(path: Path, start: int, found: list[int], stored: npt.NDArray[np.uint32]) -> None:

@@ -1,0 +1,206 @@
+"""The index of a store: the `shards.json` that says what its shards are. The folder's listing says nothing."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final, Self
+
+from zb_hdf5.errors import ArgumentError, FormatError
+from zb_hdf5.publish import write_atomically
+from zb_hdf5.reader import BatchReader
+from zb_hdf5.spec import INDEX_FORMAT, INDEX_NAME, INDEX_VERSION, StoreMeta, combine_sha256, is_sha256, stored_dtype
+from zb_hdf5.store import BACKENDS
+
+
+@dataclass(frozen=True)
+class ShardEntry:
+    """One shard in the index. `path` is relative to the folder, with "/" between parts."""
+
+    path: str
+    backend: str
+    num_batches: int
+    token_count: int
+    sha256: str
+    document_count: int = 0
+    split: str = "train"
+    complete: bool = True
+
+    @classmethod
+    def from_json(cls, value: Any, where: str) -> Self:
+        """Check one element of `shards`."""
+        if not (isinstance(value, dict) and _has_types(value, ENTRY_TYPES)):
+            for key, kind in ENTRY_TYPES.items():
+                _field(value, key, kind, where)  # says which one is wrong
+        entry = cls(**{key: value[key] for key in ENTRY_TYPES})
+        parts = entry.path.split("/")
+        if not parts[0] or ".." in parts or not parts[-1]:
+            raise FormatError(f"{where}: path {entry.path!r} leaves the folder of the store")
+        if entry.document_count < 0:
+            raise FormatError(f"{where}: expected document_count >= 0, found {entry.document_count}")
+        if entry.backend not in BACKENDS:
+            raise FormatError(f"{where}: expected backend {' or '.join(BACKENDS)}, found {entry.backend!r}")
+        if not is_sha256(entry.sha256):
+            raise FormatError(f"{where}: expected 64 hexadecimal digits in sha256, found {entry.sha256!r}")
+        return entry
+
+
+#: The keys of an entry, and the JSON types of their values.
+ENTRY_TYPES: Final = {
+    "path": str, "backend": str, "num_batches": int, "token_count": int, "sha256": str, "document_count": int,
+    "split": str, "complete": bool,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ShardIndex:
+    """The content of a `shards.json`.
+
+    Attributes
+    ----------
+    meta
+        What all shards share; `total_records` counts the records of the whole store.
+    shards
+        In batch order.
+    shuffle
+        Name of the record shuffle at write time, or "none".
+    source
+        Where the tokens came from; free JSON for people.
+    """
+
+    meta: StoreMeta
+    shards: tuple[ShardEntry, ...]
+    shuffle: str = "none"
+    source: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def num_batches(self) -> int:
+        return sum(shard.num_batches for shard in self.shards)
+
+    @property
+    def sha256(self) -> str:
+        """Digest of the store: over the shard digests, in order."""
+        return combine_sha256(shard.sha256 for shard in self.shards)
+
+    def to_json(self) -> str:
+        """Return the text of the file."""
+        meta = self.meta
+        content = {
+            "format": INDEX_FORMAT,
+            "version": INDEX_VERSION,
+            "layout": "batches",
+            "dtype": meta.dtype.name,
+            "batch_size": meta.batch_size,
+            "seq_len": meta.seq_len,
+            "seed": meta.seed,
+            "shuffle": self.shuffle,
+            "total_records": meta.total_records,
+            "document_count": meta.document_count,
+            "vocab_size": meta.vocab_size,
+            "token_count": sum(shard.token_count for shard in self.shards),
+            "tokenizer": json.loads(meta.tokenizer) if meta.tokenizer else None,
+            "source": self.source,
+            "sha256": self.sha256,
+            "shards": [asdict(shard) for shard in self.shards],
+        }
+        return json.dumps(content, indent=1) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str, path: Path) -> Self:
+        """Parse and check the text of a `shards.json`.
+
+        Raises
+        ------
+        FormatError
+            If it is not JSON, lacks a key, holds a value of another type, or contradicts itself.
+        """
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise FormatError(f"{path}: not JSON: {error}; restore it from a copy, or convert again") from error
+        where = str(path)
+        for key, expected in (("format", INDEX_FORMAT), ("version", INDEX_VERSION), ("layout", "batches")):
+            found = _field(value, key, type(expected), where)
+            if found != expected:
+                raise FormatError(f"{where}: expected {key} {expected!r}, found {found!r}")
+        entries = enumerate(_field(value, "shards", list, where))
+        shards = tuple(ShardEntry.from_json(entry, f"{where}: shards[{i}]") for i, entry in entries)
+        source = _field(value, "source", dict, where)
+        index = cls(_index_meta(value, where), shards, _field(value, "shuffle", str, where), source)
+        index._check_totals(value, where)
+        return index
+
+    def require_agreement(self, reader: BatchReader, entry: ShardEntry) -> None:
+        """Raise `FormatError` if a shard is not what its entry says."""
+        expected = {
+            "num_batches": (entry.num_batches, reader.num_batches),
+            "shape": (self.meta.shape, reader.meta.shape),
+            "dtype": (self.meta.dtype, reader.dtype),
+            "sha256": (entry.sha256, reader.sha256 or entry.sha256),
+        }
+        for name, (in_index, in_shard) in expected.items():
+            if in_index != in_shard:
+                raise FormatError(f"{reader.path}: {INDEX_NAME} says {name} {in_index}, the shard says {in_shard}")
+
+    def _check_totals(self, value: dict[str, Any], where: str) -> None:
+        for number, shard in enumerate(self.shards):
+            expected = shard.num_batches * self.meta.batch_tokens
+            if shard.num_batches < 0 or shard.token_count != expected:
+                raise FormatError(
+                    f"{where}: shards[{number}] ({shard.path}): expected {expected:,} tokens in {shard.num_batches:,} "
+                    f"batches, found {shard.token_count:,}"
+                )
+        if not self.shards:
+            raise FormatError(f"{where}: lists no shards")
+        for key, found in (("sha256", self.sha256), ("token_count", sum(s.token_count for s in self.shards))):
+            if value.get(key) != found:
+                raise FormatError(f"{where}: expected {key} {value.get(key)!r}, its shards give {found!r}")
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read a `shards.json`, given itself or its folder."""
+        path = path / INDEX_NAME if path.is_dir() else path
+        try:
+            text = path.read_text(encoding="utf-8")
+        except FileNotFoundError as error:
+            raise FormatError(
+                f"{path.parent}: no {INDEX_NAME}: not a store, or its conversion did not finish; convert again"
+            ) from error
+        except UnicodeDecodeError as error:
+            raise FormatError(f"{path}: not JSON: {error}; restore it from a copy, or convert again") from error
+        return cls.from_json(text, path)
+
+    def save(self, folder: Path) -> None:
+        """Write `shards.json` into `folder`, atomically."""
+        write_atomically(folder / INDEX_NAME, self.to_json().encode("utf-8"))
+
+
+def _index_meta(value: dict[str, Any], where: str) -> StoreMeta:
+    names = ("batch_size", "seq_len", "seed", "total_records", "document_count", "vocab_size")
+    tokenizer = value.get("tokenizer")
+    if tokenizer is not None and not isinstance(tokenizer, dict):
+        raise FormatError(f"{where}: tokenizer: expected an object or null, found {tokenizer!r}")
+    try:
+        return StoreMeta(
+            dtype=stored_dtype(_field(value, "dtype", str, where)),
+            tokenizer=json.dumps(tokenizer) if tokenizer else "",
+            **{name: _field(value, name, int, where) for name in names},
+        )
+    except ArgumentError as error:
+        raise FormatError(f"{where}: {error}") from error
+
+
+def _has_types(value: dict[str, Any], types: dict[str, type[Any]]) -> bool:
+    return [type(value.get(key)) for key in types] == list(types.values())
+
+
+def _field(value: Any, key: str, kind: type[Any], where: str) -> Any:
+    if not isinstance(value, dict):
+        raise FormatError(f"{where}: expected a JSON object, found {type(value).__name__}")
+    if key not in value:
+        raise FormatError(f"{where}: key {key!r} is missing")
+    found = value[key]
+    if not isinstance(found, kind) or (kind is int and isinstance(found, bool)):
+        raise FormatError(f"{where}: {key}: expected {kind.__name__}, found {found!r}")
+    return found

@@ -9,13 +9,14 @@ from typing import Final
 
 from zb_hdf5.errors import ConvertError, FormatError, IncompleteError, ZbError
 from zb_hdf5.index import ShardEntry, ShardIndex
+from zb_hdf5.publish import PARTIAL_SUFFIX
 from zb_hdf5.reader import BatchReader
 from zb_hdf5.repair import ensure_crc32_file
 from zb_hdf5.spec import INDEX_NAME, SHARD_PREFIX, StoreMeta
 from zb_hdf5.store import BACKENDS, open_reader
 
 _NAME: Final = re.compile(
-    re.escape(SHARD_PREFIX) + r"(?P<number>\d+)(-of-(?P<count>\d+))?(?P<repaired>\.repaired)?\.\w+"
+    re.escape(SHARD_PREFIX) + r"(?P<number>\d+)(-of-(?P<count>\d+))?(?P<repaired>(\.repaired)*)\.\w+"
 )
 
 
@@ -72,7 +73,7 @@ def _shard_paths(folder: Path, force: bool) -> list[Path]:
     suffixes = {backend.suffix for backend in BACKENDS.values()}
     found: dict[int, Path] = {}
     counts = set()
-    for path in sorted(folder.iterdir(), key=lambda path: ".repaired" in path.name):
+    for path in sorted(folder.iterdir(), key=lambda path: path.name.count(".repaired")):
         match = _NAME.fullmatch(path.name)
         if match is None or path.suffix not in suffixes:
             continue
@@ -81,6 +82,10 @@ def _shard_paths(folder: Path, force: bool) -> list[Path]:
             raise FormatError(f"{folder}: {found[number].name} and {path.name} have one number; move one away")
         found[number] = path
         counts.add(int(match["count"] or 0))
+    unfinished = sorted(path.name for path in folder.glob(f"{SHARD_PREFIX}*{PARTIAL_SUFFIX}"))
+    waiting = [name for name in unfinished if not (folder / name.removesuffix(PARTIAL_SUFFIX)).exists()]
+    if waiting and not force:
+        raise IncompleteError(f"{folder}: {waiting[0]} is not finished; run 'zb repair {folder / waiting[0]}' first")
     if not found:
         raise FormatError(f"{folder}: no file is called {SHARD_PREFIX}*: not a store; convert again")
     if len(counts) > 1:

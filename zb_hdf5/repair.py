@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +103,7 @@ class _Findings:
     def kept(self) -> list[tuple[int, int]]:
         """Ranges (start, stop) of the batches that hold."""
         edges = [-1, *self.bad, self.num_batches]
-        return [(low + 1, high) for low, high in zip(edges, edges[1:], strict=False) if low + 1 < high]
+        return [(low + 1, high) for low, high in pairwise(edges) if low + 1 < high]
 
 
 def repair_file(

@@ -43,6 +43,8 @@ def test_missing_locks_are_noted(number, tmp_path, tokens, write_file, monkeypat
 
     monkeypatch.setattr(fcntl, "flock", refuse)
     assert doctor(path)["locks"]["state"] == "note"
+    monkeypatch.setenv("HDF5_USE_FILE_LOCKING", "TRUE")
+    assert doctor(path, 5)["locks"]["state"] == "problem"
 
 
 def test_a_missing_filter_is_a_problem(tmp_path, tokens, write_file, gzip_copy, monkeypatch):

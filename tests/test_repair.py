@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import time
@@ -187,10 +188,10 @@ def test_a_whole_file_is_left_alone(data, tmp_path, write_file):
     assert snapshot(tmp_path) == before
 
 
-def test_a_full_disk_leaves_nothing(small_disk):  # noqa: F811
-    count = 1100  # of 4 KiB each: a copy does not fit
-    with open_writer(small_disk / "x.h5", batch_size=32, seq_len=64, dtype="uint16") as writer:
-        writer.write(batches(0, count))
+def test_a_full_disk_leaves_nothing(small_disk, tmp_path):  # noqa: F811
+    with open_writer(tmp_path / "x.h5", batch_size=32, seq_len=64, dtype="uint16") as writer:
+        writer.write(batches(0, 1100))  # of 4 KiB each: a copy does not fit
+    shutil.copyfile(tmp_path / "x.h5", small_disk / "x.h5")
     flip_batch(small_disk / "x.h5", 3)
     with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
         repair_file(small_disk / "x.h5")

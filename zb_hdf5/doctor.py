@@ -65,6 +65,10 @@ def diagnose(path: Path) -> list[Finding]:
         reader = open_reader(path)
     except UnavailableError as error:
         return [*findings, Finding("open", "problem", str(error))]
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+        return [*findings, Finding("open", "problem", str(error), "export HDF5_USE_FILE_LOCKING=FALSE")]
     with reader:
         missing = list(_missing_filters(reader))
         findings += missing or [Finding("filters", "ok", "none is missing")]
@@ -84,6 +88,9 @@ def _locks(folder: Path) -> Finding:
         with tempfile.TemporaryFile(dir=folder) as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
+        if error.errno in NO_LOCKS and not off and "HDF5_USE_FILE_LOCKING" in os.environ:
+            text = f"flock: {error}, and HDF5_USE_FILE_LOCKING demands it"
+            return Finding("locks", "problem", text, "export HDF5_USE_FILE_LOCKING=FALSE")
         if error.errno in NO_LOCKS:
             return Finding("locks", "note", f"flock: {error}", "files are opened without; let one writer write a path")
         return Finding("locks", "note", f"not tried: {error}", "reading needs no room in the folder")

@@ -97,6 +97,8 @@ def arguments_of(name, places, out):
         with contextlib.closing(Loader(places["h5-store"], rank=0, world_size=1)) as loader:
             (out.parent / "state.json").write_text(json.dumps(loader.state_dict()))
         return (places["h5-store"], "--state", out.parent / "state.json", "--step", 3)
+    if name == "index rebuild":
+        return (places["h5-store"], "--force")  # its index is valid
     return (places["h5-store"],)
 
 

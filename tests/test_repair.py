@@ -281,3 +281,26 @@ def test_shards_that_disagree_are_refused(data, tmp_path, write_file):
     write_file(tmp_path / "shard-00001.h5", data.astype("<u4"))
     with pytest.raises(ZbError, match=r"expected \(4, 1024\) uint16"):
         rebuild_index(tmp_path)
+
+
+@pytest.mark.parametrize("damage", ["missing", "no HDF5 file", "cut short"])
+def test_a_shard_that_cannot_be_saved_is_left_out_only_with_force(damage, data, tmp_path, write_store):
+    folder = write_store(tmp_path / "store", data, cuts=(3, 6))
+    shard = sorted(folder.glob("shard-*"))[1]
+    if damage == "missing":
+        shard.unlink()
+    elif damage == "cut short":
+        os.truncate(shard, 5000)
+    else:
+        shard.write_bytes(b"x" * 5000)
+    before = snapshot(folder)
+    result = run("repair", folder)
+    assert result.exit_code in (1, 4)
+    assert "--force to leave its 3 batches out" in result.stderr
+    assert snapshot(folder) == before
+    dry = json.loads(run("repair", folder, "--dry-run", "--json").stdout)
+    assert "lost" in json.dumps(dry)
+    assert snapshot(folder) == before
+    assert run("repair", folder, "--force").exit_code == 0
+    np.testing.assert_array_equal(content(folder), np.concatenate([data[:3], data[6:]]))
+    require_good(folder)

@@ -55,7 +55,7 @@ class RepairReport:
     ----------
     state
         "whole": nothing was done. "damaged": a dry run, or one that another file of the store stopped. "repaired":
-        `output` has the batches that hold.
+        `output` has the batches that hold. "lost": nothing of it does, and the index no longer names it.
     dropped
         Numbers of the batches that do not hold.
     reason
@@ -73,6 +73,8 @@ class RepairReport:
         """Say it to people."""
         if self.state == "whole":
             return f"whole: all {self.kept:,} batches hold; nothing to do"
+        if self.state == "lost":
+            return f"{self.reason}: left out with its {len(self.dropped):,} batches"
         verb = "kept" if self.state == "repaired" else "would keep"
         shown = ", ".join(map(str, self.dropped[:20])) + (", ..." if len(self.dropped) > 20 else "")
         dropped = f"dropped {len(self.dropped):,} ({shown})" if self.dropped else "dropped none"
@@ -299,6 +301,9 @@ def _holds(path: Path, sha256: str) -> bool:
 def repair_store(folder: Path, *, overwrite: bool = False, dry_run: bool = False) -> list[RepairReport]:
     """Repair every shard that needs it, then let `shards.json` name the new ones.
 
+    A shard of which nothing can be saved, or that is missing, is an error; with `overwrite` it is left out of the
+    index, and the report says so.
+
     Each new shard lies beside its original, which stays; the index is replaced last, in one step. A kill before that
     leaves the store as it was, and the next run takes the shards that are finished.
 
@@ -313,16 +318,26 @@ def repair_store(folder: Path, *, overwrite: bool = False, dry_run: bool = False
         path = folder / entry.path
         if not path.exists() and partial_path(path).exists():
             path = partial_path(path)
-        if not path.exists():
-            raise FormatError(f"{path}: is missing; restore it, then run 'zb repair {folder}' again")
-        report = repair_file(path, overwrite=overwrite, dry_run=dry_run)
+        try:
+            report = repair_file(path, overwrite=overwrite, dry_run=dry_run)
+        except (FormatError, IncompleteError, FileNotFoundError) as error:
+            if not (overwrite or dry_run):
+                error.add_note(
+                    f"Restore it, or pass --force to leave its {entry.num_batches:,} batches out of the store."
+                )
+                raise
+            lost = list(range(entry.num_batches))
+            reports.append(RepairReport(str(path), "lost", None, 0, lost, f"nothing can be saved: {error}"))
+            continue
         if report.state == "repaired" and report.output is not None:
             entry = _entry_of(Path(report.output), entry)
         elif report.state == "whole":
             _require_same(path, entry)
         reports.append(report)
         entries.append(entry)
-    if tuple(entries) != index.shards:
+    if not entries:
+        raise IncompleteError(f"{folder}: no shard can be saved; convert again")
+    if not dry_run and tuple(entries) != index.shards:
         replace(index, shards=tuple(entries)).save(folder)
     return reports
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         UnavailableError,
         ZbError,
     )
+    from zb_hdf5.fetch import FetchReport, fetch_shards
     from zb_hdf5.h5read import HDF5BatchReader
     from zb_hdf5.h5write import HDF5BatchWriter
     from zb_hdf5.index import ShardEntry, ShardIndex
@@ -43,6 +44,7 @@ _HOME = {
         "FormatError", "IncompleteError", "StateError", "UnavailableError", "ZbError",
     ),
     "datasets": ("BatchDataset", "RecordDataset"),
+    "fetch": ("FetchReport", "fetch_shards"),
     "h5read": ("HDF5BatchReader",),
     "h5write": ("HDF5BatchWriter",),
     "index": ("ShardEntry", "ShardIndex"),

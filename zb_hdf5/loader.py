@@ -52,7 +52,8 @@ class Loader:
     source
         A path for `open_reader`, or a reader.
     backend, access, verify
-        As for `open_reader`; without effect on a reader.
+        As for `open_reader`; without effect on a reader. `backend="parquet"` returns a `TextLoader`, which takes
+        other arguments.
     shuffle
         "global": a uniform permutation of all stored batches. "records": a uniform permutation of all records, so that
         no record keeps its batch-mates; random reads of one record each. "block": ZeroBatch's shuffle of blocks of
@@ -99,6 +100,14 @@ class Loader:
     ...     for batch in loader:
     ...         train(batch)
     """
+
+    def __new__(cls, *arguments: Any, backend: str = "auto", **options: Any) -> Any:
+        """Return a `TextLoader` for backend "parquet": text has no batches that a reader could serve."""
+        if backend == "parquet":
+            from zb_hdf5.textloader import TextLoader
+
+            return TextLoader(*arguments, **options)
+        return super().__new__(cls)
 
     def __init__(
         self,

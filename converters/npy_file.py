@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import math
 import tokenize
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from converters.pipe import Accounts
+from converters.formats import Accounts
 from zb_hdf5 import ArgumentError, BatchWriter, ConvertError, FormatError, IncompleteError, ShardInfo, StoreMeta
 from zb_hdf5.order import SequentialOrder, write_order
 from zb_hdf5.publish import write_fully
@@ -139,6 +140,7 @@ class NpySource:
         self.shuffle = "global" if shuffle else "none"
         self.shard_batches: list[int] = []
         self.description = {"format": "npy", "files": [str(path) for path in self.paths]}
+        self.identity = {"remainder": remainder, "pad_id": pad_id}
         self._pad_id = pad_id
         self._order = write_order(total, seed) if shuffle else SequentialOrder(total)
         self._ends = np.cumsum([file.num_records for file in self._files])
@@ -192,6 +194,9 @@ class NpySource:
 
     def crc32_of(self, start: int, stop: int) -> None:
         """`.npy` files carry no digests."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_mapped": {}}
 
     def check_reads(self) -> None:
         """`.npy` files carry no digests."""
@@ -276,6 +281,14 @@ def expand(paths: Sequence[Path]) -> list[Path]:
         else:
             files.append(path)
     return files
+
+
+def token_sha256(path: Path) -> str:
+    """Return the digest of a file's tokens."""
+    *_, byte_offset = _read_npy_header(path)
+    with open(path, "rb") as file:
+        file.seek(byte_offset)
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _read_npy_header(path: Path) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:

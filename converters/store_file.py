@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from converters.pipe import Accounts
+from converters.formats import Accounts
 from zb_hdf5 import ConvertError, IncompleteError, ShardedReader, open_reader
 from zb_hdf5.spec import TokenArray
 
@@ -49,6 +49,7 @@ class StoreSource:
         self.accounts = Accounts(self.num_batches * self.meta.batch_tokens)
         self.shard_batches: list[int] = []
         self.description: dict[str, Any] = {"format": backend, "path": str(path)}
+        self.identity = {"fingerprint": self._reader.fingerprint, "dataset": dataset}
         self._sha256: dict[tuple[int, int], str | None] = {(0, self.num_batches): self._reader.sha256}
         self._shard_path = {} if dataset else {(0, self.num_batches): self._reader.path}
         if isinstance(self._reader, ShardedReader):

@@ -97,6 +97,11 @@ def arguments_of(name, places, out):
         with contextlib.closing(Loader(places["h5-store"], rank=0, world_size=1)) as loader:
             (out.parent / "state.json").write_text(json.dumps(loader.state_dict()))
         return (places["h5-store"], "--state", out.parent / "state.json", "--step", 3)
+    if name == "index merge":
+        for job in range(2):
+            command = ("hdf5-to-batch", places["h5-store"], out, "--shard-range", f"{job}/2")
+            assert run(convert, *command).exit_code == 0
+        return (out,)
     return (places["h5-store"],)
 
 

@@ -14,7 +14,7 @@ import zb_hdf5
 ROOT = Path(__file__).parent.parent
 LAYERS = (
     {"errors", "spec"},
-    {"order", "ranks", "extents", "digest", "publish", "prefetch"},
+    {"order", "ranks", "extents", "digest", "publish", "prefetch", "tokenizer", "documents"},
     {"source", "reader", "writer", "store", "datasets"},
     {"native", "h5file", "h5source", "h5read", "h5write", "index", "shards", "verify"},
     {"loader", "mixture", "zerobatch"},

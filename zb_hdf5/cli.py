@@ -105,6 +105,29 @@ def which(
     print_report({"step": step, "batches": found}, origins_lines(found), as_json=as_json, quiet=quiet)
 
 
+@zb.group()
+def index() -> None:
+    """Make the shards.json of a store."""
+
+
+@index.command()
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option("--force", is_flag=True, help="Replace what exists, at the end and whole.")
+@output_options
+def merge(path: Path, force: bool, as_json: bool, quiet: bool) -> None:
+    """Publish PATH, whose shards were written by the jobs of an array with --shard-range.
+
+    \b
+    Example: zb index merge train-h5
+    """
+    from converters.merge import merge_parts
+
+    merged = merge_parts(path, overwrite=force)
+    report = {"path": str(path), "num_shards": len(merged.shards), "num_batches": merged.num_batches}
+    lines = [("merged", f"{path}: {len(merged.shards):,} shards, {merged.num_batches:,} batches")]
+    print_report({**report, "sha256": merged.sha256}, [*lines, ("sha256", merged.sha256)], as_json=as_json, quiet=quiet)
+
+
 @zb.command()
 @click.argument("url_template")
 @click.option("-n", "--count", required=True, type=click.IntRange(1), help="Number of files.")

@@ -38,19 +38,19 @@ class CommandGroup(click.Group):
         except BrokenPipeError:
             raise  # click itself ends quietly for `zb ... | head`
         except ZbError as error:
-            _fail(ctx, str(error), error.exit_code)
+            _fail(ctx, error, str(error), error.exit_code)
         except MemoryError as error:
-            _fail(ctx, f"out of memory: {error}", 1)
+            _fail(ctx, error, f"out of memory: {error}", 1)
         except OSError as error:
-            _fail(ctx, str(error), 1)
-        except KeyboardInterrupt:
-            _fail(ctx, "interrupted; nothing unfinished was left under its final name", INTERRUPTED)
+            _fail(ctx, error, str(error), 1)
+        except KeyboardInterrupt as error:
+            _fail(ctx, error, "interrupted; nothing unfinished was left under its final name", INTERRUPTED)
         finally:
             _on_sigterm(previous)
 
 
-def _fail(ctx: click.Context, message: str, code: int) -> NoReturn:
-    click.echo(f"Error: {message}", err=True)
+def _fail(ctx: click.Context, error: BaseException, message: str, code: int) -> NoReturn:
+    click.echo("\n".join([f"Error: {message}", *getattr(error, "__notes__", ())]), err=True)
     ctx.exit(code)
 
 

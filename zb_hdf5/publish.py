@@ -13,6 +13,7 @@ import fcntl
 import os
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -20,7 +21,7 @@ from typing import Any, Final, Self
 import numpy.typing as npt
 
 from zb_hdf5.errors import ConvertError, UnavailableError
-from zb_hdf5.spec import INDEX_NAME, SHARD_PREFIX
+from zb_hdf5.spec import INDEX_NAME, JOURNAL_PREFIX, SCATTER_PREFIX, SHARD_PREFIX
 
 PARTIAL_SUFFIX: Final = ".partial"
 #: flock(2) on a file system that does not support it (NFS without lockd, some Lustre mounts).
@@ -115,7 +116,16 @@ class ResumedFile(PartialFile):
 
 
 class PartialDirectory:
-    """`<path>.partial/`, ours alone, which leaving the `with` block turns into `path`; an exception removes it.
+    """`<path>.partial/`, which leaving the `with` block turns into `path`; an exception removes it, unless it was kept.
+
+    What an earlier process has left in it is still there: call `clear`, or go on with it.
+
+    Parameters
+    ----------
+    overwrite
+        Replace what is at `path`, at the end and whole.
+    shared
+        Several processes fill the folder, each a part of it. Then it is kept, and published by a later one alone.
 
     Attributes
     ----------
@@ -127,37 +137,49 @@ class PartialDirectory:
     ConvertError
         If `path` exists and `overwrite` is False.
     UnavailableError
-        If another process is filling the same folder.
+        If another process is filling the same folder, and not both of them share it.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, overwrite: bool = False, shared: bool = False) -> None:
         self.path = Path(path)
         self.partial_path = partial_path(self.path)
-        self._overwrite = overwrite
+        self._overwrite, self._shared, self._keep = overwrite, shared, shared
+        self._clean_up: Callable[[Path], None] = lambda path: None
         if not overwrite:
             refuse_existing(self.path)
         elif self.path.exists():
             refuse_foreign_files(self.path)
 
     def __enter__(self) -> Self:
-        self._fd = _make_locked_folder(self.partial_path)
+        self._fd = _make_locked_folder(self.partial_path, fcntl.LOCK_SH if self._shared else fcntl.LOCK_EX)
         try:
             refuse_foreign_files(self.partial_path)
-            for name in os.listdir(self.partial_path):
-                os.unlink(self.partial_path / name)
         except BaseException:
             os.close(self._fd)
             raise
         return self
 
+    def clear(self) -> None:
+        """Remove what an earlier process has left."""
+        for name in os.listdir(self.partial_path):
+            os.unlink(self.partial_path / name)
+
+    def on_published(self, clean_up: Callable[[Path], None]) -> None:
+        """Have `clean_up` called with the final path."""
+        self._clean_up = clean_up
+
+    def keep(self) -> None:
+        """Have an exception leave the folder as it is, for a later process to go on with."""
+        self._keep = True
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            if kind is None:
+            if kind is None and not self._shared:
                 self._publish()
         finally:
-            if _is_at(self._fd, self.partial_path):  # not if it was published
+            if not self._keep and _is_at(self._fd, self.partial_path):  # not if it was published
                 shutil.rmtree(self.partial_path)
             os.close(self._fd)
 
@@ -172,6 +194,7 @@ class PartialDirectory:
         else:
             os.replace(self.partial_path, self.path)
         fsync_directory(self.path.parent)
+        self._clean_up(self.path)
 
     def _swap(self) -> None:
         """Put the new store in the place of the old one; both are whole at every moment.
@@ -208,7 +231,7 @@ def refuse_foreign_files(folder: Path) -> None:
     if not folder.is_dir():
         raise ConvertError(f"{folder}: is not a folder; remove it yourself, or choose another output")
     for name in os.listdir(folder):
-        if name != INDEX_NAME and not name.startswith(SHARD_PREFIX):
+        if name != INDEX_NAME and not name.startswith((SHARD_PREFIX, JOURNAL_PREFIX, SCATTER_PREFIX)):
             raise ConvertError(
                 f"{folder}: holds {name!r}, which is no part of a store; move it away, or choose another output"
             )
@@ -253,20 +276,20 @@ def _create_locked(path: Path) -> int:
                 return fd
 
 
-def _make_locked_folder(path: Path) -> int:
-    """Make a folder, or take over that of a dead writer, and take its exclusive lock."""
+def _make_locked_folder(path: Path, kind: int) -> int:
+    """Make a folder, or take over that of a dead writer, and take its lock."""
     while True:
         path.mkdir(exist_ok=True)
         with contextlib.suppress(FileNotFoundError):
             fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            if _keep_locked(fd, path):
+            if _keep_locked(fd, path, kind):
                 return fd
 
 
-def _keep_locked(fd: int, path: Path) -> bool:
+def _keep_locked(fd: int, path: Path, kind: int = fcntl.LOCK_EX) -> bool:
     """Lock what was just opened, and say whether it still has its name; close it if not."""
     try:
-        _lock(fd, fcntl.LOCK_EX, path)
+        _lock(fd, kind, path)
         if _is_at(fd, path):
             return True
     except BaseException:

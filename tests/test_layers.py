@@ -17,7 +17,7 @@ LAYERS = (
     {"order", "ranks", "extents", "digest", "publish", "prefetch", "tokenizer", "documents"},
     {"source", "reader", "writer", "store", "datasets"},
     {"native", "h5file", "h5source", "h5read", "h5write", "index", "shards", "verify"},
-    {"loader", "mixture", "zerobatch"},
+    {"loader", "mixture", "textloader", "zerobatch"},
     {"console", "info", "which", "fetch", "demo", "cli"},
 )
 LAYER_OF = {module: number for number, modules in enumerate(LAYERS) for module in modules}

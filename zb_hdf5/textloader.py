@@ -36,6 +36,13 @@ SPLITS: Final = ("train", "val")
 PIECE_CHARACTERS: Final = 1 << 19
 #: Footers that are read at the same time when a loader begins: each is a small read, slow on a network file system.
 FOOTER_THREADS: Final = 16
+#: What to add to the message about a state that differs.
+REASONS: Final = {
+    "fingerprint": "; files were added, removed or written anew",
+    "tokenizer": "; the same text would be other tokens",
+    "world_size": "; each rank has row groups and a place of its own: resume with as many ranks",
+    "rank": "; each rank saves and loads a state of its own",
+}
 
 
 class Place(NamedTuple):
@@ -209,10 +216,8 @@ class TextLoader:
         prefetch: int = 2,
         device: str | torch.device | None = None,
     ) -> None:
-        for name, value in (("batch_size", batch_size), ("seq_len", seq_len)):
-            if value < 1:
-                raise ArgumentError(f"{name} must be at least 1, found {value}")
-        for name, value in (("num_threads", num_threads), ("prefetch", prefetch)):
+        sizes = {"batch_size": batch_size, "seq_len": seq_len, "num_threads": num_threads, "prefetch": prefetch}
+        for name, value in sizes.items():
             if value < 1:
                 raise ArgumentError(f"{name} must be at least 1, found {value}")
         self.path, self.split = Path(source), split
@@ -223,13 +228,11 @@ class TextLoader:
         self._device = cuda_device(device)
         self._prefetch = prefetch
         files = _open_files(_paths_of_split(self.path, split), text_column)
-        self._run = TokenRun(
-            files, self.rank, self.world_size, self.tokenizer, self._boundary_token_id, num_threads
-        )
+        self._run = TokenRun(files, self.rank, self.world_size, self.tokenizer, self._boundary_token_id, num_threads)
         if self._run.num_row_groups < self.world_size:
             raise ArgumentError(
-                f"{self.path}: split {split!r} has {self._run.num_row_groups:,} row groups for {self.world_size:,} ranks: "
-                "a rank would have no text; write smaller row groups, or evaluate on fewer ranks"
+                f"{self.path}: split {split!r} has {self._run.num_row_groups:,} row groups for {self.world_size:,} "
+                "ranks: some would have no text; write smaller row groups, or evaluate on fewer ranks"
             )
         self._fingerprint = _fingerprint(files, text_column)
         self._place = self._run.start
@@ -282,11 +285,11 @@ class TextLoader:
             If the state is of other files, another tokenizer, split, rank or number of ranks; the message names it.
         """
         for name, expected in self._identity().items():
-            if state_dict.get(name) != expected:
-                raise StateError(
-                    f"{self.path}: state has {name} {state_dict.get(name)!r}, this loader {expected!r}{_REASONS.get(name, '')}"
-                )
-        values = [state_dict.get(name) for name in Place._fields]
+            found = state_dict.get(name)
+            if found != expected:
+                reason = REASONS.get(name, "")
+                raise StateError(f"{self.path}: state has {name} {found!r}, this loader {expected!r}{reason}")
+        values: list[Any] = [state_dict.get(name) for name in Place._fields]
         if any(type(value) is not int or value < 0 for value in values) or values[1] not in self._run.row_groups:
             raise StateError(f"{self.path}: state: expected {', '.join(Place._fields)} of this rank, found {values}")
         self._stop()
@@ -322,15 +325,6 @@ class TextLoader:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_reading": None}
-
-
-#: What to add to the message about a state that differs.
-_REASONS: Final = {
-    "fingerprint": ": files were added, removed or written anew",
-    "tokenizer": ": the same text would be other tokens",
-    "world_size": ": each rank has its own row groups and its own place in them; resume with as many ranks",
-    "rank": ": each rank saves and loads its own state",
-}
 
 
 def _ahead(

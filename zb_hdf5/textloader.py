@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 TEXT_STATE_VERSION: Final = 1
 SPLITS: Final = ("train", "val")
 #: Text that is tokenized at once: enough work for some threads, little memory.
-PIECE_CHARACTERS: Final = 1 << 19
+PIECE_CHARACTERS: Final = 1 << 17
 #: Footers that are read at the same time when a loader begins: each is a small read, slow on a network file system.
 FOOTER_THREADS: Final = 16
 #: What to add to the message about a state that differs.

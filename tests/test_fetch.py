@@ -394,12 +394,29 @@ def test_digest_lists(tmp_path):
         ("http://host/{:05q}", "expected one field"),
         ("http://host/{", "expected one field"),
         ("http://host/{}{}", "expected one field"),
+        ("http://host/{index[0]}", "expected one field"),
+        ("http://host:port/{}", "expected an http or https URL"),
+        ("http://[::1/{}", "expected an http or https URL"),
+        ("http:///{}", "expected an http or https URL"),
+        ("http://host/shard {}", "percent-encoded, found 'http://host/shard 0'"),
+        ("http://host/größe_{}", "percent-encoded"),
+        ("http://host/%00{}", "ends in a file name"),
     ],
 )
 def test_templates_that_cannot_work(tmp_path, template, message):
     with pytest.raises(ArgumentError, match=message):
         fetch_shards(template, 2, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_failure_of_this_machine_stops_the_other_files(server, fetch, tmp_path):
+    """The first file stalls, the second one cannot be written: nothing more is asked for."""
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / f"{NAMES[1]}.partial").mkdir()
+    server.faults[NAMES[0]] = ["stall"]
+    with pytest.raises(IsADirectoryError):
+        fetch(4, workers=2, timeout_s=0.2)
+    assert {name for name, _, _ in server.requests} == {NAMES[0]}
 
 
 def test_a_list_without_the_file(server, tmp_path):

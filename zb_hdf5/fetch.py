@@ -153,18 +153,28 @@ def _jobs(template: str, numbers: range, folder: Path, sha256: Mapping[str, str]
     for number in numbers:
         try:
             url = template.format(number, index=number)
-        except (LookupError, ValueError, AttributeError) as error:
+        except (LookupError, ValueError, AttributeError, TypeError) as error:
             raise ArgumentError(f"{template}: expected one field such as {{:05d}} or {{index:05d}}: {error}") from error
-        parts = urlsplit(url)
-        name = unquote(parts.path).rpartition("/")[2]
-        if parts.scheme not in ("http", "https") or not parts.netloc or name in ("", ".", ".."):
-            raise ArgumentError(f"{template}: expected an http or https URL that ends in a file name, found {url}")
+        name = _name_of(url)
         if sha256 is not None and name not in sha256:
             raise ArgumentError(f"{name}: the list of digests has no line for it")
         jobs.append(_Job(url, folder / name, None if sha256 is None else sha256[name]))
     if len({job.path for job in jobs}) != len(jobs):
         raise ArgumentError(f"{template}: expected a field such as {{:05d}} in the file name: the names must differ")
     return jobs
+
+
+def _name_of(url: str) -> str:
+    """Return the file name at the end of a URL that `urlopen` can take."""
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:  # of the port, of a bracket
+        usable = False
+    name = unquote(parts.path).rpartition("/")[2] if usable else ""
+    if name in ("", ".", "..") or "\0" in name or not re.fullmatch(r"[!-~]+", url):
+        raise ArgumentError(f"expected an http or https URL that ends in a file name, percent-encoded, found {url!r}")
+    return name
 
 
 class _Fetcher:
@@ -202,6 +212,7 @@ class _Fetcher:
         try:
             for attempt in range(1, ATTEMPTS + 1):
                 try:
+                    self._refuse_if_stopped(job)
                     self._receive(job, file)
                     break
                 except _Passing as failure:
@@ -221,14 +232,17 @@ class _Fetcher:
             byte_offset, size = _begin(job, file, reply)
             expected = self._estimate(job, size)
             for data in _read(job.url, reply):
-                if self.stopped.is_set():
-                    raise UnavailableError(f"{job.url}: stopped")
+                self._refuse_if_stopped(job)
                 write_fully(file.fd, data, byte_offset)
                 byte_offset += len(data)
                 self._progress(len(data), expected)
         if size is not None and byte_offset != size:
             raise _Passing(IncompleteError(f"{job.url}: expected {size:,} bytes, found {byte_offset:,}"))
         _check_digest(job, file)
+
+    def _refuse_if_stopped(self, job: _Job) -> None:
+        if self.stopped.is_set():
+            raise UnavailableError(f"{job.url}: stopped, because another file failed or the program ends")
 
     def _estimate(self, job: _Job, size: int | None) -> int:
         """Return how many bytes all files may have together, if the others are like those whose sizes are known."""

@@ -108,7 +108,8 @@ class TokenRun:
         while True:
             while sum(len(piece.tokens) for piece in waiting) - offset < tokens + overlap:
                 waiting.append(next(pieces))
-            run = np.concatenate([piece.tokens for piece in waiting])[offset : offset + tokens + overlap]
+            ready = np.concatenate([piece.tokens for piece in waiting]) if len(waiting) > 1 else waiting[0].tokens
+            run = ready[offset : offset + tokens + overlap]
             offset += tokens
             while len(waiting) > 1 and offset >= len(waiting[0].tokens):
                 offset -= len(waiting.popleft().tokens)

@@ -153,6 +153,30 @@ def test_another_boundary_and_column(texts, tmp_path):
         make(tmp_path, boundary="<bos>")
 
 
+def test_the_rank_is_that_of_the_job(folder, texts, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    found = take(make(folder, None, None), 5)
+    np.testing.assert_array_equal(found.ravel(), reference(texts, 1, 2)[: found.size])
+
+
+def test_a_trained_tokenizer_with_many_threads(folder, texts, tmp_path):
+    tokenizers = pytest.importorskip("tokenizers")
+    trained = tokenizers.Tokenizer(tokenizers.models.BPE())
+    trained.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=300, special_tokens=["<bos>"], show_progress=False)
+    known = [text for name in FILES for group in texts[name] for text in group if text]
+    trained.train_from_iterator(known, trainer)
+    trained.save(str(tmp_path / "tokenizer.json"))
+    names = sorted(texts)[:-1]
+    documents = [text for name in names for group in texts[name] for text in group if text]
+    expected = [token for text in documents for token in (trained.token_to_id("<bos>"), *trained.encode(text).ids)]
+    spec = f"hf:{tmp_path / 'tokenizer.json'}"
+    with make(folder, tokenizer=spec, boundary="<bos>", num_threads=4) as loader:
+        found = [loader.get_batch().numpy().ravel() for _ in range(len(expected) // (BATCH * SEQ))]
+    np.testing.assert_array_equal(np.concatenate(found), expected[: len(found) * BATCH * SEQ])
+
+
 # --- resuming --------------------------------------------------------------------------------------------------
 
 

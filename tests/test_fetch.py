@@ -416,7 +416,7 @@ def test_a_failure_of_this_machine_stops_the_other_files(server, fetch, tmp_path
     server.faults[NAMES[0]] = ["stall"]
     with pytest.raises(IsADirectoryError):
         fetch(4, workers=2, timeout_s=0.2)
-    assert {name for name, _, _ in server.requests} == {NAMES[0]}
+    assert {name for name, _, _ in server.requests} <= {NAMES[0]}  # or not even that
 
 
 def test_a_list_without_the_file(server, tmp_path):

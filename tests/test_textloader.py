@@ -180,8 +180,10 @@ def test_a_trained_tokenizer_with_many_threads(folder, texts, tmp_path):
 # --- resuming --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("targets", [False, True])
-def test_resumes_exactly_after_every_step(folder, targets):
+@pytest.mark.parametrize(("targets", "block"), [(False, 1024), (True, 2)])
+def test_resumes_exactly_after_every_step(folder, monkeypatch, targets, block):
+    """Also where a row group comes in several blocks."""
+    monkeypatch.setattr("zb_hdf5.documents.BLOCK_DOCUMENTS", block)
     steps = 60
 
     def tokens_of(step):
@@ -200,6 +202,18 @@ def test_resumes_exactly_after_every_step(folder, targets):
             for expected, after in zip(batches[k : k + 2], states[k + 1 : k + 3], strict=True):
                 assert torch.equal(tokens_of(loader.get_batch()), expected)
                 assert loader.state_dict() == after
+
+
+def test_resumes_at_the_end_of_an_epoch(folder, texts):
+    once = reference(texts, 0, 1, epochs=1)
+    with make(folder, batch_size=1, seq_len=len(once)) as loader:
+        loader.get_batch()
+        state = loader.state_dict()
+    assert state["epoch"] == 0
+    with make(folder, batch_size=1, seq_len=len(once)) as loader:
+        loader.load_state_dict(state)
+        np.testing.assert_array_equal(loader.get_batch().numpy().ravel(), once)
+        assert loader.epoch == 1
 
 
 def test_a_state_fits_any_batch_shape(folder, texts):
@@ -280,13 +294,30 @@ def test_the_state_of_another_tokenizer_is_refused(folder):
         loader.load_state_dict(state)
 
 
-def test_the_state_of_other_files_is_refused(texts, tmp_path):
-    for name, groups in texts.items():
-        write_parquet(tmp_path / name, groups)
+@pytest.mark.parametrize(
+    ("name", "groups"), [("aa.parquet", [["new"]]), ("a.parquet", [["t" * 99] * n for n in (3, 1, 2)])]
+)
+def test_the_state_of_other_files_is_refused(texts, tmp_path, name, groups):
+    """One more, or one of another size."""
+    write_parquet(tmp_path / "a.parquet", [["text"] * 3, ["text"], ["text"] * 2])
+    write_parquet(tmp_path / "b.parquet", [["text"]])
     with make(tmp_path) as loader:
         state = loader.state_dict()
-    write_parquet(tmp_path / "aa.parquet", texts["a.parquet"])
+    write_parquet(tmp_path / name, groups)
     with make(tmp_path) as loader, pytest.raises(StateError, match=r"state has fingerprint .*files were added"):
+        loader.load_state_dict(state)
+
+
+def test_the_state_of_other_row_groups_in_files_of_the_same_size_is_refused(tmp_path):
+    groups = [["text"] * 3, ["text"]]
+    write_parquet(tmp_path / "a.parquet", groups)
+    write_parquet(tmp_path / "b.parquet", groups)
+    size = (tmp_path / "a.parquet").stat().st_size
+    with make(tmp_path) as loader:
+        state = loader.state_dict()
+    write_parquet(tmp_path / "a.parquet", groups[::-1])
+    assert (tmp_path / "a.parquet").stat().st_size == size
+    with make(tmp_path) as loader, pytest.raises(StateError, match="state has fingerprint"):
         loader.load_state_dict(state)
 
 

@@ -18,7 +18,7 @@ LAYERS = (
     {"source", "reader", "writer", "store", "datasets"},
     {"native", "h5file", "h5source", "h5read", "h5write", "index", "shards", "verify"},
     {"loader", "mixture", "textloader", "zerobatch"},
-    {"console", "info", "which", "fetch", "demo", "cli"},
+    {"console", "info", "which", "fetch", "tokenizer_training", "demo", "cli"},
 )
 LAYER_OF = {module: number for number, modules in enumerate(LAYERS) for module in modules}
 MODULES = sorted(path.stem for path in (ROOT / "zb_hdf5").glob("*.py") if path.stem != "__init__")

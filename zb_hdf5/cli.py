@@ -106,6 +106,44 @@ def which(
 
 
 @zb.group()
+def tokenizer() -> None:
+    """Make a tokenizer."""
+
+
+@tokenizer.command()
+@click.argument("src", type=click.Path(path_type=Path), nargs=-1, required=True)
+@click.option("--output", "-o", type=click.Path(path_type=Path), required=True, help="tokenizer.json to write.")
+@click.option("--vocab-size", type=click.IntRange(1), default=32768, show_default=True, help="With the boundary token.")
+@click.option("--text-column", default="text", show_default=True, help="Column (or JSON key) that holds the text.")
+@click.option("--force", is_flag=True, help="Replace what exists, at the end and whole.")
+@output_options
+def train(
+    src: tuple[Path, ...], output: Path, vocab_size: int, text_column: str, force: bool, as_json: bool, quiet: bool
+) -> None:
+    """Train byte-level BPE on the text of SRC: .parquet, .jsonl, .jsonl.gz and .txt files, and folders of them.
+
+    Writes a tokenizer.json for Hugging Face tokenizers and, beside it, a .tiktoken file of ranks that encodes the same.
+    Memory grows with the number of different words, not with the text.
+
+    \b
+    Example: zb tokenizer train corpus/ --vocab-size 32768 -o tok.json
+    """
+    from zb_hdf5.documents import open_documents
+    from zb_hdf5.tokenizer_training import train_tokenizer
+
+    report = train_tokenizer(open_documents(src, column=text_column), output, vocab_size, overwrite=force)
+    lines = [
+        ("wrote", f"{report.path} and {report.ranks_path}"),
+        ("tokens", f"{report.vocab_size:,}"),
+        ("trained on", f"{report.documents - report.held_out_documents:,} of {report.documents:,} documents"),
+        ("bytes per token", f"{report.bytes_per_token:.3f} on the {report.held_out_documents:,} held out"),
+        ("digest", report.digest),
+        *report.dropped.lines(),
+    ]
+    print_report(report.to_json(), lines, as_json=as_json, quiet=quiet)
+
+
+@zb.group()
 def index() -> None:
     """Make the shards.json of a store."""
 

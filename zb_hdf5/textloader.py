@@ -228,14 +228,15 @@ class TextLoader:
         self._boundary_token_id = self.tokenizer.special_token_id(boundary)
         self._device = cuda_device(device)
         self._prefetch = prefetch
-        files = _open_files(_paths_of_split(self.path, split), text_column)
+        paths = _paths_of_split(self.path, split)
+        files = _open_files(paths, text_column)
         self._run = TokenRun(files, self.rank, self.world_size, self.tokenizer, self._boundary_token_id, num_threads)
         if self._run.num_row_groups < self.world_size:
             raise ArgumentError(
                 f"{self.path}: split {split!r} has {self._run.num_row_groups:,} row groups for {self.world_size:,} "
                 "ranks: some would have no text; write smaller row groups, or evaluate on fewer ranks"
             )
-        self._fingerprint = _fingerprint(files, text_column)
+        self._fingerprint = _fingerprint(paths, text_column)
         self._place = self._run.start
         self._reading: Generator[tuple[torch.Tensor, Place]] | None = None
 
@@ -365,7 +366,19 @@ def _open_files(paths: list[Path], text_column: str) -> list[ParquetFile]:
         return list(pool.map(lambda path: ParquetFile(path, text_column), paths))
 
 
-def _fingerprint(files: list[ParquetFile], text_column: str) -> str:
-    """Return a digest of what the files are, without reading their text: names, sizes and row groups."""
-    seen = [[file.path.name, file.path.stat().st_size, file.row_group_rows] for file in files]
-    return "sizes:" + hashlib.sha256(json.dumps([text_column, seen]).encode()).hexdigest()
+def _fingerprint(paths: list[Path], text_column: str) -> str:
+    """Return a digest of what the files are, without reading their text: of names, sizes and footers.
+
+    A footer says where each row group lies, how long it is, and the smallest and largest value of each column.
+    """
+    seen = [[path.name, path.stat().st_size, hashlib.sha256(_footer(path)).hexdigest()] for path in paths]
+    return "footers:" + hashlib.sha256(json.dumps([text_column, seen]).encode()).hexdigest()
+
+
+def _footer(path: Path) -> bytes:
+    """Return the metadata at the end of a Parquet file, which ends with their length and "PAR1"."""
+    with open(path, "rb") as file:
+        file.seek(-8, os.SEEK_END)
+        length = int.from_bytes(file.read(4), "little")
+        file.seek(-8 - length, os.SEEK_END)
+        return file.read(length)

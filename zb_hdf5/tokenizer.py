@@ -135,7 +135,7 @@ class HuggingFaceTokenizer(Tokenizer):
     def __init__(self, spec: str, file: str) -> None:
         self.spec, self.name = spec, Path(file).name
         content = _read_tokenizer_json(Path(file))
-        library = _require("tokenizers")
+        library = require_package("tokenizers")
         try:
             self._tokenizer = library.Tokenizer.from_str(json.dumps(content))
         except Exception as error:  # the library raises nothing narrower
@@ -198,15 +198,22 @@ def require_tokenizer(stored: str, tokenizer: Tokenizer, where: object) -> None:
         )
 
 
-def _require(package: str) -> Any:
+def require_package(name: str) -> Any:
+    """Import an optional package.
+
+    Raises
+    ------
+    UnavailableError
+        If it is not installed.
+    """
     try:
-        return import_module(package)
+        return import_module(name)
     except ImportError as error:
-        raise UnavailableError(f"this needs the package {package}: pip install 'zb_hdf5[text]'") from error
+        raise UnavailableError(f"this needs the package {name}: pip install 'zb_hdf5[text]'") from error
 
 
 def _encoding_of_name(name: str) -> Any:
-    library = _require("tiktoken")
+    library = require_package("tiktoken")
     known = library.list_encoding_names()
     if name not in known:
         raise ArgumentError(f"tiktoken:{name}: no such file, and no encoding of tiktoken's: {', '.join(known)}")
@@ -221,7 +228,7 @@ def _encoding_of_name(name: str) -> Any:
 
 def _encoding_of_file(path: Path) -> Any:
     """Ranks say how pieces of text are merged, not how text is cut into pieces, nor which tokens are special."""
-    library = _require("tiktoken")
+    library = require_package("tiktoken")
     beside = path.with_suffix(".json")
     if beside == path or not beside.is_file():
         raise ArgumentError(
@@ -232,10 +239,12 @@ def _encoding_of_file(path: Path) -> Any:
     try:
         ranks = _parse_ranks(path.read_bytes())
         special = {token["content"]: int(token["id"]) for token in content["added_tokens"]}
+        if sorted(ranks.values()) != sorted(set(content["model"]["vocab"].values()) - set(special.values())):
+            raise FormatError("it has other ids")
         return library.Encoding(
             path.name, pat_str=_split_pattern(content), mergeable_ranks=ranks, special_tokens=special
         )
-    except Exception as error:  # the library panics on ranks with holes
+    except Exception as error:  # of base64, of missing keys, of the library
         raise FormatError(f"{path}: not a file of ranks that goes with {beside.name}: {error}") from error
 
 

@@ -102,6 +102,9 @@ def arguments_of(name, places, out):
             command = ("hdf5-to-batch", places["h5-store"], out, "--shard-range", f"{job}/2")
             assert run(convert, *command).exit_code == 0
         return (out,)
+    if name == "fetch":  # what is there already needs no server
+        (out.parent / "s_0.parquet").write_bytes(b"fetched")
+        return ("http://localhost/s_{}.parquet", "-n", 1, "-o", out.parent)
     return (places["h5-store"],)
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Generator, Iterator
-from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -101,12 +101,12 @@ class Loader:
     ...         train(batch)
     """
 
-    def __new__(cls, *arguments: Any, backend: str = "auto", **options: Any) -> Any:
-        """Return a `TextLoader` for backend "parquet": text has no batches that a reader could serve."""
+    def __new__(cls, *arguments: Any, backend: str = "auto", **options: Any) -> Self:
+        """Return a `TextLoader` for backend "parquet": text has no stored batches, and so no order of them."""
         if backend == "parquet":
             from zb_hdf5.textloader import TextLoader
 
-            return TextLoader(*arguments, **options)
+            return cast(Self, TextLoader(*arguments, **options))
         return super().__new__(cls)
 
     def __init__(

@@ -13,9 +13,10 @@ import numpy.typing as npt
 from converters.formats import Accounts
 from zb_hdf5 import ArgumentError, ConvertError
 from zb_hdf5.documents import Block, DocumentFile, Dropped
+from zb_hdf5.spec import DEFAULT_SPLIT
 from zb_hdf5.tokenizer import TokenIds, Tokenizer, load_tokenizer
 
-TRAIN: Final = "train"
+TRAIN: Final = DEFAULT_SPLIT
 VAL: Final = "val"
 
 
@@ -222,7 +223,11 @@ def _cut_evenly(groups: list[Group], num_shards: int) -> list[list[Group]]:
     return [groups[a:b] for a, b in pairwise([0, *cuts.tolist(), len(groups)])]
 
 
-def describe_files(files: Sequence[DocumentFile], kind: str, recipe: Recipe, holdout: dict[str, Any]) -> dict[str, Any]:
-    """Return the `source` entry of `shards.json`."""
-    paths = [str(file.path) for file in files]
-    return {"format": kind, "files": paths, "max_document_tokens": recipe.max_document_tokens, **holdout}
+def describe_files(files: Sequence[DocumentFile], kind: str, recipe: Recipe) -> dict[str, Any]:
+    """Return what `shards.json` says of its source."""
+    return {
+        "format": kind,
+        "files": [str(file.path) for file in files],
+        "boundary_token_id": recipe.boundary_token_id,
+        "max_document_tokens": recipe.max_document_tokens,
+    }

@@ -68,7 +68,7 @@ _TEXT_COLUMN: Final = _option("--text-column", str, "text", "Column, or JSON key
 _OPTIONS: Final = [
     click.option("--tokenizer", required=True, help="byte, tiktoken:NAME, tiktoken:FILE or hf:tokenizer.json."),
     _TEXT_COLUMN,
-    click.option("--boundary-token", help="Special token in front of each document. [default: <|endoftext|>]"),
+    click.option("--boundary-token", help="Special token behind each document. [default: <|endoftext|>]"),
     click.option("--no-boundary", is_flag=True, help="Put no token between documents."),
     click.option("--max-document-tokens", type=_POSITIVE, help="Cut longer documents."),
     _option("--packing", click.Choice(["concat", "best-fit", "pad"]), "concat", "How documents become rows."),
@@ -82,7 +82,9 @@ _OPTIONS: Final = [
     click.option("--val-last-shard", is_flag=True, help="Hold out the last source file."),
     click.option("--shards", type=_POSITIVE, help="Number of shards of the training split. [default: 1 GiB each]"),
     click.option("--workers", type=_POSITIVE, help="Local processes. [default: the cores]"),
-    click.option("--threads", type=_POSITIVE, help="Threads that tokenize, in each process. [default: 1]"),
+    click.option(
+        "--threads", type=_POSITIVE, help="Threads that tokenize, per process. [default: its share of the cores]"
+    ),
     _option("--executor", click.Choice(["local", "mpi", "dask"]), "local", "Processes, MPI ranks, a dask cluster."),
     click.option("--scheduler-file", type=_PATH, help="Of the dask cluster."),
     click.option("--resume", is_flag=True, help="Tokenize again, and keep the finished shards of an interrupted run."),
@@ -98,17 +100,19 @@ def _ingest(src: tuple[Path, ...], kind: str, dst: Path, given: dict[str, Any], 
 
     files = open_documents(src, kind, given.pop("text_column", "text"))
     recipe = _recipe(given)
-    force, resume, threads = given.pop("force"), given.pop("resume"), given.pop("threads") or 1
-    workers = given.pop("workers") or default_workers()
+    force, resume = given.pop("force"), given.pop("resume")
+    cores, num_groups = default_workers(), sum(file.num_row_groups for file in files)
+    workers = min(given.pop("workers") or cores, num_groups)
+    num_threads = given.pop("threads") or max(1, cores // workers)
     executor, scheduler_file = given.pop("executor"), given.pop("scheduler_file")
     options = TextOptions(shuffle=given.pop("shuffle") == "global", num_shards=given.pop("shards"), **given)
-    with open_engine(executor, min(workers, sum(file.num_row_groups for file in files)), scheduler_file) as engine:
+    with open_engine(executor, workers, scheduler_file) as engine:
         if engine is None:
             return None
         with Progress("tokenizing", _about_tokens(files), enabled=not quiet) as progress:
             return ingest_batches(
-                files, kind, dst, recipe, options, engine=engine, num_threads=threads, overwrite=force, resume=resume,
-                progress=progress.advance,
+                files, kind, dst, recipe, options, engine=engine, num_threads=num_threads, overwrite=force,
+                resume=resume, progress=progress.advance,
             )  # fmt: skip
 
 

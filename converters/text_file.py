@@ -45,9 +45,9 @@ class Recipe:
     tokenizer
         As for `load_tokenizer`.
     boundary_token_id
-        Stands in front of each document; None: nothing does.
+        Stands behind each document; None: nothing does.
     max_document_tokens
-        A longer document is cut there, without its boundary token; None: never.
+        A longer document is cut there, its boundary token not counted; None: never.
     """
 
     tokenizer: str
@@ -64,7 +64,7 @@ class Recipe:
             cut = len(tokens) - int(kept.sum())
             tokens, lengths = tokens[place < self.max_document_tokens], kept
         if self.boundary_token_id is not None:
-            tokens = np.insert(tokens, np.cumsum(lengths) - lengths, np.uint32(self.boundary_token_id))
+            tokens = np.insert(tokens, np.cumsum(lengths), np.uint32(self.boundary_token_id))
             lengths = lengths + 1
         return Encoded(tokens, lengths, cut)
 

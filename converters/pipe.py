@@ -17,7 +17,7 @@ from typing import Final
 from converters.executors import Engine, Inline
 from converters.formats import FORMATS, Accounts, Source
 from converters.journal import WHOLE, Journal, Part, journal_paths, read_journal, require_same_plan
-from converters.plan import Plan, require_room, stored_bytes
+from converters.plan import Plan, require_one_split, require_room, stored_bytes
 from converters.shard import CheckTask, FinishedShard, ShardTask, is_intact, no_progress, write_shard
 from zb_hdf5 import ArgumentError, ConvertError, ShardEntry, ShardIndex, StoreMeta
 from zb_hdf5.publish import PartialDirectory, partial_path
@@ -137,6 +137,7 @@ def _prepare_checks(source: Source, cuts: list[tuple[int, int]]) -> None:
 
 
 def _write_file(source: Source, target: str, path: Path, overwrite: bool, progress: Progress) -> FinishedShard:
+    require_one_split(source, "name a folder of shards")
     _prepare_checks(source, [(0, source.num_batches)])
     require_room(path.parent, stored_bytes(source.meta, source.num_batches, target), 1)
     task = ShardTask(source, target, path, 0, source.num_batches, source.meta, sidecar=False, overwrite=overwrite)

@@ -13,9 +13,10 @@ import numpy.typing as npt
 from converters.formats import Accounts
 from zb_hdf5 import ArgumentError, ConvertError
 from zb_hdf5.documents import Block, DocumentFile, Dropped
+from zb_hdf5.spec import DEFAULT_SPLIT
 from zb_hdf5.tokenizer import TokenIds, Tokenizer, load_tokenizer
 
-TRAIN: Final = "train"
+TRAIN: Final = DEFAULT_SPLIT
 VAL: Final = "val"
 
 
@@ -44,9 +45,9 @@ class Recipe:
     tokenizer
         As for `load_tokenizer`.
     boundary_token_id
-        Stands in front of each document; None: nothing does.
+        Stands behind each document; None: nothing does.
     max_document_tokens
-        A longer document is cut there, without its boundary token; None: never.
+        A longer document is cut there, its boundary token not counted; None: never.
     """
 
     tokenizer: str
@@ -63,7 +64,7 @@ class Recipe:
             cut = len(tokens) - int(kept.sum())
             tokens, lengths = tokens[place < self.max_document_tokens], kept
         if self.boundary_token_id is not None:
-            tokens = np.insert(tokens, np.cumsum(lengths) - lengths, np.uint32(self.boundary_token_id))
+            tokens = np.insert(tokens, np.cumsum(lengths), np.uint32(self.boundary_token_id))
             lengths = lengths + 1
         return Encoded(tokens, lengths, cut)
 
@@ -222,7 +223,11 @@ def _cut_evenly(groups: list[Group], num_shards: int) -> list[list[Group]]:
     return [groups[a:b] for a, b in pairwise([0, *cuts.tolist(), len(groups)])]
 
 
-def describe_files(files: Sequence[DocumentFile], kind: str, recipe: Recipe, holdout: dict[str, Any]) -> dict[str, Any]:
-    """Return the `source` entry of `shards.json`."""
-    paths = [str(file.path) for file in files]
-    return {"format": kind, "files": paths, "max_document_tokens": recipe.max_document_tokens, **holdout}
+def describe_files(files: Sequence[DocumentFile], kind: str, recipe: Recipe) -> dict[str, Any]:
+    """Return what `shards.json` says of its source."""
+    return {
+        "format": kind,
+        "files": [str(file.path) for file in files],
+        "boundary_token_id": recipe.boundary_token_id,
+        "max_document_tokens": recipe.max_document_tokens,
+    }

@@ -39,7 +39,7 @@ def encode(plan, recipe=WITH_BOUNDARY, num_threads=1):
 
 
 def tokens_of(texts):
-    return [[256, *text.encode()] for text in texts]
+    return [[*text.encode(), 256] for text in texts]
 
 
 @pytest.mark.parametrize("num_shards", [None, 1, 2, 5])
@@ -88,9 +88,9 @@ def test_the_last_shard_held_out(files, texts):
 @given(st.lists(st.text(min_size=1), min_size=1, max_size=8), st.integers(1, 12))
 def test_long_documents_are_cut(boundary, texts, limit):
     encoded = Recipe("byte", boundary, limit).encode(load_tokenizer("byte"), texts, 1)
-    front = [] if boundary is None else [boundary]
+    end = [] if boundary is None else [boundary]
     whole = [text.encode("utf-8", "surrogatepass") for text in texts]
-    expected = [[*front, *document[:limit]] for document in whole]
+    expected = [[*document[:limit], *end] for document in whole]
     assert encoded.tokens.tolist() == [token for document in expected for token in document]
     assert encoded.lengths.tolist() == [len(document) for document in expected]
     assert encoded.cut == sum(max(0, len(document) - limit) for document in whole)

@@ -10,7 +10,16 @@ from typing import Any, Final, Self
 from zb_hdf5.errors import ArgumentError, FormatError
 from zb_hdf5.publish import write_atomically
 from zb_hdf5.reader import BatchReader
-from zb_hdf5.spec import INDEX_FORMAT, INDEX_NAME, INDEX_VERSION, StoreMeta, combine_sha256, is_sha256, stored_dtype
+from zb_hdf5.spec import (
+    DEFAULT_SPLIT,
+    INDEX_FORMAT,
+    INDEX_NAME,
+    INDEX_VERSION,
+    StoreMeta,
+    combine_sha256,
+    is_sha256,
+    stored_dtype,
+)
 from zb_hdf5.store import BACKENDS
 
 
@@ -24,7 +33,7 @@ class ShardEntry:
     token_count: int
     sha256: str
     document_count: int = 0
-    split: str = "train"
+    split: str = DEFAULT_SPLIT
     complete: bool = True
 
     @classmethod

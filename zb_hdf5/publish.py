@@ -144,6 +144,7 @@ class PartialDirectory:
         self.path = Path(path)
         self.partial_path = partial_path(self.path)
         self._overwrite, self._shared, self._keep = overwrite, shared, shared
+        self._discard = False
         self._clean_up: Callable[[Path], None] = lambda path: None
         if not overwrite:
             refuse_existing(self.path)
@@ -172,11 +173,15 @@ class PartialDirectory:
         """Have an exception leave the folder as it is, for a later process to go on with."""
         self._keep = True
 
+    def discard(self) -> None:
+        """Have the end of the block remove the folder, whatever happens: it is needed only on the way."""
+        self._discard = True
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            if kind is None and not self._shared:
+            if kind is None and not self._shared and not self._discard:
                 self._publish()
         finally:
             if not self._keep and _is_at(self._fd, self.partial_path):  # not if it was published

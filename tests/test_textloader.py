@@ -150,7 +150,7 @@ def test_another_boundary_and_column(texts, tmp_path):
     found = take(make(tmp_path, text_column="content", tokenizer=load_tokenizer("byte")), 5)
     np.testing.assert_array_equal(found.ravel(), expected[: found.size])
     with pytest.raises(ArgumentError, match="no special token '<bos>'"):
-        make(tmp_path, boundary="<bos>")
+        make(tmp_path, boundary_token="<bos>")
 
 
 def test_the_rank_is_that_of_the_job(folder, texts, monkeypatch):
@@ -172,7 +172,7 @@ def test_a_trained_tokenizer_with_many_threads(folder, texts, tmp_path):
     documents = [text for name in names for group in texts[name] for text in group if text]
     expected = [token for text in documents for token in (trained.token_to_id("<bos>"), *trained.encode(text).ids)]
     spec = f"hf:{tmp_path / 'tokenizer.json'}"
-    with make(folder, tokenizer=spec, boundary="<bos>", num_threads=4) as loader:
+    with make(folder, tokenizer=spec, boundary_token="<bos>", num_threads=4) as loader:
         found = [loader.get_batch().numpy().ravel() for _ in range(len(expected) // (BATCH * SEQ))]
     np.testing.assert_array_equal(np.concatenate(found), expected[: len(found) * BATCH * SEQ])
 

@@ -169,7 +169,7 @@ class TextLoader:
     targets
         True: yield `(x, y)`, both of shape (batch_size, seq_len): y[t] is the token after x[t]. Every token is a target
         once: the last of a batch is read again as the first of the next.
-    boundary
+    boundary_token
         The special token in front of each document.
     text_column
         Of the Parquet files.
@@ -209,7 +209,7 @@ class TextLoader:
         seq_len: int,
         split: str = "train",
         targets: bool = False,
-        boundary: str = DEFAULT_BOUNDARY,
+        boundary_token: str = DEFAULT_BOUNDARY,
         text_column: str = "text",
         rank: int | None = None,
         world_size: int | None = None,
@@ -225,7 +225,7 @@ class TextLoader:
         self.batch_size, self.seq_len, self.targets = batch_size, seq_len, targets
         self.rank, self.world_size = resolve_rank(rank, world_size)
         self.tokenizer = load_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
-        self._boundary_token_id = self.tokenizer.special_token_id(boundary)
+        self._boundary_token_id = self.tokenizer.special_token_id(boundary_token)
         self._device = cuda_device(device)
         self._prefetch = prefetch
         paths = _paths_of_split(self.path, split)

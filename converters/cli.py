@@ -70,6 +70,17 @@ def _npy_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return _apply(options, command)
 
 
+def shuffle_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add what a conversion that shuffles its records can be told about the way."""
+    methods = click.Choice(["auto", "direct", "two-pass"])
+    how = "direct: gather record by record; two-pass: only sequential reads and writes; auto: see what is faster."
+    options = (
+        _option("--memory", Size(), "2GiB", "What all processes of this node may take together."),
+        _option("--shuffle-method", methods, "auto", how),
+    )
+    return _apply(options, command)
+
+
 def _option(name: str, kind: click.ParamType[Any], default: int | str, help_text: str) -> Callable[..., Any]:
     return click.option(name, type=kind, default=default, show_default=True, help=help_text)
 
@@ -121,7 +132,7 @@ def _add_command(source: str, target: str) -> None:
     command: Callable[..., Any] = work_options(run)
     if source == "hdf5":
         command = click.option("--dataset", help="A 3-D dataset of an HDF5 file that is no store of ours.")(command)
-    command = _npy_options(command) if many else command
+    command = _npy_options(shuffle_options(command)) if many else command
     command = click.argument("dst", type=_PATH)(command)
     command = click.argument("src", type=_PATH, nargs=-1 if many else 1, required=True)(command)
     convert.command(f"{source}-to-{target}")(command)
@@ -150,26 +161,29 @@ def run_conversion(
     names = ("as_json", "quiet", "workers", "executor", "scheduler_file", "dry_run", "force", "resume")
     work = {key: options.pop(key) for key in names}
     shards = {"num_shards": options.pop("shards"), "shard_bytes": options.pop("shard_size")}
+    if "memory" in options:
+        ways = {"memory_bytes": options.pop("memory"), "shuffle_method": options.pop("shuffle_method")}
+    else:
+        ways = {}
     shard_range = options.pop("shard_range")
     part = Part(*shard_range) if shard_range else WHOLE
-    serial = work["executor"] != "local" or work["dry_run"]
     source = None if work["executor"] == "mpi" else open_source(options)
-    workers = 1 if serial or source is None else _num_workers(source, work["workers"])
+    workers = 1 if source is None else _num_workers(source, work["workers"])
     with open_engine(work["executor"], workers, work["scheduler_file"]) as engine:
         if engine is None:
             return
         source = source or open_source(options)
         if work["dry_run"]:
-            from converters.plan import describe, describe_lines
+            from converters.dry_run import describe, describe_lines
 
-            planned = describe(source, target, dst, **shards, workers=engine.workers)
+            planned = describe(source, target, dst, **shards, **ways, workers=engine.workers)
             print_report(planned, describe_lines(planned), as_json=work["as_json"], quiet=work["quiet"])
             return
         total = source.num_batches * source.meta.batch_tokens
         with Progress(name, total, enabled=not work["quiet"]) as progress:
             report = pipe.convert(
                 source, target, dst, **shards, overwrite=work["force"], resume=work["resume"], part=part,
-                engine=engine, progress=progress.advance,
+                engine=engine, **ways, progress=progress.advance,
             )  # fmt: skip
     print_report(_as_json(report), _as_lines(report), as_json=work["as_json"], quiet=work["quiet"])
 
@@ -195,6 +209,7 @@ def _as_json(report: Report) -> dict[str, Any]:
         "tokens_padded": report.accounts.padded,
         "tokens_dropped": report.accounts.dropped,
         "max_token": report.max_token,
+        "shuffle": report.shuffle,
         "sha256": report.sha256,
         "seconds": round(report.seconds, 3),
     }
@@ -210,6 +225,7 @@ def _as_lines(report: Report) -> list[tuple[str, str]]:
         ("wrote", f"{report.destination} ({shards})"),
         ("batches", f"{report.num_batches:,} of {meta.batch_size} x {meta.seq_len} {meta.dtype.name}"),
         ("tokens", f"{accounts.tokens_in:,} in{padded} = {report.tokens_stored:,} stored + {dropped} dropped"),
+        ("shuffle", report.shuffle),
         ("sha256", report.sha256),
         (
             "speed",

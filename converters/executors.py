@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import forkserver
 from multiprocessing.connection import wait as wait_for_end
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar, cast
@@ -25,6 +26,8 @@ from zb_hdf5 import ArgumentError, UnavailableError
 EXECUTORS: Final = ("local", "mpi", "dask")
 #: How often the progress of other processes is looked up.
 POLL_S: Final = 0.5
+#: How long a dask cluster may take to answer, and to have its first worker.
+CLUSTER_WAIT_S: Final = 60
 
 Progress = Callable[[int], None]
 Result = TypeVar("Result")
@@ -148,8 +151,11 @@ def open_engine(executor: str, workers: int, scheduler_file: Path | None = None)
 
 def _open_processes(workers: int) -> Iterator[Engine]:
     before = set(multiprocessing.active_children())
+    previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # workers inherit it until they can ignore it
     context = multiprocessing.get_context("forkserver")  # this process has threads
     context.set_forkserver_preload(["converters.shard", "converters.npy_file", "zb_hdf5.h5write", "zb_hdf5.shards"])
+    forkserver.ensure_running()
+    signal.pthread_sigmask(signal.SIG_SETMASK, previous)
 
     def interrupt() -> None:
         for child in set(multiprocessing.active_children()) - before:
@@ -162,6 +168,7 @@ def _open_processes(workers: int) -> Iterator[Engine]:
 def _begin_worker() -> None:
     """End with the parent, whatever ends it; leave Ctrl+C to the parent; remove unfinished files on SIGTERM."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     signal.signal(signal.SIGTERM, _unwind)
     threading.Thread(target=_end_with_parent, name="zb-convert-parent", daemon=True).start()
 
@@ -213,10 +220,11 @@ def _open_dask(scheduler_file: Path | None) -> Iterator[Engine]:
         )
     try:
         client: Any = Client(  # type: ignore[no-untyped-call]
-            scheduler_file=scheduler_file and str(scheduler_file), address=address, timeout=30
+            scheduler_file=scheduler_file and str(scheduler_file), address=address, timeout=CLUSTER_WAIT_S
         )
+        client.wait_for_workers(1, timeout=CLUSTER_WAIT_S)
     except (OSError, TimeoutError, ValueError) as error:
-        raise UnavailableError(f"--executor dask: cannot reach the scheduler: {error}") from error
+        raise UnavailableError(f"--executor dask: no scheduler, or no worker: {error}") from error
     with client:
         yield Pooled(client.get_executor(pure=False), max(1, sum(client.nthreads().values())))
 

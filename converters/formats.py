@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5 import BatchWriter, ConvertError, StoreMeta
+from zb_hdf5.order import GlobalOrder
 from zb_hdf5.spec import TokenArray
 
 
@@ -87,6 +88,8 @@ class Source(Protocol):
         For the `source` entry of `shards.json`.
     paths
         The files and folders that are read; the destination may not replace them.
+    order
+        Stored record -> source record, if the records are shuffled: then the source is a `ShuffledSource`.
     identity
         JSON of what decides the batches besides the bytes of `paths`: two sources of one identity give the same.
     """
@@ -100,6 +103,7 @@ class Source(Protocol):
     description: dict[str, Any]
     paths: list[Path]
     identity: dict[str, Any]
+    order: GlobalOrder | None
 
     def read_into(self, start: int, out: TokenArray) -> None:
         """Fill `out`, shape `(count, B, S)` of the stored dtype, with consecutive batches."""
@@ -112,3 +116,30 @@ class Source(Protocol):
 
     def check_reads(self) -> None:
         """Compare each batch with its own digest as it is read, where the source has one: no `sha256_of` will do it."""
+
+
+class ShuffledSource(Source, Protocol):
+    """A source whose records can also be read in their own order, for a shuffle in two passes.
+
+    Attributes
+    ----------
+    order
+        Stored record -> source record.
+    pad_id
+        The token of the records behind the last one.
+    max_mapped_bytes
+        How much of mapped files may count as this process's memory.
+    cold
+        Whether random reads wait for a disk: then they are announced to the kernel.
+    """
+
+    order: GlobalOrder
+    pad_id: int
+    max_mapped_bytes: int
+    cold: bool
+
+    def read_records(self, first: int, rows: TokenArray) -> None:
+        """Fill `rows`, shape `(count, S)` of the stored dtype, with consecutive records of the source."""
+
+    def probe(self, record: int) -> float | None:
+        """Return how many seconds a read of a source record took, or None if it came from the page cache."""

@@ -24,8 +24,8 @@ from converters.spool import PackedRows, Part, Spool, SpoolTask, spool_path, wri
 from converters.text_file import TRAIN, Recipe, ShardPlan, Tally, describe_files, plan_text_shards
 from zb_hdf5 import ArgumentError, ConvertError, StoreMeta
 from zb_hdf5.documents import DocumentFile
-from zb_hdf5.order import SequentialOrder, write_order
-from zb_hdf5.publish import PartialDirectory, partial_path, refuse_existing
+from zb_hdf5.order import GlobalOrder, SequentialOrder, write_order
+from zb_hdf5.publish import partial_path, refuse_existing, scratch_directory
 from zb_hdf5.spec import TokenArray, stored_dtype
 from zb_hdf5.tokenizer import load_tokenizer
 
@@ -75,7 +75,9 @@ class IngestReport:
 
 
 class TextSource:
-    """Batches of packed rows of tokenized text, split after split. See `formats.Source`."""
+    """Batches of packed rows of tokenized text, split after split, each in its own order. See `formats.Source`."""
+
+    order: GlobalOrder | None = None  # of more than one split there is no order of all rows
 
     def __init__(
         self,
@@ -219,11 +221,9 @@ def ingest_batches(
     _require_free(destination, options, overwrite, resume)
     tokenizer = load_tokenizer(recipe.tokenizer)
     dtype = stored_dtype("uint16" if tokenizer.vocab_size <= 2**16 else "uint32")
-    with PartialDirectory(destination.with_name(destination.name + ".tokens"), overwrite=True) as folder:
-        folder.clear()
-        folder.discard()
+    with scratch_directory(destination.with_name(destination.name + ".tokens")) as folder:
         tasks = [
-            SpoolTask(spool_path(folder.partial_path, number), plan, recipe, dtype, num_threads)
+            SpoolTask(spool_path(folder, number), plan, recipe, dtype, num_threads)
             for number, plan in enumerate(_plan_spools(files, options, engine.workers))
         ]
         with closing(engine.run(write_spool, tasks, progress)) as results:
@@ -239,7 +239,7 @@ def ingest_batches(
         )  # fmt: skip
         pad_id = _pad_id(recipe, options, tokenizer.vocab_size)
         source = TextSource(
-            spools, folder.partial_path, meta, options, pad_id,
+            spools, folder, meta, options, pad_id,
             {**describe_files(files, kind, recipe), "packing": options.packing}, [file.path for file in files],
         )  # fmt: skip
         report = pipe.convert(source, "hdf5", destination, overwrite=overwrite, resume=resume, engine=engine)

@@ -93,10 +93,9 @@ def read_journal(path: Path) -> Record:
         head, *rest = path.read_text(encoding="utf-8").split("\n")[:-1]
         plan = json.loads(head)
         finished = {}
-        for number, text in enumerate(rest):
+        for text in rest:
             line = json.loads(text)
-            entry = ShardEntry.from_json(line["entry"], f"{path}: line {number + 2}")
-            finished[int(line["shard"])] = FinishedShard(entry, int(line["max_token"]))
+            finished[int(line["shard"])] = FinishedShard(ShardEntry(**line["entry"]), int(line["max_token"]))
         files = {name: (int(state[0]), int(state[1])) for name, state in plan["files"].items()}
         return Record(dict(plan["plan"]), files, finished)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:

@@ -10,17 +10,18 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from converters.executors import Engine, Inline
 from converters.formats import FORMATS, Accounts, Source
 from converters.journal import WHOLE, Journal, Part, journal_paths, read_journal, require_same_plan
 from converters.plan import Plan, require_one_split, require_room, stored_bytes
 from converters.shard import CheckTask, FinishedShard, ShardTask, is_intact, no_progress, write_shard
+from converters.shuffle import DEFAULT_MEMORY_BYTES, Shuffle, choose_shuffle, halved, scattered
 from zb_hdf5 import ArgumentError, ConvertError, ShardEntry, ShardIndex, StoreMeta
-from zb_hdf5.publish import PartialDirectory, partial_path
+from zb_hdf5.publish import PartialDirectory, partial_path, remove
 from zb_hdf5.spec import CRC32_SUFFIX, INDEX_NAME, combine_sha256
 
 OTHER_SUFFIXES: Final = frozenset({".hdf5", ".hdf", ".he5", ".npz"})
@@ -37,6 +38,8 @@ class Report:
         What was written; for a part of a conversion the `.partial` folder that it belongs to.
     shards
         Those of this conversion, or of this part.
+    shuffle
+        How the records were read, and why that way.
     """
 
     destination: Path
@@ -44,6 +47,7 @@ class Report:
     shards: list[ShardEntry]
     max_token: int
     accounts: Accounts
+    shuffle: str
     seconds: float
 
     @property
@@ -72,6 +76,8 @@ def convert(
     resume: bool = False,
     part: Part = WHOLE,
     engine: Engine | None = None,
+    shuffle_method: str = "auto",
+    memory_bytes: int = DEFAULT_MEMORY_BYTES,
     progress: Progress = no_progress,
 ) -> Report:
     """Write all batches of `source` to one file, or to a folder of shards.
@@ -93,6 +99,10 @@ def convert(
         Which share of the shards to write; `merge.merge_parts` publishes when all parts are there.
     engine
         Who writes the shards; by default this process.
+    shuffle_method
+        How shuffled records are read; a name in `shuffle.SHUFFLE_METHODS`. The result is the same.
+    memory_bytes
+        What all processes of this node may take together, where records are shuffled.
     progress
         Called with the number of tokens written since the last call.
 
@@ -107,20 +117,23 @@ def convert(
     if destination.suffix == row.suffix:
         if num_shards or shard_bytes or part != WHOLE:
             raise ConvertError(f"{destination}: is one file; name a folder (no {row.suffix}) to write shards")
-        finished = [_write_file(source, target, destination, overwrite, progress)]
+        ways = _Ways(Inline(), shuffle_method, memory_bytes, progress)
+        finished, shuffle = _write_file(source, target, destination, overwrite, ways)
     elif destination.suffix in {*(other.suffix for other in FORMATS.values()), *OTHER_SUFFIXES}:
         raise ConvertError(f"{destination}: expected a folder or a name that ends in {row.suffix}")
     else:
         plan = Plan.make(source, target, num_shards, shard_bytes)
         _prepare_checks(source, plan.cuts)
-        folder = _Folder(plan, destination, overwrite, part, engine or Inline(), progress)
-        finished = folder.resume() if resume else folder.begin()
+        ways = _Ways(engine or Inline(), shuffle_method, memory_bytes, progress)
+        folder = _Folder(plan, destination, overwrite, part, ways)
+        finished, shuffle = folder.resume() if resume else folder.begin(), folder.shuffle
     shards = [done.entry for done in finished]
     if part == WHOLE:
         source.accounts.settle(sum(shard.token_count for shard in shards))
     place = destination if part == WHOLE else partial_path(destination)
     seconds = time.monotonic() - start_s
-    return Report(place, source.meta, shards, max(done.max_token for done in finished), source.accounts, seconds)
+    max_token = max(done.max_token for done in finished)
+    return Report(place, source.meta, shards, max_token, source.accounts, str(shuffle), seconds)
 
 
 def _refuse_source_as_destination(source: Source, destination: Path) -> None:
@@ -136,22 +149,39 @@ def _prepare_checks(source: Source, cuts: list[tuple[int, int]]) -> None:
         source.check_reads()
 
 
-def _write_file(source: Source, target: str, path: Path, overwrite: bool, progress: Progress) -> FinishedShard:
+class _Ways(NamedTuple):
+    """How the work is done: nothing of it shows in the result."""
+
+    engine: Engine
+    shuffle_method: str
+    memory_bytes: int
+    progress: Progress
+
+    def choose(self, source: Source, cuts: list[tuple[int, int]]) -> Shuffle:
+        return choose_shuffle(source, self.shuffle_method, cuts, self.memory_bytes, self.engine.workers)
+
+
+def _write_file(
+    source: Source, target: str, path: Path, overwrite: bool, ways: _Ways
+) -> tuple[list[FinishedShard], Shuffle]:
     require_one_split(source, "name a folder of shards")
-    _prepare_checks(source, [(0, source.num_batches)])
-    require_room(path.parent, stored_bytes(source.meta, source.num_batches, target), 1)
-    task = ShardTask(source, target, path, 0, source.num_batches, source.meta, sidecar=False, overwrite=overwrite)
-    return write_shard(task, progress)
+    cut = (0, source.num_batches)
+    _prepare_checks(source, [cut])
+    shuffle = ways.choose(source, [cut])
+    progress = halved(ways.progress, shuffle)
+    require_room(path.parent, stored_bytes(source.meta, source.num_batches, target) + shuffle.temp_bytes, 1)
+    with scattered(source, shuffle, path, ways.engine, progress) as readable:
+        task = ShardTask(readable, target, path, *cut, source.meta, sidecar=False, overwrite=overwrite)
+        return [write_shard(task, progress)], shuffle
 
 
 class _Folder:
     """Fills the `.partial/` of one destination."""
 
-    def __init__(
-        self, plan: Plan, destination: Path, overwrite: bool, part: Part, engine: Engine, progress: Progress
-    ) -> None:
+    def __init__(self, plan: Plan, destination: Path, overwrite: bool, part: Part, ways: _Ways) -> None:
         self._plan, self._destination, self._overwrite = plan, destination, overwrite
-        self._part, self._engine, self._progress = part, engine, progress
+        self._part, self._ways = part, ways
+        self.shuffle = Shuffle("none", "nothing was left to do")
         self._shards = part.shards(len(plan.cuts))
         if not self._shards:
             raise ArgumentError(f"{len(plan.cuts)} shards leave none for job {part.job} of {part.num_jobs}")
@@ -198,15 +228,21 @@ class _Folder:
     def _write_missing(self, folder: PartialDirectory, finished: dict[int, FinishedShard]) -> list[FinishedShard]:
         plan, path = self._plan, folder.partial_path
         missing = [shard for shard in self._shards if shard not in finished]
-        require_room(path, sum(map(plan.shard_bytes, missing)), plan.num_inodes())
+        if missing:
+            self.shuffle = self._ways.choose(plan.source, [plan.cuts[shard] for shard in missing])
+        progress = halved(self._ways.progress, self.shuffle)
+        require_room(path, sum(map(plan.shard_bytes, missing)) + self.shuffle.temp_bytes, plan.num_inodes())
         journal = Journal(path, self._part, plan, finished)
-        tasks = (plan.task(shard, path) for shard in missing)
-        self._progress(sum(done.entry.token_count for done in finished.values()))
-        with closing(self._engine.run(write_shard, tasks, self._progress)) as results:
-            for number, done in results:
-                journal.add(missing[number], done)
-                finished[missing[number]] = done
-                folder.keep()
+        self._ways.progress(sum(done.entry.token_count for done in finished.values()))
+        with scattered(
+            plan.source, self.shuffle, path / plan.name(self._shards[0]), self._ways.engine, progress
+        ) as source:
+            tasks = (replace(plan, source=source).task(shard, path) for shard in missing)
+            with closing(self._ways.engine.run(write_shard, tasks, progress)) as results:
+                for number, done in results:
+                    journal.add(missing[number], done)
+                    finished[missing[number]] = done
+                    folder.keep()
         plan.require_unchanged_sources()
         in_order = [finished[shard] for shard in self._shards]
         if self._part == WHOLE:
@@ -226,7 +262,7 @@ class _Folder:
                 recorded.update(record.finished)
         shards = sorted(recorded)
         tasks = [CheckTask(plan.task(k, folder.partial_path), recorded[k].entry, touched) for k in shards]
-        with closing(self._engine.run(is_intact, tasks, no_progress)) as results:
+        with closing(self._ways.engine.run(is_intact, tasks, no_progress)) as results:
             intact = dict(results)
         return {shard: recorded[shard] for number, shard in enumerate(shards) if intact[number]}
 
@@ -246,7 +282,7 @@ class _Folder:
         mine = tuple(self._plan.name(shard) for shard in self._shards)
         for name in os.listdir(folder.partial_path):
             if name not in kept and (self._part == WHOLE or name.startswith(mine)):
-                os.unlink(folder.partial_path / name)
+                remove(folder.partial_path / name)
 
     def _already_done(self) -> list[FinishedShard]:
         """Take a destination that is there for the result of the same conversion, or refuse it."""

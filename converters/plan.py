@@ -15,7 +15,7 @@ from converters.formats import FORMATS, Source
 from converters.shard import ShardTask
 from zb_hdf5 import ArgumentError, ConvertError, StoreMeta
 from zb_hdf5.console import format_bytes
-from zb_hdf5.spec import DEFAULT_SPLIT, SHARD_PREFIX, meta_block_bytes
+from zb_hdf5.spec import CRC32_CHUNK_ROWS, DEFAULT_SPLIT, HDF5_ALIGNMENT, HEADER_BYTES, SHARD_PREFIX, meta_block_bytes
 
 DEFAULT_SHARD_BYTES: Final = 1 << 30
 PLAN_VERSION: Final = 1
@@ -142,8 +142,11 @@ def stored_bytes(meta: StoreMeta, num_batches: int, target: str) -> int:
     """Return about how many bytes a file of these batches has."""
     if target == "npy":
         return num_batches * meta.batch_bytes
-    metadata = meta_block_bytes(num_batches) + 4 * num_batches if target == "hdf5" else 4096 + 4 * num_batches
-    return num_batches * meta.padded_batch_bytes + metadata
+    data = num_batches * meta.padded_batch_bytes
+    if target == "batch":
+        return HEADER_BYTES + data + 4 * num_batches
+    crc32 = -(-num_batches // CRC32_CHUNK_ROWS) * CRC32_CHUNK_ROWS * 4
+    return meta_block_bytes(num_batches) + crc32 + HDF5_ALIGNMENT + data
 
 
 def require_room(folder: Path, needed_bytes: int, num_inodes: int) -> None:
@@ -162,35 +165,3 @@ def free_room(folder: Path) -> dict[str, Any]:
     """Return free bytes and inodes for this user; None where the file system does not count inodes."""
     status = os.statvfs(folder)
     return {"bytes": status.f_bavail * status.f_frsize, "inodes": status.f_favail if status.f_files else None}
-
-
-def describe(
-    source: Source, target: str, destination: Path, *, num_shards: int | None, shard_bytes: int | None, workers: int
-) -> dict[str, Any]:
-    """Return what a conversion would write, and the room there is."""
-    one_file = destination.suffix == FORMATS[target].suffix
-    cuts = [(0, source.num_batches)] if one_file else cut_into_shards(source, num_shards, shard_bytes)
-    plan = Plan(source, target, cuts, {})
-    sizes = [plan.shard_bytes(shard) for shard in range(len(cuts))]
-    return {
-        "path": str(destination),
-        "num_batches": source.num_batches,
-        "num_shards": len(cuts),
-        "largest_shard_bytes": max(sizes),
-        "total_bytes": sum(sizes),
-        "inodes": 1 if one_file else plan.num_inodes(),
-        "workers": min(workers, len(cuts)),
-        "free": free_room(destination.absolute().parent),
-    }
-
-
-def describe_lines(planned: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return the same for people."""
-    free = planned["free"]
-    return [
-        ("would write", f"{planned['path']}: {planned['num_batches']:,} batches"),
-        ("shards", f"{planned['num_shards']:,}, the largest {format_bytes(planned['largest_shard_bytes'])}"),
-        ("disk", f"{format_bytes(planned['total_bytes'])} of {format_bytes(free['bytes'])} that are free"),
-        ("inodes", f"{planned['inodes']:,} of {free['inodes'] or 'uncounted'} that are free"),
-        ("workers", str(planned["workers"])),
-    ]

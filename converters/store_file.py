@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from converters.formats import Accounts
 from zb_hdf5 import ConvertError, IncompleteError, ShardedReader, open_reader
+from zb_hdf5.order import GlobalOrder
 from zb_hdf5.spec import TokenArray
 
 
@@ -33,6 +34,7 @@ class StoreSource:
     """
 
     shuffle = "none"
+    order: GlobalOrder | None = None
 
     def __init__(self, path: Path, backend: str, dataset: str | None = None) -> None:
         self.paths = [path]

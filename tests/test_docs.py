@@ -4,6 +4,7 @@ import re
 import subprocess
 from pathlib import Path
 
+import click
 import numpy as np
 import pytest
 
@@ -41,10 +42,18 @@ def test_backends_table_is_the_registry():
     assert documented == {name: backend.suffix for name, backend in BACKENDS.items()}
 
 
+def commands_of(group, path):
+    """Return the names of all commands of a group and of the groups in it."""
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from commands_of(command, f"{path} {name}")
+        else:
+            yield f"{path} {name}"
+
+
 def test_every_command_is_documented_and_every_documented_command_exists():
     documented = {row[0] for row in rows_of("| command | does |")}
-    commands = {f"convert {name}" for name in convert.commands} | {f"zb {name}" for name in zb.commands}
-    assert documented == commands
+    assert documented == {*commands_of(convert, "convert"), *commands_of(zb, "zb")}
 
 
 def test_architecture_names_every_file():

@@ -18,7 +18,7 @@ from converters.executors import Inline, open_engine
 from converters.ingest import TextOptions, ingest_batches
 from converters.pack import PACKINGS
 from converters.text_file import Recipe
-from zb_hdf5 import ArgumentError, ConvertError, ShardIndex, documents, open_reader
+from zb_hdf5 import ArgumentError, ConvertError, Loader, ShardIndex, StateError, documents, open_reader
 from zb_hdf5.documents import open_documents
 from zb_hdf5.order import write_order
 from zb_hdf5.publish import partial_path
@@ -272,3 +272,25 @@ def test_shards_are_cut_evenly(tmp_path, files):
     counts = [shard.num_batches for shard in ShardIndex.load(tmp_path / "out").shards]
     assert max(counts) - min(counts) <= 1
     assert all(a >= 1 and b >= 1 for a, b in pairwise(counts))
+
+
+def test_a_loader_reads_one_split(tmp_path, files):
+    options = TextOptions(2, 16, val_fraction=0.3, num_shards=2)
+    counts = ingest(files, tmp_path / "out", options=options).batches_of_split
+    with open_reader(tmp_path / "out") as reader:
+        stored = np.stack([reader.read_batch(i) for i in range(reader.num_batches)])
+    how = {"rank": 0, "world_size": 1, "shuffle": "sequential"}
+    train = np.stack([batch.numpy() for batch in Loader(tmp_path / "out", **how)])
+    val = np.stack([batch.numpy() for batch in Loader(tmp_path / "out", split="val", **how)])
+    assert (len(train), len(val)) == (counts["train"], counts["val"])
+    assert np.array_equal(np.concatenate([train, val]), stored)
+    with pytest.raises(ArgumentError, match=r"expected a split that this store has \(train, val\), found 'test'"):
+        open_reader(tmp_path / "out", split="test")
+    [shard] = [shard.path for shard in ShardIndex.load(tmp_path / "out").shards if shard.split == "val"]
+    with pytest.raises(ArgumentError, match="split='val' needs a store, found one file"):
+        open_reader(tmp_path / "out" / shard, split="val")
+    with open_reader(tmp_path / "out" / shard, split="train") as reader:
+        assert reader.num_batches == counts["val"]
+    state = Loader(tmp_path / "out", **how).state_dict()
+    with pytest.raises(StateError):
+        Loader(tmp_path / "out", split="val", **how).load_state_dict(state)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -91,6 +91,20 @@ class ShardIndex:
     def sha256(self) -> str:
         """Digest of the store: over the shard digests, in order."""
         return combine_sha256(shard.sha256 for shard in self.shards)
+
+    def of_split(self, split: str | None) -> Self:
+        """Return the index of the shards of one split, in order; None: of all shards.
+
+        Raises
+        ------
+        ArgumentError
+            If no shard is of that split.
+        """
+        shards = tuple(shard for shard in self.shards if split in (None, shard.split))
+        if not shards:
+            known = ", ".join(dict.fromkeys(shard.split for shard in self.shards))
+            raise ArgumentError(f"expected a split that this store has ({known}), found {split!r}")
+        return replace(self, shards=shards)
 
     def to_json(self) -> str:
         """Return the text of the file."""

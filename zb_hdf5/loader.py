@@ -23,6 +23,7 @@ from zb_hdf5.order import Order, make_order
 from zb_hdf5.prefetch import DeviceRing, hint_ahead, read_ahead
 from zb_hdf5.ranks import resolve_rank
 from zb_hdf5.reader import BatchReader
+from zb_hdf5.spec import DEFAULT_SPLIT
 from zb_hdf5.store import open_reader
 
 if TYPE_CHECKING:
@@ -54,6 +55,8 @@ class Loader:
     backend, access, verify
         As for `open_reader`; without effect on a reader. `backend="parquet"` returns a `TextLoader`, which takes
         other arguments.
+    split
+        Of a store with several splits: the one to read.
     shuffle
         "global": a uniform permutation of all stored batches. "records": a uniform permutation of all records, so that
         no record keeps its batch-mates; random reads of one record each. "block": ZeroBatch's shuffle of blocks of
@@ -116,6 +119,7 @@ class Loader:
         backend: str = "auto",
         access: str = "auto",
         verify: str = "none",
+        split: str = DEFAULT_SPLIT,
         shuffle: str = "global",
         block_size: int = 256,
         seed: int = 42,
@@ -131,7 +135,7 @@ class Loader:
         targets: bool = False,
     ) -> None:
         if not isinstance(source, BatchReader):
-            source = open_reader(source, backend=backend, access=access, verify=verify)
+            source = open_reader(source, backend=backend, access=access, verify=verify, split=split)
         self.reader: BatchReader = source
         self._fingerprint = source.fingerprint  # now: a checkpoint must not depend on reading the file again
         self.rank, self.world_size = resolve_rank(rank, world_size)

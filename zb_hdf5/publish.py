@@ -13,7 +13,7 @@ import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -21,7 +21,7 @@ from typing import Any, Final, Self
 import numpy.typing as npt
 
 from zb_hdf5.errors import ConvertError, UnavailableError
-from zb_hdf5.spec import INDEX_NAME, JOURNAL_PREFIX, SCATTER_PREFIX, SHARD_PREFIX
+from zb_hdf5.spec import INDEX_NAME, JOURNAL_PREFIX, SHARD_PREFIX
 
 PARTIAL_SUFFIX: Final = ".partial"
 #: flock(2) on a file system that does not support it (NFS without lockd, some Lustre mounts).
@@ -118,7 +118,7 @@ class ResumedFile(PartialFile):
 class PartialDirectory:
     """`<path>.partial/`, which leaving the `with` block turns into `path`; an exception removes it, unless it was kept.
 
-    What an earlier process has left in it is still there: call `clear`, or go on with it.
+    What an earlier process has left in it is still there.
 
     Parameters
     ----------
@@ -144,7 +144,6 @@ class PartialDirectory:
         self.path = Path(path)
         self.partial_path = partial_path(self.path)
         self._overwrite, self._shared, self._keep = overwrite, shared, shared
-        self._discard = False
         self._clean_up: Callable[[Path], None] = lambda path: None
         if not overwrite:
             refuse_existing(self.path)
@@ -160,11 +159,6 @@ class PartialDirectory:
             raise
         return self
 
-    def clear(self) -> None:
-        """Remove what an earlier process has left."""
-        for name in os.listdir(self.partial_path):
-            os.unlink(self.partial_path / name)
-
     def on_published(self, clean_up: Callable[[Path], None]) -> None:
         """Have `clean_up` called with the final path."""
         self._clean_up = clean_up
@@ -173,15 +167,11 @@ class PartialDirectory:
         """Have an exception leave the folder as it is, for a later process to go on with."""
         self._keep = True
 
-    def discard(self) -> None:
-        """Have the end of the block remove the folder, whatever happens: it is needed only on the way."""
-        self._discard = True
-
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            if kind is None and not self._shared and not self._discard:
+            if kind is None and not self._shared:
                 self._publish()
         finally:
             if not self._keep and _is_at(self._fd, self.partial_path):  # not if it was published
@@ -220,6 +210,28 @@ class PartialDirectory:
         shutil.rmtree(aside)
 
 
+@contextlib.contextmanager
+def scratch_directory(path: Path) -> Generator[Path]:
+    """Make `<path>.partial/`, ours alone, for temporary files; remove it at the end, whatever happens."""
+    folder = partial_path(path)
+    fd = _make_locked_folder(folder, fcntl.LOCK_EX)
+    try:
+        refuse_foreign_files(folder)
+        for name in os.listdir(folder):  # of a dead process
+            remove(folder / name)
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder)
+    finally:
+        os.close(fd)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, or a folder and all that is in it."""
+    shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+
+
 def partial_path(path: Path) -> Path:
     """Return where `path` is built."""
     return path.with_name(path.name + PARTIAL_SUFFIX)
@@ -236,7 +248,7 @@ def refuse_foreign_files(folder: Path) -> None:
     if not folder.is_dir():
         raise ConvertError(f"{folder}: is not a folder; remove it yourself, or choose another output")
     for name in os.listdir(folder):
-        if name != INDEX_NAME and not name.startswith((SHARD_PREFIX, JOURNAL_PREFIX, SCATTER_PREFIX)):
+        if name != INDEX_NAME and not name.startswith((SHARD_PREFIX, JOURNAL_PREFIX)):
             raise ConvertError(
                 f"{folder}: holds {name!r}, which is no part of a store; move it away, or choose another output"
             )

@@ -92,7 +92,6 @@ INDEX_VERSION: Final = 1
 SHARD_PREFIX: Final = "shard-"
 DEFAULT_SPLIT: Final = "train"
 JOURNAL_PREFIX: Final = "journal-"  # what a conversion has done, in its `.partial/` only
-SCATTER_PREFIX: Final = "scatter-"  # records between the two passes of a shuffle, in its `.partial/` only
 CRC32_SUFFIX: Final = ".crc32"  # beside a `.batch` shard: raw little-endian uint32, one per batch
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from converters.text_cli import add_text_commands
 from zb_hdf5.console import CommandGroup, Progress, Size, format_bytes, format_count, output_options, print_report
 
 if TYPE_CHECKING:
@@ -237,3 +238,5 @@ for _source in SOURCES:
     for _target in TARGETS:
         if _source != _target:
             _add_command(_source, _target)
+
+add_text_commands(convert, _as_json, _as_lines)

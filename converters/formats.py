@@ -80,6 +80,8 @@ class Source(Protocol):
         Name of the record shuffle behind the order, or "none".
     shard_batches
         Batches per shard where the source has shards of its own, else empty.
+    shard_splits
+        The split that each of these shards belongs to.
     accounts
         Complete before the first batch is read.
     description
@@ -96,6 +98,7 @@ class Source(Protocol):
     num_batches: int
     shuffle: str
     shard_batches: list[int]
+    shard_splits: list[str]
     accounts: Accounts
     description: dict[str, Any]
     paths: list[Path]

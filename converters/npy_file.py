@@ -145,6 +145,7 @@ class NpySource:
             raise ArgumentError(bad_token_message("--pad-id", "the padding", pad_id, self.meta))
         self.shuffle = "global" if shuffle else "none"
         self.shard_batches: list[int] = []
+        self.shard_splits: list[str] = []
         self.description = {"format": "npy", "files": [str(path) for path in self.paths]}
         self.identity = {"remainder": remainder, "pad_id": pad_id}
         self.pad_id = pad_id

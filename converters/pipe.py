@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 from converters.executors import Engine, Inline
 from converters.formats import FORMATS, Accounts, Source
 from converters.journal import WHOLE, Journal, Part, journal_paths, read_journal, require_same_plan
-from converters.plan import Plan, require_room, stored_bytes
+from converters.plan import Plan, require_one_split, require_room, stored_bytes
 from converters.shard import CheckTask, FinishedShard, ShardTask, is_intact, no_progress, write_shard
 from converters.shuffle import DEFAULT_MEMORY_BYTES, Shuffle, choose_shuffle, halved, scattered
 from zb_hdf5 import ArgumentError, ConvertError, ShardEntry, ShardIndex, StoreMeta
@@ -164,6 +164,7 @@ class _Ways(NamedTuple):
 def _write_file(
     source: Source, target: str, path: Path, overwrite: bool, ways: _Ways
 ) -> tuple[list[FinishedShard], Shuffle]:
+    require_one_split(source, "name a folder of shards")
     cut = (0, source.num_batches)
     _prepare_checks(source, [cut])
     shuffle = ways.choose(source, [cut])

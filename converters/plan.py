@@ -15,7 +15,7 @@ from converters.formats import FORMATS, Source
 from converters.shard import ShardTask
 from zb_hdf5 import ArgumentError, ConvertError, StoreMeta
 from zb_hdf5.console import format_bytes
-from zb_hdf5.spec import CRC32_CHUNK_ROWS, HDF5_ALIGNMENT, HEADER_BYTES, SHARD_PREFIX, meta_block_bytes
+from zb_hdf5.spec import CRC32_CHUNK_ROWS, DEFAULT_SPLIT, HDF5_ALIGNMENT, HEADER_BYTES, SHARD_PREFIX, meta_block_bytes
 
 DEFAULT_SHARD_BYTES: Final = 1 << 30
 PLAN_VERSION: Final = 1
@@ -71,8 +71,10 @@ class Plan:
         """Return the work of one shard."""
         start, stop = self.cuts[shard]
         meta = self._shard_meta(start, stop)
+        splits = self.source.shard_splits or [DEFAULT_SPLIT]
+        split = splits[shard] if len(splits) == len(self.cuts) else splits[0]
         sidecar = FORMATS[self.target].indexed
-        return ShardTask(self.source, self.target, folder / self.name(shard), start, stop, meta, sidecar)
+        return ShardTask(self.source, self.target, folder / self.name(shard), start, stop, meta, sidecar, split)
 
     def _shard_meta(self, start: int, stop: int) -> StoreMeta:
         """Describe one shard: its part of `total_records`, so that the parts of all shards add up to the whole."""
@@ -107,6 +109,8 @@ def cut_into_shards(source: Source, num_shards: int | None, shard_bytes: int | N
     total = source.num_batches
     if num_shards is not None and shard_bytes is not None:
         raise ArgumentError("pass either a number of shards or their size, not both")
+    if num_shards is not None or shard_bytes is not None:
+        require_one_split(source, "leave out --shards and --shard-size")
     if num_shards is None and shard_bytes is None and source.shard_batches:
         return list(pairwise([0, *np.cumsum(source.shard_batches).tolist()]))
     if num_shards is None:
@@ -115,6 +119,13 @@ def cut_into_shards(source: Source, num_shards: int | None, shard_bytes: int | N
     if num_shards > total:
         raise ConvertError(f"{total:,} batches cannot fill {num_shards:,} shards; pass a smaller --shards")
     return [(k * total // num_shards, (k + 1) * total // num_shards) for k in range(num_shards)]
+
+
+def require_one_split(source: Source, remedy: str) -> None:
+    """Raise `ConvertError` if shards of several splits would be mixed."""
+    splits = list(dict.fromkeys(source.shard_splits))
+    if len(splits) > 1:
+        raise ConvertError(f"the source has the splits {', '.join(splits)}, which must not be mixed: {remedy}")
 
 
 def file_states(paths: Iterable[Path]) -> dict[str, FileState]:

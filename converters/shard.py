@@ -27,7 +27,7 @@ from zb_hdf5 import (
 from zb_hdf5.digest import TokenDigest
 from zb_hdf5.publish import partial_path, write_atomically
 from zb_hdf5.reader import GROUP_BYTES
-from zb_hdf5.spec import CRC32_SUFFIX, TokenArray
+from zb_hdf5.spec import CRC32_SUFFIX, DEFAULT_SPLIT, TokenArray
 
 Progress = Callable[[int], None]
 
@@ -59,6 +59,8 @@ class ShardTask:
         As for the source, with the shard's own part of `total_records`.
     sidecar
         Whether a `.batch` gets its crc32 rows beside it: in a store, not as a file of its own.
+    split
+        Which split of the store it belongs to.
     """
 
     source: Source
@@ -68,6 +70,7 @@ class ShardTask:
     stop: int
     meta: StoreMeta
     sidecar: bool
+    split: str = DEFAULT_SPLIT
     overwrite: bool = False
 
     def tokens_done(self) -> int:
@@ -141,11 +144,11 @@ def write_shard(task: ShardTask, progress: Progress = no_progress) -> FinishedSh
         info = writer.finish()
     if task.sidecar and info.backend == "batch":  # an HDF5 shard holds its crc32 rows itself
         write_atomically(task.path.with_name(task.path.name + CRC32_SUFFIX), info.crc32.tobytes())
-    return FinishedShard(_entry(info), info.max_token)
+    return FinishedShard(_entry(info, task.split), info.max_token)
 
 
-def _entry(info: ShardInfo) -> ShardEntry:
-    return ShardEntry(info.path.name, info.backend, info.num_batches, info.token_count, info.sha256)
+def _entry(info: ShardInfo, split: str) -> ShardEntry:
+    return ShardEntry(info.path.name, info.backend, info.num_batches, info.token_count, info.sha256, split=split)
 
 
 def source_sha256(task: ShardTask) -> str:

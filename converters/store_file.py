@@ -50,6 +50,7 @@ class StoreSource:
             raise ConvertError(f"{path}: holds no batches")
         self.accounts = Accounts(self.num_batches * self.meta.batch_tokens)
         self.shard_batches: list[int] = []
+        self.shard_splits: list[str] = []
         self.description: dict[str, Any] = {"format": backend, "path": str(path)}
         self.identity = {"fingerprint": self._reader.fingerprint, "dataset": dataset}
         self._sha256: dict[tuple[int, int], str | None] = {(0, self.num_batches): self._reader.sha256}
@@ -58,6 +59,7 @@ class StoreSource:
             index = self._reader.index
             self.shuffle, self.description = index.shuffle, index.source
             self.shard_batches = [shard.num_batches for shard in index.shards]
+            self.shard_splits = [shard.split for shard in index.shards]
             stops = list(accumulate(self.shard_batches))
             cuts = list(zip([0, *stops], stops, strict=False))
             self._sha256 = {cut: shard.sha256 for cut, shard in zip(cuts, index.shards, strict=True)}

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Self
 
 from zb_hdf5.errors import ArgumentError, FormatError
 from zb_hdf5.publish import write_atomically
 from zb_hdf5.reader import BatchReader
-from zb_hdf5.spec import INDEX_FORMAT, INDEX_NAME, INDEX_VERSION, StoreMeta, combine_sha256, is_sha256, stored_dtype
+from zb_hdf5.spec import (
+    DEFAULT_SPLIT,
+    INDEX_FORMAT,
+    INDEX_NAME,
+    INDEX_VERSION,
+    StoreMeta,
+    combine_sha256,
+    is_sha256,
+    stored_dtype,
+)
 from zb_hdf5.store import BACKENDS
 
 
@@ -24,7 +33,7 @@ class ShardEntry:
     token_count: int
     sha256: str
     document_count: int = 0
-    split: str = "train"
+    split: str = DEFAULT_SPLIT
     complete: bool = True
 
     @classmethod
@@ -82,6 +91,20 @@ class ShardIndex:
     def sha256(self) -> str:
         """Digest of the store: over the shard digests, in order."""
         return combine_sha256(shard.sha256 for shard in self.shards)
+
+    def of_split(self, split: str | None) -> Self:
+        """Return the index of the shards of one split, in order; None: of all shards.
+
+        Raises
+        ------
+        ArgumentError
+            If no shard is of that split.
+        """
+        shards = tuple(shard for shard in self.shards if split in (None, shard.split))
+        if not shards:
+            known = ", ".join(dict.fromkeys(shard.split for shard in self.shards))
+            raise ArgumentError(f"expected a split that this store has ({known}), found {split!r}")
+        return replace(self, shards=shards)
 
     def to_json(self) -> str:
         """Return the text of the file."""

@@ -40,20 +40,30 @@ class ShardedReader(BatchReader):
         As for `open_reader`.
     verify
         "none" or "batch"; `verify_store` checks a whole store at once.
+    split
+        Read the shards of this split only; None: all shards.
 
     Raises
     ------
+    ArgumentError
+        If there is no such split.
     FormatError
         If the index is malformed or names a file that is not there; also when a shard, at its first read, is not
         what the index says.
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], *, backend: str = "auto", access: str = "auto", verify: str = "none"
+        self,
+        path: str | os.PathLike[str],
+        *,
+        backend: str = "auto",
+        access: str = "auto",
+        verify: str = "none",
+        split: str | None = None,
     ) -> None:
         require_options(access, verify)
         path = Path(path)
-        index = ShardIndex.load(path)
+        index = ShardIndex.load(path).of_split(split)
         folder = path if path.is_dir() else path.parent
         _require_files(folder, index)
         for shard in index.shards:

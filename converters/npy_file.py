@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from converters.formats import Accounts
 from zb_hdf5 import ArgumentError, BatchWriter, ConvertError, FormatError, IncompleteError, ShardInfo, StoreMeta
+from zb_hdf5.extents import Run
 from zb_hdf5.order import write_order
 from zb_hdf5.publish import write_fully
 from zb_hdf5.spec import TokenArray, bad_token_message, find_bad_token, require_integers, stored_dtype, token_limit
@@ -303,11 +304,12 @@ class NpyWriter(BatchWriter):
         write_fully(self._file.fd, batches, self._data_offset + self.num_batches * self.meta.batch_bytes)
         self._count(batches, digest.result())
 
-    def _complete(self, info: ShardInfo) -> None:
+    def _complete(self, info: ShardInfo) -> tuple[Run, ...]:
         header = self._header(info.num_batches)
         if len(header) != self._data_offset:
             raise ConvertError(f"{info.path}: expected {self._expected_batches:,} batches, found {info.num_batches:,}")
         write_fully(self._file.fd, header, 0)
+        return ()
 
     def _release(self) -> None:
         pass

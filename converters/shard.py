@@ -19,7 +19,6 @@ from zb_hdf5 import (
     ChecksumError,
     ConvertError,
     ShardEntry,
-    ShardInfo,
     StoreMeta,
     ZbError,
     verify_store,
@@ -144,11 +143,7 @@ def write_shard(task: ShardTask, progress: Progress = no_progress) -> FinishedSh
         info = writer.finish()
     if task.sidecar and info.backend == "batch":  # an HDF5 shard holds its crc32 rows itself
         write_atomically(task.path.with_name(task.path.name + CRC32_SUFFIX), info.crc32.tobytes())
-    return FinishedShard(_entry(info, task.split), info.max_token)
-
-
-def _entry(info: ShardInfo, split: str) -> ShardEntry:
-    return ShardEntry(info.path.name, info.backend, info.num_batches, info.token_count, info.sha256, split=split)
+    return FinishedShard(ShardEntry.of(info, task.split), info.max_token)
 
 
 def source_sha256(task: ShardTask) -> str:

@@ -19,6 +19,8 @@ from converters.npy_file import NpySource
 from converters.shuffle import ScatteredSource, choose_shuffle
 from zb_hdf5 import (
     ArgumentError,
+    BatchIndexError,
+    ChecksumError,
     ConvertError,
     IncompleteError,
     open_reader,
@@ -89,6 +91,24 @@ def test_a_run_file_cut_short_is_an_error(cut, tmp_path):
     os.truncate(path, path.stat().st_size - cut)
     with pytest.raises(IncompleteError, match="cut short"):
         BucketReader(plan, tmp_path).read_into(0, np.empty((1, L), "<u2"))
+
+
+@pytest.mark.parametrize("offset", range(0, 300, 23))
+def test_a_flipped_bit_in_a_run_file_is_an_error(offset, tmp_path):
+    plan = plan_of(100, 50, [(0, 60), (60, 100)])
+    path = scatter_all(plan, numbered(100), tmp_path) / plan.run_path(tmp_path, 1).name
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 4
+    path.write_bytes(data)
+    with pytest.raises(ChecksumError, match="did not keep"):
+        BucketReader(plan, tmp_path).read_into(0, np.empty((100, L), "<u2"))
+
+
+@pytest.mark.parametrize("first", [9, 50, 70, 99])
+def test_a_position_of_no_bucket_is_an_error(first, tmp_path):
+    plan = plan_of(100, 50, [(10, 50), (60, 70)])
+    with pytest.raises(BatchIndexError, match="no bucket"):
+        BucketReader(plan, scatter_all(plan, numbered(100), tmp_path)).read_into(first, np.empty((1, L), "<u2"))
 
 
 def test_a_run_file_of_another_plan_is_an_error(tmp_path):

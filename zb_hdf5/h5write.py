@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 import h5py
 import numpy as np
 
-from zb_hdf5.h5file import end_of_file_address, open_h5
+from zb_hdf5.extents import Extents, Run
+from zb_hdf5.h5file import chunk_offsets, end_of_file_address, open_h5
 from zb_hdf5.spec import (
     BATCHES,
     BATCHES_ATTRIBUTES,
@@ -131,11 +132,13 @@ class HDF5BatchWriter(BatchWriter):
         if self._durable:
             os.fdatasync(self._file.fd)
 
-    def _complete(self, info: ShardInfo) -> None:
+    def _complete(self, info: ShardInfo) -> tuple[Run, ...]:
         self._crc_dataset.resize(info.num_batches, axis=0)
         self._commit(sha256=info.sha256.encode(), complete=1)
+        offsets = chunk_offsets(self._batches)
         self._h5.close()
         os.ftruncate(self._file.fd, end_of_file_address(self._file.fd))  # give back what was reserved
+        return tuple(Extents.from_offsets(offsets, self.meta.batch_bytes).runs)
 
     def _release(self) -> None:
         if self._h5 is not None:

@@ -100,6 +100,7 @@ def _shard_paths(folder: Path, force: bool) -> list[Path]:
 def _entry(reader: BatchReader) -> ShardEntry:
     if reader.backend == "batch":
         ensure_crc32_file(reader)
+    crc32, runs = reader.stored_crc32(), reader.extents.runs if reader.backend == "hdf5" and reader.extents else ()
     return ShardEntry(
         reader.path.name,
         reader.backend,
@@ -107,6 +108,8 @@ def _entry(reader: BatchReader) -> ShardEntry:
         reader.num_batches * reader.meta.batch_tokens,
         reader.sha256 or reader.token_sha256(),
         reader.meta.document_count,
+        extents=[list(run) for run in runs],
+        crc32_ends=[] if crc32 is None or not len(crc32) else crc32[[0, -1]].tolist(),
     )
 
 

@@ -353,6 +353,8 @@ def _entry_of(path: Path, old: ShardEntry) -> ShardEntry:
             num_batches=reader.num_batches,
             token_count=reader.num_batches * reader.meta.batch_tokens,
             sha256=reader.token_sha256(),
+            extents=[],
+            crc32_ends=[],
         )
 
 

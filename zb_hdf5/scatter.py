@@ -11,7 +11,9 @@ made again after a kill.
 
 from __future__ import annotations
 
+import io
 import os
+import zlib
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +24,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.errors import ArgumentError, IncompleteError
+from zb_hdf5.errors import ArgumentError, BatchIndexError, ChecksumError, IncompleteError
 from zb_hdf5.order import GlobalOrder
 from zb_hdf5.publish import write_fully
 from zb_hdf5.spec import SHARD_PREFIX, TokenArray
@@ -85,7 +87,7 @@ class ScatterPlan:
         fitting = (memory_bytes - PROCESS_BYTES) // (record_bytes + BYTES_PER_RECORD)
         if fitting < 1:
             raise ArgumentError(
-                f"--memory {memory_bytes:,} bytes per process is too little: the program itself takes {PROCESS_BYTES:,}"
+                f"memory: {memory_bytes:,} bytes per process are too little: the program itself takes {PROCESS_BYTES:,}"
             )
         buckets: list[tuple[int, int]] = []
         for start, stop in ranges:
@@ -105,10 +107,15 @@ class ScatterPlan:
     def temp_bytes(self) -> int:
         """Bytes of all run files."""
         num_records = sum(stop - start for start, stop in self.buckets)
-        return num_records * self.record_bytes + 8 * self.num_runs * (len(self.buckets) + 1)
+        return num_records * self.record_bytes + self.num_runs * self.table_bytes
+
+    @property
+    def table_bytes(self) -> int:
+        """Bytes of the table at the end of a run file."""
+        return 8 * (2 * len(self.buckets) + 1)
 
     def run_path(self, folder: Path, run: int) -> Path:
-        """Return the file of a run: all its records, bucket by bucket, then where each bucket begins (u64)."""
+        """Return the file of a run: its records by bucket, where each bucket begins and the crc32 of each (u64)."""
         return folder / f"{SHARD_PREFIX}run-{run:06}"
 
 
@@ -124,15 +131,25 @@ def scatter_run(plan: ScatterPlan, run: int, read: ReadRecords, folder: Path) ->
     by_bucket = np.argsort(buckets, kind="stable")[np.count_nonzero(buckets < 0) :]
     starts = np.zeros(len(plan.buckets) + 1, dtype="<u8")
     np.cumsum(np.bincount(buckets[by_bucket], minlength=len(plan.buckets)), out=starts[1:])
-    group = np.empty((min(step, len(by_bucket)), plan.record_tokens), plan.dtype)
-    fd = os.open(plan.run_path(folder, run), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+    _write_run(plan.run_path(folder, run), plan, records, by_bucket, starts)
+
+
+def _write_run(
+    path: Path, plan: ScatterPlan, records: TokenArray, by_bucket: npt.NDArray[np.int64], starts: npt.NDArray[np.uint64]
+) -> None:
+    step = max(1, GROUP_BYTES // plan.record_bytes)
+    group = np.empty((min(len(by_bucket), step), plan.record_tokens), plan.dtype)
+    crc32 = np.zeros(len(plan.buckets), dtype="<u8")
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
     try:
-        for start in range(0, len(by_bucket), step):
-            chosen = by_bucket[start : start + step]
-            write_fully(
-                fd, records.take(chosen, axis=0, out=group[: len(chosen)], mode="clip"), start * plan.record_bytes
-            )
-        write_fully(fd, starts, len(by_bucket) * plan.record_bytes)
+        for bucket, (first, stop) in enumerate(pairwise(starts.tolist())):
+            for start in range(first, stop, step):
+                chosen = by_bucket[start : min(start + step, stop)]
+                # "clip" lets numpy write into `out` without a buffer
+                ordered = records.take(chosen, axis=0, out=group[: len(chosen)], mode="clip")
+                crc32[bucket] = zlib.crc32(ordered, int(crc32[bucket]))
+                write_fully(fd, ordered, start * plan.record_bytes)
+        write_fully(fd, np.concatenate([starts, crc32]), len(by_bucket) * plan.record_bytes)
     finally:
         os.close(fd)
 
@@ -167,10 +184,13 @@ class BucketReader:
         """Fill `rows`, shape `(count, L)`, with the records of consecutive stored positions."""
         done = 0
         while done < len(rows):
-            bucket = bisect_right(self._plan.buckets, (first + done, self._plan.order.n + 1)) - 1
+            position = first + done
+            bucket = bisect_right(self._plan.buckets, (position, self._plan.order.n + 1)) - 1
+            if bucket < 0 or position >= self._plan.buckets[bucket][1]:
+                raise BatchIndexError(f"{self._folder}: no bucket has position {position:,}")
             if bucket != self._bucket:
                 self._load(bucket)
-            start = first + done - self._plan.buckets[bucket][0]
+            start = position - self._plan.buckets[bucket][0]
             ranks = self._ranks[start : start + len(rows) - done]
             # "clip" lets numpy write into `out` without a buffer
             self._records.take(ranks, axis=0, out=rows[done : done + len(ranks)], mode="clip")
@@ -196,22 +216,21 @@ class BucketReader:
 
     def _read_segment(self, path: Path, bucket: int, rows: TokenArray) -> int:
         """Read what a run has for a bucket into the first of `rows`, and return how many records that is."""
-        plan = self._plan
+        plan, num_buckets = self._plan, len(self._plan.buckets)
         with open(path, "rb", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size
-            table_bytes = 8 * (len(plan.buckets) + 1)
-            starts = np.frombuffer(os.pread(file.fileno(), table_bytes, max(0, size - table_bytes)), "<u8")
-            if 8 * len(starts) != table_bytes or size != int(starts[-1]) * plan.record_bytes + table_bytes:
+            table = np.frombuffer(os.pread(file.fileno(), plan.table_bytes, max(0, size - plan.table_bytes)), "<u8")
+            if table.nbytes != plan.table_bytes or size != int(table[num_buckets]) * plan.record_bytes + table.nbytes:
                 raise IncompleteError(f"{path}: cut short or damaged: {size:,} bytes; run the conversion again")
-            first, stop = int(starts[bucket]), int(starts[bucket + 1])
+            first, stop = int(table[bucket]), int(table[bucket + 1])
             if not 0 <= stop - first <= len(rows):
                 raise IncompleteError(f"{path}: damaged: {stop - first:,} records for bucket {bucket}; run it again")
-            if stop == first:
-                return 0
-            buffer = memoryview(rows[: stop - first]).cast("B")
             file.seek(first * plan.record_bytes)
-            while buffer:
-                buffer = buffer[file.readinto(buffer) or _raise_short(path) :]
+            _read_fully(file, rows[: stop - first])
+        if zlib.crc32(rows[: stop - first]) != int(table[num_buckets + 1 + bucket]):
+            raise ChecksumError(
+                f"{path}: the disk did not keep the records of bucket {bucket}; run the conversion again"
+            )
         return stop - first
 
     def __getstate__(self) -> dict[str, Any]:
@@ -222,5 +241,10 @@ class BucketReader:
         self._forget()
 
 
-def _raise_short(path: Path) -> int:
-    raise IncompleteError(f"{path}: became shorter while it was read; run the conversion again")
+def _read_fully(file: io.FileIO, rows: TokenArray) -> None:
+    buffer = memoryview(rows.reshape(-1).view(np.uint8))
+    while buffer:
+        count = file.readinto(buffer)
+        if not count:
+            raise IncompleteError(f"{file.name}: became shorter while it was read; run the conversion again")
+        buffer = buffer[count:]

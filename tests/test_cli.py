@@ -102,6 +102,8 @@ def arguments_of(name, places, out):
             command = ("hdf5-to-batch", places["h5-store"], out, "--shard-range", f"{job}/2")
             assert run(convert, *command).exit_code == 0
         return (out,)
+    if name == "index rebuild":
+        return (places["h5-store"], "--force")  # its index is valid
     return (places["h5-store"],)
 
 

@@ -17,7 +17,14 @@ from hypothesis import strategies as st
 from converters.cli import convert
 from converters.npy_file import NpySource
 from converters.shuffle import ScatteredSource, choose_shuffle
-from zb_hdf5 import ArgumentError, IncompleteError, open_reader
+from zb_hdf5 import (
+    ArgumentError,
+    ConvertError,
+    IncompleteError,
+    open_reader,
+    write_batch_dataset,
+    write_batch_file,
+)
 from zb_hdf5.order import write_order
 from zb_hdf5.scatter import PROCESS_BYTES, BucketReader, ScatterPlan, scatter_run
 
@@ -181,6 +188,20 @@ def test_cold_records_are_those_of_a_warm_gather(tmp_path):
     cold.read_into(0, found)
     warm.read_into(0, expected)
     np.testing.assert_array_equal(found, expected)
+
+
+def test_a_stream_larger_than_memory_gives_the_file_of_an_array(tmp_path):
+    records = numbered(1003)
+    assert write_batch_file(tmp_path / "a.batch", records, 8, L, 5) == 125
+    for number, spare in enumerate((600, 5000, 10**8)):  # few records in memory, some, all
+        path = tmp_path / f"{number}.batch"
+        stream = iter(records)
+        assert write_batch_dataset(path, stream, 1003, 8, L, 5, memory_bytes=PROCESS_BYTES + spare) == 125
+        assert path.read_bytes() == (tmp_path / "a.batch").read_bytes()
+    for wrong in (1002, 1004):
+        with pytest.raises(ConvertError, match=f"expected {wrong:,} records"):
+            write_batch_dataset(tmp_path / "b.batch", iter(records), wrong, 8, L, 5)
+    assert len(list(tmp_path.iterdir())) == 4
 
 
 def test_too_little_memory_is_told(tmp_path):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from zb_hdf5.console import CommandGroup, Progress, format_count, output_options, print_report
+from zb_hdf5.errors import UnavailableError
 
 if TYPE_CHECKING:
     from zb_hdf5.verify import ShardReport
@@ -104,6 +105,40 @@ def which(
     print_report({"step": step, "batches": found}, origins_lines(found), as_json=as_json, quiet=quiet)
 
 
+@zb.command()
+@click.argument("path", type=_PATH)
+@click.option("--output", type=click.Path(path_type=Path), help="New file; by default beside PATH.")
+@click.option("--batch-size", type=click.IntRange(1), help="Of a .batch whose header was never written.")
+@click.option("--seq-len", type=click.IntRange(1), help="The same.")
+@click.option("--dtype", type=click.Choice(["uint16", "uint32"]), help="The same.")
+@click.option("--force", is_flag=True, help="Replace an existing output.")
+@click.option("--dry-run", is_flag=True, help="Say what would be done; write nothing.")
+@output_options
+def repair(
+    path: Path,
+    output: Path | None,
+    batch_size: int | None,
+    seq_len: int | None,
+    dtype: str | None,
+    force: bool,
+    dry_run: bool,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Save the batches of PATH that hold into a new file; PATH itself stays as it is.
+
+    \b
+    Example: zb repair data/train.h5.partial
+    """
+    from zb_hdf5.repair import repair as repair_path
+    from zb_hdf5.repair import shape_of_options
+
+    shape = shape_of_options(batch_size, seq_len, dtype)
+    reports = repair_path(path, output=output, shape=shape, overwrite=force, dry_run=dry_run)
+    lines = [(report.path, report.line()) for report in reports]
+    print_report({"files": [vars(report) for report in reports]}, lines, as_json=as_json, quiet=quiet)
+
+
 @zb.group()
 def tokenizer() -> None:
     """Make a tokenizer."""
@@ -144,7 +179,7 @@ def train(
 
 @zb.group()
 def index() -> None:
-    """Make the shards.json of a store."""
+    """Work on the `shards.json` of stores."""
 
 
 @index.command()
@@ -163,6 +198,49 @@ def merge(path: Path, force: bool, as_json: bool, quiet: bool) -> None:
     report = {"path": str(path), "num_shards": len(merged.shards), "num_batches": merged.num_batches}
     lines = [("merged", f"{path}: {len(merged.shards):,} shards, {merged.num_batches:,} batches")]
     print_report({**report, "sha256": merged.sha256}, [*lines, ("sha256", merged.sha256)], as_json=as_json, quiet=quiet)
+
+
+@index.command()
+@click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--force", is_flag=True, help="Replace a valid index; accept missing shards.")
+@output_options
+def rebuild(folder: Path, force: bool, as_json: bool, quiet: bool) -> None:
+    """Make the lost or damaged shards.json of FOLDER anew from its shards.
+
+    \b
+    Example: zb index rebuild data/train
+    """
+    from zb_hdf5.rebuild import rebuild_index
+
+    made = rebuild_index(folder, force=force)
+    lost = ["shuffle", "source"]
+    report = {"folder": str(folder), "shards": len(made.shards), "sha256": made.sha256, "not_recovered": lost}
+    lines = [
+        ("index", f"{len(made.shards):,} shards, {made.num_batches:,} batches, sha256 {made.sha256}"),
+        ("not recovered", f"{' and '.join(lost)}: only the lost index had them"),
+    ]
+    print_report(report, lines, as_json=as_json, quiet=quiet)
+
+
+@zb.command()
+@click.argument("path", type=_PATH)
+@output_options
+@click.pass_context
+def doctor(ctx: click.Context, path: Path, as_json: bool, quiet: bool) -> None:
+    """Say what would stop or slow down training from PATH on this machine; exit 5 if something would stop it.
+
+    \b
+    Example: zb doctor data/train
+    """
+    from zb_hdf5.doctor import diagnose
+
+    findings = diagnose(path)
+    bad = any(finding.state == "problem" for finding in findings)
+    lines = [(finding.name, finding.line()) for finding in findings]
+    report = {"ok": not bad, "findings": [vars(finding) for finding in findings]}
+    print_report(report, lines, as_json=as_json, quiet=quiet)
+    if bad:
+        ctx.exit(UnavailableError.exit_code)
 
 
 @zb.command()

@@ -63,7 +63,7 @@ class HDF5BatchWriter(BatchWriter):
         self._create_objects(self._h5)
         self._h5.flush()
         self._h5.swmr_mode = True
-        self._file.share_lock()  # from here on HDF5 holds no lock: a second "w" would truncate the live file
+        self._file.share_lock()  # from here on HDF5 holds no lock, and another "r+" would get in
 
     def _create_objects(self, h5: h5py.File) -> None:
         meta = self.meta

@@ -13,7 +13,7 @@ import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -206,6 +206,24 @@ def scratch_directory(path: Path) -> Generator[Path]:
             yield folder
         finally:
             shutil.rmtree(folder)
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def leftover_of_dead_writer(path: Path) -> Iterator[None]:
+    """See that no writer is at work on `path`, and keep writers away from it inside the block; readers may come.
+
+    Raises
+    ------
+    UnavailableError
+        If a writer is at work.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        _lock(fd, fcntl.LOCK_EX, path)
+        _lock(fd, fcntl.LOCK_SH, path)  # HDF5 takes a shared lock of its own to read
+        yield
     finally:
         os.close(fd)
 

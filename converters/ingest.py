@@ -27,7 +27,7 @@ from zb_hdf5.documents import DocumentFile
 from zb_hdf5.order import GlobalOrder, SequentialOrder, write_order
 from zb_hdf5.publish import partial_path, refuse_existing, scratch_directory
 from zb_hdf5.spec import TokenArray, stored_dtype
-from zb_hdf5.tokenizer import load_tokenizer
+from zb_hdf5.tokenizer import load_tokenizer, token_dtype
 
 #: Spools per worker: a slow one at the end holds up little.
 SPOOLS_PER_WORKER: Final = 4
@@ -220,7 +220,7 @@ def ingest_batches(
     _require_options(options)
     _require_free(destination, options, overwrite, resume)
     tokenizer = load_tokenizer(recipe.tokenizer)
-    dtype = stored_dtype("uint16" if tokenizer.vocab_size <= 2**16 else "uint32")
+    dtype = stored_dtype(token_dtype(tokenizer))
     with scratch_directory(destination.with_name(destination.name + ".tokens")) as folder:
         tasks = [
             SpoolTask(spool_path(folder, number), plan, recipe, dtype, num_threads)
@@ -232,7 +232,7 @@ def ingest_batches(
         for spool in spools:
             tally.merge(spool.tally)
         if not tally.documents:
-            raise ConvertError(f"{files[0].path}: no documents in {len(files):,} files ({_reasons(tally)})")
+            raise ConvertError(f"{files[0].path}: {tally.no_documents(len(files))}")
         meta = StoreMeta(
             options.batch_size, options.seq_len, dtype, options.seed if options.shuffle else 0, 0, tally.documents,
             tokenizer.vocab_size, json.dumps(tokenizer.description),
@@ -285,7 +285,3 @@ def _pad_id(recipe: Recipe, options: TextOptions, vocab_size: int) -> int:
     if not 0 <= pad_id < vocab_size:
         raise ArgumentError(f"--pad-id must be below the vocabulary's {vocab_size:,}, found {pad_id}")
     return pad_id
-
-
-def _reasons(tally: Tally) -> str:
-    return ", ".join(f"{count:,} {reason}" for reason, count in tally.dropped.counts.items()) or "they are empty"

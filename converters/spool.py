@@ -164,7 +164,7 @@ class PackedRows:
         return mapped
 
 
-class Part(NamedTuple):
+class SplitRows(NamedTuple):
     """One split of a store: its rows, in the order in which they are stored, and how many batches they fill."""
 
     split: str

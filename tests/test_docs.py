@@ -76,8 +76,12 @@ def test_python_examples_run(tmp_path, monkeypatch):
     with open_writer("train-h5.h5", batch_size=32, seq_len=512, dtype="uint16") as writer:
         writer.write(tokens)
     Path("train-h5").symlink_to("train-h5.h5")
+    parquet, table = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow").table
+    Path("text").mkdir()
+    for name in ("shard_00000", "shard_00001"):
+        parquet.write_table(table({"text": ["once upon a time"]}), f"text/{name}.parquet")
     examples = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    assert len(examples) == 2
+    assert len(examples) == 3
     seen = []
     for example in examples:
         exec(example, {"step": seen.append, "tokenized": lambda: tokens})

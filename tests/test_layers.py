@@ -17,8 +17,8 @@ LAYERS = (
     {"order", "ranks", "extents", "digest", "publish", "prefetch", "tokenizer", "documents"},
     {"source", "reader", "writer", "store", "datasets", "scatter"},
     {"native", "h5file", "h5source", "h5read", "h5write", "index", "shards", "verify", "repair", "rebuild"},
-    {"loader", "mixture", "zerobatch"},
-    {"console", "info", "which", "doctor", "tokenizer_training", "demo", "cli"},
+    {"loader", "mixture", "textloader", "zerobatch"},
+    {"console", "info", "which", "doctor", "fetch", "tokenizer_training", "demo", "cli"},
 )
 LAYER_OF = {module: number for number, modules in enumerate(LAYERS) for module in modules}
 MODULES = sorted(path.stem for path in (ROOT / "zb_hdf5").glob("*.py") if path.stem != "__init__")

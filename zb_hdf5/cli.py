@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from zb_hdf5.console import CommandGroup, Progress, format_count, output_options, print_report
+from zb_hdf5.console import CommandGroup, Progress, format_bytes, format_count, output_options, print_report
 from zb_hdf5.errors import UnavailableError
 
 if TYPE_CHECKING:
+    from zb_hdf5.fetch import FetchReport
     from zb_hdf5.verify import ShardReport
 
 _PATH: Any = click.Path(exists=True, path_type=Path)
@@ -244,6 +245,52 @@ def doctor(ctx: click.Context, path: Path, as_json: bool, quiet: bool) -> None:
 
 
 @zb.command()
+@click.argument("url_template")
+@click.option("-n", "--count", required=True, type=click.IntRange(1), help="Number of files.")
+@click.option("--first", type=click.IntRange(0), default=0, show_default=True, help="Number of the first file.")
+@click.option("-w", "--workers", type=click.IntRange(1), default=4, show_default=True, help="Files at the same time.")
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), default=".", show_default=True, help="Folder for them."
+)
+@click.option("--sha256-file", type=_PATH, help="What each file must be: a list as sha256sum writes it.")
+@output_options
+@click.pass_context
+def fetch(
+    ctx: click.Context,
+    url_template: str,
+    count: int,
+    first: int,
+    workers: int,
+    output: Path,
+    sha256_file: Path | None,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Download the numbered files of URL_TEMPLATE, whose number is a format field; go on where an earlier run stopped.
+
+    \b
+    Example: zb fetch "https://example.org/data/shard_{:05d}.parquet" -n 10 -w 4 -o text/
+    """
+    from zb_hdf5.fetch import fetch_shards, read_digests
+
+    digests = None if sha256_file is None else read_digests(sha256_file)
+    with Progress("fetch", 0, enabled=not quiet, unit="B") as progress:
+        reports = fetch_shards(
+            url_template, count, output, first=first, workers=workers, sha256=digests, progress=progress.advance
+        )
+    bad = [report.problem for report in reports if report.problem is not None]
+    lines = [(report.path, f"FAILED: {report.problem}") for report in reports if report.problem is not None]
+    size = format_bytes(sum(report.byte_count for report in reports if report.fetched))
+    new = sum(report.fetched for report in reports)
+    lines.append(("fetched", f"{new} of {count} files, {size}; {count - new - len(bad)} were there already"))
+    print_report(
+        {"ok": not bad, "files": [_as_json(report) for report in reports]}, lines, as_json=as_json, quiet=quiet
+    )
+    if bad:
+        ctx.exit(max(problem.exit_code for problem in bad))
+
+
+@zb.command()
 @click.option("--folder", type=click.Path(path_type=Path), help="Keep the data here; by default a temporary folder.")
 @click.option("--steps", type=click.IntRange(10), default=100, show_default=True, help="Training steps.")
 @click.pass_context
@@ -266,5 +313,5 @@ def _verdict(report: ShardReport) -> str:
     return f"ok ({checks}): {size}, sha256 {report.sha256[:16]}…"
 
 
-def _as_json(report: ShardReport) -> dict[str, Any]:
+def _as_json(report: ShardReport | FetchReport) -> dict[str, Any]:
     return {**vars(report), "problem": None if report.problem is None else str(report.problem)}

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Generator, Iterator
-from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -53,7 +53,8 @@ class Loader:
     source
         A path for `open_reader`, or a reader.
     backend, access, verify
-        As for `open_reader`; without effect on a reader.
+        As for `open_reader`; without effect on a reader. `backend="parquet"` returns a `TextLoader`, which takes
+        other arguments.
     split
         Of a store with several splits: the one to read.
     shuffle
@@ -102,6 +103,14 @@ class Loader:
     ...     for batch in loader:
     ...         train(batch)
     """
+
+    def __new__(cls, *arguments: Any, backend: str = "auto", **options: Any) -> Self:
+        """Return a `TextLoader` for backend "parquet": text has no stored batches, and so no order of them."""
+        if backend == "parquet":
+            from zb_hdf5.textloader import TextLoader
+
+            return cast(Self, TextLoader(*arguments, **options))
+        return super().__new__(cls)
 
     def __init__(
         self,

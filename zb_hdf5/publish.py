@@ -51,7 +51,10 @@ class PartialFile:
         self.partial_path = partial_path(self.path)
         self._overwrite = overwrite
         self._refuse_existing()
-        self.fd = _create_locked(self.partial_path)
+        self.fd = self._open()
+
+    def _open(self) -> int:
+        return _create_locked(self.partial_path)
 
     def _refuse_existing(self) -> None:
         if not self._overwrite:
@@ -95,6 +98,20 @@ class PartialFile:
         """Remove the partial; what had the final name before is untouched."""
         if _is_at(self.fd, self.partial_path):
             os.unlink(self.partial_path)
+        os.close(self.fd)
+
+
+class ResumedFile(PartialFile):
+    """A partial that begins with what an earlier run left in it, and can be left to a later one."""
+
+    def _open(self) -> int:
+        while True:
+            fd = os.open(self.partial_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            if _keep_locked(fd, self.partial_path):
+                return fd
+
+    def leave(self) -> None:
+        """Keep the partial for a later run."""
         os.close(self.fd)
 
 

@@ -20,14 +20,14 @@ from converters.journal import journal_paths, read_journal
 from converters.pack import PACKINGS
 from converters.plan import DEFAULT_SHARD_BYTES
 from converters.shard import Progress, no_progress
-from converters.spool import PackedRows, Part, Spool, SpoolTask, spool_path, write_spool
+from converters.spool import PackedRows, SplitRows, Spool, SpoolTask, spool_path, write_spool
 from converters.text_file import TRAIN, Recipe, ShardPlan, Tally, describe_files, plan_text_shards
 from zb_hdf5 import ArgumentError, ConvertError, StoreMeta
 from zb_hdf5.documents import DocumentFile
 from zb_hdf5.order import GlobalOrder, SequentialOrder, write_order
 from zb_hdf5.publish import partial_path, refuse_existing, scratch_directory
 from zb_hdf5.spec import TokenArray, stored_dtype
-from zb_hdf5.tokenizer import load_tokenizer
+from zb_hdf5.tokenizer import load_tokenizer, token_dtype
 
 #: Spools per worker: a slow one at the end holds up little.
 SPOOLS_PER_WORKER: Final = 4
@@ -98,11 +98,11 @@ class TextSource:
             self.accounts.tokens_in += spool.tally.accounts.tokens_in
             for reason, tokens in spool.tally.accounts.dropped.items():
                 self.accounts.drop(reason, tokens)
-        self._parts = [
-            self._part(split, [spool for spool in spools if spool.split == split], folder, meta)
+        self._splits = [
+            self._pack(split, [spool for spool in spools if spool.split == split], folder, meta)
             for split in dict.fromkeys(spool.split for spool in spools)
         ]
-        self.num_batches = sum(part.num_batches for part in self._parts)
+        self.num_batches = sum(part.num_batches for part in self._splits)
         self.meta = replace(meta, total_records=self.num_batches * meta.batch_size)
         self.shard_batches, self.shard_splits = self._cut()
         self.identity = {"packing": options.packing, "pad_id": pad_id, "splits": self.batches_of_split}
@@ -110,9 +110,9 @@ class TextSource:
     @property
     def batches_of_split(self) -> dict[str, int]:
         """How many batches each split has."""
-        return {part.split: part.num_batches for part in self._parts}
+        return {part.split: part.num_batches for part in self._splits}
 
-    def _part(self, split: str, spools: list[Spool], folder: Path, meta: StoreMeta) -> Part:
+    def _pack(self, split: str, spools: list[Spool], folder: Path, meta: StoreMeta) -> SplitRows:
         """Pack the documents of a split, and account for what is not stored."""
         options = self._options
         rows = PackedRows(spools, folder, options.packing, meta.seq_len, meta.dtype, self._pad_id)
@@ -137,18 +137,18 @@ class TextSource:
                 f"{meta.batch_size}; pass a smaller --batch-size, or --remainder pad"
             )
         self.accounts.padded += num_batches * meta.batch_tokens - (rows.tokens_kept - left_out)
-        return Part(split, rows, order, num_batches)
+        return SplitRows(split, rows, order, num_batches)
 
     def _cut(self) -> tuple[list[int], list[str]]:
         """Return the batches and the split of each shard: none has two splits."""
-        train = self._parts[0].num_batches
+        train = self._splits[0].num_batches
         per_shard = max(1, DEFAULT_SHARD_BYTES // self.meta.batch_bytes)
         num_shards = self._options.num_shards or -(-train // per_shard)
         if num_shards > train:
             raise ConvertError(f"{train:,} batches cannot fill {num_shards:,} shards; pass a smaller --shards")
         largest = -(-train // num_shards)
         batches, splits = [], []
-        for part in self._parts:
+        for part in self._splits:
             count = num_shards if part.split == TRAIN else -(-part.num_batches // largest)
             stops = [(k + 1) * part.num_batches // count for k in range(count)]
             batches += np.diff([0, *stops]).tolist()
@@ -159,15 +159,15 @@ class TextSource:
         """Gather the rows of consecutive batches."""
         done = 0
         first = 0
-        for part in self._parts:
+        for part in self._splits:
             here = start + done - first
             if done < len(out) and here < part.num_batches:
                 count = min(len(out) - done, part.num_batches - here)
-                self._read_part(part, here, out[done : done + count])
+                self._read_split(part, here, out[done : done + count])
                 done += count
             first += part.num_batches
 
-    def _read_part(self, part: Part, start: int, out: TokenArray) -> None:
+    def _read_split(self, part: SplitRows, start: int, out: TokenArray) -> None:
         rows = out.reshape(-1, self.meta.seq_len)
         first = start * self.meta.batch_size
         count = min(len(rows), part.rows.num_rows - first)
@@ -220,7 +220,7 @@ def ingest_batches(
     _require_options(options)
     _require_free(destination, options, overwrite, resume)
     tokenizer = load_tokenizer(recipe.tokenizer)
-    dtype = stored_dtype("uint16" if tokenizer.vocab_size <= 2**16 else "uint32")
+    dtype = stored_dtype(token_dtype(tokenizer))
     with scratch_directory(destination.with_name(destination.name + ".tokens")) as folder:
         tasks = [
             SpoolTask(spool_path(folder, number), plan, recipe, dtype, num_threads)
@@ -232,7 +232,7 @@ def ingest_batches(
         for spool in spools:
             tally.merge(spool.tally)
         if not tally.documents:
-            raise ConvertError(f"{files[0].path}: no documents in {len(files):,} files ({_reasons(tally)})")
+            raise ConvertError(f"{files[0].path}: {tally.no_documents(len(files))}")
         meta = StoreMeta(
             options.batch_size, options.seq_len, dtype, options.seed if options.shuffle else 0, 0, tally.documents,
             tokenizer.vocab_size, json.dumps(tokenizer.description),
@@ -240,7 +240,7 @@ def ingest_batches(
         pad_id = _pad_id(recipe, options, tokenizer.vocab_size)
         source = TextSource(
             spools, folder, meta, options, pad_id,
-            {**describe_files(files, kind, recipe), "packing": options.packing}, [file.path for file in files],
+            {**describe_files(files, kind, recipe), **_describe(options)}, [file.path for file in files],
         )  # fmt: skip
         report = pipe.convert(source, "hdf5", destination, overwrite=overwrite, resume=resume, engine=engine)
     return IngestReport(report, tally, options.packing, source.batches_of_split, time.monotonic() - start_s)
@@ -280,12 +280,13 @@ def _plan_spools(files: Sequence[DocumentFile], options: TextOptions, workers: i
     )
 
 
+def _describe(options: TextOptions) -> dict[str, Any]:
+    held_out = {"val_fraction": options.val_fraction, "val_seed": options.seed} if options.val_fraction else {}
+    return {"packing": options.packing, **held_out}
+
+
 def _pad_id(recipe: Recipe, options: TextOptions, vocab_size: int) -> int:
     pad_id = options.pad_id if options.pad_id is not None else recipe.boundary_token_id or 0
     if not 0 <= pad_id < vocab_size:
         raise ArgumentError(f"--pad-id must be below the vocabulary's {vocab_size:,}, found {pad_id}")
     return pad_id
-
-
-def _reasons(tally: Tally) -> str:
-    return ", ".join(f"{count:,} {reason}" for reason, count in tally.dropped.counts.items()) or "they are empty"

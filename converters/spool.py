@@ -8,19 +8,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from converters.npy_file import FAULT_AROUND_BYTES, MAX_MAPPED_BYTES, MAX_MAPPED_FILES
 from converters.pack import PACKINGS, Packing
 from converters.shard import Progress, no_progress
 from converters.text_file import Recipe, ShardPlan, Tally, encode_shard
 from zb_hdf5.order import Order
 from zb_hdf5.spec import SHARD_PREFIX, TokenArray
-
-#: Spools that are mapped at the same time: each mapping holds a descriptor.
-MAX_MAPPED_SPOOLS: Final = 256
 
 
 @dataclass(frozen=True)
@@ -102,12 +100,13 @@ class PackedRows:
         self.tokens_kept, self.tokens_cropped = packed.tokens_kept, packed.tokens_cropped
         self._plan: Packing | None = None
         self._mapped: dict[int, TokenArray] = {}
+        self._touched_bytes = 0
 
     def _plan_path(self, name: str) -> Path:
         return self._prefix.with_name(f"{self._prefix.name}-{name}.npy")
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_plan": None, "_mapped": {}}
+        return {**self.__dict__, "_plan": None, "_mapped": {}, "_touched_bytes": 0}
 
     def tokens_in(self, rows: npt.NDArray[np.int64]) -> int:
         """Return how many tokens, padding aside, some rows hold."""
@@ -128,6 +127,10 @@ class PackedRows:
         places = (in_row * seq_len + columns).tolist()
         for offset, length, place in zip(plan.offsets[pieces].tolist(), lengths.tolist(), places, strict=True):
             self._read_into(offset, flat[place : place + length])
+        self._touched_bytes += out.nbytes + len(pieces) * FAULT_AROUND_BYTES
+        if self._touched_bytes > MAX_MAPPED_BYTES:  # what is mapped counts as this process's memory
+            self._mapped.clear()
+            self._plan, self._touched_bytes = None, 0
 
     def _pieces_of(self, rows: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Return the pieces of some rows, in order, and how many each row has."""
@@ -155,13 +158,13 @@ class PackedRows:
     def _spool(self, number: int) -> TokenArray:
         mapped = self._mapped.get(number)
         if mapped is None:
-            if len(self._mapped) == MAX_MAPPED_SPOOLS:
+            if len(self._mapped) == MAX_MAPPED_FILES:
                 del self._mapped[next(iter(self._mapped))]
             mapped = self._mapped[number] = np.memmap(self._paths[number], self._dtype, "r").view(np.ndarray)
         return mapped
 
 
-class Part(NamedTuple):
+class SplitRows(NamedTuple):
     """One split of a store: its rows, in the order in which they are stored, and how many batches they fill."""
 
     split: str

@@ -138,6 +138,11 @@ class Tally:
     dropped: Dropped = field(default_factory=Dropped)
     accounts: Accounts = field(default_factory=Accounts)
 
+    def no_documents(self, num_files: int) -> str:
+        """Say that there were none, and why."""
+        reasons = ", ".join(f"{count:,} {reason}" for reason, count in self.dropped.counts.items())
+        return f"no documents in {num_files:,} files ({reasons or 'they are empty'})"
+
     def merge(self, later: Tally) -> None:
         """Add those of another shard."""
         self.documents += later.documents

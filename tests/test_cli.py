@@ -91,6 +91,8 @@ def arguments_of(name, places, out):
     """Return arguments with which a command succeeds."""
     if name.startswith("convert npy-to"):
         return (places["npy"], out, *SHAPE)
+    if name.startswith(("convert parquet", "convert jsonl", "convert text", "tokenizer")):
+        return text_arguments(name, out)
     if name.startswith("convert"):
         return (places["batch" if " batch-to" in name else "h5"], out)
     if name == "which":
@@ -108,6 +110,23 @@ def arguments_of(name, places, out):
         (out.parent / "s_0.parquet").write_bytes(b"fetched")
         return ("http://localhost/s_{}.parquet", "-n", 1, "-o", out.parent)
     return (places["h5-store"],)
+
+
+def text_arguments(name, out):
+    """Return arguments with which a command that reads text succeeds."""
+    texts = ["one document of text " * 5, "and another one " * 5]
+    if name == "convert parquet-to-hdf5":
+        pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+        parquet.write_table(pyarrow.table({"text": texts}), source := out.parent / "in.parquet")
+    elif name == "convert text-to-hdf5":
+        (source := out.parent / "in.txt").write_text(texts[0])
+    else:
+        (source := out.parent / "in.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    if name == "tokenizer train":
+        pytest.importorskip("tokenizers")
+        pytest.importorskip("tiktoken")
+        return (source, "-o", out.with_suffix(".json"), "--vocab-size", 300)
+    return (source, out, "--tokenizer", "byte", *SHAPE)
 
 
 # --- help ------------------------------------------------------------------------------------------------------

@@ -2,12 +2,13 @@
 
 import gzip
 import json
+import sys
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from zb_hdf5 import ConvertError, FormatError, documents
+from zb_hdf5 import ConvertError, FormatError, UnavailableError, documents
 from zb_hdf5.documents import FILE_KINDS, Dropped, JsonLinesFile, ParquetFile, PlainTextFile, Reason, open_documents
 
 
@@ -122,6 +123,12 @@ def test_parquet_errors(write_parquet, tmp_path):
         ParquetFile(tmp_path / "b.parquet")
     with pytest.raises(FileNotFoundError):
         ParquetFile(tmp_path / "c.parquet")
+
+
+def test_parquet_without_pyarrow(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    with pytest.raises(UnavailableError, match=r"Parquet needs the package pyarrow: pip install 'zb_hdf5\[text\]'"):
+        ParquetFile(tmp_path / "a.parquet")
 
 
 def test_a_parquet_file_with_a_damaged_page(write_parquet):

@@ -109,6 +109,8 @@ def test_splits_are_frozen_and_kept(tmp_path, files, texts, last):
     splits = [shard.split for shard in index.shards]
     assert splits == sorted(splits)
     assert splits.count("train") == 2
+    held_out_by = {key: index.source[key] for key in ("val_fraction", "val_seed") if key in index.source}
+    assert held_out_by == ({} if last else {"val_fraction": 0.3, "val_seed": 42})
     train = report.batches_of_split["train"] * 2
     rows = read_rows(tmp_path / "out")
     if last:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from zb_hdf5.spec import StoreMeta
     from zb_hdf5.store import BACKENDS, open_reader, open_writer
     from zb_hdf5.textloader import TextLoader
+    from zb_hdf5.tokenizer import Tokenizer, load_tokenizer
     from zb_hdf5.verify import ShardReport, verify_store
     from zb_hdf5.writer import BatchWriter, ShardInfo
     from zb_hdf5.zerobatch import BatchNativeLoader, write_batch_dataset, write_batch_file
@@ -57,6 +58,7 @@ _HOME = {
     "spec": ("StoreMeta",),
     "store": ("BACKENDS", "open_reader", "open_writer"),
     "textloader": ("TextLoader",),
+    "tokenizer": ("Tokenizer", "load_tokenizer"),
     "verify": ("ShardReport", "verify_store"),
     "writer": ("BatchWriter", "ShardInfo"),
     "zerobatch": ("BatchNativeLoader", "write_batch_dataset", "write_batch_file"),

@@ -180,6 +180,11 @@ def load_tokenizer(spec: str) -> Tokenizer:
     raise ArgumentError(f"tokenizer must be byte, tiktoken:NAME, tiktoken:FILE or hf:tokenizer.json, found {spec!r}")
 
 
+def token_dtype(tokenizer: Tokenizer) -> str:
+    """Return the name of the smallest stored dtype that holds every id."""
+    return "uint16" if tokenizer.vocab_size <= 2**16 else "uint32"
+
+
 def require_tokenizer(stored: str, tokenizer: Tokenizer, where: object) -> None:
     """Raise `StateError` if the tokens of a store are those of another tokenizer.
 

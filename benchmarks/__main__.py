@@ -92,5 +92,14 @@ def tokenize(**options: Any) -> None:
     _run(benchmark, **options)
 
 
+@benchmarks.command()
+@_options
+def window(**options: Any) -> None:
+    """Microseconds per random window of a token stream, by the size of its chunks, through h5py and by extents."""
+    from benchmarks import window as benchmark
+
+    _run(benchmark, **options)
+
+
 if __name__ == "__main__":
     benchmarks(prog_name="python -m benchmarks")

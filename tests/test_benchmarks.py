@@ -15,7 +15,7 @@ READ_ROWS = {
 }  # fmt: skip
 CONVERT_ROWS = {
     "sha256", "npy-to-hdf5 --no-shuffle", "npy-to-hdf5", "npy-to-batch", "hdf5-to-batch", "batch-to-hdf5",
-    "hdf5-to-npy",
+    "hdf5-to-npy", "npy-to-hdf5 two-pass", "npy-to-hdf5, 1 worker", "npy-to-hdf5, 2 workers",
 }  # fmt: skip
 
 
@@ -99,3 +99,12 @@ def test_tokenize_measures_both_libraries(tmp_path):
         assert row["name"] in printed
         assert_positive(row, "tokens_per_s", "bare_tokens_per_s")
         assert row["share"] > 0
+
+
+@pytest.mark.slow
+def test_window_measures_every_row(tmp_path):
+    printed, figures = run_benchmark(tmp_path, "window")
+    assert len(figures["rows"]) == 15
+    for row in figures["rows"]:
+        assert row["chunk"] in printed
+        assert_positive(row, "warm_us", "cold_us", "read_amplification")

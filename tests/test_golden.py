@@ -9,7 +9,7 @@ import h5py
 import numpy as np
 import pytest
 
-from zb_hdf5 import ShardIndex, StoreMeta, open_reader, open_writer, verify_store
+from zb_hdf5 import MmapTokenStore, ShardIndex, StoreMeta, open_reader, open_writer, verify_store
 
 DATA = Path(__file__).parent / "data"
 TOKENS = np.array(
@@ -117,3 +117,16 @@ def test_an_index_without_places_and_digest_is_still_read():
 def test_an_index_is_still_written_byte_for_byte():
     text = (DATA / "v1-store" / "shards.json").read_text(encoding="utf-8")
     assert ShardIndex.from_json(text, DATA).to_json() == text
+
+
+def test_streams_of_version_1_are_still_read():
+    path = DATA / "v1-stream.h5"
+    first = [89, 144, 233, 120, 96, 216, 55, 14]
+    documents = [[*first, 7], [7], [*STORE_TOKENS.reshape(-1).tolist(), 7]]
+    with MmapTokenStore(path) as store:
+        assert [store.document(number).tolist() for number in range(3)] == documents
+        assert (store.num_tokens, store.boundary_token_id, store.vocab_size) == (9 + 1 + 65, 7, 257)
+    with open_reader(path, batch_size=2, seq_len=8) as reader:
+        np.testing.assert_array_equal(reader.read_batch(0)[0], first)
+    [report] = verify_store(path)
+    assert (report.problem, report.checks) == (None, ["crc32", "sha256"])

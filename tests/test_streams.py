@@ -227,13 +227,16 @@ def test_any_slice_is_that_of_the_array(stream):
                 store.get_slice(start, stop)
 
 
+@pytest.fixture(scope="module")
+def three_shards(tmp_path_factory):
+    parts = [(part, "train") for part in np.split(TOKENS, [9, 2000])]
+    return write_store(tmp_path_factory.mktemp("s") / "store", parts)
+
+
 @given(starts=st.lists(st.integers(0, 4900), min_size=1, max_size=20), length=st.integers(1, 100))
-def test_any_windows_are_those_of_the_array(starts, length, tmp_path_factory):
-    folder = write_store(
-        tmp_path_factory.mktemp("s") / "store", [(part, "train") for part in np.split(TOKENS, [9, 2000])]
-    )
+def test_any_windows_are_those_of_the_array(starts, length, three_shards):
     for access in ("mmap", "pread", "h5py"):
-        with MmapTokenStore(folder, access=access) as store:
+        with MmapTokenStore(three_shards, access=access) as store:
             out = np.empty((len(starts), length), store.dtype)
             store.gather_into(np.array(starts), out)
             np.testing.assert_array_equal(out, [TOKENS[start : start + length] for start in starts])

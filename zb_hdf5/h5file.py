@@ -76,10 +76,11 @@ def chunk_offsets(stored: h5py.Dataset) -> npt.NDArray[np.int64]:
 
     One `chunk_iter`: asking for the chunks one by one takes a time that grows with their square.
     """
-    offsets = np.full(len(stored), -1, dtype=np.int64)
+    rows = stored.chunks[0]
+    offsets = np.full(-(-len(stored) // rows), -1, dtype=np.int64)
 
     def record(chunk: Any) -> None:
-        offsets[chunk.chunk_offset[0]] = chunk.byte_offset
+        offsets[chunk.chunk_offset[0] // rows] = chunk.byte_offset
 
     stored.id.chunk_iter(record)
     return offsets

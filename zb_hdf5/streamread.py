@@ -252,7 +252,7 @@ def _chunk_extents(stored: h5py.Dataset, token_count: int, path: Path) -> Extent
     if not stored.chunks or stored.id.get_create_plist().get_nfilters():
         return None
     chunk_tokens = stored.chunks[0]
-    offsets = chunk_offsets(stored)[: -(-token_count // chunk_tokens) * chunk_tokens : chunk_tokens]
+    offsets = chunk_offsets(stored)[: -(-token_count // chunk_tokens)]
     if np.any(offsets < 0):
         raise FormatError(f"{path}: a chunk of the {token_count:,} committed tokens is missing; restore the file")
     return Extents.from_offsets(offsets, chunk_tokens * stored.dtype.itemsize)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.digest import batch_crc32s
-from zb_hdf5.errors import ChecksumError, IncompleteError, ZbError
+from zb_hdf5.errors import ChecksumError, FormatError, IncompleteError, ZbError
 from zb_hdf5.index import ShardEntry, ShardIndex
 from zb_hdf5.reader import GROUP_BYTES, BatchReader
 from zb_hdf5.spec import INDEX_NAME
@@ -50,6 +50,7 @@ def verify_store(
     """
     if is_stream(path):
         return verify_stream(path, workers=workers, progress=progress)
+    index = None
     if path.is_dir() or path.name == INDEX_NAME:
         folder = path if path.is_dir() else path.parent
         index = ShardIndex.load(path)
@@ -59,7 +60,21 @@ def verify_store(
     else:
         jobs = [(path, lambda reader, report: None)]
     with ThreadPoolExecutor(workers or os.cpu_count() or 1, thread_name_prefix="zb-verify") as pool:
-        return list(pool.map(lambda job: _verify_file(job[0], job[1], progress), jobs))
+        reports = list(pool.map(lambda job: _verify_file(job[0], job[1], progress), jobs))
+    if index is not None and not any(report.problem for report in reports):
+        _check_records(index, reports)
+    return reports
+
+
+def _check_records(index: ShardIndex, reports: list[ShardReport]) -> None:
+    """Compare what no digest covers: the counts in the headers of `.batch` shards."""
+    found, expected = sum(report.total_records for report in reports), index.meta.total_records
+    if found not in (expected, 0):
+        where = next((report for report in reports if report.backend == "batch"), reports[0])
+        where.problem = FormatError(
+            f"{where.path}: {INDEX_NAME} says {expected:,} records, the headers of the shards add up to {found:,}: one "
+            "of them is damaged; its batches are whole: run 'zb index rebuild' or convert again"
+        )
 
 
 def _verify_file(path: Path, check_entry: EntryCheck, progress: Progress) -> ShardReport:
@@ -67,6 +82,7 @@ def _verify_file(path: Path, check_entry: EntryCheck, progress: Progress) -> Sha
     try:
         report.backend = detect_backend(path)
         with BACKENDS[report.backend].reader_class()(path) as reader:
+            report.total_records = reader.meta.total_records
             report.num_batches, report.token_count = reader.num_batches, reader.num_batches * reader.meta.batch_tokens
             _check_content(reader, report, progress)
             check_entry(reader, report)
@@ -118,6 +134,8 @@ def _check_entry(index: ShardIndex, entry: ShardEntry, reader: BatchReader, repo
     if entry.num_batches == reader.num_batches:
         _compare_sha256(reader.path, entry.sha256, report.sha256, INDEX_NAME)
     index.require_agreement(reader, entry)
+    if reader.backend == "batch" and reader.meta.seed not in (index.meta.seed, 0):
+        raise FormatError(f"{reader.path}: {INDEX_NAME} says seed {index.meta.seed}, its header {reader.meta.seed}")
     report.checks.append("index")
 
 

@@ -28,6 +28,8 @@ class ShardReport:
     ----------
     sha256
         Computed from the bytes on disk; empty if they could not be read.
+    total_records
+        Source records behind the batches, as the file says.
     checks
         What they were compared with: "crc32", "sha256", "index".
     problem
@@ -39,6 +41,7 @@ class ShardReport:
     num_batches: int = 0
     token_count: int = 0
     sha256: str = ""
+    total_records: int = 0
     checks: list[str] = field(default_factory=list)
     problem: ZbError | None = None
 

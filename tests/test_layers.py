@@ -16,7 +16,7 @@ LAYERS = (
     {"errors", "spec"},
     {"order", "ranks", "extents", "digest", "publish", "prefetch"},
     {"source", "reader", "writer", "store", "datasets"},
-    {"native", "h5file", "h5source", "h5read", "h5write", "index", "shards", "verify"},
+    {"native", "dual", "h5file", "h5source", "h5read", "h5write", "index", "shards", "verify"},
     {"loader", "mixture", "zerobatch"},
     {"console", "info", "which", "demo", "cli"},
 )

@@ -70,7 +70,7 @@ def test_padded_batches_are_refused(tmp_path, write_file, tokens):
         stamp(tmp_path / "p.batch")
 
 
-def test_a_tebibyte_takes_no_memory(tmp_path):
+def test_a_tebibyte_shape_has_a_face(tmp_path):
     meta = StoreMeta(256, 1024, stored_dtype("uint32"))
     assert len(build_face(meta, 2**20, tmp_path)) == 3584
     assert batch_file_bytes(meta, 2**20) > 2**40

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -84,17 +85,16 @@ def check(path: Path) -> None:
 
 
 def build_face(meta: StoreMeta, num_batches: int, path: Path) -> bytes:
-    """Return bytes 512..4095: what HDF5 writes before the data of a sparse file in memory of the same shape."""
+    """Return bytes 512..4095: what HDF5 writes before the data of a sparse scratch file of the same shape."""
     if num_batches == 0 or meta.batch_bytes != meta.padded_batch_bytes:
         raise ArgumentError(
             f"{path}: only batches of whole pages can be stamped: expected a multiple of {HEADER_BYTES} bytes and at "
             f"least one batch, found {num_batches:,} batches of {meta.batch_bytes:,} bytes; convert it to hdf5 instead"
         )
-    fd = os.memfd_create("zb-face")
-    try:
-        scratch = f"/proc/self/fd/{fd}"
+    # A named file: HDF5 wants a real path, and its drivers for memory either allocate it all or align otherwise.
+    with tempfile.NamedTemporaryFile(prefix="zb-face-") as scratch:
         options = {"userblock_size": USER_BLOCK_BYTES, "meta_block_size": FACE_BYTES, "libver": HDF5_LIBVER}
-        with h5py.File(scratch, "w", locking=False, **options) as file:
+        with h5py.File(scratch.name, "w", locking=False, **options) as file:
             layout = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
             layout.set_layout(h5py.h5d.CONTIGUOUS)
             layout.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
@@ -103,11 +103,9 @@ def build_face(meta: StoreMeta, num_batches: int, path: Path) -> bytes:
             space = h5py.h5s.create_simple((num_batches, *meta.shape))
             dtype = h5py.h5t.py_create(meta.dtype)
             offset = h5py.h5d.create(file.id, BATCHES.encode(), dtype, space, layout).get_offset()
-        if offset != HEADER_BYTES or os.fstat(fd).st_size != batch_file_bytes(meta, num_batches):
+        if offset != HEADER_BYTES or os.fstat(scratch.fileno()).st_size != batch_file_bytes(meta, num_batches):
             raise FormatError(f"{path}: this HDF5 library lays the face out otherwise: data at byte {offset}")
-        return os.pread(fd, FACE_BYTES, USER_BLOCK_BYTES)
-    finally:
-        os.close(fd)
+        return os.pread(scratch.fileno(), FACE_BYTES, USER_BLOCK_BYTES)
 
 
 @contextlib.contextmanager

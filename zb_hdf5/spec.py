@@ -34,7 +34,7 @@ BATCH_MAGIC: Final = b"LLMBATCH"
 BATCH_VERSION: Final = 1
 HEADER_BYTES: Final = 4096
 PAGE_BYTES: Final = 4096
-#: (offset, struct code, field) in file order; little-endian, no alignment gaps; reserved from byte 40 on (see USER_BLOCK_BYTES).
+#: (offset, struct code, field) in file order; little-endian, no alignment gaps; reserved from byte 40 on.
 BATCH_HEADER_FIELDS: Final = (
     (0, "8s", "magic"),
     (8, "I", "version"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 
 import h5py
@@ -10,7 +11,7 @@ import pytest
 
 from zb_hdf5 import open_reader
 from zb_hdf5.dual import build_face, check, is_stamped, stamp, unstamp
-from zb_hdf5.errors import ArgumentError, FormatError
+from zb_hdf5.errors import ArgumentError, FormatError, UnavailableError
 from zb_hdf5.spec import StoreMeta, batch_file_bytes, pack_header, stored_dtype
 
 
@@ -76,3 +77,24 @@ def test_a_tebibyte_shape_has_a_face(tmp_path):
     assert batch_file_bytes(meta, 2**20) > 2**40
     assert pack_header(meta, 2**20)[512:] == bytes(3584)
     assert os.listdir(tmp_path) == []
+
+
+def test_a_locked_file_is_refused_and_a_mapped_one_is_not(path):
+    with open(path, "rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(UnavailableError, match="lock"):
+            stamp(path)
+    with open_reader(path, backend="batch", access="mmap") as reader:
+        stamp(path)
+        assert reader[4][1, 1023] == 10239
+
+
+def test_a_sparse_tebibyte_file_is_stamped(tmp_path):
+    path, meta = tmp_path / "big.batch", StoreMeta(256, 1024, stored_dtype("uint32"))
+    path.write_bytes(pack_header(meta, 2**20))
+    os.truncate(path, batch_file_bytes(meta, 2**20))
+    stamp(path)
+    with h5py.File(path) as file:
+        assert file["batches"].shape == (2**20, 256, 1024)
+        assert not file["batches"][2**20 - 1].any()
+    assert path.stat().st_blocks * 512 < 2**20

@@ -1,4 +1,4 @@
-"""`python -m benchmarks read|loader|convert`: run, print tables and bars, keep the figures as JSON and as a picture."""
+"""`python -m benchmarks NAME`: run, print tables and bars, keep the figures as JSON and as a picture."""
 
 from __future__ import annotations
 
@@ -81,6 +81,15 @@ def convert(profile: bool, **options: Any) -> None:
 
     stages = SimpleNamespace(measure=benchmark.measure_stages, report=benchmark.report_stages, plot=benchmark.plot)
     _run(stages if profile else benchmark, **options)
+
+
+@benchmarks.command()
+@_options
+def tokenize(**options: Any) -> None:
+    """Tokens per second of both tokenizer libraries, bare and through this package, by number of threads."""
+    from benchmarks import tokenize as benchmark
+
+    _run(benchmark, **options)
 
 
 if __name__ == "__main__":

@@ -45,7 +45,9 @@ from benchmarks.measure import (
     write_tokens,
 )
 
-SIZES_MIB: Final = (256, 1024)
+SIZES_MIB: Final = (256, 1024, 4096)
+#: From this size on only rows from `.npy`: three sources and their copies would not fit in the page cache.
+NPY_ONLY_MIB: Final = 4096
 QUICK_SIZES_MIB: Final = (16, 32)
 REPEATS: Final = 5
 PATIENCE_S: Final = 5.0
@@ -54,9 +56,14 @@ SPARE_MIB: Final = 128
 NPY_BAR_MIB_S: Final = 1024.0
 NPY_BAR_SHARE: Final = 0.5
 COPY_BAR_SHARE: Final = 0.8
+TWO_PASS_BAR_SHARE: Final = 0.3
+WORKERS_BAR: Final = 1.6
+#: What the rows in two passes may take, and how far above it they may come.
+MEMORY_MIB: Final = 256
+MEMORY_BAR: Final = 1.1
+SHARDED: Final = ("npy-to-hdf5", "--shards", "8", "--workers")
 #: Memory counts as flat if the peak grows by less than this from the smallest input to the largest.
 FLAT_MIB: Final = 16.0
-SOURCES: Final = ("tokens.npy", "tokens.h5", "tokens.batch")
 ROOT: Final = Path(__file__).resolve().parent.parent
 
 
@@ -66,6 +73,8 @@ class Row:
 
     Attributes
     ----------
+    suffix
+        Of the output; ".d" is a folder of shards.
     arguments
         Between the command's name and its paths; None: this is no converter but a digest of the source.
     """
@@ -79,7 +88,15 @@ class Row:
 ROWS: Final = (
     Row("sha256", "tokens.npy", "", None),
     Row("npy-to-hdf5 --no-shuffle", "tokens.npy", ".h5", ("npy-to-hdf5", "--no-shuffle")),
-    Row("npy-to-hdf5", "tokens.npy", ".h5", ("npy-to-hdf5",)),
+    Row("npy-to-hdf5", "tokens.npy", ".h5", ("npy-to-hdf5", "--memory", f"{MEMORY_MIB}MiB")),
+    Row(
+        "npy-to-hdf5 two-pass",
+        "tokens.npy",
+        ".h5",
+        ("npy-to-hdf5", "--shuffle-method", "two-pass", "--memory", f"{MEMORY_MIB}MiB"),
+    ),
+    Row("npy-to-hdf5, 1 worker", "tokens.npy", ".d", (*SHARDED, "1")),
+    Row("npy-to-hdf5, 2 workers", "tokens.npy", ".d", (*SHARDED, "2")),
     Row("npy-to-batch", "tokens.npy", ".batch", ("npy-to-batch",)),
     Row("hdf5-to-batch", "tokens.h5", ".batch", ("hdf5-to-batch",)),
     Row("batch-to-hdf5", "tokens.batch", ".h5", ("batch-to-hdf5",)),
@@ -149,29 +166,35 @@ def measure(folder: Path, *, quick: bool, repeats: int | None) -> dict[str, Any]
 def _measure_size(folder: Path, mib: int, repeats: int, patience_s: float) -> dict[str, Any]:
     folder.mkdir()
     write_sources(folder, mib)
-    runs: dict[str, list[dict[str, float]]] = {row.name: [] for row in ROWS}
+    rows = [row for row in ROWS if row.source == "tokens.npy" or mib < NPY_ONLY_MIB]
+    runs: dict[str, list[dict[str, float]]] = {row.name: [] for row in rows}
     for repeat in range(repeats + 1):
-        for row in ROWS:
+        for row in rows:
             wait_for_quiet(patience_s)
             found = _measure_pair(folder, row)
             if repeat:  # the first round only makes the machine hand out the memory once
                 runs[row.name].append(found)
     shutil.rmtree(folder)
-    rows = [_summary(row.name, mib, runs[row.name]) for row in ROWS]
-    pairs = [run for row in ROWS for run in runs[row.name]]
+    pairs = [run for row in rows for run in runs[row.name]]
     copies = {key: Spread.of([mib / pair[f"{key}_s"] for pair in pairs]).as_json() for key in ("cp", "cp_fsync")}
     foreign = Spread.of([pair["foreign_cores"] for pair in pairs]).as_json()
-    return {"mib": mib, "foreign_cores": foreign, "copies_mib_per_s": copies, "rows": rows}
+    return {
+        "mib": mib,
+        "foreign_cores": foreign,
+        "copies_mib_per_s": copies,
+        "rows": [_summary(row.name, mib, runs[row.name]) for row in rows],
+    }
 
 
 def write_sources(folder: Path, mib: int) -> None:
     """Write tokens as `.npy`, `.h5` and `.batch`, all in the page cache."""
     npy = folder / "tokens.npy"
     write_tokens(npy, mib * MIB // (SEQ_LEN * 4))
-    for command, target in (("npy-to-hdf5", "tokens.h5"), ("npy-to-batch", "tokens.batch")):
+    stores = (("npy-to-hdf5", "tokens.h5"), ("npy-to-batch", "tokens.batch")) if mib < NPY_ONLY_MIB else ()
+    for command, target in stores:
         _run_process([command, "--no-shuffle", "--quiet", str(npy), str(folder / target)])
-    for name in SOURCES:
-        warm(folder / name)
+    for path in (npy, *(folder / target for _, target in stores)):
+        warm(path)
 
 
 def _measure_pair(folder: Path, row: Row) -> dict[str, float]:
@@ -187,7 +210,7 @@ def _measure_pair(folder: Path, row: Row) -> dict[str, float]:
     hand_out_memory(source.stat().st_size / MIB + SPARE_MIB)
     arguments = ["sha256"] if row.arguments is None else [*row.arguments, "--quiet"]
     found = _run_process([*arguments, str(source), *([str(output)] if row.suffix else [])])
-    output.unlink(missing_ok=not row.suffix)
+    shutil.rmtree(output) if output.is_dir() else output.unlink(missing_ok=not row.suffix)
     return {"cp_s": cp_s, "cp_fsync_s": cp_fsync_s, **found}
 
 
@@ -237,9 +260,12 @@ def _summary(name: str, mib: int, runs: list[dict[str, float]]) -> dict[str, Any
 
 
 def _bars(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Compare the largest size with the bars, and memory between the smallest and the largest."""
-    largest = {row["name"]: row for row in results[-1]["rows"]}
-    cp = results[-1]["copies_mib_per_s"]["cp"]["median"]
+    """Compare the largest size that has all rows with the bars, and memory between the smallest and the largest."""
+    full = next(size for size in reversed(results) if len(size["rows"]) == len(ROWS))
+    largest = {row["name"]: row for row in full["rows"]}
+    cp = full["copies_mib_per_s"]["cp"]["median"]
+    workers = [largest[f"npy-to-hdf5, {n}"]["work_mib_per_s"]["median"] for n in ("1 worker", "2 workers")]
+    two_pass = largest["npy-to-hdf5 two-pass"]
     npy = largest["npy-to-hdf5 --no-shuffle"]["work_mib_per_s"]["median"]
     copy = largest["hdf5-to-batch"]
     needed = min(NPY_BAR_MIB_S, NPY_BAR_SHARE * cp)
@@ -247,10 +273,20 @@ def _bars(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
         _bar("npy-to-hdf5 --no-shuffle, MiB/s", npy, needed, npy >= needed),
         _at_least("hdf5-to-batch / cp", copy["share_of_cp"]["median"], COPY_BAR_SHARE),
         _at_least("hdf5-to-batch / (cp + fsync), the same work", copy["share_of_cp_fsync"]["median"], COPY_BAR_SHARE),
+        _at_least("npy-to-hdf5 two-pass / cp", two_pass["share_of_cp"]["median"], TWO_PASS_BAR_SHARE),
+        _at_least("npy-to-hdf5 two-pass / (cp + fsync)", two_pass["share_of_cp_fsync"]["median"], TWO_PASS_BAR_SHARE),
+        _at_least("2 workers / 1 worker", workers[1] / workers[0], WORKERS_BAR),
     ]
+    for size in results:
+        for row in size["rows"]:
+            if row["name"] in ("npy-to-hdf5", "npy-to-hdf5 two-pass"):
+                peak, bar = row["peak_rss_mib"]["median"], MEMORY_MIB * MEMORY_BAR
+                name = f"{row['name']} with --memory {MEMORY_MIB}MiB, {size['mib']:,} MiB: peak RSS, MiB"
+                found.append(_bar(name, peak, bar, peak < bar))
     for key, label in (("peak_anon_mib", "anonymous memory"), ("peak_rss_mib", "all memory, mapped source included")):
-        for name in (row.name for row in ROWS if row.arguments is not None):
-            grown = largest[name][key]["median"] - {r["name"]: r for r in results[0]["rows"]}[name][key]["median"]
+        for name in (row.name for row in ROWS if row.arguments is not None and row.suffix != ".d"):
+            last = {r["name"]: r for size in results for r in size["rows"]}[name]
+            grown = last[key]["median"] - {r["name"]: r for r in results[0]["rows"]}[name][key]["median"]
             found.append(_bar(f"{name}: growth of {label}, MiB", grown, FLAT_MIB, grown < FLAT_MIB))
     return found
 

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from converters.text_cli import add_text_commands
 from zb_hdf5.console import CommandGroup, Progress, Size, format_bytes, format_count, output_options, print_report
 
 if TYPE_CHECKING:
-    from converters.pipe import Report, Source
+    from converters.formats import Source
+    from converters.pipe import Report
 
 #: format -> (how its name reads in help, an example of a path)
 SOURCES: Final = {
@@ -24,6 +26,8 @@ TARGETS: Final = {
     "hdf5": ("an HDF5 store", "train-h5"),
     "batch": ("a .batch store", "train-batch"),
 }
+#: Less than this is written by one process: starting others takes longer.
+SMALL_BYTES: Final = 256 << 20
 _PATH: Final = click.Path(path_type=Path)
 
 
@@ -32,35 +36,76 @@ def convert() -> None:
     """Convert token data between .npy, HDF5 batch stores and native .batch stores.
 
     A destination that ends in .h5, .batch or .npy is one file; any other name is a folder of shards. Nothing appears
-    under its final name before it is whole. Also reachable as "zb convert".
+    under its final name before it is whole; --resume goes on with what was interrupted. Also reachable as "zb convert".
     """
+
+
+class ShardRange(click.ParamType[tuple[int, int]]):
+    """I/N: the I-th of N parts, counted from 0."""
+
+    name = "I/N"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
+        first, _, count = str(value).partition("/")
+        if not (first.isdecimal() and count.isdecimal() and int(first) < int(count)):
+            self.fail(f"{value!r} is no part such as 3/16: expected I/N with 0 <= I < N", param, ctx)
+        return int(first), int(count)
 
 
 def _npy_options(command: Callable[..., Any]) -> Callable[..., Any]:
     positive, natural = click.IntRange(1), click.IntRange(0)
     dtypes, remainders = click.Choice(["auto", "uint32", "uint16"]), click.Choice(["drop", "pad", "error"])
+    shuffles = click.Choice(["global", "none"])
     options = (
         _option("--batch-size", positive, 32, "Records per batch."),
         _option("--seq-len", positive, 512, "Tokens per record."),
         _option("--seed", natural, 42, "Seed of the record shuffle."),
-        click.option("--no-shuffle", is_flag=True, help="Keep the records in the order of the source."),
+        _option("--shuffle", shuffles, "global", "global: all records of all files; none: the order of the source."),
+        click.option("--no-shuffle", "shuffle", flag_value="none", help="The same as --shuffle none."),
         _option("--dtype", dtypes, "auto", "auto: uint16 if the source or --vocab-size fits (HDF5), else uint32."),
         click.option("--vocab-size", type=positive, help="Refuse ids at or above it."),
         _option("--remainder", remainders, "drop", "What to do with records that do not fill the last batch."),
         _option("--pad-id", natural, 0, "The token that --remainder pad fills up with."),
     )
-    for option in reversed(options):
-        command = option(command)
-    return command
+    return _apply(options, command)
+
+
+def shuffle_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add what a conversion that shuffles its records can be told about the way."""
+    methods = click.Choice(["auto", "direct", "two-pass"])
+    how = "direct: gather record by record; two-pass: only sequential reads and writes; auto: see what is faster."
+    options = (
+        _option("--memory", Size(), "2GiB", "What all processes of this node may take together."),
+        _option("--shuffle-method", methods, "auto", how),
+    )
+    return _apply(options, command)
 
 
 def _option(name: str, kind: click.ParamType[Any], default: int | str, help_text: str) -> Callable[..., Any]:
     return click.option(name, type=kind, default=default, show_default=True, help=help_text)
 
 
-def _shard_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    command = click.option("--shard-size", type=Size(), help="Size of a shard, such as 1GiB.")(command)
-    return click.option("--shards", type=click.IntRange(1), help="Number of shards.")(command)
+def _apply(options: tuple[Callable[..., Any], ...], command: Callable[..., Any]) -> Callable[..., Any]:
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def work_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add what every conversion can be told about its shards, its processes and its output."""
+    executors = click.Choice(["local", "mpi", "dask"])
+    options = (
+        click.option("--shards", type=click.IntRange(1), help="Number of shards."),
+        click.option("--shard-size", type=Size(), help="Size of a shard, such as 1GiB."),
+        click.option("--workers", type=click.IntRange(1), help="Local processes; by default the cores, 1 for little."),
+        _option("--executor", executors, "local", "Who writes the shards: local processes, MPI ranks, a dask cluster."),
+        click.option("--scheduler-file", type=_PATH, help="Of the dask cluster."),
+        click.option("--shard-range", type=ShardRange(), help="Write part I of N only; then 'zb index merge DST'."),
+        click.option("--resume", is_flag=True, help="Keep the finished shards of an interrupted run, do the rest."),
+        click.option("--dry-run", is_flag=True, help="Say what would be written, and write nothing."),
+        click.option("--force", is_flag=True, help="Replace what exists, at the end and whole."),
+    )
+    return _apply(options, output_options(command))
 
 
 def _add_command(source: str, target: str) -> None:
@@ -68,20 +113,14 @@ def _add_command(source: str, target: str) -> None:
     many = source == "npy"
 
     def run(src: tuple[Path, ...] | Path, dst: Path, **options: Any) -> None:
-        from converters.npy_file import NpySource
-        from converters.store_file import StoreSource
+        def open_source(own: dict[str, Any]) -> Source:
+            if isinstance(src, tuple):
+                return _open_npy(src, target, **own)
+            from converters.store_file import StoreSource
 
-        output = {name: options.pop(name) for name in ("as_json", "quiet", "force")}
-        shards = {"num_shards": options.pop("shards"), "shard_bytes": options.pop("shard_size")}
-        opened: Source
-        if isinstance(src, tuple):
-            if target == "batch" and options["dtype"] == "auto":
-                options["dtype"] = "uint32"  # what every reader of the format knows; uint16 is ours
-            options["vocab_size"] = options["vocab_size"] or 0
-            opened = NpySource(src, shuffle=not options.pop("no_shuffle"), **options)
-        else:
-            opened = StoreSource(src, source, options.get("dataset"))
-        _run(opened, f"{source}-to-{target}", target, dst, shards, output)
+            return StoreSource(src, source, own.get("dataset"))
+
+        run_conversion(open_source, f"{source}-to-{target}", target, dst, options)
 
     _, example_source = SOURCES[source]
     _, example_target = TARGETS[target]
@@ -90,26 +129,71 @@ def _add_command(source: str, target: str) -> None:
         f"Example: convert {source}-to-{target} {example_source} {example_target}"
         + (" --batch-size 32 --seq-len 512 --shards 4" if many else "")
     )
-    command: Callable[..., Any] = output_options(run)
-    command = click.option("--force", is_flag=True, help="Replace what exists, at the end and whole.")(command)
-    command = _shard_options(command)
+    command: Callable[..., Any] = work_options(run)
     if source == "hdf5":
         command = click.option("--dataset", help="A 3-D dataset of an HDF5 file that is no store of ours.")(command)
-    command = _npy_options(command) if many else command
+    command = _npy_options(shuffle_options(command)) if many else command
     command = click.argument("dst", type=_PATH)(command)
     command = click.argument("src", type=_PATH, nargs=-1 if many else 1, required=True)(command)
     convert.command(f"{source}-to-{target}")(command)
 
 
-def _run(
-    source: Source, name: str, target: str, dst: Path, shards: dict[str, int | None], output: dict[str, bool]
-) -> None:
-    from converters import pipe
+def _open_npy(paths: tuple[Path, ...], target: str, **options: Any) -> Source:
+    from converters.npy_file import NpySource
 
-    total = source.num_batches * source.meta.batch_tokens
-    with Progress(name, total, enabled=not output["quiet"]) as progress:
-        report = pipe.convert(source, target, dst, overwrite=output["force"], progress=progress.advance, **shards)
-    print_report(_as_json(report), _as_lines(report), as_json=output["as_json"], quiet=output["quiet"])
+    if target == "batch" and options["dtype"] == "auto":
+        options["dtype"] = "uint32"  # what every reader of the format knows; uint16 is ours
+    options["vocab_size"] = options["vocab_size"] or 0
+    return NpySource(paths, **{**options, "shuffle": options["shuffle"] == "global"})
+
+
+def run_conversion(
+    open_source: Callable[[dict[str, Any]], Source], name: str, target: str, dst: Path, options: dict[str, Any]
+) -> None:
+    """Convert and print, as `work_options` say; what they do not name belongs to the source.
+
+    In a rank of an MPI job that only serves the first one, this does nothing but that.
+    """
+    from converters import pipe
+    from converters.executors import open_engine
+    from converters.journal import WHOLE, Part
+
+    names = ("as_json", "quiet", "workers", "executor", "scheduler_file", "dry_run", "force", "resume")
+    work = {key: options.pop(key) for key in names}
+    shards = {"num_shards": options.pop("shards"), "shard_bytes": options.pop("shard_size")}
+    if "memory" in options:
+        ways = {"memory_bytes": options.pop("memory"), "shuffle_method": options.pop("shuffle_method")}
+    else:
+        ways = {}
+    shard_range = options.pop("shard_range")
+    part = Part(*shard_range) if shard_range else WHOLE
+    source = None if work["executor"] == "mpi" else open_source(options)
+    workers = 1 if source is None else _num_workers(source, work["workers"])
+    with open_engine(work["executor"], workers, work["scheduler_file"]) as engine:
+        if engine is None:
+            return
+        source = source or open_source(options)
+        if work["dry_run"]:
+            from converters.dry_run import describe, describe_lines
+
+            planned = describe(source, target, dst, **shards, **ways, workers=engine.workers)
+            print_report(planned, describe_lines(planned), as_json=work["as_json"], quiet=work["quiet"])
+            return
+        total = source.num_batches * source.meta.batch_tokens
+        with Progress(name, total, enabled=not work["quiet"]) as progress:
+            report = pipe.convert(
+                source, target, dst, **shards, overwrite=work["force"], resume=work["resume"], part=part,
+                engine=engine, **ways, progress=progress.advance,
+            )  # fmt: skip
+    print_report(_as_json(report), _as_lines(report), as_json=work["as_json"], quiet=work["quiet"])
+
+
+def _num_workers(source: Source, asked: int | None) -> int:
+    from converters.executors import default_workers
+
+    if asked is not None:
+        return asked
+    return 1 if source.num_batches * source.meta.batch_bytes < SMALL_BYTES else default_workers()
 
 
 def _as_json(report: Report) -> dict[str, Any]:
@@ -124,7 +208,8 @@ def _as_json(report: Report) -> dict[str, Any]:
         "tokens_stored": report.tokens_stored,
         "tokens_padded": report.accounts.padded,
         "tokens_dropped": report.accounts.dropped,
-        "max_token": max(shard.max_token for shard in report.shards),
+        "max_token": report.max_token,
+        "shuffle": report.shuffle,
         "sha256": report.sha256,
         "seconds": round(report.seconds, 3),
     }
@@ -140,6 +225,7 @@ def _as_lines(report: Report) -> list[tuple[str, str]]:
         ("wrote", f"{report.destination} ({shards})"),
         ("batches", f"{report.num_batches:,} of {meta.batch_size} x {meta.seq_len} {meta.dtype.name}"),
         ("tokens", f"{accounts.tokens_in:,} in{padded} = {report.tokens_stored:,} stored + {dropped} dropped"),
+        ("shuffle", report.shuffle),
         ("sha256", report.sha256),
         (
             "speed",
@@ -152,3 +238,5 @@ for _source in SOURCES:
     for _target in TARGETS:
         if _source != _target:
             _add_command(_source, _target)
+
+add_text_commands(convert, _as_json, _as_lines)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import io
 import math
+import os
+import time
 import tokenize
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,9 +17,10 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from converters.pipe import Accounts
+from converters.formats import Accounts
 from zb_hdf5 import ArgumentError, BatchWriter, ConvertError, FormatError, IncompleteError, ShardInfo, StoreMeta
-from zb_hdf5.order import SequentialOrder, write_order
+from zb_hdf5.extents import Run
+from zb_hdf5.order import write_order
 from zb_hdf5.publish import write_fully
 from zb_hdf5.spec import TokenArray, bad_token_message, find_bad_token, require_integers, stored_dtype, token_limit
 
@@ -30,6 +35,9 @@ MALFORMED_HEADER: Final = (
 )  # fmt: skip
 #: Source files that are mapped at the same time: each mapping holds a descriptor.
 MAX_MAPPED_FILES: Final = 256
+#: The kernel maps what it finds in the page cache around each page that is touched.
+FAULT_AROUND_BYTES: Final = 64 << 10
+MAX_MAPPED_BYTES: Final = 512 << 20
 
 
 @dataclass(frozen=True)
@@ -102,7 +110,7 @@ class NpyFile:
 
 
 class NpySource:
-    """Batches of shuffled records from one or more `.npy` files. See `pipe.Source`.
+    """Batches of shuffled records from one or more `.npy` files. See `formats.ShuffledSource`.
 
     Parameters
     ----------
@@ -138,11 +146,16 @@ class NpySource:
             raise ArgumentError(bad_token_message("--pad-id", "the padding", pad_id, self.meta))
         self.shuffle = "global" if shuffle else "none"
         self.shard_batches: list[int] = []
+        self.shard_splits: list[str] = []
         self.description = {"format": "npy", "files": [str(path) for path in self.paths]}
-        self._pad_id = pad_id
-        self._order = write_order(total, seed) if shuffle else SequentialOrder(total)
+        self.identity = {"remainder": remainder, "pad_id": pad_id}
+        self.pad_id = pad_id
+        self.order = write_order(total, seed) if shuffle else None
+        self.max_mapped_bytes = MAX_MAPPED_BYTES
+        self.cold = False
         self._ends = np.cumsum([file.num_records for file in self._files])
         self._mapped: dict[int, TokenArray] = {}
+        self._touched_bytes = 0
         self._account(remainder)
 
     def _auto_dtype(self, vocab_size: int) -> str:
@@ -178,13 +191,38 @@ class NpySource:
         rows = out.reshape(-1, self.meta.seq_len)
         first = start * self.meta.batch_size
         count = min(len(rows), self.meta.total_records - first)
-        records = self._order.indices(np.arange(first, first + count))
+        positions = np.arange(first, first + count)
+        self._gather(positions if self.order is None else self.order.indices(positions), rows[:count])
+        rows[count:] = self.pad_id
+
+    def read_records(self, first: int, rows: TokenArray) -> None:
+        """Read consecutive records in the order of the source."""
+        self._gather(np.arange(first, first + len(rows)), rows)
+
+    def probe(self, record: int) -> float | None:
+        """Return how many seconds a read of a record took, or None if it came from the page cache."""
+        number, inside = self._locate(record)
+        file = self._files[number]
+        offset = file.byte_offset + inside * self.meta.seq_len * file.dtype.itemsize
+        buffer = bytearray(self.meta.seq_len * file.dtype.itemsize)
+        with open(file.path, "rb", buffering=0) as opened:
+            with contextlib.suppress(OSError):
+                if os.preadv(opened.fileno(), (buffer,), offset, os.RWF_NOWAIT) == len(buffer):
+                    return None
+            start_s = time.perf_counter()
+            os.preadv(opened.fileno(), (buffer,), offset)
+            return time.perf_counter() - start_s
+
+    def _locate(self, record: int) -> tuple[int, int]:
+        number = int(np.searchsorted(self._ends, record, side="right"))
+        return number, record - int(self._ends[number] - self._files[number].num_records)
+
+    def _gather(self, records: npt.NDArray[np.int64], rows: TokenArray) -> None:
         files = np.searchsorted(self._ends, records, side="right")
         for number in np.unique(files).tolist():
             here = np.flatnonzero(files == number)
             inside = records[here] - (self._ends[number] - self._files[number].num_records)
-            self._gather(number, inside, rows, here)
-        rows[count:] = self._pad_id
+            self._gather_from(number, inside, rows, here)
 
     def sha256_of(self, start: int, stop: int) -> str | None:
         """`.npy` files carry no digests."""
@@ -193,10 +231,13 @@ class NpySource:
     def crc32_of(self, start: int, stop: int) -> None:
         """`.npy` files carry no digests."""
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_mapped": {}}
+
     def check_reads(self) -> None:
         """`.npy` files carry no digests."""
 
-    def _gather(
+    def _gather_from(
         self, number: int, inside: npt.NDArray[np.int64], rows: TokenArray, here: npt.NDArray[np.int64]
     ) -> None:
         """Copy records `inside` one file to the output rows `here`, checked."""
@@ -209,7 +250,7 @@ class NpySource:
             tokens = np.empty((len(here), seq_len), file.dtype) if direct is None else direct
             file.read_into(int(inside[0]), tokens)
         else:
-            direct, tokens = None, self._records(number)[inside]
+            direct, tokens = None, self._take(number, inside)
         bad = find_bad_token(tokens, token_limit(self.meta.dtype, self.meta.vocab_size))
         if bad is not None:
             row, column = divmod(bad, seq_len)
@@ -219,6 +260,21 @@ class NpySource:
             rows[here] = tokens
         elif direct is None:
             target[...] = tokens
+
+    def _take(self, number: int, inside: npt.NDArray[np.int64]) -> TokenArray:
+        """Gather records of a mapped file, and keep what is mapped of it small: the kernel counts it as ours."""
+        file = self._files[number]
+        record_bytes = self.meta.seq_len * file.dtype.itemsize
+        if self.cold and not file.fortran:
+            with open(file.path, "rb", buffering=0) as opened:
+                for offset in (file.byte_offset + inside * record_bytes).tolist():
+                    os.posix_fadvise(opened.fileno(), offset, record_bytes, os.POSIX_FADV_WILLNEED)
+        taken: TokenArray = self._records(number)[inside]
+        self._touched_bytes += len(inside) * (record_bytes + FAULT_AROUND_BYTES)
+        if self._touched_bytes > self.max_mapped_bytes:
+            self._mapped.clear()
+            self._touched_bytes = 0
+        return taken
 
     def _records(self, number: int) -> TokenArray:
         mapped = self._mapped.get(number)
@@ -248,11 +304,12 @@ class NpyWriter(BatchWriter):
         write_fully(self._file.fd, batches, self._data_offset + self.num_batches * self.meta.batch_bytes)
         self._count(batches, digest.result())
 
-    def _complete(self, info: ShardInfo) -> None:
+    def _complete(self, info: ShardInfo) -> tuple[Run, ...]:
         header = self._header(info.num_batches)
         if len(header) != self._data_offset:
             raise ConvertError(f"{info.path}: expected {self._expected_batches:,} batches, found {info.num_batches:,}")
         write_fully(self._file.fd, header, 0)
+        return ()
 
     def _release(self) -> None:
         pass
@@ -276,6 +333,14 @@ def expand(paths: Sequence[Path]) -> list[Path]:
         else:
             files.append(path)
     return files
+
+
+def token_sha256(path: Path) -> str:
+    """Return the digest of a file's tokens."""
+    *_, byte_offset = _read_npy_header(path)
+    with open(path, "rb") as file:
+        file.seek(byte_offset)
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _read_npy_header(path: Path) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:

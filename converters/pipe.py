@@ -1,148 +1,68 @@
-"""The pipe between formats: a source of batches, a plan of shards, a writer per shard, and a report that adds up.
+"""The pipe between formats: a source of batches, a plan of shards, an engine that writes them, a report that adds up.
 
-A new format is one file in this folder and one row in `FORMATS`: there is no code per pair of formats.
+There is no code per pair of formats. Shards are written in `<dst>.partial/`, each is recorded in a journal when it is
+whole, and the folder gets its name when all of them are: a kill costs one shard per worker.
 """
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
-from importlib import import_module
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Protocol, cast
+from typing import Final, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
+from converters.executors import Engine, Inline
+from converters.formats import FORMATS, Accounts, Source
+from converters.journal import WHOLE, Journal, Part, journal_paths, read_journal, require_same_plan
+from converters.plan import Plan, require_one_split, require_room, stored_bytes
+from converters.shard import CheckTask, FinishedShard, ShardTask, is_intact, no_progress, write_shard
+from converters.shuffle import DEFAULT_MEMORY_BYTES, Shuffle, choose_shuffle, halved, scattered
+from zb_hdf5 import ArgumentError, ConvertError, ShardEntry, ShardIndex, StoreMeta
+from zb_hdf5.publish import PartialDirectory, partial_path, remove
+from zb_hdf5.spec import CRC32_SUFFIX, INDEX_NAME, combine_sha256
 
-from zb_hdf5 import (
-    ArgumentError,
-    BatchWriter,
-    ChecksumError,
-    ConvertError,
-    ShardEntry,
-    ShardIndex,
-    ShardInfo,
-    StoreMeta,
-)
-from zb_hdf5.publish import PartialDirectory, write_atomically
-from zb_hdf5.reader import GROUP_BYTES
-from zb_hdf5.spec import CRC32_SUFFIX, SHARD_PREFIX, TokenArray
-
-DEFAULT_SHARD_BYTES: Final = 1 << 30
+OTHER_SUFFIXES: Final = frozenset({".hdf5", ".hdf", ".he5", ".npz"})
 Progress = Callable[[int], None]
 
 
 @dataclass(frozen=True)
-class Format:
-    """A row of the registry.
-
-    Attributes
-    ----------
-    suffix
-        Of one file.
-    writer
-        "module:class" of its `BatchWriter`.
-    indexed
-        Whether a folder of such files is a store with a `shards.json`.
-    """
-
-    suffix: str
-    writer: str
-    indexed: bool
-
-    def writer_class(self) -> type[BatchWriter]:
-        module, _, name = self.writer.partition(":")
-        return cast(type[BatchWriter], getattr(import_module(module), name))
-
-
-FORMATS: Final = {
-    "npy": Format(".npy", "converters.npy_file:NpyWriter", indexed=False),
-    "hdf5": Format(".h5", "zb_hdf5:HDF5BatchWriter", indexed=True),
-    "batch": Format(".batch", "zb_hdf5:BatchFileWriter", indexed=True),
-}
-
-
-@dataclass
-class Accounts:
-    """Where the tokens went: `tokens_in + padded == stored + dropped` or the conversion is wrong."""
-
-    tokens_in: int = 0
-    padded: int = 0
-    dropped: dict[str, int] = field(default_factory=dict)
-
-    def drop(self, reason: str, tokens: int) -> None:
-        """Count tokens that are not stored."""
-        if tokens:
-            self.dropped[reason] = self.dropped.get(reason, 0) + tokens
-
-    def settle(self, stored: int) -> None:
-        """Raise `ConvertError` unless the accounts balance."""
-        if self.tokens_in + self.padded != stored + sum(self.dropped.values()):
-            raise ConvertError(
-                f"internal error: {self.tokens_in:,} tokens in + {self.padded:,} padded != {stored:,} stored + "
-                f"{self.dropped} dropped; please report this"
-            )
-
-
-class Source(Protocol):
-    """Batches to convert, in their final order.
-
-    Attributes
-    ----------
-    meta
-        Shape, dtype and origin of what will be stored.
-    num_batches
-        How many batches there are.
-    shuffle
-        Name of the record shuffle behind the order, or "none".
-    shard_batches
-        Batches per shard where the source has shards of its own, else empty.
-    accounts
-        Complete before the first batch is read.
-    description
-        For the `source` entry of `shards.json`.
-    paths
-        The files and folders that are read; the destination may not replace them.
-    """
-
-    meta: StoreMeta
-    num_batches: int
-    shuffle: str
-    shard_batches: list[int]
-    accounts: Accounts
-    description: dict[str, Any]
-    paths: list[Path]
-
-    def read_into(self, start: int, out: TokenArray) -> None:
-        """Fill `out`, shape `(count, B, S)` of the stored dtype, with consecutive batches."""
-
-    def sha256_of(self, start: int, stop: int) -> str | None:
-        """Return the digest that the source has stored for these batches, or None."""
-
-    def crc32_of(self, start: int, stop: int) -> npt.NDArray[np.uint32] | None:
-        """Return the crc32 rows that the source has stored for these batches, or None."""
-
-    def check_reads(self) -> None:
-        """Compare each batch with its own digest as it is read, where the source has one: no `sha256_of` will do it."""
-
-
-@dataclass(frozen=True)
 class Report:
-    """What a conversion did."""
+    """What a conversion did.
+
+    Attributes
+    ----------
+    destination
+        What was written; for a part of a conversion the `.partial` folder that it belongs to.
+    shards
+        Those of this conversion, or of this part.
+    shuffle
+        How the records were read, and why that way.
+    """
 
     destination: Path
     meta: StoreMeta
-    num_batches: int
-    shards: list[ShardInfo]
-    sha256: str
+    shards: list[ShardEntry]
+    max_token: int
     accounts: Accounts
+    shuffle: str
     seconds: float
+
+    @property
+    def num_batches(self) -> int:
+        return sum(shard.num_batches for shard in self.shards)
 
     @property
     def tokens_stored(self) -> int:
         return self.num_batches * self.meta.batch_tokens
+
+    @property
+    def sha256(self) -> str:
+        """Digest of the one file, or over the digests of the shards."""
+        one_file = self.destination.is_file()
+        return self.shards[0].sha256 if one_file else combine_sha256(shard.sha256 for shard in self.shards)
 
 
 def convert(
@@ -153,7 +73,12 @@ def convert(
     num_shards: int | None = None,
     shard_bytes: int | None = None,
     overwrite: bool = False,
-    progress: Progress = lambda tokens: None,
+    resume: bool = False,
+    part: Part = WHOLE,
+    engine: Engine | None = None,
+    shuffle_method: str = "auto",
+    memory_bytes: int = DEFAULT_MEMORY_BYTES,
+    progress: Progress = no_progress,
 ) -> Report:
     """Write all batches of `source` to one file, or to a folder of shards.
 
@@ -167,33 +92,48 @@ def convert(
         How to cut a folder into shards; by default as the source is cut, or into shards of 1 GiB.
     overwrite
         Replace what exists, at the end and whole.
+    resume
+        Go on with an interrupted conversion of the same arguments: its finished shards are kept if their digests still
+        hold. The result is that of an undisturbed run.
+    part
+        Which share of the shards to write; `merge.merge_parts` publishes when all parts are there.
+    engine
+        Who writes the shards; by default this process.
+    shuffle_method
+        How shuffled records are read; a name in `shuffle.SHUFFLE_METHODS`. The result is the same.
+    memory_bytes
+        What all processes of this node may take together, where records are shuffled.
     progress
         Called with the number of tokens written since the last call.
 
     Raises
     ------
     ConvertError
-        If the destination exists, or the source cannot be converted as asked. Nothing is left behind.
+        If the destination exists, there is no room for it, or the source cannot be converted as asked.
     """
     start_s = time.monotonic()
     row = FORMATS[target]
     _refuse_source_as_destination(source, destination)
     if destination.suffix == row.suffix:
-        if num_shards or shard_bytes:
+        if num_shards or shard_bytes or part != WHOLE:
             raise ConvertError(f"{destination}: is one file; name a folder (no {row.suffix}) to write shards")
-        cut = (0, source.num_batches)
-        _prepare_checks(source, [cut])
-        shards = [_write_file(source, row, destination, cut, source.meta, overwrite, progress)]
-        sha256 = shards[0].sha256
-    elif destination.suffix in {*(other.suffix for other in FORMATS.values()), ".hdf5", ".hdf", ".he5", ".npz"}:
+        ways = _Ways(Inline(), shuffle_method, memory_bytes, progress)
+        finished, shuffle = _write_file(source, target, destination, overwrite, ways)
+    elif destination.suffix in {*(other.suffix for other in FORMATS.values()), *OTHER_SUFFIXES}:
         raise ConvertError(f"{destination}: expected a folder or a name that ends in {row.suffix}")
     else:
-        cuts = plan_shards(source, num_shards, shard_bytes)
-        _prepare_checks(source, cuts)
-        shards, sha256 = _write_folder(source, row, destination, cuts, overwrite, progress)
-    source.accounts.settle(sum(shard.token_count for shard in shards))
+        plan = Plan.make(source, target, num_shards, shard_bytes)
+        _prepare_checks(source, plan.cuts)
+        ways = _Ways(engine or Inline(), shuffle_method, memory_bytes, progress)
+        folder = _Folder(plan, destination, overwrite, part, ways)
+        finished, shuffle = folder.resume() if resume else folder.begin(), folder.shuffle
+    shards = [done.entry for done in finished]
+    if part == WHOLE:
+        source.accounts.settle(sum(shard.token_count for shard in shards))
+    place = destination if part == WHOLE else partial_path(destination)
     seconds = time.monotonic() - start_s
-    return Report(destination, source.meta, source.num_batches, shards, sha256, source.accounts, seconds)
+    max_token = max(done.max_token for done in finished)
+    return Report(place, source.meta, shards, max_token, source.accounts, str(shuffle), seconds)
 
 
 def _refuse_source_as_destination(source: Source, destination: Path) -> None:
@@ -203,122 +143,167 @@ def _refuse_source_as_destination(source: Source, destination: Path) -> None:
             raise ConvertError(f"{destination}: is or holds the source {path}; choose another output")
 
 
-def plan_shards(source: Source, num_shards: int | None, shard_bytes: int | None) -> list[tuple[int, int]]:
-    """Return (start, stop) of each shard, in batches: consecutive, and none empty.
-
-    Raises
-    ------
-    ConvertError
-        If there are fewer batches than shards.
-    """
-    total = source.num_batches
-    if num_shards is not None and shard_bytes is not None:
-        raise ArgumentError("pass either a number of shards or their size, not both")
-    if num_shards is None and shard_bytes is None and source.shard_batches:
-        stops = np.cumsum(source.shard_batches).tolist()
-        return list(zip([0, *stops[:-1]], stops, strict=True))
-    if num_shards is None:
-        per_shard = max(1, (shard_bytes or DEFAULT_SHARD_BYTES) // source.meta.batch_bytes)
-        num_shards = max(1, -(-total // per_shard))
-    if num_shards > total:
-        raise ConvertError(f"{total:,} batches cannot fill {num_shards:,} shards; pass a smaller --shards")
-    return [(k * total // num_shards, (k + 1) * total // num_shards) for k in range(num_shards)]
-
-
-def _write_folder(
-    source: Source, row: Format, destination: Path, cuts: list[tuple[int, int]], overwrite: bool, progress: Progress
-) -> tuple[list[ShardInfo], str]:
-    shards = []
-    with PartialDirectory(destination, overwrite=overwrite) as folder:
-        for number, cut in enumerate(cuts):
-            path = folder.partial_path / f"{SHARD_PREFIX}{number:05}-of-{len(cuts):05}{row.suffix}"
-            meta = _shard_meta(source, cut)
-            info = _write_file(source, row, path, cut, meta, False, progress)
-            if info.backend == "batch":  # an HDF5 shard holds its crc32 rows itself
-                write_atomically(path.with_name(path.name + CRC32_SUFFIX), info.crc32.tobytes())
-            shards.append(info)
-        index = ShardIndex(source.meta, tuple(map(_entry, shards)), source.shuffle, source.description)
-        if row.indexed:
-            index.save(folder.partial_path)
-    return shards, index.sha256
-
-
-def _shard_meta(source: Source, cut: tuple[int, int]) -> StoreMeta:
-    """Describe one shard: its part of `total_records`, so that the parts of all shards add up to the whole."""
-    start, stop = cut
-    records = (stop - start) * source.meta.batch_size
-    if stop == source.num_batches:
-        records = max(0, source.meta.total_records - start * source.meta.batch_size)
-    return replace(source.meta, total_records=records if source.meta.total_records else 0)
-
-
-def _entry(info: ShardInfo) -> ShardEntry:
-    return ShardEntry(info.path.name, info.backend, info.num_batches, info.token_count, info.sha256)
-
-
-def _write_file(
-    source: Source,
-    row: Format,
-    path: Path,
-    cut: tuple[int, int],
-    meta: StoreMeta,
-    overwrite: bool,
-    progress: Progress,
-) -> ShardInfo:
-    start, stop = cut
-    sha256, crc32 = source.sha256_of(start, stop), source.crc32_of(start, stop)
-    # a copy whose every batch has the crc32 of the original has its sha256 too: hashing is what takes longest
-    known = None if crc32 is None else sha256
-    with row.writer_class()(
-        path, meta, expected_batches=stop - start, overwrite=overwrite, known_sha256=known
-    ) as writer:
-        for batches in _read_ahead(source, start, stop):
-            writer.write(batches)
-            progress(batches.size)
-        _require_intact(writer, cut, sha256, crc32)
-        return writer.finish()
-
-
-def _require_intact(
-    writer: BatchWriter, cut: tuple[int, int], sha256: str | None, crc32: npt.NDArray[np.uint32] | None
-) -> None:
-    """Raise `ChecksumError` if what was read is not what the source says it holds."""
-    start, stop = cut
-    remedy = "run 'zb verify' on the source: copying would hide the damage"
-    if crc32 is not None:
-        found = writer.crc32()
-        for bad in np.flatnonzero(found != crc32)[:1].tolist():
-            raise ChecksumError(
-                f"batch {start + bad:,} of the source: expected crc32 {crc32[bad]:08x}, "
-                f"found {found[bad]:08x}; {remedy}"
-            )
-    if sha256 not in (None, writer.sha256()):
-        raise ChecksumError(
-            f"batches {start:,} to {stop - 1:,} of the source: expected sha256 {sha256}, "
-            f"found {writer.sha256()}; {remedy}"
-        )
-
-
 def _prepare_checks(source: Source, cuts: list[tuple[int, int]]) -> None:
     """Make sure that damage in the source is found: by whole shards where they stay whole, else batch by batch."""
     if any(source.sha256_of(*cut) is None for cut in cuts):
         source.check_reads()
 
 
-def _read_ahead(source: Source, start: int, stop: int) -> Iterator[TokenArray]:
-    """Yield groups of batches; while one is written, the next is read. Each is valid until the next is asked for."""
-    group = max(1, GROUP_BYTES // source.meta.batch_bytes)
-    buffers = [np.empty((min(group, stop - start), *source.meta.shape), source.meta.dtype) for _ in range(2)]
+class _Ways(NamedTuple):
+    """How the work is done: nothing of it shows in the result."""
 
-    def read(number: int, first: int) -> TokenArray:
-        out = buffers[number % 2][: min(group, stop - first)]
-        source.read_into(first, out)
-        return out
+    engine: Engine
+    shuffle_method: str
+    memory_bytes: int
+    progress: Progress
 
-    with ThreadPoolExecutor(1, thread_name_prefix="zb-convert-read") as thread:
-        pending = thread.submit(read, 0, start)
-        for number, first in enumerate(range(start, stop, group), 1):
-            batches = pending.result()
-            if first + group < stop:
-                pending = thread.submit(read, number, first + group)
-            yield batches
+    def choose(self, source: Source, cuts: list[tuple[int, int]]) -> Shuffle:
+        return choose_shuffle(source, self.shuffle_method, cuts, self.memory_bytes, self.engine.workers)
+
+
+def _write_file(
+    source: Source, target: str, path: Path, overwrite: bool, ways: _Ways
+) -> tuple[list[FinishedShard], Shuffle]:
+    require_one_split(source, "name a folder of shards")
+    cut = (0, source.num_batches)
+    _prepare_checks(source, [cut])
+    shuffle = ways.choose(source, [cut])
+    progress = halved(ways.progress, shuffle)
+    require_room(path.parent, stored_bytes(source.meta, source.num_batches, target) + shuffle.temp_bytes, 1)
+    with scattered(source, shuffle, path, ways.engine, progress) as readable:
+        task = ShardTask(readable, target, path, *cut, source.meta, sidecar=False, overwrite=overwrite)
+        return [write_shard(task, progress)], shuffle
+
+
+class _Folder:
+    """Fills the `.partial/` of one destination."""
+
+    def __init__(self, plan: Plan, destination: Path, overwrite: bool, part: Part, ways: _Ways) -> None:
+        self._plan, self._destination, self._overwrite = plan, destination, overwrite
+        self._part, self._ways = part, ways
+        self.shuffle = Shuffle("none", "nothing was left to do")
+        self._shards = part.shards(len(plan.cuts))
+        if not self._shards:
+            raise ArgumentError(f"{len(plan.cuts)} shards leave none for job {part.job} of {part.num_jobs}")
+
+    def begin(self) -> list[FinishedShard]:
+        """Start from nothing."""
+        with self._open() as folder:
+            journals = journal_paths(folder.partial_path)
+            mine = journals if self._part == WHOLE else {p: j for p, j in journals.items() if p == self._part}
+            done = sum(len(read_journal(path).finished) for path in mine.values()) if not self._overwrite else 0
+            if done:
+                folder.keep()
+                raise ConvertError(
+                    f"{folder.partial_path}: an interrupted conversion with {done} of {len(self._plan.cuts)} finished "
+                    "shards is there; go on with --resume, or start over with --force"
+                )
+            self._remove_unfinished(folder, {})
+            return self._write(folder, {})
+
+    def resume(self) -> list[FinishedShard]:
+        """Go on with what an interrupted conversion has left, if anything."""
+        if self._destination.exists() and not self._overwrite:
+            return self._already_done()
+        with self._open() as folder:
+            folder.keep()
+            finished = self._finished_before(folder)
+            self._remove_unfinished(folder, finished)
+            return self._write(folder, finished)
+
+    def _open(self) -> PartialDirectory:
+        return PartialDirectory(self._destination, overwrite=self._overwrite, shared=self._part != WHOLE)
+
+    def _write(self, folder: PartialDirectory, finished: dict[int, FinishedShard]) -> list[FinishedShard]:
+        try:
+            return self._write_missing(folder, finished)
+        except BaseException as error:
+            if finished:
+                error.add_note(
+                    f"{len(finished)} of {len(self._shards)} shards are finished, in {folder.partial_path}: go on with "
+                    "--resume, or start over with --force"
+                )
+            raise
+
+    def _write_missing(self, folder: PartialDirectory, finished: dict[int, FinishedShard]) -> list[FinishedShard]:
+        plan, path = self._plan, folder.partial_path
+        missing = [shard for shard in self._shards if shard not in finished]
+        if missing:
+            self.shuffle = self._ways.choose(plan.source, [plan.cuts[shard] for shard in missing])
+        progress = halved(self._ways.progress, self.shuffle)
+        require_room(path, sum(map(plan.shard_bytes, missing)) + self.shuffle.temp_bytes, plan.num_inodes())
+        journal = Journal(path, self._part, plan, finished)
+        self._ways.progress(sum(done.entry.token_count for done in finished.values()))
+        with scattered(
+            plan.source, self.shuffle, path / plan.name(self._shards[0]), self._ways.engine, progress
+        ) as source:
+            tasks = (replace(plan, source=source).task(shard, path) for shard in missing)
+            with closing(self._ways.engine.run(write_shard, tasks, progress)) as results:
+                for number, done in results:
+                    journal.add(missing[number], done)
+                    finished[missing[number]] = done
+                    folder.keep()
+        plan.require_unchanged_sources()
+        in_order = [finished[shard] for shard in self._shards]
+        if self._part == WHOLE:
+            save_index(path, plan.source, plan.target, in_order)
+            # the journal goes along and is removed under the final name: a kill just before loses no shard
+            folder.on_published(remove_journals)
+        return in_order
+
+    def _finished_before(self, folder: PartialDirectory) -> dict[int, FinishedShard]:
+        """Return the shards that earlier runs have finished and that are still intact."""
+        plan, recorded, touched = self._plan, {}, False
+        for part, path in journal_paths(folder.partial_path).items():
+            record = read_journal(path)
+            require_same_plan(record, plan.identity(), path)
+            touched |= self._is_touched(record.files)
+            if self._part in (WHOLE, part):
+                recorded.update(record.finished)
+        shards = sorted(recorded)
+        tasks = [CheckTask(plan.task(k, folder.partial_path), recorded[k].entry, touched) for k in shards]
+        with closing(self._ways.engine.run(is_intact, tasks, no_progress)) as results:
+            intact = dict(results)
+        return {shard: recorded[shard] for number, shard in enumerate(shards) if intact[number]}
+
+    def _is_touched(self, before: dict[str, tuple[int, int]]) -> bool:
+        """Return whether a source file has another mtime than before, and refuse another size."""
+        for path, (size, _) in self._plan.files.items():
+            if path not in before or before[path][0] != size:
+                raise ConvertError(
+                    f"{path}: changed since the interrupted conversion: expected {before.get(path, ('no file',))[0]} "
+                    f"bytes, found {size}; start over with --force"
+                )
+        return before != self._plan.files
+
+    def _remove_unfinished(self, folder: PartialDirectory, finished: dict[int, FinishedShard]) -> None:
+        """Remove what earlier runs of this part have left, but for finished shards."""
+        kept = {name for done in finished.values() for name in (done.entry.path, done.entry.path + CRC32_SUFFIX)}
+        mine = tuple(self._plan.name(shard) for shard in self._shards)
+        for name in os.listdir(folder.partial_path):
+            if name not in kept and (self._part == WHOLE or name.startswith(mine)):
+                remove(folder.partial_path / name)
+
+    def _already_done(self) -> list[FinishedShard]:
+        """Take a destination that is there for the result of the same conversion, or refuse it."""
+        plan, source = self._plan, self._plan.source
+        if (self._destination / INDEX_NAME).exists():
+            index = ShardIndex.load(self._destination)
+            same = (index.meta, index.shuffle, index.source) == (source.meta, source.shuffle, source.description)
+            if same and [s.num_batches for s in index.shards] == [stop - start for start, stop in plan.cuts]:
+                remove_journals(self._destination)
+                return [FinishedShard(entry, 0) for entry in index.shards]
+        raise ConvertError(f"{self._destination}: exists already and is no result of this conversion; pass --force")
+
+
+def save_index(folder: Path, source: Source, target: str, finished: list[FinishedShard]) -> None:
+    """Write the `shards.json` of a folder, where its format has one."""
+    if FORMATS[target].indexed:
+        entries = tuple(done.entry for done in finished)
+        ShardIndex(source.meta, entries, source.shuffle, source.description).save(folder)
+
+
+def remove_journals(folder: Path) -> None:
+    """Remove the journals of a store that is whole."""
+    for path in journal_paths(folder).values():
+        path.unlink()

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from converters.pipe import Accounts
+from converters.formats import Accounts
 from zb_hdf5 import ConvertError, IncompleteError, ShardedReader, open_reader
+from zb_hdf5.order import GlobalOrder
 from zb_hdf5.spec import TokenArray
 
 
@@ -33,6 +34,7 @@ class StoreSource:
     """
 
     shuffle = "none"
+    order: GlobalOrder | None = None
 
     def __init__(self, path: Path, backend: str, dataset: str | None = None) -> None:
         self.paths = [path]
@@ -48,13 +50,16 @@ class StoreSource:
             raise ConvertError(f"{path}: holds no batches")
         self.accounts = Accounts(self.num_batches * self.meta.batch_tokens)
         self.shard_batches: list[int] = []
+        self.shard_splits: list[str] = []
         self.description: dict[str, Any] = {"format": backend, "path": str(path)}
+        self.identity = {"fingerprint": self._reader.fingerprint, "dataset": dataset}
         self._sha256: dict[tuple[int, int], str | None] = {(0, self.num_batches): self._reader.sha256}
         self._shard_path = {} if dataset else {(0, self.num_batches): self._reader.path}
         if isinstance(self._reader, ShardedReader):
             index = self._reader.index
             self.shuffle, self.description = index.shuffle, index.source
             self.shard_batches = [shard.num_batches for shard in index.shards]
+            self.shard_splits = [shard.split for shard in index.shards]
             stops = list(accumulate(self.shard_batches))
             cuts = list(zip([0, *stops], stops, strict=False))
             self._sha256 = {cut: shard.sha256 for cut, shard in zip(cuts, index.shards, strict=True)}

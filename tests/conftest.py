@@ -143,7 +143,7 @@ def write_store(write_file):
             info = write_file(path, tokens[start:stop])
             if backend == "batch":
                 path.with_name(path.name + CRC32_SUFFIX).write_bytes(info.crc32.tobytes())
-            entries.append(ShardEntry(path.name, backend, info.num_batches, info.token_count, info.sha256))
+            entries.append(ShardEntry.of(info))
         ShardIndex(StoreMeta(*tokens.shape[1:], tokens.dtype), tuple(entries)).save(folder)
         return folder
 

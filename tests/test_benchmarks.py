@@ -87,3 +87,15 @@ def test_loader_measures_every_figure(tmp_path):
     assert all(run["direct_bytes_per_s"] > 0 for run in figures["cold"])
     assert all(0 < found["state_bytes"] < 1024 for found in figures["first_batch"].values())
     assert printed.count("met") + printed.count("NOT MET") >= 5
+
+
+@pytest.mark.slow
+def test_tokenize_measures_both_libraries(tmp_path):
+    pytest.importorskip("tiktoken")
+    pytest.importorskip("tokenizers")
+    printed, figures = run_benchmark(tmp_path, "tokenize")
+    assert {row["kind"] for row in figures["rows"]} == {"tiktoken", "hf"}
+    for row in figures["rows"]:
+        assert row["name"] in printed
+        assert_positive(row, "tokens_per_s", "bare_tokens_per_s")
+        assert row["share"] > 0

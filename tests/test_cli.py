@@ -91,13 +91,42 @@ def arguments_of(name, places, out):
     """Return arguments with which a command succeeds."""
     if name.startswith("convert npy-to"):
         return (places["npy"], out, *SHAPE)
+    if name.startswith(("convert parquet", "convert jsonl", "convert text", "tokenizer")):
+        return text_arguments(name, out)
     if name.startswith("convert"):
         return (places["batch" if " batch-to" in name else "h5"], out)
     if name == "which":
         with contextlib.closing(Loader(places["h5-store"], rank=0, world_size=1)) as loader:
             (out.parent / "state.json").write_text(json.dumps(loader.state_dict()))
         return (places["h5-store"], "--state", out.parent / "state.json", "--step", 3)
+    if name == "index merge":
+        for job in range(2):
+            command = ("hdf5-to-batch", places["h5-store"], out, "--shard-range", f"{job}/2")
+            assert run(convert, *command).exit_code == 0
+        return (out,)
+    if name == "index rebuild":
+        return (places["h5-store"], "--force")  # its index is valid
+    if name == "fetch":  # what is there already needs no server
+        (out.parent / "s_0.parquet").write_bytes(b"fetched")
+        return ("http://localhost/s_{}.parquet", "-n", 1, "-o", out.parent)
     return (places["h5-store"],)
+
+
+def text_arguments(name, out):
+    """Return arguments with which a command that reads text succeeds."""
+    texts = ["one document of text " * 5, "and another one " * 5]
+    if name == "convert parquet-to-hdf5":
+        pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+        parquet.write_table(pyarrow.table({"text": texts}), source := out.parent / "in.parquet")
+    elif name == "convert text-to-hdf5":
+        (source := out.parent / "in.txt").write_text(texts[0])
+    else:
+        (source := out.parent / "in.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    if name == "tokenizer train":
+        pytest.importorskip("tokenizers")
+        pytest.importorskip("tiktoken")
+        return (source, "-o", out.with_suffix(".json"), "--vocab-size", 300)
+    return (source, out, "--tokenizer", "byte", *SHAPE)
 
 
 # --- help ------------------------------------------------------------------------------------------------------
@@ -189,7 +218,7 @@ def test_the_json_of_a_conversion(places, tmp_path):
     assert report == {
         "path": str(tmp_path / "out"), "batch_size": 4, "seq_len": SEQ_LEN, "dtype": "uint32", "num_batches": 12,
         "num_shards": 3, "tokens_in": 384, "tokens_stored": 384, "tokens_padded": 0, "tokens_dropped": {},
-        "max_token": 383, "sha256": digest,
+        "max_token": 383, "shuffle": "direct: 100% of a sample of the source are in the page cache", "sha256": digest,
     }  # fmt: skip
 
 

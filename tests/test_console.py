@@ -73,6 +73,14 @@ def test_the_bar_fills_and_the_numbers_are_right(clock):
     assert shown.count("█") == round(0.25 * console.BAR_WIDTH)
 
 
+def test_another_unit_and_a_total_that_is_known_later(clock):
+    stream = Terminal()
+    with Progress("fetch", 0, stream=stream, unit="B") as progress:
+        clock.now += 10
+        progress.advance(1000, 4000)
+    assert " 25%  100 B/s  0:30 left" in stream.getvalue()
+
+
 def test_a_terminal_line_fits_80_columns(clock):
     stream = Terminal()
     with Progress("npy-to-batch", 10**13, stream=stream) as progress:

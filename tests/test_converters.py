@@ -705,7 +705,8 @@ def test_a_damaged_store_is_refused(backend, target, options, source, tmp_path):
     to = "npy" if target == "npy" else "batch" if backend == "hdf5" else "hdf5"
     name = f"joined{SUFFIXES[to]}" if target == "joined" else target
     assert "expected" in fail(3, f"{backend}-to-{to}", tmp_path / "store", tmp_path / name, *options)
-    assert snapshot(tmp_path) == before
+    after = snapshot(tmp_path)  # shards that were finished before the damage was met may be there for --resume
+    assert {path: data for path, data in after.items() if not path.startswith(f"{name}.partial/")} == before
     assert not (tmp_path / name).exists()
 
 
@@ -886,7 +887,7 @@ def test_what_appears_during_the_conversion_is_not_replaced(name, source, tmp_pa
     with pytest.raises(ConvertError, match="exists"):
         run_pipe(opened, "hdf5", tmp_path / name, progress=appear)
     assert (tmp_path / name).read_text() == "precious"
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["in", name])
+    assert {path.name for path in tmp_path.iterdir()} - {"out.partial"} == {"in", name}
 
 
 def test_foreign_files_that_appear_during_the_conversion_are_kept(source, tmp_path):
@@ -898,7 +899,8 @@ def test_foreign_files_that_appear_during_the_conversion_are_kept(source, tmp_pa
     opened = NpySource([source], batch_size=4, seq_len=SEQ_LEN, seed=0)
     with pytest.raises(ConvertError, match="notes"):
         run_pipe(opened, "hdf5", tmp_path / "out", overwrite=True, progress=appear)
-    assert snapshot(tmp_path) == {**before, "out/notes.txt": b"precious"}
+    after = {path: data for path, data in snapshot(tmp_path).items() if not path.startswith("out.partial/")}
+    assert after == {**before, "out/notes.txt": b"precious"}
 
 
 @pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
@@ -922,7 +924,7 @@ def test_a_failure_between_the_renames_of_a_swap_keeps_the_old_store(error, call
         run_pipe(opened, "hdf5", tmp_path / "out", overwrite=True)
         expected = numbered(48, 1000)
     np.testing.assert_array_equal(records_of(tmp_path / "out"), expected)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out"]
+    assert {path.name for path in tmp_path.iterdir()} - {"out.partial"} == {"in", "out"}
 
 
 def test_the_leftover_of_a_killed_conversion_is_replaced(source, tmp_path):

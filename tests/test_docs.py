@@ -4,6 +4,7 @@ import re
 import subprocess
 from pathlib import Path
 
+import click
 import numpy as np
 import pytest
 
@@ -41,10 +42,18 @@ def test_backends_table_is_the_registry():
     assert documented == {name: backend.suffix for name, backend in BACKENDS.items()}
 
 
+def commands_of(group, path):
+    """Return the names of all commands of a group and of the groups in it."""
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from commands_of(command, f"{path} {name}")
+        else:
+            yield f"{path} {name}"
+
+
 def test_every_command_is_documented_and_every_documented_command_exists():
     documented = {row[0] for row in rows_of("| command | does |")}
-    commands = {f"convert {name}" for name in convert.commands} | {f"zb {name}" for name in zb.commands}
-    assert documented == commands
+    assert documented == {*commands_of(convert, "convert"), *commands_of(zb, "zb")}
 
 
 def test_architecture_names_every_file():
@@ -67,8 +76,12 @@ def test_python_examples_run(tmp_path, monkeypatch):
     with open_writer("train-h5.h5", batch_size=32, seq_len=512, dtype="uint16") as writer:
         writer.write(tokens)
     Path("train-h5").symlink_to("train-h5.h5")
+    parquet, table = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow").table
+    Path("text").mkdir()
+    for name in ("shard_00000", "shard_00001"):
+        parquet.write_table(table({"text": ["once upon a time"]}), f"text/{name}.parquet")
     examples = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    assert len(examples) == 2
+    assert len(examples) == 3
     seen = []
     for example in examples:
         exec(example, {"step": seen.append, "tokenized": lambda: tokens})

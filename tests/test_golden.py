@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import h5py
@@ -103,6 +104,14 @@ def test_hdf5_files_are_still_written_with_the_same_content(tmp_path):
     with open_writer(tmp_path / "v1.h5", batch_size=2, seq_len=8, seed=42, total_records=5) as writer:
         writer.write(TOKENS)
     assert described(tmp_path / "v1.h5") == described(DATA / "v1.h5")
+
+
+def test_an_index_without_places_and_digest_is_still_read():
+    old, new = DATA / "v1-shards-early.json", DATA / "v1-store" / "shards.json"
+    early = ShardIndex.from_json(old.read_text(encoding="utf-8"), old)
+    now = ShardIndex.load(new)
+    assert replace(now, shards=tuple(replace(s, extents=[], crc32_ends=[]) for s in now.shards)) == early
+    assert now.shards[1].extents
 
 
 def test_an_index_is_still_written_byte_for_byte():

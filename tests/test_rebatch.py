@@ -87,7 +87,7 @@ def test_records_are_gathered_across_shards(tmp_path):
         with open_writer(tmp_path / f"shard-{number}.h5", batch_size=BATCH_SIZE, seq_len=SEQ_LEN) as writer:
             writer.write(part)
             info = writer.finish()
-        entries.append(ShardEntry(info.path.name, "hdf5", info.num_batches, info.token_count, info.sha256))
+        entries.append(ShardEntry.of(info))
     ShardIndex(StoreMeta(BATCH_SIZE, SEQ_LEN, np.dtype("<u4")), tuple(entries)).save(tmp_path)
     for access in ("mmap", "pread"):
         with open_reader(tmp_path, access=access) as reader:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -21,6 +23,7 @@ from zb_hdf5 import (
     ShardEntry,
     ShardIndex,
     StoreMeta,
+    ZbError,
     open_reader,
     verify_store,
 )
@@ -467,3 +470,79 @@ def test_an_index_describes_its_store(store, tokens):
     assert index.meta.shape == (3, 10)
     other = replace(index, shards=index.shards[::-1])
     assert other.sha256 != index.sha256  # the order of shards is content
+
+
+# --- an index that spares HDF5 ---------------------------------------------------------------------------------
+
+
+def test_a_store_is_read_without_hdf5_where_the_index_knows_the_places(tokens, tmp_path, write_store):
+    folder = write_store(tmp_path / "store", tokens, (2, 5))
+    code = (
+        "import sys, numpy as np; from zb_hdf5 import open_reader\n"
+        "reader = open_reader(sys.argv[1]); print(sum(int(np.array(batch).sum()) for batch in reader))\n"
+        "print('h5py' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [str(int(tokens.astype("u8").sum())), "False"]
+
+
+@pytest.mark.parametrize("access", ["mmap", "pread", "h5py"])
+def test_places_from_the_index_give_the_batches_of_hdf5(access, tokens, tmp_path, write_store):
+    folder = write_store(tmp_path / "store", tokens, (1, 2, 5))
+    assert all(shard.extents for shard in ShardIndex.load(folder).shards)
+    with open_reader(folder, access=access) as reader:
+        np.testing.assert_array_equal([np.array(batch) for batch in reader], tokens)
+
+
+def rewrite_index(folder, number, **changes):
+    """Replace fields of one entry, and give the file its digest again."""
+    index = ShardIndex.load(folder)
+    shards = list(index.shards)
+    shards[number] = replace(shards[number], **changes)
+    replace(index, shards=tuple(shards)).save(folder)
+
+
+@pytest.mark.parametrize("shift", [(4096, 0), (-4096, 0), (0, 4), (0, -4), (2**40, 0)])
+def test_wrong_places_are_never_wrong_tokens(shift, tokens, tmp_path, write_store):
+    folder = write_store(tmp_path / "store", tokens, (3,))
+    [run] = ShardIndex.load(folder).shards[0].extents
+    rewrite_index(folder, 0, extents=[[run[0] + shift[0], run[1] + shift[1], run[2]]])
+    with pytest.raises(ZbError, match=r"shard-00000\.h5: shards\.json says extents"), open_reader(folder) as reader:
+        reader.read_batch(0)
+    assert [report.problem is None for report in verify_store(folder)] == [False, True]
+
+
+def test_a_damaged_first_or_last_batch_is_told(tokens, tmp_path, write_store):
+    folder = write_store(tmp_path / "store", tokens, (3,))
+    with open_reader(folder / "shard-00000.h5") as reader:
+        offset = reader.extents.offset(2)
+    with open(folder / "shard-00000.h5", "r+b") as file:
+        file.seek(offset)
+        file.write(b"damage")
+    with pytest.raises(ChecksumError, match="first or last batch is damaged"), open_reader(folder) as reader:
+        reader.read_batch(0)
+
+
+@pytest.mark.parametrize(
+    "extents", ["x", 3, [1], [[1, 2]], [[1, 2, 3, 4]], [[1, 2, 2]], [[-4096, 120, 3]], [["a", 1, 3]]]
+)
+def test_places_that_are_none_are_told(extents, tokens, tmp_path, write_store):
+    folder = write_store(tmp_path / "store", tokens, (3,))
+    change_index(folder, "shards", 0, "extents", extents)
+    with pytest.raises(FormatError, match="extents"):
+        open_reader(folder)  # which opens the first shard
+
+
+def test_every_flipped_bit_of_an_index_is_found(tokens, tmp_path, write_store):
+    path = write_store(tmp_path / "store", tokens, (3,)) / "shards.json"
+    text = path.read_bytes()
+    expected = ShardIndex.load(path)
+    for position in range(len(text)):
+        flipped = bytearray(text)
+        flipped[position] ^= 1 << position % 7
+        path.write_bytes(flipped)
+        try:
+            assert ShardIndex.load(path) == expected  # only what holds nothing, such as the key "check" itself
+            assert position >= text.rindex(b',\n "check"') or chr(text[position]).isspace(), position
+        except FormatError:
+            pass

@@ -22,7 +22,7 @@ def store(tmp_path):
         with open_writer(path, batch_size=4, seq_len=16, dtype="uint16") as writer:
             writer.write(part)
             info = writer.finish()
-        entries.append(ShardEntry(path.name, "hdf5", info.num_batches, info.token_count, info.sha256))
+        entries.append(ShardEntry.of(info))
     ShardIndex(StoreMeta(4, 16, np.dtype("<u2")), tuple(entries)).save(folder)
     return folder
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         UnavailableError,
         ZbError,
     )
+    from zb_hdf5.fetch import FetchReport, fetch_shards
     from zb_hdf5.h5read import HDF5BatchReader
     from zb_hdf5.h5write import HDF5BatchWriter
     from zb_hdf5.index import ShardEntry, ShardIndex
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from zb_hdf5.shards import ShardedReader
     from zb_hdf5.spec import StoreMeta
     from zb_hdf5.store import BACKENDS, open_reader, open_writer
+    from zb_hdf5.textloader import TextLoader
+    from zb_hdf5.tokenizer import Tokenizer, load_tokenizer
     from zb_hdf5.verify import ShardReport, verify_store
     from zb_hdf5.writer import BatchWriter, ShardInfo
     from zb_hdf5.zerobatch import BatchNativeLoader, write_batch_dataset, write_batch_file
@@ -43,6 +46,7 @@ _HOME = {
         "FormatError", "IncompleteError", "StateError", "UnavailableError", "ZbError",
     ),
     "datasets": ("BatchDataset", "RecordDataset"),
+    "fetch": ("FetchReport", "fetch_shards"),
     "h5read": ("HDF5BatchReader",),
     "h5write": ("HDF5BatchWriter",),
     "index": ("ShardEntry", "ShardIndex"),
@@ -53,6 +57,8 @@ _HOME = {
     "shards": ("ShardedReader",),
     "spec": ("StoreMeta",),
     "store": ("BACKENDS", "open_reader", "open_writer"),
+    "textloader": ("TextLoader",),
+    "tokenizer": ("Tokenizer", "load_tokenizer"),
     "verify": ("ShardReport", "verify_store"),
     "writer": ("BatchWriter", "ShardInfo"),
     "zerobatch": ("BatchNativeLoader", "write_batch_dataset", "write_batch_file"),

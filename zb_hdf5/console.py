@@ -38,19 +38,19 @@ class CommandGroup(click.Group):
         except BrokenPipeError:
             raise  # click itself ends quietly for `zb ... | head`
         except ZbError as error:
-            _fail(ctx, str(error), error.exit_code)
+            _fail(ctx, error, str(error), error.exit_code)
         except MemoryError as error:
-            _fail(ctx, f"out of memory: {error}", 1)
+            _fail(ctx, error, f"out of memory: {error}", 1)
         except OSError as error:
-            _fail(ctx, str(error), 1)
-        except KeyboardInterrupt:
-            _fail(ctx, "interrupted; nothing unfinished was left under its final name", INTERRUPTED)
+            _fail(ctx, error, str(error), 1)
+        except KeyboardInterrupt as error:
+            _fail(ctx, error, "interrupted; nothing unfinished was left under its final name", INTERRUPTED)
         finally:
             _on_sigterm(previous)
 
 
-def _fail(ctx: click.Context, message: str, code: int) -> NoReturn:
-    click.echo(f"Error: {message}", err=True)
+def _fail(ctx: click.Context, error: BaseException, message: str, code: int) -> NoReturn:
+    click.echo("\n".join([f"Error: {message}", *getattr(error, "__notes__", ())]), err=True)
     ctx.exit(code)
 
 
@@ -109,22 +109,25 @@ class Progress:
     ----------
     label
         What is being done.
-    total_tokens
-        How many tokens make 100 %.
+    total
+        How much makes 100 %.
     enabled
         False prints nothing.
+    unit
+        What is counted: "tok" or "B".
     """
 
     def __init__(
         self,
         label: str,
-        total_tokens: int,
+        total: int,
         *,
         enabled: bool = True,
+        unit: str = "tok",
         stream: TextIO | None = None,
         interval_s: float = 10.0,
     ) -> None:
-        self._label, self._total, self._enabled = label, total_tokens, enabled
+        self._label, self._total, self._enabled, self._unit = label, total, enabled, unit
         self._stream = stream or sys.stderr
         self._bar = self._stream.isatty()
         self._interval_s = 0.1 if self._bar else interval_s
@@ -132,10 +135,11 @@ class Progress:
         self._done = 0
         self._start = self._shown = time.monotonic()
 
-    def advance(self, tokens: int) -> None:
-        """Count tokens as done; may be called from any thread."""
+    def advance(self, amount: int, total: int | None = None) -> None:
+        """Count an amount as done, of a total that is better known by now; may be called from any thread."""
         with self._lock:
-            self._done += tokens
+            self._done += amount
+            self._total = self._total if total is None else total
             now = time.monotonic()
             if self._enabled and now - self._shown >= self._interval_s:
                 self._shown = now
@@ -145,7 +149,7 @@ class Progress:
         share = min(1.0, self._done / self._total) if self._total else 1.0
         left_s = elapsed_s / share * (1 - share) if share else 0.0
         rate = format_count(self._done / elapsed_s if elapsed_s else 0.0)
-        text = f"{share:4.0%}  {rate}tok/s  {format_seconds(left_s)} left"
+        text = f"{share:4.0%}  {rate}{self._unit}/s  {format_seconds(left_s)} left"
         if self._bar:
             bar = ("█" * round(share * BAR_WIDTH)).ljust(BAR_WIDTH, "·")
             self._stream.write(f"\r\x1b[K{self._label} {bar} {text}")

@@ -9,7 +9,8 @@
     ├── ChecksumError    (ValueError)   3  the bytes are not the ones that were written
     ├── StateError       (ValueError)   1  a checkpoint of another dataset, seed or order
     ├── BackendError     (ValueError)   1  the backend or access asked for cannot serve this file
-    │   └── UnavailableError            5  this machine lacks something: a lock, a filter, a package
+    │   └── UnavailableError            5  this machine lacks something: a lock, a filter, a package,
+    │                                   a server that answers
     ├── ConvertError     (ValueError)   1  a source cannot be converted as asked
     ├── BatchIndexError  (IndexError)   1  no batch has this index
     └── ClosedError      (ValueError)   1  the reader or writer was closed
@@ -60,7 +61,7 @@ class BackendError(ZbError, ValueError):
 
 
 class UnavailableError(BackendError):
-    """This machine lacks something the file needs: a lock, an HDF5 filter, a package."""
+    """This machine lacks something the file needs: a lock, an HDF5 filter, a package, a server."""
 
     exit_code = 5
 

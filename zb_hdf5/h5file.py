@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import h5py
+import numpy as np
+import numpy.typing as npt
 
 from zb_hdf5.errors import FormatError, IncompleteError, UnavailableError, ZbError
 from zb_hdf5.publish import NO_LOCKS
@@ -62,6 +64,20 @@ def h5_damage(path: Path) -> Iterator[None]:
             raise  # the disk's trouble, not the file's
         text = error.args[0] if error.args else error
         raise FormatError(f"{path}: HDF5 finds it damaged: {text}; restore it, or convert again") from error
+
+
+def chunk_offsets(stored: h5py.Dataset) -> npt.NDArray[np.int64]:
+    """Return the byte offset of each chunk along the first axis, -1 where there is none.
+
+    One `chunk_iter`: asking for the chunks one by one takes a time that grows with their square.
+    """
+    offsets = np.full(len(stored), -1, dtype=np.int64)
+
+    def record(chunk: Any) -> None:
+        offsets[chunk.chunk_offset[0]] = chunk.byte_offset
+
+    stored.id.chunk_iter(record)
+    return offsets
 
 
 def is_marked_open(path: Path) -> bool:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError, BackendError, FormatError, IncompleteError
 from zb_hdf5.extents import ExtentFile, Extents, auto_access
-from zb_hdf5.h5file import h5_damage, open_h5_for_reading
+from zb_hdf5.h5file import chunk_offsets, h5_damage, open_h5_for_reading
 from zb_hdf5.h5source import H5pySource
 from zb_hdf5.reader import BatchReader, require_options
 from zb_hdf5.source import BatchSource, CheckedSource
@@ -208,13 +208,7 @@ def _chunk_extents(stored: h5py.Dataset, meta: StoreMeta, num_batches: int, path
         return None, f"its chunks are {stored.chunks}, not one batch {(1, *meta.shape)}"
     if stored.id.get_create_plist().get_nfilters():
         return None, "it is compressed or filtered"
-    offsets = np.full(len(stored), -1, dtype=np.int64)
-
-    def record(chunk: Any) -> None:
-        offsets[chunk.chunk_offset[0]] = chunk.byte_offset
-
-    stored.id.chunk_iter(record)
-    offsets = offsets[:num_batches]
+    offsets = chunk_offsets(stored)[:num_batches]
     missing = np.flatnonzero(offsets < 0)
     if len(missing):
         raise FormatError(f"{path}: batch {missing[0]:,} is committed but has no chunk; restore the file")

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 import h5py
 import numpy as np
 
-from zb_hdf5.h5file import end_of_file_address, open_h5
+from zb_hdf5.extents import Extents, Run
+from zb_hdf5.h5file import chunk_offsets, end_of_file_address, open_h5
 from zb_hdf5.spec import (
     BATCHES,
     BATCHES_ATTRIBUTES,
@@ -63,7 +64,7 @@ class HDF5BatchWriter(BatchWriter):
         self._create_objects(self._h5)
         self._h5.flush()
         self._h5.swmr_mode = True
-        self._file.share_lock()  # from here on HDF5 holds no lock: a second "w" would truncate the live file
+        self._file.share_lock()  # from here on HDF5 holds no lock, and another "r+" would get in
 
     def _create_objects(self, h5: h5py.File) -> None:
         meta = self.meta
@@ -131,11 +132,13 @@ class HDF5BatchWriter(BatchWriter):
         if self._durable:
             os.fdatasync(self._file.fd)
 
-    def _complete(self, info: ShardInfo) -> None:
+    def _complete(self, info: ShardInfo) -> tuple[Run, ...]:
         self._crc_dataset.resize(info.num_batches, axis=0)
         self._commit(sha256=info.sha256.encode(), complete=1)
+        offsets = chunk_offsets(self._batches)
         self._h5.close()
         os.ftruncate(self._file.fd, end_of_file_address(self._file.fd))  # give back what was reserved
+        return tuple(Extents.from_offsets(offsets, self.meta.batch_bytes).runs)
 
     def _release(self) -> None:
         if self._h5 is not None:

@@ -2,21 +2,47 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final, Self
 
 from zb_hdf5.errors import ArgumentError, FormatError
+from zb_hdf5.extents import Extents, Run
 from zb_hdf5.publish import write_atomically
 from zb_hdf5.reader import BatchReader
-from zb_hdf5.spec import INDEX_FORMAT, INDEX_NAME, INDEX_VERSION, StoreMeta, combine_sha256, is_sha256, stored_dtype
+from zb_hdf5.spec import (
+    DEFAULT_SPLIT,
+    INDEX_FORMAT,
+    INDEX_NAME,
+    INDEX_VERSION,
+    StoreMeta,
+    combine_sha256,
+    is_sha256,
+    stored_dtype,
+)
 from zb_hdf5.store import BACKENDS
+from zb_hdf5.writer import ShardInfo
+
+#: Before the digest of all that stands before it: the last key of the file.
+_CHECK: Final = ',\n "check": "'
 
 
 @dataclass(frozen=True)
 class ShardEntry:
-    """One shard in the index. `path` is relative to the folder, with "/" between parts."""
+    """One shard in the index.
+
+    Attributes
+    ----------
+    path
+        Relative to the folder, with "/" between parts.
+    extents
+        Where its batches lie in the file, so that a reader need not ask HDF5; empty where that is not known.
+    crc32_ends
+        crc32 of its first and last batch, which prove `extents`.
+    """
 
     path: str
     backend: str
@@ -24,16 +50,40 @@ class ShardEntry:
     token_count: int
     sha256: str
     document_count: int = 0
-    split: str = "train"
+    split: str = DEFAULT_SPLIT
     complete: bool = True
+    extents: list[list[int]] = field(default_factory=list)
+    crc32_ends: list[int] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, info: ShardInfo, split: str = DEFAULT_SPLIT) -> Self:
+        """Describe a file that was just written."""
+        ends = info.crc32[[0, -1]].tolist() if info.num_batches else []
+        return cls(
+            info.path.name, info.backend, info.num_batches, info.token_count, info.sha256, split=split,
+            extents=[list(run) for run in info.runs], crc32_ends=ends,
+        )  # fmt: skip
+
+    def to_json(self) -> str:
+        """Return one line."""
+        content = {key: getattr(self, key) for key in ENTRY_TYPES}
+        if self.extents:
+            content |= {"extents": self.extents, "crc32_ends": self.crc32_ends}
+        return json.dumps(content)
 
     @classmethod
     def from_json(cls, value: Any, where: str) -> Self:
         """Check one element of `shards`."""
-        if not (isinstance(value, dict) and _has_types(value, ENTRY_TYPES)):
+        values: tuple[Any, ...]
+        try:
+            values = _ENTRY_VALUES(value)
+        except (KeyError, TypeError):
+            values = ()
+        if tuple(map(type, values)) != tuple(ENTRY_TYPES.values()):
             for key, kind in ENTRY_TYPES.items():
                 _field(value, key, kind, where)  # says which one is wrong
-        entry = cls(**{key: value[key] for key in ENTRY_TYPES})
+        # checked by `places` when the shard is opened: there may be a hundred thousand of them
+        entry = cls(*values, value.get("extents", []), value.get("crc32_ends", []))
         parts = entry.path.split("/")
         if not parts[0] or ".." in parts or not parts[-1]:
             raise FormatError(f"{where}: path {entry.path!r} leaves the folder of the store")
@@ -45,12 +95,32 @@ class ShardEntry:
             raise FormatError(f"{where}: expected 64 hexadecimal digits in sha256, found {entry.sha256!r}")
         return entry
 
+    def places(self, batch_bytes: int, where: object) -> Extents:
+        """Return `extents`, checked as far as it can be without the file.
+
+        Raises
+        ------
+        FormatError
+            If they are no places of `num_batches` batches.
+        """
+        try:
+            runs = [Run(*run) for run in self.extents]
+            first, last = self.crc32_ends
+            if any(type(number) is not int or number < 0 for run in runs for number in (*run, first, last)):
+                raise ValueError("expected natural numbers")
+            if sum(run.num_batches for run in runs) != self.num_batches:
+                raise ValueError(f"expected {self.num_batches} batches")
+        except (TypeError, ValueError) as error:
+            raise FormatError(f"{where}: extents {self.extents!r}: {error}; run 'zb index rebuild'") from error
+        return Extents(runs, batch_bytes)
+
 
 #: The keys of an entry, and the JSON types of their values.
 ENTRY_TYPES: Final = {
     "path": str, "backend": str, "num_batches": int, "token_count": int, "sha256": str, "document_count": int,
     "split": str, "complete": bool,
 }  # fmt: skip
+_ENTRY_VALUES: Final = itemgetter(*ENTRY_TYPES)
 
 
 @dataclass(frozen=True)
@@ -83,6 +153,20 @@ class ShardIndex:
         """Digest of the store: over the shard digests, in order."""
         return combine_sha256(shard.sha256 for shard in self.shards)
 
+    def of_split(self, split: str | None) -> Self:
+        """Return the index of the shards of one split, in order; None: of all shards.
+
+        Raises
+        ------
+        ArgumentError
+            If no shard is of that split.
+        """
+        shards = tuple(shard for shard in self.shards if split in (None, shard.split))
+        if not shards:
+            known = ", ".join(dict.fromkeys(shard.split for shard in self.shards))
+            raise ArgumentError(f"expected a split that this store has ({known}), found {split!r}")
+        return replace(self, shards=shards)
+
     def to_json(self) -> str:
         """Return the text of the file."""
         meta = self.meta
@@ -102,9 +186,11 @@ class ShardIndex:
             "tokenizer": json.loads(meta.tokenizer) if meta.tokenizer else None,
             "source": self.source,
             "sha256": self.sha256,
-            "shards": [asdict(shard) for shard in self.shards],
         }
-        return json.dumps(content, indent=1) + "\n"
+        head = json.dumps(content, indent=1).removesuffix("\n}")
+        shards = ",\n  ".join(shard.to_json() for shard in self.shards)
+        body = f'{head},\n "shards": [\n  {shards}\n ]'
+        return f'{body}{_CHECK}{_digest(body)}"\n}}\n'
 
     @classmethod
     def from_json(cls, text: str, path: Path) -> Self:
@@ -115,6 +201,12 @@ class ShardIndex:
         FormatError
             If it is not JSON, lacks a key, holds a value of another type, or contradicts itself.
         """
+        body, check, digest = text.rpartition(_CHECK)
+        if check and digest[:64] != _digest(body):
+            raise FormatError(
+                f"{path}: damaged, or edited by hand: its text does not have the digest in its last key; restore it, "
+                "run 'zb index rebuild', or remove the key \"check\" if you have edited it"
+            )
         try:
             value = json.loads(text)
         except (ValueError, RecursionError) as error:
@@ -133,12 +225,14 @@ class ShardIndex:
 
     def require_agreement(self, reader: BatchReader, entry: ShardEntry) -> None:
         """Raise `FormatError` if a shard is not what its entry says."""
-        expected = {
+        expected: dict[str, tuple[Any, Any]] = {
             "num_batches": (entry.num_batches, reader.num_batches),
             "shape": (self.meta.shape, reader.meta.shape),
             "dtype": (self.meta.dtype, reader.dtype),
             "sha256": (entry.sha256, reader.sha256 or entry.sha256),
         }
+        if entry.extents and reader.extents is not None:
+            expected["extents"] = (entry.extents, [list(run) for run in reader.extents.runs])
         for name, (in_index, in_shard) in expected.items():
             if in_index != in_shard:
                 raise FormatError(f"{reader.path}: {INDEX_NAME} says {name} {in_index}, the shard says {in_shard}")
@@ -176,6 +270,10 @@ class ShardIndex:
         write_atomically(folder / INDEX_NAME, self.to_json().encode("utf-8"))
 
 
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()
+
+
 def _index_meta(value: dict[str, Any], where: str) -> StoreMeta:
     names = ("batch_size", "seq_len", "seed", "total_records", "document_count", "vocab_size")
     tokenizer = value.get("tokenizer")
@@ -189,10 +287,6 @@ def _index_meta(value: dict[str, Any], where: str) -> StoreMeta:
         )
     except ArgumentError as error:
         raise FormatError(f"{where}: {error}") from error
-
-
-def _has_types(value: dict[str, Any], types: dict[str, type[Any]]) -> bool:
-    return [type(value.get(key)) for key in types] == list(types.values())
 
 
 def _field(value: Any, key: str, kind: type[Any], where: str) -> Any:

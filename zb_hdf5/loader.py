@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Generator, Iterator
-from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,7 @@ from zb_hdf5.order import Order, make_order
 from zb_hdf5.prefetch import DeviceRing, hint_ahead, read_ahead
 from zb_hdf5.ranks import resolve_rank
 from zb_hdf5.reader import BatchReader
+from zb_hdf5.spec import DEFAULT_SPLIT
 from zb_hdf5.store import open_reader
 
 if TYPE_CHECKING:
@@ -52,7 +53,10 @@ class Loader:
     source
         A path for `open_reader`, or a reader.
     backend, access, verify
-        As for `open_reader`; without effect on a reader.
+        As for `open_reader`; without effect on a reader. `backend="parquet"` returns a `TextLoader`, which takes
+        other arguments.
+    split
+        Of a store with several splits: the one to read.
     shuffle
         "global": a uniform permutation of all stored batches. "records": a uniform permutation of all records, so that
         no record keeps its batch-mates; random reads of one record each. "block": ZeroBatch's shuffle of blocks of
@@ -100,6 +104,14 @@ class Loader:
     ...         train(batch)
     """
 
+    def __new__(cls, *arguments: Any, backend: str = "auto", **options: Any) -> Self:
+        """Return a `TextLoader` for backend "parquet": text has no stored batches, and so no order of them."""
+        if backend == "parquet":
+            from zb_hdf5.textloader import TextLoader
+
+            return cast(Self, TextLoader(*arguments, **options))
+        return super().__new__(cls)
+
     def __init__(
         self,
         source: str | os.PathLike[str] | BatchReader,
@@ -107,6 +119,7 @@ class Loader:
         backend: str = "auto",
         access: str = "auto",
         verify: str = "none",
+        split: str = DEFAULT_SPLIT,
         shuffle: str = "global",
         block_size: int = 256,
         seed: int = 42,
@@ -122,7 +135,7 @@ class Loader:
         targets: bool = False,
     ) -> None:
         if not isinstance(source, BatchReader):
-            source = open_reader(source, backend=backend, access=access, verify=verify)
+            source = open_reader(source, backend=backend, access=access, verify=verify, split=split)
         self.reader: BatchReader = source
         self._fingerprint = source.fingerprint  # now: a checkpoint must not depend on reading the file again
         self.rank, self.world_size = resolve_rank(rank, world_size)

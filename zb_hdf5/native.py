@@ -100,8 +100,9 @@ class BatchFileWriter(BatchWriter):
         slots[:, : raw.shape[1]] = raw
         return slots
 
-    def _complete(self, info: ShardInfo) -> None:
+    def _complete(self, info: ShardInfo) -> tuple[Run, ...]:
         write_fully(self._file.fd, pack_header(self.meta, info.num_batches), 0)
+        return ()
 
     def _release(self) -> None:
         pass

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from zb_hdf5.errors import ArgumentError, UnavailableError
+
 if TYPE_CHECKING:
     import torch
 
@@ -27,13 +29,15 @@ MAX_THREADS: Final = 4
 COPIES: Final = 2
 
 
-def read_ahead(read: Callable[[Request], Result], requests: Iterator[Request], depth: int) -> Iterator[Result]:
+def read_ahead(
+    read: Callable[[Request], Result], requests: Iterator[Request], depth: int, *, threads: int = MAX_THREADS
+) -> Iterator[Result]:
     """Yield `read(request)` for each request, in order, with up to `depth` of them under way in threads.
 
     An error of `read` is raised here, in the place of its result. The threads end when the iterator ends, is closed, or
     is dropped (an early `break`, an exception, Ctrl+C): a read that has begun is waited for, the others are not begun.
     """
-    pool = ThreadPoolExecutor(min(depth, MAX_THREADS), thread_name_prefix="zb-prefetch")
+    pool = ThreadPoolExecutor(min(depth, threads), thread_name_prefix="zb-prefetch")
     pending: deque[Future[Result]] = deque()
     try:
         for request in requests:
@@ -62,6 +66,26 @@ def hint_ahead(
             yield read(coming.popleft())
     while coming:
         yield read(coming.popleft())
+
+
+def cuda_device(device: str | torch.device | None) -> torch.device | None:
+    """Return the CUDA device that is meant, or None for the CPU.
+
+    Raises
+    ------
+    ArgumentError
+        If it is another kind of device.
+    UnavailableError
+        If this machine has none.
+    """
+    import torch
+
+    found = None if device is None or torch.device(device).type == "cpu" else torch.device(device)
+    if found is not None and found.type != "cuda":
+        raise ArgumentError(f"device must be a CUDA device or the CPU, found {device}")
+    if found is not None and not torch.cuda.is_available():
+        raise UnavailableError(f"device={device}: this PyTorch finds no CUDA device")
+    return found
 
 
 class DeviceRing:

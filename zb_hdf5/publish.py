@@ -13,6 +13,7 @@ import fcntl
 import os
 import shutil
 import tempfile
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -20,7 +21,7 @@ from typing import Any, Final, Self
 import numpy.typing as npt
 
 from zb_hdf5.errors import ConvertError, UnavailableError
-from zb_hdf5.spec import INDEX_NAME, SHARD_PREFIX
+from zb_hdf5.spec import INDEX_NAME, JOURNAL_PREFIX, SHARD_PREFIX
 
 PARTIAL_SUFFIX: Final = ".partial"
 #: flock(2) on a file system that does not support it (NFS without lockd, some Lustre mounts).
@@ -50,7 +51,10 @@ class PartialFile:
         self.partial_path = partial_path(self.path)
         self._overwrite = overwrite
         self._refuse_existing()
-        self.fd = _create_locked(self.partial_path)
+        self.fd = self._open()
+
+    def _open(self) -> int:
+        return _create_locked(self.partial_path)
 
     def _refuse_existing(self) -> None:
         if not self._overwrite:
@@ -97,8 +101,31 @@ class PartialFile:
         os.close(self.fd)
 
 
+class ResumedFile(PartialFile):
+    """A partial that begins with what an earlier run left in it, and can be left to a later one."""
+
+    def _open(self) -> int:
+        while True:
+            fd = os.open(self.partial_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            if _keep_locked(fd, self.partial_path):
+                return fd
+
+    def leave(self) -> None:
+        """Keep the partial for a later run."""
+        os.close(self.fd)
+
+
 class PartialDirectory:
-    """`<path>.partial/`, ours alone, which leaving the `with` block turns into `path`; an exception removes it.
+    """`<path>.partial/`, which leaving the `with` block turns into `path`; an exception removes it, unless it was kept.
+
+    What an earlier process has left in it is still there.
+
+    Parameters
+    ----------
+    overwrite
+        Replace what is at `path`, at the end and whole.
+    shared
+        Several processes fill the folder, each a part of it. Then it is kept, and published by a later one alone.
 
     Attributes
     ----------
@@ -110,37 +137,44 @@ class PartialDirectory:
     ConvertError
         If `path` exists and `overwrite` is False.
     UnavailableError
-        If another process is filling the same folder.
+        If another process is filling the same folder, and not both of them share it.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, overwrite: bool = False, shared: bool = False) -> None:
         self.path = Path(path)
         self.partial_path = partial_path(self.path)
-        self._overwrite = overwrite
+        self._overwrite, self._shared, self._keep = overwrite, shared, shared
+        self._clean_up: Callable[[Path], None] = lambda path: None
         if not overwrite:
             refuse_existing(self.path)
         elif self.path.exists():
             refuse_foreign_files(self.path)
 
     def __enter__(self) -> Self:
-        self._fd = _make_locked_folder(self.partial_path)
+        self._fd = _make_locked_folder(self.partial_path, fcntl.LOCK_SH if self._shared else fcntl.LOCK_EX)
         try:
             refuse_foreign_files(self.partial_path)
-            for name in os.listdir(self.partial_path):
-                os.unlink(self.partial_path / name)
         except BaseException:
             os.close(self._fd)
             raise
         return self
 
+    def on_published(self, clean_up: Callable[[Path], None]) -> None:
+        """Have `clean_up` called with the final path."""
+        self._clean_up = clean_up
+
+    def keep(self) -> None:
+        """Have an exception leave the folder as it is, for a later process to go on with."""
+        self._keep = True
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            if kind is None:
+            if kind is None and not self._shared:
                 self._publish()
         finally:
-            if _is_at(self._fd, self.partial_path):  # not if it was published
+            if not self._keep and _is_at(self._fd, self.partial_path):  # not if it was published
                 shutil.rmtree(self.partial_path)
             os.close(self._fd)
 
@@ -155,6 +189,7 @@ class PartialDirectory:
         else:
             os.replace(self.partial_path, self.path)
         fsync_directory(self.path.parent)
+        self._clean_up(self.path)
 
     def _swap(self) -> None:
         """Put the new store in the place of the old one; both are whole at every moment.
@@ -175,6 +210,46 @@ class PartialDirectory:
         shutil.rmtree(aside)
 
 
+@contextlib.contextmanager
+def scratch_directory(path: Path) -> Generator[Path]:
+    """Make `<path>.partial/`, ours alone, for temporary files; remove it at the end, whatever happens."""
+    folder = partial_path(path)
+    fd = _make_locked_folder(folder, fcntl.LOCK_EX)
+    try:
+        refuse_foreign_files(folder)
+        for name in os.listdir(folder):  # of a dead process
+            remove(folder / name)
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder)
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def leftover_of_dead_writer(path: Path) -> Iterator[None]:
+    """See that no writer is at work on `path`, and keep writers away from it inside the block; readers may come.
+
+    Raises
+    ------
+    UnavailableError
+        If a writer is at work.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        _lock(fd, fcntl.LOCK_EX, path)
+        _lock(fd, fcntl.LOCK_SH, path)  # HDF5 takes a shared lock of its own to read
+        yield
+    finally:
+        os.close(fd)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, or a folder and all that is in it."""
+    shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+
+
 def partial_path(path: Path) -> Path:
     """Return where `path` is built."""
     return path.with_name(path.name + PARTIAL_SUFFIX)
@@ -191,7 +266,7 @@ def refuse_foreign_files(folder: Path) -> None:
     if not folder.is_dir():
         raise ConvertError(f"{folder}: is not a folder; remove it yourself, or choose another output")
     for name in os.listdir(folder):
-        if name != INDEX_NAME and not name.startswith(SHARD_PREFIX):
+        if name != INDEX_NAME and not name.startswith((SHARD_PREFIX, JOURNAL_PREFIX)):
             raise ConvertError(
                 f"{folder}: holds {name!r}, which is no part of a store; move it away, or choose another output"
             )
@@ -236,20 +311,20 @@ def _create_locked(path: Path) -> int:
                 return fd
 
 
-def _make_locked_folder(path: Path) -> int:
-    """Make a folder, or take over that of a dead writer, and take its exclusive lock."""
+def _make_locked_folder(path: Path, kind: int) -> int:
+    """Make a folder, or take over that of a dead writer, and take its lock."""
     while True:
         path.mkdir(exist_ok=True)
         with contextlib.suppress(FileNotFoundError):
             fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            if _keep_locked(fd, path):
+            if _keep_locked(fd, path, kind):
                 return fd
 
 
-def _keep_locked(fd: int, path: Path) -> bool:
+def _keep_locked(fd: int, path: Path, kind: int = fcntl.LOCK_EX) -> bool:
     """Lock what was just opened, and say whether it still has its name; close it if not."""
     try:
-        _lock(fd, fcntl.LOCK_EX, path)
+        _lock(fd, kind, path)
         if _is_at(fd, path):
             return True
     except BaseException:

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError, BatchIndexError, ChecksumError
+from zb_hdf5.extents import Extents
 from zb_hdf5.source import BatchSource, ClosedSource
 from zb_hdf5.spec import StoreMeta, TokenArray, content_fingerprint
 
@@ -45,6 +46,8 @@ class BatchReader:
         False while a writer is still at work; then `refresh` may find more.
     sha256
         Digest of the token bytes, or None where none is stored.
+    extents
+        Where the batches lie in the one file, or None where they are in several or no plain extents.
     """
 
     backend: str
@@ -55,6 +58,7 @@ class BatchReader:
         self.num_batches = num_batches
         self.complete = True
         self.sha256: str | None = None
+        self.extents: Extents | None = None
         self._fingerprint: str | None = None
         self._source = source
         self._local = threading.local()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import threading
+import zlib
 from bisect import bisect_right
 from collections import deque
 from itertools import accumulate
@@ -14,8 +15,9 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.errors import BackendError, FormatError, IncompleteError
-from zb_hdf5.index import ShardIndex
+from zb_hdf5.errors import BackendError, ChecksumError, FormatError, IncompleteError
+from zb_hdf5.extents import ExtentFile, auto_access
+from zb_hdf5.index import ShardEntry, ShardIndex
 from zb_hdf5.reader import BatchReader, require_options
 from zb_hdf5.source import BatchSource
 from zb_hdf5.spec import INDEX_NAME, TokenArray, content_fingerprint
@@ -40,20 +42,30 @@ class ShardedReader(BatchReader):
         As for `open_reader`.
     verify
         "none" or "batch"; `verify_store` checks a whole store at once.
+    split
+        Read the shards of this split only; None: all shards.
 
     Raises
     ------
+    ArgumentError
+        If there is no such split.
     FormatError
         If the index is malformed or names a file that is not there; also when a shard, at its first read, is not
         what the index says.
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], *, backend: str = "auto", access: str = "auto", verify: str = "none"
+        self,
+        path: str | os.PathLike[str],
+        *,
+        backend: str = "auto",
+        access: str = "auto",
+        verify: str = "none",
+        split: str | None = None,
     ) -> None:
         require_options(access, verify)
         path = Path(path)
-        index = ShardIndex.load(path)
+        index = ShardIndex.load(path).of_split(split)
         folder = path if path.is_dir() else path.parent
         _require_files(folder, index)
         for shard in index.shards:
@@ -143,13 +155,34 @@ class ShardedSource:
 
     def _open_shard(self, shard: int) -> BatchSource:
         entry = self._index.shards[shard]
+        by_extents = bool(entry.extents) and entry.complete and self._access != "h5py" and self._verify == "none"
+        source = self._open_extents(self._folder / entry.path, entry) if by_extents else None
+        if source is not None:
+            return source
         reader = BACKENDS[entry.backend].reader_class()(
             self._folder / entry.path, access=self._access, verify=self._verify
         )
         if not (entry.complete and reader.complete):
             raise IncompleteError(f"{reader.path}: its writer has not finished; convert again")
         self._index.require_agreement(reader, entry)
+        if by_extents:  # the shard is what the index says, and yet these bytes are not there
+            raise ChecksumError(f"{reader.path}: its first or last batch is damaged; run 'zb verify' and 'zb repair'")
         return reader._source
+
+    def _open_extents(self, path: Path, entry: ShardEntry) -> BatchSource | None:
+        """Open a shard by what the index says of it, without HDF5; None if its first and last batch are not there."""
+        meta = self._index.meta
+        access = auto_access(path) if self._access == "auto" else self._access
+        extents = entry.places(meta.batch_bytes, path)
+        try:
+            source = ExtentFile(path, extents, meta.shape, meta.dtype, access)
+        except IncompleteError:
+            return None
+        ends = (source.read(0), source.read(entry.num_batches - 1))
+        if [zlib.crc32(np.ascontiguousarray(batch)) for batch in ends] == entry.crc32_ends:
+            return source
+        source.close()
+        return None
 
     def _park(self, shard: int) -> None:
         self._parked[shard] = pickle.dumps(self._sources[shard])

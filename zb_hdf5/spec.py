@@ -91,6 +91,8 @@ INDEX_NAME: Final = "shards.json"
 INDEX_FORMAT: Final = "zb-shards"
 INDEX_VERSION: Final = 1
 SHARD_PREFIX: Final = "shard-"
+DEFAULT_SPLIT: Final = "train"
+JOURNAL_PREFIX: Final = "journal-"  # what a conversion has done, in its `.partial/` only
 CRC32_SUFFIX: Final = ".crc32"  # beside a `.batch` shard: raw little-endian uint32, one per batch
 
 

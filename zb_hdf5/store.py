@@ -12,10 +12,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, cast
 
-from zb_hdf5.errors import BackendError, ConvertError, FormatError
+from zb_hdf5.errors import ArgumentError, BackendError, ConvertError, FormatError
 from zb_hdf5.publish import PARTIAL_SUFFIX, partial_path
 from zb_hdf5.reader import BatchReader, require_choice, require_options
-from zb_hdf5.spec import BATCH_MAGIC, HDF5_MAGIC, INDEX_NAME, StoreMeta, stored_dtype
+from zb_hdf5.spec import BATCH_MAGIC, DEFAULT_SPLIT, HDF5_MAGIC, INDEX_NAME, StoreMeta, stored_dtype
 from zb_hdf5.writer import BatchWriter
 
 
@@ -84,6 +84,7 @@ def open_reader(
     access: str = "auto",
     verify: str = "none",
     dataset: str | None = None,
+    split: str | None = None,
 ) -> BatchReader:
     """Open a file, a folder with a `shards.json`, or the `shards.json` itself.
 
@@ -100,6 +101,8 @@ def open_reader(
         returning.
     dataset
         Name of a 3-D integer dataset in an HDF5 file of another origin, read through h5py.
+    split
+        Of a store, read the shards of this split only ("train", "val"); None: all shards. A lone file is "train".
 
     Raises
     ------
@@ -116,7 +119,9 @@ def open_reader(
     if path.is_dir() or path.name == INDEX_NAME:
         if dataset is not None:
             raise BackendError(f"{path}: dataset={dataset!r} needs an HDF5 file, found a store")
-        return _open_store(path, backend, access, verify)
+        return _open_store(path, backend, access, verify, split)
+    if split not in (None, DEFAULT_SPLIT):
+        raise ArgumentError(f"{path}: split={split!r} needs a store, found one file")
     if not path.exists() and partial_path(path).exists():
         raise FileNotFoundError(
             f"{path} is not finished: {path.name}{PARTIAL_SUFFIX} beside it is being written, or its writer died"
@@ -130,13 +135,13 @@ def open_reader(
     return BACKENDS[found].reader_class()(path, access=access, verify=verify, **options)
 
 
-def _open_store(path: Path, backend: str, access: str, verify: str) -> BatchReader:
+def _open_store(path: Path, backend: str, access: str, verify: str, split: str | None) -> BatchReader:
     if verify == "store":
         problems = [report.problem for report in _load("zb_hdf5.verify:verify_store")(path) if report.problem]
         if problems:
             raise problems[0]
         verify = "none"
-    reader = _load("zb_hdf5.shards:ShardedReader")(path, backend=backend, access=access, verify=verify)
+    reader = _load("zb_hdf5.shards:ShardedReader")(path, backend=backend, access=access, verify=verify, split=split)
     return cast(BatchReader, reader)
 
 

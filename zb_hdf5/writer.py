@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from zb_hdf5.digest import TokenDigest, crc32_array
 from zb_hdf5.errors import ArgumentError, ClosedError
+from zb_hdf5.extents import Run
 from zb_hdf5.publish import PartialFile
 from zb_hdf5.reader import GROUP_BYTES
 from zb_hdf5.spec import StoreMeta, TokenArray, as_stored
@@ -31,6 +32,7 @@ class ShardInfo(NamedTuple):
     max_token: int
     sha256: str
     crc32: npt.NDArray[np.uint32]
+    runs: tuple[Run, ...] = ()  # where the batches lie, if that is no arithmetic
 
 
 class BatchWriter(ABC):
@@ -131,7 +133,7 @@ class BatchWriter(ABC):
                 self._file.path, self.backend, self.num_batches, self.token_count, self.max_token,
                 self._digest.sha256(), self.crc32(),
             )  # fmt: skip
-            self._complete(info)
+            info = info._replace(runs=self._complete(info))
         except BaseException:
             self._release()
             self._file.discard()
@@ -164,8 +166,11 @@ class BatchWriter(ABC):
         """Write and commit a group, and `_count` it."""
 
     @abstractmethod
-    def _complete(self, info: ShardInfo) -> None:
-        """Write what marks the file as whole, and close what is open but the partial's descriptor."""
+    def _complete(self, info: ShardInfo) -> tuple[Run, ...]:
+        """Write what marks the file as whole, and close what is open but the partial's descriptor.
+
+        Returns where the batches lie, if that is no arithmetic.
+        """
 
     @abstractmethod
     def _release(self) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -11,10 +12,11 @@ import numpy.typing as npt
 from zb_hdf5.errors import ConvertError
 from zb_hdf5.loader import Loader
 from zb_hdf5.native import BatchFileWriter
-from zb_hdf5.order import GlobalOrder, write_order
-from zb_hdf5.publish import PartialFile, write_fully
+from zb_hdf5.order import write_order
+from zb_hdf5.publish import scratch_directory
 from zb_hdf5.reader import GROUP_BYTES
-from zb_hdf5.spec import HEADER_BYTES, StoreMeta, TokenArray, as_stored, batch_file_bytes, pack_header, stored_dtype
+from zb_hdf5.scatter import BucketReader, ScatterPlan, scatter_run
+from zb_hdf5.spec import StoreMeta, TokenArray, as_stored, pack_header, stored_dtype
 
 
 class BatchNativeLoader(Loader):
@@ -101,10 +103,12 @@ def write_batch_dataset(
     *,
     dtype: str = "uint32",
     overwrite: bool = False,
+    memory_bytes: int = 1 << 30,
 ) -> int:
     """Write a `.batch` file from a stream of records; the file is byte for byte that of `write_batch_file`.
 
-    Each record goes straight to its shuffled place in the file, so memory stays flat whatever `total_records` is.
+    The records pass through temporary files of the same size in `<output_path>.scatter.partial/`, written and read in
+    sequence, so that neither the memory nor a slow disk limits how many there are.
 
     Parameters
     ----------
@@ -112,6 +116,8 @@ def write_batch_dataset(
         Yields arrays of shape (seq_len,), exactly `total_records` of them.
     total_records
         How many records will come; the shuffle needs to know.
+    memory_bytes
+        What this process may take together with the program itself, at least about 100 MiB.
 
     Returns
     -------
@@ -125,16 +131,23 @@ def write_batch_dataset(
     """
     meta, num_batches = _plan(output_path, total_records, batch_size, seq_len, seed, dtype)
     order = write_order(total_records, seed)
-    file = PartialFile(output_path, overwrite=overwrite)
-    try:
-        os.posix_fallocate(file.fd, 0, batch_file_bytes(meta, num_batches))
-        for first, records in _record_groups(tokens_iter, meta, total_records):
-            _scatter(file.fd, records, first, order, meta, num_batches)
-        write_fully(file.fd, pack_header(meta, num_batches), 0)
-    except BaseException:
-        file.discard()
-        raise
-    file.publish()
+    plan = ScatterPlan.fit(order, seq_len, meta.dtype, [(0, num_batches * batch_size)], memory_bytes)
+    records = _RecordStream(tokens_iter, meta, total_records)
+    output_path = Path(output_path)
+    scratch = scratch_directory(output_path.with_name(output_path.name + ".scatter"))
+    with (
+        BatchFileWriter(output_path, meta, expected_batches=num_batches, overwrite=overwrite) as writer,
+        scratch as folder,
+    ):
+        for run in range(plan.num_runs):
+            scatter_run(plan, run, records.read_into, folder)
+        records.require_end()
+        buckets = BucketReader(plan, folder)
+        group = np.empty((max(1, GROUP_BYTES // meta.batch_bytes), *meta.shape), meta.dtype)
+        for start in range(0, num_batches, len(group)):
+            batches = group[: num_batches - start]
+            buckets.read_into(start * batch_size, batches.reshape(-1, seq_len))
+            writer.write(batches)
     return num_batches
 
 
@@ -149,34 +162,24 @@ def _plan(
     return meta, num_batches
 
 
-def _record_groups(
-    tokens_iter: Iterable[npt.ArrayLike], meta: StoreMeta, total_records: int
-) -> Iterator[tuple[int, TokenArray]]:
-    """Yield (number of the first record, checked records) in groups, and insist on exactly `total_records`."""
-    group: list[TokenArray] = []
-    count = 0
-    rows = max(1, GROUP_BYTES // (meta.seq_len * 8))
-    for count, item in enumerate(tokens_iter, 1):
-        record = np.asarray(item)
-        if record.shape != (meta.seq_len,):
-            raise ConvertError(f"record {count - 1:,}: expected shape ({meta.seq_len},), found {record.shape}")
-        if count > total_records:
-            raise ConvertError(f"tokens_iter: expected {total_records:,} records, found more")
-        group.append(as_stored(record, meta, f"record {count - 1:,}"))
-        if len(group) == rows:
-            yield count - len(group), np.stack(group)
-            group.clear()
-    if count != total_records:
-        raise ConvertError(f"tokens_iter: expected {total_records:,} records, found {count:,}")
-    if group:
-        yield count - len(group), np.stack(group)
+class _RecordStream:
+    """Takes records from an iterator, checks them, and insists on exactly as many as were announced."""
 
+    def __init__(self, tokens_iter: Iterable[npt.ArrayLike], meta: StoreMeta, total_records: int) -> None:
+        self._records, self._meta, self._total = iter(tokens_iter), meta, total_records
 
-def _scatter(fd: int, records: TokenArray, first: int, order: GlobalOrder, meta: StoreMeta, num_batches: int) -> None:
-    """Write each record at the place that the shuffle gives it; drop those behind the last whole batch."""
-    record_bytes = meta.seq_len * meta.dtype.itemsize
-    places = order.positions(np.arange(first, first + len(records)))
-    batch, row = np.divmod(places, meta.batch_size)
-    offsets = HEADER_BYTES + batch * meta.padded_batch_bytes + row * record_bytes
-    for record, offset in zip(records[batch < num_batches], offsets[batch < num_batches].tolist(), strict=True):
-        write_fully(fd, record, offset)
+    def read_into(self, first: int, rows: TokenArray) -> None:
+        """Fill `rows` with the next records, of which the first has number `first`."""
+        for number, row in enumerate(rows, first):
+            try:
+                record = np.asarray(next(self._records))
+            except StopIteration:
+                raise ConvertError(f"tokens_iter: expected {self._total:,} records, found {number:,}") from None
+            if record.shape != row.shape:
+                raise ConvertError(f"record {number:,}: expected shape {row.shape}, found {record.shape}")
+            row[...] = as_stored(record, self._meta, f"record {number:,}")
+
+    def require_end(self) -> None:
+        """Raise `ConvertError` if there is one more."""
+        for _ in self._records:
+            raise ConvertError(f"tokens_iter: expected {self._total:,} records, found more")

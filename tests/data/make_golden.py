@@ -40,7 +40,7 @@ def make_store(folder):
         info = make_file(folder / f"shard-{name}", tokens, dtype="uint16", vocab_size=257, total_records=records)
         if info.backend == "batch":
             (folder / f"shard-{name}.crc32").write_bytes(info.crc32.tobytes())
-        entries.append(ShardEntry(info.path.name, info.backend, info.num_batches, info.token_count, info.sha256))
+        entries.append(ShardEntry.of(info))
     meta = StoreMeta(2, 8, np.dtype("<u2"), 42, 9, document_count=3, vocab_size=257, tokenizer='{"name": "bytes"}')
     ShardIndex(meta, tuple(entries), "global", {"path": "somewhere"}).save(folder)
 

@@ -1,0 +1,58 @@
+"""`--dry-run`: what a conversion would write, and what it needs for that."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from converters.formats import FORMATS, Source
+from converters.plan import Plan, cut_into_shards, free_room
+from converters.shuffle import DEFAULT_MEMORY_BYTES, choose_shuffle
+from zb_hdf5.console import format_bytes
+
+
+def describe(
+    source: Source,
+    target: str,
+    destination: Path,
+    *,
+    num_shards: int | None,
+    shard_bytes: int | None,
+    workers: int,
+    shuffle_method: str = "auto",
+    memory_bytes: int = DEFAULT_MEMORY_BYTES,
+) -> dict[str, Any]:
+    """Return what a conversion would write, and the room there is."""
+    one_file = destination.suffix == FORMATS[target].suffix
+    cuts = [(0, source.num_batches)] if one_file else cut_into_shards(source, num_shards, shard_bytes)
+    plan = Plan(source, target, cuts, {})
+    workers = min(workers, len(cuts))
+    shuffle = choose_shuffle(source, shuffle_method, cuts, memory_bytes, workers)
+    sizes = [plan.shard_bytes(shard) for shard in range(len(cuts))]
+    return {
+        "path": str(destination),
+        "num_batches": source.num_batches,
+        "num_shards": len(cuts),
+        "largest_shard_bytes": max(sizes),
+        "total_bytes": sum(sizes),
+        "inodes": 1 if one_file else plan.num_inodes(),
+        "workers": workers,
+        "memory_bytes": memory_bytes,
+        "shuffle": str(shuffle),
+        "temp_bytes": shuffle.temp_bytes,
+        "free": free_room(destination.absolute().parent),
+    }
+
+
+def describe_lines(planned: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the same for people."""
+    free = planned["free"]
+    return [
+        ("would write", f"{planned['path']}: {planned['num_batches']:,} batches"),
+        ("shards", f"{planned['num_shards']:,}, the largest {format_bytes(planned['largest_shard_bytes'])}"),
+        ("disk", f"{format_bytes(planned['total_bytes'])} of {format_bytes(free['bytes'])} that are free"),
+        ("temporary", format_bytes(planned["temp_bytes"])),
+        ("shuffle", planned["shuffle"]),
+        ("inodes", f"{planned['inodes']:,} of {free['inodes'] or 'uncounted'} that are free"),
+        ("workers", f"{planned['workers']}, at most {format_bytes(planned['memory_bytes'])} of memory together"),
+    ]

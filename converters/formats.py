@@ -1,0 +1,145 @@
+"""The formats, and what their sources offer. A new one is a file in this folder and a row in `FORMATS`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final, Protocol, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from zb_hdf5 import BatchWriter, ConvertError, StoreMeta
+from zb_hdf5.order import GlobalOrder
+from zb_hdf5.spec import TokenArray
+
+
+@dataclass(frozen=True)
+class Format:
+    """A row of the registry.
+
+    Attributes
+    ----------
+    suffix
+        Of one file.
+    writer
+        "module:class" of its `BatchWriter`.
+    indexed
+        Whether a folder of such files is a store with a `shards.json`.
+    """
+
+    suffix: str
+    writer: str
+    indexed: bool
+
+    def writer_class(self) -> type[BatchWriter]:
+        module, _, name = self.writer.partition(":")
+        return cast(type[BatchWriter], getattr(import_module(module), name))
+
+
+FORMATS: Final = {
+    "npy": Format(".npy", "converters.npy_file:NpyWriter", indexed=False),
+    "hdf5": Format(".h5", "zb_hdf5:HDF5BatchWriter", indexed=True),
+    "batch": Format(".batch", "zb_hdf5:BatchFileWriter", indexed=True),
+}
+
+
+@dataclass
+class Accounts:
+    """Where the tokens went: `tokens_in + padded == stored + dropped` or the conversion is wrong."""
+
+    tokens_in: int = 0
+    padded: int = 0
+    dropped: dict[str, int] = field(default_factory=dict)
+
+    def drop(self, reason: str, tokens: int) -> None:
+        """Count tokens that are not stored."""
+        if tokens:
+            self.dropped[reason] = self.dropped.get(reason, 0) + tokens
+
+    def settle(self, stored: int) -> None:
+        """Raise `ConvertError` unless the accounts balance."""
+        if self.tokens_in + self.padded != stored + sum(self.dropped.values()):
+            raise ConvertError(
+                f"internal error: {self.tokens_in:,} tokens in + {self.padded:,} padded != {stored:,} stored + "
+                f"{self.dropped} dropped; please report this"
+            )
+
+
+class Source(Protocol):
+    """Batches to convert, in their final order. Picklable: other processes read their shards themselves.
+
+    Attributes
+    ----------
+    meta
+        Shape, dtype and origin of what will be stored.
+    num_batches
+        How many batches there are.
+    shuffle
+        Name of the record shuffle behind the order, or "none".
+    shard_batches
+        Batches per shard where the source has shards of its own, else empty.
+    shard_splits
+        The split that each of these shards belongs to.
+    accounts
+        Complete before the first batch is read.
+    description
+        For the `source` entry of `shards.json`.
+    paths
+        The files and folders that are read; the destination may not replace them.
+    order
+        Stored record -> source record, if the records are shuffled: then the source is a `ShuffledSource`.
+    identity
+        JSON of what decides the batches besides the bytes of `paths`: two sources of one identity give the same.
+    """
+
+    meta: StoreMeta
+    num_batches: int
+    shuffle: str
+    shard_batches: list[int]
+    shard_splits: list[str]
+    accounts: Accounts
+    description: dict[str, Any]
+    paths: list[Path]
+    identity: dict[str, Any]
+    order: GlobalOrder | None
+
+    def read_into(self, start: int, out: TokenArray) -> None:
+        """Fill `out`, shape `(count, B, S)` of the stored dtype, with consecutive batches."""
+
+    def sha256_of(self, start: int, stop: int) -> str | None:
+        """Return the digest that the source has stored for these batches, or None."""
+
+    def crc32_of(self, start: int, stop: int) -> npt.NDArray[np.uint32] | None:
+        """Return the crc32 rows that the source has stored for these batches, or None."""
+
+    def check_reads(self) -> None:
+        """Compare each batch with its own digest as it is read, where the source has one: no `sha256_of` will do it."""
+
+
+class ShuffledSource(Source, Protocol):
+    """A source whose records can also be read in their own order, for a shuffle in two passes.
+
+    Attributes
+    ----------
+    order
+        Stored record -> source record.
+    pad_id
+        The token of the records behind the last one.
+    max_mapped_bytes
+        How much of mapped files may count as this process's memory.
+    cold
+        Whether random reads wait for a disk: then they are announced to the kernel.
+    """
+
+    order: GlobalOrder
+    pad_id: int
+    max_mapped_bytes: int
+    cold: bool
+
+    def read_records(self, first: int, rows: TokenArray) -> None:
+        """Fill `rows`, shape `(count, S)` of the stored dtype, with consecutive records of the source."""
+
+    def probe(self, record: int) -> float | None:
+        """Return how many seconds a read of a source record took, or None if it came from the page cache."""

@@ -1,0 +1,123 @@
+"""The journal of a conversion: what is being made, and which shards are finished. It makes a kill cost one shard.
+
+A conversion that fills `<dst>.partial/` keeps `journal-00000-of-00001.jsonl` there; of n jobs that share the
+folder, job i keeps `journal-<i>-of-<n>.jsonl`. Its first line is the plan, then comes a line per finished shard,
+flushed to disk at once. The last line may be torn by a kill: that shard counts as unfinished.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from converters.plan import FileState, Plan
+from converters.shard import FinishedShard
+from zb_hdf5 import ConvertError, FormatError, ShardEntry, StoreMeta
+from zb_hdf5.publish import write_atomically
+from zb_hdf5.spec import JOURNAL_PREFIX, stored_dtype
+
+_NAME: Final = re.compile(rf"{JOURNAL_PREFIX}(\d+)-of-(\d+)\.jsonl")
+
+
+class Part(NamedTuple):
+    """Which share of the shards a job writes: number `job` of `num_jobs`, counted from 0."""
+
+    job: int
+    num_jobs: int
+
+    def shards(self, num_shards: int) -> range:
+        """Return the numbers of its shards: consecutive ones."""
+        return range(self.job * num_shards // self.num_jobs, (self.job + 1) * num_shards // self.num_jobs)
+
+    @property
+    def journal_name(self) -> str:
+        return f"{JOURNAL_PREFIX}{self.job:05}-of-{self.num_jobs:05}.jsonl"
+
+
+WHOLE: Final = Part(0, 1)
+
+
+class Record(NamedTuple):
+    """What a journal says."""
+
+    identity: dict[str, Any]
+    files: dict[str, FileState]
+    finished: dict[int, FinishedShard]
+
+
+class Journal:
+    """Writes one journal. Not thread-safe: only the process that gives out the shards writes it."""
+
+    def __init__(self, folder: Path, part: Part, plan: Plan, finished: dict[int, FinishedShard]) -> None:
+        self._path = folder / part.journal_name
+        head = {"plan": plan.identity(), "files": plan.files}
+        lines = [json.dumps(head), *(_line(shard, done) for shard, done in sorted(finished.items()))]
+        write_atomically(self._path, ("\n".join(lines) + "\n").encode())
+
+    def add(self, shard: int, done: FinishedShard) -> None:
+        """Record a shard that has its final name; flushed to disk on return."""
+        fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        try:
+            os.write(fd, (_line(shard, done) + "\n").encode())
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+def _line(shard: int, done: FinishedShard) -> str:
+    return json.dumps({"shard": shard, "entry": asdict(done.entry), "max_token": done.max_token})
+
+
+def journal_paths(folder: Path) -> dict[Part, Path]:
+    """Return the journals in a folder."""
+    found = {}
+    for path in sorted(folder.glob(f"{JOURNAL_PREFIX}*.jsonl")):
+        if match := _NAME.fullmatch(path.name):
+            found[Part(int(match[1]), int(match[2]))] = path
+    return found
+
+
+def read_journal(path: Path) -> Record:
+    """Read a journal; a last line that a kill has torn is left out.
+
+    Raises
+    ------
+    FormatError
+        If it is not a journal.
+    """
+    try:
+        head, *rest = path.read_text(encoding="utf-8").split("\n")[:-1]
+        plan = json.loads(head)
+        finished = {}
+        for text in rest:
+            line = json.loads(text)
+            finished[int(line["shard"])] = FinishedShard(ShardEntry(**line["entry"]), int(line["max_token"]))
+        files = {name: (int(state[0]), int(state[1])) for name, state in plan["files"].items()}
+        return Record(dict(plan["plan"]), files, finished)
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise FormatError(f"{path}: not a journal of a conversion: {error}; start over with --force") from error
+
+
+def require_same_plan(record: Record, identity: dict[str, Any], path: Path) -> None:
+    """Raise `ConvertError` if a journal is of another conversion; the message says what differs."""
+    expected = json.loads(json.dumps(identity))
+    if record.identity != expected:
+        name = next(key for key in expected if record.identity.get(key) != expected[key])
+        raise ConvertError(
+            f"{path.parent}: holds another conversion: its {name} is {_short(record.identity.get(name))}, here it is "
+            f"{_short(expected[name])}; give the same arguments, or start over with --force"
+        )
+
+
+def _short(value: object) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 200 else text[:200] + "…"
+
+
+def meta_from_json(value: dict[str, Any]) -> StoreMeta:
+    """Return the meta that a plan's identity holds."""
+    return StoreMeta(**{**value, "dtype": stored_dtype(value["dtype"])})

@@ -1,0 +1,193 @@
+"""Writes one shard: the unit of work that any process, on any node, can do by itself."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from converters.formats import FORMATS, Source
+from zb_hdf5 import (
+    BACKENDS,
+    BatchWriter,
+    ChecksumError,
+    ConvertError,
+    ShardEntry,
+    StoreMeta,
+    ZbError,
+    verify_store,
+)
+from zb_hdf5.digest import TokenDigest
+from zb_hdf5.publish import partial_path, write_atomically
+from zb_hdf5.reader import GROUP_BYTES
+from zb_hdf5.spec import CRC32_SUFFIX, DEFAULT_SPLIT, TokenArray
+
+Progress = Callable[[int], None]
+
+
+def no_progress(tokens: int) -> None:
+    """Show nothing."""
+
+
+class FinishedShard(NamedTuple):
+    """A shard under its final name: its row of the index, and what the report wants to know besides."""
+
+    entry: ShardEntry
+    max_token: int
+
+
+@dataclass(frozen=True)
+class ShardTask:
+    """What to write, picklable.
+
+    Attributes
+    ----------
+    target
+        A name in `FORMATS`.
+    path
+        The shard's final name.
+    start, stop
+        Its batches.
+    meta
+        As for the source, with the shard's own part of `total_records`.
+    sidecar
+        Whether a `.batch` gets its crc32 rows beside it: in a store, not as a file of its own.
+    split
+        Which split of the store it belongs to.
+    """
+
+    source: Source
+    target: str
+    path: Path
+    start: int
+    stop: int
+    meta: StoreMeta
+    sidecar: bool
+    split: str = DEFAULT_SPLIT
+    overwrite: bool = False
+
+    def tokens_done(self) -> int:
+        """Return how far another process is, by the size of its file."""
+        for path in (self.path, partial_path(self.path)):
+            with contextlib.suppress(OSError):
+                return min(path.stat().st_size // self.meta.dtype.itemsize, self.num_tokens)
+        return 0
+
+    @property
+    def num_tokens(self) -> int:
+        return (self.stop - self.start) * self.meta.batch_tokens
+
+
+@dataclass(frozen=True)
+class CheckTask:
+    """A finished shard to look at once more.
+
+    Attributes
+    ----------
+    from_source
+        Compare with what the source holds now as well, whose files have another mtime than before.
+    """
+
+    shard: ShardTask
+    entry: ShardEntry
+    from_source: bool
+
+    def tokens_done(self) -> int:
+        """Checks show no progress."""
+        return 0
+
+
+def is_intact(task: CheckTask, progress: Progress = no_progress) -> bool:
+    """Return whether a finished shard still has the digest that it was finished with.
+
+    Raises
+    ------
+    ConvertError
+        If the source has other tokens now.
+    """
+    if task.from_source and source_sha256(task.shard) != task.entry.sha256:
+        raise ConvertError(
+            f"{task.shard.path}: the source has changed since this shard was written from it; start over with --force"
+        )
+    path = task.shard.path
+    try:
+        if task.entry.backend in BACKENDS:
+            [report] = verify_store(path, workers=1)
+            return report.problem is None and report.sha256 == task.entry.sha256
+        from converters.npy_file import token_sha256
+
+        return token_sha256(path) == task.entry.sha256
+    except (ZbError, OSError):
+        return False
+
+
+def write_shard(task: ShardTask, progress: Progress = no_progress) -> FinishedShard:
+    """Read the batches of one shard from the source, write them, and publish the file."""
+    source, start, stop = task.source, task.start, task.stop
+    sha256, crc32 = source.sha256_of(start, stop), source.crc32_of(start, stop)
+    # a copy whose every batch has the crc32 of the original has its sha256 too: hashing is what takes longest
+    known = None if crc32 is None else sha256
+    with FORMATS[task.target].writer_class()(
+        task.path, task.meta, expected_batches=stop - start, overwrite=task.overwrite, known_sha256=known
+    ) as writer:
+        for batches in _read_ahead(source, start, stop):
+            writer.write(batches)
+            progress(batches.size)
+        _require_intact(writer, start, sha256, crc32)
+        info = writer.finish()
+    if task.sidecar and info.backend == "batch":  # an HDF5 shard holds its crc32 rows itself
+        write_atomically(task.path.with_name(task.path.name + CRC32_SUFFIX), info.crc32.tobytes())
+    return FinishedShard(ShardEntry.of(info, task.split), info.max_token)
+
+
+def source_sha256(task: ShardTask) -> str:
+    """Return the digest that the shard's batches have in the source now."""
+    digest = TokenDigest()
+    try:
+        for batches in _read_ahead(task.source, task.start, task.stop):
+            digest.accept(digest.submit(batches).result())
+    finally:
+        digest.close()
+    return digest.sha256()
+
+
+def _require_intact(writer: BatchWriter, start: int, sha256: str | None, crc32: npt.NDArray[np.uint32] | None) -> None:
+    """Raise `ChecksumError` if what was read is not what the source says it holds."""
+    remedy = "run 'zb verify' on the source: copying would hide the damage"
+    if crc32 is not None:
+        found = writer.crc32()
+        for bad in np.flatnonzero(found != crc32)[:1].tolist():
+            raise ChecksumError(
+                f"batch {start + bad:,} of the source: expected crc32 {crc32[bad]:08x}, "
+                f"found {found[bad]:08x}; {remedy}"
+            )
+    if sha256 not in (None, writer.sha256()):
+        raise ChecksumError(
+            f"batches {start:,} to {start + writer.num_batches - 1:,} of the source: expected sha256 {sha256}, "
+            f"found {writer.sha256()}; {remedy}"
+        )
+
+
+def _read_ahead(source: Source, start: int, stop: int) -> Iterator[TokenArray]:
+    """Yield groups of batches; while one is written, the next is read. Each is valid until the next is asked for."""
+    group = max(1, GROUP_BYTES // source.meta.batch_bytes)
+    buffers = [np.empty((min(group, stop - start), *source.meta.shape), source.meta.dtype) for _ in range(2)]
+
+    def read(number: int, first: int) -> TokenArray:
+        out = buffers[number % 2][: min(group, stop - first)]
+        source.read_into(first, out)
+        return out
+
+    with ThreadPoolExecutor(1, thread_name_prefix="zb-convert-read") as thread:
+        pending = thread.submit(read, 0, start)
+        for number, first in enumerate(range(start, stop, group), 1):
+            batches = pending.result()
+            if first + group < stop:
+                pending = thread.submit(read, number, first + group)
+            yield batches

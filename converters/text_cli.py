@@ -1,0 +1,158 @@
+"""`convert parquet-to-hdf5`, `jsonl-to-hdf5`, `text-to-hdf5`: text to stores of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from zb_hdf5.console import Progress, output_options, print_report
+
+if TYPE_CHECKING:
+    from converters.ingest import IngestReport
+    from converters.pipe import Report
+    from converters.text_file import Recipe
+    from zb_hdf5.documents import DocumentFile
+
+#: kind of document file -> (how its name reads in help, an example of a path, what is said of its documents)
+KINDS: Final = {
+    "parquet": ("Parquet files of text", "corpus/", "Each row is a document."),
+    "jsonl": ("JSON lines of text", "corpus.jsonl", "Each line (.jsonl, .ndjson, also .gz) is a document."),
+    "text": ("plain text files", "books/", "Each file is a document, and must fit in memory."),
+}
+#: Text bytes per token, for the share of the work that progress shows.
+BYTES_PER_TOKEN: Final = 4
+_PATH: Final = click.Path(path_type=Path)
+AsJson = Callable[["Report"], dict[str, Any]]
+AsLines = Callable[["Report"], list[tuple[str, str]]]
+
+
+def add_text_commands(group: click.Group, as_json: AsJson, as_lines: AsLines) -> None:
+    """Add the commands to the convert group, which says how the report of a conversion is printed."""
+    for kind in KINDS:
+        _add_command(group, kind, as_json, as_lines)
+
+
+def _add_command(group: click.Group, kind: str, as_json: AsJson, as_lines: AsLines) -> None:
+    what, example, documents = KINDS[kind]
+
+    def run(src: tuple[Path, ...], dst: Path, **options: Any) -> None:
+        output = {name: options.pop(name) for name in ("as_json", "quiet")}
+        report = _ingest(src, kind, dst, options, quiet=output["quiet"])
+        if report is not None:
+            lines = [*as_lines(report.conversion), *_lines(report)]
+            print_report({**as_json(report.conversion), **_as_json(report)}, lines, **output)
+
+    run.__doc__ = (
+        f"Convert {what} to an HDF5 store.\n\n"
+        f"{documents} Documents are tokenized, packed into rows of --seq-len tokens, and the rows are shuffled once. A "
+        "folder stands for all such files in and below it. Needs as much disk again as the store meanwhile.\n\n\b\n"
+        f"Example: convert {kind}-to-hdf5 {example} train-h5 --tokenizer hf:tok.json --seq-len 2048 --packing best-fit"
+    )
+    command: Callable[..., Any] = output_options(run)
+    for option in reversed(_OPTIONS if kind != "text" else [each for each in _OPTIONS if each is not _TEXT_COLUMN]):
+        command = option(command)
+    command = click.argument("dst", type=_PATH)(command)
+    command = click.argument("src", type=_PATH, nargs=-1, required=True)(command)
+    group.command(f"{kind}-to-hdf5")(command)
+
+
+def _option(name: str, kind: Any, default: Any, help_text: str) -> Callable[..., Any]:
+    return click.option(name, type=kind, default=default, show_default=True, help=help_text)
+
+
+_POSITIVE, _NATURAL = click.IntRange(1), click.IntRange(0)
+_TEXT_COLUMN: Final = _option("--text-column", str, "text", "Column, or JSON key, that holds the text.")
+_OPTIONS: Final = [
+    click.option("--tokenizer", required=True, help="byte, tiktoken:NAME, tiktoken:FILE or hf:tokenizer.json."),
+    _TEXT_COLUMN,
+    click.option("--boundary-token", help="Special token behind each document. [default: <|endoftext|>]"),
+    click.option("--no-boundary", is_flag=True, help="Put no token between documents."),
+    click.option("--max-document-tokens", type=_POSITIVE, help="Cut longer documents."),
+    _option("--packing", click.Choice(["concat", "best-fit", "pad"]), "concat", "How documents become rows."),
+    _option("--batch-size", _POSITIVE, 32, "Rows per batch."),
+    _option("--seq-len", _POSITIVE, 512, "Tokens per row."),
+    _option("--seed", _NATURAL, 42, "Seed of the shuffle of rows, and of --val-fraction."),
+    _option("--shuffle", click.Choice(["global", "none"]), "global", "Order of the rows within a split."),
+    _option("--remainder", click.Choice(["drop", "pad", "error"]), "drop", "Rows that do not fill the last batch."),
+    click.option("--pad-id", type=_NATURAL, help="Token of padding. [default: the boundary token, else 0]"),
+    click.option("--val-fraction", type=click.FloatRange(0, 1, max_open=True), default=0.0, help="Documents held out."),
+    click.option("--val-last-shard", is_flag=True, help="Hold out the last source file."),
+    click.option("--shards", type=_POSITIVE, help="Number of shards of the training split. [default: 1 GiB each]"),
+    click.option("--workers", type=_POSITIVE, help="Local processes. [default: the cores]"),
+    click.option(
+        "--threads", type=_POSITIVE, help="Threads that tokenize, per process. [default: its share of the cores]"
+    ),
+    _option("--executor", click.Choice(["local", "mpi", "dask"]), "local", "Processes, MPI ranks, a dask cluster."),
+    click.option("--scheduler-file", type=_PATH, help="Of the dask cluster."),
+    click.option("--resume", is_flag=True, help="Tokenize again, and keep the finished shards of an interrupted run."),
+    click.option("--force", is_flag=True, help="Replace what exists, at the end and whole."),
+]
+
+
+def _ingest(src: tuple[Path, ...], kind: str, dst: Path, given: dict[str, Any], *, quiet: bool) -> IngestReport | None:
+    """Open the files and convert; None in a rank of an MPI job that only serves the first one."""
+    from converters.executors import default_workers, open_engine
+    from converters.ingest import TextOptions, ingest_batches
+    from zb_hdf5.documents import open_documents
+
+    files = open_documents(src, kind, given.pop("text_column", "text"))
+    recipe = _recipe(given)
+    force, resume = given.pop("force"), given.pop("resume")
+    cores, num_groups = default_workers(), sum(file.num_row_groups for file in files)
+    workers = min(given.pop("workers") or cores, num_groups)
+    num_threads = given.pop("threads") or max(1, cores // workers)
+    executor, scheduler_file = given.pop("executor"), given.pop("scheduler_file")
+    options = TextOptions(shuffle=given.pop("shuffle") == "global", num_shards=given.pop("shards"), **given)
+    with open_engine(executor, workers, scheduler_file) as engine:
+        if engine is None:
+            return None
+        with Progress("tokenizing", _about_tokens(files), enabled=not quiet) as progress:
+            return ingest_batches(
+                files, kind, dst, recipe, options, engine=engine, num_threads=num_threads, overwrite=force,
+                resume=resume, progress=progress.advance,
+            )  # fmt: skip
+
+
+def _recipe(given: dict[str, Any]) -> Recipe:
+    from converters.text_file import Recipe
+    from zb_hdf5 import ArgumentError
+    from zb_hdf5.tokenizer import load_tokenizer
+
+    spec, text, none = given.pop("tokenizer"), given.pop("boundary_token"), given.pop("no_boundary")
+    limit = given.pop("max_document_tokens")
+    if none:
+        if text is not None:
+            raise ArgumentError("pass either --boundary-token or --no-boundary, not both")
+        return Recipe(spec, None, limit)
+    tokenizer = load_tokenizer(spec)
+    boundary = tokenizer.boundary_token_id if text is None else tokenizer.special_token_id(text)
+    if boundary is None:
+        known = ", ".join(tokenizer.special_tokens) or "none"
+        raise ArgumentError(f"tokenizer {spec}: pass --boundary-token (it has: {known}), or --no-boundary")
+    return Recipe(spec, boundary, limit)
+
+
+def _about_tokens(files: list[DocumentFile]) -> int:
+    return sum(file.path.stat().st_size for file in files) // BYTES_PER_TOKEN
+
+
+def _as_json(report: IngestReport) -> dict[str, Any]:
+    return {
+        "documents": report.tally.documents,
+        "documents_dropped": report.tally.dropped.counts,
+        "documents_dropped_first": report.tally.dropped.first,
+        "packing": report.packing,
+        "batches_of_split": report.batches_of_split,
+        "seconds": round(report.seconds, 3),
+    }
+
+
+def _lines(report: IngestReport) -> list[tuple[str, str]]:
+    splits = ", ".join(f"{count:,} batches {split}" for split, count in report.batches_of_split.items())
+    return [
+        ("documents", f"{report.tally.documents:,}, {report.packing} packing: {splits}"),
+        *report.tally.dropped.lines(),
+    ]

@@ -1,0 +1,298 @@
+"""Text to batch stores: every token is where its document says, whatever the workers; nothing is left half-done."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from converters.cli import convert
+from converters.executors import Inline, open_engine
+from converters.ingest import TextOptions, ingest_batches
+from converters.pack import PACKINGS
+from converters.text_file import Recipe
+from zb_hdf5 import ArgumentError, ConvertError, Loader, ShardIndex, StateError, documents, open_reader
+from zb_hdf5.documents import open_documents
+from zb_hdf5.order import write_order
+from zb_hdf5.publish import partial_path
+
+BYTES = Recipe("byte", 256)
+SMALL = TextOptions(batch_size=2, seq_len=16, seed=5)
+
+
+@pytest.fixture(scope="module")
+def texts():
+    rng = np.random.default_rng(3)
+    return ["".join(map(chr, rng.integers(97, 123, rng.integers(1, 60)))) for _ in range(150)]
+
+
+@pytest.fixture
+def files(tmp_path, texts, monkeypatch):
+    """Return two files of JSON lines, of several row groups each."""
+    monkeypatch.setattr(documents, "ROW_GROUP_BYTES", 2000)
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    for name, part in (("a", texts[:90]), ("b", texts[90:])):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in part))
+    return open_documents([folder])
+
+
+def stream_of(texts):
+    return np.array([token for text in texts for token in [*text.encode(), 256]])
+
+
+def expected_rows(texts, packing, seq_len, pad_id=256):
+    """Return the packed rows of documents, in the order of the packing."""
+    stream = stream_of(texts)
+    plan = PACKINGS[packing](np.array([len(text) + 1 for text in texts]), seq_len)
+    rows = np.full((plan.num_rows, seq_len), pad_id)
+    for offset, length, row, column in zip(plan.offsets, plan.lengths, plan.rows, plan.columns, strict=True):
+        rows[row, column : column + length] = stream[offset : offset + length]
+    return rows
+
+
+def read_rows(path):
+    with open_reader(path) as reader:
+        return np.concatenate([reader.read_batch(i) for i in range(reader.num_batches)])
+
+
+def ingest(files, destination, recipe=BYTES, options=SMALL, engine=None, **how):
+    return ingest_batches(files, "jsonl", destination, recipe, options, engine=engine or Inline(), **how)
+
+
+@pytest.mark.parametrize("packing", sorted(PACKINGS))
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_stored_rows_are_the_packed_documents(tmp_path, files, texts, packing, shuffle):
+    options = TextOptions(2, 16, seed=5, packing=packing, shuffle=shuffle, num_shards=3)
+    report = ingest(files, tmp_path / "out", options=options)
+    rows = expected_rows(texts, packing, 16)
+    stored = len(rows) // 2 * 2
+    order = write_order(len(rows), 5).indices(np.arange(stored)) if shuffle else np.arange(stored)
+    assert np.array_equal(read_rows(tmp_path / "out"), rows[order])
+    index = ShardIndex.load(tmp_path / "out")
+    assert len(index.shards) == 3
+    assert (index.shuffle, index.meta.document_count) == ("global" if shuffle else "none", 150)
+    assert json.loads(index.meta.tokenizer)["name"] == "byte"
+    assert index.source["packing"] == packing
+    accounts = report.conversion.accounts
+    assert accounts.tokens_in == len(stream_of(texts))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus", "out"]
+
+
+def test_best_fit_rows_hold_every_document(tmp_path, files, texts):
+    ingest(files, tmp_path / "out", options=TextOptions(2, 64, packing="best-fit", remainder="pad"))
+    found = bytes(read_rows(tmp_path / "out").astype(np.uint16).clip(0, 255).astype(np.uint8).tobytes()).split(b"\xff")
+    assert sorted(part.decode() for part in found if part) == sorted(texts)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_workers_and_threads_do_not_change_a_byte(tmp_path, files, workers):
+    with open_engine("local", workers) as engine:
+        report = ingest(files, tmp_path / "out", engine=engine, num_threads=workers)
+    again = ingest(files, tmp_path / "again")
+    assert report.conversion.sha256 == again.conversion.sha256
+
+
+@pytest.mark.parametrize("last", [True, False])
+def test_splits_are_frozen_and_kept(tmp_path, files, texts, last):
+    held_out = {"val_last_shard": True} if last else {"val_fraction": 0.3}
+    options = TextOptions(2, 16, shuffle=False, num_shards=2, **held_out)
+    report = ingest(files, tmp_path / "out", options=options)
+    index = ShardIndex.load(tmp_path / "out")
+    splits = [shard.split for shard in index.shards]
+    assert splits == sorted(splits)
+    assert splits.count("train") == 2
+    held_out_by = {key: index.source[key] for key in ("val_fraction", "val_seed") if key in index.source}
+    assert held_out_by == ({} if last else {"val_fraction": 0.3, "val_seed": 42})
+    train = report.batches_of_split["train"] * 2
+    rows = read_rows(tmp_path / "out")
+    if last:
+        assert np.array_equal(rows[:train], expected_rows(texts[:90], "concat", 16)[:train])
+        assert np.array_equal(rows[train:], expected_rows(texts[90:], "concat", 16)[: len(rows) - train])
+    result = CliRunner().invoke(convert, ["hdf5-to-batch", str(tmp_path / "out"), str(tmp_path / "copy")])
+    assert result.exit_code == 0, result.output
+    assert [shard.split for shard in ShardIndex.load(tmp_path / "copy").shards] == splits
+    for more in (["--shards", "2"], []):
+        target = tmp_path / ("other" if more else "one.batch")
+        result = CliRunner().invoke(convert, ["hdf5-to-batch", str(tmp_path / "out"), str(target), *more])
+        assert result.exit_code == 1
+        assert "has the splits train, val, which must not be mixed" in result.output
+
+
+def test_one_file(tmp_path, files, texts):
+    ingest(files, tmp_path / "out.h5", options=TextOptions(2, 16, shuffle=False))
+    rows = expected_rows(texts, "concat", 16)
+    assert np.array_equal(read_rows(tmp_path / "out.h5"), rows[: len(rows) // 2 * 2])
+    with pytest.raises(ConvertError, match="is one file; name a folder"):
+        ingest(files, tmp_path / "two.h5", options=TextOptions(2, 16, val_fraction=0.1))
+
+
+def test_remainders(tmp_path, files, texts):
+    rows = expected_rows(texts, "concat", 16)
+    size = next(size for size in range(3, 40) if len(rows) % size)
+    for remainder in ("drop", "pad"):
+        ingest(files, tmp_path / remainder, options=TextOptions(size, 16, shuffle=False, remainder=remainder, pad_id=7))
+    whole = len(rows) // size * size
+    assert np.array_equal(read_rows(tmp_path / "drop"), rows[:whole])
+    padded = read_rows(tmp_path / "pad")
+    assert np.array_equal(padded[: len(rows)], rows)
+    assert np.all(padded[len(rows) :] == 7)
+    assert len(padded) == whole + size
+    with pytest.raises(ConvertError, match=r"packed rows \(train\) are no multiple of batch_size"):
+        ingest(files, tmp_path / "error", options=TextOptions(size, 16, remainder="error"))
+    with pytest.raises(ConvertError, match="do not fill one batch of 100000"):
+        ingest(files, tmp_path / "large", options=TextOptions(100_000, 16))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus", "drop", "pad"]
+
+
+def test_errors_come_before_the_work(tmp_path, files):
+    (tmp_path / "out").mkdir()
+    with pytest.raises(ConvertError, match="out: exists already"):
+        ingest(files, tmp_path / "out")
+    with pytest.raises(ArgumentError, match="packing must be one of concat, best-fit, pad, found 'tight'"):
+        ingest(files, tmp_path / "new", options=TextOptions(2, 16, packing="tight"))
+    with pytest.raises(ArgumentError, match="--pad-id must be below the vocabulary's 257, found 257"):
+        ingest(files, tmp_path / "new", options=TextOptions(2, 16, pad_id=257))
+    with pytest.raises(ConvertError, match="batches cannot fill 1,000,000 shards"):
+        ingest(files, tmp_path / "new", options=TextOptions(2, 16, num_shards=10**6))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus", "out"]
+
+
+def test_a_corpus_without_documents(tmp_path):
+    (tmp_path / "a.jsonl").write_text("{\nbad\n")
+    with pytest.raises(ConvertError, match=r"no documents in 1 files \(2 bad JSON\)"):
+        ingest(open_documents([tmp_path / "a.jsonl"]), tmp_path / "out")
+
+
+def test_force_and_resume_give_the_same(tmp_path, files):
+    first = ingest(files, tmp_path / "out")
+    assert ingest(files, tmp_path / "out", overwrite=True).conversion.sha256 == first.conversion.sha256
+    assert ingest(files, tmp_path / "out", resume=True).conversion.sha256 == first.conversion.sha256
+
+
+# --- the commands --------------------------------------------------------------------------------------------------
+
+
+def run(*arguments):
+    result = CliRunner().invoke(convert, [str(argument) for argument in arguments])
+    assert not result.exception or isinstance(result.exception, SystemExit), result.exception
+    return result
+
+
+def test_every_kind_of_file_gives_the_same_store(tmp_path, texts):
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pa.table({"body": texts}), tmp_path / "a.parquet", row_group_size=40)
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"body": text}) + "\n" for text in texts))
+    (tmp_path / "txt").mkdir()
+    for number, text in enumerate(texts):
+        (tmp_path / f"txt/{number:03}.txt").write_text(text)
+    options = ["--tokenizer", "byte", "--batch-size", 2, "--seq-len", 16, "--json"]
+    column = ["--text-column", "body"]
+    digests = set()
+    for kind, source, more in (("parquet", "a.parquet", column), ("jsonl", "a.jsonl", column), ("text", "txt", [])):
+        result = run(f"{kind}-to-hdf5", tmp_path / source, tmp_path / f"{kind}-store", *options, *more)
+        assert result.exit_code == 0, result.output
+        report = json.loads(result.stdout)
+        assert (report["documents"], report["documents_dropped"]) == (150, {})
+        digests.add(report["sha256"])
+    assert len(digests) == 1
+
+
+def test_the_report_names_dropped_lines(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "' + "x" * 100 + '"}\nbad\n{"text": ""}\n')
+    result = run("jsonl-to-hdf5", path, tmp_path / "out", "--tokenizer", "byte", "--batch-size", 1, "--seq-len", 8)
+    assert result.exit_code == 0
+    assert "dropped    1 bad JSON, 1 empty\n" in result.stdout
+    assert f"           {path}: line 2: bad JSON\n" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "message"),
+    [
+        (["--tokenizer", "nonsense"], 2, "tokenizer must be byte"),
+        (["--tokenizer", "byte", "--boundary-token", "<s>"], 2, "no special token '<s>'"),
+        (["--tokenizer", "byte", "--boundary-token", "<s>", "--no-boundary"], 2, "not both"),
+        (["--tokenizer", "byte", "--text-column", "body"], 1, "no documents in 1 files"),
+        (["--tokenizer", "byte", "--val-fraction", "0.1", "--val-last-shard"], 2, "not both"),
+        (["--tokenizer", "byte", "--val-last-shard"], 1, "leaves nothing to train on"),
+        ([], 2, "Missing option '--tokenizer'"),
+    ],
+)
+def test_usage_errors(tmp_path, options, code, message):
+    (tmp_path / "a.jsonl").write_text('{"text": "abc"}\n')
+    result = run("jsonl-to-hdf5", tmp_path / "a.jsonl", tmp_path / "out", *options)
+    assert (result.exit_code, message in result.output) == (code, True), result.output
+    assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_killed_ingest_leaves_nothing_under_the_final_name(tmp_path, number):
+    text = "many words " * 20
+    (tmp_path / "a.jsonl").write_text(f'{{"text": "{text}"}}\n' * 300_000)
+    command = [sys.executable, "-m", "zb_hdf5.cli", "convert", "jsonl-to-hdf5", "a.jsonl", "out", "--tokenizer", "byte"]
+    code = "from zb_hdf5.cli import zb; zb()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *command[3:]], cwd=tmp_path, stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)},
+    )  # fmt: skip
+    waiting = partial_path(tmp_path / "out.tokens")
+    while not (waiting.exists() and any(path.stat().st_size for path in waiting.iterdir())):
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.01)
+    process.send_signal(number)
+    process.communicate()
+    left = {path.name for path in tmp_path.iterdir()} - {"a.jsonl"}
+    assert left == ({waiting.name} if number == signal.SIGKILL else set())
+    (tmp_path / "a.jsonl").write_text(f'{{"text": "{text}"}}\n' * 100)
+    result = run("jsonl-to-hdf5", tmp_path / "a.jsonl", tmp_path / "out", "--tokenizer", "byte", "--batch-size", 2)
+    assert result.exit_code == 0, result.output
+    assert {path.name for path in tmp_path.iterdir()} == {"a.jsonl", "out"}
+
+
+def test_real_text_packs_well(tmp_path):
+    """Of Python's sources, best-fit loses nothing and pads less than 2 %, where a document a row loses most of it."""
+    files = open_documents(sorted(Path(json.__file__).parent.parent.glob("*.py")), "text")
+    for packing, lost in (("best-fit", False), ("pad", True)):
+        options = TextOptions(4, 2048, packing=packing, remainder="pad")
+        accounts = ingest_batches(
+            files, "text", tmp_path / packing, BYTES, options, engine=Inline()
+        ).conversion.accounts
+        assert (sum(accounts.dropped.values()) > 0.5 * accounts.tokens_in) is lost
+        assert (accounts.padded < 0.02 * accounts.tokens_in) or lost
+
+
+def test_shards_are_cut_evenly(tmp_path, files):
+    ingest(files, tmp_path / "out", options=TextOptions(1, 16, num_shards=7))
+    counts = [shard.num_batches for shard in ShardIndex.load(tmp_path / "out").shards]
+    assert max(counts) - min(counts) <= 1
+    assert all(a >= 1 and b >= 1 for a, b in pairwise(counts))
+
+
+def test_a_loader_reads_one_split(tmp_path, files):
+    options = TextOptions(2, 16, val_fraction=0.3, num_shards=2)
+    counts = ingest(files, tmp_path / "out", options=options).batches_of_split
+    with open_reader(tmp_path / "out") as reader:
+        stored = np.stack([reader.read_batch(i) for i in range(reader.num_batches)])
+    how = {"rank": 0, "world_size": 1, "shuffle": "sequential"}
+    train = np.stack([batch.numpy() for batch in Loader(tmp_path / "out", **how)])
+    val = np.stack([batch.numpy() for batch in Loader(tmp_path / "out", split="val", **how)])
+    assert (len(train), len(val)) == (counts["train"], counts["val"])
+    assert np.array_equal(np.concatenate([train, val]), stored)
+    with pytest.raises(ArgumentError, match=r"expected a split that this store has \(train, val\), found 'test'"):
+        open_reader(tmp_path / "out", split="test")
+    [shard] = [shard.path for shard in ShardIndex.load(tmp_path / "out").shards if shard.split == "val"]
+    with pytest.raises(ArgumentError, match="split='val' needs a store, found one file"):
+        open_reader(tmp_path / "out" / shard, split="val")
+    with open_reader(tmp_path / "out" / shard, split="train") as reader:
+        assert reader.num_batches == counts["val"]
+    state = Loader(tmp_path / "out", **how).state_dict()
+    with pytest.raises(StateError):
+        Loader(tmp_path / "out", split="val", **how).load_state_dict(state)

@@ -1,0 +1,303 @@
+"""Documents of text: from Parquet by row group, from JSON lines, from plain text files; what is dropped is counted."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import StrEnum
+from importlib import import_module
+from pathlib import Path
+from typing import Any, BinaryIO, ClassVar, Final, NamedTuple, cast
+
+from zb_hdf5.errors import ConvertError, FormatError, UnavailableError
+
+#: A block ends with the document that reaches one of these: enough work for many threads, little memory.
+BLOCK_DOCUMENTS: Final = 1024
+BLOCK_CHARACTERS: Final = 8 << 20
+#: Of a file of JSON lines: what one process reads at a time.
+ROW_GROUP_BYTES: Final = 64 << 20
+#: How many of the dropped documents are remembered by place.
+FIRST_DROPPED: Final = 5
+
+
+class Reason(StrEnum):
+    """Why a line, row or file is no document."""
+
+    BAD_JSON = "bad JSON"
+    MISSING = "no text"  # no such key, or null
+    NOT_TEXT = "not text"  # a number, a list
+    NOT_UTF8 = "not UTF-8"
+    EMPTY = "empty"
+
+
+@dataclass
+class Dropped:
+    """What was not taken for a document, by reason, and where the first of them stood."""
+
+    counts: dict[str, int] = field(default_factory=dict)
+    first: list[str] = field(default_factory=list)
+
+    def add(self, reason: Reason, place: str) -> None:
+        """Count one. `place` is a file and a line or row, counted from 1."""
+        self.merge(Dropped({reason.value: 1}, [f"{place}: {reason.value}"]))
+
+    def merge(self, later: Dropped) -> None:
+        """Add what was dropped after this."""
+        for reason, count in later.counts.items():
+            self.counts[reason] = self.counts.get(reason, 0) + count
+        self.first = [*self.first, *later.first][:FIRST_DROPPED]
+
+    def lines(self) -> list[tuple[str, str]]:
+        """Return the lines of a report: none if nothing was dropped."""
+        if not self.counts:
+            return []
+        counts = ", ".join(f"{count:,} {reason}" for reason, count in self.counts.items())
+        return [("dropped", counts), *(("", place) for place in self.first)]
+
+
+class Block(NamedTuple):
+    """Consecutive documents of one file, and what was dropped between them."""
+
+    texts: list[str]
+    dropped: Dropped
+
+
+class DocumentFile(ABC):
+    """One file of documents, in row groups: runs of documents that can be read without those before them.
+
+    Opened for each pass over a row group, and closed at its end.
+
+    Attributes
+    ----------
+    path
+        The file.
+    num_row_groups
+        Parquet says how many; a file of JSON lines is cut into ranges of bytes; a plain text file is one.
+
+    Parameters
+    ----------
+    column
+        Name of the column of a table, or of the key of an object, that holds the text.
+    """
+
+    suffixes: ClassVar[tuple[str, ...]]
+    num_row_groups: int
+
+    def __init__(self, path: Path, column: str = "text") -> None:
+        self.path, self._column = path, column
+
+    def blocks(self) -> Iterator[Block]:
+        """Yield all documents in order."""
+        for number in range(self.num_row_groups):
+            yield from self.row_group(number)
+
+    @abstractmethod
+    def row_group(self, number: int) -> Iterator[Block]:
+        """Yield the documents of one row group, in order.
+
+        Raises
+        ------
+        FormatError
+            If the file as a whole is not what its name says.
+        """
+
+
+class ParquetFile(DocumentFile):
+    """Documents in one column of text of a Parquet file.
+
+    Raises
+    ------
+    FormatError
+        If it is no Parquet file.
+    ConvertError
+        If it has no such column, or one that is not of text.
+    UnavailableError
+        If pyarrow is not installed.
+    """
+
+    suffixes = (".parquet",)
+
+    def __init__(self, path: Path, column: str = "text") -> None:
+        super().__init__(path, column)
+        with self._open() as file:
+            self.num_row_groups = file.num_row_groups
+            self._rows = [file.metadata.row_group(k).num_rows for k in range(file.num_row_groups)]
+            schema = file.schema_arrow
+        if column not in schema.names:
+            raise ConvertError(
+                f"{path}: no column {column!r}; pass --text-column with one of: {', '.join(schema.names)}"
+            )
+        kind = schema.field(column).type
+        if str(getattr(kind, "value_type", kind)) not in ("string", "large_string", "string_view"):
+            raise ConvertError(f"{path}: column {column!r}: expected text, found {kind}; pass another --text-column")
+
+    def row_group(self, number: int) -> Iterator[Block]:
+        """Yield the documents of one row group; memory holds one column of it at most."""
+        row = sum(self._rows[:number])
+        with self._open() as file, _parquet_errors(self.path):
+            for batch in file.iter_batches(BLOCK_DOCUMENTS, row_groups=[number], columns=[self._column]):
+                yield from _blocks(f"{self.path}: row", row + 1, _column_texts(batch.column(0)))
+                row += batch.num_rows
+
+    def _open(self) -> Any:
+        try:
+            parquet = import_module("pyarrow.parquet")
+        except ImportError as error:
+            raise UnavailableError("Parquet needs the package pyarrow: pip install 'zb_hdf5[text]'") from error
+        with open(self.path, "rb"), _parquet_errors(self.path):  # a file that is not there is an OSError of its own
+            return parquet.ParquetFile(self.path, memory_map=False, pre_buffer=False)
+
+
+class JsonLinesFile(DocumentFile):
+    """Documents in one field of the objects of a file of JSON lines, gzip-compressed (then one row group) or not."""
+
+    suffixes = (".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz")
+
+    def __init__(self, path: Path, column: str = "text") -> None:
+        super().__init__(path, column)
+        self._gzip = path.suffix == ".gz"
+        self.num_row_groups = 1 if self._gzip else max(1, -(-path.stat().st_size // ROW_GROUP_BYTES))
+
+    def row_group(self, number: int) -> Iterator[Block]:
+        """Yield the documents of the lines that begin in one range of bytes."""
+        start = number * ROW_GROUP_BYTES
+        with self._open() as file:
+            line_number = self._seek_line(file, start) if number else 1
+            stop = None if number == self.num_row_groups - 1 else start + ROW_GROUP_BYTES
+            try:
+                yield from _blocks(f"{self.path}: line", line_number, map(self._text, _lines_until(file, stop)))
+            except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+                raise FormatError(f"{self.path}: damaged or cut off: {error}") from error
+
+    def _open(self) -> BinaryIO:
+        return cast(BinaryIO, gzip.open(self.path, "rb")) if self._gzip else open(self.path, "rb")
+
+    def _seek_line(self, file: BinaryIO, byte_offset: int) -> int:
+        """Go to the first line that begins at or after `byte_offset`; return its number, counted from 1."""
+        lines, left = 0, byte_offset - 1
+        while left:
+            data = file.read(min(left, 1 << 20))
+            if not data:
+                break  # the file has become shorter
+            lines, left = lines + data.count(b"\n"), left - len(data)
+        return lines + file.readline().count(b"\n") + 1
+
+    def _text(self, line: bytes) -> str | Reason:
+        try:
+            value = json.loads(line.decode("utf-8"))
+        except UnicodeDecodeError:
+            return Reason.NOT_UTF8
+        except (ValueError, RecursionError):
+            return Reason.BAD_JSON
+        if not isinstance(value, dict):
+            return Reason.BAD_JSON
+        text = value.get(self._column)
+        if text is None:
+            return Reason.MISSING
+        return text if isinstance(text, str) else Reason.NOT_TEXT
+
+
+class PlainTextFile(DocumentFile):
+    """A whole file of UTF-8 is one document, line ends as they are."""
+
+    suffixes = (".txt",)
+
+    num_row_groups = 1
+
+    def row_group(self, number: int) -> Iterator[Block]:
+        """Yield the one document."""
+        try:
+            text: str | Reason = self.path.read_bytes().decode("utf-8")
+        except UnicodeDecodeError:
+            text = Reason.NOT_UTF8
+        yield from _blocks(f"{self.path}: line", 1, [text])
+
+
+FILE_KINDS: Final[dict[str, type[DocumentFile]]] = {
+    "parquet": ParquetFile,
+    "jsonl": JsonLinesFile,
+    "text": PlainTextFile,
+}
+
+
+def open_documents(paths: Sequence[Path], kind: str | None = None, column: str = "text") -> list[DocumentFile]:
+    """Open files of documents, in the order given; of a folder those in and below it, in the order of their paths.
+
+    Parameters
+    ----------
+    kind
+        A name in `FILE_KINDS`, for files of any name; of a folder those with its suffixes are taken. None: by suffix.
+
+    Raises
+    ------
+    ConvertError
+        If a folder has no such files, or nothing is known of a suffix.
+    FormatError, UnavailableError
+        As the files do.
+    """
+    kinds = list(FILE_KINDS.values()) if kind is None else [FILE_KINDS[kind]]
+    suffixes = tuple(suffix for each in kinds for suffix in each.suffixes)
+    files: list[Path] = []
+    for path in paths:
+        inside = sorted(path.rglob("*")) if path.is_dir() else [path]
+        found = [file for file in inside if file.name.endswith(suffixes)] if path.is_dir() or kind is None else inside
+        if not found:
+            raise ConvertError(f"{path}: expected files that end in {', '.join(suffixes)}, found none")
+        files += found
+    return [next(each for each in kinds if kind or file.name.endswith(each.suffixes))(file, column) for file in files]
+
+
+def _lines_until(file: BinaryIO, stop: int | None) -> Iterator[bytes]:
+    """Yield the lines that begin before byte `stop`."""
+    byte_offset = file.tell()
+    for line in file:
+        if stop is not None and byte_offset >= stop:
+            return
+        byte_offset += len(line)
+        yield line
+
+
+def _blocks(place: str, first: int, texts: Iterable[str | Reason]) -> Iterator[Block]:
+    """Group documents into blocks; number them from `first` on where they are dropped."""
+    block, characters = Block([], Dropped()), 0
+    for number, text in enumerate(texts, first):
+        if isinstance(text, Reason) or not text:
+            block.dropped.add(text if isinstance(text, Reason) else Reason.EMPTY, f"{place} {number:,}")
+            continue
+        block.texts.append(text)
+        characters += len(text)
+        if len(block.texts) == BLOCK_DOCUMENTS or characters >= BLOCK_CHARACTERS:
+            yield block
+            block, characters = Block([], Dropped()), 0
+    if block.texts or block.dropped.counts:
+        yield block
+
+
+def _column_texts(column: Any) -> list[str | Reason]:
+    try:
+        values = column.to_pylist()
+    except UnicodeDecodeError:
+        values = [_scalar_text(scalar) for scalar in column]
+    return [Reason.MISSING if value is None else value for value in values]
+
+
+def _scalar_text(scalar: Any) -> str | Reason | None:
+    try:
+        text: str | None = scalar.as_py()
+    except UnicodeDecodeError:
+        return Reason.NOT_UTF8
+    return text
+
+
+@contextmanager
+def _parquet_errors(path: Path) -> Iterator[None]:
+    """Say which file, and that it is the file."""
+    try:
+        yield
+    except (import_module("pyarrow").ArrowException, OSError) as error:
+        raise FormatError(f"{path}: not a Parquet file, or a damaged one: {error}") from error

@@ -27,6 +27,7 @@ from zb_hdf5.spec import (
     HDF5_LIBVER,
     HDF5_VERSION,
     NO_SHA256,
+    StoreMeta,
     TokenArray,
     meta_block_bytes,
 )
@@ -68,14 +69,7 @@ class HDF5BatchWriter(BatchWriter):
 
     def _create_objects(self, h5: h5py.File) -> None:
         meta = self.meta
-        for name, text in (("format", HDF5_FORMAT), ("creator", CREATOR), ("tokenizer", meta.tokenizer)):
-            # of fixed length: the heap of variable-length texts has no checksum, and one flipped bit there can send
-            # HDF5 2.0 into an endless loop
-            data = text.encode("utf-8")
-            h5.attrs.create(name, data, dtype=h5py.string_dtype("utf-8", max(1, len(data))))
-        h5.attrs.create("format_version", HDF5_VERSION, dtype="<u4")
-        for name in ("batch_size", "seq_len", "seed", "total_records", "document_count", "vocab_size"):
-            h5.attrs.create(name, getattr(meta, name), dtype="<u8")
+        create_root_attributes(h5, meta)
         self._batches = h5.create_dataset(
             BATCHES, shape=(0, *meta.shape), maxshape=(None, *meta.shape), chunks=(1, *meta.shape), dtype=meta.dtype
         )
@@ -144,3 +138,15 @@ class HDF5BatchWriter(BatchWriter):
         if self._h5 is not None:
             with contextlib.suppress(OSError, RuntimeError):  # HDF5 after a failed write; the file goes anyway
                 self._h5.close()
+
+
+def create_root_attributes(h5: h5py.File, meta: StoreMeta) -> None:
+    """Write what all batches of a file have in common."""
+    for name, text in (("format", HDF5_FORMAT), ("creator", CREATOR), ("tokenizer", meta.tokenizer)):
+        # of fixed length: the heap of variable-length texts has no checksum, and one flipped bit there can send
+        # HDF5 2.0 into an endless loop
+        data = text.encode("utf-8")
+        h5.attrs.create(name, data, dtype=h5py.string_dtype("utf-8", max(1, len(data))))
+    h5.attrs.create("format_version", HDF5_VERSION, dtype="<u4")
+    for name in ("batch_size", "seq_len", "seed", "total_records", "document_count", "vocab_size"):
+        h5.attrs.create(name, getattr(meta, name), dtype="<u8")

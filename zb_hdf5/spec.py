@@ -55,6 +55,7 @@ HDF5_VERSION: Final = 1
 HDF5_LIBVER: Final = ("v110", "v110")  # can enter SWMR, and HDF5 1.10 can still read it
 HDF5_ALIGNMENT: Final = PAGE_BYTES
 USER_BLOCK_BYTES: Final = 512  # where the HDF5 face of a stamped `.batch` file begins
+FACE_BYTES: Final = HEADER_BYTES - USER_BLOCK_BYTES
 BATCHES: Final = "batches"
 CRC32: Final = "crc32"
 CRC32_CHUNK_ROWS: Final = 4096  # 16 KiB: what one commit rewrites

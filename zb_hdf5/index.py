@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from pathlib import Path
@@ -74,7 +75,6 @@ class ShardEntry:
     @classmethod
     def from_json(cls, value: Any, where: str) -> Self:
         """Check one element of `shards`."""
-        values: tuple[Any, ...]
         try:
             values = _ENTRY_VALUES(value)
         except (KeyError, TypeError):
@@ -83,7 +83,7 @@ class ShardEntry:
             for key, kind in ENTRY_TYPES.items():
                 _field(value, key, kind, where)  # says which one is wrong
         # checked by `places` when the shard is opened: there may be a hundred thousand of them
-        entry = cls(*values, value.get("extents", []), value.get("crc32_ends", []))
+        entry = cls(*values, extents=value.get("extents", []), crc32_ends=value.get("crc32_ends", []))
         parts = entry.path.split("/")
         if not parts[0] or ".." in parts or not parts[-1]:
             raise FormatError(f"{where}: path {entry.path!r} leaves the folder of the store")
@@ -120,7 +120,7 @@ ENTRY_TYPES: Final = {
     "path": str, "backend": str, "num_batches": int, "token_count": int, "sha256": str, "document_count": int,
     "split": str, "complete": bool,
 }  # fmt: skip
-_ENTRY_VALUES: Final = itemgetter(*ENTRY_TYPES)
+_ENTRY_VALUES: Final[Callable[[Any], tuple[Any, ...]]] = itemgetter(*ENTRY_TYPES)
 
 
 @dataclass(frozen=True)

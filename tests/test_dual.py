@@ -420,7 +420,34 @@ def test_a_resumed_dual_conversion_writes_a_damaged_face_again(npy, tmp_path):
     assert content(tmp_path / "out") == content(whole)
 
 
-def test_build_face_leaves_no_scratch_file(tmp_path, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    assert len(build_face(StoreMeta(256, 1024, stored_dtype("uint32")), 2**20, tmp_path)) == 3584
-    assert os.listdir(tmp_path) == []
+def test_a_pebibyte_has_a_face():
+    assert len(build_face(StoreMeta(256, 1024, stored_dtype("uint32")), 2**30, Path("x"))) == 3584
+
+
+def test_the_largest_batches_are_refused_or_described():
+    with pytest.raises(ArgumentError, match="whole records"):
+        build_face(StoreMeta(2**22 - 1, 256, stored_dtype("uint32")), 1, Path("x"))
+    assert build_face(StoreMeta(2**20 - 1, 1024, stored_dtype("uint32")), 1, Path("x"))
+
+
+def test_zb_verify_of_a_damaged_magic_fails(path):
+    stamp(path)
+    flip(path, 0)
+    with open_reader(path) as reader:
+        assert reader.backend == "hdf5"  # what is left of it
+    assert "not a .batch file" in run("verify", path, group=zb).stdout
+    assert run("verify", path, group=zb).exit_code == 1
+
+
+def test_the_other_commands_take_a_stamped_file(path, tmp_path):
+    before = tokens_of(path)
+    stamp(path)
+    assert run("hdf5-to-npy", path, tmp_path / "a.npy").exit_code == 0
+    np.testing.assert_array_equal(np.load(tmp_path / "a.npy").reshape(before.shape), before)
+    assert run("hdf5-to-batch", path, tmp_path / "b.batch", "--dual").exit_code == 0
+    assert (tmp_path / "b.batch").read_bytes() == path.read_bytes()
+    assert run("doctor", path, group=zb).exit_code == 0
+    os.truncate(path, path.stat().st_size - 1)
+    run("repair", path, "--output", tmp_path / "c.batch", group=zb)
+    assert face_of(tmp_path / "c.batch") is Face.NONE
+    np.testing.assert_array_equal(tokens_of(tmp_path / "c.batch"), before[:4])

@@ -125,7 +125,7 @@ def require_whole_records(meta: StoreMeta, path: Path) -> int:
     """
     record_bytes = meta.batch_bytes // meta.batch_size
     slot_records, rest = divmod(meta.padded_batch_bytes, record_bytes)
-    if rest:
+    if rest or meta.padded_batch_bytes == 2**32:  # HDF5 chunks end below 4 GiB
         raise ArgumentError(
             f"{path}: HDF5 cannot describe its slots: expected {meta.padded_batch_bytes:,} bytes to be whole "
             f"records of {record_bytes:,} bytes; choose a --seq-len that is a power of 2, or convert to hdf5"
@@ -144,8 +144,10 @@ def build_face(meta: StoreMeta, num_batches: int, path: Path) -> bytes:
     slot_records = require_whole_records(meta, path)
     if num_batches == 0:
         raise ArgumentError(f"{path}: holds no batches, and HDF5 gives an empty dataset no place in the file")
-    # A named file: HDF5 wants a real path, and its drivers for memory either allocate it all or align otherwise.
-    with tempfile.NamedTemporaryFile(prefix="zb-face-") as scratch:
+    # A named file: HDF5 wants a real path, and its drivers for memory either allocate it all or align otherwise. Disks
+    # have a largest file size (16 TiB for ext4), and memory has not: only the few pages that are written are there.
+    memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
+    with tempfile.NamedTemporaryFile(prefix="zb-face-", dir=memory) as scratch:
         options = {"userblock_size": USER_BLOCK_BYTES, "meta_block_size": FACE_BYTES, "libver": HDF5_LIBVER}
         with h5py.File(scratch.name, "w", locking=False, **options) as file:
             create_root_attributes(file, meta)

@@ -105,7 +105,7 @@ class HDF5BatchReader(BatchReader):
         return H5pySource(path, dataset, found.meta)
 
     def stored_crc32(self) -> npt.NDArray[np.uint32] | None:
-        """Return the rows of the dataset `crc32`, or of the file beside a stamped `.batch`; None where there are none."""
+        """Return the rows of the dataset `crc32`, or of the file beside a stamped `.batch`, or None."""
         if self._foreign or (self._is_face and not crc32_path(self.path).exists()):
             return None
         if self._is_face:

@@ -35,7 +35,7 @@ def in_place_options(convert: Callable[..., Any]) -> Callable[..., Any]:
         else:
             convert(src, dst, **options)
 
-    command.__doc__ = f"{convert.__doc__}\n    Example: convert batch-to-hdf5 --in-place train-batch"
+    command.__doc__ = f"{convert.__doc__}\nExample: convert batch-to-hdf5 --in-place train-batch"
     return command
 
 

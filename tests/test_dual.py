@@ -222,7 +222,7 @@ def test_the_face_of_another_file_is_found(tmp_path, write_file, shape):
     face = (tmp_path / "a.batch").read_bytes()[512:4096]
     with open(tmp_path / "b.batch", "r+b") as file:
         os.pwrite(file.fileno(), face, 512)
-    with pytest.raises(ChecksumError, match="contradicts|damaged"):
+    with pytest.raises(ChecksumError, match=r"contradicts|damaged"):
         check(tmp_path / "b.batch")
 
 

@@ -8,7 +8,6 @@ import io
 import math
 import os
 import time
-import tokenize
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from converters.formats import Accounts
-from zb_hdf5 import ArgumentError, BatchWriter, ConvertError, FormatError, IncompleteError, ShardInfo, StoreMeta
+from zb_hdf5 import ArgumentError, BatchWriter, ConvertError, IncompleteError, ShardInfo, StoreMeta
 from zb_hdf5.extents import Run
+from zb_hdf5.npyheader import read_npy_header
 from zb_hdf5.order import write_order
 from zb_hdf5.publish import write_fully
 from zb_hdf5.spec import TokenArray, bad_token_message, find_bad_token, require_integers, stored_dtype, token_limit
@@ -28,11 +28,6 @@ if TYPE_CHECKING:
     from zb_hdf5.digest import PendingDigest
 
 REMAINDERS: Final = ("drop", "pad", "error")
-NPY_MAGIC: Final = b"\x93NUMPY"
-#: What numpy raises for headers that are no Python literal, or not the right one.
-MALFORMED_HEADER: Final = (
-    ValueError, TypeError, KeyError, SyntaxError, tokenize.TokenError, OverflowError, RecursionError, MemoryError,
-)  # fmt: skip
 #: Source files that are mapped at the same time: each mapping holds a descriptor.
 MAX_MAPPED_FILES: Final = 256
 #: The kernel maps what it finds in the page cache around each page that is touched.
@@ -62,7 +57,7 @@ class NpyFile:
         ConvertError
             If the array is not of integers, or has another shape than 1-D or `(records, seq_len)`.
         """
-        shape, fortran, dtype, byte_offset = _read_npy_header(path)
+        shape, fortran, dtype, byte_offset = read_npy_header(path)
         if len(shape) not in (1, 2):
             raise ConvertError(f"{path}: expected a 1-D stream or 2-D records, found shape {shape}")
         if len(shape) == 2 and shape[1] != seq_len:
@@ -337,28 +332,7 @@ def expand(paths: Sequence[Path]) -> list[Path]:
 
 def token_sha256(path: Path) -> str:
     """Return the digest of a file's tokens."""
-    *_, byte_offset = _read_npy_header(path)
+    *_, byte_offset = read_npy_header(path)
     with open(path, "rb") as file:
         file.seek(byte_offset)
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _read_npy_header(path: Path) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
-    """Return (shape, Fortran order, dtype, byte offset of the data)."""
-    with open(path, "rb") as file:
-        magic = file.read(len(NPY_MAGIC))
-        if magic != NPY_MAGIC:
-            kind = IncompleteError if NPY_MAGIC.startswith(magic) else FormatError
-            raise kind(f"{path}: not a .npy file: expected magic {NPY_MAGIC!r}, found {magic!r}")
-        file.seek(0)
-        try:
-            # version 3 differs from 2 in the encoding of field names, which arrays of integers do not have
-            one, two = np.lib.format.read_array_header_1_0, np.lib.format.read_array_header_2_0
-            read = {(1, 0): one, (2, 0): two, (3, 0): two}[np.lib.format.read_magic(file)]
-            shape, fortran, dtype = read(file)
-            if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize >= 2**63:
-                raise ValueError(f"impossible shape {shape}")
-        except MALFORMED_HEADER as error:
-            kind = IncompleteError if str(error).startswith("EOF") else FormatError
-            raise kind(f"{path}: malformed .npy header: {error or type(error).__name__}") from error
-        return shape, fortran, dtype, file.tell()

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from zb_hdf5.console import Progress, output_options, print_report
+from zb_hdf5.console import Progress, format_count, output_options, print_report
 
 if TYPE_CHECKING:
     from converters.ingest import IngestReport
     from converters.pipe import Report
+    from converters.stream_text import StreamReport
     from converters.text_file import Recipe
     from zb_hdf5.documents import DocumentFile
 
@@ -38,17 +39,27 @@ def add_text_commands(group: click.Group, as_json: AsJson, as_lines: AsLines) ->
 def _add_command(group: click.Group, kind: str, as_json: AsJson, as_lines: AsLines) -> None:
     what, example, documents = KINDS[kind]
 
-    def run(src: tuple[Path, ...], dst: Path, **options: Any) -> None:
+    def run(src: tuple[Path, ...], dst: Path, layout: str, **options: Any) -> None:
         output = {name: options.pop(name) for name in ("as_json", "quiet")}
-        report = _ingest(src, kind, dst, options, quiet=output["quiet"])
+        work = _Work(src, kind, dst, options, quiet=output["quiet"])
+        if layout == "stream":
+            _require_defaults(_BATCHES_ONLY)
+            streams = work.streams()
+            if streams is not None:
+                print_report(_streams_json(streams), _streams_lines(streams), **output)
+            return
+        report = work.batches()
         if report is not None:
-            lines = [*as_lines(report.conversion), *_lines(report)]
+            # what the conversion says of its own speed and shuffle is only of the last part of the work
+            lines = [line for line in as_lines(report.conversion) if line[0] not in ("speed", "shuffle")]
+            lines += _lines(report)
             print_report({**as_json(report.conversion), **_as_json(report)}, lines, **output)
 
     run.__doc__ = (
         f"Convert {what} to an HDF5 store.\n\n"
-        f"{documents} Documents are tokenized, packed into rows of --seq-len tokens, and the rows are shuffled once. A "
-        "folder stands for all such files in and below it. Needs as much disk again as the store meanwhile.\n\n\b\n"
+        f"{documents} Documents are tokenized, packed into rows of --seq-len tokens, and the rows are shuffled once, "
+        "which needs as much disk again as the store meanwhile; or, with --layout stream, kept as they are, one after "
+        "the other. A folder stands for all such files in and below it.\n\n\b\n"
         f"Example: convert {kind}-to-hdf5 {example} train-h5 --tokenizer hf:tok.json --seq-len 2048 --packing best-fit"
     )
     command: Callable[..., Any] = output_options(run)
@@ -65,7 +76,10 @@ def _option(name: str, kind: Any, default: Any, help_text: str) -> Callable[...,
 
 _POSITIVE, _NATURAL = click.IntRange(1), click.IntRange(0)
 _TEXT_COLUMN: Final = _option("--text-column", str, "text", "Column, or JSON key, that holds the text.")
+#: Options that make no sense for a stream.
+_BATCHES_ONLY: Final = ("packing", "batch_size", "seq_len", "shuffle", "remainder", "pad_id", "resume")
 _OPTIONS: Final = [
+    _option("--layout", click.Choice(["batches", "stream"]), "batches", "Rows of --seq-len, or one run of tokens."),
     click.option("--tokenizer", required=True, help="byte, tiktoken:NAME, tiktoken:FILE or hf:tokenizer.json."),
     _TEXT_COLUMN,
     click.option("--boundary-token", help="Special token behind each document. [default: <|endoftext|>]"),
@@ -80,7 +94,7 @@ _OPTIONS: Final = [
     click.option("--pad-id", type=_NATURAL, help="Token of padding. [default: the boundary token, else 0]"),
     click.option("--val-fraction", type=click.FloatRange(0, 1, max_open=True), default=0.0, help="Documents held out."),
     click.option("--val-last-shard", is_flag=True, help="Hold out the last source file."),
-    click.option("--shards", type=_POSITIVE, help="Number of shards of the training split. [default: 1 GiB each]"),
+    click.option("--shards", type=_POSITIVE, help="For training. [default: 1 GiB each; streams: one per file]"),
     click.option("--workers", type=_POSITIVE, help="Local processes. [default: the cores]"),
     click.option(
         "--threads", type=_POSITIVE, help="Threads that tokenize, per process. [default: its share of the cores]"
@@ -92,28 +106,71 @@ _OPTIONS: Final = [
 ]
 
 
-def _ingest(src: tuple[Path, ...], kind: str, dst: Path, given: dict[str, Any], *, quiet: bool) -> IngestReport | None:
-    """Open the files and convert; None in a rank of an MPI job that only serves the first one."""
-    from converters.executors import default_workers, open_engine
-    from converters.ingest import TextOptions, ingest_batches
-    from zb_hdf5.documents import open_documents
+class _Work:
+    """What both layouts do with their options."""
 
-    files = open_documents(src, kind, given.pop("text_column", "text"))
-    recipe = _recipe(given)
-    force, resume = given.pop("force"), given.pop("resume")
-    cores, num_groups = default_workers(), sum(file.num_row_groups for file in files)
-    workers = min(given.pop("workers") or cores, num_groups)
-    num_threads = given.pop("threads") or max(1, cores // workers)
-    executor, scheduler_file = given.pop("executor"), given.pop("scheduler_file")
-    options = TextOptions(shuffle=given.pop("shuffle") == "global", num_shards=given.pop("shards"), **given)
-    with open_engine(executor, workers, scheduler_file) as engine:
-        if engine is None:
-            return None
-        with Progress("tokenizing", _about_tokens(files), enabled=not quiet) as progress:
-            return ingest_batches(
-                files, kind, dst, recipe, options, engine=engine, num_threads=num_threads, overwrite=force,
-                resume=resume, progress=progress.advance,
-            )  # fmt: skip
+    def __init__(self, src: tuple[Path, ...], kind: str, dst: Path, given: dict[str, Any], *, quiet: bool) -> None:
+        from converters.executors import default_workers
+        from zb_hdf5.documents import open_documents
+
+        self._kind, self._dst, self._given, self._quiet = kind, dst, given, quiet
+        self._files = open_documents(src, kind, given.pop("text_column", "text"))
+        self._recipe = _recipe(given)
+        cores, num_groups = default_workers(), sum(file.num_row_groups for file in self._files)
+        self._workers = min(given.pop("workers") or cores, num_groups)
+        self._num_threads = given.pop("threads") or max(1, cores // self._workers)
+        self._engine = {name: given.pop(name) for name in ("executor", "scheduler_file")}
+        self._force, self._resume = given.pop("force"), given.pop("resume")
+
+    def batches(self) -> IngestReport | None:
+        """Write a batch store; None in a rank of an MPI job that only serves the first one."""
+        from converters.executors import open_engine
+        from converters.ingest import TextOptions, ingest_batches
+
+        given = self._given
+        options = TextOptions(shuffle=given.pop("shuffle") == "global", num_shards=given.pop("shards"), **given)
+        with open_engine(workers=self._workers, **self._engine) as engine:
+            if engine is None:
+                return None
+            with self._progress() as progress:
+                return ingest_batches(
+                    self._files, self._kind, self._dst, self._recipe, options, engine=engine,
+                    num_threads=self._num_threads, overwrite=self._force, resume=self._resume,
+                    progress=progress.advance,
+                )  # fmt: skip
+
+    def streams(self) -> StreamReport | None:
+        """Write a store of token streams; None as for `batches`."""
+        from converters.executors import open_engine
+        from converters.stream_text import ShardedTokenizationPipeline
+
+        given = {name: self._given[name] for name in ("val_fraction", "val_last_shard", "seed")}
+        pipeline = ShardedTokenizationPipeline(
+            self._files, self._kind, self._recipe, num_shards=self._given["shards"], **given
+        )
+        with open_engine(workers=self._workers, **self._engine) as engine:
+            if engine is None:
+                return None
+            with self._progress() as progress:
+                return pipeline.run(
+                    self._dst, engine=engine, num_threads=self._num_threads, overwrite=self._force,
+                    progress=progress.advance,
+                )  # fmt: skip
+
+    def _progress(self) -> Progress:
+        return Progress("tokenizing", _about_tokens(self._files), enabled=not self._quiet)
+
+
+def _require_defaults(names: tuple[str, ...]) -> None:
+    """Raise `ArgumentError` if an option was given that a stream has no use for."""
+    from click.core import ParameterSource
+
+    from zb_hdf5 import ArgumentError
+
+    context = click.get_current_context()
+    for name in names:
+        if context.get_parameter_source(name) is not ParameterSource.DEFAULT:
+            raise ArgumentError(f"--{name.replace('_', '-')} belongs to --layout batches: a stream has no rows")
 
 
 def _recipe(given: dict[str, Any]) -> Recipe:
@@ -154,5 +211,41 @@ def _lines(report: IngestReport) -> list[tuple[str, str]]:
     splits = ", ".join(f"{count:,} batches {split}" for split, count in report.batches_of_split.items())
     return [
         ("documents", f"{report.tally.documents:,}, {report.packing} packing: {splits}"),
+        ("speed", _speed(report.tally.accounts.tokens_in, report.seconds)),
+        *report.tally.dropped.lines(),
+    ]
+
+
+def _speed(tokens: int, seconds: float) -> str:
+    return f"{seconds:.2f} s, {format_count(tokens / seconds)}tok/s"
+
+
+def _streams_json(report: StreamReport) -> dict[str, Any]:
+    index = report.index
+    return {
+        "path": str(report.destination),
+        "dtype": index.dtype.name,
+        "num_shards": len(index.shards),
+        "documents": index.document_count,
+        "documents_dropped": report.tally.dropped.counts,
+        "documents_dropped_first": report.tally.dropped.first,
+        "tokens_in": report.tally.accounts.tokens_in,
+        "tokens_stored": index.token_count,
+        "tokens_dropped": report.tally.accounts.dropped,
+        "sha256": index.sha256,
+        "seconds": round(report.seconds, 3),
+    }
+
+
+def _streams_lines(report: StreamReport) -> list[tuple[str, str]]:
+    index, accounts = report.index, report.tally.accounts
+    cut = " + ".join(f"{tokens:,} {reason}" for reason, tokens in accounts.dropped.items()) or "0"
+    val = sum(shard.split != "train" for shard in index.shards)
+    return [
+        ("wrote", f"{report.destination} ({len(index.shards)} shards{f', {val} of them val' if val else ''})"),
+        ("documents", f"{index.document_count:,}"),
+        ("tokens", f"{accounts.tokens_in:,} in = {index.token_count:,} stored + {cut} dropped"),
+        ("sha256", index.sha256),
+        ("speed", _speed(accounts.tokens_in, report.seconds)),
         *report.tally.dropped.lines(),
     ]

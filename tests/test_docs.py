@@ -33,6 +33,11 @@ def test_hdf5_tables_are_the_spec():
     documented = {name: kinds[kind] for name, kind, _ in rows_of("| attribute of `batches` | type | what |")}
     assert documented == {name: dtype.str for name, dtype in spec.BATCHES_ATTRIBUTES.items()}
     assert [row[0] for row in rows_of("| object | shape | what |")] == [spec.BATCHES, spec.CRC32]
+    kinds |= {"int64": "<i8"}
+    documented = {name: kinds[kind] for name, kind, _ in rows_of("| attribute of `tokens` | type | what |")}
+    assert documented == {name: dtype.str for name, dtype in spec.TOKENS_ATTRIBUTES.items()}
+    stream = [row[0] for row in rows_of("| object of a stream | shape | what |")]
+    assert stream == [spec.TOKENS, spec.DOC_OFFSETS, spec.CRC32]
     text = README.split("The root group carries")[1].split("\n\n")[0]
     assert set(spec.ROOT_ATTRIBUTES) <= set(re.findall(r"`(\w+)`", text))
 
@@ -81,10 +86,10 @@ def test_python_examples_run(tmp_path, monkeypatch):
     for name in ("shard_00000", "shard_00001"):
         parquet.write_table(table({"text": ["once upon a time"]}), f"text/{name}.parquet")
     examples = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    assert len(examples) == 3
+    assert len(examples) == 4
     seen = []
     for example in examples:
-        exec(example, {"step": seen.append, "tokenized": lambda: tokens})
+        exec(example, {"step": seen.append, "tokenized": lambda: tokens, "documents": lambda: tokens[0]})
     assert len(seen) == 3 * len(tokens)
 
 

@@ -14,10 +14,28 @@ import zb_hdf5
 ROOT = Path(__file__).parent.parent
 LAYERS = (
     {"errors", "spec"},
-    {"order", "ranks", "extents", "digest", "publish", "prefetch", "tokenizer", "documents"},
+    {"order", "ranks", "extents", "digest", "publish", "prefetch", "tokenizer", "documents", "npyheader"},
     {"source", "reader", "writer", "store", "datasets", "scatter"},
-    {"native", "dual", "h5file", "h5source", "h5read", "h5write", "index", "shards", "verify", "repair", "rebuild"},
-    {"loader", "mixture", "textloader", "zerobatch"},
+    {
+        "native",
+        "dual",
+        "h5file",
+        "h5source",
+        "h5read",
+        "h5write",
+        "index",
+        "shards",
+        "verify",
+        "repair",
+        "rebuild",
+        "streamwrite",
+        "streamindex",
+        "streamread",
+        "tokenstore",
+        "windows",
+        "verifystream",
+    },
+    {"loader", "mixture", "textloader", "zerobatch", "datasetloader"},
     {"console", "info", "which", "doctor", "fetch", "tokenizer_training", "demo", "cli"},
 )
 LAYER_OF = {module: number for number, modules in enumerate(LAYERS) for module in modules}

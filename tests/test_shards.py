@@ -118,7 +118,7 @@ def test_what_is_no_index_is_a_format_error(content, store):
     [
         ("format", "zb-batches"), ("format", MISSING), ("format", 1),
         ("version", 2), ("version", 0), ("version", "1"), ("version", True), ("version", 1.0), ("version", MISSING),
-        ("layout", "stream"), ("layout", MISSING),
+        ("layout", "streams"), ("layout", MISSING),
         ("dtype", "int64"), ("dtype", "float32"), ("dtype", 4), ("dtype", "u"), ("dtype", MISSING),
         ("batch_size", 0), ("batch_size", -3), ("batch_size", "3"), ("batch_size", 3.0), ("batch_size", True),
         ("batch_size", None), ("batch_size", 2**40), ("batch_size", MISSING),

@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from zb_hdf5.datasetloader import DatasetLoader
     from zb_hdf5.datasets import BatchDataset, RecordDataset
     from zb_hdf5.errors import (
         ArgumentError,
@@ -32,9 +33,14 @@ if TYPE_CHECKING:
     from zb_hdf5.shards import ShardedReader
     from zb_hdf5.spec import StoreMeta
     from zb_hdf5.store import BACKENDS, open_reader, open_writer
+    from zb_hdf5.streamindex import StreamEntry, StreamIndex
+    from zb_hdf5.streamwrite import HDF5ShardWriter, StreamInfo
     from zb_hdf5.textloader import TextLoader
     from zb_hdf5.tokenizer import Tokenizer, load_tokenizer
-    from zb_hdf5.verify import ShardReport, verify_store
+    from zb_hdf5.tokenstore import MmapTokenStore
+    from zb_hdf5.verify import verify_store
+    from zb_hdf5.verifystream import ShardReport
+    from zb_hdf5.windows import SlidingWindowDataloader, WindowReader
     from zb_hdf5.writer import BatchWriter, ShardInfo
     from zb_hdf5.zerobatch import BatchNativeLoader, write_batch_dataset, write_batch_file
 
@@ -45,6 +51,7 @@ _HOME = {
         "ArgumentError", "BackendError", "BatchIndexError", "ChecksumError", "ClosedError", "ConvertError",
         "FormatError", "IncompleteError", "StateError", "UnavailableError", "ZbError",
     ),
+    "datasetloader": ("DatasetLoader",),
     "datasets": ("BatchDataset", "RecordDataset"),
     "fetch": ("FetchReport", "fetch_shards"),
     "h5read": ("HDF5BatchReader",),
@@ -59,7 +66,12 @@ _HOME = {
     "store": ("BACKENDS", "open_reader", "open_writer"),
     "textloader": ("TextLoader",),
     "tokenizer": ("Tokenizer", "load_tokenizer"),
-    "verify": ("ShardReport", "verify_store"),
+    "streamindex": ("StreamEntry", "StreamIndex"),
+    "streamwrite": ("HDF5ShardWriter", "StreamInfo"),
+    "tokenstore": ("MmapTokenStore",),
+    "verify": ("verify_store",),
+    "verifystream": ("ShardReport",),
+    "windows": ("SlidingWindowDataloader", "WindowReader"),
     "writer": ("BatchWriter", "ShardInfo"),
     "zerobatch": ("BatchNativeLoader", "write_batch_dataset", "write_batch_file"),
 }  # fmt: skip

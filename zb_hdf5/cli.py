@@ -12,7 +12,7 @@ from zb_hdf5.errors import UnavailableError
 
 if TYPE_CHECKING:
     from zb_hdf5.fetch import FetchReport
-    from zb_hdf5.verify import ShardReport
+    from zb_hdf5.verifystream import ShardReport
 
 _PATH: Any = click.Path(exists=True, path_type=Path)
 

@@ -221,6 +221,26 @@ class ExtentFile:
             self._read_fully(out[done : done + take], run.base + within * run.stride)
             done += take
 
+    def flat(self) -> TokenArray | None:
+        """Return the tokens of all batches as one 1-D view, if they are mapped and lie one after the other."""
+        if len(self._views) != 1 or not self._extents.packed:
+            return None
+        self._check_size(os.lseek(self._fd, 0, os.SEEK_END))
+        return self._views[0].reshape(-1)
+
+    def read_tokens_into(self, start: int, out: TokenArray) -> None:
+        """Fill 1-D `out` with consecutive tokens, counted over all batches."""
+        batch_tokens, itemsize = self._shape[0] * self._shape[1], self._dtype.itemsize
+        done = 0
+        while done < len(out):
+            batch, token = divmod(start + done, batch_tokens)
+            number, within = self._extents.locate(batch)
+            run = self._extents.runs[number]
+            whole = run.num_batches - within if run.stride == self._extents.batch_bytes else 1
+            take = min(len(out) - done, whole * batch_tokens - token)
+            self._read_fully(out[done : done + take], run.base + within * run.stride + token * itemsize)
+            done += take
+
     def gather_into(self, records: npt.NDArray[np.int64], out: TokenArray) -> None:
         """Fill `out`, shape `(count, L)`, with records of L tokens (a divisor of S), numbered in batch order."""
         record_tokens = out.shape[1]

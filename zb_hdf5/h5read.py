@@ -29,6 +29,7 @@ from zb_hdf5.spec import (
     HDF5_FORMAT,
     HDF5_VERSION,
     ROOT_ATTRIBUTES,
+    STREAM_FORMAT,
     USER_BLOCK_BYTES,
     StoreMeta,
 )
@@ -138,6 +139,8 @@ class _Layout(NamedTuple):
 
 def _inspect_store(h5: h5py.File, path: Path) -> _Layout:
     found = _text(h5.attrs.get("format"))
+    if found == STREAM_FORMAT:
+        raise FormatError(f"{path}: is a token stream: pass batch_size and seq_len for windows over it")
     if found != HDF5_FORMAT:
         raise FormatError(
             f"{path}: expected root attribute format={HDF5_FORMAT!r}, found {found!r}; {_foreign_hint(h5)}"

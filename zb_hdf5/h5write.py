@@ -10,13 +10,20 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import h5py
 import numpy as np
 
 from zb_hdf5.extents import Extents, Run
-from zb_hdf5.h5file import chunk_offsets, end_of_file_address, open_h5
+from zb_hdf5.h5file import (
+    CREATOR,
+    chunk_offsets,
+    create_for_swmr,
+    create_texts,
+    end_of_file_address,
+    reserve_space,
+)
 from zb_hdf5.spec import (
     BATCHES,
     BATCHES_ATTRIBUTES,
@@ -24,7 +31,6 @@ from zb_hdf5.spec import (
     CRC32_CHUNK_ROWS,
     HDF5_ALIGNMENT,
     HDF5_FORMAT,
-    HDF5_LIBVER,
     HDF5_VERSION,
     NO_SHA256,
     StoreMeta,
@@ -35,10 +41,6 @@ from zb_hdf5.writer import BatchWriter, ShardInfo
 
 if TYPE_CHECKING:
     from zb_hdf5.digest import PendingDigest
-
-#: Disk space that is reserved ahead: reserving for each group takes a tenth of the time of a conversion.
-RESERVE_BYTES: Final = 64 << 20
-CREATOR = f"zb_hdf5 (h5py {h5py.__version__}, HDF5 {h5py.version.hdf5_version})"
 
 
 class HDF5BatchWriter(BatchWriter):
@@ -53,14 +55,7 @@ class HDF5BatchWriter(BatchWriter):
     def _begin(self) -> None:
         self._h5: Any = None
         self._file.unlock()
-        self._h5 = open_h5(
-            self._file.own_path,
-            "w",
-            libver=HDF5_LIBVER,
-            alignment_threshold=HDF5_ALIGNMENT,
-            alignment_interval=HDF5_ALIGNMENT,
-            meta_block_size=meta_block_bytes(self._expected_batches),
-        )
+        self._h5 = create_for_swmr(self._file.own_path, meta_block_bytes(self._expected_batches))
         self._reserve(meta_block_bytes(self._expected_batches))
         self._create_objects(self._h5)
         self._h5.flush()
@@ -102,14 +97,7 @@ class HDF5BatchWriter(BatchWriter):
 
     def _reserve(self, data_bytes: int) -> None:
         """Take the disk space of the next group, and of the metadata with it, before HDF5 is touched."""
-        used = end_of_file_address(self._file.fd)
-        end = used + data_bytes + meta_block_bytes(self._expected_batches)
-        if end <= os.fstat(self._file.fd).st_size:  # HDF5 may have cut off what was reserved before
-            return
-        try:
-            os.posix_fallocate(self._file.fd, used, end - used + RESERVE_BYTES)
-        except OSError:  # a disk that is nearly full may still hold this group
-            os.posix_fallocate(self._file.fd, used, end - used)
+        reserve_space(self._file.fd, data_bytes + meta_block_bytes(self._expected_batches))
 
     def _write_crc_chunk(self, start: int, new: list[int]) -> None:
         """Write one chunk of crc rows: those of committed batches, then those of the group that is being written."""
@@ -142,11 +130,7 @@ class HDF5BatchWriter(BatchWriter):
 
 def create_root_attributes(h5: h5py.File, meta: StoreMeta) -> None:
     """Write what all batches of a file have in common."""
-    for name, text in (("format", HDF5_FORMAT), ("creator", CREATOR), ("tokenizer", meta.tokenizer)):
-        # of fixed length: the heap of variable-length texts has no checksum, and one flipped bit there can send
-        # HDF5 2.0 into an endless loop
-        data = text.encode("utf-8")
-        h5.attrs.create(name, data, dtype=h5py.string_dtype("utf-8", max(1, len(data))))
+    create_texts(h5, format=HDF5_FORMAT, creator=CREATOR, tokenizer=meta.tokenizer)
     h5.attrs.create("format_version", HDF5_VERSION, dtype="<u4")
     for name in ("batch_size", "seq_len", "seed", "total_records", "document_count", "vocab_size"):
         h5.attrs.create(name, getattr(meta, name), dtype="<u8")

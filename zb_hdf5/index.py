@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
@@ -27,6 +28,7 @@ from zb_hdf5.spec import (
 from zb_hdf5.store import BACKENDS
 from zb_hdf5.writer import ShardInfo
 
+_LAYOUT: Final = re.compile(rb'"layout": "(\w+)"')
 #: Before the digest of all that stands before it: the last key of the file.
 _CHECK: Final = ',\n "check": "'
 
@@ -83,7 +85,7 @@ class ShardEntry:
             for key, kind in ENTRY_TYPES.items():
                 _field(value, key, kind, where)  # says which one is wrong
         # checked by `places` when the shard is opened: there may be a hundred thousand of them
-        entry = cls(*values, extents=value.get("extents", []), crc32_ends=value.get("crc32_ends", []))
+        entry = cls(*values, value.get("extents", []), value.get("crc32_ends", []))  # type: ignore[call-arg]
         parts = entry.path.split("/")
         if not parts[0] or ".." in parts or not parts[-1]:
             raise FormatError(f"{where}: path {entry.path!r} leaves the folder of the store")
@@ -189,8 +191,7 @@ class ShardIndex:
         }
         head = json.dumps(content, indent=1).removesuffix("\n}")
         shards = ",\n  ".join(shard.to_json() for shard in self.shards)
-        body = f'{head},\n "shards": [\n  {shards}\n ]'
-        return f'{body}{_CHECK}{_digest(body)}"\n}}\n'
+        return seal(f'{head},\n "shards": [\n  {shards}\n ]')
 
     @classmethod
     def from_json(cls, text: str, path: Path) -> Self:
@@ -201,16 +202,7 @@ class ShardIndex:
         FormatError
             If it is not JSON, lacks a key, holds a value of another type, or contradicts itself.
         """
-        body, check, digest = text.rpartition(_CHECK)
-        if check and digest[:64] != _digest(body):
-            raise FormatError(
-                f"{path}: damaged, or edited by hand: its text does not have the digest in its last key; restore it, "
-                "run 'zb index rebuild', or remove the key \"check\" if you have edited it"
-            )
-        try:
-            value = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise FormatError(f"{path}: not JSON: {error}; restore it from a copy, or convert again") from error
+        value = parse_sealed(text, path)
         where = str(path)
         for key, expected in (("format", INDEX_FORMAT), ("version", INDEX_VERSION), ("layout", "batches")):
             found = _field(value, key, type(expected), where)
@@ -255,19 +247,49 @@ class ShardIndex:
     def load(cls, path: Path) -> Self:
         """Read a `shards.json`, given itself or its folder."""
         path = path / INDEX_NAME if path.is_dir() else path
-        try:
-            text = path.read_text(encoding="utf-8")
-        except FileNotFoundError as error:
-            raise FormatError(
-                f"{path.parent}: no {INDEX_NAME}: not a store, or its conversion did not finish; convert again"
-            ) from error
-        except UnicodeDecodeError as error:
-            raise FormatError(f"{path}: not JSON: {error}; restore it from a copy, or convert again") from error
-        return cls.from_json(text, path)
+        return cls.from_json(read_index_text(path), path)
 
     def save(self, folder: Path) -> None:
         """Write `shards.json` into `folder`, atomically."""
         write_atomically(folder / INDEX_NAME, self.to_json().encode("utf-8"))
+
+
+def read_index_text(path: Path) -> str:
+    """Read a `shards.json`."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise FormatError(
+            f"{path.parent}: no {INDEX_NAME}: not a store, or its conversion did not finish; convert again"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise FormatError(f"{path}: not JSON: {error}; restore it from a copy, or convert again") from error
+
+
+def layout_of(path: Path) -> str:
+    """Return the layout that an index begins with, without reading all of it; "" if it names none."""
+    with open(path, "rb") as file:
+        match = _LAYOUT.search(file.read(512))
+    return match[1].decode() if match else ""
+
+
+def seal(body: str) -> str:
+    """Close the JSON text of an index with a digest of all that stands before it."""
+    return f'{body}{_CHECK}{_digest(body)}"\n}}\n'
+
+
+def parse_sealed(text: str, path: Path) -> Any:
+    """Parse the text of an index; where it has a digest, it must be the right one."""
+    body, check, digest = text.rpartition(_CHECK)
+    if check and digest[:64] != _digest(body):
+        raise FormatError(
+            f"{path}: damaged, or edited by hand: its text does not have the digest in its last key; restore it, "
+            "run 'zb index rebuild', or remove the key \"check\" if you have edited it"
+        )
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"{path}: not JSON: {error}; restore it from a copy, or convert again") from error
 
 
 def _digest(text: str) -> str:

@@ -10,8 +10,9 @@ from zb_hdf5.extents import Extents, network_file_system
 from zb_hdf5.native import Face, face_of
 from zb_hdf5.reader import BatchReader
 from zb_hdf5.shards import ShardedReader
-from zb_hdf5.spec import PAGE_BYTES
-from zb_hdf5.store import open_reader
+from zb_hdf5.spec import NO_BOUNDARY, PAGE_BYTES
+from zb_hdf5.store import is_stream, open_reader
+from zb_hdf5.tokenstore import MmapTokenStore
 
 #: What is said of the reserved bytes of a `.batch` header.
 _FACES: Final[dict[str, list[tuple[str, str]]]] = {
@@ -29,6 +30,8 @@ def describe(path: Path, dataset: str | None = None) -> dict[str, Any]:
     FormatError, IncompleteError
         If it cannot be opened.
     """
+    if dataset is None and is_stream(path):
+        return _describe_stream(path)
     with open_reader(path, dataset=dataset) as reader:
         meta = reader.meta
         description: dict[str, Any] = {
@@ -60,9 +63,43 @@ def describe(path: Path, dataset: str | None = None) -> dict[str, Any]:
     return description
 
 
+def _describe_stream(path: Path) -> dict[str, Any]:
+    with MmapTokenStore(path) as store:
+        return {
+            "path": str(path),
+            "kind": "stream",
+            "dtype": store.dtype.name,
+            "num_files": len(store.paths),
+            "tokens": store.num_tokens,
+            "documents": store.document_count,
+            "boundary_token_id": None if store.boundary_token_id == NO_BOUNDARY else store.boundary_token_id,
+            "vocab_size": store.vocab_size or None,
+            "tokenizer": store.tokenizer or None,
+            "fingerprint": store.fingerprint,
+            "file_system": network_file_system(path) or "local",
+            "access": store.access,
+            "bytes": sum(file.stat().st_blocks * 512 for file in store.paths),
+        }
+
+
+def _stream_lines(d: dict[str, Any]) -> list[tuple[str, str]]:
+    size = f"{d['tokens']:,} {d['dtype']} ({format_count(d['tokens']).strip()}), {format_bytes(d['bytes'])} on disk"
+    boundary = "none" if d["boundary_token_id"] is None else str(d["boundary_token_id"])
+    return [
+        ("path", d["path"]),
+        ("what", f"token stream in {d['num_files']:,} files"),
+        ("tokens", size),
+        ("documents", f"{d['documents']:,}, boundary token {boundary}"),
+        ("access", f"{d['access']} ({d['file_system']} file system)"),
+        ("fingerprint", d["fingerprint"]),
+    ]
+
+
 def describe_lines(description: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the description as (name, text) lines."""
     d = description
+    if d["kind"] == "stream":
+        return _stream_lines(d)
     lines = [
         ("path", d["path"]),
         ("what", f"{d['backend']} {d['kind']}, {d['state']}"),

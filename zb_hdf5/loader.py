@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Generator, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias, cast
 
 import numpy as np
@@ -24,7 +25,7 @@ from zb_hdf5.prefetch import DeviceRing, hint_ahead, read_ahead
 from zb_hdf5.ranks import resolve_rank
 from zb_hdf5.reader import BatchReader
 from zb_hdf5.spec import DEFAULT_SPLIT
-from zb_hdf5.store import open_reader
+from zb_hdf5.store import is_stream, open_reader
 
 if TYPE_CHECKING:
     import torch
@@ -71,7 +72,8 @@ class Loader:
         Every rank makes the same number of steps either way. True: the last records of the epoch's order that do not
         fill a step of all ranks are left out. False: the last step is filled up from the start of the order.
     batch_size, seq_len
-        Of the tensors; by default as stored. Any `batch_size`; a `seq_len` that divides the stored one.
+        Of the tensors; by default as stored. Any `batch_size`; a `seq_len` that divides the stored one. Of a token
+        stream (see `open_reader`) they are the shape of its windows, and x and y of `targets` have all of `seq_len`.
     prefetch
         Batches to read ahead in background threads. 0: none, which is fastest while the data are in the page cache.
         "auto": 8 with a `device` or on a network file system; else none, but if the coming batches are not in the page
@@ -135,7 +137,11 @@ class Loader:
         targets: bool = False,
     ) -> None:
         if not isinstance(source, BatchReader):
-            source = open_reader(source, backend=backend, access=access, verify=verify, split=split)
+            shape: dict[str, Any] = {}
+            if batch_size is not None and seq_len is not None and is_stream(Path(source), backend):
+                shape = {"batch_size": batch_size, "seq_len": seq_len, "overlap": int(targets)}
+                batch_size = seq_len = None  # what is opened has it
+            source = open_reader(source, backend=backend, access=access, verify=verify, split=split, **shape)
         self.reader: BatchReader = source
         self._fingerprint = source.fingerprint  # now: a checkpoint must not depend on reading the file again
         self.rank, self.world_size = resolve_rank(rank, world_size)

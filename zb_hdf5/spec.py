@@ -86,11 +86,34 @@ def meta_block_bytes(expected_batches: int) -> int:
     return max(1 << 20, 16 * expected_batches + (64 << 10))
 
 
+# --- HDF5 token stream, version 1 ------------------------------------------------------------------------------
+
+STREAM_FORMAT: Final = "zb-tokens"
+STREAM_VERSION: Final = 1
+TOKENS: Final = "tokens"
+DOC_OFFSETS: Final = "doc_offsets"  # document d is tokens[doc_offsets[d]:doc_offsets[d + 1]]
+DOC_OFFSETS_CHUNK_ROWS: Final = 8192  # 64 KiB: what one commit rewrites
+DEFAULT_CHUNK_TOKENS: Final = 1 << 18
+NO_BOUNDARY: Final = -1
+STREAM_ROOT_ATTRIBUTES: Final = ("format", "format_version", "creator", "vocab_size", "tokenizer")
+#: Attributes of `tokens`, under the same rules as those of `batches`.
+TOKENS_ATTRIBUTES: Final[dict[str, np.dtype[Any]]] = {
+    "token_count": np.dtype("<u8"),  # the commit marker: token i exists iff i < token_count
+    "document_count": np.dtype("<u8"),
+    "max_token": np.dtype("<u8"),
+    "sha256": np.dtype("S64"),  # 64 zeros until complete
+    "complete": np.dtype("u1"),
+    "boundary_token_id": np.dtype("<i8"),  # -1: none
+    "chunk_tokens": np.dtype("<u8"),
+}
+
 # --- shards.json, version 1 ------------------------------------------------------------------------------------
 
 INDEX_NAME: Final = "shards.json"
 INDEX_FORMAT: Final = "zb-shards"
 INDEX_VERSION: Final = 1
+BATCHES_LAYOUT: Final = "batches"
+STREAM_LAYOUT: Final = "stream"
 SHARD_PREFIX: Final = "shard-"
 DEFAULT_SPLIT: Final = "train"
 JOURNAL_PREFIX: Final = "journal-"  # what a conversion has done, in its `.partial/` only

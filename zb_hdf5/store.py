@@ -15,7 +15,7 @@ from typing import Any, Final, cast
 from zb_hdf5.errors import ArgumentError, BackendError, ConvertError, FormatError
 from zb_hdf5.publish import PARTIAL_SUFFIX, partial_path
 from zb_hdf5.reader import BatchReader, require_choice, require_options
-from zb_hdf5.spec import BATCH_MAGIC, DEFAULT_SPLIT, HDF5_MAGIC, INDEX_NAME, StoreMeta, stored_dtype
+from zb_hdf5.spec import BATCH_MAGIC, DEFAULT_SPLIT, HDF5_MAGIC, INDEX_NAME, STREAM_LAYOUT, StoreMeta, stored_dtype
 from zb_hdf5.writer import BatchWriter
 
 
@@ -86,6 +86,20 @@ def detect_backends(path: Path) -> list[str]:
     )
 
 
+def is_stream(path: Path, backend: str = "auto") -> bool:
+    """Return whether `path` is a token stream: `.npy`, a folder of `.npy` files, an HDF5 stream, a store of those."""
+    index = path if path.name == INDEX_NAME else path / INDEX_NAME
+    if index.exists():
+        return cast(str, _load("zb_hdf5.index:layout_of")(index)) == STREAM_LAYOUT
+    if path.is_dir():
+        return backend == "npy" or any(path.glob("*.npy"))
+    if path.suffix == ".npy" or not path.is_file():
+        return path.suffix == ".npy"
+    with open(path, "rb") as file:
+        is_hdf5 = file.read(len(HDF5_MAGIC)) == HDF5_MAGIC
+    return is_hdf5 and bool(_load("zb_hdf5.streamread:is_stream_file")(path))
+
+
 def open_reader(
     path: str | os.PathLike[str],
     *,
@@ -94,14 +108,17 @@ def open_reader(
     verify: str = "none",
     dataset: str | None = None,
     split: str | None = None,
+    batch_size: int | None = None,
+    seq_len: int | None = None,
+    overlap: int = 0,
 ) -> BatchReader:
-    """Open a file, a folder with a `shards.json`, or the `shards.json` itself.
+    """Open a file, a folder with a `shards.json`, or the `shards.json` itself; or a token stream as batches of windows.
 
     Parameters
     ----------
     backend
-        "auto" looks at the magic bytes; "batch" or "hdf5" demands that format. A stamped `.batch` is both; "auto"
-        takes it for a `.batch`.
+        "auto" looks at the magic bytes; "batch" or "hdf5" demands that format, "npy" a file or folder of 1-D arrays.
+        A stamped `.batch` is both; "auto" takes it for a `.batch`.
     access
         "mmap": batches are views of a mapping. "pread": batches are read into buffers; the process's memory does not
         grow with the file, and a file that changes is never a bus error. "h5py": through the HDF5 library. "auto":
@@ -113,6 +130,9 @@ def open_reader(
         Name of a 3-D integer dataset in an HDF5 file of another origin, read through h5py.
     split
         Of a store, read the shards of this split only ("train", "val"); None: all shards. A lone file is "train".
+    batch_size, seq_len, overlap
+        Of a token stream (an HDF5 stream, a store of them, 1-D `.npy` files): the shape of its windows, and how many
+        tokens each of them shares with the next. See `WindowReader`.
 
     Raises
     ------
@@ -124,8 +144,18 @@ def open_reader(
         If it cannot be opened.
     """
     require_options(access, verify)
-    require_choice("backend", backend, ("auto", *BACKENDS))
+    require_choice("backend", backend, ("auto", *BACKENDS, "npy"))
     path = Path(path)
+    shaped = batch_size is not None and seq_len is not None
+    # without a shape a lone HDF5 file is taken for batches, which saves a look into it; its reader tells a stream
+    if (shaped or path.suffix not in (".h5", ".batch")) and is_stream(path, backend):
+        if not shaped:
+            raise ArgumentError(f"{path}: is a token stream: pass batch_size and seq_len for windows over it")
+        windows = _load("zb_hdf5.windows:WindowReader")
+        shape = {"batch_size": batch_size, "seq_len": seq_len, "overlap": overlap}
+        return cast(BatchReader, windows(path, **shape, split=split, access=access, verify=verify))
+    if backend == "npy" or shaped or overlap:
+        raise ArgumentError(f"{path}: is no token stream: its batches have the shape that they were stored with")
     if path.is_dir() or path.name == INDEX_NAME:
         if dataset is not None:
             raise BackendError(f"{path}: dataset={dataset!r} needs an HDF5 file, found a store")

@@ -6,7 +6,6 @@ import hashlib
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -19,32 +18,10 @@ from zb_hdf5.index import ShardEntry, ShardIndex
 from zb_hdf5.native import Face, face_of
 from zb_hdf5.reader import GROUP_BYTES, BatchReader
 from zb_hdf5.spec import INDEX_NAME
-from zb_hdf5.store import BACKENDS, detect_backend, open_reader
+from zb_hdf5.store import BACKENDS, detect_backend, is_stream, open_reader
+from zb_hdf5.verifystream import ShardReport, verify_stream
 
 Progress = Callable[[int], None]
-
-
-@dataclass
-class ShardReport:
-    """What was found out about one file.
-
-    Attributes
-    ----------
-    sha256
-        Computed from the bytes on disk; empty if they could not be read.
-    checks
-        What they were compared with: "crc32", "sha256", "index", "face" (of a stamped `.batch`).
-    problem
-        The first thing that is wrong, or None.
-    """
-
-    path: str
-    backend: str = ""
-    num_batches: int = 0
-    token_count: int = 0
-    sha256: str = ""
-    checks: list[str] = field(default_factory=list)
-    problem: ZbError | None = None
 
 
 EntryCheck = Callable[[BatchReader, ShardReport], None]
@@ -72,6 +49,8 @@ def verify_store(
     FormatError
         If `path` is a folder whose `shards.json` cannot be read.
     """
+    if is_stream(path):
+        return verify_stream(path, workers=workers, progress=progress)
     if path.is_dir() or path.name == INDEX_NAME:
         folder = path if path.is_dir() else path.parent
         index = ShardIndex.load(path)

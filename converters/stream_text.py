@@ -1,0 +1,170 @@
+"""Text to a store of token streams: one HDF5 file per shard, in as many processes as there are."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from converters.executors import Engine
+from converters.shard import Progress, no_progress
+from converters.text_file import Recipe, ShardPlan, Tally, describe_files, encode_shard, plan_text_shards
+from zb_hdf5 import ConvertError
+from zb_hdf5.documents import DocumentFile
+from zb_hdf5.publish import PartialDirectory, partial_path, remove
+from zb_hdf5.spec import NO_BOUNDARY, SHARD_PREFIX, stored_dtype
+from zb_hdf5.streamindex import StreamEntry, StreamIndex
+from zb_hdf5.streamwrite import HDF5ShardWriter
+from zb_hdf5.tokenizer import Tokenizer, load_tokenizer, token_dtype
+
+
+@dataclass(frozen=True)
+class StreamTask:
+    """One shard to tokenize and write. Picklable."""
+
+    path: Path
+    plan: ShardPlan
+    recipe: Recipe
+    dtype: str
+    vocab_size: int
+    tokenizer: str
+    num_threads: int
+
+    def tokens_done(self) -> int:
+        """Return how far another process is, by the size of its file."""
+        for path in (self.path, partial_path(self.path)):
+            with contextlib.suppress(OSError):
+                return path.stat().st_size // stored_dtype(self.dtype).itemsize
+        return 0
+
+
+class FinishedStream(NamedTuple):
+    """A shard under its final name, and what became of its documents."""
+
+    entry: StreamEntry
+    tally: Tally
+
+
+def write_stream(task: StreamTask, progress: Progress = no_progress) -> FinishedStream:
+    """Tokenize the documents of one shard into its file."""
+    tally = Tally()
+    boundary = task.recipe.boundary_token_id
+    with HDF5ShardWriter(
+        task.path,
+        dtype=task.dtype,
+        boundary_token_id=NO_BOUNDARY if boundary is None else boundary,
+        vocab_size=task.vocab_size,
+        tokenizer=task.tokenizer,
+    ) as writer:
+        for encoded in encode_shard(task.plan, task.recipe, task.num_threads, tally):
+            writer.write_documents(encoded.tokens, encoded.lengths)
+            progress(len(encoded.tokens))
+        info = writer.finish()
+    entry = StreamEntry(task.path.name, info.token_count, info.document_count, info.sha256, task.plan.split)
+    return FinishedStream(entry, tally)
+
+
+@dataclass(frozen=True)
+class StreamReport:
+    """What was written."""
+
+    destination: Path
+    index: StreamIndex
+    tally: Tally
+    seconds: float
+
+
+class ShardedTokenizationPipeline:
+    """Tokenizes files of documents into a store of token streams.
+
+    Which document goes to which shard depends on the files and the arguments here, never on the workers: consecutive
+    documents go to each shard, and all shards together are the documents in the order of the files.
+
+    Parameters
+    ----------
+    files, kind
+        The documents, and what `shards.json` calls their format.
+    recipe
+        What becomes of a text.
+    num_shards, val_fraction, val_last_shard, seed
+        As for `plan_text_shards`.
+    """
+
+    def __init__(
+        self,
+        files: Sequence[DocumentFile],
+        kind: str,
+        recipe: Recipe,
+        *,
+        num_shards: int | None = None,
+        val_fraction: float = 0.0,
+        val_last_shard: bool = False,
+        seed: int = 42,
+    ) -> None:
+        self._files, self._kind, self._recipe = files, kind, recipe
+        self._tokenizer: Tokenizer = load_tokenizer(recipe.tokenizer)
+        self._plans = plan_text_shards(
+            files, num_shards, val_fraction=val_fraction, val_last_shard=val_last_shard, seed=seed
+        )
+
+    def run(
+        self,
+        destination: Path,
+        *,
+        engine: Engine,
+        num_threads: int = 1,
+        overwrite: bool = False,
+        progress: Progress = no_progress,
+    ) -> StreamReport:
+        """Write the store.
+
+        Parameters
+        ----------
+        num_threads
+            Threads that tokenize, in each process.
+
+        Raises
+        ------
+        ConvertError
+            If the destination exists, or there are no documents. Nothing is left behind.
+        """
+        start_s = time.monotonic()
+        with PartialDirectory(destination, overwrite=overwrite) as folder:
+            for name in os.listdir(folder.partial_path):  # of a dead process
+                remove(folder.partial_path / name)
+            tasks = [self._task(number, folder.partial_path, num_threads) for number in range(len(self._plans))]
+            with closing(engine.run(write_stream, tasks, progress)) as results:
+                finished = [shard for _, shard in sorted(results, key=lambda result: result[0])]
+            tally = Tally()
+            for shard in finished:
+                tally.merge(shard.tally)
+            if not tally.documents:
+                raise ConvertError(f"{self._files[0].path}: {tally.no_documents(len(self._files))}")
+            index = self._index(tuple(shard.entry for shard in finished))
+            index.save(folder.partial_path)
+        return StreamReport(destination, index, tally, time.monotonic() - start_s)
+
+    def _task(self, number: int, folder: Path, num_threads: int) -> StreamTask:
+        path = folder / f"{SHARD_PREFIX}{number:05}-of-{len(self._plans):05}.h5"
+        tokenizer = self._tokenizer
+        return StreamTask(
+            path, self._plans[number], self._recipe, token_dtype(tokenizer), tokenizer.vocab_size,
+            json.dumps(tokenizer.description), num_threads,
+        )  # fmt: skip
+
+    def _index(self, entries: tuple[StreamEntry, ...]) -> StreamIndex:
+        tokenizer, boundary = self._tokenizer, self._recipe.boundary_token_id
+        return StreamIndex(
+            stored_dtype(token_dtype(tokenizer)),
+            entries,
+            NO_BOUNDARY if boundary is None else boundary,
+            tokenizer.vocab_size,
+            json.dumps(tokenizer.description),
+            describe_files(self._files, self._kind, self._recipe),
+        )

@@ -1,0 +1,106 @@
+"""Text to token streams: every document is recovered from its offsets, whatever the shards, workers and threads."""
+
+import json
+from itertools import pairwise
+
+import h5py
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from converters.cli import convert
+from converters.executors import Inline, open_engine
+from converters.stream_text import ShardedTokenizationPipeline
+from converters.text_file import Recipe
+from zb_hdf5 import ConvertError, documents
+from zb_hdf5.documents import open_documents
+from zb_hdf5.spec import DOC_OFFSETS, TOKENS
+from zb_hdf5.streamindex import StreamIndex
+
+BYTES = Recipe("byte", 256)
+
+
+@pytest.fixture(scope="module")
+def texts():
+    rng = np.random.default_rng(4)
+    return ["".join(map(chr, rng.integers(97, 123, rng.integers(1, 60)))) for _ in range(150)]
+
+
+@pytest.fixture
+def files(tmp_path, texts, monkeypatch):
+    """Return two files of JSON lines, of several row groups each."""
+    monkeypatch.setattr(documents, "ROW_GROUP_BYTES", 2000)
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    for name, part in (("a", texts[:90]), ("b", texts[90:])):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in part))
+    return open_documents([folder])
+
+
+def stored_documents(store, split=None):
+    """Return the documents of a store as h5py and its offsets show them."""
+    found = []
+    for shard in StreamIndex.load(store).of_split(split):
+        with h5py.File(store / shard.path) as h5:
+            tokens, offsets = h5[TOKENS][: shard.token_count], h5[DOC_OFFSETS][: shard.document_count + 1]
+            found += [tokens[a:b].tolist() for a, b in pairwise(offsets)]
+    return found
+
+
+def expected(texts, end=(256,)):
+    return [[*text.encode(), *end] for text in texts]
+
+
+@pytest.mark.parametrize("num_shards", [None, 1, 4])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_documents_are_recovered_by_their_offsets(tmp_path, files, texts, num_shards, workers):
+    pipeline = ShardedTokenizationPipeline(files, "jsonl", BYTES, num_shards=num_shards)
+    with open_engine("local", workers) as engine:
+        report = pipeline.run(tmp_path / "out", engine=engine, num_threads=workers)
+    assert stored_documents(tmp_path / "out") == expected(texts)
+    index = StreamIndex.load(tmp_path / "out")
+    assert index == report.index
+    assert len(index.shards) == (num_shards or 2)
+    assert (index.boundary_token_id, index.vocab_size, index.dtype.name) == (256, 257, "uint16")
+    assert json.loads(index.tokenizer)["name"] == "byte"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus", "out"]
+
+
+def test_splits_boundaries_and_long_documents(tmp_path, files, texts):
+    recipe = Recipe("byte", None, max_document_tokens=20)
+    pipeline = ShardedTokenizationPipeline(files, "jsonl", recipe, num_shards=2, val_fraction=0.3, seed=1)
+    report = pipeline.run(tmp_path / "out", engine=Inline())
+    cut = [text[:20] for text in texts]
+    train, val = (stored_documents(tmp_path / "out", split) for split in ("train", "val"))
+    assert sorted(train + val) == sorted(expected(cut, end=()))
+    assert 20 < len(val) < 80
+    assert report.tally.accounts.dropped == {"beyond --max-document-tokens": sum(map(len, texts)) - sum(map(len, cut))}
+
+
+def test_errors(tmp_path, files):
+    pipeline = ShardedTokenizationPipeline(files, "jsonl", BYTES)
+    (tmp_path / "out").mkdir()
+    with pytest.raises(ConvertError, match="out: exists already"):
+        pipeline.run(tmp_path / "out", engine=Inline())
+    (tmp_path / "empty.jsonl").write_text("bad\n")
+    pipeline = ShardedTokenizationPipeline(open_documents([tmp_path / "empty.jsonl"]), "jsonl", BYTES)
+    with pytest.raises(ConvertError, match=r"no documents in 1 files \(1 bad JSON\)"):
+        pipeline.run(tmp_path / "new", engine=Inline())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus", "empty.jsonl", "out"]
+
+
+def test_the_command(tmp_path, files, texts):
+    options = ["--tokenizer", "byte", "--layout", "stream"]
+    run = CliRunner().invoke
+    result = run(convert, ["jsonl-to-hdf5", str(tmp_path / "corpus"), str(tmp_path / "out"), *options, "--json"])
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout)
+    assert (report["documents"], report["num_shards"]) == (150, 2)
+    assert report["sha256"] == StreamIndex.load(tmp_path / "out").sha256
+    assert stored_documents(tmp_path / "out") == expected(texts)
+    result = run(convert, ["jsonl-to-hdf5", str(tmp_path / "corpus"), str(tmp_path / "out"), *options, "--force"])
+    assert result.exit_code == 0, result.output
+    assert "documents  150\n" in result.stdout
+    more = [*options, "--seq-len", "512"]
+    result = run(convert, ["jsonl-to-hdf5", str(tmp_path / "corpus"), str(tmp_path / "two"), *more])
+    assert (result.exit_code, "--seq-len belongs to --layout batches" in result.output) == (2, True)

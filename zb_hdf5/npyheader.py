@@ -1,0 +1,45 @@
+"""What a `.npy` file says of its array, without loading it."""
+
+from __future__ import annotations
+
+import math
+import tokenize
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from zb_hdf5.errors import FormatError, IncompleteError
+
+NPY_MAGIC: Final = b"\x93NUMPY"
+#: What numpy raises for headers that are no Python literal, or not the right one.
+MALFORMED_HEADER: Final = (
+    ValueError, TypeError, KeyError, SyntaxError, tokenize.TokenError, OverflowError, RecursionError, MemoryError,
+)  # fmt: skip
+
+
+def read_npy_header(path: Path) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
+    """Return (shape, Fortran order, dtype, byte offset of the data).
+
+    Raises
+    ------
+    FormatError, IncompleteError
+        If it is no `.npy` file, or its header is cut short.
+    """
+    with open(path, "rb") as file:
+        magic = file.read(len(NPY_MAGIC))
+        if magic != NPY_MAGIC:
+            kind = IncompleteError if NPY_MAGIC.startswith(magic) else FormatError
+            raise kind(f"{path}: not a .npy file: expected magic {NPY_MAGIC!r}, found {magic!r}")
+        file.seek(0)
+        try:
+            # version 3 differs from 2 in the encoding of field names, which arrays of integers do not have
+            one, two = np.lib.format.read_array_header_1_0, np.lib.format.read_array_header_2_0
+            read = {(1, 0): one, (2, 0): two, (3, 0): two}[np.lib.format.read_magic(file)]
+            shape, fortran, dtype = read(file)
+            if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize >= 2**63:
+                raise ValueError(f"impossible shape {shape}")
+        except MALFORMED_HEADER as error:
+            kind = IncompleteError if str(error).startswith("EOF") else FormatError
+            raise kind(f"{path}: malformed .npy header: {error or type(error).__name__}") from error
+        return shape, fortran, dtype, file.tell()

@@ -1,0 +1,261 @@
+"""A token stream over many files: one sequence of tokens, cut anywhere."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, Final, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from zb_hdf5.errors import ArgumentError, BatchIndexError, FormatError
+from zb_hdf5.npyheader import read_npy_header
+from zb_hdf5.spec import DEFAULT_SPLIT, INDEX_NAME, NO_BOUNDARY, TokenArray, combine_sha256
+from zb_hdf5.streamindex import StreamIndex
+from zb_hdf5.streamread import (
+    StreamInspection,
+    TokenFile,
+    inspect_stream,
+    open_token_file,
+    read_doc_offsets,
+)
+
+#: Files that one store holds open; another one costs an open(2) when it is next read.
+MAX_OPEN_FILES: Final = 128
+FINGERPRINT_SAMPLES: Final = 16
+SAMPLE_TOKENS: Final = 4096
+
+
+class MmapTokenStore:
+    """The tokens of a stream as one sequence, whichever files they lie in.
+
+    Thread-safe, usable after fork, picklable. Files are opened when they are first read, and a bounded number of them
+    stays open.
+
+    Parameters
+    ----------
+    path
+        An HDF5 stream, a folder with a `shards.json` of them, a 1-D `.npy` file, or a folder of such files in the order
+        of their names (files of other suffixes are not looked at).
+    split
+        Of a store, take the shards of this split only; None: all of them.
+    access
+        As for `open_reader`.
+
+    Attributes
+    ----------
+    num_tokens
+        Up to `token_count` of each file: what fills up its last chunk is never seen.
+    boundary_token_id, vocab_size, tokenizer
+        As stored; -1, 0 and "" where unknown.
+
+    Raises
+    ------
+    FormatError, IncompleteError
+        If there are no tokens, or a file is not what it should be.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, split: str | None = None, access: str = "auto") -> None:
+        self.path, self._access = Path(path), access
+        self.boundary_token_id, self.vocab_size, self.tokenizer = NO_BOUNDARY, 0, ""
+        self._sha256: list[str] = []
+        folder = self.path.parent if self.path.name == INDEX_NAME else self.path
+        if (folder / INDEX_NAME).exists():
+            counts = self._take_index(StreamIndex.load(folder), folder, split)
+        elif split not in (None, DEFAULT_SPLIT):
+            raise ArgumentError(f"{self.path}: split={split!r} needs a store, found none")
+        elif self.path.is_dir() or self.path.suffix == ".npy":
+            counts = self._take_npy()
+        else:
+            counts = self._take_file(inspect_stream(self.path))
+        self._starts = [0, *accumulate(counts)]
+        self.num_tokens = self._starts[-1]
+        self._doc_offsets: npt.NDArray[np.uint64] | None = None
+        self._reset()
+
+    def _take_index(self, index: StreamIndex, folder: Path, split: str | None) -> list[int]:
+        shards = index.of_split(split)
+        self.dtype: np.dtype[Any] = index.dtype
+        self.boundary_token_id, self.vocab_size, self.tokenizer = (
+            index.boundary_token_id, index.vocab_size, index.tokenizer,
+        )  # fmt: skip
+        self._sha256 = [shard.sha256 for shard in shards]
+        self.paths = [folder / shard.path for shard in shards]
+        for path in self.paths:
+            if not path.exists():
+                raise FormatError(f"{folder / INDEX_NAME}: names {path.name}, which is not there; restore it")
+        return [shard.token_count for shard in shards]
+
+    def _take_npy(self) -> list[int]:
+        self.paths = sorted(self.path.glob("*.npy")) if self.path.is_dir() else [self.path]
+        if not self.paths:
+            raise FormatError(f"{self.path}: no .npy files in this folder")
+        headers = [read_npy_header(path) for path in self.paths]
+        for path, (shape, _, dtype, _) in zip(self.paths, headers, strict=True):
+            if len(shape) != 1 or dtype.kind not in "iu":
+                raise FormatError(f"{path}: expected a 1-D array of integers, found shape {shape} {dtype}")
+        self.dtype = np.result_type(*(dtype for _, _, dtype, _ in headers))
+        return [shape[0] for shape, *_ in headers]
+
+    def _take_file(self, found: StreamInspection) -> list[int]:
+        self.dtype, self.boundary_token_id = found.dtype, found.boundary_token_id
+        self.vocab_size, self.tokenizer, self.paths = found.vocab_size, found.tokenizer, [self.path]
+        self._sha256 = [] if found.sha256 is None else [found.sha256]
+        return [found.token_count]
+
+    def _reset(self) -> None:
+        self._lock = threading.Lock()
+        self._files: list[TokenFile | None] = [None] * len(self.paths)
+        self._opened: deque[int] = deque()
+
+    @property
+    def access(self) -> str:
+        """The I/O path of the first file: "mmap", "pread" or "h5py"."""
+        return self._file(0).access
+
+    @property
+    def fingerprint(self) -> str:
+        """Identity of the content: over the stored digests, or "sampled:" over sizes and some of the tokens."""
+        if len(self._sha256) == len(self.paths):
+            return f"tokens:{combine_sha256(self._sha256)}"
+        digest = hashlib.sha256(f"{self._starts}:{self.dtype.str}".encode())
+        last = max(0, self.num_tokens - SAMPLE_TOKENS)
+        for start in sorted({last * k // (FINGERPRINT_SAMPLES - 1) for k in range(FINGERPRINT_SAMPLES)}):
+            digest.update(np.ascontiguousarray(self.get_slice(start, min(start + SAMPLE_TOKENS, self.num_tokens))))
+        return f"sampled:{digest.hexdigest()}"
+
+    def get_slice(self, start: int, stop: int) -> TokenArray:
+        """Return tokens `start` to `stop`, 1-D of `dtype`; read-only where it is a view of a mapping.
+
+        Raises
+        ------
+        BatchIndexError
+            Unless `0 <= start <= stop <= num_tokens`.
+        """
+        if not 0 <= start <= stop <= self.num_tokens:
+            raise BatchIndexError(f"{self.path}: no tokens {start:,} to {stop:,}: it has {self.num_tokens:,}")
+        number = bisect_right(self._starts, start) - 1
+        if start < stop <= self._starts[number + 1]:
+            tokens = self._file(number).flat()
+            if tokens is not None and tokens.dtype == self.dtype:
+                return tokens[start - self._starts[number] : stop - self._starts[number]]
+        out = np.empty(stop - start, self.dtype)
+        self.read_into(start, out)
+        return out
+
+    def read_into(self, start: int, out: TokenArray) -> None:
+        """Fill 1-D `out` with consecutive tokens, across files."""
+        done = 0
+        while done < len(out):
+            number = bisect_right(self._starts, start + done) - 1
+            file, within = self._file(number), start + done - self._starts[number]
+            part = out[done : done + self._starts[number + 1] - start - done]
+            if file.dtype == out.dtype:
+                file.read_into(within, part)
+            else:
+                tokens = np.empty(len(part), file.dtype)
+                file.read_into(within, tokens)
+                part[...] = tokens
+            done += len(part)
+
+    def gather_into(self, starts: npt.NDArray[np.int64], out: TokenArray) -> None:
+        """Fill `out`, shape `(count, L)` of `dtype`, with the L tokens from each of `starts`."""
+        length = out.shape[1]
+        files = np.searchsorted(self._starts, starts, side="right") - 1
+        inside = starts + length <= np.asarray(self._starts)[files + 1]
+        for number in np.unique(files[inside]).tolist():
+            tokens = self._file(number).flat()
+            here = np.flatnonzero(inside & (files == number))
+            if tokens is None:
+                inside[here] = False
+                continue
+            step = tokens.strides[0]
+            windows = np.lib.stride_tricks.as_strided(tokens, (len(tokens) - length + 1, length), (step, step))
+            out[here] = windows[starts[here] - self._starts[number]]
+        for row in np.flatnonzero(~inside).tolist():
+            self.read_into(int(starts[row]), out[row])
+
+    def is_cached(self, start: int) -> bool:
+        """Return whether a token can be read without waiting for a disk."""
+        number = bisect_right(self._starts, start) - 1
+        return self._file(number).is_cached(start - self._starts[number])
+
+    def will_need(self, start: int) -> None:
+        """Announce that the chunk of a token will be read soon."""
+        number = bisect_right(self._starts, start) - 1
+        self._file(number).will_need(start - self._starts[number])
+
+    @property
+    def doc_offsets(self) -> npt.NDArray[np.uint64]:
+        """Where each document begins and the last one ends, in tokens of the whole store, shape (D + 1,).
+
+        Read from all files at the first call. `.npy` files know no documents: each counts as one.
+        """
+        if self._doc_offsets is None:
+            ends: list[npt.NDArray[np.uint64]] = [np.zeros(1, np.uint64)]
+            for path, start, stop in zip(self.paths, self._starts, self._starts[1:], strict=False):
+                known: Sequence[int] | npt.NDArray[np.uint64]
+                known = [0, stop - start] if path.suffix == ".npy" else read_doc_offsets(path)
+                ends.append(np.asarray(known[1:], dtype=np.uint64) + np.uint64(start))
+            self._doc_offsets = np.concatenate(ends)
+        return self._doc_offsets
+
+    @property
+    def document_count(self) -> int:
+        return len(self.doc_offsets) - 1
+
+    def document(self, number: int) -> TokenArray:
+        """Return the tokens of one document, its boundary token included."""
+        if not 0 <= number < self.document_count:
+            raise BatchIndexError(f"{self.path}: no document {number:,}: it has {self.document_count:,}")
+        start, stop = self.doc_offsets[number : number + 2].tolist()
+        return self.get_slice(start, stop)
+
+    def _file(self, number: int) -> TokenFile:
+        file = self._files[number]
+        if file is not None:
+            return file
+        with self._lock:
+            file = self._files[number]
+            if file is None:
+                file = open_token_file(self.paths[number], self._access)
+                if file.num_tokens != self._starts[number + 1] - self._starts[number]:
+                    raise FormatError(
+                        f"{self.paths[number]}: expected {self._starts[number + 1] - self._starts[number]:,} tokens, "
+                        f"found {file.num_tokens:,}; it changed, or {INDEX_NAME} is of another store"
+                    )
+                if len(self._opened) == MAX_OPEN_FILES:
+                    self._files[self._opened.popleft()] = None  # closed when its last reader has let go of it
+                self._opened.append(number)
+                self._files[number] = file
+        return file
+
+    def close(self) -> None:
+        """Close the files. Views that were returned stay valid."""
+        for file in self._files:
+            if file is not None:
+                file.close()
+        self._reset()
+
+    def __len__(self) -> int:
+        return self.num_tokens
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key not in ("_lock", "_files", "_opened")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._reset()

@@ -1,0 +1,115 @@
+"""Checks the tokens of streams against every digest that was stored with them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import zlib
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from zb_hdf5.errors import ChecksumError, IncompleteError, ZbError
+from zb_hdf5.spec import INDEX_NAME
+from zb_hdf5.streamindex import StreamEntry, StreamIndex
+from zb_hdf5.streamread import StreamInspection, inspect_stream, open_token_file, read_chunk_crc32, read_doc_offsets
+
+Progress = Callable[[int], None]
+
+
+@dataclass
+class ShardReport:
+    """What was found out about one file.
+
+    Attributes
+    ----------
+    sha256
+        Computed from the bytes on disk; empty if they could not be read.
+    checks
+        What they were compared with: "crc32", "sha256", "index", "face" (of a stamped `.batch`).
+    problem
+        The first thing that is wrong, or None.
+    """
+
+    path: str
+    backend: str = ""
+    num_batches: int = 0
+    token_count: int = 0
+    sha256: str = ""
+    checks: list[str] = field(default_factory=list)
+    problem: ZbError | None = None
+
+
+def verify_stream(path: Path, *, workers: int | None, progress: Progress) -> list[ShardReport]:
+    """Check an HDF5 stream, a store of them, or `.npy` files, several files at a time. See `verify_store`."""
+    folder = path.parent if path.name == INDEX_NAME else path
+    jobs: list[tuple[Path, StreamEntry | None]]
+    if (folder / INDEX_NAME).exists():
+        jobs = [(folder / entry.path, entry) for entry in StreamIndex.load(folder).shards]
+    else:
+        jobs = [(file, None) for file in (sorted(path.glob("*.npy")) if path.is_dir() else [path])]
+    with ThreadPoolExecutor(workers or os.cpu_count() or 1, thread_name_prefix="zb-verify") as pool:
+        return list(pool.map(lambda job: _verify_file(job[0], job[1], progress), jobs))
+
+
+def _verify_file(path: Path, entry: StreamEntry | None, progress: Progress) -> ShardReport:
+    report = ShardReport(str(path), backend="npy" if path.suffix == ".npy" else "hdf5")
+    try:
+        if report.backend == "npy":
+            file = open_token_file(path)
+            report.token_count = file.num_tokens
+            file.close()
+        else:
+            _check_content(path, inspect_stream(path), entry, report, progress)
+    except ZbError as error:
+        report.problem = error
+    except OSError as error:
+        report.problem = IncompleteError(f"{path}: {error}")
+    return report
+
+
+def _check_content(
+    path: Path, found: StreamInspection, entry: StreamEntry | None, report: ShardReport, progress: Progress
+) -> None:
+    report.token_count = found.token_count
+    chunks = range(0, found.token_count, found.chunk_tokens)
+    stored, digest = read_chunk_crc32(path, len(chunks)), hashlib.sha256()
+    chunk = np.empty(found.chunk_tokens, found.dtype)
+    file = open_token_file(path)
+    try:
+        for number, start in enumerate(chunks):
+            tokens = chunk[: min(found.chunk_tokens, found.token_count - start)]
+            file.read_into(start, tokens)
+            digest.update(tokens)
+            if zlib.crc32(tokens) != int(stored[number]):
+                raise ChecksumError(
+                    f"{path}: chunk {number:,} (tokens {start:,} to {start + len(tokens):,}) is the first bad one; "
+                    "restore the shard, or make it again"
+                )
+            progress(len(tokens))
+    finally:
+        file.close()
+    report.sha256 = digest.hexdigest()
+    report.checks.append("crc32")
+    if not found.complete:
+        raise IncompleteError(f"{path}: its writer has not finished: {found.token_count:,} tokens are committed")
+    expected = {"the file": found.sha256} | ({} if entry is None else {INDEX_NAME: entry.sha256})
+    for where, sha256 in expected.items():
+        if sha256 != report.sha256:
+            raise ChecksumError(f"{path}: {where} says sha256 {sha256}, its tokens give {report.sha256}; restore it")
+        report.checks.append("sha256" if where == "the file" else "index")
+    _check_documents(path, found, entry)
+
+
+def _check_documents(path: Path, found: StreamInspection, entry: StreamEntry | None) -> None:
+    offsets = read_doc_offsets(path)
+    if int(offsets[0]) != 0 or int(offsets[-1]) > found.token_count:
+        raise ChecksumError(f"{path}: its documents end at token {int(offsets[-1]):,} of {found.token_count:,}")
+    if entry is not None and (entry.token_count, entry.document_count) != (found.token_count, found.document_count):
+        raise ChecksumError(
+            f"{path}: {INDEX_NAME} says {entry.token_count:,} tokens in {entry.document_count:,} documents, the shard "
+            f"{found.token_count:,} in {found.document_count:,}"
+        )

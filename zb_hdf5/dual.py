@@ -146,9 +146,13 @@ def build_face(meta: StoreMeta, num_batches: int, path: Path) -> bytes:
     # A named file: HDF5 wants a real path, and its drivers for memory either allocate it all or align otherwise. Disks
     # have a largest file size (16 TiB for ext4), and memory has not: only the few pages that are written are there.
     memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
-    with tempfile.NamedTemporaryFile(prefix="zb-face-", dir=memory) as scratch:
+    with tempfile.NamedTemporaryFile(prefix="zb-face-", dir=memory, delete=False) as scratch:
         options = {"userblock_size": USER_BLOCK_BYTES, "meta_block_size": FACE_BYTES, "libver": HDF5_LIBVER}
-        with h5py.File(scratch.name, "w", locking=False, **options) as file:
+        try:
+            file = h5py.File(scratch.name, "w", locking=False, **options)
+        finally:
+            os.unlink(scratch.name)  # now, so that a kill leaves nothing behind
+        with file:
             create_root_attributes(file, meta)
             stored = _create_batches(file, meta, num_batches, slot_records)
             offset = stored.id.get_offset() if stored.chunks is None else stored.id.get_chunk_info(0).byte_offset

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from converters.in_place import in_place_options
 from converters.text_cli import add_text_commands
 from zb_hdf5.console import CommandGroup, Progress, Size, format_bytes, format_count, output_options, print_report
 
@@ -113,14 +114,17 @@ def _add_command(source: str, target: str) -> None:
     many = source == "npy"
 
     def run(src: tuple[Path, ...] | Path, dst: Path, **options: Any) -> None:
+        is_dual = options.pop("dual", False)
+
         def open_source(own: dict[str, Any]) -> Source:
-            if isinstance(src, tuple):
-                return _open_npy(src, target, **own)
-            from converters.store_file import StoreSource
+            opened = _open(src, source, target, own)
+            if is_dual:
+                from zb_hdf5.dual import require_whole_records
 
-            return StoreSource(src, source, own.get("dataset"))
+                require_whole_records(opened.meta, dst)  # before any work
+            return opened
 
-        run_conversion(open_source, f"{source}-to-{target}", target, dst, options)
+        run_conversion(open_source, f"{source}-to-{target}", "dual" if is_dual else target, dst, options)
 
     _, example_source = SOURCES[source]
     _, example_target = TARGETS[target]
@@ -129,13 +133,24 @@ def _add_command(source: str, target: str) -> None:
         f"Example: convert {source}-to-{target} {example_source} {example_target}"
         + (" --batch-size 32 --seq-len 512 --shards 4" if many else "")
     )
-    command: Callable[..., Any] = work_options(run)
+    in_place = (source, target) == ("batch", "hdf5")
+    command: Callable[..., Any] = work_options(in_place_options(run) if in_place else run)
+    if target == "batch":
+        command = click.option("--dual", is_flag=True, help="Make files that are HDF5 files as well.")(command)
     if source == "hdf5":
         command = click.option("--dataset", help="A 3-D dataset of an HDF5 file that is no store of ours.")(command)
     command = _npy_options(shuffle_options(command)) if many else command
-    command = click.argument("dst", type=_PATH)(command)
+    command = click.argument("dst", type=_PATH, required=not in_place)(command)
     command = click.argument("src", type=_PATH, nargs=-1 if many else 1, required=True)(command)
     convert.command(f"{source}-to-{target}")(command)
+
+
+def _open(src: tuple[Path, ...] | Path, source: str, target: str, own: dict[str, Any]) -> Source:
+    if isinstance(src, tuple):
+        return _open_npy(src, target, **own)
+    from converters.store_file import StoreSource
+
+    return StoreSource(src, source, own.get("dataset"))
 
 
 def _open_npy(paths: tuple[Path, ...], target: str, **options: Any) -> Source:

@@ -42,6 +42,7 @@ FORMATS: Final = {
     "npy": Format(".npy", "converters.npy_file:NpyWriter", indexed=False),
     "hdf5": Format(".h5", "zb_hdf5:HDF5BatchWriter", indexed=True),
     "batch": Format(".batch", "zb_hdf5:BatchFileWriter", indexed=True),
+    "dual": Format(".batch", "zb_hdf5.dual:DualFileWriter", indexed=True),
 }
 
 

@@ -19,6 +19,7 @@ from zb_hdf5.spec import CRC32_CHUNK_ROWS, DEFAULT_SPLIT, HDF5_ALIGNMENT, HEADER
 
 DEFAULT_SHARD_BYTES: Final = 1 << 30
 PLAN_VERSION: Final = 1
+SIDECAR_TARGETS: Final = ("batch", "dual")  # their crc32 rows are files beside the shards
 FileState = tuple[int, int]
 
 
@@ -91,7 +92,7 @@ class Plan:
 
     def num_inodes(self) -> int:
         """Return how many files and folders the conversion makes."""
-        per_shard = 2 if self.target == "batch" else 1
+        per_shard = 2 if self.target in SIDECAR_TARGETS else 1
         return per_shard * len(self.cuts) + 3  # the folder, its index, the journal
 
     def require_unchanged_sources(self) -> None:
@@ -143,7 +144,7 @@ def stored_bytes(meta: StoreMeta, num_batches: int, target: str) -> int:
     if target == "npy":
         return num_batches * meta.batch_bytes
     data = num_batches * meta.padded_batch_bytes
-    if target == "batch":
+    if target in SIDECAR_TARGETS:
         return HEADER_BYTES + data + 4 * num_batches
     crc32 = -(-num_batches // CRC32_CHUNK_ROWS) * CRC32_CHUNK_ROWS * 4
     return meta_block_bytes(num_batches) + crc32 + HDF5_ALIGNMENT + data

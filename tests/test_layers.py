@@ -18,6 +18,7 @@ LAYERS = (
     {"source", "reader", "writer", "store", "datasets", "scatter"},
     {
         "native",
+        "dual",
         "h5file",
         "h5source",
         "h5read",

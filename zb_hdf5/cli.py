@@ -308,7 +308,8 @@ def demo(ctx: click.Context, folder: Path | None, steps: int) -> None:
 def _verdict(report: ShardReport) -> str:
     if report.problem is not None:
         return f"BAD: {report.problem}"
-    checks = ", ".join(report.checks) or "structure only: no digest is stored with a lone .batch"
+    no_digest = [] if set(report.checks) - {"face"} else ["structure only: no digest is stored with a lone .batch"]
+    checks = ", ".join([*report.checks, *no_digest])
     size = f"{report.num_batches:,} batches, {format_count(report.token_count)}tokens"
     return f"ok ({checks}): {size}, sha256 {report.sha256[:16]}…"
 

@@ -15,9 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError, BackendError, FormatError, IncompleteError
-from zb_hdf5.extents import ExtentFile, Extents, auto_access
+from zb_hdf5.extents import ExtentFile, Extents, Run, auto_access
 from zb_hdf5.h5file import chunk_offsets, h5_damage, open_h5_for_reading
 from zb_hdf5.h5source import H5pySource
+from zb_hdf5.native import crc32_path, read_crc32_file
 from zb_hdf5.reader import BatchReader, require_options
 from zb_hdf5.source import BatchSource, CheckedSource
 from zb_hdf5.spec import (
@@ -29,6 +30,7 @@ from zb_hdf5.spec import (
     HDF5_VERSION,
     ROOT_ATTRIBUTES,
     STREAM_FORMAT,
+    USER_BLOCK_BYTES,
     StoreMeta,
 )
 
@@ -78,12 +80,12 @@ class HDF5BatchReader(BatchReader):
         path = Path(path)
         with h5_damage(path), open_h5_for_reading(path) as h5:
             found = _inspect_store(h5, path) if dataset is None else _inspect_foreign(h5, path, dataset)
-            if verify != "none" and found.sha256 is None:
+            if verify != "none" and found.sha256 is None and not found.is_face:
                 raise BackendError(f"{path}: verify={verify!r} needs stored digests, but {found.obstacle}")
-            crc32 = read_crc32(h5, path, found.num_batches) if verify == "batch" else None
+            crc32 = _required_crc32(h5, path, found) if verify == "batch" else None
         source = self._open_source(path, found, access, dataset or BATCHES)
         super().__init__(path, found.meta, found.num_batches, source)
-        self._foreign = dataset is not None
+        self._foreign, self._is_face = dataset is not None, found.is_face
         self.extents, self.complete, self.sha256 = found.extents, found.complete, found.sha256
         if not self.complete:
             self.refresh()  # opens the file now: once it is published, its partial's name is gone
@@ -104,9 +106,11 @@ class HDF5BatchReader(BatchReader):
         return H5pySource(path, dataset, found.meta)
 
     def stored_crc32(self) -> npt.NDArray[np.uint32] | None:
-        """Return the rows of the dataset `crc32`; a foreign dataset has none."""
-        if self._foreign:
+        """Return the rows of the dataset `crc32`, or of the file beside a stamped `.batch`, or None."""
+        if self._foreign or (self._is_face and not crc32_path(self.path).exists()):
             return None
+        if self._is_face:
+            return read_crc32_file(self.path, self.num_batches)
         with h5_damage(self.path), open_h5_for_reading(self.path) as h5:
             crc32 = read_crc32(h5, self.path, self.num_batches)
             rows = len(h5[BATCHES])
@@ -130,6 +134,7 @@ class _Layout(NamedTuple):
     sha256: str | None
     extents: Extents | None
     obstacle: str  # why there are no extents or digests
+    is_face: bool = False  # of a stamped `.batch` file, which has no digests of its own
 
 
 def _inspect_store(h5: h5py.File, path: Path) -> _Layout:
@@ -156,7 +161,8 @@ def _inspect_store(h5: h5py.File, path: Path) -> _Layout:
     if not state.complete:
         return _Layout(meta, state.num_batches, False, None, None, "its writer has not finished")
     extents, obstacle = _chunk_extents(stored, meta, state.num_batches, path)
-    return _Layout(meta, state.num_batches, True, state.sha256, extents, obstacle)
+    is_face = h5.userblock_size == USER_BLOCK_BYTES and CRC32 not in h5
+    return _Layout(meta, state.num_batches, True, state.sha256, extents, obstacle, is_face)
 
 
 def _meta(h5: h5py.File, stored: h5py.Dataset, path: Path) -> StoreMeta:
@@ -206,8 +212,17 @@ def _foreign_hint(h5: h5py.File) -> str:
 
 
 def _chunk_extents(stored: h5py.Dataset, meta: StoreMeta, num_batches: int, path: Path) -> tuple[Extents | None, str]:
-    """List the chunks once; return their extents, or None and what stands in the way."""
-    if stored.chunks != (1, *meta.shape):
+    """List the chunks once; return their extents, or None and what stands in the way.
+
+    A chunk may hold more rows than a batch has: the padding of a `.batch` slot.
+    """
+    if stored.chunks is None:
+        base = stored.id.get_offset()
+        if base is None:
+            return None, "it is neither chunked nor contiguous in this file"
+        return Extents([Run(base, meta.batch_bytes, num_batches)], meta.batch_bytes), ""
+    batches, rows, tokens = stored.chunks
+    if (batches, tokens) != (1, meta.seq_len) or rows < meta.batch_size:
         return None, f"its chunks are {stored.chunks}, not one batch {(1, *meta.shape)}"
     if stored.id.get_create_plist().get_nfilters():
         return None, "it is compressed or filtered"
@@ -216,6 +231,14 @@ def _chunk_extents(stored: h5py.Dataset, meta: StoreMeta, num_batches: int, path
     if len(missing):
         raise FormatError(f"{path}: batch {missing[0]:,} is committed but has no chunk; restore the file")
     return Extents.from_offsets(offsets, meta.batch_bytes), ""
+
+
+def _required_crc32(h5: h5py.File, path: Path, found: _Layout) -> npt.NDArray[np.uint32]:
+    if not found.is_face:
+        return read_crc32(h5, path, found.num_batches)
+    if not crc32_path(path).exists():
+        raise BackendError(f"{path}: verify='batch' needs {crc32_path(path).name} beside a stamped .batch file")
+    return read_crc32_file(path, found.num_batches)
 
 
 def read_crc32(h5: h5py.File, path: Path, num_batches: int) -> npt.NDArray[np.uint32]:

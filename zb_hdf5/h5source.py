@@ -14,7 +14,7 @@ import numpy.typing as npt
 from zb_hdf5.errors import FormatError, IncompleteError, UnavailableError
 from zb_hdf5.h5file import h5_damage, open_h5_for_reading
 from zb_hdf5.source import gather_from_batches
-from zb_hdf5.spec import BATCHES_ATTRIBUTES, StoreMeta, TokenArray, as_stored, is_sha256
+from zb_hdf5.spec import BATCHES_ATTRIBUTES, NO_SHA256, StoreMeta, TokenArray, as_stored, is_sha256
 
 
 class WriterState(NamedTuple):
@@ -137,7 +137,8 @@ class H5pySource:
         if not is_sha256(sha256):
             raise FormatError(f"{path}: {stored.name}: expected 64 hexadecimal digits in sha256, found {sha256!r}")
         complete = bool(found["complete"])
-        return WriterState(int(found["num_batches"]), complete, sha256 if complete else None)
+        digested = complete and sha256 != NO_SHA256  # the face of a stamped `.batch` is complete without a digest
+        return WriterState(int(found["num_batches"]), complete, sha256 if digested else None)
 
     def close(self) -> None:
         """Close the HDF5 file."""

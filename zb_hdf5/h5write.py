@@ -33,6 +33,7 @@ from zb_hdf5.spec import (
     HDF5_FORMAT,
     HDF5_VERSION,
     NO_SHA256,
+    StoreMeta,
     TokenArray,
     meta_block_bytes,
 )
@@ -63,10 +64,7 @@ class HDF5BatchWriter(BatchWriter):
 
     def _create_objects(self, h5: h5py.File) -> None:
         meta = self.meta
-        create_texts(h5, format=HDF5_FORMAT, creator=CREATOR, tokenizer=meta.tokenizer)
-        h5.attrs.create("format_version", HDF5_VERSION, dtype="<u4")
-        for name in ("batch_size", "seq_len", "seed", "total_records", "document_count", "vocab_size"):
-            h5.attrs.create(name, getattr(meta, name), dtype="<u8")
+        create_root_attributes(h5, meta)
         self._batches = h5.create_dataset(
             BATCHES, shape=(0, *meta.shape), maxshape=(None, *meta.shape), chunks=(1, *meta.shape), dtype=meta.dtype
         )
@@ -128,3 +126,11 @@ class HDF5BatchWriter(BatchWriter):
         if self._h5 is not None:
             with contextlib.suppress(OSError, RuntimeError):  # HDF5 after a failed write; the file goes anyway
                 self._h5.close()
+
+
+def create_root_attributes(h5: h5py.File, meta: StoreMeta) -> None:
+    """Write what all batches of a file have in common."""
+    create_texts(h5, format=HDF5_FORMAT, creator=CREATOR, tokenizer=meta.tokenizer)
+    h5.attrs.create("format_version", HDF5_VERSION, dtype="<u4")
+    for name in ("batch_size", "seq_len", "seed", "total_records", "document_count", "vocab_size"):
+        h5.attrs.create(name, getattr(meta, name), dtype="<u8")

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from zb_hdf5.console import format_bytes, format_count
 from zb_hdf5.extents import Extents, network_file_system
+from zb_hdf5.native import Face, face_of
 from zb_hdf5.reader import BatchReader
 from zb_hdf5.shards import ShardedReader
 from zb_hdf5.spec import NO_BOUNDARY, PAGE_BYTES
 from zb_hdf5.store import is_stream, open_reader
 from zb_hdf5.tokenstore import MmapTokenStore
+
+#: What is said of the reserved bytes of a `.batch` header.
+_FACES: Final[dict[str, list[tuple[str, str]]]] = {
+    Face.NONE: [],
+    Face.HDF5: [("face", "both .batch and HDF5: open_reader(..., backend='hdf5'), h5py and h5dump read it too")],
+    Face.TORN: [("face", "an interrupted stamp: whole as .batch; 'convert batch-to-hdf5 --in-place' finishes it")],
+}
 
 
 def describe(path: Path, dataset: str | None = None) -> dict[str, Any]:
@@ -50,6 +58,7 @@ def describe(path: Path, dataset: str | None = None) -> dict[str, Any]:
             sizes = [shard.num_batches for shard in shards]
             description["shards"] = {"count": len(shards), "min_batches": min(sizes), "max_batches": max(sizes)}
         else:
+            description["face"] = str(face_of(path) if reader.backend == "batch" else Face.NONE)
             description["layout"] = _layout(getattr(reader, "extents", None), meta.batch_bytes)
     return description
 
@@ -106,7 +115,7 @@ def describe_lines(description: dict[str, Any]) -> list[tuple[str, str]]:
             ("shards", f"{shards['count']:,} of {shards['min_batches']:,} to {shards['max_batches']:,} batches")
         )
     else:
-        lines.append(("layout", _layout_text(d["layout"])))
+        lines += [*_FACES[d["face"]], ("layout", _layout_text(d["layout"]))]
     return [
         *lines,
         ("access", f"{d['access']} ({d['file_system']} file system)"),

@@ -6,6 +6,7 @@ Offsets are arithmetic: batch i lies at `4096 + i * padded_batch_bytes`. The for
 from __future__ import annotations
 
 import os
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -18,8 +19,11 @@ from zb_hdf5.publish import write_fully
 from zb_hdf5.reader import BatchReader, require_options
 from zb_hdf5.source import CheckedSource
 from zb_hdf5.spec import (
+    BATCH_MAGIC,
     CRC32_SUFFIX,
+    HDF5_MAGIC,
     HEADER_BYTES,
+    USER_BLOCK_BYTES,
     StoreMeta,
     TokenArray,
     batch_file_bytes,
@@ -30,6 +34,14 @@ from zb_hdf5.writer import BatchWriter, ShardInfo
 
 if TYPE_CHECKING:
     from zb_hdf5.digest import PendingDigest
+
+
+class Face(StrEnum):
+    """What bytes 512..4095 of a `.batch` file hold besides zeros."""
+
+    NONE = "none"
+    HDF5 = "hdf5"
+    TORN = "torn"  # left by a process that was killed while it stamped or unstamped
 
 
 class BatchFileReader(BatchReader):
@@ -70,8 +82,7 @@ class BatchFileReader(BatchReader):
 
     def stored_crc32(self) -> npt.NDArray[np.uint32] | None:
         """Return the rows of the `<path>.crc32` that a store keeps beside its shards."""
-        exists = self.path.with_name(self.path.name + CRC32_SUFFIX).exists()
-        return read_crc32_file(self.path, self.num_batches) if exists else None
+        return read_crc32_file(self.path, self.num_batches) if crc32_path(self.path).exists() else None
 
 
 class BatchFileWriter(BatchWriter):
@@ -123,6 +134,20 @@ def read_header(path: Path) -> tuple[StoreMeta, int]:
     return meta, num_batches
 
 
+def face_of(path: Path) -> Face:
+    """Look at the reserved bytes; also of a file whose own magic is damaged, as HDF5 would."""
+    with open(path, "rb") as file:
+        head = file.read(HEADER_BYTES)
+    if head.startswith(HDF5_MAGIC, USER_BLOCK_BYTES):
+        return Face.HDF5
+    return Face.TORN if head.startswith(BATCH_MAGIC) and any(head[USER_BLOCK_BYTES:]) else Face.NONE
+
+
+def crc32_path(path: Path) -> Path:
+    """Return where a store keeps the crc32 rows of a `.batch` file."""
+    return path.with_name(path.name + CRC32_SUFFIX)
+
+
 def read_crc32_file(path: Path, num_batches: int) -> npt.NDArray[np.uint32]:
     """Return the crc32 of each batch from `<path>.crc32`.
 
@@ -131,11 +156,11 @@ def read_crc32_file(path: Path, num_batches: int) -> npt.NDArray[np.uint32]:
     FormatError
         If the file is missing or has another length.
     """
-    crc32_path = path.with_name(path.name + CRC32_SUFFIX)
+    place = crc32_path(path)
     try:
-        data = crc32_path.read_bytes()
+        data = place.read_bytes()
     except FileNotFoundError as error:
-        raise FormatError(f"{path}: has no {crc32_path.name} beside it to verify its batches with") from error
+        raise FormatError(f"{path}: has no {place.name} beside it to verify its batches with") from error
     if len(data) != 4 * num_batches:
-        raise FormatError(f"{crc32_path}: expected {4 * num_batches:,} bytes, found {len(data):,}")
+        raise FormatError(f"{place}: expected {4 * num_batches:,} bytes, found {len(data):,}")
     return np.frombuffer(data, dtype="<u4")

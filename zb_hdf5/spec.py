@@ -34,7 +34,7 @@ BATCH_MAGIC: Final = b"LLMBATCH"
 BATCH_VERSION: Final = 1
 HEADER_BYTES: Final = 4096
 PAGE_BYTES: Final = 4096
-#: (offset, struct code, field) in file order; little-endian, no alignment gaps; zeros from byte 40 on.
+#: (offset, struct code, field) in file order; little-endian, no alignment gaps; reserved from byte 40 on.
 BATCH_HEADER_FIELDS: Final = (
     (0, "8s", "magic"),
     (8, "I", "version"),
@@ -54,6 +54,8 @@ HDF5_FORMAT: Final = "zb-batches"
 HDF5_VERSION: Final = 1
 HDF5_LIBVER: Final = ("v110", "v110")  # can enter SWMR, and HDF5 1.10 can still read it
 HDF5_ALIGNMENT: Final = PAGE_BYTES
+USER_BLOCK_BYTES: Final = 512  # where the HDF5 face of a stamped `.batch` file begins
+FACE_BYTES: Final = HEADER_BYTES - USER_BLOCK_BYTES
 BATCHES: Final = "batches"
 CRC32: Final = "crc32"
 CRC32_CHUNK_ROWS: Final = 4096  # 16 KiB: what one commit rewrites

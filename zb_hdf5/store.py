@@ -59,7 +59,12 @@ BACKENDS: Final = {
 
 
 def detect_backend(path: Path) -> str:
-    """Return the name of the backend whose magic bytes the file carries.
+    """Return the name of the backend that serves a file unless another one is asked for. Raises as below."""
+    return detect_backends(path)[0]
+
+
+def detect_backends(path: Path) -> list[str]:
+    """Return the names of the backends whose magic bytes the file carries: both for a stamped `.batch`.
 
     Raises
     ------
@@ -68,9 +73,13 @@ def detect_backend(path: Path) -> str:
     """
     with open(path, "rb") as file:
         head = file.read(4096)
-    for name, backend in BACKENDS.items():
-        if any(head.startswith(backend.magic, offset) for offset in backend.magic_offsets):
-            return name
+    found = [
+        name
+        for name, backend in BACKENDS.items()
+        if any(head.startswith(backend.magic, offset) for offset in backend.magic_offsets)
+    ]
+    if found:
+        return found
     raise FormatError(
         f"{path}: no known file: expected a .batch file (magic {BATCH_MAGIC!r}), an HDF5 file or a {INDEX_NAME}, "
         f"found {head[:8]!r}"
@@ -109,6 +118,7 @@ def open_reader(
     ----------
     backend
         "auto" looks at the magic bytes; "batch" or "hdf5" demands that format, "npy" a file or folder of 1-D arrays.
+        A stamped `.batch` is both; "auto" takes it for a `.batch`.
     access
         "mmap": batches are views of a mapping. "pread": batches are read into buffers; the process's memory does not
         grow with the file, and a file that changes is never a bus error. "h5py": through the HDF5 library. "auto":
@@ -156,9 +166,10 @@ def open_reader(
         raise FileNotFoundError(
             f"{path} is not finished: {path.name}{PARTIAL_SUFFIX} beside it is being written, or its writer died"
         )
-    found = detect_backend(path)
-    if backend not in ("auto", found):
-        raise BackendError(f"{path}: asked for backend {backend!r}, found a {found!r} file")
+    detected = detect_backends(path)
+    found = detected[0] if backend == "auto" else backend
+    if found not in detected:
+        raise BackendError(f"{path}: asked for backend {backend!r}, found a {detected[0]!r} file")
     options = {} if dataset is None else {"dataset": dataset}
     if options and found != "hdf5":
         raise BackendError(f"{path}: dataset={dataset!r} needs an HDF5 file, found a {found!r} file")

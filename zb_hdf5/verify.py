@@ -15,6 +15,7 @@ import numpy.typing as npt
 from zb_hdf5.digest import batch_crc32s
 from zb_hdf5.errors import ChecksumError, FormatError, IncompleteError, ZbError
 from zb_hdf5.index import ShardEntry, ShardIndex
+from zb_hdf5.native import Face, face_of
 from zb_hdf5.reader import GROUP_BYTES, BatchReader
 from zb_hdf5.spec import INDEX_NAME
 from zb_hdf5.store import BACKENDS, detect_backend, is_stream, open_reader
@@ -85,6 +86,8 @@ def _verify_file(path: Path, check_entry: EntryCheck, progress: Progress) -> Sha
             report.total_records = reader.meta.total_records
             report.num_batches, report.token_count = reader.num_batches, reader.num_batches * reader.meta.batch_tokens
             _check_content(reader, report, progress)
+            if reader.sha256 is None and face_of(path) is not Face.NONE:
+                _check_face(path, report)
             check_entry(reader, report)
         if not reader.complete:
             raise IncompleteError(f"{path}: its writer has not finished: {reader.num_batches:,} batches are committed")
@@ -113,6 +116,13 @@ def _check_content(reader: BatchReader, report: ShardReport, progress: Progress)
     if reader.sha256 is not None:
         _compare_sha256(reader.path, reader.sha256, report.sha256, "the file")
         report.checks.append("sha256")
+
+
+def _check_face(path: Path, report: ShardReport) -> None:
+    from zb_hdf5.dual import check  # h5py, which a plain .batch does not need
+
+    check(path)
+    report.checks.append("face")
 
 
 def _compare_crc32(path: Path, start: int, found: list[int], stored: npt.NDArray[np.uint32]) -> None:

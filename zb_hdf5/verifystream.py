@@ -31,7 +31,7 @@ class ShardReport:
     total_records
         Source records behind the batches, as the file says.
     checks
-        What they were compared with: "crc32", "sha256", "index".
+        What they were compared with: "crc32", "sha256", "index", "face" (of a stamped `.batch`).
     problem
         The first thing that is wrong, or None.
     """

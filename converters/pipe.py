@@ -290,7 +290,8 @@ class _Folder:
         if (self._destination / INDEX_NAME).exists():
             index = ShardIndex.load(self._destination)
             same = (index.meta, index.shuffle, index.source) == (source.meta, source.shuffle, source.description)
-            if same and [s.num_batches for s in index.shards] == [stop - start for start, stop in plan.cuts]:
+            shards = [(plan.name(shard), stop - start) for shard, (start, stop) in enumerate(plan.cuts)]
+            if same and [(entry.path, entry.num_batches) for entry in index.shards] == shards:
                 remove_journals(self._destination)
                 return [FinishedShard(entry, 0) for entry in index.shards]
         raise ConvertError(f"{self._destination}: exists already and is no result of this conversion; pass --force")

@@ -49,7 +49,7 @@ def verify_store(
     FormatError
         If `path` is a folder whose `shards.json` cannot be read.
     """
-    if is_stream(path):
+    if _is_stream(path):
         return verify_stream(path, workers=workers, progress=progress)
     index = None
     if path.is_dir() or path.name == INDEX_NAME:
@@ -65,6 +65,14 @@ def verify_store(
     if index is not None and not any(report.problem for report in reports):
         _check_records(index, reports)
     return reports
+
+
+def _is_stream(path: Path) -> bool:
+    """Return whether there are tokens instead of batches; what is too damaged to say is no stream."""
+    try:
+        return is_stream(path)
+    except (ZbError, OSError):
+        return False
 
 
 def _check_records(index: ShardIndex, reports: list[ShardReport]) -> None:

@@ -18,6 +18,8 @@ bench: .venv/installed
 	$(BIN)/python -m benchmarks read
 	$(BIN)/python -m benchmarks loader
 	$(BIN)/python -m benchmarks convert
+	$(BIN)/python -m benchmarks window
+	$(BIN)/python -m benchmarks tokenize
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -296,3 +297,14 @@ def test_a_loader_reads_one_split(tmp_path, files):
     state = Loader(tmp_path / "out", **how).state_dict()
     with pytest.raises(StateError):
         Loader(tmp_path / "out", split="val", **how).load_state_dict(state)
+
+
+def test_a_loader_refuses_the_tokens_of_another_tokenizer(tmp_path, files):
+    ingest(files, tmp_path / "out")
+    how = {"shuffle": "sequential", "rank": 0, "world_size": 1}
+    Loader(tmp_path / "out", tokenizer="byte", **how).close()
+    index = ShardIndex.load(tmp_path / "out")
+    other = json.loads(index.meta.tokenizer) | {"digest": "0" * 64}
+    replace(index, meta=replace(index.meta, tokenizer=json.dumps(other))).save(tmp_path / "out")
+    with pytest.raises(StateError, match="expected the tokenizer that it was made with"):
+        Loader(tmp_path / "out", tokenizer="byte", **how)

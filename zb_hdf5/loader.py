@@ -18,14 +18,15 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias, cast
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.errors import ArgumentError, StateError, UnavailableError
+from zb_hdf5.errors import ArgumentError, StateError
 from zb_hdf5.extents import network_file_system
 from zb_hdf5.order import Order, make_order
-from zb_hdf5.prefetch import DeviceRing, hint_ahead, read_ahead
+from zb_hdf5.prefetch import DeviceRing, cuda_device, hint_ahead, read_ahead
 from zb_hdf5.ranks import resolve_rank
 from zb_hdf5.reader import BatchReader
 from zb_hdf5.spec import DEFAULT_SPLIT
 from zb_hdf5.store import is_stream, open_reader
+from zb_hdf5.tokenizer import Tokenizer, require_tokenizer
 
 if TYPE_CHECKING:
     import torch
@@ -86,6 +87,8 @@ class Loader:
         (`BatchReader.read_batch_int32` says what that means for writing into it).
     targets
         True: yield `(x, y)`, the records without their last and without their first token: views of one tensor.
+    tokenizer
+        As for `load_tokenizer`, or a tokenizer: refuse a store whose tokens another one has made.
 
     Raises
     ------
@@ -135,6 +138,7 @@ class Loader:
         device: str | torch.device | None = None,
         dtype: torch.dtype | None = None,
         targets: bool = False,
+        tokenizer: str | Tokenizer | None = None,
     ) -> None:
         if not isinstance(source, BatchReader):
             shape: dict[str, Any] = {}
@@ -143,6 +147,8 @@ class Loader:
                 batch_size = seq_len = None  # what is opened has it
             source = open_reader(source, backend=backend, access=access, verify=verify, split=split, **shape)
         self.reader: BatchReader = source
+        if tokenizer is not None:
+            require_tokenizer(source.meta.tokenizer, tokenizer, source.path)
         self._fingerprint = source.fingerprint  # now: a checkpoint must not depend on reading the file again
         self.rank, self.world_size = resolve_rank(rank, world_size)
         self.shuffle, self.block_size, self.seed, self.drop_last = shuffle, block_size, seed, drop_last
@@ -167,17 +173,12 @@ class Loader:
     def _set_target(self, device: str | torch.device | None, dtype: torch.dtype | None) -> None:
         import torch
 
-        self._dtype = dtype or torch.int64
-        self._device = None if device is None or torch.device(device).type == "cpu" else torch.device(device)
+        self._dtype, self._device = dtype or torch.int64, cuda_device(device)
         if self._dtype not in (torch.int64, torch.int32):
             raise ArgumentError(f"dtype must be torch.int64 or torch.int32, found {dtype}")
         narrow = self._dtype == torch.int32
         self._read_batch = self.reader.read_batch_int32 if narrow else self.reader.read_batch_torch
         self._numpy_dtype = np.dtype(np.int32 if narrow else np.int64)
-        if self._device is not None and self._device.type != "cuda":
-            raise ArgumentError(f"device must be a CUDA device or the CPU, found {device}")
-        if self._device is not None and not torch.cuda.is_available():
-            raise UnavailableError(f"device={device}: this PyTorch finds no CUDA device")
 
     # --- position ------------------------------------------------------------------------------------------------
 

@@ -185,16 +185,19 @@ def token_dtype(tokenizer: Tokenizer) -> str:
     return "uint16" if tokenizer.vocab_size <= 2**16 else "uint32"
 
 
-def require_tokenizer(stored: str, tokenizer: Tokenizer, where: object) -> None:
+def require_tokenizer(stored: str, tokenizer: str | Tokenizer, where: object) -> None:
     """Raise `StateError` if the tokens of a store are those of another tokenizer.
 
     Parameters
     ----------
     stored
         `StoreMeta.tokenizer`: JSON, or empty if the store does not say; then there is nothing to compare.
+    tokenizer
+        A specification for `load_tokenizer`, or a tokenizer.
     where
         The store, for the message.
     """
+    tokenizer = load_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
     found = json.loads(stored) if stored else {}
     if found.get("digest", tokenizer.digest) != tokenizer.digest:
         raise StateError(

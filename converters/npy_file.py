@@ -325,8 +325,10 @@ def expand(paths: Sequence[Path]) -> list[Path]:
             if not inside:
                 raise ConvertError(f"{path}: no .npy files in this folder, nor below it")
             files += inside
-        else:
+        elif path.exists():
             files.append(path)
+        else:
+            raise ConvertError(f"{path}: no such file or folder")
     return files
 
 

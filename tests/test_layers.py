@@ -16,8 +16,20 @@ LAYERS = (
     {"errors", "spec"},
     {"order", "ranks", "extents", "digest", "publish", "prefetch", "tokenizer", "documents"},
     {"source", "reader", "writer", "store", "datasets", "scatter"},
-    {"native", "h5file", "h5source", "h5read", "h5write", "index", "shards", "verify", "repair", "rebuild"},
-    {"loader", "mixture", "textloader", "zerobatch"},
+    {
+        "native",
+        "h5file",
+        "h5source",
+        "h5read",
+        "h5write",
+        "index",
+        "shards",
+        "verify",
+        "repair",
+        "rebuild",
+        "livestore",
+    },
+    {"loader", "follow", "mixture", "textloader", "zerobatch"},
     {"console", "info", "which", "doctor", "fetch", "tokenizer_training", "demo", "cli"},
 )
 LAYER_OF = {module: number for number, modules in enumerate(LAYERS) for module in modules}

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Generator, Iterator
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias, cast
 
 import numpy as np
@@ -23,7 +24,7 @@ from zb_hdf5.order import Order, make_order
 from zb_hdf5.prefetch import DeviceRing, hint_ahead, read_ahead
 from zb_hdf5.ranks import resolve_rank
 from zb_hdf5.reader import BatchReader
-from zb_hdf5.spec import DEFAULT_SPLIT
+from zb_hdf5.spec import DEFAULT_SPLIT, LIVE_PREFIX
 from zb_hdf5.store import open_reader
 
 if TYPE_CHECKING:
@@ -84,6 +85,8 @@ class Loader:
         (`BatchReader.read_batch_int32` says what that means for writing into it).
     targets
         True: yield `(x, y)`, the records without their last and without their first token: views of one tensor.
+    follow
+        True: return a `FollowingLoader`, which waits for what a live writer will commit.
 
     Raises
     ------
@@ -104,13 +107,14 @@ class Loader:
     ...         train(batch)
     """
 
-    def __new__(cls, *arguments: Any, backend: str = "auto", **options: Any) -> Self:
+    def __new__(cls, *arguments: Any, backend: str = "auto", follow: bool = False, **options: Any) -> Self:
         """Return a `TextLoader` for backend "parquet": text has no stored batches, and so no order of them."""
         if backend == "parquet":
             from zb_hdf5.textloader import TextLoader
 
             return cast(Self, TextLoader(*arguments, **options))
-        return super().__new__(cls)
+        made = import_module("zb_hdf5.follow").FollowingLoader if follow else cls  # that room stands on this one
+        return cast(Self, super().__new__(made))
 
     def __init__(
         self,
@@ -133,10 +137,16 @@ class Loader:
         device: str | torch.device | None = None,
         dtype: torch.dtype | None = None,
         targets: bool = False,
+        follow: bool = False,
     ) -> None:
         if not isinstance(source, BatchReader):
             source = open_reader(source, backend=backend, access=access, verify=verify, split=split)
         self.reader: BatchReader = source
+        if shuffle != "sequential" and not source.complete and source.fingerprint.startswith(LIVE_PREFIX):
+            raise ArgumentError(
+                f'{source.path}: grows still: shuffle must be "sequential" until it is complete, found {shuffle!r}; '
+                "follow=True waits for what comes"
+            )
         self._fingerprint = source.fingerprint  # now: a checkpoint must not depend on reading the file again
         self.rank, self.world_size = resolve_rank(rank, world_size)
         self.shuffle, self.block_size, self.seed, self.drop_last = shuffle, block_size, seed, drop_last

@@ -75,7 +75,7 @@ def verify_store(
         folder = path if path.is_dir() else path.parent
         index = ShardIndex.load(path)
         jobs: list[tuple[Path, EntryCheck]] = [
-            (folder / entry.path, partial(_check_entry, index, entry)) for entry in index.shards
+            (entry.file(folder), partial(_check_entry, index, entry)) for entry in index.shards
         ]
     else:
         jobs = [(path, lambda reader, report: None)]
@@ -136,6 +136,8 @@ def _compare_sha256(path: Path, expected: str, found: str, where: str) -> None:
 
 
 def _check_entry(index: ShardIndex, entry: ShardEntry, reader: BatchReader, report: ShardReport) -> None:
+    if not entry.complete:
+        raise IncompleteError(f"{reader.path}: is growing, or its writer was killed: then run 'zb repair'")
     if entry.num_batches == reader.num_batches:
         _compare_sha256(reader.path, entry.sha256, report.sha256, INDEX_NAME)
     index.require_agreement(reader, entry)

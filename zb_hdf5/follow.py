@@ -70,9 +70,10 @@ class LiveReader(ShardedReader):
     def _look(self, source: LiveSource) -> int:
         seen = _signature(self.path / INDEX_NAME)
         index = self.index if seen == self._seen else ShardIndex.load(self.path)
-        if index.live_id and index.live_id != self.index.live_id:
+        if index.live_id != self.index.live_id:  # its batches may have other numbers
             raise FormatError(
-                f"{self.path}: was replaced: expected live_id {self.index.live_id}, found {index.live_id}; open it again"
+                f"{self.path}: was replaced or repaired: expected live_id {self.index.live_id!r}, "
+                f"found {index.live_id!r}; open it again"
             )
         self.num_batches = source.refresh(index)
         self.index, self._seen = index, seen

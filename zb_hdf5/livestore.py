@@ -12,7 +12,7 @@ import uuid
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import numpy.typing as npt
 
@@ -58,6 +58,8 @@ class LiveStoreWriter:
         Batches of each shard but the last one. A finished shard costs one new `shards.json`.
     durable
         Also flush to disk at each commit, so that committed batches outlive a power loss.
+    shuffle, source
+        What the index says of the batches' origin; see `ShardIndex`.
 
     Attributes
     ----------
@@ -72,7 +74,16 @@ class LiveStoreWriter:
         If `folder` exists.
     """
 
-    def __init__(self, folder: Path, meta: StoreMeta, *, shard_batches: int, durable: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        meta: StoreMeta,
+        *,
+        shard_batches: int,
+        durable: bool = False,
+        shuffle: str = "none",
+        source: dict[str, Any] | None = None,
+    ) -> None:
         if shard_batches < 1:
             raise ArgumentError(f"{folder}: a live store needs shard_batches of at least 1, found {shard_batches}")
         try:
@@ -82,7 +93,7 @@ class LiveStoreWriter:
                 f"{folder}: exists already: a live store begins in a new folder; choose another"
             ) from error
         self.folder, self.shard_batches = folder, shard_batches
-        self.index = ShardIndex(meta, (), source={"kind": "live"}, complete=False, live_id=uuid.uuid4().hex)
+        self.index = ShardIndex(meta, (), shuffle, source or {}, complete=False, live_id=uuid.uuid4().hex)
         self._durable, self._open = durable, True
         self._shard: _GrowingShard | None = None
         try:

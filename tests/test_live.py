@@ -254,13 +254,13 @@ def test_a_waiting_loader_goes_on_when_batches_come(tmp_path):
 
 @pytest.mark.parametrize("drop_last", [True, False])
 def test_drop_last_decides_about_the_rest_of_a_finished_store(drop_last, tmp_path):
-    with start_store(tmp_path / "store") as writer:
-        with follow(tmp_path / "store", batch_size=3 * B, drop_last=drop_last) as loader:
-            steps = iter(loader)
-            writer.write(batches(0, 7))
-            found = [next(steps), next(steps)]
-            writer.finish()
-            found += list(steps)
+    options = {"batch_size": 3 * B, "drop_last": drop_last}
+    with start_store(tmp_path / "store") as writer, follow(tmp_path / "store", **options) as loader:
+        steps = iter(loader)
+        writer.write(batches(0, 7))
+        found = [next(steps), next(steps)]
+        writer.finish()
+        found += list(steps)
     expected = np.concatenate([batches(0, 7), batches(0, 2)]).reshape(3, 3 * B, S)[: 2 if drop_last else 3]
     np.testing.assert_array_equal(np.stack(found), expected)
 
@@ -333,33 +333,32 @@ def test_what_a_following_loader_refuses(tmp_path):
 @pytest.mark.parametrize("access", ["auto", "h5py"])
 def test_a_reader_shows_what_is_committed(access, tmp_path):
     folder = tmp_path / "store"
-    with start_store(folder) as writer:
-        with open_reader(folder, access=access) as reader:
-            assert type(reader) is LiveReader
-            named = reader.fingerprint
-            assert named == f"live:{writer.index.live_id}:{B}x{S}:uint16"
-            for count in (0, 1, 3, 4, 5, 13):
-                writer.write(batches(writer.num_batches, count - writer.num_batches))
-                assert reader.refresh() == count
-                assert not reader.complete
-                if count:
-                    expect_batches(reader, count)
-                    group = np.empty((count, B, S), np.uint16)
-                    reader.read_batches_into(0, group)
-                    np.testing.assert_array_equal(group, batches(0, count))
-                    rows = np.arange(count * B)[::-1].copy()
-                    np.testing.assert_array_equal(
-                        reader.read_records_torch(rows, S, np.int64), batches(0, count).reshape(-1, S)[::-1]
-                    )
-            copy = pickle.loads(pickle.dumps(reader))
-            writer.finish()
-            with copy:
-                expect_batches(copy, 13)
-                assert copy.refresh() == 13
-                assert copy.complete
-            assert reader.refresh() == 13
-            assert (reader.complete, reader.fingerprint, reader.sha256) == (True, named, writer.index.sha256)
-            expect_batches(reader, 13)
+    with start_store(folder) as writer, open_reader(folder, access=access) as reader:
+        assert type(reader) is LiveReader
+        named = reader.fingerprint
+        assert named == f"live:{writer.index.live_id}:{B}x{S}:uint16"
+        for count in (0, 1, 3, 4, 5, 13):
+            writer.write(batches(writer.num_batches, count - writer.num_batches))
+            assert reader.refresh() == count
+            assert not reader.complete
+            if count:
+                expect_batches(reader, count)
+                group = np.empty((count, B, S), np.uint16)
+                reader.read_batches_into(0, group)
+                np.testing.assert_array_equal(group, batches(0, count))
+                rows = np.arange(count * B)[::-1].copy()
+                np.testing.assert_array_equal(
+                    reader.read_records_torch(rows, S, np.int64), batches(0, count).reshape(-1, S)[::-1]
+                )
+        copy = pickle.loads(pickle.dumps(reader))
+        writer.finish()
+        with copy:
+            expect_batches(copy, 13)
+            assert copy.refresh() == 13
+            assert copy.complete
+        assert reader.refresh() == 13
+        assert (reader.complete, reader.fingerprint, reader.sha256) == (True, named, writer.index.sha256)
+        expect_batches(reader, 13)
     with open_reader(folder) as reader:
         assert reader.fingerprint == named
         expect_batches(reader, 13)
@@ -481,9 +480,15 @@ def test_repair_that_drops_batches_gives_the_store_another_name(tmp_path):
 
 def test_an_exception_loses_nothing_that_was_committed(tmp_path):
     folder = tmp_path / "store"
-    with pytest.raises(KeyError), start_store(folder) as writer:
-        writer.write(batches(0, 6))
-        raise KeyError("the caller's")
+
+    def fail():
+        with start_store(folder) as writer:
+            writer.write(batches(0, 6))
+            raise KeyError(writer)
+
+    with pytest.raises(KeyError) as caught:
+        fail()
+    (writer,) = caught.value.args
     with pytest.raises(ClosedError):
         writer.write(batches(6, 1))
     with open_reader(folder) as reader:
@@ -504,9 +509,10 @@ def test_a_failure_to_publish_loses_nothing_that_was_committed(tmp_path, monkeyp
 
     writer = start_store(folder)
     writer.write(batches(0, 6))
-    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space"):
+    with monkeypatch.context() as patch:
         patch.setattr(PartialFile, "publish", fail)
-        writer.write(batches(6, 2))
+        with pytest.raises(OSError, match="No space"):
+            writer.write(batches(6, 2))
     with pytest.raises(ClosedError, match="zb repair"):
         writer.finish()
     writer.abort()
@@ -526,14 +532,19 @@ def test_a_full_disk_loses_nothing_that_was_committed(tmp_path):
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "none", mount], capture_output=True).returncode:
         pytest.skip("cannot mount a small file system")
     try:
-        committed = 0
-        with pytest.raises(OSError, match="No space"), start_store(mount / "store", 200) as writer:
+        writer, committed = start_store(mount / "store", 200), []
+
+        def fill():
             while True:
-                writer.write(batches(committed, 50))
-                committed = writer.num_batches
+                committed.append(writer.num_batches)
+                writer.write(batches(committed[-1], 50))
+
+        with pytest.raises(OSError, match="No space"):
+            fill()
+        writer.abort()
         with open_reader(mount / "store") as reader:
             assert not reader.complete
-            assert reader.num_batches >= committed > 200
+            assert reader.num_batches >= committed[-1] > 200
             expect_batches(reader, reader.num_batches)
     finally:
         subprocess.run(["umount", mount], check=True)

@@ -124,7 +124,11 @@ def _add_command(source: str, target: str) -> None:
                 require_whole_records(opened.meta, dst)  # before any work
             return opened
 
-        run_conversion(open_source, f"{source}-to-{target}", "dual" if is_dual else target, dst, options)
+        name = f"{source}-to-{target}"
+        if options.pop("live", False):
+            _run_live(open_source, name, dst, options)
+        else:
+            run_conversion(open_source, name, "dual" if is_dual else target, dst, options)
 
     _, example_source = SOURCES[source]
     _, example_target = TARGETS[target]
@@ -137,6 +141,8 @@ def _add_command(source: str, target: str) -> None:
     command: Callable[..., Any] = work_options(in_place_options(run) if in_place else run)
     if target == "batch":
         command = click.option("--dual", is_flag=True, help="Make files that are HDF5 files as well.")(command)
+    if target == "hdf5":
+        command = click.option("--live", is_flag=True, help="Let others read what is written so far.")(command)
     if source == "hdf5":
         command = click.option("--dataset", help="A 3-D dataset of an HDF5 file that is no store of ours.")(command)
     command = _npy_options(shuffle_options(command)) if many else command
@@ -201,6 +207,24 @@ def run_conversion(
                 engine=engine, **ways, progress=progress.advance,
             )  # fmt: skip
     print_report(_as_json(report), _as_lines(report), as_json=work["as_json"], quiet=work["quiet"])
+
+
+def _run_live(open_source: Callable[[dict[str, Any]], Source], name: str, dst: Path, options: dict[str, Any]) -> None:
+    from converters.live import convert_live
+
+    as_json, quiet = options.pop("as_json"), options.pop("quiet")
+    shards = {"num_shards": options.pop("shards"), "shard_bytes": options.pop("shard_size")}
+    serial = {"workers": None, "executor": "local", "scheduler_file": None, "shard_range": None, "resume": False,
+              "dry_run": False, "force": False}  # fmt: skip
+    given = [f"--{key.replace('_', '-')}" for key, value in serial.items() if options.pop(key) != value]
+    if given:
+        raise click.UsageError(f"--live is written by one process, into a new folder: leave out {', '.join(given)}")
+    for key in ("memory", "shuffle_method"):
+        options.pop(key, None)
+    source = open_source(options)
+    with Progress(name, source.num_batches * source.meta.batch_tokens, enabled=not quiet) as progress:
+        report = convert_live(source, dst, **shards, progress=progress.advance)
+    print_report(_as_json(report), _as_lines(report), as_json=as_json, quiet=quiet)
 
 
 def _num_workers(source: Source, asked: int | None) -> int:

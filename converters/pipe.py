@@ -113,7 +113,7 @@ def convert(
     """
     start_s = time.monotonic()
     row = FORMATS[target]
-    _refuse_bad_destination(source, destination)
+    refuse_bad_destination(source, destination)
     if destination.suffix == row.suffix:
         if num_shards or shard_bytes or part != WHOLE:
             raise ConvertError(f"{destination}: is one file; name a folder (no {row.suffix}) to write shards")
@@ -136,7 +136,8 @@ def convert(
     return Report(place, source.meta, shards, max_token, source.accounts, str(shuffle), seconds)
 
 
-def _refuse_bad_destination(source: Source, destination: Path) -> None:
+def refuse_bad_destination(source: Source, destination: Path) -> None:
+    """Raise `ConvertError` if the destination has no folder to be in, or is or holds a source."""
     if not destination.absolute().parent.is_dir():
         raise ConvertError(f"{destination.absolute().parent}: no such folder; make it first, or choose another output")
     place = destination.resolve()

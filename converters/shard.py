@@ -136,7 +136,7 @@ def write_shard(task: ShardTask, progress: Progress = no_progress) -> FinishedSh
     with FORMATS[task.target].writer_class()(
         task.path, task.meta, expected_batches=stop - start, overwrite=task.overwrite, known_sha256=known
     ) as writer:
-        for batches in _read_ahead(source, start, stop):
+        for batches in read_ahead(source, start, stop):
             writer.write(batches)
             progress(batches.size)
         _require_intact(writer, start, sha256, crc32)
@@ -150,7 +150,7 @@ def source_sha256(task: ShardTask) -> str:
     """Return the digest that the shard's batches have in the source now."""
     digest = TokenDigest()
     try:
-        for batches in _read_ahead(task.source, task.start, task.stop):
+        for batches in read_ahead(task.source, task.start, task.stop):
             digest.accept(digest.submit(batches).result())
     finally:
         digest.close()
@@ -174,7 +174,7 @@ def _require_intact(writer: BatchWriter, start: int, sha256: str | None, crc32: 
         )
 
 
-def _read_ahead(source: Source, start: int, stop: int) -> Iterator[TokenArray]:
+def read_ahead(source: Source, start: int, stop: int) -> Iterator[TokenArray]:
     """Yield groups of batches; while one is written, the next is read. Each is valid until the next is asked for."""
     group = max(1, GROUP_BYTES // source.meta.batch_bytes)
     buffers = [np.empty((min(group, stop - start), *source.meta.shape), source.meta.dtype) for _ in range(2)]

@@ -377,12 +377,12 @@ def test_info_of_a_live_file(tmp_path):
         writer.write(batches(5))
         found = info(tmp_path / "x.h5.partial")
         text = run(zb, "info", tmp_path / "x.h5.partial").stdout
-    assert found["state"].startswith("live")
+    assert found["state"].startswith("growing")
     assert found["num_batches"] == 5
     assert found["access"] == "h5py"
     assert found["layout"] is None
     assert found["sha256"] is None
-    assert "live" in text
+    assert "growing" in text
 
 
 def compress(source, target):

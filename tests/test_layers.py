@@ -34,8 +34,9 @@ LAYERS = (
         "tokenstore",
         "windows",
         "verifystream",
+        "livestore",
     },
-    {"loader", "mixture", "textloader", "zerobatch", "datasetloader"},
+    {"loader", "follow", "mixture", "textloader", "zerobatch", "datasetloader"},
     {"console", "info", "which", "doctor", "fetch", "tokenizer_training", "demo", "cli"},
 )
 LAYER_OF = {module: number for number, modules in enumerate(LAYERS) for module in modules}

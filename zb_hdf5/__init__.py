@@ -23,9 +23,11 @@ if TYPE_CHECKING:
         ZbError,
     )
     from zb_hdf5.fetch import FetchReport, fetch_shards
+    from zb_hdf5.follow import FollowingLoader, LiveReader
     from zb_hdf5.h5read import HDF5BatchReader
     from zb_hdf5.h5write import HDF5BatchWriter
     from zb_hdf5.index import ShardEntry, ShardIndex
+    from zb_hdf5.livestore import LiveStoreWriter
     from zb_hdf5.loader import Loader
     from zb_hdf5.mixture import MixedLoader
     from zb_hdf5.native import BatchFileReader, BatchFileWriter
@@ -54,9 +56,11 @@ _HOME = {
     "datasetloader": ("DatasetLoader",),
     "datasets": ("BatchDataset", "RecordDataset"),
     "fetch": ("FetchReport", "fetch_shards"),
+    "follow": ("FollowingLoader", "LiveReader"),
     "h5read": ("HDF5BatchReader",),
     "h5write": ("HDF5BatchWriter",),
     "index": ("ShardEntry", "ShardIndex"),
+    "livestore": ("LiveStoreWriter",),
     "loader": ("Loader",),
     "mixture": ("MixedLoader",),
     "native": ("BatchFileReader", "BatchFileWriter"),

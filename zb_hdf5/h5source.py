@@ -122,6 +122,10 @@ class H5pySource:
         stored = self._dataset()
         with h5_damage(self._path):
             stored.refresh()  # the low-level refresh leaves h5py's cached shape stale
+            state = self.read_state(stored, self._path)
+            if not state.complete:
+                return state
+            stored.refresh()  # a finish may have come between the parts of that look; now nothing changes any more
             return self.read_state(stored, self._path)
 
     @staticmethod

@@ -124,7 +124,7 @@ class HDF5BatchWriter(BatchWriter):
 
     def _release(self) -> None:
         if self._h5 is not None:
-            with contextlib.suppress(OSError, RuntimeError):  # HDF5 after a failed write; the file goes anyway
+            with contextlib.suppress(OSError, RuntimeError):  # HDF5 after a failed write; what was committed is on disk
                 self._h5.close()
 
 

@@ -13,7 +13,7 @@ from typing import Any, Final, Self
 
 from zb_hdf5.errors import ArgumentError, FormatError
 from zb_hdf5.extents import Extents, Run
-from zb_hdf5.publish import write_atomically
+from zb_hdf5.publish import partial_path, write_atomically
 from zb_hdf5.reader import BatchReader
 from zb_hdf5.spec import (
     DEFAULT_SPLIT,
@@ -66,6 +66,12 @@ class ShardEntry:
             info.path.name, info.backend, info.num_batches, info.token_count, info.sha256, split=split,
             extents=[list(run) for run in info.runs], crc32_ends=ends,
         )  # fmt: skip
+
+    def file(self, folder: Path) -> Path:
+        """Return where its bytes are now: a growing shard's are in its `.partial` until it is published."""
+        path = folder / self.path
+        growing = not self.complete and partial_path(path).exists()
+        return partial_path(path) if growing else path
 
     def to_json(self) -> str:
         """Return one line."""
@@ -122,6 +128,8 @@ ENTRY_TYPES: Final = {
     "path": str, "backend": str, "num_batches": int, "token_count": int, "sha256": str, "document_count": int,
     "split": str, "complete": bool,
 }  # fmt: skip
+#: The keys that a store written live has as well.
+_LIVE_TYPES: Final[dict[str, type[Any]]] = {"complete": bool, "live_id": str}
 _ENTRY_VALUES: Final[Callable[[Any], tuple[Any, ...]]] = itemgetter(*ENTRY_TYPES)
 
 
@@ -139,12 +147,19 @@ class ShardIndex:
         Name of the record shuffle at write time, or "none".
     source
         Where the tokens came from; free JSON for people.
+    complete
+        False while a live writer adds shards; then the last entry may be a growing shard, of 0 batches as far as the
+        index knows: the commit marker in its file is the truth.
+    live_id
+        Identity of a store that was written live; empty for any other.
     """
 
     meta: StoreMeta
     shards: tuple[ShardEntry, ...]
     shuffle: str = "none"
     source: dict[str, Any] = field(default_factory=dict)
+    complete: bool = True
+    live_id: str = ""
 
     @property
     def num_batches(self) -> int:
@@ -189,6 +204,8 @@ class ShardIndex:
             "source": self.source,
             "sha256": self.sha256,
         }
+        if self.live_id:
+            content |= {"complete": self.complete, "live_id": self.live_id}
         head = json.dumps(content, indent=1).removesuffix("\n}")
         shards = ",\n  ".join(shard.to_json() for shard in self.shards)
         return seal(f'{head},\n "shards": [\n  {shards}\n ]')
@@ -211,7 +228,8 @@ class ShardIndex:
         entries = enumerate(_field(value, "shards", list, where))
         shards = tuple(ShardEntry.from_json(entry, f"{where}: shards[{i}]") for i, entry in entries)
         source = _field(value, "source", dict, where)
-        index = cls(_index_meta(value, where), shards, _field(value, "shuffle", str, where), source)
+        live = {key: _field(value, key, kind, where) for key, kind in _LIVE_TYPES.items() if key in value}
+        index = cls(_index_meta(value, where), shards, _field(value, "shuffle", str, where), source, **live)
         index._check_totals(value, where)
         return index
 
@@ -239,6 +257,8 @@ class ShardIndex:
                 )
         if not self.shards:
             raise FormatError(f"{where}: lists no shards")
+        if not self.complete and not (self.live_id and all(shard.complete for shard in self.shards[:-1])):
+            raise FormatError(f"{where}: is not complete: expected a live_id, and that only its last shard grows")
         for key, found in (("sha256", self.sha256), ("token_count", sum(s.token_count for s in self.shards))):
             if value.get(key) != found:
                 raise FormatError(f"{where}: expected {key} {value.get(key)!r}, its shards give {found!r}")

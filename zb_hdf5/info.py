@@ -38,7 +38,7 @@ def describe(path: Path, dataset: str | None = None) -> dict[str, Any]:
             "path": str(path),
             "kind": "store" if isinstance(reader, ShardedReader) else "file",
             "backend": reader.backend,
-            "state": "complete" if reader.complete else "live: its writer is at work, or was killed",
+            "state": "complete" if reader.complete else "growing: its writer is at work, or was killed",
             "batch_size": meta.batch_size,
             "seq_len": meta.seq_len,
             "dtype": meta.dtype.name,
@@ -56,6 +56,7 @@ def describe(path: Path, dataset: str | None = None) -> dict[str, Any]:
         if isinstance(reader, ShardedReader):
             shards = reader.index.shards
             sizes = [shard.num_batches for shard in shards]
+            sizes[-1] += reader.num_batches - sum(sizes)  # the index does not count a growing shard
             description["shards"] = {"count": len(shards), "min_batches": min(sizes), "max_batches": max(sizes)}
         else:
             description["face"] = str(face_of(path) if reader.backend == "batch" else Face.NONE)
@@ -126,7 +127,7 @@ def describe_lines(description: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _bytes_on_disk(reader: BatchReader) -> int:
     if isinstance(reader, ShardedReader):
-        paths = [reader.path / shard.path for shard in reader.index.shards]
+        paths = [shard.file(reader.path) for shard in reader.index.shards]
     else:
         paths = [reader.path]
     return sum(path.stat().st_blocks * 512 for path in paths)  # what a quota counts: HDF5 shards have holes

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Generator, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias, cast
 
@@ -24,7 +25,7 @@ from zb_hdf5.order import Order, make_order
 from zb_hdf5.prefetch import DeviceRing, cuda_device, hint_ahead, read_ahead
 from zb_hdf5.ranks import resolve_rank
 from zb_hdf5.reader import BatchReader
-from zb_hdf5.spec import DEFAULT_SPLIT
+from zb_hdf5.spec import DEFAULT_SPLIT, LIVE_PREFIX
 from zb_hdf5.store import is_stream, open_reader
 from zb_hdf5.tokenizer import Tokenizer, require_tokenizer
 
@@ -89,6 +90,8 @@ class Loader:
         True: yield `(x, y)`, the records without their last and without their first token: views of one tensor.
     tokenizer
         As for `load_tokenizer`, or a tokenizer: refuse a store whose tokens another one has made.
+    follow
+        True: return a `FollowingLoader`, which waits for what a live writer will commit.
 
     Raises
     ------
@@ -109,13 +112,14 @@ class Loader:
     ...         train(batch)
     """
 
-    def __new__(cls, *arguments: Any, backend: str = "auto", **options: Any) -> Self:
+    def __new__(cls, *arguments: Any, backend: str = "auto", follow: bool = False, **options: Any) -> Self:
         """Return a `TextLoader` for backend "parquet": text has no stored batches, and so no order of them."""
         if backend == "parquet":
             from zb_hdf5.textloader import TextLoader
 
             return cast(Self, TextLoader(*arguments, **options))
-        return super().__new__(cls)
+        made = import_module("zb_hdf5.follow").FollowingLoader if follow else cls  # that room stands on this one
+        return cast(Self, super().__new__(made))
 
     def __init__(
         self,
@@ -139,6 +143,7 @@ class Loader:
         dtype: torch.dtype | None = None,
         targets: bool = False,
         tokenizer: str | Tokenizer | None = None,
+        follow: bool = False,
     ) -> None:
         if not isinstance(source, BatchReader):
             shape: dict[str, Any] = {}
@@ -149,6 +154,11 @@ class Loader:
         self.reader: BatchReader = source
         if tokenizer is not None:
             require_tokenizer(source.meta.tokenizer, tokenizer, source.path)
+        if shuffle != "sequential" and not source.complete and source.fingerprint.startswith(LIVE_PREFIX):
+            raise ArgumentError(
+                f'{source.path}: grows still: shuffle must be "sequential" until it is complete, found {shuffle!r}; '
+                "follow=True waits for what comes"
+            )
         self._fingerprint = source.fingerprint  # now: a checkpoint must not depend on reading the file again
         self.rank, self.world_size = resolve_rank(rank, world_size)
         self.shuffle, self.block_size, self.seed, self.drop_last = shuffle, block_size, seed, drop_last

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -314,7 +314,7 @@ def repair_store(folder: Path, *, overwrite: bool = False, dry_run: bool = False
     """
     index = ShardIndex.load(folder)
     reports, entries = [], []
-    for entry in index.shards:
+    for entry in _shards_with_batches(folder, index):
         path = folder / entry.path
         if not path.exists() and partial_path(path).exists():
             path = partial_path(path)
@@ -332,14 +332,28 @@ def repair_store(folder: Path, *, overwrite: bool = False, dry_run: bool = False
         if report.state == "repaired" and report.output is not None:
             entry = _entry_of(Path(report.output), entry)
         elif report.state == "whole":
-            _require_same(path, entry)
+            entry = _entry_of_whole(path, entry)
         reports.append(report)
         entries.append(entry)
     if not entries:
         raise IncompleteError(f"{folder}: no shard can be saved; convert again")
-    if not dry_run and tuple(entries) != index.shards:
-        replace(index, shards=tuple(entries)).save(folder)
+    # where batches were dropped, the state of a loader that read the store live no longer names the same records
+    live_id = "" if any(report.dropped for report in reports) else index.live_id
+    repaired = replace(index, shards=tuple(entries), complete=True, live_id=live_id)
+    if not dry_run and repaired != index:
+        repaired.save(folder)
     return reports
+
+
+def _shards_with_batches(folder: Path, index: ShardIndex) -> tuple[ShardEntry, ...]:
+    """Return all shards but a growing one to which its dead writer has committed nothing."""
+    last = index.shards[-1]
+    path = last.file(folder)
+    if len(index.shards) > 1 and not last.complete and path.exists():
+        with suppress(FormatError), leftover_of_dead_writer(path), open_reader(path) as reader:
+            if reader.num_batches == 0:
+                return index.shards[:-1]
+    return index.shards
 
 
 def _entry_of(path: Path, old: ShardEntry) -> ShardEntry:
@@ -353,6 +367,7 @@ def _entry_of(path: Path, old: ShardEntry) -> ShardEntry:
             num_batches=reader.num_batches,
             token_count=reader.num_batches * reader.meta.batch_tokens,
             sha256=reader.token_sha256(),
+            complete=True,
             extents=[],
             crc32_ends=[],
         )
@@ -366,7 +381,10 @@ def ensure_crc32_file(reader: BatchReader) -> None:
         write_atomically(beside, crc32_array(rows).tobytes())
 
 
-def _require_same(path: Path, entry: ShardEntry) -> None:
+def _entry_of_whole(path: Path, entry: ShardEntry) -> ShardEntry:
+    """Return the entry, if the shard is what it says; a growing one was published, and then its writer was killed."""
+    if not entry.complete:
+        return _entry_of(path, entry)
     with open_reader(path) as reader:
         found = reader.sha256 or reader.token_sha256()
     if found != entry.sha256:
@@ -374,6 +392,7 @@ def _require_same(path: Path, entry: ShardEntry) -> None:
             f"{path}: is whole, but {INDEX_NAME} says sha256 {entry.sha256}, found {found}; "
             f"if the shard is the right one, run 'zb index rebuild --force {path.parent}'"
         )
+    return entry
 
 
 def repair(path: Path, **options: Any) -> list[RepairReport]:

@@ -87,8 +87,8 @@ class ScatterPlan:
         fitting = (memory_bytes - PROCESS_BYTES) // (record_bytes + BYTES_PER_RECORD)
         if fitting < 1:
             raise ArgumentError(
-                f"memory: {memory_bytes:,} bytes per process are too little: the program itself takes {PROCESS_BYTES:,}; "
-                "give it more memory, or use fewer processes"
+                f"memory: {memory_bytes:,} bytes per process are too little: the program itself takes "
+                f"{PROCESS_BYTES:,}; give it more memory, or use fewer processes"
             )
         buckets: list[tuple[int, int]] = []
         for start, stop in ranges:

@@ -20,7 +20,7 @@ from zb_hdf5.extents import ExtentFile, auto_access
 from zb_hdf5.index import ShardEntry, ShardIndex
 from zb_hdf5.reader import BatchReader, require_options
 from zb_hdf5.source import BatchSource
-from zb_hdf5.spec import INDEX_NAME, TokenArray, content_fingerprint
+from zb_hdf5.spec import INDEX_NAME, TokenArray, content_fingerprint, live_fingerprint
 from zb_hdf5.store import BACKENDS
 
 #: Shards that one reader holds open; a shard beyond that costs one open(2) when it is next read.
@@ -30,7 +30,8 @@ MAX_OPEN_SHARDS: Final = 128
 class ShardedReader(BatchReader):
     """Reads a store as one sequence of batches. See `BatchReader` for what it offers.
 
-    Opening reads `shards.json` and the first shard; every other shard is opened when it is first read.
+    Opening reads `shards.json` and the first shard; every other shard is opened when it is first read. Of a growing
+    store this shows the finished shards; `LiveReader` follows it.
 
     Parameters
     ----------
@@ -44,6 +45,8 @@ class ShardedReader(BatchReader):
         "none" or "batch"; `verify_store` checks a whole store at once.
     split
         Read the shards of this split only; None: all shards.
+    index
+        The content of its `shards.json`, where it was read already.
 
     Raises
     ------
@@ -62,22 +65,29 @@ class ShardedReader(BatchReader):
         access: str = "auto",
         verify: str = "none",
         split: str | None = None,
+        index: ShardIndex | None = None,
     ) -> None:
         require_options(access, verify)
         path = Path(path)
-        index = ShardIndex.load(path).of_split(split)
+        index = (index or ShardIndex.load(path)).of_split(split)
         folder = path if path.is_dir() else path.parent
         _require_files(folder, index)
         for shard in index.shards:
             if backend not in ("auto", shard.backend):
                 raise BackendError(f"{folder / shard.path}: asked for backend {backend!r}, found {shard.backend!r}")
-        source = ShardedSource(folder, index, access, verify)
+        source = self._open_source(folder, index, access, verify)
         super().__init__(folder, index.meta, index.num_batches, source)
-        self.index = index
+        self.index, self.complete = index, index.complete
         self.backend = " and ".join(sorted({shard.backend for shard in index.shards}))
-        self.sha256 = index.sha256
+        self.sha256 = index.sha256 if index.complete else None
+
+    @staticmethod
+    def _open_source(folder: Path, index: ShardIndex, access: str, verify: str) -> ShardedSource:
+        return ShardedSource(folder, index, access, verify)
 
     def _compute_fingerprint(self) -> str:
+        if self.index.live_id:
+            return live_fingerprint(self.index.live_id, self.meta)
         return content_fingerprint((shard.sha256 for shard in self.index.shards), self.meta)
 
 
@@ -211,7 +221,8 @@ def _require_files(folder: Path, index: ShardIndex) -> None:
         parent: set(os.listdir(folder / parent)) if (folder / parent).is_dir() else set()
         for parent in {shard.path.rpartition("/")[0] for shard in index.shards}
     }
-    missing = [s.path for s in index.shards if (p := s.path.rpartition("/"))[2] not in present[p[0]]]
+    shards = index.shards if index.complete else index.shards[:-1]  # the last one may be a `.partial`
+    missing = [s.path for s in shards if (p := s.path.rpartition("/"))[2] not in present[p[0]]]
     if missing:
         raise FormatError(
             f"{folder / INDEX_NAME}: names {missing[0]}, which is not there ({len(missing)} of {len(index.shards)} "

@@ -116,6 +116,7 @@ BATCHES_LAYOUT: Final = "batches"
 STREAM_LAYOUT: Final = "stream"
 SHARD_PREFIX: Final = "shard-"
 DEFAULT_SPLIT: Final = "train"
+LIVE_PREFIX: Final = "live:"  # of the fingerprint of a store that was written live
 JOURNAL_PREFIX: Final = "journal-"  # what a conversion has done, in its `.partial/` only
 CRC32_SUFFIX: Final = ".crc32"  # beside a `.batch` shard: raw little-endian uint32, one per batch
 
@@ -345,3 +346,8 @@ def combine_sha256(shard_digests: Iterable[str]) -> str:
 def content_fingerprint(shard_digests: Iterable[str], meta: StoreMeta) -> str:
     """Identity of a store by content: the same tokens, shards and shape give the same text in every backend."""
     return f"sha256:{combine_sha256(shard_digests)}:{meta.batch_size}x{meta.seq_len}:{meta.dtype.name}"
+
+
+def live_fingerprint(live_id: str, meta: StoreMeta) -> str:
+    """Identity of a store that was written live, which only ever grew: the same from its first batch to its last."""
+    return f"{LIVE_PREFIX}{live_id}:{meta.batch_size}x{meta.seq_len}:{meta.dtype.name}"

@@ -182,8 +182,11 @@ def _open_store(path: Path, backend: str, access: str, verify: str, split: str |
         if problems:
             raise problems[0]
         verify = "none"
-    reader = _load("zb_hdf5.shards:ShardedReader")(path, backend=backend, access=access, verify=verify, split=split)
-    return cast(BatchReader, reader)
+    options: dict[str, Any] = {"backend": backend, "access": access, "verify": verify, "split": split}
+    index = _load("zb_hdf5.index:ShardIndex").load(path)
+    if not index.complete:
+        return cast(BatchReader, _load("zb_hdf5.follow:LiveReader")(path, **options))
+    return cast(BatchReader, _load("zb_hdf5.shards:ShardedReader")(path, index=index, **options))
 
 
 def open_writer(
@@ -199,8 +202,15 @@ def open_writer(
     expected_batches: int = 0,
     overwrite: bool = False,
     durable: bool = False,
+    live: bool = False,
+    shard_batches: int = 0,
 ) -> BatchWriter:
     """Open a new file for writing; `backend="auto"` goes by the suffix (`.batch`, `.h5`).
+
+    Parameters
+    ----------
+    live
+        Return a `LiveStoreWriter` of the folder `path`, with HDF5 shards of `shard_batches` batches.
 
     Returns
     -------
@@ -214,6 +224,15 @@ def open_writer(
     ...         writer.write(batch)
     """
     meta = StoreMeta(batch_size, seq_len, stored_dtype(dtype), seed, total_records, vocab_size=vocab_size)
+    if live:
+        if backend not in ("auto", "hdf5") or overwrite:
+            raise ArgumentError(
+                f"{path}: a live store has HDF5 shards and replaces nothing: leave out the other option"
+            )
+        writer = _load("zb_hdf5.livestore:LiveStoreWriter")
+        return cast(BatchWriter, writer(Path(path), meta, shard_batches=shard_batches, durable=durable))
+    if shard_batches:
+        raise ArgumentError(f"{path}: shard_batches={shard_batches} is for live=True")
     if backend == "auto":
         backend = backend_of_suffix(Path(path))
     require_choice("backend", backend, tuple(BACKENDS))

@@ -6,7 +6,7 @@ import os
 from abc import ABC, abstractmethod
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -57,6 +57,7 @@ class BatchWriter(ABC):
     """
 
     backend: ClassVar[str]
+    _file_class: ClassVar[type[PartialFile]] = PartialFile
 
     def __init__(
         self,
@@ -76,7 +77,7 @@ class BatchWriter(ABC):
         self._expected_batches = expected_batches
         self._crc32: list[int] = []
         self._open = True
-        self._file = PartialFile(path, overwrite=overwrite)
+        self._file = self._file_class(path, overwrite=overwrite)
         self._digest = TokenDigest(known_sha256)
         try:
             self._begin()
@@ -98,11 +99,7 @@ class BatchWriter(ABC):
         """
         if not self._open:
             raise ClosedError(f"{self._file.path}: this writer was closed")
-        tokens = np.asarray(batches)
-        if tokens.shape == self.meta.shape:
-            tokens = tokens[np.newaxis]
-        if tokens.ndim != 3 or tokens.shape[1:] != self.meta.shape:
-            raise ArgumentError(f"{self._file.path}: expected batches of shape {self.meta.shape}, found {tokens.shape}")
+        tokens = as_batches(batches, self.meta, self._file.path)
         group = max(1, GROUP_BYTES // self.meta.batch_bytes)
         for start in range(0, len(tokens), group):
             stored = as_stored(
@@ -186,3 +183,19 @@ class BatchWriter(ABC):
             self.abort()
         elif self._open:
             self.finish()
+
+
+def as_batches(batches: npt.ArrayLike, meta: StoreMeta, path: Path) -> npt.NDArray[Any]:
+    """Return one batch `(B, S)` or several `(count, B, S)` as an array of several.
+
+    Raises
+    ------
+    ArgumentError
+        If the shape is another one.
+    """
+    tokens = np.asarray(batches)
+    if tokens.shape == meta.shape:
+        tokens = tokens[np.newaxis]
+    if tokens.ndim != 3 or tokens.shape[1:] != meta.shape:
+        raise ArgumentError(f"{path}: expected batches of shape {meta.shape}, found {tokens.shape}")
+    return tokens

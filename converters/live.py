@@ -1,0 +1,50 @@
+"""`--live`: a conversion that others may read while it runs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from converters.formats import Source
+from converters.pipe import Report, refuse_bad_destination
+from converters.plan import cut_into_shards, require_room, stored_bytes
+from converters.shard import read_ahead
+from zb_hdf5.livestore import LiveStoreWriter
+
+Progress = Callable[[int], None]
+
+
+def convert_live(
+    source: Source,
+    destination: Path,
+    *,
+    num_shards: int | None = None,
+    shard_bytes: int | None = None,
+    progress: Progress,
+) -> Report:
+    """Write all batches of `source` in their order to a live HDF5 store: committed batches may be read at once.
+
+    One process writes. What was committed stays when it ends early, and `zb repair` makes a store of it.
+
+    Raises
+    ------
+    ConvertError
+        If the destination exists, or there is no room for it.
+    """
+    start_s = time.monotonic()
+    refuse_bad_destination(source, destination)
+    cuts = cut_into_shards(source, num_shards, shard_bytes)
+    require_room(destination.absolute().parent, stored_bytes(source.meta, source.num_batches, "hdf5"), len(cuts) + 2)
+    source.check_reads()
+    shard_batches = max(stop - start for start, stop in cuts)
+    with LiveStoreWriter(
+        destination, source.meta, shard_batches=shard_batches, shuffle=source.shuffle, source=source.description
+    ) as writer:
+        for batches in read_ahead(source, 0, source.num_batches):
+            writer.write(batches)
+            progress(batches.size)
+        index = writer.finish()
+    source.accounts.settle(sum(shard.token_count for shard in index.shards))
+    seconds = time.monotonic() - start_s
+    return Report(destination, source.meta, list(index.shards), 0, source.accounts, "in order, as it was read", seconds)

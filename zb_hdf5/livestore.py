@@ -1,0 +1,181 @@
+"""Writes a store that is read while it grows: shards come one after another, and `shards.json` names each at once.
+
+The growing shard is an ordinary `.h5.partial` in SWMR mode, whose commit marker is the truth about it. The index names
+it before anyone can look for it, and changes only when a shard is finished.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import uuid
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy.typing as npt
+
+from zb_hdf5.errors import ArgumentError, ClosedError, ConvertError
+from zb_hdf5.h5write import HDF5BatchWriter
+from zb_hdf5.index import ShardEntry, ShardIndex
+from zb_hdf5.publish import PartialFile
+from zb_hdf5.spec import CRC32_CHUNK_ROWS, NO_SHA256, SHARD_PREFIX, StoreMeta
+from zb_hdf5.store import BACKENDS
+from zb_hdf5.writer import as_batches
+
+
+class _KeptFile(PartialFile):
+    """A partial that outlives a failure: others read what was committed to it."""
+
+    def discard(self) -> None:
+        os.close(self.fd)
+
+
+class _GrowingShard(HDF5BatchWriter):
+    """The writer of one shard; when it fails or is aborted, its `.partial` stays."""
+
+    _file_class = _KeptFile
+
+    def remove(self) -> None:
+        """Abort, and remove the `.partial`: nothing was committed to it."""
+        self.abort()
+        self._file.partial_path.unlink()
+
+
+class LiveStoreWriter:
+    """Takes batches in order and adds them to a store that others may already read.
+
+    A context manager: leaving the block normally calls `finish`, an exception calls `abort`. Not thread-safe.
+
+    Parameters
+    ----------
+    folder
+        Of the store; made here.
+    meta
+        Shape, dtype and origin of the batches.
+    shard_batches
+        Batches of each shard but the last one. A finished shard costs one new `shards.json`.
+    durable
+        Also flush to disk at each commit, so that committed batches outlive a power loss.
+    shuffle, source
+        What the index says of the batches' origin; see `ShardIndex`.
+
+    Attributes
+    ----------
+    index
+        What `shards.json` says now.
+
+    Raises
+    ------
+    ArgumentError
+        If `shard_batches` is less than 1.
+    ConvertError
+        If `folder` exists.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        meta: StoreMeta,
+        *,
+        shard_batches: int,
+        durable: bool = False,
+        shuffle: str = "none",
+        source: dict[str, Any] | None = None,
+    ) -> None:
+        if shard_batches < 1:
+            raise ArgumentError(f"{folder}: a live store needs shard_batches of at least 1, found {shard_batches}")
+        try:
+            folder.mkdir()
+        except FileExistsError as error:
+            raise ConvertError(
+                f"{folder}: exists already: a live store begins in a new folder; choose another"
+            ) from error
+        self.folder, self.shard_batches = folder, shard_batches
+        self.index = ShardIndex(meta, (), shuffle, source or {}, complete=False, live_id=uuid.uuid4().hex)
+        self._durable, self._open = durable, True
+        self._shard: _GrowingShard | None = None
+        try:
+            self._grow(())
+        except BaseException:
+            shutil.rmtree(folder)
+            raise
+
+    @property
+    def num_batches(self) -> int:
+        """Batches that are committed."""
+        return self.index.num_batches + (0 if self._shard is None else self._shard.num_batches)
+
+    def write(self, batches: npt.ArrayLike) -> None:
+        """Append one batch `(B, S)` or several `(count, B, S)`; they are committed, and may be read, on return.
+
+        Raises
+        ------
+        ConvertError, ArgumentError, OSError
+            As `BatchWriter.write` does; what was committed before stays committed.
+        """
+        tokens = as_batches(batches, self.index.meta, self.folder)
+        start = 0
+        while start < len(tokens):
+            shard = self._growing()
+            part = tokens[start : start + self.shard_batches - shard.num_batches]
+            shard.write(part)
+            start += len(part)
+            if shard.num_batches == self.shard_batches:
+                self._grow(self._finished(shard))
+
+    def finish(self) -> ShardIndex:
+        """Publish the last shard, say in the index that the store is complete, and return the index."""
+        shard = self._growing()
+        empty = shard.num_batches == 0 and len(self.index.shards) > 1
+        shards = self.index.shards[:-1] if empty else self._finished(shard)
+        self._save(replace(self.index, shards=shards, complete=True))
+        if empty:  # now nobody asks for it any more
+            shard.remove()
+        self._open = False
+        return self.index
+
+    def abort(self) -> None:
+        """End without completing: all that was committed stays, readable, and the index goes on to say "growing"."""
+        self._open = False
+        if self._shard is not None:
+            self._shard.abort()
+
+    def _growing(self) -> _GrowingShard:
+        if not self._open or self._shard is None:
+            raise ClosedError(f"{self.folder}: this writer was closed, or has failed; 'zb repair' saves what it has")
+        return self._shard
+
+    def _finished(self, shard: _GrowingShard) -> tuple[ShardEntry, ...]:
+        """Publish the growing shard; return the entries of all finished ones."""
+        self._shard = None  # it has failed, or is done
+        return (*self.index.shards[:-1], ShardEntry.of(shard.finish()))
+
+    def _grow(self, finished: tuple[ShardEntry, ...]) -> None:
+        """Begin a shard, and only then name it."""
+        name = f"{SHARD_PREFIX}{len(finished):05}{BACKENDS[_GrowingShard.backend].suffix}"
+        expected = min(self.shard_batches, CRC32_CHUNK_ROWS)
+        shard = _GrowingShard(self.folder / name, self.index.meta, expected_batches=expected, durable=self._durable)
+        try:
+            growing = ShardEntry(name, shard.backend, 0, 0, NO_SHA256, complete=False)
+            self._save(replace(self.index, shards=(*finished, growing)))
+        except BaseException:
+            shard.remove()
+            raise
+        self._shard = shard
+
+    def _save(self, index: ShardIndex) -> None:
+        index.save(self.folder)
+        self.index = index
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self.abort()
+        elif self._open:
+            self.finish()

@@ -160,7 +160,7 @@ def open_reader(
         if dataset is not None:
             raise BackendError(f"{path}: dataset={dataset!r} needs an HDF5 file, found a store")
         return _open_store(path, backend, access, verify, split)
-    if split not in (None, DEFAULT_SPLIT):
+    if split not in (None, DEFAULT_SPLIT) and path.exists():
         raise ArgumentError(f"{path}: split={split!r} needs a store, found one file")
     if not path.exists() and partial_path(path).exists():
         raise FileNotFoundError(

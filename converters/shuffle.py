@@ -75,6 +75,8 @@ def choose_shuffle(
     """
     require_choice("--shuffle-method", method, SHUFFLE_METHODS)
     if source.order is None:
+        if source.shuffle != "none":
+            return Shuffle("direct", "the source gathers its rows itself")
         return Shuffle("none", "batches are written in the order of the source")
     shuffled = cast(ShuffledSource, source)
     own_bytes = memory_bytes // workers

@@ -127,7 +127,7 @@ def train(run: Run, options: argparse.Namespace, log: Path) -> None:
         dist.all_reduce(mean)
         run.step += 1
         waited, total = waited + wait, total + time.perf_counter() - start
-        record = {"step": run.step, "loss": mean.item() / dist.get_world_size(), "data_wait_share": wait / total}
+        record = {"step": run.step, "loss": mean.item() / dist.get_world_size(), "data_wait_share": waited / total}
         digest = hashlib.sha256(x.cpu().contiguous().numpy()).hexdigest()[:16]
         with open(log.with_suffix(f".rank{run.rank}.jsonl"), "a", encoding="utf-8") as file:
             file.write(json.dumps({**record, "data": digest}) + "\n")

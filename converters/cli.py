@@ -29,6 +29,9 @@ TARGETS: Final = {
 }
 #: Less than this is written by one process: starting others takes longer.
 SMALL_BYTES: Final = 256 << 20
+#: Memory that makes a worker worth its while.
+WORKER_BYTES: Final = 192 << 20
+DEFAULT_MEMORY: Final = 2 << 30
 _PATH: Final = click.Path(path_type=Path)
 
 
@@ -189,7 +192,8 @@ def run_conversion(
     shard_range = options.pop("shard_range")
     part = Part(*shard_range) if shard_range else WHOLE
     source = None if work["executor"] == "mpi" else open_source(options)
-    workers = 1 if source is None else _num_workers(source, work["workers"])
+    memory_bytes = int(ways.get("memory_bytes", DEFAULT_MEMORY))
+    workers = 1 if source is None else _num_workers(source, work["workers"], memory_bytes)
     with open_engine(work["executor"], workers, work["scheduler_file"]) as engine:
         if engine is None:
             return
@@ -227,12 +231,14 @@ def _run_live(open_source: Callable[[dict[str, Any]], Source], name: str, dst: P
     print_report(_as_json(report), _as_lines(report), as_json=as_json, quiet=quiet)
 
 
-def _num_workers(source: Source, asked: int | None) -> int:
+def _num_workers(source: Source, asked: int | None, memory_bytes: int) -> int:
     from converters.executors import default_workers
 
     if asked is not None:
         return asked
-    return 1 if source.num_batches * source.meta.batch_bytes < SMALL_BYTES else default_workers()
+    if source.num_batches * source.meta.batch_bytes < SMALL_BYTES:
+        return 1
+    return max(1, min(default_workers(), memory_bytes // WORKER_BYTES))
 
 
 def _as_json(report: Report) -> dict[str, Any]:

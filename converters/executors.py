@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -47,9 +48,12 @@ class Engine(Protocol):
     ----------
     workers
         How many run at the same time.
+    workers_per_node
+        How many of them share the memory of one node, at most.
     """
 
     workers: int
+    workers_per_node: int
 
     def run(
         self, function: Callable[[Any, Progress], Result], tasks: Iterable[Task], progress: Progress
@@ -63,7 +67,7 @@ class Engine(Protocol):
 class Inline:
     """Runs one task after the other in this process."""
 
-    workers = 1
+    workers = workers_per_node = 1
 
     def run(
         self, function: Callable[[Any, Progress], Result], tasks: Iterable[Task], progress: Progress
@@ -77,6 +81,7 @@ class Pooled:
 
     def __init__(self, executor: Executor, workers: int, interrupt: Callable[[], None] = lambda: None) -> None:
         self._executor, self.workers, self._interrupt = executor, workers, interrupt
+        self.workers_per_node = workers
 
     def run(
         self, function: Callable[[Any, Progress], Result], tasks: Iterable[Task], progress: Progress
@@ -201,8 +206,14 @@ def _open_mpi() -> Iterator[Engine | None]:
             f"--executor mpi needs mpi4py and an MPI library: {error}; pip install 'zb_hdf5[mpi]', and load your "
             "site's MPI module"
         ) from error
-    with MPICommExecutor(MPI.COMM_WORLD, root=0) as executor:
-        yield None if executor is None else Pooled(cast(Executor, executor), max(1, MPI.COMM_WORLD.Get_size() - 1))
+    world = MPI.COMM_WORLD
+    on_this_node = world.Split_type(MPI.COMM_TYPE_SHARED).Get_size()
+    if world.Get_rank() != 0:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the first rank ends the others: one that leaves early hangs it
+    with MPICommExecutor(world, root=0) as executor:
+        engine = Pooled(cast(Executor, executor), max(1, world.Get_size() - 1))
+        engine.workers_per_node = min(engine.workers, on_this_node)
+        yield None if executor is None else engine
 
 
 def _open_dask(scheduler_file: Path | None) -> Iterator[Engine]:
@@ -226,7 +237,11 @@ def _open_dask(scheduler_file: Path | None) -> Iterator[Engine]:
     except (OSError, TimeoutError, ValueError) as error:
         raise UnavailableError(f"--executor dask: no scheduler, or no worker: {error}") from error
     with client:
-        yield Pooled(client.get_executor(pure=False), max(1, sum(client.nthreads().values())))
+        threads = client.nthreads()
+        engine = Pooled(client.get_executor(pure=False), max(1, sum(threads.values())))
+        hosts = Counter(address.rpartition(":")[0] for address, count in threads.items() for _ in range(count))
+        engine.workers_per_node = max(hosts.values(), default=1)
+        yield engine
 
 
 def default_workers() -> int:

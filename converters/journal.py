@@ -14,8 +14,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from converters.plan import FileState, Plan
-from converters.shard import FinishedShard
+from converters.plan import Plan
+from converters.shard import FileState, FinishedShard
 from zb_hdf5 import ConvertError, FormatError, ShardEntry, StoreMeta
 from zb_hdf5.publish import write_atomically
 from zb_hdf5.spec import JOURNAL_PREFIX, stored_dtype
@@ -62,7 +62,9 @@ class Journal:
         """Record a shard that has its final name; flushed to disk on return."""
         fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         try:
-            os.write(fd, (_line(shard, done) + "\n").encode())
+            data = (_line(shard, done) + "\n").encode()
+            while data:  # one call writes less on a disk that is nearly full
+                data = data[os.write(fd, data) :]
             os.fsync(fd)
         finally:
             os.close(fd)
@@ -106,7 +108,7 @@ def require_same_plan(record: Record, identity: dict[str, Any], path: Path) -> N
     """Raise `ConvertError` if a journal is of another conversion; the message says what differs."""
     expected = json.loads(json.dumps(identity))
     if record.identity != expected:
-        name = next(key for key in expected if record.identity.get(key) != expected[key])
+        name = next((key for key in expected if record.identity.get(key) != expected[key]), "version")
         raise ConvertError(
             f"{path.parent}: holds another conversion: its {name} is {_short(record.identity.get(name))}, here it is "
             f"{_short(expected[name])}; give the same arguments, or start over with --force"

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from converters.formats import FORMATS
 from converters.journal import Record, journal_paths, meta_from_json, read_journal, require_same_plan
 from converters.pipe import remove_journals
+from converters.plan import identity_digest
 from converters.shard import FinishedShard
-from zb_hdf5 import ConvertError, ShardIndex
-from zb_hdf5.publish import PartialDirectory, partial_path
+from zb_hdf5 import ConvertError, ShardIndex, open_reader
+from zb_hdf5.publish import PartialDirectory, partial_path, remove
+from zb_hdf5.spec import CRC32_SUFFIX, INDEX_NAME, SHARD_PREFIX
 
 
 def merge_parts(destination: Path, *, overwrite: bool = False) -> ShardIndex:
@@ -23,6 +26,8 @@ def merge_parts(destination: Path, *, overwrite: bool = False) -> ShardIndex:
         If a part is still being written.
     """
     waiting = partial_path(destination)
+    if not journal_paths(waiting) and (destination / INDEX_NAME).exists():
+        return ShardIndex.load(destination)  # it was merged before
     if not journal_paths(waiting):
         raise ConvertError(f"{waiting}: no parts of a conversion there; run 'convert ... --shard-range I/N' first")
     with PartialDirectory(destination, overwrite=overwrite) as folder:
@@ -33,23 +38,38 @@ def merge_parts(destination: Path, *, overwrite: bool = False) -> ShardIndex:
             meta_from_json(identity["meta"]),
             tuple(done.entry for _, done in sorted(finished.items())),
             identity["shuffle"],
-            identity["source"],
+            {**identity["source"], "plan": identity_digest(identity)},
         )
+        _require_whole(waiting, identity["target"], index)
         if FORMATS[identity["target"]].indexed:
             index.save(waiting)
         folder.on_published(remove_journals)
     return index
 
 
+def _require_whole(folder: Path, target: str, index: ShardIndex) -> None:
+    """Look at every shard once more, and remove what is none of them: earlier parts of another plan."""
+    named = {name for entry in index.shards for name in (entry.path, entry.path + CRC32_SUFFIX)}
+    for name in os.listdir(folder):
+        if name.startswith(SHARD_PREFIX) and name not in named:
+            remove(folder / name)
+    if FORMATS[target].indexed:
+        for entry in index.shards:
+            with open_reader(folder / entry.path) as reader:
+                index.require_agreement(reader, entry)
+
+
 def _collect(folder: Path) -> tuple[Record, dict[int, FinishedShard]]:
     """Return the plan that all journals agree on, and every shard."""
     records = {path: read_journal(path) for path in journal_paths(folder).values()}
-    first = next(iter(records.values()))
+    first = next(iter(records.values()), None)
+    if first is None:
+        raise ConvertError(f"{folder}: another process has merged it")
     finished: dict[int, FinishedShard] = {}
     for path, record in records.items():
         require_same_plan(record, first.identity, path)
         if record.files != first.files:
-            raise ConvertError(f"{path}: the source changed between the jobs; run them again with --force")
+            raise ConvertError(f"{path}: the source changed between the jobs; run them again with --resume")
         finished.update(record.finished)
     num_shards = len(first.identity["cuts"])
     missing = [k for k in range(num_shards) if k not in finished or not (folder / finished[k].entry.path).exists()]

@@ -8,6 +8,7 @@ import io
 import math
 import os
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ from zb_hdf5 import ArgumentError, BatchWriter, ConvertError, IncompleteError, S
 from zb_hdf5.extents import Run
 from zb_hdf5.npyheader import read_npy_header
 from zb_hdf5.order import write_order
-from zb_hdf5.publish import write_fully
+from zb_hdf5.publish import PARTIAL_SUFFIX, write_fully
 from zb_hdf5.spec import TokenArray, bad_token_message, find_bad_token, require_integers, stored_dtype, token_limit
 
 if TYPE_CHECKING:
@@ -264,11 +265,14 @@ class NpySource:
             with open(file.path, "rb", buffering=0) as opened:
                 for offset in (file.byte_offset + inside * record_bytes).tolist():
                     os.posix_fadvise(opened.fileno(), offset, record_bytes, os.POSIX_FADV_WILLNEED)
-        taken: TokenArray = self._records(number)[inside]
-        self._touched_bytes += len(inside) * (record_bytes + FAULT_AROUND_BYTES)
-        if self._touched_bytes > self.max_mapped_bytes:
-            self._mapped.clear()
-            self._touched_bytes = 0
+        taken = np.empty((len(inside), self.meta.seq_len), file.dtype)
+        step = max(1, self.max_mapped_bytes // (record_bytes + FAULT_AROUND_BYTES))
+        for start in range(0, len(inside), step):
+            taken[start : start + step] = self._records(number)[inside[start : start + step]]
+            self._touched_bytes += min(step, len(inside) - start) * (record_bytes + FAULT_AROUND_BYTES)
+            if self._touched_bytes >= self.max_mapped_bytes:
+                self._mapped.clear()
+                self._touched_bytes = 0
         return taken
 
     def _records(self, number: int) -> TokenArray:
@@ -321,7 +325,7 @@ def expand(paths: Sequence[Path]) -> list[Path]:
     files: list[Path] = []
     for path in paths:
         if path.is_dir():
-            inside = sorted(path.rglob("*.npy"))
+            inside = sorted(file for file in path.rglob("*.npy") if not _is_unfinished(file.relative_to(path)))
             if not inside:
                 raise ConvertError(f"{path}: no .npy files in this folder, nor below it")
             files += inside
@@ -329,7 +333,14 @@ def expand(paths: Sequence[Path]) -> list[Path]:
             files.append(path)
         else:
             raise ConvertError(f"{path}: no such file or folder")
+    for path, count in Counter(file.resolve() for file in files).items():
+        if count > 1:
+            raise ConvertError(f"{path}: is named {count} times; its tokens would be stored as often")
     return files
+
+
+def _is_unfinished(path: Path) -> bool:
+    return any(part.endswith(PARTIAL_SUFFIX) for part in path.parts)
 
 
 def token_sha256(path: Path) -> str:

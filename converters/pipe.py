@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,11 +18,11 @@ from converters.executors import Engine, Inline
 from converters.formats import FORMATS, Accounts, Source
 from converters.journal import WHOLE, Journal, Part, journal_paths, read_journal, require_same_plan
 from converters.plan import Plan, require_one_split, require_room, stored_bytes
-from converters.shard import CheckTask, FinishedShard, ShardTask, is_intact, no_progress, write_shard
-from converters.shuffle import DEFAULT_MEMORY_BYTES, Shuffle, choose_shuffle, halved, scattered
+from converters.shard import CheckTask, FinishedShard, ShardTask, file_states, is_intact, no_progress, write_shard
+from converters.shuffle import DEFAULT_MEMORY_BYTES, Shuffle, choose_shuffle, halved, scatter_path, scattered
 from zb_hdf5 import ArgumentError, ConvertError, ShardEntry, ShardIndex, StoreMeta
-from zb_hdf5.publish import PartialDirectory, partial_path, remove
-from zb_hdf5.spec import CRC32_SUFFIX, INDEX_NAME, combine_sha256
+from zb_hdf5.publish import PartialDirectory, partial_path, refuse_existing, remove
+from zb_hdf5.spec import CRC32_SUFFIX, INDEX_NAME, JOURNAL_PREFIX, combine_sha256
 
 OTHER_SUFFIXES: Final = frozenset({".hdf5", ".hdf", ".he5", ".npz"})
 Progress = Callable[[int], None]
@@ -112,6 +112,8 @@ def convert(
         If the destination exists, there is no room for it, or the source cannot be converted as asked.
     """
     start_s = time.monotonic()
+    if resume and overwrite:
+        raise ArgumentError("pass --resume to go on, or --force to start over, not both")
     row = FORMATS[target]
     refuse_bad_destination(source, destination)
     if destination.suffix == row.suffix:
@@ -126,13 +128,16 @@ def convert(
         _prepare_checks(source, plan.cuts)
         ways = _Ways(engine or Inline(), shuffle_method, memory_bytes, progress)
         folder = _Folder(plan, destination, overwrite, part, ways)
-        finished, shuffle = folder.resume() if resume else folder.begin(), folder.shuffle
+        if part.shards(len(plan.cuts)):
+            finished, shuffle = folder.resume() if resume else folder.begin(), folder.shuffle
+        else:  # more jobs than shards
+            finished, shuffle = [], folder.shuffle
     shards = [done.entry for done in finished]
     if part == WHOLE:
         source.accounts.settle(sum(shard.token_count for shard in shards))
     place = destination if part == WHOLE else partial_path(destination)
     seconds = time.monotonic() - start_s
-    max_token = max(done.max_token for done in finished)
+    max_token = max((done.max_token for done in finished), default=0)
     return Report(place, source.meta, shards, max_token, source.accounts, str(shuffle), seconds)
 
 
@@ -140,9 +145,13 @@ def refuse_bad_destination(source: Source, destination: Path) -> None:
     """Raise `ConvertError` if the destination has no folder to be in, or is or holds a source."""
     if not destination.absolute().parent.is_dir():
         raise ConvertError(f"{destination.absolute().parent}: no such folder; make it first, or choose another output")
-    place = destination.resolve()
+    if not destination.name:
+        raise ArgumentError(f"{destination}: has no name of its own; give the folder or file to write")
+    places = {
+        path.resolve() for path in (destination, partial_path(destination), partial_path(scatter_path(destination)))
+    }
     for path in source.paths:
-        if place == path.resolve() or place in path.resolve().parents:
+        if places & {path.resolve(), *path.resolve().parents}:
             raise ConvertError(f"{destination}: is or holds the source {path}; choose another output")
 
 
@@ -161,7 +170,7 @@ class _Ways(NamedTuple):
     progress: Progress
 
     def choose(self, source: Source, cuts: list[tuple[int, int]]) -> Shuffle:
-        return choose_shuffle(source, self.shuffle_method, cuts, self.memory_bytes, self.engine.workers)
+        return choose_shuffle(source, self.shuffle_method, cuts, self.memory_bytes, self.engine.workers_per_node)
 
 
 def _write_file(
@@ -169,12 +178,15 @@ def _write_file(
 ) -> tuple[list[FinishedShard], Shuffle]:
     require_one_split(source, "name a folder of shards")
     cut = (0, source.num_batches)
+    files = file_states(source.paths)
     _prepare_checks(source, [cut])
+    if not overwrite:
+        refuse_existing(path)
     shuffle = ways.choose(source, [cut])
     progress = halved(ways.progress, shuffle)
     require_room(path.parent, stored_bytes(source.meta, source.num_batches, target) + shuffle.temp_bytes, 1)
     with scattered(source, shuffle, path, ways.engine, progress) as readable:
-        task = ShardTask(readable, target, path, *cut, source.meta, sidecar=False, overwrite=overwrite)
+        task = ShardTask(readable, target, path, *cut, source.meta, sidecar=False, overwrite=overwrite, files=files)
         return [write_shard(task, progress)], shuffle
 
 
@@ -186,17 +198,15 @@ class _Folder:
         self._part, self._ways = part, ways
         self.shuffle = Shuffle("none", "nothing was left to do")
         self._shards = part.shards(len(plan.cuts))
-        if not self._shards:
-            raise ArgumentError(f"{len(plan.cuts)} shards leave none for job {part.job} of {part.num_jobs}")
 
     def begin(self) -> list[FinishedShard]:
         """Start from nothing."""
         with self._open() as folder:
             journals = journal_paths(folder.partial_path)
-            mine = journals if self._part == WHOLE else {p: j for p, j in journals.items() if p == self._part}
-            done = sum(len(read_journal(path).finished) for path in mine.values()) if not self._overwrite else 0
-            if done:
+            if journals and not self._overwrite:
                 folder.keep()
+            done = 0 if self._overwrite else len(self._recorded(journals.values()))
+            if done:
                 raise ConvertError(
                     f"{folder.partial_path}: an interrupted conversion with {done} of {len(self._plan.cuts)} finished "
                     "shards is there; go on with --resume, or start over with --force"
@@ -236,6 +246,7 @@ class _Folder:
         progress = halved(self._ways.progress, self.shuffle)
         require_room(path, sum(map(plan.shard_bytes, missing)) + self.shuffle.temp_bytes, plan.num_inodes())
         journal = Journal(path, self._part, plan, finished)
+        self._remove_other_journals(folder)
         self._ways.progress(sum(done.entry.token_count for done in finished.values()))
         with scattered(
             plan.source, self.shuffle, path / plan.name(self._shards[0]), self._ways.engine, progress
@@ -249,20 +260,24 @@ class _Folder:
         plan.require_unchanged_sources()
         in_order = [finished[shard] for shard in self._shards]
         if self._part == WHOLE:
-            save_index(path, plan.source, plan.target, in_order)
+            save_index(path, plan, in_order)
             # the journal goes along and is removed under the final name: a kill just before loses no shard
             folder.on_published(remove_journals)
         return in_order
 
+    def _recorded(self, journals: Iterable[Path]) -> set[int]:
+        """Return which of the shards to write are finished, whichever job has recorded them."""
+        return {shard for path in journals for shard in read_journal(path).finished if shard in self._shards}
+
     def _finished_before(self, folder: PartialDirectory) -> dict[int, FinishedShard]:
         """Return the shards that earlier runs have finished and that are still intact."""
-        plan, recorded, touched = self._plan, {}, False
-        for part, path in journal_paths(folder.partial_path).items():
+        plan, touched = self._plan, False
+        recorded: dict[int, FinishedShard] = {}
+        for path in journal_paths(folder.partial_path).values():
             record = read_journal(path)
             require_same_plan(record, plan.identity(), path)
             touched |= self._is_touched(record.files)
-            if self._part in (WHOLE, part):
-                recorded.update(record.finished)
+            recorded.update((shard, done) for shard, done in record.finished.items() if shard in self._shards)
         shards = sorted(recorded)
         tasks = [CheckTask(plan.task(k, folder.partial_path), recorded[k].entry, touched) for k in shards]
         with closing(self._ways.engine.run(is_intact, tasks, no_progress)) as results:
@@ -284,27 +299,35 @@ class _Folder:
         kept = {name for done in finished.values() for name in (done.entry.path, done.entry.path + CRC32_SUFFIX)}
         mine = tuple(self._plan.name(shard) for shard in self._shards)
         for name in os.listdir(folder.partial_path):
-            if name not in kept and (self._part == WHOLE or name.startswith(mine)):
+            journal = name.startswith(JOURNAL_PREFIX)  # stays until the new one is there
+            if name not in kept and not journal and (self._part == WHOLE or name.startswith(mine)):
                 remove(folder.partial_path / name)
+
+    def _remove_other_journals(self, folder: PartialDirectory) -> None:
+        """Remove the journals that the new one replaces, and with --force those of other plans."""
+        for part, path in journal_paths(folder.partial_path).items():
+            replaced = self._part == WHOLE or (self._overwrite and part.num_jobs != self._part.num_jobs)
+            if part != self._part and replaced:
+                path.unlink()
 
     def _already_done(self) -> list[FinishedShard]:
         """Take a destination that is there for the result of the same conversion, or refuse it."""
-        plan, source = self._plan, self._plan.source
+        plan = self._plan
         if (self._destination / INDEX_NAME).exists():
             index = ShardIndex.load(self._destination)
-            same = (index.meta, index.shuffle, index.source) == (source.meta, source.shuffle, source.description)
-            shards = [(plan.name(shard), stop - start) for shard, (start, stop) in enumerate(plan.cuts)]
-            if same and [(entry.path, entry.num_batches) for entry in index.shards] == shards:
+            made_ns = (self._destination / INDEX_NAME).stat().st_mtime_ns
+            if index.source.get("plan") == plan.digest() and all(mtime < made_ns for _, mtime in plan.files.values()):
                 remove_journals(self._destination)
                 return [FinishedShard(entry, 0) for entry in index.shards]
         raise ConvertError(f"{self._destination}: exists already and is no result of this conversion; pass --force")
 
 
-def save_index(folder: Path, source: Source, target: str, finished: list[FinishedShard]) -> None:
+def save_index(folder: Path, plan: Plan, finished: list[FinishedShard]) -> None:
     """Write the `shards.json` of a folder, where its format has one."""
-    if FORMATS[target].indexed:
-        entries = tuple(done.entry for done in finished)
-        ShardIndex(source.meta, entries, source.shuffle, source.description).save(folder)
+    if FORMATS[plan.target].indexed:
+        source, entries = plan.source, tuple(done.entry for done in finished)
+        description = {**source.description, "plan": plan.digest()}
+        ShardIndex(source.meta, entries, source.shuffle, description).save(folder)
 
 
 def remove_journals(folder: Path) -> None:

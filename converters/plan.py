@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from converters.formats import FORMATS, Source
-from converters.shard import ShardTask
+from converters.shard import FileState, ShardTask, file_states, require_unchanged
 from zb_hdf5 import ArgumentError, ConvertError, StoreMeta
 from zb_hdf5.console import format_bytes
 from zb_hdf5.spec import CRC32_CHUNK_ROWS, DEFAULT_SPLIT, HDF5_ALIGNMENT, HEADER_BYTES, SHARD_PREFIX, meta_block_bytes
@@ -20,7 +21,6 @@ from zb_hdf5.spec import CRC32_CHUNK_ROWS, DEFAULT_SPLIT, HDF5_ALIGNMENT, HEADER
 DEFAULT_SHARD_BYTES: Final = 1 << 30
 PLAN_VERSION: Final = 1
 SIDECAR_TARGETS: Final = ("batch", "dual")  # their crc32 rows are files beside the shards
-FileState = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,10 @@ class Plan:
             "cuts": [list(cut) for cut in self.cuts],
         }
 
+    def digest(self) -> str:
+        """Return what stands for `identity` in the index of the result."""
+        return identity_digest(self.identity())
+
     def name(self, shard: int) -> str:
         """Return the file name of a shard."""
         return f"{SHARD_PREFIX}{shard:05}-of-{len(self.cuts):05}{FORMATS[self.target].suffix}"
@@ -97,12 +101,12 @@ class Plan:
 
     def require_unchanged_sources(self) -> None:
         """Raise `ConvertError` if a source file is no longer what it was when the plan was made."""
-        for path, found in file_states(self.source.paths).items():
-            if found != self.files.get(path):
-                raise ConvertError(
-                    f"{path}: changed while it was converted: expected (size, mtime_ns) {self.files.get(path)}, found "
-                    f"{found}; convert again"
-                )
+        require_unchanged(self.source.paths, self.files)
+
+
+def identity_digest(identity: dict[str, Any]) -> str:
+    """Return a digest of a plan's identity, also of one that was read from a journal."""
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 
 
 def cut_into_shards(source: Source, num_shards: int | None, shard_bytes: int | None) -> list[tuple[int, int]]:
@@ -127,16 +131,6 @@ def require_one_split(source: Source, remedy: str) -> None:
     splits = list(dict.fromkeys(source.shard_splits))
     if len(splits) > 1:
         raise ConvertError(f"the source has the splits {', '.join(splits)}, which must not be mixed: {remedy}")
-
-
-def file_states(paths: Iterable[Path]) -> dict[str, FileState]:
-    """Return (size in bytes, mtime in ns) of every file; a folder counts with the files in it."""
-    states = {}
-    for path in paths:
-        for file in [path] if path.is_file() else sorted(p for p in path.iterdir() if p.is_file()):
-            status = file.stat()
-            states[str(file)] = (status.st_size, status.st_mtime_ns)
-    return states
 
 
 def stored_bytes(meta: StoreMeta, num_batches: int, target: str) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,10 +29,32 @@ from zb_hdf5.reader import GROUP_BYTES
 from zb_hdf5.spec import CRC32_SUFFIX, DEFAULT_SPLIT, TokenArray
 
 Progress = Callable[[int], None]
+#: Size in bytes and mtime in ns.
+FileState = tuple[int, int]
 
 
 def no_progress(tokens: int) -> None:
     """Show nothing."""
+
+
+def file_states(paths: Iterable[Path]) -> dict[str, FileState]:
+    """Return (size in bytes, mtime in ns) of every file; a folder counts with the files in it."""
+    states = {}
+    for path in paths:
+        for file in [path] if path.is_file() else sorted(p for p in path.iterdir() if p.is_file()):
+            status = file.stat()
+            states[str(file)] = (status.st_size, status.st_mtime_ns)
+    return states
+
+
+def require_unchanged(paths: Iterable[Path], before: dict[str, FileState]) -> None:
+    """Raise `ConvertError` if a file is no longer what it was."""
+    for path, found in file_states(paths).items():
+        if found != before.get(path):
+            raise ConvertError(
+                f"{path}: changed while it was converted: expected (size, mtime_ns) {before.get(path)}, found "
+                f"{found}; convert again"
+            )
 
 
 class FinishedShard(NamedTuple):
@@ -60,6 +82,8 @@ class ShardTask:
         Whether a `.batch` gets its crc32 rows beside it: in a store, not as a file of its own.
     split
         Which split of the store it belongs to.
+    files
+        If given, the source's files must still be like this before the file is published.
     """
 
     source: Source
@@ -71,6 +95,7 @@ class ShardTask:
     sidecar: bool
     split: str = DEFAULT_SPLIT
     overwrite: bool = False
+    files: dict[str, FileState] | None = None
 
     def tokens_done(self) -> int:
         """Return how far another process is, by the size of its file."""
@@ -118,6 +143,8 @@ def is_intact(task: CheckTask, progress: Progress = no_progress) -> bool:
     path = task.shard.path
     try:
         if task.entry.backend in BACKENDS:
+            if task.shard.sidecar and task.entry.backend == "batch" and not _sidecar(path).exists():
+                return False
             [report] = verify_store(path, workers=1)
             return report.problem is None and report.sha256 == task.entry.sha256
         from converters.npy_file import token_sha256
@@ -140,10 +167,16 @@ def write_shard(task: ShardTask, progress: Progress = no_progress) -> FinishedSh
             writer.write(batches)
             progress(batches.size)
         _require_intact(writer, start, sha256, crc32)
+        if task.files is not None:
+            require_unchanged(source.paths, task.files)
         info = writer.finish()
     if task.sidecar and info.backend == "batch":  # an HDF5 shard holds its crc32 rows itself
-        write_atomically(task.path.with_name(task.path.name + CRC32_SUFFIX), info.crc32.tobytes())
+        write_atomically(_sidecar(task.path), info.crc32.tobytes())
     return FinishedShard(ShardEntry.of(info, task.split), info.max_token)
+
+
+def _sidecar(path: Path) -> Path:
+    return path.with_name(path.name + CRC32_SUFFIX)
 
 
 def source_sha256(task: ShardTask) -> str:

@@ -16,13 +16,15 @@ from converters.executors import Engine
 from converters.formats import ShuffledSource, Source
 from zb_hdf5.console import format_bytes
 from zb_hdf5.publish import scratch_directory
-from zb_hdf5.reader import require_choice
+from zb_hdf5.reader import GROUP_BYTES, require_choice
 from zb_hdf5.scatter import PROCESS_BYTES, BucketReader, ScatterPlan, scatter_run
 from zb_hdf5.spec import TokenArray
 
 SHUFFLE_METHODS: Final = ("auto", "direct", "two-pass")
 DEFAULT_MEMORY_BYTES: Final = 2 << 30
 PROBES: Final = 64
+#: Groups of batches that are on their way between reading and writing.
+GROUPS: Final = 3
 #: Sources of which a smaller share is in the page cache count as cold.
 WARM_SHARE: Final = 0.9
 #: Disks that answer a random read faster are better read at random than written and read once more.
@@ -79,7 +81,7 @@ def choose_shuffle(
             return Shuffle("direct", "the source gathers its rows itself")
         return Shuffle("none", "batches are written in the order of the source")
     shuffled = cast(ShuffledSource, source)
-    own_bytes = memory_bytes // workers
+    own_bytes = memory_bytes // min(workers, len(ranges)) - GROUPS * max(GROUP_BYTES, source.meta.batch_bytes)
     shuffled.max_mapped_bytes = max(1 << 20, (own_bytes - PROCESS_BYTES) // 2)
     reason = "as asked"
     if method == "auto":
@@ -159,6 +161,11 @@ def run_task(task: RunTask, progress: Progress) -> int:
     return count * task.plan.record_tokens
 
 
+def scatter_path(destination: Path) -> Path:
+    """Return the name, without ".partial", of the folder for the run files of a destination."""
+    return destination.with_name(destination.name + ".scatter")
+
+
 @contextmanager
 def scattered(
     source: Source, shuffle: Shuffle, destination: Path, engine: Engine, progress: Progress
@@ -175,7 +182,7 @@ def scattered(
         yield source
         return
     shuffled = cast(ShuffledSource, source)
-    with scratch_directory(destination.with_name(destination.name + ".scatter")) as folder:
+    with scratch_directory(scatter_path(destination)) as folder:
         tasks = [RunTask(shuffled, plan, run, folder) for run in range(plan.num_runs)]
         with closing(engine.run(run_task, tasks, lambda tokens: None)) as results:
             for _, tokens in results:

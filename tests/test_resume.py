@@ -585,3 +585,110 @@ def test_an_engine_that_is_left_early_ends_its_tasks(tmp_path):
     assert not list(tmp_path.glob("out.partial/*.partial"))
     assert threading.active_count() == before
     assert Inline().workers == 1
+
+
+# --- what reviewers broke --------------------------------------------------------------------------------------
+
+
+def test_a_resume_that_fails_early_loses_no_finished_shard(source, whole, tmp_path, monkeypatch):
+    partial = interrupt(source, tmp_path / "out", 3)
+    kept = {path.name: path.stat().st_ino for path in partial.glob("shard-*")}
+    with monkeypatch.context() as crowded:
+        crowded.setattr("converters.plan.free_room", lambda folder: {"bytes": 1000, "inodes": None})
+        assert "free are" in fail(1, "npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--resume")
+    options = ("--shuffle-method", "two-pass", "--memory", "50MiB")
+    assert "too little" in fail(2, "npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--resume", *options)
+    succeed("npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--resume")
+    assert snapshot(tmp_path / "out") == whole
+    assert {name: (tmp_path / "out" / name).stat().st_ino for name in kept} == kept
+
+
+def test_a_source_in_the_way_of_the_work_is_refused(source, tmp_path):
+    succeed("npy-to-hdf5", source, tmp_path / "s.partial", *OPTIONS)
+    before = snapshot(tmp_path / "s.partial")
+    assert "is or holds the source" in fail(1, "hdf5-to-batch", tmp_path / "s.partial", tmp_path / "s")
+    assert snapshot(tmp_path / "s.partial") == before
+
+
+def test_a_damaged_journal_costs_no_shard(source, tmp_path):
+    partial = interrupt(source, tmp_path / "out", 3)
+    (partial / WHOLE.journal_name).write_text("garbage\n")
+    before = snapshot(partial)
+    assert "not a journal" in fail(1, "npy-to-hdf5", source, tmp_path / "out", *OPTIONS)
+    assert snapshot(partial) == before
+
+
+def test_a_source_that_changes_under_one_file_is_told(source, tmp_path):
+    opened = NpySource([source], batch_size=B, seq_len=S, seed=42)
+    with pytest.raises(ConvertError, match="changed while it was converted"):
+        converters.pipe.convert(opened, "hdf5", tmp_path / "o.h5", progress=lambda n: os.utime(source, ns=(0, 0)))
+    assert [path.name for path in tmp_path.iterdir()] == ["in.npy"]
+
+
+def test_a_done_store_of_other_arguments_or_an_older_source_is_not_done(tmp_path):
+    source = save(tmp_path / "in.npy", num_batches=61)
+    np.save(source, np.load(source)[:-3])
+    command = ("npy-to-batch", source, tmp_path / "out", *OPTIONS, "--remainder", "pad")
+    succeed(*command)
+    succeed(*command, "--resume")
+    for other in (("--pad-id", 9), ("--dual",)):
+        assert "no result of this conversion" in fail(1, *command, *other, "--resume")
+    now = time.time_ns() + 10**9
+    os.utime(source, ns=(now, now))
+    assert "no result of this conversion" in fail(1, *command, "--resume")
+
+
+def test_a_part_of_another_split_keeps_finished_shards(source, whole, tmp_path):
+    partial = interrupt(source, tmp_path / "out", 3)
+    part = ("npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--shard-range", "0/2")
+    assert "3 of 6 finished" in fail(1, *part)
+    kept = {path.name: path.stat().st_ino for path in partial.glob("shard-*")}
+    succeed(*part, "--resume")
+    assert {name: (partial / name).stat().st_ino for name in kept} == kept
+    succeed("npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--shard-range", "1/2", "--resume")
+    assert run(zb, "index", "merge", tmp_path / "out").exit_code == 0
+    assert snapshot(tmp_path / "out") == whole
+
+
+def test_a_merge_looks_at_the_shards_and_publishes_no_others(source, whole, tmp_path):
+    for job in range(4):
+        succeed("npy-to-hdf5", source, tmp_path / "out", *OPTIONS[:-1], 4, "--shard-range", f"{job}/4")
+    for job in range(2):
+        command = ("npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--shard-range", f"{job}/2")
+        succeed(*command, "--force")
+    shard = tmp_path / "out.partial" / "shard-00001-of-00006.h5"
+    data = shard.read_bytes()
+    shard.write_bytes(b"")
+    assert run(zb, "index", "merge", tmp_path / "out").exit_code != 0
+    shard.write_bytes(data)
+    assert run(zb, "index", "merge", tmp_path / "out").exit_code == 0
+    assert snapshot(tmp_path / "out") == whole
+    assert run(zb, "index", "merge", tmp_path / "out").exit_code == 0  # a requeued merge has nothing to do
+
+
+def test_a_lost_sidecar_is_written_again(source, tmp_path):
+    succeed("npy-to-batch", source, tmp_path / "whole", *OPTIONS, "--dtype", "uint16")
+    opened = NpySource([source], batch_size=B, seq_len=S, seed=42, dtype="uint16")
+    stop, progress = stopped_after(3, opened)
+    with pytest.raises(stop):
+        converters.pipe.convert(opened, "batch", tmp_path / "out", num_shards=NUM_SHARDS, progress=progress)
+    (tmp_path / "out.partial" / "shard-00000-of-00006.batch.crc32").unlink()
+    succeed("npy-to-batch", source, tmp_path / "out", *OPTIONS, "--dtype", "uint16", "--resume")
+    assert snapshot(tmp_path / "out") == snapshot(tmp_path / "whole")
+
+
+def test_more_jobs_than_shards_have_nothing_to_do(source, whole, tmp_path):
+    for job in range(9):
+        succeed("npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--shard-range", f"{job}/9")
+    assert run(zb, "index", "merge", tmp_path / "out").exit_code == 0
+    assert snapshot(tmp_path / "out") == whole
+
+
+def test_odd_destinations_are_told_in_words(source, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert "no name of its own" in fail(2, "npy-to-hdf5", source, ".", *OPTIONS)
+    assert "no such folder" in fail(1, "npy-to-hdf5", source, tmp_path / "a" / "b", *OPTIONS)
+    assert "no such file" in fail(1, "npy-to-hdf5", tmp_path / "none.npy", tmp_path / "out", *OPTIONS)
+    assert "named 2 times" in fail(1, "npy-to-hdf5", source, source, tmp_path / "out", *OPTIONS)
+    assert "not both" in fail(2, "npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--resume", "--force")
+    assert [path.name for path in tmp_path.iterdir()] == ["in.npy"]

@@ -220,15 +220,22 @@ class BucketReader:
         plan, num_buckets = self._plan, len(self._plan.buckets)
         with open(path, "rb", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size
-            table = np.frombuffer(os.pread(file.fileno(), plan.table_bytes, max(0, size - plan.table_bytes)), "<u8")
-            if table.nbytes != plan.table_bytes or size != int(table[num_buckets]) * plan.record_bytes + table.nbytes:
+            table_offset = size - plan.table_bytes
+            if table_offset < 0:
+                raise IncompleteError(f"{path}: cut short: {size:,} bytes; run the conversion again")
+
+            def entry(number: int) -> int:
+                return int.from_bytes(os.pread(file.fileno(), 8, table_offset + 8 * number), "little")
+
+            num_records, first, stop = entry(num_buckets), entry(bucket), entry(bucket + 1)
+            crc32 = entry(num_buckets + 1 + bucket)
+            if num_records * plan.record_bytes != table_offset:
                 raise IncompleteError(f"{path}: cut short or damaged: {size:,} bytes; run the conversion again")
-            first, stop = int(table[bucket]), int(table[bucket + 1])
             if not 0 <= stop - first <= len(rows):
                 raise IncompleteError(f"{path}: damaged: {stop - first:,} records for bucket {bucket}; run it again")
             file.seek(first * plan.record_bytes)
             _read_fully(file, rows[: stop - first])
-        if zlib.crc32(rows[: stop - first]) != int(table[num_buckets + 1 + bucket]):
+        if zlib.crc32(rows[: stop - first]) != crc32:
             raise ChecksumError(
                 f"{path}: the disk did not keep the records of bucket {bucket}; run the conversion again"
             )

@@ -8,7 +8,6 @@ from pathlib import Path
 from converters.formats import FORMATS
 from converters.journal import Record, journal_paths, meta_from_json, read_journal, require_same_plan
 from converters.pipe import remove_journals
-from converters.plan import identity_digest
 from converters.shard import FinishedShard
 from zb_hdf5 import ConvertError, ShardIndex, open_reader
 from zb_hdf5.publish import PartialDirectory, partial_path, remove
@@ -38,7 +37,7 @@ def merge_parts(destination: Path, *, overwrite: bool = False) -> ShardIndex:
             meta_from_json(identity["meta"]),
             tuple(done.entry for _, done in sorted(finished.items())),
             identity["shuffle"],
-            {**identity["source"], "plan": identity_digest(identity)},
+            identity["source"],
         )
         _require_whole(waiting, identity["target"], index)
         if FORMATS[identity["target"]].indexed:

@@ -143,8 +143,9 @@ class NpySource:
         self.shuffle = "global" if shuffle else "none"
         self.shard_batches: list[int] = []
         self.shard_splits: list[str] = []
-        self.description = {"format": "npy", "files": [str(path) for path in self.paths]}
-        self.identity = {"remainder": remainder, "pad_id": pad_id}
+        how = {"remainder": remainder, "pad_id": pad_id}
+        self.description = {"format": "npy", "files": [str(path) for path in self.paths], **how}
+        self.identity: dict[str, Any] = {}
         self.pad_id = pad_id
         self.order = write_order(total, seed) if shuffle else None
         self.max_mapped_bytes = MAX_MAPPED_BYTES

@@ -21,6 +21,7 @@ from converters.plan import Plan, require_one_split, require_room, stored_bytes
 from converters.shard import CheckTask, FinishedShard, ShardTask, file_states, is_intact, no_progress, write_shard
 from converters.shuffle import DEFAULT_MEMORY_BYTES, Shuffle, choose_shuffle, halved, scatter_path, scattered
 from zb_hdf5 import ArgumentError, ConvertError, ShardEntry, ShardIndex, StoreMeta
+from zb_hdf5.native import Face, face_of
 from zb_hdf5.publish import PartialDirectory, partial_path, refuse_existing, remove
 from zb_hdf5.spec import CRC32_SUFFIX, INDEX_NAME, JOURNAL_PREFIX, combine_sha256
 
@@ -312,22 +313,32 @@ class _Folder:
 
     def _already_done(self) -> list[FinishedShard]:
         """Take a destination that is there for the result of the same conversion, or refuse it."""
-        plan = self._plan
+        plan, source = self._plan, self._plan.source
         if (self._destination / INDEX_NAME).exists():
             index = ShardIndex.load(self._destination)
-            made_ns = (self._destination / INDEX_NAME).stat().st_mtime_ns
-            if index.source.get("plan") == plan.digest() and all(mtime < made_ns for _, mtime in plan.files.values()):
+            same = (index.meta, index.shuffle, index.source) == (source.meta, source.shuffle, source.description)
+            shards = [(plan.name(shard), stop - start) for shard, (start, stop) in enumerate(plan.cuts)]
+            same = same and [(entry.path, entry.num_batches) for entry in index.shards] == shards
+            if same and not self._is_outdated():
                 remove_journals(self._destination)
                 return [FinishedShard(entry, 0) for entry in index.shards]
         raise ConvertError(f"{self._destination}: exists already and is no result of this conversion; pass --force")
+
+    def _is_outdated(self) -> bool:
+        """Return whether a source file is newer than the finished store, or a shard lacks its HDF5 face."""
+        made_ns = (self._destination / INDEX_NAME).stat().st_mtime_ns
+        sources = map(Path, self._plan.source.description.get("files", []))
+        faceless = self._plan.target == "dual" and any(
+            face_of(self._destination / self._plan.name(shard)) != Face.HDF5 for shard in self._shards
+        )
+        return faceless or any(path.stat().st_mtime_ns > made_ns for path in sources)
 
 
 def save_index(folder: Path, plan: Plan, finished: list[FinishedShard]) -> None:
     """Write the `shards.json` of a folder, where its format has one."""
     if FORMATS[plan.target].indexed:
         source, entries = plan.source, tuple(done.entry for done in finished)
-        description = {**source.description, "plan": plan.digest()}
-        ShardIndex(source.meta, entries, source.shuffle, description).save(folder)
+        ShardIndex(source.meta, entries, source.shuffle, source.description).save(folder)
 
 
 def remove_journals(folder: Path) -> None:

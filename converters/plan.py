@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
@@ -64,10 +62,6 @@ class Plan:
             "cuts": [list(cut) for cut in self.cuts],
         }
 
-    def digest(self) -> str:
-        """Return what stands for `identity` in the index of the result."""
-        return identity_digest(self.identity())
-
     def name(self, shard: int) -> str:
         """Return the file name of a shard."""
         return f"{SHARD_PREFIX}{shard:05}-of-{len(self.cuts):05}{FORMATS[self.target].suffix}"
@@ -102,11 +96,6 @@ class Plan:
     def require_unchanged_sources(self) -> None:
         """Raise `ConvertError` if a source file is no longer what it was when the plan was made."""
         require_unchanged(self.source.paths, self.files)
-
-
-def identity_digest(identity: dict[str, Any]) -> str:
-    """Return a digest of a plan's identity, also of one that was read from a journal."""
-    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 
 
 def cut_into_shards(source: Source, num_shards: int | None, shard_bytes: int | None) -> list[tuple[int, int]]:

@@ -308,7 +308,7 @@ def test_a_journal_that_is_none_is_told(source, tmp_path):
     (("--seed", 7), "meta"),
     (("--no-shuffle",), "meta"),
     (("--shards", 5), "cuts"),
-    (("--remainder", "pad"), "identity"),
+    (("--remainder", "pad"), "source"),
 ])  # fmt: skip
 def test_other_arguments_are_no_resume(options, differs, source, tmp_path):
     partial = interrupt(source, tmp_path / "out", 2)

@@ -7,10 +7,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, Protocol, cast
 
-import numpy as np
-import numpy.typing as npt
-
-from zb_hdf5 import BatchWriter, ConvertError, StoreMeta
+from zb_hdf5 import BatchReader, BatchWriter, ConvertError, StoreMeta
 from zb_hdf5.order import GlobalOrder
 from zb_hdf5.spec import TokenArray
 
@@ -112,8 +109,8 @@ class Source(Protocol):
     def sha256_of(self, start: int, stop: int) -> str | None:
         """Return the digest that the source has stored for these batches, or None."""
 
-    def crc32_of(self, start: int, stop: int) -> npt.NDArray[np.uint32] | None:
-        """Return the crc32 rows that the source has stored for these batches, or None."""
+    def shard_of(self, start: int, stop: int) -> BatchReader | None:
+        """Open the one file that holds exactly these batches, or return None."""
 
     def check_reads(self) -> None:
         """Compare each batch with its own digest as it is read, where the source has one: no `sha256_of` will do it."""

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from converters import pipe
 from converters.executors import Engine
@@ -178,9 +177,8 @@ class TextSource:
         """Spools carry no digests."""
         return None
 
-    def crc32_of(self, start: int, stop: int) -> npt.NDArray[np.uint32] | None:
-        """Spools carry no digests."""
-        return None
+    def shard_of(self, start: int, stop: int) -> None:
+        """Spools are no shards."""
 
     def check_reads(self) -> None:
         """Spools carry no digests."""

@@ -225,8 +225,8 @@ class NpySource:
         """`.npy` files carry no digests."""
         return None
 
-    def crc32_of(self, start: int, stop: int) -> None:
-        """`.npy` files carry no digests."""
+    def shard_of(self, start: int, stop: int) -> None:
+        """Records lie in other files than batches."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_mapped": {}}

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,7 @@ import numpy.typing as npt
 from converters.formats import FORMATS, Source
 from zb_hdf5 import (
     BACKENDS,
+    BatchReader,
     BatchWriter,
     ChecksumError,
     ConvertError,
@@ -31,6 +32,8 @@ from zb_hdf5.spec import CRC32_SUFFIX, DEFAULT_SPLIT, TokenArray
 Progress = Callable[[int], None]
 #: Size in bytes and mtime in ns.
 FileState = tuple[int, int]
+#: What is copied from file to file between two reports of progress.
+COPY_BYTES: Final = 64 << 20
 
 
 def no_progress(tokens: int) -> None:
@@ -157,19 +160,24 @@ def is_intact(task: CheckTask, progress: Progress = no_progress) -> bool:
 def write_shard(task: ShardTask, progress: Progress = no_progress) -> FinishedShard:
     """Read the batches of one shard from the source, write them, and publish the file."""
     source, start, stop = task.source, task.start, task.stop
-    sha256, crc32 = source.sha256_of(start, stop), source.crc32_of(start, stop)
-    # a copy whose every batch has the crc32 of the original has its sha256 too: hashing is what takes longest
-    known = None if crc32 is None else sha256
-    with FORMATS[task.target].writer_class()(
-        task.path, task.meta, expected_batches=stop - start, overwrite=task.overwrite, known_sha256=known
-    ) as writer:
-        for batches in read_ahead(source, start, stop):
-            writer.write(batches)
-            progress(batches.size)
-        _require_intact(writer, start, sha256, crc32)
-        if task.files is not None:
-            require_unchanged(source.paths, task.files)
-        info = writer.finish()
+    sha256, original = source.sha256_of(start, stop), source.shard_of(start, stop)
+    with contextlib.nullcontext() if original is None else original:
+        crc32 = None if original is None else original.stored_crc32()
+        # a copy whose every batch has the crc32 of the original has its sha256 too: hashing is what takes longest
+        known = None if crc32 is None else sha256
+        writer = FORMATS[task.target].writer_class()(
+            task.path, task.meta, expected_batches=stop - start, overwrite=task.overwrite, known_sha256=known
+        )
+        with writer:
+            if original is not None and known is not None:
+                _copy(original, writer, progress)
+            for batches in read_ahead(source, start + writer.num_batches, stop):
+                writer.write(batches)
+                progress(batches.size)
+            _require_intact(writer, start, sha256, crc32)
+            if task.files is not None:
+                require_unchanged(source.paths, task.files)
+            info = writer.finish()
     if task.sidecar and info.backend == "batch":  # an HDF5 shard holds its crc32 rows itself
         write_atomically(_sidecar(task.path), info.crc32.tobytes())
     return FinishedShard(ShardEntry.of(info, task.split), info.max_token)
@@ -177,6 +185,17 @@ def write_shard(task: ShardTask, progress: Progress = no_progress) -> FinishedSh
 
 def _sidecar(path: Path) -> Path:
     return path.with_name(path.name + CRC32_SUFFIX)
+
+
+def _copy(original: BatchReader, writer: BatchWriter, progress: Progress) -> None:
+    """Append what the kernel copies from file to file: all, or as much as it does."""
+    step = max(1, COPY_BYTES // original.meta.batch_bytes)
+    for start in range(0, original.num_batches, step):
+        count = min(step, original.num_batches - start)
+        copied = writer.write_from(original, start, count)
+        progress(copied * original.meta.batch_tokens)
+        if copied < count:
+            return
 
 
 def source_sha256(task: ShardTask) -> str:

@@ -6,11 +6,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from converters.formats import Accounts
-from zb_hdf5 import ConvertError, IncompleteError, ShardedReader, open_reader
+from zb_hdf5 import BatchReader, ConvertError, IncompleteError, ShardedReader, open_reader
 from zb_hdf5.order import GlobalOrder
 from zb_hdf5.spec import TokenArray
 
@@ -73,12 +70,10 @@ class StoreSource:
         """Return the stored digest of one whole shard."""
         return self._sha256.get((start, stop))
 
-    def crc32_of(self, start: int, stop: int) -> npt.NDArray[np.uint32] | None:
-        """Return the stored crc32 rows of one whole shard."""
-        if (start, stop) not in self._shard_path:
-            return None
-        with open_reader(self._shard_path[start, stop]) as shard:
-            return shard.stored_crc32()
+    def shard_of(self, start: int, stop: int) -> BatchReader | None:
+        """Open one whole shard."""
+        path = self._shard_path.get((start, stop))
+        return None if path is None else open_reader(path)
 
     def check_reads(self) -> None:
         """Read with `verify="batch"`. A lone `.batch` and a foreign dataset have nothing to compare with."""

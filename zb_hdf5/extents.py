@@ -7,6 +7,7 @@ its chunk index; from here on both are the same few lines.
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
 import sys
@@ -30,6 +31,11 @@ NETWORK_FILE_SYSTEMS: Final = {
     0xFE534D42: "smb2", 0x517B: "smb", 0x00C36400: "ceph", 0x65735546: "fuse", 0x01021997: "9p", 0xAAD7AAEA: "panfs",
     0x5346414F: "afs", 0x7461636F: "ocfs2", 0x01161970: "gfs2",
 }  # fmt: skip
+
+#: copy_file_range(2) between file systems, or on one that does not offer it, or inside a container that forbids it.
+NO_COPY_RANGE: Final = frozenset(
+    {errno.EXDEV, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.EPERM, errno.ETXTBSY}
+)
 
 MAP_NORESERVE: Final = 0x4000  # Linux on x86 and Arm; the mmap module has it from Python 3.13 on
 
@@ -103,6 +109,38 @@ class Extents:
         number, within = self.locate(index)
         base, stride, _ = self.runs[number]
         return base + within * stride
+
+
+def read_fully(fd: int, out: npt.NDArray[Any], offset: int) -> int:
+    """Fill `out`, up to the end of the file; return bytes. One call of the kernel reads less than 2 GiB."""
+    buffer = memoryview(out).cast("B")
+    done = 0
+    while done < len(buffer) and (count := os.preadv(fd, (buffer[done:],), offset + done)):
+        done += count
+    return done
+
+
+def copy_range(source_fd: int, target_fd: int, num_bytes: int, source_offset: int, target_offset: int) -> bool:
+    """Have the kernel copy bytes from file to file; where blocks can be shared (XFS, Btrfs) none are moved.
+
+    Returns False if it will not, or if the source ends before: whoever reads the bytes instead will learn which.
+
+    Raises
+    ------
+    OSError
+        If the disk is full or fails.
+    """
+    while num_bytes:
+        try:
+            copied = os.copy_file_range(source_fd, target_fd, num_bytes, source_offset, target_offset)
+        except OSError as error:
+            if error.errno in NO_COPY_RANGE:
+                return False
+            raise
+        if copied == 0:
+            return False
+        num_bytes, source_offset, target_offset = num_bytes - copied, source_offset + copied, target_offset + copied
+    return True
 
 
 def network_file_system(path: Path) -> str | None:
@@ -285,15 +323,11 @@ class ExtentFile:
             return False
 
     def _read_fully(self, out: TokenArray, offset: int) -> None:
-        """Read all of `out`: one call of the kernel returns less than 2 GiB, and less at the end of the file."""
-        buffer = memoryview(out).cast("B")
-        done = 0
-        while done < len(buffer):
-            count = os.preadv(self._fd, (buffer[done:],), offset + done)
-            if count == 0:
-                self._check_size(os.fstat(self._fd).st_size)
-                raise IncompleteError(f"{self._path}: expected {len(buffer):,} bytes at {offset:,}, found {done:,}")
-            done += count
+        """Read all of `out`."""
+        found = read_fully(self._fd, out, offset)
+        if found < out.nbytes:
+            self._check_size(os.fstat(self._fd).st_size)
+            raise IncompleteError(f"{self._path}: expected {out.nbytes:,} bytes at {offset:,}, found {found:,}")
 
     def close(self) -> None:
         """Close the descriptor. Views stay valid until the last of them is dropped."""

@@ -13,9 +13,9 @@ import numpy.typing as npt
 
 from zb_hdf5.digest import TokenDigest, crc32_array
 from zb_hdf5.errors import ArgumentError, ClosedError
-from zb_hdf5.extents import Run
+from zb_hdf5.extents import Extents, Run
 from zb_hdf5.publish import PartialFile
-from zb_hdf5.reader import GROUP_BYTES
+from zb_hdf5.reader import GROUP_BYTES, BatchReader
 from zb_hdf5.spec import StoreMeta, TokenArray, as_stored
 
 if TYPE_CHECKING:
@@ -97,8 +97,7 @@ class BatchWriter(ABC):
         OSError
             If the disk is full or fails; what was committed before stays committed.
         """
-        if not self._open:
-            raise ClosedError(f"{self._file.path}: this writer was closed")
+        self._require_open()
         tokens = as_batches(batches, self.meta, self._file.path)
         group = max(1, GROUP_BYTES // self.meta.batch_bytes)
         for start in range(0, len(tokens), group):
@@ -111,6 +110,31 @@ class BatchWriter(ABC):
             finally:
                 digest.result()  # also after a failure: the caller may then change or free the batches
 
+    def write_from(self, reader: BatchReader, start: int, count: int) -> int:
+        """Append consecutive batches of a reader without passing their bytes through this process, if that can be.
+
+        Returns how many were appended and are committed: fewer than `count`, and none in most formats, where the file
+        systems do not copy from file to file. `write` the rest. What is digested is what lies in this file: a bit that
+        flipped in the original, or on the way, is in `crc32()`.
+
+        Raises
+        ------
+        ConvertError, OSError
+            As `write`.
+        ArgumentError
+            If the reader has other batches, or fewer.
+        """
+        self._require_open()
+        if (reader.meta.shape, reader.dtype) != (self.meta.shape, self.meta.dtype):
+            raise ArgumentError(f"{self._file.path}: expected batches of {self.meta.shape}, found {reader!r}")
+        if not 0 <= start <= start + count <= reader.num_batches:
+            raise ArgumentError(f"{reader.path}: expected {start + count:,} batches, found {reader.num_batches:,}")
+        return 0 if reader.extents is None else self._append_from(reader.path, reader.extents, start, count)
+
+    def _append_from(self, path: Path, extents: Extents, start: int, count: int) -> int:
+        """Copy, commit and `_count` batches that lie in another file; return how many."""
+        return 0
+
     def sha256(self) -> str:
         """Hexadecimal sha256 of all token bytes written so far."""
         return self._digest.sha256()
@@ -121,8 +145,7 @@ class BatchWriter(ABC):
 
     def finish(self) -> ShardInfo:
         """Complete the file and publish it under its final name."""
-        if not self._open:
-            raise ClosedError(f"{self._file.path}: this writer was closed")
+        self._require_open()
         self._open = False
         try:
             self._digest.close()
@@ -145,6 +168,10 @@ class BatchWriter(ABC):
             self._digest.close()
             self._release()
             self._file.discard()
+
+    def _require_open(self) -> None:
+        if not self._open:
+            raise ClosedError(f"{self._file.path}: this writer was closed")
 
     def _count(self, batches: TokenArray, digest: GroupDigest) -> None:
         """Take a group that is on disk into the totals."""

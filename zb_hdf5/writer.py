@@ -6,7 +6,7 @@ import os
 from abc import ABC, abstractmethod
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,10 @@ from zb_hdf5.spec import StoreMeta, TokenArray, as_stored
 
 if TYPE_CHECKING:
     from zb_hdf5.digest import GroupDigest, PendingDigest
+
+
+#: How much is written before the disk is told to begin with it.
+WRITE_BACK_BYTES: Final = 32 << 20
 
 
 class ShardInfo(NamedTuple):
@@ -76,6 +80,7 @@ class BatchWriter(ABC):
         self._durable = durable
         self._expected_batches = expected_batches
         self._crc32: list[int] = []
+        self._unsent_bytes = 0
         self._open = True
         self._file = self._file_class(path, overwrite=overwrite)
         self._digest = TokenDigest(known_sha256)
@@ -180,6 +185,10 @@ class BatchWriter(ABC):
         self.max_token = max(self.max_token, digest.max_token)
         self._crc32 += digest.crc32
         self._digest.accept(digest)
+        self._unsent_bytes += batches.nbytes
+        if self._unsent_bytes >= WRITE_BACK_BYTES:
+            self._file.start_write_back()
+            self._unsent_bytes = 0
 
     @abstractmethod
     def _begin(self) -> None:

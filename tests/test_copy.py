@@ -1,0 +1,132 @@
+"""Copies that the kernel makes from file to file: the bytes of the slow way, and no damage copied along."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+import numpy as np
+import pytest
+from contract import random_tokens
+
+import zb_hdf5.native
+from converters.pipe import convert
+from converters.store_file import StoreSource
+from zb_hdf5 import ChecksumError, ZbError, open_reader, verify_store
+
+SHAPES = {"packed": (4, 1024), "padded": (3, 1000)}
+
+
+def refuse(number):
+    def copy_file_range(*arguments):
+        raise OSError(number, os.strerror(number))
+
+    return copy_file_range
+
+
+@pytest.fixture(params=sorted(SHAPES))
+def tokens(request):
+    return random_tokens(40, *SHAPES[request.param])
+
+
+def copy(source, backend, destination):
+    convert(StoreSource(source, backend), "batch", destination)
+    if destination.is_file():
+        return {"": destination.read_bytes()}
+    return {path.name: path.read_bytes() for path in sorted(destination.iterdir())}
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "uint32"])
+@pytest.mark.parametrize("backend", ["hdf5", "batch"])
+@pytest.mark.parametrize("form", ["file", "store"])
+def test_the_fast_way_gives_the_bytes_of_the_slow_way(
+    dtype, backend, form, tokens, tmp_path, write_file, write_store, monkeypatch
+):
+    tokens = tokens.astype(dtype)
+    suffix = {"hdf5": ".h5", "batch": ".batch"}[backend]
+    if form == "file":
+        source = tmp_path / f"in{suffix}"
+        write_file(source, tokens)
+    else:
+        source = write_store(tmp_path / "in", tokens, (7, 30), (backend,))
+    name = "out.batch" if form == "file" else "out"
+    real, calls = os.copy_file_range, []
+
+    def counted(*arguments):
+        calls.append(arguments)
+        return real(*arguments)
+
+    monkeypatch.setattr(zb_hdf5.native.os, "copy_file_range", counted)
+    (tmp_path / "fast").mkdir()
+    fast = copy(source, backend, tmp_path / "fast" / name)
+    if (form, backend) != ("file", "batch"):  # a lone .batch has nothing that would prove the copy
+        assert calls
+    for number in (errno.EXDEV, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.EPERM, errno.ETXTBSY):
+        monkeypatch.setattr(zb_hdf5.native.os, "copy_file_range", refuse(number))
+        (tmp_path / str(number)).mkdir()
+        assert copy(source, backend, tmp_path / str(number) / name) == fast
+    with open_reader(tmp_path / "fast" / name) as reader:
+        np.testing.assert_array_equal([np.array(batch) for batch in reader], tokens)
+
+
+@pytest.mark.parametrize("limit", [1, 4096, 5000, 100_000])
+def test_short_copies_go_on(limit, tokens, tmp_path, write_file, monkeypatch):
+    write_file(tmp_path / "in.h5", tokens)
+    expected = copy(tmp_path / "in.h5", "hdf5", tmp_path / "a.batch")
+    real = os.copy_file_range
+
+    def short(source, target, count, *offsets):
+        return real(source, target, min(count, max(limit, 64)), *offsets)
+
+    monkeypatch.setattr(zb_hdf5.native.os, "copy_file_range", short)
+    assert copy(tmp_path / "in.h5", "hdf5", tmp_path / "b.batch") == expected
+
+
+def test_no_progress_is_no_endless_loop(tokens, tmp_path, write_file, monkeypatch):
+    write_file(tmp_path / "in.h5", tokens)
+    expected = copy(tmp_path / "in.h5", "hdf5", tmp_path / "a.batch")
+    monkeypatch.setattr(zb_hdf5.native.os, "copy_file_range", lambda *arguments: 0)
+    assert copy(tmp_path / "in.h5", "hdf5", tmp_path / "b.batch") == expected
+
+
+@pytest.mark.parametrize("number", [0, 17, 39])
+def test_damage_is_never_copied(number, tokens, tmp_path, write_file):
+    write_file(tmp_path / "in.h5", tokens)
+    with open_reader(tmp_path / "in.h5") as reader:
+        offset = reader.extents.offset(number) + 5
+    with open(tmp_path / "in.h5", "r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)[0]
+        file.seek(offset)
+        file.write(bytes([byte ^ 1]))
+    with pytest.raises(ChecksumError, match=f"batch {number}"):
+        copy(tmp_path / "in.h5", "hdf5", tmp_path / "out.batch")
+    assert [path.name for path in tmp_path.iterdir()] == ["in.h5"]
+
+
+def test_a_source_cut_in_the_middle_is_an_error(tokens, tmp_path, write_file, monkeypatch):
+    write_file(tmp_path / "in.h5", tokens)
+    real = os.copy_file_range
+
+    def cut(*arguments):
+        os.truncate(tmp_path / "in.h5", os.path.getsize(tmp_path / "in.h5") // 2 + (1 << 19))
+        return real(*arguments)
+
+    monkeypatch.setattr(zb_hdf5.native.os, "copy_file_range", cut)
+    with pytest.raises(ZbError):
+        copy(tmp_path / "in.h5", "hdf5", tmp_path / "out.batch")
+    assert [path.name for path in tmp_path.iterdir()] == ["in.h5"]
+
+
+def test_a_full_disk_is_not_taken_for_a_refusal(tokens, tmp_path, write_file, monkeypatch):
+    write_file(tmp_path / "in.h5", tokens)
+    monkeypatch.setattr(zb_hdf5.native.os, "copy_file_range", refuse(errno.ENOSPC))
+    with pytest.raises(OSError, match="No space left"):
+        copy(tmp_path / "in.h5", "hdf5", tmp_path / "out.batch")
+    assert [path.name for path in tmp_path.iterdir()] == ["in.h5"]
+
+
+def test_a_copied_store_verifies(tokens, tmp_path, write_store):
+    source = write_store(tmp_path / "in", tokens, (7, 30), ("hdf5",))
+    copy(source, "hdf5", tmp_path / "out")
+    assert [report.problem for report in verify_store(tmp_path / "out")] == [None] * 3

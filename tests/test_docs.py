@@ -33,7 +33,7 @@ def test_hdf5_tables_are_the_spec():
     documented = {name: kinds[kind] for name, kind, _ in rows_of("| attribute of `batches` | type | what |")}
     assert documented == {name: dtype.str for name, dtype in spec.BATCHES_ATTRIBUTES.items()}
     assert [row[0] for row in rows_of("| object | shape | what |")] == [spec.BATCHES, spec.CRC32]
-    kinds |= {"int64": "<i8"}
+    kinds |= {"int64": "<i8", "uint32": "<u4"}
     documented = {name: kinds[kind] for name, kind, _ in rows_of("| attribute of `tokens` | type | what |")}
     assert documented == {name: dtype.str for name, dtype in spec.TOKENS_ATTRIBUTES.items()}
     stream = [row[0] for row in rows_of("| object of a stream | shape | what |")]

@@ -129,4 +129,4 @@ def test_streams_of_version_1_are_still_read():
     with open_reader(path, batch_size=2, seq_len=8) as reader:
         np.testing.assert_array_equal(reader.read_batch(0)[0], first)
     [report] = verify_store(path)
-    assert (report.problem, report.checks) == (None, ["crc32", "sha256"])
+    assert (report.problem, report.checks) == (None, ["crc32", "sha256", "documents"])

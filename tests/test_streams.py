@@ -146,6 +146,16 @@ def test_the_pieces_in_which_tokens_come_do_not_matter(tmp_path):
     assert (tmp_path / "a.h5").read_bytes() == (tmp_path / "b.h5").read_bytes()
 
 
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "int8"])
+def test_the_boundary_token_is_not_cut_to_the_dtype_of_a_document(dtype, tmp_path):
+    with HDF5ShardWriter(tmp_path / "s.h5", dtype="uint32", boundary_token_id=100_257) as writer:
+        writer.write_document(np.array([1, 2], dtype))
+        with pytest.raises(ArgumentError, match="1-D"):
+            writer.write_document(np.zeros((2, 2), dtype))
+    with MmapTokenStore(tmp_path / "s.h5") as store:
+        assert store.get_slice(0, 3).tolist() == [1, 2, 100_257]
+
+
 def test_an_exception_publishes_nothing(tmp_path):
     with pytest.raises(ConvertError), HDF5ShardWriter(tmp_path / "s.h5") as writer:
         writer.write_document([*TOKENS, -1])
@@ -364,6 +374,30 @@ def test_ids_that_no_model_has_are_told_when_they_are_met(tmp_path):
             reader.read_batch(1)
 
 
+def test_what_differs_has_another_fingerprint(tmp_path):
+    folder = write_npy(tmp_path / "folder", np.split(TOKENS, 50))
+    seen = set()
+    for shape in ((2, 8, 1), (2, 9, 0), (3, 8, 1), (2, 8, 0)):
+        with open_reader(folder, batch_size=shape[0], seq_len=shape[1], overlap=shape[2]) as reader:
+            seen.add(reader.fingerprint)
+    assert len(seen) == 4
+    for number in range(50):  # each file counts, also where the others stay
+        tokens = np.load(folder / f"{number:03}.npy")
+        np.save(folder / f"{number:03}.npy", tokens + 1)
+        with open_reader(folder, batch_size=2, seq_len=8) as reader:
+            seen.add(reader.fingerprint)
+    assert len(seen) == 54
+
+
+@pytest.mark.parametrize("backend", ["batch", "hdf5"])
+def test_a_backend_that_was_named_is_never_replaced(backend, tmp_path):
+    folder = write_npy(tmp_path / "folder", [TOKENS])
+    with pytest.raises(BackendError, match="found a 'npy' stream"):
+        open_reader(folder, backend=backend, batch_size=2, seq_len=8)
+    with pytest.raises(BackendError, match="have none"):
+        open_reader(folder, batch_size=2, seq_len=8, verify="store")
+
+
 # --- the loaders of the seeds ----------------------------------------------------------------------------------
 
 
@@ -462,6 +496,23 @@ def test_verify_finds_the_first_bad_chunk(tmp_path):
     assert "chunk 2 (tokens 512 to 768) is the first bad one" in result.stdout
     with pytest.raises(ZbError, match="chunk 2"):
         open_reader(folder, batch_size=2, seq_len=9, verify="store")
+
+
+def test_damaged_places_of_documents_are_found(tmp_path):
+    write(tmp_path / "s.h5", TOKENS, LENGTHS)
+    data = bytearray((tmp_path / "s.h5").read_bytes())
+    at = data.index(np.array([0, *np.cumsum(LENGTHS)], "<u8").tobytes())
+    data[at + 8 * 3] ^= 1  # still ascending
+    (tmp_path / "s.h5").write_bytes(data)
+    assert "places of its documents" in str(verify_store(tmp_path / "s.h5")[0].problem)
+
+
+def test_the_digests_of_one_split_do_not_look_at_the_other(tmp_path):
+    folder = write_store(tmp_path / "store", [(TOKENS[:3000], "train"), (TOKENS[3000:], "val")])
+    (folder / "shard-00000.h5").write_bytes(b"damage")
+    open_reader(folder, batch_size=2, seq_len=9, split="val", verify="store").close()
+    with pytest.raises(ZbError):
+        open_reader(folder, batch_size=2, seq_len=9, split="train", verify="store")
 
 
 @pytest.mark.parametrize("seed", range(30))

@@ -114,7 +114,7 @@ class Loader:
 
     def __new__(cls, *arguments: Any, backend: str = "auto", follow: bool = False, **options: Any) -> Self:
         """Return a `TextLoader` for backend "parquet": text has no stored batches, and so no order of them."""
-        if backend == "parquet":
+        if backend == "parquet" and not follow:
             from zb_hdf5.textloader import TextLoader
 
             return cast(Self, TextLoader(*arguments, **options))

@@ -105,6 +105,7 @@ TOKENS_ATTRIBUTES: Final[dict[str, np.dtype[Any]]] = {
     "complete": np.dtype("u1"),
     "boundary_token_id": np.dtype("<i8"),  # -1: none
     "chunk_tokens": np.dtype("<u8"),
+    "doc_offsets_crc32": np.dtype("<u4"),  # of all rows of doc_offsets; 0 until complete
 }
 
 # --- shards.json, version 1 ------------------------------------------------------------------------------------

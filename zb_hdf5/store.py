@@ -151,9 +151,8 @@ def open_reader(
     if (shaped or path.suffix not in (".h5", ".batch")) and is_stream(path, backend):
         if not shaped:
             raise ArgumentError(f"{path}: is a token stream: pass batch_size and seq_len for windows over it")
-        windows = _load("zb_hdf5.windows:WindowReader")
         shape = {"batch_size": batch_size, "seq_len": seq_len, "overlap": overlap}
-        return cast(BatchReader, windows(path, **shape, split=split, access=access, verify=verify))
+        return _open_windows(path, backend, dataset, **shape, split=split, access=access, verify=verify)
     if backend == "npy" or shaped or overlap:
         raise ArgumentError(f"{path}: is no token stream: its batches have the shape that they were stored with")
     if path.is_dir() or path.name == INDEX_NAME:
@@ -174,6 +173,13 @@ def open_reader(
     if options and found != "hdf5":
         raise BackendError(f"{path}: dataset={dataset!r} needs an HDF5 file, found a {found!r} file")
     return BACKENDS[found].reader_class()(path, access=access, verify=verify, **options)
+
+
+def _open_windows(path: Path, backend: str, dataset: str | None, **options: Any) -> BatchReader:
+    kind = "npy" if path.suffix == ".npy" or (path.is_dir() and not (path / INDEX_NAME).exists()) else "hdf5"
+    if backend not in ("auto", kind) or dataset is not None:
+        raise BackendError(f"{path}: asked for backend {backend!r}, dataset {dataset!r}, found a {kind!r} stream")
+    return cast(BatchReader, _load("zb_hdf5.windows:WindowReader")(path, **options))
 
 
 def _open_store(path: Path, backend: str, access: str, verify: str, split: str | None) -> BatchReader:

@@ -46,6 +46,7 @@ class StreamInspection(NamedTuple):
     max_token: int
     boundary_token_id: int
     chunk_tokens: int
+    doc_offsets_crc32: int
     vocab_size: int
     tokenizer: str
     sha256: str | None
@@ -210,6 +211,9 @@ def inspect_stream(path: Path) -> StreamInspection:
         token_count, complete = int(found["token_count"]), bool(found["complete"])
         if token_count > len(stored):
             raise FormatError(f"{path}: expected {token_count:,} tokens, found room for {len(stored):,}")
+        chunk_tokens = int(found["chunk_tokens"])
+        if chunk_tokens < 1 or (stored.chunks and stored.chunks[0] != chunk_tokens):
+            raise FormatError(f"{path}: expected chunks of {chunk_tokens:,} tokens, found {stored.chunks}")
         offsets = h5.get(DOC_OFFSETS)
         if not isinstance(offsets, h5py.Dataset) or len(offsets) < int(found["document_count"]) + 1:
             raise FormatError(f"{path}: expected {int(found['document_count']) + 1:,} rows of {DOC_OFFSETS!r}")
@@ -222,7 +226,8 @@ def inspect_stream(path: Path) -> StreamInspection:
             int(found["document_count"]),
             int(found["max_token"]),
             int(found["boundary_token_id"]),
-            int(found["chunk_tokens"]),
+            chunk_tokens,
+            int(found["doc_offsets_crc32"]),
             int(h5.attrs["vocab_size"]),
             str(_text(h5.attrs["tokenizer"])),
             sha256 if complete else None,

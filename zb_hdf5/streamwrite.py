@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import zlib
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -37,7 +38,6 @@ from zb_hdf5.spec import (
     TokenArray,
     as_stored,
     meta_block_bytes,
-    require_integers,
     stored_dtype,
 )
 
@@ -133,12 +133,13 @@ class HDF5ShardWriter:
     def write_document(self, tokens: npt.ArrayLike) -> None:
         """Append one document, and the boundary token behind it where there is one. Raises as `write_documents`."""
         document = np.asarray(tokens)
+        if document.ndim != 1:
+            raise ArgumentError(f"{self._file.path}: expected a 1-D document, found shape {document.shape}")
         if document.size == 0:
             document = document.astype(self._meta.dtype)  # an empty list is an array of floats
-        require_integers(document, self._file.path)
-        if len(self._boundary):
-            document = np.append(document, self._boundary.astype(document.dtype if document.size else np.int64))
-        self.write_documents(document, [len(document)])
+        stored = as_stored(document, self._meta, f"{self._file.path} (token {self.token_count:,})")
+        stored = np.append(stored, self._boundary.astype(stored.dtype))
+        self.write_documents(stored, [len(stored)])
 
     def write_documents(self, tokens: npt.ArrayLike, lengths: npt.ArrayLike) -> None:
         """Append many documents at once.
@@ -187,7 +188,7 @@ class HDF5ShardWriter:
             info = StreamInfo(
                 self._file.path, self._committed, self._offsets.count - 1, self._max_token, self._digest.sha256()
             )
-            self._modify(sha256=info.sha256.encode(), complete=1)
+            self._modify(doc_offsets_crc32=self._offsets.crc32, sha256=info.sha256.encode(), complete=1)
             self._h5.close()
             os.ftruncate(self._file.fd, end_of_file_address(self._file.fd))  # give back what was reserved
         except BaseException:
@@ -306,13 +307,14 @@ class _Rows:
     """A 1-D dataset that grows by whole chunks written past HDF5's chunk cache; the last one is written again."""
 
     def __init__(self, h5: h5py.File, name: str, dtype: str, chunk_rows: int) -> None:
-        self.count = 0
+        self.count = self.crc32 = 0
         self._tail = np.zeros(chunk_rows, dtype)
         self._dataset = h5.create_dataset(name, (0,), dtype, maxshape=(None,), chunks=(chunk_rows,))
 
     def append(self, rows: npt.NDArray[Any]) -> None:
         """Write `rows` behind those that are there."""
         chunk_rows = len(self._tail)
+        self.crc32 = zlib.crc32(np.ascontiguousarray(rows, self._tail.dtype), self.crc32)
         while len(rows):
             within = self.count % chunk_rows
             taken = rows[: chunk_rows - within]

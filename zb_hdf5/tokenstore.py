@@ -15,7 +15,7 @@ from typing import Any, Final, Self
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.errors import ArgumentError, BatchIndexError, FormatError
+from zb_hdf5.errors import ArgumentError, BatchIndexError, FormatError, IncompleteError
 from zb_hdf5.npyheader import read_npy_header
 from zb_hdf5.spec import DEFAULT_SPLIT, INDEX_NAME, NO_BOUNDARY, TokenArray, combine_sha256
 from zb_hdf5.streamindex import StreamIndex
@@ -31,6 +31,13 @@ from zb_hdf5.streamread import (
 MAX_OPEN_FILES: Final = 128
 FINGERPRINT_SAMPLES: Final = 16
 SAMPLE_TOKENS: Final = 4096
+
+
+def npy_files(path: Path) -> list[Path]:
+    """Return a `.npy` file, or those of a folder in the order of their names; hidden ones are not looked at."""
+    if not path.is_dir():
+        return [path]
+    return sorted(file for file in path.glob("*.npy") if file.is_file() and not file.name.startswith("."))
 
 
 class MmapTokenStore:
@@ -82,6 +89,10 @@ class MmapTokenStore:
 
     def _take_index(self, index: StreamIndex, folder: Path, split: str | None) -> list[int]:
         shards = index.of_split(split)
+        for shard in shards:
+            if not shard.complete:
+                raise IncompleteError(f"{folder / shard.path}: its writer has not finished; make it again")
+        self._document_count = sum(shard.document_count for shard in shards)
         self.dtype: np.dtype[Any] = index.dtype
         self.boundary_token_id, self.vocab_size, self.tokenizer = (
             index.boundary_token_id, index.vocab_size, index.tokenizer,
@@ -94,7 +105,8 @@ class MmapTokenStore:
         return [shard.token_count for shard in shards]
 
     def _take_npy(self) -> list[int]:
-        self.paths = sorted(self.path.glob("*.npy")) if self.path.is_dir() else [self.path]
+        self.paths = npy_files(self.path)
+        self._document_count = len(self.paths)
         if not self.paths:
             raise FormatError(f"{self.path}: no .npy files in this folder")
         headers = [read_npy_header(path) for path in self.paths]
@@ -102,10 +114,15 @@ class MmapTokenStore:
             if len(shape) != 1 or dtype.kind not in "iu":
                 raise FormatError(f"{path}: expected a 1-D array of integers, found shape {shape} {dtype}")
         self.dtype = np.result_type(*(dtype for _, _, dtype, _ in headers))
+        if self.dtype.kind not in "iu":
+            raise FormatError(
+                f"{self.path}: its files are of dtypes that no integer dtype covers, uint64 and a signed one"
+            )
         return [shape[0] for shape, *_ in headers]
 
     def _take_file(self, found: StreamInspection) -> list[int]:
         self.dtype, self.boundary_token_id = found.dtype, found.boundary_token_id
+        self._document_count = found.document_count
         self.vocab_size, self.tokenizer, self.paths = found.vocab_size, found.tokenizer, [self.path]
         self._sha256 = [] if found.sha256 is None else [found.sha256]
         return [found.token_count]
@@ -124,10 +141,13 @@ class MmapTokenStore:
     def fingerprint(self) -> str:
         """Identity of the content: over the stored digests, or "sampled:" over sizes and some of the tokens."""
         if len(self._sha256) == len(self.paths):
-            return f"tokens:{combine_sha256(self._sha256)}"
+            return f"tokens:{combine_sha256(self._sha256)}:{self.dtype.name}"
         digest = hashlib.sha256(f"{self._starts}:{self.dtype.str}".encode())
         last = max(0, self.num_tokens - SAMPLE_TOKENS)
-        for start in sorted({last * k // (FINGERPRINT_SAMPLES - 1) for k in range(FINGERPRINT_SAMPLES)}):
+        samples = {last * k // (FINGERPRINT_SAMPLES - 1) for k in range(FINGERPRINT_SAMPLES)}
+        samples |= {start for start in self._starts if start < self.num_tokens}  # where each file begins
+        samples |= {max(0, start - SAMPLE_TOKENS) for start in self._starts}  # and ends
+        for start in sorted(samples):
             digest.update(np.ascontiguousarray(self.get_slice(start, min(start + SAMPLE_TOKENS, self.num_tokens))))
         return f"sampled:{digest.hexdigest()}"
 
@@ -203,17 +223,19 @@ class MmapTokenStore:
             for path, start, stop in zip(self.paths, self._starts, self._starts[1:], strict=False):
                 known: Sequence[int] | npt.NDArray[np.uint64]
                 known = [0, stop - start] if path.suffix == ".npy" else read_doc_offsets(path)
+                known = np.asarray(known, dtype=np.uint64)
+                known = known[known <= stop - start]  # a killed writer may have been ahead with them
                 ends.append(np.asarray(known[1:], dtype=np.uint64) + np.uint64(start))
             self._doc_offsets = np.concatenate(ends)
         return self._doc_offsets
 
     @property
     def document_count(self) -> int:
-        return len(self.doc_offsets) - 1
+        return self._document_count
 
     def document(self, number: int) -> TokenArray:
         """Return the tokens of one document, its boundary token included."""
-        if not 0 <= number < self.document_count:
+        if not 0 <= number < len(self.doc_offsets) - 1:
             raise BatchIndexError(f"{self.path}: no document {number:,}: it has {self.document_count:,}")
         start, stop = self.doc_offsets[number : number + 2].tolist()
         return self.get_slice(start, stop)
@@ -254,7 +276,8 @@ class MmapTokenStore:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in self.__dict__.items() if key not in ("_lock", "_files", "_opened")}
+        kept = {key: value for key, value in self.__dict__.items() if key not in ("_lock", "_files", "_opened")}
+        return kept | {"_doc_offsets": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

@@ -16,6 +16,7 @@ from zb_hdf5.errors import ChecksumError, IncompleteError, ZbError
 from zb_hdf5.spec import INDEX_NAME
 from zb_hdf5.streamindex import StreamEntry, StreamIndex
 from zb_hdf5.streamread import StreamInspection, inspect_stream, open_token_file, read_chunk_crc32, read_doc_offsets
+from zb_hdf5.tokenstore import npy_files
 
 Progress = Callable[[int], None]
 
@@ -46,14 +47,16 @@ class ShardReport:
     problem: ZbError | None = None
 
 
-def verify_stream(path: Path, *, workers: int | None, progress: Progress) -> list[ShardReport]:
-    """Check an HDF5 stream, a store of them, or `.npy` files, several files at a time. See `verify_store`."""
+def verify_stream(
+    path: Path, *, split: str | None = None, workers: int | None = None, progress: Progress = lambda tokens: None
+) -> list[ShardReport]:
+    """Check an HDF5 stream, a store of them or one split of it, or `.npy` files. See `verify_store`."""
     folder = path.parent if path.name == INDEX_NAME else path
     jobs: list[tuple[Path, StreamEntry | None]]
     if (folder / INDEX_NAME).exists():
-        jobs = [(folder / entry.path, entry) for entry in StreamIndex.load(folder).shards]
+        jobs = [(folder / entry.path, entry) for entry in StreamIndex.load(folder).of_split(split)]
     else:
-        jobs = [(file, None) for file in (sorted(path.glob("*.npy")) if path.is_dir() else [path])]
+        jobs = [(file, None) for file in npy_files(path)]
     with ThreadPoolExecutor(workers or os.cpu_count() or 1, thread_name_prefix="zb-verify") as pool:
         return list(pool.map(lambda job: _verify_file(job[0], job[1], progress), jobs))
 
@@ -105,12 +108,13 @@ def _check_content(
             raise ChecksumError(f"{path}: {where} says sha256 {sha256}, its tokens give {report.sha256}; restore it")
         report.checks.append("sha256" if where == "the file" else "index")
     _check_documents(path, found, entry)
+    report.checks.append("documents")
 
 
 def _check_documents(path: Path, found: StreamInspection, entry: StreamEntry | None) -> None:
     offsets = read_doc_offsets(path)
-    if int(offsets[0]) != 0 or int(offsets[-1]) > found.token_count:
-        raise ChecksumError(f"{path}: its documents end at token {int(offsets[-1]):,} of {found.token_count:,}")
+    if zlib.crc32(offsets) != found.doc_offsets_crc32 or int(offsets[0]) != 0 or int(offsets[-1]) != found.token_count:
+        raise ChecksumError(f"{path}: the places of its documents are damaged; restore the shard, or make it again")
     if entry is not None and (entry.token_count, entry.document_count) != (found.token_count, found.document_count):
         raise ChecksumError(
             f"{path}: {INDEX_NAME} says {entry.token_count:,} tokens in {entry.document_count:,} documents, the shard "

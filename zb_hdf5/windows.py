@@ -15,6 +15,7 @@ from zb_hdf5.order import GlobalOrder
 from zb_hdf5.reader import BatchReader, require_choice
 from zb_hdf5.spec import DTYPE_BY_NAME, StoreMeta, TokenArray, as_stored
 from zb_hdf5.tokenstore import MmapTokenStore
+from zb_hdf5.verifystream import verify_stream
 
 WINDOW_ORDERS: Final = ("epoch", "random")
 
@@ -62,10 +63,12 @@ class WindowReader(BatchReader):
         access: str = "auto",
         verify: str = "none",
     ) -> None:
+        if overlap < 0:
+            raise ArgumentError(f"overlap must be at least 0, found {overlap}")
         if verify == "batch":
             raise BackendError(f"{path}: verify='batch' needs stored batches, found a token stream; use verify='store'")
         if verify == "store":
-            _require_digests(Path(path))
+            _require_digests(Path(path), split)
         self.store = MmapTokenStore(path, split=split, access=access)
         small = self.store.dtype.kind == "u" and self.store.dtype.itemsize <= 2
         dtype = DTYPE_BY_NAME["uint16" if small else "uint32"]
@@ -85,19 +88,21 @@ class WindowReader(BatchReader):
                 f"{path}: {self.store.num_tokens:,} tokens do not fill one batch of {batch_size:,} x {seq_len:,}"
                 + (f" and {overlap} more" if overlap else "")
             )
+        self._stride = seq_len
         super().__init__(Path(path), meta, num_batches, _WindowSource(self.store, meta, seq_len))
         self.dropped_tokens = self.store.num_tokens - overlap - num_batches * batch_size * seq_len
 
     def _compute_fingerprint(self) -> str:
-        return f"{self.store.fingerprint}:{self.meta.batch_size}x{self.meta.seq_len}"
+        # the batch size too: a shuffle of batches means other records with another one
+        return f"{self.store.fingerprint}:{self.meta.batch_size}x{self._stride}+{self.meta.seq_len - self._stride}"
 
 
-def _require_digests(path: Path) -> None:
-    from zb_hdf5.verify import verify_store
-
-    problems = [report.problem for report in verify_store(path) if report.problem]
-    if problems:
-        raise problems[0]
+def _require_digests(path: Path, split: str | None) -> None:
+    for report in verify_stream(path, split=split):
+        if report.problem:
+            raise report.problem
+        if not report.checks:
+            raise BackendError(f"{report.path}: verify='store' needs stored digests, and .npy files have none")
 
 
 class _WindowSource:

@@ -330,8 +330,10 @@ def expand(paths: Sequence[Path]) -> list[Path]:
             if not inside:
                 raise ConvertError(f"{path}: no .npy files in this folder, nor below it")
             files += inside
-        elif path.exists():
+        elif path.is_file():
             files.append(path)
+        elif path.exists():
+            raise ConvertError(f"{path}: expected a file or folder, found neither")  # a FIFO would block for ever
         else:
             raise ConvertError(f"{path}: no such file or folder")
     for path, count in Counter(file.resolve() for file in files).items():

@@ -107,6 +107,8 @@ def test_transformers_trainer_trains_on_records(loader, tmp_path):
 @pytest.mark.filterwarnings("ignore")
 def test_lightning_trains_on_batches_and_on_the_loader_itself(loader, tmp_path):
     lightning = pytest.importorskip("lightning")
+    from lightning.pytorch.plugins.environments import LightningEnvironment
+
     seen = []
 
     class Model(lightning.LightningModule):
@@ -126,5 +128,6 @@ def test_lightning_trains_on_batches_and_on_the_loader_itself(loader, tmp_path):
     for source in (DataLoader(loader.dataset(), batch_size=None), loader):
         seen.clear()
         quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
-        lightning.Trainer(max_epochs=1, default_root_dir=tmp_path, **quiet).fit(Model(), source)
+        alone = [LightningEnvironment()]  # else it asks mpi4py, which opens what it never closes
+        lightning.Trainer(max_epochs=1, default_root_dir=tmp_path, plugins=alone, **quiet).fit(Model(), source)
         assert all(torch.equal(a, b) for a, b in zip(seen, loader, strict=True))

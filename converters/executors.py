@@ -174,8 +174,8 @@ def _begin_worker() -> None:
     """End with the parent, whatever ends it; leave Ctrl+C to the parent; remove unfinished files on SIGTERM."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    signal.signal(signal.SIGTERM, _unwind)
     threading.Thread(target=_end_with_parent, name="zb-convert-parent", daemon=True).start()
+    signal.signal(signal.SIGTERM, _unwind)  # last: the pool reports an exception of this function with a traceback
 
 
 def _unwind(number: int, frame: object) -> None:

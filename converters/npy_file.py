@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import io
 import math
+import mmap
 import os
 import time
 from collections import Counter
@@ -80,7 +81,11 @@ class NpyFile:
     def records(self, seq_len: int) -> TokenArray:
         """Map the file and return its records, shape `(num_records, seq_len)`."""
         order: Any = "F" if self.fortran else "C"
-        array: TokenArray = np.memmap(self.path, self.dtype, "r", self.byte_offset, self.shape, order).view(np.ndarray)
+        with open(self.path, "rb") as file:
+            mapping = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+        with contextlib.suppress(OSError):
+            mapping.madvise(mmap.MADV_NOHUGEPAGE)  # else one record may map, and count as, 2 MiB
+        array: TokenArray = np.ndarray(self.shape, self.dtype, mapping, self.byte_offset, None, order)
         return array if array.ndim == 2 else array[: self.num_records * seq_len].reshape(-1, seq_len)
 
     def read_into(self, first: int, out: TokenArray) -> None:

@@ -10,9 +10,7 @@ import contextlib
 import multiprocessing
 import os
 import signal
-import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
@@ -163,31 +161,21 @@ def _open_processes(workers: int) -> Iterator[Engine]:
     signal.pthread_sigmask(signal.SIG_SETMASK, previous)
 
     def interrupt() -> None:
-        for child in set(multiprocessing.active_children()) - before:
-            child.terminate()  # each removes its unfinished shard
+        children = set(multiprocessing.active_children()) - before
+        for child in children:
+            child.kill()  # who handed out the work removes what they leave
+        for child in children:
+            wait_for_end([child.sentinel])  # the pool gives up every task when the first is gone
 
     with ProcessPoolExecutor(workers, context, initializer=_begin_worker) as executor:
         yield Pooled(executor, workers, interrupt)
 
 
 def _begin_worker() -> None:
-    """End with the parent, whatever ends it; leave Ctrl+C to the parent; remove unfinished files on SIGTERM."""
+    """End with the parent, whatever ends it; leave Ctrl+C to the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     threading.Thread(target=_end_with_parent, name="zb-convert-parent", daemon=True).start()
-    signal.signal(signal.SIGTERM, _unwind)  # last: the pool reports an exception of this function with a traceback
-
-
-def _unwind(number: int, frame: object) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    threading.Thread(target=_end_soon, name="zb-convert-end", daemon=True).start()
-    sys.exit(128 + number)
-
-
-def _end_soon() -> None:
-    """The pool takes an exception of a task for its result and goes on: end once the task has cleaned up."""
-    time.sleep(1.0)
-    os._exit(143)
 
 
 def _end_with_parent() -> None:

@@ -105,6 +105,16 @@ class NpyFile:
                     raise IncompleteError(f"{self.path}: became shorter while it was read; convert again")
                 buffer = buffer[count:]
 
+    def gather_into(self, byte_offsets: list[int], out: TokenArray, cold: bool) -> None:
+        """Read records from anywhere in a file in C order: a mapping of large pages would count all of it as ours."""
+        with open(self.path, "rb", buffering=0) as file:
+            fd, record_bytes = file.fileno(), out.shape[1] * self.dtype.itemsize
+            for offset in byte_offsets if cold else ():
+                os.posix_fadvise(fd, offset, record_bytes, os.POSIX_FADV_WILLNEED)
+            for row, offset in zip(out, byte_offsets, strict=True):
+                if os.preadv(fd, (row,), offset) != record_bytes:
+                    raise IncompleteError(f"{self.path}: became shorter while it was read; convert again")
+
     def where(self, record: int, column: int, seq_len: int) -> str:
         """Say where a token stands, in the array's own terms."""
         return f"index {record * seq_len + column:,}" if len(self.shape) == 1 else f"index [{record:,}, {column:,}]"
@@ -267,11 +277,10 @@ class NpySource:
         """Gather records of a mapped file, and keep what is mapped of it small: the kernel counts it as ours."""
         file = self._files[number]
         record_bytes = self.meta.seq_len * file.dtype.itemsize
-        if self.cold and not file.fortran:
-            with open(file.path, "rb", buffering=0) as opened:
-                for offset in (file.byte_offset + inside * record_bytes).tolist():
-                    os.posix_fadvise(opened.fileno(), offset, record_bytes, os.POSIX_FADV_WILLNEED)
         taken = np.empty((len(inside), self.meta.seq_len), file.dtype)
+        if not file.fortran:
+            file.gather_into((file.byte_offset + inside * record_bytes).tolist(), taken, self.cold)
+            return taken
         step = max(1, self.max_mapped_bytes // (record_bytes + FAULT_AROUND_BYTES))
         for start in range(0, len(inside), step):
             taken[start : start + step] = self._records(number)[inside[start : start + step]]

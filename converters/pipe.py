@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -232,6 +232,8 @@ class _Folder:
         try:
             return self._write_missing(folder, finished)
         except BaseException as error:
+            with suppress(OSError):
+                self._remove_unfinished(folder, finished)
             if finished:
                 error.add_note(
                     f"{len(finished)} of {len(self._shards)} shards are finished, in {folder.partial_path}: go on with "

@@ -495,7 +495,7 @@ def test_a_stopped_conversion_stops_its_workers_and_can_be_resumed(number, tmp_p
             time.sleep(0.005)
         os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
         _, err = process.communicate(timeout=100)
-    assert process.returncode == {signal.SIGTERM: 143, signal.SIGINT: 130}[number]
+    assert process.returncode == {signal.SIGTERM: 143, signal.SIGINT: 130}[number], err
     assert "Traceback" not in err
     wait_for_end_of(process.pid)
     assert not list(tmp_path.glob("out.partial/*.partial"))

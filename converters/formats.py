@@ -125,15 +125,12 @@ class ShuffledSource(Source, Protocol):
         Stored record -> source record.
     pad_id
         The token of the records behind the last one.
-    max_mapped_bytes
-        How much of mapped files may count as this process's memory.
     cold
         Whether random reads wait for a disk: then they are announced to the kernel.
     """
 
     order: GlobalOrder
     pad_id: int
-    max_mapped_bytes: int
     cold: bool
 
     def read_records(self, first: int, rows: TokenArray) -> None:

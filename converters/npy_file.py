@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import io
 import math
-import mmap
 import os
 import time
 from collections import Counter
@@ -19,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from converters.formats import Accounts
+from converters.open_files import OpenFiles
 from zb_hdf5 import ArgumentError, BatchWriter, ConvertError, IncompleteError, ShardInfo, StoreMeta
 from zb_hdf5.extents import Run
 from zb_hdf5.npyheader import read_npy_header
@@ -30,11 +30,6 @@ if TYPE_CHECKING:
     from zb_hdf5.digest import PendingDigest
 
 REMAINDERS: Final = ("drop", "pad", "error")
-#: Source files that are mapped at the same time: each mapping holds a descriptor.
-MAX_MAPPED_FILES: Final = 256
-#: The kernel maps what it finds in the page cache around each page that is touched.
-FAULT_AROUND_BYTES: Final = 64 << 10
-MAX_MAPPED_BYTES: Final = 512 << 20
 
 
 @dataclass(frozen=True)
@@ -78,42 +73,13 @@ class NpyFile:
     def num_tokens(self) -> int:
         return math.prod(self.shape)
 
-    def records(self, seq_len: int) -> TokenArray:
-        """Map the file and return its records, shape `(num_records, seq_len)`."""
-        order: Any = "F" if self.fortran else "C"
-        with open(self.path, "rb") as file:
-            mapping = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
-        with contextlib.suppress(OSError):
-            mapping.madvise(mmap.MADV_NOHUGEPAGE)  # else one record may map, and count as, 2 MiB
-        array: TokenArray = np.ndarray(self.shape, self.dtype, mapping, self.byte_offset, None, order)
-        return array if array.ndim == 2 else array[: self.num_records * seq_len].reshape(-1, seq_len)
+    def map_columns(self) -> TokenArray:
+        """Map the records of a file in Fortran order, whose tokens lie apart, shape `(num_records, seq_len)`."""
+        return np.memmap(self.path, self.dtype, "r", self.byte_offset, self.shape, "F").view(np.ndarray)
 
-    def read_into(self, first: int, out: TokenArray) -> None:
-        """Fill `out` with consecutive records, which lie one after the other in a file in C order.
-
-        Raises
-        ------
-        IncompleteError
-            If the file has become shorter.
-        """
-        buffer = memoryview(out).cast("B")
-        with open(self.path, "rb", buffering=0) as file:
-            file.seek(self.byte_offset + first * out.shape[1] * self.dtype.itemsize)
-            while buffer:
-                count = file.readinto(buffer)
-                if not count:
-                    raise IncompleteError(f"{self.path}: became shorter while it was read; convert again")
-                buffer = buffer[count:]
-
-    def gather_into(self, byte_offsets: list[int], out: TokenArray, cold: bool) -> None:
-        """Read records from anywhere in a file in C order: a mapping of large pages would count all of it as ours."""
-        with open(self.path, "rb", buffering=0) as file:
-            fd, record_bytes = file.fileno(), out.shape[1] * self.dtype.itemsize
-            for offset in byte_offsets if cold else ():
-                os.posix_fadvise(fd, offset, record_bytes, os.POSIX_FADV_WILLNEED)
-            for row, offset in zip(out, byte_offsets, strict=True):
-                if os.preadv(fd, (row,), offset) != record_bytes:
-                    raise IncompleteError(f"{self.path}: became shorter while it was read; convert again")
+    def offset_of(self, record: Any, seq_len: int) -> Any:
+        """Return the byte offset of a record, or of an array of records, of a file in C order."""
+        return self.byte_offset + record * (seq_len * self.dtype.itemsize)
 
     def where(self, record: int, column: int, seq_len: int) -> str:
         """Say where a token stands, in the array's own terms."""
@@ -163,11 +129,9 @@ class NpySource:
         self.identity: dict[str, Any] = {}
         self.pad_id = pad_id
         self.order = write_order(total, seed) if shuffle else None
-        self.max_mapped_bytes = MAX_MAPPED_BYTES
         self.cold = False
         self._ends = np.cumsum([file.num_records for file in self._files])
-        self._mapped: dict[int, TokenArray] = {}
-        self._touched_bytes = 0
+        self._open_files = OpenFiles(self.paths)
         self._account(remainder)
 
     def _auto_dtype(self, vocab_size: int) -> str:
@@ -214,16 +178,15 @@ class NpySource:
     def probe(self, record: int) -> float | None:
         """Return how many seconds a read of a record took, or None if it came from the page cache."""
         number, inside = self._locate(record)
-        file = self._files[number]
-        offset = file.byte_offset + inside * self.meta.seq_len * file.dtype.itemsize
+        file, fd = self._files[number], self._open_files.fd(number)
+        offset = file.offset_of(inside, self.meta.seq_len)
         buffer = bytearray(self.meta.seq_len * file.dtype.itemsize)
-        with open(file.path, "rb", buffering=0) as opened:
-            with contextlib.suppress(OSError):
-                if os.preadv(opened.fileno(), (buffer,), offset, os.RWF_NOWAIT) == len(buffer):
-                    return None
-            start_s = time.perf_counter()
-            os.preadv(opened.fileno(), (buffer,), offset)
-            return time.perf_counter() - start_s
+        with contextlib.suppress(OSError):
+            if os.preadv(fd, (buffer,), offset, os.RWF_NOWAIT) == len(buffer):
+                return None
+        start_s = time.perf_counter()
+        os.preadv(fd, (buffer,), offset)
+        return time.perf_counter() - start_s
 
     def _locate(self, record: int) -> tuple[int, int]:
         number = int(np.searchsorted(self._ends, record, side="right"))
@@ -243,9 +206,6 @@ class NpySource:
     def shard_of(self, start: int, stop: int) -> None:
         """Records lie in other files than batches."""
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_mapped": {}}
-
     def check_reads(self) -> None:
         """`.npy` files carry no digests."""
 
@@ -257,10 +217,9 @@ class NpySource:
         target = rows[here[0] : here[-1] + 1] if len(here) == int(here[-1] - here[0]) + 1 else None
         consecutive = int(inside[-1] - inside[0]) == len(inside) - 1 and bool(np.all(np.diff(inside) == 1))
         if consecutive and not file.fortran:
-            # read, not mapped: faster than page faults, and memory stays flat
             direct = target if target is not None and file.dtype == self.meta.dtype else None
             tokens = np.empty((len(here), seq_len), file.dtype) if direct is None else direct
-            file.read_into(int(inside[0]), tokens)
+            self._open_files.read_into(number, file.offset_of(int(inside[0]), seq_len), tokens)
         else:
             direct, tokens = None, self._take(number, inside)
         bad = find_bad_token(tokens, token_limit(self.meta.dtype, self.meta.vocab_size))
@@ -274,29 +233,16 @@ class NpySource:
             target[...] = tokens
 
     def _take(self, number: int, inside: npt.NDArray[np.int64]) -> TokenArray:
-        """Gather records of a mapped file, and keep what is mapped of it small: the kernel counts it as ours."""
+        """Gather records of one file."""
         file = self._files[number]
-        record_bytes = self.meta.seq_len * file.dtype.itemsize
+        if file.fortran:
+            return file.map_columns()[inside]
         taken = np.empty((len(inside), self.meta.seq_len), file.dtype)
-        if not file.fortran:
-            file.gather_into((file.byte_offset + inside * record_bytes).tolist(), taken, self.cold)
-            return taken
-        step = max(1, self.max_mapped_bytes // (record_bytes + FAULT_AROUND_BYTES))
-        for start in range(0, len(inside), step):
-            taken[start : start + step] = self._records(number)[inside[start : start + step]]
-            self._touched_bytes += min(step, len(inside) - start) * (record_bytes + FAULT_AROUND_BYTES)
-            if self._touched_bytes >= self.max_mapped_bytes:
-                self._mapped.clear()
-                self._touched_bytes = 0
+        offsets: list[int] = file.offset_of(inside, self.meta.seq_len).tolist()
+        for offset in offsets if self.cold else ():
+            os.posix_fadvise(self._open_files.fd(number), offset, taken[0].nbytes, os.POSIX_FADV_WILLNEED)
+        self._open_files.gather_into(number, offsets, taken)
         return taken
-
-    def _records(self, number: int) -> TokenArray:
-        mapped = self._mapped.get(number)
-        if mapped is None:
-            if len(self._mapped) == MAX_MAPPED_FILES:
-                del self._mapped[next(iter(self._mapped))]
-            mapped = self._mapped[number] = self._files[number].records(self.meta.seq_len)
-        return mapped
 
 
 class NpyWriter(BatchWriter):

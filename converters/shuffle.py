@@ -16,7 +16,7 @@ from converters.formats import ShuffledSource, Source
 from zb_hdf5.console import format_bytes
 from zb_hdf5.publish import scratch_directory
 from zb_hdf5.reader import GROUP_BYTES, require_choice
-from zb_hdf5.scatter import PROCESS_BYTES, BucketReader, ScatterPlan, scatter_run
+from zb_hdf5.scatter import BucketReader, ScatterPlan, scatter_run
 from zb_hdf5.spec import TokenArray
 
 SHUFFLE_METHODS: Final = ("auto", "direct", "two-pass")
@@ -81,7 +81,6 @@ def choose_shuffle(
         return Shuffle("none", "batches are written in the order of the source")
     shuffled = cast(ShuffledSource, source)
     own_bytes = memory_bytes // min(workers, len(ranges)) - GROUPS * max(GROUP_BYTES, source.meta.batch_bytes)
-    shuffled.max_mapped_bytes = max(1 << 20, (own_bytes - PROCESS_BYTES) // 2)
     reason = "as asked"
     if method == "auto":
         method, reason = _probe(shuffled)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from converters.npy_file import FAULT_AROUND_BYTES, MAX_MAPPED_BYTES, MAX_MAPPED_FILES
+from converters.open_files import OpenFiles
 from converters.pack import PACKINGS, Packing
 from converters.shard import Progress, no_progress
 from converters.text_file import Recipe, ShardPlan, Tally, encode_shard
@@ -89,7 +89,7 @@ class PackedRows:
     def __init__(
         self, spools: Sequence[Spool], folder: Path, packing: str, seq_len: int, dtype: np.dtype[Any], pad_id: int
     ) -> None:
-        self._paths, self._dtype, self._pad_id = [spool.path for spool in spools], dtype, pad_id
+        self._open_files, self._dtype, self._pad_id = OpenFiles([spool.path for spool in spools]), dtype, pad_id
         self._starts = [0, *accumulate(spool.num_tokens for spool in spools)]
         self._prefix = folder / f"{SHARD_PREFIX}plan-{spools[0].split}"
         lengths = [np.fromfile(spool.lengths_path, np.int64) for spool in spools]
@@ -99,14 +99,12 @@ class PackedRows:
         self.num_rows = packed.num_rows
         self.tokens_kept, self.tokens_cropped = packed.tokens_kept, packed.tokens_cropped
         self._plan: Packing | None = None
-        self._mapped: dict[int, TokenArray] = {}
-        self._touched_bytes = 0
 
     def _plan_path(self, name: str) -> Path:
         return self._prefix.with_name(f"{self._prefix.name}-{name}.npy")
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_plan": None, "_mapped": {}, "_touched_bytes": 0}
+        return {**self.__dict__, "_plan": None}
 
     def tokens_in(self, rows: npt.NDArray[np.int64]) -> int:
         """Return how many tokens, padding aside, some rows hold."""
@@ -127,10 +125,6 @@ class PackedRows:
         places = (in_row * seq_len + columns).tolist()
         for offset, length, place in zip(plan.offsets[pieces].tolist(), lengths.tolist(), places, strict=True):
             self._read_into(offset, flat[place : place + length])
-        self._touched_bytes += out.nbytes + len(pieces) * FAULT_AROUND_BYTES
-        if self._touched_bytes > MAX_MAPPED_BYTES:  # what is mapped counts as this process's memory
-            self._mapped.clear()
-            self._plan, self._touched_bytes = None, 0
 
     def _pieces_of(self, rows: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Return the pieces of some rows, in order, and how many each row has."""
@@ -145,7 +139,7 @@ class PackedRows:
             number = bisect_right(self._starts, offset + done) - 1
             begin = offset + done - self._starts[number]
             take = min(len(out) - done, self._starts[number + 1] - offset - done)
-            out[done : done + take] = self._spool(number)[begin : begin + take]
+            self._open_files.read_into(number, begin * self._dtype.itemsize, out[done : done + take])
             done += take
 
     def _packing(self) -> Packing:
@@ -154,14 +148,6 @@ class PackedRows:
             offsets, lengths, first = (array.view(np.ndarray) for array in arrays)
             self._plan = Packing(offsets, lengths, first, 0, 0)
         return self._plan
-
-    def _spool(self, number: int) -> TokenArray:
-        mapped = self._mapped.get(number)
-        if mapped is None:
-            if len(self._mapped) == MAX_MAPPED_FILES:
-                del self._mapped[next(iter(self._mapped))]
-            mapped = self._mapped[number] = np.memmap(self._paths[number], self._dtype, "r").view(np.ndarray)
-        return mapped
 
 
 class SplitRows(NamedTuple):

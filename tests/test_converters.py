@@ -9,6 +9,7 @@ import os
 import tempfile
 from pathlib import Path
 
+import conftest
 import h5py
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import converters.npy_file
+import converters.open_files
 import zb_hdf5.publish
 from converters.cli import convert
 from converters.npy_file import NpySource
@@ -349,15 +350,15 @@ def test_every_npy_version_is_read(version, tmp_path):
     np.testing.assert_array_equal(records_of(tmp_path / "o.batch"), numbered(8))
 
 
-def test_more_files_than_may_be_mapped_at_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(converters.npy_file, "MAX_MAPPED_FILES", 3)
+def test_more_files_than_may_be_open_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(converters.open_files, "MAX_OPEN_FILES", 3)
     for number in range(10):
         save(tmp_path / "in" / f"{number}.npy", numbered(5, 5 * number))
     opened = NpySource([tmp_path / "in"], batch_size=2, seq_len=SEQ_LEN, seed=3)
     found = np.empty((opened.num_batches, 2, SEQ_LEN), "<u4")
     for number in range(opened.num_batches):
         opened.read_into(number, found[number : number + 1])
-        assert len(opened._mapped) <= 3
+        assert sum(path.startswith(str(tmp_path)) for path in conftest.open_files().values()) <= 3
     expected = numbered(50)[write_order(50, 3).indices(np.arange(50))]
     np.testing.assert_array_equal(found.reshape(-1, SEQ_LEN), expected)
 

@@ -203,7 +203,7 @@ def test_a_probe_tells_cold_from_warm(tmp_path):
 def test_cold_records_are_those_of_a_warm_gather(tmp_path):
     path = save(tmp_path / "in.npy", 5000)
     warm, cold = (NpySource([path], batch_size=8, seq_len=16, seed=3) for _ in range(2))
-    cold.cold, cold.max_mapped_bytes = True, 1 << 20
+    cold.cold = True
     found, expected = (np.empty((warm.num_batches, 8, 16), warm.meta.dtype) for _ in range(2))
     cold.read_into(0, found)
     warm.read_into(0, expected)

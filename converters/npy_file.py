@@ -262,7 +262,7 @@ class NpyWriter(BatchWriter):
 
     def _append(self, batches: TokenArray, digest: PendingDigest) -> None:
         write_fully(self._file.fd, batches, self._data_offset + self.num_batches * self.meta.batch_bytes)
-        self._count(batches, digest.result())
+        self._commit(batches, digest.result())
 
     def _complete(self, info: ShardInfo) -> tuple[Run, ...]:
         header = self._header(info.num_batches)

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from contract import random_tokens
 
-import zb_hdf5.native
+from converters.npy_file import NpySource
 from converters.pipe import convert
 from converters.store_file import StoreSource
 from zb_hdf5 import ChecksumError, ZbError, open_reader, verify_store
 
+SUFFIXES = {"hdf5": ".h5", "batch": ".batch"}
 SHAPES = {"packed": (4, 1024), "padded": (3, 1000)}
 
 
@@ -29,44 +30,73 @@ def tokens(request):
     return random_tokens(40, *SHAPES[request.param])
 
 
-def copy(source, backend, destination):
-    convert(StoreSource(source, backend), "batch", destination)
+def copy(source, backend, destination, target="batch"):
+    convert(StoreSource(source, backend), target, destination)
     if destination.is_file():
         return {"": destination.read_bytes()}
     return {path.name: path.read_bytes() for path in sorted(destination.iterdir())}
 
 
 @pytest.mark.parametrize("dtype", ["uint16", "uint32"])
+@pytest.mark.parametrize("target", ["hdf5", "batch"])
 @pytest.mark.parametrize("backend", ["hdf5", "batch"])
 @pytest.mark.parametrize("form", ["file", "store"])
 def test_the_fast_way_gives_the_bytes_of_the_slow_way(
-    dtype, backend, form, tokens, tmp_path, write_file, write_store, monkeypatch
+    dtype, target, backend, form, tokens, tmp_path, write_file, write_store, monkeypatch
 ):
     tokens = tokens.astype(dtype)
-    suffix = {"hdf5": ".h5", "batch": ".batch"}[backend]
     if form == "file":
-        source = tmp_path / f"in{suffix}"
+        source = tmp_path / f"in{SUFFIXES[backend]}"
         write_file(source, tokens)
     else:
         source = write_store(tmp_path / "in", tokens, (7, 30), (backend,))
-    name = "out.batch" if form == "file" else "out"
+    name = f"out{SUFFIXES[target]}" if form == "file" else "out"
     real, calls = os.copy_file_range, []
 
     def counted(*arguments):
         calls.append(arguments)
         return real(*arguments)
 
-    monkeypatch.setattr(zb_hdf5.native.os, "copy_file_range", counted)
+    monkeypatch.setattr(os, "copy_file_range", counted)
     (tmp_path / "fast").mkdir()
-    fast = copy(source, backend, tmp_path / "fast" / name)
+    fast = copy(source, backend, tmp_path / "fast" / name, target)
     if (form, backend) != ("file", "batch"):  # a lone .batch has nothing that would prove the copy
         assert calls
     for number in (errno.EXDEV, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.EPERM, errno.ETXTBSY):
-        monkeypatch.setattr(zb_hdf5.native.os, "copy_file_range", refuse(number))
+        monkeypatch.setattr(os, "copy_file_range", refuse(number))
         (tmp_path / str(number)).mkdir()
-        assert copy(source, backend, tmp_path / str(number) / name) == fast
+        assert copy(source, backend, tmp_path / str(number) / name, target) == fast
     with open_reader(tmp_path / "fast" / name) as reader:
         np.testing.assert_array_equal([np.array(batch) for batch in reader], tokens)
+
+
+@pytest.mark.parametrize("taken", [0, 1, 3])
+def test_a_copy_that_stops_in_the_middle_is_finished_by_hand(taken, tmp_path, write_store, monkeypatch):
+    tokens = random_tokens(40, 64, 4096)  # 1 MiB each: five groups
+    source = write_store(tmp_path / "in", tokens, (40,), ("batch",))
+    expected = copy(source, "batch", tmp_path / "a", "hdf5")
+    real, calls = os.copy_file_range, []
+
+    def once(*arguments):
+        if len(calls) == taken:
+            raise OSError(errno.EXDEV, "no more")
+        calls.append(arguments)
+        return real(*arguments)
+
+    monkeypatch.setattr(os, "copy_file_range", once)
+    assert copy(source, "batch", tmp_path / "b", "hdf5") == expected
+    assert len(calls) == taken
+
+
+def test_there_and_back_again_is_the_same_file(tokens, tmp_path):
+    """Written batch by batch, copied to the native format, and copied back."""
+    np.save(tmp_path / "in.npy", tokens.reshape(-1, tokens.shape[-1]))
+    source = NpySource([tmp_path / "in.npy"], batch_size=tokens.shape[1], seq_len=tokens.shape[2], seed=3)
+    convert(source, "hdf5", tmp_path / "a", num_shards=3)
+    copy(tmp_path / "a", "hdf5", tmp_path / "b")
+    back = copy(tmp_path / "b", "batch", tmp_path / "c", "hdf5")
+    shards = sorted((tmp_path / "a").glob("*.h5"))
+    assert [back[path.name] for path in shards] == [path.read_bytes() for path in shards]
 
 
 @pytest.mark.parametrize("limit", [1, 4096, 5000, 100_000])
@@ -78,14 +108,14 @@ def test_short_copies_go_on(limit, tokens, tmp_path, write_file, monkeypatch):
     def short(source, target, count, *offsets):
         return real(source, target, min(count, max(limit, 64)), *offsets)
 
-    monkeypatch.setattr(zb_hdf5.native.os, "copy_file_range", short)
+    monkeypatch.setattr(os, "copy_file_range", short)
     assert copy(tmp_path / "in.h5", "hdf5", tmp_path / "b.batch") == expected
 
 
 def test_no_progress_is_no_endless_loop(tokens, tmp_path, write_file, monkeypatch):
     write_file(tmp_path / "in.h5", tokens)
     expected = copy(tmp_path / "in.h5", "hdf5", tmp_path / "a.batch")
-    monkeypatch.setattr(zb_hdf5.native.os, "copy_file_range", lambda *arguments: 0)
+    monkeypatch.setattr(os, "copy_file_range", lambda *arguments: 0)
     assert copy(tmp_path / "in.h5", "hdf5", tmp_path / "b.batch") == expected
 
 
@@ -112,7 +142,7 @@ def test_a_source_cut_in_the_middle_is_an_error(tokens, tmp_path, write_file, mo
         os.truncate(tmp_path / "in.h5", os.path.getsize(tmp_path / "in.h5") // 2 + (1 << 19))
         return real(*arguments)
 
-    monkeypatch.setattr(zb_hdf5.native.os, "copy_file_range", cut)
+    monkeypatch.setattr(os, "copy_file_range", cut)
     with pytest.raises(ZbError):
         copy(tmp_path / "in.h5", "hdf5", tmp_path / "out.batch")
     assert [path.name for path in tmp_path.iterdir()] == ["in.h5"]
@@ -120,7 +150,7 @@ def test_a_source_cut_in_the_middle_is_an_error(tokens, tmp_path, write_file, mo
 
 def test_a_full_disk_is_not_taken_for_a_refusal(tokens, tmp_path, write_file, monkeypatch):
     write_file(tmp_path / "in.h5", tokens)
-    monkeypatch.setattr(zb_hdf5.native.os, "copy_file_range", refuse(errno.ENOSPC))
+    monkeypatch.setattr(os, "copy_file_range", refuse(errno.ENOSPC))
     with pytest.raises(OSError, match="No space left"):
         copy(tmp_path / "in.h5", "hdf5", tmp_path / "out.batch")
     assert [path.name for path in tmp_path.iterdir()] == ["in.h5"]

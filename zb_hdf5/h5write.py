@@ -40,7 +40,7 @@ from zb_hdf5.spec import (
 from zb_hdf5.writer import BatchWriter, ShardInfo
 
 if TYPE_CHECKING:
-    from zb_hdf5.digest import PendingDigest
+    from zb_hdf5.digest import GroupDigest, PendingDigest
 
 
 class HDF5BatchWriter(BatchWriter):
@@ -54,6 +54,7 @@ class HDF5BatchWriter(BatchWriter):
 
     def _begin(self) -> None:
         self._h5: Any = None
+        self._run_offset: int | None = None
         self._file.unlock()
         self._h5 = create_for_swmr(self._file.own_path, meta_block_bytes(self._expected_batches))
         self._reserve(meta_block_bytes(self._expected_batches))
@@ -65,9 +66,12 @@ class HDF5BatchWriter(BatchWriter):
     def _create_objects(self, h5: h5py.File) -> None:
         meta = self.meta
         create_root_attributes(h5, meta)
+        early = h5py.h5p.create(h5py.h5p.DATASET_CREATE)  # a batch has its extent before it has bytes: `_room_for`
+        early.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
         self._batches = h5.create_dataset(
-            BATCHES, shape=(0, *meta.shape), maxshape=(None, *meta.shape), chunks=(1, *meta.shape), dtype=meta.dtype
-        )
+            BATCHES, shape=(0, *meta.shape), maxshape=(None, *meta.shape), chunks=(1, *meta.shape), dtype=meta.dtype,
+            fill_time="never", dcpl=early,
+        )  # fmt: skip
         for name, dtype in BATCHES_ATTRIBUTES.items():
             self._batches.attrs.create(name, NO_SHA256.encode() if name == "sha256" else 0, dtype=dtype)
         # the crc rows of all expected batches lie before the first batch, so that they never part its run
@@ -81,10 +85,32 @@ class HDF5BatchWriter(BatchWriter):
     def _append(self, batches: TokenArray, digest: PendingDigest) -> None:
         first, stop = self.num_batches, self.num_batches + len(batches)
         self._reserve(len(batches) * (self.meta.padded_batch_bytes + HDF5_ALIGNMENT))
-        self._batches.resize(stop, axis=0)
+        if stop > self._batches.shape[0]:
+            self._batches.resize(stop, axis=0)
         for index, batch in enumerate(batches, first):
             self._batches.id.write_direct_chunk((index, 0, 0), batch)
-        group = digest.result()
+        self._commit(batches, digest.result())
+
+    def _room_for(self, first: int, count: int) -> int | None:
+        if first + count > self._expected_batches:
+            return None
+        if self._run_offset is None:
+            self._run_offset = self._allocate(self._expected_batches)
+        return self._run_offset + first * self.meta.padded_batch_bytes if self._run_offset else None
+
+    def _allocate(self, num_batches: int) -> int:
+        """Give every expected batch its extent, and return the offset of the first, or 0 if they are no single run."""
+        self._reserve(0)
+        self._batches.resize(num_batches, axis=0)
+        self._h5.flush()
+        end = max(os.fstat(self._file.fd).st_size, end_of_file_address(self._file.fd))
+        os.ftruncate(self._file.fd, end)  # HDF5 refuses to follow a file that is shorter than it should be
+        ends = [(index, 0, 0) for index in (0, num_batches - 1)]  # two, for each takes HDF5 a look at all chunks
+        begin, last = (self._batches.id.get_chunk_info_by_coord(index).byte_offset for index in ends)
+        return begin if last - begin == (num_batches - 1) * self.meta.padded_batch_bytes else 0
+
+    def _commit(self, batches: TokenArray, group: GroupDigest) -> None:
+        first, stop = self.num_batches, self.num_batches + len(batches)
         if stop > self._crc_dataset.shape[0]:
             self._crc_dataset.resize(stop, axis=0)
         for start in range(first - first % CRC32_CHUNK_ROWS, stop, CRC32_CHUNK_ROWS):
@@ -92,7 +118,7 @@ class HDF5BatchWriter(BatchWriter):
         if self._durable:
             os.fdatasync(self._file.fd)
         token_count, max_token = self.token_count + batches.size, max(self.max_token, group.max_token)
-        self._commit(num_batches=stop, token_count=token_count, max_token=max_token)
+        self._modify(num_batches=stop, token_count=token_count, max_token=max_token)
         self._count(batches, group)
 
     def _reserve(self, data_bytes: int) -> None:
@@ -107,7 +133,7 @@ class HDF5BatchWriter(BatchWriter):
         chunk[: len(values)] = values
         self._crc_dataset.id.write_direct_chunk((start,), chunk)
 
-    def _commit(self, **attributes: int | bytes) -> None:
+    def _modify(self, **attributes: int | bytes) -> None:
         for name, value in attributes.items():
             self._batches.attrs.modify(name, np.array(value, dtype=BATCHES_ATTRIBUTES[name]))
         self._h5.flush()
@@ -115,8 +141,9 @@ class HDF5BatchWriter(BatchWriter):
             os.fdatasync(self._file.fd)
 
     def _complete(self, info: ShardInfo) -> tuple[Run, ...]:
-        self._crc_dataset.resize(info.num_batches, axis=0)
-        self._commit(sha256=info.sha256.encode(), complete=1)
+        for dataset in (self._batches, self._crc_dataset):
+            dataset.resize(info.num_batches, axis=0)
+        self._modify(sha256=info.sha256.encode(), complete=1)
         offsets = chunk_offsets(self._batches)
         self._h5.close()
         os.ftruncate(self._file.fd, end_of_file_address(self._file.fd))  # give back what was reserved

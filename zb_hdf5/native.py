@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError
-from zb_hdf5.extents import ExtentFile, Extents, Run, auto_access, copy_range, read_fully
+from zb_hdf5.extents import ExtentFile, Extents, Run, auto_access
 from zb_hdf5.publish import write_fully
-from zb_hdf5.reader import GROUP_BYTES, BatchReader, require_options
+from zb_hdf5.reader import BatchReader, require_options
 from zb_hdf5.source import CheckedSource
 from zb_hdf5.spec import (
     BATCH_MAGIC,
@@ -26,7 +26,6 @@ from zb_hdf5.spec import (
     USER_BLOCK_BYTES,
     StoreMeta,
     TokenArray,
-    as_stored,
     batch_file_bytes,
     pack_header,
     unpack_header,
@@ -97,9 +96,7 @@ class BatchFileWriter(BatchWriter):
 
     def _append(self, batches: TokenArray, digest: PendingDigest) -> None:
         write_fully(self._file.fd, self._slots(batches), batch_file_bytes(self.meta, self.num_batches))
-        if self._durable:
-            os.fdatasync(self._file.fd)
-        self._count(batches, digest.result())
+        self._commit(batches, digest.result())
 
     def _slots(self, batches: TokenArray) -> npt.NDArray[np.uint8]:
         """Return the bytes of the batches' slots, zero padded."""
@@ -112,49 +109,8 @@ class BatchFileWriter(BatchWriter):
         slots[:, : raw.shape[1]] = raw
         return slots
 
-    def _append_from(self, path: Path, extents: Extents, start: int, count: int) -> int:
-        before, stop = self.num_batches, start + count
-        group = max(1, GROUP_BYTES // self.meta.batch_bytes)
-        buffers = [np.empty((min(group, count), self.meta.padded_batch_bytes), np.uint8) for _ in range(2)]
-        pending: tuple[TokenArray, PendingDigest] | None = None
-        with open(path, "rb", buffering=0) as original:
-            try:
-                for number, first in enumerate(range(start, stop, group)):
-                    slots = buffers[number % 2][: min(group, stop - first)]
-                    offset = batch_file_bytes(self.meta, before + first - start)
-                    if not self._copy(original.fileno(), extents, first, len(slots), offset):
-                        break
-                    what = f"{self._file.path} (batch {before + first - start:,})"
-                    stored = as_stored(self._read_back(slots, offset), self.meta, what)
-                    if pending:  # while one group is digested, the next is copied
-                        self._count(pending[0], pending[1].result())
-                    pending = stored, self._digest.submit(stored)
-            finally:
-                if pending:
-                    self._count(pending[0], pending[1].result())
-        if self._durable:
-            os.fdatasync(self._file.fd)
-        return self.num_batches - before
-
-    def _copy(self, source_fd: int, extents: Extents, start: int, count: int, offset: int) -> bool:
-        """Copy batches into the slots from `offset` on; return whether all of them were. Padding stays a hole."""
-        done = 0
-        while done < count:
-            number, within = extents.locate(start + done)
-            base, stride, num_batches = extents.runs[number]
-            packed = stride == extents.batch_bytes == self.meta.padded_batch_bytes
-            take = min(count - done, num_batches - within) if packed else 1
-            slot = offset + done * self.meta.padded_batch_bytes
-            num_bytes = take * extents.batch_bytes
-            if not copy_range(source_fd, self._file.fd, num_bytes, base + within * stride, slot):
-                return False
-            done += take
-        return True
-
-    def _read_back(self, slots: npt.NDArray[np.uint8], offset: int) -> TokenArray:
-        """Return the tokens that now lie in the slots from `offset` on."""
-        read_fully(self._file.fd, slots, offset)
-        return slots[:, : self.meta.batch_bytes].view(self.meta.dtype).reshape(len(slots), *self.meta.shape)
+    def _room_for(self, first: int, count: int) -> int:
+        return batch_file_bytes(self.meta, first)
 
     def _complete(self, info: ShardInfo) -> tuple[Run, ...]:
         os.ftruncate(self._file.fd, batch_file_bytes(self.meta, info.num_batches))  # up to the last slot's padding

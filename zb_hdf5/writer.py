@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from zb_hdf5.digest import TokenDigest, crc32_array
 from zb_hdf5.errors import ArgumentError, ClosedError
-from zb_hdf5.extents import Extents, Run
+from zb_hdf5.extents import Extents, Run, copy_range, read_fully
 from zb_hdf5.publish import PartialFile
 from zb_hdf5.reader import GROUP_BYTES, BatchReader
 from zb_hdf5.spec import StoreMeta, TokenArray, as_stored
@@ -134,11 +134,49 @@ class BatchWriter(ABC):
             raise ArgumentError(f"{self._file.path}: expected batches of {self.meta.shape}, found {reader!r}")
         if not 0 <= start <= start + count <= reader.num_batches:
             raise ArgumentError(f"{reader.path}: expected {start + count:,} batches, found {reader.num_batches:,}")
-        return 0 if reader.extents is None else self._append_from(reader.path, reader.extents, start, count)
+        before = self.num_batches
+        if reader.extents is None or (offset := self._room_for(before, count)) is None:
+            return 0
+        self._copy_from(reader.path, reader.extents, start, count, offset)
+        return self.num_batches - before
 
-    def _append_from(self, path: Path, extents: Extents, start: int, count: int) -> int:
-        """Copy, commit and `_count` batches that lie in another file; return how many."""
-        return 0
+    def _copy_from(self, path: Path, extents: Extents, start: int, count: int, offset: int) -> None:
+        """Copy batches to the slots from `offset` on, as far as the file systems do; one is digested beside it."""
+        group, slot_bytes = max(1, GROUP_BYTES // self.meta.batch_bytes), self.meta.padded_batch_bytes
+        buffers = [np.empty((min(group, count), slot_bytes), np.uint8) for _ in range(2)]
+        before = self.num_batches
+        pending: tuple[TokenArray, PendingDigest] | None = None
+        with open(path, "rb", buffering=0) as original:
+            try:
+                for number, done in enumerate(range(0, count, group)):
+                    slots = buffers[number % 2][: min(group, count - done)]
+                    place = offset + done * slot_bytes
+                    if not self._copy_group(original.fileno(), extents, start + done, len(slots), place):
+                        break
+                    read_fully(self._file.fd, slots, place)
+                    tokens = slots[:, : self.meta.batch_bytes].view(self.meta.dtype)
+                    what = f"{self._file.path} (batch {before + done:,})"
+                    stored = as_stored(tokens.reshape(len(slots), *self.meta.shape), self.meta, what)
+                    if pending:  # while one group is digested, the next is copied
+                        self._commit(pending[0], pending[1].result())
+                    pending = stored, self._digest.submit(stored)
+            finally:
+                if pending:
+                    self._commit(pending[0], pending[1].result())
+
+    def _copy_group(self, source_fd: int, extents: Extents, start: int, count: int, offset: int) -> bool:
+        """Copy batches into the slots from `offset` on; return whether all of them were. Padding stays a hole."""
+        done = 0
+        while done < count:
+            number, within = extents.locate(start + done)
+            base, stride, num_batches = extents.runs[number]
+            packed = stride == extents.batch_bytes == self.meta.padded_batch_bytes
+            take = min(count - done, num_batches - within) if packed else 1
+            slot, num_bytes = offset + done * self.meta.padded_batch_bytes, take * extents.batch_bytes
+            if not copy_range(source_fd, self._file.fd, num_bytes, base + within * stride, slot):
+                return False
+            done += take
+        return True
 
     def sha256(self) -> str:
         """Hexadecimal sha256 of all token bytes written so far."""
@@ -196,7 +234,20 @@ class BatchWriter(ABC):
 
     @abstractmethod
     def _append(self, batches: TokenArray, digest: PendingDigest) -> None:
-        """Write and commit a group, and `_count` it."""
+        """Write and commit a group."""
+
+    def _room_for(self, first: int, count: int) -> int | None:
+        """Return the offset of batch `first`, if it and those behind it have slots of `padded_batch_bytes` in a row.
+
+        None where batches are not copied into this format.
+        """
+        return None
+
+    def _commit(self, batches: TokenArray, group: GroupDigest) -> None:
+        """Make a group whose bytes are in their place part of the file, and `_count` it."""
+        if self._durable:
+            os.fdatasync(self._file.fd)
+        self._count(batches, group)
 
     @abstractmethod
     def _complete(self, info: ShardInfo) -> tuple[Run, ...]:

@@ -101,6 +101,27 @@ def leave_partial(path, data):
     return path.with_name(path.name + ".partial")
 
 
+def test_a_killed_copy_is_kept_up_to_its_last_commit(data, tmp_path):
+    """Its dataset has room for batches that never came."""
+    with open_writer(tmp_path / "in.batch", batch_size=4, seq_len=1024, dtype="uint16") as writer:
+        writer.write(data)
+    code = (
+        "import os, sys\n"
+        "from zb_hdf5 import open_reader, open_writer\n"
+        "reader = open_reader(sys.argv[1])\n"
+        "writer = open_writer(sys.argv[2], batch_size=4, seq_len=1024, dtype='uint16', expected_batches=9)\n"
+        "assert writer.write_from(reader, 0, 6) == 6\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    subprocess.run([sys.executable, "-c", code, tmp_path / "in.batch", tmp_path / "x.h5"])
+    with h5py.File(tmp_path / "x.h5.partial", swmr=True) as h5:
+        assert len(h5["batches"]) == 9
+    report = repair_file(tmp_path / "x.h5.partial")
+    assert (report.state, report.kept, report.dropped) == ("repaired", 6, [])
+    np.testing.assert_array_equal(content(tmp_path / "x.h5"), data[:6])
+    require_good(tmp_path / "x.h5")
+
+
 def test_an_unfinished_file_is_kept_up_to_the_first_bad_batch(data, tmp_path):
     partial = leave_partial(tmp_path / "x.h5", data)
     at = partial.read_bytes().find(data[5].tobytes())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -21,15 +20,17 @@ from converters.plan import DEFAULT_SHARD_BYTES
 from converters.shard import Progress, no_progress
 from converters.spool import PackedRows, SplitRows, Spool, SpoolTask, spool_path, write_spool
 from converters.text_file import TRAIN, Recipe, ShardPlan, Tally, describe_files, plan_text_shards
+from converters.text_journal import describe_work, tokenize
 from zb_hdf5 import ArgumentError, ConvertError, StoreMeta
 from zb_hdf5.documents import DocumentFile
 from zb_hdf5.order import GlobalOrder, SequentialOrder, write_order
-from zb_hdf5.publish import partial_path, refuse_existing, scratch_directory
+from zb_hdf5.publish import ScratchDirectory, partial_path, refuse_existing
 from zb_hdf5.spec import TokenArray, stored_dtype
 from zb_hdf5.tokenizer import load_tokenizer, token_dtype
 
-#: Spools per worker: a slow one at the end holds up little.
-SPOOLS_PER_WORKER: Final = 4
+#: Text of one spool. How it is cut does not depend on the workers: any number of them can go on with it.
+SPOOL_BYTES: Final = 256 << 20
+MIN_SPOOLS: Final = 16
 
 
 @dataclass(frozen=True)
@@ -199,8 +200,8 @@ def ingest_batches(
 ) -> IngestReport:
     """Tokenize, pack and shuffle documents into an HDF5 batch store.
 
-    The tokens lie in `<destination>.tokens.partial/` meanwhile: as much disk again as the store. `resume` tokenizes
-    again, which gives the same tokens, and keeps the finished shards.
+    The tokens lie in `<destination>.tokens.partial/` meanwhile: as much disk again as the store. An exception leaves
+    them there; `resume` goes on with those that are whole, and with the finished shards.
 
     Parameters
     ----------
@@ -212,35 +213,44 @@ def ingest_batches(
     Raises
     ------
     ConvertError
-        If the destination exists, or the text does not fill a batch. Nothing is left behind.
+        If the destination exists, or the text does not fill a batch.
     """
     start_s = time.monotonic()
     _require_options(options)
     _require_free(destination, options, overwrite, resume)
     tokenizer = load_tokenizer(recipe.tokenizer)
     dtype = stored_dtype(token_dtype(tokenizer))
-    with scratch_directory(destination.with_name(destination.name + ".tokens")) as folder:
+    pad_id = _pad_id(recipe, options, tokenizer.vocab_size)
+    plans = _plan_spools(files, options)
+    work = describe_work(files, kind, recipe, dict(tokenizer.description), plans)
+    with ScratchDirectory(destination.with_name(destination.name + ".tokens")) as folder:
         tasks = [
-            SpoolTask(spool_path(folder, number), plan, recipe, dtype, num_threads)
-            for number, plan in enumerate(_plan_spools(files, options, engine.workers))
+            SpoolTask(spool_path(folder.partial_path, number), plan, recipe, dtype, num_threads)
+            for number, plan in enumerate(plans)
         ]
-        with closing(engine.run(write_spool, tasks, progress)) as results:
-            spools = [spool for _, spool in sorted(results)]
+        finished = tokenize(
+            write_spool, tasks, folder, work, engine=engine, overwrite=overwrite, resume=resume, progress=progress
+        )
         tally = Tally()
-        for spool in spools:
-            tally.merge(spool.tally)
+        for done in finished:
+            tally.merge(done.tally)
         if not tally.documents:
             raise ConvertError(f"{files[0].path}: {tally.no_documents(len(files))}")
         meta = StoreMeta(
             options.batch_size, options.seq_len, dtype, options.seed if options.shuffle else 0, 0, tally.documents,
             tokenizer.vocab_size, json.dumps(tokenizer.description),
         )  # fmt: skip
-        pad_id = _pad_id(recipe, options, tokenizer.vocab_size)
-        source = TextSource(
-            spools, folder, meta, options, pad_id,
-            {**describe_files(files, kind, recipe), **_describe(options)}, [file.path for file in files],
-        )  # fmt: skip
-        report = pipe.convert(source, "hdf5", destination, overwrite=overwrite, resume=resume, engine=engine)
+        spools = [Spool(task.path, task.plan.split, *done) for task, done in zip(tasks, finished, strict=True)]
+        description = {**describe_files(files, kind, recipe), **_describe(options)}
+        paths = [file.path for file in files]
+        try:
+            source = TextSource(spools, folder.partial_path, meta, options, pad_id, description, paths)
+            report = pipe.convert(source, "hdf5", destination, overwrite=overwrite, resume=resume, engine=engine)
+        except BaseException as error:
+            error.add_note(
+                f"the tokens are kept in {folder.partial_path}: go on with --resume, or start over with --force"
+            )
+            raise
     return IngestReport(report, tally, options.packing, source.batches_of_split, time.monotonic() - start_s)
 
 
@@ -269,10 +279,11 @@ def _require_free(destination: Path, options: TextOptions, overwrite: bool, resu
         )
 
 
-def _plan_spools(files: Sequence[DocumentFile], options: TextOptions, workers: int) -> list[ShardPlan]:
-    """Cut the documents so that all workers have something to do; what is stored does not depend on it."""
+def _plan_spools(files: Sequence[DocumentFile], options: TextOptions) -> list[ShardPlan]:
+    """Cut the documents so that many workers have something to do; what is stored does not depend on it."""
     num_groups = sum(file.num_row_groups for file in files)
-    count = None if options.val_last_shard else min(num_groups, SPOOLS_PER_WORKER * workers)
+    text_bytes = sum(file.path.stat().st_size for file in files)
+    count = None if options.val_last_shard else min(num_groups, max(MIN_SPOOLS, text_bytes // SPOOL_BYTES))
     return plan_text_shards(
         files, count, val_fraction=options.val_fraction, val_last_shard=options.val_last_shard, seed=options.seed
     )

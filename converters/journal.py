@@ -60,14 +60,19 @@ class Journal:
 
     def add(self, shard: int, done: FinishedShard) -> None:
         """Record a shard that has its final name; flushed to disk on return."""
-        fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
-        try:
-            data = (_line(shard, done) + "\n").encode()
-            while data:  # one call writes less on a disk that is nearly full
-                data = data[os.write(fd, data) :]
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        append_line(self._path, _line(shard, done))
+
+
+def append_line(path: Path, line: str) -> None:
+    """Append a line to a journal; flushed to disk on return."""
+    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+    try:
+        data = (line + "\n").encode()
+        while data:  # one call writes less on a disk that is nearly full
+            data = data[os.write(fd, data) :]
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def _line(shard: int, done: FinishedShard) -> str:
@@ -104,13 +109,13 @@ def read_journal(path: Path) -> Record:
         raise FormatError(f"{path}: not a journal of a conversion: {error}; start over with --force") from error
 
 
-def require_same_plan(record: Record, identity: dict[str, Any], path: Path) -> None:
+def require_same(found: dict[str, Any], identity: dict[str, Any], path: Path) -> None:
     """Raise `ConvertError` if a journal is of another conversion; the message says what differs."""
     expected = json.loads(json.dumps(identity))
-    if record.identity != expected:
-        name = next((key for key in expected if record.identity.get(key) != expected[key]), "version")
+    if found != expected:
+        name = next((key for key in expected if found.get(key) != expected[key]), "version")
         raise ConvertError(
-            f"{path.parent}: holds another conversion: its {name} is {_short(record.identity.get(name))}, here it is "
+            f"{path.parent}: holds another conversion: its {name} is {_short(found.get(name))}, here it is "
             f"{_short(expected[name])}; give the same arguments, or start over with --force"
         )
 

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from converters.formats import FORMATS
-from converters.journal import Record, journal_paths, meta_from_json, read_journal, require_same_plan
+from converters.journal import Record, journal_paths, meta_from_json, read_journal, require_same
 from converters.pipe import remove_journals
 from converters.shard import FinishedShard
 from zb_hdf5 import ConvertError, ShardIndex, open_reader
@@ -66,7 +66,7 @@ def _collect(folder: Path) -> tuple[Record, dict[int, FinishedShard]]:
         raise ConvertError(f"{folder}: another process has merged it")
     finished: dict[int, FinishedShard] = {}
     for path, record in records.items():
-        require_same_plan(record, first.identity, path)
+        require_same(record.identity, first.identity, path)
         if record.files != first.files:
             raise ConvertError(f"{path}: the source changed between the jobs; run them again with --resume")
         finished.update(record.finished)

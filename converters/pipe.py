@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from converters.executors import Engine, Inline
 from converters.formats import FORMATS, Accounts, Source
-from converters.journal import WHOLE, Journal, Part, journal_paths, read_journal, require_same_plan
+from converters.journal import WHOLE, Journal, Part, journal_paths, read_journal, require_same
 from converters.plan import Plan, require_one_split, require_room, stored_bytes
 from converters.shard import CheckTask, FinishedShard, ShardTask, file_states, is_intact, no_progress, write_shard
 from converters.shuffle import DEFAULT_MEMORY_BYTES, Shuffle, choose_shuffle, halved, scatter_path, scattered
@@ -278,7 +278,7 @@ class _Folder:
         recorded: dict[int, FinishedShard] = {}
         for path in journal_paths(folder.partial_path).values():
             record = read_journal(path)
-            require_same_plan(record, plan.identity(), path)
+            require_same(record.identity, plan.identity(), path)
             touched |= self._is_touched(record.files)
             recorded.update((shard, done) for shard, done in record.finished.items() if shard in self._shards)
         shards = sorted(recorded)

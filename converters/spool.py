@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import os
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +19,7 @@ from converters.open_files import OpenFiles
 from converters.pack import PACKINGS, Packing
 from converters.shard import Progress, no_progress
 from converters.text_file import Recipe, ShardPlan, Tally, encode_shard
+from converters.text_journal import FinishedTokens
 from zb_hdf5.order import Order
 from zb_hdf5.spec import SHARD_PREFIX, TokenArray
 
@@ -30,6 +33,7 @@ class SpoolTask:
     recipe: Recipe
     dtype: np.dtype[Any]
     num_threads: int
+    before: FinishedTokens | None = None
 
     def tokens_done(self) -> int:
         """Return how far another process is, by the size of its file."""
@@ -44,6 +48,7 @@ class Spool(NamedTuple):
     path: Path
     split: str
     num_tokens: int
+    sha256: str
     tally: Tally
 
     @property
@@ -61,8 +66,11 @@ def lengths_path(path: Path) -> Path:
     return path.with_suffix(".lengths")
 
 
-def write_spool(task: SpoolTask, progress: Progress = no_progress) -> Spool:
-    """Tokenize the documents of one spool."""
+def write_spool(task: SpoolTask, progress: Progress = no_progress) -> FinishedTokens:
+    """Tokenize the documents of one spool, unless it is there and intact."""
+    if task.before is not None and spool_sha256(task.path) == task.before.sha256:
+        progress(task.before.token_count)
+        return task.before
     tally, num_tokens = Tally(), 0
     with open(task.path, "wb") as tokens, open(lengths_path(task.path), "wb") as lengths:
         for encoded in encode_shard(task.plan, task.recipe, task.num_threads, tally):
@@ -70,7 +78,22 @@ def write_spool(task: SpoolTask, progress: Progress = no_progress) -> Spool:
             lengths.write(encoded.lengths)
             num_tokens += len(encoded.tokens)
             progress(len(encoded.tokens))
-    return Spool(task.path, task.plan.split, num_tokens, tally)
+        for file in (tokens, lengths):
+            file.flush()
+            os.fsync(file.fileno())
+    return FinishedTokens(num_tokens, spool_sha256(task.path), tally)
+
+
+def spool_sha256(path: Path) -> str:
+    """Return one digest of both files of a spool; empty if one is not there."""
+    digest = hashlib.sha256()
+    for part in (path, lengths_path(path)):
+        try:
+            with open(part, "rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+        except FileNotFoundError:
+            return ""
+    return digest.hexdigest()
 
 
 class PackedRows:

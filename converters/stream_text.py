@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import time
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from converters.executors import Engine
 from converters.shard import Progress, no_progress
 from converters.text_file import Recipe, ShardPlan, Tally, describe_files, encode_shard, plan_text_shards
+from converters.text_journal import JOURNAL_NAME, FinishedTokens, describe_work, tokenize
 from zb_hdf5 import ConvertError
 from zb_hdf5.documents import DocumentFile
-from zb_hdf5.publish import PartialDirectory, partial_path, remove
+from zb_hdf5.publish import PartialDirectory, partial_path
 from zb_hdf5.spec import NO_BOUNDARY, SHARD_PREFIX, stored_dtype
 from zb_hdf5.streamindex import StreamEntry, StreamIndex
 from zb_hdf5.streamwrite import HDF5ShardWriter
 from zb_hdf5.tokenizer import Tokenizer, load_tokenizer, token_dtype
+from zb_hdf5.verifystream import verify_stream_file
 
 
 @dataclass(frozen=True)
@@ -35,6 +34,7 @@ class StreamTask:
     vocab_size: int
     tokenizer: str
     num_threads: int
+    before: FinishedTokens | None = None
 
     def tokens_done(self) -> int:
         """Return how far another process is, by the size of its file."""
@@ -43,16 +43,16 @@ class StreamTask:
                 return path.stat().st_size // stored_dtype(self.dtype).itemsize
         return 0
 
-
-class FinishedStream(NamedTuple):
-    """A shard under its final name, and what became of its documents."""
-
-    entry: StreamEntry
-    tally: Tally
+    def entry(self, done: FinishedTokens) -> StreamEntry:
+        """Return its row of the index."""
+        return StreamEntry(self.path.name, done.token_count, done.tally.documents, done.sha256, self.plan.split)
 
 
-def write_stream(task: StreamTask, progress: Progress = no_progress) -> FinishedStream:
-    """Tokenize the documents of one shard into its file."""
+def write_stream(task: StreamTask, progress: Progress = no_progress) -> FinishedTokens:
+    """Tokenize the documents of one shard into its file, unless that is there and intact."""
+    if task.before is not None and verify_stream_file(task.path, task.entry(task.before)).problem is None:
+        progress(task.before.token_count)
+        return task.before
     tally = Tally()
     boundary = task.recipe.boundary_token_id
     with HDF5ShardWriter(
@@ -61,13 +61,13 @@ def write_stream(task: StreamTask, progress: Progress = no_progress) -> Finished
         boundary_token_id=NO_BOUNDARY if boundary is None else boundary,
         vocab_size=task.vocab_size,
         tokenizer=task.tokenizer,
+        overwrite=True,
     ) as writer:
         for encoded in encode_shard(task.plan, task.recipe, task.num_threads, tally):
             writer.write_documents(encoded.tokens, encoded.lengths)
             progress(len(encoded.tokens))
         info = writer.finish()
-    entry = StreamEntry(task.path.name, info.token_count, info.document_count, info.sha256, task.plan.split)
-    return FinishedStream(entry, tally)
+    return FinishedTokens(info.token_count, info.sha256, tally)
 
 
 @dataclass(frozen=True)
@@ -120,6 +120,7 @@ class ShardedTokenizationPipeline:
         engine: Engine,
         num_threads: int = 1,
         overwrite: bool = False,
+        resume: bool = False,
         progress: Progress = no_progress,
     ) -> StreamReport:
         """Write the store.
@@ -128,26 +129,31 @@ class ShardedTokenizationPipeline:
         ----------
         num_threads
             Threads that tokenize, in each process.
+        overwrite
+            Replace what exists, at the end and whole.
+        resume
+            Go on with what an interrupted run has finished.
 
         Raises
         ------
         ConvertError
-            If the destination exists, or there are no documents. Nothing is left behind.
+            If the destination exists, or there are no documents.
         """
         start_s = time.monotonic()
         with PartialDirectory(destination, overwrite=overwrite) as folder:
-            for name in os.listdir(folder.partial_path):  # of a dead process
-                remove(folder.partial_path / name)
             tasks = [self._task(number, folder.partial_path, num_threads) for number in range(len(self._plans))]
-            with closing(engine.run(write_stream, tasks, progress)) as results:
-                finished = [shard for _, shard in sorted(results, key=lambda result: result[0])]
+            work = describe_work(self._files, self._kind, self._recipe, dict(self._tokenizer.description), self._plans)
+            finished = tokenize(
+                write_stream, tasks, folder, work, engine=engine, overwrite=overwrite, resume=resume, progress=progress
+            )
             tally = Tally()
             for shard in finished:
                 tally.merge(shard.tally)
             if not tally.documents:
                 raise ConvertError(f"{self._files[0].path}: {tally.no_documents(len(self._files))}")
-            index = self._index(tuple(shard.entry for shard in finished))
+            index = self._index(tuple(map(StreamTask.entry, tasks, finished)))
             index.save(folder.partial_path)
+            folder.on_published(lambda path: (path / JOURNAL_NAME).unlink())
         return StreamReport(destination, index, tally, time.monotonic() - start_s)
 
     def _task(self, number: int, folder: Path, num_threads: int) -> StreamTask:

@@ -77,7 +77,7 @@ def _option(name: str, kind: Any, default: Any, help_text: str) -> Callable[...,
 _POSITIVE, _NATURAL = click.IntRange(1), click.IntRange(0)
 _TEXT_COLUMN: Final = _option("--text-column", str, "text", "Column, or JSON key, that holds the text.")
 #: Options that make no sense for a stream.
-_BATCHES_ONLY: Final = ("packing", "batch_size", "seq_len", "shuffle", "remainder", "pad_id", "resume")
+_BATCHES_ONLY: Final = ("packing", "batch_size", "seq_len", "shuffle", "remainder", "pad_id")
 _OPTIONS: Final = [
     _option("--layout", click.Choice(["batches", "stream"]), "batches", "Rows of --seq-len, or one run of tokens."),
     click.option("--tokenizer", required=True, help="byte, tiktoken:NAME, tiktoken:FILE or hf:tokenizer.json."),
@@ -101,7 +101,7 @@ _OPTIONS: Final = [
     ),
     _option("--executor", click.Choice(["local", "mpi", "dask"]), "local", "Processes, MPI ranks, a dask cluster."),
     click.option("--scheduler-file", type=_PATH, help="Of the dask cluster."),
-    click.option("--resume", is_flag=True, help="Tokenize again, and keep the finished shards of an interrupted run."),
+    click.option("--resume", is_flag=True, help="Go on with what an interrupted run has finished."),
     click.option("--force", is_flag=True, help="Replace what exists, at the end and whole."),
 ]
 
@@ -154,7 +154,7 @@ class _Work:
             with self._progress() as progress:
                 return pipeline.run(
                     self._dst, engine=engine, num_threads=self._num_threads, overwrite=self._force,
-                    progress=progress.advance,
+                    resume=self._resume, progress=progress.advance,
                 )  # fmt: skip
 
     def _progress(self) -> Progress:

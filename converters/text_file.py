@@ -143,6 +143,11 @@ class Tally:
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in self.dropped.counts.items())
         return f"no documents in {num_files:,} files ({reasons or 'they are empty'})"
 
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Tally:
+        """Return what `dataclasses.asdict` was given."""
+        return cls(int(value["documents"]), Dropped(**value["dropped"]), Accounts(**value["accounts"]))
+
     def merge(self, later: Tally) -> None:
         """Add those of another shard."""
         self.documents += later.documents

@@ -14,12 +14,13 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from converters import spool
 from converters.cli import convert
 from converters.executors import Inline, open_engine
 from converters.ingest import TextOptions, ingest_batches
 from converters.pack import PACKINGS
 from converters.text_file import Recipe
-from zb_hdf5 import ArgumentError, ConvertError, Loader, ShardIndex, StateError, documents, open_reader
+from zb_hdf5 import ArgumentError, ConvertError, FormatError, Loader, ShardIndex, StateError, documents, open_reader
 from zb_hdf5.documents import open_documents
 from zb_hdf5.order import write_order
 from zb_hdf5.publish import partial_path
@@ -147,10 +148,13 @@ def test_remainders(tmp_path, files, texts):
     assert np.all(padded[len(rows) :] == 7)
     assert len(padded) == whole + size
     with pytest.raises(ConvertError, match=r"packed rows \(train\) are no multiple of batch_size"):
-        ingest(files, tmp_path / "error", options=TextOptions(size, 16, remainder="error"))
+        ingest(files, tmp_path / "other", options=TextOptions(size, 16, remainder="error"))
     with pytest.raises(ConvertError, match="do not fill one batch of 100000"):
-        ingest(files, tmp_path / "large", options=TextOptions(100_000, 16))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus", "drop", "pad"]
+        ingest(files, tmp_path / "other", options=TextOptions(100_000, 16), resume=True)
+    # the tokens are kept for other arguments
+    ingest(files, tmp_path / "other", options=TextOptions(size, 16, shuffle=False), resume=True)
+    assert np.array_equal(read_rows(tmp_path / "other"), rows[:whole])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus", "drop", "other", "pad"]
 
 
 def test_errors_come_before_the_work(tmp_path, files):
@@ -163,7 +167,7 @@ def test_errors_come_before_the_work(tmp_path, files):
         ingest(files, tmp_path / "new", options=TextOptions(2, 16, pad_id=257))
     with pytest.raises(ConvertError, match="batches cannot fill 1,000,000 shards"):
         ingest(files, tmp_path / "new", options=TextOptions(2, 16, num_shards=10**6))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus", "out"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus", "new.tokens.partial", "out"]
 
 
 def test_a_corpus_without_documents(tmp_path):
@@ -176,6 +180,102 @@ def test_force_and_resume_give_the_same(tmp_path, files):
     first = ingest(files, tmp_path / "out")
     assert ingest(files, tmp_path / "out", overwrite=True).conversion.sha256 == first.conversion.sha256
     assert ingest(files, tmp_path / "out", resume=True).conversion.sha256 == first.conversion.sha256
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+# --- interruptions -------------------------------------------------------------------------------------------------
+
+
+class Stops(Exception):
+    pass
+
+
+class Failing(Inline):
+    """Runs some tasks, of all that it is given, and then fails."""
+
+    def __init__(self, tasks):
+        self.left = tasks
+
+    def run(self, function, tasks, progress):
+        for result in super().run(function, tasks, progress):
+            if not self.left:
+                raise Stops
+            self.left -= 1
+            yield result
+
+
+def tokenized(monkeypatch):
+    """Return a list that grows with the path of each spool that is tokenized."""
+    real, paths = spool.encode_shard, []
+
+    def encode(plan, *rest):
+        paths.append(len(paths))
+        yield from real(plan, *rest)
+
+    monkeypatch.setattr(spool, "encode_shard", encode)
+    return paths
+
+
+@pytest.mark.parametrize("num_tasks", [0, 1, 3, 5, 7])
+def test_finished_tokens_and_shards_are_kept(num_tasks, tmp_path, files, monkeypatch):
+    options = replace(SMALL, num_shards=4)
+    whole = ingest(files, tmp_path / "whole", options=options)
+    with pytest.raises(Stops):
+        ingest(files, tmp_path / "out", options=options, engine=Failing(num_tasks))
+    waiting = partial_path(tmp_path / "out.tokens")
+    assert waiting.exists() == (num_tasks > 0)
+    if num_tasks:
+        with pytest.raises(ConvertError, match=r"interrupted conversion .*go on with --resume"):
+            ingest(files, tmp_path / "out", options=options)
+    done = tokenized(monkeypatch)
+    again = ingest(files, tmp_path / "out", options=options, resume=True)
+    assert len(done) == max(0, 4 - num_tasks)
+    assert (again.conversion.sha256, again.tally) == (whole.conversion.sha256, whole.tally)
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus", "out", "whole"]
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "lose", "lengths"])
+def test_damaged_tokens_are_made_again(damage, tmp_path, files, monkeypatch):
+    whole = ingest(files, tmp_path / "whole")
+    with pytest.raises(Stops):
+        ingest(files, tmp_path / "out", engine=Failing(3))
+    path = spool.spool_path(partial_path(tmp_path / "out.tokens"), 1)
+    data = bytearray(path.read_bytes())
+    if damage == "lose":
+        path.unlink()
+    elif damage == "lengths":
+        spool.lengths_path(path).write_bytes(b"")
+    else:
+        data[7] ^= 4
+        path.write_bytes(data[:-2] if damage == "cut" else data)
+    done = tokenized(monkeypatch)
+    assert ingest(files, tmp_path / "out", resume=True).conversion.sha256 == whole.conversion.sha256
+    assert len(done) == 2
+
+
+def test_tokens_of_other_documents_are_not_gone_on_with(tmp_path, files):
+    with pytest.raises(Stops):
+        ingest(files, tmp_path / "out", engine=Failing(1))
+    waiting = partial_path(tmp_path / "out.tokens")
+    journal = waiting / "journal-tokens.jsonl"
+    for recipe in (Recipe("byte", None), Recipe("byte", 256, 7)):
+        with pytest.raises(ConvertError, match="holds another conversion: its source is"):
+            ingest(files, tmp_path / "out", recipe=recipe, resume=True)
+    with pytest.raises(ConvertError, match="holds another conversion: its routing is"):
+        ingest(files, tmp_path / "out", options=replace(SMALL, val_fraction=0.2), resume=True)
+    os.utime(files[0].path, ns=(1, 1))
+    with pytest.raises(ConvertError, match="holds another conversion: its files is"):
+        ingest(files, tmp_path / "out", resume=True)
+    journal.write_text("not json\n")
+    with pytest.raises(FormatError, match="start over with --force"):
+        ingest(files, tmp_path / "out", resume=True)
+    assert len(list(waiting.iterdir())) > 1
+    ingest(files, tmp_path / "out", overwrite=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus", "out"]
 
 
 # --- the commands --------------------------------------------------------------------------------------------------

@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from converters import stream_text
 from converters.cli import convert
 from converters.executors import Inline, open_engine
 from converters.stream_text import ShardedTokenizationPipeline
 from converters.text_file import Recipe
 from zb_hdf5 import ConvertError, documents
 from zb_hdf5.documents import open_documents
+from zb_hdf5.publish import partial_path
 from zb_hdf5.spec import DOC_OFFSETS, TOKENS
 from zb_hdf5.streamindex import StreamIndex
 
@@ -75,6 +77,49 @@ def test_splits_boundaries_and_long_documents(tmp_path, files, texts):
     assert sorted(train + val) == sorted(expected(cut, end=()))
     assert 20 < len(val) < 80
     assert report.tally.accounts.dropped == {"beyond --max-document-tokens": sum(map(len, texts)) - sum(map(len, cut))}
+
+
+class Failing(Inline):
+    """Runs some tasks and then fails."""
+
+    def __init__(self, tasks):
+        self.left = tasks
+
+    def run(self, function, tasks, progress):
+        for result in super().run(function, tasks, progress):
+            if not self.left:
+                raise KeyboardInterrupt
+            self.left -= 1
+            yield result
+
+
+@pytest.mark.parametrize("num_tasks", [0, 1, 3])
+@pytest.mark.parametrize("damage", [False, True])
+def test_finished_shards_are_kept(num_tasks, damage, tmp_path, files, monkeypatch):
+    pipeline = ShardedTokenizationPipeline(files, "jsonl", BYTES, num_shards=4)
+    whole = pipeline.run(tmp_path / "whole", engine=Inline())
+    with pytest.raises(KeyboardInterrupt):
+        pipeline.run(tmp_path / "out", engine=Failing(num_tasks))
+    waiting = partial_path(tmp_path / "out")
+    assert waiting.exists() == (num_tasks > 0)
+    if num_tasks:
+        with pytest.raises(
+            ConvertError, match=f"with {num_tasks} finished files of tokens is there; go on with --resume"
+        ):
+            pipeline.run(tmp_path / "out", engine=Inline())
+        if damage:
+            path = waiting / whole.index.shards[0].path
+            path.write_bytes(path.read_bytes().replace(b"\x00\x01", b"\x01\x01", 1))
+    done = []
+    real = stream_text.encode_shard
+    monkeypatch.setattr(stream_text, "encode_shard", lambda plan, *rest: (done.append(plan), real(plan, *rest))[1])
+    again = pipeline.run(tmp_path / "out", engine=Inline(), resume=True)
+    assert len(done) == 4 - num_tasks + (damage and num_tasks > 0)
+    assert (again.index, again.tally) == (whole.index, whole.tally)
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        path.name for path in (tmp_path / "whole").iterdir()
+    }
+    assert stored_documents(tmp_path / "out") == stored_documents(tmp_path / "whole")
 
 
 def test_errors(tmp_path, files):

@@ -76,6 +76,8 @@ class DocumentFile(ABC):
     ----------
     path
         The file.
+    column
+        As given.
     num_row_groups
         Parquet says how many; a file of JSON lines is cut into ranges of bytes; a plain text file is one.
 
@@ -89,7 +91,7 @@ class DocumentFile(ABC):
     num_row_groups: int
 
     def __init__(self, path: Path, column: str = "text") -> None:
-        self.path, self._column = path, column
+        self.path, self.column = path, column
 
     def blocks(self) -> Iterator[Block]:
         """Yield all documents in order."""
@@ -140,7 +142,7 @@ class ParquetFile(DocumentFile):
         """Yield the documents of one row group; memory holds one column of it at most."""
         row = sum(self._rows[:number])
         with self._open() as file, _parquet_errors(self.path):
-            for batch in file.iter_batches(BLOCK_DOCUMENTS, row_groups=[number], columns=[self._column]):
+            for batch in file.iter_batches(BLOCK_DOCUMENTS, row_groups=[number], columns=[self.column]):
                 yield from _blocks(f"{self.path}: row", row + 1, _column_texts(batch.column(0)))
                 row += batch.num_rows
 
@@ -196,7 +198,7 @@ class JsonLinesFile(DocumentFile):
             return Reason.BAD_JSON
         if not isinstance(value, dict):
             return Reason.BAD_JSON
-        text = value.get(self._column)
+        text = value.get(self.column)
         if text is None:
             return Reason.MISSING
         return text if isinstance(text, str) else Reason.NOT_TEXT

@@ -167,6 +167,11 @@ class PartialDirectory:
             raise
         return self
 
+    def clear(self) -> None:
+        """Remove what is in the folder."""
+        for name in os.listdir(self.partial_path):
+            remove(self.partial_path / name)
+
     def on_published(self, clean_up: Callable[[Path], None]) -> None:
         """Have `clean_up` called with the final path."""
         self._clean_up = clean_up
@@ -218,21 +223,19 @@ class PartialDirectory:
         shutil.rmtree(aside)
 
 
+class ScratchDirectory(PartialDirectory):
+    """`<path>.partial/` for temporary files: removed at the end; an exception removes it, unless it was kept."""
+
+    def _publish(self) -> None:
+        shutil.rmtree(self.partial_path)
+
+
 @contextlib.contextmanager
 def scratch_directory(path: Path) -> Generator[Path]:
     """Make `<path>.partial/`, ours alone, for temporary files; remove it at the end, whatever happens."""
-    folder = partial_path(path)
-    fd = _make_locked_folder(folder, fcntl.LOCK_EX)
-    try:
-        refuse_foreign_files(folder)
-        for name in os.listdir(folder):  # of a dead process
-            remove(folder / name)
-        try:
-            yield folder
-        finally:
-            shutil.rmtree(folder)
-    finally:
-        os.close(fd)
+    with ScratchDirectory(path) as folder:
+        folder.clear()  # what a dead process has left
+        yield folder.partial_path
 
 
 @contextlib.contextmanager

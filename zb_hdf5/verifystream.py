@@ -58,10 +58,13 @@ def verify_stream(
     else:
         jobs = [(file, None) for file in npy_files(path)]
     with ThreadPoolExecutor(workers or os.cpu_count() or 1, thread_name_prefix="zb-verify") as pool:
-        return list(pool.map(lambda job: _verify_file(job[0], job[1], progress), jobs))
+        return list(pool.map(lambda job: verify_stream_file(job[0], job[1], progress), jobs))
 
 
-def _verify_file(path: Path, entry: StreamEntry | None, progress: Progress) -> ShardReport:
+def verify_stream_file(
+    path: Path, entry: StreamEntry | None = None, progress: Progress = lambda tokens: None
+) -> ShardReport:
+    """Check one file, and what its index says of it. See `verify_stream`."""
     report = ShardReport(str(path), backend="npy" if path.suffix == ".npy" else "hdf5")
     try:
         if report.backend == "npy":

@@ -1,0 +1,154 @@
+"""The journal of tokenizing: which files of tokens are finished. It makes a kill cost one file per worker.
+
+`journal-tokens.jsonl` lies beside the files: its first line says what is tokenized and how, then comes a line per
+finished file. When it is gone on with, each file is compared with its digest before it counts again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, Final, NamedTuple, TypeVar
+
+from converters.executors import Engine
+from converters.journal import append_line, require_same
+from converters.shard import Progress, file_states
+from converters.text_file import Recipe, ShardPlan, Tally, describe_files
+from zb_hdf5 import ConvertError, FormatError
+from zb_hdf5.documents import DocumentFile
+from zb_hdf5.publish import PartialDirectory, write_atomically
+from zb_hdf5.spec import JOURNAL_PREFIX
+
+JOURNAL_NAME: Final = f"{JOURNAL_PREFIX}tokens.jsonl"
+Task = TypeVar("Task", bound=Any)
+
+
+class FinishedTokens(NamedTuple):
+    """A file of tokens that is whole and on disk, and what became of its documents."""
+
+    token_count: int
+    sha256: str
+    tally: Tally
+
+
+def tokenize(
+    write: Callable[[Task, Progress], FinishedTokens],
+    tasks: Sequence[Task],
+    folder: PartialDirectory,
+    identity: dict[str, Any],
+    *,
+    engine: Engine,
+    overwrite: bool,
+    resume: bool,
+    progress: Progress,
+) -> list[FinishedTokens]:
+    """Run one task per file of tokens, and keep a journal of them in `folder`.
+
+    Parameters
+    ----------
+    write
+        Writes the file of a task, unless that of `task.before` is still there and has its digest.
+    tasks
+        Dataclasses with `before: FinishedTokens | None`.
+    identity
+        What decides the tokens of each task.
+    overwrite, resume
+        Drop, or keep, what an interrupted run has finished.
+
+    Raises
+    ------
+    ConvertError
+        If an interrupted run has finished something and neither was asked for, or if it was another conversion.
+    """
+    path = folder.partial_path / JOURNAL_NAME
+    before = {} if overwrite else _finished_before(path, folder, identity, resume)
+    if not before:
+        folder.clear()
+    write_atomically(
+        path, "".join(f"{line}\n" for line in [json.dumps(identity), *map(_line, before.items())]).encode()
+    )
+    finished: dict[int, FinishedTokens] = {}
+    try:
+        given = [replace(task, before=before.get(number)) for number, task in enumerate(tasks)]
+        with closing(engine.run(write, given, progress)) as results:
+            for number, done in results:
+                append_line(path, _line((number, done)))
+                finished[number] = done
+                if done.token_count:
+                    folder.keep()
+    except BaseException as error:
+        if before or finished:
+            error.add_note(
+                f"{len(finished)} of {len(tasks)} files of tokens are finished, in {folder.partial_path}: go on with "
+                "--resume, or start over with --force"
+            )
+        raise
+    return [done for _, done in sorted(finished.items())]
+
+
+def describe_work(
+    files: Sequence[DocumentFile], kind: str, recipe: Recipe, tokenizer: dict[str, Any], plans: Sequence[ShardPlan]
+) -> dict[str, Any]:
+    """Return what decides the tokens of every file, as JSON has it."""
+    routes = [
+        [
+            plan.split,
+            plan.holdout and asdict(plan.holdout),
+            [(group.file_number, group.number) for group in plan.groups],
+        ]
+        for plan in plans
+    ]
+    return {
+        "source": describe_files(files, kind, recipe),
+        "text_column": files[0].column,
+        "tokenizer": tokenizer,
+        "files": file_states([file.path for file in files]),
+        "routing": hashlib.sha256(json.dumps(routes).encode()).hexdigest(),
+    }
+
+
+def _finished_before(
+    path: Path, folder: PartialDirectory, identity: dict[str, Any], resume: bool
+) -> dict[int, FinishedTokens]:
+    if not path.exists():
+        return {}
+    try:
+        found, finished = _read(path)
+    except FormatError:
+        folder.keep()
+        raise
+    if not finished:
+        return {}
+    folder.keep()
+    if not resume:
+        raise ConvertError(
+            f"{folder.partial_path}: an interrupted conversion with {len(finished)} finished files of tokens is there; "
+            "go on with --resume, or start over with --force"
+        )
+    require_same(found, identity, path)
+    return finished
+
+
+def _line(item: tuple[int, FinishedTokens]) -> str:
+    number, done = item
+    return json.dumps(
+        {"file": number, "token_count": done.token_count, "sha256": done.sha256, "tally": asdict(done.tally)}
+    )
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[int, FinishedTokens]]:
+    """Return what was tokenized, and what is finished; a last line that a kill has torn is left out."""
+    try:
+        head, *rest = path.read_text(encoding="utf-8").split("\n")[:-1]
+        finished = {}
+        for text in rest:
+            line = json.loads(text)
+            tally = Tally.from_json(line["tally"])
+            finished[int(line["file"])] = FinishedTokens(int(line["token_count"]), str(line["sha256"]), tally)
+        return dict(json.loads(head)), finished
+    except (ValueError, KeyError, TypeError) as error:
+        raise FormatError(f"{path}: not a journal of tokenizing: {error}; start over with --force") from error

@@ -41,6 +41,8 @@ def _add_command(group: click.Group, kind: str, as_json: AsJson, as_lines: AsLin
 
     def run(src: tuple[Path, ...], dst: Path, layout: str, **options: Any) -> None:
         output = {name: options.pop(name) for name in ("as_json", "quiet")}
+        if options.pop("shard_per_source"):
+            _require_stream(layout, options)
         work = _Work(src, kind, dst, options, quiet=output["quiet"])
         if layout == "stream":
             _require_defaults(_BATCHES_ONLY)
@@ -95,6 +97,7 @@ _OPTIONS: Final = [
     click.option("--val-fraction", type=click.FloatRange(0, 1, max_open=True), default=0.0, help="Documents held out."),
     click.option("--val-last-shard", is_flag=True, help="Hold out the last source file."),
     click.option("--shards", type=_POSITIVE, help="For training. [default: 1 GiB each; streams: one per file]"),
+    click.option("--shard-per-source", is_flag=True, help="A shard per source file: for streams, what they have."),
     click.option("--workers", type=_POSITIVE, help="Local processes. [default: the cores]"),
     click.option(
         "--threads", type=_POSITIVE, help="Threads that tokenize, per process. [default: its share of the cores]"
@@ -171,6 +174,16 @@ def _require_defaults(names: tuple[str, ...]) -> None:
     for name in names:
         if context.get_parameter_source(name) is not ParameterSource.DEFAULT:
             raise ArgumentError(f"--{name.replace('_', '-')} belongs to --layout batches: a stream has no rows")
+
+
+def _require_stream(layout: str, options: dict[str, Any]) -> None:
+    """Raise `ArgumentError` if a shard per source cannot be: for rows are packed and shuffled over all sources."""
+    from zb_hdf5 import ArgumentError
+
+    if layout != "stream":
+        raise ArgumentError("--shard-per-source belongs to --layout stream: rows are shuffled over all sources")
+    if options["shards"]:
+        raise ArgumentError("pass either --shards or --shard-per-source, not both")
 
 
 def _recipe(given: dict[str, Any]) -> Recipe:

@@ -324,6 +324,8 @@ def test_the_report_names_dropped_lines(tmp_path):
         (["--tokenizer", "byte", "--text-column", "body"], 1, "no documents in 1 files"),
         (["--tokenizer", "byte", "--val-fraction", "0.1", "--val-last-shard"], 2, "not both"),
         (["--tokenizer", "byte", "--val-last-shard"], 1, "leaves nothing to train on"),
+        (["--tokenizer", "byte", "--shard-per-source"], 2, "belongs to --layout stream"),
+        (["--tokenizer", "byte", "--layout", "stream", "--shard-per-source", "--shards", 2], 2, "not both"),
         ([], 2, "Missing option '--tokenizer'"),
     ],
 )

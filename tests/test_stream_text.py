@@ -135,7 +135,7 @@ def test_errors(tmp_path, files):
 
 
 def test_the_command(tmp_path, files, texts):
-    options = ["--tokenizer", "byte", "--layout", "stream"]
+    options = ["--tokenizer", "byte", "--layout", "stream", "--shard-per-source"]
     run = CliRunner().invoke
     result = run(convert, ["jsonl-to-hdf5", str(tmp_path / "corpus"), str(tmp_path / "out"), *options, "--json"])
     assert result.exit_code == 0, result.output

@@ -485,6 +485,12 @@ def test_killed_at_any_moment_and_resumed_it_is_the_same(trials, source, whole, 
     assert [report.problem for report in verify_store(tmp_path / "out")] == [None] * NUM_SHARDS
 
 
+def test_a_kill_while_the_index_is_written_can_be_resumed(source, whole, tmp_path):
+    (interrupt(source, tmp_path / "out", 2) / "shards.json.partial").write_text("{")
+    succeed("npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--resume")
+    assert snapshot(tmp_path / "out") == whole
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_stopped_conversion_stops_its_workers_and_can_be_resumed(number, tmp_path):
     big = save(tmp_path / "in.npy", num_batches=30_000)

@@ -277,7 +277,9 @@ def refuse_foreign_files(folder: Path) -> None:
     if not folder.is_dir():
         raise ConvertError(f"{folder}: is not a folder; remove it yourself, or choose another output")
     for name in os.listdir(folder):
-        if name != INDEX_NAME and not name.startswith((SHARD_PREFIX, JOURNAL_PREFIX)):
+        if name not in (INDEX_NAME, INDEX_NAME + PARTIAL_SUFFIX) and not name.startswith(
+            (SHARD_PREFIX, JOURNAL_PREFIX)
+        ):
             raise ConvertError(
                 f"{folder}: holds {name!r}, which is no part of a store; move it away, or choose another output"
             )

@@ -191,6 +191,8 @@ def run_conversion(
         ways = {}
     shard_range = options.pop("shard_range")
     part = Part(*shard_range) if shard_range else WHOLE
+    if work["workers"] is not None and work["executor"] != "local":
+        raise click.UsageError(f"--workers belongs to --executor local: {work['executor']} brings its own")
     source = None if work["executor"] == "mpi" else open_source(options)
     memory_bytes = int(ways.get("memory_bytes", DEFAULT_MEMORY))
     workers = 1 if source is None else _num_workers(source, work["workers"], memory_bytes)
@@ -242,8 +244,10 @@ def _num_workers(source: Source, asked: int | None, memory_bytes: int) -> int:
 
 
 def _as_json(report: Report) -> dict[str, Any]:
+    part = {} if report.part.num_jobs == 1 else {"part": list(report.part)}
     return {
         "path": str(report.destination),
+        **part,
         "batch_size": report.meta.batch_size,
         "seq_len": report.meta.seq_len,
         "dtype": report.meta.dtype.name,
@@ -265,11 +269,14 @@ def _as_lines(report: Report) -> list[tuple[str, str]]:
     dropped = " + ".join(f"{tokens:,} {reason}" for reason, tokens in accounts.dropped.items()) or "0"
     padded = f" + {accounts.padded:,} padded" if accounts.padded else ""
     shards = "1 file" if report.destination.is_file() else f"{len(report.shards)} shards"
+    tokens = f"{accounts.tokens_in:,} in{padded} = {report.tokens_stored:,} stored + {dropped} dropped"
+    if report.part.num_jobs > 1:
+        tokens = f"{report.tokens_stored:,} stored by part {report.part.job} of {report.part.num_jobs}"
     rate = report.tokens_stored / report.seconds
     return [
         ("wrote", f"{report.destination} ({shards})"),
         ("batches", f"{report.num_batches:,} of {meta.batch_size} x {meta.seq_len} {meta.dtype.name}"),
-        ("tokens", f"{accounts.tokens_in:,} in{padded} = {report.tokens_stored:,} stored + {dropped} dropped"),
+        ("tokens", tokens),
         ("shuffle", report.shuffle),
         ("sha256", report.sha256),
         (

@@ -207,7 +207,7 @@ def _open_mpi() -> Iterator[Engine | None]:
 def _open_dask(scheduler_file: Path | None) -> Iterator[Engine]:
     try:
         import dask
-        from distributed import Client
+        from distributed import Client, KilledWorker
     except ImportError as error:
         raise UnavailableError(f"--executor dask: {error}; pip install 'zb_hdf5[dask]'") from error
     address = dask.config.get("scheduler-address", None)
@@ -229,7 +229,13 @@ def _open_dask(scheduler_file: Path | None) -> Iterator[Engine]:
         engine = Pooled(client.get_executor(pure=False), max(1, sum(threads.values())))
         hosts = Counter(address.rpartition(":")[0] for address, count in threads.items() for _ in range(count))
         engine.workers_per_node = max(hosts.values(), default=1)
-        yield engine
+        try:
+            yield engine
+        except KilledWorker as error:
+            raise UnavailableError(
+                f"dask workers died, perhaps killed for their memory; finished shards are kept: run the same command "
+                f"with --resume, and give each worker more memory: {error}"
+            ) from error
 
 
 def default_workers() -> int:

@@ -39,6 +39,8 @@ class Report:
         What was written; for a part of a conversion the `.partial` folder that it belongs to.
     shards
         Those of this conversion, or of this part.
+    accounts
+        Of the whole conversion, also in the report of a part.
     shuffle
         How the records were read, and why that way.
     """
@@ -50,6 +52,7 @@ class Report:
     accounts: Accounts
     shuffle: str
     seconds: float
+    part: Part = WHOLE
 
     @property
     def num_batches(self) -> int:
@@ -139,7 +142,7 @@ def convert(
     place = destination if part == WHOLE else partial_path(destination)
     seconds = time.monotonic() - start_s
     max_token = max((done.max_token for done in finished), default=0)
-    return Report(place, source.meta, shards, max_token, source.accounts, str(shuffle), seconds)
+    return Report(place, source.meta, shards, max_token, source.accounts, str(shuffle), seconds, part)
 
 
 def refuse_bad_destination(source: Source, destination: Path) -> None:

@@ -150,12 +150,46 @@ if __name__ == "__main__":
     assert snapshot(tmp_path / "out") == whole
 
 
+@pytest.mark.slow
+def test_dask_workers_that_die_are_told(tmp_path):
+    pytest.importorskip("distributed")
+    code = """
+import os
+from pathlib import Path
+import dask
+from distributed import Client, LocalCluster
+from converters.executors import open_engine
+from zb_hdf5 import UnavailableError
+class Task:
+    def tokens_done(self):
+        return 0
+def die(task, progress):
+    os._exit(9)
+if __name__ == "__main__":
+    dask.config.set({"distributed.scheduler.allowed-failures": 0})
+    with LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None) as cluster, Client(cluster) as client:
+        client.write_scheduler_file("scheduler.json")
+        try:
+            with open_engine("dask", 1, Path("scheduler.json")) as engine:
+                list(engine.run(die, [Task()], print))
+        except UnavailableError as error:
+            print(error)
+"""
+    (tmp_path / "cluster.py").write_text(code)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "cluster.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100)
+    assert "dask workers died" in done.stdout, done.stderr
+    assert "--resume" in done.stdout
+
+
 def test_an_engine_that_is_not_there_is_told(source, tmp_path):
     command = ("npy-to-hdf5", source, tmp_path / "out", *OPTIONS)
     assert "--scheduler-file" in fail(2, *command, "--executor", "dask")
     missing = ("--scheduler-file", tmp_path / "none.json")
     assert "no such scheduler file" in fail(5, *command, "--executor", "dask", *missing)
     assert "belongs to --executor dask" in fail(2, *command, *missing)
+    assert "--workers belongs to --executor local" in fail(2, *command, "--executor", "dask", "--workers", 2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.npy"]
 
 
@@ -188,7 +222,8 @@ def test_a_merge_says_what_is_missing(source, whole, tmp_path):
 
 def test_a_part_is_done_once(source, tmp_path):
     part = ("npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--shard-range", "1/2")
-    succeed(*part)
+    done = run(convert, *part)
+    assert "stored by part 1 of 2" in done.stdout
     assert "3 of 6 finished" in fail(1, *part)
     before = snapshot(tmp_path / "out.partial")
     succeed(*part, "--resume")

@@ -107,7 +107,7 @@ def work_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--shard-range", type=ShardRange(), help="Write part I of N only; then 'zb index merge DST'."),
         click.option("--resume", is_flag=True, help="Keep the finished shards of an interrupted run, do the rest."),
         click.option("--dry-run", is_flag=True, help="Say what would be written, and write nothing."),
-        click.option("--force", is_flag=True, help="Replace what exists, at the end and whole."),
+        click.option("--force", is_flag=True, help="Replace what exists, at the end and whole; also with --resume."),
     )
     return _apply(options, output_options(command))
 
@@ -179,7 +179,7 @@ def run_conversion(
     In a rank of an MPI job that only serves the first one, this does nothing but that.
     """
     from converters import pipe
-    from converters.executors import open_engine
+    from converters.executors import open_engine, require_own_workers
     from converters.journal import WHOLE, Part
 
     names = ("as_json", "quiet", "workers", "executor", "scheduler_file", "dry_run", "force", "resume")
@@ -191,8 +191,7 @@ def run_conversion(
         ways = {}
     shard_range = options.pop("shard_range")
     part = Part(*shard_range) if shard_range else WHOLE
-    if work["workers"] is not None and work["executor"] != "local":
-        raise click.UsageError(f"--workers belongs to --executor local: {work['executor']} brings its own")
+    require_own_workers(work["executor"], work["workers"])
     source = None if work["executor"] == "mpi" else open_source(options)
     memory_bytes = int(ways.get("memory_bytes", DEFAULT_MEMORY))
     workers = 1 if source is None else _num_workers(source, work["workers"], memory_bytes)

@@ -238,6 +238,12 @@ def _open_dask(scheduler_file: Path | None) -> Iterator[Engine]:
             ) from error
 
 
+def require_own_workers(executor: str, workers: int | None) -> None:
+    """Raise `ArgumentError` if a number of workers was asked for that is not ours to choose."""
+    if workers is not None and executor != "local":
+        raise ArgumentError(f"--workers belongs to --executor local: {executor} brings its own")
+
+
 def default_workers() -> int:
     """Return the cores that this process may use: those of its Slurm step, not of the node."""
     return len(os.sched_getaffinity(0))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,13 +14,13 @@ import numpy as np
 from converters import pipe
 from converters.executors import Engine
 from converters.formats import FORMATS, Accounts
-from converters.journal import journal_paths, read_journal
+from converters.journal import how_to_go_on, journal_paths, read_journal
 from converters.pack import PACKINGS
 from converters.plan import DEFAULT_SHARD_BYTES
 from converters.shard import Progress, no_progress
 from converters.spool import PackedRows, SplitRows, Spool, SpoolTask, spool_path, write_spool
 from converters.text_file import TRAIN, Recipe, ShardPlan, Tally, describe_files, plan_text_shards
-from converters.text_journal import describe_work, tokenize
+from converters.text_journal import describe_work, digest_of_work, is_made_of, tokenize
 from zb_hdf5 import ArgumentError, ConvertError, StoreMeta
 from zb_hdf5.documents import DocumentFile
 from zb_hdf5.order import GlobalOrder, SequentialOrder, write_order
@@ -29,8 +29,10 @@ from zb_hdf5.spec import TokenArray, stored_dtype
 from zb_hdf5.tokenizer import load_tokenizer, token_dtype
 
 #: Text of one spool. How it is cut does not depend on the workers: any number of them can go on with it.
-SPOOL_BYTES: Final = 256 << 20
-MIN_SPOOLS: Final = 16
+SPOOL_BYTES: Final = 64 << 20
+#: Enough for the workers of some nodes, and not too many files.
+MIN_SPOOLS: Final = 256
+MAX_SPOOLS: Final = 4096
 
 
 @dataclass(frozen=True)
@@ -223,7 +225,7 @@ def ingest_batches(
     pad_id = _pad_id(recipe, options, tokenizer.vocab_size)
     plans = _plan_spools(files, options)
     work = describe_work(files, kind, recipe, dict(tokenizer.description), plans)
-    with ScratchDirectory(destination.with_name(destination.name + ".tokens")) as folder:
+    with ScratchDirectory(_tokens_path(destination)) as folder:
         tasks = [
             SpoolTask(spool_path(folder.partial_path, number), plan, recipe, dtype, num_threads)
             for number, plan in enumerate(plans)
@@ -240,18 +242,39 @@ def ingest_batches(
             options.batch_size, options.seq_len, dtype, options.seed if options.shuffle else 0, 0, tally.documents,
             tokenizer.vocab_size, json.dumps(tokenizer.description),
         )  # fmt: skip
-        spools = [Spool(task.path, task.plan.split, *done) for task, done in zip(tasks, finished, strict=True)]
-        description = {**describe_files(files, kind, recipe), **_describe(options)}
+        spools = [
+            Spool(task.path, task.plan.split, done.token_count, done.tally)
+            for task, done in zip(tasks, finished, strict=True)
+        ]
+        digest = digest_of_work(work, asdict(options))
+        description = {**describe_files(files, kind, recipe), **_describe(options), "work": digest}
         paths = [file.path for file in files]
         try:
             source = TextSource(spools, folder.partial_path, meta, options, pad_id, description, paths)
             report = pipe.convert(source, "hdf5", destination, overwrite=overwrite, resume=resume, engine=engine)
         except BaseException as error:
-            error.add_note(
-                f"the tokens are kept in {folder.partial_path}: go on with --resume, or start over with --force"
-            )
+            error.add_note(f"the tokens are kept in {folder.partial_path}: {how_to_go_on(overwrite)}")
             raise
     return IngestReport(report, tally, options.packing, source.batches_of_split, time.monotonic() - start_s)
+
+
+def is_ingested(
+    files: Sequence[DocumentFile], kind: str, destination: Path, recipe: Recipe, options: TextOptions
+) -> bool:
+    """Return whether `destination` is what `ingest_batches` would make; then what a kill has left is removed."""
+    plans = _plan_spools(files, options)
+    work = describe_work(files, kind, recipe, dict(load_tokenizer(recipe.tokenizer).description), plans)
+    if not is_made_of(destination, files, digest_of_work(work, asdict(options))):
+        return False
+    if partial_path(_tokens_path(destination)).exists():
+        with ScratchDirectory(_tokens_path(destination)):
+            pass
+    return True
+
+
+def _tokens_path(destination: Path) -> Path:
+    """Return the name, without ".partial", of the folder for the tokens of a destination."""
+    return destination.with_name(destination.name + ".tokens")
 
 
 def _require_options(options: TextOptions) -> None:
@@ -269,9 +292,11 @@ def _require_free(destination: Path, options: TextOptions, overwrite: bool, resu
         options.num_shards or options.val_fraction or options.val_last_shard
     ):
         raise ConvertError(f"{destination}: is one file; name a folder (no .h5) to write shards or splits")
-    if overwrite or resume:
+    if overwrite:
         return
     refuse_existing(destination)
+    if resume:
+        return
     waiting = partial_path(destination)
     if any(read_journal(path).finished for path in journal_paths(waiting).values()):
         raise ConvertError(
@@ -283,7 +308,8 @@ def _plan_spools(files: Sequence[DocumentFile], options: TextOptions) -> list[Sh
     """Cut the documents so that many workers have something to do; what is stored does not depend on it."""
     num_groups = sum(file.num_row_groups for file in files)
     text_bytes = sum(file.path.stat().st_size for file in files)
-    count = None if options.val_last_shard else min(num_groups, max(MIN_SPOOLS, text_bytes // SPOOL_BYTES))
+    wanted = max(MIN_SPOOLS, min(MAX_SPOOLS, text_bytes // SPOOL_BYTES))
+    count = None if options.val_last_shard else min(num_groups, wanted)
     return plan_text_shards(
         files, count, val_fraction=options.val_fraction, val_last_shard=options.val_last_shard, seed=options.seed
     )

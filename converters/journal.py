@@ -11,15 +11,18 @@ import json
 import os
 import re
 from dataclasses import asdict
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from converters.plan import Plan
 from converters.shard import FileState, FinishedShard
 from zb_hdf5 import ConvertError, FormatError, ShardEntry, StoreMeta
-from zb_hdf5.publish import write_atomically
+from zb_hdf5.publish import PartialDirectory, write_atomically
 from zb_hdf5.spec import JOURNAL_PREFIX, stored_dtype
 
+#: What the journals of shards are called, among those of other work.
+SHARD_JOURNALS: Final = f"{JOURNAL_PREFIX}[0-9]*"
 _NAME: Final = re.compile(rf"{JOURNAL_PREFIX}(\d+)-of-(\d+)\.jsonl")
 
 
@@ -88,6 +91,20 @@ def journal_paths(folder: Path) -> dict[Part, Path]:
     return found
 
 
+def remove_journals(folder: Path) -> None:
+    """Remove the journals of a store that is whole."""
+    for path in folder.glob(f"{JOURNAL_PREFIX}*"):
+        path.unlink()
+
+
+def refuse_other_journals(folder: PartialDirectory, own: str) -> None:
+    """Raise `ConvertError` if the folder holds the journal of work of another kind, not of names like `own`."""
+    for path in sorted(folder.partial_path.glob(f"{JOURNAL_PREFIX}*.jsonl")):
+        if not fnmatch(path.name, own):
+            folder.keep()
+            raise ConvertError(f"{path}: an interrupted conversion of another kind is there; start over with --force")
+
+
 def read_journal(path: Path) -> Record:
     """Read a journal; a last line that a kill has torn is left out.
 
@@ -118,6 +135,11 @@ def require_same(found: dict[str, Any], identity: dict[str, Any], path: Path) ->
             f"{path.parent}: holds another conversion: its {name} is {_short(found.get(name))}, here it is "
             f"{_short(expected[name])}; give the same arguments, or start over with --force"
         )
+
+
+def how_to_go_on(overwrite: bool) -> str:
+    """Say what to run after an interruption."""
+    return "go on with --resume --force" if overwrite else "go on with --resume, or start over with --force"
 
 
 def _short(value: object) -> str:

@@ -6,8 +6,7 @@ import os
 from pathlib import Path
 
 from converters.formats import FORMATS
-from converters.journal import Record, journal_paths, meta_from_json, read_journal, require_same
-from converters.pipe import remove_journals
+from converters.journal import Record, journal_paths, meta_from_json, read_journal, remove_journals, require_same
 from converters.shard import FinishedShard
 from zb_hdf5 import ConvertError, ShardIndex, open_reader
 from zb_hdf5.publish import PartialDirectory, partial_path, remove

@@ -67,7 +67,7 @@ class NpyFile:
         if found < expected:
             raise IncompleteError(f"{path}: expected {expected:,} bytes for shape {shape} {dtype}, found {found:,}")
         num_records = shape[0] if len(shape) == 2 else shape[0] // seq_len
-        return cls(path, dtype, shape, byte_offset, fortran, num_records)
+        return cls(path, dtype, shape, byte_offset, fortran and len(shape) == 2, num_records)
 
     @property
     def num_tokens(self) -> int:

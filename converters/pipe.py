@@ -16,14 +16,25 @@ from typing import Final, NamedTuple
 
 from converters.executors import Engine, Inline
 from converters.formats import FORMATS, Accounts, Source
-from converters.journal import WHOLE, Journal, Part, journal_paths, read_journal, require_same
+from converters.journal import (
+    SHARD_JOURNALS,
+    WHOLE,
+    Journal,
+    Part,
+    how_to_go_on,
+    journal_paths,
+    read_journal,
+    refuse_other_journals,
+    remove_journals,
+    require_same,
+)
 from converters.plan import Plan, require_one_split, require_room, stored_bytes
 from converters.shard import CheckTask, FinishedShard, ShardTask, file_states, is_intact, no_progress, write_shard
 from converters.shuffle import DEFAULT_MEMORY_BYTES, Shuffle, choose_shuffle, halved, scatter_path, scattered
 from zb_hdf5 import ArgumentError, ConvertError, ShardEntry, ShardIndex, StoreMeta
 from zb_hdf5.native import Face, face_of
 from zb_hdf5.publish import PartialDirectory, partial_path, refuse_existing, remove
-from zb_hdf5.spec import CRC32_SUFFIX, INDEX_NAME, JOURNAL_PREFIX, combine_sha256
+from zb_hdf5.spec import CRC32_SUFFIX, INDEX_NAME, combine_sha256
 
 OTHER_SUFFIXES: Final = frozenset({".hdf5", ".hdf", ".he5", ".npz"})
 Progress = Callable[[int], None]
@@ -97,8 +108,8 @@ def convert(
     overwrite
         Replace what exists, at the end and whole.
     resume
-        Go on with an interrupted conversion of the same arguments: its finished shards are kept if their digests still
-        hold. The result is that of an undisturbed run.
+        Go on with an interrupted conversion of the same arguments, `overwrite` included: its finished shards are kept
+        if their digests still hold. The result is that of an undisturbed run.
     part
         Which share of the shards to write; `merge.merge_parts` publishes when all parts are there.
     engine
@@ -116,8 +127,6 @@ def convert(
         If the destination exists, there is no room for it, or the source cannot be converted as asked.
     """
     start_s = time.monotonic()
-    if resume and overwrite:
-        raise ArgumentError("pass --resume to go on, or --force to start over, not both")
     row = FORMATS[target]
     refuse_bad_destination(source, destination)
     if destination.suffix == row.suffix:
@@ -206,6 +215,8 @@ class _Folder:
     def begin(self) -> list[FinishedShard]:
         """Start from nothing."""
         with self._open() as folder:
+            if not self._overwrite:
+                refuse_other_journals(folder, SHARD_JOURNALS)
             journals = journal_paths(folder.partial_path)
             if journals and not self._overwrite:
                 folder.keep()
@@ -223,6 +234,7 @@ class _Folder:
         if self._destination.exists() and not self._overwrite:
             return self._already_done()
         with self._open() as folder:
+            refuse_other_journals(folder, SHARD_JOURNALS)
             folder.keep()
             finished = self._finished_before(folder)
             self._remove_unfinished(folder, finished)
@@ -239,8 +251,8 @@ class _Folder:
                 self._remove_unfinished(folder, finished)
             if finished:
                 error.add_note(
-                    f"{len(finished)} of {len(self._shards)} shards are finished, in {folder.partial_path}: go on with "
-                    "--resume, or start over with --force"
+                    f"{len(finished)} of {len(self._shards)} shards are finished, in {folder.partial_path}: "
+                    f"{how_to_go_on(self._overwrite)}"
                 )
             raise
 
@@ -304,9 +316,10 @@ class _Folder:
         """Remove what earlier runs of this part have left, but for finished shards."""
         kept = {name for done in finished.values() for name in (done.entry.path, done.entry.path + CRC32_SUFFIX)}
         mine = tuple(self._plan.name(shard) for shard in self._shards)
+        journals = {path.name for path in journal_paths(folder.partial_path).values()}
         for name in os.listdir(folder.partial_path):
-            journal = name.startswith(JOURNAL_PREFIX)  # stays until the new one is there
-            if name not in kept and not journal and (self._part == WHOLE or name.startswith(mine)):
+            # a journal stays until the new one is there
+            if name not in kept and name not in journals and (self._part == WHOLE or name.startswith(mine)):
                 remove(folder.partial_path / name)
 
     def _remove_other_journals(self, folder: PartialDirectory) -> None:
@@ -344,9 +357,3 @@ def save_index(folder: Path, plan: Plan, finished: list[FinishedShard]) -> None:
     if FORMATS[plan.target].indexed:
         source, entries = plan.source, tuple(done.entry for done in finished)
         ShardIndex(source.meta, entries, source.shuffle, source.description).save(folder)
-
-
-def remove_journals(folder: Path) -> None:
-    """Remove the journals of a store that is whole."""
-    for path in journal_paths(folder).values():
-        path.unlink()

@@ -34,6 +34,8 @@ Progress = Callable[[int], None]
 FileState = tuple[int, int]
 #: What is copied from file to file between two reports of progress.
 COPY_BYTES: Final = 64 << 20
+#: But no more reports than this: the target looks at all its batches for each.
+COPIES: Final = 64
 
 
 def no_progress(tokens: int) -> None:
@@ -189,7 +191,7 @@ def _sidecar(path: Path) -> Path:
 
 def _copy(original: BatchReader, writer: BatchWriter, progress: Progress) -> None:
     """Append what the kernel copies from file to file: all, or as much as it does."""
-    step = max(1, COPY_BYTES // original.meta.batch_bytes)
+    step = max(1, COPY_BYTES // original.meta.batch_bytes, -(-original.num_batches // COPIES))
     for start in range(0, original.num_batches, step):
         count = min(step, original.num_batches - start)
         copied = writer.write_from(original, start, count)

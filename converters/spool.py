@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import os
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -48,7 +48,6 @@ class Spool(NamedTuple):
     path: Path
     split: str
     num_tokens: int
-    sha256: str
     tally: Tally
 
     @property
@@ -68,32 +67,37 @@ def lengths_path(path: Path) -> Path:
 
 def write_spool(task: SpoolTask, progress: Progress = no_progress) -> FinishedTokens:
     """Tokenize the documents of one spool, unless it is there and intact."""
-    if task.before is not None and spool_sha256(task.path) == task.before.sha256:
+    if task.before is not None and _spool_sha256(task.path) == task.before.sha256:
         progress(task.before.token_count)
         return task.before
     tally, num_tokens = Tally(), 0
+    digests = hashlib.sha256(), hashlib.sha256()
     with open(task.path, "wb") as tokens, open(lengths_path(task.path), "wb") as lengths:
         for encoded in encode_shard(task.plan, task.recipe, task.num_threads, tally):
-            tokens.write(encoded.tokens.astype(task.dtype))
-            lengths.write(encoded.lengths)
+            for file, digest, data in zip(
+                (tokens, lengths), digests, (encoded.tokens.astype(task.dtype), encoded.lengths), strict=True
+            ):
+                file.write(data)
+                digest.update(data)
             num_tokens += len(encoded.tokens)
             progress(len(encoded.tokens))
         for file in (tokens, lengths):
             file.flush()
             os.fsync(file.fileno())
-    return FinishedTokens(num_tokens, spool_sha256(task.path), tally)
+    return FinishedTokens(num_tokens, _one_digest(digests), tally)
 
 
-def spool_sha256(path: Path) -> str:
+def _spool_sha256(path: Path) -> str:
     """Return one digest of both files of a spool; empty if one is not there."""
-    digest = hashlib.sha256()
-    for part in (path, lengths_path(path)):
-        try:
-            with open(part, "rb") as file:
-                digest.update(hashlib.file_digest(file, "sha256").digest())
-        except FileNotFoundError:
-            return ""
-    return digest.hexdigest()
+    try:
+        with open(path, "rb") as tokens, open(lengths_path(path), "rb") as lengths:
+            return _one_digest(hashlib.file_digest(file, "sha256") for file in (tokens, lengths))
+    except FileNotFoundError:
+        return ""
+
+
+def _one_digest(digests: Iterable[Any]) -> str:
+    return hashlib.sha256(b"".join(digest.digest() for digest in digests)).hexdigest()
 
 
 class PackedRows:

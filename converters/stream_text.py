@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from converters.executors import Engine
+from converters.journal import remove_journals
 from converters.shard import Progress, no_progress
 from converters.text_file import Recipe, ShardPlan, Tally, describe_files, encode_shard, plan_text_shards
-from converters.text_journal import JOURNAL_NAME, FinishedTokens, describe_work, tokenize
+from converters.text_journal import FinishedTokens, describe_work, digest_of_work, is_made_of, tokenize
 from zb_hdf5 import ConvertError
 from zb_hdf5.documents import DocumentFile
 from zb_hdf5.publish import PartialDirectory, partial_path
@@ -112,6 +113,11 @@ class ShardedTokenizationPipeline:
         self._plans = plan_text_shards(
             files, num_shards, val_fraction=val_fraction, val_last_shard=val_last_shard, seed=seed
         )
+        self._work = describe_work(files, kind, recipe, dict(self._tokenizer.description), self._plans)
+
+    def is_done(self, destination: Path) -> bool:
+        """Return whether `destination` is what `run` would make; then the journal that a kill has left is removed."""
+        return is_made_of(destination, self._files, digest_of_work(self._work, {}))
 
     def run(
         self,
@@ -142,10 +148,10 @@ class ShardedTokenizationPipeline:
         start_s = time.monotonic()
         with PartialDirectory(destination, overwrite=overwrite) as folder:
             tasks = [self._task(number, folder.partial_path, num_threads) for number in range(len(self._plans))]
-            work = describe_work(self._files, self._kind, self._recipe, dict(self._tokenizer.description), self._plans)
             finished = tokenize(
-                write_stream, tasks, folder, work, engine=engine, overwrite=overwrite, resume=resume, progress=progress
-            )
+                write_stream, tasks, folder, self._work, engine=engine, overwrite=overwrite, resume=resume,
+                progress=progress,
+            )  # fmt: skip
             tally = Tally()
             for shard in finished:
                 tally.merge(shard.tally)
@@ -153,7 +159,7 @@ class ShardedTokenizationPipeline:
                 raise ConvertError(f"{self._files[0].path}: {tally.no_documents(len(self._files))}")
             index = self._index(tuple(map(StreamTask.entry, tasks, finished)))
             index.save(folder.partial_path)
-            folder.on_published(lambda path: (path / JOURNAL_NAME).unlink())
+            folder.on_published(remove_journals)
         return StreamReport(destination, index, tally, time.monotonic() - start_s)
 
     def _task(self, number: int, folder: Path, num_threads: int) -> StreamTask:
@@ -172,5 +178,5 @@ class ShardedTokenizationPipeline:
             NO_BOUNDARY if boundary is None else boundary,
             tokenizer.vocab_size,
             json.dumps(tokenizer.description),
-            describe_files(self._files, self._kind, self._recipe),
+            {**describe_files(self._files, self._kind, self._recipe), "work": digest_of_work(self._work, {})},
         )

@@ -43,7 +43,7 @@ def _add_command(group: click.Group, kind: str, as_json: AsJson, as_lines: AsLin
         output = {name: options.pop(name) for name in ("as_json", "quiet")}
         if options.pop("shard_per_source"):
             _require_stream(layout, options)
-        work = _Work(src, kind, dst, options, quiet=output["quiet"])
+        work = _Work(src, kind, dst, options, output)
         if layout == "stream":
             _require_defaults(_BATCHES_ONLY)
             streams = work.streams()
@@ -105,33 +105,39 @@ _OPTIONS: Final = [
     _option("--executor", click.Choice(["local", "mpi", "dask"]), "local", "Processes, MPI ranks, a dask cluster."),
     click.option("--scheduler-file", type=_PATH, help="Of the dask cluster."),
     click.option("--resume", is_flag=True, help="Go on with what an interrupted run has finished."),
-    click.option("--force", is_flag=True, help="Replace what exists, at the end and whole."),
+    click.option("--force", is_flag=True, help="Replace what exists, at the end and whole; also with --resume."),
 ]
 
 
 class _Work:
     """What both layouts do with their options."""
 
-    def __init__(self, src: tuple[Path, ...], kind: str, dst: Path, given: dict[str, Any], *, quiet: bool) -> None:
-        from converters.executors import default_workers
+    def __init__(
+        self, src: tuple[Path, ...], kind: str, dst: Path, given: dict[str, Any], output: dict[str, bool]
+    ) -> None:
+        from converters.executors import default_workers, require_own_workers
         from zb_hdf5.documents import open_documents
 
-        self._kind, self._dst, self._given, self._quiet = kind, dst, given, quiet
+        self._kind, self._dst, self._given, self._output = kind, dst, given, output
         self._files = open_documents(src, kind, given.pop("text_column", "text"))
         self._recipe = _recipe(given)
+        self._engine = {name: given.pop(name) for name in ("executor", "scheduler_file")}
+        require_own_workers(self._engine["executor"], given["workers"])
         cores, num_groups = default_workers(), sum(file.num_row_groups for file in self._files)
         self._workers = min(given.pop("workers") or cores, num_groups)
         self._num_threads = given.pop("threads") or max(1, cores // self._workers)
-        self._engine = {name: given.pop(name) for name in ("executor", "scheduler_file")}
         self._force, self._resume = given.pop("force"), given.pop("resume")
 
     def batches(self) -> IngestReport | None:
-        """Write a batch store; None in a rank of an MPI job that only serves the first one."""
+        """Write a batch store; None in a rank of an MPI job that only serves the first one, or if it is there."""
         from converters.executors import open_engine
-        from converters.ingest import TextOptions, ingest_batches
+        from converters.ingest import TextOptions, ingest_batches, is_ingested
 
         given = self._given
         options = TextOptions(shuffle=given.pop("shuffle") == "global", num_shards=given.pop("shards"), **given)
+        if self._goes_on_from_result() and is_ingested(self._files, self._kind, self._dst, self._recipe, options):
+            self._say_done()
+            return None
         with open_engine(workers=self._workers, **self._engine) as engine:
             if engine is None:
                 return None
@@ -151,6 +157,9 @@ class _Work:
         pipeline = ShardedTokenizationPipeline(
             self._files, self._kind, self._recipe, num_shards=self._given["shards"], **given
         )
+        if self._goes_on_from_result() and pipeline.is_done(self._dst):
+            self._say_done()
+            return None
         with open_engine(workers=self._workers, **self._engine) as engine:
             if engine is None:
                 return None
@@ -160,8 +169,18 @@ class _Work:
                     resume=self._resume, progress=progress.advance,
                 )  # fmt: skip
 
+    def _goes_on_from_result(self) -> bool:
+        return self._resume and not self._force and self._dst.is_dir()
+
+    def _say_done(self) -> None:
+        print_report(
+            {"path": str(self._dst), "done": True},
+            [("there is", f"{self._dst} already, made of these files in this way: nothing to do")],
+            **self._output,
+        )
+
     def _progress(self) -> Progress:
-        return Progress("tokenizing", _about_tokens(self._files), enabled=not self._quiet)
+        return Progress("tokenizing", _about_tokens(self._files), enabled=not self._output["quiet"])
 
 
 def _require_defaults(names: tuple[str, ...]) -> None:

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
 from converters.executors import Engine
-from converters.journal import append_line, require_same
+from converters.journal import append_line, how_to_go_on, refuse_other_journals, remove_journals, require_same
 from converters.shard import Progress, file_states
 from converters.text_file import Recipe, ShardPlan, Tally, describe_files
 from zb_hdf5 import ConvertError, FormatError
 from zb_hdf5.documents import DocumentFile
 from zb_hdf5.publish import PartialDirectory, write_atomically
-from zb_hdf5.spec import JOURNAL_PREFIX
+from zb_hdf5.spec import INDEX_NAME, JOURNAL_PREFIX
 
 JOURNAL_NAME: Final = f"{JOURNAL_PREFIX}tokens.jsonl"
 Task = TypeVar("Task", bound=Any)
@@ -56,8 +56,10 @@ def tokenize(
         Dataclasses with `before: FinishedTokens | None`.
     identity
         What decides the tokens of each task.
-    overwrite, resume
-        Drop, or keep, what an interrupted run has finished.
+    overwrite
+        Drop what an interrupted run has finished, if it is not gone on with.
+    resume
+        Go on with it.
 
     Raises
     ------
@@ -65,7 +67,10 @@ def tokenize(
         If an interrupted run has finished something and neither was asked for, or if it was another conversion.
     """
     path = folder.partial_path / JOURNAL_NAME
-    before = {} if overwrite else _finished_before(path, folder, identity, resume)
+    before = {}
+    if resume or not overwrite:
+        refuse_other_journals(folder, JOURNAL_NAME)
+        before = _finished_before(path, folder, identity, resume)
     if not before:
         folder.clear()
     write_atomically(
@@ -83,8 +88,8 @@ def tokenize(
     except BaseException as error:
         if before or finished:
             error.add_note(
-                f"{len(finished)} of {len(tasks)} files of tokens are finished, in {folder.partial_path}: go on with "
-                "--resume, or start over with --force"
+                f"{len(finished)} of {len(tasks)} files of tokens are finished, in {folder.partial_path}: "
+                f"{how_to_go_on(overwrite)}"
             )
         raise
     return [done for _, done in sorted(finished.items())]
@@ -109,6 +114,25 @@ def describe_work(
         "files": file_states([file.path for file in files]),
         "routing": hashlib.sha256(json.dumps(routes).encode()).hexdigest(),
     }
+
+
+def digest_of_work(work: dict[str, Any], options: dict[str, Any]) -> str:
+    """Return a digest of all that decides a store, but for the time when its sources were changed last."""
+    sizes = {path: size for path, (size, _) in work["files"].items()}
+    return hashlib.sha256(json.dumps([{**work, "files": sizes}, options]).encode()).hexdigest()
+
+
+def is_made_of(store: Path, files: Sequence[DocumentFile], digest: str) -> bool:
+    """Return whether a store was made of these files as they are now, and in the same way; then it needs no journal."""
+    index = store / INDEX_NAME
+    try:
+        made_ns = index.stat().st_mtime_ns
+        same = bool(json.loads(index.read_bytes())["source"]["work"] == digest)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    if same := same and all(file.path.stat().st_mtime_ns <= made_ns for file in files):
+        remove_journals(store)
+    return same
 
 
 def _finished_before(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import itertools
 import json
 import os
@@ -348,6 +349,19 @@ def test_every_npy_version_is_read(version, tmp_path):
         np.lib.format.write_array(file, numbered(8), version=version)
     succeed("npy-to-batch", tmp_path / "in.npy", tmp_path / "o.batch", *SHAPE, "--no-shuffle")
     np.testing.assert_array_equal(records_of(tmp_path / "o.batch"), numbered(8))
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_stream_in_fortran_order_is_the_same_stream(shuffle, tmp_path):
+    tokens = np.arange(8 * SEQ_LEN, dtype="<u4")
+    data = io.BytesIO()
+    np.lib.format.write_array_header_1_0(data, {"descr": "<u4", "fortran_order": True, "shape": tokens.shape})
+    (tmp_path / "in.npy").write_bytes(data.getvalue() + tokens.tobytes())
+    opened = NpySource([tmp_path / "in.npy"], batch_size=4, seq_len=SEQ_LEN, seed=3, shuffle=shuffle)
+    found = np.empty((2, 4, SEQ_LEN), "<u4")
+    opened.read_into(0, found)
+    order = write_order(8, 3).indices(np.arange(8)) if shuffle else np.arange(8)
+    np.testing.assert_array_equal(found.reshape(-1, SEQ_LEN), tokens.reshape(-1, SEQ_LEN)[order])
 
 
 def test_more_files_than_may_be_open_at_once(tmp_path, monkeypatch):

@@ -12,7 +12,8 @@ from contract import random_tokens
 from converters.npy_file import NpySource
 from converters.pipe import convert
 from converters.store_file import StoreSource
-from zb_hdf5 import ChecksumError, ZbError, open_reader, verify_store
+from zb_hdf5 import ChecksumError, ZbError, open_reader, open_writer, verify_store
+from zb_hdf5.h5write import HDF5BatchWriter
 
 SUFFIXES = {"hdf5": ".h5", "batch": ".batch"}
 SHAPES = {"packed": (4, 1024), "padded": (3, 1000)}
@@ -68,6 +69,49 @@ def test_the_fast_way_gives_the_bytes_of_the_slow_way(
         assert copy(source, backend, tmp_path / str(number) / name, target) == fast
     with open_reader(tmp_path / "fast" / name) as reader:
         np.testing.assert_array_equal([np.array(batch) for batch in reader], tokens)
+
+
+def test_nothing_to_copy_and_fewer_batches_than_expected(tmp_path):
+    tokens = random_tokens(5, 4, 1024)
+    with open_writer(tmp_path / "in.batch", batch_size=4, seq_len=1024) as writer:
+        writer.write(tokens)
+    reader = open_reader(tmp_path / "in.batch")
+    with open_writer(tmp_path / "a.h5", batch_size=4, seq_len=1024) as writer:
+        assert writer.write_from(reader, 0, 0) == 0
+        assert writer.write_from(reader, 0, 5) == 0  # of nobody knows how many
+        writer.write(tokens)
+    with open_writer(tmp_path / "b.h5", batch_size=4, seq_len=1024, expected_batches=1000) as writer:
+        assert writer.write_from(reader, 0, 2) == 2
+        writer.write(tokens[2:3])
+        assert writer.write_from(reader, 3, 2) == 2
+    reader.close()
+    for name in ("a.h5", "b.h5"):
+        assert [report.problem for report in verify_store(tmp_path / name)] == [None]
+        with open_reader(tmp_path / name) as stored:
+            np.testing.assert_array_equal([np.array(batch) for batch in stored], tokens)
+    assert (tmp_path / "b.h5").stat().st_size < 2 * tokens.nbytes + (1 << 20)
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_a_commit_that_fails_is_not_tried_again(at, tmp_path, monkeypatch):
+    tokens = random_tokens(40, 64, 4096)  # 1 MiB each: five groups
+    with open_writer(tmp_path / "in.batch", batch_size=64, seq_len=4096) as writer:
+        writer.write(tokens)
+    real, calls = HDF5BatchWriter._modify, []
+
+    def full(self, **attributes):
+        calls.append(attributes)
+        if len(calls) == at + 1:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(self, **attributes)
+
+    writer = open_writer(tmp_path / "out.h5", batch_size=64, seq_len=4096, expected_batches=40)
+    monkeypatch.setattr(HDF5BatchWriter, "_modify", full)
+    with open_reader(tmp_path / "in.batch") as reader, pytest.raises(OSError, match="No space left"):
+        writer.write_from(reader, 0, 40)
+    assert len(calls) in (at + 1, at + 2)  # what was digested besides may be committed or not, but not the same again
+    assert len({call["num_batches"] for call in calls}) == len(calls)
+    writer.abort()
 
 
 @pytest.mark.parametrize("taken", [0, 1, 3])

@@ -19,6 +19,7 @@ from converters.cli import convert
 from converters.executors import Inline, open_engine
 from converters.ingest import TextOptions, ingest_batches
 from converters.pack import PACKINGS
+from converters.stream_text import ShardedTokenizationPipeline
 from converters.text_file import Recipe
 from zb_hdf5 import ArgumentError, ConvertError, FormatError, Loader, ShardIndex, StateError, documents, open_reader
 from zb_hdf5.documents import open_documents
@@ -176,10 +177,11 @@ def test_a_corpus_without_documents(tmp_path):
         ingest(open_documents([tmp_path / "a.jsonl"]), tmp_path / "out")
 
 
-def test_force_and_resume_give_the_same(tmp_path, files):
+def test_force_gives_the_same_and_resume_leaves_it(tmp_path, files):
     first = ingest(files, tmp_path / "out")
     assert ingest(files, tmp_path / "out", overwrite=True).conversion.sha256 == first.conversion.sha256
-    assert ingest(files, tmp_path / "out", resume=True).conversion.sha256 == first.conversion.sha256
+    with pytest.raises(ConvertError, match="out: exists already"):
+        ingest(files, tmp_path / "out", resume=True)
 
 
 def contents(folder):
@@ -208,11 +210,11 @@ class Failing(Inline):
 
 
 def tokenized(monkeypatch):
-    """Return a list that grows with the path of each spool that is tokenized."""
+    """Return a list that grows with each spool that is tokenized."""
     real, paths = spool.encode_shard, []
 
     def encode(plan, *rest):
-        paths.append(len(paths))
+        paths.append(plan)
         yield from real(plan, *rest)
 
     monkeypatch.setattr(spool, "encode_shard", encode)
@@ -236,6 +238,33 @@ def test_finished_tokens_and_shards_are_kept(num_tasks, tmp_path, files, monkeyp
     assert (again.conversion.sha256, again.tally) == (whole.conversion.sha256, whole.tally)
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus", "out", "whole"]
+
+
+@pytest.mark.parametrize("num_tasks", [2, 5])
+def test_a_replacement_goes_on_too(num_tasks, tmp_path, files, monkeypatch):
+    options = replace(SMALL, num_shards=4, pad_id=7, packing="pad")
+    whole = ingest(files, tmp_path / "whole", options=options)
+    ingest(files, tmp_path / "out")
+    before = contents(tmp_path / "out")
+    with pytest.raises(Stops) as caught:
+        ingest(files, tmp_path / "out", options=options, engine=Failing(num_tasks), overwrite=True)
+    assert any("go on with --resume --force" in note for note in caught.value.__notes__)
+    with pytest.raises(ConvertError, match="out: exists already"):
+        ingest(files, tmp_path / "out", options=options, resume=True)
+    assert contents(tmp_path / "out") == before
+    done = tokenized(monkeypatch)
+    ingest(files, tmp_path / "out", options=options, resume=True, overwrite=True)
+    assert len(done) == max(0, 4 - num_tasks)
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+    assert whole.conversion.accounts.padded
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus", "out", "whole"]
+
+
+def test_a_folder_named_like_the_tokens_is_left_alone(tmp_path, files):
+    (tmp_path / "out.tokens").mkdir()
+    (tmp_path / "out.tokens/mine").write_text("x")
+    ingest(files, tmp_path / "out")
+    assert (tmp_path / "out.tokens/mine").read_text() == "x"
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "lose", "lengths"])
@@ -304,6 +333,45 @@ def test_every_kind_of_file_gives_the_same_store(tmp_path, texts):
         assert (report["documents"], report["documents_dropped"]) == (150, {})
         digests.add(report["sha256"])
     assert len(digests) == 1
+
+
+@pytest.mark.parametrize("layout", ["batches", "stream"])
+def test_resume_of_a_finished_store_says_so(layout, tmp_path, files):
+    own = ["--batch-size", 2, "--seq-len", 16] if layout == "batches" else []
+    command = ["jsonl-to-hdf5", tmp_path / "corpus", tmp_path / "out", "--tokenizer", "byte", "--layout", layout, *own]
+    assert run(*command).exit_code == 0
+    before = contents(tmp_path / "out")
+    left = tmp_path / "out/journal-tokens.jsonl"  # by a kill behind the renaming
+    left.write_text("{}\n")
+    result = run(*command, "--resume")
+    assert (result.exit_code, "nothing to do" in result.stdout) == (0, True), result.output
+    assert contents(tmp_path / "out") == before
+    other = run(*command, "--resume", "--max-document-tokens", 9)
+    assert (other.exit_code, "out: exists already" in other.stderr) == (1, True)
+    assert run(*command, "--resume", "--force").exit_code == 0
+    assert contents(tmp_path / "out") == before
+    os.utime(files[0].path)  # what was written now is newer than the store
+    assert run(*command, "--resume").exit_code == 1
+    assert run(*command, "--executor", "mpi", "--workers", 2).exit_code == 2
+
+
+def test_the_two_layouts_leave_each_other_alone(tmp_path, files):
+    with pytest.raises(Stops):
+        ShardedTokenizationPipeline(files, "jsonl", BYTES).run(tmp_path / "out", engine=Failing(1))
+    before = contents(partial_path(tmp_path / "out"))
+    for resume in (False, True):
+        with pytest.raises(ConvertError, match="conversion of another kind is there; start over with --force"):
+            ingest(files, tmp_path / "out", resume=resume)
+    assert contents(partial_path(tmp_path / "out")) == before
+    ingest(files, tmp_path / "out", overwrite=True)
+    assert not list((tmp_path / "out").glob("journal*"))
+    with pytest.raises(Stops):
+        ingest(files, tmp_path / "new", options=replace(SMALL, num_shards=4), engine=Failing(6))
+    before = contents(partial_path(tmp_path / "new"))
+    for resume in (False, True):
+        with pytest.raises(ConvertError, match="conversion of another kind is there; start over with --force"):
+            ShardedTokenizationPipeline(files, "jsonl", BYTES).run(tmp_path / "new", engine=Inline(), resume=resume)
+    assert contents(partial_path(tmp_path / "new")) == before
 
 
 def test_the_report_names_dropped_lines(tmp_path):

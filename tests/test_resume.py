@@ -725,6 +725,25 @@ def test_more_jobs_than_shards_have_nothing_to_do(source, whole, tmp_path):
     assert snapshot(tmp_path / "out") == whole
 
 
+def test_a_replacement_goes_on_too(source, whole, tmp_path):
+    succeed("npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--seed", 1)
+    before = snapshot(tmp_path / "out")
+    opened = NpySource([source], batch_size=B, seq_len=S, seed=42)
+    stop, progress = stopped_after(3, opened)
+    with pytest.raises(stop) as caught:
+        converters.pipe.convert(
+            opened, "hdf5", tmp_path / "out", num_shards=NUM_SHARDS, overwrite=True, progress=progress
+        )
+    assert "go on with --resume --force" in caught.value.__notes__[0]
+    shard = tmp_path / "out.partial/shard-00000-of-00006.h5"
+    inode = shard.stat().st_ino
+    assert "pass --force" in fail(1, "npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--resume")
+    assert snapshot(tmp_path / "out") == before
+    succeed("npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--resume", "--force")
+    assert snapshot(tmp_path / "out") == whole
+    assert (tmp_path / "out" / shard.name).stat().st_ino == inode
+
+
 def test_odd_destinations_are_told_in_words(source, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert "no name of its own" in fail(2, "npy-to-hdf5", source, ".", *OPTIONS)
@@ -734,5 +753,4 @@ def test_odd_destinations_are_told_in_words(source, tmp_path, monkeypatch):
     assert "found neither" in fail(1, "npy-to-hdf5", tmp_path / "fifo.npy", tmp_path / "out", *OPTIONS)
     (tmp_path / "fifo.npy").unlink()
     assert "named 2 times" in fail(1, "npy-to-hdf5", source, source, tmp_path / "out", *OPTIONS)
-    assert "not both" in fail(2, "npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--resume", "--force")
     assert [path.name for path in tmp_path.iterdir()] == ["in.npy"]

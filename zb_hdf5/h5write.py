@@ -54,7 +54,6 @@ class HDF5BatchWriter(BatchWriter):
 
     def _begin(self) -> None:
         self._h5: Any = None
-        self._run_offset: int | None = None
         self._file.unlock()
         self._h5 = create_for_swmr(self._file.own_path, meta_block_bytes(self._expected_batches))
         self._reserve(meta_block_bytes(self._expected_batches))
@@ -92,22 +91,18 @@ class HDF5BatchWriter(BatchWriter):
         self._commit(batches, digest.result())
 
     def _room_for(self, first: int, count: int) -> int | None:
-        if first + count > self._expected_batches:
+        stop = first + count
+        if stop > self._expected_batches:  # metadata may come to lie between them
             return None
-        if self._run_offset is None:
-            self._run_offset = self._allocate(self._expected_batches)
-        return self._run_offset + first * self.meta.padded_batch_bytes if self._run_offset else None
-
-    def _allocate(self, num_batches: int) -> int:
-        """Give every expected batch its extent, and return the offset of the first, or 0 if they are no single run."""
         self._reserve(0)
-        self._batches.resize(num_batches, axis=0)
+        if stop > self._batches.shape[0]:
+            self._batches.resize(stop, axis=0)
         self._h5.flush()
         end = max(os.fstat(self._file.fd).st_size, end_of_file_address(self._file.fd))
         os.ftruncate(self._file.fd, end)  # HDF5 refuses to follow a file that is shorter than it should be
-        ends = [(index, 0, 0) for index in (0, num_batches - 1)]  # two, for each takes HDF5 a look at all chunks
-        begin, last = (self._batches.id.get_chunk_info_by_coord(index).byte_offset for index in ends)
-        return begin if last - begin == (num_batches - 1) * self.meta.padded_batch_bytes else 0
+        # two questions, not one for each batch: HDF5 looks at all chunks to answer one
+        begin, last = (self._batches.id.get_chunk_info_by_coord((k, 0, 0)).byte_offset for k in (first, stop - 1))
+        return begin if last - begin == (count - 1) * self.meta.padded_batch_bytes else None
 
     def _commit(self, batches: TokenArray, group: GroupDigest) -> None:
         first, stop = self.num_batches, self.num_batches + len(batches)

@@ -226,6 +226,11 @@ class PartialDirectory:
 class ScratchDirectory(PartialDirectory):
     """`<path>.partial/` for temporary files: removed at the end; an exception removes it, unless it was kept."""
 
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.partial_path = partial_path(path)
+        self._shared = self._keep = False
+
     def _publish(self) -> None:
         shutil.rmtree(self.partial_path)
 

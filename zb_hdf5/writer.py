@@ -118,9 +118,9 @@ class BatchWriter(ABC):
     def write_from(self, reader: BatchReader, start: int, count: int) -> int:
         """Append consecutive batches of a reader without passing their bytes through this process, if that can be.
 
-        Returns how many were appended and are committed: fewer than `count`, and none in most formats, where the file
-        systems do not copy from file to file. `write` the rest. What is digested is what lies in this file: a bit that
-        flipped in the original, or on the way, is in `crc32()`.
+        Returns how many were appended and are committed: fewer than `count` where the file systems do not copy from
+        file to file, or the format has no place for them in a row. `write` the rest. What is digested is what lies in
+        this file: a bit that flipped in the original, or on the way, is in `crc32()`.
 
         Raises
         ------
@@ -135,7 +135,7 @@ class BatchWriter(ABC):
         if not 0 <= start <= start + count <= reader.num_batches:
             raise ArgumentError(f"{reader.path}: expected {start + count:,} batches, found {reader.num_batches:,}")
         before = self.num_batches
-        if reader.extents is None or (offset := self._room_for(before, count)) is None:
+        if count == 0 or reader.extents is None or (offset := self._room_for(before, count)) is None:
             return 0
         self._copy_from(reader.path, reader.extents, start, count, offset)
         return self.num_batches - before
@@ -158,7 +158,8 @@ class BatchWriter(ABC):
                     what = f"{self._file.path} (batch {before + done:,})"
                     stored = as_stored(tokens.reshape(len(slots), *self.meta.shape), self.meta, what)
                     if pending:  # while one group is digested, the next is copied
-                        self._commit(pending[0], pending[1].result())
+                        digested, pending = pending, None
+                        self._commit(digested[0], digested[1].result())
                     pending = stored, self._digest.submit(stored)
             finally:
                 if pending:

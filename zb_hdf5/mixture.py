@@ -155,11 +155,13 @@ class MixedLoader:
         **options: Any,
     ) -> None:
         self.rank, self.world_size = resolve_rank(rank, world_size)
-        unfit = sorted({"device", "targets", "epoch", "drop_last", "prefetch"} & set(options))
+        unfit = sorted({"device", "targets", "epoch", "drop_last", "prefetch", "follow"} & set(options))
         if unfit:
             raise ArgumentError(
                 f"a mixture has no {', '.join(unfit)}: its sources are read one batch at a time, for ever"
             )
+        if options.get("backend") == "parquet":
+            raise ArgumentError("a mixture counts the batches of its sources, and text has no number: convert it first")
         self._prefetch = prefetch
         self.loaders = {name: Loader(path, rank=0, world_size=1, **options) for name, path in sources.items()}
         shapes = {(loader.batch_size, loader.seq_len) for loader in self.loaders.values()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import threading
 from itertools import pairwise
 from multiprocessing import forkserver, resource_tracker
@@ -20,6 +21,10 @@ from zb_hdf5.store import BACKENDS
 
 settings.register_profile("zb", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("zb")
+
+
+# A shell starts what runs in the background with Ctrl+C ignored, and our children would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser):

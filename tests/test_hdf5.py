@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import zlib
+from pathlib import Path
 
 import h5py
 import numpy as np
@@ -236,14 +237,29 @@ def test_more_batches_than_there_is_room_for_are_a_format_error(path):
         open_reader(path)
 
 
-def test_a_committed_batch_without_a_chunk_is_a_format_error(path):
+def test_a_committed_batch_without_a_chunk_is_a_format_error(tmp_path):
+    """In a file of an earlier writer, which gave a batch its extent when it wrote it."""
+    path = tmp_path / "early.h5"
+    path.write_bytes((Path(__file__).parent / "data/v1.h5").read_bytes())
+
     def grow(h5):
         h5["batches"].resize(9, axis=0)
         h5["batches"].attrs.modify("num_batches", np.uint64(9))
 
     edited(path, grow)
-    with pytest.raises(FormatError, match="batch 7 is committed but has no chunk"):
+    with pytest.raises(FormatError, match="batch 2 is committed but has no chunk"):
         open_reader(path)
+
+
+def test_a_committed_batch_that_was_never_written_is_found(path):
+    def grow(h5):
+        h5["batches"].resize(8, axis=0)
+        h5["crc32"].resize(8, axis=0)
+        h5["batches"].attrs.modify("num_batches", np.uint64(8))
+
+    edited(path, grow)
+    [report] = verify_store(path)
+    assert "batch 7" in str(report.problem)
 
 
 # --- malformed stores ------------------------------------------------------------------------------------------

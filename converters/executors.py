@@ -18,7 +18,8 @@ from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import forkserver
 from multiprocessing.connection import wait as wait_for_end
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeVar, cast
+from types import FrameType
+from typing import Any, Final, Protocol, Self, TypeVar, cast
 
 from zb_hdf5 import ArgumentError, UnavailableError
 
@@ -84,11 +85,22 @@ class Pooled:
     def run(
         self, function: Callable[[Any, Progress], Result], tasks: Iterable[Task], progress: Progress
     ) -> Generator[tuple[int, Result]]:
+        with _KeptSignals() as signals:
+            yield from self._run(function, tasks, progress, signals)
+
+    def _run(
+        self,
+        function: Callable[[Any, Progress], Result],
+        tasks: Iterable[Task],
+        progress: Progress,
+        signals: _KeptSignals,
+    ) -> Generator[tuple[int, Result]]:
         waiting = enumerate(tasks)
         running: dict[Future[Result], tuple[int, Task]] = {}
         seen: dict[int, int] = {}
         try:
             while True:
+                signals.deliver()
                 for number, task in waiting:
                     running[self._executor.submit(function, task, _no_progress)] = number, task
                     if len(running) > self.workers:
@@ -116,6 +128,38 @@ class Pooled:
         if running := [future for future in running if not future.cancel()]:
             self._interrupt()
             wait(running)
+
+
+class _KeptSignals:
+    """Keeps Ctrl+C and SIGTERM until `deliver`.
+
+    What Python raises for them comes between any two steps of the main thread, also while it holds a lock of the pool,
+    which would then wait for it for ever.
+    """
+
+    def __init__(self) -> None:
+        self._previous: dict[int, Callable[[int, FrameType | None], Any]] = {}
+        self._kept: list[int] = []
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():  # no other may have handlers
+            for number in (signal.SIGINT, signal.SIGTERM):
+                previous = signal.getsignal(number)
+                if callable(previous):
+                    self._previous[number] = previous
+                    signal.signal(number, lambda number, frame: self._kept.append(number))
+        return self
+
+    def deliver(self) -> None:
+        """Have the handlers called that were there before."""
+        while self._kept:
+            number = self._kept.pop(0)
+            self._previous[number](number, None)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        for number, previous in self._previous.items():
+            signal.signal(number, previous)
+        self.deliver()  # instead of an error, too: workers that got the same signal look like workers that died
 
 
 def _no_progress(tokens: int) -> None:

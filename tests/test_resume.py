@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ import pytest
 from click.testing import CliRunner
 
 import converters.pipe
+from converters import executors
 from converters.cli import convert
 from converters.executors import Inline, open_engine
 from converters.journal import WHOLE, Part, read_journal
@@ -524,6 +526,55 @@ def test_a_kill_while_the_index_is_written_can_be_resumed(source, whole, tmp_pat
     (interrupt(source, tmp_path / "out", 2) / "shards.json.partial").write_text("{")
     succeed("npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--resume")
     assert snapshot(tmp_path / "out") == whole
+
+
+class Quick:
+    def tokens_done(self):
+        return 0
+
+
+def signal_us(task, progress):
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(0.05)
+
+
+def test_signals_wait_until_no_lock_of_the_pool_is_held(monkeypatch):
+    """Python raises between any two steps, and a lock that is held then is held for ever."""
+    inside, raised_inside = [], []
+    real = executors.wait
+
+    def wait(*arguments, **options):
+        inside.append(True)
+        try:
+            return real(*arguments, **options)
+        except KeyboardInterrupt:
+            raised_inside.append(True)
+            raise
+        finally:
+            inside.pop()
+
+    monkeypatch.setattr(executors, "wait", wait)
+    before = signal.getsignal(signal.SIGINT)
+    with ThreadPoolExecutor(1) as pool, pytest.raises(KeyboardInterrupt):
+        list(executors.Pooled(pool, 1).run(signal_us, [Quick()] * 5, lambda tokens: None))
+    assert (inside, raised_inside) == ([], [])
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_signal_to_all_processes_is_no_death_of_a_worker(tmp_path):
+    """As Slurm sends it to every process of a step."""
+    big = save(tmp_path / "in.npy", num_batches=30_000)
+    command = ("npy-to-hdf5", big, tmp_path / "out", *OPTIONS[:-2], "--shard-size", "2MiB", "--workers", 2)
+    with started(*command) as process:
+        while not list(tmp_path.glob("out.partial/shard-*.h5")):
+            assert process.poll() is None
+            time.sleep(0.005)
+        os.killpg(process.pid, signal.SIGTERM)
+        _, err = process.communicate(timeout=100)
+    assert process.returncode == 143, err
+    assert "Traceback" not in err
+    wait_for_end_of(process.pid)
+    succeed(*command, "--resume")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

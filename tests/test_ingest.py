@@ -421,9 +421,9 @@ def test_a_killed_ingest_leaves_nothing_under_the_final_name(tmp_path, number):
     process.send_signal(number)
     process.communicate()
     left = {path.name for path in tmp_path.iterdir()} - {"a.jsonl"}
-    assert left == ({waiting.name} if number == signal.SIGKILL else set())
+    assert left <= {waiting.name}  # tokens that are finished are kept for --resume
     (tmp_path / "a.jsonl").write_text(f'{{"text": "{text}"}}\n' * 100)
-    result = run("jsonl-to-hdf5", tmp_path / "a.jsonl", tmp_path / "out", "--tokenizer", "byte", "--batch-size", 2)
+    result = run("jsonl-to-hdf5", tmp_path / "a.jsonl", tmp_path / "out", "--tokenizer", "byte", "--force")
     assert result.exit_code == 0, result.output
     assert {path.name for path in tmp_path.iterdir()} == {"a.jsonl", "out"}
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from interrupted import Failing, Stops
 
 from converters import spool
 from converters.cli import convert
@@ -189,24 +190,6 @@ def contents(folder):
 
 
 # --- interruptions -------------------------------------------------------------------------------------------------
-
-
-class Stops(Exception):
-    pass
-
-
-class Failing(Inline):
-    """Runs some tasks, of all that it is given, and then fails."""
-
-    def __init__(self, tasks):
-        self.left = tasks
-
-    def run(self, function, tasks, progress):
-        for result in super().run(function, tasks, progress):
-            if not self.left:
-                raise Stops
-            self.left -= 1
-            yield result
 
 
 def tokenized(monkeypatch):

@@ -484,6 +484,12 @@ def processes_of(session):
     return found
 
 
+def wait_for_a_shard(folder, process):
+    while not list(folder.glob("shard-*.h5")):
+        assert process.poll() is None
+        time.sleep(0.005)
+
+
 def wait_for_end_of(session):
     end = time.monotonic() + 20
     while processes_of(session):
@@ -566,9 +572,7 @@ def test_a_signal_to_all_processes_is_no_death_of_a_worker(tmp_path):
     big = save(tmp_path / "in.npy", num_batches=30_000)
     command = ("npy-to-hdf5", big, tmp_path / "out", *OPTIONS[:-2], "--shard-size", "2MiB", "--workers", 2)
     with started(*command) as process:
-        while not list(tmp_path.glob("out.partial/shard-*.h5")):
-            assert process.poll() is None
-            time.sleep(0.005)
+        wait_for_a_shard(tmp_path / "out.partial", process)
         os.killpg(process.pid, signal.SIGTERM)
         _, err = process.communicate(timeout=100)
     assert process.returncode == 143, err
@@ -582,9 +586,7 @@ def test_a_stopped_conversion_stops_its_workers_and_can_be_resumed(number, tmp_p
     big = save(tmp_path / "in.npy", num_batches=30_000)
     command = ("npy-to-hdf5", big, tmp_path / "out", *OPTIONS[:-2], "--shard-size", "2MiB", "--workers", 2)
     with started(*command) as process:
-        while not list(tmp_path.glob("out.partial/shard-*.h5")):
-            assert process.poll() is None
-            time.sleep(0.005)
+        wait_for_a_shard(tmp_path / "out.partial", process)
         os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
         _, err = process.communicate(timeout=100)
     assert process.returncode == {signal.SIGTERM: 143, signal.SIGINT: 130}[number], err
@@ -600,9 +602,7 @@ def test_a_worker_that_dies_is_told_and_costs_one_shard(tmp_path):
     big = save(tmp_path / "in.npy", num_batches=30_000)
     command = ("npy-to-hdf5", big, tmp_path / "out", *OPTIONS[:-2], "--shard-size", "2MiB", "--workers", 2)
     with started(*command) as process:
-        while not list(tmp_path.glob("out.partial/shard-*.h5")):
-            assert process.poll() is None
-            time.sleep(0.005)
+        wait_for_a_shard(tmp_path / "out.partial", process)
         workers = [
             pid
             for pid in processes_of(process.pid)

@@ -7,6 +7,7 @@ import h5py
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from interrupted import Failing, Stops
 
 from converters import stream_text
 from converters.cli import convert
@@ -79,26 +80,12 @@ def test_splits_boundaries_and_long_documents(tmp_path, files, texts):
     assert report.tally.accounts.dropped == {"beyond --max-document-tokens": sum(map(len, texts)) - sum(map(len, cut))}
 
 
-class Failing(Inline):
-    """Runs some tasks and then fails."""
-
-    def __init__(self, tasks):
-        self.left = tasks
-
-    def run(self, function, tasks, progress):
-        for result in super().run(function, tasks, progress):
-            if not self.left:
-                raise KeyboardInterrupt
-            self.left -= 1
-            yield result
-
-
 @pytest.mark.parametrize("num_tasks", [0, 1, 3])
 @pytest.mark.parametrize("damage", [False, True])
 def test_finished_shards_are_kept(num_tasks, damage, tmp_path, files, monkeypatch):
     pipeline = ShardedTokenizationPipeline(files, "jsonl", BYTES, num_shards=4)
     whole = pipeline.run(tmp_path / "whole", engine=Inline())
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(Stops):
         pipeline.run(tmp_path / "out", engine=Failing(num_tasks))
     waiting = partial_path(tmp_path / "out")
     assert waiting.exists() == (num_tasks > 0)

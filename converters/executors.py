@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import wait as wait_for_end
 from pathlib import Path
 from types import FrameType
@@ -198,6 +198,7 @@ def open_engine(executor: str, workers: int, scheduler_file: Path | None = None)
 
 def _open_processes(workers: int) -> Iterator[Engine]:
     before = set(multiprocessing.active_children())
+    resource_tracker.ensure_running()  # starting it would unblock SIGINT again, and starting a forkserver starts it
     previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # workers inherit it until they can ignore it
     context = multiprocessing.get_context("forkserver")  # this process has threads
     context.set_forkserver_preload(["converters.shard", "converters.npy_file", "zb_hdf5.h5write", "zb_hdf5.shards"])

@@ -322,6 +322,20 @@ def test_sigterm_unwinds_and_exits_143():
     assert undone == [True]
 
 
+@pytest.mark.parametrize(("number", "word"), [(signal.SIGTERM, "terminated"), (signal.SIGINT, "interrupted")])
+def test_what_a_signal_ends_says_how_to_go_on(number, word):
+    def work():
+        try:
+            os.kill(os.getpid(), number)
+            signal.pause()
+        except BaseException as error:
+            error.add_note("go on with --resume")
+            raise
+
+    lines = run(work).stderr.strip().splitlines()
+    assert lines == [f"Error: {word}; nothing unfinished was left under its final name", "go on with --resume"]
+
+
 def test_groups_nest_and_restore_in_turn():
     previous = signal.getsignal(signal.SIGTERM)
 

@@ -577,6 +577,8 @@ def test_a_signal_to_all_processes_is_no_death_of_a_worker(tmp_path):
         _, err = process.communicate(timeout=100)
     assert process.returncode == 143, err
     assert "Traceback" not in err
+    assert "shards are finished" in err
+    assert "go on with --resume" in err
     wait_for_end_of(process.pid)
     succeed(*command, "--resume")
 
@@ -596,6 +598,28 @@ def test_a_stopped_conversion_stops_its_workers_and_can_be_resumed(number, tmp_p
     succeed(*command, "--resume")
     succeed(*command[:2], tmp_path / "whole", *command[3:])
     assert snapshot(tmp_path / "out") == snapshot(tmp_path / "whole")
+
+
+SIGINT_BLOCKED = """
+import signal, threading
+from multiprocessing import forkserver
+from pathlib import Path
+from converters.executors import open_engine
+
+def blocks_sigint(pid):
+    status = Path(f"/proc/{pid}/status").read_text()
+    return bool(int(status.split("SigBlk:")[1].split()[0], 16) & 1 << signal.SIGINT - 1)
+
+with open_engine("local", 2):
+    print(blocks_sigint(forkserver._forkserver._forkserver_pid), blocks_sigint("self"))
+"""
+
+
+def test_ctrl_c_while_workers_start_is_for_the_parent_alone():
+    """Interpreters that are just starting have no handler of ours: they must not get it at all."""
+    with started(code=SIGINT_BLOCKED) as process:
+        out, err = process.communicate(timeout=100)
+    assert (out.split(), err) == (["True", "False"], "")
 
 
 def test_a_worker_that_dies_is_told_and_costs_one_shard(tmp_path):

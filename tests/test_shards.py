@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -20,6 +21,7 @@ from converters.pipe import convert
 from zb_hdf5 import (
     ChecksumError,
     FormatError,
+    HDF5ShardWriter,
     IncompleteError,
     ShardedReader,
     ShardEntry,
@@ -29,6 +31,7 @@ from zb_hdf5 import (
     open_reader,
     verify_store,
 )
+from zb_hdf5.streamindex import StreamEntry, StreamIndex
 
 MISSING = object()
 
@@ -351,6 +354,43 @@ def flip_token(path, tokens, last_token_at):
 
 def problems(path, **options):
     return [report.problem for report in verify_store(path, **options)]
+
+
+def write_streams(folder, num_shards):
+    """Write a store of token streams, one document in each shard."""
+    folder.mkdir()
+    entries = []
+    for number in range(num_shards):
+        with HDF5ShardWriter(folder / f"shard-{number}.h5") as writer:
+            writer.write_document(np.arange(100))
+            info = writer.finish()
+        entries.append(StreamEntry(info.path.name, info.token_count, 1, info.sha256))
+    StreamIndex(np.dtype("<u2"), tuple(entries)).save(folder)
+    return folder
+
+
+@pytest.fixture
+def one_core():
+    """Have this process run on one core only, as in a Slurm step."""
+    before = os.sched_getaffinity(0)
+    if os.cpu_count() == 1:
+        pytest.skip("needs a second core, to be kept from it")
+    os.sched_setaffinity(0, {min(before)})
+    yield
+    os.sched_setaffinity(0, before)
+
+
+@pytest.mark.parametrize("layout", ["batches", "stream"])
+def test_verify_takes_the_cores_of_its_process_not_of_the_node(layout, store, tmp_path, one_core):
+    if layout == "stream":
+        store = write_streams(tmp_path / "streams", 3)
+    seen = []
+
+    def progress(tokens):
+        seen.append(sum(thread.name.startswith("zb-verify") for thread in threading.enumerate()))
+
+    assert [report.problem for report in verify_store(store, progress=progress)] == [None] * 3
+    assert set(seen) == {1}
 
 
 @pytest.mark.parametrize("workers", [None, 1, 3])

@@ -45,6 +45,8 @@ class CommandGroup(click.Group):
             _fail(ctx, error, str(error), 1)
         except KeyboardInterrupt as error:
             _fail(ctx, error, "interrupted; nothing unfinished was left under its final name", INTERRUPTED)
+        except _Terminated as error:
+            _fail(ctx, error, "terminated; nothing unfinished was left under its final name", TERMINATED)
         finally:
             _on_sigterm(previous)
 
@@ -54,8 +56,12 @@ def _fail(ctx: click.Context, error: BaseException, message: str, code: int) -> 
     ctx.exit(code)
 
 
+class _Terminated(SystemExit):
+    """SIGTERM. Like Ctrl+C it unwinds, so that unfinished files are removed, and it carries notes for the user."""
+
+
 def _terminate(number: int, frame: FrameType | None) -> None:
-    sys.exit(TERMINATED)  # unwinds, so that unfinished files are removed
+    raise _Terminated(TERMINATED)
 
 
 def _on_sigterm(handler: Any) -> Any:

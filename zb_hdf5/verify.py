@@ -35,7 +35,7 @@ def verify_store(
     Parameters
     ----------
     workers
-        Threads; by default one per core. Hashing and reading release the interpreter lock.
+        Threads; by default one per core that this process may use. Hashing and reading release the interpreter lock.
     progress
         Called with the number of tokens checked since the last call, from any of the threads.
 
@@ -60,7 +60,7 @@ def verify_store(
         ]
     else:
         jobs = [(path, lambda reader, report: None)]
-    with ThreadPoolExecutor(workers or os.cpu_count() or 1, thread_name_prefix="zb-verify") as pool:
+    with ThreadPoolExecutor(workers or len(os.sched_getaffinity(0)), thread_name_prefix="zb-verify") as pool:
         reports = list(pool.map(lambda job: _verify_file(job[0], job[1], progress), jobs))
     if index is not None and not any(report.problem for report in reports):
         _check_records(index, reports)

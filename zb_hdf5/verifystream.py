@@ -57,7 +57,7 @@ def verify_stream(
         jobs = [(folder / entry.path, entry) for entry in StreamIndex.load(folder).of_split(split)]
     else:
         jobs = [(file, None) for file in npy_files(path)]
-    with ThreadPoolExecutor(workers or os.cpu_count() or 1, thread_name_prefix="zb-verify") as pool:
+    with ThreadPoolExecutor(workers or len(os.sched_getaffinity(0)), thread_name_prefix="zb-verify") as pool:
         return list(pool.map(lambda job: verify_stream_file(job[0], job[1], progress), jobs))
 
 

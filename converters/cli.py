@@ -209,7 +209,7 @@ def run_conversion(
         with Progress(name, total, enabled=not work["quiet"]) as progress:
             report = pipe.convert(
                 source, target, dst, **shards, overwrite=work["force"], resume=work["resume"], part=part,
-                engine=engine, **ways, progress=progress.advance,
+                engine=engine, **ways, progress=progress.advance, kept=progress.keep,
             )  # fmt: skip
     print_report(_as_json(report), _as_lines(report), as_json=work["as_json"], quiet=work["quiet"])
 
@@ -252,14 +252,18 @@ def _as_json(report: Report) -> dict[str, Any]:
         "dtype": report.meta.dtype.name,
         "num_batches": report.num_batches,
         "num_shards": len(report.shards),
+        "shards_kept": report.kept.shards,
+        "shards_written": len(report.shards) - report.kept.shards,
         "tokens_in": report.accounts.tokens_in,
         "tokens_stored": report.tokens_stored,
+        "tokens_written": report.tokens_written,
         "tokens_padded": report.accounts.padded,
         "tokens_dropped": report.accounts.dropped,
         "max_token": report.max_token,
         "shuffle": report.shuffle,
         "sha256": report.sha256,
         "seconds": round(report.seconds, 3),
+        "tokens_per_second": report.tokens_per_second and round(report.tokens_per_second),
     }
 
 
@@ -271,18 +275,26 @@ def _as_lines(report: Report) -> list[tuple[str, str]]:
     tokens = f"{accounts.tokens_in:,} in{padded} = {report.tokens_stored:,} stored + {dropped} dropped"
     if report.part.num_jobs > 1:
         tokens = f"{report.tokens_stored:,} stored by part {report.part.job} of {report.part.num_jobs}"
-    rate = report.tokens_stored / report.seconds
+    if report.kept.shards:
+        shards = f"kept {report.kept.shards:,} shards, wrote {len(report.shards) - report.kept.shards:,}"
     return [
-        ("wrote", f"{report.destination} ({shards})"),
+        ("wrote" if report.tokens_written else "there is", f"{report.destination} ({shards})"),
         ("batches", f"{report.num_batches:,} of {meta.batch_size} x {meta.seq_len} {meta.dtype.name}"),
         ("tokens", tokens),
         ("shuffle", report.shuffle),
         ("sha256", report.sha256),
-        (
-            "speed",
-            f"{report.seconds:.2f} s, {format_count(rate)}tok/s, {format_bytes(rate * meta.dtype.itemsize)}/s",
-        ),
+        ("speed", _speed(report)),
     ]
+
+
+def _speed(report: Report) -> str:
+    """Rate what was written, never what was there."""
+    rate = report.tokens_per_second
+    if rate is None:
+        return f"{report.seconds:.2f} s, nothing was left to write"
+    checks = f" ({report.kept.seconds:.2f} s to look at what was kept)" if report.kept.shards else ""
+    bytes_rate = format_bytes(rate * report.meta.dtype.itemsize)
+    return f"{report.seconds:.2f} s{checks}, {format_count(rate)}tok/s, {bytes_rate}/s"
 
 
 for _source in SOURCES:

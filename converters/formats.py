@@ -86,8 +86,10 @@ class Source(Protocol):
         For the `source` entry of `shards.json`.
     paths
         The files and folders that are read; the destination may not replace them.
+    reorders
+        Whether records are shuffled as they are read: not in a copy, whatever `shuffle` was behind its source.
     order
-        Stored record -> source record, if the records are shuffled: then the source is a `ShuffledSource`.
+        Stored record -> source record, if that can be said: then the source is a `ShuffledSource`.
     identity
         JSON of what decides the batches besides the bytes of `paths`: two sources of one identity give the same.
     """
@@ -95,6 +97,7 @@ class Source(Protocol):
     meta: StoreMeta
     num_batches: int
     shuffle: str
+    reorders: bool
     shard_batches: list[int]
     shard_splits: list[str]
     accounts: Accounts

@@ -20,7 +20,7 @@ from converters.plan import DEFAULT_SHARD_BYTES
 from converters.shard import Progress, no_progress
 from converters.spool import PackedRows, SplitRows, Spool, SpoolTask, spool_path, write_spool
 from converters.text_file import TRAIN, Recipe, ShardPlan, Tally, describe_files, plan_text_shards
-from converters.text_journal import describe_work, digest_of_work, is_made_of, tokenize
+from converters.text_journal import FinishedTokens, describe_work, digest_of_work, is_made_of, tokenize
 from zb_hdf5 import ArgumentError, ConvertError, StoreMeta
 from zb_hdf5.documents import DocumentFile
 from zb_hdf5.order import GlobalOrder, SequentialOrder, write_order
@@ -67,13 +67,14 @@ class TextOptions:
 
 @dataclass(frozen=True)
 class IngestReport:
-    """What became of the documents, and the report of the conversion."""
+    """What became of the documents, and the report of the conversion; `tokens_kept` were not tokenized again."""
 
     conversion: pipe.Report
     tally: Tally
     packing: str
     batches_of_split: dict[str, int]
     seconds: float
+    tokens_kept: int
 
 
 class TextSource:
@@ -92,7 +93,7 @@ class TextSource:
         paths: list[Path],
     ) -> None:
         self.paths = [*paths, *(path for spool in spools for path in (spool.path, spool.lengths_path))]
-        self.shuffle = "global" if options.shuffle else "none"
+        self.shuffle, self.reorders = "global" if options.shuffle else "none", options.shuffle
         self.description = description
         self._options, self._pad_id = options, pad_id
         self.accounts = Accounts()
@@ -199,6 +200,7 @@ def ingest_batches(
     overwrite: bool = False,
     resume: bool = False,
     progress: Progress = no_progress,
+    kept: Progress = no_progress,
 ) -> IngestReport:
     """Tokenize, pack and shuffle documents into an HDF5 batch store.
 
@@ -231,8 +233,9 @@ def ingest_batches(
             for number, plan in enumerate(plans)
         ]
         finished = tokenize(
-            write_spool, tasks, folder, work, engine=engine, overwrite=overwrite, resume=resume, progress=progress
-        )
+            write_spool, tasks, folder, work, engine=engine, overwrite=overwrite, resume=resume, progress=progress,
+            kept=kept,
+        )  # fmt: skip
         tally = Tally()
         for done in finished:
             tally.merge(done.tally)
@@ -255,7 +258,8 @@ def ingest_batches(
         except BaseException as error:
             error.add_note(f"the tokens are kept in {folder.partial_path}: {how_to_go_on(overwrite)}")
             raise
-    return IngestReport(report, tally, options.packing, source.batches_of_split, time.monotonic() - start_s)
+    seconds, tokens_kept = time.monotonic() - start_s, FinishedTokens.tokens_kept(finished)
+    return IngestReport(report, tally, options.packing, source.batches_of_split, seconds, tokens_kept)
 
 
 def is_ingested(

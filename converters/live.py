@@ -10,6 +10,7 @@ from converters.formats import Source
 from converters.pipe import Report, refuse_bad_destination
 from converters.plan import cut_into_shards, require_room, stored_bytes
 from converters.shard import read_ahead
+from converters.shuffle import UNSHUFFLED, Shuffle
 from zb_hdf5.livestore import LiveStoreWriter
 
 Progress = Callable[[int], None]
@@ -47,4 +48,5 @@ def convert_live(
         index = writer.finish()
     source.accounts.settle(sum(shard.token_count for shard in index.shards))
     seconds = time.monotonic() - start_s
-    return Report(destination, source.meta, list(index.shards), 0, source.accounts, "in order, as it was read", seconds)
+    shuffle = Shuffle("direct", "one process gathers the records, as --live asks") if source.reorders else UNSHUFFLED
+    return Report(destination, source.meta, list(index.shards), 0, source.accounts, str(shuffle), seconds)

@@ -121,7 +121,7 @@ class NpySource:
         self.meta = StoreMeta(batch_size, seq_len, stored, seed if shuffle else 0, total, vocab_size=vocab_size)
         if not 0 <= pad_id <= token_limit(stored, vocab_size):
             raise ArgumentError(bad_token_message("--pad-id", "the padding", pad_id, self.meta))
-        self.shuffle = "global" if shuffle else "none"
+        self.shuffle, self.reorders = "global" if shuffle else "none", shuffle
         self.shard_batches: list[int] = []
         self.shard_splits: list[str] = []
         how = {"remainder": remainder, "pad_id": pad_id}

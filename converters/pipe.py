@@ -40,6 +40,17 @@ OTHER_SUFFIXES: Final = frozenset({".hdf5", ".hdf", ".he5", ".npz"})
 Progress = Callable[[int], None]
 
 
+class Kept(NamedTuple):
+    """What a resumed conversion has not written again: shards, their tokens, and the time to look at them."""
+
+    shards: int
+    tokens: int
+    seconds: float
+
+
+NOTHING_KEPT: Final = Kept(0, 0, 0.0)
+
+
 @dataclass(frozen=True)
 class Report:
     """What a conversion did.
@@ -54,6 +65,8 @@ class Report:
         Of the whole conversion, also in the report of a part.
     shuffle
         How the records were read, and why that way.
+    kept
+        What of it an earlier run had written.
     """
 
     destination: Path
@@ -64,6 +77,7 @@ class Report:
     shuffle: str
     seconds: float
     part: Part = WHOLE
+    kept: Kept = NOTHING_KEPT
 
     @property
     def num_batches(self) -> int:
@@ -72,6 +86,16 @@ class Report:
     @property
     def tokens_stored(self) -> int:
         return self.num_batches * self.meta.batch_tokens
+
+    @property
+    def tokens_written(self) -> int:
+        """Those that this run has written."""
+        return self.tokens_stored - self.kept.tokens
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """How fast this run has written, without the time for looking at what it kept; None if it wrote nothing."""
+        return self.tokens_written / (self.seconds - self.kept.seconds) if self.tokens_written else None
 
     @property
     def sha256(self) -> str:
@@ -94,6 +118,7 @@ def convert(
     shuffle_method: str = "auto",
     memory_bytes: int = DEFAULT_MEMORY_BYTES,
     progress: Progress = no_progress,
+    kept: Progress = no_progress,
 ) -> Report:
     """Write all batches of `source` to one file, or to a folder of shards.
 
@@ -120,6 +145,8 @@ def convert(
         What all processes of this node may take together, where records are shuffled.
     progress
         Called with the number of tokens written since the last call.
+    kept
+        Called with the number of tokens that need not be written, before the first is written.
 
     Raises
     ------
@@ -127,31 +154,32 @@ def convert(
         If the destination exists, there is no room for it, or the source cannot be converted as asked.
     """
     start_s = time.monotonic()
-    row = FORMATS[target]
+    row, was_kept = FORMATS[target], NOTHING_KEPT
     refuse_bad_destination(source, destination)
     if destination.suffix == row.suffix:
         if num_shards or shard_bytes or part != WHOLE:
             raise ConvertError(f"{destination}: is one file; name a folder (no {row.suffix}) to write shards")
-        ways = _Ways(Inline(), shuffle_method, memory_bytes, progress)
+        ways = _Ways(Inline(), shuffle_method, memory_bytes, progress, kept)
         finished, shuffle = _write_file(source, target, destination, overwrite, ways)
     elif destination.suffix in {*(other.suffix for other in FORMATS.values()), *OTHER_SUFFIXES}:
         raise ConvertError(f"{destination}: expected a folder or a name that ends in {row.suffix}")
     else:
         plan = Plan.make(source, target, num_shards, shard_bytes)
         _prepare_checks(source, plan.cuts)
-        ways = _Ways(engine or Inline(), shuffle_method, memory_bytes, progress)
+        ways = _Ways(engine or Inline(), shuffle_method, memory_bytes, progress, kept)
         folder = _Folder(plan, destination, overwrite, part, ways)
         if part.shards(len(plan.cuts)):
             finished, shuffle = folder.resume() if resume else folder.begin(), folder.shuffle
         else:  # more jobs than shards
             finished, shuffle = [], folder.shuffle
+        was_kept = folder.kept
     shards = [done.entry for done in finished]
     if part == WHOLE:
         source.accounts.settle(sum(shard.token_count for shard in shards))
     place = destination if part == WHOLE else partial_path(destination)
     seconds = time.monotonic() - start_s
     max_token = max((done.max_token for done in finished), default=0)
-    return Report(place, source.meta, shards, max_token, source.accounts, str(shuffle), seconds, part)
+    return Report(place, source.meta, shards, max_token, source.accounts, str(shuffle), seconds, part, was_kept)
 
 
 def refuse_bad_destination(source: Source, destination: Path) -> None:
@@ -181,6 +209,7 @@ class _Ways(NamedTuple):
     shuffle_method: str
     memory_bytes: int
     progress: Progress
+    kept: Progress
 
     def choose(self, source: Source, cuts: list[tuple[int, int]]) -> Shuffle:
         return choose_shuffle(source, self.shuffle_method, cuts, self.memory_bytes, self.engine.workers_per_node)
@@ -209,6 +238,7 @@ class _Folder:
     def __init__(self, plan: Plan, destination: Path, overwrite: bool, part: Part, ways: _Ways) -> None:
         self._plan, self._destination, self._overwrite = plan, destination, overwrite
         self._part, self._ways = part, ways
+        self.kept = NOTHING_KEPT
         self.shuffle = Shuffle("none", "nothing was left to do")
         self._shards = part.shards(len(plan.cuts))
 
@@ -236,9 +266,15 @@ class _Folder:
         with self._open() as folder:
             refuse_other_journals(folder, SHARD_JOURNALS)
             folder.keep()
+            start_s = time.monotonic()
             finished = self._finished_before(folder)
+            self._keep(finished.values(), time.monotonic() - start_s)
             self._remove_unfinished(folder, finished)
             return self._write(folder, finished)
+
+    def _keep(self, finished: Iterable[FinishedShard], seconds: float) -> None:
+        tokens = [done.entry.token_count for done in finished]
+        self.kept = Kept(len(tokens), sum(tokens), seconds)
 
     def _open(self) -> PartialDirectory:
         return PartialDirectory(self._destination, overwrite=self._overwrite, shared=self._part != WHOLE)
@@ -265,7 +301,7 @@ class _Folder:
         require_room(path, sum(map(plan.shard_bytes, missing)) + self.shuffle.temp_bytes, plan.num_inodes())
         journal = Journal(path, self._part, plan, finished)
         self._remove_other_journals(folder)
-        self._ways.progress(sum(done.entry.token_count for done in finished.values()))
+        self._ways.kept(self.kept.tokens)
         with scattered(
             plan.source, self.shuffle, path / plan.name(self._shards[0]), self._ways.engine, progress
         ) as source:
@@ -339,7 +375,9 @@ class _Folder:
             same = same and [(entry.path, entry.num_batches) for entry in index.shards] == shards
             if same and not self._is_outdated():
                 remove_journals(self._destination)
-                return [FinishedShard(entry, 0) for entry in index.shards]
+                done = [FinishedShard(entry, 0) for entry in index.shards]
+                self._keep(done, 0.0)
+                return done
         raise ConvertError(f"{self._destination}: exists already and is no result of this conversion; pass --force")
 
     def _is_outdated(self) -> bool:

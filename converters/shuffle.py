@@ -55,6 +55,10 @@ class Shuffle:
         return f"{self.method}: {self.reason}{temp}"
 
 
+#: What is written in the order in which it lies.
+UNSHUFFLED: Final = Shuffle("none", "batches are written in the order of the source")
+
+
 def choose_shuffle(
     source: Source, method: str, ranges: list[tuple[int, int]], memory_bytes: int, workers: int
 ) -> Shuffle:
@@ -75,10 +79,10 @@ def choose_shuffle(
         If the memory is too little for two passes.
     """
     require_choice("--shuffle-method", method, SHUFFLE_METHODS)
+    if not source.reorders:
+        return UNSHUFFLED
     if source.order is None:
-        if source.shuffle != "none":
-            return Shuffle("direct", "the source gathers its rows itself")
-        return Shuffle("none", "batches are written in the order of the source")
+        return Shuffle("direct", "the source gathers its rows itself")
     shuffled = cast(ShuffledSource, source)
     own_bytes = memory_bytes // min(workers, len(ranges)) - GROUPS * max(GROUP_BYTES, source.meta.batch_bytes)
     reason = "as asked"
@@ -112,6 +116,7 @@ class ScatteredSource:
         self.meta, self.num_batches, self.shuffle, self.order = (
             source.meta, source.num_batches, source.shuffle, source.order,
         )  # fmt: skip
+        self.reorders = source.reorders
         self.shard_batches, self.accounts, self.paths = source.shard_batches, source.accounts, source.paths
         self.shard_splits = source.shard_splits
         self.description, self.identity = source.description, source.identity

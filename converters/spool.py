@@ -36,9 +36,10 @@ class SpoolTask:
     before: FinishedTokens | None = None
 
     def tokens_done(self) -> int:
-        """Return how far another process is, by the size of its file."""
-        with contextlib.suppress(OSError):
-            return self.path.stat().st_size // self.dtype.itemsize
+        """Return how far another process is, by the size of its file; one that was there tells nothing."""
+        if self.before is None:
+            with contextlib.suppress(OSError):
+                return self.path.stat().st_size // self.dtype.itemsize
         return 0
 
 
@@ -68,8 +69,7 @@ def lengths_path(path: Path) -> Path:
 def write_spool(task: SpoolTask, progress: Progress = no_progress) -> FinishedTokens:
     """Tokenize the documents of one spool, unless it is there and intact."""
     if task.before is not None and _spool_sha256(task.path) == task.before.sha256:
-        progress(task.before.token_count)
-        return task.before
+        return task.before._replace(kept=True)
     tally, num_tokens = Tally(), 0
     digests = hashlib.sha256(), hashlib.sha256()
     with open(task.path, "wb") as tokens, open(lengths_path(task.path), "wb") as lengths:

@@ -31,6 +31,7 @@ class StoreSource:
     """
 
     shuffle = "none"
+    reorders = False
     order: GlobalOrder | None = None
 
     def __init__(self, path: Path, backend: str, dataset: str | None = None) -> None:

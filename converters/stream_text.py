@@ -38,8 +38,8 @@ class StreamTask:
     before: FinishedTokens | None = None
 
     def tokens_done(self) -> int:
-        """Return how far another process is, by the size of its file."""
-        for path in (self.path, partial_path(self.path)):
+        """Return how far another process is, by the size of its file; one that was there tells nothing."""
+        for path in (self.path, partial_path(self.path)) if self.before is None else ():
             with contextlib.suppress(OSError):
                 return path.stat().st_size // stored_dtype(self.dtype).itemsize
         return 0
@@ -52,8 +52,7 @@ class StreamTask:
 def write_stream(task: StreamTask, progress: Progress = no_progress) -> FinishedTokens:
     """Tokenize the documents of one shard into its file, unless that is there and intact."""
     if task.before is not None and verify_stream_file(task.path, task.entry(task.before)).problem is None:
-        progress(task.before.token_count)
-        return task.before
+        return task.before._replace(kept=True)
     tally = Tally()
     boundary = task.recipe.boundary_token_id
     with HDF5ShardWriter(
@@ -73,12 +72,14 @@ def write_stream(task: StreamTask, progress: Progress = no_progress) -> Finished
 
 @dataclass(frozen=True)
 class StreamReport:
-    """What was written."""
+    """What was written, and how much of it was kept from an earlier run."""
 
     destination: Path
     index: StreamIndex
     tally: Tally
     seconds: float
+    shards_kept: int = 0
+    tokens_kept: int = 0
 
 
 class ShardedTokenizationPipeline:
@@ -128,6 +129,7 @@ class ShardedTokenizationPipeline:
         overwrite: bool = False,
         resume: bool = False,
         progress: Progress = no_progress,
+        kept: Progress = no_progress,
     ) -> StreamReport:
         """Write the store.
 
@@ -150,7 +152,7 @@ class ShardedTokenizationPipeline:
             tasks = [self._task(number, folder.partial_path, num_threads) for number in range(len(self._plans))]
             finished = tokenize(
                 write_stream, tasks, folder, self._work, engine=engine, overwrite=overwrite, resume=resume,
-                progress=progress,
+                progress=progress, kept=kept,
             )  # fmt: skip
             tally = Tally()
             for shard in finished:
@@ -160,7 +162,8 @@ class ShardedTokenizationPipeline:
             index = self._index(tuple(map(StreamTask.entry, tasks, finished)))
             index.save(folder.partial_path)
             folder.on_published(remove_journals)
-        return StreamReport(destination, index, tally, time.monotonic() - start_s)
+        shards_kept, tokens_kept = sum(shard.kept for shard in finished), FinishedTokens.tokens_kept(finished)
+        return StreamReport(destination, index, tally, time.monotonic() - start_s, shards_kept, tokens_kept)
 
     def _task(self, number: int, folder: Path, num_threads: int) -> StreamTask:
         path = folder / f"{SHARD_PREFIX}{number:05}-of-{len(self._plans):05}.h5"

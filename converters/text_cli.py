@@ -145,7 +145,7 @@ class _Work:
                 return ingest_batches(
                     self._files, self._kind, self._dst, self._recipe, options, engine=engine,
                     num_threads=self._num_threads, overwrite=self._force, resume=self._resume,
-                    progress=progress.advance,
+                    progress=progress.advance, kept=progress.keep,
                 )  # fmt: skip
 
     def streams(self) -> StreamReport | None:
@@ -166,7 +166,7 @@ class _Work:
             with self._progress() as progress:
                 return pipeline.run(
                     self._dst, engine=engine, num_threads=self._num_threads, overwrite=self._force,
-                    resume=self._resume, progress=progress.advance,
+                    resume=self._resume, progress=progress.advance, kept=progress.keep,
                 )  # fmt: skip
 
     def _goes_on_from_result(self) -> bool:
@@ -236,6 +236,7 @@ def _as_json(report: IngestReport) -> dict[str, Any]:
         "packing": report.packing,
         "batches_of_split": report.batches_of_split,
         "seconds": round(report.seconds, 3),
+        **_rate_json(report.tally.accounts.tokens_in, report.tokens_kept, report.seconds),
     }
 
 
@@ -243,13 +244,19 @@ def _lines(report: IngestReport) -> list[tuple[str, str]]:
     splits = ", ".join(f"{count:,} batches {split}" for split, count in report.batches_of_split.items())
     return [
         ("documents", f"{report.tally.documents:,}, {report.packing} packing: {splits}"),
-        ("speed", _speed(report.tally.accounts.tokens_in, report.seconds)),
+        ("speed", _speed(report.tally.accounts.tokens_in, report.tokens_kept, report.seconds)),
         *report.tally.dropped.lines(),
     ]
 
 
-def _speed(tokens: int, seconds: float) -> str:
-    return f"{seconds:.2f} s, {format_count(tokens / seconds)}tok/s"
+def _speed(tokens: int, kept: int, seconds: float) -> str:
+    """Rate what was tokenized, never what an earlier run had tokenized."""
+    note = f" (kept {kept:,} tokens, tokenized {tokens - kept:,})" if kept else ""
+    return f"{seconds:.2f} s{note}, {format_count((tokens - kept) / seconds)}tok/s"
+
+
+def _rate_json(tokens: int, kept: int, seconds: float) -> dict[str, int]:
+    return {"tokens_kept": kept, "tokens_per_second": round((tokens - kept) / seconds)}
 
 
 def _streams_json(report: StreamReport) -> dict[str, Any]:
@@ -258,6 +265,8 @@ def _streams_json(report: StreamReport) -> dict[str, Any]:
         "path": str(report.destination),
         "dtype": index.dtype.name,
         "num_shards": len(index.shards),
+        "shards_kept": report.shards_kept,
+        "shards_written": len(index.shards) - report.shards_kept,
         "documents": index.document_count,
         "documents_dropped": report.tally.dropped.counts,
         "documents_dropped_first": report.tally.dropped.first,
@@ -266,6 +275,7 @@ def _streams_json(report: StreamReport) -> dict[str, Any]:
         "tokens_dropped": report.tally.accounts.dropped,
         "sha256": index.sha256,
         "seconds": round(report.seconds, 3),
+        **_rate_json(report.tally.accounts.tokens_in, report.tokens_kept, report.seconds),
     }
 
 
@@ -273,11 +283,14 @@ def _streams_lines(report: StreamReport) -> list[tuple[str, str]]:
     index, accounts = report.index, report.tally.accounts
     cut = " + ".join(f"{tokens:,} {reason}" for reason, tokens in accounts.dropped.items()) or "0"
     val = sum(shard.split != "train" for shard in index.shards)
+    shards = f"{len(index.shards)} shards"
+    if report.shards_kept:
+        shards = f"kept {report.shards_kept:,} shards, wrote {len(index.shards) - report.shards_kept:,}"
     return [
-        ("wrote", f"{report.destination} ({len(index.shards)} shards{f', {val} of them val' if val else ''})"),
+        ("wrote", f"{report.destination} ({shards}{f', {val} of them val' if val else ''})"),
         ("documents", f"{index.document_count:,}"),
         ("tokens", f"{accounts.tokens_in:,} in = {index.token_count:,} stored + {cut} dropped"),
         ("sha256", index.sha256),
-        ("speed", _speed(accounts.tokens_in, report.seconds)),
+        ("speed", _speed(accounts.tokens_in, report.tokens_kept, report.seconds)),
         *report.tally.dropped.lines(),
     ]

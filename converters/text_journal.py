@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -28,11 +28,17 @@ Task = TypeVar("Task", bound=Any)
 
 
 class FinishedTokens(NamedTuple):
-    """A file of tokens that is whole and on disk, and what became of its documents."""
+    """A file of tokens that is whole and on disk, and what became of its documents; `kept`: by an earlier run."""
 
     token_count: int
     sha256: str
     tally: Tally
+    kept: bool = False
+
+    @staticmethod
+    def tokens_kept(files: Iterable[FinishedTokens]) -> int:
+        """Return how many tokens of text were not tokenized again."""
+        return sum(file.tally.accounts.tokens_in for file in files if file.kept)
 
 
 def tokenize(
@@ -45,13 +51,14 @@ def tokenize(
     overwrite: bool,
     resume: bool,
     progress: Progress,
+    kept: Progress,
 ) -> list[FinishedTokens]:
     """Run one task per file of tokens, and keep a journal of them in `folder`.
 
     Parameters
     ----------
     write
-        Writes the file of a task, unless that of `task.before` is still there and has its digest.
+        Writes the file of a task, unless that of `task.before` is still there and has its digest: then `kept` is set.
     tasks
         Dataclasses with `before: FinishedTokens | None`.
     identity
@@ -60,6 +67,8 @@ def tokenize(
         Drop what an interrupted run has finished, if it is not gone on with.
     resume
         Go on with it.
+    progress, kept
+        Called with the number of tokens that were made, or found made, since the last call.
 
     Raises
     ------
@@ -82,6 +91,7 @@ def tokenize(
         with closing(engine.run(write, given, progress)) as results:
             for number, done in results:
                 append_line(path, _line((number, done)))
+                kept(done.token_count if done.kept else 0)
                 finished[number] = done
                 if done.token_count:
                     folder.keep()

@@ -211,13 +211,15 @@ def test_quiet_does_not_silence_errors(places, tmp_path):
 def test_the_json_of_a_conversion(places, tmp_path):
     result = run(convert, "npy-to-hdf5", places["npy"], tmp_path / "out", *SHAPE, "--shards", 3, "--json")
     report = json.loads(result.stdout)
-    seconds = report.pop("seconds")
+    seconds, rate = report.pop("seconds"), report.pop("tokens_per_second")
     assert seconds >= 0
+    assert rate > 0
     with open_reader(tmp_path / "out") as reader:
         digest = reader.sha256
     assert report == {
         "path": str(tmp_path / "out"), "batch_size": 4, "seq_len": SEQ_LEN, "dtype": "uint32", "num_batches": 12,
-        "num_shards": 3, "tokens_in": 384, "tokens_stored": 384, "tokens_padded": 0, "tokens_dropped": {},
+        "num_shards": 3, "shards_kept": 0, "shards_written": 3, "tokens_in": 384, "tokens_stored": 384,
+        "tokens_written": 384, "tokens_padded": 0, "tokens_dropped": {},
         "max_token": 383, "shuffle": "direct: 100% of a sample of the source are in the page cache", "sha256": digest,
     }  # fmt: skip
 

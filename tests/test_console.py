@@ -81,6 +81,16 @@ def test_another_unit_and_a_total_that_is_known_later(clock):
     assert " 25%  100 B/s  0:30 left" in stream.getvalue()
 
 
+def test_what_was_kept_counts_for_the_share_but_not_for_the_rate(clock):
+    stream = Terminal()
+    with Progress("convert", 4000, stream=stream) as progress:
+        clock.now += 50  # to look at it
+        progress.keep(2000)
+        clock.now += 10
+        progress.advance(1000)
+    assert " 75%  100 tok/s  0:10 left" in stream.getvalue()
+
+
 def test_a_terminal_line_fits_80_columns(clock):
     stream = Terminal()
     with Progress("npy-to-batch", 10**13, stream=stream) as progress:

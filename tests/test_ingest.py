@@ -218,6 +218,8 @@ def test_finished_tokens_and_shards_are_kept(num_tasks, tmp_path, files, monkeyp
     done = tokenized(monkeypatch)
     again = ingest(files, tmp_path / "out", options=options, resume=True)
     assert len(done) == max(0, 4 - num_tasks)
+    assert (again.tokens_kept > 0, again.tokens_kept == whole.tally.accounts.tokens_in) == (num_tasks > 0, not done)
+    assert again.conversion.kept.shards == max(0, num_tasks - 4)
     assert (again.conversion.sha256, again.tally) == (whole.conversion.sha256, whole.tally)
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus", "out", "whole"]

@@ -599,6 +599,7 @@ def test_a_live_conversion_gives_the_batches_of_any_other(tmp_path):
         command = ["npy-to-hdf5", str(tmp_path / "in.npy"), str(tmp_path / name), *shape, "--shards", "5", *how]
         result = CliRunner().invoke(convert, command, catch_exceptions=False)
         assert result.exit_code == 0, result.stderr
+        assert "shuffle  direct: " in result.stdout  # of both: they gather the records in their new order
     with open_reader(tmp_path / "live") as live, open_reader(tmp_path / "plain") as plain:
         assert live.complete
         np.testing.assert_array_equal([np.array(b) for b in live], [np.array(b) for b in plain])

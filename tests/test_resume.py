@@ -284,6 +284,65 @@ def test_a_resumed_conversion_is_that_of_an_undisturbed_run(num_finished, source
     assert not partial.exists()
 
 
+def report_of(*arguments):
+    """Return what a conversion says of itself: its lines, or with --json its object."""
+    result = run(convert, *arguments)
+    assert result.exit_code == 0, result.stderr
+    if "--json" in arguments:
+        return json.loads(result.stdout)
+    return {line.split("  ")[0]: line.partition("  ")[2].strip() for line in result.stdout.splitlines()}
+
+
+def keys_of(report, *keys):
+    return {key: report[key] for key in keys}
+
+
+COUNTS = ("shards_kept", "shards_written", "tokens_stored", "tokens_written")
+
+
+def test_a_resumed_conversion_rates_only_what_it_wrote(source, tmp_path):
+    command = ("npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--resume")
+    interrupt(source, tmp_path / "out", 4)
+    report = report_of(*command, "--json")
+    all_tokens = 60 * B * S
+    assert keys_of(report, *COUNTS) == dict(zip(COUNTS, (4, 2, all_tokens, all_tokens // 3), strict=True))
+    assert report["tokens_per_second"] >= report["tokens_written"] / report["seconds"] - 1
+    done = report_of(*command, "--json")
+    assert keys_of(done, *COUNTS, "tokens_per_second") == dict(
+        zip((*COUNTS, "tokens_per_second"), (6, 0, all_tokens, 0, None), strict=True)
+    )
+
+
+def test_the_report_of_a_resumed_conversion_says_what_was_kept(source, tmp_path):
+    command = ("npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--resume")
+    interrupt(source, tmp_path / "out", 4)
+    report = report_of(*command)
+    assert report["wrote"] == f"{tmp_path / 'out'} (kept 4 shards, wrote 2)"
+    assert "to look at what was kept" in report["speed"]
+    done = report_of(*command)
+    assert done["there is"] == f"{tmp_path / 'out'} (kept 6 shards, wrote 0)"
+    assert "tok/s" not in done["speed"]
+
+
+@pytest.mark.parametrize("how", [(), ("--live",)])
+def test_a_copy_says_that_nothing_was_shuffled(how, whole, tmp_path):
+    """Whatever shuffle was behind its source."""
+    succeed("hdf5-to-batch", tmp_path / "whole", tmp_path / "batch")
+    command = ("batch-to-hdf5", tmp_path / "batch") if how else ("hdf5-to-batch", tmp_path / "whole")
+    report = report_of(*command, tmp_path / "copy", *how)
+    assert report["shuffle"] == "none: batches are written in the order of the source"
+
+
+def test_progress_begins_with_what_was_kept(source, tmp_path):
+    interrupt(source, tmp_path / "out", 4)
+    opened = NpySource([source], batch_size=B, seq_len=S, seed=42)
+    written, kept = [], []
+    converters.pipe.convert(
+        opened, "hdf5", tmp_path / "out", num_shards=NUM_SHARDS, resume=True, progress=written.append, kept=kept.append
+    )
+    assert (sum(written), sum(kept)) == (20 * B * S, 40 * B * S)
+
+
 @pytest.mark.parametrize("target", ["batch", "npy"])
 def test_other_targets_resume_as_well(target, whole, tmp_path):
     succeed(f"hdf5-to-{target}", tmp_path / "whole", tmp_path / "undisturbed")

@@ -100,8 +100,11 @@ def test_finished_shards_are_kept(num_tasks, damage, tmp_path, files, monkeypatc
     done = []
     real = stream_text.encode_shard
     monkeypatch.setattr(stream_text, "encode_shard", lambda plan, *rest: (done.append(plan), real(plan, *rest))[1])
-    again = pipeline.run(tmp_path / "out", engine=Inline(), resume=True)
+    made, kept = [], []
+    again = pipeline.run(tmp_path / "out", engine=Inline(), resume=True, progress=made.append, kept=kept.append)
     assert len(done) == 4 - num_tasks + (damage and num_tasks > 0)
+    assert again.shards_kept == 4 - len(done)
+    assert (again.tokens_kept, sum(made) + sum(kept)) == (sum(kept), whole.index.token_count)
     assert (again.index, again.tally) == (whole.index, whole.tally)
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
         path.name for path in (tmp_path / "whole").iterdir()

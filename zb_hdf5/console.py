@@ -138,7 +138,7 @@ class Progress:
         self._bar = self._stream.isatty()
         self._interval_s = 0.1 if self._bar else interval_s
         self._lock = threading.Lock()
-        self._done = 0
+        self._done = self._kept = 0
         self._start = self._shown = time.monotonic()
 
     def advance(self, amount: int, total: int | None = None) -> None:
@@ -151,10 +151,19 @@ class Progress:
                 self._shown = now
                 self._show(now - self._start)
 
+    def keep(self, amount: int) -> None:
+        """Count an amount as done that was there before: it is of the whole, but never of the rate."""
+        with self._lock:
+            if self._done == self._kept:
+                self._start = time.monotonic()  # so far there was only looking at what was there
+            self._done += amount
+            self._kept += amount
+
     def _show(self, elapsed_s: float) -> None:
         share = min(1.0, self._done / self._total) if self._total else 1.0
-        left_s = elapsed_s / share * (1 - share) if share else 0.0
-        rate = format_count(self._done / elapsed_s if elapsed_s else 0.0)
+        new = self._done - self._kept
+        left_s = elapsed_s / new * max(0, self._total - self._done) if new else 0.0
+        rate = format_count(new / elapsed_s if elapsed_s else 0.0)
         text = f"{share:4.0%}  {rate}{self._unit}/s  {format_seconds(left_s)} left"
         if self._bar:
             bar = ("█" * round(share * BAR_WIDTH)).ljust(BAR_WIDTH, "·")

@@ -240,6 +240,7 @@ def _open_mpi() -> Iterator[Engine | None]:
             "site's MPI module"
         ) from error
     world = MPI.COMM_WORLD
+    require_one_world(world.Get_size())
     on_this_node = world.Split_type(MPI.COMM_TYPE_SHARED).Get_size()
     if world.Get_rank() != 0:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the first rank ends the others: one that leaves early hangs it
@@ -247,6 +248,16 @@ def _open_mpi() -> Iterator[Engine | None]:
         engine = Pooled(cast(Executor, executor), max(1, world.Get_size() - 1))
         engine.workers_per_node = min(engine.workers, on_this_node)
         yield None if executor is None else engine
+
+
+def require_one_world(size: int) -> None:
+    """Raise `UnavailableError` if Slurm has started several tasks and each is an MPI world of its own."""
+    tasks = int(os.environ.get("SLURM_STEP_NUM_TASKS", 1))
+    if size == 1 and tasks > 1:
+        raise UnavailableError(
+            f"--executor mpi: srun has started {tasks} tasks, but each of them is an MPI world of one rank: use srun "
+            "--mpi=pmix or --mpi=pmi2, whichever this MPI library was built for (see 'srun --mpi=list')"
+        )
 
 
 def _open_dask(scheduler_file: Path | None) -> Iterator[Engine]:

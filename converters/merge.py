@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from pathlib import Path
 
 from converters.formats import FORMATS
-from converters.journal import Record, journal_paths, meta_from_json, read_journal, remove_journals, require_same
+from converters.journal import Part, Record, journal_paths, meta_from_json, read_journal, remove_journals, require_same
 from converters.shard import FinishedShard
 from zb_hdf5 import ConvertError, ShardIndex, open_reader
 from zb_hdf5.publish import PartialDirectory, partial_path, remove
@@ -73,7 +74,27 @@ def _collect(folder: Path) -> tuple[Record, dict[int, FinishedShard]]:
     missing = [k for k in range(num_shards) if k not in finished or not (folder / finished[k].entry.path).exists()]
     if missing:
         raise ConvertError(
-            f"{folder}: {len(missing)} of {num_shards} shards are missing, the first is number {missing[0]}; run the "
-            "jobs that write them again with --resume, then merge"
+            f"{folder}: {len(missing)} of {num_shards} shards are missing, {_how_to_write(missing, folder, num_shards)}"
         )
     return first, finished
+
+
+def _how_to_write(missing: list[int], folder: Path, num_shards: int) -> str:
+    """Say which parts have the missing shards, and what to run."""
+    # parts of several sizes: any of them will do, and most jobs were of this one
+    [(num_jobs, _)] = Counter(part.num_jobs for part in journal_paths(folder)).most_common(1)
+    jobs = [job for job in range(num_jobs) if {*missing} & {*Part(job, num_jobs).shards(num_shards)}]
+    if num_jobs == 1:
+        return "of a conversion without --shard-range: run it again with --resume"
+    which = f"{'part' if len(jobs) == 1 else 'parts'} {_ranges(jobs)} of {num_jobs}"
+    return (
+        f"all of {which}: run the same 'convert ... --resume' with --shard-range I/{num_jobs} for each "
+        f"(in a Slurm array: sbatch --array={_ranges(jobs)}), then merge"
+    )
+
+
+def _ranges(numbers: list[int]) -> str:
+    """Return ascending numbers as Slurm writes them: "1,4-6"."""
+    firsts = [number for number in numbers if number - 1 not in numbers]
+    lasts = [number for number in numbers if number + 1 not in numbers]
+    return ",".join(f"{a}" if a == b else f"{a}-{b}" for a, b in zip(firsts, lasts, strict=True))

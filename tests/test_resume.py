@@ -215,11 +215,28 @@ def test_a_merge_says_what_is_missing(source, whole, tmp_path):
     succeed("npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--shard-range", "2/3")
     before = snapshot(tmp_path / "out.partial")
     result = run(zb, "index", "merge", tmp_path / "out")
-    assert (result.exit_code, "2 of 6 shards are missing, the first is number 2" in result.stderr) == (1, True)
+    assert result.exit_code == 1
+    assert "2 of 6 shards are missing, all of part 1 of 3: " in result.stderr
+    assert "--shard-range I/3" in result.stderr
+    assert "--array=1)" in result.stderr
     assert snapshot(tmp_path / "out.partial") == before
     succeed("npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--shard-range", "1/3")
     assert run(zb, "index", "merge", tmp_path / "out").exit_code == 0
     assert snapshot(tmp_path / "out") == whole
+
+
+def test_a_merge_names_every_missing_part(source, tmp_path):
+    for job in (1, 4):
+        succeed("npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--shard-range", f"{job}/6")
+    result = run(zb, "index", "merge", tmp_path / "out")
+    assert "4 of 6 shards are missing, all of parts 0,2-3,5 of 6: " in result.stderr
+    assert "--array=0,2-3,5)" in result.stderr
+
+
+def test_a_merge_of_one_interrupted_conversion_names_the_remedy(source, tmp_path):
+    interrupt(source, tmp_path / "out", 2)
+    result = run(zb, "index", "merge", tmp_path / "out")
+    assert (result.exit_code, "without --shard-range: run it again with --resume" in result.stderr) == (1, True)
 
 
 def test_a_part_is_done_once(source, tmp_path):
@@ -544,7 +561,8 @@ def processes_of(session):
 
 
 def wait_for_a_shard(folder, process):
-    while not list(folder.glob("shard-*.h5")):
+    """Wait until the journal of a conversion has a shard below its head."""
+    while not any(path.read_bytes().count(b"\n") > 1 for path in folder.glob("journal-*.jsonl")):
         assert process.poll() is None
         time.sleep(0.005)
 
@@ -652,6 +670,7 @@ def test_a_stopped_conversion_stops_its_workers_and_can_be_resumed(number, tmp_p
         _, err = process.communicate(timeout=100)
     assert process.returncode == {signal.SIGTERM: 143, signal.SIGINT: 130}[number], err
     assert "Traceback" not in err
+    assert "go on with --resume" in err
     wait_for_end_of(process.pid)
     assert not list(tmp_path.glob("out.partial/*.partial"))
     succeed(*command, "--resume")

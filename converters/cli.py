@@ -45,7 +45,11 @@ WORKER_BYTES: Final = 192 << 20
 DEFAULT_MEMORY: Final = 2 << 30
 
 
-@click.group(cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    cls=CommandGroup,
+    short_help="Convert .npy, HDF5, .batch and text to each other.",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 def convert() -> None:
     """Convert token data between .npy, HDF5 batch stores and native .batch stores.
 

@@ -164,7 +164,7 @@ def test_no_help_points_at_another_line():
     for name, command in COMMANDS.items():
         for parameter in command.params:
             found = getattr(parameter, "help", None) or "a whole sentence"
-            assert not found.startswith(("The same.", "Of ", "For ")), f"{name} {parameter.opts}: {found}"
+            assert not found.startswith(("The same.", "Of the ", "For ")), f"{name} {parameter.opts}: {found}"
 
 
 @pytest.mark.parametrize("group", [zb, convert])

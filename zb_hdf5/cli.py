@@ -131,7 +131,9 @@ def which(
 @click.option("--output", type=NewPath(), help="New file; by default beside PATH.")
 @click.option("--batch-size", type=click.IntRange(1), help="Records per batch, if the .batch header was never written.")
 @click.option("--seq-len", type=click.IntRange(1), help="Tokens per record, if that header was never written.")
-@click.option("--dtype", type=click.Choice(["uint16", "uint32"]), help="Of a token, if that header was never written.")
+@click.option(
+    "--dtype", type=click.Choice(["uint16", "uint32"]), help="Dtype of a token, if that header was never written."
+)
 @click.option("--force", is_flag=True, help="Replace an existing output.")
 @click.option("--dry-run", is_flag=True, help="Say what would be done; write nothing.")
 @output_options
@@ -291,7 +293,7 @@ def doctor(ctx: click.Context, path: Path, as_json: bool, quiet: bool) -> None:
         ctx.exit(UnavailableError.exit_code)
 
 
-@zb.command(short_help="Download numbered files over HTTP, and go on after a stop.")
+@zb.command(short_help="Download numbered files over HTTP.")
 @click.argument("url_template")
 @click.option("-n", "--count", required=True, type=click.IntRange(1), help="Number of files.")
 @click.option("--first", type=click.IntRange(0), default=0, show_default=True, help="Number of the first file.")

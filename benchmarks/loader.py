@@ -41,6 +41,8 @@ from benchmarks.measure import (
     memory_mib,
     resident_share,
     run_fresh,
+    say_progress,
+    verdict,
     wait_for_quiet,
     warm,
     write_tokens,
@@ -72,6 +74,7 @@ def measure(folder: Path, *, quick: bool, repeats: int | None) -> dict[str, Any]
         "machine": machine(),
         "machine_line": machine_line(),
         "tokens": num_batches * BATCH_TOKENS,
+        "quick": quick,
         "rounds": rounds,
         "warm": _fresh(measure_warm, folder, rounds),
         "records": _fresh(measure_records, folder, rounds),
@@ -101,6 +104,7 @@ def _in_turn(epochs: dict[str, Epoch], rounds: int) -> dict[str, list[float]]:
     names, seconds = list(epochs), {name: [] for name in epochs}
     for number in range(rounds):
         for name in names[number % len(names) :] + names[: number % len(names)]:
+            say_progress(f"{name}, round {number + 1} of {rounds}")
             seconds[name].append(_seconds(epochs[name]()))
     return seconds
 
@@ -289,7 +293,7 @@ def report(result: dict[str, Any]) -> str:
                 ("state", f"{max(found['state_bytes'] for found in result['first_batch'].values())} bytes"),
             ],
         ),
-        *(f"- {text}: {'met' if met else 'NOT MET'}" for text, met in bars(result)),
+        *(f"- {text}: {verdict(met, result['quick'])}" for text, met in bars(result)),
     ]
     return "\n\n".join(lines[:-5]) + "\n\n" + "\n".join(lines[-5:])
 

@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import platform
 import statistics
+import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -33,6 +34,8 @@ MIB: Final = 1 << 20
 READ_BYTES: Final = 4 * MIB
 #: A machine on which others use less than this many cores counts as quiet.
 QUIET_CORES: Final = 0.15
+#: Time between two lines of progress.
+SAY_S: Final = 10.0
 
 # --- data --------------------------------------------------------------------------------------------------------
 
@@ -165,6 +168,7 @@ def run_fresh(function: Callable[..., Any], *args: Any, preload: str) -> tuple[A
     The process is forked from a server that has imported `preload` and done nothing else: nothing is mapped, nothing
     is allocated, and imports cost no time.
     """
+    say_progress(" ".join([function.__name__, *(arg for arg in args if isinstance(arg, str))]))
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([preload])
     receiver, sender = context.Pipe(duplex=False)
@@ -188,6 +192,17 @@ def _call(sender: Connection, function: Callable[..., Any], args: tuple[Any, ...
         sender.send((function(*args), time.process_time(), None))
     except BaseException:
         sender.send((None, 0.0, traceback.format_exc()))
+
+
+_said_s = time.monotonic()
+
+
+def say_progress(what: str) -> None:
+    """Print what is measured now, on stderr and at most every `SAY_S` seconds: a long run is not silent."""
+    global _said_s
+    if time.monotonic() - _said_s >= SAY_S:
+        _said_s = time.monotonic()
+        print(f"measuring {what}", file=sys.stderr, flush=True)
 
 
 # --- statistics --------------------------------------------------------------------------------------------------
@@ -216,6 +231,13 @@ class Spread(NamedTuple):
 
     def as_json(self) -> dict[str, float]:
         return self._asdict()
+
+
+def verdict(met: bool, quick: bool) -> str:
+    """Say whether a bar was met; a --quick run has too little data to judge by."""
+    if quick:
+        return "not judged"
+    return "met" if met else "NOT met"
 
 
 def machine() -> dict[str, Any]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
-from benchmarks.measure import Bar, Spread, bar_plot, machine, machine_line, markdown_table
+from benchmarks.measure import Bar, Spread, bar_plot, machine, machine_line, markdown_table, verdict
 from zb_hdf5.documents import open_documents
 from zb_hdf5.tokenizer import Tokenizer, load_tokenizer
 from zb_hdf5.tokenizer_training import train_tokenizer
@@ -110,7 +110,7 @@ def report(result: dict[str, Any]) -> str:
             Spread(*(value / 1e6 for value in row["bare_tokens_per_s"].values())).text(2),
             Spread(*(value / 1e6 for value in row["tokens_per_s"].values())).text(2),
             f"{row['share']:.2f}",
-            "met" if row["share"] >= row["bar"] else "NOT met",
+            verdict(row["share"] >= row["bar"], result["quick"]),
         ]
         for row in result["rows"]
     ]

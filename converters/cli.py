@@ -10,7 +10,18 @@ import click
 
 from converters.in_place import in_place_options
 from converters.text_cli import add_text_commands
-from zb_hdf5.console import CommandGroup, Progress, Size, format_bytes, format_count, output_options, print_report
+from zb_hdf5.console import (
+    CommandGroup,
+    ExistingPath,
+    NewPath,
+    Progress,
+    Size,
+    counted,
+    format_bytes,
+    format_count,
+    output_options,
+    print_report,
+)
 
 if TYPE_CHECKING:
     from converters.formats import Source
@@ -32,10 +43,13 @@ SMALL_BYTES: Final = 256 << 20
 #: Memory that makes a worker worth its while.
 WORKER_BYTES: Final = 192 << 20
 DEFAULT_MEMORY: Final = 2 << 30
-_PATH: Final = click.Path(path_type=Path)
 
 
-@click.group(cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    cls=CommandGroup,
+    short_help="Convert .npy, HDF5, .batch and text to each other.",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 def convert() -> None:
     """Convert token data between .npy, HDF5 batch stores and native .batch stores.
 
@@ -68,7 +82,9 @@ def _npy_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--no-shuffle", "shuffle", flag_value="none", help="The same as --shuffle none."),
         _option("--dtype", dtypes, "auto", "auto: uint16 if the source or --vocab-size fits (HDF5), else uint32."),
         click.option("--vocab-size", type=positive, help="Refuse ids at or above it."),
-        _option("--remainder", remainders, "drop", "What to do with records that do not fill the last batch."),
+        _option(
+            "--remainder", remainders, "drop", "Records that do not fill the last batch: leave out, fill up, or fail."
+        ),
         _option("--pad-id", natural, 0, "The token that --remainder pad fills up with."),
     )
     return _apply(options, command)
@@ -99,12 +115,20 @@ def work_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add what every conversion can be told about its shards, its processes and its output."""
     executors = click.Choice(["local", "mpi", "dask"])
     options = (
-        click.option("--shards", type=click.IntRange(1), help="Number of shards."),
+        click.option(
+            "--shards", type=click.IntRange(1), help="Number of shards. [default: those of the source, or 1 GiB each]"
+        ),
         click.option("--shard-size", type=Size(), help="Size of a shard, such as 1GiB."),
-        click.option("--workers", type=click.IntRange(1), help="Local processes; by default the cores, 1 for little."),
+        click.option(
+            "--workers", type=click.IntRange(1), help="Local processes. [default: the cores; 1 for little data]"
+        ),
         _option("--executor", executors, "local", "Who writes the shards: local processes, MPI ranks, a dask cluster."),
-        click.option("--scheduler-file", type=_PATH, help="Of the dask cluster."),
-        click.option("--shard-range", type=ShardRange(), help="Write part I of N only; then 'zb index merge DST'."),
+        click.option(
+            "--scheduler-file", type=ExistingPath(), help="File in which the dask scheduler has left its address."
+        ),
+        click.option(
+            "--shard-range", type=ShardRange(), help="Write part I of N (from 0) only; then run zb index merge."
+        ),
         click.option("--resume", is_flag=True, help="Keep the finished shards of an interrupted run, do the rest."),
         click.option("--dry-run", is_flag=True, help="Say what would be written, and write nothing."),
         click.option("--force", is_flag=True, help="Replace what exists, at the end and whole; also with --resume."),
@@ -138,19 +162,21 @@ def _add_command(source: str, target: str) -> None:
     run.__doc__ = (
         f"Convert {SOURCES[source][0]} to {TARGETS[target][0]}.\n\n\b\n"
         f"Example: convert {source}-to-{target} {example_source} {example_target}"
-        + (" --batch-size 32 --seq-len 512 --shards 4" if many else "")
+        + (" \\\n           --batch-size 32 --seq-len 512 --shards 4" if many else "")
     )
     in_place = (source, target) == ("batch", "hdf5")
     command: Callable[..., Any] = work_options(in_place_options(run) if in_place else run)
     if target == "batch":
         command = click.option("--dual", is_flag=True, help="Make files that are HDF5 files as well.")(command)
     if target == "hdf5":
-        command = click.option("--live", is_flag=True, help="Let others read what is written so far.")(command)
+        command = click.option("--live", is_flag=True, help="Let other processes read what is committed so far.")(
+            command
+        )
     if source == "hdf5":
         command = click.option("--dataset", help="A 3-D dataset of an HDF5 file that is no store of ours.")(command)
     command = _npy_options(shuffle_options(command)) if many else command
-    command = click.argument("dst", type=_PATH, required=not in_place)(command)
-    command = click.argument("src", type=_PATH, nargs=-1 if many else 1, required=True)(command)
+    command = click.argument("dst", type=NewPath(), required=not in_place)(command)
+    command = click.argument("src", type=ExistingPath(), nargs=-1 if many else 1, required=True)(command)
     convert.command(f"{source}-to-{target}")(command)
 
 
@@ -201,8 +227,11 @@ def run_conversion(
         source = source or open_source(options)
         if work["dry_run"]:
             from converters.dry_run import describe, describe_lines
+            from zb_hdf5.publish import refuse_existing
 
             planned = describe(source, target, dst, **shards, **ways, workers=engine.workers)
+            if not (work["force"] or work["resume"]):
+                refuse_existing(dst)
             print_report(planned, describe_lines(planned), as_json=work["as_json"], quiet=work["quiet"])
             return
         total = source.num_batches * source.meta.batch_tokens
@@ -271,7 +300,7 @@ def _as_lines(report: Report) -> list[tuple[str, str]]:
     accounts, meta = report.accounts, report.meta
     dropped = " + ".join(f"{tokens:,} {reason}" for reason, tokens in accounts.dropped.items()) or "0"
     padded = f" + {accounts.padded:,} padded" if accounts.padded else ""
-    shards = "1 file" if report.destination.is_file() else f"{len(report.shards)} shards"
+    shards = "1 file" if report.destination.is_file() else counted(len(report.shards), "shard")
     tokens = f"{accounts.tokens_in:,} in{padded} = {report.tokens_stored:,} stored + {dropped} dropped"
     if report.part.num_jobs > 1:
         tokens = f"{report.tokens_stored:,} stored by part {report.part.job} of {report.part.num_jobs}"
@@ -279,7 +308,7 @@ def _as_lines(report: Report) -> list[tuple[str, str]]:
         shards = f"kept {report.kept.shards:,} shards, wrote {len(report.shards) - report.kept.shards:,}"
     return [
         ("wrote" if report.tokens_written else "there is", f"{report.destination} ({shards})"),
-        ("batches", f"{report.num_batches:,} of {meta.batch_size} x {meta.seq_len} {meta.dtype.name}"),
+        ("batches", f"{report.num_batches:,} of {meta.batch_size:,} x {meta.seq_len:,} {meta.dtype.name}"),
         ("tokens", tokens),
         ("shuffle", report.shuffle),
         ("sha256", report.sha256),

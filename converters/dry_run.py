@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from converters.formats import FORMATS, Source
+from converters.formats import Source
+from converters.pipe import is_one_file, refuse_bad_destination
 from converters.plan import Plan, cut_into_shards, free_room
 from converters.shuffle import DEFAULT_MEMORY_BYTES, choose_shuffle
 from zb_hdf5.console import format_bytes
@@ -22,8 +23,15 @@ def describe(
     shuffle_method: str = "auto",
     memory_bytes: int = DEFAULT_MEMORY_BYTES,
 ) -> dict[str, Any]:
-    """Return what a conversion would write, and the room there is."""
-    one_file = destination.suffix == FORMATS[target].suffix
+    """Return what a conversion would write, and the room there is.
+
+    Raises
+    ------
+    ConvertError
+        If the conversion would refuse the destination.
+    """
+    refuse_bad_destination(source, destination)
+    one_file = is_one_file(target, destination, several=bool(num_shards or shard_bytes))
     cuts = [(0, source.num_batches)] if one_file else cut_into_shards(source, num_shards, shard_bytes)
     plan = Plan(source, target, cuts, {})
     workers = min(workers, len(cuts))
@@ -32,6 +40,9 @@ def describe(
     return {
         "path": str(destination),
         "num_batches": source.num_batches,
+        "batch_size": source.meta.batch_size,
+        "seq_len": source.meta.seq_len,
+        "dtype": source.meta.dtype.name,
         "num_shards": len(cuts),
         "largest_shard_bytes": max(sizes),
         "total_bytes": sum(sizes),
@@ -47,12 +58,15 @@ def describe(
 def describe_lines(planned: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the same for people."""
     free = planned["free"]
+    shape = f"{planned['batch_size']:,} x {planned['seq_len']:,}"
+    inodes = "an uncounted number" if free["inodes"] is None else f"{free['inodes']:,}"
     return [
-        ("would write", f"{planned['path']}: {planned['num_batches']:,} batches"),
+        ("would write", planned["path"]),
+        ("batches", f"{planned['num_batches']:,} of {shape} {planned['dtype']}"),
         ("shards", f"{planned['num_shards']:,}, the largest {format_bytes(planned['largest_shard_bytes'])}"),
         ("disk", f"{format_bytes(planned['total_bytes'])} of {format_bytes(free['bytes'])} that are free"),
         ("temporary", format_bytes(planned["temp_bytes"])),
         ("shuffle", planned["shuffle"]),
-        ("inodes", f"{planned['inodes']:,} of {free['inodes'] or 'uncounted'} that are free"),
+        ("inodes", f"{planned['inodes']:,} of {inodes} that are free"),
         ("workers", f"{planned['workers']}, at most {format_bytes(planned['memory_bytes'])} of memory together"),
     ]

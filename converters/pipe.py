@@ -154,15 +154,11 @@ def convert(
         If the destination exists, there is no room for it, or the source cannot be converted as asked.
     """
     start_s = time.monotonic()
-    row, was_kept = FORMATS[target], NOTHING_KEPT
+    was_kept = NOTHING_KEPT
     refuse_bad_destination(source, destination)
-    if destination.suffix == row.suffix:
-        if num_shards or shard_bytes or part != WHOLE:
-            raise ConvertError(f"{destination}: is one file; name a folder (no {row.suffix}) to write shards")
+    if is_one_file(target, destination, several=bool(num_shards or shard_bytes) or part != WHOLE):
         ways = _Ways(Inline(), shuffle_method, memory_bytes, progress, kept)
         finished, shuffle = _write_file(source, target, destination, overwrite, ways)
-    elif destination.suffix in {*(other.suffix for other in FORMATS.values()), *OTHER_SUFFIXES}:
-        raise ConvertError(f"{destination}: expected a folder or a name that ends in {row.suffix}")
     else:
         plan = Plan.make(source, target, num_shards, shard_bytes)
         _prepare_checks(source, plan.cuts)
@@ -180,6 +176,27 @@ def convert(
     seconds = time.monotonic() - start_s
     max_token = max((done.max_token for done in finished), default=0)
     return Report(place, source.meta, shards, max_token, source.accounts, str(shuffle), seconds, part, was_kept)
+
+
+def is_one_file(target: str, destination: Path, *, several: bool) -> bool:
+    """Return whether a destination is one file, and not a folder of shards.
+
+    Parameters
+    ----------
+    several
+        Whether shards were asked for.
+
+    Raises
+    ------
+    ConvertError
+        If its name says another thing than what was asked for.
+    """
+    suffix = FORMATS[target].suffix
+    if destination.suffix == suffix and several:
+        raise ConvertError(f"{destination}: is one file; name a folder (no {suffix}) to write shards")
+    if destination.suffix in {*(other.suffix for other in FORMATS.values()), *OTHER_SUFFIXES} - {suffix}:
+        raise ConvertError(f"{destination}: expected a folder or a name that ends in {suffix}")
+    return destination.suffix == suffix
 
 
 def refuse_bad_destination(source: Source, destination: Path) -> None:
@@ -378,7 +395,9 @@ class _Folder:
                 done = [FinishedShard(entry, 0) for entry in index.shards]
                 self._keep(done, 0.0)
                 return done
-        raise ConvertError(f"{self._destination}: exists already and is no result of this conversion; pass --force")
+        raise ConvertError(
+            f"{self._destination}: exists already and is no result of this conversion; pass --force to replace it"
+        )
 
     def _is_outdated(self) -> bool:
         """Return whether a source file is newer than the finished store, or a shard lacks its HDF5 face."""

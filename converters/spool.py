@@ -21,6 +21,7 @@ from converters.shard import Progress, no_progress
 from converters.text_file import Recipe, ShardPlan, Tally, encode_shard
 from converters.text_journal import FinishedTokens
 from zb_hdf5.order import Order
+from zb_hdf5.publish import naming
 from zb_hdf5.spec import SHARD_PREFIX, TokenArray
 
 
@@ -70,6 +71,11 @@ def write_spool(task: SpoolTask, progress: Progress = no_progress) -> FinishedTo
     """Tokenize the documents of one spool, unless it is there and intact."""
     if task.before is not None and _spool_sha256(task.path) == task.before.sha256:
         return task.before._replace(kept=True)
+    with naming(task.path):
+        return _tokenize_spool(task, progress)
+
+
+def _tokenize_spool(task: SpoolTask, progress: Progress) -> FinishedTokens:
     tally, num_tokens = Tally(), 0
     digests = hashlib.sha256(), hashlib.sha256()
     with open(task.path, "wb") as tokens, open(lengths_path(task.path), "wb") as lengths:
@@ -122,7 +128,7 @@ class PackedRows:
         lengths = [np.fromfile(spool.lengths_path, np.int64) for spool in spools]
         packed = PACKINGS[packing](np.concatenate(lengths), seq_len)
         for name in ("offsets", "lengths", "first"):
-            np.save(self._plan_path(name), getattr(packed, name))
+            _save(self._plan_path(name), getattr(packed, name))
         self.num_rows = packed.num_rows
         self.tokens_kept, self.tokens_cropped = packed.tokens_kept, packed.tokens_cropped
         self._plan: Packing | None = None
@@ -175,6 +181,13 @@ class PackedRows:
             offsets, lengths, first = (array.view(np.ndarray) for array in arrays)
             self._plan = Packing(offsets, lengths, first, 0, 0)
         return self._plan
+
+
+def _save(path: Path, array: npt.NDArray[np.int64]) -> None:
+    """Write a `.npy` file. On a full disk numpy's own writer says neither which file nor why."""
+    with naming(path), open(path, "wb") as file:
+        np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(array))
+        file.write(np.ascontiguousarray(array))
 
 
 class SplitRows(NamedTuple):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from zb_hdf5.console import Progress, format_count, output_options, print_report
+from zb_hdf5.console import ExistingPath, NewPath, Progress, counted, format_count, output_options, print_report
 
 if TYPE_CHECKING:
     from converters.ingest import IngestReport
@@ -25,7 +25,6 @@ KINDS: Final = {
 }
 #: Text bytes per token, for the share of the work that progress shows.
 BYTES_PER_TOKEN: Final = 4
-_PATH: Final = click.Path(path_type=Path)
 AsJson = Callable[["Report"], dict[str, Any]]
 AsLines = Callable[["Report"], list[tuple[str, str]]]
 
@@ -62,13 +61,14 @@ def _add_command(group: click.Group, kind: str, as_json: AsJson, as_lines: AsLin
         f"{documents} Documents are tokenized, packed into rows of --seq-len tokens, and the rows are shuffled once, "
         "which needs as much disk again as the store meanwhile; or, with --layout stream, kept as they are, one after "
         "the other. A folder stands for all such files in and below it.\n\n\b\n"
-        f"Example: convert {kind}-to-hdf5 {example} train-h5 --tokenizer hf:tok.json --seq-len 2048 --packing best-fit"
+        f"Example: convert {kind}-to-hdf5 {example} train-h5 \\\n"
+        "           --tokenizer hf:tok.json --seq-len 2048 --packing best-fit"
     )
     command: Callable[..., Any] = output_options(run)
     for option in reversed(_OPTIONS if kind != "text" else [each for each in _OPTIONS if each is not _TEXT_COLUMN]):
         command = option(command)
-    command = click.argument("dst", type=_PATH)(command)
-    command = click.argument("src", type=_PATH, nargs=-1, required=True)(command)
+    command = click.argument("dst", type=NewPath())(command)
+    command = click.argument("src", type=ExistingPath(), nargs=-1, required=True)(command)
     group.command(f"{kind}-to-hdf5")(command)
 
 
@@ -81,7 +81,12 @@ _TEXT_COLUMN: Final = _option("--text-column", str, "text", "Column, or JSON key
 #: Options that make no sense for a stream.
 _BATCHES_ONLY: Final = ("packing", "batch_size", "seq_len", "shuffle", "remainder", "pad_id")
 _OPTIONS: Final = [
-    _option("--layout", click.Choice(["batches", "stream"]), "batches", "Rows of --seq-len, or one run of tokens."),
+    _option(
+        "--layout",
+        click.Choice(["batches", "stream"]),
+        "batches",
+        "batches: packed rows; stream: the documents one after the other.",
+    ),
     click.option("--tokenizer", required=True, help="byte, tiktoken:NAME, tiktoken:FILE or hf:tokenizer.json."),
     _TEXT_COLUMN,
     click.option("--boundary-token", help="Special token behind each document. [default: <|endoftext|>]"),
@@ -90,20 +95,43 @@ _OPTIONS: Final = [
     _option("--packing", click.Choice(["concat", "best-fit", "pad"]), "concat", "How documents become rows."),
     _option("--batch-size", _POSITIVE, 32, "Rows per batch."),
     _option("--seq-len", _POSITIVE, 512, "Tokens per row."),
-    _option("--seed", _NATURAL, 42, "Seed of the shuffle of rows, and of --val-fraction."),
+    _option("--seed", _NATURAL, 42, "Seed of the shuffle of rows, and of the draw of documents held out."),
     _option("--shuffle", click.Choice(["global", "none"]), "global", "Order of the rows within a split."),
-    _option("--remainder", click.Choice(["drop", "pad", "error"]), "drop", "Rows that do not fill the last batch."),
+    _option(
+        "--remainder",
+        click.Choice(["drop", "pad", "error"]),
+        "drop",
+        "Rows that do not fill the last batch: leave out, fill up, or fail.",
+    ),
     click.option("--pad-id", type=_NATURAL, help="Token of padding. [default: the boundary token, else 0]"),
-    click.option("--val-fraction", type=click.FloatRange(0, 1, max_open=True), default=0.0, help="Documents held out."),
-    click.option("--val-last-shard", is_flag=True, help="Hold out the last source file."),
-    click.option("--shards", type=_POSITIVE, help="For training. [default: 1 GiB each; streams: one per file]"),
-    click.option("--shard-per-source", is_flag=True, help="A shard per source file: for streams, what they have."),
+    click.option(
+        "--val-fraction",
+        type=click.FloatRange(0, 1, max_open=True),
+        default=0.0,
+        help="Share of the documents that is held out as split val.",
+    ),
+    click.option("--val-last-shard", is_flag=True, help="Hold out the last source file as split val."),
+    click.option(
+        "--shards",
+        type=_POSITIVE,
+        help="Shards of the training split. [default: 1 GiB each; of streams: one per source file]",
+    ),
+    click.option(
+        "--shard-per-source", is_flag=True, help="With --layout stream: a shard per source file, as without --shards."
+    ),
     click.option("--workers", type=_POSITIVE, help="Local processes. [default: the cores]"),
     click.option(
         "--threads", type=_POSITIVE, help="Threads that tokenize, per process. [default: its share of the cores]"
     ),
-    _option("--executor", click.Choice(["local", "mpi", "dask"]), "local", "Processes, MPI ranks, a dask cluster."),
-    click.option("--scheduler-file", type=_PATH, help="Of the dask cluster."),
+    _option(
+        "--executor",
+        click.Choice(["local", "mpi", "dask"]),
+        "local",
+        "Who tokenizes: local processes, MPI ranks, a dask cluster.",
+    ),
+    click.option(
+        "--scheduler-file", type=ExistingPath(), help="File in which the dask scheduler has left its address."
+    ),
     click.option("--resume", is_flag=True, help="Go on with what an interrupted run has finished."),
     click.option("--force", is_flag=True, help="Replace what exists, at the end and whole; also with --resume."),
 ]
@@ -241,7 +269,9 @@ def _as_json(report: IngestReport) -> dict[str, Any]:
 
 
 def _lines(report: IngestReport) -> list[tuple[str, str]]:
-    splits = ", ".join(f"{count:,} batches {split}" for split, count in report.batches_of_split.items())
+    splits = ", ".join(
+        f"{counted(count, 'batch', 'batches')} {split}" for split, count in report.batches_of_split.items()
+    )
     return [
         ("documents", f"{report.tally.documents:,}, {report.packing} packing: {splits}"),
         ("speed", _speed(report.tally.accounts.tokens_in, report.tokens_kept, report.seconds)),
@@ -283,11 +313,11 @@ def _streams_lines(report: StreamReport) -> list[tuple[str, str]]:
     index, accounts = report.index, report.tally.accounts
     cut = " + ".join(f"{tokens:,} {reason}" for reason, tokens in accounts.dropped.items()) or "0"
     val = sum(shard.split != "train" for shard in index.shards)
-    shards = f"{len(index.shards)} shards"
+    shards = counted(len(index.shards), "shard")
     if report.shards_kept:
         shards = f"kept {report.shards_kept:,} shards, wrote {len(index.shards) - report.shards_kept:,}"
     return [
-        ("wrote", f"{report.destination} ({shards}{f', {val} of them val' if val else ''})"),
+        ("wrote", f"{report.destination} ({shards}{f', {val:,} of them val' if val else ''})"),
         ("documents", f"{index.document_count:,}"),
         ("tokens", f"{accounts.tokens_in:,} in = {index.token_count:,} stored + {cut} dropped"),
         ("sha256", index.sha256),

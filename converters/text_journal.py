@@ -167,6 +167,11 @@ def _finished_before(
     return finished
 
 
+def count_finished(path: Path) -> int:
+    """Return how many files of tokens a journal says are finished."""
+    return len(_read(path)[1])
+
+
 def _line(item: tuple[int, FinishedTokens]) -> str:
     number, done = item
     return json.dumps(

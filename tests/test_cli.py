@@ -6,8 +6,10 @@ import contextlib
 import errno
 import json
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import click
 import h5py
@@ -17,8 +19,9 @@ from click.testing import CliRunner
 
 import converters.pipe
 from converters.cli import convert
-from zb_hdf5 import Loader, open_reader, open_writer
+from zb_hdf5 import ArgumentError, ChecksumError, FormatError, Loader, open_reader, open_writer, verify_store
 from zb_hdf5.cli import zb
+from zb_hdf5.publish import PartialDirectory
 from zb_hdf5.spec import INDEX_NAME
 
 SEQ_LEN = 8
@@ -106,6 +109,8 @@ def arguments_of(name, places, out):
         return (out,)
     if name == "index rebuild":
         return (places["h5-store"], "--force")  # its index is valid
+    if name == "index crc32":
+        return (places["batch"],)
     if name == "fetch":  # what is there already needs no server
         (out.parent / "s_0.parquet").write_bytes(b"fetched")
         return ("http://localhost/s_{}.parquet", "-n", 1, "-o", out.parent)
@@ -145,6 +150,21 @@ def test_help_has_an_example(name, option):
     assert result.stderr == ""
     example = next(line.split("Example:")[1] for line in result.stdout.splitlines() if "Example:" in line)
     assert name.split()[-1] in example
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_fits_a_terminal_of_80_columns(name):
+    result = CliRunner().invoke(zb, [*(name.split() if name != "zb" else ()), "--help"], terminal_width=80)
+    assert result.exit_code == 0
+    assert [line for line in result.stdout.splitlines() if len(line) > 80] == []
+    assert "..." not in result.stdout.partition("Commands:")[2]  # a summary that is cut off
+
+
+def test_no_help_points_at_another_line():
+    for name, command in COMMANDS.items():
+        for parameter in command.params:
+            found = getattr(parameter, "help", None) or "a whole sentence"
+            assert not found.startswith(("The same.", "Of the ", "For ")), f"{name} {parameter.opts}: {found}"
 
 
 @pytest.mark.parametrize("group", [zb, convert])
@@ -258,26 +278,59 @@ def test_arguments_that_cannot_be_exit_2(places, tmp_path):
     assert run(convert, "npy-to-hdf5", tmp_path / "wide.npy", tmp_path / "o", *huge).exit_code == 2
 
 
-@pytest.mark.parametrize("command", ["info", "verify"])
-def test_a_path_that_is_not_there_exits_2(command, tmp_path):
-    result = run(zb, command, tmp_path / "nowhere")
+TEXT_COMMANDS = [f"convert {kind}-to-hdf5" for kind in ("parquet", "jsonl", "text")]
+READS_A_PATH = ["info", "verify", "repair", "doctor", "index rebuild", *(n for n in LEAVES if n.startswith("convert "))]
+
+
+@pytest.mark.parametrize("name", READS_A_PATH)
+@pytest.mark.parametrize(("path", "reason"), [
+    ("nowhere", "nowhere: no such file or folder"),
+    ("s3://bucket/x", "s3://bucket/x: is a URL"),
+    ("busy.h5", "busy.h5 is not finished"),
+])  # fmt: skip
+def test_a_path_that_cannot_be_read_exits_2(name, path, reason, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "busy.h5.partial").touch()
+    arguments = (path, "out") if name.startswith("convert") else (path,)
+    text = ("--tokenizer", "byte") if name in TEXT_COMMANDS else ()
+    result = run(zb, *name.split(), *arguments, *text)
     assert result.exit_code == 2
-    assert "nowhere" in result.stderr
+    assert reason in result.stderr
+
+
+@pytest.mark.parametrize("name", [name for name in LEAVES if name.startswith("convert npy")])
+def test_a_url_is_no_destination(name, places):
+    result = run(zb, *name.split(), places["npy"], "s3://bucket/x")
+    assert result.exit_code == 2
+    assert "s3://bucket/x: is a URL" in result.stderr
+
+
+@pytest.mark.parametrize("open_path", [open_reader, Loader, verify_store])
+def test_the_library_takes_no_url(open_path):
+    with pytest.raises(ArgumentError, match="s3://bucket/x: is a URL"):
+        open_path("s3://bucket/x")
+
+
+def test_the_library_writes_to_no_url():
+    with pytest.raises(ArgumentError, match=r"s3://bucket/x\.h5: is a URL"):
+        open_writer("s3://bucket/x.h5", batch_size=4, seq_len=8)
 
 
 @pytest.mark.parametrize("command", ["info", "verify"])
 @pytest.mark.parametrize("content", [b"", b"hello", b"LLMBATCX" + bytes(5000)])
-def test_an_unknown_file_exits_1(command, content, tmp_path):
+def test_an_unknown_file_is_an_error(command, content, tmp_path):
     path = tmp_path / "what"
     path.write_bytes(content)
     result = run(zb, command, path)
-    assert result.exit_code == 1
+    assert result.exit_code == {"info": 1, "verify": 3}[command]  # its first bytes are not what a file of ours has
     assert f"{path}: no known file" in result.output
 
 
-@pytest.mark.parametrize("command", ["info", "verify"])
-def test_a_folder_that_is_no_store_exits_1(command, tmp_path):
-    assert INDEX_NAME in one_error(run(zb, command, tmp_path))
+@pytest.mark.parametrize(("command", "code"), [("info", 1), ("verify", 3)])
+def test_a_folder_that_is_no_store_is_an_error(command, code, tmp_path):
+    result = run(zb, command, tmp_path)
+    assert result.exit_code == code
+    assert f"{tmp_path}: no {INDEX_NAME}" in result.output
 
 
 @pytest.mark.parametrize("command", ["info", "verify"])
@@ -387,11 +440,12 @@ def test_info_of_a_live_file(tmp_path):
     assert "growing" in text
 
 
-def compress(source, target):
+def repack(source, target, compression):
+    """Write the same objects into a new file, as h5repack does."""
     with h5py.File(source) as old, h5py.File(target, "w") as new:
         new.attrs.update(old.attrs)
         stored = old["batches"]
-        made = new.create_dataset("batches", data=stored[:], chunks=stored.chunks, compression="gzip")
+        made = new.create_dataset("batches", data=stored[:], chunks=stored.chunks, compression=compression)
         for name, value in stored.attrs.items():
             made.attrs.create(name, value, dtype=np.asarray(value).dtype)
         old.copy("crc32", new)
@@ -399,7 +453,7 @@ def compress(source, target):
 
 
 def test_info_and_verify_of_a_compressed_file(places, tmp_path):
-    path = compress(places["h5"], tmp_path / "small.h5")
+    path = repack(places["h5"], tmp_path / "small.h5", "gzip")
     found = info(path)
     assert found["access"] == "h5py"
     assert found["layout"] is None
@@ -422,12 +476,99 @@ def test_info_for_people_says_the_same(places):
         assert part in text
 
 
+@pytest.fixture
+def text_store(tmp_path):
+    """A store of text with a training and a validation split."""
+    for name, count in (("a", 60), ("b", 20)):
+        (tmp_path / f"{name}.jsonl").write_text((json.dumps({"text": "some text " * 5}) + "\n") * count)
+    command = ("jsonl-to-hdf5", tmp_path / "a.jsonl", tmp_path / "b.jsonl", tmp_path / "text")
+    options = ("--tokenizer", "byte", "--packing", "best-fit", "--val-last-shard", "--shards", 3, "--remainder", "pad")
+    assert run(convert, *command, *options, "--batch-size", 2, "--seq-len", 64).exit_code == 0
+    return tmp_path / "text"
+
+
+def test_info_tells_what_a_store_was_made_of(text_store):
+    found, index = info(text_store), json.loads((text_store / INDEX_NAME).read_text())
+    assert (found["documents"], found["packing"], found["shuffle"]) == (80, "best-fit", "global")
+    assert found["tokenizer"] == index["tokenizer"]
+    assert found["source"] == index["source"]
+    assert {split: part["shards"] for split, part in found["splits"].items()} == {"train": 3, "val": 1}
+    with open_reader(text_store, split="val") as reader:
+        assert found["splits"]["val"] == {
+            "shards": 1, "num_batches": len(reader), "min_batches": len(reader), "max_batches": len(reader),
+            "tokens": len(reader) * 128,
+        }  # fmt: skip
+    text = run(zb, "info", text_store).stdout
+    for line in (
+        r"documents +80, best-fit packing",
+        r"tokenizer +byte",
+        r"vocabulary +257",
+        r"source +jsonl: .*a\.jsonl and 1 more",
+        r"train +3 shards of 10 batches each, 3,840 tokens",
+        r"val +1 shard of 10 batches, 1,280 tokens",
+    ):
+        assert re.search(f"^{line}$", text, re.MULTILINE), text
+
+
+def test_info_of_equal_shards_names_one_number(places):
+    text = run(zb, "info", places["h5-store"]).stdout
+    assert re.search(r"^shards +3 of 4 batches each$", text, re.MULTILINE)
+
+
+def test_info_of_a_stream(tmp_path):
+    (tmp_path / "in.jsonl").write_text((json.dumps({"text": "some text"}) + "\n") * 5000)
+    command = ("jsonl-to-hdf5", tmp_path / "in.jsonl", tmp_path / "s", "--tokenizer", "byte", "--layout", "stream")
+    assert run(convert, *command).exit_code == 0
+    found = info(tmp_path / "s")
+    assert found["splits"] == {"train": {"shards": 1, "tokens": 50_000, "documents": 5000}}
+    assert (found["tokenizer"]["name"], found["source"]["format"]) == ("byte", "jsonl")
+    assert "token stream in 1 file\n" in run(zb, "info", tmp_path / "s").stdout
+    verified = run(zb, "verify", tmp_path / "s").stdout
+    assert "verified: 50 k tokens (crc32, sha256, index, documents)" in verified
+    assert "batch" not in verified
+
+
+def test_info_of_an_interrupted_conversion(places, tmp_path):
+    command = ("hdf5-to-batch", places["h5-store"], tmp_path / "out", "--shard-range", "0/2")
+    assert run(convert, *command).exit_code == 0
+    found = info(tmp_path / "out.partial")
+    assert (found["kind"], found["finished"], found["total"]) == ("unfinished conversion", 1, 3)
+    assert found["at_work"] is False
+    text = run(zb, "info", tmp_path / "out.partial").stdout
+    assert "1 of 3 shards are finished; go on with the same command and --resume" in text
+    assert f"zb info {tmp_path / 'out.partial'}" in run(zb, "info", tmp_path / "out").stderr
+    with PartialDirectory(tmp_path / "out"):  # as a conversion holds it
+        assert info(tmp_path / "out.partial")["at_work"] is True
+
+
+# --- dry runs --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["t9.hdf5", "t9.npz", "t9.batch", "no/folder/t9", "in.npy"])
+def test_a_dry_run_refuses_what_the_run_refuses(name, places, tmp_path):
+    command = ("npy-to-hdf5", places["npy"], tmp_path / name, *SHAPE)
+    refusal = one_error(run(convert, *command))
+    assert one_error(run(convert, *command, "--dry-run")) == refusal
+
+
+def test_a_dry_run_refuses_what_exists(places):
+    command = ("npy-to-hdf5", places["npy"], places["h5-store"], *SHAPE)
+    assert "exists already; pass --force" in one_error(run(convert, *command, "--dry-run"))
+    assert run(convert, *command, "--dry-run", "--force").exit_code == 0
+
+
+def test_a_dry_run_says_shape_and_dtype(places, tmp_path):
+    command = ("npy-to-hdf5", places["npy"], tmp_path / "out", *SHAPE, "--vocab-size", 400, "--dry-run")
+    assert re.search(r"^batches +12 of 4 x 8 uint16$", run(convert, *command).stdout, re.MULTILINE)
+    planned = json.loads(run(convert, *command, "--json").stdout)
+    assert (planned["batch_size"], planned["seq_len"], planned["dtype"]) == (4, 8, "uint16")
+
+
 # --- zb verify -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("kind", "checks"), [
     ("h5", ["crc32", "sha256"]),
-    ("batch", []),
     ("h5-store", ["crc32", "sha256", "index"]),
     ("batch-store", ["crc32", "index"]),
 ])  # fmt: skip
@@ -439,8 +580,91 @@ def test_verify_says_what_it_compared(kind, checks, places):
     assert [file["checks"] for file in report["files"]] == [checks] * len(report["files"])
     assert len(report["files"]) == (3 if "store" in kind else 1)
     assert sum(file["num_batches"] for file in report["files"]) == 12
-    assert all(file["problem"] is None for file in report["files"])
-    assert "files are as they were written" in run(zb, "verify", places[kind]).stdout
+    assert all(
+        (file["problem"], file["missing"], file["outcome"]) == (None, "", "verified") for file in report["files"]
+    )
+    verdict = "3 of 3 files are as they were written" if "store" in kind else "the file is as it was written"
+    assert f"verified: {verdict}" in run(zb, "verify", places[kind]).stdout
+
+
+@pytest.mark.parametrize(("kind", "missing"), [("batch", "zb index crc32"), ("npy", "hold no digests")])
+def test_what_has_no_digests_could_not_be_verified(kind, missing, places):
+    result = run(zb, "verify", places[kind])
+    assert result.exit_code == 6
+    assert "NOT VERIFIED: there is nothing to compare the file with" in result.stdout
+    assert "as it was written" not in result.stdout
+    report = json.loads(run(zb, "verify", places[kind], "--json").stdout)
+    assert (report["ok"], report["outcome"]) == (False, "unverified")
+    assert [(file["outcome"], file["checks"]) for file in report["files"]] == [("unverified", [])]
+    assert missing in report["files"][0]["missing"]
+    assert run(zb, "verify", places[kind], "--quiet").exit_code == 6
+    assert [found.outcome for found in verify_store(places[kind])] == ["unverified"]
+
+
+def test_a_crc32_file_makes_a_lone_batch_verifiable(places):
+    assert "wrote one.batch.crc32" in run(zb, "index", "crc32", places["batch"]).stdout
+    assert run(zb, "verify", places["batch"]).exit_code == 0
+    assert "already" in run(zb, "index", "crc32", places["batch"]).stdout
+    flip_bit(places["batch"], 3)
+    assert run(zb, "verify", places["batch"]).exit_code == 3
+    assert "asked for backend 'batch'" in one_error(run(zb, "index", "crc32", places["h5"]))
+
+
+def test_one_file_without_digests_is_not_a_verified_folder(tmp_path):
+    for name in ("a.npy", "b.npy"):
+        np.save(tmp_path / name, np.arange(9))
+    os.truncate(tmp_path / "a.npy", 100)
+    result = run(zb, "verify", tmp_path)
+    assert result.exit_code == 4  # what is bad counts more
+    assert "BAD: 0 of 2 files are as they were written, 1 could not be compared with anything, 1 not" in result.stdout
+
+
+@pytest.mark.parametrize("kind", ["h5", "h5-store", "batch-store"])
+def test_damaged_metadata_exits_3(kind, places):
+    path = places[kind] / INDEX_NAME if "store" in kind else places[kind]
+    data = bytearray(path.read_bytes())
+    at = data.index(b"zb-batches" if kind == "h5" else b"zb-shards")
+    data[at] ^= 1
+    path.write_bytes(data)
+    result = run(zb, "verify", places[kind])
+    assert result.exit_code == 3
+    assert "BAD" in result.stdout
+    assert json.loads(run(zb, "verify", places[kind], "--json").stdout)["outcome"] == "bad"
+
+
+@pytest.mark.parametrize("how", ["compressed", "moved"])
+def test_a_repacked_shard_names_its_cause_and_cure(how, places):
+    store, shard = places["h5-store"], places["h5-store"] / FILE_OF_STORE["h5-store"]
+    repack(shard, store / "new", compression="gzip" if how == "compressed" else None)
+    os.replace(store / "new", shard)
+    cure = f"run 'zb index rebuild --force {store}'"
+    result = run(zb, "verify", store)
+    assert result.exit_code == 3
+    assert result.stdout.count("BAD: ") == 2  # the shard, and the verdict
+    assert f"{shard}: is the shard that {INDEX_NAME} names" in result.stdout
+    assert cure in result.stdout
+    with open_reader(store) as reader, pytest.raises(FormatError, match=re.escape(cure)):
+        reader.read_batch(4)
+    with open_reader(store, access="h5py") as reader:  # which asks the file itself
+        np.testing.assert_array_equal(reader.read_batch(4), batches(12)[4])
+    assert run(zb, "index", "rebuild", "--force", store).exit_code == 0
+    assert run(zb, "verify", store).exit_code == 0
+    with open_reader(store) as reader:
+        np.testing.assert_array_equal(np.stack(list(reader)), batches(12))
+
+
+def test_a_swapped_batch_shard_is_not_read(places):
+    store = places["batch-store"]
+    first, second = (store / f"shard-0000{number}-of-00003.batch" for number in (0, 1))
+    for suffix in ("", ".crc32"):
+        one, other = Path(f"{first}{suffix}"), Path(f"{second}{suffix}")
+        one.rename(store / "aside")
+        other.rename(one)
+        (store / "aside").rename(other)
+    for verify in ("none", "batch"):
+        with pytest.raises(ChecksumError, match="belongs elsewhere; run 'zb verify"):
+            open_reader(store, verify=verify)
+    assert run(zb, "verify", store).exit_code == 3
 
 
 @pytest.mark.parametrize("kind", ["h5", "h5-store", "batch-store"])
@@ -465,7 +689,7 @@ def test_verify_finds_every_bad_shard(places):
         flip_bit(store / f"shard-0000{number}-of-00003.h5", number)
     result = run(zb, "verify", store)
     assert result.exit_code == 3
-    assert result.stdout.count("BAD") == 2
+    assert result.stdout.count("BAD: ") == 3  # two shards, and the verdict
     assert "1 of 3 files" in result.stdout
 
 
@@ -482,7 +706,7 @@ def test_verify_of_a_store_with_swapped_shards(places):
     first.with_suffix(".x").rename(second)
     result = run(zb, "verify", places["h5-store"])
     assert result.exit_code == 3
-    assert result.stdout.count("BAD") == 2
+    assert result.stdout.count("BAD: ") == 3
 
 
 @pytest.mark.parametrize("kind", ["h5-store", "batch-store"])
@@ -580,7 +804,7 @@ def test_a_terminal_without_unicode_gets_a_report_as_well(arguments, places):
     result = python(ZB, *arguments, places["h5-store"], env={**os.environ, "PYTHONIOENCODING": "ascii"})
     assert result.stderr == ""
     assert result.returncode == 0
-    assert "12" in result.stdout or "ok" in result.stdout
+    assert "12" in result.stdout or "verified" in result.stdout
 
 
 @pytest.mark.parametrize("script", ["convert", "zb"])

@@ -25,10 +25,20 @@ from hypothesis import strategies as st
 
 import zb_hdf5.dual
 from converters.cli import convert
-from zb_hdf5 import ArgumentError, BackendError, ChecksumError, Loader, UnavailableError, open_reader, verify_store
+from zb_hdf5 import (
+    ArgumentError,
+    BackendError,
+    ChecksumError,
+    Loader,
+    UnavailableError,
+    UnverifiableError,
+    open_reader,
+    verify_store,
+)
 from zb_hdf5.cli import zb
 from zb_hdf5.dual import build_face, check, stamp, unstamp
 from zb_hdf5.native import Face, face_of
+from zb_hdf5.repair import add_crc32_file
 from zb_hdf5.spec import CRC32_SUFFIX, StoreMeta, batch_file_bytes, pack_header, stored_dtype
 
 WHOLE_PAGES, PADDED = (5, 2, 1024), (5, 3, 512)
@@ -169,6 +179,10 @@ def zb_crc32(batch):
 
 def test_verify_store_digests_the_face(path):
     stamp(path)
+    for backend in ("batch", "hdf5"):
+        with pytest.raises(UnverifiableError, match=r"\.batch\.crc32 is not beside it"):
+            open_reader(path, backend=backend, verify="store")
+    add_crc32_file(path)
     with open_reader(path, verify="store") as native, open_reader(path, backend="hdf5", verify="store") as reader:
         assert reader.sha256 == native.sha256 is not None
 
@@ -199,7 +213,10 @@ def test_a_flipped_bit_is_found_or_does_not_matter(path):
 def test_zb_verify_exits_3_on_a_damaged_face(path):
     stamp(path)
     result = run("verify", path, "--json", group=zb)
-    assert (result.exit_code, json.loads(result.stdout)["files"][0]["checks"]) == (0, ["face"])
+    assert (result.exit_code, json.loads(result.stdout)["files"][0]["checks"]) == (
+        6,
+        ["face"],
+    )  # a face says nothing of the tokens
     flip(path, 512 + 48)  # the superblock's checksum does not cover it: the root group's header
     result = run("verify", path, group=zb)
     assert result.exit_code == 3
@@ -349,7 +366,7 @@ def test_usage_errors(path, tmp_path):
     assert "not a .batch file" in error_of(run("batch-to-hdf5", "--in-place", tmp_path / "out.h5"), 1)
     path.rename(tmp_path / "b.batch.partial")
     assert "not finished" in error_of(run("batch-to-hdf5", "--in-place", tmp_path / "b.batch.partial"), 2)
-    assert error_of(run("batch-to-hdf5", "--in-place", tmp_path / "none.batch"), 1)
+    assert "no such file" in error_of(run("batch-to-hdf5", "--in-place", tmp_path / "none.batch"), 2)
 
 
 def test_a_store_is_stamped_and_goes_on_after_an_interruption(tmp_path, write_store):
@@ -393,7 +410,7 @@ def test_a_dual_conversion_is_a_conversion_and_a_stamp(npy, tmp_path, name):
         target.parent.mkdir()
         options = [*options, *([] if target.suffix else ["--shards", 3])]
         assert run("npy-to-batch", npy, target, *SHAPE, *options).exit_code == 0
-    assert run("verify", dual, group=zb).exit_code == 0
+    assert run("verify", dual, group=zb).exit_code == (6 if target.suffix else 0)  # a lone .batch has no digests
     assert run("batch-to-hdf5", "--in-place", plain).exit_code == 0
     assert content(dual) == content(plain)
 
@@ -439,7 +456,7 @@ def test_zb_verify_of_a_damaged_magic_fails(path):
     with open_reader(path) as reader:
         assert reader.backend == "hdf5"  # what is left of it
     assert "not a .batch file" in run("verify", path, group=zb).stdout
-    assert run("verify", path, group=zb).exit_code == 1
+    assert run("verify", path, group=zb).exit_code == 3
 
 
 def test_the_other_commands_take_a_stamped_file(path, tmp_path):

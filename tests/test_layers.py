@@ -37,7 +37,7 @@ LAYERS = (
         "livestore",
     },
     {"loader", "follow", "mixture", "textloader", "zerobatch", "datasetloader"},
-    {"console", "info", "which", "doctor", "fetch", "tokenizer_training", "demo", "cli"},
+    {"console", "info", "which", "doctor", "fetch", "tokenizer_training", "demo", "verdict", "cli"},
 )
 LAYER_OF = {module: number for number, modules in enumerate(LAYERS) for module in modules}
 MODULES = sorted(path.stem for path in (ROOT / "zb_hdf5").glob("*.py") if path.stem != "__init__")

@@ -23,12 +23,14 @@ from zb_hdf5 import (
     IncompleteError,
     StoreMeta,
     UnavailableError,
+    UnverifiableError,
     open_reader,
     open_writer,
     write_batch_dataset,
     write_batch_file,
 )
 from zb_hdf5.order import write_order
+from zb_hdf5.repair import add_crc32_file
 
 SIZE = 4096 + 7 * 4096  # of the file of the `tokens` fixture
 
@@ -437,8 +439,10 @@ def test_dropping_the_last_view_unmaps_the_file(path):
 
 
 def test_verifying_batches_needs_the_sidecar(path):
-    with pytest.raises(FormatError, match=r"has no x\.batch\.crc32 beside it"):
-        open_reader(path, verify="batch")
+    for verify in ("batch", "store"):
+        with pytest.raises(UnverifiableError, match=r"x\.batch\.crc32 is not beside it.*zb index crc32") as caught:
+            open_reader(path, verify=verify)
+        assert caught.value.exit_code == 6
 
 
 @pytest.mark.parametrize("size", [0, 27, 29, 32])
@@ -474,6 +478,7 @@ def test_verifying_the_store_turns_the_sample_into_a_digest(path, tmp_path, toke
         assert reader.sha256 is None
         assert reader.fingerprint.startswith("sampled:")
     info = write_file(tmp_path / "y.batch", tokens)
+    add_crc32_file(path)
     with open_reader(path, verify="store") as reader:
         assert reader.sha256 == info.sha256
         assert reader.fingerprint.startswith("sha256:")

@@ -222,7 +222,7 @@ def test_random_fields_parse_or_are_a_format_error(fields):
         (np.array([[2**64 - 1, 0]], dtype="u8"), U32, 0, "token id 18446744073709551615 at index 0"),
         (np.array([[1, 65536]]), U16, 0, r"token id 65536 at index 1 is outside 0\.\.65,535 \(dtype uint16\)"),
         (np.array([[1, -1]], dtype="i2"), U16, 0, "token id -1 at index 1"),
-        (np.array([[99, 100]]), U32, 100, r"token id 100 at index 1 is outside 0\.\.99 \(--vocab-size 100\)"),
+        (np.array([[99, 100]]), U32, 100, r"token id 100 at index 1 is outside 0\.\.99 \(vocab_size 100\)"),
         (np.array([[99, 100]], dtype="u4"), U32, 100, "token id 100 at index 1"),
         (np.array([[255, 254]], dtype="u1"), U16, 255, "token id 255 at index 0"),
         (np.array([[5, -1], [-2, 9]]), U32, 7, "token id -1 at index 1"),

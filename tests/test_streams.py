@@ -32,6 +32,7 @@ from zb_hdf5 import (
     StateError,
     StreamEntry,
     StreamIndex,
+    UnverifiableError,
     ZbError,
     open_reader,
     verify_store,
@@ -394,7 +395,7 @@ def test_a_backend_that_was_named_is_never_replaced(backend, tmp_path):
     folder = write_npy(tmp_path / "folder", [TOKENS])
     with pytest.raises(BackendError, match="found a 'npy' stream"):
         open_reader(folder, backend=backend, batch_size=2, seq_len=8)
-    with pytest.raises(BackendError, match="have none"):
+    with pytest.raises(UnverifiableError, match="hold no digests"):
         open_reader(folder, batch_size=2, seq_len=8, verify="store")
 
 

@@ -16,10 +16,12 @@ if TYPE_CHECKING:
         ChecksumError,
         ClosedError,
         ConvertError,
+        ExistsError,
         FormatError,
         IncompleteError,
         StateError,
         UnavailableError,
+        UnverifiableError,
         ZbError,
     )
     from zb_hdf5.fetch import FetchReport, fetch_shards
@@ -51,7 +53,8 @@ __version__ = "0.1.0"
 _HOME = {
     "errors": (
         "ArgumentError", "BackendError", "BatchIndexError", "ChecksumError", "ClosedError", "ConvertError",
-        "FormatError", "IncompleteError", "StateError", "UnavailableError", "ZbError",
+        "ExistsError", "FormatError", "IncompleteError", "StateError", "UnavailableError", "UnverifiableError",
+        "ZbError",
     ),
     "datasetloader": ("DatasetLoader",),
     "datasets": ("BatchDataset", "RecordDataset"),

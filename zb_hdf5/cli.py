@@ -7,14 +7,21 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from zb_hdf5.console import CommandGroup, Progress, format_bytes, format_count, output_options, print_report
-from zb_hdf5.errors import UnavailableError
+from zb_hdf5.console import (
+    CommandGroup,
+    ExistingPath,
+    NewPath,
+    Progress,
+    format_bytes,
+    output_options,
+    print_report,
+)
+from zb_hdf5.errors import FormatError, UnavailableError
 
 if TYPE_CHECKING:
     from zb_hdf5.fetch import FetchReport
-    from zb_hdf5.verifystream import ShardReport
 
-_PATH: Any = click.Path(exists=True, path_type=Path)
+_PATH: Any = ExistingPath()
 
 
 class ZbGroup(CommandGroup):
@@ -37,48 +44,61 @@ def zb() -> None:
     """Token batches in HDF5 and .batch files: look at them, check them, convert them."""
 
 
-@zb.command()
+@zb.command(short_help="Say what a file, store or unfinished conversion is.")
 @click.argument("path", type=_PATH)
 @click.option("--dataset", help="A 3-D dataset of an HDF5 file that is no store of ours.")
 @output_options
 def info(path: Path, dataset: str | None, as_json: bool, quiet: bool) -> None:
-    """Say what PATH is: shape, dtype, tokens, shards, and how its batches lie on disk.
+    """Say what PATH is: shape, tokens, documents, splits, and where its batches lie.
+
+    A .partial folder says how far its conversion is.
 
     \b
     Example: zb info data/train
     """
+    from converters.interrupted import describe_interrupted, interrupted_lines
     from zb_hdf5.info import describe, describe_lines
 
+    if interrupted := describe_interrupted(path):
+        print_report(interrupted, interrupted_lines(interrupted), as_json=as_json, quiet=quiet)
+        return
     description = describe(path, dataset)
     print_report(description, describe_lines(description), as_json=as_json, quiet=quiet)
 
 
-@zb.command()
+@zb.command(short_help="Compare every batch with its stored digests.")
 @click.argument("path", type=_PATH)
-@click.option("--workers", type=click.IntRange(1), help="Shards checked at the same time; by default the cores.")
+@click.option("--workers", type=click.IntRange(1), help="Shards checked at the same time. [default: the cores]")
 @output_options
 @click.pass_context
 def verify(ctx: click.Context, path: Path, workers: int | None, as_json: bool, quiet: bool) -> None:
-    """Check every batch and shard of PATH against its stored digests; exit 3 if one differs.
+    """Compare every batch and shard of PATH with its stored digests.
+
+    \b
+    Exit codes:
+      0  verified: every file is as it was written
+      3  bad: the first bad batch of each damaged file is named
+      4  bad: a file is truncated, missing, or not finished
+      5  this machine cannot read it (a lock, a missing HDF5 filter)
+      6  not verified: nothing is stored to compare with; what is missing is named
 
     \b
     Example: zb verify data/train
     """
+    from zb_hdf5.verdict import exit_code, verdict_json, verdict_lines
     from zb_hdf5.verify import total_tokens, verify_store
+    from zb_hdf5.verifystream import ShardReport
 
-    with Progress("verify", total_tokens(path), enabled=not quiet) as progress:
-        reports = verify_store(path, workers=workers, progress=progress.advance)
-    lines = [(report.path, _verdict(report)) for report in reports]
-    bad = [report.problem for report in reports if report.problem is not None]
-    lines.append(("verified", f"{len(reports) - len(bad)} of {len(reports)} files are as they were written"))
-    print_report(
-        {"ok": not bad, "files": [_as_json(report) for report in reports]}, lines, as_json=as_json, quiet=quiet
-    )
-    if bad:
-        ctx.exit(max(problem.exit_code for problem in bad))
+    try:
+        with Progress("verify", total_tokens(path), enabled=not quiet) as progress:
+            reports = verify_store(path, workers=workers, progress=progress.advance)
+    except FormatError as error:  # of the index: there is no shard to report on
+        reports = [ShardReport(str(path), problem=error)]
+    print_report(verdict_json(reports), verdict_lines(path, reports), as_json=as_json, quiet=quiet)
+    ctx.exit(exit_code(reports))
 
 
-@zb.command()
+@zb.command(short_help="Say which shard, batch and rows made a training step.")
 @click.argument("stores", nargs=-1, required=True, metavar="STORE | NAME=STORE...")
 @click.option("--state", "state_path", required=True, type=_PATH, help="A loader's state_dict() as JSON.")
 @click.option("--step", required=True, type=click.IntRange(0), help="Step of the state's epoch (of the run, if mixed).")
@@ -106,12 +126,14 @@ def which(
     print_report({"step": step, "batches": found}, origins_lines(found), as_json=as_json, quiet=quiet)
 
 
-@zb.command()
+@zb.command(short_help="Save the batches that hold into a new file.")
 @click.argument("path", type=_PATH)
-@click.option("--output", type=click.Path(path_type=Path), help="New file; by default beside PATH.")
-@click.option("--batch-size", type=click.IntRange(1), help="Of a .batch whose header was never written.")
-@click.option("--seq-len", type=click.IntRange(1), help="The same.")
-@click.option("--dtype", type=click.Choice(["uint16", "uint32"]), help="The same.")
+@click.option("--output", type=NewPath(), help="New file; by default beside PATH.")
+@click.option("--batch-size", type=click.IntRange(1), help="Records per batch, if the .batch header was never written.")
+@click.option("--seq-len", type=click.IntRange(1), help="Tokens per record, if that header was never written.")
+@click.option(
+    "--dtype", type=click.Choice(["uint16", "uint32"]), help="Dtype of a token, if that header was never written."
+)
 @click.option("--force", is_flag=True, help="Replace an existing output.")
 @click.option("--dry-run", is_flag=True, help="Say what would be done; write nothing.")
 @output_options
@@ -145,10 +167,16 @@ def tokenizer() -> None:
     """Make a tokenizer."""
 
 
-@tokenizer.command()
-@click.argument("src", type=click.Path(path_type=Path), nargs=-1, required=True)
-@click.option("--output", "-o", type=click.Path(path_type=Path), required=True, help="tokenizer.json to write.")
-@click.option("--vocab-size", type=click.IntRange(1), default=32768, show_default=True, help="With the boundary token.")
+@tokenizer.command(short_help="Train byte-level BPE on text.")
+@click.argument("src", type=_PATH, nargs=-1, required=True)
+@click.option("--output", "-o", type=NewPath(), required=True, help="tokenizer.json to write.")
+@click.option(
+    "--vocab-size",
+    type=click.IntRange(1),
+    default=32768,
+    show_default=True,
+    help="Tokens, the boundary token included.",
+)
 @click.option("--text-column", default="text", show_default=True, help="Column (or JSON key) that holds the text.")
 @click.option("--force", is_flag=True, help="Replace what exists, at the end and whole.")
 @output_options
@@ -183,8 +211,8 @@ def index() -> None:
     """Work on the `shards.json` of stores."""
 
 
-@index.command()
-@click.argument("path", type=click.Path(path_type=Path))
+@index.command(short_help="Publish the store that the jobs of an array have written.")
+@click.argument("path", type=NewPath())
 @click.option("--force", is_flag=True, help="Replace what exists, at the end and whole.")
 @output_options
 def merge(path: Path, force: bool, as_json: bool, quiet: bool) -> None:
@@ -201,12 +229,14 @@ def merge(path: Path, force: bool, as_json: bool, quiet: bool) -> None:
     print_report({**report, "sha256": merged.sha256}, [*lines, ("sha256", merged.sha256)], as_json=as_json, quiet=quiet)
 
 
-@index.command()
-@click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@index.command(short_help="Make a lost or outdated shards.json anew from its shards.")
+@click.argument("folder", type=_PATH)
 @click.option("--force", is_flag=True, help="Replace a valid index; accept missing shards.")
 @output_options
 def rebuild(folder: Path, force: bool, as_json: bool, quiet: bool) -> None:
-    """Make the lost or damaged shards.json of FOLDER anew from its shards.
+    """Make the lost, damaged or outdated shards.json of FOLDER anew from its shards.
+
+    It is outdated, and needs --force, when a shard was repacked or replaced since it was written.
 
     \b
     Example: zb index rebuild data/train
@@ -223,7 +253,26 @@ def rebuild(folder: Path, force: bool, as_json: bool, quiet: bool) -> None:
     print_report(report, lines, as_json=as_json, quiet=quiet)
 
 
-@zb.command()
+@index.command(short_help="Write the .crc32 that a lone .batch is verified with.")
+@click.argument("files", type=_PATH, nargs=-1, required=True)
+@output_options
+def crc32(files: tuple[Path, ...], as_json: bool, quiet: bool) -> None:
+    """Write FILE.batch.crc32 beside each .batch file that has none.
+
+    It holds the crc32 of each batch as it is now: 'zb verify' compares the file with it from then on.
+
+    \b
+    Example: zb index crc32 data/train.batch
+    """
+    from zb_hdf5.repair import add_crc32_file
+
+    written = [(path, add_crc32_file(path)) for path in files]
+    lines = [(str(path), f"wrote {made.name}" if made else "has its .crc32 already") for path, made in written]
+    report = {"written": [str(made) for _, made in written if made]}
+    print_report(report, lines, as_json=as_json, quiet=quiet)
+
+
+@zb.command(short_help="Say what stands in the way of training on this machine.")
 @click.argument("path", type=_PATH)
 @output_options
 @click.pass_context
@@ -244,14 +293,12 @@ def doctor(ctx: click.Context, path: Path, as_json: bool, quiet: bool) -> None:
         ctx.exit(UnavailableError.exit_code)
 
 
-@zb.command()
+@zb.command(short_help="Download numbered files over HTTP.")
 @click.argument("url_template")
 @click.option("-n", "--count", required=True, type=click.IntRange(1), help="Number of files.")
 @click.option("--first", type=click.IntRange(0), default=0, show_default=True, help="Number of the first file.")
 @click.option("-w", "--workers", type=click.IntRange(1), default=4, show_default=True, help="Files at the same time.")
-@click.option(
-    "-o", "--output", type=click.Path(path_type=Path), default=".", show_default=True, help="Folder for them."
-)
+@click.option("-o", "--output", type=NewPath(), default=".", show_default=True, help="Folder for the files.")
 @click.option("--sha256-file", type=_PATH, help="What each file must be: a list as sha256sum writes it.")
 @output_options
 @click.pass_context
@@ -269,7 +316,7 @@ def fetch(
     """Download the numbered files of URL_TEMPLATE, whose number is a format field; go on where an earlier run stopped.
 
     \b
-    Example: zb fetch "https://example.org/data/shard_{:05d}.parquet" -n 10 -w 4 -o text/
+    Example: zb fetch "https://example.org/shard_{:05d}.parquet" -n 10 -o text/
     """
     from zb_hdf5.fetch import fetch_shards, read_digests
 
@@ -290,8 +337,8 @@ def fetch(
         ctx.exit(max(problem.exit_code for problem in bad))
 
 
-@zb.command()
-@click.option("--folder", type=click.Path(path_type=Path), help="Keep the data here; by default a temporary folder.")
+@zb.command(short_help="Show it all on this machine's own text.")
+@click.option("--folder", type=NewPath(), help="Keep the data here; by default a temporary folder.")
 @click.option("--steps", type=click.IntRange(10), default=100, show_default=True, help="Training steps.")
 @click.pass_context
 def demo(ctx: click.Context, folder: Path | None, steps: int) -> None:
@@ -305,14 +352,5 @@ def demo(ctx: click.Context, folder: Path | None, steps: int) -> None:
     run_demo(ctx.find_root().command, folder, steps)
 
 
-def _verdict(report: ShardReport) -> str:
-    if report.problem is not None:
-        return f"BAD: {report.problem}"
-    no_digest = [] if set(report.checks) - {"face"} else ["structure only: no digest is stored with a lone .batch"]
-    checks = ", ".join([*report.checks, *no_digest])
-    size = f"{report.num_batches:,} batches, {format_count(report.token_count)}tokens"
-    return f"ok ({checks}): {size}, sha256 {report.sha256[:16]}…"
-
-
-def _as_json(report: ShardReport | FetchReport) -> dict[str, Any]:
+def _as_json(report: FetchReport) -> dict[str, Any]:
     return {**vars(report), "problem": None if report.problem is None else str(report.problem)}

@@ -1,29 +1,36 @@
 """What every command shares: errors become exit codes, reports go to stdout, progress goes to stderr.
 
 Exit codes: 0 done · 1 failed · 2 usage · 3 integrity mismatch · 4 incomplete or truncated input · 5 environment ·
-130 interrupted (143 by SIGTERM, which Slurm sends before it kills).
+6 nothing to verify with · 130 interrupted (143 by SIGTERM, which Slurm sends before it kills).
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 import signal
 import sys
+import textwrap
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import FrameType
 from typing import Any, Final, NoReturn, Self, TextIO, TypeVar
 
 import click
 
-from zb_hdf5.errors import ZbError
+from zb_hdf5.errors import ArgumentError, ExistsError, ZbError
 
 INTERRUPTED: Final = 130
 TERMINATED: Final = 143
 BAR_WIDTH: Final = 30
 _SIZE: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*((?:[kmgt]i?)?)b?\s*", re.IGNORECASE)
+
+#: What to type next, where the error of the library only says what is so.
+_REMEDIES: Final[dict[type[ZbError], str]] = {ExistsError: "; pass --force to replace it"}
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -38,7 +45,7 @@ class CommandGroup(click.Group):
         except BrokenPipeError:
             raise  # click itself ends quietly for `zb ... | head`
         except ZbError as error:
-            _fail(ctx, error, str(error), error.exit_code)
+            _fail(ctx, error, str(error) + _REMEDIES.get(type(error), ""), error.exit_code)
         except MemoryError as error:
             _fail(ctx, error, f"out of memory: {error}", 1)
         except OSError as error:
@@ -82,9 +89,69 @@ def print_report(report: dict[str, Any], lines: list[tuple[str, str]], *, as_jso
     if as_json:
         click.echo(json.dumps(report, indent=1))
     elif not quiet:
-        width = max((len(name) for name, _ in lines), default=0)
-        for name, text in lines:
-            click.echo(f"{name:<{width}}  {text}")
+        columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+        for line in layout_report(lines, columns):
+            click.echo(line)
+
+
+def layout_report(lines: list[tuple[str, str]], columns: int | None = None) -> Iterator[str]:
+    """Yield the lines of a report in two columns.
+
+    Parameters
+    ----------
+    columns
+        Of the terminal: texts go on below themselves, and one with a word that does not fit there gets lines of its
+        own. None (a pipe or file): a line each, whatever its length.
+    """
+    width = max((len(name) for name, _ in lines), default=0)
+    for name, text in lines:
+        room = None if columns is None else columns - width - 2
+        if room is None or len(text) <= room:
+            yield f"{name:<{width}}  {text}"
+        elif max(map(len, text.split())) <= room:
+            first, *rest = _wrap(text, room)
+            yield f"{name:<{width}}  {first}"
+            yield from (" " * (width + 2) + line for line in rest)
+        else:
+            yield name
+            yield from ("  " + line for line in _wrap(text, (columns or 0) - 2))
+
+
+def _wrap(text: str, width: int) -> list[str]:
+    return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
+
+
+class NewPath(click.Path):
+    """Where something is written: a path of this machine."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        from zb_hdf5.store import local_path  # numpy, which help does not need
+
+        try:
+            local_path(value)
+        except ArgumentError as error:
+            self.fail(f"{error}, with 'zb fetch' or the tool of its store", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+class ExistingPath(NewPath):
+    """What is read: a path of this machine that is there."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        path: Path = super().convert(value, param, ctx)
+        partial = path.with_name(f"{path.name}.partial") if path.name else path
+        if not os.path.lexists(path) and partial.exists():
+            self.fail(
+                f"{path} is not finished: {partial.name} is being written, or its writer died; see 'zb info {partial}'",
+                param,
+                ctx,
+            )
+        if not path.exists():
+            self.fail(f"{path}: no such file or folder", param, ctx)
+        return path
 
 
 class Size(click.ParamType[int]):
@@ -179,6 +246,11 @@ class Progress:
         if self._enabled and self._bar:
             self._stream.write("\r\x1b[K")
             self._stream.flush()
+
+
+def counted(count: int, one: str, many: str | None = None) -> str:
+    """Return "1 batch" or "1,234 batches"; by default many of one have an "s"."""
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
 def format_count(value: float) -> str:

@@ -249,9 +249,24 @@ def open_documents(paths: Sequence[Path], kind: str | None = None, column: str =
         inside = sorted(path.rglob("*")) if path.is_dir() else [path]
         found = [file for file in inside if file.name.endswith(suffixes)] if path.is_dir() or kind is None else inside
         if not found:
-            raise ConvertError(f"{path}: expected files that end in {', '.join(suffixes)}, found none")
+            raise ConvertError(
+                f"{path}: expected files that end in {', '.join(suffixes)}, found none{_other_kinds(inside, kind)}"
+            )
+        if kind is not None and (other := _other_kinds(found, kind)) and "parquet" in f"{kind}{other}":
+            # text may have any name; Parquet is binary
+            raise ConvertError(f"{path}: expected files that end in {', '.join(suffixes)}{other}")
         files += found
     return [next(each for each in kinds if kind or file.name.endswith(each.suffixes))(file, column) for file in files]
+
+
+def _other_kinds(files: Sequence[Path], kind: str | None) -> str:
+    """Say which commands read the files that this one does not; "" if none does."""
+    others = [
+        name
+        for name, each in FILE_KINDS.items()
+        if name != kind and any(file.name.endswith(each.suffixes) for file in files)
+    ]
+    return "".join(f"; {FILE_KINDS[name].suffixes[0]} files are there, for 'convert {name}-to-hdf5'" for name in others)
 
 
 def _lines_until(file: BinaryIO, stop: int | None) -> Iterator[bytes]:

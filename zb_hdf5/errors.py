@@ -9,9 +9,11 @@
     ├── ChecksumError    (ValueError)   3  the bytes are not the ones that were written
     ├── StateError       (ValueError)   1  a checkpoint of another dataset, seed or order
     ├── BackendError     (ValueError)   1  the backend or access asked for cannot serve this file
-    │   └── UnavailableError            5  this machine lacks something: a lock, a filter, a package,
-    │                                   a server that answers
+    │   ├── UnavailableError            5  this machine lacks something: a lock, a filter, a package,
+    │   │                               a server that answers
+    │   └── UnverifiableError           6  nothing is stored that the bytes could be compared with
     ├── ConvertError     (ValueError)   1  a source cannot be converted as asked
+    │   └── ExistsError                 1  the destination exists already
     ├── BatchIndexError  (IndexError)   1  no batch has this index
     └── ClosedError      (ValueError)   1  the reader or writer was closed
 
@@ -66,8 +68,18 @@ class UnavailableError(BackendError):
     exit_code = 5
 
 
+class UnverifiableError(BackendError):
+    """Nothing is stored that the bytes could be compared with."""
+
+    exit_code = 6
+
+
 class ConvertError(ZbError, ValueError):
     """A source cannot be converted as asked."""
+
+
+class ExistsError(ConvertError):
+    """The destination exists already."""
 
 
 class BatchIndexError(ZbError, IndexError):

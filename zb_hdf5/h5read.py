@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import h5py
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.errors import ArgumentError, BackendError, FormatError, IncompleteError
+from zb_hdf5.errors import ArgumentError, BackendError, FormatError, IncompleteError, UnverifiableError
 from zb_hdf5.extents import ExtentFile, Extents, Run, auto_access
 from zb_hdf5.h5file import chunk_offsets, h5_damage, open_h5_for_reading
 from zb_hdf5.h5source import H5pySource
-from zb_hdf5.native import crc32_path, read_crc32_file
+from zb_hdf5.native import crc32_path, no_crc32_file, read_crc32_file
 from zb_hdf5.reader import BatchReader, require_options
 from zb_hdf5.source import BatchSource, CheckedSource
 from zb_hdf5.spec import (
@@ -34,6 +34,9 @@ from zb_hdf5.spec import (
     StoreMeta,
 )
 
+#: What a dataset of another origin would need to be verified.
+_FOREIGN: Final = "a dataset of another origin has no digests; convert it to a store, which keeps them from then on"
+
 
 class HDF5BatchReader(BatchReader):
     """Reads an HDF5 batch store. See `BatchReader` for what it offers.
@@ -46,7 +49,7 @@ class HDF5BatchReader(BatchReader):
         "mmap" and "pread" use the extents of the chunks and need a published, unfiltered file; "h5py" reads anything;
         "auto" takes extents where it can.
     verify
-        "batch": compare each batch with its stored crc32 when it is read. "store": check the sha256 first.
+        "batch": compare each batch with its stored crc32 when it is read. "store": check every digest first.
     dataset
         Name of a 3-D integer dataset of another origin, read through h5py; an id that does not fit uint32 is an error
         when it is met.
@@ -56,7 +59,9 @@ class HDF5BatchReader(BatchReader):
     FormatError, IncompleteError
         If the file is not a batch store, or is damaged.
     BackendError
-        If `access` or `verify` names what this file does not allow; the message says why.
+        If `access` names what this file does not allow; the message says why.
+    UnverifiableError
+        If `verify` has no digests to compare with.
     ChecksumError
         If `verify="store"` finds other bytes.
 
@@ -80,8 +85,10 @@ class HDF5BatchReader(BatchReader):
         path = Path(path)
         with h5_damage(path), open_h5_for_reading(path) as h5:
             found = _inspect_store(h5, path) if dataset is None else _inspect_foreign(h5, path, dataset)
-            if verify != "none" and found.sha256 is None and not found.is_face:
-                raise BackendError(f"{path}: verify={verify!r} needs stored digests, but {found.obstacle}")
+            if verify != "none" and not found.complete:
+                raise UnverifiableError(f"{path}: verify={verify!r} needs all of its digests, but {found.obstacle}")
+            if verify != "none" and dataset is not None:
+                raise UnverifiableError(f"{path}: cannot be verified: {_FOREIGN}")
             crc32 = _required_crc32(h5, path, found) if verify == "batch" else None
         source = self._open_source(path, found, access, dataset or BATCHES)
         super().__init__(path, found.meta, found.num_batches, source)
@@ -92,7 +99,7 @@ class HDF5BatchReader(BatchReader):
         if crc32 is not None:
             self._source = CheckedSource(source, found.meta, crc32, path)
         elif verify == "store":
-            self.require_sha256()
+            self.require_digests()
 
     @staticmethod
     def _open_source(path: Path, found: _Layout, access: str, dataset: str) -> BatchSource:
@@ -112,11 +119,18 @@ class HDF5BatchReader(BatchReader):
         if self._is_face:
             return read_crc32_file(self.path, self.num_batches)
         with h5_damage(self.path), open_h5_for_reading(self.path) as h5:
+            if self.complete and self.sha256 is None and CRC32 not in h5:
+                return None
             crc32 = read_crc32(h5, self.path, self.num_batches)
             rows = len(h5[BATCHES])
             if self.complete and rows != self.num_batches:
                 raise IncompleteError(f"{self.path}: expected {rows:,} batches, found {self.num_batches:,}")
             return crc32
+
+    def missing_digests(self) -> str:
+        if self._foreign:
+            return _FOREIGN
+        return no_crc32_file(self.path) if self._is_face else super().missing_digests()
 
     def refresh(self) -> int:
         """See what a live writer has committed since; return `num_batches`."""
@@ -234,11 +248,7 @@ def _chunk_extents(stored: h5py.Dataset, meta: StoreMeta, num_batches: int, path
 
 
 def _required_crc32(h5: h5py.File, path: Path, found: _Layout) -> npt.NDArray[np.uint32]:
-    if not found.is_face:
-        return read_crc32(h5, path, found.num_batches)
-    if not crc32_path(path).exists():
-        raise BackendError(f"{path}: verify='batch' needs {crc32_path(path).name} beside a stamped .batch file")
-    return read_crc32_file(path, found.num_batches)
+    return read_crc32_file(path, found.num_batches) if found.is_face else read_crc32(h5, path, found.num_batches)
 
 
 def read_crc32(h5: h5py.File, path: Path, num_batches: int) -> npt.NDArray[np.uint32]:

@@ -13,7 +13,7 @@ from typing import Any, Final, Self
 
 from zb_hdf5.errors import ArgumentError, FormatError
 from zb_hdf5.extents import Extents, Run
-from zb_hdf5.publish import partial_path, write_atomically
+from zb_hdf5.publish import PARTIAL_SUFFIX, partial_path, write_atomically
 from zb_hdf5.reader import BatchReader
 from zb_hdf5.spec import (
     DEFAULT_SPLIT,
@@ -44,7 +44,7 @@ class ShardEntry:
     extents
         Where its batches lie in the file, so that a reader need not ask HDF5; empty where that is not known.
     crc32_ends
-        crc32 of its first and last batch, which prove `extents`.
+        crc32 of its first and last batch: a reader compares them before it takes a file for this shard.
     """
 
     path: str
@@ -76,8 +76,7 @@ class ShardEntry:
     def to_json(self) -> str:
         """Return one line."""
         content = {key: getattr(self, key) for key in ENTRY_TYPES}
-        if self.extents:
-            content |= {"extents": self.extents, "crc32_ends": self.crc32_ends}
+        content |= {key: value for key in ("extents", "crc32_ends") if (value := getattr(self, key))}
         return json.dumps(content)
 
     @classmethod
@@ -241,11 +240,20 @@ class ShardIndex:
             "dtype": (self.meta.dtype, reader.dtype),
             "sha256": (entry.sha256, reader.sha256 or entry.sha256),
         }
-        if entry.extents and reader.extents is not None:
-            expected["extents"] = (entry.extents, [list(run) for run in reader.extents.runs])
         for name, (in_index, in_shard) in expected.items():
             if in_index != in_shard:
                 raise FormatError(f"{reader.path}: {INDEX_NAME} says {name} {in_index}, the shard says {in_shard}")
+
+    def require_extents(self, reader: BatchReader, entry: ShardEntry) -> None:
+        """Raise `FormatError` if the batches of a shard, which is the right one, do not lie where its entry says."""
+        found = [list(run) for run in reader.extents.runs] if reader.extents is not None else None
+        if entry.extents and found != entry.extents:
+            how = "have no plain places in it" if found is None else "lie in other places of it"
+            raise FormatError(
+                f"{reader.path}: is the shard that {INDEX_NAME} names, but its batches {how}: it was repacked or "
+                "compressed after the index was written; "
+                f"run 'zb index rebuild --force {reader.path.parents[entry.path.count('/')]}'"
+            )
 
     def _check_totals(self, value: dict[str, Any], where: str) -> None:
         for number, shard in enumerate(self.shards):
@@ -279,11 +287,15 @@ def read_index_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError as error:
-        raise FormatError(
-            f"{path.parent}: no {INDEX_NAME}: not a store, or its conversion did not finish; convert again"
-        ) from error
+        raise FormatError(f"{path.parent}: no {INDEX_NAME}: {_why_no_index(path.parent)}") from error
     except UnicodeDecodeError as error:
         raise FormatError(f"{path}: not JSON: {error}; restore it from a copy, or convert again") from error
+
+
+def _why_no_index(folder: Path) -> str:
+    if folder.name.endswith(PARTIAL_SUFFIX):
+        return f"its conversion is not finished: 'zb info {folder}' says how far it is; go on with --resume"
+    return f"not a store, or its index was lost: then run 'zb index rebuild {folder}'"
 
 
 def layout_of(path: Path) -> str:

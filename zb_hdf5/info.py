@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 from typing import Any, Final
 
-from zb_hdf5.console import format_bytes, format_count
+from zb_hdf5.console import counted, format_bytes, format_count
 from zb_hdf5.extents import Extents, network_file_system
+from zb_hdf5.index import ShardIndex
 from zb_hdf5.native import Face, face_of
 from zb_hdf5.reader import BatchReader
 from zb_hdf5.shards import ShardedReader
-from zb_hdf5.spec import NO_BOUNDARY, PAGE_BYTES
+from zb_hdf5.spec import DEFAULT_SPLIT, INDEX_NAME, NO_BOUNDARY, PAGE_BYTES
 from zb_hdf5.store import is_stream, open_reader
+from zb_hdf5.streamindex import StreamIndex
 from zb_hdf5.tokenstore import MmapTokenStore
 
 #: What is said of the reserved bytes of a `.batch` header.
@@ -47,6 +51,8 @@ def describe(path: Path, dataset: str | None = None) -> dict[str, Any]:
             "total_records": meta.total_records,
             "seed": meta.seed,
             "vocab_size": meta.vocab_size or None,
+            "documents": meta.document_count or None,
+            "tokenizer": json.loads(meta.tokenizer) if meta.tokenizer else None,
             "sha256": reader.sha256,
             "fingerprint": reader.fingerprint,
             "file_system": network_file_system(path) or "local",
@@ -54,18 +60,54 @@ def describe(path: Path, dataset: str | None = None) -> dict[str, Any]:
             "bytes": _bytes_on_disk(reader),
         }
         if isinstance(reader, ShardedReader):
-            shards = reader.index.shards
-            sizes = [shard.num_batches for shard in shards]
-            sizes[-1] += reader.num_batches - sum(sizes)  # the index does not count a growing shard
-            description["shards"] = {"count": len(shards), "min_batches": min(sizes), "max_batches": max(sizes)}
+            description |= _describe_index(reader.index, reader.num_batches)
         else:
             description["face"] = str(face_of(path) if reader.backend == "batch" else Face.NONE)
             description["layout"] = _layout(getattr(reader, "extents", None), meta.batch_bytes)
     return description
 
 
+def _describe_index(index: ShardIndex, num_batches: int) -> dict[str, Any]:
+    """Return what only the `shards.json` of a store knows."""
+    sizes = [shard.num_batches for shard in index.shards]
+    sizes[-1] += num_batches - sum(sizes)  # the index does not count a growing shard
+    splits: dict[str, list[int]] = {}
+    for shard, size in zip(index.shards, sizes, strict=True):
+        splits.setdefault(shard.split, []).append(size)
+    return {
+        "shards": {"count": len(sizes), "min_batches": min(sizes), "max_batches": max(sizes)},
+        "splits": {split: _describe_split(found, index.meta.batch_tokens) for split, found in splits.items()},
+        "shuffle": index.shuffle,
+        "packing": index.source.get("packing"),
+        "source": index.source,
+    }
+
+
+def _describe_split(sizes: list[int], batch_tokens: int) -> dict[str, int]:
+    return {
+        "shards": len(sizes),
+        "num_batches": sum(sizes),
+        "min_batches": min(sizes),
+        "max_batches": max(sizes),
+        "tokens": sum(sizes) * batch_tokens,
+    }
+
+
+def _describe_stream_index(index: StreamIndex) -> dict[str, Any]:
+    """Return what only the `shards.json` of a store of streams knows."""
+    splits: dict[str, dict[str, int]] = {}
+    for shard in index.shards:
+        found = splits.setdefault(shard.split, {"shards": 0, "tokens": 0, "documents": 0})
+        found["shards"] += 1
+        found["tokens"] += shard.token_count
+        found["documents"] += shard.document_count
+    return {"splits": splits, "source": index.source}
+
+
 def _describe_stream(path: Path) -> dict[str, Any]:
     with MmapTokenStore(path) as store:
+        is_store = path.name == INDEX_NAME or (path / INDEX_NAME).exists()
+        indexed = _describe_stream_index(StreamIndex.load(path)) if is_store else {}
         return {
             "path": str(path),
             "kind": "stream",
@@ -75,7 +117,8 @@ def _describe_stream(path: Path) -> dict[str, Any]:
             "documents": store.document_count,
             "boundary_token_id": None if store.boundary_token_id == NO_BOUNDARY else store.boundary_token_id,
             "vocab_size": store.vocab_size or None,
-            "tokenizer": store.tokenizer or None,
+            "tokenizer": json.loads(store.tokenizer) if store.tokenizer else None,
+            **indexed,
             "fingerprint": store.fingerprint,
             "file_system": network_file_system(path) or "local",
             "access": store.access,
@@ -88,12 +131,59 @@ def _stream_lines(d: dict[str, Any]) -> list[tuple[str, str]]:
     boundary = "none" if d["boundary_token_id"] is None else str(d["boundary_token_id"])
     return [
         ("path", d["path"]),
-        ("what", f"token stream in {d['num_files']:,} files"),
+        ("what", f"token stream in {counted(d['num_files'], 'file')}"),
         ("tokens", size),
         ("documents", f"{d['documents']:,}, boundary token {boundary}"),
+        *_origin_lines(d),
+        *map(_stream_split_line, d.get("splits", {}).items()),
         ("access", f"{d['access']} ({d['file_system']} file system)"),
-        ("fingerprint", d["fingerprint"]),
+        ("fingerprint", _short_fingerprint(d["fingerprint"])),
     ]
+
+
+def _stream_split_line(item: tuple[str, dict[str, int]]) -> tuple[str, str]:
+    split, found = item
+    size = f"{found['tokens']:,} tokens, {counted(found['documents'], 'document')}"
+    return split, f"{counted(found['shards'], 'shard')}, {size}"
+
+
+def _origin_lines(d: dict[str, Any]) -> list[tuple[str, str]]:
+    """Say what made the tokens, and of what."""
+    lines = []
+    tokenizer, source = d["tokenizer"], d.get("source") or {}
+    if tokenizer:
+        kind, name = tokenizer.get("kind", ""), tokenizer.get("name", "unknown")
+        lines.append(("tokenizer", name if kind in ("", name) else f"{kind}:{name}"))
+        lines.append(("its digest", str(tokenizer.get("digest", "unknown"))))
+    if d["vocab_size"]:
+        lines.append(("vocabulary", f"{d['vocab_size']:,}"))
+    if files := source.get("files") or [source[key] for key in ("path",) if key in source]:
+        more = f" and {len(files) - 1:,} more" if len(files) > 1 else ""
+        lines.append(("source", f"{source.get('format', 'unknown')}: {files[0]}{more}"))
+    return lines
+
+
+def _short_fingerprint(fingerprint: str) -> str:
+    """Shorten the digests, which `--json` has whole: a line of a terminal cannot hold them."""
+    return re.sub(r"[0-9a-f]{64}", lambda match: f"{match[0][:16]}…", fingerprint)
+
+
+def _split_lines(d: dict[str, Any]) -> list[tuple[str, str]]:
+    """Say how the batches lie in shards: each split for itself."""
+    splits = d["splits"]
+    if list(splits) == [DEFAULT_SPLIT]:
+        return [("shards", f"{splits[DEFAULT_SPLIT]['shards']:,} of {_range_of_batches(splits[DEFAULT_SPLIT])}")]
+    return [
+        (split, f"{counted(found['shards'], 'shard')} of {_range_of_batches(found)}, {found['tokens']:,} tokens")
+        for split, found in splits.items()
+    ]
+
+
+def _range_of_batches(found: dict[str, int]) -> str:
+    low, high = found["min_batches"], found["max_batches"]
+    if low != high:
+        return f"{low:,} to {high:,} batches"
+    return counted(low, "batch", "batches") + (" each" if found["shards"] > 1 else "")
 
 
 def describe_lines(description: dict[str, Any]) -> list[tuple[str, str]]:
@@ -104,25 +194,30 @@ def describe_lines(description: dict[str, Any]) -> list[tuple[str, str]]:
     lines = [
         ("path", d["path"]),
         ("what", f"{d['backend']} {d['kind']}, {d['state']}"),
-        ("batches", f"{d['num_batches']:,} of {d['batch_size']} x {d['seq_len']} {d['dtype']}"),
+        ("batches", f"{d['num_batches']:,} of {d['batch_size']:,} x {d['seq_len']:,} {d['dtype']}"),
         ("tokens", f"{d['tokens']:,} ({format_count(d['tokens']).strip()}), {format_bytes(d['bytes'])} on disk"),
-        ("records", f"{d['total_records'] or 'unknown'} before batching, seed {d['seed']}"),
+        ("records", _records_text(d)),
     ]
-    if d["vocab_size"]:
-        lines.append(("vocabulary", f"{d['vocab_size']:,}"))
-    if "shards" in d:
-        shards = d["shards"]
-        lines.append(
-            ("shards", f"{shards['count']:,} of {shards['min_batches']:,} to {shards['max_batches']:,} batches")
-        )
+    if d["documents"]:
+        lines.append(("documents", f"{d['documents']:,}" + (f", {d['packing']} packing" if d.get("packing") else "")))
+    lines += _origin_lines(d)
+    if "splits" in d:
+        lines += _split_lines(d)
     else:
         lines += [*_FACES[d["face"]], ("layout", _layout_text(d["layout"]))]
     return [
         *lines,
         ("access", f"{d['access']} ({d['file_system']} file system)"),
         ("sha256", d["sha256"] or "none stored"),
-        ("fingerprint", d["fingerprint"]),
+        ("fingerprint", _short_fingerprint(d["fingerprint"])),
     ]
+
+
+def _records_text(d: dict[str, Any]) -> str:
+    count = f"{d['total_records']:,}" if d["total_records"] else "unknown number"
+    if d.get("shuffle") == "none":
+        return f"{count} before batching, not shuffled"
+    return f"{count} before batching" + (f", shuffled with seed {d['seed']}" if d["seed"] else "")
 
 
 def _bytes_on_disk(reader: BatchReader) -> int:
@@ -149,5 +244,4 @@ def _layout_text(layout: dict[str, Any] | None) -> str:
         return "no plain extents: read through h5py"
     first = layout["extents"][0] if layout["extents"] else [0, 0, 0]
     aligned = "page-aligned" if layout["page_aligned"] else "not page-aligned"
-    runs = "1 run" if layout["runs"] == 1 else f"{layout['runs']} runs"
-    return f"{runs} of extents: first at byte {first[0]:,}, stride {first[1]:,}, {aligned}"
+    return f"{counted(layout['runs'], 'run')} of extents: first at byte {first[0]:,}, stride {first[1]:,}, {aligned}"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError
+from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError, UnverifiableError
 from zb_hdf5.extents import ExtentFile, Extents, Run, auto_access
 from zb_hdf5.publish import write_fully
 from zb_hdf5.reader import BatchReader, require_options
@@ -54,13 +54,15 @@ class BatchFileReader(BatchReader):
     access
         "mmap", "pread" or "auto".
     verify
-        "batch" needs the `<path>.crc32` that a store keeps beside its shards; "store" digests the whole file first,
-        which also turns the sampled fingerprint into one of content.
+        "batch" and "store" need the `<path>.crc32` that a store keeps beside its shards. "store" compares the whole
+        file first, which also turns the sampled fingerprint into one of content.
 
     Raises
     ------
     FormatError, IncompleteError
         If the header is malformed, or its sizes do not fit the file.
+    UnverifiableError
+        If `verify` asks for a `<path>.crc32` that is not there.
     """
 
     backend = "batch"
@@ -78,11 +80,14 @@ class BatchFileReader(BatchReader):
         if verify == "batch":
             self._source = CheckedSource(source, meta, read_crc32_file(path, num_batches), path)
         elif verify == "store":
-            self.require_sha256()
+            self.require_digests()
 
     def stored_crc32(self) -> npt.NDArray[np.uint32] | None:
         """Return the rows of the `<path>.crc32` that a store keeps beside its shards."""
         return read_crc32_file(self.path, self.num_batches) if crc32_path(self.path).exists() else None
+
+    def missing_digests(self) -> str:
+        return no_crc32_file(self.path)
 
 
 class BatchFileWriter(BatchWriter):
@@ -150,19 +155,29 @@ def crc32_path(path: Path) -> Path:
     return path.with_name(path.name + CRC32_SUFFIX)
 
 
+def no_crc32_file(path: Path) -> str:
+    """Say what a `.batch` file needs to be verified, and how to get it."""
+    return (
+        f"{crc32_path(path).name} is not beside it; restore it, or make one of the batches as they are now with "
+        f"'zb index crc32 {path}'"
+    )
+
+
 def read_crc32_file(path: Path, num_batches: int) -> npt.NDArray[np.uint32]:
     """Return the crc32 of each batch from `<path>.crc32`.
 
     Raises
     ------
+    UnverifiableError
+        If the file is missing.
     FormatError
-        If the file is missing or has another length.
+        If it has another length.
     """
     place = crc32_path(path)
     try:
         data = place.read_bytes()
     except FileNotFoundError as error:
-        raise FormatError(f"{path}: has no {place.name} beside it to verify its batches with") from error
+        raise UnverifiableError(f"{path}: cannot be verified: {no_crc32_file(path)}") from error
     if len(data) != 4 * num_batches:
         raise FormatError(f"{place}: expected {4 * num_batches:,} bytes, found {len(data):,}")
     return np.frombuffer(data, dtype="<u4")

@@ -21,7 +21,7 @@ from typing import Any, Final, Self
 
 import numpy.typing as npt
 
-from zb_hdf5.errors import ConvertError, UnavailableError
+from zb_hdf5.errors import ConvertError, ExistsError, UnavailableError
 from zb_hdf5.spec import INDEX_NAME, JOURNAL_PREFIX, SHARD_PREFIX
 
 PARTIAL_SUFFIX: Final = ".partial"
@@ -42,7 +42,7 @@ class PartialFile:
 
     Raises
     ------
-    ConvertError
+    ExistsError
         If `path` exists and `overwrite` is False.
     UnavailableError
         If another process is writing the same partial.
@@ -142,7 +142,7 @@ class PartialDirectory:
 
     Raises
     ------
-    ConvertError
+    ExistsError
         If `path` exists and `overwrite` is False.
     UnavailableError
         If another process is filling the same folder, and not both of them share it.
@@ -272,9 +272,9 @@ def partial_path(path: Path) -> Path:
 
 
 def refuse_existing(path: Path) -> None:
-    """Raise `ConvertError` if `path` exists."""
+    """Raise `ExistsError` if `path` exists."""
     if path.exists():
-        raise ConvertError(f"{path}: exists already; pass --force (overwrite=True) to replace it")
+        raise ExistsError(f"{path}: exists already")
 
 
 def refuse_foreign_files(folder: Path) -> None:
@@ -300,6 +300,17 @@ def write_atomically(path: Path, data: bytes) -> None:
         partial.discard()
         raise
     partial.publish()
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Have an error of the system say which file it is about: a write to an open file does not."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = str(path)
+        raise
 
 
 def write_fully(fd: int, data: npt.NDArray[Any] | bytes, offset: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import operator
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, SupportsIndex
@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Final, Self, SupportsIndex
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.errors import ArgumentError, BatchIndexError, ChecksumError
+from zb_hdf5.digest import batch_crc32s
+from zb_hdf5.errors import ArgumentError, BatchIndexError, ChecksumError, UnverifiableError
 from zb_hdf5.extents import Extents
 from zb_hdf5.source import BatchSource, ClosedSource
 from zb_hdf5.spec import StoreMeta, TokenArray, content_fingerprint
@@ -238,19 +239,58 @@ class BatchReader:
             digest.update(batches)
         return digest.hexdigest()
 
-    def require_sha256(self) -> None:
-        """Read every batch and compare with the stored sha256; where none is stored, keep the one just computed.
+    def compare_digests(self, progress: Callable[[int], None] = lambda tokens: None) -> tuple[str, list[str]]:
+        """Read every batch and compare it with all digests that are stored with this file.
+
+        Returns
+        -------
+        (sha256, checks)
+            The sha256 of the token bytes just read, and the kinds of digest that they were compared with: "crc32",
+            "sha256", or none.
 
         Raises
         ------
         ChecksumError
-            If they differ.
+            If one differs; the message names the first bad batch.
         """
-        found = self.token_sha256()
-        if self.sha256 not in (None, found):
-            raise ChecksumError(
-                f"{self.path}: expected sha256 {self.sha256}, found {found}; run 'zb verify {self.path}' for the batch"
-            )
+        stored, checks = self.stored_crc32(), []
+        digest = hashlib.sha256()
+        group = np.empty((max(1, GROUP_BYTES // self.meta.batch_bytes), *self.meta.shape), self.dtype)
+        for start in range(0, self.num_batches, len(group)):
+            batches = group[: min(len(group), self.num_batches - start)]
+            self.read_batches_into(start, batches)
+            digest.update(batches)
+            if stored is not None:
+                _compare_crc32(self.path, start, batch_crc32s(batches), stored)
+            progress(batches.size)
+        found = digest.hexdigest()
+        if stored is not None:
+            checks.append("crc32")
+        if self.sha256 is not None:
+            if self.sha256 != found:
+                raise ChecksumError(
+                    f"{self.path}: the file says sha256 {self.sha256}, its tokens give {found}; restore it"
+                )
+            checks.append("sha256")
+        return found, checks
+
+    def missing_digests(self) -> str:
+        """Say what this file would need to be verified, where it has nothing to be compared with."""
+        return "no digest is stored with it; convert it to a store, which keeps digests from then on"
+
+    def require_digests(self) -> None:
+        """Compare every batch with the stored digests, and keep the sha256 just computed.
+
+        Raises
+        ------
+        ChecksumError
+            If one differs.
+        UnverifiableError
+            If there is nothing to compare with.
+        """
+        found, checks = self.compare_digests()
+        if not checks:
+            raise UnverifiableError(f"{self.path}: cannot be verified: {self.missing_digests()}")
         self.sha256, self._fingerprint = found, None
 
     def stored_crc32(self) -> npt.NDArray[np.uint32] | None:
@@ -329,6 +369,16 @@ def _torch() -> Any:
     import torch
 
     return torch
+
+
+def _compare_crc32(path: Path, start: int, found: list[int], stored: npt.NDArray[np.uint32]) -> None:
+    bad = np.flatnonzero(np.array(found, dtype=np.uint32) != stored[start : start + len(found)])
+    if len(bad):
+        number = int(bad[0])
+        raise ChecksumError(
+            f"{path}: batch {start + number:,} is the first bad one: expected crc32 {int(stored[start + number]):08x}, "
+            f"found {found[number]:08x}; restore the shard, or convert it again"
+        )
 
 
 def _is_fillable(out: TokenArray) -> bool:

@@ -175,8 +175,11 @@ class ShardedSource:
         if not (entry.complete and reader.complete):
             raise IncompleteError(f"{reader.path}: its writer has not finished; convert again")
         self._index.require_agreement(reader, entry)
-        if by_extents:  # the shard is what the index says, and yet these bytes are not there
-            raise ChecksumError(f"{reader.path}: its first or last batch is damaged; run 'zb verify' and 'zb repair'")
+        if by_extents:
+            self._index.require_extents(reader, entry)
+        if entry.crc32_ends and (by_extents or reader.sha256 is None):
+            # the shard is what the index says, or holds no digest of its own that could tell
+            _require_ends(reader, entry)
         return reader._source
 
     def _open_extents(self, path: Path, entry: ShardEntry) -> BatchSource | None:
@@ -188,8 +191,7 @@ class ShardedSource:
             source = ExtentFile(path, extents, meta.shape, meta.dtype, access)
         except IncompleteError:
             return None
-        ends = (source.read(0), source.read(entry.num_batches - 1))
-        if [zlib.crc32(np.ascontiguousarray(batch)) for batch in ends] == entry.crc32_ends:
+        if _ends(source, entry) == entry.crc32_ends:
             return source
         source.close()
         return None
@@ -213,6 +215,19 @@ class ShardedSource:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._reset()
+
+
+def _ends(source: BatchSource, entry: ShardEntry) -> list[int]:
+    """Return the crc32 of the first and last batch that are there."""
+    return [zlib.crc32(np.ascontiguousarray(source.read(number))) for number in (0, entry.num_batches - 1)]
+
+
+def _require_ends(reader: BatchReader, entry: ShardEntry) -> None:
+    if _ends(reader._source, entry) != entry.crc32_ends:
+        raise ChecksumError(
+            f"{reader.path}: its first or last batch is not the one that {INDEX_NAME} has a crc32 of: the file is "
+            f"damaged, or belongs elsewhere; run 'zb verify {reader.path.parents[entry.path.count('/')]}'"
+        )
 
 
 def _require_files(folder: Path, index: ShardIndex) -> None:

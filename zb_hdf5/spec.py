@@ -327,7 +327,7 @@ def as_stored(tokens: TokenArray, meta: StoreMeta, what: object) -> TokenArray:
 def bad_token_message(what: object, where: str, value: object, meta: StoreMeta) -> str:
     """Say which token cannot be stored, and why."""
     limit = token_limit(meta.dtype, meta.vocab_size)
-    reason = f"--vocab-size {meta.vocab_size:,}" if limit == meta.vocab_size - 1 else f"dtype {meta.dtype.name}"
+    reason = f"vocab_size {meta.vocab_size:,}" if limit == meta.vocab_size - 1 else f"dtype {meta.dtype.name}"
     return f"{what}: token id {value} at {where} is outside 0..{limit:,} ({reason})"
 
 

@@ -6,6 +6,7 @@ A new backend is one file with a reader and a writer, and one row in `BACKENDS`.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
@@ -17,6 +18,8 @@ from zb_hdf5.publish import PARTIAL_SUFFIX, partial_path
 from zb_hdf5.reader import BatchReader, require_choice, require_options
 from zb_hdf5.spec import BATCH_MAGIC, DEFAULT_SPLIT, HDF5_MAGIC, INDEX_NAME, STREAM_LAYOUT, StoreMeta, stored_dtype
 from zb_hdf5.writer import BatchWriter
+
+_URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
 @dataclass(frozen=True)
@@ -100,6 +103,19 @@ def is_stream(path: Path, backend: str = "auto") -> bool:
     return is_hdf5 and bool(_load("zb_hdf5.streamread:is_stream_file")(path))
 
 
+def local_path(path: str | os.PathLike[str]) -> Path:
+    """Return the path of a file or folder of this machine.
+
+    Raises
+    ------
+    ArgumentError
+        If it is a URL: a path would lose one of its slashes, and then not be found.
+    """
+    if _URL.match(os.fspath(path)):
+        raise ArgumentError(f"{path}: is a URL: expected a file or folder of this machine; download it first")
+    return Path(path)
+
+
 def open_reader(
     path: str | os.PathLike[str],
     *,
@@ -145,7 +161,7 @@ def open_reader(
     """
     require_options(access, verify)
     require_choice("backend", backend, ("auto", *BACKENDS, "npy"))
-    path = Path(path)
+    path = local_path(path)
     shaped = batch_size is not None and seq_len is not None
     # without a shape a lone HDF5 file is taken for batches, which saves a look into it; its reader tells a stream
     if (shaped or path.suffix not in (".h5", ".batch")) and is_stream(path, backend):
@@ -229,6 +245,7 @@ def open_writer(
     ...     for batch in batches:
     ...         writer.write(batch)
     """
+    path = local_path(path)
     meta = StoreMeta(batch_size, seq_len, stored_dtype(dtype), seed, total_records, vocab_size=vocab_size)
     if live:
         if backend not in ("auto", "hdf5") or overwrite:
@@ -236,11 +253,11 @@ def open_writer(
                 f"{path}: a live store has HDF5 shards and replaces nothing: leave out the other option"
             )
         writer = _load("zb_hdf5.livestore:LiveStoreWriter")
-        return cast(BatchWriter, writer(Path(path), meta, shard_batches=shard_batches, durable=durable))
+        return cast(BatchWriter, writer(path, meta, shard_batches=shard_batches, durable=durable))
     if shard_batches:
         raise ArgumentError(f"{path}: shard_batches={shard_batches} is for live=True")
     if backend == "auto":
-        backend = backend_of_suffix(Path(path))
+        backend = backend_of_suffix(path)
     require_choice("backend", backend, tuple(BACKENDS))
     return BACKENDS[backend].writer_class()(
         path, meta, expected_batches=expected_batches, overwrite=overwrite, durable=durable

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from zb_hdf5.errors import ArgumentError, BatchIndexError, FormatError, IncompleteError
 from zb_hdf5.npyheader import read_npy_header
 from zb_hdf5.spec import DEFAULT_SPLIT, INDEX_NAME, NO_BOUNDARY, TokenArray, combine_sha256
+from zb_hdf5.store import local_path
 from zb_hdf5.streamindex import StreamIndex
 from zb_hdf5.streamread import (
     StreamInspection,
@@ -70,7 +71,7 @@ class MmapTokenStore:
     """
 
     def __init__(self, path: str | os.PathLike[str], *, split: str | None = None, access: str = "auto") -> None:
-        self.path, self._access = Path(path), access
+        self.path, self._access = local_path(path), access
         self.boundary_token_id, self.vocab_size, self.tokenizer = NO_BOUNDARY, 0, ""
         self._sha256: list[str] = []
         folder = self.path.parent if self.path.name == INDEX_NAME else self.path

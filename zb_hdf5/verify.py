@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
-
-from zb_hdf5.digest import batch_crc32s
 from zb_hdf5.errors import ChecksumError, FormatError, IncompleteError, ZbError
 from zb_hdf5.index import ShardEntry, ShardIndex
 from zb_hdf5.native import Face, face_of
-from zb_hdf5.reader import GROUP_BYTES, BatchReader
+from zb_hdf5.reader import BatchReader
 from zb_hdf5.spec import INDEX_NAME
-from zb_hdf5.store import BACKENDS, detect_backend, is_stream, open_reader
+from zb_hdf5.store import BACKENDS, detect_backend, is_stream, local_path, open_reader
+from zb_hdf5.tokenstore import MmapTokenStore
 from zb_hdf5.verifystream import ShardReport, verify_stream
 
 Progress = Callable[[int], None]
@@ -28,7 +24,7 @@ EntryCheck = Callable[[BatchReader, ShardReport], None]
 
 
 def verify_store(
-    path: Path, *, workers: int | None = None, progress: Progress = lambda tokens: None
+    path: str | os.PathLike[str], *, workers: int | None = None, progress: Progress = lambda tokens: None
 ) -> list[ShardReport]:
     """Check a file, or every shard of a store, several shards at a time.
 
@@ -42,13 +38,15 @@ def verify_store(
     Returns
     -------
     list of ShardReport
-        One per file, in order. A damaged file is a report with a `problem`, not an exception.
+        One per file, in order. A damaged file is a report with a `problem`, and one that nothing is stored to compare
+        with is a report of what is `missing`; neither is an exception.
 
     Raises
     ------
     FormatError
         If `path` is a folder whose `shards.json` cannot be read.
     """
+    path = local_path(path)
     if _is_stream(path):
         return verify_stream(path, workers=workers, progress=progress)
     index = None
@@ -95,10 +93,12 @@ def _verify_file(path: Path, check_entry: EntryCheck, progress: Progress) -> Sha
         with BACKENDS[report.backend].reader_class()(path) as reader:
             report.total_records = reader.meta.total_records
             report.num_batches, report.token_count = reader.num_batches, reader.num_batches * reader.meta.batch_tokens
-            _check_content(reader, report, progress)
+            report.sha256, report.checks = reader.compare_digests(progress)
             if reader.sha256 is None and face_of(path) is not Face.NONE:
                 _check_face(path, report)
             check_entry(reader, report)
+            if not set(report.checks) - {"face"}:  # a face repeats the header: it says nothing of the tokens
+                report.missing = reader.missing_digests()
         if not reader.complete:
             raise IncompleteError(f"{path}: its writer has not finished: {reader.num_batches:,} batches are committed")
     except ZbError as error:
@@ -108,26 +108,6 @@ def _verify_file(path: Path, check_entry: EntryCheck, progress: Progress) -> Sha
     return report
 
 
-def _check_content(reader: BatchReader, report: ShardReport, progress: Progress) -> None:
-    """Compare each batch with its crc32, and all of them with the sha256."""
-    stored = reader.stored_crc32()
-    digest = hashlib.sha256()
-    group = np.empty((max(1, GROUP_BYTES // reader.meta.batch_bytes), *reader.meta.shape), reader.dtype)
-    for start in range(0, reader.num_batches, len(group)):
-        batches = group[: min(len(group), reader.num_batches - start)]
-        reader.read_batches_into(start, batches)
-        digest.update(batches)
-        if stored is not None:
-            _compare_crc32(reader.path, start, batch_crc32s(batches), stored)
-        progress(batches.size)
-    report.sha256 = digest.hexdigest()
-    if stored is not None:
-        report.checks.append("crc32")
-    if reader.sha256 is not None:
-        _compare_sha256(reader.path, reader.sha256, report.sha256, "the file")
-        report.checks.append("sha256")
-
-
 def _check_face(path: Path, report: ShardReport) -> None:
     from zb_hdf5.dual import check  # h5py, which a plain .batch does not need
 
@@ -135,35 +115,29 @@ def _check_face(path: Path, report: ShardReport) -> None:
     report.checks.append("face")
 
 
-def _compare_crc32(path: Path, start: int, found: list[int], stored: npt.NDArray[np.uint32]) -> None:
-    bad = np.flatnonzero(np.array(found, dtype=np.uint32) != stored[start : start + len(found)])
-    if len(bad):
-        number = int(bad[0])
-        raise ChecksumError(
-            f"{path}: batch {start + number:,} is the first bad one: expected crc32 {int(stored[start + number]):08x}, "
-            f"found {found[number]:08x}; restore the shard, or convert it again"
-        )
-
-
-def _compare_sha256(path: Path, expected: str, found: str, where: str) -> None:
-    if expected != found:
-        raise ChecksumError(f"{path}: {where} says sha256 {expected}, its tokens give {found}; restore it")
-
-
 def _check_entry(index: ShardIndex, entry: ShardEntry, reader: BatchReader, report: ShardReport) -> None:
     if not entry.complete:
         raise IncompleteError(f"{reader.path}: is growing, or its writer was killed: then run 'zb repair'")
     if entry.num_batches == reader.num_batches:
-        _compare_sha256(reader.path, entry.sha256, report.sha256, INDEX_NAME)
+        _compare_sha256(reader.path, entry.sha256, report.sha256)
     index.require_agreement(reader, entry)
+    index.require_extents(reader, entry)
     if reader.backend == "batch" and reader.meta.seed not in (index.meta.seed, 0):
         raise FormatError(f"{reader.path}: {INDEX_NAME} says seed {index.meta.seed}, its header {reader.meta.seed}")
     report.checks.append("index")
 
 
+def _compare_sha256(path: Path, expected: str, found: str) -> None:
+    if expected != found:
+        raise ChecksumError(f"{path}: {INDEX_NAME} says sha256 {expected}, its tokens give {found}; restore it")
+
+
 def total_tokens(path: Path) -> int:
     """Return how many tokens there are to check, or 0 where that cannot be told without opening a damaged file."""
     try:
+        if is_stream(path):
+            with MmapTokenStore(path) as tokens:
+                return tokens.num_tokens
         with open_reader(path) as reader:
             return reader.num_batches * reader.meta.batch_tokens
     except (ZbError, OSError):

@@ -8,17 +8,33 @@ import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from enum import StrEnum
+from math import prod
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 
 from zb_hdf5.errors import ChecksumError, IncompleteError, ZbError
+from zb_hdf5.npyheader import read_npy_header
 from zb_hdf5.spec import INDEX_NAME
 from zb_hdf5.streamindex import StreamEntry, StreamIndex
 from zb_hdf5.streamread import StreamInspection, inspect_stream, open_token_file, read_chunk_crc32, read_doc_offsets
 from zb_hdf5.tokenstore import npy_files
 
 Progress = Callable[[int], None]
+#: What a `.npy` file would need to be verified.
+NPY_MISSING: Final = (
+    ".npy files hold no digests; convert them to a store, which keeps digests from then on, or keep their sha256sum"
+)
+
+
+class Outcome(StrEnum):
+    """What a check of digests can end in."""
+
+    VERIFIED = "verified"
+    UNVERIFIED = "unverified"  # there was nothing to compare with
+    BAD = "bad"
 
 
 @dataclass
@@ -32,7 +48,9 @@ class ShardReport:
     total_records
         Source records behind the batches, as the file says.
     checks
-        What they were compared with: "crc32", "sha256", "index", "face" (of a stamped `.batch`).
+        What they were compared with: "crc32", "sha256", "index", "documents", "face" (of a stamped `.batch`).
+    missing
+        What there would have to be to compare the tokens with, and how to get it; empty where they were compared.
     problem
         The first thing that is wrong, or None.
     """
@@ -44,7 +62,15 @@ class ShardReport:
     sha256: str = ""
     total_records: int = 0
     checks: list[str] = field(default_factory=list)
+    missing: str = ""
     problem: ZbError | None = None
+
+    @property
+    def outcome(self) -> Outcome:
+        """What can be said of the file."""
+        if self.problem is not None:
+            return Outcome.BAD
+        return Outcome.UNVERIFIED if self.missing else Outcome.VERIFIED
 
 
 def verify_stream(
@@ -68,9 +94,8 @@ def verify_stream_file(
     report = ShardReport(str(path), backend="npy" if path.suffix == ".npy" else "hdf5")
     try:
         if report.backend == "npy":
-            file = open_token_file(path)
-            report.token_count = file.num_tokens
-            file.close()
+            report.token_count = _count_npy_tokens(path)
+            report.missing = NPY_MISSING
         else:
             _check_content(path, inspect_stream(path), entry, report, progress)
     except ZbError as error:
@@ -78,6 +103,15 @@ def verify_stream_file(
     except OSError as error:
         report.problem = IncompleteError(f"{path}: {error}")
     return report
+
+
+def _count_npy_tokens(path: Path) -> int:
+    """Return how many tokens a `.npy` file of any shape has: it holds as many bytes as its header says, or is bad."""
+    shape, _, dtype, byte_offset = read_npy_header(path)
+    expected, found = byte_offset + prod(shape) * dtype.itemsize, path.stat().st_size
+    if found < expected:
+        raise IncompleteError(f"{path}: expected {expected:,} bytes, found {found:,}; copy the file again")
+    return prod(shape)
 
 
 def _check_content(

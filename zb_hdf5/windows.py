@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.errors import ArgumentError, BackendError
+from zb_hdf5.errors import ArgumentError, BackendError, UnverifiableError
 from zb_hdf5.order import GlobalOrder
 from zb_hdf5.reader import BatchReader, require_choice
 from zb_hdf5.spec import DTYPE_BY_NAME, StoreMeta, TokenArray, as_stored
@@ -101,8 +101,8 @@ def _require_digests(path: Path, split: str | None) -> None:
     for report in verify_stream(path, split=split):
         if report.problem:
             raise report.problem
-        if not report.checks:
-            raise BackendError(f"{report.path}: verify='store' needs stored digests, and .npy files have none")
+        if report.missing:
+            raise UnverifiableError(f"{report.path}: cannot be verified: {report.missing}")
 
 
 class _WindowSource:

@@ -1,0 +1,46 @@
+"""What a conversion that is not finished has done so far, for `zb info`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from converters.journal import journal_paths, read_journal
+from converters.text_journal import JOURNAL_NAME, count_finished
+from zb_hdf5 import UnavailableError
+from zb_hdf5.publish import leftover_of_dead_writer
+
+
+def describe_interrupted(folder: Path) -> dict[str, Any] | None:
+    """Return a JSON-able description of a `.partial/` folder; None if no journal is in it."""
+    records = [read_journal(path) for path in journal_paths(folder).values()]
+    if records:
+        found = {
+            "unit": "shards",
+            "finished": len(set().union(*(record.finished for record in records))),
+            "total": len(records[0].identity["cuts"]),
+        }
+    elif (folder / JOURNAL_NAME).exists():
+        found = {"unit": "files of tokens", "finished": count_finished(folder / JOURNAL_NAME), "total": None}
+    else:
+        return None
+    return {"path": str(folder), "kind": "unfinished conversion", "at_work": _is_at_work(folder), **found}
+
+
+def interrupted_lines(d: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the same for people."""
+    done = f"{d['finished']:,} of {d['total']:,}" if d["total"] else f"{d['finished']:,}"
+    next_step = "wait" if d["at_work"] else "go on with the same command and --resume"
+    return [
+        ("path", d["path"]),
+        ("what", "a conversion at work" if d["at_work"] else "an interrupted conversion"),
+        ("state", f"{done} {d['unit']} are finished; {next_step}"),
+    ]
+
+
+def _is_at_work(folder: Path) -> bool:
+    try:
+        with leftover_of_dead_writer(folder):
+            return False
+    except UnavailableError:
+        return True

@@ -10,6 +10,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
+from zb_hdf5.bytepair import byte_of_character
 from zb_hdf5.documents import DocumentFile, Dropped
 from zb_hdf5.errors import ArgumentError, ConvertError
 from zb_hdf5.publish import refuse_existing, write_atomically
@@ -135,14 +136,7 @@ def _examine(
 
 def _ranks(vocabulary: dict[str, int]) -> bytes:
     """Return tiktoken's file of ranks: each token's bytes in base64, and its id, which is the order of the merges."""
-    byte_of = _byte_of_character()
+    byte_of = byte_of_character()
     in_order = sorted(vocabulary.items(), key=lambda item: item[1])
     tokens = (bytes(byte_of[character] for character in token) for token, _ in in_order)
     return b"".join(base64.b64encode(token) + b" %d\n" % rank for rank, token in enumerate(tokens))
-
-
-def _byte_of_character() -> dict[str, int]:
-    """Return GPT-2's way of writing bytes as printable characters: themselves, or the next ones from U+0100 on."""
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = count(0x100)
-    return {chr(byte if byte in printable else next(others)): byte for byte in range(256)}

@@ -255,6 +255,7 @@ def _as_json(report: Report) -> dict[str, Any]:
         "tokens_in": report.accounts.tokens_in,
         "tokens_stored": report.tokens_stored,
         "tokens_padded": report.accounts.padded,
+        "padding_rows": report.accounts.padding_rows,
         "tokens_dropped": report.accounts.dropped,
         "max_token": report.max_token,
         "shuffle": report.shuffle,
@@ -276,6 +277,7 @@ def _as_lines(report: Report) -> list[tuple[str, str]]:
         ("wrote", f"{report.destination} ({shards})"),
         ("batches", f"{report.num_batches:,} of {meta.batch_size} x {meta.seq_len} {meta.dtype.name}"),
         ("tokens", tokens),
+        *([("padding", _padding(report))] if accounts.padded and report.part.num_jobs == 1 else []),
         ("shuffle", report.shuffle),
         ("sha256", report.sha256),
         (
@@ -283,6 +285,17 @@ def _as_lines(report: Report) -> list[tuple[str, str]]:
             f"{report.seconds:.2f} s, {format_count(rate)}tok/s, {format_bytes(rate * meta.dtype.itemsize)}/s",
         ),
     ]
+
+
+def _padding(report: Report) -> str:
+    """Say how much of what is stored is no token of the source, and where it stands."""
+    rows = report.accounts.padding_rows
+    in_rows = report.accounts.padded - rows * report.meta.seq_len
+    places = ([f"{in_rows:,} at the ends of rows"] if in_rows else []) + (
+        [f"{rows:,} whole rows, which fill the last batch"] if rows else []
+    )
+    share = report.accounts.padded / report.tokens_stored
+    return f"{share:.2%} of what is stored: {', '.join(places)}"
 
 
 for _source in SOURCES:

@@ -124,6 +124,8 @@ class NpySource:
         self.shuffle = "global" if shuffle else "none"
         self.shard_batches: list[int] = []
         self.shard_splits: list[str] = []
+        self.shard_records: list[int] = []
+        self.shard_documents: list[int | None] = []
         how = {"remainder": remainder, "pad_id": pad_id}
         self.description = {"format": "npy", "files": [str(path) for path in self.paths], **how}
         self.identity: dict[str, Any] = {}
@@ -153,7 +155,8 @@ class NpySource:
         self.num_batches = total // meta.batch_size
         if rest and remainder == "pad":
             self.num_batches += 1
-            self.accounts.padded = (meta.batch_size - rest) * meta.seq_len
+            self.accounts.padding_rows = meta.batch_size - rest
+            self.accounts.padded = self.accounts.padding_rows * meta.seq_len
         else:
             self.accounts.drop("remainder", rest * meta.seq_len)
         if self.num_batches == 0:

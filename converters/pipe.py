@@ -269,7 +269,7 @@ class _Folder:
         with scattered(
             plan.source, self.shuffle, path / plan.name(self._shards[0]), self._ways.engine, progress
         ) as source:
-            tasks = (replace(plan, source=source).task(shard, path) for shard in missing)
+            tasks = (replace(plan.task(shard, path), source=source) for shard in missing)
             with closing(self._ways.engine.run(write_shard, tasks, progress)) as results:
                 for number, done in results:
                     journal.add(missing[number], done)

@@ -48,6 +48,8 @@ class StoreSource:
         self.accounts = Accounts(self.num_batches * self.meta.batch_tokens)
         self.shard_batches: list[int] = []
         self.shard_splits: list[str] = []
+        self.shard_records: list[int] = []
+        self.shard_documents: list[int | None] = []
         self.description: dict[str, Any] = {"format": backend, "path": str(path)}
         self.identity = {"fingerprint": self._reader.fingerprint, "dataset": dataset}
         self._sha256: dict[tuple[int, int], str | None] = {(0, self.num_batches): self._reader.sha256}
@@ -57,10 +59,18 @@ class StoreSource:
             self.shuffle, self.description = index.shuffle, index.source
             self.shard_batches = [shard.num_batches for shard in index.shards]
             self.shard_splits = [shard.split for shard in index.shards]
+            self.shard_documents = [shard.document_count for shard in index.shards]
             stops = list(accumulate(self.shard_batches))
             cuts = list(zip([0, *stops], stops, strict=False))
             self._sha256 = {cut: shard.sha256 for cut, shard in zip(cuts, index.shards, strict=True)}
             self._shard_path = {cut: self._reader.path / s.path for cut, s in zip(cuts, index.shards, strict=True)}
+            padding = self.num_batches * self.meta.batch_size - self.meta.total_records
+            if len(set(self.shard_splits)) > 1 and 0 < padding < self.num_batches * self.meta.batch_size:
+                self.shard_records = [self._records_of(cut) for cut in cuts]  # padding ends each split, not the store
+
+    def _records_of(self, cut: tuple[int, int]) -> int:
+        with open_reader(self._shard_path[cut]) as shard:
+            return shard.meta.total_records
 
     def read_into(self, start: int, out: TokenArray) -> None:
         """Read consecutive batches."""

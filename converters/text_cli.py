@@ -92,7 +92,7 @@ _OPTIONS: Final = [
     _option("--seq-len", _POSITIVE, 512, "Tokens per row."),
     _option("--seed", _NATURAL, 42, "Seed of the shuffle of rows, and of --val-fraction."),
     _option("--shuffle", click.Choice(["global", "none"]), "global", "Order of the rows within a split."),
-    _option("--remainder", click.Choice(["drop", "pad", "error"]), "drop", "Rows that do not fill the last batch."),
+    _option("--remainder", click.Choice(["drop", "pad", "error"]), "pad", "Rows that do not fill the last batch."),
     click.option("--pad-id", type=_NATURAL, help="Token of padding. [default: the boundary token, else 0]"),
     click.option("--val-fraction", type=click.FloatRange(0, 1, max_open=True), default=0.0, help="Documents held out."),
     click.option("--val-last-shard", is_flag=True, help="Hold out the last source file."),

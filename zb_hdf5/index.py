@@ -41,6 +41,8 @@ class ShardEntry:
     ----------
     path
         Relative to the folder, with "/" between parts.
+    document_count
+        Documents whose first token lies in the shard; None, and no key, where that is not known.
     extents
         Where its batches lie in the file, so that a reader need not ask HDF5; empty where that is not known.
     crc32_ends
@@ -52,19 +54,19 @@ class ShardEntry:
     num_batches: int
     token_count: int
     sha256: str
-    document_count: int = 0
     split: str = DEFAULT_SPLIT
     complete: bool = True
     extents: list[list[int]] = field(default_factory=list)
     crc32_ends: list[int] = field(default_factory=list)
+    document_count: int | None = None
 
     @classmethod
-    def of(cls, info: ShardInfo, split: str = DEFAULT_SPLIT) -> Self:
+    def of(cls, info: ShardInfo, split: str = DEFAULT_SPLIT, document_count: int | None = None) -> Self:
         """Describe a file that was just written."""
         ends = info.crc32[[0, -1]].tolist() if info.num_batches else []
         return cls(
             info.path.name, info.backend, info.num_batches, info.token_count, info.sha256, split=split,
-            extents=[list(run) for run in info.runs], crc32_ends=ends,
+            extents=[list(run) for run in info.runs], crc32_ends=ends, document_count=document_count,
         )  # fmt: skip
 
     def file(self, folder: Path) -> Path:
@@ -75,7 +77,7 @@ class ShardEntry:
 
     def to_json(self) -> str:
         """Return one line."""
-        content = {key: getattr(self, key) for key in ENTRY_TYPES}
+        content = {key: getattr(self, key) for key in _ENTRY_KEYS if getattr(self, key) is not None}
         if self.extents:
             content |= {"extents": self.extents, "crc32_ends": self.crc32_ends}
         return json.dumps(content)
@@ -91,12 +93,13 @@ class ShardEntry:
             for key, kind in ENTRY_TYPES.items():
                 _field(value, key, kind, where)  # says which one is wrong
         # checked by `places` when the shard is opened: there may be a hundred thousand of them
-        entry = cls(*values, value.get("extents", []), value.get("crc32_ends", []))  # type: ignore[call-arg]
+        documents = _field(value, "document_count", int, where) if "document_count" in value else None
+        entry = cls(*values, value.get("extents", []), value.get("crc32_ends", []), documents)  # type: ignore[call-arg]
         parts = entry.path.split("/")
         if not parts[0] or ".." in parts or not parts[-1]:
             raise FormatError(f"{where}: path {entry.path!r} leaves the folder of the store")
-        if entry.document_count < 0:
-            raise FormatError(f"{where}: expected document_count >= 0, found {entry.document_count}")
+        if documents is not None and documents < 0:
+            raise FormatError(f"{where}: expected document_count >= 0, found {documents}")
         if entry.backend not in BACKENDS:
             raise FormatError(f"{where}: expected backend {' or '.join(BACKENDS)}, found {entry.backend!r}")
         if not is_sha256(entry.sha256):
@@ -125,9 +128,13 @@ class ShardEntry:
 
 #: The keys of an entry, and the JSON types of their values.
 ENTRY_TYPES: Final = {
-    "path": str, "backend": str, "num_batches": int, "token_count": int, "sha256": str, "document_count": int,
-    "split": str, "complete": bool,
+    "path": str, "backend": str, "num_batches": int, "token_count": int, "sha256": str, "split": str,
+    "complete": bool,
 }  # fmt: skip
+#: All of them in the order of the file.
+_ENTRY_KEYS: Final = (
+    "path", "backend", "num_batches", "token_count", "sha256", "document_count", "split", "complete",
+)  # fmt: skip
 #: The keys that a store written live has as well.
 _LIVE_TYPES: Final[dict[str, type[Any]]] = {"complete": bool, "live_id": str}
 _ENTRY_VALUES: Final[Callable[[Any], tuple[Any, ...]]] = itemgetter(*ENTRY_TYPES)

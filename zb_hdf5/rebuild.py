@@ -107,7 +107,7 @@ def _entry(reader: BatchReader) -> ShardEntry:
         reader.num_batches,
         reader.num_batches * reader.meta.batch_tokens,
         reader.sha256 or reader.token_sha256(),
-        reader.meta.document_count,
+        document_count=reader.meta.document_count or None,
         extents=[list(run) for run in runs],
         crc32_ends=[] if crc32 is None or not len(crc32) else crc32[[0, -1]].tolist(),
     )

@@ -370,6 +370,7 @@ def _entry_of(path: Path, old: ShardEntry) -> ShardEntry:
             complete=True,
             extents=[],
             crc32_ends=[],
+            document_count=old.document_count if reader.num_batches == old.num_batches else None,
         )
 
 

@@ -82,7 +82,7 @@ class Tokenizer(ABC):
     def encode(
         self, texts: str | Sequence[str], num_threads: int = 1
     ) -> TokenIds | tuple[TokenIds, npt.NDArray[np.int64]]:
-        """Return the ids of one text; or, of a list of texts, the ids of all, one after the other, and how many each has.
+        """Return the ids of one text; or those of a list of texts, one after the other, and how many each text has.
 
         Special tokens that are spelt out in a text are ordinary text. The ids do not depend on `num_threads`.
         """
@@ -114,7 +114,9 @@ class Tokenizer(ABC):
             raise ArgumentError(f"decode needs one row of ids, found shape {row.shape} of {row.dtype}")
         for token in np.unique(row).tolist():
             if not self._has_id(token):
-                raise ArgumentError(f"tokenizer {self.spec}: has no token {token}; its ids are below {self.vocab_size:,}")
+                raise ArgumentError(
+                    f"tokenizer {self.spec}: has no token {token}; its ids are below {self.vocab_size:,}"
+                )
         return self._decode(row.tolist())
 
     @abstractmethod
@@ -312,7 +314,9 @@ def _encoding_of_file(path: Path) -> Any:
         if sorted(ranks.values()) != sorted(set(content["model"]["vocab"].values()) - set(special.values())):
             raise FormatError("it has other ids")
         if (pattern := split_pattern(content)) is None:
-            raise FormatError("its json splits or normalizes text in a way that tiktoken has not; pass hf:tokenizer.json")
+            raise FormatError(
+                "its json splits or normalizes text in a way that tiktoken has not; pass hf:tokenizer.json"
+            )
         return library.Encoding(path.name, pat_str=pattern, mergeable_ranks=ranks, special_tokens=special)
     except Exception as error:  # of base64, of missing keys, of the library
         raise FormatError(f"{path}: not a file of ranks that goes with {beside.name}: {error}") from error

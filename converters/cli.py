@@ -142,6 +142,11 @@ def _add_command(source: str, target: str) -> None:
     )
     in_place = (source, target) == ("batch", "hdf5")
     command: Callable[..., Any] = work_options(in_place_options(run) if in_place else run)
+    if {source, target} == {"hdf5", "batch"}:
+        dtypes = click.Choice(["keep", "uint32", "uint16"])
+        command = _option("--dtype", dtypes, "keep", "Store the tokens as; uint16 .batch files are an extension.")(
+            command
+        )
     if target == "batch":
         command = click.option("--dual", is_flag=True, help="Make files that are HDF5 files as well.")(command)
     if target == "hdf5":
@@ -159,7 +164,7 @@ def _open(src: tuple[Path, ...] | Path, source: str, target: str, own: dict[str,
         return _open_npy(src, target, **own)
     from converters.store_file import StoreSource
 
-    return StoreSource(src, source, own.get("dataset"))
+    return StoreSource(src, source, own.get("dataset"), own.get("dtype", "keep"))
 
 
 def _open_npy(paths: tuple[Path, ...], target: str, **options: Any) -> Source:
@@ -260,6 +265,7 @@ def _as_json(report: Report) -> dict[str, Any]:
         "max_token": report.max_token,
         "shuffle": report.shuffle,
         "sha256": report.sha256,
+        "extension": _extension(report),
         "seconds": round(report.seconds, 3),
     }
 
@@ -280,11 +286,22 @@ def _as_lines(report: Report) -> list[tuple[str, str]]:
         *([("padding", _padding(report))] if accounts.padded and report.part.num_jobs == 1 else []),
         ("shuffle", report.shuffle),
         ("sha256", report.sha256),
+        *([("note", extension)] if (extension := _extension(report)) else []),
         (
             "speed",
             f"{report.seconds:.2f} s, {format_count(rate)}tok/s, {format_bytes(rate * meta.dtype.itemsize)}/s",
         ),
     ]
+
+
+def _extension(report: Report) -> str | None:
+    """Say what other readers of the format do not know of the files; None if there is nothing."""
+    if report.meta.dtype.name == "uint16" and any(shard.backend == "batch" for shard in report.shards):
+        return (
+            "uint16 .batch files are an extension: other ZeroBatch v2 readers take the ids for uint32 and return wrong "
+            "ones; --dtype uint32 writes what all of them read"
+        )
+    return None
 
 
 def _padding(report: Report) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -210,7 +211,7 @@ class TextSource:
 def ingest_batches(
     files: Sequence[DocumentFile],
     kind: str,
-    destination: Path,
+    destination: str | os.PathLike[str],
     recipe: Recipe,
     options: TextOptions,
     *,
@@ -237,6 +238,7 @@ def ingest_batches(
     ConvertError
         If the destination exists, or the text does not fill a batch.
     """
+    destination = Path(destination)
     start_s = time.monotonic()
     _require_options(options)
     _require_free(destination, options, overwrite, resume)
@@ -279,9 +281,10 @@ def ingest_batches(
 
 
 def is_ingested(
-    files: Sequence[DocumentFile], kind: str, destination: Path, recipe: Recipe, options: TextOptions
+    files: Sequence[DocumentFile], kind: str, destination: str | os.PathLike[str], recipe: Recipe, options: TextOptions
 ) -> bool:
     """Return whether `destination` is what `ingest_batches` would make; then what a kill has left is removed."""
+    destination = Path(destination)
     plans = _plan_spools(files, options)
     work = describe_work(files, kind, recipe, dict(load_tokenizer(recipe.tokenizer).description), plans)
     if not is_made_of(destination, files, digest_of_work(work, asdict(options))):

@@ -101,7 +101,7 @@ class NpySource:
 
     def __init__(
         self,
-        paths: Sequence[Path],
+        paths: Sequence[str | os.PathLike[str]],
         *,
         batch_size: int,
         seq_len: int,
@@ -278,7 +278,7 @@ class NpyWriter(BatchWriter):
         pass
 
 
-def expand(paths: Sequence[Path]) -> list[Path]:
+def expand(paths: Sequence[str | os.PathLike[str]]) -> list[Path]:
     """Replace folders by the `.npy` files in and below them, in the order of their paths.
 
     Raises
@@ -287,7 +287,7 @@ def expand(paths: Sequence[Path]) -> list[Path]:
         If a folder has none.
     """
     files: list[Path] = []
-    for path in paths:
+    for path in map(Path, paths):
         if path.is_dir():
             inside = sorted(file for file in path.rglob("*.npy") if not _is_unfinished(file.relative_to(path)))
             if not inside:

@@ -83,7 +83,7 @@ class Report:
 def convert(
     source: Source,
     target: str,
-    destination: Path,
+    destination: str | os.PathLike[str],
     *,
     num_shards: int | None = None,
     shard_bytes: int | None = None,
@@ -126,6 +126,7 @@ def convert(
     ConvertError
         If the destination exists, there is no room for it, or the source cannot be converted as asked.
     """
+    destination = Path(destination)
     start_s = time.monotonic()
     row = FORMATS[target]
     refuse_bad_destination(source, destination)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -69,8 +70,9 @@ class ShardEntry:
             extents=[list(run) for run in info.runs], crc32_ends=ends, document_count=document_count,
         )  # fmt: skip
 
-    def file(self, folder: Path) -> Path:
+    def file(self, folder: str | os.PathLike[str]) -> Path:
         """Return where its bytes are now: a growing shard's are in its `.partial` until it is published."""
+        folder = Path(folder)
         path = folder / self.path
         growing = not self.complete and partial_path(path).exists()
         return partial_path(path) if growing else path
@@ -218,7 +220,7 @@ class ShardIndex:
         return seal(f'{head},\n "shards": [\n  {shards}\n ]')
 
     @classmethod
-    def from_json(cls, text: str, path: Path) -> Self:
+    def from_json(cls, text: str, path: str | os.PathLike[str]) -> Self:
         """Parse and check the text of a `shards.json`.
 
         Raises
@@ -271,13 +273,15 @@ class ShardIndex:
                 raise FormatError(f"{where}: expected {key} {value.get(key)!r}, its shards give {found!r}")
 
     @classmethod
-    def load(cls, path: Path) -> Self:
+    def load(cls, path: str | os.PathLike[str]) -> Self:
         """Read a `shards.json`, given itself or its folder."""
+        path = Path(path)
         path = path / INDEX_NAME if path.is_dir() else path
         return cls.from_json(read_index_text(path), path)
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: str | os.PathLike[str]) -> None:
         """Write `shards.json` into `folder`, atomically."""
+        folder = Path(folder)
         write_atomically(folder / INDEX_NAME, self.to_json().encode("utf-8"))
 
 
@@ -305,7 +309,7 @@ def seal(body: str) -> str:
     return f'{body}{_CHECK}{_digest(body)}"\n}}\n'
 
 
-def parse_sealed(text: str, path: Path) -> Any:
+def parse_sealed(text: str, path: str | os.PathLike[str]) -> Any:
     """Parse the text of an index; where it has a digest, it must be the right one."""
     body, check, digest = text.rpartition(_CHECK)
     if check and digest[:64] != _digest(body):

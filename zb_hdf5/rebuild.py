@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,7 @@ _NAME: Final = re.compile(
 )
 
 
-def rebuild_index(folder: Path, *, force: bool = False) -> ShardIndex:
+def rebuild_index(folder: str | os.PathLike[str], *, force: bool = False) -> ShardIndex:
     """Write `shards.json` from what the shards of `folder` say, and return it.
 
     A `.repaired` shard takes the place of its original. Names of the record shuffle and of the source are stored in
@@ -40,6 +41,7 @@ def rebuild_index(folder: Path, *, force: bool = False) -> ShardIndex:
     FormatError
         If there are no shards, or they disagree.
     """
+    folder = Path(folder)
     if not force:
         _refuse_valid(folder)
     paths = _shard_paths(folder, force)

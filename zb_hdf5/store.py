@@ -58,12 +58,12 @@ BACKENDS: Final = {
 }
 
 
-def detect_backend(path: Path) -> str:
+def detect_backend(path: str | os.PathLike[str]) -> str:
     """Return the name of the backend that serves a file unless another one is asked for. Raises as below."""
     return detect_backends(path)[0]
 
 
-def detect_backends(path: Path) -> list[str]:
+def detect_backends(path: str | os.PathLike[str]) -> list[str]:
     """Return the names of the backends whose magic bytes the file carries: both for a stamped `.batch`.
 
     Raises
@@ -71,6 +71,7 @@ def detect_backends(path: Path) -> list[str]:
     FormatError
         If no backend knows the file.
     """
+    path = Path(path)
     with open(path, "rb") as file:
         head = file.read(4096)
     found = [
@@ -86,8 +87,9 @@ def detect_backends(path: Path) -> list[str]:
     )
 
 
-def is_stream(path: Path, backend: str = "auto") -> bool:
+def is_stream(path: str | os.PathLike[str], backend: str = "auto") -> bool:
     """Return whether `path` is a token stream: `.npy`, a folder of `.npy` files, an HDF5 stream, a store of those."""
+    path = Path(path)
     index = path if path.name == INDEX_NAME else path / INDEX_NAME
     if index.exists():
         return cast(str, _load("zb_hdf5.index:layout_of")(index)) == STREAM_LAYOUT
@@ -215,6 +217,9 @@ def open_writer(
 
     Parameters
     ----------
+    dtype
+        "uint32" or "uint16". In a `.batch` file uint16 is an extension of ours: other ZeroBatch v2 readers take it for
+        uint32.
     live
         Return a `LiveStoreWriter` of the folder `path`, with HDF5 shards of `shard_batches` batches.
 
@@ -247,7 +252,7 @@ def open_writer(
     )
 
 
-def backend_of_suffix(path: Path) -> str:
+def backend_of_suffix(path: str | os.PathLike[str]) -> str:
     """Return the backend that writes files with the suffix of `path`.
 
     Raises
@@ -255,6 +260,7 @@ def backend_of_suffix(path: Path) -> str:
     ConvertError
         If none does.
     """
+    path = Path(path)
     for name, backend in BACKENDS.items():
         if path.suffix == backend.suffix:
             return name

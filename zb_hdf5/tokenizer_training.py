@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import count
@@ -50,7 +51,7 @@ class TrainingReport:
 
 
 def train_tokenizer(
-    files: Sequence[DocumentFile], path: Path, vocab_size: int, *, overwrite: bool = False
+    files: Sequence[DocumentFile], path: str | os.PathLike[str], vocab_size: int, *, overwrite: bool = False
 ) -> TrainingReport:
     """Train on all documents but the first, the 21st, and so on, and write `x.json` and, for tiktoken, `x.tiktoken`.
 
@@ -70,6 +71,7 @@ def train_tokenizer(
     UnavailableError
         If the tokenizers library, or tiktoken, is not installed.
     """
+    path = Path(path)
     if path.suffix != ".json":
         raise ArgumentError(f"{path}: expected a name that ends in .json; the ranks for tiktoken are written beside it")
     if vocab_size < SMALLEST_VOCABULARY:

@@ -28,7 +28,7 @@ EntryCheck = Callable[[BatchReader, ShardReport], None]
 
 
 def verify_store(
-    path: Path, *, workers: int | None = None, progress: Progress = lambda tokens: None
+    path: str | os.PathLike[str], *, workers: int | None = None, progress: Progress = lambda tokens: None
 ) -> list[ShardReport]:
     """Check a file, or every shard of a store, several shards at a time.
 
@@ -49,6 +49,7 @@ def verify_store(
     FormatError
         If `path` is a folder whose `shards.json` cannot be read.
     """
+    path = Path(path)
     if _is_stream(path):
         return verify_stream(path, workers=workers, progress=progress)
     index = None
@@ -161,8 +162,9 @@ def _check_entry(index: ShardIndex, entry: ShardEntry, reader: BatchReader, repo
     report.checks.append("index")
 
 
-def total_tokens(path: Path) -> int:
+def total_tokens(path: str | os.PathLike[str]) -> int:
     """Return how many tokens there are to check, or 0 where that cannot be told without opening a damaged file."""
+    path = Path(path)
     try:
         with open_reader(path) as reader:
             return reader.num_batches * reader.meta.batch_tokens

@@ -166,6 +166,11 @@ def _add_command(source: str, target: str) -> None:
     )
     in_place = (source, target) == ("batch", "hdf5")
     command: Callable[..., Any] = work_options(in_place_options(run) if in_place else run)
+    if {source, target} == {"hdf5", "batch"}:
+        dtypes = click.Choice(["keep", "uint32", "uint16"])
+        command = _option("--dtype", dtypes, "keep", "Store the tokens as; uint16 .batch files are an extension.")(
+            command
+        )
     if target == "batch":
         command = click.option("--dual", is_flag=True, help="Make files that are HDF5 files as well.")(command)
     if target == "hdf5":
@@ -185,7 +190,7 @@ def _open(src: tuple[Path, ...] | Path, source: str, target: str, own: dict[str,
         return _open_npy(src, target, **own)
     from converters.store_file import StoreSource
 
-    return StoreSource(src, source, own.get("dataset"))
+    return StoreSource(src, source, own.get("dataset"), own.get("dtype", "keep"))
 
 
 def _open_npy(paths: tuple[Path, ...], target: str, **options: Any) -> Source:
@@ -287,10 +292,12 @@ def _as_json(report: Report) -> dict[str, Any]:
         "tokens_stored": report.tokens_stored,
         "tokens_written": report.tokens_written,
         "tokens_padded": report.accounts.padded,
+        "padding_rows": report.accounts.padding_rows,
         "tokens_dropped": report.accounts.dropped,
         "max_token": report.max_token,
         "shuffle": report.shuffle,
         "sha256": report.sha256,
+        "extension": _extension(report),
         "seconds": round(report.seconds, 3),
         "tokens_per_second": report.tokens_per_second and round(report.tokens_per_second),
     }
@@ -310,8 +317,10 @@ def _as_lines(report: Report) -> list[tuple[str, str]]:
         ("wrote" if report.tokens_written else "there is", f"{report.destination} ({shards})"),
         ("batches", f"{report.num_batches:,} of {meta.batch_size:,} x {meta.seq_len:,} {meta.dtype.name}"),
         ("tokens", tokens),
+        *([("padding", _padding(report))] if accounts.padded and report.part.num_jobs == 1 else []),
         ("shuffle", report.shuffle),
         ("sha256", report.sha256),
+        *([("note", extension)] if (extension := _extension(report)) else []),
         ("speed", _speed(report)),
     ]
 
@@ -324,6 +333,27 @@ def _speed(report: Report) -> str:
     checks = f" ({report.kept.seconds:.2f} s to look at what was kept)" if report.kept.shards else ""
     bytes_rate = format_bytes(rate * report.meta.dtype.itemsize)
     return f"{report.seconds:.2f} s{checks}, {format_count(rate)}tok/s, {bytes_rate}/s"
+
+
+def _extension(report: Report) -> str | None:
+    """Say what other readers of the format do not know of the files; None if there is nothing."""
+    if report.meta.dtype.name == "uint16" and any(shard.backend == "batch" for shard in report.shards):
+        return (
+            "uint16 .batch files are an extension: other ZeroBatch v2 readers take the ids for uint32 and return wrong "
+            "ones; --dtype uint32 writes what all of them read"
+        )
+    return None
+
+
+def _padding(report: Report) -> str:
+    """Say how much of what is stored is no token of the source, and where it stands."""
+    rows = report.accounts.padding_rows
+    in_rows = report.accounts.padded - rows * report.meta.seq_len
+    places = ([f"{in_rows:,} at the ends of rows"] if in_rows else []) + (
+        [f"{rows:,} whole rows, which fill the last batch"] if rows else []
+    )
+    share = report.accounts.padded / report.tokens_stored
+    return f"{share:.2%} of what is stored: {', '.join(places)}"
 
 
 for _source in SOURCES:

@@ -45,10 +45,19 @@ FORMATS: Final = {
 
 @dataclass
 class Accounts:
-    """Where the tokens went: `tokens_in + padded == stored + dropped` or the conversion is wrong."""
+    """Where the tokens went: `tokens_in + padded == stored + dropped` or the conversion is wrong.
+
+    Attributes
+    ----------
+    padded
+        Places without a token of the source.
+    padding_rows
+        Rows of nothing else, which fill the last batch.
+    """
 
     tokens_in: int = 0
     padded: int = 0
+    padding_rows: int = 0
     dropped: dict[str, int] = field(default_factory=dict)
 
     def drop(self, reason: str, tokens: int) -> None:
@@ -80,6 +89,9 @@ class Source(Protocol):
         Batches per shard where the source has shards of its own, else empty.
     shard_splits
         The split that each of these shards belongs to.
+    shard_records, shard_documents
+        Of each of these shards, where it is known, else empty: its part of `total_records`, and how many documents have
+        their first token in it.
     accounts
         Complete before the first batch is read.
     description
@@ -100,6 +112,8 @@ class Source(Protocol):
     reorders: bool
     shard_batches: list[int]
     shard_splits: list[str]
+    shard_records: list[int]
+    shard_documents: list[int | None]
     accounts: Accounts
     description: dict[str, Any]
     paths: list[Path]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -47,7 +48,7 @@ def _refuse_other_arguments(ctx: click.Context) -> None:
             raise click.UsageError(f"--in-place changes SRC where it is and takes no {name}")
 
 
-def change_in_place(path: Path, unstamp: bool) -> dict[str, Any]:
+def change_in_place(path: str | os.PathLike[str], unstamp: bool) -> dict[str, Any]:
     """Stamp, or unstamp, a `.batch` file or every shard of a store.
 
     A run over a store that was interrupted goes on when it is started again: shards that are done are left alone.
@@ -61,6 +62,7 @@ def change_in_place(path: Path, unstamp: bool) -> dict[str, Any]:
     UnavailableError
         If another process holds a file's lock.
     """
+    path = Path(path)
     from zb_hdf5 import ArgumentError, dual
     from zb_hdf5.native import Face, face_of, read_header
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -46,7 +48,8 @@ class TextOptions:
     shuffle
         Whether the packed rows of each split are stored in a uniformly random order.
     remainder
-        Of the rows that do not fill the last batch of a split: "drop", "pad" or "error".
+        Of the rows that do not fill the last batch of a split: "pad" (with rows of `pad_id`: no token is lost), "drop"
+        or "error".
     pad_id
         The token of padding; None: the boundary token, or 0 if there is none.
     num_shards
@@ -58,7 +61,7 @@ class TextOptions:
     seed: int = 42
     shuffle: bool = True
     packing: str = "concat"
-    remainder: str = "drop"
+    remainder: str = "pad"
     pad_id: int | None = None
     num_shards: int | None = None
     val_fraction: float = 0.0
@@ -106,8 +109,10 @@ class TextSource:
             for split in dict.fromkeys(spool.split for spool in spools)
         ]
         self.num_batches = sum(part.num_batches for part in self._splits)
-        self.meta = replace(meta, total_records=self.num_batches * meta.batch_size)
+        self.meta = meta
         self.shard_batches, self.shard_splits = self._cut()
+        self.shard_records, self.shard_documents = self._count()
+        self.meta = replace(meta, total_records=sum(self.shard_records))
         self.identity = {"packing": options.packing, "pad_id": pad_id, "splits": self.batches_of_split}
 
     @property
@@ -130,6 +135,7 @@ class TextSource:
             )
         if rest and options.remainder == "pad":
             num_batches += 1
+            self.accounts.padding_rows += meta.batch_size - rest
         elif rest:
             last = order.indices(np.arange(rows.num_rows - rest, rows.num_rows))
             left_out = rows.tokens_in(last)
@@ -157,6 +163,21 @@ class TextSource:
             batches += np.diff([0, *stops]).tolist()
             splits += [part.split] * count
         return batches, splits
+
+    def _count(self) -> tuple[list[int], list[int | None]]:
+        """Return the rows that hold a token and the documents that begin, of each shard."""
+        size = self.meta.batch_size
+        records: list[int] = []
+        documents: list[int | None] = []
+        for part in self._splits:
+            batches = [
+                count for count, split in zip(self.shard_batches, self.shard_splits, strict=True) if split == part.split
+            ]
+            for start, stop in pairwise([0, *np.cumsum(batches).tolist()]):
+                rows = part.order.indices(np.arange(start * size, min(stop * size, part.rows.num_rows)))
+                records.append(len(rows))
+                documents.append(int(part.rows.documents[rows].sum()))
+        return records, documents
 
     def read_into(self, start: int, out: TokenArray) -> None:
         """Gather the rows of consecutive batches."""
@@ -191,7 +212,7 @@ class TextSource:
 def ingest_batches(
     files: Sequence[DocumentFile],
     kind: str,
-    destination: Path,
+    destination: str | os.PathLike[str],
     recipe: Recipe,
     options: TextOptions,
     *,
@@ -219,6 +240,7 @@ def ingest_batches(
     ConvertError
         If the destination exists, or the text does not fill a batch.
     """
+    destination = Path(destination)
     start_s = time.monotonic()
     _require_options(options)
     _require_free(destination, options, overwrite, resume)
@@ -263,9 +285,10 @@ def ingest_batches(
 
 
 def is_ingested(
-    files: Sequence[DocumentFile], kind: str, destination: Path, recipe: Recipe, options: TextOptions
+    files: Sequence[DocumentFile], kind: str, destination: str | os.PathLike[str], recipe: Recipe, options: TextOptions
 ) -> bool:
     """Return whether `destination` is what `ingest_batches` would make; then what a kill has left is removed."""
+    destination = Path(destination)
     plans = _plan_spools(files, options)
     work = describe_work(files, kind, recipe, dict(load_tokenizer(recipe.tokenizer).description), plans)
     if not is_made_of(destination, files, digest_of_work(work, asdict(options))):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +19,7 @@ Progress = Callable[[int], None]
 
 def convert_live(
     source: Source,
-    destination: Path,
+    destination: str | os.PathLike[str],
     *,
     num_shards: int | None = None,
     shard_bytes: int | None = None,
@@ -33,6 +34,7 @@ def convert_live(
     ConvertError
         If the destination exists, or there is no room for it.
     """
+    destination = Path(destination)
     start_s = time.monotonic()
     refuse_bad_destination(source, destination)
     cuts = cut_into_shards(source, num_shards, shard_bytes)

@@ -14,7 +14,7 @@ from zb_hdf5.publish import PartialDirectory, partial_path, remove
 from zb_hdf5.spec import CRC32_SUFFIX, INDEX_NAME, SHARD_PREFIX
 
 
-def merge_parts(destination: Path, *, overwrite: bool = False) -> ShardIndex:
+def merge_parts(destination: str | os.PathLike[str], *, overwrite: bool = False) -> ShardIndex:
     """Publish a folder whose shards were written by several jobs, each with its `--shard-range`.
 
     Raises
@@ -24,6 +24,7 @@ def merge_parts(destination: Path, *, overwrite: bool = False) -> ShardIndex:
     UnavailableError
         If a part is still being written.
     """
+    destination = Path(destination)
     waiting = partial_path(destination)
     if not journal_paths(waiting) and (destination / INDEX_NAME).exists():
         return ShardIndex.load(destination)  # it was merged before

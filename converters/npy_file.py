@@ -101,7 +101,7 @@ class NpySource:
 
     def __init__(
         self,
-        paths: Sequence[Path],
+        paths: Sequence[str | os.PathLike[str]],
         *,
         batch_size: int,
         seq_len: int,
@@ -124,6 +124,8 @@ class NpySource:
         self.shuffle, self.reorders = "global" if shuffle else "none", shuffle
         self.shard_batches: list[int] = []
         self.shard_splits: list[str] = []
+        self.shard_records: list[int] = []
+        self.shard_documents: list[int | None] = []
         how = {"remainder": remainder, "pad_id": pad_id}
         self.description = {"format": "npy", "files": [str(path) for path in self.paths], **how}
         self.identity: dict[str, Any] = {}
@@ -153,7 +155,8 @@ class NpySource:
         self.num_batches = total // meta.batch_size
         if rest and remainder == "pad":
             self.num_batches += 1
-            self.accounts.padded = (meta.batch_size - rest) * meta.seq_len
+            self.accounts.padding_rows = meta.batch_size - rest
+            self.accounts.padded = self.accounts.padding_rows * meta.seq_len
         else:
             self.accounts.drop("remainder", rest * meta.seq_len)
         if self.num_batches == 0:
@@ -275,7 +278,7 @@ class NpyWriter(BatchWriter):
         pass
 
 
-def expand(paths: Sequence[Path]) -> list[Path]:
+def expand(paths: Sequence[str | os.PathLike[str]]) -> list[Path]:
     """Replace folders by the `.npy` files in and below them, in the order of their paths.
 
     Raises
@@ -284,7 +287,7 @@ def expand(paths: Sequence[Path]) -> list[Path]:
         If a folder has none.
     """
     files: list[Path] = []
-    for path in paths:
+    for path in map(Path, paths):
         if path.is_dir():
             inside = sorted(file for file in path.rglob("*.npy") if not _is_unfinished(file.relative_to(path)))
             if not inside:

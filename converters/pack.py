@@ -68,6 +68,12 @@ class Packing:
         before = np.cumsum(self.lengths) - self.lengths
         return before - np.repeat(before[self.first[:-1]], np.diff(self.first))
 
+    def documents_begun(self, document_lengths: IndexArray) -> IndexArray:
+        """Return how many documents have their first token in each row; one without tokens begins in none."""
+        starts = (np.cumsum(document_lengths) - document_lengths)[document_lengths > 0]
+        begun = np.searchsorted(starts, self.offsets + self.lengths) - np.searchsorted(starts, self.offsets)
+        return np.diff(np.concatenate([[0], np.cumsum(begun)])[self.first])
+
 
 def concat(document_lengths: IndexArray, seq_len: int) -> Packing:
     """Cut the stream every `seq_len` tokens: rows and documents straddle each other, only the last tokens are lost."""

@@ -107,7 +107,7 @@ class Report:
 def convert(
     source: Source,
     target: str,
-    destination: Path,
+    destination: str | os.PathLike[str],
     *,
     num_shards: int | None = None,
     shard_bytes: int | None = None,
@@ -153,6 +153,7 @@ def convert(
     ConvertError
         If the destination exists, there is no room for it, or the source cannot be converted as asked.
     """
+    destination = Path(destination)
     start_s = time.monotonic()
     was_kept = NOTHING_KEPT
     refuse_bad_destination(source, destination)
@@ -322,7 +323,7 @@ class _Folder:
         with scattered(
             plan.source, self.shuffle, path / plan.name(self._shards[0]), self._ways.engine, progress
         ) as source:
-            tasks = (replace(plan, source=source).task(shard, path) for shard in missing)
+            tasks = (replace(plan.task(shard, path), source=source) for shard in missing)
             with closing(self._ways.engine.run(write_shard, tasks, progress)) as results:
                 for number, done in results:
                     journal.add(missing[number], done)

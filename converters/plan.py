@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -69,19 +70,33 @@ class Plan:
     def task(self, shard: int, folder: Path) -> ShardTask:
         """Return the work of one shard."""
         start, stop = self.cuts[shard]
-        meta = self._shard_meta(start, stop)
+        meta, documents = self._shard_meta(shard), self._shard_documents(shard)
         splits = self.source.shard_splits or [DEFAULT_SPLIT]
         split = splits[shard] if len(splits) == len(self.cuts) else splits[0]
         sidecar = FORMATS[self.target].indexed
-        return ShardTask(self.source, self.target, folder / self.name(shard), start, stop, meta, sidecar, split)
+        path = folder / self.name(shard)
+        return ShardTask(self.source, self.target, path, start, stop, meta, sidecar, split, documents)
 
-    def _shard_meta(self, start: int, stop: int) -> StoreMeta:
+    def _shard_meta(self, shard: int) -> StoreMeta:
         """Describe one shard: its part of `total_records`, so that the parts of all shards add up to the whole."""
-        meta = self.source.meta
+        meta, (start, stop) = self.source.meta, self.cuts[shard]
         records = (stop - start) * meta.batch_size
-        if stop == self.source.num_batches:
+        if self.source.shard_records and self._keeps_shards:
+            records = self.source.shard_records[shard]
+        elif stop == self.source.num_batches:
             records = max(0, meta.total_records - start * meta.batch_size)
-        return replace(meta, total_records=records if meta.total_records else 0)
+        documents = self._shard_documents(shard) or 0
+        return replace(meta, total_records=records if meta.total_records else 0, document_count=documents)
+
+    def _shard_documents(self, shard: int) -> int | None:
+        """Return how many documents begin in a shard; None if that is not known."""
+        known = self.source.shard_documents
+        return known[shard] if known and self._keeps_shards else None
+
+    @cached_property
+    def _keeps_shards(self) -> bool:
+        """Whether the shards are those of the source."""
+        return self.cuts == list(pairwise([0, *np.cumsum(self.source.shard_batches).tolist()]))
 
     def shard_bytes(self, shard: int) -> int:
         """Return about how much disk a shard takes."""

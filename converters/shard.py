@@ -82,11 +82,13 @@ class ShardTask:
     start, stop
         Its batches.
     meta
-        As for the source, with the shard's own part of `total_records`.
+        As for the source, with the shard's own part of `total_records` and its own documents.
     sidecar
         Whether a `.batch` gets its crc32 rows beside it: in a store, not as a file of its own.
     split
         Which split of the store it belongs to.
+    documents
+        How many documents begin in it; None if that is not known.
     files
         If given, the source's files must still be like this before the file is published.
     """
@@ -99,6 +101,7 @@ class ShardTask:
     meta: StoreMeta
     sidecar: bool
     split: str = DEFAULT_SPLIT
+    documents: int | None = None
     overwrite: bool = False
     files: dict[str, FileState] | None = None
 
@@ -182,7 +185,7 @@ def write_shard(task: ShardTask, progress: Progress = no_progress) -> FinishedSh
             info = writer.finish()
     if task.sidecar and info.backend == "batch":  # an HDF5 shard holds its crc32 rows itself
         write_atomically(_sidecar(task.path), info.crc32.tobytes())
-    return FinishedShard(ShardEntry.of(info, task.split), info.max_token)
+    return FinishedShard(ShardEntry.of(info, task.split, task.documents), info.max_token)
 
 
 def _sidecar(path: Path) -> Path:

@@ -118,7 +118,8 @@ class ScatteredSource:
         )  # fmt: skip
         self.reorders = source.reorders
         self.shard_batches, self.accounts, self.paths = source.shard_batches, source.accounts, source.paths
-        self.shard_splits = source.shard_splits
+        self.shard_splits, self.shard_records = source.shard_splits, source.shard_records
+        self.shard_documents = source.shard_documents
         self.description, self.identity = source.description, source.identity
         self._pad_id, self._num_records = pad_id, plan.order.n
         self._buckets = BucketReader(plan, folder)

@@ -117,6 +117,11 @@ class PackedRows:
         Where the plan is kept.
     pad_id
         Fills what the pieces of a row leave of it.
+
+    Attributes
+    ----------
+    documents
+        How many documents begin in each row. Stays in this process.
     """
 
     def __init__(
@@ -126,18 +131,20 @@ class PackedRows:
         self._starts = [0, *accumulate(spool.num_tokens for spool in spools)]
         self._prefix = folder / f"{SHARD_PREFIX}plan-{spools[0].split}"
         lengths = [np.fromfile(spool.lengths_path, np.int64) for spool in spools]
-        packed = PACKINGS[packing](np.concatenate(lengths), seq_len)
+        document_lengths = np.concatenate(lengths)
+        packed = PACKINGS[packing](document_lengths, seq_len)
         for name in ("offsets", "lengths", "first"):
             _save(self._plan_path(name), getattr(packed, name))
         self.num_rows = packed.num_rows
         self.tokens_kept, self.tokens_cropped = packed.tokens_kept, packed.tokens_cropped
+        self.documents = packed.documents_begun(document_lengths)
         self._plan: Packing | None = None
 
     def _plan_path(self, name: str) -> Path:
         return self._prefix.with_name(f"{self._prefix.name}-{name}.npy")
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_plan": None}
+        return {**self.__dict__, "documents": None, "_plan": None}
 
     def tokens_in(self, rows: npt.NDArray[np.int64]) -> int:
         """Return how many tokens, padding aside, some rows hold."""

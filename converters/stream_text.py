@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -116,13 +117,14 @@ class ShardedTokenizationPipeline:
         )
         self._work = describe_work(files, kind, recipe, dict(self._tokenizer.description), self._plans)
 
-    def is_done(self, destination: Path) -> bool:
+    def is_done(self, destination: str | os.PathLike[str]) -> bool:
         """Return whether `destination` is what `run` would make; then the journal that a kill has left is removed."""
+        destination = Path(destination)
         return is_made_of(destination, self._files, digest_of_work(self._work, {}))
 
     def run(
         self,
-        destination: Path,
+        destination: str | os.PathLike[str],
         *,
         engine: Engine,
         num_threads: int = 1,
@@ -147,6 +149,7 @@ class ShardedTokenizationPipeline:
         ConvertError
             If the destination exists, or there are no documents.
         """
+        destination = Path(destination)
         start_s = time.monotonic()
         with PartialDirectory(destination, overwrite=overwrite) as folder:
             tasks = [self._task(number, folder.partial_path, num_threads) for number in range(len(self._plans))]

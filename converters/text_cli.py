@@ -100,7 +100,7 @@ _OPTIONS: Final = [
     _option(
         "--remainder",
         click.Choice(["drop", "pad", "error"]),
-        "drop",
+        "pad",
         "Rows that do not fill the last batch: leave out, fill up, or fail.",
     ),
     click.option("--pad-id", type=_NATURAL, help="Token of padding. [default: the boundary token, else 0]"),

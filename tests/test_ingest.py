@@ -13,19 +13,36 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
 from interrupted import Failing, Stops
 
 from converters import spool
 from converters.cli import convert
 from converters.executors import Inline, open_engine
-from converters.ingest import TextOptions, ingest_batches
+from converters.formats import Accounts
+from converters.ingest import TextOptions, TextSource, ingest_batches
 from converters.pack import PACKINGS
+from converters.spool import Spool, lengths_path
 from converters.stream_text import ShardedTokenizationPipeline
-from converters.text_file import Recipe
-from zb_hdf5 import ArgumentError, ConvertError, FormatError, Loader, ShardIndex, StateError, documents, open_reader
+from converters.text_file import Recipe, Tally
+from zb_hdf5 import (
+    ArgumentError,
+    ConvertError,
+    FormatError,
+    Loader,
+    ShardIndex,
+    StateError,
+    StoreMeta,
+    documents,
+    open_reader,
+    verify_store,
+)
 from zb_hdf5.documents import open_documents
 from zb_hdf5.order import write_order
 from zb_hdf5.publish import partial_path
+from zb_hdf5.rebuild import rebuild_index
+from zb_hdf5.spec import stored_dtype
 
 BYTES = Recipe("byte", 256)
 SMALL = TextOptions(batch_size=2, seq_len=16, seed=5)
@@ -77,9 +94,11 @@ def test_stored_rows_are_the_packed_documents(tmp_path, files, texts, packing, s
     options = TextOptions(2, 16, seed=5, packing=packing, shuffle=shuffle, num_shards=3)
     report = ingest(files, tmp_path / "out", options=options)
     rows = expected_rows(texts, packing, 16)
-    stored = len(rows) // 2 * 2
-    order = write_order(len(rows), 5).indices(np.arange(stored)) if shuffle else np.arange(stored)
-    assert np.array_equal(read_rows(tmp_path / "out"), rows[order])
+    order = write_order(len(rows), 5).indices(np.arange(len(rows))) if shuffle else np.arange(len(rows))
+    found = read_rows(tmp_path / "out")
+    assert np.array_equal(found[: len(rows)], rows[order])
+    assert len(found) == -(-len(rows) // 2) * 2
+    assert np.all(found[len(rows) :] == 256)
     index = ShardIndex.load(tmp_path / "out")
     assert len(index.shards) == 3
     assert (index.shuffle, index.meta.document_count) == ("global" if shuffle else "none", 150)
@@ -118,8 +137,10 @@ def test_splits_are_frozen_and_kept(tmp_path, files, texts, last):
     train = report.batches_of_split["train"] * 2
     rows = read_rows(tmp_path / "out")
     if last:
-        assert np.array_equal(rows[:train], expected_rows(texts[:90], "concat", 16)[:train])
-        assert np.array_equal(rows[train:], expected_rows(texts[90:], "concat", 16)[: len(rows) - train])
+        for stored, part in ((rows[:train], texts[:90]), (rows[train:], texts[90:])):
+            expected = expected_rows(part, "concat", 16)
+            assert np.array_equal(stored[: len(expected)], expected)
+            assert np.all(stored[len(expected) :] == 256)
     result = CliRunner().invoke(convert, ["hdf5-to-batch", str(tmp_path / "out"), str(tmp_path / "copy")])
     assert result.exit_code == 0, result.output
     assert [shard.split for shard in ShardIndex.load(tmp_path / "copy").shards] == splits
@@ -131,7 +152,7 @@ def test_splits_are_frozen_and_kept(tmp_path, files, texts, last):
 
 
 def test_one_file(tmp_path, files, texts):
-    ingest(files, tmp_path / "out.h5", options=TextOptions(2, 16, shuffle=False))
+    ingest(files, tmp_path / "out.h5", options=TextOptions(2, 16, shuffle=False, remainder="drop"))
     rows = expected_rows(texts, "concat", 16)
     assert np.array_equal(read_rows(tmp_path / "out.h5"), rows[: len(rows) // 2 * 2])
     with pytest.raises(ConvertError, match="is one file; name a folder"):
@@ -152,11 +173,118 @@ def test_remainders(tmp_path, files, texts):
     with pytest.raises(ConvertError, match=r"packed rows \(train\) are no multiple of batch_size"):
         ingest(files, tmp_path / "other", options=TextOptions(size, 16, remainder="error"))
     with pytest.raises(ConvertError, match="do not fill one batch of 100000"):
-        ingest(files, tmp_path / "other", options=TextOptions(100_000, 16), resume=True)
+        ingest(files, tmp_path / "other", options=TextOptions(100_000, 16, remainder="drop"), resume=True)
     # the tokens are kept for other arguments
-    ingest(files, tmp_path / "other", options=TextOptions(size, 16, shuffle=False), resume=True)
+    ingest(files, tmp_path / "other", options=TextOptions(size, 16, shuffle=False, remainder="drop"), resume=True)
     assert np.array_equal(read_rows(tmp_path / "other"), rows[:whole])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus", "drop", "other", "pad"]
+
+
+@given(
+    st.lists(st.integers(0, 40), min_size=1, max_size=40),
+    st.sampled_from(sorted(PACKINGS)),
+    st.sampled_from(["pad", "drop"]),
+    st.integers(1, 7),
+    st.integers(1, 12),
+    st.booleans(),
+    st.integers(0, 5),
+)
+@example([512] * 20, "best-fit", "pad", 16, 512, True, 0)  # 4 rows were dropped by default
+def test_the_accounts_balance(tmp_path_factory, lengths, packing, remainder, batch_size, seq_len, shuffle, num_val):
+    """Tokens in + padding = stored + dropped, counted in the batches: padding is 0 here, and no token is."""
+    folder = tmp_path_factory.mktemp("spools")
+    parts = {"train": lengths[num_val:], "val": lengths[:num_val]}
+    spools = [write_spool_of(folder, split, part) for split, part in parts.items() if sum(part)]
+    assume(spools)
+    options = TextOptions(batch_size, seq_len, shuffle=shuffle, packing=packing, remainder=remainder)
+    meta = StoreMeta(batch_size, seq_len, stored_dtype("uint32"), 42, 0, len(lengths), 0, "")
+    try:
+        source = TextSource(spools, folder, meta, options, 0, {}, [])
+    except ConvertError:  # not one batch of a split
+        return
+    stored = np.empty((source.num_batches, batch_size, seq_len), np.uint32)
+    source.read_into(0, stored)
+    accounts = source.accounts
+    accounts.settle(stored.size)
+    assert accounts.tokens_in == sum(spool.num_tokens for spool in spools)
+    assert np.count_nonzero(stored == 0) == accounts.padded
+    assert np.count_nonzero(stored) == accounts.tokens_in - sum(accounts.dropped.values())
+    records = stored.any(axis=2)
+    assert source.meta.total_records == records.sum()
+    assert accounts.padding_rows == (~records).sum()
+    if packing == "best-fit" and remainder == "pad":
+        assert not accounts.dropped
+    shards = np.split(stored, np.cumsum(source.shard_batches)[:-1])
+    assert source.shard_records == [shard.any(axis=2).sum() for shard in shards]
+    assert source.shard_documents == [np.count_nonzero(shard == 1) for shard in shards]
+
+
+def write_spool_of(folder, split, lengths):
+    """Write documents of these lengths, which begin with token 1 and go on with 2."""
+    path = folder / f"{split}.tokens"
+    documents = [np.array([1] + [2] * (length - 1), np.uint32) for length in lengths if length]
+    np.concatenate(documents).tofile(path)
+    np.array(lengths, np.int64).tofile(lengths_path(path))
+    return Spool(path, split, sum(lengths), Tally(len(lengths), accounts=Accounts(sum(lengths))))
+
+
+@pytest.mark.parametrize("packing", sorted(PACKINGS))
+def test_shards_say_which_documents_begin_in_them(tmp_path, packing):
+    rng = np.random.default_rng(7)
+    texts = ["#" + "x" * rng.integers(0, 70) for _ in range(150)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    files = open_documents([tmp_path / "a.jsonl"])
+    options = TextOptions(4, 16, packing=packing, num_shards=3, val_fraction=0.2)
+    ingest(files, tmp_path / "out", options=options)
+    index = ShardIndex.load(tmp_path / "out")
+    begun = []
+    for shard in index.shards:
+        rows = read_rows(tmp_path / "out" / shard.path)
+        begun.append(np.count_nonzero(rows == ord("#")))
+        with open_reader(tmp_path / "out" / shard.path) as reader:
+            assert reader.meta.document_count == begun[-1]
+            assert reader.meta.total_records == np.count_nonzero((rows != 256).any(axis=1))
+    assert [shard.document_count for shard in index.shards] == begun
+    assert index.meta.document_count == 150
+    assert sum(begun) == 150 or (packing == "concat" and sum(begun) > 145)  # the stream's last tokens fill no row
+    counted = [shard["document_count"] for shard in json.loads((tmp_path / "out/shards.json").read_text())["shards"]]
+    assert counted == begun
+    run_convert("hdf5-to-batch", tmp_path / "out", tmp_path / "copy")
+    run_convert("batch-to-hdf5", tmp_path / "copy", tmp_path / "back")
+    for copy in ("copy", "back"):
+        assert [shard.document_count for shard in ShardIndex.load(tmp_path / copy).shards] == begun
+        assert not [report.problem for report in verify_store(tmp_path / copy) if report.problem]
+    for shard in index.shards:
+        assert (tmp_path / "back" / shard.path).read_bytes() == (tmp_path / "out" / shard.path).read_bytes()
+    rebuilt = rebuild_index(tmp_path / "back", force=True)
+    assert [shard.document_count for shard in rebuilt.shards] == begun
+    assert rebuilt.meta.total_records == index.meta.total_records
+
+
+def test_shards_that_are_cut_anew_do_not_say_which_documents_they_hold(tmp_path, files):
+    ingest(files, tmp_path / "out", options=TextOptions(2, 16, num_shards=3))
+    run_convert("hdf5-to-batch", tmp_path / "out", tmp_path / "copy", "--shards", "2")
+    index = json.loads((tmp_path / "copy/shards.json").read_text())
+    assert index["document_count"] == 150
+    assert not any("document_count" in shard for shard in index["shards"])
+
+
+def run_convert(*arguments):
+    result = CliRunner().invoke(convert, [*map(str, arguments), "--json"])
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def test_no_row_is_dropped_by_default_and_the_report_says_what_is_padding(tmp_path):
+    """Twenty documents of a row each, in batches of 16: the last 4 rows were dropped."""
+    (tmp_path / "a.jsonl").write_text((json.dumps({"text": "x" * 511}) + "\n") * 20)
+    how = [tmp_path / "a.jsonl", "--tokenizer", "byte", "--batch-size", 16, "--packing", "best-fit"]
+    report = run_convert("jsonl-to-hdf5", how[0], tmp_path / "out", *how[1:])
+    assert report["tokens_dropped"] == {}
+    assert (report["tokens_in"], report["tokens_padded"], report["padding_rows"]) == (20 * 512, 12 * 512, 12)
+    assert ShardIndex.load(tmp_path / "out").meta.total_records == 20
+    told = CliRunner().invoke(convert, ["jsonl-to-hdf5", str(how[0]), str(tmp_path / "two"), *map(str, how[1:])])
+    assert "37.50% of what is stored: 12 whole rows, which fill the last batch" in " ".join(told.output.split())
 
 
 def test_errors_come_before_the_work(tmp_path, files):

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from zb_hdf5 import ArgumentError, ConvertError, FormatError, StateError, UnavailableError
 from zb_hdf5.documents import open_documents
 from zb_hdf5.tokenizer import load_tokenizer, require_tokenizer
+from zb_hdf5.tokenizer_training import _ranks as ranks_of
 from zb_hdf5.tokenizer_training import train_tokenizer
 
 tiktoken = pytest.importorskip("tiktoken")
@@ -89,6 +90,40 @@ def test_threads_do_not_change_the_ids(tokenizer, num_threads):
     assert np.array_equal(np.concatenate(alone), expected[0])
 
 
+def test_one_text_has_its_own_ids(tokenizer):
+    for text in TEXTS:
+        ids = tokenizer.encode(text)
+        assert ids.dtype == np.uint32
+        assert ids.tolist() == tokenizer.encode([text])[0].tolist()
+
+
+@given(st.text())
+@example("naïve 東京 🙂\u00a0 x <|endoftext|> a b\r\n\x00")
+def test_decode_gives_the_text_back(tokenizer, text):
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert tokenizer.decode(tokenizer.encode(text).tolist()) == text
+
+
+def test_decode_spells_special_tokens_out_and_replaces_broken_bytes(tokenizer):
+    boundary = tokenizer.boundary_token_id
+    row = [*tokenizer.encode("one").tolist(), boundary, *tokenizer.encode("two").tolist(), boundary]
+    assert tokenizer.decode(np.array(row, np.uint16)) == "one<|endoftext|>two<|endoftext|>"
+    cut = tokenizer.encode("\U00010348")  # rare: its four bytes are several tokens
+    assert len(cut) > 1
+    assert tokenizer.decode(cut[:-1]) == "\ufffd"
+    assert tokenizer.decode([*cut[:-1].tolist(), boundary]) == "\ufffd<|endoftext|>"
+    assert tokenizer.decode([]) == ""
+
+
+def test_decode_refuses_what_is_no_row_of_ids(tokenizer):
+    for bad in (tokenizer.vocab_size, -1, 2**40):
+        with pytest.raises(ArgumentError, match=f"has no token {bad}; its ids are below {tokenizer.vocab_size:,}"):
+            tokenizer.decode([0, bad])
+    for bad in ([[0, 1], [2, 3]], [0.5], "text", 3):
+        with pytest.raises(ArgumentError, match="decode needs one row of ids, found shape"):
+            tokenizer.decode(bad)
+
+
 def test_no_texts(tokenizer):
     tokens, lengths = tokenizer.encode([], 2)
     assert (len(tokens), len(lengths)) == (0, 0)
@@ -135,6 +170,72 @@ def test_another_tokenizer_than_the_store_has_is_an_error(tokenizer, trained):
     require_tokenizer('{"name": "something of which we know no digest"}', tokenizer, "store")
     with pytest.raises(StateError, match=r"store: expected the tokenizer that it was made with, \w+:.* found \w+"):
         require_tokenizer(stored, other, "store")
+
+
+def test_one_trained_tokenizer_has_one_digest(trained, tmp_path):
+    """Under both of its names, after another program has written the JSON, and only while both give the same ids."""
+    fast, slow = load_tokenizer(f"tiktoken:{trained.ranks_path}"), load_tokenizer(f"hf:{trained.path}")
+    assert fast.digest == slow.digest == trained.digest
+    for stored, other in ((fast, slow), (slow, fast)):
+        require_tokenizer(json.dumps(stored.description), other, "store")
+    content = json.loads(trained.path.read_text())
+    content["model"]["merges"] = [" ".join(pair) for pair in content["model"]["merges"]]  # as older versions wrote it
+    content["post_processor"] = {
+        "type": "ByteLevel",
+        "add_prefix_space": True,
+        "trim_offsets": False,
+        "use_regex": True,
+    }
+    assert digest_of(content, tmp_path) == trained.digest
+    retrained = train_tokenizer(open_documents(sorted(STDLIB.glob("*.py"))[60:90], "text"), tmp_path / "b.json", 1000)
+    assert retrained.digest != trained.digest
+    with pytest.raises(StateError, match=r"expected the tokenizer that it was made with, tiktoken:tok\.tiktoken"):
+        require_tokenizer(json.dumps(fast.description), f"hf:{retrained.path}", "store")
+
+
+def digest_of(content, folder):
+    (folder / "changed.json").write_text(json.dumps(content))
+    return load_tokenizer(f"hf:{folder / 'changed.json'}").digest
+
+
+@pytest.mark.parametrize("change", ["merges", "dropout", "matched", "byte", "special", "normalizer"])
+def test_a_tokenizer_that_ranks_cannot_express_has_its_own_digest(trained, tmp_path, change):
+    content = json.loads(trained.path.read_text())
+    model = content["model"]
+    if change == "merges":  # the ids of the merged tokens no longer ascend: other merges come first
+        model["merges"][3:5] = model["merges"][4:2:-1]
+    elif change == "dropout":
+        model["dropout"] = 0.5
+    elif change == "matched":  # an added token that is found in texts
+        content["added_tokens"].append({**content["added_tokens"][0], "id": 1000, "content": "def", "special": False})
+    elif change == "byte":
+        model["vocab"].pop("A")
+        model["merges"] = [pair for pair in model["merges"] if "A" not in "".join(pair)]
+    elif change == "special":
+        content["added_tokens"][0]["content"] = "<|end|>"
+    else:
+        content["normalizer"] = {"type": "Lowercase"}
+    assert digest_of(content, tmp_path) != trained.digest
+
+
+def test_a_merge_that_ranks_would_do_otherwise_has_its_own_digest(trained, tmp_path):
+    """`abc` is listed as a + bc; by ranks `ab` comes first, and leaves `c`."""
+    content = json.loads(trained.path.read_text())
+    model = content["model"]
+    base = {token: number for token, number in model["vocab"].items() if len(token) == 1}
+    assert len(base) == 256
+    model["vocab"] = base | {"ab": 256, "bc": 257, "abc": 258}
+    content["added_tokens"][0]["id"] = 259
+    model["merges"] = [["a", "b"], ["b", "c"], ["ab", "c"]]
+    agreeing = digest_of(content, tmp_path)
+    assert load_tokenizer(f"hf:{tmp_path / 'changed.json'}").encode("abc").tolist() == [258]
+    (tmp_path / "changed.tiktoken").write_bytes(ranks_of(model["vocab"]))
+    assert load_tokenizer(f"tiktoken:{tmp_path / 'changed.tiktoken'}").digest == agreeing
+    model["merges"][2] = ["a", "bc"]
+    assert digest_of(content, tmp_path) != agreeing
+    assert load_tokenizer(f"hf:{tmp_path / 'changed.json'}").encode("abc").tolist() == [256, base["c"]]
+    ranks = load_tokenizer(f"tiktoken:{tmp_path / 'changed.tiktoken'}")
+    assert (ranks.digest, ranks.encode("abc").tolist()) == (agreeing, [258])
 
 
 @pytest.mark.parametrize(

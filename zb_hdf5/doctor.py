@@ -44,7 +44,7 @@ class Finding:
         return f"{self.state}: {self.text}" + (f"; {self.remedy}" if self.remedy else "")
 
 
-def diagnose(path: Path) -> list[Finding]:
+def diagnose(path: str | os.PathLike[str]) -> list[Finding]:
     """Return what was found about `path` and this machine.
 
     Raises
@@ -52,6 +52,7 @@ def diagnose(path: Path) -> list[Finding]:
     FormatError, IncompleteError
         If it cannot be opened at all.
     """
+    path = Path(path)
     folder = path if path.is_dir() else path.parent
     network = network_file_system(folder)
     findings = [

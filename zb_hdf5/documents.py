@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
@@ -227,7 +228,9 @@ FILE_KINDS: Final[dict[str, type[DocumentFile]]] = {
 }
 
 
-def open_documents(paths: Sequence[Path], kind: str | None = None, column: str = "text") -> list[DocumentFile]:
+def open_documents(
+    paths: Sequence[str | os.PathLike[str]], kind: str | None = None, column: str = "text"
+) -> list[DocumentFile]:
     """Open files of documents, in the order given; of a folder those in and below it, in the order of their paths.
 
     Parameters
@@ -245,7 +248,7 @@ def open_documents(paths: Sequence[Path], kind: str | None = None, column: str =
     kinds = list(FILE_KINDS.values()) if kind is None else [FILE_KINDS[kind]]
     suffixes = tuple(suffix for each in kinds for suffix in each.suffixes)
     files: list[Path] = []
-    for path in paths:
+    for path in map(Path, paths):
         inside = sorted(path.rglob("*")) if path.is_dir() else [path]
         found = [file for file in inside if file.name.endswith(suffixes)] if path.is_dir() or kind is None else inside
         if not found:

@@ -51,7 +51,7 @@ class DualFileWriter(BatchFileWriter):
         return runs
 
 
-def stamp(path: Path) -> None:
+def stamp(path: str | os.PathLike[str]) -> None:
     """Write the HDF5 face; the signature goes last, so that a torn stamp is a `.batch` file and not an HDF5 file.
 
     Raises
@@ -63,6 +63,7 @@ def stamp(path: Path) -> None:
     UnavailableError
         If another process holds the file's lock.
     """
+    path = Path(path)
     with _locked(path) as fd:
         meta, num_batches = read_header(path)
         if face_of(path) is Face.HDF5:
@@ -74,11 +75,12 @@ def stamp(path: Path) -> None:
         os.fsync(fd)
 
 
-def unstamp(path: Path) -> None:
+def unstamp(path: str | os.PathLike[str]) -> None:
     """Put the zeros back, the signature's first; the file is then what it was before `stamp`.
 
     What a killed `stamp` or `unstamp` has left is removed as well. Raises as `stamp` does.
     """
+    path = Path(path)
     with _locked(path) as fd:
         read_header(path)
         if face_of(path) is Face.NONE:
@@ -89,7 +91,7 @@ def unstamp(path: Path) -> None:
         os.fsync(fd)
 
 
-def check(path: Path) -> None:
+def check(path: str | os.PathLike[str]) -> None:
     """Compare what HDF5 says of a stamped file with what its header says.
 
     Raises
@@ -97,6 +99,7 @@ def check(path: Path) -> None:
     ChecksumError
         If HDF5 finds the face torn or damaged, or it describes other batches or another place than the header.
     """
+    path = Path(path)
     meta, num_batches = read_header(path)
     remedy = "remove it with 'convert batch-to-hdf5 --in-place --unstamp', then stamp again"
     if face_of(path) is Face.TORN:

@@ -122,7 +122,7 @@ def fetch_shards(
             raise
 
 
-def read_digests(path: Path) -> dict[str, str]:
+def read_digests(path: str | os.PathLike[str]) -> dict[str, str]:
     """Read a list as `sha256sum` writes it: file name -> hexadecimal digest.
 
     Raises
@@ -130,6 +130,7 @@ def read_digests(path: Path) -> dict[str, str]:
     FormatError
         If a line is no such line.
     """
+    path = Path(path)
     digests = {}
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         match = _DIGEST_LINE.fullmatch(line)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -41,6 +42,8 @@ class ShardEntry:
     ----------
     path
         Relative to the folder, with "/" between parts.
+    document_count
+        Documents whose first token lies in the shard; None, and no key, where that is not known.
     extents
         Where its batches lie in the file, so that a reader need not ask HDF5; empty where that is not known.
     crc32_ends
@@ -52,30 +55,31 @@ class ShardEntry:
     num_batches: int
     token_count: int
     sha256: str
-    document_count: int = 0
     split: str = DEFAULT_SPLIT
     complete: bool = True
     extents: list[list[int]] = field(default_factory=list)
     crc32_ends: list[int] = field(default_factory=list)
+    document_count: int | None = None
 
     @classmethod
-    def of(cls, info: ShardInfo, split: str = DEFAULT_SPLIT) -> Self:
+    def of(cls, info: ShardInfo, split: str = DEFAULT_SPLIT, document_count: int | None = None) -> Self:
         """Describe a file that was just written."""
         ends = info.crc32[[0, -1]].tolist() if info.num_batches else []
         return cls(
             info.path.name, info.backend, info.num_batches, info.token_count, info.sha256, split=split,
-            extents=[list(run) for run in info.runs], crc32_ends=ends,
+            extents=[list(run) for run in info.runs], crc32_ends=ends, document_count=document_count,
         )  # fmt: skip
 
-    def file(self, folder: Path) -> Path:
+    def file(self, folder: str | os.PathLike[str]) -> Path:
         """Return where its bytes are now: a growing shard's are in its `.partial` until it is published."""
+        folder = Path(folder)
         path = folder / self.path
         growing = not self.complete and partial_path(path).exists()
         return partial_path(path) if growing else path
 
     def to_json(self) -> str:
         """Return one line."""
-        content = {key: getattr(self, key) for key in ENTRY_TYPES}
+        content = {key: getattr(self, key) for key in _ENTRY_KEYS if getattr(self, key) is not None}
         content |= {key: value for key in ("extents", "crc32_ends") if (value := getattr(self, key))}
         return json.dumps(content)
 
@@ -90,12 +94,13 @@ class ShardEntry:
             for key, kind in ENTRY_TYPES.items():
                 _field(value, key, kind, where)  # says which one is wrong
         # checked by `places` when the shard is opened: there may be a hundred thousand of them
-        entry = cls(*values, value.get("extents", []), value.get("crc32_ends", []))  # type: ignore[call-arg]
+        documents = _field(value, "document_count", int, where) if "document_count" in value else None
+        entry = cls(*values, value.get("extents", []), value.get("crc32_ends", []), documents)  # type: ignore[call-arg]
         parts = entry.path.split("/")
         if not parts[0] or ".." in parts or not parts[-1]:
             raise FormatError(f"{where}: path {entry.path!r} leaves the folder of the store")
-        if entry.document_count < 0:
-            raise FormatError(f"{where}: expected document_count >= 0, found {entry.document_count}")
+        if documents is not None and documents < 0:
+            raise FormatError(f"{where}: expected document_count >= 0, found {documents}")
         if entry.backend not in BACKENDS:
             raise FormatError(f"{where}: expected backend {' or '.join(BACKENDS)}, found {entry.backend!r}")
         if not is_sha256(entry.sha256):
@@ -124,9 +129,13 @@ class ShardEntry:
 
 #: The keys of an entry, and the JSON types of their values.
 ENTRY_TYPES: Final = {
-    "path": str, "backend": str, "num_batches": int, "token_count": int, "sha256": str, "document_count": int,
-    "split": str, "complete": bool,
+    "path": str, "backend": str, "num_batches": int, "token_count": int, "sha256": str, "split": str,
+    "complete": bool,
 }  # fmt: skip
+#: All of them in the order of the file.
+_ENTRY_KEYS: Final = (
+    "path", "backend", "num_batches", "token_count", "sha256", "document_count", "split", "complete",
+)  # fmt: skip
 #: The keys that a store written live has as well.
 _LIVE_TYPES: Final[dict[str, type[Any]]] = {"complete": bool, "live_id": str}
 _ENTRY_VALUES: Final[Callable[[Any], tuple[Any, ...]]] = itemgetter(*ENTRY_TYPES)
@@ -210,7 +219,7 @@ class ShardIndex:
         return seal(f'{head},\n "shards": [\n  {shards}\n ]')
 
     @classmethod
-    def from_json(cls, text: str, path: Path) -> Self:
+    def from_json(cls, text: str, path: str | os.PathLike[str]) -> Self:
         """Parse and check the text of a `shards.json`.
 
         Raises
@@ -272,13 +281,15 @@ class ShardIndex:
                 raise FormatError(f"{where}: expected {key} {value.get(key)!r}, its shards give {found!r}")
 
     @classmethod
-    def load(cls, path: Path) -> Self:
+    def load(cls, path: str | os.PathLike[str]) -> Self:
         """Read a `shards.json`, given itself or its folder."""
+        path = Path(path)
         path = path / INDEX_NAME if path.is_dir() else path
         return cls.from_json(read_index_text(path), path)
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: str | os.PathLike[str]) -> None:
         """Write `shards.json` into `folder`, atomically."""
+        folder = Path(folder)
         write_atomically(folder / INDEX_NAME, self.to_json().encode("utf-8"))
 
 
@@ -310,7 +321,7 @@ def seal(body: str) -> str:
     return f'{body}{_CHECK}{_digest(body)}"\n}}\n'
 
 
-def parse_sealed(text: str, path: Path) -> Any:
+def parse_sealed(text: str, path: str | os.PathLike[str]) -> Any:
     """Parse the text of an index; where it has a digest, it must be the right one."""
     body, check, digest = text.rpartition(_CHECK)
     if check and digest[:64] != _digest(body):

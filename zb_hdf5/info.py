@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any, Final
@@ -26,7 +27,7 @@ _FACES: Final[dict[str, list[tuple[str, str]]]] = {
 }
 
 
-def describe(path: Path, dataset: str | None = None) -> dict[str, Any]:
+def describe(path: str | os.PathLike[str], dataset: str | None = None) -> dict[str, Any]:
     """Return a JSON-able description of a file or store.
 
     Raises
@@ -34,6 +35,7 @@ def describe(path: Path, dataset: str | None = None) -> dict[str, Any]:
     FormatError, IncompleteError
         If it cannot be opened.
     """
+    path = Path(path)
     if dataset is None and is_stream(path):
         return _describe_stream(path)
     with open_reader(path, dataset=dataset) as reader:

@@ -76,7 +76,7 @@ class LiveStoreWriter:
 
     def __init__(
         self,
-        folder: Path,
+        folder: str | os.PathLike[str],
         meta: StoreMeta,
         *,
         shard_batches: int,
@@ -84,6 +84,7 @@ class LiveStoreWriter:
         shuffle: str = "none",
         source: dict[str, Any] | None = None,
     ) -> None:
+        folder = Path(folder)
         if shard_batches < 1:
             raise ArgumentError(f"{folder}: a live store needs shard_batches of at least 1, found {shard_batches}")
         try:

@@ -356,8 +356,7 @@ class Loader:
         for name, expected in {} if force else self.identity().items():
             found = state_dict.get(name)
             if found != expected:
-                sampled = any(str(value).startswith("sampled:") for value in (found, expected))
-                remedy = "open both with verify='store'" if sampled else "force=True takes the position all the same"
+                remedy = _remedy(name, found, expected)
                 raise StateError(f"{self.reader.path}: state has {name} {found!r}, this loader {expected!r}; {remedy}")
         epoch, position = state_dict.get("epoch"), state_dict.get("position")
         if type(epoch) is not int or type(position) is not int or epoch < 0 or position < 0:
@@ -372,6 +371,7 @@ class Loader:
         """What must agree for a position to mean the same records."""
         return {
             "version": STATE_VERSION,
+            "dtype": self.reader.dtype.name,
             "fingerprint": self._fingerprint,
             "shuffle": self.shuffle,
             "block_size": self.block_size if self.shuffle == "block" else None,
@@ -406,3 +406,15 @@ class Loader:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_forever": None, "_reading": None, "_ring": None}
+
+
+def _remedy(name: str, found: Any, expected: Any) -> str:
+    """Say what can be done about a state that differs in one field."""
+    if name == "dtype":
+        return (
+            "digests are over the stored bytes, so the same tokens in another dtype count as other data: convert the "
+            f"store with --dtype {found}, or, if it is that store in another dtype, pass force=True"
+        )
+    if any(str(value).startswith("sampled:") for value in (found, expected)):
+        return "open both with verify='store'"
+    return "force=True takes the position all the same"

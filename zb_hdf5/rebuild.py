@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,7 @@ _NAME: Final = re.compile(
 )
 
 
-def rebuild_index(folder: Path, *, force: bool = False) -> ShardIndex:
+def rebuild_index(folder: str | os.PathLike[str], *, force: bool = False) -> ShardIndex:
     """Write `shards.json` from what the shards of `folder` say, and return it.
 
     A `.repaired` shard takes the place of its original. Names of the record shuffle and of the source are stored in
@@ -40,6 +41,7 @@ def rebuild_index(folder: Path, *, force: bool = False) -> ShardIndex:
     FormatError
         If there are no shards, or they disagree.
     """
+    folder = Path(folder)
     if not force:
         _refuse_valid(folder)
     paths = _shard_paths(folder, force)
@@ -107,7 +109,7 @@ def _entry(reader: BatchReader) -> ShardEntry:
         reader.num_batches,
         reader.num_batches * reader.meta.batch_tokens,
         reader.sha256 or reader.token_sha256(),
-        reader.meta.document_count,
+        document_count=reader.meta.document_count or None,
         extents=[list(run) for run in runs],
         crc32_ends=[] if crc32 is None or not len(crc32) else crc32[[0, -1]].tolist(),
     )

@@ -109,9 +109,9 @@ class _Findings:
 
 
 def repair_file(
-    path: Path,
+    path: str | os.PathLike[str],
     *,
-    output: Path | None = None,
+    output: str | os.PathLike[str] | None = None,
     shape: StoreMeta | None = None,
     overwrite: bool = False,
     dry_run: bool = False,
@@ -138,6 +138,7 @@ def repair_file(
     IncompleteError, FormatError
         If no batch can be saved; the message says why.
     """
+    path = Path(path)
     with ExitStack() as stack:
         if path.name.endswith(PARTIAL_SUFFIX):
             stack.enter_context(leftover_of_dead_writer(path))
@@ -153,7 +154,7 @@ def repair_file(
             return report
         if not report.kept:
             raise IncompleteError(f"{path}: no batch can be saved: {report.reason}; convert again")
-        output = output or _default_output(path)
+        output = _default_output(path) if output is None else Path(output)
         report.output = str(output)
         if not dry_run:
             _write(reader, findings, output, overwrite)
@@ -298,7 +299,9 @@ def _holds(path: Path, sha256: str) -> bool:
         return False
 
 
-def repair_store(folder: Path, *, overwrite: bool = False, dry_run: bool = False) -> list[RepairReport]:
+def repair_store(
+    folder: str | os.PathLike[str], *, overwrite: bool = False, dry_run: bool = False
+) -> list[RepairReport]:
     """Repair every shard that needs it, then let `shards.json` name the new ones.
 
     A shard of which nothing can be saved, or that is missing, is an error; with `overwrite` it is left out of the
@@ -312,6 +315,7 @@ def repair_store(folder: Path, *, overwrite: bool = False, dry_run: bool = False
     FormatError
         If `shards.json` cannot be read, or a shard is missing or belongs to another store.
     """
+    folder = Path(folder)
     index = ShardIndex.load(folder)
     reports, entries = [], []
     for entry in _shards_with_batches(folder, index):
@@ -370,6 +374,7 @@ def _entry_of(path: Path, old: ShardEntry) -> ShardEntry:
             complete=True,
             extents=[],
             crc32_ends=[],
+            document_count=old.document_count if reader.num_batches == old.num_batches else None,
         )
 
 
@@ -411,8 +416,9 @@ def _entry_of_whole(path: Path, entry: ShardEntry) -> ShardEntry:
     return entry
 
 
-def repair(path: Path, **options: Any) -> list[RepairReport]:
+def repair(path: str | os.PathLike[str], **options: Any) -> list[RepairReport]:
     """Repair a file or a store; `output` and `shape` are for files only."""
+    path = Path(path)
     if not path.is_dir():
         return [repair_file(path, **options)]
     given = [options.pop(name, None) for name in ("output", "shape")]

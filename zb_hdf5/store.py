@@ -61,12 +61,12 @@ BACKENDS: Final = {
 }
 
 
-def detect_backend(path: Path) -> str:
+def detect_backend(path: str | os.PathLike[str]) -> str:
     """Return the name of the backend that serves a file unless another one is asked for. Raises as below."""
     return detect_backends(path)[0]
 
 
-def detect_backends(path: Path) -> list[str]:
+def detect_backends(path: str | os.PathLike[str]) -> list[str]:
     """Return the names of the backends whose magic bytes the file carries: both for a stamped `.batch`.
 
     Raises
@@ -74,6 +74,7 @@ def detect_backends(path: Path) -> list[str]:
     FormatError
         If no backend knows the file.
     """
+    path = Path(path)
     with open(path, "rb") as file:
         head = file.read(4096)
     found = [
@@ -89,8 +90,9 @@ def detect_backends(path: Path) -> list[str]:
     )
 
 
-def is_stream(path: Path, backend: str = "auto") -> bool:
+def is_stream(path: str | os.PathLike[str], backend: str = "auto") -> bool:
     """Return whether `path` is a token stream: `.npy`, a folder of `.npy` files, an HDF5 stream, a store of those."""
+    path = Path(path)
     index = path if path.name == INDEX_NAME else path / INDEX_NAME
     if index.exists():
         return cast(str, _load("zb_hdf5.index:layout_of")(index)) == STREAM_LAYOUT
@@ -231,6 +233,9 @@ def open_writer(
 
     Parameters
     ----------
+    dtype
+        "uint32" or "uint16". In a `.batch` file uint16 is an extension of ours: other ZeroBatch v2 readers take it for
+        uint32.
     live
         Return a `LiveStoreWriter` of the folder `path`, with HDF5 shards of `shard_batches` batches.
 
@@ -264,7 +269,7 @@ def open_writer(
     )
 
 
-def backend_of_suffix(path: Path) -> str:
+def backend_of_suffix(path: str | os.PathLike[str]) -> str:
     """Return the backend that writes files with the suffix of `path`.
 
     Raises
@@ -272,6 +277,7 @@ def backend_of_suffix(path: Path) -> str:
     ConvertError
         If none does.
     """
+    path = Path(path)
     for name, backend in BACKENDS.items():
         if path.suffix == backend.suffix:
             return name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self
@@ -132,7 +133,7 @@ class StreamIndex:
         return seal(f'{head},\n "shards": [\n  {shards}\n ]')
 
     @classmethod
-    def from_json(cls, text: str, path: Path) -> Self:
+    def from_json(cls, text: str, path: str | os.PathLike[str]) -> Self:
         """Parse and check the text of a `shards.json`.
 
         Raises
@@ -167,13 +168,15 @@ class StreamIndex:
                 raise FormatError(f"{where}: expected {key} {value[key]!r}, its shards give {getattr(self, key)!r}")
 
     @classmethod
-    def load(cls, path: Path) -> Self:
+    def load(cls, path: str | os.PathLike[str]) -> Self:
         """Read a `shards.json`, given itself or its folder."""
+        path = Path(path)
         path = path / INDEX_NAME if path.is_dir() else path
         return cls.from_json(read_index_text(path), path)
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: str | os.PathLike[str]) -> None:
         """Write `shards.json` into `folder`, atomically."""
+        folder = Path(folder)
         write_atomically(folder / INDEX_NAME, self.to_json().encode("utf-8"))
 
 

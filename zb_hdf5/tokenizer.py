@@ -11,11 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, overload
 
 import numpy as np
 import numpy.typing as npt
 
+from zb_hdf5.bytepair import byte_pair_digest, digest_as_ranks, split_pattern
 from zb_hdf5.errors import ArgumentError, FormatError, StateError, UnavailableError
 
 TokenIds = npt.NDArray[np.uint32]
@@ -36,7 +37,8 @@ class Tokenizer(ABC):
     vocab_size
         One more than the largest id.
     digest
-        sha256, in hexadecimal, over everything that decides which ids a text gets.
+        sha256, in hexadecimal, over everything that decides which ids a text gets. A trained byte-level BPE has the
+        same one as `hf:tok.json` and as `tiktoken:tok.tiktoken`.
     special_tokens
         Text -> id of the tokens that no text is turned into.
     """
@@ -71,11 +73,21 @@ class Tokenizer(ABC):
         """What a store keeps of its tokenizer."""
         return {"kind": self.kind, "name": self.name, "vocab_size": self.vocab_size, "digest": self.digest}
 
-    def encode(self, texts: Sequence[str], num_threads: int = 1) -> tuple[TokenIds, npt.NDArray[np.int64]]:
-        """Return the ids of all texts, one after the other, and how many each text has.
+    @overload
+    def encode(self, texts: str, num_threads: int = 1) -> TokenIds: ...  # type: ignore[overload-overlap]
+
+    @overload
+    def encode(self, texts: Sequence[str], num_threads: int = 1) -> tuple[TokenIds, npt.NDArray[np.int64]]: ...
+
+    def encode(
+        self, texts: str | Sequence[str], num_threads: int = 1
+    ) -> TokenIds | tuple[TokenIds, npt.NDArray[np.int64]]:
+        """Return the ids of one text; or those of a list of texts, one after the other, and how many each text has.
 
         Special tokens that are spelt out in a text are ordinary text. The ids do not depend on `num_threads`.
         """
+        if isinstance(texts, str):
+            return self._encode([_unicode(texts)])[0]
         slices = _slices([len(text) for text in texts], num_threads * TASKS_PER_THREAD if num_threads > 1 else 1)
         with ThreadPoolExecutor(num_threads, thread_name_prefix="zb-encode") as pool:
             parts = pool.map(lambda cut: self._encode([_unicode(text) for text in texts[cut]]), slices)
@@ -83,9 +95,41 @@ class Tokenizer(ABC):
         lengths = np.array([len(array) for array in arrays], dtype=np.int64)
         return (np.concatenate(arrays) if arrays else np.empty(0, np.uint32)), lengths
 
+    def decode(self, ids: npt.ArrayLike) -> str:
+        """Return the text of one row of ids: a list, an array or a CPU tensor.
+
+        Special tokens are spelt out: rows show where documents end. Bytes that are no UTF-8, such as those of a
+        character that a row cuts in two, become U+FFFD. So `decode(encode(text))` is `text` for every text without
+        lone surrogates; for `hf:` tokenizers that normalize, it is what their own library makes of the ids.
+
+        Raises
+        ------
+        ArgumentError
+            If these are no integers, or one of them is no id of this tokenizer.
+        """
+        row = np.asarray(ids)
+        if row.size == 0:
+            return ""
+        if row.ndim != 1 or row.dtype.kind not in "iu":
+            raise ArgumentError(f"decode needs one row of ids, found shape {row.shape} of {row.dtype}")
+        for token in np.unique(row).tolist():
+            if not self._has_id(token):
+                raise ArgumentError(
+                    f"tokenizer {self.spec}: has no token {token}; its ids are below {self.vocab_size:,}"
+                )
+        return self._decode(row.tolist())
+
     @abstractmethod
     def _encode(self, texts: list[str]) -> list[TokenIds]:
         """Return the ids of each text, in the calling thread and without holding the interpreter lock for long."""
+
+    @abstractmethod
+    def _has_id(self, token: int) -> bool:
+        """Return whether a token has this id: there may be holes below `vocab_size`."""
+
+    @abstractmethod
+    def _decode(self, ids: list[int]) -> str:
+        """Return the text of ids that all exist."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return load_tokenizer, (self.spec,)
@@ -105,6 +149,13 @@ class ByteTokenizer(Tokenizer):
     def _encode(self, texts: list[str]) -> list[TokenIds]:
         return [np.frombuffer(text.encode("utf-8"), np.uint8).astype(np.uint32) for text in texts]
 
+    def _has_id(self, token: int) -> bool:
+        return 0 <= token < self.vocab_size
+
+    def _decode(self, ids: list[int]) -> str:
+        boundary = DEFAULT_BOUNDARY.encode()
+        return b"".join(bytes([each]) if each < 256 else boundary for each in ids).decode("utf-8", "replace")
+
 
 class TiktokenTokenizer(Tokenizer):
     """A tiktoken encoding: one that tiktoken knows by name, or a file of ranks with the `tokenizer.json` beside it."""
@@ -116,15 +167,20 @@ class TiktokenTokenizer(Tokenizer):
         self.spec, self.name = spec, path.name
         encoding = self._encoding = _encoding_of_file(path) if path.is_file() else _encoding_of_name(name_or_file)
         self.vocab_size = encoding.n_vocab
+        self._ids = frozenset(encoding._mergeable_ranks.values()) | frozenset(encoding._special_tokens.values())
         self.special_tokens = {text: encoding.encode_single_token(text) for text in encoding.special_tokens_set}
-        sha256 = hashlib.sha256(json.dumps([encoding._pat_str, sorted(self.special_tokens.items())]).encode())
-        for token, rank in sorted(encoding._mergeable_ranks.items(), key=lambda item: item[1]):
-            sha256.update(base64.b64encode(token) + b" %d\n" % rank)
-        self.digest = sha256.hexdigest()
+        self.digest = byte_pair_digest(encoding._pat_str, self.special_tokens, encoding._mergeable_ranks)
 
     def _encode(self, texts: list[str]) -> list[TokenIds]:
         # to a buffer, not to a list of Python integers: threads would wait for each other to build those
         return [self._encoding.encode_to_numpy(text, disallowed_special=()) for text in texts]
+
+    def _has_id(self, token: int) -> bool:
+        return token in self._ids
+
+    def _decode(self, ids: list[int]) -> str:
+        text: str = self._encoding.decode(ids, errors="replace")
+        return text
 
 
 class HuggingFaceTokenizer(Tokenizer):
@@ -144,12 +200,20 @@ class HuggingFaceTokenizer(Tokenizer):
         self.vocab_size = max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
         added = self._tokenizer.get_added_tokens_decoder()
         self.special_tokens = {token.content: number for number, token in added.items() if token.special}
-        self.digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+        own = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+        self.digest = digest_as_ranks(content) or own
 
     def _encode(self, texts: list[str]) -> list[TokenIds]:
         # one text a call: the library's pool then never runs more of them than we have threads
         encode = self._tokenizer.encode_batch_fast
         return [np.array(encode([text], add_special_tokens=False)[0].ids, np.uint32) for text in texts]
+
+    def _has_id(self, token: int) -> bool:
+        return 0 <= token < self.vocab_size and self._tokenizer.id_to_token(token) is not None
+
+    def _decode(self, ids: list[int]) -> str:
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=False)
+        return text
 
 
 def load_tokenizer(spec: str) -> Tokenizer:
@@ -249,9 +313,11 @@ def _encoding_of_file(path: Path) -> Any:
         special = {token["content"]: int(token["id"]) for token in content["added_tokens"]}
         if sorted(ranks.values()) != sorted(set(content["model"]["vocab"].values()) - set(special.values())):
             raise FormatError("it has other ids")
-        return library.Encoding(
-            path.name, pat_str=_split_pattern(content), mergeable_ranks=ranks, special_tokens=special
-        )
+        if (pattern := split_pattern(content)) is None:
+            raise FormatError(
+                "its json splits or normalizes text in a way that tiktoken has not; pass hf:tokenizer.json"
+            )
+        return library.Encoding(path.name, pat_str=pattern, mergeable_ranks=ranks, special_tokens=special)
     except Exception as error:  # of base64, of missing keys, of the library
         raise FormatError(f"{path}: not a file of ranks that goes with {beside.name}: {error}") from error
 
@@ -259,23 +325,6 @@ def _encoding_of_file(path: Path) -> Any:
 def _parse_ranks(data: bytes) -> dict[bytes, int]:
     pairs = [line.split() for line in data.splitlines() if line]
     return {base64.b64decode(token, validate=True): int(rank) for token, rank in pairs}
-
-
-def _split_pattern(content: dict[str, Any]) -> str:
-    """Return the regular expression of a `tokenizer.json` that splits and merges as tiktoken does."""
-    match content:
-        case {
-            "normalizer": None,
-            "pre_tokenizer": {
-                "type": "Sequence",
-                "pretokenizers": [
-                    {"type": "Split", "pattern": {"Regex": str(pattern)}, "behavior": "Isolated", "invert": False},
-                    {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False},
-                ],
-            },
-        }:
-            return pattern
-    raise FormatError("its json splits or normalizes text in a way that tiktoken has not; pass hf:tokenizer.json")
 
 
 def _read_tokenizer_json(path: Path) -> dict[str, Any]:

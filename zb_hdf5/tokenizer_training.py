@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
+from zb_hdf5.bytepair import byte_of_character
 from zb_hdf5.documents import DocumentFile, Dropped
 from zb_hdf5.errors import ArgumentError, ConvertError
 from zb_hdf5.publish import refuse_existing, write_atomically
@@ -49,7 +51,7 @@ class TrainingReport:
 
 
 def train_tokenizer(
-    files: Sequence[DocumentFile], path: Path, vocab_size: int, *, overwrite: bool = False
+    files: Sequence[DocumentFile], path: str | os.PathLike[str], vocab_size: int, *, overwrite: bool = False
 ) -> TrainingReport:
     """Train on all documents but the first, the 21st, and so on, and write `x.json` and, for tiktoken, `x.tiktoken`.
 
@@ -69,6 +71,7 @@ def train_tokenizer(
     UnavailableError
         If the tokenizers library, or tiktoken, is not installed.
     """
+    path = Path(path)
     if path.suffix != ".json":
         raise ArgumentError(f"{path}: expected a name that ends in .json; the ranks for tiktoken are written beside it")
     if vocab_size < SMALLEST_VOCABULARY:
@@ -135,14 +138,7 @@ def _examine(
 
 def _ranks(vocabulary: dict[str, int]) -> bytes:
     """Return tiktoken's file of ranks: each token's bytes in base64, and its id, which is the order of the merges."""
-    byte_of = _byte_of_character()
+    byte_of = byte_of_character()
     in_order = sorted(vocabulary.items(), key=lambda item: item[1])
     tokens = (bytes(byte_of[character] for character in token) for token, _ in in_order)
     return b"".join(base64.b64encode(token) + b" %d\n" % rank for rank, token in enumerate(tokens))
-
-
-def _byte_of_character() -> dict[str, int]:
-    """Return GPT-2's way of writing bytes as printable characters: themselves, or the next ones from U+0100 on."""
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = count(0x100)
-    return {chr(byte if byte in printable else next(others)): byte for byte in range(256)}

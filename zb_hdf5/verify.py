@@ -132,8 +132,9 @@ def _compare_sha256(path: Path, expected: str, found: str) -> None:
         raise ChecksumError(f"{path}: {INDEX_NAME} says sha256 {expected}, its tokens give {found}; restore it")
 
 
-def total_tokens(path: Path) -> int:
+def total_tokens(path: str | os.PathLike[str]) -> int:
     """Return how many tokens there are to check, or 0 where that cannot be told without opening a damaged file."""
+    path = Path(path)
     try:
         if is_stream(path):
             with MmapTokenStore(path) as tokens:

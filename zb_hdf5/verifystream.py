@@ -74,9 +74,14 @@ class ShardReport:
 
 
 def verify_stream(
-    path: Path, *, split: str | None = None, workers: int | None = None, progress: Progress = lambda tokens: None
+    path: str | os.PathLike[str],
+    *,
+    split: str | None = None,
+    workers: int | None = None,
+    progress: Progress = lambda tokens: None,
 ) -> list[ShardReport]:
     """Check an HDF5 stream, a store of them or one split of it, or `.npy` files. See `verify_store`."""
+    path = Path(path)
     folder = path.parent if path.name == INDEX_NAME else path
     jobs: list[tuple[Path, StreamEntry | None]]
     if (folder / INDEX_NAME).exists():

@@ -1,0 +1,240 @@
+"""Every public function that takes a path takes a `str` and any `os.PathLike`, not only a `pathlib.Path`."""
+
+import inspect
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import zb_hdf5
+from converters.executors import Inline
+from converters.ingest import TextOptions, ingest_batches
+from converters.merge import merge_parts
+from converters.npy_file import NpySource
+from converters.pipe import convert
+from converters.store_file import StoreSource
+from converters.stream_text import ShardedTokenizationPipeline
+from converters.text_file import Recipe
+from zb_hdf5 import (
+    BatchFileReader,
+    BatchFileWriter,
+    BatchNativeLoader,
+    DatasetLoader,
+    FollowingLoader,
+    HDF5BatchReader,
+    HDF5BatchWriter,
+    HDF5ShardWriter,
+    LiveReader,
+    LiveStoreWriter,
+    Loader,
+    MixedLoader,
+    MmapTokenStore,
+    ShardedReader,
+    ShardIndex,
+    StoreMeta,
+    StreamEntry,
+    StreamIndex,
+    TextLoader,
+    WindowReader,
+    fetch_shards,
+    open_reader,
+    open_writer,
+    verify_store,
+    write_batch_dataset,
+    write_batch_file,
+)
+from zb_hdf5.doctor import diagnose
+from zb_hdf5.documents import open_documents
+from zb_hdf5.dual import check, stamp, unstamp
+from zb_hdf5.info import describe
+from zb_hdf5.rebuild import rebuild_index
+from zb_hdf5.repair import repair, repair_file
+from zb_hdf5.tokenizer_training import train_tokenizer
+
+META = StoreMeta(4, 512, np.dtype("<u4"))
+ALONE = {"rank": 0, "world_size": 1}
+TEXT = {"tokenizer": "byte", "batch_size": 2, "seq_len": 64}
+ROWS = np.arange(8 * 512, dtype=np.uint32).reshape(8, 512)
+BATCHES = ROWS.reshape(2, 4, 512)
+
+
+class Place:
+    """A path that is neither a text nor a `pathlib.Path`."""
+
+    def __init__(self, text):
+        self._text = text
+
+    def __fspath__(self):
+        return self._text
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory, write_file, write_store):
+    """Return a folder that holds one of each."""
+    folder = tmp_path_factory.mktemp("made")
+    write_file(folder / "x.h5", BATCHES)
+    write_file(folder / "x.batch", BATCHES)
+    write_store(folder / "store", BATCHES, (1,))
+    with HDF5ShardWriter(folder / "stream.h5") as writer:
+        writer.write_documents(np.arange(5000), [5000])
+        info = writer.finish()
+    (folder / "streams").mkdir()
+    shutil.copy(folder / "stream.h5", folder / "streams")
+    entry = StreamEntry("stream.h5", info.token_count, info.document_count, info.sha256)
+    StreamIndex(np.dtype("<u4"), (entry,)).save(folder / "streams")
+    (folder / "npy").mkdir()
+    for name in ("a", "b"):
+        np.save(folder / "npy" / f"{name}.npy", ROWS.reshape(-1))
+    documents = (json.dumps({"text": f"document {k} " * 30}) + "\n" for k in range(40))
+    (folder / "text.jsonl").write_text("".join(documents))
+    table, parquet = pytest.importorskip("pyarrow").table, pytest.importorskip("pyarrow.parquet")
+    (folder / "parquet").mkdir()
+    for name in ("a", "b"):
+        parquet.write_table(table({"text": ["once upon a time"] * 100}), folder / "parquet" / f"{name}.parquet")
+    return folder
+
+
+def close(opened):
+    opened.close()
+
+
+def finish(writer, batches=BATCHES):
+    with writer:
+        writer.write(batches)
+
+
+#: What a user calls -> the path that it reads, and the call.
+READERS = {
+    "open_reader": ("x.h5", lambda path: close(open_reader(path))),
+    "Loader": ("store", lambda path: close(Loader(path, **ALONE))),
+    "Loader of a stream": ("stream.h5", lambda path: close(Loader(path, batch_size=2, seq_len=64, **ALONE))),
+    "MixedLoader": ("store", lambda path: close(MixedLoader({"a": path, "b": path}, {"a": 1, "b": 1}, **ALONE))),
+    "FollowingLoader": ("store", lambda path: close(FollowingLoader(path, follow=True, **ALONE))),
+    "BatchFileReader": ("x.batch", lambda path: close(BatchFileReader(path))),
+    "BatchNativeLoader": ("x.batch", lambda path: close(BatchNativeLoader(path))),
+    "HDF5BatchReader": ("x.h5", lambda path: close(HDF5BatchReader(path))),
+    "ShardedReader": ("store", lambda path: close(ShardedReader(path))),
+    "LiveReader": ("store", lambda path: close(LiveReader(path))),
+    "WindowReader": ("stream.h5", lambda path: close(WindowReader(path, batch_size=2, seq_len=64))),
+    "MmapTokenStore": ("stream.h5", lambda path: close(MmapTokenStore(path))),
+    "DatasetLoader": ("npy", lambda path: close(DatasetLoader(2, 64, 0, 1, path))),
+    "TextLoader": (
+        "parquet",
+        lambda path: close(TextLoader(path, **TEXT, **ALONE)),
+    ),
+    "verify_store": ("x.h5", verify_store),
+    "verify_store of a store": ("store", verify_store),
+    "verify_store of a stream": ("streams", verify_store),
+    "ShardIndex.load": ("store", ShardIndex.load),
+    "ShardIndex.save": ("store", lambda path: ShardIndex.load(path).save(path)),
+    "ShardIndex.from_json": ("store/shards.json", lambda path: ShardIndex.from_json(Path(path).read_text(), path)),
+    "ShardEntry.file": ("store", lambda path: ShardIndex.load(path).shards[0].file(path)),
+    "StreamIndex.load": ("streams", StreamIndex.load),
+    "StreamIndex.save": ("streams", lambda path: StreamIndex.load(path).save(path)),
+    "StreamIndex.from_json": ("streams/shards.json", lambda path: StreamIndex.from_json(Path(path).read_text(), path)),
+    "describe": ("store", describe),
+    "diagnose": ("store", diagnose),
+    "stamp, check, unstamp": ("x.batch", lambda path: (stamp(path), check(path), unstamp(path))),
+    "rebuild_index": ("store", lambda path: rebuild_index(path, force=True)),
+    "repair": ("store", repair),
+    "repair_file": ("x.h5", lambda path: repair_file(path, output=path)),
+    "open_documents": ("text.jsonl", lambda path: open_documents([path])),
+    "NpySource": ("npy", lambda path: NpySource([path], batch_size=4, seq_len=512, seed=1)),
+    "StoreSource": ("store", lambda path: StoreSource(path, "hdf5")),
+}
+#: What a user calls -> the path that it makes, and the call, which also gets the folder `made`.
+WRITERS = {
+    "open_writer": ("out.h5", lambda path, made: finish(open_writer(path, batch_size=4, seq_len=512))),
+    "LiveStoreWriter": ("out", lambda path, made: finish(LiveStoreWriter(path, META, shard_batches=1))),
+    "BatchFileWriter": ("out.batch", lambda path, made: finish(BatchFileWriter(path, META))),
+    "HDF5BatchWriter": ("out.h5", lambda path, made: finish(HDF5BatchWriter(path, META))),
+    "HDF5ShardWriter": ("out.h5", lambda path, made: HDF5ShardWriter(path).finish()),
+    "write_batch_file": ("out.batch", lambda path, made: write_batch_file(path, ROWS, 4, 512, 1)),
+    "write_batch_dataset": ("out.batch", lambda path, made: write_batch_dataset(path, iter(ROWS), 8, 4, 512, 1)),
+    "fetch_shards": ("out", lambda path, made: fetch_shards("http://127.0.0.1:9/{:05d}", 0, folder=path)),
+    "convert": ("out", lambda path, made: convert(StoreSource(made / "store", "hdf5"), "batch", path)),
+    "ingest_batches": ("out", lambda path, made: ingest(path, made)),
+    "ShardedTokenizationPipeline": ("out", lambda path, made: tokenize(path, made)),
+    "merge_parts": ("merged", lambda path, made: merge(path, made)),
+    "train_tokenizer": ("tok.json", lambda path, made: train(path, made)),
+}
+
+
+def ingest(path, made):
+    files = open_documents([made / "text.jsonl"])
+    ingest_batches(files, "jsonl", path, Recipe("byte", 256), TextOptions(2, 64), engine=Inline())
+
+
+def tokenize(path, made):
+    pipeline = ShardedTokenizationPipeline(open_documents([made / "text.jsonl"]), "jsonl", Recipe("byte", 256))
+    pipeline.run(path, engine=Inline())
+    assert pipeline.is_done(path)
+
+
+def merge(path, made):
+    from converters.journal import Part
+
+    for job in range(2):
+        convert(StoreSource(made / "store", "hdf5"), "hdf5", path, part=Part(job, 2))
+    merge_parts(path)
+
+
+def train(path, made):
+    pytest.importorskip("tokenizers")
+    train_tokenizer(open_documents([made / "text.jsonl"]), path, 270)
+
+
+@pytest.mark.parametrize("kind", [str, Place])
+@pytest.mark.parametrize("name", READERS)
+def test_what_reads_takes_any_path(name, kind, made):
+    path, read = READERS[name]
+    read(kind(str(made / path)))
+
+
+@pytest.mark.parametrize("kind", [str, Place])
+@pytest.mark.parametrize("name", WRITERS)
+def test_what_writes_takes_any_path(name, kind, made, tmp_path):
+    path, write = WRITERS[name]
+    write(kind(str(tmp_path / path)), made)
+    assert (tmp_path / path).exists()
+
+
+def takes_path(parameter):
+    return "Path" in str(parameter.annotation)
+
+
+def public_functions():
+    """Return every public name, and every public method of a public class."""
+    for name in zb_hdf5.__all__:
+        thing = getattr(zb_hdf5, name)
+        yield name, thing
+        if inspect.isclass(thing):
+            yield from ((f"{name}.{key}", getattr(thing, key)) for key in vars(thing) if not key.startswith("_"))
+
+
+def test_no_public_function_is_left_out():
+    results = {"ShardInfo", "StreamInfo"}  # which hold a path
+    bases = {"BatchReader", "BatchWriter"}  # whose backends are all here
+    found = {name: thing for name, thing in public_functions() if callable(thing) and name not in results | bases}
+    taking = {
+        name
+        for name, thing in found.items()
+        if thing not in (zb_hdf5.BACKENDS, zb_hdf5.ZbError)
+        and _has_signature(thing)
+        and any(map(takes_path, inspect.signature(thing).parameters.values()))
+    }
+    assert len(taking) > 20
+    assert taking <= {*READERS, *WRITERS}
+    for name in taking:
+        parameters = filter(takes_path, inspect.signature(found[name]).parameters.values())
+        assert all("os.PathLike[str]" in str(parameter.annotation) for parameter in parameters), name
+
+
+def _has_signature(thing):
+    try:
+        inspect.signature(thing)
+    except (TypeError, ValueError):  # of some built-in bases
+        return False
+    return True

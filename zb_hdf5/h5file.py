@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,8 +16,6 @@ from zb_hdf5.errors import FormatError, IncompleteError, UnavailableError, ZbErr
 from zb_hdf5.publish import NO_LOCKS
 from zb_hdf5.spec import HDF5_ALIGNMENT, HDF5_LIBVER
 
-#: Disk space that is reserved ahead: reserving for each group takes a tenth of the time of a conversion.
-RESERVE_BYTES: Final = 64 << 20
 CREATOR: Final = f"zb_hdf5 (h5py {h5py.__version__}, HDF5 {h5py.version.hdf5_version})"
 
 
@@ -93,11 +90,6 @@ def is_marked_open(path: Path) -> bool:
     return len(superblock) == 12 and superblock[8] == 3 and superblock[11] != 0
 
 
-def end_of_file_address(fd: int) -> int:
-    """Return the end of the file as the superblock (version 2 or 3, at offset 0) has it: u64 at byte 28."""
-    return int.from_bytes(os.pread(fd, 8, 28), "little")
-
-
 def create_for_swmr(own_path: str, meta_bytes: int) -> h5py.File:
     """Create a file whose chunks will lie in one run of constant stride, and which can enter SWMR mode."""
     return open_h5(
@@ -118,18 +110,6 @@ def create_texts(h5: h5py.File, **texts: str) -> None:
     for name, text in texts.items():
         data = text.encode("utf-8")
         h5.attrs.create(name, data, dtype=h5py.string_dtype("utf-8", max(1, len(data))))
-
-
-def reserve_space(fd: int, needed_bytes: int) -> None:
-    """Take the disk space of the next commit before HDF5 is touched: a full disk is then a clean error."""
-    used = end_of_file_address(fd)
-    end = used + needed_bytes
-    if end <= os.fstat(fd).st_size:  # HDF5 may have cut off what was reserved before
-        return
-    try:
-        os.posix_fallocate(fd, used, end - used + RESERVE_BYTES)
-    except OSError:  # a disk that is nearly full may still hold this commit
-        os.posix_fallocate(fd, used, end - used)
 
 
 def _translate(error: OSError, path: Path | str) -> Exception:

@@ -261,6 +261,17 @@ def leftover_of_dead_writer(path: Path) -> Iterator[None]:
         os.close(fd)
 
 
+@contextlib.contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """Give the path to an OSError of a call that knows a descriptor only."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
 def remove(path: Path) -> None:
     """Remove a file, or a folder and all that is in it."""
     shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()

@@ -86,6 +86,11 @@ def meta_block_bytes(expected_batches: int) -> int:
     return max(1 << 20, 16 * expected_batches + (64 << 10))
 
 
+def batches_ahead(num_batches: int, meta: StoreMeta) -> int:
+    """How many batches a file is extended by, where nobody knows how many will come: it doubles, then grows evenly."""
+    return max(1, min(max(16, num_batches), CRC32_CHUNK_ROWS, (1 << 40) // meta.padded_batch_bytes))
+
+
 # --- HDF5 token stream, version 1 ------------------------------------------------------------------------------
 
 STREAM_FORMAT: Final = "zb-tokens"
@@ -94,6 +99,7 @@ TOKENS: Final = "tokens"
 DOC_OFFSETS: Final = "doc_offsets"  # document d is tokens[doc_offsets[d]:doc_offsets[d + 1]]
 DOC_OFFSETS_CHUNK_ROWS: Final = 8192  # 64 KiB: what one commit rewrites
 DEFAULT_CHUNK_TOKENS: Final = 1 << 18
+STREAM_CHUNKS_AHEAD: Final = 16  # what a stream is extended by
 NO_BOUNDARY: Final = -1
 STREAM_ROOT_ATTRIBUTES: Final = ("format", "format_version", "creator", "vocab_size", "tokenizer")
 #: Attributes of `tokens`, under the same rules as those of `batches`.

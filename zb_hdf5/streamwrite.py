@@ -19,17 +19,18 @@ import numpy.typing as npt
 
 from zb_hdf5.digest import TokenDigest
 from zb_hdf5.errors import ArgumentError, ClosedError, ConvertError
-from zb_hdf5.h5file import CREATOR, create_for_swmr, create_texts, end_of_file_address, reserve_space
-from zb_hdf5.publish import PartialFile
+from zb_hdf5.h5file import CREATOR, create_for_swmr, create_texts
+from zb_hdf5.h5room import Room, early_allocation, hdf5_writes
+from zb_hdf5.publish import PartialFile, disk_errors
 from zb_hdf5.spec import (
     CRC32,
     CRC32_CHUNK_ROWS,
     DEFAULT_CHUNK_TOKENS,
     DOC_OFFSETS,
     DOC_OFFSETS_CHUNK_ROWS,
-    HDF5_ALIGNMENT,
     NO_BOUNDARY,
     NO_SHA256,
+    STREAM_CHUNKS_AHEAD,
     STREAM_FORMAT,
     STREAM_VERSION,
     TOKENS,
@@ -188,9 +189,8 @@ class HDF5ShardWriter:
             info = StreamInfo(
                 self._file.path, self._committed, self._offsets.count - 1, self._max_token, self._digest.sha256()
             )
-            self._modify(doc_offsets_crc32=self._offsets.crc32, sha256=info.sha256.encode(), complete=1)
-            self._h5.close()
-            os.ftruncate(self._file.fd, end_of_file_address(self._file.fd))  # give back what was reserved
+            with disk_errors(self._file.partial_path):
+                self._complete(info)
         except BaseException:
             self._release()
             raise
@@ -211,11 +211,14 @@ class HDF5ShardWriter:
 
     def _begin(self) -> None:
         self._file.unlock()
-        self._h5 = create_for_swmr(self._file.own_path, meta_block_bytes(0))
-        reserve_space(self._file.fd, meta_block_bytes(0))
-        self._create_objects(self._h5)
-        self._h5.flush()
-        self._h5.swmr_mode = True
+        with hdf5_writes(self._file.partial_path):
+            self._h5 = create_for_swmr(self._file.own_path, meta_block_bytes(0))
+            self._create_objects(self._h5)
+            self._room = Room(self._h5, self._tokens, self._file.fd)
+            self._extend(0, 1)
+            self._offsets.append(np.zeros(1, "<u8"))
+            self._h5.flush()
+            self._h5.swmr_mode = True
         self._file.share_lock()  # from here on HDF5 holds no lock: a second "w" would truncate the live file
 
     def _create_objects(self, h5: h5py.File) -> None:
@@ -223,7 +226,7 @@ class HDF5ShardWriter:
         create_texts(h5, format=STREAM_FORMAT, creator=CREATOR, tokenizer=meta.tokenizer)
         h5.attrs.create("format_version", STREAM_VERSION, dtype="<u4")
         h5.attrs.create("vocab_size", meta.vocab_size, dtype="<u8")
-        self._tokens = h5.create_dataset(TOKENS, (0,), meta.dtype, maxshape=(None,), chunks=(meta.seq_len,))
+        self._tokens = _create_growing(h5, TOKENS, meta.dtype, meta.seq_len)
         first = {
             "sha256": NO_SHA256.encode(),
             "boundary_token_id": self.boundary_token_id,
@@ -233,7 +236,20 @@ class HDF5ShardWriter:
             self._tokens.attrs.create(name, first.get(name, 0), dtype=dtype)
         self._crc = _Rows(h5, CRC32, "<u4", CRC32_CHUNK_ROWS)
         self._offsets = _Rows(h5, DOC_OFFSETS, "<u8", DOC_OFFSETS_CHUNK_ROWS)
-        self._offsets.append(np.zeros(1, "<u8"))
+
+    def _extend(self, num_chunks: int, num_offsets: int) -> None:
+        """Make room for whole chunks and their crc32, and for the places of documents, in front of them."""
+        rows = {self._offsets: num_offsets, self._crc: num_chunks}
+        lengths = {dataset.stored: dataset.whole_chunks(count) for dataset, count in rows.items()}
+        self._room.extend(lengths | {self._tokens: num_chunks * self._meta.seq_len})
+
+    def _make_room(self, num_chunks: int, num_offsets: int) -> None:
+        there = self._room.num_chunks
+        if num_chunks > there or num_offsets > len(self._offsets.stored):
+            self._room.require_metadata_space()
+            ahead = there if num_chunks <= there else there + STREAM_CHUNKS_AHEAD
+            with hdf5_writes(self._file.partial_path):
+                self._extend(ahead, max(num_offsets, self._offsets.count))
 
     def _take(self, tokens: TokenArray) -> None:
         """Move tokens into the buffer, and commit it each time it is full."""
@@ -250,24 +266,25 @@ class HDF5ShardWriter:
         self._buffer[self._buffered :] = 0
         pending = self._digest.submit(self._buffer[np.newaxis, : self._buffered])
         try:
-            self._append(np.concatenate([*self._ends, np.empty(0, "<u8")]), pending.result)
+            with disk_errors(self._file.partial_path):
+                self._append(np.concatenate([*self._ends, np.empty(0, "<u8")]), pending.result)
         finally:
             group = pending.result()  # also after a failure: the buffer may then change
         self._digest.accept(group)
 
     def _append(self, ends: npt.NDArray[np.uint64], digest: Any) -> None:
         stop = self._committed + self._buffered
+        num_chunks = -(-stop // self._meta.seq_len)
         whole = int(np.searchsorted(ends, stop, side="right"))
-        row_bytes = (CRC32_CHUNK_ROWS + whole + 2 * DOC_OFFSETS_CHUNK_ROWS) * 8
-        reserve_space(self._file.fd, self._meta.padded_batch_bytes + row_bytes + meta_block_bytes(0) + HDF5_ALIGNMENT)
-        group = None
-        if self._buffered:
-            self._tokens.resize(stop, axis=0)
-            self._tokens.id.write_direct_chunk((self._committed,), self._buffer)
-            group = digest()
-            self._crc.append(np.array(group.crc32, dtype="<u4"))
-            self._max_token = max(self._max_token, group.max_token)
-        self._offsets.append(ends[:whole])
+        self._make_room(num_chunks, self._offsets.count + whole)
+        self._room.reserve(num_chunks)
+        with hdf5_writes(self._file.partial_path):
+            if self._buffered:
+                self._tokens.id.write_direct_chunk((self._committed,), self._buffer)
+                group = digest()
+                self._crc.append(np.array(group.crc32, dtype="<u4"))
+                self._max_token = max(self._max_token, group.max_token)
+            self._offsets.append(ends[:whole])
         if self._durable:
             os.fdatasync(self._file.fd)
         self._modify(document_count=self._offsets.count - 1, max_token=self._max_token, token_count=stop)
@@ -275,11 +292,22 @@ class HDF5ShardWriter:
         self._ends = [ends[whole:]]
 
     def _modify(self, **attributes: int | bytes) -> None:
-        for name, value in attributes.items():
-            self._tokens.attrs.modify(name, np.array(value, dtype=TOKENS_ATTRIBUTES[name]))
-        self._h5.flush()
+        with hdf5_writes(self._file.partial_path):
+            for name, value in attributes.items():
+                self._tokens.attrs.modify(name, np.array(value, dtype=TOKENS_ATTRIBUTES[name]))
+            self._h5.flush()
         if self._durable:
             os.fdatasync(self._file.fd)
+
+    def _complete(self, info: StreamInfo) -> None:
+        with hdf5_writes(self._file.partial_path):
+            self._tokens.resize(self._committed, axis=0)
+            for rows in (self._crc, self._offsets):
+                rows.stored.resize(rows.count, axis=0)
+            self._h5.flush()  # before the file says that it is complete
+            self._modify(doc_offsets_crc32=self._offsets.crc32, sha256=info.sha256.encode(), complete=1)
+            self._h5.close()
+        self._room.cut_off(-(-self._committed // self._meta.seq_len))
 
     def _release(self) -> None:
         self._digest.close()
@@ -303,16 +331,26 @@ class HDF5ShardWriter:
                 self.abort()  # after a write whose error was swallowed
 
 
+def _create_growing(h5: h5py.File, name: str, dtype: npt.DTypeLike, chunk_rows: int) -> h5py.Dataset:
+    return h5.create_dataset(
+        name, (0,), dtype, maxshape=(None,), chunks=(chunk_rows,), fill_time="never", dcpl=early_allocation()
+    )
+
+
 class _Rows:
-    """A 1-D dataset that grows by whole chunks written past HDF5's chunk cache; the last one is written again."""
+    """A 1-D dataset that is written in whole chunks past HDF5's chunk cache; the last one is written again."""
 
     def __init__(self, h5: h5py.File, name: str, dtype: str, chunk_rows: int) -> None:
         self.count = self.crc32 = 0
         self._tail = np.zeros(chunk_rows, dtype)
-        self._dataset = h5.create_dataset(name, (0,), dtype, maxshape=(None,), chunks=(chunk_rows,))
+        self.stored = _create_growing(h5, name, dtype, chunk_rows)
+
+    def whole_chunks(self, count: int) -> int:
+        """Return how many rows the chunks of `count` rows have room for."""
+        return -(-count // len(self._tail)) * len(self._tail)
 
     def append(self, rows: npt.NDArray[Any]) -> None:
-        """Write `rows` behind those that are there."""
+        """Write `rows` behind those that are there; there is room for them."""
         chunk_rows = len(self._tail)
         self.crc32 = zlib.crc32(np.ascontiguousarray(rows, self._tail.dtype), self.crc32)
         while len(rows):
@@ -321,6 +359,5 @@ class _Rows:
             self._tail[within : within + len(taken)] = taken
             self._tail[within + len(taken) :] = 0
             self.count += len(taken)
-            self._dataset.resize(self.count, axis=0)
-            self._dataset.id.write_direct_chunk((self.count - len(taken) - within,), self._tail)
+            self.stored.id.write_direct_chunk((self.count - len(taken) - within,), self._tail)
             rows = rows[len(taken) :]

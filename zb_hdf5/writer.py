@@ -14,7 +14,7 @@ import numpy.typing as npt
 from zb_hdf5.digest import TokenDigest, crc32_array
 from zb_hdf5.errors import ArgumentError, ClosedError
 from zb_hdf5.extents import Extents, Run, copy_range, read_fully
-from zb_hdf5.publish import PartialFile
+from zb_hdf5.publish import PartialFile, disk_errors
 from zb_hdf5.reader import GROUP_BYTES, BatchReader
 from zb_hdf5.spec import StoreMeta, TokenArray, as_stored
 
@@ -111,7 +111,8 @@ class BatchWriter(ABC):
             )
             digest = self._digest.submit(stored)
             try:
-                self._append(stored, digest)
+                with disk_errors(self._file.partial_path):
+                    self._append(stored, digest)
             finally:
                 digest.result()  # also after a failure: the caller may then change or free the batches
 
@@ -197,7 +198,8 @@ class BatchWriter(ABC):
                 self._file.path, self.backend, self.num_batches, self.token_count, self.max_token,
                 self._digest.sha256(), self.crc32(),
             )  # fmt: skip
-            info = info._replace(runs=self._complete(info))
+            with disk_errors(self._file.partial_path):
+                info = info._replace(runs=self._complete(info))
         except BaseException:
             self._release()
             self._file.discard()

@@ -68,7 +68,7 @@ class Loader:
         What the order depends on, and nothing else: the same in every backend.
     rank, world_size
         Which share of each epoch this process takes. None: from `torch.distributed` if initialised, else the variables
-        RANK and WORLD_SIZE, else SLURM_PROCID and SLURM_NTASKS, else 0 of 1. Ranks that must see the same data
+        RANK and WORLD_SIZE, else those of a task that `srun` started, else 0 of 1. Ranks that must see the same data
         (tensor or pipeline parallel) pass their data-parallel rank.
     drop_last
         Every rank makes the same number of steps either way. True: the last records of the epoch's order that do not

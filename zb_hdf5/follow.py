@@ -198,10 +198,10 @@ class FollowingLoader(Loader):
         left, step = max(0, self.num_records - position), batch_size * self.world_size
         return left // step if self.drop_last or not self.reader.complete else -(-left // step)
 
-    def _end_of_epoch(self, epoch: int) -> int:
-        if not self.reader.complete:
+    def _end_of_epoch(self, epoch: int, reader: BatchReader) -> int:
+        if not reader.complete:
             return MAX_COUNT  # what the state has seen may not be visible here yet
-        return self.reader.num_batches * self._records_per_batch
+        return reader.num_batches * self._records_per_batch
 
     def _requests(self, position: int, batch_size: int) -> Iterator[Request]:
         start = position

@@ -354,7 +354,7 @@ class Loader:
         ranks in this epoch, so that it is valid for any other world size and batch size; those that filled up the last
         step (`drop_last=False`) are not counted again.
         """
-        position = min(self._position, self._end_of_epoch(self.epoch))
+        position = min(self._position, self._end_of_epoch(self.epoch, self.reader))
         return {**self.identity(), "epoch": self.epoch, "position": position}
 
     def load_state_dict(self, state_dict: dict[str, Any], *, force: bool = False) -> None:
@@ -371,26 +371,41 @@ class Loader:
             If the state is of other data, another seed or another order, or no state at all; the message names the
             field. Nothing is taken over then.
         """
-        where = self.reader.path
+        where, reader = self.reader.path, self.reader
         state = require_dict(where, state_dict)
         if not force:
             identity = self.identity()
             require_fields(where, state, [*identity, "epoch", "position"])
+            reader = reader.serving(state["fingerprint"])
+            if reader is not self.reader:
+                identity["fingerprint"] = reader.fingerprint
             remedies = dict.fromkeys(identity, "; force=True takes the position all the same")
             if any(shown(value).startswith("'sampled:") for value in (state["fingerprint"], self._fingerprint)):
                 remedies["fingerprint"] = "; open both with verify='store'"
             require_same(where, state, identity, remedies)
         epoch = require_count(where, state, "epoch", self._last_epoch)
-        position = require_count(where, state, "position", self._end_of_epoch(epoch), "the records of an epoch")
+        position = require_count(where, state, "position", self._end_of_epoch(epoch, reader), "the records of an epoch")
+        if reader is not self.reader:
+            self._serve(reader)
         self.set_epoch(epoch)
         self._position = position
         self._resumed = True
         self._forever = None
         self._course += 1
 
-    def _end_of_epoch(self, epoch: int) -> int:
+    def _serve(self, reader: BatchReader) -> None:
+        """Go on with a reader of the same records whose batches, and so whose order, are those of a state."""
+        self.reader, self._fingerprint = reader, reader.fingerprint
+        self._records_per_batch = reader.meta.batch_tokens // self.seq_len
+        self._set_target(self._device, self._dtype)
+        self._order = self.order_of_epoch(self.epoch)
+        self.set_batch_size(self.batch_size)
+
+    def _end_of_epoch(self, epoch: int, reader: BatchReader) -> int:
         """Return the position behind the last record of an epoch."""
-        return self.num_records if epoch == self.epoch else self.reader.num_batches * self._records_per_batch
+        if epoch == self.epoch and reader is self.reader:
+            return self.num_records
+        return reader.num_batches * (reader.meta.batch_tokens // self.seq_len)
 
     def identity(self) -> dict[str, Any]:
         """What must agree for a position to mean the same records."""

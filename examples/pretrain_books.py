@@ -33,6 +33,7 @@ from train_gpt import Run, batches
 
 from zb_hdf5 import Loader, ZbError
 from zb_hdf5.documents import FILE_KINDS
+from zb_hdf5.ranks import resolve_rank
 
 BATCH_SIZE, SEQ_LEN = 16, 257  # 256 tokens and, shifted by one, their 256 targets
 FEW_TEXTS = 20  # of so many plain text files, drawing one in ten might hold out none
@@ -189,6 +190,8 @@ def parse() -> argparse.Namespace:
 
 def main() -> None:
     options = parse()
+    if resolve_rank(None, None) != (0, 1):
+        raise SystemExit("this example is one process: start it without srun and torchrun, or with one task")
     books, out = options.data, options.out
     out.mkdir(parents=True, exist_ok=True)
     same = ("text_column", "vocab_size", "width", "layers", "seed", "eval_batches", "lr")

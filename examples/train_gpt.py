@@ -3,6 +3,7 @@
     convert npy-to-hdf5 tokens/ train-h5 --batch-size 32 --seq-len 256 --vocab-size 257
     torchrun --nproc-per-node 2 examples/train_gpt.py train-h5 --out run --steps 200
     torchrun --nproc-per-node 4 examples/train_gpt.py train-h5 --out run --steps 400    # from 200 on
+    srun --ntasks 4 python examples/train_gpt.py train-h5 --out run --steps 600         # in a Slurm job, on any hosts
 
 Every step of all processes together takes `--global-batch` records, whatever their number, so the order of the data
 does not depend on it. The folder `--out` gets `checkpoint.pt`, `log.rank*.jsonl` (a line per step) and `loss.png`.
@@ -15,6 +16,7 @@ import argparse
 import hashlib
 import json
 import os
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +29,7 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from zb_hdf5 import Loader
+from zb_hdf5.ranks import resolve_rank
 
 
 class Block(nn.Module):
@@ -167,16 +170,36 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def join(backend: str) -> int:
+    """Join the other processes of torchrun or srun, if there are any; return this one's number on its host."""
+    rank, world_size = resolve_rank(None, None)
+    job, step = int(os.environ.get("SLURM_JOB_ID", 0)), int(os.environ.get("SLURM_STEP_ID", 0))
+    port = 20_000 + (16 * job + step) % 10_000 if world_size > 1 else 0  # steps on one host must not meet; 0: any
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size))
+    os.environ.setdefault("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0"))
+    os.environ.setdefault("MASTER_PORT", str(port))
+    if "MASTER_ADDR" not in os.environ:
+        os.environ["MASTER_ADDR"] = first_host()
+    dist.init_process_group(backend)
+    return int(os.environ["LOCAL_RANK"])
+
+
+def first_host() -> str:
+    """Return the host of rank 0."""
+    if int(os.environ.get("SLURM_STEP_NUM_NODES", "1")) == 1:
+        return "127.0.0.1"
+    command = ["scontrol", "show", "hostnames", os.environ["SLURM_STEP_NODELIST"]]
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.split()[0]
+
+
 def main() -> None:
     options = parse()
     out = Path(options.out)
     out.mkdir(parents=True, exist_ok=True)
     gpu = torch.cuda.is_available()
-    alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}  # without torchrun
-    os.environ.update({name: os.environ.get(name, value) for name, value in alone.items()})
-    dist.init_process_group("nccl" if gpu else "gloo")
+    local_rank = join("nccl" if gpu else "gloo")
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if gpu else torch.device("cpu")
+    device = torch.device("cuda", local_rank % torch.cuda.device_count()) if gpu else torch.device("cpu")
     if gpu:
         torch.cuda.set_device(device)
     run = Run(options, rank, world_size, device)

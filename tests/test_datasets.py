@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from zb_hdf5 import BatchIndexError, Loader, open_writer
+from zb_hdf5 import BatchIndexError, Loader, StateError, open_writer
 
 VOCAB_SIZE = 50
 TOKENS = np.random.default_rng(7).integers(0, VOCAB_SIZE, (24, 4, 16), dtype=np.uint16)
@@ -45,17 +45,87 @@ def test_torch_dataloader_with_every_start_method(loader, method):
     assert all(torch.equal(a, b) for a, b in zip(found, loader, strict=True))
 
 
+def epochs_of(loader, count):
+    """Return the batches of the first epochs, each in its own order."""
+    found = []
+    for epoch in range(count):
+        loader.set_epoch(epoch)
+        found += list(loader)
+    assert not torch.equal(found[0], found[len(loader)])
+    return found
+
+
+def assert_same(found, expected):
+    assert [batch.tolist() for batch in found] == [batch.tolist() for batch in expected]
+
+
+@pytest.mark.parametrize("workers", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}])
+def test_the_sampler_tells_the_epoch_to_every_worker(loader, workers):
+    dataset = loader.dataset()
+    expected = epochs_of(loader, 3)
+    loader.set_epoch(0)
+    source = DataLoader(dataset, batch_size=None, sampler=dataset.sampler, multiprocessing_context=None, **workers)
+    found = list(source)
+    for epoch in (1, 2):
+        source.sampler.set_epoch(epoch)
+        assert len(source) == 12
+        found += list(source)
+    assert_same(found, expected)
+
+
+@pytest.fixture
+def stateful():
+    return pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("with_sampler", [False, True])
+@pytest.mark.parametrize("chosen", [False, True])
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_stateful_dataloader_resumes(loader):
-    stateful = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
-    source = stateful(loader.dataset(), batch_size=None, num_workers=0)
+def test_stateful_dataloader_resumes_in_the_second_epoch(loader, stateful, workers, with_sampler, chosen):
+    def source_of(dataset):
+        sampler = dataset.sampler if with_sampler else None
+        return stateful(dataset, batch_size=None, num_workers=workers, sampler=sampler)
+
+    expected = epochs_of(loader, 3)
+    loader.set_epoch(0)
+    dataset = loader.dataset()
+    source = source_of(dataset)
+    assert_same(source, expected[:12])
+    dataset.set_epoch(1)
     iterator = iter(source)
-    for _ in range(5):
-        next(iterator)
+    assert_same([next(iterator) for _ in range(5)], expected[12:17])
     state = source.state_dict()
-    resumed = stateful(loader.dataset(), batch_size=None, num_workers=0)
-    resumed.load_state_dict(state)
-    assert all(torch.equal(a, b) for a, b in zip(resumed, list(loader)[5:], strict=True))
+    del iterator, source
+    with Loader(loader.reader.path, rank=1, world_size=2) as other:
+        dataset = other.dataset()
+        source = source_of(dataset)
+        source.load_state_dict(state)
+        if chosen:  # as a training loop does at the top of an epoch
+            dataset.set_epoch(1)
+        assert_same(source, expected[17:24])
+        dataset.set_epoch(2)
+        assert_same(source, expected[24:])
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_stateful_dataloader_refuses_the_state_of_another_order(loader, stateful):
+    source = stateful(loader.dataset(), batch_size=None)
+    next(iter(source))
+    state = source.state_dict()
+    for options, field in (({"seed": 7}, "seed"), ({"batch_size": 2}, "batch_size"), ({"world_size": 3}, "world_size")):
+        with Loader(loader.reader.path, **{"rank": 1, "world_size": 2, **options}) as other:
+            resumed = stateful(other.dataset(), batch_size=None)
+            resumed.load_state_dict(state)
+            with pytest.raises(StateError, match=f"state has {field}"):
+                next(iter(resumed))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_loader_is_no_map_style_dataset_and_says_what_is(loader, stateful):
+    for kind in (stateful, DataLoader):
+        with pytest.raises(TypeError, match=r"take loader.dataset\(\) with batch_size=None"):
+            next(iter(kind(loader, batch_size=None)))
 
 
 def test_records_are_what_trainers_expect(loader):
@@ -105,11 +175,68 @@ def test_transformers_trainer_trains_on_records(loader, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_lightning_trains_on_batches_and_on_the_loader_itself(loader, tmp_path):
+def test_transformers_trainer_resumes_exactly_in_its_second_epoch(loader, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(vocab_size=VOCAB_SIZE, n_positions=16, n_embd=16, n_layer=1, n_head=2)
+
+    class Stop(transformers.TrainerCallback):
+        def on_step_end(self, options, state, control, **_):
+            control.should_training_stop = state.global_step == 17
+
+    def train(callbacks, **resume):
+        seen = []
+
+        class Trainer(transformers.Trainer):
+            def training_step(self, model, inputs, *rest):
+                seen.append(inputs["input_ids"].clone())
+                return super().training_step(model, inputs, *rest)
+
+        options = transformers.TrainingArguments(
+            output_dir=str(tmp_path / "out"), num_train_epochs=3, per_device_train_batch_size=8, report_to=[],
+            use_cpu=True, save_steps=17, disable_tqdm=True,
+        )  # fmt: skip
+        model = transformers.GPT2LMHeadModel(config)
+        Trainer(model, options, train_dataset=loader.records(), callbacks=callbacks).train(**resume)
+        return seen
+
+    whole = train([])
+    assert len(whole) == 36
+    assert not torch.equal(whole[0], whole[12])
+    stopped = train([Stop()])
+    assert len(stopped) == 17
+    resumed = train([], resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-17"))
+    assert_same(stopped + resumed, whole)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_accelerate_keeps_the_state_of_a_loader_and_tells_datasets_the_epoch(loader, tmp_path):
+    accelerate = pytest.importorskip("accelerate")
+    expected = epochs_of(loader, 2)
+    loader.set_epoch(0)
+    accelerator = accelerate.Accelerator(cpu=True)
+    prepared = accelerator.prepare(DataLoader(loader.dataset(), batch_size=None))
+    assert_same([*prepared, *prepared], expected)
+    with Loader(loader.reader.path, rank=1, world_size=2) as first:
+        first.set_epoch(1)
+        accelerator.register_for_checkpointing(first)
+        iterator = iter(accelerator.prepare(first))
+        assert_same([next(iterator) for _ in range(5)], expected[12:17])
+        accelerator.save_state(str(tmp_path / "state"))
+        iterator.close()
+    accelerator = accelerate.Accelerator(cpu=True)
+    with Loader(loader.reader.path, rank=1, world_size=2) as second:
+        accelerator.register_for_checkpointing(second)
+        accelerator.load_state(str(tmp_path / "state"))
+        assert second.epoch == 1
+        assert_same(accelerator.prepare(second), expected[17:])
+    accelerate.state.AcceleratorState._reset_state(True)  # else the next Trainer finds it
+
+
+def lightning_fit(source, folder, seen, **options):
+    """Train with Lightning on `source`; `seen` gets a copy of every batch."""
     lightning = pytest.importorskip("lightning")
     from lightning.pytorch.plugins.environments import LightningEnvironment
-
-    seen = []
 
     class Model(lightning.LightningModule):
         def __init__(self):
@@ -125,9 +252,46 @@ def test_lightning_trains_on_batches_and_on_the_loader_itself(loader, tmp_path):
         def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), lr=0.1)
 
-    for source in (DataLoader(loader.dataset(), batch_size=None), loader):
-        seen.clear()
-        quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
-        alone = [LightningEnvironment()]  # else it asks mpi4py, which opens what it never closes
-        lightning.Trainer(max_epochs=1, default_root_dir=tmp_path, plugins=alone, **quiet).fit(Model(), source)
-        assert all(torch.equal(a, b) for a, b in zip(seen, loader, strict=True))
+    checkpoint = options.pop("ckpt_path", None)
+    saving = lightning.pytorch.callbacks.ModelCheckpoint(folder, every_n_train_steps=options.get("max_steps", 0) or 12)
+    quiet = {"logger": False, "enable_progress_bar": False, "accelerator": "cpu", "callbacks": [saving]}
+    alone = [LightningEnvironment()]  # else it asks mpi4py, which opens what it never closes
+    trainer = lightning.Trainer(default_root_dir=folder, plugins=alone, **quiet, **options)
+    trainer.fit(Model(), source, ckpt_path=checkpoint, weights_only=False)
+    return saving.best_model_path
+
+
+def with_the_sampler(loader, kind=DataLoader):
+    dataset = loader.dataset()
+    return kind(dataset, batch_size=None, sampler=dataset.sampler)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("source_of", [lambda loader: loader, with_the_sampler])
+def test_lightning_trains_on_another_order_in_every_epoch(source_of, loader, tmp_path):
+    seen = []
+    expected = epochs_of(loader, 3)
+    loader.set_epoch(0)
+    lightning_fit(source_of(loader), tmp_path, seen, max_epochs=3)
+    assert_same(seen, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ["loader", "stateful"])
+@pytest.mark.parametrize("stop", [5, 12, 17])
+def test_lightning_resumes_exactly(kind, stop, loader, stateful, tmp_path):
+    """In the first epoch, between two epochs, and in the second."""
+
+    def source_of(loader):
+        return loader if kind == "loader" else with_the_sampler(loader, stateful)
+
+    seen = []
+    expected = epochs_of(loader, 3)
+    loader.set_epoch(0)
+    saved = lightning_fit(source_of(loader), tmp_path / "first", seen, max_steps=stop)
+    assert len(seen) == stop
+    with Loader(loader.reader.path, rank=1, world_size=2) as other:
+        lightning_fit(source_of(other), tmp_path / "second", seen, max_epochs=3, ckpt_path=saved)
+    assert_same(seen, expected)

@@ -17,12 +17,29 @@ from zb_hdf5 import Loader, open_writer
 EXAMPLE = Path(__file__).parent.parent / "examples" / "train_gpt.py"
 
 
+SHAPE = ["--global-batch", "8", "--width", "16", "--layers", "1", "--vocab-size", "100", "--save-every", "5"]
+LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
 def start(data, out, processes, steps):
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    shape = ["--global-batch", "8", "--width", "16", "--layers", "1", "--vocab-size", "100", "--save-every", "5"]
-    command = [sys.executable, *launch, str(EXAMPLE), str(data), "--out", str(out), "--steps", str(steps), *shape]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(EXAMPLE.parent.parent)}
+    command = [sys.executable, *launch, str(EXAMPLE), str(data), "--out", str(out), "--steps", str(steps), *SHAPE]
+    return run(command, {})
+
+
+def run(command, variables):
+    outside = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
+    outside = {name: value for name, value in outside.items() if name not in LAUNCHERS}
+    environment = {**outside, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(EXAMPLE.parent.parent), **variables}
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+@pytest.fixture
+def data(tmp_path):
+    tokens = np.random.default_rng(9).integers(0, 100, (100, 8, 32), dtype=np.uint16)
+    with open_writer(tmp_path / "t.h5", batch_size=8, seq_len=32, dtype="uint16") as writer:
+        writer.write(tokens)
+    return tmp_path / "t.h5"
 
 
 def logged(out, rank):
@@ -31,12 +48,14 @@ def logged(out, rank):
     return [json.loads(line) for line in lines if line.endswith("}")]
 
 
+def digest(rows):
+    """Return what the example logs of these records."""
+    return hashlib.sha256(np.ascontiguousarray(rows[:, :-1])).hexdigest()[:16]
+
+
 @pytest.mark.slow
-def test_killed_and_resumed_on_another_number_of_processes(tmp_path):
-    data, out = tmp_path / "t.h5", tmp_path / "run"
-    tokens = np.random.default_rng(9).integers(0, 100, (100, 8, 32), dtype=np.uint16)
-    with open_writer(data, batch_size=8, seq_len=32, dtype="uint16") as writer:
-        writer.write(tokens)
+def test_killed_and_resumed_on_another_number_of_processes(data, tmp_path):
+    out = tmp_path / "run"
     first = start(data, out, 2, 100_000)
     deadline = time.monotonic() + 90
     while len(logged(out, 0)) < 12 and time.monotonic() < deadline and first.poll() is None:
@@ -55,12 +74,47 @@ def test_killed_and_resumed_on_another_number_of_processes(tmp_path):
     assert resumed_at % 5 == 0
     assert resumed_at >= 10
 
-    def digest(rows):
-        return hashlib.sha256(np.ascontiguousarray(rows[:, :-1])).hexdigest()[:16]
-
     loader = Loader(data, seed=1, rank=0, world_size=1, batch_size=8)
     steps = [loader.get_batch().numpy() for _ in range(max(saved + 25, max(before[0])))]
     for rank in (0, 1):
         assert before[rank] == {step: digest(steps[step - 1][4 * rank : 4 * rank + 4]) for step in before[rank]}
     after = {record["step"]: record["data"] for record in logged(out, 0)[len(before[0]) :]}
     assert after == {step: digest(steps[step - 1]) for step in range(resumed_at + 1, saved + 26)}
+
+
+SCONTROL = """#!/bin/sh
+[ "$*" = "show hostnames n[1-2]" ] && printf '127.0.0.1\\n127.0.0.2\\n' && touch "$0.asked"
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_the_tasks_of_srun_are_one_world(hosts, data, tmp_path):
+    """Two processes with the variables that srun gives its tasks; of two hosts, `scontrol` names the first."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "scontrol").write_text(SCONTROL)
+    (tmp_path / "bin" / "scontrol").chmod(0o755)
+    job = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_ID": "0", "SLURM_NTASKS": "2", "SLURM_STEP_NUM_TASKS": "2"}
+    job |= {"SLURM_STEP_NUM_NODES": str(hosts), "SLURM_STEP_NODELIST": "n[1-2]" if hosts == 2 else "n1"}
+    job |= {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}" if hosts == 2 else os.environ["PATH"]}
+    command = [sys.executable, str(EXAMPLE), str(data), "--out", str(tmp_path / "run"), "--steps", "6", *SHAPE]
+    tasks = [run(command, {**job, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)}) for rank in range(2)]
+    texts = [task.communicate(timeout=120)[0] for task in tasks]
+    assert [task.returncode for task in tasks] == [0, 0], texts
+    assert (tmp_path / "bin" / "scontrol.asked").exists() == (hosts == 2)
+    assert "2 processes, from step 0 to 6, 100 steps an epoch" in texts[0]
+    with Loader(data, seed=1, rank=0, world_size=1, batch_size=8) as loader:
+        steps = [loader.get_batch().numpy() for _ in range(6)]
+    for rank in range(2):
+        expected = [digest(rows[4 * rank : 4 * rank + 4]) for rows in steps]
+        assert [record["data"] for record in logged(tmp_path / "run", rank)] == expected
+
+
+@pytest.mark.slow
+def test_a_batch_script_without_srun_is_one_process(data, tmp_path):
+    job = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "2", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NNODES": "2"}
+    command = [sys.executable, str(EXAMPLE), str(data), "--out", str(tmp_path / "run"), "--steps", "2", *SHAPE]
+    task = run(command, job)
+    text = task.communicate(timeout=120)[0]
+    assert task.returncode == 0, text
+    assert "1 processes, from step 0 to 2, 100 steps an epoch" in text

@@ -14,7 +14,19 @@ import zb_hdf5
 ROOT = Path(__file__).parent.parent
 LAYERS = (
     {"errors", "spec"},
-    {"order", "ranks", "extents", "digest", "publish", "prefetch", "bytepair", "tokenizer", "documents", "npyheader"},
+    {
+        "order",
+        "ranks",
+        "extents",
+        "digest",
+        "publish",
+        "prefetch",
+        "bytepair",
+        "tokenizer",
+        "documents",
+        "npyheader",
+        "states",
+    },  # fmt: skip
     {"source", "reader", "writer", "store", "datasets", "scatter"},
     {
         "native",

@@ -24,7 +24,8 @@ N = 23
 RECORDS = N * B
 BLOCK = 5
 BATCH_SHUFFLES = [shuffle for shuffle in SHUFFLES if shuffle != "records"]
-RANK_VARIABLES = ("RANK", "WORLD_SIZE", "SLURM_PROCID", "SLURM_NTASKS")
+RANK_VARIABLES = ("RANK", "WORLD_SIZE", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS")
+SRUN = {"SLURM_PROCID": "2", "SLURM_NTASKS": "4", "SLURM_STEP_ID": "0"}
 
 
 # --- helpers ---------------------------------------------------------------------------------------------------
@@ -659,10 +660,13 @@ def test_one_process_is_rank_0_of_1():
 
 @pytest.mark.parametrize(("environment", "expected"), [
     ({"RANK": "3", "WORLD_SIZE": "8"}, (3, 8)),
-    ({"SLURM_PROCID": "2", "SLURM_NTASKS": "4"}, (2, 4)),
-    ({"RANK": "3", "WORLD_SIZE": "8", "SLURM_PROCID": "2", "SLURM_NTASKS": "4"}, (3, 8)),
-    ({"RANK": "3", "SLURM_PROCID": "2", "SLURM_NTASKS": "4"}, (2, 4)),
+    (SRUN, (2, 4)),
+    ({**SRUN, "SLURM_STEP_NUM_TASKS": "3"}, (2, 3)),
+    ({"RANK": "3", "WORLD_SIZE": "8", **SRUN}, (3, 8)),
+    ({"RANK": "3", **SRUN}, (2, 4)),
     ({"SLURM_NTASKS": "4"}, (0, 1)),
+    ({"SLURM_PROCID": "0", "SLURM_NTASKS": "2"}, (0, 1)),  # a batch script without srun: nobody reads the other half
+    ({"SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURM_STEP_ID": "4294967290", "SLURM_STEP_NUM_TASKS": "1"}, (0, 1)),
 ])  # fmt: skip
 def test_the_environment_of_a_job_is_understood(environment, expected, monkeypatch):
     for name, value in environment.items():

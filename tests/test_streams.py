@@ -38,6 +38,7 @@ from zb_hdf5 import (
     verify_store,
 )
 from zb_hdf5.cli import zb
+from zb_hdf5.order import SHUFFLES
 from zb_hdf5.spec import NO_SHA256
 
 TOKENS = np.random.default_rng(3).integers(0, 50_000, 5000)
@@ -348,6 +349,49 @@ def test_a_loader_of_windows_resumes_on_another_world_size(stream):
     np.testing.assert_array_equal(merged, expected[4 : 4 + len(merged)])
     with Loader(stream, batch_size=2, seq_len=25, seed=1, rank=0, world_size=1) as other, pytest.raises(StateError):
         other.load_state_dict(state)  # without targets a record has another length
+
+
+@pytest.mark.parametrize("shuffle", SHUFFLES)
+@pytest.mark.parametrize("targets", [False, True])
+def test_a_state_of_windows_fits_another_batch_size(shuffle, targets, tmp_path):
+    """As one of batches does: this epoch and the next go on in the order of the batches of the first run."""
+    write(tmp_path / "s.h5")
+
+    def rows_of(batches):
+        return [row.tolist() for batch in batches for row in (batch[0] if targets else batch)]
+
+    def loader(batch_size, **options):
+        options = {"rank": 0, "world_size": 1, "block_size": 5, "shuffle": shuffle, "targets": targets, **options}
+        return Loader(tmp_path / "s.h5", batch_size=batch_size, seq_len=16, **options)
+
+    with loader(4) as alone:
+        expected = [rows_of(alone)]
+        alone.set_epoch(1)
+        expected.append(rows_of(alone))
+    assert len(expected[0]) == 5000 // 64 * 4
+    with loader(4) as first:
+        steps = iter(first)
+        found = rows_of(next(steps) for _ in range(5))
+        state = first.state_dict()
+        steps.close()
+    for batch_size in (1, 3, 4, 7):
+        with loader(batch_size, drop_last=False) as resumed:
+            before = resumed.state_dict()
+            for broken in ({"position": 10**6}, {"seed": 7}, {"epoch": None}):
+                with pytest.raises(StateError):
+                    resumed.load_state_dict({**state, **broken})
+            assert resumed.state_dict() == before  # nothing was taken over
+            resumed.load_state_dict(state)
+            assert resumed.state_dict() == state
+            rest = rows_of(resumed)
+            assert (found + rest)[: len(expected[0])] == expected[0]
+            assert len(found + rest) - len(expected[0]) < batch_size
+            resumed.set_epoch(1)
+            assert rows_of(resumed)[: len(expected[1])] == expected[1]
+            again = resumed.state_dict()
+        with loader(2) as third:
+            third.load_state_dict(again)
+            assert third.state_dict() == again
 
 
 def test_a_stream_needs_a_shape_and_a_store_has_one(tmp_path, tokens, write_file):

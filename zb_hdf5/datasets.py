@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset
+from torch.utils.data.distributed import DistributedSampler
 
 from zb_hdf5.errors import BatchIndexError
 from zb_hdf5.reader import BatchReader
+from zb_hdf5.states import require_count, require_fields, require_same
+
+#: What to add to the message about a state that differs.
+REMEDIES: Final = dict.fromkeys(
+    ("world_size", "batch_size"), "; steps are counted here: the state of a Loader itself fits any number of ranks"
+)
 
 
 class Steps(Protocol):
     """What a dataset of batches needs of a loader."""
 
     reader: BatchReader
+    epoch: int
+    world_size: int
+    batch_size: int
 
     def __len__(self) -> int: ...
+    def identity(self) -> dict[str, Any]: ...
     def set_epoch(self, epoch: int) -> None: ...
     def requests_of_steps(self, steps: npt.NDArray[np.int64]) -> list[Any]: ...
     def read(self, request: Any) -> torch.Tensor: ...
@@ -30,14 +42,67 @@ class BatchDataset(Dataset[torch.Tensor]):
 
     Use it with `DataLoader(dataset, batch_size=None)`, with any number of workers and any start method: it is
     picklable, and each process opens the files by itself. Threads (`Loader(prefetch=n)`) are faster than workers.
+    `StatefulDataLoader` keeps its state. Trainers that call `set_epoch` on samplers only (Lightning) need
+    `sampler=dataset.sampler` too.
     """
 
     def __init__(self, loader: Steps) -> None:
         self._loader = loader
+        self._epoch_is_chosen = False
+
+    @property
+    def sampler(self) -> StepSampler:
+        """A sampler for `DataLoader(..., batch_size=None, sampler=dataset.sampler)`: all steps of this rank, in order.
+
+        Its `set_epoch` reaches the workers too, those that are kept alive (`persistent_workers`) included.
+        """
+        return StepSampler(self)
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch. Workers that are kept alive (`persistent_workers`) do not hear of it."""
+        """Choose the epoch. Workers that are kept alive hear of it through `sampler` only."""
         self._loader.set_epoch(epoch)
+        self._epoch_is_chosen = True
+
+    @property
+    def path(self) -> Path:
+        """The store."""
+        return self._loader.reader.path
+
+    @property
+    def epoch(self) -> int:
+        """The epoch whose steps these are."""
+        return self._loader.epoch
+
+    @property
+    def chosen_epoch(self) -> int | None:
+        """What `set_epoch` was last called with."""
+        return self._loader.epoch if self._epoch_is_chosen else None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what must agree for a step number to mean the same records, and the epoch.
+
+        For `StatefulDataLoader`, which counts the steps.
+        """
+        return {**self._identity(), "epoch": self._loader.epoch}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take the epoch of the state, unless `set_epoch` has chosen one already.
+
+        Raises
+        ------
+        StateError
+            If the state is of other data, another seed or order, or of steps of another size.
+        """
+        identity = self._identity()
+        state = require_fields(self.path, state_dict, [*identity, "epoch"])
+        require_same(self.path, state, identity, REMEDIES)
+        epoch = require_count(self.path, state, "epoch")
+        if not self._epoch_is_chosen:
+            self._loader.set_epoch(epoch)
+
+    def _identity(self) -> dict[str, Any]:
+        loader = self._loader
+        return {**loader.identity(), "batch_size": loader.batch_size, "world_size": loader.world_size}
 
     def __len__(self) -> int:
         return len(self._loader)
@@ -49,10 +114,67 @@ class BatchDataset(Dataset[torch.Tensor]):
         """Return several batches: the order of all of them is computed at once."""
         loader = self._loader
         steps = np.asarray(indices, dtype=np.int64)
+        if steps.ndim == 2:  # of `sampler`: each with its epoch
+            loader.set_epoch(int(steps[0, 0]))
+            steps = steps[:, 1]
         if len(steps) and not -len(self) <= int(steps.min()) <= int(steps.max()) < len(self):
             raise BatchIndexError(f"{loader.reader.path}: no step {indices}: expected 0..{len(self) - 1:,}")
         steps = np.where(steps < 0, steps + len(self), steps)
         return [loader.read(request) for request in loader.requests_of_steps(steps)]
+
+
+class StepSampler(DistributedSampler[Any]):
+    """The steps of a `BatchDataset`, each with the epoch once `set_epoch` has chosen one.
+
+    A `DistributedSampler` of one process: the dataset has this rank's share only, and Lightning would replace any other
+    sampler by one that shares it out again. Keeps its place for `StatefulDataLoader`, and gives it up in another epoch.
+    """
+
+    def __init__(self, dataset: BatchDataset) -> None:
+        super().__init__(dataset, num_replicas=1, rank=0, shuffle=False)
+        self._steps = dataset
+        self._next = 0
+        self._resumed = False
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch, for the dataset too."""
+        self._steps.set_epoch(epoch)
+
+    def __iter__(self) -> Iterator[Any]:
+        start = self._next = self._next if self._resumed else 0
+        self._resumed = False
+        return self._rest(self._steps.epoch, start)
+
+    def _rest(self, epoch: int, start: int) -> Iterator[Any]:
+        if self._steps.epoch != epoch:  # chosen since
+            start = 0
+        chosen = self._steps.chosen_epoch
+        for step in range(start, len(self)):
+            self._next = step + 1
+            yield step if chosen is None else (chosen, step)
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the dataset's state and the next step."""
+        return {**self._steps.state_dict(), "step": self._next}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on at the step of the state, unless `set_epoch` has chosen another epoch than that of the state.
+
+        Raises
+        ------
+        StateError
+            As `BatchDataset.load_state_dict` does.
+        """
+        where = self._steps.path
+        fields = dict(require_fields(where, state_dict, [*self._steps.state_dict(), "step"]))
+        step = require_count(where, fields, "step", len(self), "the steps of an epoch")
+        fields.pop("step")
+        self._steps.load_state_dict(fields)
+        self._next = step if self._steps.epoch == fields["epoch"] else 0
+        self._resumed = True
 
 
 class RecordDataset(Dataset[dict[str, torch.Tensor]]):

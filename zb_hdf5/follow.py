@@ -10,7 +10,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final
 
-from zb_hdf5.errors import ArgumentError, FormatError, UnavailableError
+from zb_hdf5.errors import ArgumentError, FormatError, StateError, UnavailableError
 from zb_hdf5.h5read import HDF5BatchReader
 from zb_hdf5.index import ShardEntry, ShardIndex
 from zb_hdf5.loader import Loader, Request
@@ -19,6 +19,7 @@ from zb_hdf5.reader import BatchReader
 from zb_hdf5.shards import ShardedReader, ShardedSource
 from zb_hdf5.source import BatchSource
 from zb_hdf5.spec import INDEX_NAME
+from zb_hdf5.states import MAX_COUNT
 
 #: Waits between the attempts to open a file that its writer may be closing or renaming.
 RETRY_WAITS_S: Final = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
@@ -173,6 +174,8 @@ class FollowingLoader(Loader):
         self.timeout_s = timeout_s
         super().__init__(source, shuffle=shuffle, prefetch=0, **options)
 
+    _last_epoch = 0
+
     def set_epoch(self, epoch: int) -> None:
         """Accept epoch 0: the store grows once."""
         if epoch != 0:
@@ -195,11 +198,22 @@ class FollowingLoader(Loader):
         left, step = max(0, self.num_records - position), batch_size * self.world_size
         return left // step if self.drop_last or not self.reader.complete else -(-left // step)
 
+    def _end_of_epoch(self, epoch: int, reader: BatchReader) -> int:
+        if not reader.complete:
+            return MAX_COUNT  # what the state has seen may not be visible here yet
+        return reader.num_batches * self._records_per_batch
+
     def _requests(self, position: int, batch_size: int) -> Iterator[Request]:
+        start = position
         while self._wait(position, batch_size):
             for request in super()._requests(position, batch_size):
                 yield request
                 position += batch_size * self.world_size
+        if start > self.num_records:
+            raise StateError(
+                f"{self.reader.path}: state: expected position in 0..{self.num_records:,}, the records of the store "
+                f"that is complete now, found {start:,}"
+            )
 
     def _wait(self, position: int, batch_size: int) -> bool:
         """Wait until there is a step at `position`; return False if there will be none."""

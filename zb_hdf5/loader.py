@@ -14,18 +14,19 @@ import os
 from collections.abc import Generator, Iterator
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.errors import ArgumentError, StateError
+from zb_hdf5.errors import ArgumentError
 from zb_hdf5.extents import network_file_system
 from zb_hdf5.order import Order, make_order
 from zb_hdf5.prefetch import DeviceRing, cuda_device, hint_ahead, read_ahead
 from zb_hdf5.ranks import resolve_rank
 from zb_hdf5.reader import BatchReader
 from zb_hdf5.spec import DEFAULT_SPLIT, LIVE_PREFIX
+from zb_hdf5.states import MAX_COUNT, require_count, require_dict, require_fields, require_same, shown
 from zb_hdf5.store import is_stream, open_reader
 from zb_hdf5.tokenizer import Tokenizer, require_tokenizer
 
@@ -68,7 +69,7 @@ class Loader:
         What the order depends on, and nothing else: the same in every backend.
     rank, world_size
         Which share of each epoch this process takes. None: from `torch.distributed` if initialised, else the variables
-        RANK and WORLD_SIZE, else SLURM_PROCID and SLURM_NTASKS, else 0 of 1. Ranks that must see the same data
+        RANK and WORLD_SIZE, else those of a task that `srun` started, else 0 of 1. Ranks that must see the same data
         (tensor or pipeline parallel) pass their data-parallel rank.
     drop_last
         Every rank makes the same number of steps either way. True: the last records of the epoch's order that do not
@@ -111,6 +112,8 @@ class Loader:
     ...     for batch in loader:
     ...         train(batch)
     """
+
+    _last_epoch: int = MAX_COUNT
 
     def __new__(cls, *arguments: Any, backend: str = "auto", follow: bool = False, **options: Any) -> Self:
         """Return a `TextLoader` for backend "parquet": text has no stored batches, and so no order of them."""
@@ -199,8 +202,8 @@ class Loader:
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch to iterate over. A resumed position is kept if it belongs to this epoch."""
-        if epoch < 0:
-            raise ArgumentError(f"epoch must be at least 0, found {epoch}")
+        if not 0 <= epoch <= MAX_COUNT:
+            raise ArgumentError(f"epoch must be in 0..{MAX_COUNT:,}, found {epoch}")
         if self.epoch != epoch:
             self.epoch = epoch
             self._order: Order = self.order_of_epoch(epoch)
@@ -239,6 +242,18 @@ class Loader:
     def _steps_from(self, position: int, batch_size: int) -> int:
         left, step = max(0, self.num_records - position), batch_size * self.world_size
         return left // step if self.drop_last else -(-left // step)
+
+    @property
+    def sampler(self) -> Self:
+        """This loader: Lightning tells the epoch to what it finds under this name, by `set_epoch`."""
+        return self
+
+    def __getitem__(self, index: object) -> NoReturn:
+        # not a ZbError: it is what Python raises for what has no items, with the way out
+        raise TypeError(
+            f"{self.reader.path}: a Loader is iterated over and has no items: DataLoader and StatefulDataLoader take "
+            "loader.dataset() with batch_size=None"
+        )
 
     # --- iteration -----------------------------------------------------------------------------------------------
 
@@ -336,9 +351,11 @@ class Loader:
         """Return where training stands: what was yielded, never what was read ahead.
 
         Plain JSON values, under 1 KB, the same on every rank after the same step. `position` counts records of all
-        ranks in this epoch, so that it is valid for any other world size and batch size.
+        ranks in this epoch, so that it is valid for any other world size and batch size; those that filled up the last
+        step (`drop_last=False`) are not counted again.
         """
-        return {**self.identity(), "epoch": self.epoch, "position": self._position}
+        position = min(self._position, self._end_of_epoch(self.epoch, self.reader))
+        return {**self.identity(), "epoch": self.epoch, "position": position}
 
     def load_state_dict(self, state_dict: dict[str, Any], *, force: bool = False) -> None:
         """Continue exactly where `state_dict` was taken, in O(1), whatever the ranks, batch size or backend were then.
@@ -351,21 +368,45 @@ class Loader:
         Raises
         ------
         StateError
-            If the state is of other data, another seed or another order; the message names the field.
+            If the state is of other data, another seed or another order, or no state at all; the message names the
+            field. Nothing is taken over then.
         """
-        for name, expected in {} if force else self.identity().items():
-            found = state_dict.get(name)
-            if found != expected:
-                remedy = _remedy(name, found, expected)
-                raise StateError(f"{self.reader.path}: state has {name} {found!r}, this loader {expected!r}; {remedy}")
-        epoch, position = state_dict.get("epoch"), state_dict.get("position")
-        if type(epoch) is not int or type(position) is not int or epoch < 0 or position < 0:
-            raise StateError(f"state: expected epoch and position >= 0, found {epoch!r} and {position!r}")
+        where, reader = self.reader.path, self.reader
+        state = require_dict(where, state_dict)
+        if not force:
+            identity = self.identity()
+            require_fields(where, state, [*identity, "epoch", "position"])
+            reader = reader.serving(state["fingerprint"])
+            if reader is not self.reader:
+                identity["fingerprint"] = reader.fingerprint
+            remedies = dict.fromkeys(identity, "; force=True takes the position all the same")
+            remedies["dtype"] = _remedy_of_dtype(state["dtype"])
+            if any(shown(value).startswith("'sampled:") for value in (state["fingerprint"], self._fingerprint)):
+                remedies["fingerprint"] = "; open both with verify='store'"
+            require_same(where, state, identity, remedies)
+        epoch = require_count(where, state, "epoch", self._last_epoch)
+        position = require_count(where, state, "position", self._end_of_epoch(epoch, reader), "the records of an epoch")
+        if reader is not self.reader:
+            self._serve(reader)
         self.set_epoch(epoch)
         self._position = position
         self._resumed = True
         self._forever = None
         self._course += 1
+
+    def _serve(self, reader: BatchReader) -> None:
+        """Go on with a reader of the same records whose batches, and so whose order, are those of a state."""
+        self.reader, self._fingerprint = reader, reader.fingerprint
+        self._records_per_batch = reader.meta.batch_tokens // self.seq_len
+        self._set_target(self._device, self._dtype)
+        self._order = self.order_of_epoch(self.epoch)
+        self.set_batch_size(self.batch_size)
+
+    def _end_of_epoch(self, epoch: int, reader: BatchReader) -> int:
+        """Return the position behind the last record of an epoch."""
+        if epoch == self.epoch and reader is self.reader:
+            return self.num_records
+        return reader.num_batches * (reader.meta.batch_tokens // self.seq_len)
 
     def identity(self) -> dict[str, Any]:
         """What must agree for a position to mean the same records."""
@@ -374,9 +415,9 @@ class Loader:
             "dtype": self.reader.dtype.name,
             "fingerprint": self._fingerprint,
             "shuffle": self.shuffle,
-            "block_size": self.block_size if self.shuffle == "block" else None,
-            "seed": self.seed,
-            "seq_len": self.seq_len,
+            "block_size": int(self.block_size) if self.shuffle == "block" else None,
+            "seed": int(self.seed),
+            "seq_len": int(self.seq_len),
         }
 
     def dataset(self) -> BatchDataset:
@@ -408,13 +449,8 @@ class Loader:
         return {**self.__dict__, "_forever": None, "_reading": None, "_ring": None}
 
 
-def _remedy(name: str, found: Any, expected: Any) -> str:
-    """Say what can be done about a state that differs in one field."""
-    if name == "dtype":
-        return (
-            "digests are over the stored bytes, so the same tokens in another dtype count as other data: convert the "
-            f"store with --dtype {found}, or, if it is that store in another dtype, pass force=True"
-        )
-    if any(str(value).startswith("sampled:") for value in (found, expected)):
-        return "open both with verify='store'"
-    return "force=True takes the position all the same"
+def _remedy_of_dtype(found: object) -> str:
+    return (
+        "; digests are over the stored bytes, so the same tokens in another dtype count as other data: convert the store "
+        f"with --dtype {shown(found).strip("'")}, or, if it is that store in another dtype, pass force=True"
+    )

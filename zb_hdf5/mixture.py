@@ -23,6 +23,7 @@ from zb_hdf5.loader import ORDER_STEPS, Loader, Request
 from zb_hdf5.prefetch import read_ahead
 from zb_hdf5.ranks import resolve_rank
 from zb_hdf5.reader import BatchReader
+from zb_hdf5.states import require_count, require_fields, require_same, shown
 
 if TYPE_CHECKING:
     import torch
@@ -82,6 +83,8 @@ def _shares(weights: tuple[float, ...]) -> tuple[int, ...]:
         raise ArgumentError(f"weights must be positive numbers, found {list(weights)}")
     exact = [Fraction(weight).limit_denominator(10**6) for weight in weights]
     total = sum(exact)
+    if not total:
+        raise ArgumentError(f"weights must not all be below 1e-6, found {list(weights)}")
     common = np.lcm.reduce([(weight / total).denominator for weight in exact], dtype=object)
     period = min(int(common), MAX_PERIOD)
     floors = [max(1, int(weight / total * period)) for weight in exact]
@@ -244,21 +247,48 @@ class MixedLoader:
         StateError
             If the sources are not the same data in the same order.
         """
-        if state_dict.get("version") != MIXTURE_VERSION or state_dict.get("sources") != self._identity():
-            raise StateError(f"state: expected sources {self._identity()}, found {state_dict.get('sources')}")
-        try:
-            segments = [
-                Segment(int(s["start"]), tuple(map(float, s["weights"])), tuple(map(int, s["counts"])))
-                for s in state_dict["segments"]
-            ]
-            position = int(state_dict["position"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise StateError(f"state: malformed: {error!r}") from error
-        if not segments or any(
-            len(s.weights) != len(self.loaders) or len(s.counts) != len(self.loaders) for s in segments
-        ):
-            raise StateError(f"state: expected weights and counts of {len(self.loaders)} sources, found {segments}")
+        where = "mixture"
+        state = require_fields(where, state_dict, ["version", "sources", "segments", "position"])
+        require_same(where, state, {"version": MIXTURE_VERSION}, {})
+        self._require_sources(state["sources"])
+        position = require_count(where, state, "position")
+        if not isinstance(state["segments"], list) or not state["segments"]:
+            raise StateError(f"{where}: state: expected a list of segments, found {shown(state['segments'])}")
+        segments: list[Segment] = []
+        for number, fields in enumerate(state["segments"]):
+            segments.append(self._segment(f"{where}: segment {number}", fields, segments[-1:], position))
         self._segments, self._position = segments, position
+
+    def _require_sources(self, sources: object) -> None:
+        expected = self._identity()
+        if not isinstance(sources, list) or len(sources) != len(expected):
+            raise StateError(f"mixture: state: expected a list of {len(expected)} sources, found {shown(sources)}")
+        for identity, found in zip(expected, sources, strict=True):
+            where = f"mixture: source {identity['name']!r}"
+            require_same(where, require_fields(where, found, identity), identity, {})
+
+    def _segment(self, where: str, fields: object, before: list[Segment], position: int) -> Segment:
+        """Return a segment of a state, all of which follows from the weights and starts: the counts are checked."""
+        names = list(self.loaders)
+        found = require_fields(where, fields, ["start", "weights", "counts"])
+        start = require_count(where, found, "start", position, "the position")
+        counts = [0] * len(names)
+        if before:
+            last = before[0]
+            if start <= last.start:
+                raise StateError(f"{where}: state: expected start behind {last.start:,}, found {start:,}")
+            since = Schedule(last.weights).counts(start - last.start)
+            counts = [a + b for a, b in zip(last.counts, since, strict=True)]
+        elif start:
+            raise StateError(f"{where}: state: expected start 0, found {start:,}")
+        require_same(where, found, {"counts": counts}, {})
+        weights = found["weights"]
+        if not isinstance(weights, list) or not all(type(weight) is float for weight in weights):
+            raise StateError(f"{where}: state: expected weights of {names}, found {shown(weights)}")
+        try:
+            return Segment(start, self._ordered(dict(zip(names, weights, strict=True))), tuple(counts))
+        except ValueError as error:  # too few, too many, or not positive
+            raise StateError(f"{where}: state: expected weights of {names}, found {shown(weights)}: {error}") from error
 
     def _identity(self) -> list[dict[str, Any]]:
         """What must agree, in order: the place of a source in the list decides ties of the schedule."""

@@ -14,7 +14,7 @@ import os
 from collections import deque
 from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from itertools import count, repeat
+from itertools import chain, count, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
@@ -25,6 +25,7 @@ from zb_hdf5.documents import ParquetFile
 from zb_hdf5.errors import ArgumentError, FormatError, StateError
 from zb_hdf5.prefetch import DeviceRing, cuda_device, read_ahead
 from zb_hdf5.ranks import resolve_rank
+from zb_hdf5.states import require_count, require_fields, require_same, shown
 from zb_hdf5.tokenizer import DEFAULT_BOUNDARY, Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
@@ -101,10 +102,31 @@ class TokenRun:
         self._tokenizer, self._boundary, self._num_threads = tokenizer, boundary_token_id, num_threads
 
     def batches(self, place: Place, tokens: int, overlap: int) -> Iterator[tuple[npt.NDArray[np.uint32], Place]]:
-        """Yield runs of `tokens + overlap` tokens, each `tokens` after the one before, and the place of the next."""
+        """Return runs of `tokens + overlap` tokens, each `tokens` after the one before, and the place of the next.
+
+        Raises
+        ------
+        StateError
+            If there is no such place. What is checked here is not tokenized a second time.
+        """
         pieces = self._pieces(place)
+        first = next(pieces)
+        if place.token and first.place(place.token) != place:
+            number, tail = place.document, "" if first[:3] == place[:3] else ": the row group has no such document"
+            raise StateError(
+                f"{self._path(place)}: state: expected token within document {number:,} of row group "
+                f"{place.row_group:,}, found {shown(place.token)}{tail}"
+            )
+        return self._cut(chain([first], pieces), place.token, tokens, overlap)
+
+    def _path(self, place: Place) -> Path:
+        return self.row_groups[place.row_group][0].path
+
+    @staticmethod
+    def _cut(
+        pieces: Iterator[Piece], offset: int, tokens: int, overlap: int
+    ) -> Iterator[tuple[npt.NDArray[np.uint32], Place]]:
         waiting: deque[Piece] = deque()
-        offset = place.token
         while True:
             while sum(len(piece.tokens) for piece in waiting) - offset < tokens + overlap:
                 waiting.append(next(pieces))
@@ -141,6 +163,11 @@ class TokenRun:
                 with_boundaries = np.insert(tokens, ends - lengths, self._boundary)
                 yield Piece(epoch, number, document, with_boundaries, ends + np.arange(1, len(ends) + 1))
                 document += len(some)
+        if document < skip:
+            raise StateError(
+                f"{file.path}: state: expected document in 0..{document:,}, the documents of row group {number:,}, "
+                f"found {shown(skip)}"
+            )
 
 
 def _runs(texts: list[str]) -> Iterator[list[str]]:
@@ -256,8 +283,7 @@ class TextLoader:
         An error of the thread that reads is raised here; the next call tries again from the same place.
         """
         if self._reading is None:
-            batches = self._run.batches(self._place, self.batch_size * self.seq_len, int(self.targets))
-            self._reading = _ahead(batches, self._prefetch, self._device)
+            self._reading = self._begin(self._place)
         try:
             tokens, self._place = next(self._reading)
         except BaseException:
@@ -265,6 +291,10 @@ class TextLoader:
             raise
         shape = (self.batch_size, self.seq_len)
         return (tokens[:-1].view(shape), tokens[1:].view(shape)) if self.targets else tokens.view(shape)
+
+    def _begin(self, place: Place) -> Generator[tuple[torch.Tensor, Place]]:
+        batches = self._run.batches(place, self.batch_size * self.seq_len, int(self.targets))
+        return _ahead(batches, self._prefetch, self._device)
 
     # --- state ---------------------------------------------------------------------------------------------------
 
@@ -284,18 +314,19 @@ class TextLoader:
         Raises
         ------
         StateError
-            If the state is of other files, another tokenizer, split, rank or number of ranks; the message names it.
+            If the state is of other files, another tokenizer, split, rank or number of ranks, or names no place in
+            them; the message names the field.
         """
-        for name, expected in self._identity().items():
-            found = state_dict.get(name)
-            if found != expected:
-                reason = REASONS.get(name, "")
-                raise StateError(f"{self.path}: state has {name} {found!r}, this loader {expected!r}{reason}")
-        values: list[Any] = [state_dict.get(name) for name in Place._fields]
-        if any(type(value) is not int or value < 0 for value in values) or values[1] not in self._run.row_groups:
-            raise StateError(f"{self.path}: state: expected {', '.join(Place._fields)} of this rank, found {values}")
+        identity = self._identity()
+        state = require_fields(self.path, state_dict, [*identity, *Place._fields])
+        require_same(self.path, state, identity, REASONS)
+        place = Place(*(require_count(self.path, state, name) for name in Place._fields))
+        if place.row_group not in self._run.row_groups:
+            groups = f"one of the {len(self._run.row_groups):,} of this rank"
+            raise StateError(f"{self.path}: state: expected row_group {groups}, found {place.row_group:,}")
+        reading = self._begin(place)  # refuses a place that does not exist
         self._stop()
-        self._place = Place(*values)
+        self._place, self._reading = place, reading
 
     def _identity(self) -> dict[str, Any]:
         """What must agree for a place to mean the same token."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -10,7 +11,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.errors import ArgumentError, BackendError, UnverifiableError
+from zb_hdf5.errors import ArgumentError, BackendError, UnverifiableError, ZbError
 from zb_hdf5.order import GlobalOrder
 from zb_hdf5.reader import BatchReader, require_choice
 from zb_hdf5.spec import DTYPE_BY_NAME, StoreMeta, TokenArray, as_stored
@@ -69,32 +70,49 @@ class WindowReader(BatchReader):
             raise BackendError(f"{path}: verify='batch' needs stored batches, found a token stream; use verify='store'")
         if verify == "store":
             _require_digests(Path(path), split)
-        self.store = MmapTokenStore(path, split=split, access=access)
-        small = self.store.dtype.kind == "u" and self.store.dtype.itemsize <= 2
+        self._set_windows(MmapTokenStore(path, split=split, access=access), batch_size, seq_len, overlap)
+
+    def _set_windows(self, store: MmapTokenStore, batch_size: int, seq_len: int, overlap: int) -> None:
+        self.store = store
+        small = store.dtype.kind == "u" and store.dtype.itemsize <= 2
         dtype = DTYPE_BY_NAME["uint16" if small else "uint32"]
-        num_batches = (
-            max(0, self.store.num_tokens - overlap) // seq_len // batch_size if batch_size * seq_len > 0 else 0
-        )
+        num_batches = max(0, store.num_tokens - overlap) // seq_len // batch_size if batch_size * seq_len > 0 else 0
         meta = StoreMeta(
             batch_size,
             seq_len + overlap,
             dtype,
             total_records=num_batches * batch_size,
-            vocab_size=self.store.vocab_size,
-            tokenizer=self.store.tokenizer,
+            vocab_size=store.vocab_size,
+            tokenizer=store.tokenizer,
         )
         if num_batches == 0:
             raise ArgumentError(
-                f"{path}: {self.store.num_tokens:,} tokens do not fill one batch of {batch_size:,} x {seq_len:,}"
+                f"{store.path}: {store.num_tokens:,} tokens do not fill one batch of {batch_size:,} x {seq_len:,}"
                 + (f" and {overlap} more" if overlap else "")
             )
         self._stride = seq_len
-        super().__init__(Path(path), meta, num_batches, _WindowSource(self.store, meta, seq_len))
-        self.dropped_tokens = self.store.num_tokens - overlap - num_batches * batch_size * seq_len
+        super().__init__(store.path, meta, num_batches, _WindowSource(store, meta, seq_len))
+        self.dropped_tokens = store.num_tokens - overlap - num_batches * batch_size * seq_len
 
     def _compute_fingerprint(self) -> str:
         # the batch size too: a shuffle of batches means other records with another one
-        return f"{self.store.fingerprint}:{self.meta.batch_size}x{self._stride}+{self.meta.seq_len - self._stride}"
+        return f"{self.store.fingerprint}:{self.meta.batch_size}{self._shape_of_windows()}"
+
+    def _shape_of_windows(self) -> str:
+        return f"x{self._stride}+{self.meta.seq_len - self._stride}"
+
+    def serving(self, fingerprint: object) -> WindowReader:
+        """Return a reader of the same windows in batches of another size, if that is what the fingerprint says."""
+        same = rf"{re.escape(self.store.fingerprint)}:([1-9]\d{{0,17}}){re.escape(self._shape_of_windows())}"
+        found = re.fullmatch(same, fingerprint) if isinstance(fingerprint, str) else None
+        if found is None or int(found[1]) == self.meta.batch_size:
+            return self
+        other = WindowReader.__new__(WindowReader)
+        try:
+            other._set_windows(self.store, int(found[1]), self._stride, self.meta.seq_len - self._stride)
+        except ZbError:  # the stream has no batch of that size
+            return self
+        return other
 
 
 def _require_digests(path: Path, split: str | None) -> None:

@@ -1,0 +1,79 @@
+"""What a loader's state must hold: every field is there, of its kind and in its range, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, Final
+
+from zb_hdf5.errors import StateError
+
+#: Epochs and batches of an endless loader: every sum that is made of them fits into 64 bits.
+MAX_COUNT: Final = 2**62
+#: What is shown of a value.
+SHOWN_CHARACTERS: Final = 120
+
+
+def require_dict(where: object, state: object) -> Mapping[str, Any]:
+    """Return `state`, which must be a dict; `where` is what the message begins with.
+
+    Raises
+    ------
+    StateError
+        If it is something else.
+    """
+    if not isinstance(state, Mapping):
+        raise StateError(f"{where}: state: expected a dict, as state_dict() gives, found {shown(state)}")
+    return state
+
+
+def require_fields(where: object, state: object, names: Collection[str]) -> Mapping[str, Any]:
+    """Return `state`, which must be a dict of exactly these fields.
+
+    Raises
+    ------
+    StateError
+        If it is not; the message names the first field that is missing or unknown.
+    """
+    fields = require_dict(where, state)
+    for name in names:
+        if name not in fields:
+            raise StateError(f"{where}: state: expected a field {name!r}, found none")
+    for name in fields:
+        if name not in names:
+            raise StateError(f"{where}: state: expected {', '.join(names)}, found a field {shown(name)} too")
+    return fields
+
+
+def require_same(
+    where: object, state: Mapping[str, Any], identity: Mapping[str, Any], remedies: Mapping[str, str]
+) -> None:
+    """Raise `StateError` for the first field of `identity` that is another one, or of another type, in `state`."""
+    for name, expected in identity.items():
+        found = state.get(name)
+        if type(found) is not type(expected) or found != expected:
+            remedy = remedies.get(name, "")
+            raise StateError(f"{where}: state has {name} {shown(found)}, this loader {shown(expected)}{remedy}")
+
+
+def require_count(where: object, state: Mapping[str, Any], name: str, stop: int = MAX_COUNT, what: str = "") -> int:
+    """Return a field that must be an integer of `0..stop`; `what` says what `stop` is.
+
+    Raises
+    ------
+    StateError
+        If it is not.
+    """
+    value = state.get(name)
+    if type(value) is not int or not 0 <= value <= stop:
+        reason = f", {what}" if what else ""
+        raise StateError(f"{where}: state: expected {name} in 0..{stop:,}{reason}, found {shown(value)}")
+    return value
+
+
+def shown(value: object) -> str:
+    """Return a value for a message, however large it is."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python refuses to write integers of thousands of digits
+        text = f"a {type(value).__name__} that is too long to show"
+    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."

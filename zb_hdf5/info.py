@@ -91,7 +91,7 @@ def _stream_lines(d: dict[str, Any]) -> list[tuple[str, str]]:
         ("what", f"token stream in {d['num_files']:,} files"),
         ("tokens", size),
         ("documents", f"{d['documents']:,}, boundary token {boundary}"),
-        ("access", f"{d['access']} ({d['file_system']} file system)"),
+        ("access", _access_text(d["access"], d["file_system"])),
         ("fingerprint", d["fingerprint"]),
     ]
 
@@ -119,10 +119,18 @@ def describe_lines(description: dict[str, Any]) -> list[tuple[str, str]]:
         lines += [*_FACES[d["face"]], ("layout", _layout_text(d["layout"]))]
     return [
         *lines,
-        ("access", f"{d['access']} ({d['file_system']} file system)"),
+        ("access", _access_text(d["access"], d["file_system"])),
         ("sha256", d["sha256"] or "none stored"),
         ("fingerprint", d["fingerprint"]),
     ]
+
+
+def _access_text(access: str, file_system: str) -> str:
+    meaning = {
+        ("auto", True): ": what is converted is read by position, the rest from a mapping",
+        ("auto", False): ": all is read by position, nothing is mapped",
+    }.get((access, file_system == "local"), "")
+    return f"{access} ({file_system} file system{meaning})"
 
 
 def _bytes_on_disk(reader: BatchReader) -> int:

@@ -77,7 +77,7 @@ class BatchReader:
 
     @property
     def access(self) -> str:
-        """The I/O path in use: "mmap", "pread" or "h5py"."""
+        """The I/O path, as asked for: "auto", "mmap", "pread" or "h5py"; "h5py" too where only HDF5 can read it."""
         return self._source.access
 
     @property
@@ -100,7 +100,7 @@ class BatchReader:
         text = f"{n}:{meta.batch_size}:{meta.seq_len}:{meta.dtype.name}:{meta.seed}:{meta.total_records}"
         digest = hashlib.sha256(text.encode())
         for index in sorted(sample):
-            digest.update(np.ascontiguousarray(self.read_batch(index)))
+            digest.update(self._borrow(index))
         return f"sampled:{digest.hexdigest()}"
 
     def read_batch(self, index: SupportsIndex) -> TokenArray:
@@ -108,8 +108,8 @@ class BatchReader:
 
         Returns
         -------
-        (B, S) array of the stored dtype, read-only. With `access="mmap"` a view without a copy, valid for as long as it
-        is referenced, also after `close`.
+        (B, S) array of the stored dtype, read-only. Where the file may be mapped ("mmap", or "auto" on a local disk) a
+        view without a copy, valid for as long as it is referenced, also after `close`.
 
         Raises
         ------
@@ -281,15 +281,15 @@ class BatchReader:
         return number
 
     def _borrow(self, index: int) -> TokenArray:
-        """Return a batch that is valid until this thread's next call: a view, or a small buffer used again."""
-        source = self._source
-        if source.access == "mmap":
-            return source.read(index)
+        """Return a batch in a small buffer of this thread, which its next call fills again.
+
+        Also from a mapping: copied first it is widened from the processor's cache, which is faster than from memory.
+        """
         try:
             scratch: TokenArray = self._local.scratch
         except AttributeError:
             scratch = self._local.scratch = np.empty(self.meta.shape, self.dtype)
-        source.read_into(index, scratch)
+        self._source.read_into(index, scratch)
         return scratch
 
     def __len__(self) -> int:

@@ -249,11 +249,11 @@ class Loader:
         course = None
         while course != self._course:  # once, and again after each change of batch size, epoch or position
             course, self._resumed = self._course, False
-            batch_size = self.batch_size
+            batch_size, step = self.batch_size, self.batch_size * self.world_size
             reading = self._reading = self._read_all(self._requests(self._position, batch_size))
             with contextlib.closing(reading):
                 for tokens in reading:
-                    self._position += batch_size * self.world_size
+                    self._position += step
                     yield (tokens[:, :-1], tokens[:, 1:]) if self.targets else tokens
                     if self._course != course:
                         break
@@ -298,7 +298,9 @@ class Loader:
             for buffer in read_ahead(lambda request: self._read_pinned(ring, request), requests, max(1, depth)):
                 yield ring.send(buffer)
         elif depth == 0 or (self._prefetch == "auto" and self._is_warm()):
-            yield from map(self.read, requests)
+            read_batch, read = self._read_batch, self.read
+            for request in requests:  # not map: a call less is 6 % of a batch that is only a view
+                yield read_batch(request) if type(request) is int else read(request)
         elif self._prefetch == "auto" and network_file_system(self.reader.path) is None:
             yield from hint_ahead(self.read, self._hint, requests, HINTED_STEPS)
         else:

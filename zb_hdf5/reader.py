@@ -16,7 +16,7 @@ import numpy.typing as npt
 from zb_hdf5.errors import ArgumentError, BatchIndexError, ChecksumError
 from zb_hdf5.extents import Extents
 from zb_hdf5.source import BatchSource, ClosedSource
-from zb_hdf5.spec import StoreMeta, TokenArray, content_fingerprint
+from zb_hdf5.spec import StoreMeta, TokenArray, content_fingerprint, signed
 
 if TYPE_CHECKING:
     import torch
@@ -61,6 +61,7 @@ class BatchReader:
         self.extents: Extents | None = None
         self._fingerprint: str | None = None
         self._source = source
+        self._is_int32 = signed(meta.dtype) == np.int32
         self._local = threading.local()
 
     @property
@@ -166,16 +167,13 @@ class BatchReader:
         file itself never changes). Ids above 2**31 - 1, which no tokenizer has, would come out negative.
         """
         number = self._check(index)
-        if self.dtype.itemsize == 4:
-            narrow = self._source.read_private(number).view(np.int32)
-        else:
-            narrow = self._borrow(number).astype(np.int32)
-        tokens: torch.Tensor = _torch().from_numpy(narrow)
+        narrow = self._source.read_private(number) if self._is_int32 else self._borrow(number).astype(np.int32)
+        tokens: torch.Tensor = _from_numpy()(narrow)
         return tokens
 
     def read_batch_torch(self, index: SupportsIndex) -> torch.Tensor:
         """Return one batch as a new `torch.int64` tensor, shape (B, S). Raises as `read_batch` does."""
-        tokens: torch.Tensor = _torch().from_numpy(self._borrow(self._check(index)).astype(np.int64))
+        tokens: torch.Tensor = _from_numpy()(self._borrow(self._check(index)).astype(np.int64))
         return tokens
 
     def read_records_torch(self, records: npt.NDArray[np.int64], seq_len: int, dtype: npt.DTypeLike) -> torch.Tensor:
@@ -185,7 +183,7 @@ class BatchReader:
         if scratch is None or scratch.shape != shape:
             scratch = self._local.rows = np.empty(shape, self.dtype)
         self._source.gather_into(records, scratch)
-        tokens: torch.Tensor = _torch().from_numpy(scratch.astype(dtype))
+        tokens: torch.Tensor = _from_numpy()(scratch.astype(dtype))
         return tokens
 
     def read_into(self, index: SupportsIndex, out: TokenArray) -> None:
@@ -208,7 +206,7 @@ class BatchReader:
             )
         if out.dtype == self.dtype:
             self._source.read_into(number, out)
-        elif out.dtype == np.dtype(f"<i{self.dtype.itemsize}"):
+        elif out.dtype == signed(self.dtype):
             self._source.read_into(number, out.view(self.dtype))
         elif out.dtype == np.int64:
             np.copyto(out, self._borrow(number))
@@ -324,11 +322,11 @@ class BatchReader:
 
 
 @cache
-def _torch() -> Any:
+def _from_numpy() -> Any:
     """Import torch when it is first needed; an import statement would cost a fiftieth of each read."""
     import torch
 
-    return torch
+    return torch.from_numpy
 
 
 def _is_fillable(out: TokenArray) -> bool:

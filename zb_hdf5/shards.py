@@ -139,7 +139,7 @@ class ShardedSource:
                 self._source(shard).gather_into(records[here] - starts[shard], rows)
                 out[here] = rows
 
-    def read_private(self, index: int) -> TokenArray:
+    def read_private(self, index: int) -> npt.NDArray[Any]:
         shard = bisect_right(self._starts, index) - 1
         return (self._sources[shard] or self._source(shard)).read_private(index - self._starts[shard])
 

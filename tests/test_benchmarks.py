@@ -101,7 +101,12 @@ def test_loader_measures_every_figure(tmp_path):
     assert all(row["tokens_per_s"]["low"] > 0 for row in figures["warm"] + figures["records"])
     assert all(run["direct_bytes_per_s"] > 0 for run in figures["cold"])
     assert all(0 < found["state_bytes"] < 1024 for found in figures["first_batch"].values())
-    assert printed.count("met") + printed.count("NOT MET") >= 5
+    assert {row["name"]: row["bar"] for row in figures["one_pass"] if row["bar"]} == {
+        "int64": 0.9, "int64 uint16": 0.9, "int32": 0.5,
+    }  # fmt: skip
+    for row in figures["one_pass"]:
+        assert_positive(row, "tokens_per_s", "of_floor")
+    assert printed.count(": met") + printed.count(": NOT MET") == 8
 
 
 @pytest.mark.slow

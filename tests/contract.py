@@ -43,7 +43,7 @@ def check_description(reader, expected):
     assert reader.meta.shape == (batch_size, seq_len)
     assert reader.complete
     assert reader.refresh() == num_batches
-    assert reader.access in ("mmap", "pread", "h5py")
+    assert reader.access in ("auto", "mmap", "pread", "h5py")
     assert str(num_batches) in repr(reader)
     assert reader.fingerprint == reader.fingerprint
 

@@ -11,9 +11,10 @@ from benchmarks import measure
 
 ROOT = Path(__file__).resolve().parent.parent
 READ_ROWS = {
-    "limit", "native mmap", "native pread", "hdf5 mmap", "hdf5 pread", "hdf5 h5py", "hdf5 uint16 mmap",
-    "hdf5 uint16 pread", "loader native", "loader hdf5", "loader hdf5 sharded x4", "np.memmap loop",
-    "torch.load, fancy index", "DataLoader memmap __getitems__", "DataLoader TensorDataset", "hdf5 mmap view (uint32)",
+    "limit", "limit uint16", "preadv loop", "np.memmap loop", "loader hdf5", "loader hdf5 mmap", "loader hdf5 uint16",
+    "loader hdf5 uint16 mmap", "loader native", "loader native mmap", "hdf5 auto", "hdf5 mmap", "hdf5 pread",
+    "hdf5 h5py", "native auto", "native mmap", "torch.load, fancy index", "DataLoader memmap __getitems__",
+    "DataLoader TensorDataset", "int32 view", "loader hdf5 int32", "hdf5 mmap view (uint32)",
 }  # fmt: skip
 CONVERT_ROWS = {
     "sha256", "npy-to-hdf5 --no-shuffle", "npy-to-hdf5", "npy-to-batch", "hdf5-to-batch", "batch-to-hdf5",
@@ -59,11 +60,25 @@ def test_read_measures_every_row(tmp_path):
     assert {row["name"] for row in figures["rows"]} == READ_ROWS
     for row in figures["rows"]:
         assert row["name"] in printed
-        rates = ("warm_tokens_per_s", "second_epoch_tokens_per_s", "first_epoch_tokens_per_s", "cold_tokens_per_s")
+        rates = (
+            "one_pass_tokens_per_s",
+            "warm_tokens_per_s",
+            "second_epoch_tokens_per_s",
+            "first_epoch_tokens_per_s",
+            "cold_tokens_per_s",
+        )
         assert_positive(row, *rates, "first_batch_ms", "cold_first_batch_ms", "rss_total_mib")
         assert 0 < row["latency_us"]["p50"] <= row["latency_us"]["p95"] <= row["latency_us"]["p99"]
     assert figures["tokens"] == 128 * 32 * 512
-    assert all(ratio["median"] > 0 and ratio["bar"] in (0.97, 0.85) for ratio in figures["ratios"])
+    bars = {
+        epochs: {(ratio["name"], ratio["beside"]): ratio["bar"] for ratio in figures[epochs]}
+        for epochs in ("one_pass_ratios", "ratios")
+    }
+    assert bars["one_pass_ratios"]["loader hdf5", "limit"] == 0.9
+    assert bars["one_pass_ratios"]["loader hdf5 uint16", "limit uint16"] == 0.9
+    assert bars["ratios"]["loader hdf5 mmap", "limit"] == 0.95
+    assert bars["ratios"]["loader hdf5 int32", "int32 view"] == 0.5
+    assert all(ratio["median"] > 0 for ratio in figures["one_pass_ratios"] + figures["ratios"])
 
 
 @pytest.mark.slow
@@ -95,7 +110,12 @@ def test_loader_measures_every_figure(tmp_path):
     assert all(row["tokens_per_s"]["low"] > 0 for row in figures["warm"] + figures["records"])
     assert all(run["direct_bytes_per_s"] > 0 for run in figures["cold"])
     assert all(0 < found["state_bytes"] < 1024 for found in figures["first_batch"].values())
-    assert printed.count("not judged") == 5
+    assert {row["name"]: row["bar"] for row in figures["one_pass"] if row["bar"]} == {
+        "int64": 0.9, "int64 uint16": 0.9, "int32": 0.5,
+    }  # fmt: skip
+    for row in figures["one_pass"]:
+        assert_positive(row, "tokens_per_s", "of_floor")
+    assert printed.count("not judged") == 8
 
 
 @pytest.mark.slow

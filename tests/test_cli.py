@@ -423,7 +423,7 @@ def test_info_of_a_store(kind, by_index, places):
     found = info(places[kind] / INDEX_NAME if by_index else places[kind])
     assert found["kind"] == "store"
     assert found["shards"] == {"count": 3, "min_batches": 4, "max_batches": 4}
-    assert (found["num_batches"], found["tokens"], found["access"]) == (12, 384, "mmap")
+    assert (found["num_batches"], found["tokens"], found["access"]) == (12, 384, "auto")
     assert len(found["sha256"]) == 64
 
 
@@ -472,7 +472,7 @@ def test_info_of_a_foreign_file(tmp_path):
 
 def test_info_for_people_says_the_same(places):
     text = run(zb, "info", places["h5"]).stdout
-    for part in ("hdf5 file, complete", "12 of 4 x 8 uint32", "384", "1 run", "mmap", "48"):
+    for part in ("hdf5 file, complete", "12 of 4 x 8 uint32", "384", "1 run", "48"):
         assert part in text
 
 
@@ -562,6 +562,18 @@ def test_a_dry_run_says_shape_and_dtype(places, tmp_path):
     assert re.search(r"^batches +12 of 4 x 8 uint16$", run(convert, *command).stdout, re.MULTILINE)
     planned = json.loads(run(convert, *command, "--json").stdout)
     assert (planned["batch_size"], planned["seq_len"], planned["dtype"]) == (4, 8, "uint16")
+
+
+@pytest.mark.parametrize(
+    ("file_system", "meaning"),
+    [
+        (None, "auto (local file system: what is converted is read by position, the rest from a mapping)"),
+        ("nfs", "auto (nfs file system: all is read by position, nothing is mapped)"),
+    ],
+)
+def test_info_says_what_auto_means_here(file_system, meaning, places, monkeypatch):
+    monkeypatch.setattr("zb_hdf5.info.network_file_system", lambda file: file_system)
+    assert meaning in " ".join(run(zb, "info", places["h5"]).stdout.split())
 
 
 # --- zb verify -------------------------------------------------------------------------------------------------

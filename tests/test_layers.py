@@ -26,7 +26,7 @@ LAYERS = (
         "documents",
         "npyheader",
         "states",
-    },  # fmt: skip
+    },
     {"source", "reader", "writer", "store", "datasets", "scatter"},
     {
         "native",

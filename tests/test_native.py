@@ -363,7 +363,7 @@ def test_trailing_bytes_are_a_format_error(extra, path):
     assert not isinstance(caught.value, IncompleteError)
 
 
-@pytest.mark.parametrize("access", ["mmap", "pread"])
+@pytest.mark.parametrize("access", ["auto", "mmap", "pread"])
 def test_a_reader_of_a_file_cut_since_is_not_unpickled_and_leaves_nothing_open(access, path):
     with open_reader(path, access=access) as reader:
         data = pickle.dumps(reader)
@@ -374,7 +374,7 @@ def test_a_reader_of_a_file_cut_since_is_not_unpickled_and_leaves_nothing_open(a
     assert str(path) not in still_open, f"for as long as the error lives: {caught.value}"
 
 
-@pytest.mark.parametrize("access", ["mmap", "pread"])
+@pytest.mark.parametrize("access", ["auto", "mmap", "pread"])
 @pytest.mark.parametrize("size", [0, 100, 4096, SIZE - 4096, SIZE - 4096 + 119])
 def test_a_file_cut_under_a_reader_is_an_error_and_no_bus_error(size, access, path):
     with open_reader(path, access=access) as reader:
@@ -394,7 +394,7 @@ def test_a_file_cut_under_a_reader_is_an_error_and_no_bus_error(size, access, pa
                 read()
 
 
-@pytest.mark.parametrize("access", ["mmap", "pread"])
+@pytest.mark.parametrize("access", ["auto", "mmap", "pread"])
 def test_a_file_replaced_under_a_reader_stays_the_old_one(access, path, tokens, write_file):
     with open_reader(path, access=access) as reader:
         view = reader.read_batch(3)
@@ -404,7 +404,7 @@ def test_a_file_replaced_under_a_reader_stays_the_old_one(access, path, tokens, 
     np.testing.assert_array_equal(batches_of(path), tokens[::-1])
 
 
-@pytest.mark.parametrize("access", ["mmap", "pread"])
+@pytest.mark.parametrize("access", ["auto", "mmap", "pread"])
 def test_a_file_removed_under_a_reader_is_still_read(access, path, tokens):
     with open_reader(path, access=access) as reader:
         path.unlink()

@@ -15,6 +15,7 @@ import weakref
 from bisect import bisect_right
 from dataclasses import dataclass, field
 from itertools import accumulate
+from os import SEEK_END, lseek
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -22,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.errors import FormatError, IncompleteError
-from zb_hdf5.spec import TokenArray
+from zb_hdf5.spec import TokenArray, signed
 
 #: statfs(2) type -> name, for file systems whose pages come over a network. There a page fault is a round trip
 #: that holds up the whole process, and a mapping of a file that changes elsewhere is a bus error.
@@ -143,24 +144,21 @@ def copy_range(source_fd: int, target_fd: int, num_bytes: int, source_offset: in
     return True
 
 
-def network_file_system(path: Path) -> str | None:
-    """Return the name of the network file system that holds `path`, or None for a local or unknown one."""
+def network_file_system(file: Path | int) -> str | None:
+    """Return the name of the network file system that holds a path or an open file; None: a local or unknown one."""
     if not sys.platform.startswith("linux"):
         return None
     buffer = ctypes.create_string_buffer(256)  # struct statfs: f_type is its first machine word
-    if ctypes.CDLL(None, use_errno=True).statfs(os.fsencode(path), buffer) != 0:
+    libc = ctypes.CDLL(None, use_errno=True)
+    failed = libc.fstatfs(file, buffer) if isinstance(file, int) else libc.statfs(os.fsencode(file), buffer)
+    if failed:
         return None
     kind = ctypes.c_ulong.from_buffer(buffer).value
     return NETWORK_FILE_SYSTEMS.get(kind & 0xFFFFFFFF)
 
 
-def auto_access(path: Path) -> str:
-    """Choose "pread" on network file systems and "mmap" on local ones."""
-    return "pread" if network_file_system(path) else "mmap"
-
-
 class ExtentFile:
-    """The batches of one immutable file, by mmap or by positioned reads, outside any format library.
+    """The batches of one immutable file, by a mapping or by positioned reads, outside any format library.
 
     Thread-safe (no shared file offset is used), fork-safe (descriptor and mapping are inherited), picklable (reopens by
     path and refuses a file that has changed since). `close` must not race with reads.
@@ -174,8 +172,10 @@ class ExtentFile:
     shape, dtype
         Of one batch.
     access
-        "mmap": `read` returns views of a shared mapping. "pread": `read` returns fresh arrays. In both, the size of
-        the file is checked before its bytes are touched, so that a file cut short is an error and not a bus error.
+        "mmap": the file is mapped now, `read` returns views, and `read_into` copies from the mapping. "pread": `read`
+        returns fresh arrays, and nothing is mapped. "auto": `read_into` reads by position, and the first call that
+        needs a mapping (`read`, `read_private`, `gather_into`, `flat`) makes it, but never on a network file system.
+        The size of the file is checked before mapped bytes are touched: a file cut short is an error, no bus error.
 
     Raises
     ------
@@ -195,25 +195,36 @@ class ExtentFile:
         self._end = self._extents.end
         self._views: list[TokenArray] = []
         self._private_views: list[TokenArray] = []
+        self._mappings: dict[bool, list[TokenArray]] = {}
+        self._mappable = {"mmap": True, "pread": False}.get(self.access)  # None: not asked yet
         try:
             self._check_size(status.st_size)
-            if self.access == "mmap" and self._end:
+            if self.access == "mmap":
                 self._views = self._map()
         except BaseException:
             self._close_fd()  # now, not when the last traceback that holds this object is gone
             raise
 
     def _map(self, private: bool = False) -> list[TokenArray]:
+        """Return a view of each run; none where nothing is to be mapped."""
+        if self._mappable is None:
+            self._mappable = network_file_system(self._fd) is None
+        if not self._mappable or not self._end:
+            return []
+        self._check_size(lseek(self._fd, 0, SEEK_END))
         # a private writable mapping of a file larger than memory is refused unless it gives up its reservation
         flags = mmap.MAP_PRIVATE | MAP_NORESERVE if private else mmap.MAP_SHARED
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if private else 0)
         mapping = mmap.mmap(self._fd, self._end, flags=flags, prot=protection)
         itemsize = self._dtype.itemsize
+        dtype = signed(self._dtype) if private else self._dtype
         inner = (self._shape[1] * itemsize, itemsize)
-        return [
-            np.ndarray((run.num_batches, *self._shape), self._dtype, mapping, run.base, (run.stride, *inner))
+        views = [
+            np.ndarray((run.num_batches, *self._shape), dtype, mapping, run.base, (run.stride, *inner))
             for run in self._extents.runs
         ]
+        # of two threads that map at once one keeps its mapping: no lock, which a fork could inherit in a locked state
+        return self._mappings.setdefault(private, views)
 
     def _check_size(self, size: int) -> None:
         if size < self._end:
@@ -223,27 +234,35 @@ class ExtentFile:
             )
 
     def read(self, index: int) -> TokenArray:
-        """Return batch `index`, read-only: a view that keeps the mapping alive (mmap), or a copy (pread).
+        """Return batch `index`, read-only: a view that keeps the mapping alive, or a copy where nothing is mapped.
 
         Do not touch a view after another process has cut the file in place: that is a bus error which no check here
         can prevent. Files published by this package are only ever replaced by rename, which leaves views intact.
         """
-        if self._views:
-            # SEEK_END is the cheapest question for the size (0.24 µs, fstat 0.9); nobody uses the file offset
-            size = os.lseek(self._fd, 0, os.SEEK_END)
-            if size < self._end:
-                self._check_size(size)
-            if len(self._views) == 1:
-                return self._views[0][index]  # type: ignore[no-any-return]
-            number, within = self._extents.locate(index)
-            return self._views[number][within]  # type: ignore[no-any-return]
+        views = self._views
+        if not views:
+            views = self._views = self._map()
+        if views:
+            return self._view(views, index)
         tokens = np.empty(self._shape, self._dtype)
         self.read_into(index, tokens)
         tokens.flags.writeable = False
         return tokens
 
+    def _view(self, views: list[TokenArray], index: int) -> TokenArray:
+        # SEEK_END is the cheapest question for the size (0.24 µs, fstat 0.9); nobody uses the file offset
+        if lseek(self._fd, 0, SEEK_END) < self._end:
+            self._check_size(lseek(self._fd, 0, SEEK_END))
+        if len(views) == 1:
+            return views[0][index]  # type: ignore[no-any-return]
+        number, within = self._extents.locate(index)
+        return views[number][within]  # type: ignore[no-any-return]
+
     def read_into(self, index: int, out: TokenArray) -> None:
-        """Fill `out` (C-contiguous, stored dtype) with batch `index` by one positioned read."""
+        """Fill `out` (C-contiguous, stored dtype) with batch `index`: one positioned read, or a copy ("mmap")."""
+        if self.access == "mmap":
+            out[...] = self._view(self._views, index)
+            return
         offset = self._extents.offset(index)
         if os.preadv(self._fd, (out,), offset) != self._extents.batch_bytes:
             self._read_fully(out, offset)
@@ -260,10 +279,14 @@ class ExtentFile:
             done += take
 
     def flat(self) -> TokenArray | None:
-        """Return the tokens of all batches as one 1-D view, if they are mapped and lie one after the other."""
-        if len(self._views) != 1 or not self._extents.packed:
+        """Return the tokens of all batches as one 1-D view, if they may be mapped and lie one after the other."""
+        if not self._extents.packed:
             return None
-        self._check_size(os.lseek(self._fd, 0, os.SEEK_END))
+        if not self._views:
+            self._views = self._map()
+        if not self._views:
+            return None
+        self._check_size(lseek(self._fd, 0, SEEK_END))
         return self._views[0].reshape(-1)
 
     def read_tokens_into(self, start: int, out: TokenArray) -> None:
@@ -282,9 +305,9 @@ class ExtentFile:
     def gather_into(self, records: npt.NDArray[np.int64], out: TokenArray) -> None:
         """Fill `out`, shape `(count, L)`, with records of L tokens (a divisor of S), numbered in batch order."""
         record_tokens = out.shape[1]
-        if len(self._views) == 1 and self._extents.packed:
-            self._check_size(os.lseek(self._fd, 0, os.SEEK_END))
-            rows = self._views[0].reshape(-1, record_tokens)
+        tokens = self.flat()
+        if tokens is not None:
+            rows = tokens.reshape(-1, record_tokens)
             rows.take(records, axis=0, out=out, mode="clip")  # "clip" lets numpy write into `out` without a buffer
             return
         per_batch = self._shape[0] * self._shape[1] // record_tokens
@@ -295,21 +318,24 @@ class ExtentFile:
             row_bytes = int(rows_in_batch[start]) * record_tokens * self._dtype.itemsize
             self._read_fully(out[start:stop], self._extents.offset(int(batches[start])) + row_bytes)
 
-    def read_private(self, index: int) -> TokenArray:
-        """Return batch `index` writable: a view of a private mapping (mmap), or a fresh array (pread).
+    def read_private(self, index: int) -> npt.NDArray[Any]:
+        """Return batch `index` writable and signed: a view of a private mapping, or fresh where nothing is mapped.
 
         The file never changes. What is written into a private view stays in it: a later read of the same batch in
         this process sees it.
         """
-        if not self._views:
-            tokens = np.empty(self._shape, self._dtype)
-            self.read_into(index, tokens)
-            return tokens
-        self._check_size(os.lseek(self._fd, 0, os.SEEK_END))
-        if not self._private_views:
-            self._private_views = self._map(private=True)
-        number, within = self._extents.locate(index)
-        return self._private_views[number][within]  # type: ignore[no-any-return]
+        views = self._private_views
+        if not views:
+            views = self._private_views = self._map(private=True)
+        if views:  # as in _view; the call would be 4 % of an int32 batch
+            if lseek(self._fd, 0, SEEK_END) < self._end:
+                self._check_size(lseek(self._fd, 0, SEEK_END))
+            if len(views) == 1:
+                return views[0][index]  # type: ignore[no-any-return]
+            return self._view(views, index)
+        tokens = np.empty(self._shape, self._dtype)
+        self.read_into(index, tokens)
+        return tokens.view(signed(self._dtype))
 
     def will_need(self, index: int) -> None:
         """Ask the kernel to read batch `index` into the page cache, without waiting for it."""
@@ -332,10 +358,13 @@ class ExtentFile:
     def close(self) -> None:
         """Close the descriptor. Views stay valid until the last of them is dropped."""
         self._views = self._private_views = []
+        self._mappings = {}
+        self._mappable = False  # the number of the descriptor may soon be that of another file
         self._close_fd()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in self.__dict__.items() if k not in ("_fd", "_close_fd", "_views", "_private_views")}
+        here = ("_fd", "_close_fd", "_views", "_private_views", "_mappings", "_mappable")
+        return {key: value for key, value in self.__dict__.items() if key not in here}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

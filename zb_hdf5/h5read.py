@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError, BackendError, FormatError, IncompleteError, UnverifiableError
-from zb_hdf5.extents import ExtentFile, Extents, Run, auto_access
+from zb_hdf5.extents import ExtentFile, Extents, Run
 from zb_hdf5.h5file import chunk_offsets, h5_damage, open_h5_for_reading
 from zb_hdf5.h5source import H5pySource
 from zb_hdf5.native import crc32_path, no_crc32_file, read_crc32_file
@@ -104,8 +104,7 @@ class HDF5BatchReader(BatchReader):
     @staticmethod
     def _open_source(path: Path, found: _Layout, access: str, dataset: str) -> BatchSource:
         if found.extents is not None and access != "h5py":
-            chosen = auto_access(path) if access == "auto" else access
-            return ExtentFile(path, found.extents, found.meta.shape, found.meta.dtype, chosen)
+            return ExtentFile(path, found.extents, found.meta.shape, found.meta.dtype, access)
         if access in ("mmap", "pread"):
             raise BackendError(
                 f"{path}: access={access!r} needs plain extents, but {found.obstacle}; use access='h5py' or 'auto'"

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from zb_hdf5.errors import FormatError, IncompleteError, UnavailableError
 from zb_hdf5.h5file import h5_damage, open_h5_for_reading
 from zb_hdf5.source import gather_from_batches
-from zb_hdf5.spec import BATCHES_ATTRIBUTES, NO_SHA256, StoreMeta, TokenArray, as_stored, is_sha256
+from zb_hdf5.spec import BATCHES_ATTRIBUTES, NO_SHA256, StoreMeta, TokenArray, as_stored, is_sha256, signed
 
 
 class WriterState(NamedTuple):
@@ -104,11 +104,11 @@ class H5pySource:
         """Fill `out`, shape `(count, L)`, with records of L tokens."""
         gather_from_batches(self, self._meta, records, out)
 
-    def read_private(self, index: int) -> TokenArray:
-        """Return a fresh, writable array."""
+    def read_private(self, index: int) -> npt.NDArray[Any]:
+        """Return a fresh, writable array of signed integers."""
         tokens = np.empty(self._meta.shape, self._meta.dtype)
         self.read_into(index, tokens)
-        return tokens
+        return tokens.view(signed(tokens.dtype))
 
     def will_need(self, index: int) -> None:
         """Do nothing: where the bytes lie is known to HDF5 only."""

@@ -138,7 +138,7 @@ def _stream_lines(d: dict[str, Any]) -> list[tuple[str, str]]:
         ("documents", f"{d['documents']:,}, boundary token {boundary}"),
         *_origin_lines(d),
         *map(_stream_split_line, d.get("splits", {}).items()),
-        ("access", f"{d['access']} ({d['file_system']} file system)"),
+        ("access", _access_text(d["access"], d["file_system"])),
         ("fingerprint", _short_fingerprint(d["fingerprint"])),
     ]
 
@@ -209,7 +209,7 @@ def describe_lines(description: dict[str, Any]) -> list[tuple[str, str]]:
         lines += [*_FACES[d["face"]], ("layout", _layout_text(d["layout"]))]
     return [
         *lines,
-        ("access", f"{d['access']} ({d['file_system']} file system)"),
+        ("access", _access_text(d["access"], d["file_system"])),
         ("sha256", d["sha256"] or "none stored"),
         ("fingerprint", _short_fingerprint(d["fingerprint"])),
     ]
@@ -220,6 +220,14 @@ def _records_text(d: dict[str, Any]) -> str:
     if d.get("shuffle") == "none":
         return f"{count} before batching, not shuffled"
     return f"{count} before batching" + (f", shuffled with seed {d['seed']}" if d["seed"] else "")
+
+
+def _access_text(access: str, file_system: str) -> str:
+    meaning = {
+        ("auto", True): ": what is converted is read by position, the rest from a mapping",
+        ("auto", False): ": all is read by position, nothing is mapped",
+    }.get((access, file_system == "local"), "")
+    return f"{access} ({file_system} file system{meaning})"
 
 
 def _bytes_on_disk(reader: BatchReader) -> int:

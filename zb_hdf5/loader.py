@@ -264,11 +264,11 @@ class Loader:
         course = None
         while course != self._course:  # once, and again after each change of batch size, epoch or position
             course, self._resumed = self._course, False
-            batch_size = self.batch_size
+            batch_size, step = self.batch_size, self.batch_size * self.world_size
             reading = self._reading = self._read_all(self._requests(self._position, batch_size))
             with contextlib.closing(reading):
                 for tokens in reading:
-                    self._position += batch_size * self.world_size
+                    self._position += step
                     yield (tokens[:, :-1], tokens[:, 1:]) if self.targets else tokens
                     if self._course != course:
                         break
@@ -313,7 +313,9 @@ class Loader:
             for buffer in read_ahead(lambda request: self._read_pinned(ring, request), requests, max(1, depth)):
                 yield ring.send(buffer)
         elif depth == 0 or (self._prefetch == "auto" and self._is_warm()):
-            yield from map(self.read, requests)
+            read_batch, read = self._read_batch, self.read
+            for request in requests:  # not map: a call less is 6 % of a batch that is only a view
+                yield read_batch(request) if type(request) is int else read(request)
         elif self._prefetch == "auto" and network_file_system(self.reader.path) is None:
             yield from hint_ahead(self.read, self._hint, requests, HINTED_STEPS)
         else:
@@ -380,7 +382,7 @@ class Loader:
             if reader is not self.reader:
                 identity["fingerprint"] = reader.fingerprint
             remedies = dict.fromkeys(identity, "; force=True takes the position all the same")
-            remedies["dtype"] = _remedy_of_dtype(state["dtype"])
+            remedies["dtype"] = _remedy_of_dtype(shown(state["dtype"]))
             if any(shown(value).startswith("'sampled:") for value in (state["fingerprint"], self._fingerprint)):
                 remedies["fingerprint"] = "; open both with verify='store'"
             require_same(where, state, identity, remedies)
@@ -451,6 +453,6 @@ class Loader:
 
 def _remedy_of_dtype(found: object) -> str:
     return (
-        "; digests are over the stored bytes, so the same tokens in another dtype count as other data: convert the store "
-        f"with --dtype {shown(found).strip("'")}, or, if it is that store in another dtype, pass force=True"
+        "; digests are over the stored bytes, so the same tokens in another dtype count as other data: convert the "
+        f"store with --dtype {found}, or, if it is that store in another dtype, pass force=True"
     )

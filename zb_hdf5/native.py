@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError, UnverifiableError
-from zb_hdf5.extents import ExtentFile, Extents, Run, auto_access
+from zb_hdf5.extents import ExtentFile, Extents, Run
 from zb_hdf5.publish import write_fully
 from zb_hdf5.reader import BatchReader, require_options
 from zb_hdf5.source import CheckedSource
@@ -74,7 +74,7 @@ class BatchFileReader(BatchReader):
             raise ArgumentError(f"{path}: a .batch file is read by mmap or pread, not by h5py")
         meta, num_batches = read_header(path)
         extents = Extents([Run(HEADER_BYTES, meta.padded_batch_bytes, num_batches)], meta.batch_bytes)
-        source = ExtentFile(path, extents, meta.shape, meta.dtype, auto_access(path) if access == "auto" else access)
+        source = ExtentFile(path, extents, meta.shape, meta.dtype, access)
         super().__init__(path, meta, num_batches, source)
         self.extents = extents
         if verify == "batch":

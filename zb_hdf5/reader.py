@@ -17,7 +17,7 @@ from zb_hdf5.digest import batch_crc32s
 from zb_hdf5.errors import ArgumentError, BatchIndexError, ChecksumError, UnverifiableError
 from zb_hdf5.extents import Extents
 from zb_hdf5.source import BatchSource, ClosedSource
-from zb_hdf5.spec import StoreMeta, TokenArray, content_fingerprint
+from zb_hdf5.spec import StoreMeta, TokenArray, content_fingerprint, signed
 
 if TYPE_CHECKING:
     import torch
@@ -62,6 +62,7 @@ class BatchReader:
         self.extents: Extents | None = None
         self._fingerprint: str | None = None
         self._source = source
+        self._is_int32 = signed(meta.dtype) == np.int32
         self._local = threading.local()
 
     @property
@@ -78,7 +79,7 @@ class BatchReader:
 
     @property
     def access(self) -> str:
-        """The I/O path in use: "mmap", "pread" or "h5py"."""
+        """The I/O path, as asked for: "auto", "mmap", "pread" or "h5py"; "h5py" too where only HDF5 can read it."""
         return self._source.access
 
     @property
@@ -101,7 +102,7 @@ class BatchReader:
         text = f"{n}:{meta.batch_size}:{meta.seq_len}:{meta.dtype.name}:{meta.seed}:{meta.total_records}"
         digest = hashlib.sha256(text.encode())
         for index in sorted(sample):
-            digest.update(np.ascontiguousarray(self.read_batch(index)))
+            digest.update(self._borrow(index))
         return f"sampled:{digest.hexdigest()}"
 
     def serving(self, fingerprint: object) -> BatchReader:
@@ -113,8 +114,8 @@ class BatchReader:
 
         Returns
         -------
-        (B, S) array of the stored dtype, read-only. With `access="mmap"` a view without a copy, valid for as long as it
-        is referenced, also after `close`.
+        (B, S) array of the stored dtype, read-only. Where the file may be mapped ("mmap", or "auto" on a local disk) a
+        view without a copy, valid for as long as it is referenced, also after `close`.
 
         Raises
         ------
@@ -171,16 +172,13 @@ class BatchReader:
         file itself never changes). Ids above 2**31 - 1, which no tokenizer has, would come out negative.
         """
         number = self._check(index)
-        if self.dtype.itemsize == 4:
-            narrow = self._source.read_private(number).view(np.int32)
-        else:
-            narrow = self._borrow(number).astype(np.int32)
-        tokens: torch.Tensor = _torch().from_numpy(narrow)
+        narrow = self._source.read_private(number) if self._is_int32 else self._borrow(number).astype(np.int32)
+        tokens: torch.Tensor = _from_numpy()(narrow)
         return tokens
 
     def read_batch_torch(self, index: SupportsIndex) -> torch.Tensor:
         """Return one batch as a new `torch.int64` tensor, shape (B, S). Raises as `read_batch` does."""
-        tokens: torch.Tensor = _torch().from_numpy(self._borrow(self._check(index)).astype(np.int64))
+        tokens: torch.Tensor = _from_numpy()(self._borrow(self._check(index)).astype(np.int64))
         return tokens
 
     def read_records_torch(self, records: npt.NDArray[np.int64], seq_len: int, dtype: npt.DTypeLike) -> torch.Tensor:
@@ -190,7 +188,7 @@ class BatchReader:
         if scratch is None or scratch.shape != shape:
             scratch = self._local.rows = np.empty(shape, self.dtype)
         self._source.gather_into(records, scratch)
-        tokens: torch.Tensor = _torch().from_numpy(scratch.astype(dtype))
+        tokens: torch.Tensor = _from_numpy()(scratch.astype(dtype))
         return tokens
 
     def read_into(self, index: SupportsIndex, out: TokenArray) -> None:
@@ -213,7 +211,7 @@ class BatchReader:
             )
         if out.dtype == self.dtype:
             self._source.read_into(number, out)
-        elif out.dtype == np.dtype(f"<i{self.dtype.itemsize}"):
+        elif out.dtype == signed(self.dtype):
             self._source.read_into(number, out.view(self.dtype))
         elif out.dtype == np.int64:
             np.copyto(out, self._borrow(number))
@@ -325,15 +323,15 @@ class BatchReader:
         return number
 
     def _borrow(self, index: int) -> TokenArray:
-        """Return a batch that is valid until this thread's next call: a view, or a small buffer used again."""
-        source = self._source
-        if source.access == "mmap":
-            return source.read(index)
+        """Return a batch in a small buffer of this thread, which its next call fills again.
+
+        Also from a mapping: copied first it is widened from the processor's cache, which is faster than from memory.
+        """
         try:
             scratch: TokenArray = self._local.scratch
         except AttributeError:
             scratch = self._local.scratch = np.empty(self.meta.shape, self.dtype)
-        source.read_into(index, scratch)
+        self._source.read_into(index, scratch)
         return scratch
 
     def __len__(self) -> int:
@@ -368,11 +366,11 @@ class BatchReader:
 
 
 @cache
-def _torch() -> Any:
+def _from_numpy() -> Any:
     """Import torch when it is first needed; an import statement would cost a fiftieth of each read."""
     import torch
 
-    return torch
+    return torch.from_numpy
 
 
 def _compare_crc32(path: Path, start: int, found: list[int], stored: npt.NDArray[np.uint32]) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.errors import BackendError, ChecksumError, FormatError, IncompleteError
-from zb_hdf5.extents import ExtentFile, auto_access
+from zb_hdf5.extents import ExtentFile
 from zb_hdf5.index import ShardEntry, ShardIndex
 from zb_hdf5.reader import BatchReader, require_options
 from zb_hdf5.source import BatchSource
@@ -139,9 +139,9 @@ class ShardedSource:
                 self._source(shard).gather_into(records[here] - starts[shard], rows)
                 out[here] = rows
 
-    def read_private(self, index: int) -> TokenArray:
+    def read_private(self, index: int) -> npt.NDArray[Any]:
         shard = bisect_right(self._starts, index) - 1
-        return self._source(shard).read_private(index - self._starts[shard])
+        return (self._sources[shard] or self._source(shard)).read_private(index - self._starts[shard])
 
     def will_need(self, index: int) -> None:
         shard = bisect_right(self._starts, index) - 1
@@ -185,10 +185,9 @@ class ShardedSource:
     def _open_extents(self, path: Path, entry: ShardEntry) -> BatchSource | None:
         """Open a shard by what the index says of it, without HDF5; None if its first and last batch are not there."""
         meta = self._index.meta
-        access = auto_access(path) if self._access == "auto" else self._access
         extents = entry.places(meta.batch_bytes, path)
         try:
-            source = ExtentFile(path, extents, meta.shape, meta.dtype, access)
+            source = ExtentFile(path, extents, meta.shape, meta.dtype, self._access)
         except IncompleteError:
             return None
         if _ends(source, entry) == entry.crc32_ends:

@@ -30,8 +30,11 @@ class BatchSource(Protocol):
     def gather_into(self, records: npt.NDArray[np.int64], out: TokenArray) -> None:
         """Fill `out`, shape `(count, L)`, with records of L tokens (a divisor of S), numbered in batch order."""
 
-    def read_private(self, index: int) -> TokenArray:
-        """Return batch `index`, writable, without a copy where there is a mapping; the file never changes."""
+    def read_private(self, index: int) -> npt.NDArray[Any]:
+        """Return batch `index`, writable, of the signed dtype of the same size; the file never changes.
+
+        Where there is a mapping, without a copy.
+        """
 
     def is_cached(self, index: int) -> bool:
         """Return whether batch `index` can be read without waiting for a disk."""
@@ -82,7 +85,7 @@ class CheckedSource:
     def gather_into(self, records: npt.NDArray[np.int64], out: TokenArray) -> None:
         gather_from_batches(self, self._meta, records, out)
 
-    def read_private(self, index: int) -> TokenArray:
+    def read_private(self, index: int) -> npt.NDArray[Any]:
         tokens = self._source.read_private(index)
         self._compare(index, tokens)
         return tokens

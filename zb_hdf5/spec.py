@@ -313,6 +313,11 @@ def require_integers(tokens: TokenArray, what: object) -> None:
         raise ConvertError(f"{what}: expected token ids of an integer dtype, found {tokens.dtype}")
 
 
+def signed(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the signed dtype of the same size."""
+    return np.dtype(f"<i{dtype.itemsize}")
+
+
 def as_stored(tokens: TokenArray, meta: StoreMeta, what: object) -> TokenArray:
     """Return `tokens` as a C-contiguous array of the stored dtype, checked against its range and the vocabulary.
 

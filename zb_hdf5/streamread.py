@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.errors import BackendError, ConvertError, FormatError, IncompleteError
-from zb_hdf5.extents import ExtentFile, Extents, Run, auto_access
+from zb_hdf5.extents import ExtentFile, Extents, Run
 from zb_hdf5.h5file import chunk_offsets, h5_damage, open_h5_for_reading
 from zb_hdf5.npyheader import read_npy_header
 from zb_hdf5.spec import (
@@ -60,7 +60,7 @@ class TokenFile(Protocol):
     Attributes
     ----------
     access
-        "mmap", "pread" or "h5py".
+        As asked for: "auto", "mmap", "pread" or "h5py"; "h5py" too where only HDF5 can read it.
     """
 
     access: str
@@ -99,14 +99,13 @@ def open_token_file(path: Path, access: str = "auto") -> TokenFile:
     BackendError
         If `access` cannot serve it.
     """
-    chosen = auto_access(path) if access == "auto" else access
     if path.suffix == ".npy":
         if access == "h5py":
             raise BackendError(f"{path}: access='h5py' needs an HDF5 file, found a .npy file")
-        return _open_npy(path, chosen)
+        return _open_npy(path, access)
     found = inspect_stream(path)
     if found.extents is not None and access != "h5py":
-        return ExtentTokens(path, found.extents, found.chunk_tokens, found.token_count, found.dtype, chosen)
+        return ExtentTokens(path, found.extents, found.chunk_tokens, found.token_count, found.dtype, access)
     if access in ("mmap", "pread"):
         why = "it is compressed" if found.complete else "its writer has not finished"
         raise BackendError(f"{path}: access={access!r} needs plain extents, but {why}; use access='h5py' or 'auto'")

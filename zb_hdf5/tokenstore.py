@@ -135,7 +135,7 @@ class MmapTokenStore:
 
     @property
     def access(self) -> str:
-        """The I/O path of the first file: "mmap", "pread" or "h5py"."""
+        """The I/O path of the first file: "auto", "mmap", "pread" or "h5py"."""
         return self._file(0).access
 
     @property

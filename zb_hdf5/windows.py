@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,7 @@ import numpy.typing as npt
 from zb_hdf5.errors import ArgumentError, BackendError, UnverifiableError, ZbError
 from zb_hdf5.order import GlobalOrder
 from zb_hdf5.reader import BatchReader, require_choice
-from zb_hdf5.spec import DTYPE_BY_NAME, StoreMeta, TokenArray, as_stored
+from zb_hdf5.spec import DTYPE_BY_NAME, StoreMeta, TokenArray, as_stored, signed
 from zb_hdf5.tokenstore import MmapTokenStore
 from zb_hdf5.verifystream import verify_stream
 
@@ -131,7 +131,8 @@ class _WindowSource:
         self.access = store.access
 
     def read(self, index: int) -> TokenArray:
-        tokens = self.read_private(index)
+        tokens = np.empty(self._meta.shape, self._meta.dtype)
+        self.read_into(index, tokens)
         tokens.flags.writeable = False
         return tokens
 
@@ -158,10 +159,10 @@ class _WindowSource:
             self._store.gather_into(starts, tokens)
             out[...] = as_stored(tokens, self._meta, f"{self._store.path} (windows from token {int(starts[0]):,})")
 
-    def read_private(self, index: int) -> TokenArray:
+    def read_private(self, index: int) -> npt.NDArray[Any]:
         tokens = np.empty(self._meta.shape, self._meta.dtype)
         self.read_into(index, tokens)
-        return tokens
+        return tokens.view(signed(tokens.dtype))
 
     def is_cached(self, index: int) -> bool:
         return self._store.is_cached(index * self._meta.batch_size * self._stride)

@@ -14,7 +14,7 @@ import zb_hdf5
 ROOT = Path(__file__).parent.parent
 LAYERS = (
     {"errors", "spec"},
-    {"order", "ranks", "extents", "digest", "publish", "prefetch", "tokenizer", "documents", "npyheader"},
+    {"order", "ranks", "extents", "digest", "publish", "prefetch", "tokenizer", "documents", "npyheader", "openfiles"},
     {"source", "reader", "writer", "store", "datasets", "scatter"},
     {
         "native",

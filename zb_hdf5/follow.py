@@ -95,7 +95,6 @@ class LiveSource(ShardedSource):
         if not index.shards[-1].complete:
             counts[-1] = self._follow(index.shards[-1]).refresh()
         with self._lock:
-            self._sources += [None] * (len(counts) - len(self._sources))
             self._index, self._starts = index, [0, *accumulate(counts)]  # a batch keeps its number
         return self._starts[-1]
 

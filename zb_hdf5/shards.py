@@ -7,10 +7,9 @@ import pickle
 import threading
 import zlib
 from bisect import bisect_right
-from collections import deque
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,13 +17,11 @@ import numpy.typing as npt
 from zb_hdf5.errors import BackendError, ChecksumError, FormatError, IncompleteError
 from zb_hdf5.extents import ExtentFile, auto_access
 from zb_hdf5.index import ShardEntry, ShardIndex
+from zb_hdf5.openfiles import OpenFiles
 from zb_hdf5.reader import BatchReader, require_options
 from zb_hdf5.source import BatchSource
 from zb_hdf5.spec import INDEX_NAME, TokenArray, content_fingerprint, live_fingerprint
 from zb_hdf5.store import BACKENDS
-
-#: Shards that one reader holds open; a shard beyond that costs one open(2) when it is next read.
-MAX_OPEN_SHARDS: Final = 128
 
 
 class ShardedReader(BatchReader):
@@ -92,10 +89,9 @@ class ShardedReader(BatchReader):
 
 
 class ShardedSource:
-    """Finds the shard of a batch in O(log shards), and keeps a bounded number of shards open.
+    """Finds the shard of a batch in O(log shards), and keeps as many shards open as the process may.
 
-    A hit takes no lock. A shard that must make room is only let go of: its descriptor closes when the last thread that
-    still reads from it has finished, and its layout is kept, so that opening it again needs no look into HDF5.
+    A hit takes no lock. The layout of a shard that had to make room is kept: opening it again needs no look into HDF5.
     """
 
     def __init__(self, folder: Path, index: ShardIndex, access: str, verify: str) -> None:
@@ -107,16 +103,19 @@ class ShardedSource:
 
     def _reset(self) -> None:
         self._lock = threading.Lock()
-        self._sources: list[BatchSource | None] = [None] * len(self._index.shards)
-        self._opened: deque[int] = deque()
+        parked = self._parked  # not self: a reader that is dropped closes its files at once
+        self._files: OpenFiles[BatchSource] = OpenFiles(
+            self._access, lambda shard, source: parked.update({shard: pickle.dumps(source)})
+        )
+        self._sources = self._files.known
 
     def read(self, index: int) -> TokenArray:
         shard = bisect_right(self._starts, index) - 1
-        return (self._sources[shard] or self._source(shard)).read(index - self._starts[shard])
+        return (self._sources.get(shard) or self._source(shard)).read(index - self._starts[shard])
 
     def read_into(self, index: int, out: TokenArray) -> None:
         shard = bisect_right(self._starts, index) - 1
-        (self._sources[shard] or self._source(shard)).read_into(index - self._starts[shard], out)
+        (self._sources.get(shard) or self._source(shard)).read_into(index - self._starts[shard], out)
 
     def read_range_into(self, start: int, out: TokenArray) -> None:
         done = 0
@@ -152,16 +151,11 @@ class ShardedSource:
         return self._source(shard).is_cached(index - self._starts[shard])
 
     def _source(self, shard: int) -> BatchSource:
-        with self._lock:
-            source = self._sources[shard]
-            if source is None:
-                parked = self._parked.pop(shard, None)
-                source = pickle.loads(parked) if parked else self._open_shard(shard)
-                if len(self._opened) == MAX_OPEN_SHARDS:
-                    self._park(self._opened.popleft())
-                self._opened.append(shard)
-                self._sources[shard] = source
-        return source
+        return self._files.open(shard, self._open_again)
+
+    def _open_again(self, shard: int) -> BatchSource:
+        parked = self._parked.get(shard)
+        return pickle.loads(parked) if parked else self._open_shard(shard)
 
     def _open_shard(self, shard: int) -> BatchSource:
         entry = self._index.shards[shard]
@@ -194,20 +188,14 @@ class ShardedSource:
         source.close()
         return None
 
-    def _park(self, shard: int) -> None:
-        self._parked[shard] = pickle.dumps(self._sources[shard])
-        self._sources[shard] = None
-
     def close(self) -> None:
-        for source in self._sources:
-            if source is not None:
-                source.close()
+        for source in self._files.files().values():
+            source.close()
         self._reset()
 
     def __getstate__(self) -> dict[str, Any]:
-        with self._lock:
-            parked = self._parked | {i: pickle.dumps(s) for i, s in enumerate(self._sources) if s is not None}
-        kept = {k: v for k, v in self.__dict__.items() if k not in ("_lock", "_sources", "_opened")}
+        parked = self._parked | {shard: pickle.dumps(source) for shard, source in self._files.files().items()}
+        kept = {k: v for k, v in self.__dict__.items() if k not in ("_lock", "_files", "_sources")}
         return kept | {"_parked": parked}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

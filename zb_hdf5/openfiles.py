@@ -32,9 +32,9 @@ _STORES: weakref.WeakSet[OpenFiles[Any]] = weakref.WeakSet()
 class OpenFiles(Generic[File]):
     """The open files of one store, by their numbers. Thread-safe; usable after fork.
 
-    `known.get(number)` is the hit, a dict's own; `open` is for all others. When the process has no room for one more
-    file, the older half of `known` is put to rest: what is asked for meanwhile wakes up, the others close, the oldest
-    first. So a hit needs no note of when it was. A file that closes is only let go of: its descriptor closes when the
+    `known.get(number)` is the hit, a dict's own; `open` is for all others. When the process has room for no more files,
+    the older half of `known` is put to rest: what is asked for meanwhile wakes up, the others close, the oldest first.
+    So a hit needs no note of when it was. A file that closes is only let go of: its descriptor closes when the
     last thread that still reads from it has finished.
 
     Parameters
@@ -70,7 +70,10 @@ class OpenFiles(Generic[File]):
             file = open_file(number)
         with _LOCK:
             file = self.known.setdefault(number, file)
-            _make_room(descriptor_room(_held()))
+            held = _held()
+            allowed = descriptor_room(held)
+            if held >= allowed:
+                _make_room(allowed)
         return file
 
     def files(self) -> dict[int, File]:
@@ -130,13 +133,15 @@ def _held() -> int:
 
 def _make_room(allowed: int) -> None:
     """Close files until no more descriptors than `allowed` are held."""
-    while _held() > allowed:
-        fullest = max(_STORES, key=lambda store: len(store.resting))
-        if fullest.resting:
-            fullest.close_oldest()
-        else:
-            for store in _STORES:
+    while True:
+        stores = list(_STORES)
+        resting, known = (sum(map(len, files)) for files in zip(*((s.resting, s.known) for s in stores), strict=True))
+        if 4 * resting < known:  # before they must close: what is in use has time to wake up
+            for store in stores:
                 store.rest()
+        if _held() <= allowed:
+            return
+        max(stores, key=lambda store: len(store.resting)).close_oldest()
 
 
 def _renew_lock() -> None:

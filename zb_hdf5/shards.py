@@ -7,6 +7,7 @@ import pickle
 import threading
 import zlib
 from bisect import bisect_right
+from collections.abc import Iterable
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -96,10 +97,15 @@ class ShardedSource:
 
     def __init__(self, folder: Path, index: ShardIndex, access: str, verify: str) -> None:
         self._folder, self._index, self._access, self._verify = folder, index, access, verify
-        self._starts = [0, *accumulate(shard.num_batches for shard in index.shards)]
+        self._number(shard.num_batches for shard in index.shards)
         self._parked: dict[int, bytes] = {}
         self._reset()
         self.access = self._source(0).access
+
+    def _number(self, counts: Iterable[int]) -> None:
+        """Give every batch its number, from the counts of the shards."""
+        self._starts = [0, *accumulate(counts)]
+        self._firsts = np.array(self._starts[:-1])
 
     def _reset(self) -> None:
         self._lock = threading.Lock()
@@ -126,17 +132,25 @@ class ShardedSource:
             done += take
 
     def gather_into(self, records: npt.NDArray[np.int64], out: TokenArray) -> None:
-        per_batch = self._index.meta.batch_tokens // out.shape[1]
-        starts = np.array(self._starts) * per_batch
-        shards = np.searchsorted(starts, records, side="right") - 1
-        for shard in np.unique(shards).tolist():
-            here = np.flatnonzero(shards == shard)
-            if len(here) == len(records):
-                self._source(shard).gather_into(records - starts[shard], out)
-            else:
-                rows = np.empty((len(here), out.shape[1]), out.dtype)
-                self._source(shard).gather_into(records[here] - starts[shard], rows)
-                out[here] = rows
+        if len(self._firsts) == 1:
+            self._source(0).gather_into(records, out)
+            return
+        firsts = self._firsts * (self._index.meta.batch_tokens // out.shape[1])
+        order = records.argsort()  # the records of one shard then follow each other
+        ascending = records[order]
+        rows = np.empty_like(out)
+        start = 0
+        while start < len(records):
+            shard = int(firsts.searchsorted(ascending[start], side="right")) - 1
+            stop = len(records)
+            if shard + 1 < len(firsts):
+                stop = int(ascending.searchsorted(firsts[shard + 1]))
+            here = ascending[start:stop] - firsts[shard]
+            (self._sources.get(shard) or self._source(shard)).gather_into(here, rows[start:stop])
+            start = stop
+        places = np.empty_like(order)
+        places[order] = np.arange(len(order))
+        rows.take(places, axis=0, out=out, mode="clip")
 
     def read_private(self, index: int) -> TokenArray:
         shard = bisect_right(self._starts, index) - 1

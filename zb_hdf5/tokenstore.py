@@ -80,6 +80,7 @@ class MmapTokenStore:
         else:
             counts = self._take_file(inspect_stream(self.path))
         self._starts = [0, *accumulate(counts)]
+        self._firsts = np.array(self._starts[:-1])
         self.num_tokens = self._starts[-1]
         self._doc_offsets: npt.NDArray[np.uint64] | None = None
         self._reset()
@@ -183,19 +184,17 @@ class MmapTokenStore:
     def gather_into(self, starts: npt.NDArray[np.int64], out: TokenArray) -> None:
         """Fill `out`, shape `(count, L)` of `dtype`, with the L tokens from each of `starts`."""
         length = out.shape[1]
-        files = np.searchsorted(self._starts, starts, side="right") - 1
-        inside = starts + length <= np.asarray(self._starts)[files + 1]
-        for number in np.unique(files[inside]).tolist():
-            tokens = self._file(number).flat()
-            here = np.flatnonzero(inside & (files == number))
-            if tokens is None:
-                inside[here] = False
-                continue
-            step = tokens.strides[0]
-            windows = np.lib.stride_tricks.as_strided(tokens, (len(tokens) - length + 1, length), (step, step))
-            out[here] = windows[starts[here] - self._starts[number]]
-        for row in np.flatnonzero(~inside).tolist():
-            self.read_into(int(starts[row]), out[row])
+        files = self._firsts.searchsorted(starts, side="right") - 1
+        mapped: dict[int, TokenArray | None] = {}
+        places = zip(files.tolist(), (starts - self._firsts[files]).tolist(), strict=True)
+        for row, (number, start) in enumerate(places):
+            if number not in mapped:
+                mapped[number] = self._file(number).flat()
+            tokens = mapped[number]
+            if tokens is not None and start + length <= len(tokens):
+                out[row] = tokens[start : start + length]
+            else:
+                self.read_into(int(starts[row]), out[row])
 
     def is_cached(self, start: int) -> bool:
         """Return whether a token can be read without waiting for a disk."""

@@ -199,7 +199,7 @@ def test_eight_threads_share_one_reader(stored, access, tmp_path, make_stored):
 @pytest.mark.parametrize("access", ["mmap", "pread"])
 @pytest.mark.parametrize("backends", [("batch",), ("batch", "hdf5")], ids="-".join)
 def test_eight_threads_share_more_shards_than_may_be_open(backends, access, tmp_path, monkeypatch, write_store):
-    monkeypatch.setattr("zb_hdf5.shards.MAX_OPEN_SHARDS", 3)
+    monkeypatch.setattr("zb_hdf5.openfiles.descriptor_room", lambda needed: 6)
     expected = random_tokens(24, 3, 50)
     folder = write_store(tmp_path / "store", expected, range(2, 24, 2), backends)
     with open_reader(folder, access=access) as reader:
@@ -207,7 +207,7 @@ def test_eight_threads_share_more_shards_than_may_be_open(backends, access, tmp_
 
 
 def test_eight_threads_share_more_hdf5_shards_through_h5py_than_may_be_open(tmp_path, monkeypatch, write_store):
-    monkeypatch.setattr("zb_hdf5.shards.MAX_OPEN_SHARDS", 3)
+    monkeypatch.setattr("zb_hdf5.openfiles.descriptor_room", lambda needed: 6)
     expected = random_tokens(24, 3, 50)
     folder = write_store(tmp_path / "store", expected, range(2, 24, 2))
     with open_reader(folder, access="h5py") as reader:

@@ -37,6 +37,53 @@ def test_items_are_the_steps_of_this_rank(loader):
     assert not torch.equal(dataset[0], steps[0])
 
 
+class CountedOrder:
+    """An order that keeps count of what it is asked."""
+
+    def __init__(self, order):
+        self.order, self.n, self.calls, self.positions = order, order.n, 0, 0
+
+    def indices(self, positions):
+        self.calls, self.positions = self.calls + 1, self.positions + positions.size
+        return self.order.indices(positions)
+
+
+@pytest.mark.parametrize("stride", [1, 2, 3, 8])  # the steps that one of so many workers is asked for
+@pytest.mark.parametrize(("shuffle", "per_step"), [("global", 1), ("records", 4)])
+def test_the_order_of_single_steps_is_computed_in_blocks(shuffle, per_step, stride, tmp_path):
+    with open_writer(tmp_path / "t.h5", batch_size=4, seq_len=2, dtype="uint16") as writer:
+        writer.write(np.arange(3000 * 8, dtype=np.uint16).reshape(3000, 4, 2))
+    with Loader(tmp_path / "t.h5", shuffle=shuffle, rank=0, world_size=1) as loader:
+        expected, dataset = list(loader), loader.dataset()
+        counted = loader._order = CountedOrder(loader._order)
+        for step in range(0, 3000, stride):
+            assert torch.equal(dataset[step], expected[step])
+        assert counted.calls <= 12
+        assert counted.positions <= 3 * 3000 // stride * per_step + 3000 * per_step * (stride == 2)
+
+
+def test_the_order_of_steps_in_random_order_is_computed_for_no_others(tmp_path):
+    with open_writer(tmp_path / "t.h5", batch_size=4, seq_len=2, dtype="uint16") as writer:
+        writer.write(np.arange(3000 * 8, dtype=np.uint16).reshape(3000, 4, 2))
+    with Loader(tmp_path / "t.h5", rank=0, world_size=1) as loader:
+        expected, dataset = list(loader), loader.dataset()
+        counted = loader._order = CountedOrder(loader._order)
+        for step in np.random.default_rng(3).permutation(3000).tolist():
+            assert torch.equal(dataset[step], expected[step])
+        assert counted.positions <= 3 * 3000
+
+
+def test_single_steps_follow_the_epoch_and_the_batch_size(loader):
+    dataset = loader.dataset()
+    first = [dataset[i] for i in range(4)]
+    dataset.set_epoch(1)
+    assert all(torch.equal(dataset[i], step) for i, step in zip(range(4), loader, strict=False))
+    assert not torch.equal(dataset[0], first[0])
+    loader.set_batch_size(2)
+    assert [dataset[i].shape for i in range(3)] == [(2, 16)] * 3
+    assert all(torch.equal(dataset[i], step) for i, step in zip(range(4), loader, strict=False))
+
+
 @pytest.mark.parametrize("method", [None, "fork", "spawn", "forkserver"])
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_torch_dataloader_with_every_start_method(loader, method):

@@ -26,6 +26,7 @@ LAYERS = (
         "documents",
         "npyheader",
         "states",
+        "openfiles",
     },
     {"source", "reader", "writer", "store", "datasets", "scatter"},
     {

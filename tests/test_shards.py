@@ -296,7 +296,7 @@ def test_a_reader_says_what_its_shards_are(store, tmp_path, tokens, write_store)
 
 @pytest.mark.parametrize("access", ["mmap", "pread"])
 def test_descriptors_are_bounded_however_many_shards_there_are(access, tmp_path, write_store, monkeypatch):
-    monkeypatch.setattr("zb_hdf5.shards.MAX_OPEN_SHARDS", 4)
+    monkeypatch.setattr("zb_hdf5.openfiles.descriptor_room", lambda needed: 4 if access == "pread" else 8)
     expected = random_tokens(40, 2, 5)
     folder = write_store(tmp_path / "store", expected, range(1, 40), ("batch", "batch", "hdf5"))
     before = len(os.listdir("/proc/self/fd"))
@@ -311,7 +311,7 @@ def test_descriptors_are_bounded_however_many_shards_there_are(access, tmp_path,
 
 
 def test_views_that_are_not_kept_hold_no_descriptor(tmp_path, write_store, monkeypatch):
-    monkeypatch.setattr("zb_hdf5.shards.MAX_OPEN_SHARDS", 4)
+    monkeypatch.setattr("zb_hdf5.openfiles.descriptor_room", lambda needed: 8)
     expected = random_tokens(40, 2, 5)
     folder = write_store(tmp_path / "store", expected, range(1, 40), ("batch",))
     before = len(os.listdir("/proc/self/fd"))
@@ -330,7 +330,7 @@ def test_opening_a_store_opens_its_first_shard_only(store):
 
 
 def test_a_shard_that_changes_after_it_was_let_go_of_is_refused(tmp_path, tokens, write_store, write_file, monkeypatch):
-    monkeypatch.setattr("zb_hdf5.shards.MAX_OPEN_SHARDS", 1)
+    monkeypatch.setattr("zb_hdf5.openfiles.descriptor_room", lambda needed: 2)
     folder = write_store(tmp_path / "store", tokens, (2, 5))
     with open_reader(folder) as reader:
         reader.read_batch(0)

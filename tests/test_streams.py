@@ -256,7 +256,7 @@ def test_any_windows_are_those_of_the_array(starts, length, three_shards):
 
 
 def test_a_store_of_many_files_keeps_few_of_them_open(tmp_path, monkeypatch):
-    monkeypatch.setattr("zb_hdf5.tokenstore.MAX_OPEN_FILES", 3)
+    monkeypatch.setattr("zb_hdf5.openfiles.descriptor_room", lambda needed: 6)
     folder = write_npy(tmp_path / "folder", np.split(TOKENS, 50))
     with MmapTokenStore(folder) as store:
         np.testing.assert_array_equal(store.get_slice(0, 5000), TOKENS)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +14,7 @@ from torch.utils.data import Dataset
 from torch.utils.data.distributed import DistributedSampler
 
 from zb_hdf5.errors import BatchIndexError
+from zb_hdf5.order import ORDER_STEPS
 from zb_hdf5.reader import BatchReader
 from zb_hdf5.states import require_count, require_fields, require_same
 
@@ -37,6 +39,24 @@ class Steps(Protocol):
     def read(self, request: Any) -> torch.Tensor: ...
 
 
+class KnownSteps(NamedTuple):
+    """What to read at the steps `first`, `first + stride`, ...
+
+    Attributes
+    ----------
+    course
+        Epoch and batch size for which this holds.
+    """
+
+    course: tuple[int, int]
+    first: int
+    stride: int
+    requests: list[Any]
+
+
+NOTHING_KNOWN: Final = KnownSteps((-1, 0), 0, 1, [])
+
+
 class BatchDataset(Dataset[torch.Tensor]):
     """The batches that one rank gets in one epoch: item i is step i.
 
@@ -47,7 +67,7 @@ class BatchDataset(Dataset[torch.Tensor]):
     """
 
     def __init__(self, loader: Steps) -> None:
-        self._loader = loader
+        self._loader, self._known = loader, NOTHING_KNOWN
         self._epoch_is_chosen = False
 
     @property
@@ -108,7 +128,35 @@ class BatchDataset(Dataset[torch.Tensor]):
         return len(self._loader)
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        return self.__getitems__([index])[0]
+        loader, step, count = self._loader, operator.index(index), len(self)
+        if not -count <= step < count:
+            raise BatchIndexError(f"{loader.reader.path}: no step {step:,}: expected 0..{count - 1:,}")
+        return loader.read(self._request(step if step >= 0 else step + count))
+
+    def _request(self, step: int) -> Any:
+        """Return what to read at one step: as cheap as at many at once, if the steps come evenly spaced."""
+        known, loader = self._known, self._loader
+        number, rest = divmod(step - known.first, known.stride)
+        current = known.course == (loader.epoch, loader.batch_size)
+        if not current or rest or not 0 <= number < len(known.requests):
+            known = self._known = self._look_ahead(step, known if current else NOTHING_KNOWN)
+            number = 0
+        return known.requests[number]
+
+    def _look_ahead(self, step: int, before: KnownSteps) -> KnownSteps:
+        """Compute the order of the steps that probably come: of more each time this turns out to be right.
+
+        The order of one step costs as much as that of some hundred. Evenly spaced steps are those of a plain sampler,
+        or of one worker of several; a sampler that shuffles costs two steps each time, never a block.
+        """
+        loader, stride, count = self._loader, before.stride, min(4 * len(before.requests), ORDER_STEPS)
+        if not count or step != before.first + len(before.requests) * stride:
+            stride, count = max(1, step - before.first) if before.requests else 1, 2
+        steps = np.arange(step, min(step + count * stride, len(self)), stride)
+        return KnownSteps((loader.epoch, loader.batch_size), step, stride, loader.requests_of_steps(steps))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_known": NOTHING_KNOWN}
 
     def __getitems__(self, indices: Sequence[int]) -> list[torch.Tensor]:
         """Return several batches: the order of all of them is computed at once."""

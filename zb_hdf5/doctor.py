@@ -18,9 +18,10 @@ from zb_hdf5.console import format_bytes
 from zb_hdf5.errors import UnavailableError
 from zb_hdf5.extents import Extents, network_file_system
 from zb_hdf5.h5file import open_h5_for_reading
+from zb_hdf5.openfiles import DESCRIPTORS_PER_MAPPED_FILE, room_under
 from zb_hdf5.publish import NO_LOCKS
 from zb_hdf5.reader import BatchReader
-from zb_hdf5.shards import MAX_OPEN_SHARDS, ShardedReader
+from zb_hdf5.shards import ShardedReader
 from zb_hdf5.spec import BATCHES, PAGE_BYTES
 from zb_hdf5.store import detect_backend, open_reader
 
@@ -149,12 +150,11 @@ def _layout(reader: BatchReader) -> Finding:
 
 
 def _open_files(reader: BatchReader) -> Finding:
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # the soft one is raised when that is needed
     shards = len(reader.index.shards) if isinstance(reader, ShardedReader) else 1
-    needed = min(shards, MAX_OPEN_SHARDS)
-    text = f"limit {limit:,}, at most {needed:,} of {shards:,} shards are open at a time"
-    low = limit != resource.RLIM_INFINITY and limit < 2 * needed
-    return Finding("open files", "note" if low else "ok", text, "raise it: ulimit -n 4096" if low else "")
+    kept = min(shards, room_under(limit) // DESCRIPTORS_PER_MAPPED_FILE)
+    text = f"hard limit {limit:,}: {kept:,} of {shards:,} shards stay open" if limit >= 0 else "no limit"
+    return Finding("open files", "note" if kept < shards else "ok", text, "raise it" if kept < shards else "")
 
 
 def _cache(reader: BatchReader) -> Finding:

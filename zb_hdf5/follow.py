@@ -6,7 +6,6 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final
 
@@ -96,8 +95,8 @@ class LiveSource(ShardedSource):
         if not index.shards[-1].complete:
             counts[-1] = self._follow(index.shards[-1]).refresh()
         with self._lock:
-            self._sources += [None] * (len(counts) - len(self._sources))
-            self._index, self._starts = index, [0, *accumulate(counts)]  # a batch keeps its number
+            self._index = index
+            self._number(counts)  # a batch keeps its number
         return self._starts[-1]
 
     def _source(self, shard: int) -> BatchSource:

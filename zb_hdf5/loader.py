@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError
 from zb_hdf5.extents import network_file_system
-from zb_hdf5.order import Order, make_order
+from zb_hdf5.order import ORDER_STEPS, Order, make_order
 from zb_hdf5.prefetch import DeviceRing, cuda_device, hint_ahead, read_ahead
 from zb_hdf5.ranks import resolve_rank
 from zb_hdf5.reader import BatchReader
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     Step: TypeAlias = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 
 STATE_VERSION: Final = 1
-#: Steps whose records are computed at once: enough to make numpy cheap, little enough to start at once.
-ORDER_STEPS: Final = 2048
 AUTO_PREFETCH: Final = 8
 HINTED_STEPS: Final = 64
 #: Batches that "auto" looks up in the page cache before it decides.

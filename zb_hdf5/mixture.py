@@ -19,7 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError, StateError
-from zb_hdf5.loader import ORDER_STEPS, Loader, Request
+from zb_hdf5.loader import Loader, Request
+from zb_hdf5.order import ORDER_STEPS
 from zb_hdf5.prefetch import read_ahead
 from zb_hdf5.ranks import resolve_rank
 from zb_hdf5.reader import BatchReader

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import tokenize
 from pathlib import Path
 from typing import Any, Final
@@ -12,6 +13,12 @@ import numpy as np
 from zb_hdf5.errors import FormatError, IncompleteError
 
 NPY_MAGIC: Final = b"\x93NUMPY"
+#: The header that numpy writes for a 1-D array of integers: parsed 10 times as fast as any Python literal.
+PLAIN_HEADER: Final = re.compile(
+    rb"\x93NUMPY\x01\x00(..)\{'descr': '([<>|][iu][1248])', 'fortran_order': False, 'shape': \((\d{1,15}),\), \} *\n",
+    re.DOTALL,
+)
+PLAIN_BYTES: Final = 128
 #: What numpy raises for headers that are no Python literal, or not the right one.
 MALFORMED_HEADER: Final = (
     ValueError, TypeError, KeyError, SyntaxError, tokenize.TokenError, OverflowError, RecursionError, MemoryError,
@@ -27,6 +34,10 @@ def read_npy_header(path: Path) -> tuple[tuple[int, ...], bool, np.dtype[Any], i
         If it is no `.npy` file, or its header is cut short.
     """
     with open(path, "rb") as file:
+        plain = PLAIN_HEADER.match(file.read(PLAIN_BYTES))
+        if plain and int.from_bytes(plain[1], "little") == plain.end() - 10:
+            return (int(plain[3]),), False, np.dtype(plain[2].decode()), plain.end()
+        file.seek(0)
         magic = file.read(len(NPY_MAGIC))
         if magic != NPY_MAGIC:
             kind = IncompleteError if NPY_MAGIC.startswith(magic) else FormatError

@@ -7,10 +7,10 @@ import pickle
 import threading
 import zlib
 from bisect import bisect_right
-from collections import deque
+from collections.abc import Iterable
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,13 +18,11 @@ import numpy.typing as npt
 from zb_hdf5.errors import BackendError, ChecksumError, FormatError, IncompleteError
 from zb_hdf5.extents import ExtentFile
 from zb_hdf5.index import ShardEntry, ShardIndex
+from zb_hdf5.openfiles import OpenFiles
 from zb_hdf5.reader import BatchReader, require_options
 from zb_hdf5.source import BatchSource
 from zb_hdf5.spec import INDEX_NAME, TokenArray, content_fingerprint, live_fingerprint
 from zb_hdf5.store import BACKENDS
-
-#: Shards that one reader holds open; a shard beyond that costs one open(2) when it is next read.
-MAX_OPEN_SHARDS: Final = 128
 
 
 class ShardedReader(BatchReader):
@@ -92,31 +90,38 @@ class ShardedReader(BatchReader):
 
 
 class ShardedSource:
-    """Finds the shard of a batch in O(log shards), and keeps a bounded number of shards open.
+    """Finds the shard of a batch in O(log shards), and keeps as many shards open as the process may.
 
-    A hit takes no lock. A shard that must make room is only let go of: its descriptor closes when the last thread that
-    still reads from it has finished, and its layout is kept, so that opening it again needs no look into HDF5.
+    A hit takes no lock. The layout of a shard that had to make room is kept: opening it again needs no look into HDF5.
     """
 
     def __init__(self, folder: Path, index: ShardIndex, access: str, verify: str) -> None:
         self._folder, self._index, self._access, self._verify = folder, index, access, verify
-        self._starts = [0, *accumulate(shard.num_batches for shard in index.shards)]
+        self._number(shard.num_batches for shard in index.shards)
         self._parked: dict[int, bytes] = {}
         self._reset()
         self.access = self._source(0).access
 
+    def _number(self, counts: Iterable[int]) -> None:
+        """Give every batch its number, from the counts of the shards."""
+        self._starts = [0, *accumulate(counts)]
+        self._firsts = np.array(self._starts[:-1])
+
     def _reset(self) -> None:
         self._lock = threading.Lock()
-        self._sources: list[BatchSource | None] = [None] * len(self._index.shards)
-        self._opened: deque[int] = deque()
+        parked = self._parked  # not self: a reader that is dropped closes its files at once
+        self._files: OpenFiles[BatchSource] = OpenFiles(
+            self._access, lambda shard, source: parked.update({shard: pickle.dumps(source)})
+        )
+        self._sources = self._files.known
 
     def read(self, index: int) -> TokenArray:
         shard = bisect_right(self._starts, index) - 1
-        return (self._sources[shard] or self._source(shard)).read(index - self._starts[shard])
+        return (self._sources.get(shard) or self._source(shard)).read(index - self._starts[shard])
 
     def read_into(self, index: int, out: TokenArray) -> None:
         shard = bisect_right(self._starts, index) - 1
-        (self._sources[shard] or self._source(shard)).read_into(index - self._starts[shard], out)
+        (self._sources.get(shard) or self._source(shard)).read_into(index - self._starts[shard], out)
 
     def read_range_into(self, start: int, out: TokenArray) -> None:
         done = 0
@@ -127,17 +132,25 @@ class ShardedSource:
             done += take
 
     def gather_into(self, records: npt.NDArray[np.int64], out: TokenArray) -> None:
-        per_batch = self._index.meta.batch_tokens // out.shape[1]
-        starts = np.array(self._starts) * per_batch
-        shards = np.searchsorted(starts, records, side="right") - 1
-        for shard in np.unique(shards).tolist():
-            here = np.flatnonzero(shards == shard)
-            if len(here) == len(records):
-                self._source(shard).gather_into(records - starts[shard], out)
-            else:
-                rows = np.empty((len(here), out.shape[1]), out.dtype)
-                self._source(shard).gather_into(records[here] - starts[shard], rows)
-                out[here] = rows
+        if len(self._firsts) == 1:
+            self._source(0).gather_into(records, out)
+            return
+        firsts = self._firsts * (self._index.meta.batch_tokens // out.shape[1])
+        order = records.argsort()  # the records of one shard then follow each other
+        ascending = records[order]
+        rows = np.empty_like(out)
+        start = 0
+        while start < len(records):
+            shard = int(firsts.searchsorted(ascending[start], side="right")) - 1
+            stop = len(records)
+            if shard + 1 < len(firsts):
+                stop = int(ascending.searchsorted(firsts[shard + 1]))
+            here = ascending[start:stop] - firsts[shard]
+            (self._sources.get(shard) or self._source(shard)).gather_into(here, rows[start:stop])
+            start = stop
+        places = np.empty_like(order)
+        places[order] = np.arange(len(order))
+        rows.take(places, axis=0, out=out, mode="clip")
 
     def read_private(self, index: int) -> npt.NDArray[Any]:
         shard = bisect_right(self._starts, index) - 1
@@ -152,16 +165,11 @@ class ShardedSource:
         return self._source(shard).is_cached(index - self._starts[shard])
 
     def _source(self, shard: int) -> BatchSource:
-        with self._lock:
-            source = self._sources[shard]
-            if source is None:
-                parked = self._parked.pop(shard, None)
-                source = pickle.loads(parked) if parked else self._open_shard(shard)
-                if len(self._opened) == MAX_OPEN_SHARDS:
-                    self._park(self._opened.popleft())
-                self._opened.append(shard)
-                self._sources[shard] = source
-        return source
+        return self._files.open(shard, self._open_again)
+
+    def _open_again(self, shard: int) -> BatchSource:
+        parked = self._parked.get(shard)
+        return pickle.loads(parked) if parked else self._open_shard(shard)
 
     def _open_shard(self, shard: int) -> BatchSource:
         entry = self._index.shards[shard]
@@ -195,20 +203,14 @@ class ShardedSource:
         source.close()
         return None
 
-    def _park(self, shard: int) -> None:
-        self._parked[shard] = pickle.dumps(self._sources[shard])
-        self._sources[shard] = None
-
     def close(self) -> None:
-        for source in self._sources:
-            if source is not None:
-                source.close()
+        for source in self._files.files().values():
+            source.close()
         self._reset()
 
     def __getstate__(self) -> dict[str, Any]:
-        with self._lock:
-            parked = self._parked | {i: pickle.dumps(s) for i, s in enumerate(self._sources) if s is not None}
-        kept = {k: v for k, v in self.__dict__.items() if k not in ("_lock", "_sources", "_opened")}
+        parked = self._parked | {shard: pickle.dumps(source) for shard, source in self._files.files().items()}
+        kept = {k: v for k, v in self.__dict__.items() if k not in ("_lock", "_files", "_sources")}
         return kept | {"_parked": parked}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

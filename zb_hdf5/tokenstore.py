@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-import threading
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -17,6 +15,7 @@ import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError, BatchIndexError, FormatError, IncompleteError
 from zb_hdf5.npyheader import read_npy_header
+from zb_hdf5.openfiles import OpenFiles
 from zb_hdf5.spec import DEFAULT_SPLIT, INDEX_NAME, NO_BOUNDARY, TokenArray, combine_sha256
 from zb_hdf5.store import local_path
 from zb_hdf5.streamindex import StreamIndex
@@ -28,8 +27,6 @@ from zb_hdf5.streamread import (
     read_doc_offsets,
 )
 
-#: Files that one store holds open; another one costs an open(2) when it is next read.
-MAX_OPEN_FILES: Final = 128
 FINGERPRINT_SAMPLES: Final = 16
 SAMPLE_TOKENS: Final = 4096
 
@@ -44,8 +41,8 @@ def npy_files(path: Path) -> list[Path]:
 class MmapTokenStore:
     """The tokens of a stream as one sequence, whichever files they lie in.
 
-    Thread-safe, usable after fork, picklable. Files are opened when they are first read, and a bounded number of them
-    stays open.
+    Thread-safe, usable after fork, picklable. Files are opened when they are first read, and as many of them stay open
+    as the process may have.
 
     Parameters
     ----------
@@ -84,6 +81,7 @@ class MmapTokenStore:
         else:
             counts = self._take_file(inspect_stream(self.path))
         self._starts = [0, *accumulate(counts)]
+        self._firsts = np.array(self._starts[:-1])
         self.num_tokens = self._starts[-1]
         self._doc_offsets: npt.NDArray[np.uint64] | None = None
         self._reset()
@@ -129,9 +127,7 @@ class MmapTokenStore:
         return [found.token_count]
 
     def _reset(self) -> None:
-        self._lock = threading.Lock()
-        self._files: list[TokenFile | None] = [None] * len(self.paths)
-        self._opened: deque[int] = deque()
+        self._files: OpenFiles[TokenFile] = OpenFiles(self._access)
 
     @property
     def access(self) -> str:
@@ -189,19 +185,17 @@ class MmapTokenStore:
     def gather_into(self, starts: npt.NDArray[np.int64], out: TokenArray) -> None:
         """Fill `out`, shape `(count, L)` of `dtype`, with the L tokens from each of `starts`."""
         length = out.shape[1]
-        files = np.searchsorted(self._starts, starts, side="right") - 1
-        inside = starts + length <= np.asarray(self._starts)[files + 1]
-        for number in np.unique(files[inside]).tolist():
-            tokens = self._file(number).flat()
-            here = np.flatnonzero(inside & (files == number))
-            if tokens is None:
-                inside[here] = False
-                continue
-            step = tokens.strides[0]
-            windows = np.lib.stride_tricks.as_strided(tokens, (len(tokens) - length + 1, length), (step, step))
-            out[here] = windows[starts[here] - self._starts[number]]
-        for row in np.flatnonzero(~inside).tolist():
-            self.read_into(int(starts[row]), out[row])
+        files = self._firsts.searchsorted(starts, side="right") - 1
+        mapped: dict[int, TokenArray | None] = {}
+        places = zip(files.tolist(), (starts - self._firsts[files]).tolist(), strict=True)
+        for row, (number, start) in enumerate(places):
+            if number not in mapped:
+                mapped[number] = self._file(number).flat()
+            tokens = mapped[number]
+            if tokens is not None and start + length <= len(tokens):
+                out[row] = tokens[start : start + length]
+            else:
+                self.read_into(int(starts[row]), out[row])
 
     def is_cached(self, start: int) -> bool:
         """Return whether a token can be read without waiting for a disk."""
@@ -242,29 +236,23 @@ class MmapTokenStore:
         return self.get_slice(start, stop)
 
     def _file(self, number: int) -> TokenFile:
-        file = self._files[number]
-        if file is not None:
-            return file
-        with self._lock:
-            file = self._files[number]
-            if file is None:
-                file = open_token_file(self.paths[number], self._access)
-                if file.num_tokens != self._starts[number + 1] - self._starts[number]:
-                    raise FormatError(
-                        f"{self.paths[number]}: expected {self._starts[number + 1] - self._starts[number]:,} tokens, "
-                        f"found {file.num_tokens:,}; it changed, or {INDEX_NAME} is of another store"
-                    )
-                if len(self._opened) == MAX_OPEN_FILES:
-                    self._files[self._opened.popleft()] = None  # closed when its last reader has let go of it
-                self._opened.append(number)
-                self._files[number] = file
+        return self._files.known.get(number) or self._files.open(number, self._open_file)
+
+    def _open_file(self, number: int) -> TokenFile:
+        path, expected = self.paths[number], self._starts[number + 1] - self._starts[number]
+        file = open_token_file(path, self._access)
+        if file.num_tokens != expected:
+            file.close()
+            raise FormatError(
+                f"{path}: expected {expected:,} tokens, found {file.num_tokens:,}; it changed, or {INDEX_NAME} is of "
+                "another store"
+            )
         return file
 
     def close(self) -> None:
         """Close the files. Views that were returned stay valid."""
-        for file in self._files:
-            if file is not None:
-                file.close()
+        for file in self._files.files().values():
+            file.close()
         self._reset()
 
     def __len__(self) -> int:
@@ -277,7 +265,7 @@ class MmapTokenStore:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = {key: value for key, value in self.__dict__.items() if key not in ("_lock", "_files", "_opened")}
+        kept = {key: value for key, value in self.__dict__.items() if key != "_files"}
         return kept | {"_doc_offsets": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

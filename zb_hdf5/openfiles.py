@@ -1,0 +1,152 @@
+"""The open files of all stores of a process: as many as it may have, and the least recently used close."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import resource
+import threading
+import weakref
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any, Final, Generic, TypeVar
+
+File = TypeVar("File")
+
+#: Descriptors that are left for everything else that the process opens.
+SPARE_DESCRIPTORS: Final = 256
+#: Python's mmap has a descriptor of its own.
+DESCRIPTORS_PER_MAPPED_FILE: Final = 2
+#: Descriptors that stores hold however low the limit is.
+MIN_DESCRIPTORS: Final = 16
+#: Mappings that Linux allows a process, where it does not say.
+DEFAULT_MAX_MAPPINGS: Final = 65_530
+
+
+_LOCK = threading.RLock()  # a finalizer may close a store in the middle of all this
+_STORES: weakref.WeakSet[OpenFiles[Any]] = weakref.WeakSet()
+
+
+class OpenFiles(Generic[File]):
+    """The open files of one store, by their numbers. Thread-safe; usable after fork.
+
+    `known.get(number)` is the hit, a dict's own; `open` is for all others. When the process has room for no more files,
+    the older half of `known` is put to rest: what is asked for meanwhile wakes up, the others close, the oldest first.
+    So a hit needs no note of when it was. A file that closes is only let go of: its descriptor closes when the
+    last thread that still reads from it has finished.
+
+    Parameters
+    ----------
+    access
+        How the files are read: what is not "pread" may be mapped.
+    let_go
+        Hears of each file that has to make room.
+    """
+
+    def __init__(self, access: str, let_go: Callable[[int, File], None] = lambda number, file: None) -> None:
+        self.known: dict[int, File] = {}
+        self.resting: dict[int, File] = {}
+        self._descriptors = 1 if access == "pread" else DESCRIPTORS_PER_MAPPED_FILE
+        self._let_go = let_go
+        with _LOCK:
+            _STORES.add(self)
+
+    def open(self, number: int, open_file: Callable[[int], File]) -> File:
+        """Return a file that is not among the known ones; of two threads that open the same one, one keeps it."""
+        with _LOCK:
+            file = self.known.get(number) or self.resting.pop(number, None)
+            if file is not None:
+                self.known[number] = file
+                return file
+        try:
+            file = open_file(number)  # without the lock: this takes a while on a network file system
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+            with _LOCK:  # others have taken more than was left for them
+                _make_room(_held() // 2)
+            file = open_file(number)
+        with _LOCK:
+            file = self.known.setdefault(number, file)
+            held = _held()
+            allowed = descriptor_room(held)
+            if held >= allowed:
+                _make_room(allowed)
+        return file
+
+    def files(self) -> dict[int, File]:
+        """Return all that are open."""
+        with _LOCK:
+            return self.resting | self.known
+
+    def clear(self) -> None:
+        """Let go of all of them, and tell nobody."""
+        with _LOCK:
+            self.known.clear()
+            self.resting.clear()
+
+    def held(self) -> int:
+        """Return how many descriptors these files take. This and what follows: under the lock."""
+        return self._descriptors * (len(self.known) + len(self.resting))
+
+    def rest(self) -> None:
+        """Put the older half of the known files to rest."""
+        for number in list(self.known)[: (len(self.known) + 1) // 2]:
+            self.resting[number] = self.known.pop(number)
+
+    def close_oldest(self) -> None:
+        """Let go of the file that has rested longest."""
+        number = next(iter(self.resting))
+        self._let_go(number, self.resting.pop(number))
+
+
+def descriptor_room(needed: int) -> int:
+    """Return how many descriptors all stores may hold; where more are needed, raise the process's soft limit first."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and needed > soft - SPARE_DESCRIPTORS and soft != hard:
+        with contextlib.suppress(OSError, ValueError):  # a system may have a lower limit than it says
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            soft = hard
+    return room_under(soft)
+
+
+def room_under(limit: int) -> int:
+    """Return how many descriptors all stores may hold of a process that may have `limit` of them."""
+    mappings = _max_mappings() // 2  # a file may be mapped twice, and others map things too
+    allowed = mappings if limit == resource.RLIM_INFINITY else min(mappings, limit - SPARE_DESCRIPTORS)
+    return max(allowed, MIN_DESCRIPTORS)
+
+
+@cache
+def _max_mappings() -> int:
+    try:
+        return int(Path("/proc/sys/vm/max_map_count").read_text())
+    except (OSError, ValueError):
+        return DEFAULT_MAX_MAPPINGS
+
+
+def _held() -> int:
+    return sum(store.held() for store in _STORES)
+
+
+def _make_room(allowed: int) -> None:
+    """Close files until no more descriptors than `allowed` are held."""
+    while True:
+        stores = list(_STORES)
+        resting, known = (sum(map(len, files)) for files in zip(*((s.resting, s.known) for s in stores), strict=True))
+        if 4 * resting < known:  # before they must close: what is in use has time to wake up
+            for store in stores:
+                store.rest()
+        if _held() <= allowed:
+            return
+        max(stores, key=lambda store: len(store.resting)).close_oldest()
+
+
+def _renew_lock() -> None:
+    global _LOCK
+    _LOCK = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)  # another thread of the parent may have held it

@@ -21,7 +21,7 @@ from zb_hdf5.index import ShardEntry, ShardIndex
 from zb_hdf5.openfiles import OpenFiles
 from zb_hdf5.reader import BatchReader, require_options
 from zb_hdf5.source import BatchSource
-from zb_hdf5.spec import INDEX_NAME, TokenArray, content_fingerprint, live_fingerprint
+from zb_hdf5.spec import INDEX_NAME, StoreMeta, TokenArray, content_fingerprint, live_fingerprint
 from zb_hdf5.store import BACKENDS
 
 
@@ -154,7 +154,7 @@ class ShardedSource:
 
     def read_private(self, index: int) -> npt.NDArray[Any]:
         shard = bisect_right(self._starts, index) - 1
-        return (self._sources[shard] or self._source(shard)).read_private(index - self._starts[shard])
+        return (self._sources.get(shard) or self._source(shard)).read_private(index - self._starts[shard])
 
     def will_need(self, index: int) -> None:
         shard = bisect_right(self._starts, index) - 1
@@ -198,7 +198,7 @@ class ShardedSource:
             source = ExtentFile(path, extents, meta.shape, meta.dtype, self._access)
         except IncompleteError:
             return None
-        if _ends(source, entry) == entry.crc32_ends:
+        if _ends(source, meta, entry) == entry.crc32_ends:
             return source
         source.close()
         return None
@@ -218,13 +218,18 @@ class ShardedSource:
         self._reset()
 
 
-def _ends(source: BatchSource, entry: ShardEntry) -> list[int]:
+def _ends(source: BatchSource, meta: StoreMeta, entry: ShardEntry) -> list[int]:
     """Return the crc32 of the first and last batch that are there."""
-    return [zlib.crc32(np.ascontiguousarray(source.read(number))) for number in (0, entry.num_batches - 1)]
+    batch = np.empty(meta.shape, meta.dtype)
+    found = []
+    for number in (0, entry.num_batches - 1):
+        source.read_into(number, batch)
+        found.append(zlib.crc32(batch))
+    return found
 
 
 def _require_ends(reader: BatchReader, entry: ShardEntry) -> None:
-    if _ends(reader._source, entry) != entry.crc32_ends:
+    if _ends(reader._source, reader.meta, entry) != entry.crc32_ends:
         raise ChecksumError(
             f"{reader.path}: its first or last batch is not the one that {INDEX_NAME} has a crc32 of: the file is "
             f"damaged, or belongs elsewhere; run 'zb verify {reader.path.parents[entry.path.count('/')]}'"

@@ -833,7 +833,9 @@ def test_a_resume_that_fails_early_loses_no_finished_shard(source, whole, tmp_pa
         crowded.setattr("converters.plan.free_room", lambda folder: {"bytes": 1000, "inodes": None})
         assert "free are" in fail(1, "npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--resume")
     options = ("--shuffle-method", "two-pass", "--memory", "70MiB")
-    assert "bytes per process are too little" in fail(2, "npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--resume", *options)
+    assert "bytes per process are too little" in fail(
+        2, "npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--resume", *options
+    )
     succeed("npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--resume")
     assert snapshot(tmp_path / "out") == whole
     assert {name: (tmp_path / "out" / name).stat().st_ino for name in kept} == kept

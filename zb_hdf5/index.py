@@ -241,11 +241,15 @@ class ShardIndex:
             "dtype": (self.meta.dtype, reader.dtype),
             "sha256": (entry.sha256, reader.sha256 or entry.sha256),
         }
-        if entry.extents and reader.extents is not None:
-            expected["extents"] = (entry.extents, [list(run) for run in reader.extents.runs])
         for name, (in_index, in_shard) in expected.items():
             if in_index != in_shard:
                 raise FormatError(f"{reader.path}: {INDEX_NAME} says {name} {in_index}, the shard says {in_shard}")
+        places = [] if reader.extents is None else [list(run) for run in reader.extents.runs]
+        if entry.extents and entry.extents != places:
+            raise FormatError(
+                f"{reader.path}: {INDEX_NAME} says extents {entry.extents}, the shard has {places or 'none'}: it was rewritten "
+                f"since, as by h5repack; run 'zb index rebuild --force {reader.path.parent}', then 'zb verify'"
+            )
 
     def _check_totals(self, value: dict[str, Any], where: str) -> None:
         for number, shard in enumerate(self.shards):

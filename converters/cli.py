@@ -211,7 +211,9 @@ def run_conversion(
     """
     from converters import pipe
     from converters.executors import open_engine, require_own_workers
+    from converters.formats import FORMATS
     from converters.journal import WHOLE, Part
+    from converters.shuffle import require_memory
 
     names = ("as_json", "quiet", "workers", "executor", "scheduler_file", "dry_run", "force", "resume")
     work = {key: options.pop(key) for key in names}
@@ -230,6 +232,9 @@ def run_conversion(
         if engine is None:
             return
         source = source or open_source(options)
+        if ways:
+            one_file = dst.suffix == FORMATS[target].suffix  # written by this process alone
+            require_memory(memory_bytes, 1 if one_file else engine.workers_per_node, source.meta.batch_bytes)
         if work["dry_run"]:
             from converters.dry_run import describe, describe_lines
             from zb_hdf5.publish import refuse_existing

@@ -79,7 +79,7 @@ def append_line(path: Path, line: str) -> None:
 
 
 def _line(shard: int, done: FinishedShard) -> str:
-    return json.dumps({"shard": shard, "entry": asdict(done.entry), "max_token": done.max_token})
+    return json.dumps({"shard": shard, **done._asdict(), "entry": asdict(done.entry)})
 
 
 def journal_paths(folder: Path) -> dict[Part, Path]:
@@ -119,7 +119,9 @@ def read_journal(path: Path) -> Record:
         finished = {}
         for text in rest:
             line = json.loads(text)
-            finished[int(line["shard"])] = FinishedShard(ShardEntry(**line["entry"]), int(line["max_token"]))
+            entry = ShardEntry(**line["entry"])
+            frame_sha256 = str(line.get("frame_sha256", ""))  # of an earlier version: that shard is written again
+            finished[int(line["shard"])] = FinishedShard(entry, int(line["max_token"]), frame_sha256)
         files = {name: (int(state[0]), int(state[1])) for name, state in plan["files"].items()}
         return Record(dict(plan["plan"]), files, finished)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:

@@ -351,7 +351,7 @@ class _Folder:
             touched |= self._is_touched(record.files)
             recorded.update((shard, done) for shard, done in record.finished.items() if shard in self._shards)
         shards = sorted(recorded)
-        tasks = [CheckTask(plan.task(k, folder.partial_path), recorded[k].entry, touched) for k in shards]
+        tasks = [CheckTask(plan.task(k, folder.partial_path), recorded[k], touched) for k in shards]
         with closing(self._ways.engine.run(is_intact, tasks, no_progress)) as results:
             intact = dict(results)
         return {shard: recorded[shard] for number, shard in enumerate(shards) if intact[number]}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -27,7 +29,7 @@ from zb_hdf5 import (
 from zb_hdf5.digest import TokenDigest
 from zb_hdf5.publish import partial_path, write_atomically
 from zb_hdf5.reader import GROUP_BYTES
-from zb_hdf5.spec import CRC32_SUFFIX, DEFAULT_SPLIT, TokenArray
+from zb_hdf5.spec import CRC32_SUFFIX, DEFAULT_SPLIT, HEADER_BYTES, TokenArray
 
 Progress = Callable[[int], None]
 #: Size in bytes and mtime in ns.
@@ -63,10 +65,21 @@ def require_unchanged(paths: Iterable[Path], before: dict[str, FileState]) -> No
 
 
 class FinishedShard(NamedTuple):
-    """A shard under its final name: its row of the index, and what the report wants to know besides."""
+    """A shard under its final name.
+
+    Attributes
+    ----------
+    entry
+        Its row of the index.
+    max_token
+        For the report.
+    frame_sha256
+        Of its bytes that are no tokens, as `frame_sha256` gives it: with `entry.sha256` that is every byte.
+    """
 
     entry: ShardEntry
     max_token: int
+    frame_sha256: str = ""
 
 
 @dataclass(frozen=True)
@@ -128,7 +141,7 @@ class CheckTask:
     """
 
     shard: ShardTask
-    entry: ShardEntry
+    finished: FinishedShard
     from_source: bool
 
     def tokens_done(self) -> int:
@@ -137,29 +150,63 @@ class CheckTask:
 
 
 def is_intact(task: CheckTask, progress: Progress = no_progress) -> bool:
-    """Return whether a finished shard still has the digest that it was finished with.
+    """Return whether a finished shard still has every byte that it was finished with.
 
     Raises
     ------
     ConvertError
         If the source has other tokens now.
     """
-    if task.from_source and source_sha256(task.shard) != task.entry.sha256:
+    entry = task.finished.entry
+    if task.from_source and source_sha256(task.shard) != entry.sha256:
         raise ConvertError(
             f"{task.shard.path}: the source has changed since this shard was written from it; start over with --force"
         )
     path = task.shard.path
     try:
-        if task.entry.backend in BACKENDS:
-            if task.shard.sidecar and task.entry.backend == "batch" and not _sidecar(path).exists():
-                return False
+        if frame_sha256(task.shard, entry) != task.finished.frame_sha256:
+            return False
+        if entry.backend in BACKENDS:
             [report] = verify_store(path, workers=1)
-            return report.problem is None and report.sha256 == task.entry.sha256
+            return report.problem is None and report.sha256 == entry.sha256
         from converters.npy_file import token_sha256
 
-        return token_sha256(path) == task.entry.sha256
+        return token_sha256(path) == entry.sha256
     except (ZbError, OSError):
         return False
+
+
+def frame_sha256(task: ShardTask, entry: ShardEntry) -> str:
+    """Return the digest of all bytes of a finished shard but its tokens: header, padding, what lies behind, sidecar."""
+    digest = hashlib.sha256()
+    with open(task.path, "rb", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
+        end = 0  # of the tokens so far
+        for start in [*_token_places(task, entry, size), size]:
+            if start > end:
+                digest.update(f"{end} {start} ".encode())
+                for piece in range(end, start, GROUP_BYTES):
+                    file.seek(piece)
+                    digest.update(file.read(min(GROUP_BYTES, start - piece)))
+            end = start + task.meta.batch_bytes
+    if _has_sidecar(task, entry.backend):
+        digest.update(_sidecar(task.path).read_bytes())
+    return digest.hexdigest()
+
+
+def _token_places(task: ShardTask, entry: ShardEntry, size: int) -> Iterator[int]:
+    """Yield where each batch begins."""
+    meta = task.meta
+    if task.target == "npy":
+        runs = [[size - entry.num_batches * meta.batch_bytes, meta.batch_bytes, entry.num_batches]]
+    else:
+        runs = entry.extents or [[HEADER_BYTES, meta.padded_batch_bytes, entry.num_batches]]
+    for first, stride, count in runs:
+        yield from range(first, first + count * stride, stride)
+
+
+def _has_sidecar(task: ShardTask, backend: str) -> bool:
+    return task.sidecar and backend == "batch"  # an HDF5 shard holds its crc32 rows itself
 
 
 def write_shard(task: ShardTask, progress: Progress = no_progress) -> FinishedShard:
@@ -183,9 +230,10 @@ def write_shard(task: ShardTask, progress: Progress = no_progress) -> FinishedSh
             if task.files is not None:
                 require_unchanged(source.paths, task.files)
             info = writer.finish()
-    if task.sidecar and info.backend == "batch":  # an HDF5 shard holds its crc32 rows itself
+    if _has_sidecar(task, info.backend):
         write_atomically(_sidecar(task.path), info.crc32.tobytes())
-    return FinishedShard(ShardEntry.of(info, task.split, task.documents), info.max_token)
+    entry = ShardEntry.of(info, task.split, task.documents)
+    return FinishedShard(entry, info.max_token, frame_sha256(task, entry))
 
 
 def _sidecar(path: Path) -> Path:

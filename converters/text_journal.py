@@ -28,11 +28,22 @@ Task = TypeVar("Task", bound=Any)
 
 
 class FinishedTokens(NamedTuple):
-    """A file of tokens that is whole and on disk, and what became of its documents; `kept`: by an earlier run."""
+    """A file of tokens that is whole and on disk, and what became of its documents.
+
+    Attributes
+    ----------
+    sha256
+        Of the tokens of a stream; of all bytes of a spool.
+    file_sha256
+        Of all bytes of a stream's file.
+    kept
+        Whether an earlier run has made it.
+    """
 
     token_count: int
     sha256: str
     tally: Tally
+    file_sha256: str = ""
     kept: bool = False
 
     @staticmethod
@@ -174,9 +185,8 @@ def count_finished(path: Path) -> int:
 
 def _line(item: tuple[int, FinishedTokens]) -> str:
     number, done = item
-    return json.dumps(
-        {"file": number, "token_count": done.token_count, "sha256": done.sha256, "tally": asdict(done.tally)}
-    )
+    content = {"token_count": done.token_count, "sha256": done.sha256, "file_sha256": done.file_sha256}
+    return json.dumps({"file": number, **content, "tally": asdict(done.tally)})
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[int, FinishedTokens]]:
@@ -187,7 +197,10 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[int, FinishedTokens]]:
         for text in rest:
             line = json.loads(text)
             tally = Tally.from_json(line["tally"])
-            finished[int(line["file"])] = FinishedTokens(int(line["token_count"]), str(line["sha256"]), tally)
+            file_sha256 = str(line.get("file_sha256", ""))  # of an earlier version: that stream is made again
+            finished[int(line["file"])] = FinishedTokens(
+                int(line["token_count"]), str(line["sha256"]), tally, file_sha256
+            )
         return dict(json.loads(head)), finished
     except (ValueError, KeyError, TypeError) as error:
         raise FormatError(f"{path}: not a journal of tokenizing: {error}; start over with --force") from error

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from interrupted import Failing, Stops
 
 import converters.pipe
 from converters import executors
@@ -394,6 +395,47 @@ def test_a_finished_shard_that_was_damaged_is_written_again(source, whole, tmp_p
     (partial / "shard-00002-of-00006.h5").unlink()
     succeed("npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--resume")
     assert snapshot(tmp_path / "out") == whole
+
+
+def flip(path, place):
+    data = bytearray(path.read_bytes())
+    data[place] ^= 1
+    path.write_bytes(data)
+
+
+SHAPES = [(32, 64), (5, 33)]  # batches that fill their pages, and batches with padding between them
+
+
+@pytest.mark.parametrize(("batch_size", "seq_len"), SHAPES)
+@pytest.mark.parametrize("target", ["hdf5", "batch", "npy"])
+def test_every_byte_of_a_kept_shard_is_that_of_an_undisturbed_run(target, batch_size, seq_len, tmp_path):
+    """Also those that no digest of tokens covers: junk behind the tokens, header, padding, sidecar."""
+    np.save(tmp_path / "in.npy", np.arange(40 * batch_size * seq_len, dtype="<u4").reshape(-1, seq_len))
+    options = {"batch_size": batch_size, "seq_len": seq_len, "seed": 42}
+
+    def converted(name, engine=None, resume=False):
+        opened = NpySource([tmp_path / "in.npy"], **options)
+        path = tmp_path / name
+        return converters.pipe.convert(opened, target, path, num_shards=5, engine=engine, resume=resume)
+
+    converted("whole")
+    whole = snapshot(tmp_path / "whole")
+    with pytest.raises(Stops):
+        converted("out", Failing(4))
+    partial = tmp_path / "out.partial"
+    shards = sorted(path for path in partial.iterdir() if path.name.startswith("shard-"))
+    kept = shards[0].stat().st_ino
+    first = [path for path in shards if path.suffix != ".crc32"]
+    with open(first[1], "ab") as file:
+        file.write(b"junk")
+    padding = 4096 + 4 * batch_size * seq_len if target == "batch" else 9 if target == "npy" else 3000
+    flip(first[2], padding if (batch_size, target) != (32, "batch") else 100)
+    if target == "batch":
+        flip(first[3].with_name(first[3].name + ".crc32"), 2)
+    report = converted("out", resume=True)
+    assert snapshot(tmp_path / "out") == whole
+    assert report.kept.shards == (1 if target == "batch" else 2)
+    assert (tmp_path / "out" / shards[0].name).stat().st_ino == kept
 
 
 @pytest.mark.parametrize("cut", [1, 40, 200])
@@ -790,8 +832,10 @@ def test_a_resume_that_fails_early_loses_no_finished_shard(source, whole, tmp_pa
     with monkeypatch.context() as crowded:
         crowded.setattr("converters.plan.free_room", lambda folder: {"bytes": 1000, "inodes": None})
         assert "free are" in fail(1, "npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--resume")
-    options = ("--shuffle-method", "two-pass", "--memory", "50MiB")
-    assert "too little" in fail(2, "npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--resume", *options)
+    options = ("--shuffle-method", "two-pass", "--memory", "70MiB")
+    assert "bytes per process are too little" in fail(
+        2, "npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--resume", *options
+    )
     succeed("npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--resume")
     assert snapshot(tmp_path / "out") == whole
     assert {name: (tmp_path / "out" / name).stat().st_ino for name in kept} == kept

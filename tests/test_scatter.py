@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import subprocess
 import sys
+import time
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -226,10 +229,45 @@ def test_a_stream_larger_than_memory_gives_the_file_of_an_array(tmp_path):
 
 def test_too_little_memory_is_told(tmp_path):
     command = ["npy-to-hdf5", save(tmp_path / "in.npy", 1000), tmp_path / "out", "--batch-size", 8, "--seq-len", 16]
-    command += ["--shuffle-method", "two-pass", "--memory", "50MiB"]
+    command += ["--shuffle-method", "two-pass", "--memory", "70MiB"]
     result = CliRunner().invoke(convert, list(map(str, command)))
     assert result.exit_code == 2
-    assert "too little" in result.stderr
+    assert "bytes per process are too little" in result.stderr
+
+
+@pytest.mark.parametrize(("workers", "memory", "fits"), [(2, "64MiB", False), (2, "128MiB", True), (1, "64MiB", True)])
+def test_memory_that_some_workers_cannot_keep_to_is_told(workers, memory, fits, tmp_path):
+    source = save(tmp_path / "in.npy", 1000)
+    command = ["npy-to-hdf5", source, tmp_path / "out", "--batch-size", 8, "--seq-len", 16, "--shards", 2]
+    result = CliRunner().invoke(convert, list(map(str, [*command, "--memory", memory, "--workers", workers])))
+    assert result.exit_code == (0 if fits else 2)
+    assert ("64.0 MiB are too little for 2 processes" in result.stderr) is not fits
+    assert (tmp_path / "out").exists() is fits
+
+
+def anonymous_bytes(session):
+    """Return what all processes of a session take that is no page of a file."""
+    found = 0
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended
+            if os.getsid(int(folder.name)) == session:
+                found += int((folder / "smaps_rollup").read_text().split("Anonymous:")[1].split()[0]) * 1024
+    return found
+
+
+@pytest.mark.slow
+def test_the_memory_of_all_workers_together_is_bounded(tmp_path):
+    np.save(tmp_path / "in.npy", np.zeros((150 * 1024, 1024), "<u2"))
+    command = ["npy-to-hdf5", tmp_path / "in.npy", tmp_path / "out", "--seq-len", 1024, "--quiet", "--shards", 8]
+    command = [*map(str, command), "--workers", "2", "--memory", "128MiB", "--shuffle-method", "direct"]
+    peak = 0
+    code = "from converters.cli import convert; convert()"
+    with subprocess.Popen([sys.executable, "-c", code, *command], start_new_session=True) as process:
+        while process.poll() is None:
+            peak = max(peak, anonymous_bytes(process.pid))
+            time.sleep(0.02)
+    assert process.returncode == 0
+    assert 64 << 20 < peak <= 1.1 * (128 << 20)
 
 
 PEAK = """

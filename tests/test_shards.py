@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -31,6 +32,7 @@ from zb_hdf5 import (
     open_reader,
     verify_store,
 )
+from zb_hdf5.rebuild import rebuild_index
 from zb_hdf5.streamindex import StreamEntry, StreamIndex
 
 MISSING = object()
@@ -602,3 +604,26 @@ def test_a_flipped_bit_in_the_counts_of_a_batch_header_is_found(field, tmp_path)
     data[offset] ^= 1
     path.write_bytes(data)
     assert any(report.problem for report in verify_store(tmp_path / "store"))
+
+
+@pytest.mark.parametrize("how", ["gzip", "moved"])
+def test_a_repacked_shard_is_no_damage_and_the_cure_is_named(how, tokens, tmp_path, write_store, gzip_copy):
+    folder = write_store(tmp_path / "store", tokens, (3,))
+    shard = folder / ShardIndex.load(folder).shards[0].path
+    if how == "gzip":
+        os.replace(gzip_copy(shard, tmp_path / "new.h5"), shard)
+    else:
+        h5py = pytest.importorskip("h5py")
+        with h5py.File(shard) as old, h5py.File(tmp_path / "new.h5", "w", userblock_size=512) as new:
+            new.attrs.update(old.attrs)
+            for name in ("batches", "crc32"):
+                old.copy(name, new)
+        os.replace(tmp_path / "new.h5", shard)
+    remedy = rf"rewritten since, .* 'zb index rebuild --force {re.escape(str(folder))}'"
+    cure = rf"{re.escape(str(shard))}: shards\.json says extents .* {remedy}"
+    with pytest.raises(FormatError, match=cure), open_reader(folder) as reader:
+        reader.read_batch(0)
+    assert re.match(cure, str(problems(folder)[0]))
+    rebuild_index(folder, force=True)
+    assert problems(folder) == [None, None]
+    np.testing.assert_array_equal(all_of(folder), tokens)

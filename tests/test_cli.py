@@ -300,6 +300,7 @@ def test_a_path_that_cannot_be_read_exits_2(name, path, reason, tmp_path, monkey
 def test_a_url_is_no_destination(name, places):
     result = run(zb, *name.split(), places["npy"], "s3://bucket/x")
     assert result.exit_code == 2
+    assert "download" not in result.stderr
     assert "s3://bucket/x: is a URL" in result.stderr
 
 
@@ -506,6 +507,16 @@ def test_info_tells_what_a_store_was_made_of(text_store):
         r"val +1 shard of 10 batches, 1,280 tokens",
     ):
         assert re.search(f"^{line}$", text, re.MULTILINE), text
+
+
+def test_an_index_that_is_rebuilt_keeps_splits_and_source(text_store):
+    before = info(text_store)
+    result = run(zb, "index", "rebuild", "--force", text_store)
+    assert "not recovered" not in result.stdout
+    assert info(text_store) == before
+    (text_store / INDEX_NAME).unlink()
+    result = run(zb, "index", "rebuild", text_store)
+    assert "shuffle, source, splits: only the lost index had them; all shards are train" in result.stdout
 
 
 def test_info_of_equal_shards_names_one_number(places):

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from zb_hdf5.errors import ConvertError, FormatError, IncompleteError, ZbError
+from zb_hdf5.errors import ExistsError, FormatError, IncompleteError, ZbError
 from zb_hdf5.index import ShardEntry, ShardIndex
 from zb_hdf5.publish import PARTIAL_SUFFIX
 from zb_hdf5.reader import BatchReader
@@ -18,13 +18,15 @@ from zb_hdf5.store import BACKENDS, open_reader
 _NAME: Final = re.compile(
     re.escape(SHARD_PREFIX) + r"(?P<number>\d+)(-of-(?P<count>\d+))?(?P<repaired>(\.repaired)*)\.\w+"
 )
+#: The shuffle of an index that was made anew from the shards alone.
+UNKNOWN_SHUFFLE: Final = "unknown"
 
 
 def rebuild_index(folder: Path, *, force: bool = False) -> ShardIndex:
     """Write `shards.json` from what the shards of `folder` say, and return it.
 
-    A `.repaired` shard takes the place of its original. Names of the record shuffle and of the source are stored in
-    the index only, and are lost with it.
+    A `.repaired` shard takes the place of its original. The record shuffle, the source and the splits are stored in the
+    index only: they are taken from the old one if it can still be read, and else are lost with it.
 
     Parameters
     ----------
@@ -33,15 +35,16 @@ def rebuild_index(folder: Path, *, force: bool = False) -> ShardIndex:
 
     Raises
     ------
-    ConvertError
+    ExistsError
         If the index is valid.
     IncompleteError
         If shards are missing, by the numbers in their names, or one is not finished.
     FormatError
         If there are no shards, or they disagree.
     """
-    if not force:
-        _refuse_valid(folder)
+    old = _readable_index(folder)
+    if old is not None and not force:
+        raise ExistsError(f"{folder / INDEX_NAME}: exists already, and is valid")
     paths = _shard_paths(folder, force)
     metas, entries = [], []
     for path in paths:
@@ -55,17 +58,29 @@ def rebuild_index(folder: Path, *, force: bool = False) -> ShardIndex:
                     f"found {reader.meta.shape} {reader.dtype.name}"
                 )
             entries.append(_entry(reader))
-    index = ShardIndex(_common(metas), tuple(entries), "unknown")
+    index = ShardIndex(_common(metas), tuple(entries), UNKNOWN_SHUFFLE)
+    if old is not None:
+        index = replace(index, shards=_with_splits(index, old), shuffle=old.shuffle, source=old.source)
     index.save(folder)
     return index
 
 
-def _refuse_valid(folder: Path) -> None:
+def _readable_index(folder: Path) -> ShardIndex | None:
     try:
-        ShardIndex.load(folder)
+        return ShardIndex.load(folder)
     except ZbError:
-        return
-    raise ConvertError(f"{folder / INDEX_NAME}: is valid; pass --force to replace it")
+        return None
+
+
+def _with_splits(index: ShardIndex, old: ShardIndex) -> tuple[ShardEntry, ...]:
+    """Return the shards with the splits that their numbers had."""
+    splits = {_number(shard.path): shard.split for shard in old.shards}
+    return tuple(replace(shard, split=splits.get(_number(shard.path), shard.split)) for shard in index.shards)
+
+
+def _number(name: str) -> str:
+    match = _NAME.fullmatch(name)
+    return match["number"] if match else name
 
 
 def _shard_paths(folder: Path, force: bool) -> list[Path]:

@@ -72,13 +72,17 @@ class RepairReport:
     def line(self) -> str:
         """Say it to people."""
         if self.state == "whole":
-            return f"whole: all {self.kept:,} batches hold; nothing to do"
+            return f"whole: {_batches(self.kept)}, none bad; nothing to do"
         if self.state == "lost":
-            return f"{self.reason}: left out with its {len(self.dropped):,} batches"
+            return f"{self.reason}: left out with its {_batches(len(self.dropped))}"
         verb = "kept" if self.state == "repaired" else "would keep"
         shown = ", ".join(map(str, self.dropped[:20])) + (", ..." if len(self.dropped) > 20 else "")
         dropped = f"dropped {len(self.dropped):,} ({shown})" if self.dropped else "dropped none"
-        return f"{self.reason}: {verb} {self.kept:,} batches in {self.output}, {dropped}"
+        return f"{self.reason}: {verb} {_batches(self.kept)} in {self.output}, {dropped}"
+
+
+def _batches(count: int) -> str:
+    return f"{count:,} {'batch' if count == 1 else 'batches'}"
 
 
 class _BrokenBatchReader(BatchReader):

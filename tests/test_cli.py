@@ -512,6 +512,7 @@ def test_info_tells_what_a_store_was_made_of(text_store):
 def test_an_index_that_is_rebuilt_keeps_splits_and_source(text_store):
     before = info(text_store)
     result = run(zb, "index", "rebuild", "--force", text_store)
+    assert result.exit_code == 0
     assert "not recovered" not in result.stdout
     assert info(text_store) == before
     (text_store / INDEX_NAME).unlink()
@@ -545,6 +546,9 @@ def test_info_of_an_interrupted_conversion(places, tmp_path):
     assert found["at_work"] is False
     text = run(zb, "info", tmp_path / "out.partial").stdout
     assert "1 of 3 shards are finished; go on with the same command and --resume" in text
+    result = run(zb, "verify", tmp_path / "out.partial")
+    assert result.exit_code == 4
+    assert "its conversion is not finished" in result.stdout
     assert f"zb info {tmp_path / 'out.partial'}" in run(zb, "info", tmp_path / "out").stderr
     with PartialDirectory(tmp_path / "out"):  # as a conversion holds it
         assert info(tmp_path / "out.partial")["at_work"] is True

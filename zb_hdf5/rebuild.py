@@ -60,7 +60,7 @@ def rebuild_index(folder: Path, *, force: bool = False) -> ShardIndex:
             entries.append(_entry(reader))
     index = ShardIndex(_common(metas), tuple(entries), UNKNOWN_SHUFFLE)
     if old is not None:
-        index = replace(index, shards=_with_splits(index, old), shuffle=old.shuffle, source=old.source)
+        index = _with_old_facts(index, old)
     index.save(folder)
     return index
 
@@ -72,10 +72,14 @@ def _readable_index(folder: Path) -> ShardIndex | None:
         return None
 
 
-def _with_splits(index: ShardIndex, old: ShardIndex) -> tuple[ShardEntry, ...]:
-    """Return the shards with the splits that their numbers had."""
+def _with_old_facts(index: ShardIndex, old: ShardIndex) -> ShardIndex:
+    """Add what only the old index knows; a shard is the one of the same number."""
     splits = {_number(shard.path): shard.split for shard in old.shards}
-    return tuple(replace(shard, split=splits.get(_number(shard.path), shard.split)) for shard in index.shards)
+    shards = tuple(replace(shard, split=splits.get(_number(shard.path), shard.split)) for shard in index.shards)
+    meta = index.meta
+    if splits.keys() == {_number(shard.path) for shard in shards}:  # a document may lie in several shards
+        meta = replace(meta, document_count=old.meta.document_count)
+    return replace(index, meta=meta, shards=shards, shuffle=old.shuffle, source=old.source)
 
 
 def _number(name: str) -> str:

@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -19,7 +20,16 @@ from click.testing import CliRunner
 
 import converters.pipe
 from converters.cli import convert
-from zb_hdf5 import ArgumentError, ChecksumError, FormatError, Loader, open_reader, open_writer, verify_store
+from zb_hdf5 import (
+    ArgumentError,
+    ChecksumError,
+    FormatError,
+    Loader,
+    ShardIndex,
+    open_reader,
+    open_writer,
+    verify_store,
+)
 from zb_hdf5.cli import zb
 from zb_hdf5.publish import PartialDirectory
 from zb_hdf5.spec import INDEX_NAME
@@ -518,6 +528,22 @@ def test_an_index_that_is_rebuilt_keeps_splits_and_source(text_store):
     (text_store / INDEX_NAME).unlink()
     result = run(zb, "index", "rebuild", text_store)
     assert "shuffle, source, splits: only the lost index had them; all shards are train" in result.stdout
+
+
+@pytest.mark.parametrize(("text", "expected"), [("my own", {"name": "my own"}), ("[1]", {"name": "[1]"}), ("", None)])
+def test_info_of_a_tokenizer_in_other_words(text, expected, places):
+    with h5py.File(places["h5"], "r+") as h5:
+        h5.attrs["tokenizer"] = text
+    assert info(places["h5"])["tokenizer"] == expected
+    assert run(zb, "info", places["h5"]).exit_code == 0
+
+
+@pytest.mark.parametrize("source", [{}, {"files": "one"}, {"path": "p"}, {"files": []}])
+def test_info_of_a_source_in_other_words(source, places):
+    index = ShardIndex.load(places["h5-store"])
+    replace(index, source=source).save(places["h5-store"])
+    assert info(places["h5-store"])["source"] == source
+    assert run(zb, "info", places["h5-store"]).exit_code == 0
 
 
 def test_info_of_equal_shards_names_one_number(places):

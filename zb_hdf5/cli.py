@@ -265,7 +265,7 @@ def crc32(files: tuple[Path, ...], as_json: bool, quiet: bool) -> None:
     \b
     Example: zb index crc32 data/train.batch
     """
-    from zb_hdf5.repair import add_crc32_file
+    from zb_hdf5.rebuild import add_crc32_file
 
     written = [(path, add_crc32_file(path)) for path in files]
     lines = [(str(path), f"wrote {made.name}" if made else "has its .crc32 already") for path, made in written]

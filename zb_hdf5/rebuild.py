@@ -1,4 +1,4 @@
-"""Makes a lost or damaged `shards.json` anew, from the shards themselves."""
+"""Makes a lost or damaged `shards.json` anew from the shards themselves, and the `.crc32` of a lone `.batch`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from zb_hdf5.errors import ExistsError, FormatError, IncompleteError, ZbError
+from zb_hdf5.errors import BackendError, ExistsError, FormatError, IncompleteError, ZbError
 from zb_hdf5.index import ShardEntry, ShardIndex
 from zb_hdf5.publish import PARTIAL_SUFFIX
 from zb_hdf5.reader import BatchReader
@@ -63,6 +63,20 @@ def rebuild_index(folder: Path, *, force: bool = False) -> ShardIndex:
         index = _with_old_facts(index, old)
     index.save(folder)
     return index
+
+
+def add_crc32_file(path: Path) -> Path | None:
+    """Write the `<path>.crc32` of a `.batch` file; None if it has one.
+
+    Raises
+    ------
+    BackendError
+        If it is no `.batch` file.
+    """
+    if not path.is_file():
+        raise BackendError(f"{path}: expected a .batch file")
+    with open_reader(path, backend="batch") as reader:
+        return ensure_crc32_file(reader)
 
 
 def _readable_index(folder: Path) -> ShardIndex | None:

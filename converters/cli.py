@@ -123,9 +123,7 @@ def work_options(command: Callable[..., Any]) -> Callable[..., Any]:
             "--workers", type=click.IntRange(1), help="Local processes. [default: the cores; 1 for little data]"
         ),
         _option("--executor", executors, "local", "Who writes the shards: local processes, MPI ranks, a dask cluster."),
-        click.option(
-            "--scheduler-file", type=ExistingPath(), help="File in which the dask scheduler has left its address."
-        ),
+        click.option("--scheduler-file", type=NewPath(), help="File in which the dask scheduler has left its address."),
         click.option(
             "--shard-range", type=ShardRange(), help="Write part I of N (from 0) only; then run zb index merge."
         ),

@@ -10,7 +10,7 @@ from typing import Any, Final
 import click
 from click.core import ParameterSource
 
-from zb_hdf5.console import print_report
+from zb_hdf5.console import counted, print_report
 
 #: What may be given besides --in-place: it writes no shards, so nothing else applies.
 _OWN: Final = frozenset({"src", "in_place", "unstamp", "as_json", "quiet"})
@@ -100,4 +100,4 @@ def _files_of(path: Path) -> list[Path]:
 def _lines(report: dict[str, Any]) -> list[tuple[str, str]]:
     verb = "stamped" if report["face"] == "hdf5" else "unstamped"
     what = "both .batch and HDF5" if report["face"] == "hdf5" else ".batch only, as before the stamp"
-    return [(verb, f"{report['path']} ({report['changed']} of {report['files']} files)"), ("now", what)]
+    return [(verb, f"{report['path']} ({report['changed']:,} of {counted(report['files'], 'file')})"), ("now", what)]

@@ -13,12 +13,14 @@ from zb_hdf5.publish import leftover_of_dead_writer
 
 def describe_interrupted(folder: Path) -> dict[str, Any] | None:
     """Return a JSON-able description of a `.partial/` folder; None if no journal is in it."""
+    if not folder.is_dir():
+        return None
     records = [read_journal(path) for path in journal_paths(folder).values()]
     if records:
         found = {
             "unit": "shards",
             "finished": len(set().union(*(record.finished for record in records))),
-            "total": len(records[0].identity["cuts"]),
+            "total": len(records[0].identity.get("cuts", ())) or None,
         }
     elif (folder / JOURNAL_NAME).exists():
         found = {"unit": "files of tokens", "finished": count_finished(folder / JOURNAL_NAME), "total": None}

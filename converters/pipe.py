@@ -271,8 +271,8 @@ class _Folder:
             done = 0 if self._overwrite else len(self._recorded(journals.values()))
             if done:
                 raise ConvertError(
-                    f"{folder.partial_path}: an interrupted conversion with {done} of {len(self._plan.cuts)} finished "
-                    "shards is there; go on with --resume, or start over with --force"
+                    f"{folder.partial_path}: an interrupted conversion with {done:,} of {len(self._plan.cuts):,} "
+                    "finished shards is there; go on with --resume, or start over with --force"
                 )
             self._remove_unfinished(folder, {})
             return self._write(folder, {})
@@ -305,7 +305,7 @@ class _Folder:
                 self._remove_unfinished(folder, finished)
             if finished:
                 error.add_note(
-                    f"{len(finished)} of {len(self._shards)} shards are finished, in {folder.partial_path}: "
+                    f"{len(finished):,} of {len(self._shards):,} shards are finished, in {folder.partial_path}: "
                     f"{how_to_go_on(self._overwrite)}"
                 )
             raise

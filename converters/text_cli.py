@@ -129,9 +129,7 @@ _OPTIONS: Final = [
         "local",
         "Who tokenizes: local processes, MPI ranks, a dask cluster.",
     ),
-    click.option(
-        "--scheduler-file", type=ExistingPath(), help="File in which the dask scheduler has left its address."
-    ),
+    click.option("--scheduler-file", type=NewPath(), help="File in which the dask scheduler has left its address."),
     click.option("--resume", is_flag=True, help="Go on with what an interrupted run has finished."),
     click.option("--force", is_flag=True, help="Replace what exists, at the end and whole; also with --resume."),
 ]

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from converters.formats import Accounts
 from zb_hdf5 import ArgumentError, ConvertError
+from zb_hdf5.console import counted
 from zb_hdf5.documents import Block, DocumentFile, Dropped
 from zb_hdf5.spec import DEFAULT_SPLIT
 from zb_hdf5.tokenizer import TokenIds, Tokenizer, load_tokenizer
@@ -141,7 +142,7 @@ class Tally:
     def no_documents(self, num_files: int) -> str:
         """Say that there were none, and why."""
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in self.dropped.counts.items())
-        return f"no documents in {num_files:,} files ({reasons or 'they are empty'})"
+        return f"no documents in {counted(num_files, 'file')} ({reasons or 'they are empty'})"
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Tally:

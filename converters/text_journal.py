@@ -109,7 +109,7 @@ def tokenize(
     except BaseException as error:
         if before or finished:
             error.add_note(
-                f"{len(finished)} of {len(tasks)} files of tokens are finished, in {folder.partial_path}: "
+                f"{len(finished):,} of {len(tasks):,} files of tokens are finished, in {folder.partial_path}: "
                 f"{how_to_go_on(overwrite)}"
             )
         raise
@@ -171,8 +171,8 @@ def _finished_before(
     folder.keep()
     if not resume:
         raise ConvertError(
-            f"{folder.partial_path}: an interrupted conversion with {len(finished)} finished files of tokens is there; "
-            "go on with --resume, or start over with --force"
+            f"{folder.partial_path}: an interrupted conversion with {len(finished):,} finished files of tokens is "
+            "there; go on with --resume, or start over with --force"
         )
     require_same(found, identity, path)
     return finished

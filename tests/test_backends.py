@@ -24,7 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zb_hdf5 import ArgumentError, BackendError, FormatError, HDF5BatchReader, open_reader
-from zb_hdf5.repair import add_crc32_file
+from zb_hdf5.rebuild import add_crc32_file
 
 #: name of what is stored -> the accesses that can serve it
 ACCESSES = {

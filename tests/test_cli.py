@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -19,7 +20,16 @@ from click.testing import CliRunner
 
 import converters.pipe
 from converters.cli import convert
-from zb_hdf5 import ArgumentError, ChecksumError, FormatError, Loader, open_reader, open_writer, verify_store
+from zb_hdf5 import (
+    ArgumentError,
+    ChecksumError,
+    FormatError,
+    Loader,
+    ShardIndex,
+    open_reader,
+    open_writer,
+    verify_store,
+)
 from zb_hdf5.cli import zb
 from zb_hdf5.publish import PartialDirectory
 from zb_hdf5.spec import INDEX_NAME
@@ -302,6 +312,7 @@ def test_a_path_that_cannot_be_read_exits_2(name, path, reason, tmp_path, monkey
 def test_a_url_is_no_destination(name, places):
     result = run(zb, *name.split(), places["npy"], "s3://bucket/x")
     assert result.exit_code == 2
+    assert "download" not in result.stderr
     assert "s3://bucket/x: is a URL" in result.stderr
 
 
@@ -510,6 +521,33 @@ def test_info_tells_what_a_store_was_made_of(text_store):
         assert re.search(f"^{line}$", text, re.MULTILINE), text
 
 
+def test_an_index_that_is_rebuilt_keeps_splits_and_source(text_store):
+    before = info(text_store)
+    result = run(zb, "index", "rebuild", "--force", text_store)
+    assert result.exit_code == 0
+    assert "not recovered" not in result.stdout
+    assert info(text_store) == before
+    (text_store / INDEX_NAME).unlink()
+    result = run(zb, "index", "rebuild", text_store)
+    assert "shuffle, source, splits: only the lost index had them; all shards are train" in result.stdout
+
+
+@pytest.mark.parametrize(("text", "expected"), [("my own", {"name": "my own"}), ("[1]", {"name": "[1]"}), ("", None)])
+def test_info_of_a_tokenizer_in_other_words(text, expected, places):
+    with h5py.File(places["h5"], "r+") as h5:
+        h5.attrs["tokenizer"] = text
+    assert info(places["h5"])["tokenizer"] == expected
+    assert run(zb, "info", places["h5"]).exit_code == 0
+
+
+@pytest.mark.parametrize("source", [{}, {"files": "one"}, {"path": "p"}, {"files": []}])
+def test_info_of_a_source_in_other_words(source, places):
+    index = ShardIndex.load(places["h5-store"])
+    replace(index, source=source).save(places["h5-store"])
+    assert info(places["h5-store"])["source"] == source
+    assert run(zb, "info", places["h5-store"]).exit_code == 0
+
+
 def test_info_of_equal_shards_names_one_number(places):
     text = run(zb, "info", places["h5-store"]).stdout
     assert re.search(r"^shards +3 of 4 batches each$", text, re.MULTILINE)
@@ -536,6 +574,9 @@ def test_info_of_an_interrupted_conversion(places, tmp_path):
     assert found["at_work"] is False
     text = run(zb, "info", tmp_path / "out.partial").stdout
     assert "1 of 3 shards are finished; go on with the same command and --resume" in text
+    result = run(zb, "verify", tmp_path / "out.partial")
+    assert result.exit_code == 4
+    assert "its conversion is not finished" in result.stdout
     assert f"zb info {tmp_path / 'out.partial'}" in run(zb, "info", tmp_path / "out").stderr
     with PartialDirectory(tmp_path / "out"):  # as a conversion holds it
         assert info(tmp_path / "out.partial")["at_work"] is True

@@ -16,7 +16,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zb_hdf5 import console
-from zb_hdf5.console import CommandGroup, Progress, Size, format_bytes, format_count, format_seconds
+from zb_hdf5.console import (
+    CommandGroup,
+    Progress,
+    Size,
+    counted,
+    format_bytes,
+    format_count,
+    format_seconds,
+    layout_report,
+)
 
 
 class Terminal(io.StringIO):
@@ -368,3 +377,28 @@ def test_a_group_works_outside_the_main_thread():
     thread.start()
     thread.join()
     assert codes == [None]
+
+
+# --- reports ---------------------------------------------------------------------------------------------------
+
+LONG = [("path", "a/b"), ("fingerprint", "sampled:" + 64 * "a"), ("result", "word " * 40)]
+
+
+def test_a_report_fits_the_terminal():
+    lines = list(layout_report(LONG, 80))
+    assert max(map(len, lines)) <= 80
+    assert lines[:3] == ["path         a/b", "fingerprint", "  sampled:" + 64 * "a"]
+    assert all(line.startswith(" " * 13 + "word") for line in lines[4:])
+    assert " ".join(lines).split() == " ".join(word for line in LONG for word in line).split()
+
+
+def test_a_report_in_a_pipe_has_a_line_for_each_fact():
+    assert list(layout_report(LONG)) == [f"{name:<11}  {text}" for name, text in LONG]
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 batches"), (1, "1 batch"), (2, "2 batches"), (1234, "1,234 batches")]
+)
+def test_counted(count, text):
+    assert counted(count, "batch", "batches") == text
+    assert (counted(1, "run"), counted(2, "run")) == ("1 run", "2 runs")

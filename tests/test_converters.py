@@ -461,9 +461,9 @@ BAD_TOKENS = [
     ("<i8", 2**32, (), "outside 0..4,294,967,295 (dtype uint32)"),
     ("<u8", 2**64 - 1, (), "outside 0..4,294,967,295 (dtype uint32)"),
     ("<u4", 65536, ("--dtype", "uint16"), "outside 0..65,535 (dtype uint16)"),
-    ("<i4", 100, ("--vocab-size", 100), "outside 0..99 (--vocab-size 100)"),
-    ("<u2", 65535, ("--vocab-size", 50000), "outside 0..49,999 (--vocab-size 50,000)"),
-    ("<i8", 65536, ("--vocab-size", 65536), "outside 0..65,535 (--vocab-size 65,536)"),
+    ("<i4", 100, ("--vocab-size", 100), "outside 0..99 (vocab_size 100)"),
+    ("<u2", 65535, ("--vocab-size", 50000), "outside 0..49,999 (vocab_size 50,000)"),
+    ("<i8", 65536, ("--vocab-size", 65536), "outside 0..65,535 (vocab_size 65,536)"),
 ]
 
 
@@ -581,7 +581,9 @@ def test_an_empty_folder_is_an_error(tmp_path):
 
 @pytest.mark.parametrize("command", [*FROM_NPY, "hdf5-to-npy", "hdf5-to-batch", "batch-to-hdf5", "batch-to-npy"])
 def test_a_missing_source_is_named(command, tmp_path):
-    assert "nowhere" in fail(1, command, tmp_path / "nowhere", tmp_path / "out")
+    result = invoke(command, tmp_path / "nowhere", tmp_path / "out")
+    assert result.exit_code == 2  # as of every command that is given such a path
+    assert "nowhere: no such file or folder" in result.stderr
     assert list(tmp_path.iterdir()) == []
 
 

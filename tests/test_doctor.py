@@ -25,7 +25,7 @@ def test_a_good_file_has_no_problem(suffix, tmp_path, tokens, write_file):
     found = doctor(path)
     assert {"locks", "filters", "layout", "open files", "page cache", "first batch", "use"} <= found.keys()
     assert "problem" not in {finding["state"] for finding in found.values()}
-    assert "1 runs" in found["layout"]["text"]
+    assert "1 run, " in found["layout"]["text"]
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
 
 

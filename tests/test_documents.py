@@ -114,7 +114,7 @@ def test_parquet_with_bytes_that_are_no_text(tmp_path):
 
 def test_parquet_errors(write_parquet, tmp_path):
     path = write_parquet(["a", "b"])
-    with pytest.raises(ConvertError, match="no column 'body'; pass --text-column with one of: id, text"):
+    with pytest.raises(ConvertError, match="no column 'body' for the text; its columns are: id, text"):
         ParquetFile(path, "body")
     with pytest.raises(ConvertError, match="column 'id': expected text, found int64"):
         ParquetFile(path, "id")
@@ -171,3 +171,24 @@ def test_opening_files_and_folders(tmp_path):
     with pytest.raises(ConvertError, match=r"c\.md: expected files that end in"):
         open_documents([tmp_path / "b/c.md"])
     assert set(FILE_KINDS) == {"parquet", "jsonl", "text"}
+
+
+@pytest.mark.parametrize("in_folder", [True, False])
+@pytest.mark.parametrize(("kind", "name", "command"), [
+    ("parquet", "a.jsonl", "jsonl-to-hdf5"),
+    ("parquet", "a.ndjson.gz", "jsonl-to-hdf5"),
+    ("parquet", "a.txt", "text-to-hdf5"),
+    ("jsonl", "a.parquet", "parquet-to-hdf5"),
+    ("text", "a.parquet", "parquet-to-hdf5"),
+])  # fmt: skip
+def test_files_of_another_kind_name_the_command_that_reads_them(kind, name, command, in_folder, tmp_path):
+    (tmp_path / name).write_bytes(b"x")
+    with pytest.raises(ConvertError, match=f"files are there, for 'convert {command}'"):
+        open_documents([tmp_path if in_folder else tmp_path / name], kind)
+
+
+def test_text_may_have_any_name(tmp_path):
+    (tmp_path / "a.txt").write_text('{"text": "a"}\n')
+    (tmp_path / "b.jsonl").write_text("plain")
+    assert [type(file) for file in open_documents([tmp_path / "a.txt"], "jsonl")] == [JsonLinesFile]
+    assert [type(file) for file in open_documents([tmp_path / "b.jsonl"], "text")] == [PlainTextFile]

@@ -38,7 +38,7 @@ from zb_hdf5 import (
 from zb_hdf5.cli import zb
 from zb_hdf5.dual import build_face, check, stamp, unstamp
 from zb_hdf5.native import Face, face_of
-from zb_hdf5.repair import add_crc32_file
+from zb_hdf5.rebuild import add_crc32_file
 from zb_hdf5.spec import CRC32_SUFFIX, StoreMeta, batch_file_bytes, pack_header, stored_dtype
 
 WHOLE_PAGES, PADDED = (5, 2, 1024), (5, 3, 512)

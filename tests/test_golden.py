@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from zb_hdf5 import MmapTokenStore, ShardIndex, StoreMeta, open_reader, open_writer, verify_store
-from zb_hdf5.repair import add_crc32_file
+from zb_hdf5.rebuild import add_crc32_file
 
 DATA = Path(__file__).parent / "data"
 TOKENS = np.array(

@@ -502,7 +502,7 @@ def test_the_report_names_dropped_lines(tmp_path):
         (["--tokenizer", "nonsense"], 2, "tokenizer must be byte"),
         (["--tokenizer", "byte", "--boundary-token", "<s>"], 2, "no special token '<s>'"),
         (["--tokenizer", "byte", "--boundary-token", "<s>", "--no-boundary"], 2, "not both"),
-        (["--tokenizer", "byte", "--text-column", "body"], 1, "no documents in 1 files"),
+        (["--tokenizer", "byte", "--text-column", "body"], 1, "no documents in 1 file ("),
         (["--tokenizer", "byte", "--val-fraction", "0.1", "--val-last-shard"], 2, "not both"),
         (["--tokenizer", "byte", "--val-last-shard"], 1, "leaves nothing to train on"),
         (["--tokenizer", "byte", "--shard-per-source"], 2, "belongs to --layout stream"),

@@ -30,7 +30,7 @@ from zb_hdf5 import (
     write_batch_file,
 )
 from zb_hdf5.order import write_order
-from zb_hdf5.repair import add_crc32_file
+from zb_hdf5.rebuild import add_crc32_file
 
 SIZE = 4096 + 7 * 4096  # of the file of the `tokens` fixture
 

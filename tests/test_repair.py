@@ -206,7 +206,7 @@ def test_a_whole_file_is_left_alone(data, tmp_path, write_file):
     before = snapshot(tmp_path)
     result = run("repair", path)
     assert result.exit_code == 0
-    assert "whole: all 9 batches hold; nothing to do" in result.stdout
+    assert "whole: 9 batches, none bad; nothing to do" in result.stdout
     assert snapshot(tmp_path) == before
 
 
@@ -272,7 +272,7 @@ def test_an_index_is_made_anew(damage, data, tmp_path, write_store):
     assert json.loads((store / INDEX_NAME).read_text())["shards"] == text["shards"]
     require_good(store)
     np.testing.assert_array_equal(content(store), data)
-    with pytest.raises(ConvertError, match="is valid; pass --force"):
+    with pytest.raises(ConvertError, match="exists already, and is valid"):
         rebuild_index(store)
 
 

@@ -12,6 +12,7 @@ from zb_hdf5.console import (
     ExistingPath,
     NewPath,
     Progress,
+    counted,
     format_bytes,
     output_options,
     print_report,
@@ -20,6 +21,7 @@ from zb_hdf5.errors import FormatError, UnavailableError
 
 if TYPE_CHECKING:
     from zb_hdf5.fetch import FetchReport
+    from zb_hdf5.index import ShardIndex
 
 _PATH: Any = ExistingPath()
 
@@ -132,7 +134,7 @@ def which(
 @click.option("--batch-size", type=click.IntRange(1), help="Records per batch, if the .batch header was never written.")
 @click.option("--seq-len", type=click.IntRange(1), help="Tokens per record, if that header was never written.")
 @click.option(
-    "--dtype", type=click.Choice(["uint16", "uint32"]), help="Dtype of a token, if that header was never written."
+    "--dtype", type=click.Choice(["uint16", "uint32"]), help="Stored dtype, if that header was never written."
 )
 @click.option("--force", is_flag=True, help="Replace an existing output.")
 @click.option("--dry-run", is_flag=True, help="Say what would be done; write nothing.")
@@ -225,7 +227,7 @@ def merge(path: Path, force: bool, as_json: bool, quiet: bool) -> None:
 
     merged = merge_parts(path, overwrite=force)
     report = {"path": str(path), "num_shards": len(merged.shards), "num_batches": merged.num_batches}
-    lines = [("merged", f"{path}: {len(merged.shards):,} shards, {merged.num_batches:,} batches")]
+    lines = [("merged", f"{path}: {_size(merged)}")]
     print_report({**report, "sha256": merged.sha256}, [*lines, ("sha256", merged.sha256)], as_json=as_json, quiet=quiet)
 
 
@@ -241,15 +243,14 @@ def rebuild(folder: Path, force: bool, as_json: bool, quiet: bool) -> None:
     \b
     Example: zb index rebuild data/train
     """
-    from zb_hdf5.rebuild import rebuild_index
+    from zb_hdf5.rebuild import UNKNOWN_SHUFFLE, rebuild_index
 
     made = rebuild_index(folder, force=force)
-    lost = ["shuffle", "source"]
+    lost = ["shuffle", "source", "splits"] if made.shuffle == UNKNOWN_SHUFFLE else []
     report = {"folder": str(folder), "shards": len(made.shards), "sha256": made.sha256, "not_recovered": lost}
-    lines = [
-        ("index", f"{len(made.shards):,} shards, {made.num_batches:,} batches, sha256 {made.sha256}"),
-        ("not recovered", f"{' and '.join(lost)}: only the lost index had them"),
-    ]
+    lines = [("index", _size(made)), ("sha256", made.sha256)]
+    if lost:
+        lines.append(("not recovered", f"{', '.join(lost)}: only the lost index had them; all shards are train"))
     print_report(report, lines, as_json=as_json, quiet=quiet)
 
 
@@ -264,7 +265,7 @@ def crc32(files: tuple[Path, ...], as_json: bool, quiet: bool) -> None:
     \b
     Example: zb index crc32 data/train.batch
     """
-    from zb_hdf5.repair import add_crc32_file
+    from zb_hdf5.rebuild import add_crc32_file
 
     written = [(path, add_crc32_file(path)) for path in files]
     lines = [(str(path), f"wrote {made.name}" if made else "has its .crc32 already") for path, made in written]
@@ -329,7 +330,7 @@ def fetch(
     lines = [(report.path, f"FAILED: {report.problem}") for report in reports if report.problem is not None]
     size = format_bytes(sum(report.byte_count for report in reports if report.fetched))
     new = sum(report.fetched for report in reports)
-    lines.append(("fetched", f"{new} of {count} files, {size}; {count - new - len(bad)} were there already"))
+    lines.append(("fetched", f"{new:,} of {counted(count, 'file')}, {size}; {count - new - len(bad):,} there already"))
     print_report(
         {"ok": not bad, "files": [_as_json(report) for report in reports]}, lines, as_json=as_json, quiet=quiet
     )
@@ -350,6 +351,10 @@ def demo(ctx: click.Context, folder: Path | None, steps: int) -> None:
     from zb_hdf5.demo import run_demo
 
     run_demo(ctx.find_root().command, folder, steps)
+
+
+def _size(index: ShardIndex) -> str:
+    return f"{counted(len(index.shards), 'shard')}, {counted(index.num_batches, 'batch', 'batches')}"
 
 
 def _as_json(report: FetchReport) -> dict[str, Any]:

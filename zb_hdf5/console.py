@@ -124,6 +124,8 @@ def _wrap(text: str, width: int) -> list[str]:
 class NewPath(click.Path):
     """Where something is written: a path of this machine."""
 
+    remedy = ""
+
     def __init__(self) -> None:
         super().__init__(path_type=Path)
 
@@ -133,12 +135,14 @@ class NewPath(click.Path):
         try:
             local_path(value)
         except ArgumentError as error:
-            self.fail(f"{error}, with 'zb fetch' or the tool of its store", param, ctx)
+            self.fail(f"{error}{self.remedy}", param, ctx)
         return super().convert(value, param, ctx)
 
 
 class ExistingPath(NewPath):
     """What is read: a path of this machine that is there."""
+
+    remedy = "; download it first, with 'zb fetch' or the tool of its store"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         path: Path = super().convert(value, param, ctx)

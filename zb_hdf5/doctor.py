@@ -14,7 +14,7 @@ from typing import Any
 
 import h5py
 
-from zb_hdf5.console import format_bytes
+from zb_hdf5.console import counted, format_bytes
 from zb_hdf5.errors import UnavailableError
 from zb_hdf5.extents import Extents, network_file_system
 from zb_hdf5.h5file import open_h5_for_reading
@@ -144,7 +144,7 @@ def _layout(reader: BatchReader) -> Finding:
     runs = len(extents.runs)
     aligned = all(run.base % PAGE_BYTES == 0 and run.stride % PAGE_BYTES == 0 for run in extents.runs)
     stride = extents.runs[0].stride if runs else 0
-    text = f"{runs:,} runs, stride {stride:,} bytes, {'page aligned' if aligned else 'not page aligned'}"
+    text = f"{counted(runs, 'run')}, stride {stride:,} bytes, {'page aligned' if aligned else 'not page aligned'}"
     good = aligned and runs <= GOOD_RUNS
     return Finding("layout", "ok" if good else "note", text, "" if good else "convert it again, for faster cold reads")
 
@@ -161,4 +161,6 @@ def _cache(reader: BatchReader) -> Finding:
     count = min(CACHE_SAMPLES, reader.num_batches)
     cached = sum(reader.is_cached(i * reader.num_batches // count) for i in range(count))
     known = "" if reader.access != "h5py" else " (not known through h5py)"
-    return Finding("page cache", "ok", f"{cached / count:.0%} of {count} sampled batches{known}")
+    return Finding(
+        "page cache", "ok", f"{cached / count:.0%} of {counted(count, 'sampled batch', 'sampled batches')}{known}"
+    )

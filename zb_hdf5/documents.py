@@ -132,12 +132,10 @@ class ParquetFile(DocumentFile):
             self._rows = [file.metadata.row_group(k).num_rows for k in range(file.num_row_groups)]
             schema = file.schema_arrow
         if column not in schema.names:
-            raise ConvertError(
-                f"{path}: no column {column!r}; pass --text-column with one of: {', '.join(schema.names)}"
-            )
+            raise ConvertError(f"{path}: no column {column!r} for the text; its columns are: {', '.join(schema.names)}")
         kind = schema.field(column).type
         if str(getattr(kind, "value_type", kind)) not in ("string", "large_string", "string_view"):
-            raise ConvertError(f"{path}: column {column!r}: expected text, found {kind}; pass another --text-column")
+            raise ConvertError(f"{path}: column {column!r}: expected text, found {kind}; name another column")
 
     def row_group(self, number: int) -> Iterator[Block]:
         """Yield the documents of one row group; memory holds one column of it at most."""

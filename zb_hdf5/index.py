@@ -12,7 +12,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final, Self
 
-from zb_hdf5.errors import ArgumentError, FormatError
+from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError
 from zb_hdf5.extents import Extents, Run
 from zb_hdf5.publish import PARTIAL_SUFFIX, partial_path, write_atomically
 from zb_hdf5.reader import BatchReader
@@ -304,15 +304,17 @@ def read_index_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError as error:
-        raise FormatError(f"{path.parent}: no {INDEX_NAME}: {_why_no_index(path.parent)}") from error
+        raise _no_index(path.parent) from error
     except UnicodeDecodeError as error:
         raise FormatError(f"{path}: not JSON: {error}; restore it from a copy, or convert again") from error
 
 
-def _why_no_index(folder: Path) -> str:
+def _no_index(folder: Path) -> FormatError:
     if folder.name.endswith(PARTIAL_SUFFIX):
-        return f"its conversion is not finished: 'zb info {folder}' says how far it is; go on with --resume"
-    return f"not a store, or its index was lost: then run 'zb index rebuild {folder}'"
+        return IncompleteError(f"{folder}: its conversion is not finished; 'zb info {folder}' says how far it is")
+    return FormatError(
+        f"{folder}: no {INDEX_NAME}: not a store, or its index was lost: then run 'zb index rebuild {folder}'"
+    )
 
 
 def layout_of(path: Path) -> str:

@@ -54,7 +54,7 @@ def describe(path: str | os.PathLike[str], dataset: str | None = None) -> dict[s
             "seed": meta.seed,
             "vocab_size": meta.vocab_size or None,
             "documents": meta.document_count or None,
-            "tokenizer": json.loads(meta.tokenizer) if meta.tokenizer else None,
+            "tokenizer": _tokenizer(meta.tokenizer),
             "sha256": reader.sha256,
             "fingerprint": reader.fingerprint,
             "file_system": network_file_system(path) or "local",
@@ -67,6 +67,15 @@ def describe(path: str | os.PathLike[str], dataset: str | None = None) -> dict[s
             description["face"] = str(face_of(path) if reader.backend == "batch" else Face.NONE)
             description["layout"] = _layout(getattr(reader, "extents", None), meta.batch_bytes)
     return description
+
+
+def _tokenizer(text: str) -> dict[str, Any] | None:
+    """Return what a store says of its tokenizer; a file of another origin may say it in any words."""
+    try:
+        found = json.loads(text) if text else None
+    except ValueError:
+        found = text
+    return found if found is None or isinstance(found, dict) else {"name": str(found)}
 
 
 def _describe_index(index: ShardIndex, num_batches: int) -> dict[str, Any]:
@@ -119,7 +128,7 @@ def _describe_stream(path: Path) -> dict[str, Any]:
             "documents": store.document_count,
             "boundary_token_id": None if store.boundary_token_id == NO_BOUNDARY else store.boundary_token_id,
             "vocab_size": store.vocab_size or None,
-            "tokenizer": json.loads(store.tokenizer) if store.tokenizer else None,
+            "tokenizer": _tokenizer(store.tokenizer),
             **indexed,
             "fingerprint": store.fingerprint,
             "file_system": network_file_system(path) or "local",
@@ -159,7 +168,9 @@ def _origin_lines(d: dict[str, Any]) -> list[tuple[str, str]]:
         lines.append(("its digest", str(tokenizer.get("digest", "unknown"))))
     if d["vocab_size"]:
         lines.append(("vocabulary", f"{d['vocab_size']:,}"))
-    if files := source.get("files") or [source[key] for key in ("path",) if key in source]:
+    files = source.get("files") or source.get("path")  # free JSON: whoever wrote the store chose the words
+    files = files if isinstance(files, list) else [files] if files else []
+    if files:
         more = f" and {len(files) - 1:,} more" if len(files) > 1 else ""
         lines.append(("source", f"{source.get('format', 'unknown')}: {files[0]}{more}"))
     return lines

@@ -1,4 +1,4 @@
-"""Makes a lost or damaged `shards.json` anew, from the shards themselves."""
+"""Makes a lost or damaged `shards.json` anew from the shards themselves, and the `.crc32` of a lone `.batch`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from zb_hdf5.errors import ConvertError, FormatError, IncompleteError, ZbError
+from zb_hdf5.errors import BackendError, ExistsError, FormatError, IncompleteError, ZbError
 from zb_hdf5.index import ShardEntry, ShardIndex
 from zb_hdf5.publish import PARTIAL_SUFFIX
 from zb_hdf5.reader import BatchReader
@@ -19,13 +19,15 @@ from zb_hdf5.store import BACKENDS, open_reader
 _NAME: Final = re.compile(
     re.escape(SHARD_PREFIX) + r"(?P<number>\d+)(-of-(?P<count>\d+))?(?P<repaired>(\.repaired)*)\.\w+"
 )
+#: The shuffle of an index that was made anew from the shards alone.
+UNKNOWN_SHUFFLE: Final = "unknown"
 
 
 def rebuild_index(folder: str | os.PathLike[str], *, force: bool = False) -> ShardIndex:
     """Write `shards.json` from what the shards of `folder` say, and return it.
 
-    A `.repaired` shard takes the place of its original. Names of the record shuffle and of the source are stored in
-    the index only, and are lost with it.
+    A `.repaired` shard takes the place of its original. The record shuffle, the source and the splits are stored in the
+    index only: they are taken from the old one if it can still be read, and else are lost with it.
 
     Parameters
     ----------
@@ -34,7 +36,7 @@ def rebuild_index(folder: str | os.PathLike[str], *, force: bool = False) -> Sha
 
     Raises
     ------
-    ConvertError
+    ExistsError
         If the index is valid.
     IncompleteError
         If shards are missing, by the numbers in their names, or one is not finished.
@@ -42,8 +44,9 @@ def rebuild_index(folder: str | os.PathLike[str], *, force: bool = False) -> Sha
         If there are no shards, or they disagree.
     """
     folder = Path(folder)
-    if not force:
-        _refuse_valid(folder)
+    old = _readable_index(folder)
+    if old is not None and not force:
+        raise ExistsError(f"{folder / INDEX_NAME}: exists already, and is valid")
     paths = _shard_paths(folder, force)
     metas, entries = [], []
     for path in paths:
@@ -57,17 +60,47 @@ def rebuild_index(folder: str | os.PathLike[str], *, force: bool = False) -> Sha
                     f"found {reader.meta.shape} {reader.dtype.name}"
                 )
             entries.append(_entry(reader))
-    index = ShardIndex(_common(metas), tuple(entries), "unknown")
+    index = ShardIndex(_common(metas), tuple(entries), UNKNOWN_SHUFFLE)
+    if old is not None:
+        index = _with_old_facts(index, old)
     index.save(folder)
     return index
 
 
-def _refuse_valid(folder: Path) -> None:
+def add_crc32_file(path: Path) -> Path | None:
+    """Write the `<path>.crc32` of a `.batch` file; None if it has one.
+
+    Raises
+    ------
+    BackendError
+        If it is no `.batch` file.
+    """
+    if not path.is_file():
+        raise BackendError(f"{path}: expected a .batch file")
+    with open_reader(path, backend="batch") as reader:
+        return ensure_crc32_file(reader)
+
+
+def _readable_index(folder: Path) -> ShardIndex | None:
     try:
-        ShardIndex.load(folder)
+        return ShardIndex.load(folder)
     except ZbError:
-        return
-    raise ConvertError(f"{folder / INDEX_NAME}: is valid; pass --force to replace it")
+        return None
+
+
+def _with_old_facts(index: ShardIndex, old: ShardIndex) -> ShardIndex:
+    """Add what only the old index knows; a shard is the one of the same number."""
+    splits = {_number(shard.path): shard.split for shard in old.shards}
+    shards = tuple(replace(shard, split=splits.get(_number(shard.path), shard.split)) for shard in index.shards)
+    meta = index.meta
+    if splits.keys() == {_number(shard.path) for shard in shards}:  # a document may lie in several shards
+        meta = replace(meta, document_count=old.meta.document_count)
+    return replace(index, meta=meta, shards=shards, shuffle=old.shuffle, source=old.source)
+
+
+def _number(name: str) -> str:
+    match = _NAME.fullmatch(name)
+    return match["number"] if match else name
 
 
 def _shard_paths(folder: Path, force: bool) -> list[Path]:

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.digest import batch_crc32s, crc32_array
-from zb_hdf5.errors import ArgumentError, BackendError, FormatError, IncompleteError, ZbError
+from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError, ZbError
 from zb_hdf5.extents import ExtentFile, Extents, Run
 from zb_hdf5.index import ShardEntry, ShardIndex
 from zb_hdf5.publish import (
@@ -72,13 +72,17 @@ class RepairReport:
     def line(self) -> str:
         """Say it to people."""
         if self.state == "whole":
-            return f"whole: all {self.kept:,} batches hold; nothing to do"
+            return f"whole: {_batches(self.kept)}, none bad; nothing to do"
         if self.state == "lost":
-            return f"{self.reason}: left out with its {len(self.dropped):,} batches"
+            return f"{self.reason}: left out with its {_batches(len(self.dropped))}"
         verb = "kept" if self.state == "repaired" else "would keep"
         shown = ", ".join(map(str, self.dropped[:20])) + (", ..." if len(self.dropped) > 20 else "")
         dropped = f"dropped {len(self.dropped):,} ({shown})" if self.dropped else "dropped none"
-        return f"{self.reason}: {verb} {self.kept:,} batches in {self.output}, {dropped}"
+        return f"{self.reason}: {verb} {_batches(self.kept)} in {self.output}, {dropped}"
+
+
+def _batches(count: int) -> str:
+    return f"{count:,} {'batch' if count == 1 else 'batches'}"
 
 
 class _BrokenBatchReader(BatchReader):
@@ -386,20 +390,6 @@ def ensure_crc32_file(reader: BatchReader) -> Path | None:
     rows = [crc for batch in reader for crc in batch_crc32s(batch[np.newaxis])]
     write_atomically(beside, crc32_array(rows).tobytes())
     return beside
-
-
-def add_crc32_file(path: Path) -> Path | None:
-    """Write the `<path>.crc32` of a `.batch` file; None if it has one.
-
-    Raises
-    ------
-    BackendError
-        If it is no `.batch` file.
-    """
-    if not path.is_file():
-        raise BackendError(f"{path}: expected a .batch file")
-    with open_reader(path, backend="batch") as reader:
-        return ensure_crc32_file(reader)
 
 
 def _entry_of_whole(path: Path, entry: ShardEntry) -> ShardEntry:

@@ -246,6 +246,6 @@ def _require_files(folder: Path, index: ShardIndex) -> None:
     missing = [s.path for s in shards if (p := s.path.rpartition("/"))[2] not in present[p[0]]]
     if missing:
         raise FormatError(
-            f"{folder / INDEX_NAME}: names {missing[0]}, which is not there ({len(missing)} of {len(index.shards)} "
+            f"{folder / INDEX_NAME}: names {missing[0]}, which is not there ({len(missing):,} of {len(index.shards):,} "
             "shards are missing); restore them, or convert again"
         )

@@ -114,7 +114,7 @@ def local_path(path: str | os.PathLike[str]) -> Path:
         If it is a URL: a path would lose one of its slashes, and then not be found.
     """
     if _URL.match(os.fspath(path)):
-        raise ArgumentError(f"{path}: is a URL: expected a file or folder of this machine; download it first")
+        raise ArgumentError(f"{path}: is a URL: expected a file or folder of this machine")
     return Path(path)
 
 

@@ -46,7 +46,9 @@ def convert_live(
         for batches in read_ahead(source, 0, source.num_batches):
             writer.write(batches)
             progress(batches.size)
-        index = writer.finish()
-    source.accounts.settle(sum(shard.token_count for shard in index.shards))
-    seconds = time.monotonic() - start_s
-    return Report(destination, source.meta, list(index.shards), 0, source.accounts, "in order, as it was read", seconds)
+        info = writer.finish()
+    source.accounts.settle(info.token_count)
+    shards, seconds = list(writer.index.shards), time.monotonic() - start_s
+    return Report(
+        destination, source.meta, shards, info.max_token, source.accounts, "in order, as it was read", seconds
+    )

@@ -30,7 +30,7 @@ from zb_hdf5.spec import (
     pack_header,
     unpack_header,
 )
-from zb_hdf5.writer import BatchWriter, ShardInfo
+from zb_hdf5.writer import FileWriter, ShardInfo
 
 if TYPE_CHECKING:
     from zb_hdf5.digest import PendingDigest
@@ -85,7 +85,7 @@ class BatchFileReader(BatchReader):
         return read_crc32_file(self.path, self.num_batches) if crc32_path(self.path).exists() else None
 
 
-class BatchFileWriter(BatchWriter):
+class BatchFileWriter(FileWriter):
     """Writes a `.batch` file: slots one after the other, the header at the end."""
 
     backend: ClassVar[str] = "batch"

@@ -25,7 +25,7 @@ from zb_hdf5.order import Order, make_order
 from zb_hdf5.prefetch import DeviceRing, cuda_device, hint_ahead, read_ahead
 from zb_hdf5.ranks import resolve_rank
 from zb_hdf5.reader import BatchReader
-from zb_hdf5.spec import DEFAULT_SPLIT, LIVE_PREFIX
+from zb_hdf5.spec import DEFAULT_SPLIT, DTYPE_BY_NAME, LIVE_PREFIX
 from zb_hdf5.store import is_stream, open_reader
 from zb_hdf5.tokenizer import Tokenizer, require_tokenizer
 
@@ -410,7 +410,7 @@ class Loader:
 
 def _remedy(name: str, found: Any, expected: Any) -> str:
     """Say what can be done about a state that differs in one field."""
-    if name == "dtype":
+    if name == "dtype" and found in DTYPE_BY_NAME:
         return (
             "digests are over the stored bytes, so the same tokens in another dtype count as other data: convert the "
             f"store with --dtype {found}, or, if it is that store in another dtype, pass force=True"

@@ -7,9 +7,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, Protocol, cast
 
-from zb_hdf5 import BatchReader, BatchWriter, ConvertError, StoreMeta
+from zb_hdf5 import BatchReader, ConvertError, StoreMeta
 from zb_hdf5.order import GlobalOrder
 from zb_hdf5.spec import TokenArray
+from zb_hdf5.writer import FileWriter
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class Format:
     suffix
         Of one file.
     writer
-        "module:class" of its `BatchWriter`.
+        "module:class" of its `FileWriter`.
     indexed
         Whether a folder of such files is a store with a `shards.json`.
     """
@@ -30,9 +31,9 @@ class Format:
     writer: str
     indexed: bool
 
-    def writer_class(self) -> type[BatchWriter]:
+    def writer_class(self) -> type[FileWriter]:
         module, _, name = self.writer.partition(":")
-        return cast(type[BatchWriter], getattr(import_module(module), name))
+        return cast(type[FileWriter], getattr(import_module(module), name))
 
 
 FORMATS: Final = {

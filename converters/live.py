@@ -47,8 +47,9 @@ def convert_live(
         for batches in read_ahead(source, 0, source.num_batches):
             writer.write(batches)
             progress(batches.size)
-        index = writer.finish()
-    source.accounts.settle(sum(shard.token_count for shard in index.shards))
+        info = writer.finish()
+    source.accounts.settle(info.token_count)
     seconds = time.monotonic() - start_s
     shuffle = Shuffle("direct", "one process gathers the records, as --live asks") if source.reorders else UNSHUFFLED
-    return Report(destination, source.meta, list(index.shards), 0, source.accounts, str(shuffle), seconds)
+    shards = list(writer.index.shards)
+    return Report(destination, source.meta, shards, info.max_token, source.accounts, str(shuffle), seconds)

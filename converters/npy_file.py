@@ -19,12 +19,13 @@ import numpy.typing as npt
 
 from converters.formats import Accounts
 from converters.open_files import OpenFiles
-from zb_hdf5 import ArgumentError, BatchWriter, ConvertError, IncompleteError, ShardInfo, StoreMeta
+from zb_hdf5 import ArgumentError, ConvertError, IncompleteError, ShardInfo, StoreMeta
 from zb_hdf5.extents import Run
 from zb_hdf5.npyheader import read_npy_header
 from zb_hdf5.order import write_order
 from zb_hdf5.publish import PARTIAL_SUFFIX, write_fully
 from zb_hdf5.spec import TokenArray, bad_token_message, find_bad_token, require_integers, stored_dtype, token_limit
+from zb_hdf5.writer import FileWriter
 
 if TYPE_CHECKING:
     from zb_hdf5.digest import PendingDigest
@@ -248,7 +249,7 @@ class NpySource:
         return taken
 
 
-class NpyWriter(BatchWriter):
+class NpyWriter(FileWriter):
     """Writes a `.npy` file of records, shape `(num_batches * batch_size, seq_len)`, in batch order."""
 
     backend = "npy"

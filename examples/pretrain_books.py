@@ -67,7 +67,8 @@ def prepare(books: Path, out: Path, options: argparse.Namespace) -> None:
     if not store.exists():
         last = num_files > 1 and (kind != "text" or num_files < FEW_TEXTS)
         held_out = ["--val-last-shard"] if last else ["--val-fraction", "0.1"]
-        shape = ["--seq-len", str(SEQ_LEN), "--batch-size", str(BATCH_SIZE)]
+        # rows of padding would count as text that is easy to predict
+        shape = ["--seq-len", str(SEQ_LEN), "--batch-size", str(BATCH_SIZE), "--remainder", "drop"]
         column = column if kind != "text" else []
         zb("convert", f"{kind}-to-hdf5", str(books), str(store), "--tokenizer", f"hf:{tokenizer}", *shape, *held_out,
            *column, "--resume")  # fmt: skip

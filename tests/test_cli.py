@@ -251,6 +251,7 @@ def test_the_json_of_a_conversion(places, tmp_path):
         "num_shards": 3, "shards_kept": 0, "shards_written": 3, "tokens_in": 384, "tokens_stored": 384,
         "tokens_written": 384, "tokens_padded": 0, "tokens_dropped": {},
         "max_token": 383, "shuffle": "direct: 100% of a sample of the source are in the page cache", "sha256": digest,
+        "padding_rows": 0, "extension": None,
     }  # fmt: skip
 
 

@@ -9,10 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from zb_hdf5 import ArgumentError, ConvertError, FormatError, StateError, UnavailableError
+from converters.cli import convert
+from zb_hdf5 import ArgumentError, ConvertError, FormatError, Loader, StateError, TextLoader, UnavailableError
 from zb_hdf5.documents import open_documents
 from zb_hdf5.tokenizer import load_tokenizer, require_tokenizer
 from zb_hdf5.tokenizer_training import _ranks as ranks_of
@@ -191,6 +193,55 @@ def test_one_trained_tokenizer_has_one_digest(trained, tmp_path):
     assert retrained.digest != trained.digest
     with pytest.raises(StateError, match=r"expected the tokenizer that it was made with, tiktoken:tok\.tiktoken"):
         require_tokenizer(json.dumps(fast.description), f"hf:{retrained.path}", "store")
+
+
+def test_both_names_open_a_store_and_its_states_move(trained, tmp_path):
+    """The README's own sequence; only another tokenizer is refused."""
+    (tmp_path / "text").mkdir()
+    lines = "".join(json.dumps({"text": path.read_text()[:3000]}) + "\n" for path in sorted(STDLIB.glob("*.py"))[:40])
+    (tmp_path / "text" / "a.jsonl").write_text(lines)
+    fast, slow = f"tiktoken:{trained.ranks_path}", f"hf:{trained.path}"
+    for name, spec in (("fast", fast), ("slow", slow)):
+        shape = ["--batch-size", "4", "--seq-len", "64", "--packing", "best-fit"]
+        arguments = ["jsonl-to-hdf5", str(tmp_path / "text"), str(tmp_path / name), "--tokenizer", spec, *shape]
+        assert CliRunner().invoke(convert, arguments).exit_code == 0
+    how = {"rank": 0, "world_size": 1}
+    with Loader(tmp_path / "fast", tokenizer=slow, **how) as loader:
+        batches = iter(loader)
+        next(batches)
+        state = loader.state_dict()
+        expected = [batch.tolist() for batch in batches]
+    for name, spec in (("fast", fast), ("slow", fast), ("slow", slow)):
+        with Loader(tmp_path / name, tokenizer=spec, **how) as loader:
+            loader.load_state_dict(state)
+            assert [batch.tolist() for batch in loader] == expected
+    (tmp_path / "other").mkdir()
+    other = train_tokenizer(
+        open_documents(sorted(STDLIB.glob("*.py"))[60:90], "text"), tmp_path / "other/tok.json", 1000
+    )
+    for spec in (f"hf:{other.path}", f"tiktoken:{other.ranks_path}", "byte"):
+        with pytest.raises(StateError, match=r"expected the tokenizer that it was made with, tiktoken:tok\.tiktoken"):
+            Loader(tmp_path / "fast", tokenizer=spec, **how)
+
+
+def test_a_state_of_text_moves_between_both_names(trained, tmp_path):
+    table, parquet = pytest.importorskip("pyarrow").table, pytest.importorskip("pyarrow.parquet")
+    texts = [path.read_text() for path in sorted(STDLIB.glob("*.py"))[:10]]
+    for name in "ab":
+        parquet.write_table(table({"text": texts}), tmp_path / f"{name}.parquet")
+    how = {"batch_size": 2, "seq_len": 64, "rank": 0, "world_size": 1}
+    with TextLoader(tmp_path, tokenizer=f"tiktoken:{trained.ranks_path}", **how) as loader:
+        loader.get_batch()
+        state = loader.state_dict()
+        expected = loader.get_batch().tolist()
+    with TextLoader(tmp_path, tokenizer=f"hf:{trained.path}", **how) as loader:
+        loader.load_state_dict(state)
+        assert loader.get_batch().tolist() == expected
+    with (
+        TextLoader(tmp_path, tokenizer="byte", **how) as loader,
+        pytest.raises(StateError, match="the same text would be other tokens"),
+    ):
+        loader.load_state_dict(state)
 
 
 def digest_of(content, folder):

@@ -26,7 +26,7 @@ def digest_as_ranks(content: dict[str, Any]) -> str | None:
     the list has this pair, in the order of the ranks. A trained tokenizer is of this kind.
     """
     pattern, added = split_pattern(content), content.get("added_tokens", [])
-    if pattern is None or not _is_plain(content["model"]) or not all(token["special"] for token in added):
+    if pattern is None or not _is_plain(content["model"]) or not all(token.get("special") for token in added):
         return None
     special = {token["content"]: int(token["id"]) for token in added}
     byte_of = byte_of_character()

@@ -33,17 +33,17 @@ from zb_hdf5.spec import (
     batches_ahead,
     meta_block_bytes,
 )
-from zb_hdf5.writer import BatchWriter, ShardInfo
+from zb_hdf5.writer import FileWriter, ShardInfo
 
 if TYPE_CHECKING:
     from zb_hdf5.digest import GroupDigest, PendingDigest
 
 
-class HDF5BatchWriter(BatchWriter):
+class HDF5BatchWriter(FileWriter):
     """Writes a `.h5` batch store in SWMR mode: other processes may open `<path>.partial` and follow.
 
     Committed means: after `write` returns, a kill of this process loses nothing of it (`durable=True`: nor does a
-    power loss). See `BatchWriter` for the parameters.
+    power loss). See `FileWriter` for the parameters.
     """
 
     backend: ClassVar[str] = "hdf5"

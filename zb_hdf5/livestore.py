@@ -11,18 +11,20 @@ import shutil
 import uuid
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any, ClassVar
 
+import numpy as np
 import numpy.typing as npt
 
+from zb_hdf5.digest import crc32_array
 from zb_hdf5.errors import ArgumentError, ClosedError, ConvertError
 from zb_hdf5.h5write import HDF5BatchWriter
 from zb_hdf5.index import ShardEntry, ShardIndex
 from zb_hdf5.publish import PartialFile
-from zb_hdf5.spec import CRC32_CHUNK_ROWS, NO_SHA256, SHARD_PREFIX, StoreMeta
+from zb_hdf5.reader import BatchReader
+from zb_hdf5.spec import CRC32_CHUNK_ROWS, NO_SHA256, SHARD_PREFIX, StoreMeta, combine_sha256
 from zb_hdf5.store import BACKENDS
-from zb_hdf5.writer import as_batches
+from zb_hdf5.writer import BatchWriter, ShardInfo, as_batches, require_batches
 
 
 class _KeptFile(PartialFile):
@@ -43,10 +45,8 @@ class _GrowingShard(HDF5BatchWriter):
         self._file.partial_path.unlink()
 
 
-class LiveStoreWriter:
-    """Takes batches in order and adds them to a store that others may already read.
-
-    A context manager: leaving the block normally calls `finish`, an exception calls `abort`. Not thread-safe.
+class LiveStoreWriter(BatchWriter):
+    """Takes batches in order and adds them to a store that others may already read. See `BatchWriter`.
 
     Parameters
     ----------
@@ -74,6 +74,8 @@ class LiveStoreWriter:
         If `folder` exists.
     """
 
+    backend: ClassVar[str] = _GrowingShard.backend
+
     def __init__(
         self,
         folder: str | os.PathLike[str],
@@ -95,7 +97,10 @@ class LiveStoreWriter:
             ) from error
         self.folder, self.shard_batches = folder, shard_batches
         self.index = ShardIndex(meta, (), shuffle, source or {}, complete=False, live_id=uuid.uuid4().hex)
+        self.meta = meta
         self._durable, self._open = durable, True
+        self._crc32: list[npt.NDArray[np.uint32]] = []  # of the finished shards
+        self._max_token = 0
         self._shard: _GrowingShard | None = None
         try:
             self._grow(())
@@ -108,26 +113,55 @@ class LiveStoreWriter:
         """Batches that are committed."""
         return self.index.num_batches + (0 if self._shard is None else self._shard.num_batches)
 
-    def write(self, batches: npt.ArrayLike) -> None:
-        """Append one batch `(B, S)` or several `(count, B, S)`; they are committed, and may be read, on return.
+    @property
+    def token_count(self) -> int:
+        """Tokens that are committed."""
+        return self.num_batches * self.meta.batch_tokens
 
-        Raises
-        ------
-        ConvertError, ArgumentError, OSError
-            As `BatchWriter.write` does; what was committed before stays committed.
-        """
-        tokens = as_batches(batches, self.index.meta, self.folder)
+    @property
+    def max_token(self) -> int:
+        """The largest id among them."""
+        return max(self._max_token, 0 if self._shard is None else self._shard.max_token)
+
+    def write(self, batches: npt.ArrayLike) -> None:
+        """Append batches, which others may read on return. See `BatchWriter.write`."""
+        self._growing()
+        tokens = as_batches(batches, self.meta, self.folder)
         start = 0
         while start < len(tokens):
             shard = self._growing()
             part = tokens[start : start + self.shard_batches - shard.num_batches]
             shard.write(part)
             start += len(part)
-            if shard.num_batches == self.shard_batches:
-                self._grow(self._finished(shard))
+            self._grow_if_full(shard)
 
-    def finish(self) -> ShardIndex:
-        """Publish the last shard, say in the index that the store is complete, and return the index."""
+    def write_from(self, reader: BatchReader, start: int, count: int) -> int:
+        """Append batches of a reader, copied by the kernel. See `BatchWriter.write_from`."""
+        self._growing()
+        require_batches(reader, start, count, self.meta, self.folder)
+        copied = 0
+        while True:
+            shard = self._growing()
+            wanted = min(count - copied, self.shard_batches - shard.num_batches)
+            done = shard.write_from(reader, start + copied, wanted)
+            copied += done
+            self._grow_if_full(shard)
+            if done < wanted or copied == count:
+                return copied
+
+    def sha256(self) -> str:
+        """Digest of the store: over the digests of its shards, in order."""
+        digests = [shard.sha256 for shard in self.index.shards if shard.complete]
+        if self._shard is not None and (self._shard.num_batches or not digests):
+            digests.append(self._shard.sha256())
+        return combine_sha256(digests)
+
+    def crc32(self) -> npt.NDArray[np.uint32]:
+        """Return the crc32 of each batch written so far."""
+        return np.concatenate([*self._crc32, crc32_array([]) if self._shard is None else self._shard.crc32()])
+
+    def finish(self) -> ShardInfo:
+        """Publish the last shard, and say in the index that the store is complete."""
         shard = self._growing()
         empty = shard.num_batches == 0 and len(self.index.shards) > 1
         shards = self.index.shards[:-1] if empty else self._finished(shard)
@@ -135,7 +169,9 @@ class LiveStoreWriter:
         if empty:  # now nobody asks for it any more
             shard.remove()
         self._open = False
-        return self.index
+        return ShardInfo(
+            self.folder, self.backend, self.num_batches, self.token_count, self.max_token, self.sha256(), self.crc32()
+        )
 
     def abort(self) -> None:
         """End without completing: all that was committed stays, readable, and the index goes on to say "growing"."""
@@ -151,7 +187,14 @@ class LiveStoreWriter:
     def _finished(self, shard: _GrowingShard) -> tuple[ShardEntry, ...]:
         """Publish the growing shard; return the entries of all finished ones."""
         self._shard = None  # it has failed, or is done
-        return (*self.index.shards[:-1], ShardEntry.of(shard.finish()))
+        info = shard.finish()
+        self._crc32.append(info.crc32)
+        self._max_token = max(self._max_token, info.max_token)
+        return (*self.index.shards[:-1], ShardEntry.of(info))
+
+    def _grow_if_full(self, shard: _GrowingShard) -> None:
+        if shard.num_batches == self.shard_batches:
+            self._grow(self._finished(shard))
 
     def _grow(self, finished: tuple[ShardEntry, ...]) -> None:
         """Begin a shard, and only then name it."""
@@ -169,14 +212,3 @@ class LiveStoreWriter:
     def _save(self, index: ShardIndex) -> None:
         index.save(self.folder)
         self.index = index
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is not None:
-            self.abort()
-        elif self._open:
-            self.finish()

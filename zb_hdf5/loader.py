@@ -25,7 +25,7 @@ from zb_hdf5.order import ORDER_STEPS, Order, make_order
 from zb_hdf5.prefetch import DeviceRing, cuda_device, hint_ahead, read_ahead
 from zb_hdf5.ranks import resolve_rank
 from zb_hdf5.reader import BatchReader
-from zb_hdf5.spec import DEFAULT_SPLIT, LIVE_PREFIX
+from zb_hdf5.spec import DEFAULT_SPLIT, DTYPE_BY_NAME, LIVE_PREFIX
 from zb_hdf5.states import MAX_COUNT, require_count, require_dict, require_fields, require_same, shown
 from zb_hdf5.store import is_stream, open_reader
 from zb_hdf5.tokenizer import Tokenizer, require_tokenizer
@@ -380,7 +380,7 @@ class Loader:
             if reader is not self.reader:
                 identity["fingerprint"] = reader.fingerprint
             remedies = dict.fromkeys(identity, "; force=True takes the position all the same")
-            remedies["dtype"] = _remedy_of_dtype(shown(state["dtype"]))
+            remedies["dtype"] = _remedy_of_dtype(str(state["dtype"]))
             if any(shown(value).startswith("'sampled:") for value in (state["fingerprint"], self._fingerprint)):
                 remedies["fingerprint"] = "; open both with verify='store'"
             require_same(where, state, identity, remedies)
@@ -449,7 +449,9 @@ class Loader:
         return {**self.__dict__, "_forever": None, "_reading": None, "_ring": None}
 
 
-def _remedy_of_dtype(found: object) -> str:
+def _remedy_of_dtype(found: str) -> str:
+    if found not in DTYPE_BY_NAME:
+        return ""
     return (
         "; digests are over the stored bytes, so the same tokens in another dtype count as other data: convert the "
         f"store with --dtype {found}, or, if it is that store in another dtype, pass force=True"

@@ -30,7 +30,7 @@ from zb_hdf5.spec import (
     pack_header,
     unpack_header,
 )
-from zb_hdf5.writer import BatchWriter, ShardInfo
+from zb_hdf5.writer import FileWriter, ShardInfo
 
 if TYPE_CHECKING:
     from zb_hdf5.digest import PendingDigest
@@ -90,7 +90,7 @@ class BatchFileReader(BatchReader):
         return no_crc32_file(self.path)
 
 
-class BatchFileWriter(BatchWriter):
+class BatchFileWriter(FileWriter):
     """Writes a `.batch` file: slots one after the other, the header at the end."""
 
     backend: ClassVar[str] = "batch"

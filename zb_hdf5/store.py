@@ -17,7 +17,7 @@ from zb_hdf5.errors import ArgumentError, BackendError, ConvertError, FormatErro
 from zb_hdf5.publish import PARTIAL_SUFFIX, partial_path
 from zb_hdf5.reader import BatchReader, require_choice, require_options
 from zb_hdf5.spec import BATCH_MAGIC, DEFAULT_SPLIT, HDF5_MAGIC, INDEX_NAME, STREAM_LAYOUT, StoreMeta, stored_dtype
-from zb_hdf5.writer import BatchWriter
+from zb_hdf5.writer import BatchWriter, FileWriter
 
 _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
@@ -45,8 +45,8 @@ class Backend:
     def reader_class(self) -> Callable[..., BatchReader]:
         return cast(Callable[..., BatchReader], _load(self.reader))
 
-    def writer_class(self) -> type[BatchWriter]:
-        return cast(type[BatchWriter], _load(self.writer))
+    def writer_class(self) -> type[FileWriter]:
+        return cast(type[FileWriter], _load(self.writer))
 
 
 BACKENDS: Final = {
@@ -242,7 +242,7 @@ def open_writer(
     Returns
     -------
     BatchWriter
-        A context manager with `write(batches)`.
+        A context manager with `write(batches)`: a `FileWriter`, or a `LiveStoreWriter`.
 
     Examples
     --------
@@ -257,8 +257,8 @@ def open_writer(
             raise ArgumentError(
                 f"{path}: a live store has HDF5 shards and replaces nothing: leave out the other option"
             )
-        writer = _load("zb_hdf5.livestore:LiveStoreWriter")
-        return cast(BatchWriter, writer(path, meta, shard_batches=shard_batches, durable=durable))
+        live_writer = cast(Callable[..., BatchWriter], _load("zb_hdf5.livestore:LiveStoreWriter"))
+        return live_writer(path, meta, shard_batches=shard_batches, durable=durable)
     if shard_batches:
         raise ArgumentError(f"{path}: shard_batches={shard_batches} is for live=True")
     if backend == "auto":

@@ -27,7 +27,7 @@ WRITE_BACK_BYTES: Final = 32 << 20
 
 
 class ShardInfo(NamedTuple):
-    """What a writer knows of the file it has finished."""
+    """What a writer knows of the file, or the store, that it has finished."""
 
     path: Path
     backend: str
@@ -40,9 +40,97 @@ class ShardInfo(NamedTuple):
 
 
 class BatchWriter(ABC):
-    """Takes batches in order and publishes one file: `x.partial` until `finish`, then `x`.
+    """Takes batches in order, and commits them: what every writer offers, of one file or of a live store.
 
     A context manager: leaving the block normally calls `finish`, an exception calls `abort`. Not thread-safe.
+
+    Attributes
+    ----------
+    meta
+        Shape, dtype and origin of the batches.
+    num_batches, token_count, max_token
+        Of what is committed.
+    """
+
+    backend: ClassVar[str]
+    meta: StoreMeta
+    _open: bool
+
+    @property
+    @abstractmethod
+    def num_batches(self) -> int:
+        """Batches that are committed."""
+
+    @property
+    @abstractmethod
+    def token_count(self) -> int:
+        """Tokens that are committed."""
+
+    @property
+    @abstractmethod
+    def max_token(self) -> int:
+        """The largest id among them, 0 if there is none."""
+
+    @abstractmethod
+    def write(self, batches: npt.ArrayLike) -> None:
+        """Append one batch `(B, S)` or several `(count, B, S)` of any integer dtype; they are committed on return.
+
+        Raises
+        ------
+        ConvertError
+            If an id is negative, too large for the stored dtype, or at or above `vocab_size`.
+        ArgumentError
+            If the shape is another one.
+        OSError
+            If the disk is full or fails; what was committed before stays committed.
+        """
+
+    @abstractmethod
+    def write_from(self, reader: BatchReader, start: int, count: int) -> int:
+        """Append consecutive batches of a reader without passing their bytes through this process, if that can be.
+
+        Returns how many were appended and are committed: fewer than `count` where the file systems do not copy from
+        file to file, or the format has no place for them in a row. `write` the rest. What is digested is what lies in
+        this file: a bit that flipped in the original, or on the way, is in `crc32()`.
+
+        Raises
+        ------
+        ConvertError, OSError
+            As `write`.
+        ArgumentError
+            If the reader has other batches, or fewer.
+        """
+
+    @abstractmethod
+    def sha256(self) -> str:
+        """Hexadecimal digest of what was written so far: over all token bytes; of a store over its shards' digests."""
+
+    @abstractmethod
+    def crc32(self) -> npt.NDArray[np.uint32]:
+        """Return the crc32 of each batch written so far."""
+
+    @abstractmethod
+    def finish(self) -> ShardInfo:
+        """Complete what was written, and give it its final name where it has not got that yet."""
+
+    @abstractmethod
+    def abort(self) -> None:
+        """End without completing; nothing to do where the writer has ended."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self.abort()
+        elif self._open:
+            self.finish()
+
+
+class FileWriter(BatchWriter):
+    """Publishes one file: `x.partial` until `finish`, then `x`. What the writers of all backends have in common.
 
     Parameters
     ----------
@@ -60,7 +148,9 @@ class BatchWriter(ABC):
         For exact copies: the digest that the original has stored. The caller compares `crc32()` with the original's.
     """
 
-    backend: ClassVar[str]
+    num_batches = 0
+    token_count = 0
+    max_token = 0
     _file_class: ClassVar[type[PartialFile]] = PartialFile
 
     def __init__(
@@ -74,9 +164,6 @@ class BatchWriter(ABC):
         known_sha256: str | None = None,
     ) -> None:
         self.meta = meta
-        self.num_batches = 0
-        self.token_count = 0
-        self.max_token = 0
         self._durable = durable
         self._expected_batches = expected_batches
         self._crc32: list[int] = []
@@ -91,17 +178,7 @@ class BatchWriter(ABC):
             raise
 
     def write(self, batches: npt.ArrayLike) -> None:
-        """Append one batch `(B, S)` or several `(count, B, S)` of any integer dtype; they are committed on return.
-
-        Raises
-        ------
-        ConvertError
-            If an id is negative, too large for the stored dtype, or at or above `vocab_size`.
-        ArgumentError
-            If the shape is another one.
-        OSError
-            If the disk is full or fails; what was committed before stays committed.
-        """
+        """Append batches. See `BatchWriter.write`."""
         self._require_open()
         tokens = as_batches(batches, self.meta, self._file.path)
         group = max(1, GROUP_BYTES // self.meta.batch_bytes)
@@ -117,24 +194,9 @@ class BatchWriter(ABC):
                 digest.result()  # also after a failure: the caller may then change or free the batches
 
     def write_from(self, reader: BatchReader, start: int, count: int) -> int:
-        """Append consecutive batches of a reader without passing their bytes through this process, if that can be.
-
-        Returns how many were appended and are committed: fewer than `count` where the file systems do not copy from
-        file to file, or the format has no place for them in a row. `write` the rest. What is digested is what lies in
-        this file: a bit that flipped in the original, or on the way, is in `crc32()`.
-
-        Raises
-        ------
-        ConvertError, OSError
-            As `write`.
-        ArgumentError
-            If the reader has other batches, or fewer.
-        """
+        """Append batches of a reader, copied by the kernel. See `BatchWriter.write_from`."""
         self._require_open()
-        if (reader.meta.shape, reader.dtype) != (self.meta.shape, self.meta.dtype):
-            raise ArgumentError(f"{self._file.path}: expected batches of {self.meta.shape}, found {reader!r}")
-        if not 0 <= start <= start + count <= reader.num_batches:
-            raise ArgumentError(f"{reader.path}: expected {start + count:,} batches, found {reader.num_batches:,}")
+        require_batches(reader, start, count, self.meta, self._file.path)
         before = self.num_batches
         if count == 0 or reader.extents is None or (offset := self._room_for(before, count)) is None:
             return 0
@@ -263,17 +325,6 @@ class BatchWriter(ABC):
     def _release(self) -> None:
         """Close what is open but the partial's descriptor, without completing."""
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is not None:
-            self.abort()
-        elif self._open:
-            self.finish()
-
 
 def as_batches(batches: npt.ArrayLike, meta: StoreMeta, path: Path) -> npt.NDArray[Any]:
     """Return one batch `(B, S)` or several `(count, B, S)` as an array of several.
@@ -289,3 +340,11 @@ def as_batches(batches: npt.ArrayLike, meta: StoreMeta, path: Path) -> npt.NDArr
     if tokens.ndim != 3 or tokens.shape[1:] != meta.shape:
         raise ArgumentError(f"{path}: expected batches of shape {meta.shape}, found {tokens.shape}")
     return tokens
+
+
+def require_batches(reader: BatchReader, start: int, count: int, meta: StoreMeta, path: Path) -> None:
+    """Raise `ArgumentError` unless a reader has these batches, of the shape and dtype that `path` has."""
+    if (reader.meta.shape, reader.dtype) != (meta.shape, meta.dtype):
+        raise ArgumentError(f"{path}: expected batches of {meta.shape} {meta.dtype.name}, found {reader!r}")
+    if not 0 <= start <= start + count <= reader.num_batches:
+        raise ArgumentError(f"{reader.path}: expected {start + count:,} batches, found {reader.num_batches:,}")

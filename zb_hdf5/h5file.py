@@ -120,12 +120,17 @@ def own_dataset(h5: h5py.File, path: Path, name: str) -> h5py.Dataset | None:
     found = _follow(h5, path, name)
     if not isinstance(found, h5py.Dataset):
         return None
-    creation: Any = found.id.get_create_plist()
-    if creation.get_layout() == h5py.h5d.VIRTUAL:
-        raise _leads_out(path, name, "is a virtual dataset")
-    if creation.get_external_count():
-        raise _leads_out(path, name, "keeps its data in other files (external storage)")
+    if elsewhere := bytes_elsewhere(found):
+        raise _leads_out(path, name, elsewhere)
     return found
+
+
+def bytes_elsewhere(stored: h5py.Dataset) -> str:
+    """Say how the bytes of a dataset are kept in other files; "" if they are in its own."""
+    creation: Any = stored.id.get_create_plist()
+    if creation.get_layout() == h5py.h5d.VIRTUAL:
+        return "is a virtual dataset"
+    return "keeps its data in other files (external storage)" if creation.get_external_count() else ""
 
 
 def _follow(group: Any, path: Path, name: str, soft_links: int = 16) -> Any:

@@ -16,7 +16,15 @@ import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError, BackendError, FormatError, IncompleteError
 from zb_hdf5.extents import ExtentFile, Extents, Run, auto_access
-from zb_hdf5.h5file import chunk_offsets, h5_damage, h5_identity, open_h5_for_reading, own_dataset, require_stored
+from zb_hdf5.h5file import (
+    bytes_elsewhere,
+    chunk_offsets,
+    h5_damage,
+    h5_identity,
+    open_h5_for_reading,
+    own_dataset,
+    require_stored,
+)
 from zb_hdf5.h5source import H5pySource
 from zb_hdf5.native import crc32_path, read_crc32_file
 from zb_hdf5.openfile import Identity
@@ -202,13 +210,8 @@ def _foreign_hint(h5: h5py.File) -> str:
     names: list[str] = []
 
     def visit(name: str, item: Any) -> None:
-        virtual = h5py.h5d.VIRTUAL  # whose shape may be that of another file
-        if (
-            isinstance(item, h5py.Dataset)
-            and item.id.get_create_plist().get_layout() != virtual
-            and item.ndim == 3
-            and item.dtype.kind in "iu"
-        ):
+        inside = isinstance(item, h5py.Dataset) and not bytes_elsewhere(item)
+        if inside and item.ndim == 3 and item.dtype.kind in "iu":
             names.append(name)
 
     h5.visititems(visit)

@@ -11,6 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from zb_hdf5.errors import FormatError, IncompleteError
+from zb_hdf5.openfile import regular, require_bytes
 
 NPY_MAGIC: Final = b"\x93NUMPY"
 #: The header that numpy writes for a 1-D array of integers: parsed 10 times as fast as any Python literal.
@@ -33,10 +34,12 @@ def read_npy_header(path: Path) -> tuple[tuple[int, ...], bool, np.dtype[Any], i
     FormatError, IncompleteError
         If it is no `.npy` file, or its header is cut short.
     """
-    with open(path, "rb") as file:
+    with open(path, "rb", opener=regular) as file:
         plain = PLAIN_HEADER.match(file.read(PLAIN_BYTES))
         if plain and int.from_bytes(plain[1], "little") == plain.end() - 10:
-            return (int(plain[3]),), False, np.dtype(plain[2].decode()), plain.end()
+            count, dtype = int(plain[3]), np.dtype(plain[2].decode())
+            require_bytes(plain.end() + count * dtype.itemsize, file.fileno(), path, f"an array of {count:,} tokens")
+            return (count,), False, dtype, plain.end()
         file.seek(0)
         magic = file.read(len(NPY_MAGIC))
         if magic != NPY_MAGIC:
@@ -53,4 +56,7 @@ def read_npy_header(path: Path) -> tuple[tuple[int, ...], bool, np.dtype[Any], i
         except MALFORMED_HEADER as error:
             kind = IncompleteError if str(error).startswith("EOF") else FormatError
             raise kind(f"{path}: malformed .npy header: {error or type(error).__name__}") from error
+        require_bytes(
+            file.tell() + math.prod(shape) * dtype.itemsize, file.fileno(), path, f"an array of shape {shape}"
+        )
         return shape, fortran, dtype, file.tell()

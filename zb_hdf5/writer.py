@@ -14,6 +14,7 @@ import numpy.typing as npt
 from zb_hdf5.digest import TokenDigest, crc32_array
 from zb_hdf5.errors import ArgumentError, ClosedError
 from zb_hdf5.extents import Extents, Run, copy_range, read_fully
+from zb_hdf5.openfile import regular
 from zb_hdf5.publish import PartialFile, disk_errors
 from zb_hdf5.reader import GROUP_BYTES, BatchReader
 from zb_hdf5.spec import StoreMeta, TokenArray, as_stored
@@ -163,6 +164,8 @@ class FileWriter(BatchWriter):
         durable: bool = False,
         known_sha256: str | None = None,
     ) -> None:
+        if not 0 <= expected_batches < 2**48:
+            raise ArgumentError(f"{path}: expected_batches must be a count of batches, found {expected_batches}")
         self.meta = meta
         self._durable = durable
         self._expected_batches = expected_batches
@@ -209,7 +212,7 @@ class FileWriter(BatchWriter):
         buffers = [np.empty((min(group, count), slot_bytes), np.uint8) for _ in range(2)]
         before = self.num_batches
         pending: tuple[TokenArray, PendingDigest] | None = None
-        with open(path, "rb", buffering=0) as original:
+        with open(path, "rb", buffering=0, opener=regular) as original:
             try:
                 for number, done in enumerate(range(0, count, group)):
                     slots = buffers[number % 2][: min(group, count - done)]

@@ -200,6 +200,17 @@ def test_a_follower_takes_positions_that_are_not_committed_yet_until_the_store_i
         late.load_state_dict(state | {"position": 17})
 
 
+def test_a_batch_size_that_changes_behind_a_filled_up_step_ends_the_iteration(tmp_path):
+    with open_writer(tmp_path / "store", batch_size=B, seq_len=S, live=True, shard_batches=4) as writer:
+        writer.write(np.zeros((5, B, S), np.int64))
+        writer.finish()
+    with Loader(tmp_path / "store", follow=True, batch_size=4, drop_last=False, **ALONE) as loader:
+        steps = iter(loader)
+        assert len([next(steps) for _ in range(3)]) == 3
+        loader.set_batch_size(1)
+        assert list(steps) == []
+
+
 # --- any damage ------------------------------------------------------------------------------------------------
 
 

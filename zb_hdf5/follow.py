@@ -154,6 +154,8 @@ class FollowingLoader(Loader):
         From the iteration, if nothing came for `timeout_s`.
     """
 
+    _last_epoch = 0
+
     def __init__(
         self,
         source: str | os.PathLike[str] | BatchReader,
@@ -174,8 +176,6 @@ class FollowingLoader(Loader):
         self.timeout_s = timeout_s
         super().__init__(source, shuffle=shuffle, prefetch=0, **options)
 
-    _last_epoch = 0
-
     def set_epoch(self, epoch: int) -> None:
         """Accept epoch 0: the store grows once."""
         if epoch != 0:
@@ -188,6 +188,7 @@ class FollowingLoader(Loader):
             raise ArgumentError(f"batch_size must be at least 1, found {batch_size}")
         if batch_size != self.batch_size:
             self.batch_size = batch_size
+            self._position = min(self._position, self._end_of_epoch(self.epoch, self.reader))  # if it was filled up
             self._course += 1
 
     def __len__(self) -> int:

@@ -153,6 +153,8 @@ class FollowingLoader(Loader):
         From the iteration, if nothing came for `timeout_s`.
     """
 
+    _last_epoch = 0
+
     def __init__(
         self,
         source: str | os.PathLike[str] | BatchReader,
@@ -173,8 +175,6 @@ class FollowingLoader(Loader):
         self.timeout_s = timeout_s
         super().__init__(source, shuffle=shuffle, prefetch=0, **options)
 
-    _last_epoch = 0
-
     def set_epoch(self, epoch: int) -> None:
         """Accept epoch 0: the store grows once."""
         if epoch != 0:
@@ -187,6 +187,7 @@ class FollowingLoader(Loader):
             raise ArgumentError(f"batch_size must be at least 1, found {batch_size}")
         if batch_size != self.batch_size:
             self.batch_size = batch_size
+            self._position = min(self._position, self._end_of_epoch(self.epoch, self.reader))  # if it was filled up
             self._course += 1
 
     def __len__(self) -> int:

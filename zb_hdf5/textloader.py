@@ -25,7 +25,7 @@ from zb_hdf5.documents import ParquetFile
 from zb_hdf5.errors import ArgumentError, FormatError, StateError
 from zb_hdf5.prefetch import DeviceRing, cuda_device, read_ahead
 from zb_hdf5.ranks import resolve_rank
-from zb_hdf5.states import require_count, require_fields, require_same, shown
+from zb_hdf5.states import require_count, require_fields, require_same
 from zb_hdf5.tokenizer import DEFAULT_BOUNDARY, Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
@@ -112,15 +112,11 @@ class TokenRun:
         pieces = self._pieces(place)
         first = next(pieces)
         if place.token and first.place(place.token) != place:
-            number, tail = place.document, "" if first[:3] == place[:3] else ": the row group has no such document"
             raise StateError(
-                f"{self._path(place)}: state: expected token within document {number:,} of row group "
-                f"{place.row_group:,}, found {shown(place.token)}{tail}"
+                f"{self.row_groups[place.row_group][0].path}: state: expected token within document "
+                f"{place.document:,} of row group {place.row_group:,}, found {place.token:,}"
             )
         return self._cut(chain([first], pieces), place.token, tokens, overlap)
-
-    def _path(self, place: Place) -> Path:
-        return self.row_groups[place.row_group][0].path
 
     @staticmethod
     def _cut(
@@ -166,7 +162,7 @@ class TokenRun:
         if document < skip:
             raise StateError(
                 f"{file.path}: state: expected document in 0..{document:,}, the documents of row group {number:,}, "
-                f"found {shown(skip)}"
+                f"found {skip:,}"
             )
 
 

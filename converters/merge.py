@@ -57,6 +57,7 @@ def _require_whole(folder: Path, target: str, index: ShardIndex) -> None:
         for entry in index.shards:
             with open_reader(folder / entry.path) as reader:
                 index.require_agreement(reader, entry)
+                index.require_extents(reader, entry)
 
 
 def _collect(folder: Path) -> tuple[Record, dict[int, FinishedShard]]:

@@ -255,12 +255,6 @@ class ShardIndex:
         for name, (in_index, in_shard) in expected.items():
             if in_index != in_shard:
                 raise FormatError(f"{reader.path}: {INDEX_NAME} says {name} {in_index}, the shard says {in_shard}")
-        places = [] if reader.extents is None else [list(run) for run in reader.extents.runs]
-        if entry.extents and entry.extents != places:
-            raise FormatError(
-                f"{reader.path}: {INDEX_NAME} says extents {entry.extents}, the shard has {places or 'none'}: it was "
-                f"rewritten since, as by h5repack; run 'zb index rebuild --force {reader.path.parent}', then 'zb verify'"
-            )
 
     def require_extents(self, reader: BatchReader, entry: ShardEntry) -> None:
         """Raise `FormatError` if the batches of a shard, which is the right one, do not lie where its entry says."""

@@ -163,6 +163,18 @@ def test_auto_announces_what_is_not_in_the_page_cache(path, monkeypatch, shuffle
         assert not prefetch_threads()
 
 
+@pytest.mark.parametrize("done", [0, 30])  # batches of the epoch
+def test_what_opening_a_file_reads_ahead_does_not_pass_for_a_warm_cache(path, done, monkeypatch):
+    with open_reader(path) as reader:
+        loader = Loader(reader, shuffle="sequential", rank=0, world_size=1)
+        loader.load_state_dict(loader.state_dict() | {"position": 4 * done})
+        announced = []
+        monkeypatch.setattr(reader, "is_cached", lambda index: index < done + 10)
+        monkeypatch.setattr(reader, "will_need", announced.append)
+        assert len(list(loader)) == 60 - done
+        assert announced == list(range(done, 60))
+
+
 def test_auto_reads_ahead_in_threads_on_a_network_file_system(path, monkeypatch):
     import zb_hdf5.loader
 

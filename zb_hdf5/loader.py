@@ -40,7 +40,7 @@ STATE_VERSION: Final = 1
 AUTO_PREFETCH: Final = 8
 HINTED_STEPS: Final = 64
 #: Batches that "auto" looks up in the page cache before it decides.
-CACHE_SAMPLE: Final = 2
+CACHE_SAMPLE: Final = 4
 
 #: What to read for one step: a whole stored batch, or the numbers of its records.
 Request: TypeAlias = int | npt.NDArray[np.int64]
@@ -303,8 +303,12 @@ class Loader:
             yield from read_ahead(self.read, requests, depth)
 
     def _is_warm(self) -> bool:
-        """Look up some of the coming batches in the page cache."""
-        positions = self._position + np.arange(CACHE_SAMPLE) * self.batch_size * self.world_size
+        """Look up some batches of the rest of this epoch in the page cache.
+
+        They lie far apart: opening a file has the kernel read ahead the first batches of a sequential epoch.
+        """
+        rest = max(0, self.num_records - self._position)
+        positions = self._position + np.arange(CACHE_SAMPLE) * rest // CACHE_SAMPLE
         records = self._order.indices(positions % self.num_records)
         return all(self.reader.is_cached(batch) for batch in set((records // self._records_per_batch).tolist()))
 

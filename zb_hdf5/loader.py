@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias, cast
@@ -22,7 +22,7 @@ import numpy.typing as npt
 from zb_hdf5.errors import ArgumentError, StateError
 from zb_hdf5.extents import network_file_system
 from zb_hdf5.order import ORDER_STEPS, Order, make_order
-from zb_hdf5.prefetch import DeviceRing, cuda_device, hint_ahead, read_ahead
+from zb_hdf5.prefetch import DeviceRing, RunHints, cuda_device, hint_ahead, read_ahead
 from zb_hdf5.ranks import resolve_rank
 from zb_hdf5.reader import BatchReader
 from zb_hdf5.spec import DEFAULT_SPLIT, LIVE_PREFIX
@@ -298,7 +298,9 @@ class Loader:
         elif depth == 0 or (self._prefetch == "auto" and self._is_warm()):
             yield from map(self.read, requests)
         elif self._prefetch == "auto" and network_file_system(self.reader.path) is None:
-            yield from hint_ahead(self.read, self._hint, requests, HINTED_STEPS)
+            # records are gathered from here and there, also where their batches follow each other
+            hint = self.reader.will_need if self.shuffle == "records" else RunHints(self.reader.will_need)
+            yield from hint_ahead(self.read, lambda request: self._hint(request, hint), requests, HINTED_STEPS)
         else:
             yield from read_ahead(self.read, requests, depth)
 
@@ -312,12 +314,12 @@ class Loader:
         records = self._order.indices(positions % self.num_records)
         return all(self.reader.is_cached(batch) for batch in set((records // self._records_per_batch).tolist()))
 
-    def _hint(self, request: Request) -> None:
+    def _hint(self, request: Request, hint: Callable[[int], None]) -> None:
         if isinstance(request, int):
-            self.reader.will_need(request)
+            hint(request)
         else:
             for batch in np.unique(request // self._records_per_batch).tolist():
-                self.reader.will_need(batch)
+                hint(batch)
 
     def read(self, request: Request) -> torch.Tensor:
         """Read one step's tokens on the CPU: a stored batch by its number, or any records by theirs."""

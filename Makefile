@@ -17,6 +17,7 @@ lint: .venv/installed
 bench: .venv/installed
 	$(BIN)/python -m benchmarks read
 	$(BIN)/python -m benchmarks loader
+	$(BIN)/python -m benchmarks paths
 	$(BIN)/python -m benchmarks convert
 	$(BIN)/python -m benchmarks window
 	$(BIN)/python -m benchmarks tokenize

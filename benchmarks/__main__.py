@@ -74,6 +74,15 @@ def loader(**options: Any) -> None:
 
 @benchmarks.command()
 @_options
+def paths(**options: Any) -> None:
+    """A DataLoader, shuffled records, a cold epoch in each order, a store of many shards."""
+    from benchmarks import paths as benchmark
+
+    _run(benchmark, **options)
+
+
+@benchmarks.command()
+@_options
 @click.option("--profile", is_flag=True, help="Measure the stages of a conversion one by one instead.")
 def convert(profile: bool, **options: Any) -> None:
     """Bytes per second and memory of every converter, beside cp and sha256 of the same file."""

@@ -137,3 +137,17 @@ def test_window_measures_every_row(tmp_path):
     for row in figures["rows"]:
         assert row["chunk"] in printed
         assert_positive(row, "warm_us", "cold_us", "read_amplification")
+
+
+@pytest.mark.slow
+def test_paths_measures_every_row(tmp_path):
+    printed, figures = run_benchmark(tmp_path, "paths")
+    assert [row["name"] for row in figures["warm"]] == [
+        "DataLoader(loader.dataset())", "records, 1 shards", "records, 4 shards",
+    ]  # fmt: skip
+    assert [row["name"] for row in figures["cold"]] == ["O_DIRECT", "sequential", "block", "global"]
+    assert all(row["of_memmap"]["low"] > 0 for row in figures["warm"])
+    assert all(row["of_direct"]["low"] > 0 for row in figures["cold"])
+    assert [row["shards"] for row in figures["many_shards"]] == [1, 100]
+    assert all(row["opening_s"] > 0 < row["later_s"] for row in figures["many_shards"])
+    assert all(row["name"] in printed for row in figures["warm"] + figures["cold"])

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from zb_hdf5 import IncompleteError, Loader, open_reader, open_writer
-from zb_hdf5.prefetch import DeviceRing, hint_ahead, read_ahead
+from zb_hdf5.prefetch import RUN_HINTS, DeviceRing, RunHints, hint_ahead, read_ahead
 
 TOKENS = np.random.default_rng(6).integers(0, 50_000, (60, 4, 32), dtype=np.uint32)
 
@@ -161,6 +161,27 @@ def test_auto_announces_what_is_not_in_the_page_cache(path, monkeypatch, shuffle
         assert all(torch.equal(a, b) for a, b in zip(loader, plain, strict=True))
         assert set(announced) == set(range(60))
         assert not prefetch_threads()
+
+
+@pytest.mark.parametrize("done", [0, 30])  # batches of the epoch
+def test_what_opening_a_file_reads_ahead_does_not_pass_for_a_warm_cache(path, done, monkeypatch):
+    with open_reader(path) as reader:
+        loader = Loader(reader, shuffle="sequential", rank=0, world_size=1)
+        loader.load_state_dict(loader.state_dict() | {"position": 4 * done})
+        announced = []
+        monkeypatch.setattr(reader, "is_cached", lambda index: index < done + 10)
+        monkeypatch.setattr(reader, "will_need", announced.append)
+        assert len(list(loader)) == 60 - done
+        # only the first ones of a run: the kernel reads ahead what follows them
+        assert announced == list(range(done, min(60, done + RUN_HINTS)))
+
+
+def test_each_run_of_batches_is_announced_at_its_beginning():
+    announced = []
+    hint = RunHints(announced.append)
+    for number in [*range(100, 200), *range(20), 7, 7, 3, 2, 1]:
+        hint(number)
+    assert announced == [*range(100, 100 + RUN_HINTS), *range(20), 7, 3, 2, 1]
 
 
 def test_auto_reads_ahead_in_threads_on_a_network_file_system(path, monkeypatch):

@@ -34,8 +34,8 @@ class OpenFiles(Generic[File]):
 
     `known.get(number)` is the hit, a dict's own; `open` is for all others. When the process has room for no more files,
     the older half of `known` is put to rest: what is asked for meanwhile wakes up, the others close, the oldest first.
-    So a hit needs no note of when it was. A file that closes is only let go of: its descriptor closes when the
-    last thread that still reads from it has finished.
+    So a hit needs no note of when it was. A file that closes is only let go of: its descriptor closes when the last
+    thread that still reads from it has finished.
 
     Parameters
     ----------
@@ -81,12 +81,6 @@ class OpenFiles(Generic[File]):
         with _LOCK:
             return self.resting | self.known
 
-    def clear(self) -> None:
-        """Let go of all of them, and tell nobody."""
-        with _LOCK:
-            self.known.clear()
-            self.resting.clear()
-
     def held(self) -> int:
         """Return how many descriptors these files take. This and what follows: under the lock."""
         return self._descriptors * (len(self.known) + len(self.resting))
@@ -105,7 +99,7 @@ class OpenFiles(Generic[File]):
 def descriptor_room(needed: int) -> int:
     """Return how many descriptors all stores may hold; where more are needed, raise the process's soft limit first."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and needed > soft - SPARE_DESCRIPTORS and soft != hard:
+    if soft != resource.RLIM_INFINITY and needed >= soft - SPARE_DESCRIPTORS and soft != hard:
         with contextlib.suppress(OSError, ValueError):  # a system may have a lower limit than it says
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
             soft = hard

@@ -8,7 +8,7 @@ import threading
 import zlib
 from bisect import bisect_right
 from collections.abc import Iterable
-from itertools import accumulate
+from itertools import accumulate, groupby
 from pathlib import Path
 from typing import Any
 
@@ -138,16 +138,14 @@ class ShardedSource:
         firsts = self._firsts * (self._index.meta.batch_tokens // out.shape[1])
         order = records.argsort()  # the records of one shard then follow each other
         ascending = records[order]
+        shards = firsts.searchsorted(ascending, side="right") - 1
+        within = ascending - firsts[shards]
         rows = np.empty_like(out)
-        start = 0
-        while start < len(records):
-            shard = int(firsts.searchsorted(ascending[start], side="right")) - 1
-            stop = len(records)
-            if shard + 1 < len(firsts):
-                stop = int(ascending.searchsorted(firsts[shard + 1]))
-            here = ascending[start:stop] - firsts[shard]
-            (self._sources.get(shard) or self._source(shard)).gather_into(here, rows[start:stop])
-            start = stop
+        stop = 0
+        for shard, group in groupby(shards.tolist()):
+            start, stop = stop, stop + len(list(group))
+            source = self._sources.get(shard) or self._source(shard)
+            source.gather_into(within[start:stop], rows[start:stop])
         places = np.empty_like(order)
         places[order] = np.arange(len(order))
         rows.take(places, axis=0, out=out, mode="clip")

@@ -102,7 +102,8 @@ def tokenize(
         with closing(engine.run(write, given, progress)) as results:
             for number, done in results:
                 append_line(path, _line((number, done)))
-                kept(done.token_count if done.kept else 0)
+                if done.kept:
+                    kept(done.token_count)
                 finished[number] = done
                 if done.token_count:
                     folder.keep()

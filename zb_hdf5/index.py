@@ -247,8 +247,8 @@ class ShardIndex:
         places = [] if reader.extents is None else [list(run) for run in reader.extents.runs]
         if entry.extents and entry.extents != places:
             raise FormatError(
-                f"{reader.path}: {INDEX_NAME} says extents {entry.extents}, the shard has {places or 'none'}: it was rewritten "
-                f"since, as by h5repack; run 'zb index rebuild --force {reader.path.parent}', then 'zb verify'"
+                f"{reader.path}: {INDEX_NAME} says extents {entry.extents}, the shard has {places or 'none'}: it was "
+                f"rewritten since, as by h5repack; 'zb index rebuild --force {reader.path.parent}' puts it right"
             )
 
     def _check_totals(self, value: dict[str, Any], where: str) -> None:

@@ -69,7 +69,7 @@ def lengths_path(path: Path) -> Path:
 def write_spool(task: SpoolTask, progress: Progress = no_progress) -> FinishedTokens:
     """Tokenize the documents of one spool, unless it is there and intact."""
     if task.before is not None and _spool_sha256(task.path) == task.before.sha256:
-        return task.before._replace(kept=True)
+        return task.before.as_kept()
     tally, num_tokens = Tally(), 0
     digests = hashlib.sha256(), hashlib.sha256()
     with open(task.path, "wb") as tokens, open(lengths_path(task.path), "wb") as lengths:

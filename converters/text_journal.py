@@ -46,6 +46,10 @@ class FinishedTokens(NamedTuple):
     file_sha256: str = ""
     kept: bool = False
 
+    def as_kept(self) -> FinishedTokens:
+        """Return the same, of an earlier run."""
+        return self._replace(kept=True)
+
     @staticmethod
     def tokens_kept(files: Iterable[FinishedTokens]) -> int:
         """Return how many tokens of text were not tokenized again."""

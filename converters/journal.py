@@ -79,7 +79,8 @@ def append_line(path: Path, line: str) -> None:
 
 
 def _line(shard: int, done: FinishedShard) -> str:
-    return json.dumps({"shard": shard, **done._asdict(), "entry": asdict(done.entry)})
+    rest = {"max_token": done.max_token, "frame_sha256": done.frame_sha256}
+    return json.dumps({"shard": shard, "entry": asdict(done.entry), **rest})
 
 
 def journal_paths(folder: Path) -> dict[Part, Path]:

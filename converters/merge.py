@@ -90,7 +90,7 @@ def _how_to_write(missing: list[int], folder: Path, num_shards: int) -> str:
         return "of a conversion without --shard-range: run it again with --resume"
     which = f"{'part' if len(jobs) == 1 else 'parts'} {_ranges(jobs)} of {num_jobs}"
     return (
-        f"all of {which}: run the same 'convert ... --resume' with --shard-range I/{num_jobs} for each "
+        f"of {which}: run the same 'convert ... --resume' with --shard-range I/{num_jobs} for each "
         f"(in a Slurm array: sbatch --array={_ranges(jobs)}), then merge"
     )
 

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -182,7 +183,7 @@ def frame_sha256(task: ShardTask, entry: ShardEntry) -> str:
     with open(task.path, "rb", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
         end = 0  # of the tokens so far
-        for start in [*_token_places(task, entry, size), size]:
+        for start in chain(_token_places(task, entry, size), [size]):
             if start > end:
                 digest.update(f"{end} {start} ".encode())
                 for piece in range(end, start, GROUP_BYTES):

@@ -70,7 +70,7 @@ def lengths_path(path: Path) -> Path:
 def write_spool(task: SpoolTask, progress: Progress = no_progress) -> FinishedTokens:
     """Tokenize the documents of one spool, unless it is there and intact."""
     if task.before is not None and _spool_sha256(task.path) == task.before.sha256:
-        return task.before._replace(kept=True)
+        return task.before.as_kept()
     with naming(task.path):
         return _tokenize_spool(task, progress)
 

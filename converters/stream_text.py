@@ -53,7 +53,7 @@ class StreamTask:
 def write_stream(task: StreamTask, progress: Progress = no_progress) -> FinishedTokens:
     """Tokenize the documents of one shard into its file, unless that is there and intact."""
     if task.before is not None and task.path.exists() and _file_sha256(task.path) == task.before.file_sha256:
-        return task.before._replace(kept=True)
+        return task.before.as_kept()
     tally = Tally()
     boundary = task.recipe.boundary_token_id
     with HDF5ShardWriter(

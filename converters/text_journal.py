@@ -46,6 +46,10 @@ class FinishedTokens(NamedTuple):
     file_sha256: str = ""
     kept: bool = False
 
+    def as_kept(self) -> FinishedTokens:
+        """Return the same, of an earlier run."""
+        return self._replace(kept=True)
+
     @staticmethod
     def tokens_kept(files: Iterable[FinishedTokens]) -> int:
         """Return how many tokens of text were not tokenized again."""
@@ -102,7 +106,8 @@ def tokenize(
         with closing(engine.run(write, given, progress)) as results:
             for number, done in results:
                 append_line(path, _line((number, done)))
-                kept(done.token_count if done.kept else 0)
+                if done.kept:
+                    kept(done.token_count)
                 finished[number] = done
                 if done.token_count:
                     folder.keep()

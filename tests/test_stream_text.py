@@ -120,7 +120,7 @@ def test_errors(tmp_path, files):
         pipeline.run(tmp_path / "out", engine=Inline())
     (tmp_path / "empty.jsonl").write_text("bad\n")
     pipeline = ShardedTokenizationPipeline(open_documents([tmp_path / "empty.jsonl"]), "jsonl", BYTES)
-    with pytest.raises(ConvertError, match=r"no documents in 1 files \(1 bad JSON\)"):
+    with pytest.raises(ConvertError, match=r"no documents in 1 file \(1 bad JSON\)"):
         pipeline.run(tmp_path / "new", engine=Inline())
     assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus", "empty.jsonl", "out"]
 

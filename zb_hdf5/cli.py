@@ -330,7 +330,8 @@ def fetch(
     lines = [(report.path, f"FAILED: {report.problem}") for report in reports if report.problem is not None]
     size = format_bytes(sum(report.byte_count for report in reports if report.fetched))
     new = sum(report.fetched for report in reports)
-    lines.append(("fetched", f"{new:,} of {counted(count, 'file')}, {size}; {count - new - len(bad):,} there already"))
+    there = count - new - len(bad)
+    lines.append(("fetched", f"{new:,} of {counted(count, 'file')}, {size}; {there:,} were there already"))
     print_report(
         {"ok": not bad, "files": [_as_json(report) for report in reports]}, lines, as_json=as_json, quiet=quiet
     )

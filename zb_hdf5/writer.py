@@ -201,7 +201,11 @@ class FileWriter(BatchWriter):
         self._require_open()
         require_batches(reader, start, count, self.meta, self._file.path)
         before = self.num_batches
-        if count == 0 or reader.extents is None or (offset := self._room_for(before, count)) is None:
+        if count == 0 or reader.extents is None:
+            return 0
+        with disk_errors(self._file.partial_path):
+            offset = self._room_for(before, count)
+        if offset is None:
             return 0
         self._copy_from(reader.path, reader.extents, start, count, offset)
         return self.num_batches - before

@@ -22,6 +22,7 @@ from converters.open_files import OpenFiles
 from zb_hdf5 import ArgumentError, BatchWriter, ConvertError, IncompleteError, ShardInfo, StoreMeta
 from zb_hdf5.extents import Run
 from zb_hdf5.npyheader import read_npy_header
+from zb_hdf5.openfile import regular
 from zb_hdf5.order import write_order
 from zb_hdf5.publish import PARTIAL_SUFFIX, write_fully
 from zb_hdf5.spec import TokenArray, bad_token_message, find_bad_token, require_integers, stored_dtype, token_limit
@@ -309,6 +310,6 @@ def _is_unfinished(path: Path) -> bool:
 def token_sha256(path: Path) -> str:
     """Return the digest of a file's tokens."""
     *_, byte_offset = read_npy_header(path)
-    with open(path, "rb") as file:
+    with open(path, "rb", opener=regular) as file:
         file.seek(byte_offset)
         return hashlib.file_digest(file, "sha256").hexdigest()

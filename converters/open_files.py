@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from zb_hdf5 import IncompleteError
 from zb_hdf5.extents import read_fully
+from zb_hdf5.openfile import regular
 
 #: A process may have 1,024 by default.
 MAX_OPEN_FILES: Final = 256
@@ -56,7 +57,7 @@ class OpenFiles:
         if fd is None:
             if len(self._fds) == MAX_OPEN_FILES:
                 os.close(self._fds.pop(next(iter(self._fds))))
-            fd = self._fds[number] = os.open(self._paths[number], os.O_RDONLY | os.O_CLOEXEC)
+            fd = self._fds[number] = regular(self._paths[number])
         return fd
 
 

@@ -14,12 +14,13 @@ import zb_hdf5
 ROOT = Path(__file__).parent.parent
 LAYERS = (
     {"errors", "spec"},
-    {"order", "ranks", "extents", "digest", "publish", "prefetch", "tokenizer", "documents", "npyheader"},
+    {"order", "ranks", "extents", "digest", "publish", "prefetch", "tokenizer", "documents", "npyheader", "openfile"},
     {"source", "reader", "writer", "store", "datasets", "scatter"},
     {
         "native",
         "dual",
         "h5file",
+        "h5room",
         "h5source",
         "h5read",
         "h5write",

@@ -17,7 +17,7 @@ import h5py
 from zb_hdf5.console import format_bytes
 from zb_hdf5.errors import UnavailableError
 from zb_hdf5.extents import Extents, network_file_system
-from zb_hdf5.h5file import open_h5_for_reading
+from zb_hdf5.h5file import open_h5_for_reading, own_dataset
 from zb_hdf5.publish import NO_LOCKS
 from zb_hdf5.reader import BatchReader
 from zb_hdf5.shards import MAX_OPEN_SHARDS, ShardedReader
@@ -124,7 +124,8 @@ def _hdf5_paths(reader: BatchReader) -> Iterator[Path]:
 def _missing_filters(reader: BatchReader) -> Iterator[Finding]:
     for path in _hdf5_paths(reader):
         with open_h5_for_reading(path) as h5:
-            creation: Any = h5[BATCHES].id.get_create_plist()
+            stored = own_dataset(h5, path, BATCHES)
+            creation: Any = stored.id.get_create_plist() if stored else h5py.h5p.create(h5py.h5p.DATASET_CREATE)
             for number in range(creation.get_nfilters()):
                 code, _, _, name = creation.get_filter(number)
                 if not h5py.h5z.filter_avail(code):

@@ -1,7 +1,7 @@
 """One file that is both: an HDF5 face in the reserved header bytes of a `.batch` file.
 
 The face describes the slots as one HDF5 dataset, `batches`: contiguous where batches fill their pages, else one chunk
-per slot. It says nothing that the header does not say. No token is moved or read.
+per slot. What it says beyond the header is where the tokens come from. No token is moved or read.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import tempfile
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import h5py
@@ -103,7 +104,8 @@ def check(path: Path) -> None:
         raise ChecksumError(f"{path}: a stamp was interrupted: whole as .batch, not as HDF5; {remedy}")
     try:
         with HDF5BatchReader(path, access="pread") as face:
-            found = (face.meta, face.num_batches, face.extents)
+            # a header has no room for the rest of `meta`, which the face therefore says alone
+            found = (replace(face.meta, document_count=0, vocab_size=0, tokenizer=""), face.num_batches, face.extents)
     except (FormatError, IncompleteError, BackendError) as error:
         raise ChecksumError(f"{path}: its HDF5 face is damaged: {error}; {remedy}") from error
     stride = meta.padded_batch_bytes if num_batches > 1 else meta.batch_bytes  # one batch has no next one

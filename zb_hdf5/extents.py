@@ -21,7 +21,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.errors import FormatError, IncompleteError
+from zb_hdf5.errors import IncompleteError
+from zb_hdf5.openfile import Identity, identity_of, regular, require_identity
 from zb_hdf5.spec import TokenArray
 
 #: statfs(2) type -> name, for file systems whose pages come over a network. There a page fault is a round trip
@@ -176,32 +177,50 @@ class ExtentFile:
     access
         "mmap": `read` returns views of a shared mapping. "pread": `read` returns fresh arrays. In both, the size of
         the file is checked before its bytes are touched, so that a file cut short is an error and not a bus error.
+    identity
+        Of the file that `extents` were found in; None: whatever has the name now.
 
     Raises
     ------
     IncompleteError
         If the file ends before its last batch, here or at a later read.
+    FormatError
+        If it is another file than the one that was looked at.
     """
 
-    def __init__(self, path: Path, extents: Extents, shape: tuple[int, int], dtype: np.dtype[Any], access: str) -> None:
+    def __init__(
+        self,
+        path: Path,
+        extents: Extents,
+        shape: tuple[int, int],
+        dtype: np.dtype[Any],
+        access: str,
+        identity: Identity | None = None,
+    ) -> None:
         self._path, self._extents, self._shape, self._dtype, self.access = path, extents, shape, dtype, access
+        self._known = identity
         self._open()
 
     def _open(self) -> None:
-        self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        self._fd = regular(self._path)
         self._close_fd = weakref.finalize(self, os.close, self._fd)
-        status = os.fstat(self._fd)
-        self._identity = (status.st_size, status.st_mtime_ns)
         self._end = self._extents.end
         self._views: list[TokenArray] = []
         self._private_views: list[TokenArray] = []
         try:
-            self._check_size(status.st_size)
+            self._check_size(os.fstat(self._fd).st_size)
+            self._known = self.identity
+            require_identity(self._fd, self._known, self._path)
             if self.access == "mmap" and self._end:
                 self._views = self._map()
         except BaseException:
             self._close_fd()  # now, not when the last traceback that holds this object is gone
             raise
+
+    @property
+    def identity(self) -> Identity:
+        """What tells the file from another one that has its name later."""
+        return self._known or identity_of(self._fd)
 
     def _map(self, private: bool = False) -> list[TokenArray]:
         # a private writable mapping of a file larger than memory is refused unless it gives up its reservation
@@ -339,11 +358,4 @@ class ExtentFile:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        expected = self._identity
         self._open()
-        if self._identity != expected:
-            self.close()
-            raise FormatError(
-                f"{self._path}: changed since this reader was made: expected (size, mtime_ns) {expected}, "
-                f"found {self._identity}; open it again"
-            )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,9 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.errors import FormatError, IncompleteError, UnavailableError, ZbError
+from zb_hdf5.openfile import Identity, identity_of, regular, require_bytes, require_identity, require_regular
 from zb_hdf5.publish import NO_LOCKS
 from zb_hdf5.spec import HDF5_ALIGNMENT, HDF5_LIBVER
 
+#: What zeros and ascending numbers shrink to by the common filters, at most.
+FILTER_RATIO: Final = 4096
 CREATOR: Final = f"zb_hdf5 (h5py {h5py.__version__}, HDF5 {h5py.version.hdf5_version})"
 
 
@@ -31,6 +35,8 @@ def open_h5(path: Path | str, mode: str = "r", **options: Any) -> h5py.File:
     IncompleteError, FormatError
         If HDF5 finds the file truncated, or cannot read it at all.
     """
+    if mode == "r":
+        require_regular(os.stat(path).st_mode, path)  # HDF5 would wait for ever for the other end of a FIFO
     try:
         return h5py.File(path, mode, **options)
     except OSError as error:
@@ -40,14 +46,48 @@ def open_h5(path: Path | str, mode: str = "r", **options: Any) -> h5py.File:
         raise _translate(error, path) from error
 
 
-def open_h5_for_reading(path: Path) -> h5py.File:
-    """Open for reading; a file whose writer is alive or was killed is opened in SWMR mode."""
+def open_h5_for_reading(path: Path, identity: Identity | None = None) -> h5py.File:
+    """Open for reading; a file whose writer is alive or was killed is opened in SWMR mode.
+
+    Parameters
+    ----------
+    identity
+        Of the file that was looked at before, as `h5_identity` gave it.
+
+    Raises
+    ------
+    FormatError
+        If it is another file by now. Raises as `open_h5` does.
+    """
     try:
-        return open_h5(path)
+        h5 = open_h5(path)
     except UnavailableError:
         if not is_marked_open(path):
             raise
-        return open_h5(path, swmr=True)
+        h5 = open_h5(path, swmr=True)
+    if identity is not None:
+        try:
+            require_identity(h5.id.get_vfd_handle(), identity, path)
+        except BaseException:
+            h5.close()
+            raise
+    return h5
+
+
+def h5_identity(h5: h5py.File, *, growing: bool) -> Identity:
+    """Return what tells an open file from another one that has its name later."""
+    return identity_of(h5.id.get_vfd_handle(), growing=growing)
+
+
+def require_stored(claimed_bytes: int, h5: h5py.File, stored: h5py.Dataset, path: Path) -> None:
+    """Raise `IncompleteError` if a file is shorter than the data that it claims to have.
+
+    Filtered data may be that much larger than their file: they are taken at their word up to what a filter makes of
+    small numbers.
+    """
+    filtered = stored.id.get_create_plist().get_nfilters() > 0
+    claimed = claimed_bytes // FILTER_RATIO if filtered else claimed_bytes
+    require_bytes(claimed, h5.id.get_vfd_handle(), path, f"{stored.name}")
 
 
 @contextlib.contextmanager
@@ -68,16 +108,68 @@ def h5_damage(path: Path) -> Iterator[None]:
         raise FormatError(f"{path}: HDF5 finds it damaged: {text}; restore it, or convert again") from error
 
 
-def chunk_offsets(stored: h5py.Dataset) -> npt.NDArray[np.int64]:
-    """Return the byte offset of each chunk along the first axis, -1 where there is none.
+def own_dataset(h5: h5py.File, path: Path, name: str) -> h5py.Dataset | None:
+    """Return a dataset whose bytes are in this file, or None if there is none of that name.
+
+    Raises
+    ------
+    FormatError
+        If it, or a link on the way to it, leads out of the file: what lies there is not what was opened, and may be
+        anything that this process can read.
+    """
+    found = _follow(h5, path, name)
+    if not isinstance(found, h5py.Dataset):
+        return None
+    if elsewhere := bytes_elsewhere(found):
+        raise _leads_out(path, name, elsewhere)
+    return found
+
+
+def bytes_elsewhere(stored: h5py.Dataset) -> str:
+    """Say how the bytes of a dataset are kept in other files; "" if they are in its own."""
+    creation: Any = stored.id.get_create_plist()
+    if creation.get_layout() == h5py.h5d.VIRTUAL:
+        return "is a virtual dataset"
+    return "keeps its data in other files (external storage)" if creation.get_external_count() else ""
+
+
+def _follow(group: Any, path: Path, name: str, soft_links: int = 16) -> Any:
+    """Return the object at the end of links that stay in the file, or None."""
+    for part in (part for part in name.split("/") if part not in ("", ".")):
+        try:
+            link = group.get(part, getlink=True) if isinstance(group, h5py.Group) else None
+        except TypeError as error:  # neither hard, soft nor external
+            raise _leads_out(path, part, "is a user-defined link") from error
+        if link is None:
+            return None
+        if isinstance(link, h5py.SoftLink) and soft_links:
+            start = group.file if link.path.startswith("/") else group
+            group = _follow(start, path, link.path, soft_links - 1)
+        elif isinstance(link, h5py.HardLink):
+            group = group[part]
+        else:
+            raise _leads_out(path, part, f"is a link to {getattr(link, 'filename', 'itself')}")
+    return group
+
+
+def _leads_out(path: Path, name: str, what: str) -> FormatError:
+    return FormatError(
+        f"{path}: {name!r} {what}; nothing outside of a file is followed: copy it into one file, as h5copy does"
+    )
+
+
+def chunk_offsets(stored: h5py.Dataset, num_chunks: int | None = None) -> npt.NDArray[np.int64]:
+    """Return the byte offset of each chunk along the first axis, or of the first ones, -1 where there is none.
 
     One `chunk_iter`: asking for the chunks one by one takes a time that grows with their square.
     """
     rows = stored.chunks[0]
-    offsets = np.full(-(-len(stored) // rows), -1, dtype=np.int64)
+    offsets = np.full(-(-len(stored) // rows) if num_chunks is None else num_chunks, -1, dtype=np.int64)
 
     def record(chunk: Any) -> None:
-        offsets[chunk.chunk_offset[0] // rows] = chunk.byte_offset
+        number = chunk.chunk_offset[0] // rows
+        if number < len(offsets):
+            offsets[number] = chunk.byte_offset
 
     stored.id.chunk_iter(record)
     return offsets
@@ -85,7 +177,7 @@ def chunk_offsets(stored: h5py.Dataset) -> npt.NDArray[np.int64]:
 
 def is_marked_open(path: Path) -> bool:
     """Return whether the superblock says that a writer has the file open (or was killed). Byte 11 of version 3."""
-    with open(path, "rb") as file:
+    with open(path, "rb", opener=regular) as file:
         superblock = file.read(12)
     return len(superblock) == 12 and superblock[8] == 3 and superblock[11] != 0
 

@@ -16,9 +16,18 @@ import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError, BackendError, FormatError, IncompleteError
 from zb_hdf5.extents import ExtentFile, Extents, Run, auto_access
-from zb_hdf5.h5file import chunk_offsets, h5_damage, open_h5_for_reading
+from zb_hdf5.h5file import (
+    bytes_elsewhere,
+    chunk_offsets,
+    h5_damage,
+    h5_identity,
+    open_h5_for_reading,
+    own_dataset,
+    require_stored,
+)
 from zb_hdf5.h5source import H5pySource
 from zb_hdf5.native import crc32_path, read_crc32_file
+from zb_hdf5.openfile import Identity
 from zb_hdf5.reader import BatchReader, require_options
 from zb_hdf5.source import BatchSource, CheckedSource
 from zb_hdf5.spec import (
@@ -80,10 +89,11 @@ class HDF5BatchReader(BatchReader):
         path = Path(path)
         with h5_damage(path), open_h5_for_reading(path) as h5:
             found = _inspect_store(h5, path) if dataset is None else _inspect_foreign(h5, path, dataset)
+            self._identity = h5_identity(h5, growing=not found.complete)
             if verify != "none" and found.sha256 is None and not found.is_face:
                 raise BackendError(f"{path}: verify={verify!r} needs stored digests, but {found.obstacle}")
             crc32 = _required_crc32(h5, path, found) if verify == "batch" else None
-        source = self._open_source(path, found, access, dataset or BATCHES)
+        source = self._open_source(path, found, access, dataset or BATCHES, self._identity)
         super().__init__(path, found.meta, found.num_batches, source)
         self._foreign, self._is_face = dataset is not None, found.is_face
         self.extents, self.complete, self.sha256 = found.extents, found.complete, found.sha256
@@ -95,15 +105,15 @@ class HDF5BatchReader(BatchReader):
             self.require_sha256()
 
     @staticmethod
-    def _open_source(path: Path, found: _Layout, access: str, dataset: str) -> BatchSource:
+    def _open_source(path: Path, found: _Layout, access: str, dataset: str, identity: Identity) -> BatchSource:
         if found.extents is not None and access != "h5py":
             chosen = auto_access(path) if access == "auto" else access
-            return ExtentFile(path, found.extents, found.meta.shape, found.meta.dtype, chosen)
+            return ExtentFile(path, found.extents, found.meta.shape, found.meta.dtype, chosen, identity)
         if access in ("mmap", "pread"):
             raise BackendError(
                 f"{path}: access={access!r} needs plain extents, but {found.obstacle}; use access='h5py' or 'auto'"
             )
-        return H5pySource(path, dataset, found.meta)
+        return H5pySource(path, dataset, found.meta, identity)
 
     def stored_crc32(self) -> npt.NDArray[np.uint32] | None:
         """Return the rows of the dataset `crc32`, or of the file beside a stamped `.batch`, or None."""
@@ -111,7 +121,7 @@ class HDF5BatchReader(BatchReader):
             return None
         if self._is_face:
             return read_crc32_file(self.path, self.num_batches)
-        with h5_damage(self.path), open_h5_for_reading(self.path) as h5:
+        with h5_damage(self.path), open_h5_for_reading(self.path, self._identity) as h5:
             crc32 = read_crc32(h5, self.path, self.num_batches)
             rows = len(h5[BATCHES])
             if self.complete and rows != self.num_batches:
@@ -158,10 +168,11 @@ def _inspect_store(h5: h5py.File, path: Path) -> _Layout:
     state = H5pySource.read_state(stored, path)
     if state.num_batches > len(stored):
         raise FormatError(f"{path}: expected {state.num_batches:,} batches, found room for {len(stored):,}")
+    require_stored(state.num_batches * meta.batch_bytes, h5, stored, path)
     if not state.complete:
         return _Layout(meta, state.num_batches, False, None, None, "its writer has not finished")
     extents, obstacle = _chunk_extents(stored, meta, state.num_batches, path)
-    is_face = h5.userblock_size == USER_BLOCK_BYTES and CRC32 not in h5
+    is_face = h5.userblock_size == USER_BLOCK_BYTES and own_dataset(h5, path, CRC32) is None
     return _Layout(meta, state.num_batches, True, state.sha256, extents, obstacle, is_face)
 
 
@@ -189,8 +200,8 @@ def _inspect_foreign(h5: h5py.File, path: Path, dataset: str) -> _Layout:
 
 
 def _dataset(h5: h5py.File, path: Path, name: str) -> h5py.Dataset:
-    stored = h5.get(name)
-    if not isinstance(stored, h5py.Dataset) or stored.ndim != 3:
+    stored = own_dataset(h5, path, name)
+    if stored is None or stored.ndim != 3:
         raise FormatError(f"{path}: expected a 3-D dataset {name!r}, found {stored!r}; {_foreign_hint(h5)}")
     return stored
 
@@ -199,7 +210,8 @@ def _foreign_hint(h5: h5py.File) -> str:
     names: list[str] = []
 
     def visit(name: str, item: Any) -> None:
-        if isinstance(item, h5py.Dataset) and item.ndim == 3 and item.dtype.kind in "iu":
+        inside = isinstance(item, h5py.Dataset) and not bytes_elsewhere(item)
+        if inside and item.ndim == 3 and item.dtype.kind in "iu":
             names.append(name)
 
     h5.visititems(visit)
@@ -226,7 +238,7 @@ def _chunk_extents(stored: h5py.Dataset, meta: StoreMeta, num_batches: int, path
         return None, f"its chunks are {stored.chunks}, not one batch {(1, *meta.shape)}"
     if stored.id.get_create_plist().get_nfilters():
         return None, "it is compressed or filtered"
-    offsets = chunk_offsets(stored)[:num_batches]
+    offsets = chunk_offsets(stored, num_batches)
     missing = np.flatnonzero(offsets < 0)
     if len(missing):
         raise FormatError(f"{path}: batch {missing[0]:,} is committed but has no chunk; restore the file")
@@ -249,7 +261,8 @@ def read_crc32(h5: h5py.File, path: Path, num_batches: int) -> npt.NDArray[np.ui
     FormatError
         If there is no crc32 for each of them.
     """
-    stored = h5.get(CRC32)
-    if not isinstance(stored, h5py.Dataset) or stored.ndim != 1 or len(stored) < num_batches:
+    stored = own_dataset(h5, path, CRC32)
+    if stored is None or stored.ndim != 1 or len(stored) < num_batches:
         raise FormatError(f"{path}: expected a dataset {CRC32!r} of {num_batches:,} rows, found {stored!r}")
+    require_stored(num_batches * stored.dtype.itemsize, h5, stored, path)
     return np.asarray(stored[:num_batches], dtype="<u4")

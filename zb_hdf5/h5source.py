@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from zb_hdf5.errors import FormatError, IncompleteError, UnavailableError
 from zb_hdf5.h5file import h5_damage, open_h5_for_reading
+from zb_hdf5.openfile import Identity
 from zb_hdf5.source import gather_from_batches
 from zb_hdf5.spec import BATCHES_ATTRIBUTES, NO_SHA256, StoreMeta, TokenArray, as_stored, is_sha256
 
@@ -28,13 +29,14 @@ class WriterState(NamedTuple):
 class H5pySource:
     """Reads the batches of one 3-D dataset through the HDF5 library.
 
-    The file is opened at the first read of each process, so an instance may be pickled, or inherited by a fork.
+    The file is opened at the first read of each process, so an instance may be pickled, or inherited by a fork. It is
+    refused if another one has its name by then.
     """
 
     access = "h5py"
 
-    def __init__(self, path: Path, dataset: str, meta: StoreMeta) -> None:
-        self._path, self._name, self._meta = path, dataset, meta
+    def __init__(self, path: Path, dataset: str, meta: StoreMeta, identity: Identity) -> None:
+        self._path, self._name, self._meta, self._identity = path, dataset, meta, identity
         self._reset()
 
     def _reset(self) -> None:
@@ -50,7 +52,7 @@ class H5pySource:
             return self._stored
         with self._lock:
             if self._pid != os.getpid():
-                self._h5 = open_h5_for_reading(self._path)
+                self._h5 = open_h5_for_reading(self._path, self._identity)
                 self._stored = stored = self._h5[self._name]
                 # an unfiltered chunk that is one batch is read past HDF5's chunk cache: 6 µs instead of 9 for 64 KiB
                 plain = stored.chunks == (1, *self._meta.shape) and not stored.id.get_create_plist().get_nfilters()
@@ -151,7 +153,7 @@ class H5pySource:
         self._reset()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_path": self._path, "_name": self._name, "_meta": self._meta}
+        return {"_path": self._path, "_name": self._name, "_meta": self._meta, "_identity": self._identity}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

@@ -13,6 +13,7 @@ from typing import Any, Final, Self
 
 from zb_hdf5.errors import ArgumentError, FormatError
 from zb_hdf5.extents import Extents, Run
+from zb_hdf5.openfile import regular
 from zb_hdf5.publish import partial_path, write_atomically
 from zb_hdf5.reader import BatchReader
 from zb_hdf5.spec import (
@@ -28,6 +29,8 @@ from zb_hdf5.spec import (
 from zb_hdf5.store import BACKENDS
 from zb_hdf5.writer import ShardInfo
 
+#: No file is larger; what claims to be is damaged.
+MAX_BYTES: Final = 2**63
 _LAYOUT: Final = re.compile(rb'"layout": "(\w+)"')
 #: Before the digest of all that stands before it: the last key of the file.
 _CHECK: Final = ',\n "check": "'
@@ -92,9 +95,7 @@ class ShardEntry:
                 _field(value, key, kind, where)  # says which one is wrong
         # checked by `places` when the shard is opened: there may be a hundred thousand of them
         entry = cls(*values, value.get("extents", []), value.get("crc32_ends", []))  # type: ignore[call-arg]
-        parts = entry.path.split("/")
-        if not parts[0] or ".." in parts or not parts[-1]:
-            raise FormatError(f"{where}: path {entry.path!r} leaves the folder of the store")
+        require_inside(entry.path, where)
         if entry.document_count < 0:
             raise FormatError(f"{where}: expected document_count >= 0, found {entry.document_count}")
         if entry.backend not in BACKENDS:
@@ -116,6 +117,8 @@ class ShardEntry:
             first, last = self.crc32_ends
             if any(type(number) is not int or number < 0 for run in runs for number in (*run, first, last)):
                 raise ValueError("expected natural numbers")
+            if any(run.stride < batch_bytes for run in runs if run.num_batches > 1):
+                raise ValueError("batches lie over each other")
             if sum(run.num_batches for run in runs) != self.num_batches:
                 raise ValueError(f"expected {self.num_batches} batches")
         except (TypeError, ValueError) as error:
@@ -250,7 +253,7 @@ class ShardIndex:
     def _check_totals(self, value: dict[str, Any], where: str) -> None:
         for number, shard in enumerate(self.shards):
             expected = shard.num_batches * self.meta.batch_tokens
-            if shard.num_batches < 0 or shard.token_count != expected:
+            if not 0 <= expected < MAX_BYTES or shard.token_count != expected:
                 raise FormatError(
                     f"{where}: shards[{number}] ({shard.path}): expected {expected:,} tokens in {shard.num_batches:,} "
                     f"batches, found {shard.token_count:,}"
@@ -274,10 +277,24 @@ class ShardIndex:
         write_atomically(folder / INDEX_NAME, self.to_json().encode("utf-8"))
 
 
+def require_inside(path: str, where: str) -> None:
+    """Raise `FormatError` unless `path` names a file in the folder of the store."""
+    parts = path.split("/")
+    if not parts[0] or ".." in parts or not parts[-1]:
+        raise FormatError(f"{where}: path {path!r} leaves the folder of the store")
+    try:
+        named = "\0" not in path and bool(path.encode("utf-8"))
+    except UnicodeEncodeError:  # half of a surrogate pair, which JSON can spell
+        named = False
+    if not named:
+        raise FormatError(f"{where}: path {path!r} is no name of a file; restore the index, or run 'zb index rebuild'")
+
+
 def read_index_text(path: Path) -> str:
     """Read a `shards.json`."""
     try:
-        return path.read_text(encoding="utf-8")
+        with open(path, encoding="utf-8", newline="", opener=regular) as file:
+            return file.read()
     except FileNotFoundError as error:
         raise FormatError(
             f"{path.parent}: no {INDEX_NAME}: not a store, or its conversion did not finish; convert again"
@@ -288,7 +305,7 @@ def read_index_text(path: Path) -> str:
 
 def layout_of(path: Path) -> str:
     """Return the layout that an index begins with, without reading all of it; "" if it names none."""
-    with open(path, "rb") as file:
+    with open(path, "rb", opener=regular) as file:
         match = _LAYOUT.search(file.read(512))
     return match[1].decode() if match else ""
 

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError
 from zb_hdf5.extents import ExtentFile, Extents, Run, auto_access
+from zb_hdf5.openfile import regular
 from zb_hdf5.publish import write_fully
 from zb_hdf5.reader import BatchReader, require_options
 from zb_hdf5.source import CheckedSource
@@ -123,7 +124,7 @@ class BatchFileWriter(BatchWriter):
 
 def read_header(path: Path) -> tuple[StoreMeta, int]:
     """Return (meta, num_batches) of a `.batch` file whose header fits its size."""
-    with open(path, "rb") as file:
+    with open(path, "rb", opener=regular) as file:
         meta, num_batches = unpack_header(file.read(HEADER_BYTES), path)
         size = os.fstat(file.fileno()).st_size
     expected = batch_file_bytes(meta, num_batches)
@@ -138,7 +139,7 @@ def read_header(path: Path) -> tuple[StoreMeta, int]:
 
 def face_of(path: Path) -> Face:
     """Look at the reserved bytes; also of a file whose own magic is damaged, as HDF5 would."""
-    with open(path, "rb") as file:
+    with open(path, "rb", opener=regular) as file:
         head = file.read(HEADER_BYTES)
     if head.startswith(HDF5_MAGIC, USER_BLOCK_BYTES):
         return Face.HDF5
@@ -160,9 +161,10 @@ def read_crc32_file(path: Path, num_batches: int) -> npt.NDArray[np.uint32]:
     """
     place = crc32_path(path)
     try:
-        data = place.read_bytes()
+        with open(place, "rb", opener=regular) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size != 4 * num_batches:
+                raise FormatError(f"{place}: expected {4 * num_batches:,} bytes, found {size:,}")
+            return np.frombuffer(file.read(size), dtype="<u4")
     except FileNotFoundError as error:
         raise FormatError(f"{path}: has no {place.name} beside it to verify its batches with") from error
-    if len(data) != 4 * num_batches:
-        raise FormatError(f"{place}: expected {4 * num_batches:,} bytes, found {len(data):,}")
-    return np.frombuffer(data, dtype="<u4")

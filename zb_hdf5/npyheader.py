@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from zb_hdf5.errors import FormatError, IncompleteError
+from zb_hdf5.openfile import regular, require_bytes
 
 NPY_MAGIC: Final = b"\x93NUMPY"
 #: What numpy raises for headers that are no Python literal, or not the right one.
@@ -26,7 +27,7 @@ def read_npy_header(path: Path) -> tuple[tuple[int, ...], bool, np.dtype[Any], i
     FormatError, IncompleteError
         If it is no `.npy` file, or its header is cut short.
     """
-    with open(path, "rb") as file:
+    with open(path, "rb", opener=regular) as file:
         magic = file.read(len(NPY_MAGIC))
         if magic != NPY_MAGIC:
             kind = IncompleteError if NPY_MAGIC.startswith(magic) else FormatError
@@ -42,4 +43,7 @@ def read_npy_header(path: Path) -> tuple[tuple[int, ...], bool, np.dtype[Any], i
         except MALFORMED_HEADER as error:
             kind = IncompleteError if str(error).startswith("EOF") else FormatError
             raise kind(f"{path}: malformed .npy header: {error or type(error).__name__}") from error
+        require_bytes(
+            file.tell() + math.prod(shape) * dtype.itemsize, file.fileno(), path, f"an array of shape {shape}"
+        )
         return shape, fortran, dtype, file.tell()

@@ -22,6 +22,7 @@ from typing import Any, Final, Self
 import numpy.typing as npt
 
 from zb_hdf5.errors import ConvertError, UnavailableError
+from zb_hdf5.openfile import regular
 from zb_hdf5.spec import INDEX_NAME, JOURNAL_PREFIX, SHARD_PREFIX
 
 PARTIAL_SUFFIX: Final = ".partial"
@@ -252,7 +253,7 @@ def leftover_of_dead_writer(path: Path) -> Iterator[None]:
     UnavailableError
         If a writer is at work.
     """
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    fd = regular(path)
     try:
         _lock(fd, fcntl.LOCK_EX, path)
         _lock(fd, fcntl.LOCK_SH, path)  # HDF5 takes a shared lock of its own to read

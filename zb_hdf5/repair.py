@@ -22,6 +22,7 @@ from zb_hdf5.digest import batch_crc32s, crc32_array
 from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError, ZbError
 from zb_hdf5.extents import ExtentFile, Extents, Run
 from zb_hdf5.index import ShardEntry, ShardIndex
+from zb_hdf5.openfile import regular
 from zb_hdf5.publish import (
     PARTIAL_SUFFIX,
     fsync_directory,
@@ -180,7 +181,7 @@ def _open_broken(path: Path, shape: StoreMeta | None) -> tuple[BatchReader, npt.
 
 
 def _open_broken_batch(path: Path, shape: StoreMeta | None) -> tuple[BatchReader, npt.NDArray[np.uint32] | None, str]:
-    with open(path, "rb") as file:
+    with open(path, "rb", opener=regular) as file:
         header, size = file.read(HEADER_BYTES), os.fstat(file.fileno()).st_size
     if header.startswith(BATCH_MAGIC):
         meta, announced = unpack_header(header, path)
@@ -215,7 +216,8 @@ def _crc32_beside(path: Path) -> npt.NDArray[np.uint32] | None:
     for name in (path.name, path.name.removesuffix(PARTIAL_SUFFIX)):
         beside = path.with_name(name + CRC32_SUFFIX)
         if beside.exists():
-            data = beside.read_bytes()
+            with open(beside, "rb", opener=regular) as file:
+                data = file.read()
             return np.frombuffer(data[: len(data) // 4 * 4], dtype="<u4")
     return None
 

@@ -166,6 +166,9 @@ class StoreMeta:
     tokenizer: str = ""
 
     def __post_init__(self) -> None:
+        for name in ("batch_size", "seq_len", "seed", "total_records", "document_count", "vocab_size"):
+            if not isinstance(getattr(self, name), (int, np.integer)):
+                raise ArgumentError(f"{name} must be a whole number, found {getattr(self, name)!r}")
         for name in ("batch_size", "seq_len"):
             value = getattr(self, name)
             if not 1 <= value <= U32_MAX:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from zb_hdf5.errors import ArgumentError, BackendError, ConvertError, FormatError
+from zb_hdf5.openfile import regular
 from zb_hdf5.publish import PARTIAL_SUFFIX, partial_path
 from zb_hdf5.reader import BatchReader, require_choice, require_options
 from zb_hdf5.spec import BATCH_MAGIC, DEFAULT_SPLIT, HDF5_MAGIC, INDEX_NAME, STREAM_LAYOUT, StoreMeta, stored_dtype
@@ -71,7 +72,7 @@ def detect_backends(path: Path) -> list[str]:
     FormatError
         If no backend knows the file.
     """
-    with open(path, "rb") as file:
+    with open(path, "rb", opener=regular) as file:
         head = file.read(4096)
     found = [
         name
@@ -95,7 +96,7 @@ def is_stream(path: Path, backend: str = "auto") -> bool:
         return backend == "npy" or any(path.glob("*.npy"))
     if path.suffix == ".npy" or not path.is_file():
         return path.suffix == ".npy"
-    with open(path, "rb") as file:
+    with open(path, "rb", opener=regular) as file:
         is_hdf5 = file.read(len(HDF5_MAGIC)) == HDF5_MAGIC
     return is_hdf5 and bool(_load("zb_hdf5.streamread:is_stream_file")(path))
 

@@ -10,7 +10,7 @@ from typing import Any, Final, Self
 import numpy as np
 
 from zb_hdf5.errors import ArgumentError, FormatError
-from zb_hdf5.index import parse_sealed, read_index_text, seal
+from zb_hdf5.index import MAX_BYTES, parse_sealed, read_index_text, require_inside, seal
 from zb_hdf5.publish import write_atomically
 from zb_hdf5.spec import (
     DEFAULT_SPLIT,
@@ -41,12 +41,11 @@ class StreamEntry:
         """Check one element of `shards`."""
         _require_types(value, _ENTRY_TYPES, where)
         entry = cls(**{key: value[key] for key in _ENTRY_TYPES})
-        parts = entry.path.split("/")
-        if not parts[0] or ".." in parts or not parts[-1]:
-            raise FormatError(f"{where}: path {entry.path!r} leaves the folder of the store")
-        if min(entry.token_count, entry.document_count) < 0:
+        require_inside(entry.path, where)
+        if not all(0 <= count < MAX_BYTES for count in (entry.token_count, entry.document_count)):
             raise FormatError(
-                f"{where}: expected counts >= 0, found {entry.token_count} tokens, {entry.document_count} documents"
+                f"{where}: expected counts below 2**63, found {entry.token_count} tokens, "
+                f"{entry.document_count} documents"
             )
         if not is_sha256(entry.sha256):
             raise FormatError(f"{where}: expected 64 hexadecimal digits in sha256, found {entry.sha256!r}")

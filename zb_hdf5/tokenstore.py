@@ -8,7 +8,7 @@ import threading
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError, BatchIndexError, FormatError, IncompleteError
 from zb_hdf5.npyheader import read_npy_header
+from zb_hdf5.openfile import Identity
 from zb_hdf5.spec import DEFAULT_SPLIT, INDEX_NAME, NO_BOUNDARY, TokenArray, combine_sha256
 from zb_hdf5.streamindex import StreamIndex
 from zb_hdf5.streamread import (
@@ -73,6 +74,7 @@ class MmapTokenStore:
         self.path, self._access = Path(path), access
         self.boundary_token_id, self.vocab_size, self.tokenizer = NO_BOUNDARY, 0, ""
         self._sha256: list[str] = []
+        self._identities: dict[int, Identity] = {}  # of the files that were open once
         folder = self.path.parent if self.path.name == INDEX_NAME else self.path
         if (folder / INDEX_NAME).exists():
             counts = self._take_index(StreamIndex.load(folder), folder, split)
@@ -122,7 +124,7 @@ class MmapTokenStore:
 
     def _take_file(self, found: StreamInspection) -> list[int]:
         self.dtype, self.boundary_token_id = found.dtype, found.boundary_token_id
-        self._document_count = found.document_count
+        self._document_count, self._identities[0] = found.document_count, found.identity
         self.vocab_size, self.tokenizer, self.paths = found.vocab_size, found.tokenizer, [self.path]
         self._sha256 = [] if found.sha256 is None else [found.sha256]
         return [found.token_count]
@@ -220,9 +222,11 @@ class MmapTokenStore:
         """
         if self._doc_offsets is None:
             ends: list[npt.NDArray[np.uint64]] = [np.zeros(1, np.uint64)]
-            for path, start, stop in zip(self.paths, self._starts, self._starts[1:], strict=False):
+            for number, (path, (start, stop)) in enumerate(zip(self.paths, pairwise(self._starts), strict=True)):
                 known: Sequence[int] | npt.NDArray[np.uint64]
-                known = [0, stop - start] if path.suffix == ".npy" else read_doc_offsets(path)
+                known = (
+                    [0, stop - start] if path.suffix == ".npy" else read_doc_offsets(path, self._identities.get(number))
+                )
                 known = np.asarray(known, dtype=np.uint64)
                 known = known[known <= stop - start]  # a killed writer may have been ahead with them
                 ends.append(np.asarray(known[1:], dtype=np.uint64) + np.uint64(start))
@@ -247,7 +251,7 @@ class MmapTokenStore:
         with self._lock:
             file = self._files[number]
             if file is None:
-                file = open_token_file(self.paths[number], self._access)
+                file = open_token_file(self.paths[number], self._access, self._identities.get(number))
                 if file.num_tokens != self._starts[number + 1] - self._starts[number]:
                     raise FormatError(
                         f"{self.paths[number]}: expected {self._starts[number + 1] - self._starts[number]:,} tokens, "
@@ -255,6 +259,7 @@ class MmapTokenStore:
                     )
                 if len(self._opened) == MAX_OPEN_FILES:
                     self._files[self._opened.popleft()] = None  # closed when its last reader has let go of it
+                self._identities[number] = file.identity
                 self._opened.append(number)
                 self._files[number] = file
         return file

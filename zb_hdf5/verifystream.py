@@ -85,9 +85,9 @@ def _check_content(
 ) -> None:
     report.token_count = found.token_count
     chunks = range(0, found.token_count, found.chunk_tokens)
-    stored, digest = read_chunk_crc32(path, len(chunks)), hashlib.sha256()
+    stored, digest = read_chunk_crc32(path, len(chunks), found.identity), hashlib.sha256()
     chunk = np.empty(found.chunk_tokens, found.dtype)
-    file = open_token_file(path)
+    file = open_token_file(path, identity=found.identity)
     try:
         for number, start in enumerate(chunks):
             tokens = chunk[: min(found.chunk_tokens, found.token_count - start)]
@@ -115,7 +115,7 @@ def _check_content(
 
 
 def _check_documents(path: Path, found: StreamInspection, entry: StreamEntry | None) -> None:
-    offsets = read_doc_offsets(path)
+    offsets = read_doc_offsets(path, found.identity)
     if zlib.crc32(offsets) != found.doc_offsets_crc32 or int(offsets[0]) != 0 or int(offsets[-1]) != found.token_count:
         raise ChecksumError(f"{path}: the places of its documents are damaged; restore the shard, or make it again")
     if entry is not None and (entry.token_count, entry.document_count) != (found.token_count, found.document_count):

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from zb_hdf5.digest import TokenDigest, crc32_array
 from zb_hdf5.errors import ArgumentError, ClosedError
 from zb_hdf5.extents import Extents, Run, copy_range, read_fully
+from zb_hdf5.openfile import regular
 from zb_hdf5.publish import PartialFile, disk_errors
 from zb_hdf5.reader import GROUP_BYTES, BatchReader
 from zb_hdf5.spec import StoreMeta, TokenArray, as_stored
@@ -73,6 +74,8 @@ class BatchWriter(ABC):
         durable: bool = False,
         known_sha256: str | None = None,
     ) -> None:
+        if not 0 <= expected_batches < 2**48:
+            raise ArgumentError(f"{path}: expected_batches must be a count of batches, found {expected_batches}")
         self.meta = meta
         self.num_batches = 0
         self.token_count = 0
@@ -136,7 +139,11 @@ class BatchWriter(ABC):
         if not 0 <= start <= start + count <= reader.num_batches:
             raise ArgumentError(f"{reader.path}: expected {start + count:,} batches, found {reader.num_batches:,}")
         before = self.num_batches
-        if count == 0 or reader.extents is None or (offset := self._room_for(before, count)) is None:
+        if count == 0 or reader.extents is None:
+            return 0
+        with disk_errors(self._file.partial_path):
+            offset = self._room_for(before, count)
+        if offset is None:
             return 0
         self._copy_from(reader.path, reader.extents, start, count, offset)
         return self.num_batches - before
@@ -147,7 +154,7 @@ class BatchWriter(ABC):
         buffers = [np.empty((min(group, count), slot_bytes), np.uint8) for _ in range(2)]
         before = self.num_batches
         pending: tuple[TokenArray, PendingDigest] | None = None
-        with open(path, "rb", buffering=0) as original:
+        with open(path, "rb", buffering=0, opener=regular) as original:
             try:
                 for number, done in enumerate(range(0, count, group)):
                     slots = buffers[number % 2][: min(group, count - done)]

@@ -1,0 +1,80 @@
+"""Opening what others have named, and may have replaced: a FIFO must not hang us, nor another file pass for it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import Final
+
+from zb_hdf5.errors import FormatError, IncompleteError
+
+#: What tells a file from the one that has its name later; see `identity_of`.
+Identity = tuple[int, ...]
+
+_KINDS: Final = {
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+def regular(path: str | os.PathLike[str], flags: int = os.O_RDONLY) -> int:
+    """Open a regular file, without waiting for anything; return its descriptor. Also an `opener` for `open`.
+
+    Raises
+    ------
+    FormatError
+        If it is a FIFO, a socket or a device.
+    OSError
+        If it cannot be opened, or is a folder.
+    """
+    try:
+        fd = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            require_regular(os.stat(path).st_mode, path)  # a socket
+        raise
+    try:
+        require_regular(os.fstat(fd).st_mode, path)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def require_regular(mode: int, path: str | os.PathLike[str]) -> None:
+    """Raise as `regular` does, unless `mode` is that of a regular file."""
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(mode):
+        kind = _KINDS.get(stat.S_IFMT(mode), "something else")
+        raise FormatError(f"{path}: expected a file, found {kind}; give the name of a file, or copy it into one")
+
+
+def identity_of(fd: int, *, growing: bool = False) -> Identity:
+    """Return (size, mtime_ns) of a published file, which never change, or (inode,) of one that is being written."""
+    status = os.fstat(fd)
+    return (status.st_ino,) if growing else (status.st_size, status.st_mtime_ns)
+
+
+def require_identity(fd: int, expected: Identity, path: Path) -> None:
+    """Raise `FormatError` if what was opened now is not what was looked at before."""
+    found = identity_of(fd, growing=len(expected) == 1)
+    if found != expected:
+        what = "inode" if len(expected) == 1 else "(size, mtime_ns)"
+        raise FormatError(
+            f"{path}: changed since this reader was made: expected {what} {expected}, found {found}; open it again"
+        )
+
+
+def require_bytes(claimed: int, fd: int, path: Path, what: str) -> None:
+    """Raise `IncompleteError` if a file claims to hold more bytes than it has: before anything is made of that size."""
+    size = os.fstat(fd).st_size
+    if claimed > size:
+        raise IncompleteError(
+            f"{path}: expected at least {claimed:,} bytes for {what}, found {size:,}: it was cut short, or is damaged; "
+            "restore it, or convert again"
+        )

@@ -389,11 +389,11 @@ def test_a_failed_write_can_be_repeated(suffix, call, tmp_path, monkeypatch):
             patch.setattr(os, call, full)
             patch.setattr("zb_hdf5.h5write.os.fstat", lambda fd: os.stat(os.devnull))  # nothing is reserved yet
             with pytest.raises(OSError, match="No space left"):
-                writer.write(batches(2, 2))
+                writer.write(batches(2, 64))  # more than there is room for
         assert writer.num_batches == 2
-        writer.write(batches(2, 2))
+        writer.write(batches(2, 64))
         info = writer.finish()
-    expected = batches(0, 4).astype("<u2")
+    expected = batches(0, 66).astype("<u2")
     check_whole(tmp_path / f"x{suffix}", expected)
     assert info.sha256 == hashlib.sha256(expected).hexdigest()
 

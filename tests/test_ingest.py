@@ -302,7 +302,7 @@ def test_errors_come_before_the_work(tmp_path, files):
 
 def test_a_corpus_without_documents(tmp_path):
     (tmp_path / "a.jsonl").write_text("{\nbad\n")
-    with pytest.raises(ConvertError, match=r"no documents in 1 files \(2 bad JSON\)"):
+    with pytest.raises(ConvertError, match=r"no documents in 1 file \(2 bad JSON\)"):
         ingest(open_documents([tmp_path / "a.jsonl"]), tmp_path / "out")
 
 

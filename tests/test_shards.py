@@ -620,8 +620,8 @@ def test_a_repacked_shard_is_no_damage_and_the_cure_is_named(how, tokens, tmp_pa
             for name in ("batches", "crc32"):
                 old.copy(name, new)
         os.replace(tmp_path / "new.h5", shard)
-    remedy = rf"rewritten since, .* 'zb index rebuild --force {re.escape(str(folder))}'"
-    cure = rf"{re.escape(str(shard))}: shards\.json says extents .* {remedy}"
+    remedy = rf"repacked or compressed .* 'zb index rebuild --force {re.escape(str(folder))}'"
+    cure = rf"{re.escape(str(shard))}: is the shard that shards\.json names, but .* {remedy}"
     with pytest.raises(FormatError, match=cure), open_reader(folder) as reader:
         reader.read_batch(0)
     assert re.match(cure, str(problems(folder)[0]))

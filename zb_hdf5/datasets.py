@@ -127,7 +127,10 @@ class BatchDataset(Dataset[torch.Tensor]):
     def __len__(self) -> int:
         return len(self._loader)
 
-    def __getitem__(self, index: int) -> torch.Tensor:
+    def __getitem__(self, index: int | tuple[int, int]) -> torch.Tensor:
+        if isinstance(index, tuple):  # of `sampler`: with its epoch
+            epoch, index = index
+            self._loader.set_epoch(epoch)
         loader, step, count = self._loader, operator.index(index), len(self)
         if not -count <= step < count:
             raise BatchIndexError(f"{loader.reader.path}: no step {step:,}: expected 0..{count - 1:,}")

@@ -126,10 +126,10 @@ class Room:
             self._reserve(begin, end)
         self._reserved = stop
 
-    def place(self, first: int, count: int) -> int | None:
-        """Return the byte offset of chunk `first`, if it and those behind it lie in a row of slots."""
+    def place(self, first: int, count: int, slot_bytes: int) -> int | None:
+        """Return the byte offset of chunk `first`, if it and those behind it lie in a row of slots of this size."""
         begin, last = self._offsets[[first, first + count - 1]].tolist()
-        return begin if last - begin == (count - 1) * self._slot_bytes else None
+        return begin if last - begin == (count - 1) * slot_bytes else None
 
     def cut_off(self, num_chunks: int) -> None:
         """Give back what lies behind the first chunks; the file is closed. HDF5 itself frees nothing in SWMR mode."""

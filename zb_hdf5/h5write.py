@@ -114,7 +114,7 @@ class HDF5BatchWriter(FileWriter):
 
     def _room_for(self, first: int, count: int) -> int | None:
         self._make_room(first + count)
-        return self._room.place(first, count)
+        return self._room.place(first, count, self.meta.padded_batch_bytes)
 
     def _commit(self, batches: TokenArray, group: GroupDigest) -> None:
         first, stop = self.num_batches, self.num_batches + len(batches)

@@ -246,14 +246,14 @@ def scratch_directory(path: Path) -> Generator[Path]:
 
 @contextlib.contextmanager
 def leftover_of_dead_writer(path: Path) -> Iterator[None]:
-    """See that no writer is at work on `path`, and keep writers away from it inside the block; readers may come.
+    """See that no writer is at work on a file or folder, and keep writers away inside the block; readers may come.
 
     Raises
     ------
     UnavailableError
         If a writer is at work.
     """
-    fd = regular(path)
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC) if path.is_dir() else regular(path)
     try:
         _lock(fd, fcntl.LOCK_EX, path)
         _lock(fd, fcntl.LOCK_SH, path)  # HDF5 takes a shared lock of its own to read

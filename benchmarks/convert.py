@@ -130,7 +130,7 @@ def _import_everything() -> None:
 
 
 def _convert(arguments: list[str]) -> None:
-    from converters.cli import convert
+    from zb_hdf5.converters.cli import convert
 
     code = convert.main(arguments, standalone_mode=False)
     if code:

@@ -28,9 +28,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-import zb_hdf5.h5read
-import zb_hdf5.native
-import zb_hdf5.shards  # noqa: F401  (imports are not part of the time to the first batch)
+import zb_hdf5.formats.hdf5.reader
+import zb_hdf5.formats.native
+import zb_hdf5.store.shards  # noqa: F401  (imports are not part of the time to the first batch)
 from benchmarks.measure import (
     BATCH_SIZE,
     BATCH_TOKENS,
@@ -53,9 +53,9 @@ from benchmarks.measure import (
     warm,
     write_tokens,
 )
-from converters.cli import convert
 from zb_hdf5 import Loader, ShardIndex, open_reader
-from zb_hdf5.order import GlobalOrder
+from zb_hdf5.converters.cli import convert
+from zb_hdf5.core.order import GlobalOrder
 from zb_hdf5.spec import HEADER_BYTES
 
 PREFETCHES: Final = (0, 2, 8, "auto")

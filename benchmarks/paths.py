@@ -22,8 +22,8 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-import zb_hdf5.h5read
-import zb_hdf5.native  # noqa: F401  (imports are not part of the time to the first batch)
+import zb_hdf5.formats.hdf5.reader
+import zb_hdf5.formats.native  # noqa: F401  (imports are not part of the time to the first batch)
 from benchmarks.loader import _direct_bandwidth, _fresh, _in_turn, _make_many_shards, _seconds
 from benchmarks.measure import (
     BATCH_SIZE,
@@ -40,8 +40,8 @@ from benchmarks.measure import (
     memory_mib,
     write_tokens,
 )
-from converters.cli import convert
 from zb_hdf5 import Loader, open_reader
+from zb_hdf5.converters.cli import convert
 
 SHARDS: Final = (1, 4)
 SHARD_COUNTS: Final = (1, 4_400, 50_000)

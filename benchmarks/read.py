@@ -26,9 +26,9 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-import zb_hdf5.h5read
-import zb_hdf5.native
-import zb_hdf5.shards  # noqa: F401  (imports are not part of the time to the first batch)
+import zb_hdf5.formats.hdf5.reader
+import zb_hdf5.formats.native
+import zb_hdf5.store.shards  # noqa: F401  (imports are not part of the time to the first batch)
 from benchmarks.measure import (
     BATCH_SIZE,
     BATCH_TOKENS,
@@ -51,9 +51,9 @@ from benchmarks.measure import (
     warm,
     write_tokens,
 )
-from converters.cli import convert
 from zb_hdf5 import Loader, open_reader
-from zb_hdf5.order import BlockOrder
+from zb_hdf5.converters.cli import convert
+from zb_hdf5.core.order import BlockOrder
 from zb_hdf5.spec import HEADER_BYTES
 
 CHECK_EPOCH: Final = 1000

@@ -14,9 +14,9 @@ from statistics import median
 from typing import Any, Final
 
 from benchmarks.measure import Bar, Spread, bar_plot, machine, machine_line, markdown_table, verdict
-from zb_hdf5.documents import open_documents
-from zb_hdf5.tokenizer import Tokenizer, load_tokenizer
-from zb_hdf5.tokenizer_training import train_tokenizer
+from zb_hdf5.text.documents import open_documents
+from zb_hdf5.text.tokenizers import Tokenizer, load_tokenizer
+from zb_hdf5.text.training import train_tokenizer
 
 REPEATS: Final = 5
 QUICK_FILES: Final = 40
@@ -58,7 +58,7 @@ def _bare_tiktoken(ranks_path: Path) -> Encode:
     import tiktoken
     from tiktoken.load import load_tiktoken_bpe
 
-    from zb_hdf5.tokenizer_training import SPLIT_PATTERN
+    from zb_hdf5.text.training import SPLIT_PATTERN
 
     ranks = load_tiktoken_bpe(str(ranks_path))
     encoding = tiktoken.Encoding("bare", pat_str=SPLIT_PATTERN, mergeable_ranks=ranks, special_tokens={})

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from converters.in_place import in_place_options
-from converters.text_cli import add_text_commands
 from zb_hdf5.console import (
     CommandGroup,
     ExistingPath,
@@ -22,10 +20,12 @@ from zb_hdf5.console import (
     output_options,
     print_report,
 )
+from zb_hdf5.converters.in_place import in_place_options
+from zb_hdf5.converters.text_cli import add_text_commands
 
 if TYPE_CHECKING:
-    from converters.formats import Source
-    from converters.pipe import Report
+    from zb_hdf5.converters.pipeline.run import Report
+    from zb_hdf5.converters.sources.registry import Source
 
 #: format -> (how its name reads in help, an example of a path)
 SOURCES: Final = {
@@ -144,7 +144,7 @@ def _add_command(source: str, target: str) -> None:
         def open_source(own: dict[str, Any]) -> Source:
             opened = _open(src, source, target, own)
             if is_dual:
-                from zb_hdf5.dual import require_whole_records
+                from zb_hdf5.formats.dual import require_whole_records
 
                 require_whole_records(opened.meta, dst)  # before any work
             return opened
@@ -186,13 +186,13 @@ def _add_command(source: str, target: str) -> None:
 def _open(src: tuple[Path, ...] | Path, source: str, target: str, own: dict[str, Any]) -> Source:
     if isinstance(src, tuple):
         return _open_npy(src, target, **own)
-    from converters.store_file import StoreSource
+    from zb_hdf5.converters.sources.store import StoreSource
 
     return StoreSource(src, source, own.get("dataset"), own.get("dtype", "keep"))
 
 
 def _open_npy(paths: tuple[Path, ...], target: str, **options: Any) -> Source:
-    from converters.npy_file import NpySource
+    from zb_hdf5.converters.sources.npy import NpySource
 
     if target == "batch" and options["dtype"] == "auto":
         options["dtype"] = "uint32"  # what every reader of the format knows; uint16 is ours
@@ -207,11 +207,11 @@ def run_conversion(
 
     In a rank of an MPI job that only serves the first one, this does nothing but that.
     """
-    from converters import pipe
-    from converters.executors import open_engine, require_own_workers
-    from converters.formats import FORMATS
-    from converters.journal import WHOLE, Part
-    from converters.shuffle import require_memory
+    from zb_hdf5.converters.pipeline import run as pipe
+    from zb_hdf5.converters.pipeline.engines import open_engine, require_own_workers
+    from zb_hdf5.converters.pipeline.journal import WHOLE, Part
+    from zb_hdf5.converters.pipeline.shuffle import require_memory
+    from zb_hdf5.converters.sources.registry import FORMATS
 
     names = ("as_json", "quiet", "workers", "executor", "scheduler_file", "dry_run", "force", "resume")
     work = {key: options.pop(key) for key in names}
@@ -234,8 +234,8 @@ def run_conversion(
             one_file = dst.suffix == FORMATS[target].suffix  # written by this process alone
             require_memory(memory_bytes, 1 if one_file else engine.workers_per_node, source.meta.batch_bytes)
         if work["dry_run"]:
-            from converters.dry_run import describe, describe_lines
-            from zb_hdf5.publish import refuse_existing
+            from zb_hdf5.converters.pipeline.dry_run import describe, describe_lines
+            from zb_hdf5.core.publishing import refuse_existing
 
             planned = describe(source, target, dst, **shards, **ways, workers=engine.workers)
             if not (work["force"] or work["resume"]):
@@ -252,7 +252,7 @@ def run_conversion(
 
 
 def _run_live(open_source: Callable[[dict[str, Any]], Source], name: str, dst: Path, options: dict[str, Any]) -> None:
-    from converters.live import convert_live
+    from zb_hdf5.converters.pipeline.live import convert_live
 
     as_json, quiet = options.pop("as_json"), options.pop("quiet")
     shards = {"num_shards": options.pop("shards"), "shard_bytes": options.pop("shard_size")}
@@ -270,7 +270,7 @@ def _run_live(open_source: Callable[[dict[str, Any]], Source], name: str, dst: P
 
 
 def _num_workers(source: Source, asked: int | None, memory_bytes: int) -> int:
-    from converters.executors import default_workers
+    from zb_hdf5.converters.pipeline.engines import default_workers
 
     if asked is not None:
         return asked

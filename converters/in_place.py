@@ -63,8 +63,9 @@ def change_in_place(path: str | os.PathLike[str], unstamp: bool) -> dict[str, An
         If another process holds a file's lock.
     """
     path = Path(path)
-    from zb_hdf5 import ArgumentError, dual
-    from zb_hdf5.native import Face, face_of, read_header
+    from zb_hdf5 import ArgumentError
+    from zb_hdf5.formats import dual
+    from zb_hdf5.formats.native import Face, face_of, read_header
 
     files = _files_of(path)
     metas = {file: read_header(file)[0] for file in files}
@@ -82,7 +83,7 @@ def change_in_place(path: str | os.PathLike[str], unstamp: bool) -> dict[str, An
 
 def _files_of(path: Path) -> list[Path]:
     from zb_hdf5 import ArgumentError, ShardIndex
-    from zb_hdf5.publish import PARTIAL_SUFFIX
+    from zb_hdf5.core.publishing import PARTIAL_SUFFIX
     from zb_hdf5.spec import INDEX_NAME
 
     if path.suffix == PARTIAL_SUFFIX:

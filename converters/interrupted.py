@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from converters.journal import journal_paths, read_journal
-from converters.text_journal import JOURNAL_NAME, count_finished
 from zb_hdf5 import UnavailableError
-from zb_hdf5.publish import leftover_of_dead_writer
+from zb_hdf5.converters.ingest.journal import JOURNAL_NAME, count_finished
+from zb_hdf5.converters.pipeline.journal import journal_paths, read_journal
+from zb_hdf5.core.publishing import leftover_of_dead_writer
 
 
 def describe_interrupted(folder: Path) -> dict[str, Any] | None:

@@ -11,11 +11,11 @@ import click
 from zb_hdf5.console import ExistingPath, NewPath, Progress, counted, format_count, output_options, print_report
 
 if TYPE_CHECKING:
-    from converters.ingest import IngestReport
-    from converters.pipe import Report
-    from converters.stream_text import StreamReport
-    from converters.text_file import Recipe
-    from zb_hdf5.documents import DocumentFile
+    from zb_hdf5.converters.ingest.routing import Recipe
+    from zb_hdf5.converters.ingest.to_batches import IngestReport
+    from zb_hdf5.converters.ingest.to_streams import StreamReport
+    from zb_hdf5.converters.pipeline.run import Report
+    from zb_hdf5.text.documents import DocumentFile
 
 #: kind of document file -> (how its name reads in help, an example of a path, what is said of its documents)
 KINDS: Final = {
@@ -141,8 +141,8 @@ class _Work:
     def __init__(
         self, src: tuple[Path, ...], kind: str, dst: Path, given: dict[str, Any], output: dict[str, bool]
     ) -> None:
-        from converters.executors import default_workers, require_own_workers
-        from zb_hdf5.documents import open_documents
+        from zb_hdf5.converters.pipeline.engines import default_workers, require_own_workers
+        from zb_hdf5.text.documents import open_documents
 
         self._kind, self._dst, self._given, self._output = kind, dst, given, output
         self._files = open_documents(src, kind, given.pop("text_column", "text"))
@@ -156,8 +156,8 @@ class _Work:
 
     def batches(self) -> IngestReport | None:
         """Write a batch store; None in a rank of an MPI job that only serves the first one, or if it is there."""
-        from converters.executors import open_engine
-        from converters.ingest import TextOptions, ingest_batches, is_ingested
+        from zb_hdf5.converters.ingest.to_batches import TextOptions, ingest_batches, is_ingested
+        from zb_hdf5.converters.pipeline.engines import open_engine
 
         given = self._given
         options = TextOptions(shuffle=given.pop("shuffle") == "global", num_shards=given.pop("shards"), **given)
@@ -176,8 +176,8 @@ class _Work:
 
     def streams(self) -> StreamReport | None:
         """Write a store of token streams; None as for `batches`."""
-        from converters.executors import open_engine
-        from converters.stream_text import ShardedTokenizationPipeline
+        from zb_hdf5.converters.ingest.to_streams import ShardedTokenizationPipeline
+        from zb_hdf5.converters.pipeline.engines import open_engine
 
         given = {name: self._given[name] for name in ("val_fraction", "val_last_shard", "seed")}
         pipeline = ShardedTokenizationPipeline(
@@ -232,9 +232,9 @@ def _require_stream(layout: str, options: dict[str, Any]) -> None:
 
 
 def _recipe(given: dict[str, Any]) -> Recipe:
-    from converters.text_file import Recipe
     from zb_hdf5 import ArgumentError
-    from zb_hdf5.tokenizer import load_tokenizer
+    from zb_hdf5.converters.ingest.routing import Recipe
+    from zb_hdf5.text.tokenizers import load_tokenizer
 
     spec, text, none = given.pop("tokenizer"), given.pop("boundary_token"), given.pop("no_boundary")
     limit = given.pop("max_document_tokens")

@@ -1,6 +1,6 @@
 """An engine that stops in the middle of its work."""
 
-from converters.executors import Inline
+from zb_hdf5.converters.pipeline.engines import Inline
 
 
 class Stops(Exception):

@@ -8,9 +8,9 @@ import click
 import numpy as np
 import pytest
 
-from converters.cli import convert
 from zb_hdf5 import BACKENDS, open_writer, spec
-from zb_hdf5.cli import zb
+from zb_hdf5.commands.zb import zb
+from zb_hdf5.converters.cli import convert
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")

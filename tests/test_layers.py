@@ -150,12 +150,12 @@ def test_converters_touch_no_private_attribute_of_others(module):
     ("module", "heavy"),
     [
         ("zb_hdf5", ["torch", "h5py", "click"]),
-        ("zb_hdf5.cli", ["numpy", "torch", "h5py"]),
-        ("converters.cli", ["numpy", "torch", "h5py"]),
-        ("zb_hdf5.order", ["torch", "h5py", "click"]),
-        ("zb_hdf5.native", ["torch", "h5py", "click"]),
-        ("zb_hdf5.store", ["torch", "h5py", "click"]),
-        ("zb_hdf5.loader", ["torch", "h5py", "click"]),
+        ("zb_hdf5.commands.zb", ["numpy", "torch", "h5py"]),
+        ("zb_hdf5.converters.cli", ["numpy", "torch", "h5py"]),
+        ("zb_hdf5.core.order", ["torch", "h5py", "click"]),
+        ("zb_hdf5.formats.native", ["torch", "h5py", "click"]),
+        ("zb_hdf5.opening", ["torch", "h5py", "click"]),
+        ("zb_hdf5.loaders.loader", ["torch", "h5py", "click"]),
     ],
 )
 def test_importing_is_light(module, heavy):

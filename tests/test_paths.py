@@ -9,14 +9,6 @@ import numpy as np
 import pytest
 
 import zb_hdf5
-from converters.executors import Inline
-from converters.ingest import TextOptions, ingest_batches
-from converters.merge import merge_parts
-from converters.npy_file import NpySource
-from converters.pipe import convert
-from converters.store_file import StoreSource
-from converters.stream_text import ShardedTokenizationPipeline
-from converters.text_file import Recipe
 from zb_hdf5 import (
     BatchFileReader,
     BatchFileWriter,
@@ -45,13 +37,21 @@ from zb_hdf5 import (
     write_batch_dataset,
     write_batch_file,
 )
-from zb_hdf5.doctor import diagnose
-from zb_hdf5.documents import open_documents
-from zb_hdf5.dual import check, stamp, unstamp
-from zb_hdf5.info import describe
-from zb_hdf5.rebuild import rebuild_index
-from zb_hdf5.repair import repair, repair_file
-from zb_hdf5.tokenizer_training import train_tokenizer
+from zb_hdf5.commands.doctor import diagnose
+from zb_hdf5.commands.info import describe
+from zb_hdf5.converters.ingest.routing import Recipe
+from zb_hdf5.converters.ingest.to_batches import TextOptions, ingest_batches
+from zb_hdf5.converters.ingest.to_streams import ShardedTokenizationPipeline
+from zb_hdf5.converters.pipeline.engines import Inline
+from zb_hdf5.converters.pipeline.merge import merge_parts
+from zb_hdf5.converters.pipeline.run import convert
+from zb_hdf5.converters.sources.npy import NpySource
+from zb_hdf5.converters.sources.store import StoreSource
+from zb_hdf5.formats.dual import check, stamp, unstamp
+from zb_hdf5.maintenance.rebuild import rebuild_index
+from zb_hdf5.maintenance.repair import repair, repair_file
+from zb_hdf5.text.documents import open_documents
+from zb_hdf5.text.training import train_tokenizer
 
 META = StoreMeta(4, 512, np.dtype("<u4"))
 ALONE = {"rank": 0, "world_size": 1}
@@ -174,7 +174,7 @@ def tokenize(path, made):
 
 
 def merge(path, made):
-    from converters.journal import Part
+    from zb_hdf5.converters.pipeline.journal import Part
 
     for job in range(2):
         convert(StoreSource(made / "store", "hdf5"), "hdf5", path, part=Part(job, 2))

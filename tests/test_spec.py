@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from zb_hdf5 import ArgumentError, ConvertError, FormatError, IncompleteError, StoreMeta, open_writer
-from zb_hdf5.native import BatchFileReader
+from zb_hdf5.formats.native import BatchFileReader
 from zb_hdf5.spec import (
     BATCH_HEADER_FIELDS,
     BATCHES_ATTRIBUTES,

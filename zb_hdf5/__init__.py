@@ -7,8 +7,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from zb_hdf5.datasetloader import DatasetLoader
-    from zb_hdf5.datasets import BatchDataset, RecordDataset
+    from zb_hdf5.columns.reader import BatchReader
+    from zb_hdf5.columns.writer import BatchWriter, ShardInfo
+    from zb_hdf5.commands.fetch import FetchReport, fetch_shards
+    from zb_hdf5.compat.dataset_loader import DatasetLoader
+    from zb_hdf5.compat.zerobatch import BatchNativeLoader, write_batch_dataset, write_batch_file
     from zb_hdf5.errors import (
         ArgumentError,
         BackendError,
@@ -24,29 +27,26 @@ if TYPE_CHECKING:
         UnverifiableError,
         ZbError,
     )
-    from zb_hdf5.fetch import FetchReport, fetch_shards
-    from zb_hdf5.follow import FollowingLoader, LiveReader
-    from zb_hdf5.h5read import HDF5BatchReader
-    from zb_hdf5.h5write import HDF5BatchWriter
-    from zb_hdf5.index import ShardEntry, ShardIndex
-    from zb_hdf5.livestore import LiveStoreWriter
-    from zb_hdf5.loader import Loader
-    from zb_hdf5.mixture import MixedLoader
-    from zb_hdf5.native import BatchFileReader, BatchFileWriter
-    from zb_hdf5.reader import BatchReader
-    from zb_hdf5.shards import ShardedReader
+    from zb_hdf5.formats.hdf5.reader import HDF5BatchReader
+    from zb_hdf5.formats.hdf5.stream_writer import HDF5ShardWriter, StreamInfo
+    from zb_hdf5.formats.hdf5.writer import HDF5BatchWriter
+    from zb_hdf5.formats.native import BatchFileReader, BatchFileWriter
+    from zb_hdf5.loaders.datasets import BatchDataset, RecordDataset
+    from zb_hdf5.loaders.following import FollowingLoader, LiveReader
+    from zb_hdf5.loaders.loader import Loader
+    from zb_hdf5.loaders.mixed import MixedLoader
+    from zb_hdf5.loaders.text import TextLoader
+    from zb_hdf5.opening import BACKENDS, open_reader, open_writer
     from zb_hdf5.spec import StoreMeta
-    from zb_hdf5.store import BACKENDS, open_reader, open_writer
-    from zb_hdf5.streamindex import StreamEntry, StreamIndex
-    from zb_hdf5.streamwrite import HDF5ShardWriter, StreamInfo
-    from zb_hdf5.textloader import TextLoader
-    from zb_hdf5.tokenizer import Tokenizer, load_tokenizer
-    from zb_hdf5.tokenstore import MmapTokenStore
-    from zb_hdf5.verify import verify_store
-    from zb_hdf5.verifystream import ShardReport
-    from zb_hdf5.windows import SlidingWindowDataloader, WindowReader
-    from zb_hdf5.writer import BatchWriter, ShardInfo
-    from zb_hdf5.zerobatch import BatchNativeLoader, write_batch_dataset, write_batch_file
+    from zb_hdf5.store.index import ShardEntry, ShardIndex
+    from zb_hdf5.store.live import LiveStoreWriter
+    from zb_hdf5.store.shards import ShardedReader
+    from zb_hdf5.store.stream_index import StreamEntry, StreamIndex
+    from zb_hdf5.store.tokens import MmapTokenStore
+    from zb_hdf5.store.verify import verify_store
+    from zb_hdf5.store.verify_stream import ShardReport
+    from zb_hdf5.text.tokenizers import Tokenizer, load_tokenizer
+    from zb_hdf5.views.windows import SlidingWindowDataloader, WindowReader
 
 __version__ = "0.1.0"
 
@@ -56,31 +56,31 @@ _HOME = {
         "ExistsError", "FormatError", "IncompleteError", "StateError", "UnavailableError", "UnverifiableError",
         "ZbError",
     ),
-    "datasetloader": ("DatasetLoader",),
-    "datasets": ("BatchDataset", "RecordDataset"),
-    "fetch": ("FetchReport", "fetch_shards"),
-    "follow": ("FollowingLoader", "LiveReader"),
-    "h5read": ("HDF5BatchReader",),
-    "h5write": ("HDF5BatchWriter",),
-    "index": ("ShardEntry", "ShardIndex"),
-    "livestore": ("LiveStoreWriter",),
-    "loader": ("Loader",),
-    "mixture": ("MixedLoader",),
-    "native": ("BatchFileReader", "BatchFileWriter"),
-    "reader": ("BatchReader",),
-    "shards": ("ShardedReader",),
+    "compat.dataset_loader": ("DatasetLoader",),
+    "loaders.datasets": ("BatchDataset", "RecordDataset"),
+    "commands.fetch": ("FetchReport", "fetch_shards"),
+    "loaders.following": ("FollowingLoader", "LiveReader"),
+    "formats.hdf5.reader": ("HDF5BatchReader",),
+    "formats.hdf5.writer": ("HDF5BatchWriter",),
+    "store.index": ("ShardEntry", "ShardIndex"),
+    "store.live": ("LiveStoreWriter",),
+    "loaders.loader": ("Loader",),
+    "loaders.mixed": ("MixedLoader",),
+    "formats.native": ("BatchFileReader", "BatchFileWriter"),
+    "columns.reader": ("BatchReader",),
+    "store.shards": ("ShardedReader",),
     "spec": ("StoreMeta",),
-    "store": ("BACKENDS", "open_reader", "open_writer"),
-    "textloader": ("TextLoader",),
-    "tokenizer": ("Tokenizer", "load_tokenizer"),
-    "streamindex": ("StreamEntry", "StreamIndex"),
-    "streamwrite": ("HDF5ShardWriter", "StreamInfo"),
-    "tokenstore": ("MmapTokenStore",),
-    "verify": ("verify_store",),
-    "verifystream": ("ShardReport",),
-    "windows": ("SlidingWindowDataloader", "WindowReader"),
-    "writer": ("BatchWriter", "ShardInfo"),
-    "zerobatch": ("BatchNativeLoader", "write_batch_dataset", "write_batch_file"),
+    "opening": ("BACKENDS", "open_reader", "open_writer"),
+    "loaders.text": ("TextLoader",),
+    "text.tokenizers": ("Tokenizer", "load_tokenizer"),
+    "store.stream_index": ("StreamEntry", "StreamIndex"),
+    "formats.hdf5.stream_writer": ("HDF5ShardWriter", "StreamInfo"),
+    "store.tokens": ("MmapTokenStore",),
+    "store.verify": ("verify_store",),
+    "store.verify_stream": ("ShardReport",),
+    "views.windows": ("SlidingWindowDataloader", "WindowReader"),
+    "columns.writer": ("BatchWriter", "ShardInfo"),
+    "compat.zerobatch": ("BatchNativeLoader", "write_batch_dataset", "write_batch_file"),
 }  # fmt: skip
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 __all__ = sorted(_MODULE_OF)

@@ -1,0 +1,244 @@
+"""Files of text as tokens: which shard a document goes to, and what becomes of its text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from zb_hdf5 import ArgumentError, ConvertError
+from zb_hdf5.console import counted
+from zb_hdf5.converters.sources.registry import Accounts
+from zb_hdf5.spec import DEFAULT_SPLIT
+from zb_hdf5.text.documents import Block, DocumentFile, Dropped
+from zb_hdf5.text.tokenizers import TokenIds, Tokenizer, load_tokenizer
+
+TRAIN: Final = DEFAULT_SPLIT
+VAL: Final = "val"
+
+
+class Encoded(NamedTuple):
+    """Documents as they are stored.
+
+    Attributes
+    ----------
+    tokens, lengths
+        All documents, one after the other, each with its boundary token; tokens of each.
+    cut
+        Tokens that were beyond `max_document_tokens`.
+    """
+
+    tokens: TokenIds
+    lengths: npt.NDArray[np.int64]
+    cut: int
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What becomes of a text: all that decides the tokens of a document. Picklable.
+
+    Attributes
+    ----------
+    tokenizer
+        As for `load_tokenizer`.
+    boundary_token_id
+        Stands behind each document; None: nothing does.
+    max_document_tokens
+        A longer document is cut there, its boundary token not counted; None: never.
+    """
+
+    tokenizer: str
+    boundary_token_id: int | None
+    max_document_tokens: int | None = None
+
+    def encode(self, tokenizer: Tokenizer, texts: Sequence[str], num_threads: int) -> Encoded:
+        """Tokenize the texts of one block."""
+        tokens, lengths = tokenizer.encode(texts, num_threads)
+        cut = 0
+        if self.max_document_tokens is not None and int(lengths.max(initial=0)) > self.max_document_tokens:
+            kept = np.minimum(lengths, self.max_document_tokens)
+            place = np.arange(len(tokens)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+            cut = len(tokens) - int(kept.sum())
+            tokens, lengths = tokens[place < self.max_document_tokens], kept
+        if self.boundary_token_id is not None:
+            tokens = np.insert(tokens, np.cumsum(lengths), np.uint32(self.boundary_token_id))
+            lengths = lengths + 1
+        return Encoded(tokens, lengths, cut)
+
+
+class Group(NamedTuple):
+    """One row group of one file: what is routed to a shard as a whole.
+
+    Attributes
+    ----------
+    file_number
+        Its place among all files of the conversion.
+    number
+        Its place in the file.
+    """
+
+    file: DocumentFile
+    file_number: int
+    number: int
+
+
+@dataclass(frozen=True)
+class Holdout:
+    """Which documents are held out for validation: those of a fraction of places, drawn with a seed. Picklable.
+
+    Whether a document is held out depends on its file's and row group's number and on its place in there, never on the
+    shards, the workers or the other files' content.
+    """
+
+    fraction: float
+    seed: int
+
+    def keep(self, group: Group, blocks: Iterator[Block], split: str) -> Iterator[Block]:
+        """Yield the blocks of a row group with the documents of one split."""
+        words = [self.seed & 0xFFFFFFFF, self.seed >> 32, group.file_number, group.number]
+        draws = np.random.RandomState(words)  # its numbers are frozen by NumPy's policy
+        for block in blocks:
+            held_out = draws.random_sample(len(block.texts)) < self.fraction
+            wanted = held_out if split == VAL else ~held_out
+            texts = [text for text, keep in zip(block.texts, wanted.tolist(), strict=True) if keep]
+            yield Block(texts, block.dropped if split == TRAIN else Dropped())
+
+
+@dataclass(frozen=True)
+class ShardPlan:
+    """The documents of one shard, in order. Picklable.
+
+    Attributes
+    ----------
+    split
+        Its name in `shards.json`.
+    holdout
+        None: all documents of the row groups belong to this shard.
+    """
+
+    groups: list[Group]
+    split: str = TRAIN
+    holdout: Holdout | None = None
+
+    def blocks(self) -> Iterator[Block]:
+        """Yield the documents."""
+        for group in self.groups:
+            blocks = group.file.row_group(group.number)
+            yield from blocks if self.holdout is None else self.holdout.keep(group, blocks, self.split)
+
+
+@dataclass
+class Tally:
+    """What became of the documents of a shard."""
+
+    documents: int = 0
+    dropped: Dropped = field(default_factory=Dropped)
+    accounts: Accounts = field(default_factory=Accounts)
+
+    def no_documents(self, num_files: int) -> str:
+        """Say that there were none, and why."""
+        reasons = ", ".join(f"{count:,} {reason}" for reason, count in self.dropped.counts.items())
+        return f"no documents in {counted(num_files, 'file')} ({reasons or 'they are empty'})"
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Tally:
+        """Return what `dataclasses.asdict` was given."""
+        return cls(int(value["documents"]), Dropped(**value["dropped"]), Accounts(**value["accounts"]))
+
+    def merge(self, later: Tally) -> None:
+        """Add those of another shard."""
+        self.documents += later.documents
+        self.dropped.merge(later.dropped)
+        self.accounts.tokens_in += later.accounts.tokens_in
+        for reason, tokens in later.accounts.dropped.items():
+            self.accounts.drop(reason, tokens)
+
+
+def encode_shard(plan: ShardPlan, recipe: Recipe, num_threads: int, tally: Tally) -> Iterator[Encoded]:
+    """Yield the documents of a shard, tokenized block by block, and count them in `tally`."""
+    tokenizer = load_tokenizer(recipe.tokenizer)
+    for block in plan.blocks():
+        tally.dropped.merge(block.dropped)
+        if not block.texts:
+            continue
+        encoded = recipe.encode(tokenizer, block.texts, num_threads)
+        tally.documents += len(encoded.lengths)
+        tally.accounts.tokens_in += len(encoded.tokens) + encoded.cut
+        tally.accounts.drop("beyond --max-document-tokens", encoded.cut)
+        yield encoded
+
+
+def plan_text_shards(
+    files: Sequence[DocumentFile],
+    num_shards: int | None = None,
+    *,
+    val_fraction: float = 0.0,
+    val_last_shard: bool = False,
+    seed: int = 0,
+) -> list[ShardPlan]:
+    """Route documents to shards: consecutive row groups go to each, so that all shards together keep the order.
+
+    Parameters
+    ----------
+    num_shards
+        Of documents to train on; None: one per file.
+    val_fraction
+        Share of the documents that is held out, in one more shard, the last.
+    val_last_shard
+        Hold out the last shard.
+
+    Raises
+    ------
+    ConvertError
+        If there are fewer row groups than shards.
+    ArgumentError
+        If the options contradict each other.
+    """
+    if not 0 <= val_fraction < 1:
+        raise ArgumentError(f"--val-fraction must be at least 0 and below 1, found {val_fraction}")
+    if val_fraction and val_last_shard:
+        raise ArgumentError("pass either --val-fraction or --val-last-shard, not both")
+    groups = [Group(file, number, k) for number, file in enumerate(files) for k in range(file.num_row_groups)]
+    runs = _run_per_file(groups) if num_shards is None else _cut_evenly(groups, num_shards)
+    if val_last_shard:
+        if len(runs) < 2:
+            raise ConvertError("--val-last-shard leaves nothing to train on: there is 1 shard; pass --shards 2 or more")
+        return [*map(ShardPlan, runs[:-1]), ShardPlan(runs[-1], VAL)]
+    if val_fraction:
+        holdout = Holdout(val_fraction, seed)
+        return [*(ShardPlan(run, TRAIN, holdout) for run in runs), ShardPlan(groups, VAL, holdout)]
+    return list(map(ShardPlan, runs))
+
+
+def _run_per_file(groups: list[Group]) -> list[list[Group]]:
+    runs: dict[int, list[Group]] = {}
+    for group in groups:
+        runs.setdefault(group.file_number, []).append(group)
+    return list(runs.values())
+
+
+def _cut_evenly(groups: list[Group], num_shards: int) -> list[list[Group]]:
+    """Cut into runs of about the same number of bytes, none of them empty."""
+    if num_shards > len(groups):
+        raise ConvertError(f"{len(groups):,} row groups cannot fill {num_shards:,} shards; pass a smaller --shards")
+    sizes = [group.file.path.stat().st_size / group.file.num_row_groups + 1 for group in groups]
+    ends = np.cumsum(sizes)
+    cuts = np.searchsorted(ends, ends[-1] * np.arange(1, num_shards) / num_shards)
+    low, high = np.arange(1, num_shards), len(groups) - np.arange(num_shards - 1, 0, -1)
+    for k in range(num_shards - 1):  # at least one row group each
+        cuts[k] = min(max(cuts[k], low[k], cuts[k - 1] + 1 if k else 0), high[k])
+    return [groups[a:b] for a, b in pairwise([0, *cuts.tolist(), len(groups)])]
+
+
+def describe_files(files: Sequence[DocumentFile], kind: str, recipe: Recipe) -> dict[str, Any]:
+    """Return what `shards.json` says of its source."""
+    return {
+        "format": kind,
+        "files": [str(file.path) for file in files],
+        "boundary_token_id": recipe.boundary_token_id,
+        "max_document_tokens": recipe.max_document_tokens,
+    }

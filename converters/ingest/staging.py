@@ -1,0 +1,206 @@
+"""Tokenized text on its way to a store: raw token files in a `.partial/` folder, and the packed rows made of them."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from zb_hdf5.converters.ingest.journal import FinishedTokens
+from zb_hdf5.converters.ingest.packing import PACKINGS, Packing
+from zb_hdf5.converters.ingest.routing import Recipe, ShardPlan, Tally, encode_shard
+from zb_hdf5.converters.pipeline.shard import Progress, no_progress
+from zb_hdf5.converters.sources.open_files import OpenFiles
+from zb_hdf5.core.order import Order
+from zb_hdf5.core.publishing import naming
+from zb_hdf5.spec import SHARD_PREFIX, TokenArray
+
+
+@dataclass(frozen=True)
+class SpoolTask:
+    """The documents of one spool, to be tokenized by any process. Picklable."""
+
+    path: Path
+    plan: ShardPlan
+    recipe: Recipe
+    dtype: np.dtype[Any]
+    num_threads: int
+    before: FinishedTokens | None = None
+
+    def tokens_done(self) -> int:
+        """Return how far another process is, by the size of its file; one that was there tells nothing."""
+        if self.before is None:
+            with contextlib.suppress(OSError):
+                return self.path.stat().st_size // self.dtype.itemsize
+        return 0
+
+
+class Spool(NamedTuple):
+    """Tokenized documents on disk: raw tokens, and beside them the documents' lengths as raw int64."""
+
+    path: Path
+    split: str
+    num_tokens: int
+    tally: Tally
+
+    @property
+    def lengths_path(self) -> Path:
+        return lengths_path(self.path)
+
+
+def spool_path(folder: Path, number: int) -> Path:
+    """Return where the tokens of a spool are."""
+    return folder / f"{SHARD_PREFIX}{number:05}.tokens"
+
+
+def lengths_path(path: Path) -> Path:
+    """Return where the lengths of its documents are."""
+    return path.with_suffix(".lengths")
+
+
+def write_spool(task: SpoolTask, progress: Progress = no_progress) -> FinishedTokens:
+    """Tokenize the documents of one spool, unless it is there and intact."""
+    if task.before is not None and _spool_sha256(task.path) == task.before.sha256:
+        return task.before.as_kept()
+    with naming(task.path):
+        return _tokenize_spool(task, progress)
+
+
+def _tokenize_spool(task: SpoolTask, progress: Progress) -> FinishedTokens:
+    tally, num_tokens = Tally(), 0
+    digests = hashlib.sha256(), hashlib.sha256()
+    with open(task.path, "wb") as tokens, open(lengths_path(task.path), "wb") as lengths:
+        for encoded in encode_shard(task.plan, task.recipe, task.num_threads, tally):
+            for file, digest, data in zip(
+                (tokens, lengths), digests, (encoded.tokens.astype(task.dtype), encoded.lengths), strict=True
+            ):
+                file.write(data)
+                digest.update(data)
+            num_tokens += len(encoded.tokens)
+            progress(len(encoded.tokens))
+        for file in (tokens, lengths):
+            file.flush()
+            os.fsync(file.fileno())
+    return FinishedTokens(num_tokens, _one_digest(digests), tally)
+
+
+def _spool_sha256(path: Path) -> str:
+    """Return one digest of both files of a spool; empty if one is not there."""
+    try:
+        with open(path, "rb") as tokens, open(lengths_path(path), "rb") as lengths:
+            return _one_digest(hashlib.file_digest(file, "sha256") for file in (tokens, lengths))
+    except FileNotFoundError:
+        return ""
+
+
+def _one_digest(digests: Iterable[Any]) -> str:
+    return hashlib.sha256(b"".join(digest.digest() for digest in digests)).hexdigest()
+
+
+class PackedRows:
+    """The rows of one split, read from its spools in any order. Picklable: the plan lies on disk beside the spools.
+
+    Parameters
+    ----------
+    spools
+        Those of this split: together one stream of documents.
+    folder
+        Where the plan is kept.
+    pad_id
+        Fills what the pieces of a row leave of it.
+
+    Attributes
+    ----------
+    documents
+        How many documents begin in each row. Stays in this process.
+    """
+
+    def __init__(
+        self, spools: Sequence[Spool], folder: Path, packing: str, seq_len: int, dtype: np.dtype[Any], pad_id: int
+    ) -> None:
+        self._open_files, self._dtype, self._pad_id = OpenFiles([spool.path for spool in spools]), dtype, pad_id
+        self._starts = [0, *accumulate(spool.num_tokens for spool in spools)]
+        self._prefix = folder / f"{SHARD_PREFIX}plan-{spools[0].split}"
+        lengths = [np.fromfile(spool.lengths_path, np.int64) for spool in spools]
+        document_lengths = np.concatenate(lengths)
+        packed = PACKINGS[packing](document_lengths, seq_len)
+        for name in ("offsets", "lengths", "first"):
+            _save(self._plan_path(name), getattr(packed, name))
+        self.num_rows = packed.num_rows
+        self.tokens_kept, self.tokens_cropped = packed.tokens_kept, packed.tokens_cropped
+        self.documents = packed.documents_begun(document_lengths)
+        self._plan: Packing | None = None
+
+    def _plan_path(self, name: str) -> Path:
+        return self._prefix.with_name(f"{self._prefix.name}-{name}.npy")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "documents": None, "_plan": None}
+
+    def tokens_in(self, rows: npt.NDArray[np.int64]) -> int:
+        """Return how many tokens, padding aside, some rows hold."""
+        pieces, _ = self._pieces_of(rows)
+        return int(self._packing().lengths[pieces].sum())
+
+    def gather_into(self, rows: npt.NDArray[np.int64], out: TokenArray) -> None:
+        """Fill `out`, shape `(len(rows), seq_len)`, with rows in any order."""
+        plan, seq_len = self._packing(), out.shape[1]
+        pieces, counts = self._pieces_of(rows)
+        lengths = plan.lengths[pieces]
+        before = np.cumsum(lengths) - lengths
+        in_row = np.repeat(np.arange(len(rows)), counts)
+        columns = before - before[np.cumsum(counts) - counts][in_row]
+        if int(lengths.sum()) < out.size:
+            out[...] = self._pad_id
+        flat = out.reshape(-1)
+        places = (in_row * seq_len + columns).tolist()
+        for offset, length, place in zip(plan.offsets[pieces].tolist(), lengths.tolist(), places, strict=True):
+            self._read_into(offset, flat[place : place + length])
+
+    def _pieces_of(self, rows: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Return the pieces of some rows, in order, and how many each row has."""
+        first = self._packing().first
+        begin, counts = first[rows], first[rows + 1] - first[rows]
+        return np.repeat(begin - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum()), counts
+
+    def _read_into(self, offset: int, out: TokenArray) -> None:
+        """Copy consecutive tokens of the stream, which may lie in several spools."""
+        done = 0
+        while done < len(out):
+            number = bisect_right(self._starts, offset + done) - 1
+            begin = offset + done - self._starts[number]
+            take = min(len(out) - done, self._starts[number + 1] - offset - done)
+            self._open_files.read_into(number, begin * self._dtype.itemsize, out[done : done + take])
+            done += take
+
+    def _packing(self) -> Packing:
+        if self._plan is None:
+            arrays = [np.load(self._plan_path(name), mmap_mode="r") for name in ("offsets", "lengths", "first")]
+            offsets, lengths, first = (array.view(np.ndarray) for array in arrays)
+            self._plan = Packing(offsets, lengths, first, 0, 0)
+        return self._plan
+
+
+def _save(path: Path, array: npt.NDArray[np.int64]) -> None:
+    """Write a `.npy` file. On a full disk numpy's own writer says neither which file nor why."""
+    with naming(path), open(path, "wb") as file:
+        np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(array))
+        file.write(np.ascontiguousarray(array))
+
+
+class SplitRows(NamedTuple):
+    """One split of a store: its rows, in the order in which they are stored, and how many batches they fill."""
+
+    split: str
+    rows: PackedRows
+    order: Order
+    num_batches: int

@@ -1,0 +1,354 @@
+"""Text to a batch store: tokenized into spools, packed into rows, and then converted like any other source."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from zb_hdf5 import ArgumentError, ConvertError, StoreMeta
+from zb_hdf5.converters.ingest.journal import FinishedTokens, describe_work, digest_of_work, is_made_of, tokenize
+from zb_hdf5.converters.ingest.packing import PACKINGS
+from zb_hdf5.converters.ingest.routing import TRAIN, Recipe, ShardPlan, Tally, describe_files, plan_text_shards
+from zb_hdf5.converters.ingest.staging import PackedRows, SplitRows, Spool, SpoolTask, spool_path, write_spool
+from zb_hdf5.converters.pipeline import run as pipe
+from zb_hdf5.converters.pipeline.engines import Engine
+from zb_hdf5.converters.pipeline.journal import how_to_go_on, journal_paths, read_journal
+from zb_hdf5.converters.pipeline.plan import DEFAULT_SHARD_BYTES
+from zb_hdf5.converters.pipeline.shard import Progress, no_progress
+from zb_hdf5.converters.sources.registry import FORMATS, Accounts
+from zb_hdf5.core.order import GlobalOrder, SequentialOrder, write_order
+from zb_hdf5.core.publishing import ScratchDirectory, partial_path, refuse_existing
+from zb_hdf5.spec import TokenArray, stored_dtype
+from zb_hdf5.text.documents import DocumentFile
+from zb_hdf5.text.tokenizers import load_tokenizer, token_dtype
+
+#: Text of one spool. How it is cut does not depend on the workers: any number of them can go on with it.
+SPOOL_BYTES: Final = 64 << 20
+#: Enough for the workers of some nodes, and not too many files.
+MIN_SPOOLS: Final = 256
+MAX_SPOOLS: Final = 4096
+
+
+@dataclass(frozen=True)
+class TextOptions:
+    """What a batch store of text is to be.
+
+    Attributes
+    ----------
+    packing
+        A name in `PACKINGS`.
+    shuffle
+        Whether the packed rows of each split are stored in a uniformly random order.
+    remainder
+        Of the rows that do not fill the last batch of a split: "pad" (with rows of `pad_id`: no token is lost), "drop"
+        or "error".
+    pad_id
+        The token of padding; None: the boundary token, or 0 if there is none.
+    num_shards
+        Of the training split; None: shards of 1 GiB.
+    """
+
+    batch_size: int
+    seq_len: int
+    seed: int = 42
+    shuffle: bool = True
+    packing: str = "concat"
+    remainder: str = "pad"
+    pad_id: int | None = None
+    num_shards: int | None = None
+    val_fraction: float = 0.0
+    val_last_shard: bool = False
+
+
+@dataclass(frozen=True)
+class IngestReport:
+    """What became of the documents, and the report of the conversion; `tokens_kept` were not tokenized again."""
+
+    conversion: pipe.Report
+    tally: Tally
+    packing: str
+    batches_of_split: dict[str, int]
+    seconds: float
+    tokens_kept: int
+
+
+class TextSource:
+    """Batches of packed rows of tokenized text, split after split, each in its own order. See `formats.Source`."""
+
+    order: GlobalOrder | None = None  # of more than one split there is no order of all rows
+
+    def __init__(
+        self,
+        spools: Sequence[Spool],
+        folder: Path,
+        meta: StoreMeta,
+        options: TextOptions,
+        pad_id: int,
+        description: dict[str, Any],
+        paths: list[Path],
+    ) -> None:
+        self.paths = [*paths, *(path for spool in spools for path in (spool.path, spool.lengths_path))]
+        self.shuffle, self.reorders = "global" if options.shuffle else "none", options.shuffle
+        self.description = description
+        self._options, self._pad_id = options, pad_id
+        self.accounts = Accounts()
+        for spool in spools:
+            self.accounts.tokens_in += spool.tally.accounts.tokens_in
+            for reason, tokens in spool.tally.accounts.dropped.items():
+                self.accounts.drop(reason, tokens)
+        self._splits = [
+            self._pack(split, [spool for spool in spools if spool.split == split], folder, meta)
+            for split in dict.fromkeys(spool.split for spool in spools)
+        ]
+        self.num_batches = sum(part.num_batches for part in self._splits)
+        self.meta = meta
+        self.shard_batches, self.shard_splits = self._cut()
+        self.shard_records, self.shard_documents = self._count()
+        self.meta = replace(meta, total_records=sum(self.shard_records))
+        self.identity = {"packing": options.packing, "pad_id": pad_id, "splits": self.batches_of_split}
+
+    @property
+    def batches_of_split(self) -> dict[str, int]:
+        """How many batches each split has."""
+        return {part.split: part.num_batches for part in self._splits}
+
+    def _pack(self, split: str, spools: list[Spool], folder: Path, meta: StoreMeta) -> SplitRows:
+        """Pack the documents of a split, and account for what is not stored."""
+        options = self._options
+        rows = PackedRows(spools, folder, options.packing, meta.seq_len, meta.dtype, self._pad_id)
+        order = write_order(rows.num_rows, options.seed) if options.shuffle else SequentialOrder(rows.num_rows)
+        self.accounts.drop("cropped by packing", rows.tokens_cropped)
+        num_batches, rest = divmod(rows.num_rows, meta.batch_size)
+        left_out = 0
+        if rest and options.remainder == "error":
+            raise ConvertError(
+                f"{rows.num_rows:,} packed rows ({split}) are no multiple of batch_size {meta.batch_size}: {rest} are "
+                "left over; pass --remainder drop or pad"
+            )
+        if rest and options.remainder == "pad":
+            num_batches += 1
+            self.accounts.padding_rows += meta.batch_size - rest
+        elif rest:
+            last = order.indices(np.arange(rows.num_rows - rest, rows.num_rows))
+            left_out = rows.tokens_in(last)
+            self.accounts.drop("remainder", left_out)
+        if num_batches == 0:
+            raise ConvertError(
+                f"{rows.num_rows:,} rows of {meta.seq_len} tokens ({split}) do not fill one batch of "
+                f"{meta.batch_size}; pass a smaller --batch-size, or --remainder pad"
+            )
+        self.accounts.padded += num_batches * meta.batch_tokens - (rows.tokens_kept - left_out)
+        return SplitRows(split, rows, order, num_batches)
+
+    def _cut(self) -> tuple[list[int], list[str]]:
+        """Return the batches and the split of each shard: none has two splits."""
+        train = self._splits[0].num_batches
+        per_shard = max(1, DEFAULT_SHARD_BYTES // self.meta.batch_bytes)
+        num_shards = self._options.num_shards or -(-train // per_shard)
+        if num_shards > train:
+            raise ConvertError(f"{train:,} batches cannot fill {num_shards:,} shards; pass a smaller --shards")
+        largest = -(-train // num_shards)
+        batches, splits = [], []
+        for part in self._splits:
+            count = num_shards if part.split == TRAIN else -(-part.num_batches // largest)
+            stops = [(k + 1) * part.num_batches // count for k in range(count)]
+            batches += np.diff([0, *stops]).tolist()
+            splits += [part.split] * count
+        return batches, splits
+
+    def _count(self) -> tuple[list[int], list[int | None]]:
+        """Return the rows that hold a token and the documents that begin, of each shard."""
+        size = self.meta.batch_size
+        records: list[int] = []
+        documents: list[int | None] = []
+        for part in self._splits:
+            batches = [
+                count for count, split in zip(self.shard_batches, self.shard_splits, strict=True) if split == part.split
+            ]
+            for start, stop in pairwise([0, *np.cumsum(batches).tolist()]):
+                rows = part.order.indices(np.arange(start * size, min(stop * size, part.rows.num_rows)))
+                records.append(len(rows))
+                documents.append(int(part.rows.documents[rows].sum()))
+        return records, documents
+
+    def read_into(self, start: int, out: TokenArray) -> None:
+        """Gather the rows of consecutive batches."""
+        done = 0
+        first = 0
+        for part in self._splits:
+            here = start + done - first
+            if done < len(out) and here < part.num_batches:
+                count = min(len(out) - done, part.num_batches - here)
+                self._read_split(part, here, out[done : done + count])
+                done += count
+            first += part.num_batches
+
+    def _read_split(self, part: SplitRows, start: int, out: TokenArray) -> None:
+        rows = out.reshape(-1, self.meta.seq_len)
+        first = start * self.meta.batch_size
+        count = min(len(rows), part.rows.num_rows - first)
+        part.rows.gather_into(part.order.indices(np.arange(first, first + count)), rows[:count])
+        rows[count:] = self._pad_id
+
+    def sha256_of(self, start: int, stop: int) -> str | None:
+        """Spools carry no digests."""
+        return None
+
+    def shard_of(self, start: int, stop: int) -> None:
+        """Spools are no shards."""
+
+    def check_reads(self) -> None:
+        """Spools carry no digests."""
+
+
+def ingest_batches(
+    files: Sequence[DocumentFile],
+    kind: str,
+    destination: str | os.PathLike[str],
+    recipe: Recipe,
+    options: TextOptions,
+    *,
+    engine: Engine,
+    num_threads: int = 1,
+    overwrite: bool = False,
+    resume: bool = False,
+    progress: Progress = no_progress,
+    kept: Progress = no_progress,
+) -> IngestReport:
+    """Tokenize, pack and shuffle documents into an HDF5 batch store.
+
+    The tokens lie in `<destination>.tokens.partial/` meanwhile: as much disk again as the store. An exception leaves
+    them there; `resume` goes on with those that are whole, and with the finished shards.
+
+    Parameters
+    ----------
+    kind
+        A name in `FILE_KINDS`, for the `source` entry of `shards.json`.
+    num_threads
+        Threads that tokenize, in each process.
+
+    Raises
+    ------
+    ConvertError
+        If the destination exists, or the text does not fill a batch.
+    """
+    destination = Path(destination)
+    start_s = time.monotonic()
+    _require_options(options)
+    _require_free(destination, options, overwrite, resume)
+    tokenizer = load_tokenizer(recipe.tokenizer)
+    dtype = stored_dtype(token_dtype(tokenizer))
+    pad_id = _pad_id(recipe, options, tokenizer.vocab_size)
+    plans = _plan_spools(files, options)
+    work = describe_work(files, kind, recipe, dict(tokenizer.description), plans)
+    with ScratchDirectory(_tokens_path(destination)) as folder:
+        tasks = [
+            SpoolTask(spool_path(folder.partial_path, number), plan, recipe, dtype, num_threads)
+            for number, plan in enumerate(plans)
+        ]
+        finished = tokenize(
+            write_spool, tasks, folder, work, engine=engine, overwrite=overwrite, resume=resume, progress=progress,
+            kept=kept,
+        )  # fmt: skip
+        tally = Tally()
+        for done in finished:
+            tally.merge(done.tally)
+        if not tally.documents:
+            raise ConvertError(f"{files[0].path}: {tally.no_documents(len(files))}")
+        meta = StoreMeta(
+            options.batch_size, options.seq_len, dtype, options.seed if options.shuffle else 0, 0, tally.documents,
+            tokenizer.vocab_size, json.dumps(tokenizer.description),
+        )  # fmt: skip
+        spools = [
+            Spool(task.path, task.plan.split, done.token_count, done.tally)
+            for task, done in zip(tasks, finished, strict=True)
+        ]
+        digest = digest_of_work(work, asdict(options))
+        description = {**describe_files(files, kind, recipe), **_describe(options), "work": digest}
+        paths = [file.path for file in files]
+        try:
+            source = TextSource(spools, folder.partial_path, meta, options, pad_id, description, paths)
+            report = pipe.convert(source, "hdf5", destination, overwrite=overwrite, resume=resume, engine=engine)
+        except BaseException as error:
+            error.add_note(f"the tokens are kept in {folder.partial_path}: {how_to_go_on(overwrite)}")
+            raise
+    seconds, tokens_kept = time.monotonic() - start_s, FinishedTokens.tokens_kept(finished)
+    return IngestReport(report, tally, options.packing, source.batches_of_split, seconds, tokens_kept)
+
+
+def is_ingested(
+    files: Sequence[DocumentFile], kind: str, destination: str | os.PathLike[str], recipe: Recipe, options: TextOptions
+) -> bool:
+    """Return whether `destination` is what `ingest_batches` would make; then what a kill has left is removed."""
+    destination = Path(destination)
+    plans = _plan_spools(files, options)
+    work = describe_work(files, kind, recipe, dict(load_tokenizer(recipe.tokenizer).description), plans)
+    if not is_made_of(destination, files, digest_of_work(work, asdict(options))):
+        return False
+    if partial_path(_tokens_path(destination)).exists():
+        with ScratchDirectory(_tokens_path(destination)):
+            pass
+    return True
+
+
+def _tokens_path(destination: Path) -> Path:
+    """Return the name, without ".partial", of the folder for the tokens of a destination."""
+    return destination.with_name(destination.name + ".tokens")
+
+
+def _require_options(options: TextOptions) -> None:
+    for name, value, known in (
+        ("packing", options.packing, tuple(PACKINGS)),
+        ("remainder", options.remainder, ("drop", "pad", "error")),
+    ):
+        if value not in known:
+            raise ArgumentError(f"{name} must be one of {', '.join(known)}, found {value!r}")
+
+
+def _require_free(destination: Path, options: TextOptions, overwrite: bool, resume: bool) -> None:
+    """Say at once what `pipe.convert` would say after hours of tokenizing."""
+    if destination.suffix == FORMATS["hdf5"].suffix and (
+        options.num_shards or options.val_fraction or options.val_last_shard
+    ):
+        raise ConvertError(f"{destination}: is one file; name a folder (no .h5) to write shards or splits")
+    if overwrite:
+        return
+    refuse_existing(destination)
+    if resume:
+        return
+    waiting = partial_path(destination)
+    if any(read_journal(path).finished for path in journal_paths(waiting).values()):
+        raise ConvertError(
+            f"{waiting}: an interrupted conversion is there; go on with --resume, or start over with --force"
+        )
+
+
+def _plan_spools(files: Sequence[DocumentFile], options: TextOptions) -> list[ShardPlan]:
+    """Cut the documents so that many workers have something to do; what is stored does not depend on it."""
+    num_groups = sum(file.num_row_groups for file in files)
+    text_bytes = sum(file.path.stat().st_size for file in files)
+    wanted = max(MIN_SPOOLS, min(MAX_SPOOLS, text_bytes // SPOOL_BYTES))
+    count = None if options.val_last_shard else min(num_groups, wanted)
+    return plan_text_shards(
+        files, count, val_fraction=options.val_fraction, val_last_shard=options.val_last_shard, seed=options.seed
+    )
+
+
+def _describe(options: TextOptions) -> dict[str, Any]:
+    held_out = {"val_fraction": options.val_fraction, "val_seed": options.seed} if options.val_fraction else {}
+    return {"packing": options.packing, **held_out}
+
+
+def _pad_id(recipe: Recipe, options: TextOptions, vocab_size: int) -> int:
+    pad_id = options.pad_id if options.pad_id is not None else recipe.boundary_token_id or 0
+    if not 0 <= pad_id < vocab_size:
+        raise ArgumentError(f"--pad-id must be below the vocabulary's {vocab_size:,}, found {pad_id}")
+    return pad_id

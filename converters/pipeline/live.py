@@ -1,0 +1,55 @@
+"""`--live`: a conversion that others may read while it runs."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from zb_hdf5.converters.pipeline.plan import cut_into_shards, require_room, stored_bytes
+from zb_hdf5.converters.pipeline.run import Report, refuse_bad_destination
+from zb_hdf5.converters.pipeline.shard import read_ahead
+from zb_hdf5.converters.pipeline.shuffle import UNSHUFFLED, Shuffle
+from zb_hdf5.converters.sources.registry import Source
+from zb_hdf5.store.live import LiveStoreWriter
+
+Progress = Callable[[int], None]
+
+
+def convert_live(
+    source: Source,
+    destination: str | os.PathLike[str],
+    *,
+    num_shards: int | None = None,
+    shard_bytes: int | None = None,
+    progress: Progress,
+) -> Report:
+    """Write all batches of `source` in their order to a live HDF5 store: committed batches may be read at once.
+
+    One process writes. What was committed stays when it ends early, and `zb repair` makes a store of it.
+
+    Raises
+    ------
+    ConvertError
+        If the destination exists, or there is no room for it.
+    """
+    destination = Path(destination)
+    start_s = time.monotonic()
+    refuse_bad_destination(source, destination)
+    cuts = cut_into_shards(source, num_shards, shard_bytes)
+    require_room(destination.absolute().parent, stored_bytes(source.meta, source.num_batches, "hdf5"), len(cuts) + 2)
+    source.check_reads()
+    shard_batches = max(stop - start for start, stop in cuts)
+    with LiveStoreWriter(
+        destination, source.meta, shard_batches=shard_batches, shuffle=source.shuffle, source=source.description
+    ) as writer:
+        for batches in read_ahead(source, 0, source.num_batches):
+            writer.write(batches)
+            progress(batches.size)
+        info = writer.finish()
+    source.accounts.settle(info.token_count)
+    seconds = time.monotonic() - start_s
+    shuffle = Shuffle("direct", "one process gathers the records, as --live asks") if source.reorders else UNSHUFFLED
+    shards = list(writer.index.shards)
+    return Report(destination, source.meta, shards, info.max_token, source.accounts, str(shuffle), seconds)

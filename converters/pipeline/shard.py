@@ -1,0 +1,299 @@
+"""Writes one shard: the unit of work that any process, on any node, can do by itself."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from zb_hdf5 import (
+    BACKENDS,
+    BatchReader,
+    BatchWriter,
+    ChecksumError,
+    ConvertError,
+    ShardEntry,
+    StoreMeta,
+    ZbError,
+    verify_store,
+)
+from zb_hdf5.columns.reader import GROUP_BYTES
+from zb_hdf5.converters.sources.registry import FORMATS, Source
+from zb_hdf5.core.digests import TokenDigest
+from zb_hdf5.core.publishing import partial_path, write_atomically
+from zb_hdf5.spec import CRC32_SUFFIX, DEFAULT_SPLIT, HEADER_BYTES, TokenArray
+
+Progress = Callable[[int], None]
+#: Size in bytes and mtime in ns.
+FileState = tuple[int, int]
+#: What is copied from file to file between two reports of progress.
+COPY_BYTES: Final = 64 << 20
+#: But no more reports than this: the target looks at all its batches for each.
+COPIES: Final = 64
+
+
+def no_progress(tokens: int) -> None:
+    """Show nothing."""
+
+
+def file_states(paths: Iterable[Path]) -> dict[str, FileState]:
+    """Return (size in bytes, mtime in ns) of every file; a folder counts with the files in it."""
+    states = {}
+    for path in paths:
+        for file in [path] if path.is_file() else sorted(p for p in path.iterdir() if p.is_file()):
+            status = file.stat()
+            states[str(file)] = (status.st_size, status.st_mtime_ns)
+    return states
+
+
+def require_unchanged(paths: Iterable[Path], before: dict[str, FileState]) -> None:
+    """Raise `ConvertError` if a file is no longer what it was."""
+    for path, found in file_states(paths).items():
+        if found != before.get(path):
+            raise ConvertError(
+                f"{path}: changed while it was converted: expected (size, mtime_ns) {before.get(path)}, found "
+                f"{found}; convert again"
+            )
+
+
+class FinishedShard(NamedTuple):
+    """A shard under its final name.
+
+    Attributes
+    ----------
+    entry
+        Its row of the index.
+    max_token
+        For the report.
+    frame_sha256
+        Of its bytes that are no tokens, as `frame_sha256` gives it: with `entry.sha256` that is every byte.
+    """
+
+    entry: ShardEntry
+    max_token: int
+    frame_sha256: str = ""
+
+
+@dataclass(frozen=True)
+class ShardTask:
+    """What to write, picklable.
+
+    Attributes
+    ----------
+    target
+        A name in `FORMATS`.
+    path
+        The shard's final name.
+    start, stop
+        Its batches.
+    meta
+        As for the source, with the shard's own part of `total_records` and its own documents.
+    sidecar
+        Whether a `.batch` gets its crc32 rows beside it: in a store, not as a file of its own.
+    split
+        Which split of the store it belongs to.
+    documents
+        How many documents begin in it; None if that is not known.
+    files
+        If given, the source's files must still be like this before the file is published.
+    """
+
+    source: Source
+    target: str
+    path: Path
+    start: int
+    stop: int
+    meta: StoreMeta
+    sidecar: bool
+    split: str = DEFAULT_SPLIT
+    documents: int | None = None
+    overwrite: bool = False
+    files: dict[str, FileState] | None = None
+
+    def tokens_done(self) -> int:
+        """Return how far another process is, by the size of its file."""
+        for path in (self.path, partial_path(self.path)):
+            with contextlib.suppress(OSError):
+                return min(path.stat().st_size // self.meta.dtype.itemsize, self.num_tokens)
+        return 0
+
+    @property
+    def num_tokens(self) -> int:
+        return (self.stop - self.start) * self.meta.batch_tokens
+
+
+@dataclass(frozen=True)
+class CheckTask:
+    """A finished shard to look at once more.
+
+    Attributes
+    ----------
+    from_source
+        Compare with what the source holds now as well, whose files have another mtime than before.
+    """
+
+    shard: ShardTask
+    finished: FinishedShard
+    from_source: bool
+
+    def tokens_done(self) -> int:
+        """Checks show no progress."""
+        return 0
+
+
+def is_intact(task: CheckTask, progress: Progress = no_progress) -> bool:
+    """Return whether a finished shard still has every byte that it was finished with.
+
+    Raises
+    ------
+    ConvertError
+        If the source has other tokens now.
+    """
+    entry = task.finished.entry
+    if task.from_source and source_sha256(task.shard) != entry.sha256:
+        raise ConvertError(
+            f"{task.shard.path}: the source has changed since this shard was written from it; start over with --force"
+        )
+    path = task.shard.path
+    try:
+        if frame_sha256(task.shard, entry) != task.finished.frame_sha256:
+            return False
+        if entry.backend in BACKENDS:
+            [report] = verify_store(path, workers=1)
+            return report.problem is None and report.sha256 == entry.sha256
+        from zb_hdf5.converters.sources.npy import token_sha256
+
+        return token_sha256(path) == entry.sha256
+    except (ZbError, OSError):
+        return False
+
+
+def frame_sha256(task: ShardTask, entry: ShardEntry) -> str:
+    """Return the digest of all bytes of a finished shard but its tokens: header, padding, what lies behind, sidecar."""
+    digest = hashlib.sha256()
+    with open(task.path, "rb", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
+        end = 0  # of the tokens so far
+        for start in chain(_token_places(task, entry, size), [size]):
+            if start > end:
+                digest.update(f"{end} {start} ".encode())
+                for piece in range(end, start, GROUP_BYTES):
+                    file.seek(piece)
+                    digest.update(file.read(min(GROUP_BYTES, start - piece)))
+            end = start + task.meta.batch_bytes
+    if _has_sidecar(task, entry.backend):
+        digest.update(_sidecar(task.path).read_bytes())
+    return digest.hexdigest()
+
+
+def _token_places(task: ShardTask, entry: ShardEntry, size: int) -> Iterator[int]:
+    """Yield where each batch begins."""
+    meta = task.meta
+    if task.target == "npy":
+        runs = [[size - entry.num_batches * meta.batch_bytes, meta.batch_bytes, entry.num_batches]]
+    else:
+        runs = entry.extents or [[HEADER_BYTES, meta.padded_batch_bytes, entry.num_batches]]
+    for first, stride, count in runs:
+        yield from range(first, first + count * stride, stride)
+
+
+def _has_sidecar(task: ShardTask, backend: str) -> bool:
+    return task.sidecar and backend == "batch"  # an HDF5 shard holds its crc32 rows itself
+
+
+def write_shard(task: ShardTask, progress: Progress = no_progress) -> FinishedShard:
+    """Read the batches of one shard from the source, write them, and publish the file."""
+    source, start, stop = task.source, task.start, task.stop
+    sha256, original = source.sha256_of(start, stop), source.shard_of(start, stop)
+    with contextlib.nullcontext() if original is None else original:
+        crc32 = None if original is None else original.stored_crc32()
+        # a copy whose every batch has the crc32 of the original has its sha256 too: hashing is what takes longest
+        known = None if crc32 is None else sha256
+        writer = FORMATS[task.target].writer_class()(
+            task.path, task.meta, expected_batches=stop - start, overwrite=task.overwrite, known_sha256=known
+        )
+        with writer:
+            if original is not None and known is not None:
+                _copy(original, writer, progress)
+            for batches in read_ahead(source, start + writer.num_batches, stop):
+                writer.write(batches)
+                progress(batches.size)
+            _require_intact(writer, start, sha256, crc32)
+            if task.files is not None:
+                require_unchanged(source.paths, task.files)
+            info = writer.finish()
+    if _has_sidecar(task, info.backend):
+        write_atomically(_sidecar(task.path), info.crc32.tobytes())
+    entry = ShardEntry.of(info, task.split, task.documents)
+    return FinishedShard(entry, info.max_token, frame_sha256(task, entry))
+
+
+def _sidecar(path: Path) -> Path:
+    return path.with_name(path.name + CRC32_SUFFIX)
+
+
+def _copy(original: BatchReader, writer: BatchWriter, progress: Progress) -> None:
+    """Append what the kernel copies from file to file: all, or as much as it does."""
+    step = max(1, COPY_BYTES // original.meta.batch_bytes, -(-original.num_batches // COPIES))
+    for start in range(0, original.num_batches, step):
+        count = min(step, original.num_batches - start)
+        copied = writer.write_from(original, start, count)
+        progress(copied * original.meta.batch_tokens)
+        if copied < count:
+            return
+
+
+def source_sha256(task: ShardTask) -> str:
+    """Return the digest that the shard's batches have in the source now."""
+    digest = TokenDigest()
+    try:
+        for batches in read_ahead(task.source, task.start, task.stop):
+            digest.accept(digest.submit(batches).result())
+    finally:
+        digest.close()
+    return digest.sha256()
+
+
+def _require_intact(writer: BatchWriter, start: int, sha256: str | None, crc32: npt.NDArray[np.uint32] | None) -> None:
+    """Raise `ChecksumError` if what was read is not what the source says it holds."""
+    remedy = "run 'zb verify' on the source: copying would hide the damage"
+    if crc32 is not None:
+        found = writer.crc32()
+        for bad in np.flatnonzero(found != crc32)[:1].tolist():
+            raise ChecksumError(
+                f"batch {start + bad:,} of the source: expected crc32 {crc32[bad]:08x}, "
+                f"found {found[bad]:08x}; {remedy}"
+            )
+    if sha256 not in (None, writer.sha256()):
+        raise ChecksumError(
+            f"batches {start:,} to {start + writer.num_batches - 1:,} of the source: expected sha256 {sha256}, "
+            f"found {writer.sha256()}; {remedy}"
+        )
+
+
+def read_ahead(source: Source, start: int, stop: int) -> Iterator[TokenArray]:
+    """Yield groups of batches; while one is written, the next is read. Each is valid until the next is asked for."""
+    group = max(1, GROUP_BYTES // source.meta.batch_bytes)
+    buffers = [np.empty((min(group, stop - start), *source.meta.shape), source.meta.dtype) for _ in range(2)]
+
+    def read(number: int, first: int) -> TokenArray:
+        out = buffers[number % 2][: min(group, stop - first)]
+        source.read_into(first, out)
+        return out
+
+    with ThreadPoolExecutor(1, thread_name_prefix="zb-convert-read") as thread:
+        pending = thread.submit(read, 0, start)
+        for number, first in enumerate(range(start, stop, group), 1):
+            batches = pending.result()
+            if first + group < stop:
+                pending = thread.submit(read, number, first + group)
+            yield batches

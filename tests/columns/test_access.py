@@ -1,0 +1,244 @@
+"""What each access does with a file: where bytes are read by position, and when it is mapped."""
+
+import multiprocessing
+import os
+import pickle
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from contract import random_tokens
+
+from zb_hdf5 import IncompleteError, Loader, MmapTokenStore, open_reader
+
+SHAPE = (32, 64)
+BACKENDS = (("batch",), ("hdf5",), ("batch", "hdf5"))
+
+
+def is_mapped(path):
+    return str(path) in Path("/proc/self/maps").read_text()
+
+
+def bytes_read():
+    """Return how many bytes this process has read by system calls; a page of a mapping is not counted."""
+    return int(Path("/proc/self/io").read_text().split()[1])
+
+
+@pytest.fixture(params=["uint32", "uint16"])
+def expected(request):
+    return random_tokens(6, *SHAPE, request.param)
+
+
+@pytest.fixture(params=BACKENDS, ids="-".join)
+def store(request, expected, tmp_path, write_store):
+    return write_store(tmp_path / "store", expected, (2, 4), request.param)
+
+
+@pytest.fixture
+def on_network(monkeypatch):
+    monkeypatch.setattr("zb_hdf5.core.extents.network_file_system", lambda file: "nfs")
+
+
+CONVERSIONS = {
+    "int64": lambda reader, i: reader.read_batch_torch(i).numpy(),
+    "into int64": lambda reader, i: fill(reader, i, np.int64),
+    "into stored": lambda reader, i: fill(reader, i, reader.dtype),
+    "into signed": lambda reader, i: fill(reader, i, f"i{reader.dtype.itemsize}"),
+}
+MAPPINGS = {
+    "view": lambda reader, i: reader[i],
+    "record": lambda reader, i: np.stack([reader.read_record(i * SHAPE[0] + row) for row in range(SHAPE[0])]),
+    "gather": lambda reader, i: gather(reader, i),
+}
+
+
+def fill(reader, index, dtype):
+    out = np.zeros(SHAPE, dtype)
+    reader.read_into(index, out)
+    return out
+
+
+def gather(reader, index):
+    out = np.zeros(SHAPE, reader.dtype)
+    reader.read_records_into(np.arange(index * SHAPE[0], (index + 1) * SHAPE[0]), out)
+    return out
+
+
+def narrow(reader, index):
+    return reader.read_batch_int32(index).numpy()
+
+
+def all_of(reader, read):
+    found = np.stack([read(reader, index) for index in range(len(reader))])
+    signed = np.dtype(f"i{reader.dtype.itemsize}")
+    return found.view(reader.dtype) if found.dtype == signed else found
+
+
+# --- auto ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verify", ["none", "batch"])
+@pytest.mark.parametrize("name", CONVERSIONS)
+def test_auto_maps_nothing_for_what_is_converted(name, verify, store, expected):
+    with open_reader(store, verify=verify) as reader:
+        found = all_of(reader, CONVERSIONS[name])
+        np.testing.assert_array_equal(found, expected)
+        assert reader.fingerprint
+        assert not is_mapped(store)
+
+
+def test_auto_maps_nothing_for_an_epoch_of_int64(store, expected):
+    with Loader(store, shuffle="sequential", rank=0, world_size=1) as loader:
+        np.testing.assert_array_equal(torch.stack(list(loader)).numpy(), expected)
+        assert not is_mapped(store)
+
+
+def test_auto_maps_nothing_for_the_fingerprint_of_a_lone_file(expected, tmp_path, write_file):
+    path = write_file(tmp_path / "x.batch", expected).path
+    with open_reader(path) as reader, open_reader(path, access="mmap") as mapped:
+        assert reader.fingerprint == mapped.fingerprint
+        assert reader.fingerprint.startswith("sampled:")
+    with Loader(path, rank=0, world_size=1):
+        assert not is_mapped(path)
+
+
+@pytest.mark.parametrize("name", MAPPINGS)
+def test_auto_maps_at_the_first_call_that_needs_it(name, store, expected):
+    with open_reader(store) as reader:
+        reader.read_batch_torch(0)
+        assert not is_mapped(store)
+        np.testing.assert_array_equal(all_of(reader, MAPPINGS[name]), expected)
+        assert is_mapped(store)
+        np.testing.assert_array_equal(reader.read_batch_torch(5).numpy(), expected[5])
+    assert not is_mapped(store)
+
+
+def test_auto_maps_for_int32_where_no_copy_is_needed(store, expected):
+    with open_reader(store) as reader:
+        np.testing.assert_array_equal(all_of(reader, narrow), expected)
+        assert is_mapped(store) is (expected.itemsize == 4)
+
+
+@pytest.mark.parametrize("read", [*CONVERSIONS.values(), *MAPPINGS.values(), narrow])
+def test_auto_maps_nothing_on_a_network_file_system(read, store, expected, on_network):
+    with open_reader(store) as reader:
+        found = all_of(reader, read)
+        np.testing.assert_array_equal(found, expected)
+        assert not is_mapped(store)
+
+
+def test_auto_maps_no_stream_on_a_network_file_system(tmp_path, on_network):
+    np.save(tmp_path / "stream.npy", np.arange(100, dtype=np.uint16))
+    with MmapTokenStore(tmp_path / "stream.npy") as tokens:
+        np.testing.assert_array_equal(tokens.get_slice(10, 20), np.arange(10, 20))
+        assert not is_mapped(tmp_path)
+
+
+# --- mmap and pread --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("read", [*CONVERSIONS.values(), *MAPPINGS.values(), narrow])
+def test_pread_never_maps(read, store, expected):
+    with open_reader(store, access="pread") as reader:
+        found = all_of(reader, read)
+        np.testing.assert_array_equal(found, expected)
+        assert not is_mapped(store)
+
+
+@pytest.mark.parametrize(("access", "factor"), [("mmap", 0), ("auto", 1), ("pread", 1)])
+@pytest.mark.parametrize("name", CONVERSIONS)
+def test_mmap_reads_nothing_by_system_calls(name, access, factor, expected, tmp_path, write_file):
+    path = write_file(tmp_path / "x.h5", expected).path
+    with open_reader(path, access=access) as reader:
+        assert is_mapped(path) is (access == "mmap")
+        before = bytes_read()
+        counting = bytes_read() - before  # what the counting itself reads
+        all_of(reader, CONVERSIONS[name])
+        assert bytes_read() - before - 2 * counting == pytest.approx(factor * expected.nbytes, abs=200)
+
+
+@pytest.mark.parametrize("access", ["auto", "mmap", "pread"])
+def test_a_reader_says_what_was_asked_for(access, store, on_network):
+    with open_reader(store, access=access) as reader:
+        assert reader.access == access
+        with pickle.loads(pickle.dumps(reader)) as copy:
+            assert copy.access == access
+
+
+# --- the file under a mapping that is made late ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("read", [*CONVERSIONS.values(), *MAPPINGS.values(), narrow])
+def test_a_file_cut_before_its_first_mapping_is_an_error_and_no_bus_error(read, expected, tmp_path, write_file):
+    path = write_file(tmp_path / "x.batch", expected).path
+    with open_reader(path) as reader:
+        reader.read_batch_torch(0)
+        os.truncate(path, path.stat().st_size - 4096)
+        with pytest.raises(IncompleteError, match="cut short"):
+            read(reader, len(reader) - 1)
+
+
+def test_a_late_mapping_is_of_the_file_that_was_opened(expected, tmp_path, write_file):
+    path = write_file(tmp_path / "x.batch", expected).path
+    with open_reader(path) as reader, open_reader(path) as other:
+        write_file(path, expected[::-1], overwrite=True)
+        np.testing.assert_array_equal(all_of(reader, MAPPINGS["view"]), expected)
+        path.unlink()
+        np.testing.assert_array_equal(all_of(other, narrow), expected)
+
+
+def test_threads_that_map_at_once_share_one_private_mapping(tmp_path, write_file):
+    path = write_file(tmp_path / "x.batch", random_tokens(2, *SHAPE, "uint32")).path
+    for _ in range(20):
+        with open_reader(path) as reader:
+            ready, found = threading.Barrier(4), []
+
+            def read(ready=ready, found=found, reader=reader):
+                ready.wait()
+                found.append(reader.read_batch_int32(0))
+
+            threads = [threading.Thread(target=read) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            found[0][0, 0] = -7
+            assert [int(batch[0, 0]) for batch in found] == [-7] * 4, "what one writes, all see"
+            del found[:]
+
+
+def test_threads_have_a_buffer_each(store, expected):
+    with open_reader(store) as reader:
+        failed = []
+
+        def read(seed):
+            for index in np.random.default_rng(seed).integers(0, len(reader), 300).tolist():
+                if not np.array_equal(reader.read_batch_torch(index).numpy(), expected[index]):
+                    failed.append(index)
+
+        threads = [threading.Thread(target=read, args=(seed,)) for seed in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not failed
+
+
+@pytest.mark.parametrize("first", ["int64", "view"])
+def test_a_fork_goes_on_reading_and_mapping(first, store, expected):
+    with open_reader(store) as reader:
+        {**CONVERSIONS, **MAPPINGS}[first](reader, 0)
+        receiver, sender = multiprocessing.Pipe(duplex=False)
+        child = multiprocessing.get_context("fork").Process(
+            target=lambda: sender.send([all_of(reader, CONVERSIONS["int64"]), all_of(reader, MAPPINGS["view"])])
+        )
+        child.start()
+        assert receiver.poll(30)
+        for found in receiver.recv():
+            np.testing.assert_array_equal(found, expected)
+        child.join()
+        receiver.close()
+        sender.close()
+        np.testing.assert_array_equal(all_of(reader, MAPPINGS["gather"]), expected)

@@ -1,0 +1,378 @@
+"""One contract over every backend and every access, alone and against each other."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import threading
+import warnings
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from multiprocessing import get_context
+
+import h5py
+import numpy as np
+import pytest
+from contract import (
+    check_byte_order,
+    check_closing,
+    check_read_only_buffers,
+    check_reader,
+    random_tokens,
+    read_everything,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from zb_hdf5 import ArgumentError, BackendError, FormatError, HDF5BatchReader, open_reader
+from zb_hdf5.maintenance.rebuild import add_crc32_file
+
+#: name of what is stored -> the accesses that can serve it
+ACCESSES = {
+    "batch": ("mmap", "pread"),
+    "hdf5": ("mmap", "pread", "h5py"),
+    "compressed hdf5": ("h5py",),
+    "foreign hdf5": ("h5py",),
+    "batch store": ("mmap", "pread"),
+    "hdf5 store": ("mmap", "pread", "h5py"),
+    "mixed store": ("mmap", "pread"),
+}
+CASES = [(stored, access) for stored, accesses in ACCESSES.items() for access in accesses]
+SHAPES = {"padded": (5, 3, 10), "whole pages": (4, 4, 1024), "one token": (3, 1, 1)}
+BACKENDS_OF = {"batch store": ("batch",), "hdf5 store": ("hdf5",), "mixed store": ("batch", "hdf5")}
+CHECKED = [case for case in CASES if case[0] != "foreign hdf5"]
+each_case = pytest.mark.parametrize(("stored", "access"), CASES, ids=lambda value: value.replace(" ", "-"))
+
+
+@pytest.fixture(scope="module")
+def make_stored(write_file, write_store, gzip_copy):
+    """Return `make_stored(stored, folder, tokens, cuts) -> path`."""
+
+    def make(stored, folder, tokens, cuts=(1, 3)):
+        if stored in BACKENDS_OF:
+            return write_store(folder / stored.replace(" ", "-"), tokens, cuts, BACKENDS_OF[stored])
+        if stored == "batch":
+            return write_file(folder / "one.batch", tokens).path
+        if stored == "foreign hdf5":
+            with h5py.File(folder / "foreign.h5", "w") as h5:
+                h5.create_dataset("group/data", data=tokens)
+            return folder / "foreign.h5"
+        path = write_file(folder / f"{len(list(folder.iterdir()))}.h5", tokens).path
+        return gzip_copy(path, folder / "compressed.h5") if stored == "compressed hdf5" else path
+
+    return make
+
+
+def open_stored(stored, path, access, verify="none"):
+    dataset = "group/data" if stored == "foreign hdf5" else None
+    return open_reader(path, access=access, verify=verify, dataset=dataset)
+
+
+@pytest.mark.parametrize("dtype", ["uint32", "uint16"])
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=lambda shape: "x".join(map(str, shape)))
+@each_case
+def test_reader_keeps_the_contract(stored, access, shape, dtype, tmp_path, make_stored):
+    expected = random_tokens(*shape, dtype)
+    path = make_stored(stored, tmp_path, expected, (1, 2))
+    reader = open_stored(stored, path, access)
+    assert reader.access == access
+    check_reader(reader, expected)
+    check_closing(reader, expected)
+
+
+@pytest.mark.parametrize("verify", ["batch", "store"])
+@pytest.mark.parametrize(("stored", "access"), CHECKED, ids=lambda value: value.replace(" ", "-"))
+def test_verifying_reader_keeps_the_contract(stored, access, verify, tokens, tmp_path, make_stored):
+    if stored == "batch":
+        stored = "batch store"  # a lone .batch has no crc32 to verify with
+    reader = open_stored(stored, make_stored(stored, tmp_path, tokens), access, verify)
+    check_reader(reader, tokens)
+    check_closing(reader, tokens)
+
+
+@pytest.mark.parametrize(("stored", "access"), CASES[:5], ids=lambda value: value.replace(" ", "-"))
+@pytest.mark.parametrize("check", [check_read_only_buffers, check_byte_order])
+def test_reader_refuses_buffers_that_it_cannot_fill(check, stored, access, tokens, tmp_path, make_stored):
+    with open_stored(stored, make_stored(stored, tmp_path, tokens), access) as reader:
+        check(reader, tokens)
+
+
+@st.composite
+def stores(draw):
+    """Return (tokens, cuts) of a small store."""
+    shape = draw(st.tuples(st.integers(1, 6), st.integers(1, 4), st.integers(1, 9)))
+    tokens = random_tokens(*shape, draw(st.sampled_from(["uint32", "uint16"])), draw(st.integers(0, 99)))
+    return tokens, sorted(draw(st.lists(st.integers(0, shape[0]), max_size=3)))
+
+
+@settings(max_examples=15)
+@given(stores())
+def test_every_access_reads_what_was_written(tmp_path_factory, make_stored, store):
+    expected, cuts = store
+    folder = tmp_path_factory.mktemp("example")
+    for stored, accesses in ACCESSES.items():
+        path = make_stored(stored, folder, expected, cuts)
+        for access in accesses:
+            with open_stored(stored, path, access) as reader:
+                np.testing.assert_array_equal(np.stack(list(reader)), expected)
+
+
+# --- processes and threads -------------------------------------------------------------------------------------
+
+
+@each_case
+def test_unpickled_reader_reads_after_the_original_is_closed(stored, access, tokens, tmp_path, make_stored):
+    with open_stored(stored, make_stored(stored, tmp_path, tokens), access) as reader:
+        reader.read_batch(1)
+        data = pickle.dumps(reader)
+    np.testing.assert_array_equal(read_everything(pickle.loads(data)), tokens)
+
+
+@pytest.mark.parametrize("stored", ["batch", "hdf5"])
+def test_unpickling_refuses_a_file_that_has_changed(stored, tokens, tmp_path, make_stored, write_file):
+    path = make_stored(stored, tmp_path, tokens)
+    with open_reader(path) as reader:
+        data = pickle.dumps(reader)
+    write_file(path, tokens[::-1], overwrite=True)
+    with pytest.raises(FormatError, match="changed since"):
+        pickle.loads(data)
+
+
+@each_case
+def test_forked_child_reads_through_an_inherited_reader(stored, access, tokens, tmp_path, make_stored):
+    with open_stored(stored, make_stored(stored, tmp_path, tokens), access) as reader:
+        reader.read_batch(2)  # whatever is opened lazily is open now
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 and threads: of torch, idle here
+            child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                code = 0 if np.array_equal(np.stack(list(reader)), tokens) else 2
+            finally:
+                os._exit(code)
+        np.testing.assert_array_equal(np.stack(list(reader)), tokens)  # at the same time as the child
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == 0
+        np.testing.assert_array_equal(np.stack(list(reader)), tokens)
+
+
+def test_spawned_process_reads_every_kind_of_reader(tokens, tmp_path, make_stored):
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        for number, (stored, access) in enumerate(CASES):
+            folder = tmp_path / str(number)
+            folder.mkdir()
+            with open_stored(stored, make_stored(stored, folder, tokens), access) as reader:
+                np.testing.assert_array_equal(pool.submit(read_everything, reader).result(timeout=60), tokens)
+
+
+def read_at_random(reader, expected, seed, start):
+    """Read batches in every way, and return how many of them were not as expected."""
+    out = np.empty(expected.shape[1:], np.int64)
+    pair = np.empty((2, *expected.shape[1:]), expected.dtype)
+    generator = np.random.default_rng(seed)
+    start.wait()
+    bad = 0
+    for index in generator.integers(0, len(expected) - 1, 60).tolist():
+        bad += not np.array_equal(reader.read_batch(index), expected[index])
+        reader.read_into(index, out)
+        bad += not np.array_equal(out, expected[index])
+        reader.read_batches_into(index, pair)
+        bad += not np.array_equal(pair, expected[index : index + 2])
+        bad += not np.array_equal(reader.read_batch_torch(index).numpy(), expected[index])
+    return bad
+
+
+def check_threads(reader, expected, threads=8):
+    start = threading.Barrier(threads)
+    with ThreadPoolExecutor(threads) as pool:
+        jobs = [pool.submit(read_at_random, reader, expected, seed, start) for seed in range(threads)]
+        assert sum(job.result() for job in jobs) == 0
+
+
+@each_case
+def test_eight_threads_share_one_reader(stored, access, tmp_path, make_stored):
+    expected = random_tokens(12, 3, 50)
+    with open_stored(stored, make_stored(stored, tmp_path, expected), access) as reader:
+        check_threads(reader, expected)
+
+
+@pytest.mark.parametrize("access", ["mmap", "pread"])
+@pytest.mark.parametrize("backends", [("batch",), ("batch", "hdf5")], ids="-".join)
+def test_eight_threads_share_more_shards_than_may_be_open(backends, access, tmp_path, monkeypatch, write_store):
+    monkeypatch.setattr("zb_hdf5.core.open_files.descriptor_room", lambda needed: 6)
+    expected = random_tokens(24, 3, 50)
+    folder = write_store(tmp_path / "store", expected, range(2, 24, 2), backends)
+    with open_reader(folder, access=access) as reader:
+        check_threads(reader, expected)
+
+
+def test_eight_threads_share_more_hdf5_shards_through_h5py_than_may_be_open(tmp_path, monkeypatch, write_store):
+    monkeypatch.setattr("zb_hdf5.core.open_files.descriptor_room", lambda needed: 6)
+    expected = random_tokens(24, 3, 50)
+    folder = write_store(tmp_path / "store", expected, range(2, 24, 2))
+    with open_reader(folder, access="h5py") as reader:
+        check_threads(reader, expected)
+
+
+# --- identity --------------------------------------------------------------------------------------------------
+
+
+def fingerprint(path, **options):
+    with open_reader(path, **options) as reader:
+        return reader.fingerprint
+
+
+def test_stores_of_the_same_shards_have_one_fingerprint(tokens, tmp_path, make_stored):
+    folders = {stored: make_stored(stored, tmp_path, tokens) for stored in BACKENDS_OF}
+    found = {fingerprint(folder, access=access) for stored, folder in folders.items() for access in ACCESSES[stored]}
+    assert len(found) == 1
+    assert found.pop().startswith("sha256:")
+
+
+def test_a_file_has_one_fingerprint_whoever_reads_it(tokens, tmp_path, make_stored, write_file, gzip_copy):
+    h5, batch = (write_file(tmp_path / name, tokens, seed=3).path for name in ("one.h5", "one.batch"))
+    found = {fingerprint(h5, access=access) for access in ACCESSES["hdf5"]}
+    found.add(fingerprint(gzip_copy(h5, tmp_path / "gzip.h5")))
+    add_crc32_file(batch)
+    found.add(fingerprint(batch, verify="store"))
+    assert len(found) == 1
+    assert found.pop().startswith("sha256:")
+
+
+def test_a_file_and_a_store_of_one_shard_have_one_fingerprint(tokens, tmp_path, make_stored):
+    assert fingerprint(make_stored("hdf5", tmp_path, tokens)) == fingerprint(
+        make_stored("batch store", tmp_path, tokens, ())
+    )
+
+
+def test_fingerprints_differ_by_token_order_shape_dtype_and_cut(tmp_path, write_store):
+    tokens = random_tokens(4, 2, 6, "uint16")
+    variants = [
+        (tokens, ()),
+        (tokens, (2,)),
+        (tokens[::-1], ()),
+        (tokens.reshape(4, 3, 4), ()),
+        (tokens.reshape(2, 4, 6), ()),
+        (tokens.astype("uint32"), ()),
+        (tokens ^ (np.arange(48) == 47).reshape(tokens.shape).astype("uint16"), ()),
+    ]
+    folders = [write_store(tmp_path / str(i), np.ascontiguousarray(t), cuts) for i, (t, cuts) in enumerate(variants)]
+    assert len({fingerprint(folder) for folder in folders}) == len(variants)
+
+
+@pytest.mark.parametrize("stored", ["batch", "foreign hdf5"])
+def test_without_a_digest_the_fingerprint_is_sampled_and_says_so(stored, tokens, tmp_path, make_stored):
+    path = make_stored(stored, tmp_path, tokens)
+    with open_stored(stored, path, "auto") as reader:
+        sampled = reader.fingerprint
+    assert sampled.startswith("sampled:")
+    changed = tokens.copy()
+    changed[3, 1, 1] ^= 1
+    path.unlink()
+    with open_stored(stored, make_stored(stored, tmp_path, changed), "auto") as other:
+        assert other.fingerprint != sampled
+
+
+# --- which access, which backend -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stored", ["batch", "hdf5", "mixed store"])
+@pytest.mark.parametrize(("file_system", "mapped"), [("nfs", False), (None, True)])
+def test_auto_avoids_mmap_on_network_file_systems(
+    stored, file_system, mapped, tokens, tmp_path, make_stored, monkeypatch
+):
+    monkeypatch.setattr("zb_hdf5.core.extents.network_file_system", lambda file: file_system)
+    with open_reader(make_stored(stored, tmp_path, tokens)) as reader:
+        np.testing.assert_array_equal(np.stack(list(reader)), tokens)
+        assert np.shares_memory(reader[0], reader[0]) is mapped
+
+
+@pytest.mark.parametrize("access", ["mmap", "pread"])
+@pytest.mark.parametrize(
+    ("stored", "reason"), [("compressed hdf5", "compressed or filtered"), ("foreign hdf5", "foreign dataset")]
+)
+def test_an_access_asked_for_never_falls_back(stored, access, reason, tokens, tmp_path, make_stored):
+    path = make_stored(stored, tmp_path, tokens)
+    with pytest.raises(BackendError, match=reason) as caught:
+        open_stored(stored, path, access)
+    assert str(path) in str(caught.value)
+    assert "access='h5py'" in str(caught.value)
+
+
+def test_a_batch_file_is_not_read_through_h5py(tokens, tmp_path, make_stored):
+    for stored in ("batch", "batch store"):
+        with pytest.raises(ArgumentError, match="not by h5py"):
+            open_reader(make_stored(stored, tmp_path, tokens), access="h5py")
+
+
+@pytest.mark.parametrize(("stored", "backend"), [("batch", "hdf5"), ("hdf5", "batch"), ("mixed store", "hdf5")])
+def test_another_backend_than_the_one_asked_for_is_an_error(stored, backend, tokens, tmp_path, make_stored):
+    path = make_stored(stored, tmp_path, tokens)
+    with pytest.raises(BackendError, match=f"asked for backend '{backend}'"):
+        open_reader(path, backend=backend)
+
+
+@pytest.mark.parametrize("stored", ["batch", "hdf5", "batch store", "hdf5 store"])
+def test_the_backend_asked_for_is_served(stored, tokens, tmp_path, make_stored):
+    with open_reader(make_stored(stored, tmp_path, tokens), backend=stored.split()[0]) as reader:
+        assert reader.backend == stored.split()[0]
+
+
+@pytest.mark.parametrize("name", ["backend", "access", "verify"])
+def test_unknown_choices_are_refused(name, tokens, tmp_path, make_stored):
+    path = make_stored("hdf5", tmp_path, tokens)
+    with pytest.raises(ArgumentError, match=f"{name} must be one of .*found 'nonsense'"):
+        open_reader(path, **{name: "nonsense"})
+
+
+@pytest.mark.parametrize("name", ["access", "verify"])
+@pytest.mark.parametrize("stored", ["batch", "hdf5", "batch store"])
+def test_reader_classes_refuse_unknown_choices(stored, name, tokens, tmp_path, make_stored):
+    path = make_stored(stored, tmp_path, tokens)
+    with open_reader(path) as reader:
+        reader_class = type(reader)
+    with pytest.raises(ArgumentError):
+        reader_class(path, **{name: "nonsense"})
+
+
+def test_dataset_needs_an_hdf5_file(tokens, tmp_path, make_stored):
+    with pytest.raises(BackendError, match="needs an HDF5 file"):
+        open_reader(make_stored("batch", tmp_path, tokens), dataset="batches")
+
+
+def test_a_store_has_no_dataset_to_choose(tokens, tmp_path, make_stored):
+    with pytest.raises(BackendError):
+        open_reader(make_stored("hdf5 store", tmp_path, tokens), dataset="group/data")
+
+
+def test_a_file_of_no_backend_is_a_format_error(tmp_path):
+    for content in (b"", b"LLMBATC", b"\0" * 5000, b"PK\3\4" * 2000):
+        path = tmp_path / "unknown.h5"
+        path.write_bytes(content)
+        with pytest.raises(FormatError, match="no known file"):
+            open_reader(path)
+
+
+def test_a_missing_file_is_the_systems_own_error(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"nothing\.h5"):
+        open_reader(tmp_path / "nothing.h5")
+
+
+def test_an_unfinished_file_is_named_when_the_finished_one_is_asked_for(tokens, tmp_path, make_stored):
+    path = make_stored("hdf5", tmp_path, tokens)
+    path.rename(path.with_name(path.name + ".partial"))
+    with pytest.raises(FileNotFoundError, match="is not finished"):
+        open_reader(path)
+
+
+def test_hdf5_behind_a_user_block_is_read(tokens, tmp_path, make_stored):
+    path = tmp_path / "block.h5"
+    with h5py.File(path, "w", userblock_size=512) as h5, h5py.File(make_stored("hdf5", tmp_path, tokens)) as old:
+        h5.attrs.update(old.attrs)
+        for name in old:
+            old.copy(name, h5)
+    for access in ACCESSES["hdf5"]:
+        with open_reader(path, access=access) as reader:
+            np.testing.assert_array_equal(np.stack(list(reader)), tokens)
+        with HDF5BatchReader(path, access=access) as reader:
+            assert reader.sha256

@@ -1,0 +1,83 @@
+"""One contract for every writer: of a file of each format, and of a live store."""
+
+import hashlib
+
+import numpy as np
+import pytest
+from contract import check_writer, random_tokens
+
+from zb_hdf5 import BACKENDS, BatchWriter, ShardIndex, open_reader, open_writer
+from zb_hdf5.converters.sources.registry import FORMATS
+from zb_hdf5.spec import StoreMeta, combine_sha256
+
+EXPECTED = 9
+
+
+def read_npy(info):
+    tokens = np.load(info.path)
+    return tokens.reshape(EXPECTED, -1, tokens.shape[1]), hashlib.sha256(tokens).hexdigest()
+
+
+def read_file(info):
+    with open_reader(info.path) as reader:
+        tokens = np.stack(list(reader))
+    return tokens, hashlib.sha256(tokens).hexdigest()
+
+
+def read_store(info):
+    index = ShardIndex.load(info.path)
+    with open_reader(info.path) as reader:
+        assert reader.complete
+        tokens = np.stack(list(reader))
+    stops = np.cumsum([shard.num_batches for shard in index.shards])
+    digests = [hashlib.sha256(part).hexdigest() for part in np.split(tokens, stops[:-1])]
+    assert info.sha256 == index.sha256
+    return tokens, combine_sha256(digests)
+
+
+@pytest.mark.parametrize(("shape", "dtype"), [((4, 1024), "uint32"), ((3, 1000), "uint16")], ids=["packed", "padded"])
+@pytest.mark.parametrize("name", [*FORMATS, *(f"live-{count}" for count in (1, 4, 9, 100))])
+def test_every_writer_keeps_the_contract(name, shape, dtype, tmp_path, write_file):
+    if name == "dual":
+        shape = (4, 1024)  # its padding must be whole records
+    expected = random_tokens(EXPECTED, *shape, dtype)
+    write_file(tmp_path / "original.h5", expected)
+    how = {"batch_size": shape[0], "seq_len": shape[1], "dtype": dtype}
+
+    def make(number):
+        path = tmp_path / f"{number}"
+        if name.startswith("live"):
+            return open_writer(path, **how, live=True, shard_batches=int(name.removeprefix("live-")))
+        meta = StoreMeta(*shape, expected.dtype)
+        row = FORMATS[name]
+        return row.writer_class()(path.with_suffix(row.suffix), meta, expected_batches=EXPECTED)
+
+    read_back = {"npy": read_npy}.get(name, read_store if name.startswith("live") else read_file)
+    with open_reader(tmp_path / "original.h5") as original:
+        check_writer(make, read_back, expected, original)
+
+
+def test_open_writer_returns_what_it_says(tmp_path):
+    for name, options in (("x.h5", {}), ("x.batch", {}), ("x", {"live": True, "shard_batches": 2})):
+        with open_writer(tmp_path / name, batch_size=2, seq_len=4, **options) as writer:
+            assert isinstance(writer, BatchWriter)
+    assert all(issubclass(backend.writer_class(), BatchWriter) for backend in BACKENDS.values())
+
+
+@pytest.mark.parametrize("shard_batches", [2, 5])
+def test_batches_of_a_reader_go_into_a_live_store_shard_by_shard(shard_batches, tmp_path, write_file):
+    """The kernel copies them where it can; then no byte passes through this process."""
+    expected = random_tokens(EXPECTED, 4, 1024)
+    write_file(tmp_path / "original.batch", expected)
+    probe = open_writer(tmp_path / "probe.batch", batch_size=4, seq_len=1024)
+    with open_reader(tmp_path / "original.batch") as original, probe:
+        copies = probe.write_from(original, 0, 1) == 1
+    if not copies:
+        pytest.skip("this file system does not copy from file to file")
+    how = {"batch_size": 4, "seq_len": 1024, "live": True, "shard_batches": shard_batches}
+    with open_reader(tmp_path / "original.batch") as original, open_writer(tmp_path / "live", **how) as writer:
+        assert writer.write_from(original, 0, EXPECTED) == EXPECTED
+    counts = [shard.num_batches for shard in ShardIndex.load(tmp_path / "live").shards]
+    assert max(counts) == shard_batches
+    with open_reader(tmp_path / "live", verify="store") as reader:
+        np.testing.assert_array_equal(np.stack(list(reader)), expected)

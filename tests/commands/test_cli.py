@@ -1,0 +1,869 @@
+"""`convert` and `zb` as commands: exit codes, streams, help, and what `zb info` and `zb verify` say."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import click
+import h5py
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import zb_hdf5.converters.pipeline.run
+from zb_hdf5 import (
+    ArgumentError,
+    ChecksumError,
+    FormatError,
+    Loader,
+    ShardIndex,
+    open_reader,
+    open_writer,
+    verify_store,
+)
+from zb_hdf5.commands.zb import zb
+from zb_hdf5.converters.cli import convert
+from zb_hdf5.core.publishing import PartialDirectory
+from zb_hdf5.spec import INDEX_NAME
+
+SEQ_LEN = 8
+SHAPE = ("--batch-size", "4", "--seq-len", str(SEQ_LEN))
+FILE_OF_STORE = {"h5-store": "shard-00001-of-00003.h5", "batch-store": "shard-00001-of-00003.batch"}
+
+
+def run(group, *arguments):
+    """Run a command; an exception that is not an exit is the test's failure."""
+    return CliRunner().invoke(group, [str(argument) for argument in arguments], catch_exceptions=False)
+
+
+def one_error(result):
+    """Return the message of a failed command: all that it printed."""
+    assert result.exit_code != 0
+    assert result.stdout == ""
+    assert result.stderr.startswith("Error: ")
+    assert result.stderr.count("Error: ") == 1
+    assert "Traceback" not in result.stderr
+    return result.stderr.removeprefix("Error: ").strip()
+
+
+def batches(count):
+    return np.arange(count * 4 * SEQ_LEN, dtype="<u4").reshape(count, 4, SEQ_LEN)
+
+
+@pytest.fixture
+def places(tmp_path):
+    """The same 12 batches in everything that holds batches."""
+    np.save(tmp_path / "in.npy", batches(12).reshape(-1, SEQ_LEN))
+    made = {"npy": tmp_path / "in.npy"}
+    for target, suffix in (("hdf5", ".h5"), ("batch", ".batch")):
+        made[suffix[1:]] = tmp_path / f"one{suffix}"
+        made[f"{suffix[1:]}-store"] = tmp_path / f"store-{target}"
+        command = (f"npy-to-{target}", made["npy"])
+        assert run(convert, *command, made[suffix[1:]], *SHAPE, "--no-shuffle").exit_code == 0
+        store = made[f"{suffix[1:]}-store"]
+        assert run(convert, *command, store, *SHAPE, "--no-shuffle", "--shards", 3).exit_code == 0
+    return made
+
+
+def flip_bit(path, number):
+    """Damage one token of batch `number` of one file."""
+    with open_reader(path) as reader:
+        offset = reader.extents.offset(number) + 5
+    with open(path, "r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)[0]
+        file.seek(offset)
+        file.write(bytes([byte ^ 1]))
+
+
+def all_commands(group, path=()):
+    """Yield (name, command) of a group and of everything below it."""
+    yield " ".join(path) or group.name, group
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        if isinstance(command, click.Group):
+            yield from all_commands(command, (*path, name))
+        else:
+            yield " ".join((*path, name)), command
+
+
+COMMANDS = dict(all_commands(zb))
+LEAVES = sorted(name for name, command in COMMANDS.items() if not isinstance(command, click.Group))
+
+
+def arguments_of(name, places, out):
+    """Return arguments with which a command succeeds."""
+    if name.startswith("convert npy-to"):
+        return (places["npy"], out, *SHAPE)
+    if name.startswith(("convert parquet", "convert jsonl", "convert text", "tokenizer")):
+        return text_arguments(name, out)
+    if name.startswith("convert"):
+        return (places["batch" if " batch-to" in name else "h5"], out)
+    if name == "which":
+        with contextlib.closing(Loader(places["h5-store"], rank=0, world_size=1)) as loader:
+            (out.parent / "state.json").write_text(json.dumps(loader.state_dict()))
+        return (places["h5-store"], "--state", out.parent / "state.json", "--step", 3)
+    if name == "index merge":
+        for job in range(2):
+            command = ("hdf5-to-batch", places["h5-store"], out, "--shard-range", f"{job}/2")
+            assert run(convert, *command).exit_code == 0
+        return (out,)
+    if name == "index rebuild":
+        return (places["h5-store"], "--force")  # its index is valid
+    if name == "index crc32":
+        return (places["batch"],)
+    if name == "fetch":  # what is there already needs no server
+        (out.parent / "s_0.parquet").write_bytes(b"fetched")
+        return ("http://localhost/s_{}.parquet", "-n", 1, "-o", out.parent)
+    return (places["h5-store"],)
+
+
+def text_arguments(name, out):
+    """Return arguments with which a command that reads text succeeds."""
+    texts = ["one document of text " * 5, "and another one " * 5]
+    if name == "convert parquet-to-hdf5":
+        pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+        parquet.write_table(pyarrow.table({"text": texts}), source := out.parent / "in.parquet")
+    elif name == "convert text-to-hdf5":
+        (source := out.parent / "in.txt").write_text(texts[0])
+    else:
+        (source := out.parent / "in.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    if name == "tokenizer train":
+        pytest.importorskip("tokenizers")
+        pytest.importorskip("tiktoken")
+        return (source, "-o", out.with_suffix(".json"), "--vocab-size", 300)
+    return (source, out, "--tokenizer", "byte", *SHAPE)
+
+
+# --- help ------------------------------------------------------------------------------------------------------
+
+
+def test_all_the_commands_are_there():
+    pairs = [(a, b) for a in ("npy", "hdf5", "batch") for b in ("npy", "hdf5", "batch") if a != b]
+    assert {f"convert {a}-to-{b}" for a, b in pairs} | {"info", "verify", "demo"} <= set(LEAVES)
+
+
+@pytest.mark.parametrize("name", LEAVES)
+@pytest.mark.parametrize("option", ["--help", "-h"])
+def test_help_has_an_example(name, option):
+    result = run(zb, *name.split(), option)
+    assert result.exit_code == 0
+    assert result.stderr == ""
+    example = next(line.split("Example:")[1] for line in result.stdout.splitlines() if "Example:" in line)
+    assert name.split()[-1] in example
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_fits_a_terminal_of_80_columns(name):
+    result = CliRunner().invoke(zb, [*(name.split() if name != "zb" else ()), "--help"], terminal_width=80)
+    assert result.exit_code == 0
+    assert [line for line in result.stdout.splitlines() if len(line) > 80] == []
+    assert "..." not in result.stdout.partition("Commands:")[2]  # a summary that is cut off
+
+
+def test_no_help_points_at_another_line():
+    for name, command in COMMANDS.items():
+        for parameter in command.params:
+            found = getattr(parameter, "help", None) or "a whole sentence"
+            assert not found.startswith(("The same.", "Of the ", "For ")), f"{name} {parameter.opts}: {found}"
+
+
+@pytest.mark.parametrize("group", [zb, convert])
+def test_a_groups_help_lists_its_commands_with_a_sentence_each(group):
+    result = run(group, "--help")
+    assert result.exit_code == 0
+    listed = result.stdout.split("Commands:")[1].strip().splitlines()
+    assert len(listed) == len(group.list_commands(click.Context(group)))
+    assert all(len(line.split()) > 2 for line in listed)
+
+
+def test_every_option_says_what_it_does():
+    for name, command in COMMANDS.items():
+        for parameter in command.params:
+            if isinstance(parameter, click.Option):
+                assert parameter.help, f"{name} {parameter.opts}"
+
+
+def test_zb_convert_is_the_same_group(places, tmp_path):
+    assert zb.get_command(click.Context(zb), "convert") is convert
+    assert run(zb, "convert", "npy-to-hdf5", places["npy"], tmp_path / "a.h5", *SHAPE).exit_code == 0
+    assert run(convert, "npy-to-hdf5", places["npy"], tmp_path / "b.h5", *SHAPE).exit_code == 0
+    assert (tmp_path / "a.h5").read_bytes() == (tmp_path / "b.h5").read_bytes()
+
+
+def test_zb_says_its_version():
+    result = run(zb, "--version")
+    assert result.exit_code == 0
+    assert "0.1" in result.stdout
+
+
+# --- streams ---------------------------------------------------------------------------------------------------
+
+REPORTING = [name for name in LEAVES if name != "demo"]  # a show for people, made of the other commands
+
+
+@pytest.mark.parametrize("name", REPORTING)
+def test_json_is_parseable_and_alone_on_stdout(name, places, tmp_path):
+    result = run(zb, *name.split(), *arguments_of(name, places, tmp_path / "out"), "--json")
+    assert result.exit_code == 0, result.output
+    assert isinstance(json.loads(result.stdout), dict)
+    assert result.stderr == ""
+
+
+@pytest.mark.parametrize("name", REPORTING)
+def test_quiet_prints_nothing(name, places, tmp_path):
+    result = run(zb, *name.split(), *arguments_of(name, places, tmp_path / "out"), "--quiet")
+    assert (result.exit_code, result.stdout, result.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("name", REPORTING)
+def test_reports_go_to_stdout_in_aligned_lines(name, places, tmp_path):
+    result = run(zb, *name.split(), *arguments_of(name, places, tmp_path / "out"))
+    assert result.exit_code == 0
+    assert result.stderr == ""
+    assert result.stdout.count("  ") > 0
+    assert "\x1b" not in result.stdout
+
+
+def test_quiet_does_not_silence_errors(places, tmp_path):
+    assert "exists" in one_error(run(convert, "npy-to-hdf5", places["npy"], places["h5"], *SHAPE, "--quiet"))
+
+
+def test_the_json_of_a_conversion(places, tmp_path):
+    result = run(convert, "npy-to-hdf5", places["npy"], tmp_path / "out", *SHAPE, "--shards", 3, "--json")
+    report = json.loads(result.stdout)
+    seconds, rate = report.pop("seconds"), report.pop("tokens_per_second")
+    assert seconds >= 0
+    assert rate > 0
+    with open_reader(tmp_path / "out") as reader:
+        digest = reader.sha256
+    assert report == {
+        "path": str(tmp_path / "out"), "batch_size": 4, "seq_len": SEQ_LEN, "dtype": "uint32", "num_batches": 12,
+        "num_shards": 3, "shards_kept": 0, "shards_written": 3, "tokens_in": 384, "tokens_stored": 384,
+        "tokens_written": 384, "tokens_padded": 0, "tokens_dropped": {},
+        "max_token": 383, "shuffle": "direct: 100% of a sample of the source are in the page cache", "sha256": digest,
+        "padding_rows": 0, "extension": None,
+    }  # fmt: skip
+
+
+# --- exit codes ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arguments", [
+    (),
+    ("no-such-command",),
+    ("npy-to-hdf5",),
+    ("npy-to-hdf5", "only-one"),
+    ("npy-to-hdf5", "a", "b", "--batch-size", "0"),
+    ("npy-to-hdf5", "a", "b", "--batch-size", "many"),
+    ("npy-to-hdf5", "a", "b", "--dtype", "int8"),
+    ("npy-to-hdf5", "a", "b", "--remainder", "keep"),
+    ("npy-to-hdf5", "a", "b", "--vocab-size", "0"),
+    ("npy-to-hdf5", "a", "b", "--seed", "-1"),
+    ("npy-to-hdf5", "a", "b", "--shards", "0"),
+    ("npy-to-hdf5", "a", "b", "--shard-size", "big"),
+    ("npy-to-hdf5", "a", "b", "--no-such-option"),
+    ("hdf5-to-batch", "a", "b", "c"),
+    ("batch-to-hdf5", "a", "b", "--dataset", "d"),
+])  # fmt: skip
+def test_usage_errors_exit_2(arguments):
+    result = run(convert, *arguments)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert "Usage: " in result.stderr
+
+
+def test_arguments_that_cannot_be_exit_2(places, tmp_path):
+    huge = ("--batch-size", 2**20, "--seq-len", 2**20)
+    assert run(convert, "npy-to-hdf5", places["npy"], tmp_path / "o", *SHAPE, "--seed", 2**64).exit_code == 2
+    np.save(tmp_path / "wide.npy", np.zeros((1, 2**20), "<u2"))
+    assert run(convert, "npy-to-hdf5", tmp_path / "wide.npy", tmp_path / "o", *huge).exit_code == 2
+
+
+TEXT_COMMANDS = [f"convert {kind}-to-hdf5" for kind in ("parquet", "jsonl", "text")]
+READS_A_PATH = ["info", "verify", "repair", "doctor", "index rebuild", *(n for n in LEAVES if n.startswith("convert "))]
+
+
+@pytest.mark.parametrize("name", READS_A_PATH)
+@pytest.mark.parametrize(("path", "reason"), [
+    ("nowhere", "nowhere: no such file or folder"),
+    ("s3://bucket/x", "s3://bucket/x: is a URL"),
+    ("busy.h5", "busy.h5 is not finished"),
+])  # fmt: skip
+def test_a_path_that_cannot_be_read_exits_2(name, path, reason, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "busy.h5.partial").touch()
+    arguments = (path, "out") if name.startswith("convert") else (path,)
+    text = ("--tokenizer", "byte") if name in TEXT_COMMANDS else ()
+    result = run(zb, *name.split(), *arguments, *text)
+    assert result.exit_code == 2
+    assert reason in result.stderr
+
+
+@pytest.mark.parametrize("name", [name for name in LEAVES if name.startswith("convert npy")])
+def test_a_url_is_no_destination(name, places):
+    result = run(zb, *name.split(), places["npy"], "s3://bucket/x")
+    assert result.exit_code == 2
+    assert "download" not in result.stderr
+    assert "s3://bucket/x: is a URL" in result.stderr
+
+
+@pytest.mark.parametrize("open_path", [open_reader, Loader, verify_store])
+def test_the_library_takes_no_url(open_path):
+    with pytest.raises(ArgumentError, match="s3://bucket/x: is a URL"):
+        open_path("s3://bucket/x")
+
+
+def test_the_library_writes_to_no_url():
+    with pytest.raises(ArgumentError, match=r"s3://bucket/x\.h5: is a URL"):
+        open_writer("s3://bucket/x.h5", batch_size=4, seq_len=8)
+
+
+@pytest.mark.parametrize("command", ["info", "verify"])
+@pytest.mark.parametrize("content", [b"", b"hello", b"LLMBATCX" + bytes(5000)])
+def test_an_unknown_file_is_an_error(command, content, tmp_path):
+    path = tmp_path / "what"
+    path.write_bytes(content)
+    result = run(zb, command, path)
+    assert result.exit_code == {"info": 1, "verify": 3}[command]  # its first bytes are not what a file of ours has
+    assert f"{path}: no known file" in result.output
+
+
+@pytest.mark.parametrize(("command", "code"), [("info", 1), ("verify", 3)])
+def test_a_folder_that_is_no_store_is_an_error(command, code, tmp_path):
+    result = run(zb, command, tmp_path)
+    assert result.exit_code == code
+    assert f"{tmp_path}: no {INDEX_NAME}" in result.output
+
+
+@pytest.mark.parametrize("command", ["info", "verify"])
+def test_a_header_alone_is_incomplete(command, places):
+    os.truncate(places["batch"], 100)
+    assert run(zb, command, places["batch"]).exit_code == 4
+
+
+@pytest.mark.parametrize("kind", ["h5", "batch"])
+@pytest.mark.parametrize("command", ["info", "verify"])
+def test_a_truncated_file_exits_4(kind, command, places):
+    os.truncate(places[kind], places[kind].stat().st_size - 4096)
+    result = run(zb, command, places[kind])
+    assert result.exit_code == 4
+    assert str(places[kind]) in result.output
+
+
+def test_a_file_that_is_being_written_exits_5(places, tmp_path):
+    for suffix, command in ((".h5", "npy-to-hdf5"), (".batch", "npy-to-batch")):
+        path = tmp_path / f"busy{suffix}"
+        with open_writer(path, batch_size=4, seq_len=SEQ_LEN) as writer:
+            writer.write(batches(1))
+            result = run(convert, command, places["npy"], path, *SHAPE)
+            assert "another process is writing it" in one_error(result)
+            assert result.exit_code == 5
+        with open_reader(path) as reader:
+            assert reader.num_batches == 1
+
+
+def test_a_missing_filter_exits_5(tmp_path):
+    path = tmp_path / "other.h5"
+    with h5py.File(path, "w") as h5:
+        plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        plist.set_chunk((1, 4, SEQ_LEN))
+        plist.set_filter(32015 + 4242, h5py.h5z.FLAG_OPTIONAL, (1,))  # no such filter is registered
+        space = h5py.h5s.create_simple((2, 4, SEQ_LEN))
+        dataset = h5py.h5d.create(h5.id, b"tokens", h5py.h5t.STD_U32LE, space, plist)
+        dataset.write_direct_chunk((0, 0, 0), b"compressed by another filter", filter_mask=0)
+    result = run(convert, "hdf5-to-batch", path, tmp_path / "o.batch", "--dataset", "tokens")
+    assert "filter" in one_error(result)
+    assert result.exit_code == 5
+
+
+@pytest.mark.parametrize(("error", "code", "text"), [
+    (KeyboardInterrupt(), 130, "interrupted"),
+    (MemoryError("17 PiB"), 1, "17 PiB"),
+    (OSError(errno.ENOSPC, "No space left on device"), 1, "No space left on device"),
+    (PermissionError(errno.EACCES, "Permission denied", "/precious"), 1, "/precious"),
+])  # fmt: skip
+def test_what_goes_wrong_underneath_is_one_message(error, code, text, places, tmp_path, monkeypatch):
+    def fail(*arguments, **options):
+        raise type(error)(*error.args) if not getattr(error, "filename", None) else OSError(*error.args, error.filename)
+
+    monkeypatch.setattr(zb_hdf5.converters.pipeline.run, "convert", fail)
+    result = run(convert, "npy-to-hdf5", places["npy"], tmp_path / "out", *SHAPE)
+    assert text in one_error(result)
+    assert result.exit_code == code
+
+
+# --- zb info ---------------------------------------------------------------------------------------------------
+
+
+def info(path, *options):
+    result = run(zb, "info", path, "--json", *options)
+    assert result.exit_code == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+@pytest.mark.parametrize("kind", ["h5", "batch"])
+def test_info_of_a_file(kind, places):
+    found = info(places[kind])
+    with open_reader(places[kind]) as reader:
+        expected = [list(run) for run in reader.extents.runs]
+        assert found["sha256"] == reader.sha256
+        assert found["fingerprint"] == reader.fingerprint
+    assert found["kind"] == "file"
+    assert found["backend"] == {"h5": "hdf5", "batch": "batch"}[kind]
+    assert found["state"] == "complete"
+    assert (found["num_batches"], found["batch_size"], found["seq_len"]) == (12, 4, SEQ_LEN)
+    assert (found["dtype"], found["tokens"], found["total_records"]) == ("uint32", 384, 48)
+    assert found["bytes"] == places[kind].stat().st_blocks * 512
+    assert found["layout"]["extents"] == expected
+    assert found["layout"]["runs"] == 1
+    assert found["layout"]["page_aligned"] is all(base % 4096 == stride % 4096 == 0 for base, stride, _ in expected)
+
+
+@pytest.mark.parametrize("kind", ["h5-store", "batch-store"])
+@pytest.mark.parametrize("by_index", [False, True])
+def test_info_of_a_store(kind, by_index, places):
+    found = info(places[kind] / INDEX_NAME if by_index else places[kind])
+    assert found["kind"] == "store"
+    assert found["shards"] == {"count": 3, "min_batches": 4, "max_batches": 4}
+    assert (found["num_batches"], found["tokens"], found["access"]) == (12, 384, "auto")
+    assert len(found["sha256"]) == 64
+
+
+def test_info_of_a_live_file(tmp_path):
+    with open_writer(tmp_path / "x.h5", batch_size=4, seq_len=SEQ_LEN) as writer:
+        writer.write(batches(5))
+        found = info(tmp_path / "x.h5.partial")
+        text = run(zb, "info", tmp_path / "x.h5.partial").stdout
+    assert found["state"].startswith("growing")
+    assert found["num_batches"] == 5
+    assert found["access"] == "h5py"
+    assert found["layout"] is None
+    assert found["sha256"] is None
+    assert "growing" in text
+
+
+def repack(source, target, compression):
+    """Write the same objects into a new file, as h5repack does."""
+    with h5py.File(source) as old, h5py.File(target, "w") as new:
+        new.attrs.update(old.attrs)
+        stored = old["batches"]
+        made = new.create_dataset("batches", data=stored[:], chunks=stored.chunks, compression=compression)
+        for name, value in stored.attrs.items():
+            made.attrs.create(name, value, dtype=np.asarray(value).dtype)
+        old.copy("crc32", new)
+    return target
+
+
+def test_info_and_verify_of_a_compressed_file(places, tmp_path):
+    path = repack(places["h5"], tmp_path / "small.h5", "gzip")
+    found = info(path)
+    assert found["access"] == "h5py"
+    assert found["layout"] is None
+    assert found["sha256"] == info(places["h5"])["sha256"]
+    assert "read through h5py" in run(zb, "info", path).stdout
+    assert run(zb, "verify", path).exit_code == 0
+
+
+def test_info_of_a_foreign_file(tmp_path):
+    path = tmp_path / "foreign.h5"
+    with h5py.File(path, "w") as h5:
+        h5["tokens"] = batches(3)
+    assert "--dataset" in one_error(run(zb, "info", path))
+    assert info(path, "--dataset", "tokens")["num_batches"] == 3
+
+
+def test_info_for_people_says_the_same(places):
+    text = run(zb, "info", places["h5"]).stdout
+    for part in ("hdf5 file, complete", "12 of 4 x 8 uint32", "384", "1 run", "48"):
+        assert part in text
+
+
+@pytest.fixture
+def text_store(tmp_path):
+    """A store of text with a training and a validation split."""
+    for name, count in (("a", 60), ("b", 20)):
+        (tmp_path / f"{name}.jsonl").write_text((json.dumps({"text": "some text " * 5}) + "\n") * count)
+    command = ("jsonl-to-hdf5", tmp_path / "a.jsonl", tmp_path / "b.jsonl", tmp_path / "text")
+    options = ("--tokenizer", "byte", "--packing", "best-fit", "--val-last-shard", "--shards", 3, "--remainder", "pad")
+    assert run(convert, *command, *options, "--batch-size", 2, "--seq-len", 64).exit_code == 0
+    return tmp_path / "text"
+
+
+def test_info_tells_what_a_store_was_made_of(text_store):
+    found, index = info(text_store), json.loads((text_store / INDEX_NAME).read_text())
+    assert (found["documents"], found["packing"], found["shuffle"]) == (80, "best-fit", "global")
+    assert found["tokenizer"] == index["tokenizer"]
+    assert found["source"] == index["source"]
+    assert {split: part["shards"] for split, part in found["splits"].items()} == {"train": 3, "val": 1}
+    with open_reader(text_store, split="val") as reader:
+        assert found["splits"]["val"] == {
+            "shards": 1, "num_batches": len(reader), "min_batches": len(reader), "max_batches": len(reader),
+            "tokens": len(reader) * 128,
+        }  # fmt: skip
+    text = run(zb, "info", text_store).stdout
+    for line in (
+        r"documents +80, best-fit packing",
+        r"tokenizer +byte",
+        r"vocabulary +257",
+        r"source +jsonl: .*a\.jsonl and 1 more",
+        r"train +3 shards of 10 batches each, 3,840 tokens",
+        r"val +1 shard of 10 batches, 1,280 tokens",
+    ):
+        assert re.search(f"^{line}$", text, re.MULTILINE), text
+
+
+def test_an_index_that_is_rebuilt_keeps_splits_and_source(text_store):
+    before = info(text_store)
+    result = run(zb, "index", "rebuild", "--force", text_store)
+    assert result.exit_code == 0
+    assert "not recovered" not in result.stdout
+    assert info(text_store) == before
+    (text_store / INDEX_NAME).unlink()
+    result = run(zb, "index", "rebuild", text_store)
+    assert "shuffle, source, splits: only the lost index had them; all shards are train" in result.stdout
+
+
+@pytest.mark.parametrize(("text", "expected"), [("my own", {"name": "my own"}), ("[1]", {"name": "[1]"}), ("", None)])
+def test_info_of_a_tokenizer_in_other_words(text, expected, places):
+    with h5py.File(places["h5"], "r+") as h5:
+        h5.attrs["tokenizer"] = text
+    assert info(places["h5"])["tokenizer"] == expected
+    assert run(zb, "info", places["h5"]).exit_code == 0
+
+
+@pytest.mark.parametrize("source", [{}, {"files": "one"}, {"path": "p"}, {"files": []}])
+def test_info_of_a_source_in_other_words(source, places):
+    index = ShardIndex.load(places["h5-store"])
+    replace(index, source=source).save(places["h5-store"])
+    assert info(places["h5-store"])["source"] == source
+    assert run(zb, "info", places["h5-store"]).exit_code == 0
+
+
+def test_info_of_equal_shards_names_one_number(places):
+    text = run(zb, "info", places["h5-store"]).stdout
+    assert re.search(r"^shards +3 of 4 batches each$", text, re.MULTILINE)
+
+
+def test_info_of_a_stream(tmp_path):
+    (tmp_path / "in.jsonl").write_text((json.dumps({"text": "some text"}) + "\n") * 5000)
+    command = ("jsonl-to-hdf5", tmp_path / "in.jsonl", tmp_path / "s", "--tokenizer", "byte", "--layout", "stream")
+    assert run(convert, *command).exit_code == 0
+    found = info(tmp_path / "s")
+    assert found["splits"] == {"train": {"shards": 1, "tokens": 50_000, "documents": 5000}}
+    assert (found["tokenizer"]["name"], found["source"]["format"]) == ("byte", "jsonl")
+    assert "token stream in 1 file\n" in run(zb, "info", tmp_path / "s").stdout
+    verified = run(zb, "verify", tmp_path / "s").stdout
+    assert "verified: 50 k tokens (crc32, sha256, index, documents)" in verified
+    assert "batch" not in verified
+
+
+def test_info_of_an_interrupted_conversion(places, tmp_path):
+    command = ("hdf5-to-batch", places["h5-store"], tmp_path / "out", "--shard-range", "0/2")
+    assert run(convert, *command).exit_code == 0
+    found = info(tmp_path / "out.partial")
+    assert (found["kind"], found["finished"], found["total"]) == ("unfinished conversion", 1, 3)
+    assert found["at_work"] is False
+    text = run(zb, "info", tmp_path / "out.partial").stdout
+    assert "1 of 3 shards are finished; go on with the same command and --resume" in text
+    result = run(zb, "verify", tmp_path / "out.partial")
+    assert result.exit_code == 4
+    assert "its conversion is not finished" in result.stdout
+    assert f"zb info {tmp_path / 'out.partial'}" in run(zb, "info", tmp_path / "out").stderr
+    with PartialDirectory(tmp_path / "out"):  # as a conversion holds it
+        assert info(tmp_path / "out.partial")["at_work"] is True
+
+
+# --- dry runs --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["t9.hdf5", "t9.npz", "t9.batch", "no/folder/t9", "in.npy"])
+def test_a_dry_run_refuses_what_the_run_refuses(name, places, tmp_path):
+    command = ("npy-to-hdf5", places["npy"], tmp_path / name, *SHAPE)
+    refusal = one_error(run(convert, *command))
+    assert one_error(run(convert, *command, "--dry-run")) == refusal
+
+
+def test_a_dry_run_refuses_what_exists(places):
+    command = ("npy-to-hdf5", places["npy"], places["h5-store"], *SHAPE)
+    assert "exists already; pass --force" in one_error(run(convert, *command, "--dry-run"))
+    assert run(convert, *command, "--dry-run", "--force").exit_code == 0
+
+
+def test_a_dry_run_says_shape_and_dtype(places, tmp_path):
+    command = ("npy-to-hdf5", places["npy"], tmp_path / "out", *SHAPE, "--vocab-size", 400, "--dry-run")
+    assert re.search(r"^batches +12 of 4 x 8 uint16$", run(convert, *command).stdout, re.MULTILINE)
+    planned = json.loads(run(convert, *command, "--json").stdout)
+    assert (planned["batch_size"], planned["seq_len"], planned["dtype"]) == (4, 8, "uint16")
+
+
+@pytest.mark.parametrize(
+    ("file_system", "meaning"),
+    [
+        (None, "auto (local file system: what is converted is read by position, the rest from a mapping)"),
+        ("nfs", "auto (nfs file system: all is read by position, nothing is mapped)"),
+    ],
+)
+def test_info_says_what_auto_means_here(file_system, meaning, places, monkeypatch):
+    monkeypatch.setattr("zb_hdf5.commands.info.network_file_system", lambda file: file_system)
+    assert meaning in " ".join(run(zb, "info", places["h5"]).stdout.split())
+
+
+# --- zb verify -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("kind", "checks"), [
+    ("h5", ["crc32", "sha256"]),
+    ("h5-store", ["crc32", "sha256", "index"]),
+    ("batch-store", ["crc32", "index"]),
+])  # fmt: skip
+def test_verify_says_what_it_compared(kind, checks, places):
+    result = run(zb, "verify", places[kind], "--json")
+    assert result.exit_code == 0
+    report = json.loads(result.stdout)
+    assert report["ok"] is True
+    assert [file["checks"] for file in report["files"]] == [checks] * len(report["files"])
+    assert len(report["files"]) == (3 if "store" in kind else 1)
+    assert sum(file["num_batches"] for file in report["files"]) == 12
+    assert all(
+        (file["problem"], file["missing"], file["outcome"]) == (None, "", "verified") for file in report["files"]
+    )
+    verdict = "3 of 3 files are as they were written" if "store" in kind else "the file is as it was written"
+    assert f"verified: {verdict}" in run(zb, "verify", places[kind]).stdout
+
+
+@pytest.mark.parametrize(("kind", "missing"), [("batch", "zb index crc32"), ("npy", "hold no digests")])
+def test_what_has_no_digests_could_not_be_verified(kind, missing, places):
+    result = run(zb, "verify", places[kind])
+    assert result.exit_code == 6
+    assert "NOT VERIFIED: there is nothing to compare the file with" in result.stdout
+    assert "as it was written" not in result.stdout
+    report = json.loads(run(zb, "verify", places[kind], "--json").stdout)
+    assert (report["ok"], report["outcome"]) == (False, "unverified")
+    assert [(file["outcome"], file["checks"]) for file in report["files"]] == [("unverified", [])]
+    assert missing in report["files"][0]["missing"]
+    assert run(zb, "verify", places[kind], "--quiet").exit_code == 6
+    assert [found.outcome for found in verify_store(places[kind])] == ["unverified"]
+
+
+def test_a_crc32_file_makes_a_lone_batch_verifiable(places):
+    assert "wrote one.batch.crc32" in run(zb, "index", "crc32", places["batch"]).stdout
+    assert run(zb, "verify", places["batch"]).exit_code == 0
+    assert "already" in run(zb, "index", "crc32", places["batch"]).stdout
+    flip_bit(places["batch"], 3)
+    assert run(zb, "verify", places["batch"]).exit_code == 3
+    assert "asked for backend 'batch'" in one_error(run(zb, "index", "crc32", places["h5"]))
+
+
+def test_one_file_without_digests_is_not_a_verified_folder(tmp_path):
+    for name in ("a.npy", "b.npy"):
+        np.save(tmp_path / name, np.arange(9))
+    os.truncate(tmp_path / "a.npy", 100)
+    result = run(zb, "verify", tmp_path)
+    assert result.exit_code == 4  # what is bad counts more
+    assert "BAD: 0 of 2 files are as they were written, 1 could not be compared with anything, 1 not" in result.stdout
+
+
+@pytest.mark.parametrize("kind", ["h5", "h5-store", "batch-store"])
+def test_damaged_metadata_exits_3(kind, places):
+    path = places[kind] / INDEX_NAME if "store" in kind else places[kind]
+    data = bytearray(path.read_bytes())
+    at = data.index(b"zb-batches" if kind == "h5" else b"zb-shards")
+    data[at] ^= 1
+    path.write_bytes(data)
+    result = run(zb, "verify", places[kind])
+    assert result.exit_code == 3
+    assert "BAD" in result.stdout
+    assert json.loads(run(zb, "verify", places[kind], "--json").stdout)["outcome"] == "bad"
+
+
+@pytest.mark.parametrize("how", ["compressed", "moved"])
+def test_a_repacked_shard_names_its_cause_and_cure(how, places):
+    store, shard = places["h5-store"], places["h5-store"] / FILE_OF_STORE["h5-store"]
+    repack(shard, store / "new", compression="gzip" if how == "compressed" else None)
+    os.replace(store / "new", shard)
+    cure = f"run 'zb index rebuild --force {store}'"
+    result = run(zb, "verify", store)
+    assert result.exit_code == 3
+    assert result.stdout.count("BAD: ") == 2  # the shard, and the verdict
+    assert f"{shard}: is the shard that {INDEX_NAME} names" in result.stdout
+    assert cure in result.stdout
+    with open_reader(store) as reader, pytest.raises(FormatError, match=re.escape(cure)):
+        reader.read_batch(4)
+    with open_reader(store, access="h5py") as reader:  # which asks the file itself
+        np.testing.assert_array_equal(reader.read_batch(4), batches(12)[4])
+    assert run(zb, "index", "rebuild", "--force", store).exit_code == 0
+    assert run(zb, "verify", store).exit_code == 0
+    with open_reader(store) as reader:
+        np.testing.assert_array_equal(np.stack(list(reader)), batches(12))
+
+
+def test_a_swapped_batch_shard_is_not_read(places):
+    store = places["batch-store"]
+    first, second = (store / f"shard-0000{number}-of-00003.batch" for number in (0, 1))
+    for suffix in ("", ".crc32"):
+        one, other = Path(f"{first}{suffix}"), Path(f"{second}{suffix}")
+        one.rename(store / "aside")
+        other.rename(one)
+        (store / "aside").rename(other)
+    for verify in ("none", "batch"):
+        with pytest.raises(ChecksumError, match="belongs elsewhere; run 'zb verify"):
+            open_reader(store, verify=verify)
+    assert run(zb, "verify", store).exit_code == 3
+
+
+@pytest.mark.parametrize("kind", ["h5", "h5-store", "batch-store"])
+@pytest.mark.parametrize("workers", [(), ("--workers", 1)])
+def test_verify_names_the_first_bad_batch(kind, workers, places):
+    bad = places[kind] / FILE_OF_STORE[kind] if "store" in kind else places[kind]
+    flip_bit(bad, 3)
+    flip_bit(bad, 1)
+    result = run(zb, "verify", places[kind], *workers)
+    assert result.exit_code == 3
+    assert f"{bad}: batch 1 is the first bad one" in result.stdout
+    assert "Traceback" not in result.output
+    report = json.loads(run(zb, "verify", places[kind], "--json").stdout)
+    assert report["ok"] is False
+    assert [bool(file["problem"]) for file in report["files"]].count(True) == 1
+    assert run(zb, "verify", places[kind], "--quiet").exit_code == 3
+
+
+def test_verify_finds_every_bad_shard(places):
+    store = places["h5-store"]
+    for number in (0, 2):
+        flip_bit(store / f"shard-0000{number}-of-00003.h5", number)
+    result = run(zb, "verify", store)
+    assert result.exit_code == 3
+    assert result.stdout.count("BAD: ") == 3  # two shards, and the verdict
+    assert "1 of 3 files" in result.stdout
+
+
+def test_verify_finds_a_damaged_digest(places):
+    path = places["batch-store"] / (FILE_OF_STORE["batch-store"] + ".crc32")
+    path.write_bytes(path.read_bytes()[:-1] + b"\0")
+    assert run(zb, "verify", places["batch-store"]).exit_code == 3
+
+
+def test_verify_of_a_store_with_swapped_shards(places):
+    first, second = (places["h5-store"] / f"shard-0000{number}-of-00003.h5" for number in (0, 1))
+    first.rename(first.with_suffix(".x"))
+    second.rename(first)
+    first.with_suffix(".x").rename(second)
+    result = run(zb, "verify", places["h5-store"])
+    assert result.exit_code == 3
+    assert result.stdout.count("BAD: ") == 3
+
+
+@pytest.mark.parametrize("kind", ["h5-store", "batch-store"])
+def test_verify_of_a_truncated_shard_exits_4(kind, places):
+    path = places[kind] / FILE_OF_STORE[kind]
+    os.truncate(path, path.stat().st_size - 4096)
+    result = run(zb, "verify", places[kind])
+    assert result.exit_code == 4
+    assert path.name in result.stdout
+    assert "2 of 3 files" in result.stdout
+
+
+@pytest.mark.parametrize("kind", ["h5-store", "batch-store"])
+def test_verify_of_a_missing_shard(kind, places):
+    path = places[kind] / FILE_OF_STORE[kind]
+    path.unlink()
+    result = run(zb, "verify", places[kind])
+    assert result.exit_code == 4
+    assert path.name in result.stdout
+    assert "Traceback" not in result.output
+
+
+def test_verify_of_an_unfinished_file_exits_4(tmp_path):
+    with open_writer(tmp_path / "x.h5", batch_size=4, seq_len=SEQ_LEN) as writer:
+        writer.write(batches(5))
+        result = run(zb, "verify", tmp_path / "x.h5.partial")
+    assert result.exit_code == 4
+    assert "5 batches are committed" in result.stdout
+
+
+# --- in a process of its own -----------------------------------------------------------------------------------
+
+
+def python(code, *arguments, **options):
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, **options)
+
+
+CONVERT = "from zb_hdf5.converters.cli import convert; convert()"
+ZB = "from zb_hdf5.commands.zb import zb; zb()"
+LOADED = """
+import sys, atexit
+atexit.register(lambda: print(*sorted({"torch", "h5py", "numpy"} & set(sys.modules)), file=sys.stderr))
+"""
+
+
+@pytest.mark.parametrize(("code", "arguments"), [
+    (CONVERT, ["--help"]),
+    (CONVERT, ["npy-to-hdf5", "--help"]),
+    (ZB, ["--help"]),
+    (ZB, ["verify", "--help"]),
+    (ZB, ["convert", "--help"]),
+    ("import zb_hdf5; zb_hdf5.__version__; dir(zb_hdf5)", []),
+])  # fmt: skip
+def test_help_and_import_load_nothing_large(code, arguments):
+    result = python(LOADED + code, *arguments)
+    assert result.returncode == 0
+    assert result.stderr == "\n"
+
+
+def test_a_conversion_loads_no_torch(places, tmp_path):
+    result = python(LOADED + CONVERT, "npy-to-hdf5", places["npy"], tmp_path / "o.h5", *SHAPE)
+    assert result.returncode == 0
+    assert "torch" not in result.stderr
+
+
+@pytest.mark.parametrize("arguments", [("verify",), ("info",), ("info", "--json"), ("--help",)])
+def test_output_into_head_ends_quietly(arguments, places):
+    path = () if arguments == ("--help",) else (places["h5-store"],)
+    command = [sys.executable, "-c", ZB, *arguments, *map(str, path)]
+    with (
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as writer,
+        subprocess.Popen(["head", "-1"], stdin=writer.stdout, stdout=subprocess.PIPE, text=True) as head,
+    ):
+        writer.stdout.close()
+        assert head.communicate(timeout=100)[0].count("\n") == 1
+        errors = writer.stderr.read()
+    assert errors == ""
+
+
+def test_output_into_a_closed_pipe_ends_quietly(places):
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    try:
+        command = [sys.executable, "-c", ZB, "verify", str(places["h5-store"])]
+        result = subprocess.run(command, stdout=write_end, stderr=subprocess.PIPE, text=True, timeout=100)
+    finally:
+        os.close(write_end)
+    assert result.stderr == ""
+    assert result.returncode > 0
+
+
+@pytest.mark.parametrize("arguments", [("verify",), ("info",)])
+def test_a_terminal_without_unicode_gets_a_report_as_well(arguments, places):
+    result = python(ZB, *arguments, places["h5-store"], env={**os.environ, "PYTHONIOENCODING": "ascii"})
+    assert result.stderr == ""
+    assert result.returncode == 0
+    assert "12" in result.stdout or "verified" in result.stdout
+
+
+@pytest.mark.parametrize("script", ["convert", "zb"])
+def test_the_console_scripts_are_installed(script):
+    path = os.path.join(os.path.dirname(sys.executable), script)
+    result = subprocess.run([path, "--help"], capture_output=True, text=True, timeout=100)
+    assert result.returncode == 0
+    assert "Usage: " in result.stdout

@@ -1,0 +1,54 @@
+"""`zb doctor`: each finding says what is, and a problem is what would stop training."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+
+import h5py
+import pytest
+from click.testing import CliRunner
+
+from zb_hdf5.commands.zb import zb
+
+
+def doctor(path, code=0):
+    result = CliRunner().invoke(zb, ["doctor", str(path), "--json"], catch_exceptions=False)
+    assert result.exit_code == code, result.stderr
+    return {finding["name"]: finding for finding in json.loads(result.stdout)["findings"]}
+
+
+@pytest.mark.parametrize("suffix", [".h5", ".batch"])
+def test_a_good_file_has_no_problem(suffix, tmp_path, tokens, write_file):
+    path = write_file(tmp_path / f"x{suffix}", tokens).path
+    found = doctor(path)
+    assert {"locks", "filters", "layout", "open files", "page cache", "first batch", "use"} <= found.keys()
+    assert "problem" not in {finding["state"] for finding in found.values()}
+    assert "1 run, " in found["layout"]["text"]
+    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
+
+
+def test_a_store_is_looked_at(tmp_path, tokens, write_store):
+    found = doctor(write_store(tmp_path / "s", tokens, (3,)))
+    assert "of 2 shards" in found["open files"]["text"]
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, 524, errno.EIO])
+def test_missing_locks_are_noted(number, tmp_path, tokens, write_file, monkeypatch):
+    path = write_file(tmp_path / "x.batch", tokens).path
+
+    def refuse(*_):
+        raise OSError(number, "x")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    assert doctor(path)["locks"]["state"] == "note"
+    monkeypatch.setenv("HDF5_USE_FILE_LOCKING", "TRUE")
+    assert doctor(path, 5)["locks"]["state"] == "problem"
+
+
+def test_a_missing_filter_is_a_problem(tmp_path, tokens, write_file, gzip_copy, monkeypatch):
+    path = gzip_copy(write_file(tmp_path / "x.h5", tokens).path, tmp_path / "z.h5")
+    assert doctor(path)["layout"]["state"] == "note"
+    monkeypatch.setattr(h5py.h5z, "filter_avail", lambda code: False)
+    assert doctor(path, 5)["filters"]["state"] == "problem"

@@ -1,0 +1,1010 @@
+"""The six conversions: nothing lost, nothing invented, nothing left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+import json
+import os
+import tempfile
+from pathlib import Path
+
+import conftest
+import h5py
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import zb_hdf5.converters.sources.open_files
+import zb_hdf5.core.publishing
+from zb_hdf5 import ChecksumError, ConvertError, IncompleteError, ShardIndex, ZbError, open_reader, open_writer
+from zb_hdf5 import write_batch_file as write_native
+from zb_hdf5.converters.cli import convert
+from zb_hdf5.converters.pipeline.run import convert as run_pipe
+from zb_hdf5.converters.sources.npy import NpySource
+from zb_hdf5.converters.sources.store import StoreSource
+from zb_hdf5.core.order import write_order
+from zb_hdf5.spec import INDEX_NAME, bad_token_message
+
+SEQ_LEN = 8
+SHAPE = ("--batch-size", 4, "--seq-len", SEQ_LEN)
+SUFFIXES = {"npy": ".npy", "hdf5": ".h5", "batch": ".batch"}
+FROM_NPY = ("npy-to-hdf5", "npy-to-batch")
+INTEGERS = ["<i1", "<i2", "<i4", "<i8", "<u1", "<u2", "<u4", "<u8", ">i2", ">i4", ">i8", ">u2", ">u4", ">u8"]
+
+
+# --- helpers ---------------------------------------------------------------------------------------------------
+
+
+def invoke(*arguments):
+    """Run `convert`; an exception that is not an exit is the test's failure."""
+    return CliRunner().invoke(convert, [str(argument) for argument in arguments], catch_exceptions=False)
+
+
+def succeed(*arguments):
+    """Return the report."""
+    result = invoke(*arguments, "--json")
+    assert result.exit_code == 0, result.stderr
+    report = json.loads(result.stdout)
+    dropped = sum(report["tokens_dropped"].values())
+    assert report["tokens_in"] + report["tokens_padded"] == report["tokens_stored"] + dropped
+    return report
+
+
+def fail(code, *arguments):
+    """Return the one error message."""
+    result = invoke(*arguments)
+    assert result.exit_code == code, result.output
+    assert result.stdout == ""
+    assert result.stderr.startswith("Error: ")
+    assert result.stderr.count("Error: ") == 1
+    return result.stderr.removeprefix("Error: ").strip()
+
+
+def snapshot(folder):
+    """Return everything below `folder`, byte for byte."""
+    files = (path for path in folder.rglob("*") if not path.is_dir())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def save(path, array):
+    path.parent.mkdir(exist_ok=True)
+    np.save(path, array)
+    return path
+
+
+def numbered(count, first=0, dtype="<u4", seq_len=SEQ_LEN):
+    """Return records that tell themselves apart."""
+    return np.arange(first * seq_len, (first + count) * seq_len, dtype=dtype).reshape(count, seq_len)
+
+
+def records_of(path):
+    """Return all stored records, in order."""
+    if path.suffix == ".npy":
+        return np.load(path)
+    if path.is_dir() and not (path / INDEX_NAME).exists():
+        return np.concatenate([np.load(file) for file in sorted(path.glob("*.npy"))])
+    with open_reader(path) as reader:
+        return np.concatenate([np.array(batch) for batch in reader])
+
+
+def sorted_rows(records):
+    return np.sort(np.ascontiguousarray(records).view([("", records.dtype)] * records.shape[1]).ravel())
+
+
+def write_store(path, tokens, **options):
+    """Write batches to one file."""
+    _, batch_size, seq_len = tokens.shape
+    with open_writer(path, batch_size=batch_size, seq_len=seq_len, dtype=tokens.dtype.name, **options) as writer:
+        writer.write(tokens)
+    return path
+
+
+def flip_bit(path, number):
+    """Damage one token of batch `number` of one file."""
+    with open_reader(path) as reader:
+        offset = reader.extents.offset(number)
+    with open(path, "r+b") as file:
+        file.seek(offset + 5)
+        byte = file.read(1)[0]
+        file.seek(offset + 5)
+        file.write(bytes([byte ^ 1]))
+
+
+@pytest.fixture
+def source(tmp_path):
+    """50 records in one file: 12 batches of 4 and a rest of 2."""
+    return save(tmp_path / "in" / "tokens.npy", numbered(50))
+
+
+@pytest.fixture
+def native(tmp_path):
+    """A .batch file with everything its header can say: 23 batches, padded slots, seed, dropped records."""
+    path = tmp_path / "in" / "source.batch"
+    path.parent.mkdir(exist_ok=True)
+    write_native(path, numbered(94), 4, SEQ_LEN, 77)
+    return path
+
+
+# --- order and conservation ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", FROM_NPY)
+@pytest.mark.parametrize(("remainder", "stored", "padded", "dropped"), [
+    ("drop", 48, 0, {"remainder": 2 * SEQ_LEN}),
+    ("pad", 52, 2 * SEQ_LEN, {}),
+])  # fmt: skip
+def test_the_report_says_where_every_token_went(command, remainder, stored, padded, dropped, source, tmp_path):
+    report = succeed(command, source, tmp_path / "out", *SHAPE, "--remainder", remainder)
+    assert report["tokens_in"] == 50 * SEQ_LEN
+    assert report["tokens_stored"] == stored * SEQ_LEN
+    assert report["tokens_padded"] == padded
+    assert report["tokens_dropped"] == dropped
+    assert len(records_of(tmp_path / "out")) == stored
+
+
+def test_the_report_for_people_balances_as_well(source, tmp_path):
+    result = invoke("npy-to-hdf5", source, tmp_path / "out", *SHAPE)
+    assert "400 in = 384 stored + 16 remainder dropped" in result.stdout
+
+
+@pytest.mark.parametrize("command", FROM_NPY)
+def test_shuffling_keeps_every_record_and_changes_the_order(command, tmp_path):
+    records = numbered(64)
+    save(tmp_path / "in.npy", records)
+    succeed(command, tmp_path / "in.npy", tmp_path / "out", *SHAPE)
+    stored = records_of(tmp_path / "out")
+    assert not np.array_equal(stored, records)
+    np.testing.assert_array_equal(sorted_rows(stored), sorted_rows(records))
+
+
+def test_the_shuffle_is_the_documented_one(source, tmp_path):
+    succeed("npy-to-hdf5", source, tmp_path / "out.h5", *SHAPE, "--seed", 5)
+    expected = numbered(50)[write_order(50, 5).indices(np.arange(48))]
+    np.testing.assert_array_equal(records_of(tmp_path / "out.h5"), expected)
+
+
+@pytest.mark.parametrize("command", FROM_NPY)
+@pytest.mark.parametrize("shards", [None, 1, 3])
+def test_without_shuffle_the_order_is_the_sources(command, shards, source, tmp_path):
+    cut = () if shards is None else ("--shards", shards)
+    succeed(command, source, tmp_path / "out", *SHAPE, "--no-shuffle", *cut)
+    np.testing.assert_array_equal(records_of(tmp_path / "out"), numbered(48))
+
+
+@pytest.mark.parametrize("suffix", ["", ".h5"])
+def test_the_same_seed_gives_the_same_bytes(suffix, source, tmp_path):
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        succeed("npy-to-hdf5", source, tmp_path / f"{name}{suffix}", *SHAPE, "--seed", seed)
+    a, b, c = (tmp_path / f"{name}{suffix}" for name in "abc")
+    if suffix:
+        assert a.read_bytes() == b.read_bytes()
+        assert a.read_bytes() != c.read_bytes()
+    else:
+        assert snapshot(a) == snapshot(b)
+        assert snapshot(a) != snapshot(c)
+
+
+def test_one_batch_file_is_what_write_batch_file_writes(source, tmp_path):
+    succeed("npy-to-batch", source, tmp_path / "command.batch", *SHAPE, "--seed", 9)
+    write_native(tmp_path / "function.batch", numbered(50), 4, SEQ_LEN, 9)
+    assert (tmp_path / "command.batch").read_bytes() == (tmp_path / "function.batch").read_bytes()
+
+
+@pytest.mark.parametrize(("command", "suffix"), [("npy-to-hdf5", ".h5"), ("npy-to-batch", ".batch")])
+@pytest.mark.parametrize("shards", [1, 2, 5, 12])
+def test_shards_hold_what_one_file_holds_in_the_same_order(command, suffix, shards, source, tmp_path):
+    one = succeed(command, source, tmp_path / f"one{suffix}", *SHAPE)
+    many = succeed(command, source, tmp_path / "many", *SHAPE, "--shards", shards)
+    np.testing.assert_array_equal(records_of(tmp_path / f"one{suffix}"), records_of(tmp_path / "many"))
+    sizes = [shard.num_batches for shard in ShardIndex.load(tmp_path / "many").shards]
+    assert len(sizes) == many["num_shards"] == shards
+    assert sum(sizes) == one["num_batches"] == 12
+    assert max(sizes) - min(sizes) <= 1
+
+
+@pytest.mark.parametrize("batches_per_shard", [1, 2, 5, 100])
+def test_no_shard_is_larger_than_asked_for(batches_per_shard, source, tmp_path):
+    size = 4 * SEQ_LEN * 4 * batches_per_shard + 3
+    succeed("npy-to-hdf5", source, tmp_path / "out", *SHAPE, "--shard-size", size)
+    sizes = [shard.num_batches for shard in ShardIndex.load(tmp_path / "out").shards]
+    assert len(sizes) == -(-12 // batches_per_shard)
+    assert max(sizes) <= batches_per_shard
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_a_shard_smaller_than_a_batch_still_holds_one(source, tmp_path):
+    assert succeed("npy-to-hdf5", source, tmp_path / "out", *SHAPE, "--shard-size", 1)["num_shards"] == 12
+
+
+def test_more_shards_than_batches_is_an_error(source, tmp_path):
+    assert "12 batches cannot fill 13 shards" in fail(
+        1, "npy-to-hdf5", source, tmp_path / "out", *SHAPE, "--shards", 13
+    )
+    assert list(tmp_path.iterdir()) == [source.parent]
+
+
+def test_shards_and_shard_size_exclude_each_other(source, tmp_path):
+    result = invoke("npy-to-hdf5", source, tmp_path / "out", *SHAPE, "--shards", 2, "--shard-size", "1GiB")
+    assert result.exit_code == 2
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("option", [("--shards", 2), ("--shard-size", "1k")])
+def test_one_file_cannot_be_sharded(option, source, tmp_path):
+    assert "name a folder" in fail(1, "npy-to-hdf5", source, tmp_path / "out.h5", *SHAPE, *option)
+
+
+def test_a_destination_of_another_format_is_an_error(source, tmp_path):
+    assert ".h5" in fail(1, "npy-to-hdf5", source, tmp_path / "out.batch", *SHAPE)
+    assert not (tmp_path / "out.batch").exists()
+
+
+# --- remainder -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shuffle", [(), ("--no-shuffle",)])
+@pytest.mark.parametrize("pad_id", [0, 7])
+def test_padding_keeps_every_record_and_comes_last(shuffle, pad_id, source, tmp_path):
+    succeed("npy-to-batch", source, tmp_path / "o.batch", *SHAPE, "--remainder", "pad", "--pad-id", pad_id, *shuffle)
+    stored = records_of(tmp_path / "o.batch")
+    np.testing.assert_array_equal(sorted_rows(stored[:50]), sorted_rows(numbered(50)))
+    assert (stored[50:] == pad_id).all()
+    assert len(stored) == 52
+
+
+def test_fewer_records_than_a_batch_can_be_padded(tmp_path):
+    save(tmp_path / "in.npy", numbered(1))
+    succeed("npy-to-hdf5", tmp_path / "in.npy", tmp_path / "o.h5", *SHAPE, "--remainder", "pad")
+    np.testing.assert_array_equal(records_of(tmp_path / "o.h5"), np.vstack([numbered(1), np.zeros((3, SEQ_LEN))]))
+
+
+@pytest.mark.parametrize("command", FROM_NPY)
+def test_a_remainder_can_be_an_error(command, source, tmp_path):
+    message = fail(1, command, source, tmp_path / "out", *SHAPE, "--remainder", "error")
+    assert "50 records" in message
+    assert "2 are left over" in message
+    assert list(tmp_path.iterdir()) == [source.parent]
+
+
+def test_no_remainder_is_no_error(tmp_path):
+    save(tmp_path / "in.npy", numbered(8))
+    report = succeed("npy-to-hdf5", tmp_path / "in.npy", tmp_path / "o.h5", *SHAPE, "--remainder", "error")
+    assert report["tokens_dropped"] == {}
+
+
+def test_nothing_to_store_is_an_error(tmp_path):
+    save(tmp_path / "in.npy", numbered(3))
+    assert "do not fill one batch" in fail(1, "npy-to-hdf5", tmp_path / "in.npy", tmp_path / "o.h5", *SHAPE)
+
+
+@pytest.mark.parametrize("options", [("--dtype", "uint16", "--pad-id", 65536), ("--vocab-size", 400, "--pad-id", 400)])
+def test_a_pad_id_that_cannot_be_stored_is_an_error(options, source, tmp_path):
+    assert "--pad-id" in fail(2, "npy-to-hdf5", source, tmp_path / "out", *SHAPE, "--remainder", "pad", *options)
+
+
+# --- what a source may be --------------------------------------------------------------------------------------
+
+
+def test_streams_are_cut_into_records_and_each_files_tail_is_counted(tmp_path):
+    a, b = np.arange(3 * SEQ_LEN + 5), np.arange(1000, 1000 + 2 * SEQ_LEN + 3)
+    save(tmp_path / "a.npy", a)
+    save(tmp_path / "b.npy", b)
+    arguments = ("--batch-size", 1, "--seq-len", SEQ_LEN, "--no-shuffle")
+    report = succeed("npy-to-hdf5", tmp_path / "a.npy", tmp_path / "b.npy", tmp_path / "o.h5", *arguments)
+    expected = np.concatenate([a[: 3 * SEQ_LEN], b[: 2 * SEQ_LEN]]).reshape(-1, SEQ_LEN)
+    np.testing.assert_array_equal(records_of(tmp_path / "o.h5"), expected)
+    assert report["tokens_dropped"] == {"file tail": 8}
+
+
+@pytest.mark.parametrize("shuffle", [(), ("--no-shuffle",)])
+def test_several_files_are_one_sequence_of_records(shuffle, tmp_path):
+    save(tmp_path / "whole.npy", numbered(50))
+    save(tmp_path / "parts" / "a.npy", numbered(13))
+    save(tmp_path / "parts" / "b.npy", np.zeros((0, SEQ_LEN), "<u4"))
+    save(tmp_path / "parts" / "c.npy", numbered(20, 13).astype(">i8").reshape(-1))
+    save(tmp_path / "parts" / "d.npy", np.asfortranarray(numbered(17, 33, "<u2")))
+    one = succeed("npy-to-hdf5", tmp_path / "whole.npy", tmp_path / "one.h5", *SHAPE, *shuffle)
+    many = succeed("npy-to-hdf5", tmp_path / "parts", tmp_path / "many.h5", *SHAPE, *shuffle)
+    assert one["sha256"] == many["sha256"]
+
+
+def test_a_folder_gives_its_npy_files_by_path_and_nothing_else(tmp_path):
+    folder = tmp_path / "in"
+    for name, first in (("part-2.npy", 20), ("part-10.npy", 10), ("a.npy", 0)):  # as names sort, not numbers
+        save(folder / name, numbered(4, first))
+    (folder / "notes.txt").write_text("not tokens")
+    (folder / "tokens.npz").write_bytes(b"not this either")
+    save(folder / "deeper" / "b.npy", numbered(4, 99))
+    succeed("npy-to-hdf5", folder, tmp_path / "o.h5", *SHAPE, "--no-shuffle")
+    expected = np.vstack([numbered(4), numbered(4, 99), numbered(4, 10), numbered(4, 20)])
+    np.testing.assert_array_equal(records_of(tmp_path / "o.h5"), expected)
+
+
+def test_files_and_folders_mix_in_the_order_given(tmp_path):
+    save(tmp_path / "in" / "b.npy", numbered(4, 4))
+    save(tmp_path / "z.npy", numbered(4))
+    succeed("npy-to-hdf5", tmp_path / "z.npy", tmp_path / "in", tmp_path / "o.h5", *SHAPE, "--no-shuffle")
+    np.testing.assert_array_equal(records_of(tmp_path / "o.h5"), numbered(8))
+
+
+@pytest.mark.parametrize("dtype", INTEGERS)
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_every_integer_dtype_and_order_gives_the_same_tokens(dtype, order, tmp_path):
+    limit = min(np.iinfo(dtype).max, 2**32 - 1)
+    tokens = np.random.default_rng(1).integers(0, limit, (8, SEQ_LEN), dtype=np.uint64, endpoint=True)
+    tokens[0, 0], tokens[7, 7] = 0, limit
+    save(tmp_path / "in.npy", np.asarray(tokens, dtype=dtype, order=order))
+    report = succeed("npy-to-hdf5", tmp_path / "in.npy", tmp_path / "o.h5", *SHAPE, "--no-shuffle")
+    np.testing.assert_array_equal(records_of(tmp_path / "o.h5"), tokens)
+    assert report["max_token"] == limit
+
+
+@pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
+def test_every_npy_version_is_read(version, tmp_path):
+    with open(tmp_path / "in.npy", "wb") as file:
+        np.lib.format.write_array(file, numbered(8), version=version)
+    succeed("npy-to-batch", tmp_path / "in.npy", tmp_path / "o.batch", *SHAPE, "--no-shuffle")
+    np.testing.assert_array_equal(records_of(tmp_path / "o.batch"), numbered(8))
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_stream_in_fortran_order_is_the_same_stream(shuffle, tmp_path):
+    tokens = np.arange(8 * SEQ_LEN, dtype="<u4")
+    data = io.BytesIO()
+    np.lib.format.write_array_header_1_0(data, {"descr": "<u4", "fortran_order": True, "shape": tokens.shape})
+    (tmp_path / "in.npy").write_bytes(data.getvalue() + tokens.tobytes())
+    opened = NpySource([tmp_path / "in.npy"], batch_size=4, seq_len=SEQ_LEN, seed=3, shuffle=shuffle)
+    found = np.empty((2, 4, SEQ_LEN), "<u4")
+    opened.read_into(0, found)
+    order = write_order(8, 3).indices(np.arange(8)) if shuffle else np.arange(8)
+    np.testing.assert_array_equal(found.reshape(-1, SEQ_LEN), tokens.reshape(-1, SEQ_LEN)[order])
+
+
+def test_more_files_than_may_be_open_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(zb_hdf5.converters.sources.open_files, "MAX_OPEN_FILES", 3)
+    for number in range(10):
+        save(tmp_path / "in" / f"{number}.npy", numbered(5, 5 * number))
+    opened = NpySource([tmp_path / "in"], batch_size=2, seq_len=SEQ_LEN, seed=3)
+    found = np.empty((opened.num_batches, 2, SEQ_LEN), "<u4")
+    for number in range(opened.num_batches):
+        opened.read_into(number, found[number : number + 1])
+        assert sum(path.startswith(str(tmp_path)) for path in conftest.open_files().values()) <= 3
+    expected = numbered(50)[write_order(50, 3).indices(np.arange(50))]
+    np.testing.assert_array_equal(found.reshape(-1, SEQ_LEN), expected)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    lengths=st.lists(st.tuples(st.integers(0, 40), st.booleans()), min_size=1, max_size=5),
+    batch_size=st.integers(1, 5),
+    seq_len=st.integers(1, 6),
+    shuffle=st.booleans(),
+    remainder=st.sampled_from(["drop", "pad"]),
+    shards=st.integers(1, 3),
+)
+def test_tokens_are_conserved(lengths, batch_size, seq_len, shuffle, remainder, shards):
+    with tempfile.TemporaryDirectory() as name:
+        folder, first, records = Path(name), 1, []
+        for number, (length, is_stream) in enumerate(lengths):
+            size = length if is_stream else length * seq_len
+            tokens = np.arange(first, first + size, dtype="<u4")
+            np.save(folder / f"{number}.npy", tokens if is_stream else tokens.reshape(-1, seq_len))
+            records.append(tokens[: size // seq_len * seq_len].reshape(-1, seq_len))
+            first += size
+        whole = np.concatenate(records)
+        batches = len(whole) // batch_size if remainder == "drop" else -(-len(whole) // batch_size)
+        options = {"batch_size": batch_size, "seq_len": seq_len, "seed": 1, "shuffle": shuffle, "remainder": remainder}
+        if batches < shards:
+            with pytest.raises(ConvertError):
+                run_pipe(NpySource([folder], **options), "hdf5", folder / "out", num_shards=shards)
+            assert not (folder / "out").exists()
+            return
+        report = run_pipe(NpySource([folder], **options), "hdf5", folder / "out", num_shards=shards)
+        stored = records_of(folder / "out")
+    accounts, kept = report.accounts, batches * batch_size
+    assert accounts.tokens_in == first - 1
+    assert accounts.tokens_in + accounts.padded == report.tokens_stored + sum(accounts.dropped.values())
+    assert accounts.dropped.get("file tail", 0) == first - 1 - whole.size
+    assert len(stored) == kept
+    real = stored[: min(kept, len(whole))]
+    assert set(map(tuple, real)) <= set(map(tuple, whole))
+    assert len(set(map(tuple, real))) == len(real)
+    assert not stored[len(real) :].any()
+    if not shuffle:
+        np.testing.assert_array_equal(real, whole[: len(real)])
+
+
+# --- which dtype is stored -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("command", "source_dtype", "options", "expected"), [
+    ("npy-to-hdf5", "<u2", (), "uint16"),
+    ("npy-to-hdf5", ">u2", (), "uint16"),
+    ("npy-to-hdf5", "<u1", (), "uint16"),
+    ("npy-to-hdf5", "<i2", (), "uint32"),
+    ("npy-to-hdf5", "<u4", (), "uint32"),
+    ("npy-to-hdf5", "<i8", (), "uint32"),
+    ("npy-to-hdf5", "<i8", ("--vocab-size", 65536), "uint16"),
+    ("npy-to-hdf5", "<i8", ("--vocab-size", 65537), "uint32"),
+    ("npy-to-hdf5", "<u2", ("--dtype", "uint32"), "uint32"),
+    ("npy-to-hdf5", "<i8", ("--dtype", "uint16"), "uint16"),
+    ("npy-to-batch", "<u2", (), "uint32"),
+    ("npy-to-batch", "<i8", ("--vocab-size", 65536), "uint32"),
+    ("npy-to-batch", "<u2", ("--dtype", "uint16"), "uint16"),
+])  # fmt: skip
+def test_the_stored_dtype(command, source_dtype, options, expected, tmp_path):
+    tokens = (numbered(8) % 120).astype(source_dtype)
+    save(tmp_path / "in.npy", tokens)
+    report = succeed(command, tmp_path / "in.npy", tmp_path / "out", *SHAPE, "--no-shuffle", *options)
+    assert report["dtype"] == expected
+    with open_reader(tmp_path / "out") as reader:
+        assert reader.dtype.name == expected
+    np.testing.assert_array_equal(records_of(tmp_path / "out"), tokens)
+
+
+def test_one_wide_source_file_makes_all_of_them_wide(tmp_path):
+    save(tmp_path / "in" / "a.npy", numbered(4, dtype="<u2"))
+    save(tmp_path / "in" / "b.npy", numbered(4, dtype="<u4"))
+    assert succeed("npy-to-hdf5", tmp_path / "in", tmp_path / "o.h5", *SHAPE)["dtype"] == "uint32"
+
+
+# --- token ids that cannot be stored ---------------------------------------------------------------------------
+
+BAD_TOKENS = [
+    ("<i1", -1, (), "outside 0..4,294,967,295 (dtype uint32)"),
+    ("<i8", -5, (), "outside 0..4,294,967,295 (dtype uint32)"),
+    (">i4", -(2**31), (), "outside 0..4,294,967,295 (dtype uint32)"),
+    ("<i8", 2**32, (), "outside 0..4,294,967,295 (dtype uint32)"),
+    ("<u8", 2**64 - 1, (), "outside 0..4,294,967,295 (dtype uint32)"),
+    ("<u4", 65536, ("--dtype", "uint16"), "outside 0..65,535 (dtype uint16)"),
+    ("<i4", 100, ("--vocab-size", 100), "outside 0..99 (vocab_size 100)"),
+    ("<u2", 65535, ("--vocab-size", 50000), "outside 0..49,999 (vocab_size 50,000)"),
+    ("<i8", 65536, ("--vocab-size", 65536), "outside 0..65,535 (vocab_size 65,536)"),
+]
+
+
+@pytest.mark.parametrize("command", FROM_NPY)
+@pytest.mark.parametrize("shuffle", [(), ("--no-shuffle",)])
+@pytest.mark.parametrize(("dtype", "value", "options", "reason"), BAD_TOKENS)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_bad_id_is_named_with_file_index_and_value(command, shuffle, dtype, value, options, reason, stream, tmp_path):
+    tokens = (numbered(200) % 90).astype(dtype)
+    tokens[150, 3] = value
+    bad = save(tmp_path / "in" / "b.npy", tokens.reshape(-1) if stream else tokens)
+    save(tmp_path / "in" / "a.npy", (numbered(20) % 90).astype(dtype))
+    message = fail(1, command, tmp_path / "in", tmp_path / "out", *SHAPE, *shuffle, *options)
+    where = f"index {150 * SEQ_LEN + 3:,}" if stream else "index [150, 3]"
+    assert message == f"{bad}: token id {value} at {where} is {reason}"
+    assert list(tmp_path.iterdir()) == [tmp_path / "in"]
+
+
+@pytest.mark.parametrize("options", [("--dtype", "uint16"), ("--vocab-size", 65536)])
+def test_the_largest_id_that_fits_is_no_error(options, tmp_path):
+    tokens = numbered(4, dtype="<i8")
+    tokens[2, 2] = 65535
+    save(tmp_path / "in.npy", tokens)
+    assert succeed("npy-to-hdf5", tmp_path / "in.npy", tmp_path / "o.h5", *SHAPE, *options)["max_token"] == 65535
+
+
+def test_the_message_does_not_depend_on_the_reading(tmp_path):
+    """The one sentence for bad ids, as the writers say it as well."""
+    with open_writer(tmp_path / "o.h5", batch_size=1, seq_len=2, vocab_size=9) as writer:
+        with pytest.raises(ConvertError) as error:
+            writer.write(np.array([[3, 9]]))
+        assert str(error.value).endswith(bad_token_message("", "index 1", 9, writer.meta).removeprefix(":"))
+        writer.write(np.array([[3, 8]]))
+
+
+# --- sources that are not tokens -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("array", [
+    np.zeros((8, SEQ_LEN), "<f4"),
+    np.zeros((8, SEQ_LEN), bool),
+    np.full((8, SEQ_LEN), None, object),
+    np.zeros((8, SEQ_LEN), "U3"),
+    np.zeros((8, SEQ_LEN), "<c8"),
+    np.zeros((8, SEQ_LEN), "<M8[s]"),
+    np.zeros((8, SEQ_LEN), [("id", "<i4")]),
+], ids=["float", "bool", "object", "text", "complex", "time", "struct"])  # fmt: skip
+def test_only_integers_are_tokens(array, tmp_path):
+    path = save(tmp_path / "in.npy", array)
+    message = fail(1, "npy-to-hdf5", path, tmp_path / "o.h5", *SHAPE)
+    assert str(path) in message
+    assert "integer" in message
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("shape", [(), (2, 2, SEQ_LEN), (1, 1, 1, SEQ_LEN)])
+def test_only_streams_and_records_are_tokens(shape, tmp_path):
+    path = save(tmp_path / "in.npy", np.zeros(shape, "<u2"))
+    message = fail(1, "npy-to-hdf5", path, tmp_path / "o.h5", *SHAPE)
+    assert f"{path}: expected a 1-D stream or 2-D records, found shape {shape}" in message
+
+
+def test_records_of_another_length_are_an_error_that_helps(tmp_path):
+    path = save(tmp_path / "in.npy", numbered(8, seq_len=9))
+    assert "pass --seq-len 9" in fail(1, "npy-to-hdf5", path, tmp_path / "o.h5", *SHAPE)
+
+
+@pytest.mark.parametrize("keep", [0, 5, 40, 127, 128, 200, -1])
+@pytest.mark.parametrize("command", FROM_NPY)
+def test_a_truncated_npy_is_incomplete(keep, command, tmp_path):
+    path = save(tmp_path / "in.npy", numbered(50))
+    os.truncate(path, keep if keep >= 0 else path.stat().st_size - 1)
+    assert str(path) in fail(4, command, path, tmp_path / "out", *SHAPE)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("content", [b"not numpy at all", b"not numpy at all" * 100, b"\x93NUMPX\x01\x00" * 30])
+def test_what_is_no_npy_is_a_format_error(content, tmp_path):
+    path = tmp_path / "in.npy"
+    path.write_bytes(content)
+    assert f"{path}: not a" in fail(1, "npy-to-hdf5", path, tmp_path / "o.h5", *SHAPE)
+
+
+def test_an_npz_is_no_npy(tmp_path):
+    np.savez(tmp_path / "in.npz", tokens=numbered(50))
+    assert "in.npz" in fail(1, "npy-to-hdf5", tmp_path / "in.npz", tmp_path / "o.h5", *SHAPE)
+
+
+@pytest.mark.parametrize(("header", "version"), [
+    ("{'descr': '<i4', 'fortran_order': False, 'shape': (", (1, 0)),
+    ("(" * 2000 + ")" * 2000, (1, 0)),
+    ("{'descr': '<i4', 'fortran_order': False, 'shape': (-8,), }", (1, 0)),
+    ("{'descr': '<i4', 'fortran_order': False, 'shape': (-8, 8), }", (1, 0)),
+    ("{'descr': '<i4', 'fortran_order': False, 'shape': (2305843009213693952, 8), }", (1, 0)),
+    ("{'descr': '<i4', 'fortran_order': False, 'shape': (99999999999999999999999999, 8), }", (1, 0)),
+    ("{'descr': 'foo', 'fortran_order': False, 'shape': (8, 8), }", (1, 0)),
+    ("{'descr': '<i4'}", (1, 0)),
+    ("\0\0\0\0", (1, 0)),
+    ("{'descr': '<i4', 'fortran_order': False, 'shape': (8, 8), }", (9, 9)),
+], ids=["open", "deep", "negative", "negative-2d", "wraps", "huge", "dtype", "keys", "zeros", "version"])  # fmt: skip
+def test_a_malformed_npy_header_is_one_clear_error(header, version, tmp_path):
+    path = tmp_path / "in.npy"
+    length = len(header).to_bytes(2 if version == (1, 0) else 4, "little")
+    path.write_bytes(b"\x93NUMPY" + bytes(version) + length + header.encode() + bytes(4096))
+    result = invoke("npy-to-hdf5", path, tmp_path / "o.h5", *SHAPE)
+    assert result.exit_code in (1, 4), result.output
+    assert result.stderr.startswith(f"Error: {path}: ")
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_an_empty_folder_is_an_error(tmp_path):
+    (tmp_path / "in").mkdir()
+    assert "no .npy files" in fail(1, "npy-to-hdf5", tmp_path / "in", tmp_path / "out", *SHAPE)
+
+
+@pytest.mark.parametrize("command", [*FROM_NPY, "hdf5-to-npy", "hdf5-to-batch", "batch-to-hdf5", "batch-to-npy"])
+def test_a_missing_source_is_named(command, tmp_path):
+    result = invoke(command, tmp_path / "nowhere", tmp_path / "out")
+    assert result.exit_code == 2  # as of every command that is given such a path
+    assert "nowhere: no such file or folder" in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_parent_of_the_destination_is_named(source, tmp_path):
+    assert "nowhere" in fail(1, "npy-to-hdf5", source, tmp_path / "nowhere" / "out", *SHAPE)
+
+
+@pytest.mark.parametrize(("command", "suffix"), [("hdf5-to-batch", ".batch"), ("batch-to-hdf5", ".h5")])
+def test_a_source_of_the_other_format_is_refused(command, suffix, tmp_path):
+    wrong = write_store(tmp_path / f"wrong{suffix}", numbered(8).reshape(2, 4, SEQ_LEN))
+    assert "asked for backend" in fail(1, command, wrong, tmp_path / f"out{suffix}")
+
+
+def test_a_seed_that_no_batch_header_holds_is_an_error(source, tmp_path):
+    assert "32 bits" in fail(1, "npy-to-batch", source, tmp_path / "o.batch", *SHAPE, "--seed", 2**32)
+    assert list(tmp_path.iterdir()) == [source.parent]
+
+
+# --- there and back --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["uint32", "uint16"])
+@pytest.mark.parametrize("middle", ["middle.h5", "middle"])
+@pytest.mark.parametrize("shards", [1, 3])
+def test_batch_to_hdf5_and_back_is_the_identical_file(dtype, middle, shards, tmp_path):
+    write_native(tmp_path / "a.batch", numbered(94, dtype="<u2"), 4, SEQ_LEN, 77, dtype=dtype)
+    cut = ("--shards", shards) if middle == "middle" else ()
+    there = succeed("batch-to-hdf5", tmp_path / "a.batch", tmp_path / middle, *cut)
+    back = succeed("hdf5-to-batch", tmp_path / middle, tmp_path / "b.batch")
+    assert (tmp_path / "a.batch").read_bytes() == (tmp_path / "b.batch").read_bytes()
+    if middle == "middle.h5":
+        assert there["sha256"] == back["sha256"]
+
+
+def test_both_sides_print_the_same_sha256(native, tmp_path):
+    there = invoke("batch-to-hdf5", native, tmp_path / "middle", "--shards", 3)
+    back = invoke("hdf5-to-batch", tmp_path / "middle", tmp_path / "back")
+    digests = [
+        [line.split()[1] for line in result.stdout.splitlines() if line.startswith("sha256")]
+        for result in (there, back)
+    ]
+    assert digests[0] == digests[1]
+    assert len(digests[0][0]) == 64
+
+
+def test_a_store_keeps_its_cut_and_its_story(source, tmp_path):
+    succeed("npy-to-hdf5", source, tmp_path / "h5", *SHAPE, "--shards", 5, "--seed", 6, "--vocab-size", 400)
+    succeed("hdf5-to-batch", tmp_path / "h5", tmp_path / "batch")
+    succeed("batch-to-hdf5", tmp_path / "batch", tmp_path / "again")
+    assert snapshot(tmp_path / "again") == snapshot(tmp_path / "h5")
+    first, second = ShardIndex.load(tmp_path / "h5"), ShardIndex.load(tmp_path / "batch")
+    assert [s.sha256 for s in first.shards] == [s.sha256 for s in second.shards]
+    assert (first.meta, first.shuffle, first.source) == (second.meta, second.shuffle, second.source)
+
+
+@pytest.mark.parametrize("command", ["hdf5-to-npy", "batch-to-npy"])
+@pytest.mark.parametrize("target", ["out.npy", "out"])
+def test_npy_output_is_what_the_reader_reads(command, target, source, tmp_path):
+    backend = command.split("-")[0]
+    succeed(f"npy-to-{backend}", source, tmp_path / "store", *SHAPE, "--shards", 3)
+    succeed(command, tmp_path / "store", tmp_path / target)
+    np.testing.assert_array_equal(records_of(tmp_path / target), records_of(tmp_path / "store"))
+    if target == "out":
+        assert [path.suffix for path in (tmp_path / "out").iterdir()] == [".npy"] * 3
+
+
+def test_the_same_tokens_have_the_same_sha256_in_every_format(native, tmp_path):
+    reports = [
+        succeed("batch-to-hdf5", native, tmp_path / "a.h5"),
+        succeed("batch-to-npy", native, tmp_path / "a.npy"),
+        succeed("hdf5-to-npy", tmp_path / "a.h5", tmp_path / "b.npy"),
+        succeed("npy-to-batch", tmp_path / "a.npy", tmp_path / "b.batch", *SHAPE, "--no-shuffle"),
+        succeed("npy-to-hdf5", tmp_path / "b.npy", tmp_path / "b.h5", *SHAPE, "--no-shuffle"),
+    ]
+    assert len({report["sha256"] for report in reports}) == 1
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    num_batches=st.integers(1, 9),
+    shape=st.tuples(st.integers(1, 4), st.integers(1, 40)),
+    dtype=st.sampled_from(["uint16", "uint32"]),
+    path=st.lists(st.sampled_from(["npy", "hdf5", "batch"]), min_size=2, max_size=5),
+    cuts=st.lists(st.integers(0, 9), min_size=5, max_size=5),
+    seed=st.integers(0, 2**32),
+)
+def test_any_way_through_the_formats_keeps_every_token(num_batches, shape, dtype, path, cuts, seed):
+    tokens = np.random.default_rng(seed).integers(0, np.iinfo(dtype).max, (num_batches, *shape), dtype, endpoint=True)
+    path = [path[0], *(after for before, after in itertools.pairwise(path) if after != before)]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        current = folder / f"0{SUFFIXES[path[0]]}"
+        if path[0] == "npy":
+            np.save(current, tokens.reshape(-1, shape[1]))
+        else:
+            write_store(current, tokens)
+        for number, (before, after) in enumerate(itertools.pairwise(path), 1):
+            if before == "npy":
+                options = {"batch_size": shape[0], "seq_len": shape[1], "seed": 0, "shuffle": False, "dtype": dtype}
+                opened = NpySource([current], **options)
+            else:
+                opened = StoreSource(current, before)
+            shards = min(cuts[number - 1], num_batches)
+            current = folder / (str(number) if shards else f"{number}{SUFFIXES[after]}")
+            run_pipe(opened, after, current, num_shards=shards or None)
+        found = records_of(current)
+    assert found.dtype == dtype
+    np.testing.assert_array_equal(found.reshape(tokens.shape), tokens)
+
+
+# --- damage is not copied --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("target", ["out.batch", "out"])
+def test_a_damaged_hdf5_file_is_refused(target, tmp_path):
+    path = write_store(tmp_path / "in.h5", numbered(48).reshape(12, 4, SEQ_LEN))
+    flip_bit(path, 7)
+    with pytest.raises(ChecksumError):
+        run_pipe(StoreSource(path, "hdf5"), "batch", tmp_path / target)
+    assert "expected crc32" in fail(3, "hdf5-to-batch", path, tmp_path / target)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("backend", ["hdf5", "batch"])
+@pytest.mark.parametrize(("target", "options"), [
+    ("same-cut", ()),
+    ("other-cut", ("--shards", 5)),
+    ("one-shard", ("--shards", 1)),
+    ("joined", ()),
+    ("npy", ()),
+])  # fmt: skip
+def test_a_damaged_store_is_refused(backend, target, options, source, tmp_path):
+    succeed(f"npy-to-{backend}", source, tmp_path / "store", *SHAPE, "--shards", 3)
+    flip_bit(tmp_path / "store" / f"shard-00001-of-00003{SUFFIXES[backend]}", 2)
+    before = snapshot(tmp_path)
+    to = "npy" if target == "npy" else "batch" if backend == "hdf5" else "hdf5"
+    name = f"joined{SUFFIXES[to]}" if target == "joined" else target
+    assert "expected" in fail(3, f"{backend}-to-{to}", tmp_path / "store", tmp_path / name, *options)
+    after = snapshot(tmp_path)  # shards that were finished before the damage was met may be there for --resume
+    assert {path: data for path, data in after.items() if not path.startswith(f"{name}.partial/")} == before
+    assert not (tmp_path / name).exists()
+
+
+def test_damage_is_no_reason_to_lose_what_was_there(tmp_path):
+    path = write_store(tmp_path / "in.h5", numbered(48).reshape(12, 4, SEQ_LEN))
+    old = write_store(tmp_path / "out.batch", numbered(4, 99).reshape(1, 4, SEQ_LEN))
+    flip_bit(path, 0)
+    before = snapshot(tmp_path)
+    fail(3, "hdf5-to-batch", path, old, "--force")
+    assert snapshot(tmp_path) == before
+
+
+@pytest.mark.parametrize("missing", ["shard-00001-of-00003.h5", INDEX_NAME])
+def test_a_store_with_something_missing_is_refused(missing, source, tmp_path):
+    succeed("npy-to-hdf5", source, tmp_path / "store", *SHAPE, "--shards", 3)
+    (tmp_path / "store" / missing).unlink()
+    assert missing in fail(1, "hdf5-to-batch", tmp_path / "store", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("command", ["hdf5-to-batch", "batch-to-hdf5"])
+def test_a_truncated_store_file_is_incomplete(command, tmp_path):
+    path = write_store(tmp_path / f"in{SUFFIXES[command.split('-')[0]]}", numbered(48).reshape(12, 4, SEQ_LEN))
+    os.truncate(path, path.stat().st_size - 4096)
+    fail(4, command, path, tmp_path / "out")
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_store_that_is_still_written_is_refused(tmp_path):
+    with open_writer(tmp_path / "live.h5", batch_size=4, seq_len=SEQ_LEN) as writer:
+        writer.write(numbered(8).reshape(2, 4, SEQ_LEN))
+        message = fail(4, "hdf5-to-batch", tmp_path / "live.h5.partial", tmp_path / "out.batch")
+        assert "2 batches are committed" in message
+        with pytest.raises(IncompleteError):
+            StoreSource(tmp_path / "live.h5.partial", "hdf5")
+    assert not (tmp_path / "out.batch").exists()
+    assert succeed("hdf5-to-batch", tmp_path / "live.h5", tmp_path / "out.batch")["num_batches"] == 2
+
+
+@pytest.mark.parametrize("backend", ["hdf5", "batch"])
+def test_a_store_without_batches_is_an_error(backend, tmp_path):
+    path = write_store(tmp_path / f"in{SUFFIXES[backend]}", np.zeros((0, 4, SEQ_LEN), "<u4"))
+    assert "holds no batches" in fail(1, f"{backend}-to-npy", path, tmp_path / "out.npy")
+
+
+# --- HDF5 files of another origin ------------------------------------------------------------------------------
+
+
+def foreign(path, tokens, **options):
+    with h5py.File(path, "w") as h5:
+        h5.create_dataset("data/tokens", data=tokens, **options)
+        h5["data/flat"] = tokens.reshape(-1)
+        h5["data/float"] = tokens.astype("<f4")
+    return path
+
+
+@pytest.mark.parametrize("options", [{}, {"chunks": (2, 2, SEQ_LEN)}, {"compression": "gzip"}])
+@pytest.mark.parametrize("dtype", ["<i8", ">u4", "<u2", "<i2"])
+def test_a_foreign_dataset_is_converted_on_request(options, dtype, tmp_path):
+    tokens = numbered(24).astype(dtype).reshape(6, 4, SEQ_LEN)
+    path = foreign(tmp_path / "foreign.h5", tokens, **options)
+    report = succeed("hdf5-to-batch", path, tmp_path / "o.batch", "--dataset", "data/tokens")
+    assert report["dtype"] == ("uint16" if dtype == "<u2" else "uint32")
+    np.testing.assert_array_equal(records_of(tmp_path / "o.batch"), tokens.reshape(-1, SEQ_LEN))
+
+
+def test_a_foreign_file_is_not_guessed_at(tmp_path):
+    path = foreign(tmp_path / "foreign.h5", numbered(24).reshape(6, 4, SEQ_LEN))
+    assert "--dataset" in fail(1, "hdf5-to-batch", path, tmp_path / "o.batch")
+    assert "data/tokens" in fail(1, "hdf5-to-batch", path, tmp_path / "o.batch")
+
+
+@pytest.mark.parametrize("name", ["nothing", "data", "data/flat", "data/float", "", "/"])
+def test_what_is_no_3_d_integer_dataset_is_an_error(name, tmp_path):
+    path = foreign(tmp_path / "foreign.h5", numbered(24).reshape(6, 4, SEQ_LEN))
+    assert str(path) in fail(1, "hdf5-to-batch", path, tmp_path / "o.batch", "--dataset", name)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("value", [-1, 2**32])
+def test_a_bad_id_in_a_foreign_dataset_is_named(value, tmp_path):
+    tokens = numbered(24, dtype="<i8").reshape(6, 4, SEQ_LEN)
+    tokens[3, 1, 2] = value
+    path = foreign(tmp_path / "foreign.h5", tokens)
+    message = fail(1, "hdf5-to-batch", path, tmp_path / "o.batch", "--dataset", "data/tokens")
+    assert str(path) in message
+    assert f"token id {value} at index " in message
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_dataset_of_a_store_is_not_ignored(source, tmp_path):
+    succeed("npy-to-hdf5", source, tmp_path / "store", *SHAPE, "--shards", 2)
+    assert "dataset" in fail(1, "hdf5-to-batch", tmp_path / "store", tmp_path / "out", "--dataset", "nothing")
+
+
+# --- what is there already -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["out.h5", "out"])
+def old(request, tmp_path):
+    """An older output, to be kept or replaced: one file, or a folder."""
+    save(tmp_path / "old.npy", numbered(8, 500))
+    succeed("npy-to-hdf5", tmp_path / "old.npy", tmp_path / request.param, *SHAPE)
+    return tmp_path / request.param
+
+
+def test_what_exists_is_not_replaced_unasked(old, source, tmp_path):
+    before = snapshot(tmp_path)
+    assert "--force" in fail(1, "npy-to-hdf5", source, old, *SHAPE)
+    assert snapshot(tmp_path) == before
+
+
+def test_force_replaces_and_leaves_nothing_else(old, source, tmp_path):
+    names = sorted(path.name for path in tmp_path.iterdir())
+    succeed("npy-to-hdf5", source, old, *SHAPE, "--no-shuffle", "--force")
+    np.testing.assert_array_equal(records_of(old), numbered(48))
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
+
+
+def test_force_is_no_error_where_nothing_exists(source, tmp_path):
+    for name in ("new.h5", "new"):
+        succeed("npy-to-hdf5", source, tmp_path / name, *SHAPE, "--force")
+
+
+def test_force_replaces_only_at_the_end(old, source):
+    seen = []
+
+    def watch(tokens):
+        seen.append(records_of(old))
+
+    opened = NpySource([source], batch_size=4, seq_len=SEQ_LEN, seed=0, shuffle=False)
+    run_pipe(opened, "hdf5", old, overwrite=True, progress=watch)
+    assert len(seen) > 0
+    for records in seen:
+        np.testing.assert_array_equal(sorted_rows(records), sorted_rows(numbered(8, 500)))
+    np.testing.assert_array_equal(records_of(old), numbered(48))
+
+
+def test_a_failing_conversion_with_force_keeps_the_old_data(old, tmp_path):
+    tokens = numbered(48, dtype="<i8")
+    tokens[47, 7] = -1
+    save(tmp_path / "bad.npy", tokens)
+    before = snapshot(tmp_path)
+    fail(1, "npy-to-hdf5", tmp_path / "bad.npy", old, *SHAPE, "--no-shuffle", "--force")
+    assert snapshot(tmp_path) == before
+
+
+@pytest.mark.parametrize("name", ["notes.txt", ".hidden", "model"])
+def test_force_never_deletes_a_folder_with_foreign_files(name, source, tmp_path):
+    succeed("npy-to-hdf5", source, tmp_path / "out", *SHAPE)
+    foreign_path = tmp_path / "out" / name
+    if name == "model":
+        foreign_path.mkdir()
+        foreign_path = foreign_path / "weights.bin"
+    foreign_path.write_text("precious")
+    before = snapshot(tmp_path)
+    assert name in fail(1, "npy-to-hdf5", source, tmp_path / "out", *SHAPE, "--force")
+    assert snapshot(tmp_path) == before
+
+
+def test_force_does_not_turn_a_file_into_a_folder_or_back(source, tmp_path):
+    (tmp_path / "file").write_text("precious")
+    succeed("npy-to-hdf5", source, tmp_path / "folder", *SHAPE)
+    (tmp_path / "folder").rename(tmp_path / "folder.h5")
+    before = snapshot(tmp_path)
+    fail(1, "npy-to-hdf5", source, tmp_path / "file", *SHAPE, "--force")
+    fail(1, "npy-to-hdf5", source, tmp_path / "folder.h5", *SHAPE, "--force")
+    assert snapshot(tmp_path) == before
+
+
+@pytest.mark.parametrize("name", ["out.h5", "out"])
+def test_what_appears_during_the_conversion_is_not_replaced(name, source, tmp_path):
+    def appear(tokens):
+        if not (tmp_path / name).exists():
+            (tmp_path / name).write_text("precious")
+
+    opened = NpySource([source], batch_size=4, seq_len=SEQ_LEN, seed=0)
+    with pytest.raises(ConvertError, match="exists"):
+        run_pipe(opened, "hdf5", tmp_path / name, progress=appear)
+    assert (tmp_path / name).read_text() == "precious"
+    assert {path.name for path in tmp_path.iterdir()} - {"out.partial"} == {"in", name}
+
+
+def test_foreign_files_that_appear_during_the_conversion_are_kept(source, tmp_path):
+    def appear(tokens):
+        (tmp_path / "out" / "notes.txt").write_text("precious")
+
+    succeed("npy-to-hdf5", source, tmp_path / "out", *SHAPE)
+    before = snapshot(tmp_path)
+    opened = NpySource([source], batch_size=4, seq_len=SEQ_LEN, seed=0)
+    with pytest.raises(ConvertError, match="notes"):
+        run_pipe(opened, "hdf5", tmp_path / "out", overwrite=True, progress=appear)
+    after = {path: data for path, data in snapshot(tmp_path).items() if not path.startswith("out.partial/")}
+    assert after == {**before, "out/notes.txt": b"precious"}
+
+
+@pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
+@pytest.mark.parametrize("call", [1, 2])
+def test_a_failure_between_the_renames_of_a_swap_keeps_the_old_store(error, call, source, tmp_path, monkeypatch):
+    succeed("npy-to-hdf5", source, tmp_path / "out", *SHAPE, "--no-shuffle")
+    new = save(tmp_path / "in" / "new.npy", numbered(48, 1000))
+    opened = NpySource([new], batch_size=4, seq_len=SEQ_LEN, seed=0, shuffle=False)
+    real, calls = os.replace, []
+
+    def replace(old_path, new_path):
+        if Path(new_path).parent.name != "out.partial":  # not what is renamed inside the new store
+            calls.append(new_path)
+            if len(calls) == call:
+                raise error("now")
+        real(old_path, new_path)
+
+    monkeypatch.setattr(zb_hdf5.core.publishing.os, "replace", replace)
+    expected = numbered(48)
+    with contextlib.suppress(OSError, KeyboardInterrupt):
+        run_pipe(opened, "hdf5", tmp_path / "out", overwrite=True)
+        expected = numbered(48, 1000)
+    np.testing.assert_array_equal(records_of(tmp_path / "out"), expected)
+    assert {path.name for path in tmp_path.iterdir()} - {"out.partial"} == {"in", "out"}
+
+
+def test_the_leftover_of_a_killed_conversion_is_replaced(source, tmp_path):
+    (tmp_path / "out.partial").mkdir()
+    (tmp_path / "out.partial" / "shard-00000-of-00007.h5").write_text("half a shard")
+    (tmp_path / "one.h5.partial").write_text("half a file")
+    for name in ("out", "one.h5"):
+        succeed("npy-to-hdf5", source, tmp_path / name, *SHAPE, "--no-shuffle")
+        np.testing.assert_array_equal(records_of(tmp_path / name), numbered(48))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "one.h5", "out"]
+    assert len(list((tmp_path / "out").iterdir())) == 2
+
+
+def test_a_conversion_onto_its_own_source_is_refused_unasked(native, source, tmp_path):
+    succeed("npy-to-hdf5", source, tmp_path / "store", *SHAPE)
+    before = snapshot(tmp_path)
+    fail(1, "hdf5-to-batch", tmp_path / "store", tmp_path / "store")
+    fail(1, "batch-to-hdf5", native, native)
+    fail(1, "npy-to-hdf5", source.parent, source.parent, *SHAPE)
+    assert snapshot(tmp_path) == before
+
+
+def test_force_onto_its_own_source_loses_no_token(native, source, tmp_path):
+    succeed("npy-to-hdf5", source, tmp_path / "store", *SHAPE, "--no-shuffle")
+    invoke("hdf5-to-batch", tmp_path / "store", tmp_path / "store", "--force")
+    np.testing.assert_array_equal(records_of(tmp_path / "store"), numbered(48))
+    before = snapshot(native.parent)
+    fail(1, "batch-to-hdf5", native, native, "--force")
+    assert snapshot(native.parent) == before
+
+
+def test_npy_records_are_not_replaced_by_what_is_made_of_them(source, tmp_path):
+    """Shuffling, dropping and padding cannot be undone: the source of an npy conversion must outlive it."""
+    succeed("npy-to-hdf5", source, tmp_path / "store", *SHAPE)
+    succeed("hdf5-to-npy", tmp_path / "store", tmp_path / "records")
+    before = snapshot(tmp_path / "records")
+    invoke(
+        "npy-to-hdf5", tmp_path / "records", tmp_path / "records", "--batch-size", 5, "--seq-len", SEQ_LEN, "--force"
+    )
+    assert snapshot(tmp_path / "records") == before
+
+
+def test_a_conversion_reads_its_source_only(native, source, tmp_path):
+    before = {**snapshot(source.parent), **snapshot(native.parent)}
+    succeed("npy-to-hdf5", source, tmp_path / "a.h5", *SHAPE)
+    succeed("batch-to-hdf5", native, tmp_path / "b.h5")
+    h5 = snapshot(tmp_path)
+    succeed("hdf5-to-npy", tmp_path / "b.h5", tmp_path / "b.npy")
+    assert {name: data for name, data in snapshot(tmp_path).items() if name != "b.npy"} == h5
+    assert {**snapshot(source.parent), **snapshot(native.parent)} == before
+
+
+def test_a_closed_conversion_leaves_its_hdf5_source_free(tmp_path):
+    path = foreign(tmp_path / "foreign.h5", numbered(24).reshape(6, 4, SEQ_LEN))
+    succeed("hdf5-to-batch", path, tmp_path / "o.batch", "--dataset", "data/tokens")
+    with h5py.File(path, "r+") as h5:
+        h5.attrs["seen"] = 1
+
+
+def test_every_error_on_the_way_is_ours(tmp_path):
+    """A source whose reading fails in the reading thread: the error comes through as it is."""
+    opened = NpySource(
+        [save(tmp_path / "in.npy", numbered(48))], batch_size=4, seq_len=SEQ_LEN, seed=0, shuffle=False, vocab_size=100
+    )
+    with pytest.raises(ZbError, match=r"in\.npy"):
+        run_pipe(opened, "hdf5", tmp_path / "o.h5")

@@ -1,0 +1,624 @@
+"""Text to batch stores: every token is where its document says, whatever the workers; nothing is left half-done."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
+from interrupted import Failing, Stops
+
+from zb_hdf5 import (
+    ArgumentError,
+    ConvertError,
+    FormatError,
+    Loader,
+    ShardIndex,
+    StateError,
+    StoreMeta,
+    documents,
+    open_reader,
+    verify_store,
+)
+from zb_hdf5.converters.cli import convert
+from zb_hdf5.converters.ingest import staging as spool
+from zb_hdf5.converters.ingest.packing import PACKINGS
+from zb_hdf5.converters.ingest.routing import Recipe, Tally
+from zb_hdf5.converters.ingest.staging import Spool, lengths_path
+from zb_hdf5.converters.ingest.to_batches import TextOptions, TextSource, ingest_batches
+from zb_hdf5.converters.ingest.to_streams import ShardedTokenizationPipeline
+from zb_hdf5.converters.pipeline.engines import Inline, open_engine
+from zb_hdf5.converters.sources.registry import Accounts
+from zb_hdf5.core.order import write_order
+from zb_hdf5.core.publishing import partial_path
+from zb_hdf5.maintenance.rebuild import rebuild_index
+from zb_hdf5.spec import stored_dtype
+from zb_hdf5.text.documents import open_documents
+
+BYTES = Recipe("byte", 256)
+SMALL = TextOptions(batch_size=2, seq_len=16, seed=5)
+
+
+@pytest.fixture(scope="module")
+def texts():
+    rng = np.random.default_rng(3)
+    return ["".join(map(chr, rng.integers(97, 123, rng.integers(1, 60)))) for _ in range(150)]
+
+
+@pytest.fixture
+def files(tmp_path, texts, monkeypatch):
+    """Return two files of JSON lines, of several row groups each."""
+    monkeypatch.setattr(documents, "ROW_GROUP_BYTES", 2000)
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    for name, part in (("a", texts[:90]), ("b", texts[90:])):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in part))
+    return open_documents([folder])
+
+
+def stream_of(texts):
+    return np.array([token for text in texts for token in [*text.encode(), 256]])
+
+
+def expected_rows(texts, packing, seq_len, pad_id=256):
+    """Return the packed rows of documents, in the order of the packing."""
+    stream = stream_of(texts)
+    plan = PACKINGS[packing](np.array([len(text) + 1 for text in texts]), seq_len)
+    rows = np.full((plan.num_rows, seq_len), pad_id)
+    for offset, length, row, column in zip(plan.offsets, plan.lengths, plan.rows, plan.columns, strict=True):
+        rows[row, column : column + length] = stream[offset : offset + length]
+    return rows
+
+
+def read_rows(path):
+    with open_reader(path) as reader:
+        return np.concatenate([reader.read_batch(i) for i in range(reader.num_batches)])
+
+
+def ingest(files, destination, recipe=BYTES, options=SMALL, engine=None, **how):
+    return ingest_batches(files, "jsonl", destination, recipe, options, engine=engine or Inline(), **how)
+
+
+@pytest.mark.parametrize("packing", sorted(PACKINGS))
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_stored_rows_are_the_packed_documents(tmp_path, files, texts, packing, shuffle):
+    options = TextOptions(2, 16, seed=5, packing=packing, shuffle=shuffle, num_shards=3)
+    report = ingest(files, tmp_path / "out", options=options)
+    rows = expected_rows(texts, packing, 16)
+    order = write_order(len(rows), 5).indices(np.arange(len(rows))) if shuffle else np.arange(len(rows))
+    found = read_rows(tmp_path / "out")
+    assert np.array_equal(found[: len(rows)], rows[order])
+    assert len(found) == -(-len(rows) // 2) * 2
+    assert np.all(found[len(rows) :] == 256)
+    index = ShardIndex.load(tmp_path / "out")
+    assert len(index.shards) == 3
+    assert (index.shuffle, index.meta.document_count) == ("global" if shuffle else "none", 150)
+    assert json.loads(index.meta.tokenizer)["name"] == "byte"
+    assert index.source["packing"] == packing
+    accounts = report.conversion.accounts
+    assert accounts.tokens_in == len(stream_of(texts))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus", "out"]
+
+
+def test_best_fit_rows_hold_every_document(tmp_path, files, texts):
+    ingest(files, tmp_path / "out", options=TextOptions(2, 64, packing="best-fit", remainder="pad"))
+    found = bytes(read_rows(tmp_path / "out").astype(np.uint16).clip(0, 255).astype(np.uint8).tobytes()).split(b"\xff")
+    assert sorted(part.decode() for part in found if part) == sorted(texts)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_workers_and_threads_do_not_change_a_byte(tmp_path, files, workers):
+    with open_engine("local", workers) as engine:
+        report = ingest(files, tmp_path / "out", engine=engine, num_threads=workers)
+    again = ingest(files, tmp_path / "again")
+    assert report.conversion.sha256 == again.conversion.sha256
+
+
+@pytest.mark.parametrize("last", [True, False])
+def test_splits_are_frozen_and_kept(tmp_path, files, texts, last):
+    held_out = {"val_last_shard": True} if last else {"val_fraction": 0.3}
+    options = TextOptions(2, 16, shuffle=False, num_shards=2, **held_out)
+    report = ingest(files, tmp_path / "out", options=options)
+    index = ShardIndex.load(tmp_path / "out")
+    splits = [shard.split for shard in index.shards]
+    assert splits == sorted(splits)
+    assert splits.count("train") == 2
+    held_out_by = {key: index.source[key] for key in ("val_fraction", "val_seed") if key in index.source}
+    assert held_out_by == ({} if last else {"val_fraction": 0.3, "val_seed": 42})
+    train = report.batches_of_split["train"] * 2
+    rows = read_rows(tmp_path / "out")
+    if last:
+        for stored, part in ((rows[:train], texts[:90]), (rows[train:], texts[90:])):
+            expected = expected_rows(part, "concat", 16)
+            assert np.array_equal(stored[: len(expected)], expected)
+            assert np.all(stored[len(expected) :] == 256)
+    result = CliRunner().invoke(convert, ["hdf5-to-batch", str(tmp_path / "out"), str(tmp_path / "copy")])
+    assert result.exit_code == 0, result.output
+    assert [shard.split for shard in ShardIndex.load(tmp_path / "copy").shards] == splits
+    for more in (["--shards", "2"], []):
+        target = tmp_path / ("other" if more else "one.batch")
+        result = CliRunner().invoke(convert, ["hdf5-to-batch", str(tmp_path / "out"), str(target), *more])
+        assert result.exit_code == 1
+        assert "has the splits train, val, which must not be mixed" in result.output
+
+
+def test_one_file(tmp_path, files, texts):
+    ingest(files, tmp_path / "out.h5", options=TextOptions(2, 16, shuffle=False, remainder="drop"))
+    rows = expected_rows(texts, "concat", 16)
+    assert np.array_equal(read_rows(tmp_path / "out.h5"), rows[: len(rows) // 2 * 2])
+    with pytest.raises(ConvertError, match="is one file; name a folder"):
+        ingest(files, tmp_path / "two.h5", options=TextOptions(2, 16, val_fraction=0.1))
+
+
+def test_remainders(tmp_path, files, texts):
+    rows = expected_rows(texts, "concat", 16)
+    size = next(size for size in range(3, 40) if len(rows) % size)
+    for remainder in ("drop", "pad"):
+        ingest(files, tmp_path / remainder, options=TextOptions(size, 16, shuffle=False, remainder=remainder, pad_id=7))
+    whole = len(rows) // size * size
+    assert np.array_equal(read_rows(tmp_path / "drop"), rows[:whole])
+    padded = read_rows(tmp_path / "pad")
+    assert np.array_equal(padded[: len(rows)], rows)
+    assert np.all(padded[len(rows) :] == 7)
+    assert len(padded) == whole + size
+    with pytest.raises(ConvertError, match=r"packed rows \(train\) are no multiple of batch_size"):
+        ingest(files, tmp_path / "other", options=TextOptions(size, 16, remainder="error"))
+    with pytest.raises(ConvertError, match="do not fill one batch of 100000"):
+        ingest(files, tmp_path / "other", options=TextOptions(100_000, 16, remainder="drop"), resume=True)
+    # the tokens are kept for other arguments
+    ingest(files, tmp_path / "other", options=TextOptions(size, 16, shuffle=False, remainder="drop"), resume=True)
+    assert np.array_equal(read_rows(tmp_path / "other"), rows[:whole])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus", "drop", "other", "pad"]
+
+
+@given(
+    st.lists(st.integers(0, 40), min_size=1, max_size=40),
+    st.sampled_from(sorted(PACKINGS)),
+    st.sampled_from(["pad", "drop"]),
+    st.integers(1, 7),
+    st.integers(1, 12),
+    st.booleans(),
+    st.integers(0, 5),
+)
+@example([512] * 20, "best-fit", "pad", 16, 512, True, 0)  # 4 rows were dropped by default
+def test_the_accounts_balance(tmp_path_factory, lengths, packing, remainder, batch_size, seq_len, shuffle, num_val):
+    """Tokens in + padding = stored + dropped, counted in the batches: padding is 0 here, and no token is."""
+    folder = tmp_path_factory.mktemp("spools")
+    parts = {"train": lengths[num_val:], "val": lengths[:num_val]}
+    spools = [write_spool_of(folder, split, part) for split, part in parts.items() if sum(part)]
+    assume(spools)
+    options = TextOptions(batch_size, seq_len, shuffle=shuffle, packing=packing, remainder=remainder)
+    meta = StoreMeta(batch_size, seq_len, stored_dtype("uint32"), 42, 0, len(lengths), 0, "")
+    try:
+        source = TextSource(spools, folder, meta, options, 0, {}, [])
+    except ConvertError:  # not one batch of a split
+        return
+    stored = np.empty((source.num_batches, batch_size, seq_len), np.uint32)
+    source.read_into(0, stored)
+    accounts = source.accounts
+    accounts.settle(stored.size)
+    assert accounts.tokens_in == sum(spool.num_tokens for spool in spools)
+    assert np.count_nonzero(stored == 0) == accounts.padded
+    assert np.count_nonzero(stored) == accounts.tokens_in - sum(accounts.dropped.values())
+    records = stored.any(axis=2)
+    assert source.meta.total_records == records.sum()
+    assert accounts.padding_rows == (~records).sum()
+    if packing == "best-fit" and remainder == "pad":
+        assert not accounts.dropped
+    shards = np.split(stored, np.cumsum(source.shard_batches)[:-1])
+    assert source.shard_records == [shard.any(axis=2).sum() for shard in shards]
+    assert source.shard_documents == [np.count_nonzero(shard == 1) for shard in shards]
+
+
+def write_spool_of(folder, split, lengths):
+    """Write documents of these lengths, which begin with token 1 and go on with 2."""
+    path = folder / f"{split}.tokens"
+    documents = [np.array([1] + [2] * (length - 1), np.uint32) for length in lengths if length]
+    np.concatenate(documents).tofile(path)
+    np.array(lengths, np.int64).tofile(lengths_path(path))
+    return Spool(path, split, sum(lengths), Tally(len(lengths), accounts=Accounts(sum(lengths))))
+
+
+@pytest.mark.parametrize("packing", sorted(PACKINGS))
+def test_shards_say_which_documents_begin_in_them(tmp_path, packing):
+    rng = np.random.default_rng(7)
+    texts = ["#" + "x" * rng.integers(0, 70) for _ in range(150)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    files = open_documents([tmp_path / "a.jsonl"])
+    options = TextOptions(4, 16, packing=packing, num_shards=3, val_fraction=0.2)
+    ingest(files, tmp_path / "out", options=options)
+    index = ShardIndex.load(tmp_path / "out")
+    begun = []
+    for shard in index.shards:
+        rows = read_rows(tmp_path / "out" / shard.path)
+        begun.append(np.count_nonzero(rows == ord("#")))
+        with open_reader(tmp_path / "out" / shard.path) as reader:
+            assert reader.meta.document_count == begun[-1]
+            assert reader.meta.total_records == np.count_nonzero((rows != 256).any(axis=1))
+    assert [shard.document_count for shard in index.shards] == begun
+    assert index.meta.document_count == 150
+    assert sum(begun) == 150 or (packing == "concat" and sum(begun) > 145)  # the stream's last tokens fill no row
+    counted = [shard["document_count"] for shard in json.loads((tmp_path / "out/shards.json").read_text())["shards"]]
+    assert counted == begun
+    run_convert("hdf5-to-batch", tmp_path / "out", tmp_path / "copy")
+    run_convert("batch-to-hdf5", tmp_path / "copy", tmp_path / "back")
+    for copy in ("copy", "back"):
+        assert [shard.document_count for shard in ShardIndex.load(tmp_path / copy).shards] == begun
+        assert not [report.problem for report in verify_store(tmp_path / copy) if report.problem]
+    for shard in index.shards:
+        assert (tmp_path / "back" / shard.path).read_bytes() == (tmp_path / "out" / shard.path).read_bytes()
+    rebuilt = rebuild_index(tmp_path / "back", force=True)
+    assert [shard.document_count for shard in rebuilt.shards] == begun
+    assert rebuilt.meta.total_records == index.meta.total_records
+
+
+def test_shards_that_are_cut_anew_do_not_say_which_documents_they_hold(tmp_path, files):
+    ingest(files, tmp_path / "out", options=TextOptions(2, 16, num_shards=3))
+    run_convert("hdf5-to-batch", tmp_path / "out", tmp_path / "copy", "--shards", "2")
+    index = json.loads((tmp_path / "copy/shards.json").read_text())
+    assert index["document_count"] == 150
+    assert not any("document_count" in shard for shard in index["shards"])
+
+
+def run_convert(*arguments):
+    result = CliRunner().invoke(convert, [*map(str, arguments), "--json"])
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def test_no_row_is_dropped_by_default_and_the_report_says_what_is_padding(tmp_path):
+    """Twenty documents of a row each, in batches of 16: the last 4 rows were dropped."""
+    (tmp_path / "a.jsonl").write_text((json.dumps({"text": "x" * 511}) + "\n") * 20)
+    how = [tmp_path / "a.jsonl", "--tokenizer", "byte", "--batch-size", 16, "--packing", "best-fit"]
+    report = run_convert("jsonl-to-hdf5", how[0], tmp_path / "out", *how[1:])
+    assert report["tokens_dropped"] == {}
+    assert (report["tokens_in"], report["tokens_padded"], report["padding_rows"]) == (20 * 512, 12 * 512, 12)
+    assert ShardIndex.load(tmp_path / "out").meta.total_records == 20
+    told = CliRunner().invoke(convert, ["jsonl-to-hdf5", str(how[0]), str(tmp_path / "two"), *map(str, how[1:])])
+    assert "37.50% of what is stored: 12 whole rows, which fill the last batch" in " ".join(told.output.split())
+
+
+def test_errors_come_before_the_work(tmp_path, files):
+    (tmp_path / "out").mkdir()
+    with pytest.raises(ConvertError, match="out: exists already"):
+        ingest(files, tmp_path / "out")
+    with pytest.raises(ArgumentError, match="packing must be one of concat, best-fit, pad, found 'tight'"):
+        ingest(files, tmp_path / "new", options=TextOptions(2, 16, packing="tight"))
+    with pytest.raises(ArgumentError, match="--pad-id must be below the vocabulary's 257, found 257"):
+        ingest(files, tmp_path / "new", options=TextOptions(2, 16, pad_id=257))
+    with pytest.raises(ConvertError, match="batches cannot fill 1,000,000 shards"):
+        ingest(files, tmp_path / "new", options=TextOptions(2, 16, num_shards=10**6))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus", "new.tokens.partial", "out"]
+
+
+def test_a_corpus_without_documents(tmp_path):
+    (tmp_path / "a.jsonl").write_text("{\nbad\n")
+    with pytest.raises(ConvertError, match=r"no documents in 1 file \(2 bad JSON\)"):
+        ingest(open_documents([tmp_path / "a.jsonl"]), tmp_path / "out")
+
+
+def test_force_gives_the_same_and_resume_leaves_it(tmp_path, files):
+    first = ingest(files, tmp_path / "out")
+    assert ingest(files, tmp_path / "out", overwrite=True).conversion.sha256 == first.conversion.sha256
+    with pytest.raises(ConvertError, match="out: exists already"):
+        ingest(files, tmp_path / "out", resume=True)
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+# --- interruptions -------------------------------------------------------------------------------------------------
+
+
+def tokenized(monkeypatch):
+    """Return a list that grows with each spool that is tokenized."""
+    real, paths = spool.encode_shard, []
+
+    def encode(plan, *rest):
+        paths.append(plan)
+        yield from real(plan, *rest)
+
+    monkeypatch.setattr(spool, "encode_shard", encode)
+    return paths
+
+
+@pytest.mark.parametrize("num_tasks", [0, 1, 3, 5, 7])
+def test_finished_tokens_and_shards_are_kept(num_tasks, tmp_path, files, monkeypatch):
+    options = replace(SMALL, num_shards=4)
+    whole = ingest(files, tmp_path / "whole", options=options)
+    with pytest.raises(Stops):
+        ingest(files, tmp_path / "out", options=options, engine=Failing(num_tasks))
+    waiting = partial_path(tmp_path / "out.tokens")
+    assert waiting.exists() == (num_tasks > 0)
+    if num_tasks:
+        with pytest.raises(ConvertError, match=r"interrupted conversion .*go on with --resume"):
+            ingest(files, tmp_path / "out", options=options)
+    done = tokenized(monkeypatch)
+    again = ingest(files, tmp_path / "out", options=options, resume=True)
+    assert len(done) == max(0, 4 - num_tasks)
+    assert (again.tokens_kept > 0, again.tokens_kept == whole.tally.accounts.tokens_in) == (num_tasks > 0, not done)
+    assert again.conversion.kept.shards == max(0, num_tasks - 4)
+    assert (again.conversion.sha256, again.tally) == (whole.conversion.sha256, whole.tally)
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus", "out", "whole"]
+
+
+@pytest.mark.parametrize("num_tasks", [2, 5])
+def test_a_replacement_goes_on_too(num_tasks, tmp_path, files, monkeypatch):
+    options = replace(SMALL, num_shards=4, pad_id=7, packing="pad")
+    whole = ingest(files, tmp_path / "whole", options=options)
+    ingest(files, tmp_path / "out")
+    before = contents(tmp_path / "out")
+    with pytest.raises(Stops) as caught:
+        ingest(files, tmp_path / "out", options=options, engine=Failing(num_tasks), overwrite=True)
+    assert any("go on with --resume --force" in note for note in caught.value.__notes__)
+    with pytest.raises(ConvertError, match="out: exists already"):
+        ingest(files, tmp_path / "out", options=options, resume=True)
+    assert contents(tmp_path / "out") == before
+    done = tokenized(monkeypatch)
+    ingest(files, tmp_path / "out", options=options, resume=True, overwrite=True)
+    assert len(done) == max(0, 4 - num_tasks)
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+    assert whole.conversion.accounts.padded
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus", "out", "whole"]
+
+
+def test_a_folder_named_like_the_tokens_is_left_alone(tmp_path, files):
+    (tmp_path / "out.tokens").mkdir()
+    (tmp_path / "out.tokens/mine").write_text("x")
+    ingest(files, tmp_path / "out")
+    assert (tmp_path / "out.tokens/mine").read_text() == "x"
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "lose", "lengths"])
+def test_damaged_tokens_are_made_again(damage, tmp_path, files, monkeypatch):
+    whole = ingest(files, tmp_path / "whole")
+    with pytest.raises(Stops):
+        ingest(files, tmp_path / "out", engine=Failing(3))
+    path = spool.spool_path(partial_path(tmp_path / "out.tokens"), 1)
+    data = bytearray(path.read_bytes())
+    if damage == "lose":
+        path.unlink()
+    elif damage == "lengths":
+        spool.lengths_path(path).write_bytes(b"")
+    else:
+        data[7] ^= 4
+        path.write_bytes(data[:-2] if damage == "cut" else data)
+    done = tokenized(monkeypatch)
+    assert ingest(files, tmp_path / "out", resume=True).conversion.sha256 == whole.conversion.sha256
+    assert len(done) == 2
+
+
+def test_tokens_of_other_documents_are_not_gone_on_with(tmp_path, files):
+    with pytest.raises(Stops):
+        ingest(files, tmp_path / "out", engine=Failing(1))
+    waiting = partial_path(tmp_path / "out.tokens")
+    journal = waiting / "journal-tokens.jsonl"
+    for recipe in (Recipe("byte", None), Recipe("byte", 256, 7)):
+        with pytest.raises(ConvertError, match="holds another conversion: its source is"):
+            ingest(files, tmp_path / "out", recipe=recipe, resume=True)
+    with pytest.raises(ConvertError, match="holds another conversion: its routing is"):
+        ingest(files, tmp_path / "out", options=replace(SMALL, val_fraction=0.2), resume=True)
+    os.utime(files[0].path, ns=(1, 1))
+    with pytest.raises(ConvertError, match="holds another conversion: its files is"):
+        ingest(files, tmp_path / "out", resume=True)
+    journal.write_text("not json\n")
+    with pytest.raises(FormatError, match="start over with --force"):
+        ingest(files, tmp_path / "out", resume=True)
+    assert len(list(waiting.iterdir())) > 1
+    ingest(files, tmp_path / "out", overwrite=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus", "out"]
+
+
+# --- the commands --------------------------------------------------------------------------------------------------
+
+
+def run(*arguments):
+    result = CliRunner().invoke(convert, [str(argument) for argument in arguments])
+    assert not result.exception or isinstance(result.exception, SystemExit), result.exception
+    return result
+
+
+def test_every_kind_of_file_gives_the_same_store(tmp_path, texts):
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pa.table({"body": texts}), tmp_path / "a.parquet", row_group_size=40)
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"body": text}) + "\n" for text in texts))
+    (tmp_path / "txt").mkdir()
+    for number, text in enumerate(texts):
+        (tmp_path / f"txt/{number:03}.txt").write_text(text)
+    options = ["--tokenizer", "byte", "--batch-size", 2, "--seq-len", 16, "--json"]
+    column = ["--text-column", "body"]
+    digests = set()
+    for kind, source, more in (("parquet", "a.parquet", column), ("jsonl", "a.jsonl", column), ("text", "txt", [])):
+        result = run(f"{kind}-to-hdf5", tmp_path / source, tmp_path / f"{kind}-store", *options, *more)
+        assert result.exit_code == 0, result.output
+        report = json.loads(result.stdout)
+        assert (report["documents"], report["documents_dropped"]) == (150, {})
+        digests.add(report["sha256"])
+    assert len(digests) == 1
+
+
+@pytest.mark.parametrize("layout", ["batches", "stream"])
+def test_resume_of_a_finished_store_says_so(layout, tmp_path, files):
+    own = ["--batch-size", 2, "--seq-len", 16] if layout == "batches" else []
+    command = ["jsonl-to-hdf5", tmp_path / "corpus", tmp_path / "out", "--tokenizer", "byte", "--layout", layout, *own]
+    assert run(*command).exit_code == 0
+    before = contents(tmp_path / "out")
+    left = tmp_path / "out/journal-tokens.jsonl"  # by a kill behind the renaming
+    left.write_text("{}\n")
+    result = run(*command, "--resume")
+    assert (result.exit_code, "nothing to do" in result.stdout) == (0, True), result.output
+    assert contents(tmp_path / "out") == before
+    other = run(*command, "--resume", "--max-document-tokens", 9)
+    assert (other.exit_code, "out: exists already" in other.stderr) == (1, True)
+    assert run(*command, "--resume", "--force").exit_code == 0
+    assert contents(tmp_path / "out") == before
+    os.utime(files[0].path)  # what was written now is newer than the store
+    assert run(*command, "--resume").exit_code == 1
+    assert run(*command, "--executor", "mpi", "--workers", 2).exit_code == 2
+
+
+def test_the_two_layouts_leave_each_other_alone(tmp_path, files):
+    with pytest.raises(Stops):
+        ShardedTokenizationPipeline(files, "jsonl", BYTES).run(tmp_path / "out", engine=Failing(1))
+    before = contents(partial_path(tmp_path / "out"))
+    for resume in (False, True):
+        with pytest.raises(ConvertError, match="conversion of another kind is there; start over with --force"):
+            ingest(files, tmp_path / "out", resume=resume)
+    assert contents(partial_path(tmp_path / "out")) == before
+    ingest(files, tmp_path / "out", overwrite=True)
+    assert not list((tmp_path / "out").glob("journal*"))
+    with pytest.raises(Stops):
+        ingest(files, tmp_path / "new", options=replace(SMALL, num_shards=4), engine=Failing(6))
+    before = contents(partial_path(tmp_path / "new"))
+    for resume in (False, True):
+        with pytest.raises(ConvertError, match="conversion of another kind is there; start over with --force"):
+            ShardedTokenizationPipeline(files, "jsonl", BYTES).run(tmp_path / "new", engine=Inline(), resume=resume)
+    assert contents(partial_path(tmp_path / "new")) == before
+
+
+def test_the_report_names_dropped_lines(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "' + "x" * 100 + '"}\nbad\n{"text": ""}\n')
+    result = run("jsonl-to-hdf5", path, tmp_path / "out", "--tokenizer", "byte", "--batch-size", 1, "--seq-len", 8)
+    assert result.exit_code == 0
+    assert "dropped    1 bad JSON, 1 empty\n" in result.stdout
+    assert f"           {path}: line 2: bad JSON\n" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "message"),
+    [
+        (["--tokenizer", "nonsense"], 2, "tokenizer must be byte"),
+        (["--tokenizer", "byte", "--boundary-token", "<s>"], 2, "no special token '<s>'"),
+        (["--tokenizer", "byte", "--boundary-token", "<s>", "--no-boundary"], 2, "not both"),
+        (["--tokenizer", "byte", "--text-column", "body"], 1, "no documents in 1 file ("),
+        (["--tokenizer", "byte", "--val-fraction", "0.1", "--val-last-shard"], 2, "not both"),
+        (["--tokenizer", "byte", "--val-last-shard"], 1, "leaves nothing to train on"),
+        (["--tokenizer", "byte", "--shard-per-source"], 2, "belongs to --layout stream"),
+        (["--tokenizer", "byte", "--layout", "stream", "--shard-per-source", "--shards", 2], 2, "not both"),
+        ([], 2, "Missing option '--tokenizer'"),
+    ],
+)
+def test_usage_errors(tmp_path, options, code, message):
+    (tmp_path / "a.jsonl").write_text('{"text": "abc"}\n')
+    result = run("jsonl-to-hdf5", tmp_path / "a.jsonl", tmp_path / "out", *options)
+    assert (result.exit_code, message in result.output) == (code, True), result.output
+    assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_killed_ingest_leaves_nothing_under_the_final_name(tmp_path, number):
+    text = "many words " * 20
+    (tmp_path / "a.jsonl").write_text(f'{{"text": "{text}"}}\n' * 300_000)
+    command = [
+        sys.executable,
+        "-m",
+        "zb_hdf5.commands.zb",
+        "convert",
+        "jsonl-to-hdf5",
+        "a.jsonl",
+        "out",
+        "--tokenizer",
+        "byte",
+    ]
+    code = "from zb_hdf5.commands.zb import zb; zb()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *command[3:]], cwd=tmp_path, stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )  # fmt: skip
+    waiting = partial_path(tmp_path / "out.tokens")
+    while not (waiting.exists() and any(path.stat().st_size for path in waiting.iterdir())):
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.01)
+    process.send_signal(number)
+    process.communicate()
+    left = {path.name for path in tmp_path.iterdir()} - {"a.jsonl"}
+    assert left <= {waiting.name}  # tokens that are finished are kept for --resume
+    (tmp_path / "a.jsonl").write_text(f'{{"text": "{text}"}}\n' * 100)
+    result = run("jsonl-to-hdf5", tmp_path / "a.jsonl", tmp_path / "out", "--tokenizer", "byte", "--force")
+    assert result.exit_code == 0, result.output
+    assert {path.name for path in tmp_path.iterdir()} == {"a.jsonl", "out"}
+
+
+def test_real_text_packs_well(tmp_path):
+    """Of Python's sources, best-fit loses nothing and pads less than 2 %, where a document a row loses most of it."""
+    files = open_documents(sorted(Path(json.__file__).parent.parent.glob("*.py")), "text")
+    for packing, lost in (("best-fit", False), ("pad", True)):
+        options = TextOptions(4, 2048, packing=packing, remainder="pad")
+        accounts = ingest_batches(
+            files, "text", tmp_path / packing, BYTES, options, engine=Inline()
+        ).conversion.accounts
+        assert (sum(accounts.dropped.values()) > 0.5 * accounts.tokens_in) is lost
+        assert (accounts.padded < 0.02 * accounts.tokens_in) or lost
+
+
+def test_shards_are_cut_evenly(tmp_path, files):
+    ingest(files, tmp_path / "out", options=TextOptions(1, 16, num_shards=7))
+    counts = [shard.num_batches for shard in ShardIndex.load(tmp_path / "out").shards]
+    assert max(counts) - min(counts) <= 1
+    assert all(a >= 1 and b >= 1 for a, b in pairwise(counts))
+
+
+def test_a_loader_reads_one_split(tmp_path, files):
+    options = TextOptions(2, 16, val_fraction=0.3, num_shards=2)
+    counts = ingest(files, tmp_path / "out", options=options).batches_of_split
+    with open_reader(tmp_path / "out") as reader:
+        stored = np.stack([reader.read_batch(i) for i in range(reader.num_batches)])
+    how = {"rank": 0, "world_size": 1, "shuffle": "sequential"}
+    train = np.stack([batch.numpy() for batch in Loader(tmp_path / "out", **how)])
+    val = np.stack([batch.numpy() for batch in Loader(tmp_path / "out", split="val", **how)])
+    assert (len(train), len(val)) == (counts["train"], counts["val"])
+    assert np.array_equal(np.concatenate([train, val]), stored)
+    with pytest.raises(ArgumentError, match=r"expected a split that this store has \(train, val\), found 'test'"):
+        open_reader(tmp_path / "out", split="test")
+    [shard] = [shard.path for shard in ShardIndex.load(tmp_path / "out").shards if shard.split == "val"]
+    with pytest.raises(ArgumentError, match="split='val' needs a store, found one file"):
+        open_reader(tmp_path / "out" / shard, split="val")
+    with open_reader(tmp_path / "out" / shard, split="train") as reader:
+        assert reader.num_batches == counts["val"]
+    state = Loader(tmp_path / "out", **how).state_dict()
+    with pytest.raises(StateError):
+        Loader(tmp_path / "out", split="val", **how).load_state_dict(state)
+
+
+def test_a_loader_refuses_the_tokens_of_another_tokenizer(tmp_path, files):
+    ingest(files, tmp_path / "out")
+    how = {"shuffle": "sequential", "rank": 0, "world_size": 1}
+    Loader(tmp_path / "out", tokenizer="byte", **how).close()
+    index = ShardIndex.load(tmp_path / "out")
+    other = json.loads(index.meta.tokenizer) | {"digest": "0" * 64}
+    replace(index, meta=replace(index.meta, tokenizer=json.dumps(other))).save(tmp_path / "out")
+    with pytest.raises(StateError, match="expected the tokenizer that it was made with"):
+        Loader(tmp_path / "out", tokenizer="byte", **how)
+
+
+@pytest.mark.parametrize("size_kib", [100, 300, 612, 620, 632, 640])
+def test_a_disk_that_fills_is_one_message_with_path_and_cause(size_kib, tmp_path):
+    """The tokens take 600 KiB, the lengths 12, the plan 36: the disk fills in one of them."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size_kib}k", "tmpfs", str(disk)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("needs root to mount a small tmpfs")
+    try:
+        (tmp_path / "in.jsonl").write_text((json.dumps({"text": "x" * 199}) + "\n") * 1536)
+        arguments = ["jsonl-to-hdf5", tmp_path / "in.jsonl", disk / "out", "--tokenizer", "byte", "--seq-len", 200]
+        result = CliRunner().invoke(
+            convert, [*map(str, arguments), "--quiet", "--workers", "1"], catch_exceptions=False
+        )
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
+    assert result.exit_code == 1
+    first = result.stderr.splitlines()[0]
+    assert first.startswith(f"Error: [Errno 28] No space left on device: '{disk}/out.tokens.partial/shard-")

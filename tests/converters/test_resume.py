@@ -1,0 +1,959 @@
+"""Conversions by many processes, and what is left of them when they die: resumed, they give the same bytes."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from interrupted import Failing, Stops
+
+import zb_hdf5.converters.pipeline.run
+from zb_hdf5 import ConvertError, FormatError, ZbError, open_reader, verify_store
+from zb_hdf5.commands.zb import zb
+from zb_hdf5.converters.cli import convert
+from zb_hdf5.converters.pipeline import engines as executors
+from zb_hdf5.converters.pipeline.engines import Inline, open_engine
+from zb_hdf5.converters.pipeline.journal import WHOLE, Part, read_journal
+from zb_hdf5.converters.sources.npy import NpySource
+from zb_hdf5.converters.sources.store import StoreSource
+from zb_hdf5.core.publishing import PartialDirectory
+
+S, B = 64, 32
+NUM_SHARDS = 6
+OPTIONS = ("--batch-size", B, "--seq-len", S, "--shards", NUM_SHARDS)
+CONVERT = "from zb_hdf5.converters.cli import convert; convert()"
+
+
+def save(path, num_batches=60, first=0):
+    """Write records that are told by their number."""
+    records = np.arange(first, first + num_batches * B).reshape(-1, 1) * 7 + np.arange(S)
+    np.save(path, (records % 65536).astype("<u2"))
+    return path
+
+
+def snapshot(folder):
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def run(group, *arguments):
+    return CliRunner().invoke(group, [str(argument) for argument in arguments], catch_exceptions=False)
+
+
+def succeed(*arguments):
+    result = run(convert, *arguments, "--quiet")
+    assert result.exit_code == 0, result.stderr
+
+
+def fail(code, *arguments):
+    result = run(convert, *arguments)
+    assert result.exit_code == code, result.stderr
+    assert "Traceback" not in result.stderr
+    return result.stderr
+
+
+def started(*arguments, code=CONVERT):
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+
+
+def stopped_after(num_shards, source, target="hdf5"):
+    """Return progress that raises once `num_shards` shards were written."""
+
+    class Stop(Exception):
+        pass
+
+    seen = []
+
+    def progress(tokens):
+        seen.append(tokens)
+        if sum(seen) > num_shards * source.num_batches * source.meta.batch_tokens // NUM_SHARDS:
+            raise Stop
+
+    return Stop, progress
+
+
+def interrupt(path, destination, num_shards, target="hdf5"):
+    """Leave a conversion of which some shards are finished."""
+    source = NpySource([path], batch_size=B, seq_len=S, seed=42)
+    stop, progress = stopped_after(num_shards, source)
+    with pytest.raises(stop) as caught:
+        zb_hdf5.converters.pipeline.run.convert(source, target, destination, num_shards=NUM_SHARDS, progress=progress)
+    assert "--resume" in caught.value.__notes__[0]
+    return destination.with_name(destination.name + ".partial")
+
+
+@pytest.fixture
+def source(tmp_path):
+    return save(tmp_path / "in.npy")
+
+
+@pytest.fixture
+def whole(source, tmp_path):
+    """What an undisturbed run gives."""
+    succeed("npy-to-hdf5", source, tmp_path / "whole", *OPTIONS)
+    return snapshot(tmp_path / "whole")
+
+
+# --- any number of workers, any engine -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["npy-to-hdf5", "npy-to-batch", "hdf5-to-npy", "hdf5-to-batch"])
+def test_several_processes_write_the_same_bytes(command, source, whole, tmp_path):
+    origin = (source, OPTIONS) if command.startswith("npy") else (tmp_path / "whole", ())
+    for workers in (1, 3):
+        succeed(command, origin[0], tmp_path / f"out{workers}", *origin[1], "--workers", workers)
+    assert snapshot(tmp_path / "out1") == snapshot(tmp_path / "out3")
+
+
+@pytest.mark.skipif(shutil.which("mpiexec") is None, reason="needs an MPI library")
+def test_mpi_ranks_write_the_same_bytes(source, whole, tmp_path):
+    pytest.importorskip("mpi4py")
+    command = ["mpiexec", "-n", "3", sys.executable, "-c", CONVERT, "npy-to-hdf5", source, tmp_path / "out", *OPTIONS]
+    environment = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+                   "OMPI_MCA_rmaps_base_oversubscribe": "1"}  # fmt: skip
+    command = [*map(str, command), "--executor", "mpi", "--json"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["num_shards"] == NUM_SHARDS  # one report, of the first rank
+    assert snapshot(tmp_path / "out") == whole
+
+
+@pytest.mark.slow
+def test_dask_workers_write_the_same_bytes(source, whole, tmp_path):
+    distributed = pytest.importorskip("distributed")
+    code = f"""
+import subprocess, sys
+from distributed import Client, LocalCluster
+if __name__ == "__main__":
+    with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster, Client(cluster) as client:
+        client.write_scheduler_file("scheduler.json")
+        command = [sys.executable, "-c", {CONVERT!r}, *sys.argv[1:], "--executor", "dask"]
+        sys.exit(subprocess.run([*command, "--scheduler-file", "scheduler.json"], timeout=90).returncode)
+"""
+    (tmp_path / "cluster.py").write_text(code)
+    command = [sys.executable, "cluster.py", "npy-to-hdf5", source, tmp_path / "out", *OPTIONS]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run(
+        list(map(str, command)), cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr
+    assert distributed is not None
+    assert snapshot(tmp_path / "out") == whole
+
+
+@pytest.mark.slow
+def test_dask_workers_that_die_are_told(tmp_path):
+    pytest.importorskip("distributed")
+    code = """
+import os
+from pathlib import Path
+import dask
+from distributed import Client, LocalCluster
+from zb_hdf5.converters.pipeline.engines import open_engine
+from zb_hdf5 import UnavailableError
+class Task:
+    def tokens_done(self):
+        return 0
+def die(task, progress):
+    os._exit(9)
+if __name__ == "__main__":
+    dask.config.set({"distributed.scheduler.allowed-failures": 0})
+    with LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None) as cluster, Client(cluster) as client:
+        client.write_scheduler_file("scheduler.json")
+        try:
+            with open_engine("dask", 1, Path("scheduler.json")) as engine:
+                list(engine.run(die, [Task()], print))
+        except UnavailableError as error:
+            print(error)
+"""
+    (tmp_path / "cluster.py").write_text(code)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "cluster.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100)
+    assert "dask workers died" in done.stdout, done.stderr
+    assert "--resume" in done.stdout
+
+
+def test_an_engine_that_is_not_there_is_told(source, tmp_path):
+    command = ("npy-to-hdf5", source, tmp_path / "out", *OPTIONS)
+    assert "--scheduler-file" in fail(2, *command, "--executor", "dask")
+    missing = ("--scheduler-file", tmp_path / "none.json")
+    assert "no such scheduler file" in fail(5, *command, "--executor", "dask", *missing)
+    assert "belongs to --executor dask" in fail(2, *command, *missing)
+    assert "--workers belongs to --executor local" in fail(2, *command, "--executor", "dask", "--workers", 2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.npy"]
+
+
+# --- job arrays ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_jobs", [1, 2, 4, 6])
+def test_the_jobs_of_an_array_write_the_same_bytes(num_jobs, source, whole, tmp_path):
+    for job in reversed(range(num_jobs)):
+        succeed("npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--shard-range", f"{job}/{num_jobs}")
+    if num_jobs > 1:
+        assert not (tmp_path / "out").exists()
+        assert run(zb, "index", "merge", tmp_path / "out").exit_code == 0
+    assert snapshot(tmp_path / "out") == whole
+
+
+def test_a_merge_says_what_is_missing(source, whole, tmp_path):
+    nothing = run(zb, "index", "merge", tmp_path / "out")
+    assert (nothing.exit_code, "no parts" in nothing.stderr) == (1, True)
+    succeed("npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--shard-range", "0/3")
+    succeed("npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--shard-range", "2/3")
+    before = snapshot(tmp_path / "out.partial")
+    result = run(zb, "index", "merge", tmp_path / "out")
+    assert result.exit_code == 1
+    assert "2 of 6 shards are missing, of part 1 of 3: " in result.stderr
+    assert "--shard-range I/3" in result.stderr
+    assert "--array=1)" in result.stderr
+    assert snapshot(tmp_path / "out.partial") == before
+    succeed("npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--shard-range", "1/3")
+    assert run(zb, "index", "merge", tmp_path / "out").exit_code == 0
+    assert snapshot(tmp_path / "out") == whole
+
+
+def test_a_merge_names_every_missing_part(source, tmp_path):
+    for job in (1, 4):
+        succeed("npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--shard-range", f"{job}/6")
+    result = run(zb, "index", "merge", tmp_path / "out")
+    assert "4 of 6 shards are missing, of parts 0,2-3,5 of 6: " in result.stderr
+    assert "--array=0,2-3,5)" in result.stderr
+
+
+def test_a_merge_of_one_interrupted_conversion_names_the_remedy(source, tmp_path):
+    interrupt(source, tmp_path / "out", 2)
+    result = run(zb, "index", "merge", tmp_path / "out")
+    assert (result.exit_code, "without --shard-range: run it again with --resume" in result.stderr) == (1, True)
+
+
+def test_a_part_is_done_once(source, tmp_path):
+    part = ("npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--shard-range", "1/2")
+    done = run(convert, *part)
+    assert "stored by part 1 of 2" in done.stdout
+    assert "3 of 6 finished" in fail(1, *part)
+    before = snapshot(tmp_path / "out.partial")
+    succeed(*part, "--resume")
+    succeed(*part, "--force")
+    assert snapshot(tmp_path / "out.partial") == before
+
+
+def test_parts_of_different_conversions_do_not_merge(source, tmp_path):
+    succeed("npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--shard-range", "0/2")
+    succeed("npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--shard-range", "1/2", "--seed", 1)
+    result = run(zb, "index", "merge", tmp_path / "out")
+    assert result.exit_code == 1
+    assert "another conversion: its meta" in result.stderr
+
+
+def test_a_source_that_changed_between_the_jobs_is_told(source, tmp_path):
+    succeed("npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--shard-range", "0/2")
+    save(source, first=1)
+    succeed("npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--shard-range", "1/2")
+    result = run(zb, "index", "merge", tmp_path / "out")
+    assert (result.exit_code, "changed between the jobs" in result.stderr) == (1, True)
+
+
+def test_a_merge_waits_for_no_one(source, tmp_path):
+    succeed("npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--shard-range", "0/2")
+    with PartialDirectory(tmp_path / "out", shared=True):
+        result = run(zb, "index", "merge", tmp_path / "out")
+        assert (result.exit_code, "another process" in result.stderr) == (5, True)
+        succeed("npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--shard-range", "1/2")
+    assert run(zb, "index", "merge", tmp_path / "out").exit_code == 0
+
+
+@pytest.mark.parametrize("value", ["3", "3/3", "-1/3", "a/b", "/", "1/0"])
+def test_a_shard_range_that_is_none_is_a_usage_error(value, source, tmp_path):
+    assert "expected I/N" in fail(2, "npy-to-hdf5", source, tmp_path / "out", "--shard-range", value)
+
+
+def test_parts_are_consecutive_and_cover_all_shards():
+    for num_shards in range(1, 20):
+        for num_jobs in range(1, 9):
+            parts = [Part(job, num_jobs).shards(num_shards) for job in range(num_jobs)]
+            assert [shard for part in parts for shard in part] == list(range(num_shards))
+
+
+# --- resume ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_finished", [1, 3, 5])
+def test_a_resumed_conversion_is_that_of_an_undisturbed_run(num_finished, source, whole, tmp_path):
+    partial = interrupt(source, tmp_path / "out", num_finished)
+    kept = {path.name: path.stat().st_ino for path in partial.glob("shard-*")}
+    assert len(kept) == num_finished
+    succeed("npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--resume")
+    assert snapshot(tmp_path / "out") == whole
+    assert {name: (tmp_path / "out" / name).stat().st_ino for name in kept} == kept  # not written again
+    assert not partial.exists()
+
+
+def report_of(*arguments):
+    """Return what a conversion says of itself: its lines, or with --json its object."""
+    result = run(convert, *arguments)
+    assert result.exit_code == 0, result.stderr
+    if "--json" in arguments:
+        return json.loads(result.stdout)
+    return {line.split("  ")[0]: line.partition("  ")[2].strip() for line in result.stdout.splitlines()}
+
+
+def keys_of(report, *keys):
+    return {key: report[key] for key in keys}
+
+
+COUNTS = ("shards_kept", "shards_written", "tokens_stored", "tokens_written")
+
+
+def test_a_resumed_conversion_rates_only_what_it_wrote(source, tmp_path):
+    command = ("npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--resume")
+    interrupt(source, tmp_path / "out", 4)
+    report = report_of(*command, "--json")
+    all_tokens = 60 * B * S
+    assert keys_of(report, *COUNTS) == dict(zip(COUNTS, (4, 2, all_tokens, all_tokens // 3), strict=True))
+    assert report["tokens_per_second"] >= report["tokens_written"] / report["seconds"] - 1
+    done = report_of(*command, "--json")
+    assert keys_of(done, *COUNTS, "tokens_per_second") == dict(
+        zip((*COUNTS, "tokens_per_second"), (6, 0, all_tokens, 0, None), strict=True)
+    )
+
+
+def test_the_report_of_a_resumed_conversion_says_what_was_kept(source, tmp_path):
+    command = ("npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--resume")
+    interrupt(source, tmp_path / "out", 4)
+    report = report_of(*command)
+    assert report["wrote"] == f"{tmp_path / 'out'} (kept 4 shards, wrote 2)"
+    assert "to look at what was kept" in report["speed"]
+    done = report_of(*command)
+    assert done["there is"] == f"{tmp_path / 'out'} (kept 6 shards, wrote 0)"
+    assert "tok/s" not in done["speed"]
+
+
+@pytest.mark.parametrize("how", [(), ("--live",)])
+def test_a_copy_says_that_nothing_was_shuffled(how, whole, tmp_path):
+    """Whatever shuffle was behind its source."""
+    succeed("hdf5-to-batch", tmp_path / "whole", tmp_path / "batch")
+    command = ("batch-to-hdf5", tmp_path / "batch") if how else ("hdf5-to-batch", tmp_path / "whole")
+    report = report_of(*command, tmp_path / "copy", *how)
+    assert report["shuffle"] == "none: batches are written in the order of the source"
+
+
+def test_progress_begins_with_what_was_kept(source, tmp_path):
+    interrupt(source, tmp_path / "out", 4)
+    opened = NpySource([source], batch_size=B, seq_len=S, seed=42)
+    written, kept = [], []
+    zb_hdf5.converters.pipeline.run.convert(
+        opened, "hdf5", tmp_path / "out", num_shards=NUM_SHARDS, resume=True, progress=written.append, kept=kept.append
+    )
+    assert (sum(written), sum(kept)) == (20 * B * S, 40 * B * S)
+
+
+@pytest.mark.parametrize("target", ["batch", "npy"])
+def test_other_targets_resume_as_well(target, whole, tmp_path):
+    succeed(f"hdf5-to-{target}", tmp_path / "whole", tmp_path / "undisturbed")
+    opened = StoreSource(tmp_path / "whole", "hdf5")
+    stop, progress = stopped_after(3, opened)
+    with pytest.raises(stop):
+        zb_hdf5.converters.pipeline.run.convert(opened, target, tmp_path / "out", progress=progress)
+    kept = {path.name: path.stat().st_ino for path in (tmp_path / "out.partial").glob("shard-*")}
+    assert len(kept) >= 3
+    succeed(f"hdf5-to-{target}", tmp_path / "whole", tmp_path / "out", "--resume")
+    assert snapshot(tmp_path / "out") == snapshot(tmp_path / "undisturbed")
+    assert {name: (tmp_path / "out" / name).stat().st_ino for name in kept} == kept
+
+
+def test_an_interrupted_conversion_is_not_thrown_away_unasked(source, whole, tmp_path):
+    partial = interrupt(source, tmp_path / "out", 2)
+    before = snapshot(partial)
+    message = fail(1, "npy-to-hdf5", source, tmp_path / "out", *OPTIONS)
+    assert "2 of 6 finished shards" in message
+    assert "--resume" in message
+    assert snapshot(partial) == before
+    succeed("npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--force")
+    assert snapshot(tmp_path / "out") == whole
+
+
+def test_a_finished_shard_that_was_damaged_is_written_again(source, whole, tmp_path):
+    partial = interrupt(source, tmp_path / "out", 3)
+    for name, damage in (("shard-00000-of-00006.h5", 5000), ("shard-00001-of-00006.h5", 0)):
+        with open(partial / name, "r+b") as file:
+            file.truncate(damage) if not damage else file.seek(-damage, 2)
+            file.write(b"damage")
+    (partial / "shard-00002-of-00006.h5").unlink()
+    succeed("npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--resume")
+    assert snapshot(tmp_path / "out") == whole
+
+
+def flip(path, place):
+    data = bytearray(path.read_bytes())
+    data[place] ^= 1
+    path.write_bytes(data)
+
+
+SHAPES = [(32, 64), (5, 33)]  # batches that fill their pages, and batches with padding between them
+
+
+@pytest.mark.parametrize(("batch_size", "seq_len"), SHAPES)
+@pytest.mark.parametrize("target", ["hdf5", "batch", "npy"])
+def test_every_byte_of_a_kept_shard_is_that_of_an_undisturbed_run(target, batch_size, seq_len, tmp_path):
+    """Also those that no digest of tokens covers: junk behind the tokens, header, padding, sidecar."""
+    np.save(tmp_path / "in.npy", np.arange(40 * batch_size * seq_len, dtype="<u4").reshape(-1, seq_len))
+    options = {"batch_size": batch_size, "seq_len": seq_len, "seed": 42}
+
+    def converted(name, engine=None, resume=False):
+        opened = NpySource([tmp_path / "in.npy"], **options)
+        path = tmp_path / name
+        return zb_hdf5.converters.pipeline.run.convert(opened, target, path, num_shards=5, engine=engine, resume=resume)
+
+    converted("whole")
+    whole = snapshot(tmp_path / "whole")
+    with pytest.raises(Stops):
+        converted("out", Failing(4))
+    partial = tmp_path / "out.partial"
+    shards = sorted(path for path in partial.iterdir() if path.name.startswith("shard-"))
+    kept = shards[0].stat().st_ino
+    first = [path for path in shards if path.suffix != ".crc32"]
+    with open(first[1], "ab") as file:
+        file.write(b"junk")
+    padding = 4096 + 4 * batch_size * seq_len if target == "batch" else 9 if target == "npy" else 3000
+    flip(first[2], padding if (batch_size, target) != (32, "batch") else 100)
+    if target == "batch":
+        flip(first[3].with_name(first[3].name + ".crc32"), 2)
+    report = converted("out", resume=True)
+    assert snapshot(tmp_path / "out") == whole
+    assert report.kept.shards == (1 if target == "batch" else 2)
+    assert (tmp_path / "out" / shards[0].name).stat().st_ino == kept
+
+
+@pytest.mark.parametrize("cut", [1, 40, 200])
+def test_a_torn_line_of_the_journal_counts_as_unfinished(cut, source, whole, tmp_path):
+    partial = interrupt(source, tmp_path / "out", 3)
+    journal = partial / WHOLE.journal_name
+    journal.write_bytes(journal.read_bytes()[:-cut])
+    assert len(read_journal(journal).finished) < 3
+    succeed("npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--resume")
+    assert snapshot(tmp_path / "out") == whole
+
+
+def test_a_journal_that_is_none_is_told(source, tmp_path):
+    partial = interrupt(source, tmp_path / "out", 3)
+    journal = partial / WHOLE.journal_name
+    lines = journal.read_text().split("\n")
+    for damaged in (["{", *lines[1:]], [lines[0], "{}", *lines[2:]], ["[]", *lines[1:]], []):
+        journal.write_text("\n".join(damaged))
+        with pytest.raises(FormatError, match="not a journal"):
+            read_journal(journal)
+        assert "--force" in fail(1, "npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--resume")
+
+
+@pytest.mark.parametrize(("options", "differs"), [
+    (("--seed", 7), "meta"),
+    (("--no-shuffle",), "meta"),
+    (("--shards", 5), "cuts"),
+    (("--remainder", "pad"), "source"),
+])  # fmt: skip
+def test_other_arguments_are_no_resume(options, differs, source, tmp_path):
+    partial = interrupt(source, tmp_path / "out", 2)
+    before = snapshot(partial)
+    message = fail(1, "npy-to-hdf5", source, tmp_path / "out", *OPTIONS, *options, "--resume")
+    assert f"holds another conversion: its {differs} is" in message
+    assert snapshot(partial) == before
+
+
+def test_a_source_of_another_mtime_is_proved_by_its_digests(source, whole, tmp_path):
+    interrupt(source, tmp_path / "out", 3)
+    os.utime(source, ns=(0, 0))
+    succeed("npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--resume")
+    assert snapshot(tmp_path / "out") == whole
+
+
+def test_a_source_of_other_tokens_is_no_resume(source, tmp_path):
+    partial = interrupt(source, tmp_path / "out", 3)
+    finished = {path.name: path.read_bytes() for path in partial.glob("shard-*")}
+    tokens = np.load(source)
+    tokens[7, 3] += 1  # one token: some finished shard has it, or none
+    np.save(source, tokens)
+    os.utime(source, ns=(0, 0))
+    result = run(convert, "npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--resume", "--quiet")
+    if result.exit_code:
+        assert "the source has changed" in result.stderr
+        assert {path.name: path.read_bytes() for path in partial.glob("shard-*")} == finished
+    succeed("npy-to-hdf5", source, tmp_path / "again", *OPTIONS)
+    if not result.exit_code:  # no finished shard has it: what was made is what the source gives now
+        assert snapshot(tmp_path / "out") == snapshot(tmp_path / "again")
+    save(source, first=3)
+    os.utime(source, ns=(1, 1))
+    if result.exit_code:
+        assert "the source has changed" in fail(1, "npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--resume")
+
+
+def test_a_source_of_another_size_is_no_resume(source, tmp_path):
+    interrupt(source, tmp_path / "out", 3)
+    with open(source, "ab") as file:
+        file.write(b"more")
+    message = fail(1, "npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--resume")
+    assert "changed since the interrupted conversion" in message
+    assert "--force" in message
+
+
+def test_a_source_that_changes_meanwhile_is_told(source, tmp_path):
+    opened = NpySource([source], batch_size=B, seq_len=S, seed=42)
+    with pytest.raises(ConvertError, match="changed while it was converted"):
+        zb_hdf5.converters.pipeline.run.convert(
+            opened, "hdf5", tmp_path / "out", num_shards=NUM_SHARDS, progress=lambda tokens: os.utime(source, ns=(0, 0))
+        )
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_source_that_shrinks_meanwhile_is_told(source, tmp_path):
+    opened = NpySource([source], batch_size=B, seq_len=S, seed=42, shuffle=False)
+    with pytest.raises(ZbError, match=r"in\.npy.*(shorter|changed)"):
+        zb_hdf5.converters.pipeline.run.convert(
+            opened, "hdf5", tmp_path / "out", num_shards=NUM_SHARDS,
+            progress=lambda tokens: os.truncate(source, 5000),
+        )  # fmt: skip
+    assert not (tmp_path / "out").exists()
+
+
+def test_resuming_what_is_done_changes_nothing(source, whole, tmp_path):
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "whole").iterdir()}
+    (tmp_path / "whole" / WHOLE.journal_name).write_text("a kill came between rename and removal")
+    succeed("npy-to-hdf5", source, tmp_path / "whole", *OPTIONS, "--resume")
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "whole").iterdir()} == before
+    assert "no result of this conversion" in fail(
+        1, "npy-to-hdf5", source, tmp_path / "whole", *OPTIONS, "--seed", 1, "--resume"
+    )
+    assert snapshot(tmp_path / "whole") == whole
+
+
+def test_resuming_nothing_begins(source, whole, tmp_path):
+    succeed("npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--resume")
+    assert snapshot(tmp_path / "out") == whole
+
+
+def test_a_resumed_part_keeps_the_other_parts(source, whole, tmp_path):
+    succeed("npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--shard-range", "0/2")
+    (tmp_path / "out.partial" / "shard-00001-of-00006.h5").unlink()
+    succeed("npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--shard-range", "1/2", "--resume")
+    succeed("npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--shard-range", "0/2", "--resume")
+    assert run(zb, "index", "merge", tmp_path / "out").exit_code == 0
+    assert snapshot(tmp_path / "out") == whole
+
+
+def test_one_job_finishes_what_an_array_began(source, whole, tmp_path):
+    succeed("npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--shard-range", "0/2")
+    succeed("npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--resume")
+    assert snapshot(tmp_path / "out") == whole
+
+
+# --- the plan --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("target", ["hdf5", "batch"])
+def test_a_dry_run_writes_nothing_and_says_what_would_be(target, source, tmp_path):
+    command = (f"npy-to-{target}", source, tmp_path / "out", *OPTIONS)
+    planned = json.loads(run(convert, *command, "--dry-run", "--json").stdout)
+    assert [path.name for path in tmp_path.iterdir()] == ["in.npy"]
+    succeed(*command)
+    sizes = [path.stat().st_size for path in (tmp_path / "out").iterdir()]
+    assert planned["num_shards"] == NUM_SHARDS
+    assert sum(sizes) <= planned["total_bytes"] + 8192 <= 1.1 * sum(sizes) + 8192
+    assert len(sizes) <= planned["inodes"] <= len(sizes) + 3
+    text = run(convert, *command, "--dry-run", "--force").stdout
+    assert "6, the largest" in text
+
+
+def test_no_room_is_told_before_any_work(source, tmp_path, monkeypatch):
+    monkeypatch.setattr("zb_hdf5.converters.pipeline.plan.free_room", lambda folder: {"bytes": 1000, "inodes": None})
+    for name in ("out", "out.h5"):
+        shards = OPTIONS if name == "out" else OPTIONS[:-2]
+        assert "free are 1000 bytes" in fail(1, "npy-to-hdf5", source, tmp_path / name, *shards)
+    monkeypatch.setattr("zb_hdf5.converters.pipeline.plan.free_room", lambda folder: {"bytes": 1 << 40, "inodes": 3})
+    assert "inodes" in fail(1, "npy-to-hdf5", source, tmp_path / "out", *OPTIONS)
+    assert [path.name for path in tmp_path.iterdir()] == ["in.npy"]
+
+
+# --- processes that die ----------------------------------------------------------------------------------------
+
+
+def processes_of(session):
+    """Return the processes of a session, by /proc."""
+    found = []
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = status.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[3]) == session and fields[0] != "Z":
+            found.append(int(status.parent.name))
+    return found
+
+
+def wait_for_a_shard(folder, process):
+    """Wait until the journal of a conversion has a shard below its head."""
+    while not any(path.read_bytes().count(b"\n") > 1 for path in folder.glob("journal-*.jsonl")):
+        assert process.poll() is None
+        time.sleep(0.005)
+
+
+def wait_for_end_of(session):
+    end = time.monotonic() + 20
+    while processes_of(session):
+        assert time.monotonic() < end, "workers outlive their parent"
+        time.sleep(0.01)
+
+
+def run_to_the_end(command):
+    with started(*command) as process:
+        _, err = process.communicate(timeout=100)
+    assert process.returncode == 0, err
+
+
+@pytest.mark.parametrize("trials", [12, pytest.param(300, marks=pytest.mark.slow)])
+def test_killed_at_any_moment_and_resumed_it_is_the_same(trials, source, whole, tmp_path):
+    """A conversion by two processes is killed, resumed, killed again... until one run gets to its end."""
+    command = ("npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--workers", 2, "--quiet", "--resume")
+    start_s = time.monotonic()
+    run_to_the_end(command)
+    undisturbed_s = time.monotonic() - start_s
+    chance, finished = random.Random(trials), 0
+    shutil.rmtree(tmp_path / "out")
+    for _ in range(trials):
+        with started(*command) as process:
+            time.sleep(chance.uniform(0.5, 1.05) * undisturbed_s)
+            process.kill()
+            process.communicate(timeout=100)
+        wait_for_end_of(process.pid)
+        if (tmp_path / "out").exists():
+            finished += 1
+            assert {k: v for k, v in snapshot(tmp_path / "out").items() if not k.startswith("journal")} == whole
+            shutil.rmtree(tmp_path / "out")
+    run_to_the_end(command)
+    assert snapshot(tmp_path / "out") == whole
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.npy", "out", "whole"]
+    assert [report.problem for report in verify_store(tmp_path / "out")] == [None] * NUM_SHARDS
+
+
+def test_a_kill_while_the_index_is_written_can_be_resumed(source, whole, tmp_path):
+    (interrupt(source, tmp_path / "out", 2) / "shards.json.partial").write_text("{")
+    succeed("npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--resume")
+    assert snapshot(tmp_path / "out") == whole
+
+
+class Quick:
+    def tokens_done(self):
+        return 0
+
+
+def signal_us(task, progress):
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(0.05)
+
+
+def test_signals_wait_until_no_lock_of_the_pool_is_held(monkeypatch):
+    """Python raises between any two steps, and a lock that is held then is held for ever."""
+    inside, raised_inside = [], []
+    real = executors.wait
+
+    def wait(*arguments, **options):
+        inside.append(True)
+        try:
+            return real(*arguments, **options)
+        except KeyboardInterrupt:
+            raised_inside.append(True)
+            raise
+        finally:
+            inside.pop()
+
+    monkeypatch.setattr(executors, "wait", wait)
+    before = signal.getsignal(signal.SIGINT)
+    with ThreadPoolExecutor(1) as pool, pytest.raises(KeyboardInterrupt):
+        list(executors.Pooled(pool, 1).run(signal_us, [Quick()] * 5, lambda tokens: None))
+    assert (inside, raised_inside) == ([], [])
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_signal_to_all_processes_is_no_death_of_a_worker(tmp_path):
+    """As Slurm sends it to every process of a step."""
+    big = save(tmp_path / "in.npy", num_batches=30_000)
+    command = ("npy-to-hdf5", big, tmp_path / "out", *OPTIONS[:-2], "--shard-size", "2MiB", "--workers", 2)
+    with started(*command) as process:
+        wait_for_a_shard(tmp_path / "out.partial", process)
+        os.killpg(process.pid, signal.SIGTERM)
+        _, err = process.communicate(timeout=100)
+    assert process.returncode == 143, err
+    assert "Traceback" not in err
+    assert "shards are finished" in err
+    assert "go on with --resume" in err
+    wait_for_end_of(process.pid)
+    succeed(*command, "--resume")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stopped_conversion_stops_its_workers_and_can_be_resumed(number, tmp_path):
+    big = save(tmp_path / "in.npy", num_batches=30_000)
+    command = ("npy-to-hdf5", big, tmp_path / "out", *OPTIONS[:-2], "--shard-size", "2MiB", "--workers", 2)
+    with started(*command) as process:
+        wait_for_a_shard(tmp_path / "out.partial", process)
+        os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
+        _, err = process.communicate(timeout=100)
+    assert process.returncode == {signal.SIGTERM: 143, signal.SIGINT: 130}[number], err
+    assert "Traceback" not in err
+    assert "go on with --resume" in err
+    wait_for_end_of(process.pid)
+    assert not list(tmp_path.glob("out.partial/*.partial"))
+    succeed(*command, "--resume")
+    succeed(*command[:2], tmp_path / "whole", *command[3:])
+    assert snapshot(tmp_path / "out") == snapshot(tmp_path / "whole")
+
+
+SIGINT_BLOCKED = """
+import signal, threading
+from multiprocessing import forkserver
+from pathlib import Path
+from zb_hdf5.converters.pipeline.engines import open_engine
+
+def blocks_sigint(pid):
+    status = Path(f"/proc/{pid}/status").read_text()
+    return bool(int(status.split("SigBlk:")[1].split()[0], 16) & 1 << signal.SIGINT - 1)
+
+with open_engine("local", 2):
+    print(blocks_sigint(forkserver._forkserver._forkserver_pid), blocks_sigint("self"))
+"""
+
+
+def test_ctrl_c_while_workers_start_is_for_the_parent_alone():
+    """Interpreters that are just starting have no handler of ours: they must not get it at all."""
+    with started(code=SIGINT_BLOCKED) as process:
+        out, err = process.communicate(timeout=100)
+    assert (out.split(), err) == (["True", "False"], "")
+
+
+def test_a_worker_that_dies_is_told_and_costs_one_shard(tmp_path):
+    big = save(tmp_path / "in.npy", num_batches=30_000)
+    command = ("npy-to-hdf5", big, tmp_path / "out", *OPTIONS[:-2], "--shard-size", "2MiB", "--workers", 2)
+    with started(*command) as process:
+        wait_for_a_shard(tmp_path / "out.partial", process)
+        workers = [
+            pid
+            for pid in processes_of(process.pid)
+            if any("out.partial" in os.readlink(fd) for fd in Path(f"/proc/{pid}/fd").iterdir() if fd.is_symlink())
+            and pid != process.pid
+        ]
+        os.kill(workers[0], signal.SIGKILL)
+        _, err = process.communicate(timeout=100)
+    assert process.returncode == 5
+    assert "a worker process died" in err
+    assert "--resume" in err
+    wait_for_end_of(process.pid)
+    succeed(*command, "--resume")
+    with open_reader(tmp_path / "out") as reader:
+        assert reader.num_batches == 30_000
+
+
+SIZES_KIB = [pytest.param(1550 * k, marks=() if k % 5 == 0 else pytest.mark.slow) for k in range(1, 21)]
+
+
+@pytest.mark.parametrize("size_kib", SIZES_KIB)
+def test_a_disk_that_fills_ends_in_one_error_and_can_be_resumed(size_kib, tmp_path):
+    """The conversion writes 31 MiB of tokens; someone else takes more or less of the room while it runs."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size_kib}k", "tmpfs", str(disk)]
+    if os.geteuid() != 0 or subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("needs root to mount a small tmpfs")
+    try:
+        source = save(tmp_path / "in.npy", num_batches=8000)
+        arguments = ("npy-to-hdf5", source, disk / "out", *OPTIONS[:-2], "--shard-size", "4MiB", "--quiet")
+        crowded = (
+            "import zb_hdf5.converters.pipeline.run; zb_hdf5.converters.pipeline.run.require_room = lambda *_: None\n"
+            + CONVERT
+        )
+        with started(*arguments, code=crowded) as process:
+            _, err = process.communicate(timeout=100)
+        assert process.returncode == 1
+        assert err.startswith("Error: ")
+        assert "No space left" in err
+        assert not (disk / "out").exists()
+        subprocess.run(["mount", "-o", "remount,size=100m", str(disk)], check=True)
+        with started(*arguments, "--resume") as process:
+            _, err = process.communicate(timeout=100)
+        assert process.returncode == 0, err
+        with open_reader(disk / "out", verify="store") as reader:
+            assert reader.num_batches == 8000
+        assert [path.name for path in disk.iterdir()] == ["out"]
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+def test_of_two_conversions_with_workers_one_wins(source, whole, tmp_path):
+    command = ("npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--workers", 2, "--quiet", "--force")
+    with started(*command) as first, started(*command) as second:
+        errors = [process.communicate(timeout=100)[1] for process in (first, second)]
+    codes = sorted([first.returncode, second.returncode])
+    assert codes in ([0, 0], [0, 5]), errors
+    assert snapshot(tmp_path / "out") == whole
+
+
+def test_an_engine_that_is_left_early_ends_its_tasks(tmp_path):
+    big = save(tmp_path / "in.npy", num_batches=20_000)
+    opened = NpySource([big], batch_size=B, seq_len=S, seed=1)
+    before = threading.active_count()
+
+    def fail(tokens):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), open_engine("local", 2) as engine:
+        zb_hdf5.converters.pipeline.run.convert(
+            opened, "hdf5", tmp_path / "out", shard_bytes=1 << 21, engine=engine, progress=fail
+        )  # fmt: skip
+    assert not (tmp_path / "out").exists()
+    assert not list(tmp_path.glob("out.partial/*.partial"))
+    assert threading.active_count() == before
+    assert Inline().workers == 1
+
+
+# --- what reviewers broke --------------------------------------------------------------------------------------
+
+
+def test_a_resume_that_fails_early_loses_no_finished_shard(source, whole, tmp_path, monkeypatch):
+    partial = interrupt(source, tmp_path / "out", 3)
+    kept = {path.name: path.stat().st_ino for path in partial.glob("shard-*")}
+    with monkeypatch.context() as crowded:
+        crowded.setattr("zb_hdf5.converters.pipeline.plan.free_room", lambda folder: {"bytes": 1000, "inodes": None})
+        assert "free are" in fail(1, "npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--resume")
+    options = ("--shuffle-method", "two-pass", "--memory", "70MiB")
+    assert "bytes per process are too little" in fail(
+        2, "npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--resume", *options
+    )
+    succeed("npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--resume")
+    assert snapshot(tmp_path / "out") == whole
+    assert {name: (tmp_path / "out" / name).stat().st_ino for name in kept} == kept
+
+
+def test_a_source_in_the_way_of_the_work_is_refused(source, tmp_path):
+    succeed("npy-to-hdf5", source, tmp_path / "s.partial", *OPTIONS)
+    before = snapshot(tmp_path / "s.partial")
+    assert "is or holds the source" in fail(1, "hdf5-to-batch", tmp_path / "s.partial", tmp_path / "s")
+    assert snapshot(tmp_path / "s.partial") == before
+
+
+def test_a_damaged_journal_costs_no_shard(source, tmp_path):
+    partial = interrupt(source, tmp_path / "out", 3)
+    (partial / WHOLE.journal_name).write_text("garbage\n")
+    before = snapshot(partial)
+    assert "not a journal" in fail(1, "npy-to-hdf5", source, tmp_path / "out", *OPTIONS)
+    assert snapshot(partial) == before
+
+
+def test_a_source_that_changes_under_one_file_is_told(source, tmp_path):
+    opened = NpySource([source], batch_size=B, seq_len=S, seed=42)
+    with pytest.raises(ConvertError, match="changed while it was converted"):
+        zb_hdf5.converters.pipeline.run.convert(
+            opened, "hdf5", tmp_path / "o.h5", progress=lambda n: os.utime(source, ns=(0, 0))
+        )
+    assert [path.name for path in tmp_path.iterdir()] == ["in.npy"]
+
+
+def test_a_done_store_of_other_arguments_or_an_older_source_is_not_done(tmp_path):
+    source = save(tmp_path / "in.npy", num_batches=61)
+    np.save(source, np.load(source)[:-3])
+    command = ("npy-to-batch", source, tmp_path / "out", *OPTIONS, "--remainder", "pad")
+    succeed(*command)
+    succeed(*command, "--resume")
+    for other in (("--pad-id", 9), ("--dual",)):
+        assert "no result of this conversion" in fail(1, *command, *other, "--resume")
+    now = time.time_ns() + 10**9
+    os.utime(source, ns=(now, now))
+    assert "no result of this conversion" in fail(1, *command, "--resume")
+
+
+def test_a_part_of_another_split_keeps_finished_shards(source, whole, tmp_path):
+    partial = interrupt(source, tmp_path / "out", 3)
+    part = ("npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--shard-range", "0/2")
+    assert "3 of 6 finished" in fail(1, *part)
+    kept = {path.name: path.stat().st_ino for path in partial.glob("shard-*")}
+    succeed(*part, "--resume")
+    assert {name: (partial / name).stat().st_ino for name in kept} == kept
+    succeed("npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--shard-range", "1/2", "--resume")
+    assert run(zb, "index", "merge", tmp_path / "out").exit_code == 0
+    assert snapshot(tmp_path / "out") == whole
+
+
+def test_a_merge_looks_at_the_shards_and_publishes_no_others(source, whole, tmp_path):
+    for job in range(4):
+        succeed("npy-to-hdf5", source, tmp_path / "out", *OPTIONS[:-1], 4, "--shard-range", f"{job}/4")
+    for job in range(2):
+        command = ("npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--shard-range", f"{job}/2")
+        succeed(*command, "--force")
+    shard = tmp_path / "out.partial" / "shard-00001-of-00006.h5"
+    data = shard.read_bytes()
+    shard.write_bytes(b"")
+    assert run(zb, "index", "merge", tmp_path / "out").exit_code != 0
+    shard.write_bytes(data)
+    assert run(zb, "index", "merge", tmp_path / "out").exit_code == 0
+    assert snapshot(tmp_path / "out") == whole
+    assert run(zb, "index", "merge", tmp_path / "out").exit_code == 0  # a requeued merge has nothing to do
+
+
+def test_a_lost_sidecar_is_written_again(source, tmp_path):
+    succeed("npy-to-batch", source, tmp_path / "whole", *OPTIONS, "--dtype", "uint16")
+    opened = NpySource([source], batch_size=B, seq_len=S, seed=42, dtype="uint16")
+    stop, progress = stopped_after(3, opened)
+    with pytest.raises(stop):
+        zb_hdf5.converters.pipeline.run.convert(
+            opened, "batch", tmp_path / "out", num_shards=NUM_SHARDS, progress=progress
+        )
+    (tmp_path / "out.partial" / "shard-00000-of-00006.batch.crc32").unlink()
+    succeed("npy-to-batch", source, tmp_path / "out", *OPTIONS, "--dtype", "uint16", "--resume")
+    assert snapshot(tmp_path / "out") == snapshot(tmp_path / "whole")
+
+
+def test_more_jobs_than_shards_have_nothing_to_do(source, whole, tmp_path):
+    for job in range(9):
+        succeed("npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--shard-range", f"{job}/9")
+    assert run(zb, "index", "merge", tmp_path / "out").exit_code == 0
+    assert snapshot(tmp_path / "out") == whole
+
+
+def test_a_replacement_goes_on_too(source, whole, tmp_path):
+    succeed("npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--seed", 1)
+    before = snapshot(tmp_path / "out")
+    opened = NpySource([source], batch_size=B, seq_len=S, seed=42)
+    stop, progress = stopped_after(3, opened)
+    with pytest.raises(stop) as caught:
+        zb_hdf5.converters.pipeline.run.convert(
+            opened, "hdf5", tmp_path / "out", num_shards=NUM_SHARDS, overwrite=True, progress=progress
+        )
+    assert "go on with --resume --force" in caught.value.__notes__[0]
+    shard = tmp_path / "out.partial/shard-00000-of-00006.h5"
+    inode = shard.stat().st_ino
+    assert "pass --force" in fail(1, "npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--resume")
+    assert snapshot(tmp_path / "out") == before
+    succeed("npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--resume", "--force")
+    assert snapshot(tmp_path / "out") == whole
+    assert (tmp_path / "out" / shard.name).stat().st_ino == inode
+
+
+def test_odd_destinations_are_told_in_words(source, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert "no name of its own" in fail(2, "npy-to-hdf5", source, ".", *OPTIONS)
+    assert "no such folder" in fail(1, "npy-to-hdf5", source, tmp_path / "a" / "b", *OPTIONS)
+    os.mkfifo(tmp_path / "fifo.npy")
+    assert "found neither" in fail(1, "npy-to-hdf5", tmp_path / "fifo.npy", tmp_path / "out", *OPTIONS)
+    (tmp_path / "fifo.npy").unlink()
+    assert "named 2 times" in fail(1, "npy-to-hdf5", source, source, tmp_path / "out", *OPTIONS)
+    assert [path.name for path in tmp_path.iterdir()] == ["in.npy"]

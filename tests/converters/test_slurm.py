@@ -1,0 +1,145 @@
+"""The scripts of examples/slurm: they hand on what they are given, and a part can be done again."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from zb_hdf5 import UnavailableError, open_reader
+from zb_hdf5.commands.zb import zb
+from zb_hdf5.converters.pipeline.engines import require_one_world
+
+SCRIPTS = Path(__file__).parents[2] / "examples/slurm"
+#: What srun does for a job of one task on one node: the tests run where there is no Slurm.
+SRUN = """#!/bin/bash
+exec "$@"
+"""
+ZB = f"""#!{sys.executable}
+from zb_hdf5.commands.zb import zb
+if __name__ == "__main__":
+    zb()
+"""
+REQUEUE = """#!/bin/bash
+echo "$@" > requeued
+kill $(cat zb.pid)
+"""
+
+
+@pytest.fixture
+def job(tmp_path):
+    """Return `job(script, *arguments, **variables)`, which starts a script as Slurm would start it in `tmp_path`."""
+    venv = tmp_path / "venv/bin"
+    venv.mkdir(parents=True)
+    (venv / "activate").write_text(f'PATH="{venv}:$PATH"\n')
+    for name, text in (("srun", SRUN), ("scontrol", REQUEUE), ("zb", ZB)):
+        (venv / name).write_text(text)
+        (venv / name).chmod(0o755)
+    dask = shutil.which("dask", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    if dask is not None:
+        (venv / "dask").symlink_to(dask)
+    np.save(tmp_path / "tokens.npy", np.arange(64 * 33, dtype="<u2").reshape(64, 33))
+
+    def start(script, *arguments, **variables):
+        environment = {
+            **os.environ, "SLURM_JOB_ID": "7", "ZB_VENV": str(tmp_path / "venv"),
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **variables,
+        }  # fmt: skip
+        command = ["bash", str(SCRIPTS / script), "tokens.npy", *map(str, arguments)]
+        return subprocess.Popen(
+            command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+
+    return start
+
+
+OPTIONS = ("--seq-len", 33, "--batch-size", 4)
+
+
+def succeed(process):
+    with process:
+        out, err = process.communicate(timeout=100)
+    assert process.returncode == 0, err
+    return out
+
+
+def batches(path):
+    with open_reader(path) as reader:
+        return np.stack([np.array(batch) for batch in reader])
+
+
+@pytest.mark.parametrize("script", sorted(SCRIPTS.glob("*.sh")), ids=lambda path: path.name)
+def test_every_script_is_bash(script):
+    subprocess.run(["bash", "-n", script], check=True)
+    head = script.read_text()
+    assert "--open-mode=append" in head  # a requeue would truncate the log of what was before
+    assert "--requeue" in head
+
+
+def test_one_node_takes_options_and_goes_on(job, tmp_path):
+    out = succeed(job("local.sh", "out", *OPTIONS, "--shard-size", "4KiB"))
+    assert "2 shards" in out
+    assert "kept 2 shards, wrote 0" in succeed(job("local.sh", "out", *OPTIONS, "--shard-size", "4KiB"))
+    with open_reader(tmp_path / "out") as reader:
+        assert reader.meta.shape == (4, 33)
+
+
+def test_a_part_of_an_array_is_written_again(job, tmp_path):
+    def part(number):
+        # an array that is submitted for one part has a count of its own: 1
+        variables = {"SLURM_ARRAY_TASK_ID": str(number), "SLURM_ARRAY_TASK_COUNT": "1"}
+        return succeed(job("array.sh", "out", 4, *OPTIONS, "--shards", 8, **variables))
+
+    for number in (0, 3):
+        assert f"part {number} of 4" in part(number)
+    merge = ["index", "merge", str(tmp_path / "out")]
+    assert "--array=1-2)" in CliRunner().invoke(zb, merge).stderr
+    for number in (1, 2):
+        part(number)
+    assert CliRunner().invoke(zb, merge).exit_code == 0
+    succeed(job("local.sh", "whole", *OPTIONS, "--shard-size", "4KiB"))
+    np.testing.assert_array_equal(batches(tmp_path / "out"), batches(tmp_path / "whole"))
+
+
+def test_a_job_is_requeued_before_its_time_is_over(job, tmp_path):
+    """Slurm sends USR1 to the shell alone, and ends the step of a job that is requeued."""
+    slow = tmp_path / "venv/bin/zb"
+    slow.write_text("#!/bin/bash\necho $$ > zb.tmp; mv zb.tmp zb.pid; exec sleep 100\n")
+    with job("local.sh", "out") as process:
+        while not (tmp_path / "zb.pid").exists():
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(signal.SIGUSR1)
+        process.communicate(timeout=60)
+    assert (tmp_path / "requeued").read_text() == "requeue 7\n"
+
+
+@pytest.mark.slow
+def test_dask_logs_to_a_file_of_its_own(job, tmp_path):
+    pytest.importorskip("distributed")
+    out = succeed(job("dask.sh", "out", *OPTIONS, "--shard-size", "4KiB"))
+    assert out.startswith("wrote ")
+    assert "Scheduler" in (tmp_path / "dask-7.log").read_text()
+    assert not list(tmp_path.glob("scheduler-*"))
+
+
+@pytest.mark.parametrize(
+    ("size", "tasks", "alone"), [(1, "4", True), (4, "4", False), (1, "1", False), (1, None, False)]
+)
+def test_tasks_that_mpi_does_not_join_are_told(size, tasks, alone, monkeypatch):
+    monkeypatch.delenv("SLURM_STEP_NUM_TASKS", raising=False)
+    if tasks is not None:
+        monkeypatch.setenv("SLURM_STEP_NUM_TASKS", tasks)
+    if alone:
+        with pytest.raises(UnavailableError, match=r"started 4 tasks, .* --mpi=pmix or --mpi=pmi2"):
+            require_one_world(size)
+    else:
+        require_one_world(size)

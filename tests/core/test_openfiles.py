@@ -1,0 +1,207 @@
+"""Files stay open as long as the process has room for them; what is counted here are openings, not seconds."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+from contract import random_tokens
+
+import zb_hdf5.core.open_files
+import zb_hdf5.formats.npy
+import zb_hdf5.store.tokens
+from zb_hdf5 import MmapTokenStore, open_reader
+from zb_hdf5.core.extents import ExtentFile
+from zb_hdf5.core.open_files import OpenFiles
+from zb_hdf5.formats.npy import read_npy_header
+
+SHARDS = 100
+#: Reads a store under limits of descriptors, and prints how often each shard was opened and the soft limit at the end.
+CHILD = """
+import collections, json, os, resource, sys
+folder, access, soft, hard, taken = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:6])
+import numpy as np
+from zb_hdf5 import open_reader
+import zb_hdf5.formats.native
+resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+foreign = [os.open(folder, os.O_RDONLY) for _ in range(taken)]
+opened = collections.Counter()
+sys.addaudithook(lambda event, args: opened.update([str(args[0])]) if event == "open" and args[1] is None else None)
+total = 0
+with open_reader(folder, access=access) as reader:
+    for epoch in range(3):
+        for index in np.random.default_rng(epoch).permutation(len(reader)).tolist():
+            total += int(np.array(reader.read_batch(index), np.int64).sum()) + int(reader.read_batch(0)[0, 0]) * 0
+shards = [count for path, count in opened.items() if ".batch" in path and "crc32" not in path]
+first = [count for path, count in opened.items() if "shard-00000.batch" in path]
+print(json.dumps([total, len(shards), max(shards), max(first), resource.getrlimit(resource.RLIMIT_NOFILE)[0]]))
+"""
+
+
+@pytest.fixture(scope="module")
+def expected():
+    return random_tokens(SHARDS, 2, 5)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, expected, write_store):
+    return write_store(tmp_path_factory.mktemp("many") / "store", expected, range(1, SHARDS), ("batch",))
+
+
+def read_under_limits(folder, access, soft, hard, taken=0):
+    arguments = [sys.executable, "-c", CHILD, str(folder), access, str(soft), str(hard), str(taken)]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("access", ["mmap", "pread"])
+def test_a_store_that_needs_it_raises_the_soft_limit_and_opens_each_shard_once(access, folder, expected):
+    total, shards, most, _, soft = read_under_limits(folder, access, 300, 2000)
+    assert total == 3 * int(expected.astype(np.int64).sum())
+    # the reader of a `.batch` file opens it for its header, and then for its batches
+    assert (shards, most, soft) == (SHARDS, 2, 2000)
+
+
+def test_a_store_that_needs_no_more_leaves_the_limit_alone(folder):
+    assert read_under_limits(folder, "pread", 700, 2000)[-1] == 700
+
+
+@pytest.mark.parametrize("access", ["mmap", "pread"])
+def test_beyond_the_hard_limit_the_least_recently_used_shard_closes(access, folder, expected):
+    total, _, most, first, soft = read_under_limits(folder, access, 300, 310)
+    assert total == 3 * int(expected.astype(np.int64).sum())
+    assert soft == 310
+    assert most > 2
+    assert first == 2  # it is read before every other one
+
+
+def test_descriptors_that_others_have_taken_are_no_error(folder, expected):
+    total, *_ = read_under_limits(folder, "pread", 400, 400, taken=370)
+    assert total == 3 * int(expected.astype(np.int64).sum())
+
+
+def test_all_stores_of_a_process_share_its_room(folder, expected, monkeypatch):
+    monkeypatch.setattr("zb_hdf5.core.open_files.descriptor_room", lambda needed: 20)
+    before = len(os.listdir("/proc/self/fd"))
+    with open_reader(folder, access="pread") as one, open_reader(folder, access="pread") as two:
+        for index in np.random.default_rng(0).integers(0, SHARDS, 300).tolist():
+            np.testing.assert_array_equal(one.read_batch(index), expected[index])
+            np.testing.assert_array_equal(two.read_batch(SHARDS - 1 - index), expected[SHARDS - 1 - index])
+            assert len(os.listdir("/proc/self/fd")) <= before + 20
+
+
+def test_a_store_that_is_dropped_closes_its_files_and_frees_its_room(folder):
+    before, stores = len(os.listdir("/proc/self/fd")), len(zb_hdf5.core.open_files._STORES)
+    reader = open_reader(folder, access="pread")
+    for index in range(SHARDS):
+        reader.read_batch(index)
+    del reader
+    assert (len(os.listdir("/proc/self/fd")), len(zb_hdf5.core.open_files._STORES)) == (before, stores)
+
+
+def test_what_is_used_again_outlives_what_is_not(monkeypatch):
+    monkeypatch.setattr(
+        "zb_hdf5.core.open_files.descriptor_room", lambda needed: zb_hdf5.core.open_files._held() and 10
+    )
+    closed = []
+    files = OpenFiles("pread", lambda number, file: closed.append(number))
+    for number in range(200):
+        for wanted in (0, number):
+            assert (files.known.get(wanted) or files.open(wanted, "file {}".format)) == f"file {wanted}"
+        assert len(files.files()) <= 10
+    assert 0 not in closed
+    assert closed == sorted(closed)  # the oldest first
+
+
+def test_threads_that_want_the_same_file_get_the_same(monkeypatch):
+    opened, start = [], threading.Barrier(8)
+
+    def open_slowly(number):
+        start.wait(10)  # all of them open it at once
+        opened.append(object())
+        return opened[-1]
+
+    files, found = OpenFiles("pread"), []
+    threads = [threading.Thread(target=lambda: found.append(files.open(3, open_slowly))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert len(opened) == 8
+    assert set(map(id, found)) == {id(files.known[3])}
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_process_forked_while_a_file_is_opened_reads_on(folder, expected):
+    with open_reader(folder, access="pread") as reader, zb_hdf5.core.open_files._LOCK:
+        code = []
+        thread = threading.Thread(target=lambda: code.append(_read_in_a_fork(reader, expected)))
+        thread.start()
+        thread.join(30)
+    assert code == [0]
+
+
+def _read_in_a_fork(reader, expected):
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0 if np.array_equal(reader.read_batch(7), expected[7]) else 1)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+@pytest.mark.xfail(strict=True, reason="needs the crc32 of any batch in shards.json, which has that of two")
+def test_a_shard_is_proved_by_the_batch_that_is_read_anyway(tmp_path, tokens, write_store, monkeypatch):
+    folder = write_store(tmp_path / "store", tokens, (4,))  # of HDF5
+    read, found = [], (ExtentFile.read, ExtentFile.read_into)
+    monkeypatch.setattr(ExtentFile, "read", lambda self, index: read.append(index) or found[0](self, index))
+    into = lambda self, index, out: read.append(index) or found[1](self, index, out)  # noqa: E731
+    monkeypatch.setattr(ExtentFile, "read_into", into)
+    with open_reader(folder, access="mmap") as reader:
+        reader.read_batch(1)
+    assert read == [1]
+
+
+@pytest.mark.xfail(strict=True, reason="needs one array for each key in shards.json; it has an object for each shard")
+def test_an_index_is_parsed_without_an_object_for_each_shard(folder):
+    import gc
+
+    gc.collect()
+    before = len(gc.get_objects())
+    with open_reader(folder):
+        assert len(gc.get_objects()) - before < SHARDS
+
+
+# --- .npy files ------------------------------------------------------------------------------------------------
+
+
+def test_each_npy_file_of_a_folder_is_opened_once_however_many_there_are(tmp_path, monkeypatch):
+    parts = np.split(np.arange(6000, dtype=np.uint16), 300)
+    for number, part in enumerate(parts):
+        np.save(tmp_path / f"{number:04}.npy", part)
+    with MmapTokenStore(tmp_path, access="pread") as store:
+        opened = []
+        monkeypatch.setattr(zb_hdf5.store.tokens, "open_token_file", _counting(opened))
+        for seed in range(3):
+            starts = np.random.default_rng(seed).integers(0, 5980, 200)
+            out = np.empty((200, 15), np.uint16)
+            store.gather_into(starts, out)
+            np.testing.assert_array_equal(out, starts[:, np.newaxis] + np.arange(15))
+        assert len(opened) == len(set(opened)) <= 300
+
+
+def _counting(opened):
+    real = zb_hdf5.store.tokens.open_token_file
+    return lambda path, *options: opened.append(path) or real(path, *options)
+
+
+@pytest.mark.parametrize("dtype", ["<u2", ">u4", "|u1", "<i8"])
+@pytest.mark.parametrize("count", [0, 1, 10**5])
+def test_a_plain_npy_header_says_what_numpy_says(dtype, count, tmp_path, monkeypatch):
+    np.save(tmp_path / "t.npy", np.zeros(count, dtype))
+    found = read_npy_header(tmp_path / "t.npy")
+    monkeypatch.setattr(zb_hdf5.formats.npy, "PLAIN_BYTES", 0)  # none is plain then
+    assert found == read_npy_header(tmp_path / "t.npy") == ((count,), False, np.dtype(dtype), 128)

@@ -1,0 +1,283 @@
+"""Orders are bijections, pinned for ever, and `global` is uniform. All seeds are fixed: no test depends on luck."""
+
+from __future__ import annotations
+
+import pickle
+from functools import lru_cache
+from itertools import pairwise, permutations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zb_hdf5 import ArgumentError
+from zb_hdf5.core.order import (
+    SHUFFLES,
+    WRITE_EPOCH,
+    BlockOrder,
+    GlobalOrder,
+    SequentialOrder,
+    make_order,
+    write_order,
+)
+
+SEEDS = [(0, 0), (42, 0), (42, 1), (2**64 - 1, 7), (3, WRITE_EPOCH)]
+TEN = np.arange(10)
+
+
+# --- every order -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("seed", "epoch"), SEEDS)
+@pytest.mark.parametrize("shuffle", SHUFFLES)
+def test_every_order_is_a_bijection(shuffle, seed, epoch):
+    for n in range(1, 301):
+        found = make_order(shuffle, n, seed=seed, epoch=epoch, block_size=7).indices(np.arange(n))
+        assert found.dtype == np.int64
+        np.testing.assert_array_equal(np.sort(found), np.arange(n), err_msg=f"n={n}")
+
+
+@pytest.mark.parametrize("shuffle", SHUFFLES)
+def test_an_order_depends_on_nothing_but_its_arguments(shuffle):
+    order, again = (make_order(shuffle, 1000, seed=5, epoch=2, block_size=64) for _ in range(2))
+    expected = order.indices(np.arange(1000))
+    backwards = np.array([order.index(position) for position in reversed(range(1000))])[::-1]
+    np.testing.assert_array_equal(backwards, expected)  # position by position, in any sequence
+    np.testing.assert_array_equal(again.indices(np.arange(1000).reshape(10, 100)), expected.reshape(10, 100))
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(order)).indices(np.arange(1000)), expected)
+    np.testing.assert_array_equal(order.indices(np.arange(1000, dtype=np.uint32)), expected)
+
+
+@pytest.mark.parametrize("shuffle", SHUFFLES)
+def test_an_order_leaves_its_argument_alone(shuffle):
+    positions = np.arange(50)
+    found = make_order(shuffle, 50, seed=1, epoch=1, block_size=8).indices(positions)
+    found += 1
+    np.testing.assert_array_equal(positions, np.arange(50))
+
+
+@pytest.mark.parametrize("shuffle", SHUFFLES)
+def test_no_positions_have_no_indices(shuffle):
+    for n in (0, 1, 100):
+        assert make_order(shuffle, n, seed=1, epoch=1).indices(np.arange(0)).tolist() == []
+
+
+def test_unknown_orders_are_refused():
+    with pytest.raises(
+        ArgumentError, match="shuffle must be one of global, records, block, sequential, found 'random'"
+    ):
+        make_order("random", 10, seed=0, epoch=0)
+
+
+@pytest.mark.parametrize("shuffle", SHUFFLES)
+def test_every_order_of_records_is_a_bijection(shuffle):
+    for num_batches in (1, 2, 7, 40):
+        for per_batch in (1, 3, 8):
+            order = make_order(shuffle, num_batches, seed=42, epoch=1, block_size=3, records_per_batch=per_batch)
+            assert order.n == num_batches * per_batch
+            np.testing.assert_array_equal(np.sort(order.indices(np.arange(order.n))), np.arange(order.n))
+
+
+@pytest.mark.parametrize("shuffle", ["global", "block", "sequential"])
+def test_records_of_a_batch_stay_together_and_in_place(shuffle):
+    batches = make_order(shuffle, 20, seed=42, epoch=1, block_size=3).indices(np.arange(20))
+    order = make_order(shuffle, 20, seed=42, epoch=1, block_size=3, records_per_batch=4)
+    records = order.indices(np.arange(80)).reshape(20, 4)
+    np.testing.assert_array_equal(records, batches[:, np.newaxis] * 4 + np.arange(4))
+
+
+def test_shuffled_records_are_in_the_order_of_as_many_batches():
+    found = make_order("records", 20, seed=42, epoch=1, records_per_batch=4).indices(np.arange(80))
+    np.testing.assert_array_equal(found, make_order("global", 80, seed=42, epoch=1).indices(np.arange(80)))
+
+
+def test_sequential_is_as_stored():
+    assert SequentialOrder(10).indices(TEN).tolist() == TEN.tolist()
+
+
+# --- golden vectors: a checkpoint of today must mean the same batches in ten years -------------------------------
+
+
+@pytest.mark.parametrize(
+    ("n", "seed", "epoch", "first", "last"),
+    [
+        (1, 42, 0, [0], 0),
+        (5, 42, 0, [1, 0, 2, 4, 3], 3),
+        (10, 42, 0, [1, 0, 7, 5, 3, 4, 2, 8, 9, 6], 6),
+        (10, 42, 1, [0, 7, 6, 4, 2, 9, 8, 3, 5, 1], 1),
+        (10, 0, 0, [4, 8, 9, 2, 7, 3, 1, 5, 0, 6], 6),
+        (65, 7, 3, [22, 43, 14, 45, 20, 34, 16, 5, 17, 52], 27),
+        (3275, 42, 0, [715, 1605, 1200, 2175, 532, 2314, 370, 2182, 2622, 3088], 1013),
+        (
+            1_000_003,
+            2**63 + 5,
+            12,
+            [70074, 959802, 221347, 686348, 90333, 710872, 246797, 3919, 817681, 351576],
+            690402,
+        ),
+        (2**40, 1, 2, [915796282457, 457286235366, 466898753820, 617629534051, 697608050171], 391349765296),
+    ],
+)
+def test_global_order_is_pinned(n, seed, epoch, first, last):
+    order = make_order("global", n, seed=seed, epoch=epoch)
+    assert order.indices(np.arange(len(first))).tolist() == first
+    assert order.index(n - 1) == last
+
+
+@pytest.mark.parametrize(
+    ("n", "first"),
+    [(10, [0, 5, 6, 7, 2, 9, 8, 4, 1, 3]), (104_829, [33913, 79046, 24793, 25453, 54336, 9213])],
+)
+def test_write_order_is_pinned(n, first):
+    assert write_order(n, 42).indices(np.arange(len(first))).tolist() == first
+
+
+@pytest.mark.parametrize(
+    ("n", "seed", "epoch", "block_size", "first"),
+    [
+        (10, 42, 0, 3, [3, 4, 5, 9, 0, 1, 2, 6, 7, 8]),
+        (10, 42, 1, 3, [6, 7, 8, 3, 4, 5, 9, 0, 1, 2]),
+        (10, 43, 0, 4, [4, 5, 6, 7, 8, 9, 0, 1, 2, 3]),
+        (3275, 42, 0, 256, [2816, 2817, 2818, 2819]),
+        (1, 0, 0, 256, [0]),
+    ],
+)
+def test_block_order_is_pinned(n, seed, epoch, block_size, first):
+    order = make_order("block", n, seed=seed, epoch=epoch, block_size=block_size)
+    assert order.indices(np.arange(len(first))).tolist() == first
+
+
+# --- global ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("seed", "epoch"), SEEDS)
+def test_positions_inverts_indices(seed, epoch):
+    for n in range(1, 301):
+        order = GlobalOrder(n, seed, epoch)
+        np.testing.assert_array_equal(order.positions(order.indices(np.arange(n))), np.arange(n), err_msg=f"n={n}")
+        np.testing.assert_array_equal(order.indices(order.positions(np.arange(n))), np.arange(n), err_msg=f"n={n}")
+
+
+@given(st.integers(1, 2**40), st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1), st.data())
+def test_large_stores_are_shuffled_within_range(n, seed, epoch, data):
+    positions = np.array(data.draw(st.lists(st.integers(0, n - 1), min_size=1, max_size=8)))
+    order = GlobalOrder(n, seed, epoch)
+    found = order.indices(positions)
+    assert ((found >= 0) & (found < n)).all()
+    np.testing.assert_array_equal(order.positions(found), positions)
+
+
+def chi_square_excess(counts):
+    """Return by how many standard deviations the chi-square of `counts` exceeds that of a uniform distribution."""
+    counts = np.asarray(counts, dtype=float)
+    expected = counts.mean()
+    freedom = counts.size - 1
+    return (((counts - expected) ** 2 / expected).sum() - freedom) / np.sqrt(2 * freedom)
+
+
+@lru_cache
+def orders(n, count):
+    """Return the permutations of `count` seeds and epochs, one per row."""
+    return np.array([GlobalOrder(n, seed, seed % 3).indices(np.arange(n)) for seed in range(count)])
+
+
+#: (n, how many seeds): few for every day, many by --slow
+SAMPLES = [
+    *((n, 700) for n in (3, 4, 5, 8, 17, 33)),
+    *(pytest.param(n, 6000, marks=pytest.mark.slow) for n in (3, 4, 5, 7, 8, 9, 15, 16, 17, 64, 65)),
+]
+
+
+@pytest.mark.parametrize(("n", "seeds"), SAMPLES)
+def test_every_index_is_equally_likely_at_every_position(n, seeds):
+    for column in orders(n, seeds).T:
+        assert chi_square_excess(np.bincount(column, minlength=n)) < 5
+
+
+@pytest.mark.parametrize(("n", "seeds"), SAMPLES)
+def test_neighbouring_positions_are_independent(n, seeds):
+    found = orders(n, seeds)
+    for position in sorted({0, n // 2 - 1, n - 2}):
+        pairs = np.bincount(found[:, position] * n + found[:, position + 1], minlength=n * n).reshape(n, n)
+        assert chi_square_excess(pairs[~np.eye(n, dtype=bool)]) < 5
+
+
+@pytest.mark.parametrize(("n", "seeds"), [(3, 700), (4, 700), (5, 700), *SAMPLES[6:9]])
+def test_every_permutation_of_few_batches_is_equally_likely(n, seeds):
+    number = {permutation: i for i, permutation in enumerate(permutations(range(n)))}
+    found = [number[tuple(row)] for row in orders(n, seeds).tolist()]
+    assert chi_square_excess(np.bincount(found, minlength=len(number))) < 5
+
+
+@pytest.mark.parametrize("n", [100_000, 2**17])
+def test_neighbours_of_one_long_epoch_are_independent(n):
+    bins = 24
+    coarse = GlobalOrder(n, 42, 0).indices(np.arange(n)) * bins // n
+    for lag in (1, 2, 256):
+        pairs = np.bincount(coarse[:-lag] * bins + coarse[lag:], minlength=bins * bins)
+        assert chi_square_excess(pairs) < 5
+
+
+def test_epochs_of_one_seed_are_independent():
+    n, bins = 100_000, 24
+    first, second = (GlobalOrder(n, 42, epoch).indices(np.arange(n)) * bins // n for epoch in (0, 1))
+    assert chi_square_excess(np.bincount(first * bins + second, minlength=bins * bins)) < 5
+
+
+def test_seed_and_epoch_are_hashed_and_never_xored():
+    pairs = [(seed, seed ^ 5) for seed in range(8)]
+    assert len({tuple(GlobalOrder(100, seed, epoch).indices(np.arange(100))) for seed, epoch in pairs}) == 8
+
+
+def test_neighbouring_seeds_and_epochs_give_different_orders():
+    pairs = [(seed, epoch) for seed in range(20) for epoch in range(20)]
+    assert len({tuple(GlobalOrder(50, seed, epoch).indices(TEN)) for seed, epoch in pairs}) == len(pairs)
+
+
+def test_write_order_is_that_of_no_training_epoch():
+    assert write_order(1000, 42).indices(TEN).tolist() not in [
+        GlobalOrder(1000, 42, epoch).indices(TEN).tolist() for epoch in range(100)
+    ]
+
+
+# --- block -----------------------------------------------------------------------------------------------------
+
+
+def zerobatch_order(n, seed, epoch, block_size):
+    """ZeroBatch v2's block shuffle, as it says it."""
+    blocks = [list(range(start, min(start + block_size, n))) for start in range(0, n, block_size)]
+    shuffled = np.random.RandomState(seed ^ epoch).permutation(len(blocks))
+    return [index for block in shuffled for index in blocks[block]]
+
+
+@given(st.integers(1, 400), st.integers(0, 2**32 - 1), st.integers(0, 1000), st.integers(1, 500))
+def test_block_order_is_that_of_zerobatch(n, seed, epoch, block_size):
+    found = BlockOrder(n, seed, epoch, block_size).indices(np.arange(n))
+    assert found.tolist() == zerobatch_order(n, seed, epoch, block_size)
+
+
+def test_blocks_are_sequential_inside_and_the_short_one_is_among_them():
+    found = BlockOrder(103, 1, 0, 10).indices(np.arange(103)).tolist()
+    starts = [0, *(i + 1 for i, (a, b) in enumerate(pairwise(found)) if b != a + 1), 103]
+    blocks = [found[start:stop] for start, stop in pairwise(starts)]
+    assert [100, 101, 102] in blocks
+    assert found[-3:] != [100, 101, 102]  # it is shuffled with the others
+    for block in blocks:
+        assert block[0] % 10 == 0
+        assert block == list(range(block[0], block[0] + len(block)))
+
+
+def test_one_block_is_sequential():
+    assert BlockOrder(10, 42, 3, 256).indices(TEN).tolist() == TEN.tolist()
+
+
+def test_equal_xor_is_the_formats_own_rule_for_blocks():
+    first, second = (BlockOrder(1000, seed, epoch, 10).indices(np.arange(1000)) for seed, epoch in ((6, 3), (5, 0)))
+    np.testing.assert_array_equal(first, second)
+
+
+@pytest.mark.parametrize("block_size", [0, -1])
+def test_block_size_is_at_least_one(block_size):
+    with pytest.raises(ArgumentError, match="block_size must be at least 1"):
+        BlockOrder(10, 0, 0, block_size)

@@ -1,0 +1,291 @@
+"""The shuffle in two passes: whatever the memory, runs and buckets, the records of a direct gather."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import subprocess
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zb_hdf5 import (
+    ArgumentError,
+    BatchIndexError,
+    ChecksumError,
+    ConvertError,
+    IncompleteError,
+    open_reader,
+    write_batch_dataset,
+    write_batch_file,
+)
+from zb_hdf5.converters.cli import convert
+from zb_hdf5.converters.pipeline.shuffle import ScatteredSource, choose_shuffle
+from zb_hdf5.converters.sources.npy import NpySource
+from zb_hdf5.core.order import write_order
+from zb_hdf5.core.scatter import PROCESS_BYTES, BucketReader, ScatterPlan, scatter_run
+
+L = 3
+
+
+def plan_of(n, run_records, buckets, seed=1):
+    return ScatterPlan(write_order(n, seed), L, np.dtype("<u2"), run_records, tuple(buckets))
+
+
+def numbered(n):
+    return (np.arange(n)[:, np.newaxis] * 5 + np.arange(L)).astype("<u2")
+
+
+def scatter_all(plan, records, folder):
+    def read(first, out):
+        out[...] = records[first : first + len(out)]
+
+    for run in range(plan.num_runs):
+        scatter_run(plan, run, read, folder)
+    return folder
+
+
+@st.composite
+def plans(draw):
+    n = draw(st.integers(1, 400))
+    limits = sorted(draw(st.sets(st.integers(0, n), min_size=2, max_size=9)))
+    ranges = list(pairwise(limits))
+    kept = draw(st.lists(st.booleans(), min_size=len(ranges), max_size=len(ranges)).filter(any))
+    buckets = [pair for pair, keep in zip(ranges, kept, strict=True) if keep]  # jobs of an array leave some out
+    return plan_of(n, draw(st.integers(1, n)), buckets, draw(st.integers(0, 2**63)))
+
+
+@given(plan=plans(), data=st.data())
+def test_any_rows_of_any_plan_are_those_of_a_direct_gather(plan, data, tmp_path_factory):
+    records = numbered(plan.order.n)
+    folder = scatter_all(plan, records, tmp_path_factory.mktemp("runs"))
+    reader = BucketReader(plan, folder)
+    for _ in range(3):
+        start, stop = data.draw(st.sampled_from(plan.buckets))
+        first = data.draw(st.integers(start, stop - 1))
+        count = data.draw(st.integers(0, stop - first))
+        rows = np.empty((count, L), "<u2")
+        reader.read_into(first, rows)
+        np.testing.assert_array_equal(rows, records[plan.order.indices(np.arange(first, first + count))])
+    assert sum(path.stat().st_size for path in folder.iterdir()) == plan.temp_bytes
+
+
+def test_rows_may_span_buckets(tmp_path):
+    plan = plan_of(100, 30, [(0, 10), (10, 11), (11, 100)])
+    reader = pickle.loads(pickle.dumps(BucketReader(plan, scatter_all(plan, numbered(100), tmp_path))))
+    rows = np.empty((100, L), "<u2")
+    reader.read_into(0, rows)
+    np.testing.assert_array_equal(rows, numbered(100)[plan.order.indices(np.arange(100))])
+
+
+@pytest.mark.parametrize("cut", [1, 8, 100])
+def test_a_run_file_cut_short_is_an_error(cut, tmp_path):
+    plan = plan_of(100, 50, [(0, 100)])
+    scatter_all(plan, numbered(100), tmp_path)
+    path = plan.run_path(tmp_path, 1)
+    os.truncate(path, path.stat().st_size - cut)
+    with pytest.raises(IncompleteError, match="cut short"):
+        BucketReader(plan, tmp_path).read_into(0, np.empty((1, L), "<u2"))
+
+
+@pytest.mark.parametrize("offset", range(0, 300, 23))
+def test_a_flipped_bit_in_a_run_file_is_an_error(offset, tmp_path):
+    plan = plan_of(100, 50, [(0, 60), (60, 100)])
+    path = scatter_all(plan, numbered(100), tmp_path) / plan.run_path(tmp_path, 1).name
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 4
+    path.write_bytes(data)
+    with pytest.raises(ChecksumError, match="did not keep"):
+        BucketReader(plan, tmp_path).read_into(0, np.empty((100, L), "<u2"))
+
+
+@pytest.mark.parametrize("first", [9, 50, 70, 99])
+def test_a_position_of_no_bucket_is_an_error(first, tmp_path):
+    plan = plan_of(100, 50, [(10, 50), (60, 70)])
+    with pytest.raises(BatchIndexError, match="no bucket"):
+        BucketReader(plan, scatter_all(plan, numbered(100), tmp_path)).read_into(first, np.empty((1, L), "<u2"))
+
+
+def test_a_run_file_of_another_plan_is_an_error(tmp_path):
+    scatter_all(plan_of(100, 50, [(0, 60)], seed=2), numbered(100), tmp_path)
+    with pytest.raises(IncompleteError):
+        BucketReader(plan_of(100, 50, [(0, 100)]), tmp_path).read_into(0, np.empty((1, L), "<u2"))
+
+
+@given(n=st.integers(1, 10**6), spare=st.integers(0, 10**7), tokens=st.integers(1, 5000), num_shards=st.integers(1, 20))
+def test_a_fitted_plan_stays_within_its_memory(n, spare, tokens, num_shards):
+    shards = sorted({n * k // num_shards for k in range(num_shards + 1)})
+    ranges = list(pairwise(shards))
+    record_bytes = 2 * tokens
+    if spare < record_bytes + 48:
+        with pytest.raises(ArgumentError, match="too little"):
+            ScatterPlan.fit(write_order(n, 0), tokens, np.dtype("<u2"), ranges, PROCESS_BYTES + spare)
+        return
+    plan = ScatterPlan.fit(write_order(n, 0), tokens, np.dtype("<u2"), ranges, PROCESS_BYTES + spare)
+    largest = max(stop - start for start, stop in plan.buckets)
+    assert max(largest, plan.run_records) * record_bytes <= spare
+    assert [bucket[0] for bucket in plan.buckets[1:]] == [bucket[1] for bucket in plan.buckets[:-1]]
+    assert {start for start, _ in ranges} <= {start for start, _ in plan.buckets}  # no bucket spans shards
+
+
+# --- through the pipe ------------------------------------------------------------------------------------------
+
+
+def save(path, num_records, seq_len=16, dtype="<i8"):
+    np.save(path, (np.arange(num_records * seq_len).reshape(num_records, seq_len) % 60000).astype(dtype))
+    return path
+
+
+@pytest.mark.parametrize("remainder", ["drop", "pad"])
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("target", ["out.h5", "out"])
+def test_two_passes_give_the_bytes_of_a_direct_gather(remainder, workers, target, tmp_path):
+    sources = [save(tmp_path / f"{k}.npy", 3001 + k) for k in range(3)]
+    options = ["--batch-size", 8, "--seq-len", 16, "--remainder", remainder, "--quiet"]
+    options += ["--workers", workers, *(() if "." in target else ("--shards", 4))]
+    for method in ("direct", "two-pass"):
+        (tmp_path / method).mkdir()
+        command = ["npy-to-hdf5", *sources, tmp_path / method / target, *options, "--shuffle-method", method]
+        result = CliRunner().invoke(convert, list(map(str, command)), catch_exceptions=False)
+        assert result.exit_code == 0, result.stderr
+    contents = [
+        {path.name: path.read_bytes() for path in sorted((tmp_path / method).rglob("*")) if path.is_file()}
+        for method in ("direct", "two-pass")
+    ]
+    assert contents[0] == contents[1]
+    assert [path.name for path in (tmp_path / "two-pass").iterdir()] == [target]
+
+
+def test_many_runs_and_buckets_through_the_source(tmp_path):
+    opened = NpySource([save(tmp_path / "in.npy", 1000)], batch_size=8, seq_len=16, seed=3, remainder="pad", pad_id=7)
+    plan = ScatterPlan(opened.order, 16, opened.meta.dtype, 90, ((0, 333), (333, 500), (500, 1000)))
+    for run in range(plan.num_runs):
+        scatter_run(plan, run, opened.read_records, tmp_path)
+    scattered = ScatteredSource(opened, plan, tmp_path, opened.pad_id)
+    found, expected = (np.empty((opened.num_batches, 8, 16), opened.meta.dtype) for _ in range(2))
+    scattered.read_into(0, found)
+    opened.read_into(0, expected)
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_auto_says_what_it_does_and_why(tmp_path, monkeypatch):
+    opened = NpySource([save(tmp_path / "in.npy", 1000)], batch_size=8, seq_len=16, seed=3)
+    ranges = [(0, opened.num_batches)]
+    assert str(choose_shuffle(opened, "auto", ranges, 1 << 30, 1)).startswith("direct: 100% of a sample")
+    monkeypatch.setattr(NpySource, "probe", lambda self, record: 0.0001)
+    assert "random read takes 0.10 ms" in str(choose_shuffle(opened, "auto", ranges, 1 << 30, 1))
+    assert opened.cold
+    monkeypatch.setattr(NpySource, "probe", lambda self, record: 0.008)
+    chosen = choose_shuffle(opened, "auto", ranges, 1 << 30, 1)
+    assert str(chosen).startswith("two-pass: 100% of a sample are not in the page cache, and a random read takes 8.00")
+    assert chosen.plan.temp_bytes == chosen.temp_bytes > 0
+    plain = NpySource([tmp_path / "in.npy"], batch_size=8, seq_len=16, seed=3, shuffle=False)
+    assert choose_shuffle(plain, "auto", ranges, 1 << 30, 1).method == "none"
+
+
+def test_a_probe_tells_cold_from_warm(tmp_path):
+    opened = NpySource([save(tmp_path / "in.npy", 100_000)], batch_size=8, seq_len=16, seed=3)
+    assert opened.probe(70_000) is None
+    fd = os.open(tmp_path / "in.npy", os.O_RDWR)
+    os.fsync(fd)
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(fd)
+    read_s = opened.probe(70_000)
+    assert read_s is None or read_s > 0  # a file system in memory is never cold
+    assert opened.probe(70_000) is None
+
+
+def test_cold_records_are_those_of_a_warm_gather(tmp_path):
+    path = save(tmp_path / "in.npy", 5000)
+    warm, cold = (NpySource([path], batch_size=8, seq_len=16, seed=3) for _ in range(2))
+    cold.cold = True
+    found, expected = (np.empty((warm.num_batches, 8, 16), warm.meta.dtype) for _ in range(2))
+    cold.read_into(0, found)
+    warm.read_into(0, expected)
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_a_stream_larger_than_memory_gives_the_file_of_an_array(tmp_path):
+    records = numbered(1003)
+    assert write_batch_file(tmp_path / "a.batch", records, 8, L, 5) == 125
+    for number, spare in enumerate((600, 5000, 10**8)):  # few records in memory, some, all
+        path = tmp_path / f"{number}.batch"
+        stream = iter(records)
+        assert write_batch_dataset(path, stream, 1003, 8, L, 5, memory_bytes=PROCESS_BYTES + spare) == 125
+        assert path.read_bytes() == (tmp_path / "a.batch").read_bytes()
+    for wrong in (1002, 1004):
+        with pytest.raises(ConvertError, match=f"expected {wrong:,} records"):
+            write_batch_dataset(tmp_path / "b.batch", iter(records), wrong, 8, L, 5)
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+def test_too_little_memory_is_told(tmp_path):
+    command = ["npy-to-hdf5", save(tmp_path / "in.npy", 1000), tmp_path / "out", "--batch-size", 8, "--seq-len", 16]
+    command += ["--shuffle-method", "two-pass", "--memory", "70MiB"]
+    result = CliRunner().invoke(convert, list(map(str, command)))
+    assert result.exit_code == 2
+    assert "bytes per process are too little" in result.stderr
+
+
+@pytest.mark.parametrize(("workers", "memory", "fits"), [(2, "64MiB", False), (2, "128MiB", True), (1, "64MiB", True)])
+def test_memory_that_some_workers_cannot_keep_to_is_told(workers, memory, fits, tmp_path):
+    source = save(tmp_path / "in.npy", 1000)
+    command = ["npy-to-hdf5", source, tmp_path / "out", "--batch-size", 8, "--seq-len", 16, "--shards", 2]
+    result = CliRunner().invoke(convert, list(map(str, [*command, "--memory", memory, "--workers", workers])))
+    assert result.exit_code == (0 if fits else 2)
+    assert ("64.0 MiB are too little for 2 processes" in result.stderr) is not fits
+    assert (tmp_path / "out").exists() is fits
+
+
+def anonymous_bytes(session):
+    """Return what all processes of a session take that is no page of a file."""
+    found = 0
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended
+            if os.getsid(int(folder.name)) == session:
+                found += int((folder / "smaps_rollup").read_text().split("Anonymous:")[1].split()[0]) * 1024
+    return found
+
+
+@pytest.mark.slow
+def test_the_memory_of_all_workers_together_is_bounded(tmp_path):
+    np.save(tmp_path / "in.npy", np.zeros((150 * 1024, 1024), "<u2"))
+    command = ["npy-to-hdf5", tmp_path / "in.npy", tmp_path / "out", "--seq-len", 1024, "--quiet", "--shards", 8]
+    command = [*map(str, command), "--workers", "2", "--memory", "128MiB", "--shuffle-method", "direct"]
+    peak = 0
+    code = "from zb_hdf5.converters.cli import convert; convert()"
+    with subprocess.Popen([sys.executable, "-c", code, *command], start_new_session=True) as process:
+        while process.poll() is None:
+            peak = max(peak, anonymous_bytes(process.pid))
+            time.sleep(0.02)
+    assert process.returncode == 0
+    assert 64 << 20 < peak <= 1.1 * (128 << 20)
+
+
+PEAK = """
+import sys
+from zb_hdf5.converters.cli import convert
+code = convert.main(sys.argv[1:], standalone_mode=False)
+print([line for line in open("/proc/self/status") if line.startswith("VmHWM")][0].split()[1])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["direct", "two-pass"])
+def test_memory_is_bounded(method, tmp_path):
+    """A source of 600 MiB in a process that may take 200 MiB."""
+    np.save(tmp_path / "in.npy", np.zeros((300 * 1024, 1024), "<u2"))
+    command = ["npy-to-hdf5", tmp_path / "in.npy", tmp_path / "out.h5", "--seq-len", 1024, "--quiet"]
+    command += ["--shuffle-method", method, "--memory", "200MiB"]
+    done = subprocess.run([sys.executable, "-c", PEAK, *map(str, command)], capture_output=True, text=True, check=True)
+    assert int(done.stdout.split()[-1]) <= 1.1 * 200 * 1024
+    with open_reader(tmp_path / "out.h5") as reader:
+        assert reader.num_records == 300 * 1024

@@ -1,0 +1,225 @@
+"""The order of a commit: a kill, or a failing disk, at each single write of it, by injection and not at random."""
+
+from __future__ import annotations
+
+import errno
+import inspect
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from zb_hdf5 import MmapTokenStore, open_reader, open_writer, verify_store
+from zb_hdf5.maintenance.repair import repair_file
+from zb_hdf5.store.verify_stream import verify_stream_file
+
+SHIM = Path(__file__).parents[1] / "failing_disk.c"
+
+
+def tokens_of(first, count, shape):
+    """Return batches `first`, `first + 1`, ...: each is told by its number alone."""
+    numbers = np.arange(first, first + count).reshape(-1, 1, 1)
+    return (numbers * 31 + np.arange(shape[0] * shape[1]).reshape(shape)) % 65536
+
+
+def documents_of(first, count, length):
+    """Return the tokens of documents `first`, `first + 1`, ..., one after the other."""
+    numbers = np.repeat(np.arange(first, first + count), length)
+    return (numbers * 31 + np.arange(len(numbers)) % length) % 65536
+
+
+#: Makes a file, arms the shim, and goes on. A forked child for each write: importing takes longer than all the rest.
+DRIVER = (
+    "import ctypes, errno, json, os, sys\nimport numpy as np\nfrom zb_hdf5 import HDF5ShardWriter, open_writer\n"
+    + inspect.getsource(tokens_of)
+    + inspect.getsource(documents_of)
+    + """
+shim = ctypes.CDLL(None)
+
+def batches(path, arm, shape, before, count, expected):
+    size = {"batch_size": shape[0], "seq_len": shape[1], "dtype": "uint16", "expected_batches": expected}
+    writer = open_writer(path, **size)
+    if before:
+        writer.write(tokens_of(0, before, shape))
+    arm(writer)
+    writer.write(tokens_of(before, count, shape)) if count else writer.finish()
+
+def stream(path, arm, chunk, length, before, count):
+    writer = HDF5ShardWriter(path, chunk_tokens=chunk)
+    writer.write_documents(documents_of(0, before, length), [length] * before)
+    arm(writer)
+    if count:
+        writer.write_documents(documents_of(before, count, length), [length] * count)
+    else:
+        writer.finish()
+
+kind, folder, error, arguments = sys.argv[1], sys.argv[2], int(sys.argv[3]), json.loads(sys.argv[4])
+for at in range(1, 1000):
+    child = os.fork()
+    if child == 0:
+        os.makedirs(f"{folder}/{at}")
+        os.dup2(os.open(f"{folder}/{at}/log", os.O_CREAT | os.O_WRONLY), 2)
+        said = open(f"{folder}/{at}/said", "w")
+        armed = []
+        def arm(writer):
+            armed.append(writer)
+            shim.arm(ctypes.c_long(at), error)
+        try:
+            globals()[kind](f"{folder}/{at}/x.h5", arm, **arguments)
+            said.write("done")
+        except OSError as failure:
+            said.write(f"{failure.errno} {failure.filename}\\n")
+            said.flush()
+            shim.arm(ctypes.c_long(0), 0)  # the disk is well again
+            try:
+                armed[0].write(tokens_of(0, 1, arguments["shape"]))
+                said.write("written again")
+            except Exception as failure:
+                said.write(f"{type(failure).__name__}: {failure}")
+        said.close()
+        os._exit(7)
+    code = os.waitpid(child, 0)[1]
+    if open(f"{folder}/{at}/said").read() == "done":
+        break
+print(at - 1)
+"""
+)
+
+
+@pytest.fixture(scope="module")
+def shim(tmp_path_factory):
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    if compiler is None or not sys.platform.startswith("linux"):
+        pytest.skip("needs a C compiler and Linux")
+    library = tmp_path_factory.mktemp("shim") / "failing_disk.so"
+    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", library, SHIM, "-ldl"], check=True)
+    return library
+
+
+def hit_each_write(shim, folder, kind, error=0, **arguments):
+    """Run one commit once for each of its writes; return the folders of the runs that were hit."""
+    command = [sys.executable, "-c", DRIVER, kind, str(folder), str(error), json.dumps(arguments)]
+    done = subprocess.run(command, env=os.environ | {"LD_PRELOAD": str(shim)}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    hits = int(done.stdout)
+    assert hits >= 2, "a commit is at least the data and the marker"
+    return [folder / str(at) for at in range(1, hits + 1)]
+
+
+def unfinished(folder):
+    """Return the file that a kill has left, under either name."""
+    [path] = [path for path in folder.iterdir() if path.name.startswith("x.h5")]
+    return path
+
+
+def all_batches(reader):
+    found = np.empty((reader.num_batches, *reader.meta.shape), reader.dtype)
+    reader.read_batches_into(0, found)
+    return found
+
+
+PAGE = (32, 64)  # a batch of uint16 is one page
+
+COMMITS = {
+    "first": {"shape": PAGE, "before": 0, "count": 3, "expected": 0},
+    "known": {"shape": PAGE, "before": 3, "count": 5, "expected": 8},
+    "more than expected": {"shape": PAGE, "before": 8, "count": 1, "expected": 8},
+    "extended": {"shape": PAGE, "before": 16, "count": 1, "expected": 0},
+    "group over an extension": {"shape": PAGE, "before": 10, "count": 30, "expected": 0},
+    "padded": {"shape": (3, 800), "before": 16, "count": 2, "expected": 0},
+    "crc32 of batch 4,097": {"shape": (2, 32), "before": 4096, "count": 1, "expected": 0},
+    "finish": {"shape": PAGE, "before": 5, "count": 0, "expected": 0},
+    "finish a full block": {"shape": PAGE, "before": 16, "count": 0, "expected": 16},
+}
+
+
+@pytest.mark.parametrize("arguments", COMMITS.values(), ids=COMMITS)
+def test_a_batch_writer_killed_in_any_write_of_a_commit_loses_nothing(arguments, shim, tmp_path):
+    shape, before, count = arguments["shape"], arguments["before"], arguments["count"]
+    for folder in hit_each_write(shim, tmp_path, "batches", **arguments):
+        path = unfinished(folder)
+        with open_reader(path) as reader:
+            assert reader.num_batches in {before, before + count}, folder.name
+            kept = reader.num_batches
+            np.testing.assert_array_equal(all_batches(reader), tokens_of(0, kept, shape))
+        if kept and path.name.endswith(".partial"):
+            report = repair_file(path, dry_run=True)
+            assert (report.kept, report.dropped) == (kept, []), folder.name
+    if kept:
+        repair_file(path)
+        assert [found.problem for found in verify_store(folder / "x.h5")] == [None]
+
+
+STREAMS = {
+    "chunk": {"chunk": 2048, "length": 500, "before": 10, "count": 5},
+    "chunk 17": {"chunk": 2048, "length": 2048, "before": 16, "count": 1},
+    "document 8,192": {"chunk": 4096, "length": 1, "before": 8192, "count": 4096},
+    "finish": {"chunk": 2048, "length": 500, "before": 10, "count": 0},
+}
+
+
+@pytest.mark.parametrize("arguments", STREAMS.values(), ids=STREAMS)
+def test_a_stream_writer_killed_in_any_write_of_a_commit_loses_nothing(arguments, shim, tmp_path):
+    chunk, length, before = arguments["chunk"], arguments["length"], arguments["before"]
+    least = before * length // chunk * chunk
+    expected = documents_of(0, before + arguments["count"], length)
+    for folder in hit_each_write(shim, tmp_path, "stream", **arguments):
+        path = unfinished(folder)
+        with MmapTokenStore(path) as store:
+            assert store.num_tokens >= least, folder.name
+            np.testing.assert_array_equal(store.get_slice(0, store.num_tokens), expected[: store.num_tokens])
+            ends = store.doc_offsets
+            np.testing.assert_array_equal(ends, np.arange(len(ends)) * length)
+            assert (len(ends) - 1) * length <= store.num_tokens < len(ends) * length
+        problem = verify_stream_file(path).problem
+        assert problem is None or "has not finished" in str(problem), folder.name
+
+
+FAILING = {name: COMMITS[name] for name in ("known", "extended", "finish")}
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
+@pytest.mark.parametrize("arguments", FAILING.values(), ids=FAILING)
+def test_a_disk_that_fails_in_any_write_is_one_error_with_path_and_cause(code, arguments, shim, tmp_path):
+    before, count = arguments["before"], arguments["count"]
+    for folder in hit_each_write(shim, tmp_path, "batches", code, **arguments):
+        first, _, then = (folder / "said").read_text().partition("\n")
+        assert first.startswith(f"{code} {folder}/x.h5"), first
+        assert "Traceback" not in (folder / "log").read_text()
+        if not count:
+            assert then.startswith("ClosedError"), then  # `finish` cannot be tried again
+            continue
+        partial = folder / "x.h5.partial"
+        assert then == "written again" or (then.startswith("ConvertError") and str(partial) in then), then
+        with open_reader(partial) as reader:
+            assert reader.num_batches >= before
+            np.testing.assert_array_equal(all_batches(reader)[:before], tokens_of(0, before, PAGE))
+        assert repair_file(partial, dry_run=True).kept >= before
+
+
+def test_a_file_is_no_longer_than_its_batches_and_their_metadata(tmp_path):
+    """Room that was made for more is given back."""
+    sizes = []
+    for expected in (0, 5, 500):
+        path = tmp_path / f"{expected}.h5"
+        with open_writer(path, batch_size=32, seq_len=64, dtype="uint16", expected_batches=expected) as writer:
+            writer.write(tokens_of(0, 5, PAGE))
+        sizes.append(path.stat().st_size)
+        assert [report.problem for report in verify_store(path)] == [None]
+        with open_reader(path) as reader:
+            assert reader.extents is not None
+            assert reader.extents.end == sizes[-1]
+    assert max(sizes) - min(sizes) <= 4096  # SWMR mode aligns the first batch otherwise
+
+
+def test_a_failed_writer_says_what_became_of_its_batches(shim, tmp_path):
+    [*_, last] = hit_each_write(shim, tmp_path, "batches", errno.EIO, **COMMITS["known"])
+    then = (last / "said").read_text().partition("\n")[2]
+    assert "Input/output error" in then
+    assert "3 batches" in then
+    assert "zb repair" in then

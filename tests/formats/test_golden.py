@@ -1,0 +1,138 @@
+"""Files of version 1, as they were once written, mean today what they meant then. `data/make_golden.py` made them."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from zb_hdf5 import MmapTokenStore, ShardIndex, StoreMeta, open_reader, open_writer, verify_store
+from zb_hdf5.maintenance.rebuild import add_crc32_file
+
+DATA = Path(__file__).parents[1] / "data"
+TOKENS = np.array(
+    [
+        [[0, 1, 2, 3, 5, 8, 13, 21], [50256, 65535, 65536, 2147483647, 2147483648, 4294967295, 34, 55]],
+        [[89, 144, 233, 377, 610, 987, 1597, 2584], [7, 7, 7, 7, 0, 0, 0, 0]],
+    ],
+    dtype=np.uint32,
+)
+STORE_TOKENS = np.array(
+    [
+        [[0, 4, 8, 12, 16, 20, 24, 28], [32, 36, 40, 44, 48, 52, 56, 60]],
+        [[64, 68, 72, 76, 80, 84, 88, 92], [96, 100, 104, 108, 112, 116, 120, 124]],
+        [[128, 132, 136, 140, 144, 148, 152, 156], [160, 164, 168, 172, 176, 180, 184, 188]],
+        [[192, 196, 200, 204, 208, 212, 216, 220], [224, 228, 232, 236, 240, 244, 248, 252]],
+    ],
+    dtype=np.uint16,
+)
+CONTENT = "sha256:1c44c001f2e57b3a3713ce25a75f6546e76e829c82ddece497ba20b085de548f:2x8:uint32"
+SAMPLED = "sampled:e45aee2c35348d06b9f98d5ed5d872fefdd40bbc088b6234ba18cc4d8c623d61"
+STORE = "sha256:f306e928b6b63b2233652a642ae905bdc99eb2ee8310bf16364dc2f15a7d5d62:2x8:uint16"
+
+
+@pytest.mark.parametrize(
+    ("name", "access"),
+    [("v1.batch", "mmap"), ("v1.batch", "pread"), ("v1.h5", "mmap"), ("v1.h5", "pread"), ("v1.h5", "h5py")],
+)
+def test_files_of_version_1_are_read(name, access):
+    with open_reader(DATA / name, access=access) as reader:
+        assert reader.dtype == np.uint32
+        assert (reader.meta.seed, reader.meta.total_records) == (42, 5)
+        np.testing.assert_array_equal(np.stack(list(reader)), TOKENS)
+        np.testing.assert_array_equal(reader.read_batch_torch(0).numpy(), TOKENS[0].astype(np.int64))
+
+
+@pytest.mark.parametrize("access", ["mmap", "pread"])
+@pytest.mark.parametrize("name", ["v1-store", "v1-store/shards.json"])
+def test_stores_of_version_1_are_read(name, access):
+    with open_reader(DATA / name, access=access, verify="batch") as reader:
+        np.testing.assert_array_equal(np.stack(list(reader)), STORE_TOKENS)
+        assert reader.dtype == np.uint16
+        assert reader.meta == StoreMeta(
+            2, 8, np.dtype("<u2"), seed=42, total_records=9, document_count=3, vocab_size=257,
+            tokenizer='{"name": "bytes"}',
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["v1.batch", "v1.h5", "v1-store"])
+def test_files_of_version_1_pass_verify(name):
+    assert [report.problem for report in verify_store(DATA / name)] == [None] * (2 if name == "v1-store" else 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "verify", "fingerprint"),
+    [
+        ("v1.h5", "none", CONTENT),
+        ("v1.batch", "store", CONTENT),
+        ("v1.batch", "none", SAMPLED),
+        ("v1-store", "none", STORE),
+    ],
+)
+def test_checkpoints_of_version_1_still_match(name, verify, fingerprint, tmp_path):
+    """A loader's state holds the fingerprint: were it computed otherwise, no run could be resumed."""
+    path = DATA / name
+    if (name, verify) == ("v1.batch", "store"):
+        path = Path(shutil.copy(path, tmp_path))
+        add_crc32_file(path)
+    with open_reader(path, verify=verify) as reader:
+        assert reader.fingerprint == fingerprint
+
+
+def test_batch_files_are_still_written_byte_for_byte(tmp_path):
+    with open_writer(tmp_path / "v1.batch", batch_size=2, seq_len=8, seed=42, total_records=5) as writer:
+        writer.write(TOKENS)
+    assert (tmp_path / "v1.batch").read_bytes() == (DATA / "v1.batch").read_bytes()
+    shard = tmp_path / "shard.batch"
+    with open_writer(shard, batch_size=2, seq_len=8, dtype="uint16", seed=42, total_records=2) as writer:
+        writer.write(STORE_TOKENS[:1])
+        info = writer.finish()
+    assert shard.read_bytes() == (DATA / "v1-store" / "shard-00000.batch").read_bytes()
+    assert info.crc32.tobytes() == (DATA / "v1-store" / "shard-00000.batch.crc32").read_bytes()
+
+
+def described(path):
+    """Return everything that an HDF5 store of version 1 says, but for who wrote it."""
+    with h5py.File(path, "r") as h5:
+        found = {name: (d.shape, d.maxshape, d.chunks, d.dtype.str, d[:].tobytes()) for name, d in h5.items()}
+        for owner, attributes in (("/", h5.attrs), ("batches", h5["batches"].attrs)):
+            for name, value in attributes.items():
+                found[owner, name] = (attributes.get_id(name).dtype.str, attributes.get_id(name).shape, value)
+        del found["/", "creator"]
+        return found
+
+
+def test_hdf5_files_are_still_written_with_the_same_content(tmp_path):
+    with open_writer(tmp_path / "v1.h5", batch_size=2, seq_len=8, seed=42, total_records=5) as writer:
+        writer.write(TOKENS)
+    assert described(tmp_path / "v1.h5") == described(DATA / "v1.h5")
+
+
+def test_an_index_without_places_and_digest_is_still_read():
+    old, new = DATA / "v1-shards-early.json", DATA / "v1-store" / "shards.json"
+    early = ShardIndex.from_json(old.read_text(encoding="utf-8"), old)
+    now = ShardIndex.load(new)
+    assert replace(now, shards=tuple(replace(s, extents=[], crc32_ends=[]) for s in now.shards)) == early
+    assert now.shards[1].extents
+
+
+def test_an_index_is_still_written_byte_for_byte():
+    text = (DATA / "v1-store" / "shards.json").read_text(encoding="utf-8")
+    assert ShardIndex.from_json(text, DATA).to_json() == text
+
+
+def test_streams_of_version_1_are_still_read():
+    path = DATA / "v1-stream.h5"
+    first = [89, 144, 233, 120, 96, 216, 55, 14]
+    documents = [[*first, 7], [7], [*STORE_TOKENS.reshape(-1).tolist(), 7]]
+    with MmapTokenStore(path) as store:
+        assert [store.document(number).tolist() for number in range(3)] == documents
+        assert (store.num_tokens, store.boundary_token_id, store.vocab_size) == (9 + 1 + 65, 7, 257)
+    with open_reader(path, batch_size=2, seq_len=8) as reader:
+        np.testing.assert_array_equal(reader.read_batch(0)[0], first)
+    [report] = verify_store(path)
+    assert (report.problem, report.checks) == (None, ["crc32", "sha256", "documents"])

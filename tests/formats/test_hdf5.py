@@ -1,0 +1,829 @@
+"""The HDF5 store: plain HDF5 to every other tool, extents to us, and never wrong tokens from a damaged file."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from contract import random_tokens
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zb_hdf5 import (
+    BackendError,
+    ChecksumError,
+    ConvertError,
+    FormatError,
+    HDF5BatchReader,
+    HDF5BatchWriter,
+    IncompleteError,
+    StoreMeta,
+    UnavailableError,
+    ZbError,
+    open_reader,
+    open_writer,
+    verify_store,
+)
+from zb_hdf5.spec import BATCHES_ATTRIBUTES, CRC32_CHUNK_ROWS, NO_SHA256, ROOT_ATTRIBUTES
+
+needs_h5dump = pytest.mark.skipif(shutil.which("h5dump") is None, reason="h5dump is not installed")
+needs_h5repack = pytest.mark.skipif(shutil.which("h5repack") is None, reason="h5repack is not installed")
+
+
+@pytest.fixture
+def path(tmp_path, tokens, write_file):
+    return write_file(tmp_path / "x.h5", tokens, seed=42, total_records=23, expected_batches=7).path
+
+
+def all_of(path, **options):
+    with open_reader(path, **options) as reader:
+        return np.stack(list(reader))
+
+
+def offsets_of(path):
+    """Return the byte offset of every chunk, in batch order, as HDF5 itself tells it."""
+    found = {}
+    with h5py.File(path, "r") as h5:
+        h5["batches"].id.chunk_iter(lambda chunk: found.update({chunk.chunk_offset[0]: chunk.byte_offset}))
+    return np.array([found[index] for index in range(len(found))])
+
+
+def text(value):
+    return value.decode() if isinstance(value, bytes) else value
+
+
+# --- what other tools see --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["uint32", "uint16"])
+def test_plain_h5py_reads_what_was_written(dtype, tmp_path, write_file):
+    expected = random_tokens(5, 3, 10, dtype)
+    with h5py.File(write_file(tmp_path / "x.h5", expected).path, "r") as h5:
+        assert sorted(h5) == ["batches", "crc32"]
+        stored = h5["batches"]
+        assert stored.dtype == np.dtype(dtype).newbyteorder("<")
+        for index, batch in enumerate(expected):
+            np.testing.assert_array_equal(stored[index], batch)
+        np.testing.assert_array_equal(stored[1:4, :, 3], expected[1:4, :, 3])
+
+
+@needs_h5dump
+def test_h5dump_reads_what_was_written(path, tokens, tmp_path):
+    raw = tmp_path / "raw.bin"
+    subprocess.run(["h5dump", "-d", "/batches", "-b", "LE", "-o", raw, path], check=True, capture_output=True)
+    assert raw.read_bytes() == tokens.tobytes()
+    shown = subprocess.run(["h5dump", "-A", path], check=True, capture_output=True, text=True).stdout
+    for name in (*ROOT_ATTRIBUTES, *BATCHES_ATTRIBUTES):
+        assert f'ATTRIBUTE "{name}"' in shown
+
+
+def test_one_batch_is_one_chunk_without_filters(path):
+    with h5py.File(path, "r") as h5:
+        stored = h5["batches"]
+        assert (stored.shape, stored.maxshape, stored.chunks) == ((7, 3, 10), (None, 3, 10), (1, 3, 10))
+        assert stored.id.get_create_plist().get_nfilters() == 0
+
+
+def test_attributes_and_their_types(path, tokens):
+    with h5py.File(path, "r") as h5:
+        root, batches = h5.attrs, h5["batches"].attrs
+        assert sorted(root) == sorted(ROOT_ATTRIBUTES)
+        assert (text(root["format"]), text(root["tokenizer"])) == ("zb-batches", "")
+        assert text(root["creator"]).startswith("zb_hdf5")
+        numbers = {name: int(root[name]) for name in ROOT_ATTRIBUTES if name not in ("format", "creator", "tokenizer")}
+        assert numbers == {
+            "format_version": 1, "batch_size": 3, "seq_len": 10, "seed": 42,
+            "total_records": 23, "document_count": 0, "vocab_size": 0,
+        }  # fmt: skip
+        assert {root.get_id(name).dtype.str for name in numbers} == {"<u4", "<u8"}
+        assert root.get_id("format_version").dtype.str == "<u4"
+        assert {name: batches.get_id(name).dtype for name in batches} == BATCHES_ATTRIBUTES
+        assert (batches["num_batches"], batches["token_count"], batches["complete"]) == (7, 210, 1)
+        assert batches["max_token"] == tokens.max()
+
+
+def test_crc32_has_one_row_for_each_batch(path, tokens):
+    with h5py.File(path, "r") as h5:
+        assert h5["crc32"].dtype.str == "<u4"
+        assert h5["crc32"][:].tolist() == [zlib.crc32(batch.tobytes()) for batch in tokens]
+
+
+@pytest.mark.parametrize("expected_batches", [0, 10, CRC32_CHUNK_ROWS, 3 * CRC32_CHUNK_ROWS])
+def test_crc32_has_exactly_as_many_rows_whatever_was_expected(expected_batches, tmp_path):
+    tokens = random_tokens(CRC32_CHUNK_ROWS + 30, 1, 2, "uint16")
+    with open_writer(
+        tmp_path / "x.h5", batch_size=1, seq_len=2, dtype="uint16", expected_batches=expected_batches
+    ) as writer:
+        for start, stop in ((0, 1), (1, 4000), (4000, 4100), (4100, len(tokens))):
+            writer.write(tokens[start:stop])
+    with h5py.File(tmp_path / "x.h5", "r") as h5:
+        assert h5["crc32"][:].tolist() == [zlib.crc32(batch.tobytes()) for batch in tokens]
+    np.testing.assert_array_equal(all_of(tmp_path / "x.h5"), tokens)
+
+
+def test_sha256_is_that_of_the_tokens_in_every_format(path, tokens, tmp_path, write_file):
+    expected = hashlib.sha256(tokens.tobytes()).hexdigest()
+    with h5py.File(path, "r") as h5:
+        assert h5["batches"].attrs["sha256"] == expected.encode()
+    assert write_file(tmp_path / "x.batch", tokens).sha256 == expected
+    with open_reader(path) as reader:
+        assert reader.sha256 == reader.token_sha256() == expected
+
+
+def test_tokenizer_is_kept(tmp_path):
+    described = '{"name": "gpt2", "Länge": ' + "1" * 200_000 + "}"
+    meta = StoreMeta(1, 2, np.dtype("<u2"), vocab_size=50257, document_count=9, tokenizer=described)
+    with HDF5BatchWriter(tmp_path / "x.h5", meta) as writer:
+        writer.write([[1, 2]])
+    with open_reader(tmp_path / "x.h5") as reader:
+        assert reader.meta == meta
+
+
+def test_published_file_is_closed_and_trimmed(path):
+    data = path.read_bytes()
+    assert data[:8] == b"\x89HDF\r\n\x1a\n"
+    assert data[8] == 3  # superblock version: HDF5 1.10 reads it
+    assert data[11] == 0  # no writer
+    assert int.from_bytes(data[28:36], "little") == len(data)
+
+
+# --- layout ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [((48, 32, 512), "uint32"), ((3000, 2, 512), "uint32"), ((3000, 1, 1100), "uint16"), ((5000, 1, 8), "uint16")],
+    ids=["64 KiB", "4 KiB", "2200 B", "16 B"],
+)
+def test_batches_lie_in_one_run(shape, dtype, tmp_path, write_file):
+    tokens = np.arange(np.prod(shape)).astype(dtype).reshape(shape)
+    path = write_file(tmp_path / "x.h5", tokens, expected_batches=len(tokens)).path
+    offsets = offsets_of(path)
+    assert len(offsets) == len(tokens)
+    assert len(set(np.diff(offsets))) == 1
+    batch_bytes = tokens[0].nbytes
+    if batch_bytes >= 4096:
+        assert (offsets % 4096 == 0).all()
+    with open_reader(path) as reader:
+        assert [tuple(run) for run in reader.extents.runs] == [(offsets[0], offsets[1] - offsets[0], len(tokens))]
+    assert path.stat().st_size < offsets[-1] + batch_bytes + (1 << 20)
+    raw = path.read_bytes()
+    for index in (0, 1, len(tokens) - 1):
+        assert raw[offsets[index] : offsets[index] + batch_bytes] == tokens[index].tobytes()
+
+
+@pytest.mark.parametrize("access", ["mmap", "pread", "h5py"])
+@pytest.mark.parametrize("places", ["as h5py likes", "backwards", "anywhere"])
+def test_chunks_are_read_wherever_they_lie(places, access, path, tmp_path):
+    """Files that another HDF5 program wrote or copied need not have one run."""
+    tokens = random_tokens(300, 3, 10)
+    sequence = np.arange(300)
+    if places == "backwards":
+        sequence = sequence[::-1]
+    elif places == "anywhere":
+        sequence = np.random.default_rng(1).permutation(300)
+    with h5py.File(path, "r") as old, h5py.File(tmp_path / "y.h5", "w") as new:
+        new.attrs.update(old.attrs)
+        stored = new.create_dataset("batches", (300, 3, 10), "<u4", maxshape=(None, 3, 10), chunks=(1, 3, 10))
+        for index in sequence:
+            stored.id.write_direct_chunk((index, 0, 0), tokens[index])
+        for name, dtype in BATCHES_ATTRIBUTES.items():
+            stored.attrs.create(name, old["batches"].attrs[name], dtype=dtype)
+        stored.attrs.modify("num_batches", np.uint64(300))
+    out = np.zeros((120, 3, 10), np.uint32)
+    with open_reader(tmp_path / "y.h5", access=access) as reader:
+        np.testing.assert_array_equal(np.stack(list(reader)), tokens)
+        for start in (0, 77, 180):
+            reader.read_batches_into(start, out)
+            np.testing.assert_array_equal(out, tokens[start : start + 120])
+
+
+def edited(path, edit):
+    """Change a file with h5py, as a user might."""
+    with h5py.File(path, "r+") as h5:
+        edit(h5)
+    return path
+
+
+def test_num_batches_is_trusted_and_the_shape_is_not(path, tokens):
+    edited(path, lambda h5: h5["batches"].resize(12, axis=0))
+    for access in ("mmap", "pread", "h5py"):
+        np.testing.assert_array_equal(all_of(path, access=access), tokens)
+
+
+@pytest.mark.parametrize("access", ["mmap", "pread", "h5py"])
+def test_batches_behind_the_commit_marker_do_not_exist(access, path, tokens):
+    edited(path, lambda h5: h5["batches"].attrs.modify("num_batches", np.uint64(4)))
+    with open_reader(path, access=access) as reader:
+        np.testing.assert_array_equal(np.stack(list(reader)), tokens[:4])
+        with pytest.raises(IndexError):
+            reader.read_batch(4)
+
+
+def test_more_batches_than_there_is_room_for_are_a_format_error(path):
+    edited(path, lambda h5: h5["batches"].attrs.modify("num_batches", np.uint64(8)))
+    with pytest.raises(FormatError, match="expected 8 batches, found room for 7"):
+        open_reader(path)
+
+
+def test_a_committed_batch_without_a_chunk_is_a_format_error(tmp_path):
+    """In a file of an earlier writer, which gave a batch its extent when it wrote it."""
+    path = tmp_path / "early.h5"
+    path.write_bytes((Path(__file__).parents[1] / "data/v1.h5").read_bytes())
+
+    def grow(h5):
+        h5["batches"].resize(9, axis=0)
+        h5["batches"].attrs.modify("num_batches", np.uint64(9))
+
+    edited(path, grow)
+    with pytest.raises(FormatError, match="batch 2 is committed but has no chunk"):
+        open_reader(path)
+
+
+def test_a_committed_batch_that_was_never_written_is_found(path):
+    def grow(h5):
+        h5["batches"].resize(8, axis=0)
+        h5["crc32"].resize(8, axis=0)
+        h5["batches"].attrs.modify("num_batches", np.uint64(8))
+
+    edited(path, grow)
+    [report] = verify_store(path)
+    assert "batch 7" in str(report.problem)
+
+
+# --- malformed stores ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ROOT_ATTRIBUTES)
+def test_a_missing_root_attribute_is_a_format_error(name, path):
+    edited(path, lambda h5: h5.attrs.pop(name))
+    with pytest.raises(FormatError, match=name):
+        open_reader(path)
+
+
+@pytest.mark.parametrize("name", BATCHES_ATTRIBUTES)
+def test_a_missing_attribute_of_batches_is_a_format_error(name, path):
+    edited(path, lambda h5: h5["batches"].attrs.pop(name))
+    with pytest.raises(FormatError, match=name):
+        open_reader(path)
+
+
+@pytest.mark.parametrize("version", [0, 2, 2**32 - 1])
+def test_another_version_is_a_format_error(version, path):
+    edited(path, lambda h5: h5.attrs.modify("format_version", np.uint32(version)))
+    with pytest.raises(FormatError, match=f"expected format_version 1, found {version}"):
+        open_reader(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("format", 1),
+        ("format", np.array([1, 2])),
+        ("format_version", "one"),
+        ("format_version", np.array([1, 1])),
+        ("batch_size", "three"),
+        ("batch_size", np.array([3, 3])),
+        ("batch_size", 0),
+        ("batch_size", 4),
+        ("batch_size", -3),
+        ("seq_len", 2**33),
+        ("seq_len", float("nan")),
+        ("seed", -1),
+        ("seed", "none"),
+        ("total_records", float("inf")),
+        ("vocab_size", np.array([])),
+    ],
+    ids=lambda value: repr(value)[:20],
+)
+def test_a_root_attribute_of_another_type_or_value_is_a_format_error(name, value, path):
+    edited(path, lambda h5: h5.attrs.__setitem__(name, value))
+    with pytest.raises(FormatError, match=str(path)):
+        open_reader(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("num_batches", "seven"),
+        ("num_batches", 7.0),
+        ("num_batches", -7),
+        ("num_batches", np.array([7, 7], dtype="<u8")),
+        ("complete", "yes"),
+        ("complete", np.array([1, 1], dtype="u1")),
+        ("sha256", 5),
+        ("sha256", np.bytes_(b"\xff" * 64)),
+        ("sha256", np.bytes_(b"abc")),
+        ("sha256", np.bytes_(b"x" * 64)),
+        ("token_count", 1.5),
+    ],
+    ids=lambda value: repr(value)[:20],
+)
+def test_an_attribute_of_batches_of_another_type_or_value_is_a_format_error(name, value, path):
+    edited(path, lambda h5: h5["batches"].attrs.__setitem__(name, value))
+    with pytest.raises(FormatError, match=str(path)):
+        open_reader(path)
+
+
+def replaced(data):
+    def edit(h5):
+        attributes = dict(h5["batches"].attrs)
+        del h5["batches"]
+        stored = data(h5)
+        for name, dtype in BATCHES_ATTRIBUTES.items():
+            stored.attrs.create(name, attributes[name], dtype=dtype)
+
+    return edit
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (lambda h5: h5.create_group("batches"), "expected a 3-D dataset 'batches'"),
+        (lambda h5: h5.create_dataset("batches", (7, 30), "<u4"), "expected a 3-D dataset 'batches'"),
+        (lambda h5: h5.create_dataset("batches", (7, 3, 11), "<u4"), r"expected batches of \(3, 10\)"),
+        (lambda h5: h5.create_dataset("batches", (7, 3, 10), "<i4"), "dtype must be uint32 or uint16"),
+        (lambda h5: h5.create_dataset("batches", (7, 3, 10), "<f4"), "dtype must be uint32 or uint16"),
+        (lambda h5: h5.create_dataset("batches", (7, 3, 10), ">u4"), "dtype must be uint32 or uint16"),
+    ],
+)
+def test_batches_of_another_kind_are_a_format_error(data, message, path):
+    edited(path, replaced(data))
+    with pytest.raises(FormatError, match=message):
+        open_reader(path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda h5: h5.pop("crc32"),
+        lambda h5: h5["crc32"].resize(6, axis=0),
+        lambda h5: (h5.pop("crc32"), h5.create_dataset("crc32", (7, 1), "<u4")),
+        lambda h5: (h5.pop("crc32"), h5.create_group("crc32")),
+    ],
+    ids=["missing", "short", "2-D", "group"],
+)
+def test_without_its_crc32_a_file_is_not_verified(change, path):
+    edited(path, change)
+    with pytest.raises(FormatError, match="crc32"):
+        open_reader(path, verify="batch")
+    assert "crc32" in str(verify_store(path)[0].problem)
+
+
+# --- datasets of another origin --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def foreign(tmp_path):
+    with h5py.File(tmp_path / "foreign.h5", "w") as h5:
+        h5["tokens/train"] = np.arange(60).reshape(2, 3, 10)
+        h5["flat"] = np.arange(60).reshape(6, 10)
+        h5["weights"] = np.zeros((2, 3, 10))
+        h5["bad"] = np.where(np.arange(60).reshape(2, 3, 10) == 47, 2**32, 1)
+        h5["negative"] = np.where(np.arange(60).reshape(2, 3, 10) == 47, -1, 1)
+    return tmp_path / "foreign.h5"
+
+
+def test_a_file_of_another_origin_hints_at_its_datasets(foreign):
+    with pytest.raises(FormatError, match=r"dataset= .*--dataset .*: bad, negative, tokens/train$"):
+        open_reader(foreign)
+
+
+def test_a_file_without_a_3d_dataset_says_so(tmp_path):
+    with h5py.File(tmp_path / "x.h5", "w") as h5:
+        h5["flat"] = np.arange(6)
+    with pytest.raises(FormatError, match="it has no 3-D integer dataset"):
+        open_reader(tmp_path / "x.h5")
+
+
+def test_a_named_dataset_is_read(foreign):
+    with open_reader(foreign, dataset="tokens/train") as reader:
+        assert (reader.access, reader.dtype, reader.sha256) == ("h5py", np.uint32, None)
+        np.testing.assert_array_equal(np.stack(list(reader)), np.arange(60).reshape(2, 3, 10))
+
+
+@pytest.mark.parametrize(("dataset", "token"), [("bad", 2**32), ("negative", -1)])
+def test_an_id_out_of_range_is_an_error_when_it_is_met(dataset, token, foreign):
+    with open_reader(foreign, dataset=dataset) as reader:
+        np.testing.assert_array_equal(reader.read_batch(0), np.ones((3, 10)))
+        out = np.zeros((3, 10), np.int64)
+        for read in (
+            lambda: reader.read_batch(1),
+            lambda: reader.read_batch_torch(1),
+            lambda: reader.read_into(1, out),
+        ):
+            with pytest.raises(ConvertError, match=f"batch 1.*token id {token} at index 17"):
+                read()
+
+
+@pytest.mark.parametrize(
+    ("dataset", "message"),
+    [
+        ("flat", "expected a 3-D dataset 'flat'"),
+        ("weights", "weights: expected integers, found float64"),
+        ("nothing", "expected a 3-D dataset 'nothing'"),
+        ("tokens", "expected a 3-D dataset 'tokens'"),
+    ],
+)
+def test_a_dataset_that_holds_no_batches_is_refused(dataset, message, foreign):
+    with pytest.raises(FormatError, match=message):
+        open_reader(foreign, dataset=dataset)
+
+
+@pytest.mark.parametrize("verify", ["batch", "store"])
+def test_a_foreign_dataset_has_nothing_to_verify_with(verify, foreign):
+    with pytest.raises(BackendError, match="cannot be verified: a dataset of another origin"):
+        open_reader(foreign, dataset="tokens/train", verify=verify)
+
+
+# --- compressed ------------------------------------------------------------------------------------------------
+
+
+@needs_h5repack
+@pytest.mark.parametrize("verify", ["none", "batch", "store"])
+def test_a_repacked_store_is_still_a_store(verify, path, tokens, tmp_path):
+    packed = tmp_path / "packed.h5"
+    subprocess.run(["h5repack", "-f", "batches:GZIP=5", path, packed], check=True, capture_output=True)
+    with open_reader(packed, verify=verify) as reader, open_reader(path) as original:
+        assert reader.access == "h5py"
+        assert reader.fingerprint == original.fingerprint
+        np.testing.assert_array_equal(np.stack(list(reader)), tokens)
+    assert [report.problem for report in verify_store(packed)] == [None]
+
+
+def test_damage_inside_a_compressed_batch_is_found(path, tokens, tmp_path, gzip_copy):
+    packed = gzip_copy(path, tmp_path / "packed.h5")
+    place = offsets_of(packed)[5]
+    with open(packed, "r+b") as file:
+        file.seek(place + 20)
+        file.write(bytes(8))
+    with open_reader(packed) as reader:
+        np.testing.assert_array_equal(reader.read_batch(4), tokens[4])
+        with pytest.raises(ZbError):
+            reader.read_batch(5)
+    assert isinstance(verify_store(packed)[0].problem, ZbError)
+
+
+def test_a_filter_that_is_not_installed_is_named(path, tmp_path):
+    """Filter 305 is no one's: the file says it is needed, and its chunks are as good as compressed by it."""
+    odd = tmp_path / "odd.h5"
+    with h5py.File(path, "r") as old, h5py.File(odd, "w") as new:
+        new.attrs.update(old.attrs)
+        plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        plist.set_chunk((1, 3, 10))
+        plist.set_filter(305, h5py.h5z.FLAG_OPTIONAL)
+        space = h5py.h5s.create_simple((7, 3, 10))
+        stored = h5py.h5d.create(new.id, b"batches", h5py.h5t.STD_U32LE, space, plist)
+        for index in range(7):
+            stored.write_direct_chunk((index, 0, 0), bytes(120))
+        for name, dtype in BATCHES_ATTRIBUTES.items():
+            new["batches"].attrs.create(name, old["batches"].attrs[name], dtype=dtype)
+    with open_reader(odd) as reader, pytest.raises(UnavailableError, match="lacks a filter"):
+        reader.read_batch(0)
+
+
+# --- truncated and damaged -------------------------------------------------------------------------------------
+
+
+def test_a_truncated_file_is_never_read(path, tmp_path):
+    data = path.read_bytes()
+    cut = tmp_path / "cut.h5"
+    end = len(data)
+    for size in sorted(
+        {*range(0, 120, 3), *range(120, 6000, 97), *range(6000, end, 30_011), *range(end - 900, end, 37)}
+    ):
+        cut.write_bytes(data[:size])
+        with pytest.raises(FormatError) as caught:  # IncompleteError is one
+            open_reader(cut, verify="store")
+        assert isinstance(caught.value, IncompleteError) or size < 100, f"{size}: {caught.value}"
+        assert verify_store(cut)[0].problem is not None
+
+
+@pytest.fixture(scope="module")
+def damaged(tmp_path_factory, tokens, write_file):
+    """Return `damaged(flips) -> str`: what becomes of a file, `damaged.original`, with some bytes changed."""
+    folder = tmp_path_factory.mktemp("damaged")
+    data = write_file(folder / "x.h5", tokens, expected_batches=7).path.read_bytes()
+
+    def look(flips):
+        changed = bytearray(data)
+        for offset, mask in flips.items():
+            changed[offset] ^= mask
+        path = folder / "changed.h5"
+        path.write_bytes(changed)
+        return in_child(lambda: verdict(path, tokens))
+
+    look.original = data
+    return look
+
+
+def in_child(function, limit_s=10):
+    """Return the text that `function` returns, or how its process died: a file may not hang or kill its reader."""
+    receive, send = os.pipe()
+    child = os.fork()
+    if child == 0:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends the process even inside the HDF5 library
+        signal.alarm(limit_s)
+        try:
+            os.write(send, function().encode())
+        finally:
+            os._exit(0)
+    os.close(send)
+    with os.fdopen(receive) as answer:
+        found = answer.read()
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return found if code == 0 else f"died of {signal.Signals(-code).name}"
+
+
+def verdict(path, expected):
+    try:
+        problems = [report.problem for report in verify_store(path, workers=1) if report.problem]
+    except Exception as error:
+        return f"verify_store raised {error!r}"
+    try:
+        intact = np.array_equal(all_of(path), expected)
+    except (ZbError, OSError) as error:
+        return "reported" if problems else f"verified, but not to be opened: {error!r}"
+    except Exception as error:
+        return f"open_reader raised {error!r}"
+    if problems:
+        return "reported"
+    return "intact" if intact else "verified, but other tokens"
+
+
+@given(st.lists(st.tuples(st.integers(0, 2**20), st.integers(1, 255)), min_size=1, max_size=3))
+def test_random_damage_is_reported_or_does_no_harm(damaged, flips):
+    used = np.flatnonzero(np.frombuffer(damaged.original, np.uint8))
+    near = np.unique(used[:, np.newaxis] - np.arange(9)).clip(0)  # most of the file is unused and zero
+    assert damaged({int(near[number % len(near)]): mask for number, mask in flips}) in ("reported", "intact")
+
+
+@pytest.mark.parametrize("signature", [b"\x89HDF", b"OHDR", b"EAHD", b"EAIB", b"FRHP", b"BTHD"])
+def test_damage_in_each_structure_is_reported_or_does_no_harm(signature, damaged):
+    """Superblock, object headers, chunk index, attribute heap, attribute names: each byte near each signature."""
+    places = [match.start() for match in re.finditer(re.escape(signature), damaged.original)]
+    assert places
+    for offset in (place + distance for place in places for distance in range(32)):
+        assert damaged({offset: 6}) in ("reported", "intact"), f"byte {offset}"
+
+
+def test_texts_lie_where_hdf5_keeps_a_checksum(damaged):
+    """In a global heap, where texts of variable length lie, one flipped bit sends HDF5 2.0 into an endless loop."""
+    assert b"GCOL" not in damaged.original
+
+
+def test_a_flipped_token_is_found_by_every_kind_of_verify(path, tokens):
+    place = offsets_of(path)[5] + 119
+    with open(path, "r+b") as file:
+        file.seek(place)
+        file.write(bytes([tokens[5, 2, 9] >> 24 ^ 1]))
+    for access in ("mmap", "pread", "h5py"):
+        with open_reader(path, access=access, verify="batch") as reader:
+            np.testing.assert_array_equal(reader.read_batch(4), tokens[4])
+            with pytest.raises(ChecksumError, match="batch 5: expected crc32"):
+                reader.read_batch(5)
+        with pytest.raises(ChecksumError, match="batch 5 is the first bad one"):
+            open_reader(path, access=access, verify="store")
+    (report,) = verify_store(path)
+    assert isinstance(report.problem, ChecksumError)
+    assert "batch 5 is the first bad one" in str(report.problem)
+
+
+# --- writing ---------------------------------------------------------------------------------------------------
+
+
+def test_what_exists_is_replaced_only_on_request(path, tokens, write_file):
+    before = path.read_bytes()
+    with pytest.raises(ConvertError, match="exists already"):
+        write_file(path, tokens[:2])
+    assert path.read_bytes() == before
+    write_file(path, tokens[:2], overwrite=True)
+    np.testing.assert_array_equal(all_of(path), tokens[:2])
+    assert [entry.name for entry in path.parent.iterdir()] == [path.name]
+
+
+def test_an_error_inside_the_block_leaves_nothing(tmp_path, tokens):
+    batches = np.concatenate([tokens.astype(np.int64), np.full((1, 3, 10), -1)])
+    with (
+        pytest.raises(ConvertError, match="token id -1"),
+        open_writer(tmp_path / "x.h5", batch_size=3, seq_len=10) as w,
+    ):
+        w.write(batches)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_aborted_replacement_leaves_what_was_there(path, tokens):
+    before = path.read_bytes()
+    writer = open_writer(path, batch_size=3, seq_len=10, overwrite=True)
+    writer.write(tokens[:1])
+    writer.abort()
+    assert path.read_bytes() == before
+    assert [entry.name for entry in path.parent.iterdir()] == [path.name]
+
+
+def test_the_leftover_of_a_dead_writer_is_replaced(tmp_path, tokens, write_file):
+    (tmp_path / "x.h5.partial").write_bytes(b"leftover" * 500_000)
+    path = write_file(tmp_path / "x.h5", tokens).path
+    np.testing.assert_array_equal(all_of(path, verify="store"), tokens)
+    assert path.stat().st_size < 2 << 20
+
+
+def test_every_writer_reports_the_same(tmp_path, tokens, write_file):
+    first, second = (write_file(tmp_path / name, tokens) for name in ("x.h5", "x.batch"))
+    np.testing.assert_array_equal(first.crc32, second.crc32)
+    assert [*first[2:6]] == [*second[2:6]] == [7, 210, int(tokens.max()), first.sha256]
+
+
+def test_a_file_of_no_batches_is_a_file(tmp_path):
+    with open_writer(tmp_path / "x.h5", batch_size=3, seq_len=10) as writer:
+        assert writer.finish().num_batches == 0
+    for access in ("mmap", "pread", "h5py"):
+        assert all_of_nothing(tmp_path / "x.h5", access) == []
+
+
+def all_of_nothing(path, access):
+    with open_reader(path, access=access) as reader:
+        return list(reader)
+
+
+def test_a_durable_file_holds_the_same(tmp_path, tokens, write_file):
+    np.testing.assert_array_equal(all_of(write_file(tmp_path / "x.h5", tokens, durable=True).path), tokens)
+
+
+# --- while it is written ---------------------------------------------------------------------------------------
+
+
+def test_a_reader_follows_a_writer(tmp_path, tokens):
+    writer = open_writer(tmp_path / "x.h5", batch_size=3, seq_len=10)
+    with writer, open_reader(tmp_path / "x.h5.partial") as reader:
+        assert (reader.num_batches, reader.complete, reader.sha256, reader.access) == (0, False, None, "h5py")
+        for count in range(1, 6):
+            writer.write(tokens[count - 1])
+            assert reader.num_batches == count - 1  # until it asks
+            assert reader.refresh() == count == len(reader)
+            np.testing.assert_array_equal(np.stack(list(reader)), tokens[:count])
+            with pytest.raises(IndexError):
+                reader.read_batch(count)
+        writer.write(tokens[5:])
+        info = writer.finish()
+        assert reader.refresh() == 7
+        assert (reader.complete, reader.sha256) == (True, info.sha256)
+        np.testing.assert_array_equal(np.stack(list(reader)), tokens)  # though the file has another name now
+    np.testing.assert_array_equal(all_of(tmp_path / "x.h5", verify="store"), tokens)
+
+
+def test_a_reader_that_has_not_read_yet_outlives_the_name_of_the_partial(tmp_path, tokens):
+    writer = open_writer(tmp_path / "x.h5", batch_size=3, seq_len=10)
+    with writer, open_reader(tmp_path / "x.h5.partial") as reader:
+        writer.write(tokens)
+        writer.finish()
+        assert (reader.refresh(), reader.complete) == (7, True)
+        np.testing.assert_array_equal(np.stack(list(reader)), tokens)
+
+
+def test_a_live_file_has_no_extents_and_no_digest(tmp_path, tokens):
+    partial = tmp_path / "x.h5.partial"
+    with open_writer(tmp_path / "x.h5", batch_size=3, seq_len=10) as writer:
+        writer.write(tokens[:3])
+        for options in ({"access": "mmap"}, {"access": "pread"}, {"verify": "batch"}, {"verify": "store"}):
+            with pytest.raises(BackendError, match="its writer has not finished"):
+                open_reader(partial, **options)
+        with h5py.File(partial, "r", swmr=True) as h5:
+            assert h5["batches"].attrs["sha256"] == NO_SHA256.encode()
+        (report,) = verify_store(partial)
+        assert isinstance(report.problem, IncompleteError)
+        assert "3 batches are committed" in str(report.problem)
+        with open_reader(partial) as reader:
+            assert reader.fingerprint.startswith("sampled:")
+
+
+def test_the_final_name_is_not_there_while_it_is_written(tmp_path, tokens):
+    with open_writer(tmp_path / "x.h5", batch_size=3, seq_len=10) as writer:
+        writer.write(tokens)
+        with pytest.raises(FileNotFoundError, match=r"x\.h5\.partial beside it is being written"):
+            open_reader(tmp_path / "x.h5")
+
+
+def test_what_a_dead_writer_had_committed_is_read(tmp_path, tokens):
+    left = tmp_path / "left.h5"
+    with open_writer(tmp_path / "x.h5", batch_size=3, seq_len=10) as writer:
+        writer.write(tokens[:4])
+        shutil.copyfile(tmp_path / "x.h5.partial", left)  # what a kill leaves: the superblock says "open for writing"
+    with open_reader(left) as reader:
+        assert (reader.complete, reader.refresh()) == (False, 4)
+        np.testing.assert_array_equal(np.stack(list(reader)), tokens[:4])
+    assert verify_store(left)[0].problem.exit_code == 4
+
+
+def test_a_second_writer_of_one_path_is_told(tmp_path, tokens):
+    with open_writer(tmp_path / "x.h5", batch_size=3, seq_len=10) as writer:
+        writer.write(tokens[:2])
+        with pytest.raises(UnavailableError, match="another process is writing it"):
+            open_writer(tmp_path / "x.h5", batch_size=3, seq_len=10)
+        writer.write(tokens[2:])
+    np.testing.assert_array_equal(all_of(tmp_path / "x.h5", verify="store"), tokens)
+
+
+@pytest.mark.parametrize("access", ["mmap", "pread"])
+def test_a_file_replaced_under_a_reader_stays_the_old_one(access, path, tokens, write_file):
+    with open_reader(path, access=access) as reader:
+        write_file(path, tokens[::-1], overwrite=True)
+        np.testing.assert_array_equal(np.stack(list(reader)), tokens)
+    np.testing.assert_array_equal(all_of(path), tokens[::-1])
+
+
+@pytest.mark.parametrize("access", ["mmap", "pread"])
+def test_a_file_cut_under_a_reader_is_an_error_and_no_bus_error(access, path):
+    with open_reader(path, access=access) as reader:
+        reader.read_batch(0)
+        os.truncate(path, 1 << 20)
+        with pytest.raises(IncompleteError, match="cut short"):
+            reader.read_batch(6)
+
+
+def test_a_published_file_is_not_held_open_by_hdf5(path):
+    with open_reader(path, access="pread") as reader:
+        reader.read_batch(0)
+        with h5py.File(path, "r+"):  # HDF5 would refuse, had it the file open for reading
+            pass
+
+
+# --- file locks ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def refuse_locks(monkeypatch):
+    """Return `refuse_locks(number)`: h5py then fails as on a file system that answers flock(2) with that errno."""
+    opened = []
+    real = h5py.File
+
+    def install(number):
+        def fake(name, mode="r", **options):
+            opened.append(options.get("locking"))
+            if options.get("locking") is None:
+                text = f"unable to lock file, errno = {number}, error message = 'x'"
+                raise OSError(number, f"Unable to synchronously open file ({text})")
+            return real(name, mode, **options)
+
+        monkeypatch.setattr(h5py, "File", fake)
+        return opened
+
+    return install
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, 524, errno.EIO])
+def test_without_file_locks_a_file_is_read_with_a_warning(number, path, tokens, refuse_locks):
+    opened = refuse_locks(number)
+    with pytest.warns(UserWarning, match="this file system has no file locks"):
+        reader = HDF5BatchReader(path, access="pread")
+    with reader:
+        np.testing.assert_array_equal(np.stack(list(reader)), tokens)
+    assert opened == [None, False]
+
+
+def test_without_file_locks_a_file_is_written_with_a_warning(tmp_path, tokens, refuse_locks, write_file):
+    refuse_locks(errno.ENOLCK)
+    with pytest.warns(UserWarning, match="this file system has no file locks"):
+        path = write_file(tmp_path / "x.h5", tokens).path
+    with pytest.warns(UserWarning, match="this file system has no file locks"), open_reader(path) as reader:
+        np.testing.assert_array_equal(np.stack(list(reader)), tokens)
+
+
+@pytest.mark.parametrize("number", [errno.EAGAIN, errno.EACCES])
+def test_a_lock_that_another_process_holds_is_not_ignored(number, path, refuse_locks):
+    opened = refuse_locks(number)
+    kind = UnavailableError if number == errno.EAGAIN else PermissionError
+    with pytest.raises(kind):
+        open_reader(path)
+    assert False not in opened
+
+
+def test_another_error_of_the_disk_is_not_taken_for_a_missing_lock(path, monkeypatch):
+    def broken(*args, **options):
+        raise OSError(errno.EIO, "Unable to synchronously open file (file read failed)")
+
+    monkeypatch.setattr(h5py, "File", broken)
+    with pytest.raises(OSError, match="file read failed"):
+        open_reader(path)
+
+
+def test_a_file_that_hdf5_holds_for_writing_is_unavailable(path):
+    code = "import h5py, sys; h5 = h5py.File(sys.argv[1], 'r+'); print('open', flush=True); sys.stdin.read()"
+    command = [sys.executable, "-c", code, path]  # another process: within one, HDF5 shares the file
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdout.readline() == "open\n"
+        with pytest.raises(UnavailableError, match="a writer has it open, or was killed"):
+            open_reader(path)
+        writer.stdin.close()
+    open_reader(path).close()

@@ -1,0 +1,79 @@
+"""Rules of HDF5 that the writer lives by, each broken once in an experiment: a test fails when one is forgotten."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+
+import h5py
+import numpy as np
+import pytest
+from contract import random_tokens
+
+from zb_hdf5 import open_reader, open_writer
+from zb_hdf5.formats.hdf5.room import end_of_file_address
+from zb_hdf5.spec import BATCHES
+
+
+@pytest.fixture
+def tokens():
+    return random_tokens(7, 4, 1024)  # 16 KiB a batch: HDF5 aligns no smaller chunk than a page
+
+
+@pytest.fixture
+def writer(tmp_path, tokens):
+    with open_writer(tmp_path / "x.h5", batch_size=4, seq_len=1024) as writer:
+        writer.write(tokens[:2])
+        yield writer
+
+
+def test_no_attribute_is_made_after_swmr_has_begun(writer, tokens, monkeypatch):
+    def refuse(*_, **__):
+        raise AssertionError("an attribute made in SWMR mode can wreck the writer")
+
+    for name in ("create", "__setitem__", "__delitem__"):
+        monkeypatch.setattr(h5py.AttributeManager, name, refuse)
+    writer.write(tokens[2:])
+    assert writer.finish().num_batches == len(tokens)
+
+
+def test_a_commit_brings_the_superblock_along(writer, tokens, tmp_path):
+    partial = tmp_path / "x.h5.partial"
+    fd = os.open(partial, os.O_RDONLY)
+    try:
+        before = end_of_file_address(fd)
+        writer.write(np.concatenate([tokens] * 3))
+        assert end_of_file_address(fd) >= before + 2 * tokens.nbytes  # more than the 16 batches that had room
+    finally:
+        os.close(fd)
+
+
+def test_room_is_taken_before_hdf5_is_touched(writer, tokens, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    more = np.concatenate([tokens] * 3)  # 16 batches have room already
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", full)
+        with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+            writer.write(more)
+    assert len(writer._h5[BATCHES]) == 16
+    writer.write(more)
+    path = writer.finish().path
+    with open_reader(path) as reader:
+        np.testing.assert_array_equal(np.stack(list(reader)), np.concatenate([tokens[:2], more]))
+
+
+@pytest.mark.parametrize("mode", ["r+", "a"])
+def test_a_live_file_cannot_be_opened_for_writing(mode, writer, tmp_path):
+    """Mode "w" is not here: HDF5 2.0 is refused the lock as well, but has cut the file to nothing before it asks."""
+    code = "import h5py, sys; h5py.File(sys.argv[1], sys.argv[2])"
+    command = [sys.executable, "-c", code, str(tmp_path / "x.h5.partial"), mode]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode != 0
+    assert "errno = 11" in done.stderr
+    code = "import h5py, sys; print(h5py.File(sys.argv[1], 'r', swmr=True)['batches'].attrs['num_batches'])"
+    found = subprocess.run([sys.executable, "-c", code, command[3]], capture_output=True, text=True)
+    assert found.stdout == "2\n", found.stderr

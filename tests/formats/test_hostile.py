@@ -1,0 +1,442 @@
+"""Files that lie, lead elsewhere, hang, or are replaced: one clear error, at once, in little memory."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from contract import random_tokens
+
+from zb_hdf5 import (
+    ArgumentError,
+    FormatError,
+    HDF5ShardWriter,
+    Loader,
+    MmapTokenStore,
+    ZbError,
+    open_reader,
+    open_writer,
+    verify_store,
+)
+from zb_hdf5.commands.zb import zb
+from zb_hdf5.converters.cli import convert
+from zb_hdf5.maintenance.repair import repair_file
+from zb_hdf5.spec import INDEX_NAME
+from zb_hdf5.store.verify_stream import verify_stream_file
+
+SHAPE = (4, 1024)
+ACCESSES = ("auto", "mmap", "pread", "h5py")
+
+
+def write(path, seed=0, count=6):
+    """Write batches of uint32, and return them."""
+    tokens = random_tokens(count, *SHAPE, seed=seed)
+    with open_writer(path, batch_size=4, seq_len=1024, overwrite=True) as writer:
+        writer.write(tokens)
+    return tokens
+
+
+def write_stream(path, first=0, count=5000):
+    with HDF5ShardWriter(path, chunk_tokens=2048, overwrite=True) as writer:
+        writer.write_document(np.arange(first, first + count) % 60000)
+    return path
+
+
+def run(*arguments):
+    """Run a command; return (exit code, all output), and see that it ends in no traceback."""
+    group = convert if str(arguments[0]).endswith(("-hdf5", "-batch", "-npy")) else zb
+    done = CliRunner().invoke(group, [str(argument) for argument in arguments])
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    return done.exit_code, done.output
+
+
+# --- what is in another file -----------------------------------------------------------------------------------
+
+
+def replace_dataset(path, name, make):
+    """Put something else in the place of a dataset; its attributes stay."""
+    with h5py.File(path, "r+") as h5:
+        old = h5[name]
+        shape, dtype, attributes = old.shape, old.dtype, dict(old.attrs)
+        del h5[name]
+        make(h5, name, shape, dtype)
+        if isinstance(h5.get(name, getlink=True), h5py.HardLink):
+            for key, value in attributes.items():
+                h5[name].attrs[key] = value
+
+
+def external_link(h5, name, shape, dtype):
+    h5[name] = h5py.ExternalLink("other.h5", f"/{name}")
+
+
+def soft_link_out(h5, name, shape, dtype):
+    h5["out"] = h5py.ExternalLink("other.h5", "/")
+    h5[name] = h5py.SoftLink(f"/out/{name}")
+
+
+def virtual(h5, name, shape, dtype):
+    layout = h5py.VirtualLayout(shape, dtype)
+    layout[...] = h5py.VirtualSource("other.h5", name, shape, dtype)
+    h5.create_virtual_dataset(name, layout)
+
+
+def external_storage(h5, name, shape, dtype):
+    secret = Path(h5.filename).with_name("secret")
+    secret.write_bytes(b"\x01" * (int(np.prod(shape)) * dtype.itemsize))
+    h5.create_dataset(name, shape, dtype, external=[(str(secret), 0, secret.stat().st_size)])
+
+
+LEADING_OUT = [external_link, soft_link_out, virtual, external_storage]
+
+
+@pytest.mark.parametrize("make", LEADING_OUT)
+@pytest.mark.parametrize("name", ["batches", "crc32"])
+def test_nothing_outside_of_a_batch_file_is_followed(name, make, tmp_path):
+    write(tmp_path / "other.h5")
+    write(tmp_path / "x.h5", seed=1)
+    replace_dataset(tmp_path / "x.h5", name, make)
+    for access in ACCESSES:
+        with pytest.raises(FormatError, match="nothing outside of a file is followed"):
+            open_reader(tmp_path / "x.h5", access=access, verify="batch")
+    [report] = verify_store(tmp_path / "x.h5")
+    assert "nothing outside" in str(report.problem)
+    with pytest.raises(FormatError, match="nothing outside"):
+        repair_file(tmp_path / "x.h5")
+    if name == "batches":
+        for command in (("info", tmp_path / "x.h5"), ("hdf5-to-batch", tmp_path / "x.h5", tmp_path / "o.batch")):
+            code, output = run(*command)
+            assert (code, "nothing outside" in output) == (1, True), output
+
+
+@pytest.mark.parametrize("make", LEADING_OUT)
+@pytest.mark.parametrize("name", ["tokens", "crc32", "doc_offsets"])
+def test_nothing_outside_of_a_stream_is_followed(name, make, tmp_path):
+    write_stream(tmp_path / "other.h5")
+    path = write_stream(tmp_path / "x.h5", first=7)
+    replace_dataset(path, name, make)
+    assert "nothing outside" in str(verify_stream_file(path).problem)
+    if name != "crc32":
+        with pytest.raises(FormatError, match="nothing outside"):
+            MmapTokenStore(path)
+
+
+@pytest.mark.parametrize("make", LEADING_OUT)
+def test_nothing_outside_of_a_foreign_file_is_followed(make, tmp_path):
+    write(tmp_path / "other.h5")
+    with h5py.File(tmp_path / "x.h5", "w") as h5:
+        h5["there/batches"] = np.zeros((2, *SHAPE), "<u4")
+        h5["same"] = h5py.SoftLink("there/batches")
+        make(h5, "batches", (2, *SHAPE), np.dtype("<u4"))
+    with pytest.raises(FormatError, match="nothing outside"):
+        open_reader(tmp_path / "x.h5", dataset="batches")
+    with pytest.raises(FormatError, match=r"pass dataset= to open_reader.*: there/batches$"):
+        open_reader(tmp_path / "x.h5")
+    with open_reader(tmp_path / "x.h5", dataset="same") as reader:  # a soft link that stays in the file
+        assert len(reader) == 2
+
+
+def test_a_link_that_leads_to_itself_is_no_dataset(tmp_path):
+    with h5py.File(tmp_path / "x.h5", "w") as h5:
+        h5["a"], h5["b"] = h5py.SoftLink("/b"), h5py.SoftLink("/a")
+    with pytest.raises(FormatError):
+        open_reader(tmp_path / "x.h5", dataset="a")
+
+
+# --- claims ----------------------------------------------------------------------------------------------------
+
+CLAIM = """
+import resource, sys
+from zb_hdf5 import MmapTokenStore, ZbError, open_reader, verify_store
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+try:
+    opened = MmapTokenStore(sys.argv[1]) if sys.argv[2] == "stream" else open_reader(sys.argv[1], access=sys.argv[2])
+    opened.doc_offsets if sys.argv[2] == "stream" else opened.read_batch(0)
+except ZbError as error:
+    print(type(error).__name__, error)
+assert verify_store(__import__("pathlib").Path(sys.argv[1]))[0].problem is not None
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+def opened_in_little_memory(path, how):
+    """Open a file in a process of its own; return what it said, after less than 64 MiB."""
+    done = subprocess.run(
+        [sys.executable, "-c", CLAIM, str(path), how], capture_output=True, text=True, timeout=60, check=True
+    )
+    said, grown = done.stdout.splitlines()
+    assert int(grown) < 64 << 10, done.stdout
+    return said
+
+
+def claiming(rows):
+    """Return what makes a dataset of so many rows, none of which has a place."""
+
+    def make(h5, name, shape, dtype):
+        chunks = (1, *shape[1:]) if len(shape) == 3 else (2048,)
+        h5.create_dataset(name, (rows, *shape[1:]), dtype, chunks=chunks, maxshape=(None, *shape[1:]))
+
+    return make
+
+
+@pytest.mark.parametrize("claimed", [2**28, 2**31, 2**45])
+def test_a_small_file_that_claims_many_batches_is_refused_in_little_memory(claimed, tmp_path):
+    path = tmp_path / "x.h5"
+    write(path)
+    for name in ("batches", "crc32"):
+        replace_dataset(path, name, claiming(claimed))
+    with h5py.File(path, "r+") as h5:
+        h5["batches"].attrs.modify("num_batches", np.uint64(claimed))
+    for access in ("auto", "h5py"):
+        assert opened_in_little_memory(path, access).startswith("IncompleteError")
+
+
+@pytest.mark.parametrize(("name", "attribute"), [("tokens", "token_count"), ("doc_offsets", "document_count")])
+def test_a_small_stream_that_claims_much_is_refused_in_little_memory(name, attribute, tmp_path):
+    path = write_stream(tmp_path / "x.h5")
+    replace_dataset(path, name, claiming(2**40))
+    with h5py.File(path, "r+") as h5:
+        h5["tokens"].attrs.modify(attribute, np.uint64(2**40 - 1))
+    assert opened_in_little_memory(path, "stream").startswith("IncompleteError")
+
+
+def test_an_npy_header_that_claims_more_than_the_file_is_refused(tmp_path):
+    with open(tmp_path / "x.npy", "wb") as file:
+        np.lib.format.write_array_header_1_0(file, {"descr": "<u2", "fortran_order": False, "shape": (2**40,)})
+    with pytest.raises(ZbError, match="expected at least 2,199,023,255,680 bytes"):
+        MmapTokenStore(tmp_path / "x.npy")
+
+
+@pytest.mark.parametrize("count", [2**62, 2**70, -1])
+def test_counts_in_an_index_are_no_larger_than_files_can_be(count, write_store, tmp_path):
+    folder = write_store(tmp_path / "store", random_tokens(3, 2, 16), (3,))
+    text = json.loads((folder / INDEX_NAME).read_text())
+    text["shards"][0] |= {"num_batches": count, "token_count": count * 32}
+    text |= {"token_count": count * 32}
+    del text["check"]
+    (folder / INDEX_NAME).write_text(json.dumps(text))
+    with pytest.raises(FormatError, match="batches"):
+        Loader(folder)
+
+
+def test_batches_that_lie_over_each_other_are_refused(write_store, tmp_path):
+    folder = write_store(tmp_path / "store", random_tokens(3, 2, 16), (3,))
+    text = json.loads((folder / INDEX_NAME).read_text())
+    base = text["shards"][0]["extents"][0][0]
+    count = 2**40
+    text["shards"][0] |= {"num_batches": count, "token_count": count * 32, "extents": [[base, 0, count]]}
+    text["shards"][0]["crc32_ends"] = [text["shards"][0]["crc32_ends"][0]] * 2
+    text |= {"token_count": count * 32}
+    del text["check"]
+    (folder / INDEX_NAME).write_text(json.dumps(text))
+    with pytest.raises(FormatError, match="lie over each other"):
+        open_reader(folder)
+
+
+# --- names -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["a\0b.h5", "\ud800.h5"])
+@pytest.mark.parametrize("kind", ["batches", "stream"])
+def test_a_name_that_no_file_can_have_is_a_format_error_everywhere(kind, name, write_store, tmp_path):
+    folder = tmp_path / "store"
+    if kind == "batches":
+        write_store(folder, random_tokens(3, 2, 16), (3,))
+    else:
+        (tmp_path / "text").mkdir()
+        (tmp_path / "text" / "a.txt").write_text("a text " * 100)
+        assert run("text-to-hdf5", tmp_path / "text", folder, "--tokenizer", "byte", "--layout", "stream")[0] == 0
+    text = json.loads((folder / INDEX_NAME).read_text())
+    text["shards"][0]["path"] = name
+    del text["check"]
+    (folder / INDEX_NAME).write_text(json.dumps(text))
+    options = {} if kind == "batches" else {"batch_size": 1, "seq_len": 8}
+    for attempt in (verify_store, lambda path: Loader(path, **options), lambda path: open_reader(path, **options)):
+        with pytest.raises(FormatError, match="no name of a file"):
+            attempt(folder)
+    for command in ("verify", "info"):
+        code, output = run(command, folder)
+        assert (code, "no name of a file" in output) == ({"verify": 3, "info": 1}[command], True), output
+
+
+# --- what is no file -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def no_hang():
+    """End a test that waits for the other end of a FIFO."""
+    import signal
+
+    def too_long(*_):
+        raise AssertionError("hangs")
+
+    previous = signal.signal(signal.SIGALRM, too_long)
+    signal.alarm(60)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, previous)
+
+
+@pytest.mark.parametrize("name", ["x.h5", "x.npy", "x.batch", "x.h5.partial", "store/shards.json"])
+@pytest.mark.usefixtures("no_hang")
+def test_a_fifo_is_refused_at_once_by_every_command(name, tmp_path):
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    os.mkfifo(path)
+    for command in (["info"], ["verify"], ["doctor"], ["repair"]):
+        code, output = run(*command, path)
+        assert code != 0, output
+        assert output.startswith("Error: ") or "FIFO" in output, output
+    for opened in (open_reader, Loader, lambda path: open_reader(path, batch_size=1, seq_len=8)):
+        with pytest.raises((ZbError, OSError)):
+            opened(path)
+    for command in ("npy-to-hdf5", "hdf5-to-batch", "batch-to-hdf5"):
+        assert run(command, path, tmp_path / "out", "--batch-size", 1, "--seq-len", 8)[0] != 0
+
+
+@pytest.mark.parametrize("suffix", [".h5", ".batch", ".npy"])
+@pytest.mark.usefixtures("no_hang")
+def test_a_fifo_as_a_shard_or_index_of_a_store_is_refused_at_once(suffix, tmp_path):
+    tokens = np.arange(64 * 16, dtype="<u2").reshape(64, 16)
+    np.save(tmp_path / "in.npy", tokens)
+    folder = tmp_path / "store"
+    if suffix == ".npy":
+        folder.mkdir()
+        np.save(folder / "a.npy", tokens.reshape(-1))
+        victim, options = folder / "a.npy", {"batch_size": 1, "seq_len": 8, "backend": "npy"}
+    else:
+        command = "npy-to-hdf5" if suffix == ".h5" else "npy-to-batch"
+        done = run(command, tmp_path / "in.npy", folder, "--batch-size", 4, "--seq-len", 16, "--shards", 2)
+        assert done[0] == 0, done[1]
+        victim, options = sorted(folder.glob(f"*{suffix}"))[0], {}
+    victim.unlink()
+    os.mkfifo(victim)
+    with pytest.raises(ZbError):
+        Loader(folder, **options)
+    if suffix != ".npy":
+        assert "FIFO" in str(verify_store(folder)[0].problem)
+        assert run("index", "rebuild", "--force", folder)[0] == 1
+        (folder / INDEX_NAME).unlink()
+        os.mkfifo(folder / INDEX_NAME)
+        for attempt in (Loader, open_reader, verify_store):
+            with pytest.raises(FormatError, match="FIFO"):
+                attempt(folder)
+
+
+@pytest.mark.usefixtures("no_hang")
+def test_devices_and_folders_are_refused(tmp_path):
+    (tmp_path / "x.h5").symlink_to("/dev/zero")
+    with pytest.raises(FormatError, match="expected a file, found a device"):
+        open_reader(tmp_path / "x.h5")
+    (tmp_path / "y.h5").mkdir()
+    with pytest.raises((ZbError, OSError)):
+        open_reader(tmp_path / "y.h5")
+
+
+# --- another file under the same name --------------------------------------------------------------------------
+
+
+def replaced(path, make):
+    """Put another file of the same size in the place of `path`."""
+    other = path.with_name("other.h5")
+    make(other)
+    assert other.stat().st_size == path.stat().st_size
+    os.utime(other, ns=(1, path.stat().st_mtime_ns + 1_000_000))
+    os.replace(other, path)
+
+
+def read_in_child(reader, queue):
+    try:
+        queue.put(reader.read_batch(3).tolist())
+    except ZbError as error:
+        queue.put(str(error))
+
+
+@pytest.mark.parametrize("access", ["mmap", "pread", "h5py"])
+def test_a_replaced_file_is_never_read_for_the_old_one(access, tmp_path):
+    path = tmp_path / "x.h5"
+    tokens = write(path)
+    unread = open_reader(path, access=access)
+    reader = open_reader(path, access=access)
+    np.testing.assert_array_equal(reader.read_batch(0), tokens[0])
+    sent = pickle.dumps(reader)
+    replaced(path, lambda other: write(other, seed=1))
+    np.testing.assert_array_equal(reader.read_batch(3), tokens[3])  # what is open is the old file
+    with pytest.raises(FormatError, match="changed since this reader was made"):
+        pickle.loads(sent).read_batch(3)
+    if access == "h5py":
+        with pytest.raises(FormatError, match="changed since"):
+            unread.read_batch(3)
+    with pytest.raises(FormatError, match="changed since"):
+        reader.stored_crc32()
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    child = context.Process(target=read_in_child, args=(reader, queue))
+    child.start()
+    found = queue.get(timeout=60)
+    child.join()
+    queue.close()
+    queue.join_thread()
+    assert found == tokens[3].tolist() or "changed since" in found
+    reader.close()
+    unread.close()
+
+
+@pytest.mark.parametrize("access", ["mmap", "pread", "h5py"])
+def test_a_replaced_stream_is_never_read_for_the_old_one(access, tmp_path):
+    path = write_stream(tmp_path / "x.h5")
+    store = MmapTokenStore(path, access=access)
+    old = np.array(store.get_slice(0, 100))
+    sent = pickle.dumps(store)
+    unread = MmapTokenStore(path, access=access)
+    replaced(path, lambda other: write_stream(other, first=9))
+    for later in (pickle.loads(sent), unread):
+        with pytest.raises(FormatError, match="changed since"):
+            later.get_slice(0, 100)
+        with pytest.raises(FormatError, match="changed since"):
+            later.doc_offsets  # noqa: B018
+    np.testing.assert_array_equal(store.get_slice(0, 100), old)
+    store.close()
+
+
+# --- arguments, and stores that are both -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("suffix", [".h5", ".batch"])
+@pytest.mark.parametrize("wrong", [{"expected_batches": -1}, {"batch_size": 2.5}, {"seq_len": "8"}, {"seed": None}])
+def test_arguments_that_are_no_counts_are_refused(wrong, suffix, tmp_path):
+    with pytest.raises(ArgumentError, match=next(iter(wrong))):
+        open_writer(tmp_path / f"x{suffix}", **({"batch_size": 2, "seq_len": 8} | wrong))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("target", ["d.batch", "d"])
+def test_a_dual_store_with_a_vocabulary_passes_its_own_verify(target, tmp_path):
+    np.save(tmp_path / "in.npy", np.arange(64 * 128, dtype="<u2").reshape(64, 128))
+    shape = ("--batch-size", 4, "--seq-len", 128, "--vocab-size", 60000, "--dual")
+    assert run("npy-to-batch", tmp_path / "in.npy", tmp_path / target, *shape)[0] == 0
+    code, output = run("verify", tmp_path / target)
+    lone = target.endswith(".batch")  # it has no digests to compare its tokens with
+    assert code == (6 if lone else 0), output
+    assert "face" in verify_store(tmp_path / target)[0].checks
+    if not lone:
+        with Loader(tmp_path / target, verify="store", shuffle="sequential") as loader:
+            assert len(loader) == 16
+
+
+def test_a_dual_store_made_from_text_passes_its_own_verify(tmp_path):
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "a.txt").write_text("a text " * 5000)
+    shape = ("--tokenizer", "byte", "--seq-len", 256, "--batch-size", 8)
+    assert run("text-to-hdf5", tmp_path / "text", tmp_path / "h5", *shape)[0] == 0
+    assert run("hdf5-to-batch", tmp_path / "h5", tmp_path / "dual", "--dual")[0] == 0
+    code, output = run("verify", tmp_path / "dual")
+    assert code == 0, output

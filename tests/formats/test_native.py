@@ -1,0 +1,484 @@
+"""The `.batch` file: what ZeroBatch's two functions write, and what a reader makes of damaged files."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+from contract import random_tokens
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from zb_hdf5 import (
+    ArgumentError,
+    BatchFileWriter,
+    ChecksumError,
+    ClosedError,
+    ConvertError,
+    FormatError,
+    IncompleteError,
+    StoreMeta,
+    UnavailableError,
+    UnverifiableError,
+    open_reader,
+    open_writer,
+    write_batch_dataset,
+    write_batch_file,
+)
+from zb_hdf5.core.order import write_order
+from zb_hdf5.maintenance.rebuild import add_crc32_file
+
+SIZE = 4096 + 7 * 4096  # of the file of the `tokens` fixture
+
+
+@pytest.fixture
+def path(tmp_path, tokens, write_file):
+    return write_file(tmp_path / "x.batch", tokens).path
+
+
+def records(count, seq_len=10, dtype="uint32", seed=0):
+    """Return records that are all different."""
+    made = random_tokens(count, 1, seq_len, dtype, seed)[:, 0]
+    made[:, 0] = np.arange(count)
+    return made
+
+
+def batches_of(path):
+    with open_reader(path) as reader:
+        return np.stack(list(reader))
+
+
+# --- write_batch_file, write_batch_dataset ---------------------------------------------------------------------
+
+
+def test_written_batches_are_the_shuffled_records(tmp_path):
+    source = records(23)
+    assert write_batch_file(tmp_path / "x.batch", source, 5, 10, 42) == 4
+    expected = source[write_order(23, 42).indices(np.arange(20))].reshape(4, 5, 10)
+    np.testing.assert_array_equal(batches_of(tmp_path / "x.batch"), expected)
+    with open_reader(tmp_path / "x.batch") as reader:
+        assert reader.meta == StoreMeta(5, 10, np.dtype("<u4"), seed=42, total_records=23)
+
+
+@settings(max_examples=25)
+@given(st.integers(1, 60), st.integers(1, 9), st.integers(1, 12), st.integers(0, 2**32 - 1))
+def test_array_and_stream_give_the_same_file(tmp_path_factory, count, batch_size, seq_len, seed):
+    folder = tmp_path_factory.mktemp("example")
+    batch_size = min(batch_size, count)
+    source = random_tokens(count, 1, seq_len)[:, 0]
+    found = [
+        write_batch_file(folder / "a.batch", source, batch_size, seq_len, seed),
+        write_batch_dataset(folder / "b.batch", iter(source), count, batch_size, seq_len, seed),
+    ]
+    assert found == [count // batch_size] * 2
+    assert (folder / "a.batch").read_bytes() == (folder / "b.batch").read_bytes()
+
+
+def test_groups_of_several_megabytes_give_the_same_file(tmp_path):
+    source = records(2000, 1024)  # 8 MB: more than one group in both functions
+    write_batch_file(tmp_path / "a.batch", source, 7, 1024, 3)
+    write_batch_dataset(tmp_path / "b.batch", iter(source), 2000, 7, 1024, 3)
+    assert (tmp_path / "a.batch").read_bytes() == (tmp_path / "b.batch").read_bytes()
+
+
+@pytest.mark.parametrize(("count", "batch_size"), [(23, 5), (20, 5), (5, 5), (64, 1)])
+def test_records_are_kept_but_for_the_remainder(count, batch_size, tmp_path):
+    source = records(count)
+    write_batch_file(tmp_path / "x.batch", source, batch_size, 10, 42)
+    stored = batches_of(tmp_path / "x.batch").reshape(-1, 10)
+    np.testing.assert_array_equal(source[stored[:, 0]], stored)  # every stored record is one of the source, whole
+    assert len(np.unique(stored[:, 0])) == len(stored) == count - count % batch_size
+
+
+def test_another_seed_is_another_order(tmp_path):
+    for seed in (1, 2):
+        write_batch_file(tmp_path / f"{seed}.batch", records(40), 4, 10, seed)
+    assert not np.array_equal(batches_of(tmp_path / "1.batch"), batches_of(tmp_path / "2.batch"))
+
+
+def test_a_memory_map_is_written_as_an_array_is(tmp_path):
+    source = records(50, dtype="uint16")
+    np.save(tmp_path / "source.npy", source)
+    write_batch_file(tmp_path / "a.batch", np.load(tmp_path / "source.npy", mmap_mode="r"), 4, 10, 1)
+    write_batch_file(tmp_path / "b.batch", source, 4, 10, 1)
+    assert (tmp_path / "a.batch").read_bytes() == (tmp_path / "b.batch").read_bytes()
+
+
+@pytest.mark.parametrize("source", ["<i8", ">i4", "<u2", "u8"])
+def test_any_integer_dtype_and_lists_are_sources(source, tmp_path):
+    tokens = np.arange(60).reshape(6, 10)
+    write_batch_file(tmp_path / "a.batch", tokens.astype(source), 2, 10, 1)
+    write_batch_dataset(tmp_path / "b.batch", tokens.tolist(), 6, 2, 10, 1)
+    assert (tmp_path / "a.batch").read_bytes() == (tmp_path / "b.batch").read_bytes()
+
+
+def test_uint16_halves_the_slots(tmp_path):
+    source = records(20, 1024, "uint16")
+    write_batch_file(tmp_path / "a.batch", source, 2, 1024, 5, dtype="uint16")
+    write_batch_dataset(tmp_path / "b.batch", source, 20, 2, 1024, 5, dtype="uint16")
+    assert (tmp_path / "a.batch").read_bytes() == (tmp_path / "b.batch").read_bytes()
+    assert (tmp_path / "a.batch").stat().st_size == 4096 + 10 * 4096
+    with open_reader(tmp_path / "a.batch") as reader:
+        assert reader.dtype == np.uint16
+
+
+def too_few():
+    yield from records(19)
+
+
+def too_many():
+    yield from records(21)
+
+
+def wrong_shape():
+    yield from records(10)
+    yield np.zeros(9, np.uint32)
+    yield from records(9)
+
+
+def a_matrix():
+    yield from records(20).reshape(10, 2, 10)
+
+
+def negative():
+    yield from records(19).astype(np.int64)
+    yield np.full(10, -1)
+
+
+def too_large():
+    yield from records(19).astype(np.int64)
+    yield np.full(10, 2**32)
+
+
+def floats():
+    yield from records(20).astype(np.float32)
+
+
+def nothing():
+    yield from ()
+
+
+@pytest.mark.parametrize(
+    ("stream", "message"),
+    [
+        (too_few, "expected 20 records, found 19"),
+        (too_many, "expected 20 records, found more"),
+        (wrong_shape, r"record 10: expected shape \(10,\), found \(9,\)"),
+        (a_matrix, r"record 0: expected shape \(10,\), found \(2, 10\)"),
+        (negative, "record 19: token id -1 at index 0"),
+        (too_large, "record 19: token id 4294967296"),
+        (floats, "record 0: expected token ids of an integer dtype, found float32"),
+        (nothing, "expected 20 records, found 0"),
+    ],
+)
+def test_a_bad_stream_is_an_error_and_leaves_nothing(stream, message, tmp_path):
+    with pytest.raises(ConvertError, match=message):
+        write_batch_dataset(tmp_path / "x.batch", stream(), 20, 4, 10, 1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_streams_own_error_passes_and_leaves_nothing(tmp_path):
+    def broken():
+        yield from records(5)
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        write_batch_dataset(tmp_path / "x.batch", broken(), 20, 4, 10, 1)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (records(20, 9), r"expected shape \(num_records, 10\), found \(20, 9\)"),
+        (records(20)[0], r"found \(10,\)"),
+        (records(3), "3 records do not fill one batch of 4"),
+        (records(0), "0 records do not fill one batch of 4"),
+        (np.full((20, 10), -1), "token id -1"),
+        (np.full((20, 10), 2**32), "token id 4294967296"),
+        (records(20).astype(float), "integer dtype"),
+    ],
+)
+def test_a_bad_array_is_an_error_and_leaves_nothing(source, message, tmp_path):
+    with pytest.raises(ConvertError, match=message):
+        write_batch_file(tmp_path / "x.batch", source, 4, 10, 1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ids_above_uint16_are_refused_and_leave_nothing(tmp_path):
+    with pytest.raises(ConvertError, match="dtype uint16"):
+        write_batch_file(tmp_path / "x.batch", np.full((8, 10), 65536), 4, 10, 1, dtype="uint16")
+    with pytest.raises(ConvertError, match="dtype uint16"):
+        write_batch_dataset(tmp_path / "x.batch", np.full((8, 10), 65536), 8, 4, 10, 1, dtype="uint16")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("seed", [2**32, 2**64 - 1])
+def test_a_seed_above_32_bits_is_refused_before_any_work(seed, tmp_path):
+    with pytest.raises(FormatError, match="seed"):
+        write_batch_file(tmp_path / "x.batch", records(8), 4, 10, seed)
+    with pytest.raises(FormatError, match="seed"):
+        write_batch_dataset(tmp_path / "x.batch", iter(int, 1), 8, 4, 10, seed)
+    assert list(tmp_path.iterdir()) == []
+
+
+def write_array(path, overwrite):
+    write_batch_file(path, records(8), 4, 10, 1, overwrite=overwrite)
+
+
+def write_stream(path, overwrite):
+    write_batch_dataset(path, records(8), 8, 4, 10, 1, overwrite=overwrite)
+
+
+@pytest.mark.parametrize("write", [write_array, write_stream])
+def test_what_exists_is_replaced_only_on_request(write, path):
+    before = path.read_bytes()
+    with pytest.raises(ConvertError, match="exists already"):
+        write(path, overwrite=False)
+    assert path.read_bytes() == before
+    write(path, overwrite=True)
+    assert len(batches_of(path)) == 2
+    assert [entry.name for entry in path.parent.iterdir()] == [path.name]
+
+
+# --- BatchFileWriter -------------------------------------------------------------------------------------------
+
+
+def test_nothing_has_its_final_name_before_it_is_whole(tmp_path, tokens):
+    path = tmp_path / "x.batch"
+    with open_writer(path, batch_size=3, seq_len=10) as writer:
+        writer.write(tokens)
+        assert not path.exists()
+        with pytest.raises(FormatError):
+            open_reader(tmp_path / "x.batch.partial")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["x.batch"]
+
+
+def test_an_error_inside_the_block_leaves_nothing(tmp_path, tokens):
+    with pytest.raises(ZeroDivisionError), open_writer(tmp_path / "x.batch", batch_size=3, seq_len=10) as writer:  # noqa: PT012
+        writer.write(tokens)
+        raise ZeroDivisionError
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_aborted_replacement_leaves_what_was_there(path, tokens):
+    before = path.read_bytes()
+    writer = open_writer(path, batch_size=3, seq_len=10, overwrite=True)
+    writer.write(tokens[:1])
+    writer.abort()
+    writer.abort()
+    assert path.read_bytes() == before
+    with pytest.raises(ClosedError):
+        writer.write(tokens[:1])
+    with pytest.raises(ClosedError):
+        writer.finish()
+
+
+def test_batches_may_come_one_by_one_or_many_at_a_time(tmp_path, path, tokens):
+    with open_writer(tmp_path / "y.batch", batch_size=3, seq_len=10) as writer:
+        writer.write(tokens[0])
+        writer.write(tokens[1:1])
+        writer.write(tokens[1:6].astype(np.int64))
+        writer.write(tokens[6].tolist())
+        info = writer.finish()
+    assert (tmp_path / "y.batch").read_bytes() == path.read_bytes()
+    assert (info.num_batches, info.token_count, info.max_token) == (7, 210, int(tokens.max()))
+
+
+@pytest.mark.parametrize("shape", [(3, 9), (2, 10), (30,), (1, 1, 3, 10), (3, 10, 1)])
+def test_batches_of_another_shape_are_refused(shape, tmp_path):
+    with open_writer(tmp_path / "x.batch", batch_size=3, seq_len=10) as writer:
+        with pytest.raises(ArgumentError, match=r"expected batches of shape \(3, 10\)"):
+            writer.write(np.zeros(shape, np.uint32))
+        writer.abort()
+
+
+def test_ids_at_or_above_the_vocabulary_are_refused(tmp_path):
+    with open_writer(tmp_path / "x.batch", batch_size=1, seq_len=2, vocab_size=100) as writer:
+        writer.write([[0, 99]])
+        with pytest.raises(ConvertError, match="token id 100 at index 1"):
+            writer.write([[0, 100]])
+    np.testing.assert_array_equal(batches_of(tmp_path / "x.batch"), [[[0, 99]]])  # what came before is kept
+
+
+def test_a_second_writer_of_one_path_is_told(tmp_path, tokens):
+    with open_writer(tmp_path / "x.batch", batch_size=3, seq_len=10) as writer:
+        writer.write(tokens[:2])
+        with pytest.raises(UnavailableError, match="another process is writing it"):
+            open_writer(tmp_path / "x.batch", batch_size=3, seq_len=10)
+        writer.write(tokens[2:])
+    np.testing.assert_array_equal(batches_of(tmp_path / "x.batch"), tokens)
+
+
+def test_the_leftover_of_a_dead_writer_is_replaced(tmp_path, tokens):
+    (tmp_path / "x.batch.partial").write_bytes(b"leftover" * 10_000)
+    with BatchFileWriter(tmp_path / "x.batch", StoreMeta(3, 10, np.dtype("<u4"))) as writer:
+        writer.write(tokens)
+    np.testing.assert_array_equal(batches_of(tmp_path / "x.batch"), tokens)
+
+
+def test_durable_writes_are_the_same_bytes(tmp_path, path, tokens):
+    with open_writer(tmp_path / "y.batch", batch_size=3, seq_len=10, durable=True) as writer:
+        writer.write(tokens)
+    assert (tmp_path / "y.batch").read_bytes() == path.read_bytes()
+
+
+def test_the_suffix_chooses_the_backend(tmp_path):
+    with pytest.raises(ConvertError, match=r"expected a name that ends in \.batch or \.h5"):
+        open_writer(tmp_path / "x.bin", batch_size=1, seq_len=1)
+    with open_writer(tmp_path / "x.bin", batch_size=1, seq_len=1, backend="batch") as writer:
+        assert isinstance(writer, BatchFileWriter)
+
+
+@pytest.mark.parametrize("access", ["mmap", "pread"])
+def test_a_file_of_no_batches_is_read_as_one(access, tmp_path):
+    with open_writer(tmp_path / "x.batch", batch_size=3, seq_len=10):
+        pass
+    with open_reader(tmp_path / "x.batch", access=access) as reader:
+        assert (len(reader), list(reader)) == (0, [])
+        with pytest.raises(IndexError):
+            reader.read_batch(0)
+
+
+# --- damaged files ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [8, 40, 4095, 4096, 4097, 8192, 8193, SIZE - 4096, SIZE - 1])
+def test_a_truncated_file_is_incomplete(size, path):
+    os.truncate(path, size)
+    with pytest.raises(IncompleteError, match=f"found {size}|found {size:,}"):
+        open_reader(path)
+
+
+@pytest.mark.parametrize("extra", [1, 4096])
+def test_trailing_bytes_are_a_format_error(extra, path):
+    with open(path, "ab") as file:
+        file.write(bytes(extra))
+    with pytest.raises(FormatError, match=f"expected {SIZE:,} bytes, found {SIZE + extra:,}") as caught:
+        open_reader(path)
+    assert not isinstance(caught.value, IncompleteError)
+
+
+@pytest.mark.parametrize("access", ["auto", "mmap", "pread"])
+def test_a_reader_of_a_file_cut_since_is_not_unpickled_and_leaves_nothing_open(access, path):
+    with open_reader(path, access=access) as reader:
+        data = pickle.dumps(reader)
+    os.truncate(path, SIZE - 4096)
+    with pytest.raises(IncompleteError, match="cut short") as caught:
+        pickle.loads(data)
+    still_open = [os.readlink(entry.path) for entry in os.scandir("/proc/self/fd") if os.path.exists(entry.path)]
+    assert str(path) not in still_open, f"for as long as the error lives: {caught.value}"
+
+
+@pytest.mark.parametrize("access", ["auto", "mmap", "pread"])
+@pytest.mark.parametrize("size", [0, 100, 4096, SIZE - 4096, SIZE - 4096 + 119])
+def test_a_file_cut_under_a_reader_is_an_error_and_no_bus_error(size, access, path):
+    with open_reader(path, access=access) as reader:
+        reader.read_batch(0)
+        os.truncate(path, size)
+        out = np.zeros((3, 10), np.uint32)
+        last = len(reader) - 1
+        for read in (
+            lambda: reader.read_batch(last),
+            lambda: reader.read_batch_torch(last),
+            lambda: reader.read_into(last, out),
+            lambda: reader.read_into(last, np.zeros((3, 10), np.int64)),
+            lambda: reader.read_batches_into(last, out[np.newaxis]),
+            lambda: list(reader),
+        ):
+            with pytest.raises(IncompleteError, match="cut short"):
+                read()
+
+
+@pytest.mark.parametrize("access", ["auto", "mmap", "pread"])
+def test_a_file_replaced_under_a_reader_stays_the_old_one(access, path, tokens, write_file):
+    with open_reader(path, access=access) as reader:
+        view = reader.read_batch(3)
+        write_file(path, tokens[::-1], overwrite=True)
+        np.testing.assert_array_equal(np.stack(list(reader)), tokens)
+        np.testing.assert_array_equal(view, tokens[3])
+    np.testing.assert_array_equal(batches_of(path), tokens[::-1])
+
+
+@pytest.mark.parametrize("access", ["auto", "mmap", "pread"])
+def test_a_file_removed_under_a_reader_is_still_read(access, path, tokens):
+    with open_reader(path, access=access) as reader:
+        path.unlink()
+        np.testing.assert_array_equal(np.stack(list(reader)), tokens)
+
+
+# --- no copies -------------------------------------------------------------------------------------------------
+
+
+def test_mmap_gives_views_and_pread_copies(path):
+    with open_reader(path, access="mmap") as reader:
+        assert np.shares_memory(reader.read_batch(3), reader.read_batch(3))
+        assert not np.shares_memory(reader.read_batch(3), reader.read_batch(4))
+    with open_reader(path, access="pread") as reader:
+        assert not np.shares_memory(reader.read_batch(3), reader.read_batch(3))
+
+
+def test_dropping_the_last_view_unmaps_the_file(path):
+    def mapped():
+        return str(path) in Path("/proc/self/maps").read_text()
+
+    reader = open_reader(path, access="mmap")
+    view = reader.read_batch(0)
+    reader.close()
+    assert mapped()
+    del view
+    gc.collect()
+    assert not mapped()
+
+
+# --- verify ----------------------------------------------------------------------------------------------------
+
+
+def test_verifying_batches_needs_the_sidecar(path):
+    for verify in ("batch", "store"):
+        with pytest.raises(UnverifiableError, match=r"x\.batch\.crc32 is not beside it.*zb index crc32") as caught:
+            open_reader(path, verify=verify)
+        assert caught.value.exit_code == 6
+
+
+@pytest.mark.parametrize("size", [0, 27, 29, 32])
+def test_a_sidecar_of_another_length_is_a_format_error(size, path):
+    path.with_name("x.batch.crc32").write_bytes(bytes(size))
+    with pytest.raises(FormatError, match=f"expected 28 bytes, found {size}"):
+        open_reader(path, verify="batch")
+
+
+@pytest.mark.parametrize("access", ["mmap", "pread"])
+def test_a_flipped_bit_is_found_when_its_batch_is_read(access, tmp_path, tokens, write_file):
+    info = write_file(tmp_path / "x.batch", tokens)
+    (tmp_path / "x.batch.crc32").write_bytes(info.crc32.tobytes())
+    with open(info.path, "r+b") as file:
+        file.seek(4096 + 5 * 4096 + 119)
+        file.write(bytes([tokens[5, 2, 9] >> 24 ^ 0x80]))
+    with open_reader(info.path, access=access, verify="batch") as reader:
+        np.testing.assert_array_equal(reader.read_batch(4), tokens[4])
+        for read in (
+            lambda: reader.read_batch(5),
+            lambda: reader.read_batch_torch(5),
+            lambda: reader.read_into(5, np.zeros((3, 10), np.uint32)),
+            lambda: reader.read_into(5, np.zeros((3, 10), np.int32)),
+            lambda: reader.read_into(5, np.zeros((3, 10), np.int64)),
+            lambda: reader.read_batches_into(3, np.zeros((4, 3, 10), np.uint32)),
+        ):
+            with pytest.raises(ChecksumError, match="batch 5: expected crc32"):
+                read()
+
+
+def test_verifying_the_store_turns_the_sample_into_a_digest(path, tmp_path, tokens, write_file):
+    with open_reader(path) as reader:
+        assert reader.sha256 is None
+        assert reader.fingerprint.startswith("sampled:")
+    info = write_file(tmp_path / "y.batch", tokens)
+    add_crc32_file(path)
+    with open_reader(path, verify="store") as reader:
+        assert reader.sha256 == info.sha256
+        assert reader.fingerprint.startswith("sha256:")

@@ -1,0 +1,731 @@
+"""The loader: which rank sees which batch when, and that a stop is never noticed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import zb_hdf5.loaders.loader
+from zb_hdf5 import ArgumentError, BatchNativeLoader, Loader, StateError, ZbError, open_reader, open_writer
+from zb_hdf5.converters.pipeline.run import convert
+from zb_hdf5.converters.sources.store import StoreSource
+from zb_hdf5.core.order import SHUFFLES, GlobalOrder, make_order
+from zb_hdf5.loaders.loader import resolve_rank
+from zb_hdf5.maintenance.rebuild import add_crc32_file
+
+B, S = 2, 4
+N = 23
+RECORDS = N * B
+BLOCK = 5
+BATCH_SHUFFLES = [shuffle for shuffle in SHUFFLES if shuffle != "records"]
+RANK_VARIABLES = ("RANK", "WORLD_SIZE", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS")
+SRUN = {"SLURM_PROCID": "2", "SLURM_NTASKS": "4", "SLURM_STEP_ID": "0"}
+
+
+# --- helpers ---------------------------------------------------------------------------------------------------
+
+
+def tokens_of(count):
+    """Record r begins with token r * S."""
+    return np.arange(count * B * S, dtype="<u4").reshape(count, B, S)
+
+
+def rows(batch):
+    """Return which records these are, having checked that they are exactly those."""
+    records = batch[:, 0] // S
+    assert torch.equal(batch, records[:, None] * S + torch.arange(S))
+    return tuple(records.tolist())
+
+
+def epoch_of(loader, steps=None):
+    """Return the records of each batch of an epoch, or of its first `steps`."""
+    found = []
+    if steps == 0:
+        return found
+    for batch in loader:
+        found.append(rows(batch))
+        if len(found) == steps:
+            break
+    return found
+
+
+def flat(batches):
+    return [record for batch in batches for record in batch]
+
+
+def interleave(per_rank):
+    """Return the global sequence: what all ranks together consumed, in order of position."""
+    assert len({len(batches) for batches in per_rank}) == 1, "ranks make unequal numbers of steps"
+    return flat(batch for step in zip(*per_rank, strict=True) for batch in step)
+
+
+def order_of(count, shuffle, seed=42, epoch=0):
+    order = make_order(shuffle, count, records_per_batch=B, seed=seed, epoch=epoch, block_size=BLOCK)
+    return order.indices(np.arange(count * B)).tolist()
+
+
+def batches_of(count, shuffle, **options):
+    """Return the same as `epoch_of` for one rank: the order, cut into batches."""
+    order = order_of(count, shuffle, **options)
+    return [tuple(order[start : start + B]) for start in range(0, count * B, B)]
+
+
+@pytest.fixture(autouse=True)
+def _no_job(monkeypatch):
+    """The machine's own job variables are not the test's."""
+    for name in RANK_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory):
+    """The same N batches in every backend, as one file and as shards."""
+    folder = tmp_path_factory.mktemp("stores")
+    for name in ("one.batch", "one.h5"):
+        with open_writer(folder / name, batch_size=B, seq_len=S) as writer:
+            writer.write(tokens_of(N))
+    for backend, target in (("hdf5", "batch"), ("batch", "hdf5")):
+        source = StoreSource(folder / f"one.{'h5' if backend == 'hdf5' else 'batch'}", backend)
+        convert(source, target, folder / f"{target}-shards", num_shards=4)
+    return {path.name: path for path in folder.iterdir()}
+
+
+PLACES = ("one.batch", "one.h5", "batch-shards", "hdf5-shards")
+
+
+@pytest.fixture
+def open_loader():
+    """Return `Loader` with small blocks and one rank; everything is closed at the end."""
+    with contextlib.ExitStack() as stack:
+
+        def open_one(path, **options):
+            options = {"block_size": BLOCK, "rank": 0, "world_size": 1, **options}
+            return stack.enter_context(contextlib.closing(Loader(path, **options)))
+
+        yield open_one
+
+
+def ranks(open_loader, path, world_size, **options):
+    return [open_loader(path, rank=rank, world_size=world_size, **options) for rank in range(world_size)]
+
+
+# --- one epoch -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("shuffle", SHUFFLES)
+def test_an_epoch_has_every_batch_once(place, shuffle, stores, open_loader):
+    loader = open_loader(stores[place], shuffle=shuffle)
+    assert len(loader) == N
+    assert sorted(flat(epoch_of(loader))) == list(range(RECORDS))
+
+
+@pytest.mark.parametrize("shuffle", BATCH_SHUFFLES)
+def test_a_batch_stays_what_was_stored(shuffle, stores, open_loader):
+    stored = {(record, record + 1) for record in range(0, RECORDS, B)}
+    assert set(epoch_of(open_loader(stores["one.h5"], shuffle=shuffle))) == stored
+
+
+@pytest.mark.parametrize("shuffle", SHUFFLES)
+@pytest.mark.parametrize("world_size", range(1, 9))
+def test_ranks_share_an_epoch_without_the_last_incomplete_step(shuffle, world_size, stores, open_loader):
+    loaders = ranks(open_loader, stores["one.h5"], world_size, shuffle=shuffle)
+    per_rank = [epoch_of(loader) for loader in loaders]
+    assert [len(loader) for loader in loaders] == [len(found) for found in per_rank] == [N // world_size] * world_size
+    assert interleave(per_rank) == order_of(N, shuffle)[: (N - N % world_size) * B]
+
+
+@pytest.mark.parametrize("shuffle", SHUFFLES)
+@pytest.mark.parametrize("world_size", range(1, 9))
+def test_ranks_share_an_epoch_filled_up_from_its_start(shuffle, world_size, stores, open_loader):
+    loaders = ranks(open_loader, stores["one.h5"], world_size, shuffle=shuffle, drop_last=False)
+    per_rank = [epoch_of(loader) for loader in loaders]
+    steps = -(-N // world_size)
+    assert [len(loader) for loader in loaders] == [len(found) for found in per_rank] == [steps] * world_size
+    order = order_of(N, shuffle)
+    assert interleave(per_rank) == order + order[: (steps * world_size - N) * B]
+
+
+@pytest.mark.parametrize("world_size", [N, N + 1, 2 * N + 3])
+def test_as_many_ranks_as_batches_and_more(world_size, stores, open_loader):
+    loaders = ranks(open_loader, stores["one.h5"], world_size, drop_last=False)
+    order = order_of(N, "global")
+    expected = [order[position % RECORDS] for position in range(-(-N // world_size) * world_size * B)]
+    assert interleave([epoch_of(loader) for loader in loaders]) == expected
+
+
+def test_too_few_batches_for_the_ranks_is_an_error(stores, open_loader):
+    with pytest.raises(ArgumentError, match=f"{RECORDS} records are too few for {N + 1} ranks"):
+        open_loader(stores["one.h5"], world_size=N + 1)
+
+
+def test_a_store_without_batches_is_an_error(tmp_path, open_loader):
+    with open_writer(tmp_path / "empty.h5", batch_size=B, seq_len=S):
+        pass
+    for drop_last in (True, False):
+        with pytest.raises(ArgumentError, match="too few"):
+            open_loader(tmp_path / "empty.h5", drop_last=drop_last)
+
+
+@pytest.mark.parametrize("shuffle", SHUFFLES)
+def test_blocks_of_the_order_join_without_a_seam(shuffle, stores, open_loader, monkeypatch):
+    monkeypatch.setattr(zb_hdf5.loaders.loader, "ORDER_STEPS", 3)
+    for world_size in (1, 2, 5):
+        per_rank = [epoch_of(loader) for loader in ranks(open_loader, stores["one.h5"], world_size, shuffle=shuffle)]
+        assert interleave(per_rank) == order_of(N, shuffle)[: (N - N % world_size) * B]
+
+
+def test_an_epoch_longer_than_one_block_of_the_order(tmp_path, open_loader):
+    count = zb_hdf5.loaders.loader.ORDER_STEPS * 2 + 7
+    with open_writer(tmp_path / "long.h5", batch_size=B, seq_len=S) as writer:
+        writer.write(tokens_of(count))
+    assert epoch_of(open_loader(tmp_path / "long.h5")) == batches_of(count, "global")
+
+
+@pytest.mark.parametrize("shuffle", SHUFFLES)
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_the_same_seed_is_the_same_epoch_in_every_backend(shuffle, world_size, stores, open_loader):
+    found = [
+        [epoch_of(loader) for loader in ranks(open_loader, stores[place], world_size, shuffle=shuffle, seed=7, epoch=3)]
+        for place in PLACES
+    ]
+    assert found.count(found[0]) == len(PLACES)
+
+
+@pytest.mark.parametrize("access", ["mmap", "pread", "h5py"])
+def test_every_access_serves_the_same_epoch(access, stores, open_loader):
+    assert epoch_of(open_loader(stores["one.h5"], access=access)) == batches_of(N, "global")
+
+
+@pytest.mark.parametrize("shuffle", ["global", "records", "block"])
+def test_another_seed_or_epoch_is_another_order(shuffle, stores, open_loader):
+    orders = [
+        epoch_of(open_loader(stores["one.h5"], shuffle=shuffle, seed=seed, epoch=epoch))
+        for seed, epoch in ((1, 0), (1, 1), (6, 0), (6, 3))
+    ]
+    assert len(set(map(tuple, orders))) == len(orders)
+    assert all(sorted(flat(order)) == list(range(RECORDS)) for order in orders)
+
+
+def test_sequential_is_as_stored_in_every_epoch(stores, open_loader):
+    for epoch in range(3):
+        assert epoch_of(open_loader(stores["one.h5"], shuffle="sequential", seed=epoch, epoch=epoch)) == batches_of(
+            N, "sequential"
+        )
+
+
+def test_set_epoch_is_the_epoch_of_the_constructor(stores, open_loader):
+    loader = open_loader(stores["one.h5"])
+    for epoch in (1, 5, 0):
+        loader.set_epoch(epoch)
+        assert loader.epoch == epoch
+        assert epoch_of(loader) == epoch_of(open_loader(stores["one.h5"], epoch=epoch))
+
+
+def test_iterating_again_repeats_the_epoch(stores, open_loader):
+    loader = open_loader(stores["one.h5"])
+    assert epoch_of(loader) == epoch_of(loader) == batches_of(N, "global")
+
+
+def test_iterating_again_after_a_break_starts_the_epoch_anew(stores, open_loader):
+    loader = open_loader(stores["one.h5"])
+    epoch_of(loader, 4)
+    assert epoch_of(loader) == batches_of(N, "global")
+
+
+@pytest.mark.parametrize(("options", "name"), [
+    ({"shuffle": "random"}, "shuffle"),
+    ({"epoch": -1}, "epoch"),
+    ({"block_size": 0, "shuffle": "block"}, "block_size"),
+    ({"access": "fast"}, "access"),
+    ({"backend": "zarr"}, "backend"),
+    ({"verify": "all"}, "verify"),
+])  # fmt: skip
+def test_impossible_arguments_are_named(options, name, stores, open_loader):
+    with pytest.raises(ArgumentError, match=name):
+        open_loader(stores["one.h5"], **options)
+
+
+def test_a_negative_epoch_is_an_error_later_too(stores, open_loader):
+    loader = open_loader(stores["one.h5"], epoch=2)
+    with pytest.raises(ArgumentError, match="epoch"):
+        loader.set_epoch(-1)
+    assert loader.epoch == 2
+
+
+# --- tensors and readers ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_batches_are_fresh_int64_tensors(place, stores, open_loader):
+    first, second, *_ = list(open_loader(stores[place], shuffle="sequential"))
+    for batch in (first, second):
+        assert batch.dtype == torch.int64
+        assert batch.shape == (B, S)
+        assert batch.is_contiguous()
+    first.zero_()
+    assert rows(second) == (2, 3)
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "uint32"])
+@pytest.mark.parametrize("suffix", [".h5", ".batch"])
+def test_the_largest_token_survives_the_widening(dtype, suffix, tmp_path, open_loader):
+    largest = int(np.iinfo(dtype).max)
+    with open_writer(tmp_path / f"x{suffix}", batch_size=B, seq_len=S, dtype=dtype) as writer:
+        writer.write(np.full((3, B, S), largest))
+    for access in ("mmap", "pread"):
+        batch = next(iter(open_loader(tmp_path / f"x{suffix}", access=access)))
+        assert batch.unique().tolist() == [largest]
+
+
+def test_a_reader_is_a_source_as_well(stores, open_loader):
+    with open_reader(stores["one.h5"], access="pread") as reader:
+        loader = open_loader(reader)
+        assert loader.reader is reader
+        assert epoch_of(loader) == batches_of(N, "global")
+
+
+def test_a_closed_loader_says_so(stores, open_loader):
+    loader = open_loader(stores["one.h5"])
+    loader.close()
+    with pytest.raises(ZbError, match="closed"):
+        next(iter(loader))
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("shuffle", SHUFFLES)
+def test_a_pickled_loader_goes_on_the_same(place, shuffle, stores, open_loader):
+    loader = open_loader(stores[place], shuffle=shuffle, rank=1, world_size=3, epoch=2)
+    expected = epoch_of(loader)
+    with contextlib.closing(pickle.loads(pickle.dumps(loader))) as copy:
+        assert copy.state_dict() == loader.state_dict()
+        assert epoch_of(copy) == expected
+    epoch_of(loader, 3)
+    loader.load_state_dict(loader.state_dict())
+    with contextlib.closing(pickle.loads(pickle.dumps(loader))) as copy:
+        assert epoch_of(copy) == expected[3:]
+    assert epoch_of(loader) == expected[3:]
+
+
+def test_a_growing_file_does_not_change_a_running_epoch(tmp_path, open_loader, monkeypatch):
+    real = GlobalOrder.indices
+
+    def indices(self, positions):
+        assert positions.max(initial=0) < self.n  # the walk through a cycle outside of 0..n-1 never ends
+        return real(self, positions)
+
+    monkeypatch.setattr(GlobalOrder, "indices", indices)
+    with open_writer(tmp_path / "live.h5", batch_size=B, seq_len=S) as writer:
+        writer.write(tokens_of(50)[:20])
+        loader = open_loader(tmp_path / "live.h5.partial")
+        iterator = iter(loader)
+        found = [rows(next(iterator)) for _ in range(5)]
+        writer.write(tokens_of(50)[20:])
+        loader.reader.refresh()
+        found += map(rows, iterator)
+        assert sorted(flat(found)) == list(range(20 * B))
+        again = epoch_of(loader)  # the same epoch: as it was, or of all that is there now
+        assert sorted(flat(again)) in (list(range(20 * B)), list(range(50 * B)))
+        loader.set_epoch(1)
+        assert sorted(flat(epoch_of(loader))) == list(range(50 * B))
+
+
+# --- ZeroBatch's own loader ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("block_size", "seed", "epoch"), [(5, 42, 0), (4, 1, 1), (1, 7, 2), (23, 0, 0), (100, 3, 9)])
+def test_batch_native_loader_is_the_documented_block_shuffle(block_size, seed, epoch, stores):
+    blocks = np.random.RandomState(seed ^ epoch).permutation(-(-N // block_size)).tolist()
+    batches = [i for block in blocks for i in range(block * block_size, min((block + 1) * block_size, N))]
+    with contextlib.closing(BatchNativeLoader(stores["one.batch"], block_size, True, seed, epoch)) as loader:
+        assert len(loader) == N
+        found = list(loader)
+    assert [rows(batch) for batch in found] == [(B * number, B * number + 1) for number in batches]
+    assert {batch.type() for batch in found} == {"torch.LongTensor"}
+
+
+def test_batch_native_loader_without_shuffle_is_as_stored(stores):
+    with contextlib.closing(BatchNativeLoader(stores["one.batch"], shuffle=False)) as loader:
+        assert epoch_of(loader) == batches_of(N, "sequential")
+
+
+def test_batch_native_loader_has_zerobatch_defaults(stores, monkeypatch):
+    monkeypatch.setenv("RANK", "1")  # ZeroBatch's loader knows no ranks
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with contextlib.closing(BatchNativeLoader(stores["one.batch"])) as loader:
+        assert (loader.block_size, loader.seed, loader.epoch, loader.shuffle) == (256, 42, 0, "block")
+        assert sorted(flat(epoch_of(loader))) == list(range(RECORDS))
+
+
+def test_batch_native_loader_sets_epochs_and_resumes(stores):
+    with contextlib.closing(BatchNativeLoader(stores["one.batch"], block_size=2)) as loader:
+        orders = []
+        for epoch in range(3):
+            loader.set_epoch(epoch)
+            orders.append(epoch_of(loader))
+        assert len(set(map(tuple, orders))) == 3
+        epoch_of(loader, 9)
+        loader.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+        assert epoch_of(loader) == orders[2][9:]
+
+
+# --- state -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("shuffle", SHUFFLES)
+def test_the_state_is_small_json_that_counts_what_was_yielded(place, shuffle, stores, open_loader):
+    loader = open_loader(stores[place], shuffle=shuffle, rank=2, world_size=3)
+    assert loader.state_dict()["position"] == 0
+    for step, _ in enumerate(loader, 1):
+        state = loader.state_dict()
+        assert state["position"] == 3 * step * B
+        assert json.loads(json.dumps(state)) == state
+        assert len(json.dumps(state)) < 1024
+    assert {"version", "fingerprint", "shuffle", "block_size", "seed", "epoch", "position"} <= set(state)
+
+
+def test_the_state_is_the_same_on_every_rank(stores, open_loader):
+    loaders = ranks(open_loader, stores["one.h5"], 3)
+    for _ in zip(*loaders, strict=True):
+        states = [loader.state_dict() for loader in loaders]
+        assert states.count(states[0]) == 3
+
+
+@pytest.mark.parametrize("shuffle", SHUFFLES)
+@pytest.mark.parametrize("drop_last", [True, False])
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_resuming_at_any_step_is_not_noticed(shuffle, drop_last, world_size, stores, open_loader):
+    options = {"shuffle": shuffle, "drop_last": drop_last, "rank": world_size - 1, "world_size": world_size, "epoch": 4}
+    loader = open_loader(stores["one.h5"], **options)
+    expected = epoch_of(loader)
+    for steps in range(len(loader) + 1):
+        assert epoch_of(loader, steps) == expected[:steps]
+        state = loader.state_dict() if steps else {**loader.state_dict(), "position": 0}
+        resumed = open_loader(stores["one.h5"], **{**options, "epoch": 0})
+        resumed.load_state_dict(state)
+        if steps % 2:
+            resumed.set_epoch(4)  # as a training loop does at the top of an epoch
+        assert resumed.epoch == 4
+        assert epoch_of(resumed) == expected[steps:]
+        assert epoch_of(resumed) == expected  # and the next time around is a whole epoch
+        resumed.set_epoch(5)
+        assert interleave([epoch_of(resumed)]) != flat(expected) or shuffle == "sequential"
+
+
+def test_a_run_over_epochs_that_stops_anywhere_sees_what_an_uninterrupted_one_sees(stores, open_loader):
+    def train(loader, first_epoch, stop=None):
+        seen = []
+        for epoch in range(first_epoch, 3):
+            loader.set_epoch(epoch)
+            for batch in loader:
+                seen.append((epoch, rows(batch)))
+                if len(seen) == stop:
+                    return seen, json.dumps(loader.state_dict())
+        return seen, json.dumps(loader.state_dict())
+
+    whole, _ = train(open_loader(stores["one.h5"]), 0)
+    assert len(whole) == 3 * N
+    for stop in range(1, 3 * N + 1):
+        before, state = train(open_loader(stores["one.h5"]), 0, stop)
+        resumed = open_loader(stores["one.h5"])
+        resumed.load_state_dict(json.loads(state))
+        after, _ = train(resumed, resumed.epoch)
+        assert before + after == whole
+
+
+def test_a_state_taken_between_two_batches_is_not_moved_by_the_next(stores, open_loader):
+    loader = open_loader(stores["one.h5"])
+    iterator = iter(loader)
+    next(iterator)
+    state = loader.state_dict()
+    next(iterator)
+    assert state["position"] == B
+    assert loader.state_dict()["position"] == 2 * B
+
+
+def test_a_loaded_state_is_given_back_before_the_first_batch(stores, open_loader):
+    loader = open_loader(stores["one.h5"])
+    epoch_of(loader, 5)
+    state = loader.state_dict()
+    resumed = open_loader(stores["one.h5"])
+    resumed.load_state_dict(state)
+    assert resumed.state_dict() == state
+
+
+def test_another_epoch_after_loading_starts_at_its_beginning(stores, open_loader):
+    loader = open_loader(stores["one.h5"])
+    epoch_of(loader, 5)
+    loader.load_state_dict(loader.state_dict())
+    loader.set_epoch(1)
+    assert loader.state_dict()["position"] == 0
+    assert epoch_of(loader) == batches_of(N, "global", epoch=1)
+
+
+@pytest.mark.parametrize("after", [1, 2, 3, 8])
+@pytest.mark.parametrize("drop_last", [True, False])
+@pytest.mark.parametrize("shuffle", SHUFFLES)
+def test_another_number_of_ranks_goes_on_with_the_same_sequence(after, drop_last, shuffle, stores, open_loader):
+    options = {"shuffle": shuffle, "drop_last": drop_last}
+    order = order_of(N, shuffle)
+    for steps in range(1, N // 4 + 1):
+        four = ranks(open_loader, stores["one.h5"], 4, **options)
+        before = interleave([epoch_of(loader, steps) for loader in four])
+        resumed = ranks(open_loader, stores["one.h5"], after, **options)
+        for loader in resumed:
+            loader.load_state_dict(four[0].state_dict())
+        found = before + interleave([epoch_of(loader) for loader in resumed])
+        assert found[:RECORDS] == order[: len(found)]
+        assert found[RECORDS:] == order[: max(0, len(found) - RECORDS)]
+        left = RECORDS - len(found)
+        assert 0 <= left < after * B if drop_last else 0 <= -left < after * B
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    count=st.integers(1, 60),
+    before=st.integers(1, 9),
+    after=st.integers(1, 9),
+    part=st.floats(0, 1),
+    shuffle=st.sampled_from(SHUFFLES),
+    seed=st.integers(0, 2**63),
+    epoch=st.integers(0, 5),
+)
+def test_any_stop_with_any_ranks_leaves_the_sequence_whole(
+    many_batches, count, before, after, part, shuffle, seed, epoch
+):
+    path = many_batches(count)
+    options = {"shuffle": shuffle, "seed": seed, "epoch": epoch, "drop_last": False, "block_size": BLOCK}
+    order = order_of(count, shuffle, seed, epoch)
+    with contextlib.ExitStack() as stack:
+
+        def world(size, **more):
+            loaders = [Loader(path, rank=rank, world_size=size, **options, **more) for rank in range(size)]
+            for loader in loaders:
+                stack.enter_context(contextlib.closing(loader))
+            return loaders
+
+        first = world(before)
+        steps = round(part * len(first[0]))
+        found = interleave([epoch_of(loader, steps) for loader in first])
+        states = [json.loads(json.dumps(loader.state_dict())) for loader in first]
+        assert states.count(states[0]) == before
+        second = world(after)
+        for loader in second:
+            loader.load_state_dict(states[-1])
+        found += interleave([epoch_of(loader) for loader in second])
+    records = count * B
+    assert found[:records] == order
+    assert len(found) - records < max(before, after) * B
+    assert found[records:] == [order[position % records] for position in range(len(found) - records)]
+
+
+@pytest.fixture(scope="module")
+def many_batches(tmp_path_factory):
+    """Return `many_batches(count) -> path` of a store of so many batches."""
+    folder = tmp_path_factory.mktemp("many")
+
+    def make(count):
+        path = folder / f"{count}.batch"
+        if not path.exists():
+            with open_writer(path, batch_size=B, seq_len=S) as writer:
+                writer.write(tokens_of(count))
+        return path
+
+    return make
+
+
+# --- states that fit, and states that do not -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("first", "second"), [("batch-shards", "hdf5-shards"), ("hdf5-shards", "batch-shards")])
+def test_a_state_fits_the_same_tokens_in_the_other_backend(first, second, stores, open_loader):
+    loader = open_loader(stores[first])
+    before = epoch_of(loader, 9)
+    other = open_loader(stores[second])
+    other.load_state_dict(loader.state_dict())
+    assert before + epoch_of(other) == batches_of(N, "global")
+
+
+@pytest.mark.parametrize(("first", "second"), [("one.batch", "one.h5"), ("one.h5", "one.batch")])
+def test_a_state_fits_a_lone_batch_file_that_was_verified(first, second, stores, open_loader):
+    add_crc32_file(stores["one.batch"])
+    loader = open_loader(stores[first], verify="store")
+    before = epoch_of(loader, 9)
+    other = open_loader(stores[second], verify="store")
+    other.load_state_dict(loader.state_dict())
+    assert before + epoch_of(other) == batches_of(N, "global")
+
+
+@pytest.mark.parametrize(("first", "second"), [("one.batch", "one.h5"), ("one.h5", "one.batch")])
+def test_a_sampled_fingerprint_comes_with_the_way_out(first, second, stores, open_loader):
+    loader, other = open_loader(stores[first]), open_loader(stores[second])
+    with pytest.raises(StateError, match=r"fingerprint.*verify='store'"):
+        other.load_state_dict(loader.state_dict())
+
+
+def test_a_sampled_fingerprint_is_good_enough_for_the_same_file(stores, open_loader):
+    loader, other = open_loader(stores["one.batch"]), open_loader(stores["one.batch"], access="pread")
+    assert loader.state_dict()["fingerprint"].startswith("sampled:")
+    epoch_of(loader, 3)
+    other.load_state_dict(loader.state_dict())
+    assert epoch_of(other) == batches_of(N, "global")[3:]
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_state_survives_moving_and_renaming_the_store(place, stores, tmp_path, open_loader):
+    loader = open_loader(stores[place])
+    epoch_of(loader, 3)
+    (tmp_path / place).symlink_to(stores[place])
+    other = open_loader(tmp_path / place)
+    other.load_state_dict(loader.state_dict())
+    assert epoch_of(other) == batches_of(N, "global")[3:]
+
+
+@pytest.mark.parametrize("suffix", [".h5", ".batch"])
+def test_a_state_of_other_data_is_refused(suffix, stores, tmp_path, open_loader):
+    changed = tokens_of(N)
+    changed[0, 0, 0] = 77
+    with open_writer(tmp_path / f"other{suffix}", batch_size=B, seq_len=S) as writer:
+        writer.write(changed)
+    state = open_loader(tmp_path / f"other{suffix}").state_dict()
+    with pytest.raises(StateError, match="fingerprint"):
+        open_loader(stores[f"one{suffix}"]).load_state_dict(state)
+
+
+@pytest.mark.parametrize(("theirs", "field"), [
+    ({"seed": 43}, "seed"),
+    ({"shuffle": "sequential"}, "shuffle"),
+    ({"shuffle": "block"}, "shuffle"),
+])  # fmt: skip
+def test_a_state_of_another_order_is_refused(theirs, field, stores, open_loader):
+    state = open_loader(stores["one.h5"], **theirs).state_dict()
+    loader = open_loader(stores["one.h5"])
+    with pytest.raises(StateError, match=field):
+        loader.load_state_dict(state)
+    assert loader.state_dict() == open_loader(stores["one.h5"]).state_dict()  # nothing was taken over
+
+
+def test_the_block_size_matters_to_the_block_shuffle_only(stores, open_loader):
+    state = open_loader(stores["one.h5"], shuffle="block", block_size=4).state_dict()
+    with pytest.raises(StateError, match="block_size"):
+        open_loader(stores["one.h5"], shuffle="block", block_size=5).load_state_dict(state)
+    state = open_loader(stores["one.h5"], shuffle="global", block_size=4).state_dict()
+    open_loader(stores["one.h5"], shuffle="global", block_size=5).load_state_dict(state)
+
+
+@pytest.mark.parametrize(("field", "value"), [
+    ("version", 2),
+    ("version", None),
+    ("fingerprint", None),
+    ("fingerprint", 7),
+    ("shuffle", "GLOBAL"),
+    ("seed", "42"),
+    ("epoch", -1),
+    ("epoch", None),
+    ("epoch", 0.5),
+    ("epoch", "1"),
+    ("position", -1),
+    ("position", None),
+    ("position", 1.5),
+    ("position", [1]),
+])  # fmt: skip
+def test_garbage_in_a_state_is_named(field, value, stores, open_loader):
+    loader = open_loader(stores["one.h5"])
+    before = loader.state_dict()
+    with pytest.raises(StateError, match=field):
+        loader.load_state_dict({**before, field: value})
+    with pytest.raises(StateError, match=field):
+        loader.load_state_dict({key: kept for key, kept in before.items() if key != field})
+    assert loader.state_dict() == before
+    assert epoch_of(loader) == batches_of(N, "global")
+
+
+def test_an_empty_state_is_refused(stores, open_loader):
+    with pytest.raises(StateError, match="version"):
+        open_loader(stores["one.h5"]).load_state_dict({})
+
+
+# --- which rank am I -------------------------------------------------------------------------------------------
+
+
+def test_one_process_is_rank_0_of_1():
+    assert resolve_rank(None, None) == (0, 1)
+
+
+@pytest.mark.parametrize(("environment", "expected"), [
+    ({"RANK": "3", "WORLD_SIZE": "8"}, (3, 8)),
+    (SRUN, (2, 4)),
+    ({**SRUN, "SLURM_STEP_NUM_TASKS": "3"}, (2, 3)),
+    ({"RANK": "3", "WORLD_SIZE": "8", **SRUN}, (3, 8)),
+    ({"RANK": "3", **SRUN}, (2, 4)),
+    ({"SLURM_NTASKS": "4"}, (0, 1)),
+    ({"SLURM_PROCID": "0", "SLURM_NTASKS": "2"}, (0, 1)),  # a batch script without srun: nobody reads the other half
+    ({"SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURM_STEP_ID": "4294967290", "SLURM_STEP_NUM_TASKS": "1"}, (0, 1)),
+])  # fmt: skip
+def test_the_environment_of_a_job_is_understood(environment, expected, monkeypatch):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert resolve_rank(None, None) == expected
+
+
+def join(monkeypatch, rank, world_size):
+    """Pretend that torch.distributed is initialised."""
+    monkeypatch.setattr(torch.distributed, "is_available", lambda: True)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: rank)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: world_size)
+
+
+def test_torch_distributed_goes_before_the_environment(monkeypatch):
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    join(monkeypatch, 5, 6)
+    assert resolve_rank(None, None) == (5, 6)
+
+
+def test_arguments_go_before_everything(monkeypatch):
+    join(monkeypatch, 5, 6)
+    assert resolve_rank(1, 2) == (1, 2)
+
+
+def test_a_loader_takes_its_share_of_a_job(stores, monkeypatch):
+    join(monkeypatch, 1, 4)
+    with contextlib.closing(Loader(stores["one.h5"])) as loader:
+        assert (loader.rank, loader.world_size) == (1, 4)
+        assert epoch_of(loader) == batches_of(N, "global")[1 : N - N % 4 : 4]
+
+
+@pytest.mark.parametrize(("rank", "world_size"), [(0, None), (None, 2)])
+def test_half_of_the_pair_is_an_error(rank, world_size, stores, monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ArgumentError, match="both rank and world_size"):
+        resolve_rank(rank, world_size)
+    with pytest.raises(ArgumentError, match="both rank and world_size"):
+        Loader(stores["one.h5"], rank=rank, world_size=world_size)
+
+
+@pytest.mark.parametrize(("rank", "world_size"), [(2, 2), (-1, 2), (0, 0), (5, 3), (0, -1)])
+def test_a_rank_outside_its_world_is_an_error(rank, world_size, monkeypatch):
+    with pytest.raises(ArgumentError, match="rank"):
+        resolve_rank(rank, world_size)
+    monkeypatch.setenv("RANK", str(rank))
+    monkeypatch.setenv("WORLD_SIZE", str(world_size))
+    with pytest.raises(ArgumentError, match="rank"):
+        resolve_rank(None, None)
+
+
+@pytest.mark.parametrize("value", ["", "x", "1.5"])
+def test_a_rank_that_is_no_number_is_named(value, monkeypatch):
+    monkeypatch.setenv("RANK", value)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ArgumentError, match="RANK"):
+        resolve_rank(None, None)

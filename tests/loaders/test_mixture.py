@@ -1,0 +1,165 @@
+"""Mixtures: exact shares, exact resume on any number of ranks, weights that change."""
+
+import json
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from zb_hdf5 import ArgumentError, Loader, MixedLoader, StateError, open_reader, open_writer
+from zb_hdf5.loaders.mixed import Schedule
+
+SIZES = {"web": 30, "code": 11, "maths": 5}
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory):
+    """Return readers whose tokens tell source, batch and record: 1,000,000 * source + 1,000 * batch + row."""
+    folder = tmp_path_factory.mktemp("mixture")
+    readers = {}
+    for number, (name, size) in enumerate(SIZES.items()):
+        tokens = number * 1_000_000 + 1000 * np.arange(size)[:, None, None] + np.arange(4)[None, :, None]
+        path = folder / f"{name}{'.h5' if number % 2 else '.batch'}"
+        with open_writer(path, batch_size=4, seq_len=8) as writer:
+            writer.write(np.broadcast_to(tokens, (size, 4, 8)))
+        readers[name] = open_reader(path)
+    yield readers
+    for reader in readers.values():
+        reader.close()
+
+
+GOLDEN_70_30 = [0, 1, 0, 0, 0, 1, 0, 0, 1, 0, 0, 1]
+GOLDEN_60_30_10 = [0, 1, 0, 0, 1, 0, 2, 0, 1, 0, 0, 1]
+WEIGHTS = {"web": 0.6, "code": 0.3, "maths": 0.1}
+
+
+@settings(max_examples=60, deadline=None)
+@given(weights=st.lists(st.floats(0.001, 1000), min_size=1, max_size=8))
+def test_every_source_is_within_one_batch_of_its_share_after_any_number(weights):
+    schedule = Schedule(tuple(weights))
+    n = min(2 * schedule.period, 3000)
+    sources, ordinals = schedule.places(np.arange(n))
+    taken = np.cumsum(sources[:, None] == np.arange(len(weights)), axis=0)
+    shares = np.array(schedule.shares) / schedule.period
+    assert np.max(np.abs(taken - np.arange(1, n + 1)[:, None] * shares)) < 1
+    assert np.array_equal(ordinals, taken[np.arange(n), sources] - 1)
+    for count in (0, 1, n // 2, n):
+        assert schedule.counts(count) == (taken[count - 1].tolist() if count else [0] * len(weights))
+    assert np.allclose(shares, np.array(weights) / sum(weights), atol=1 / 4096)
+
+
+def test_golden_schedule():
+    """Part of the checkpoint contract: a changed schedule under the same version breaks every running job."""
+    assert Schedule((0.7, 0.3)).places(np.arange(12)).sources.tolist() == GOLDEN_70_30
+    assert Schedule((0.6, 0.3, 0.1)).places(np.arange(12)).sources.tolist() == GOLDEN_60_30_10
+
+
+def test_each_source_yields_its_own_shuffled_epochs(stores):
+    mixed = MixedLoader(stores, WEIGHTS, seed=3, rank=0, world_size=1)
+    seen = {name: [] for name in SIZES}
+    names = list(SIZES)
+    for _, batch in zip(range(400), mixed, strict=False):
+        seen[names[int(batch[0, 0]) // 1_000_000]].append(batch)
+    assert mixed.counts() == {name: len(batches) for name, batches in seen.items()}
+    for name, batches in seen.items():
+        expected = []
+        for epoch in range(len(batches) // SIZES[name] + 1):
+            expected += list(Loader(stores[name], seed=3, epoch=epoch, rank=0, world_size=1))
+        assert all(torch.equal(a, b) for a, b in zip(batches, expected, strict=False))
+
+
+@pytest.mark.parametrize("prefetch", [0, 3])
+@pytest.mark.parametrize(("before", "after"), [(1, 1), (1, 4), (4, 2), (3, 5)])
+def test_resume_on_any_number_of_ranks_gives_the_same_global_sequence(stores, before, after, prefetch):
+    def run(world_size, steps, state=None, change_at=None):
+        loaders = [
+            MixedLoader(stores, WEIGHTS, rank=rank, world_size=world_size, prefetch=prefetch)
+            for rank in range(world_size)
+        ]
+        for loader in loaders:
+            if state is not None:
+                loader.load_state_dict(json.loads(json.dumps(state)))
+        iterators = [iter(loader) for loader in loaders]
+        found = []
+        for step in range(steps):
+            if step == change_at:
+                for loader in loaders:
+                    loader.set_weights({"web": 1, "code": 1, "maths": 2})
+            found += [next(iterator) for iterator in iterators]
+        states = [loader.state_dict() for loader in loaders]
+        assert all(other == states[0] for other in states)
+        for iterator in iterators:
+            iterator.close()
+        return found, states[0]
+
+    total = 120
+    whole, _ = run(1, total, change_at=24)
+    first, state = run(before, 60 // before, change_at=24 // before)
+    second, _ = run(after, (total - 60) // after, state)
+    assert all(torch.equal(a, b) for a, b in zip(whole, first + second, strict=True))
+
+
+def test_changed_weights_hold_from_their_step_on(stores):
+    mixed = MixedLoader(stores, WEIGHTS, rank=0, world_size=1)
+    iterator = iter(mixed)
+    for _ in range(50):
+        next(iterator)
+    before = mixed.counts()
+    mixed.set_weights({"web": 1, "code": 1, "maths": 8})
+    found = Counter(int(next(iterator)[0, 0]) // 1_000_000 for _ in range(100))
+    assert found == {0: 10, 1: 10, 2: 80}
+    assert mixed.counts() == {"web": before["web"] + 10, "code": before["code"] + 10, "maths": before["maths"] + 80}
+
+
+def test_impossible_mixtures_are_refused(stores, tmp_path):
+    for weights in ({"web": 1}, {**WEIGHTS, "web": 0}, {**WEIGHTS, "web": -1}, {**WEIGHTS, "web": float("nan")}):
+        with pytest.raises(ArgumentError):
+            MixedLoader(stores, weights, rank=0, world_size=1)
+    with open_writer(tmp_path / "other.h5", batch_size=2, seq_len=8) as writer:
+        writer.write(np.zeros((3, 2, 8), np.uint32))
+    with open_reader(tmp_path / "other.h5") as other:
+        with pytest.raises(ArgumentError, match="batch shape"):
+            MixedLoader({"web": stores["web"], "other": other}, {"web": 1, "other": 1}, rank=0, world_size=1)
+        mixed = MixedLoader(
+            {"web": stores["web"], "other": other}, {"web": 1, "other": 1}, rank=0, world_size=1, batch_size=2
+        )
+        assert next(iter(mixed)).shape == (2, 8)
+
+
+def test_state_of_other_sources_is_refused(stores):
+    mixed = MixedLoader(stores, WEIGHTS, rank=0, world_size=1)
+    for other in (
+        MixedLoader(stores, WEIGHTS, rank=0, world_size=1, seed=1),
+        MixedLoader({**stores, "web": stores["code"]}, WEIGHTS, rank=0, world_size=1),
+    ):
+        with pytest.raises(StateError):
+            mixed.load_state_dict(other.state_dict())
+    state = mixed.state_dict()
+    for broken in ({}, {**state, "segments": [{}]}, {**state, "segments": []}, {**state, "position": "soon"}):
+        with pytest.raises(StateError):
+            mixed.load_state_dict(broken)
+
+
+def test_the_order_of_the_sources_is_part_of_the_state(stores):
+    """The state's shares are by place: the same sources in another order would swap them."""
+    mixed = MixedLoader({"web": stores["web"], "code": stores["code"]}, {"web": 9, "code": 1}, rank=0, world_size=1)
+    other = MixedLoader({"code": stores["code"], "web": stores["web"]}, {"web": 9, "code": 1}, rank=0, world_size=1)
+    with pytest.raises(StateError):
+        other.load_state_dict(mixed.state_dict())
+    mixed.load_state_dict(json.loads(json.dumps(mixed.state_dict(), sort_keys=True)))
+
+
+def test_text_is_no_source_of_a_mixture(tmp_path):
+    with pytest.raises(ArgumentError, match="convert it first"):
+        MixedLoader({"a": tmp_path}, {"a": 1.0}, backend="parquet", tokenizer="byte", batch_size=2, seq_len=8)
+
+
+@pytest.mark.parametrize(
+    "option", [{"device": "cuda"}, {"targets": True}, {"epoch": 3}, {"drop_last": False}, {"follow": True}]
+)
+def test_options_that_a_mixture_has_not_are_refused(stores, option):
+    with pytest.raises(ArgumentError, match=next(iter(option))):
+        MixedLoader(stores, WEIGHTS, rank=0, world_size=1, **option)

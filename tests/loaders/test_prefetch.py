@@ -1,0 +1,289 @@
+"""Reading ahead: order, errors in their place, nothing left running, and state that counts what was yielded."""
+
+import gc
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from zb_hdf5 import IncompleteError, Loader, open_reader, open_writer
+from zb_hdf5.loaders.prefetch import RUN_HINTS, DeviceRing, RunHints, hint_ahead, read_ahead
+
+TOKENS = np.random.default_rng(6).integers(0, 50_000, (60, 4, 32), dtype=np.uint32)
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tmp_path / "t.h5"
+    with open_writer(path, batch_size=4, seq_len=32) as writer:
+        writer.write(TOKENS)
+    return path
+
+
+def prefetch_threads():
+    gc.collect()
+    return [thread for thread in threading.enumerate() if thread.name.startswith("zb-prefetch")]
+
+
+def test_results_come_in_order_whatever_the_reads_take():
+    def read(number):
+        time.sleep(0.002 * (number % 3))
+        return number
+
+    assert list(read_ahead(read, iter(range(50)), 8)) == list(range(50))
+
+
+def test_at_most_depth_reads_are_ahead():
+    begun = []
+    iterator = read_ahead(lambda number: begun.append(number) or number, iter(range(100)), 4)
+    assert next(iterator) == 0
+    time.sleep(0.05)
+    assert len(begun) <= 5
+    iterator.close()
+
+
+def test_an_error_is_raised_in_the_place_of_its_result():
+    def read(number):
+        if number == 7:
+            raise IncompleteError("batch 7")
+        return number
+
+    iterator = read_ahead(read, iter(range(20)), 4)
+    assert [next(iterator) for _ in range(7)] == list(range(7))
+    with pytest.raises(IncompleteError, match="batch 7"):
+        next(iterator)
+    assert not prefetch_threads()
+
+
+@pytest.mark.parametrize("depth", [1, 2, 8, 100])
+def test_prefetching_changes_nothing_that_is_yielded(path, depth):
+    plain = list(Loader(path, prefetch=0, rank=0, world_size=1))
+    ahead = list(Loader(path, prefetch=depth, rank=0, world_size=1))
+    assert all(torch.equal(a, b) for a, b in zip(plain, ahead, strict=True))
+
+
+def test_state_counts_what_was_yielded_not_what_was_read(path):
+    plain = list(Loader(path, prefetch=0, rank=0, world_size=1))
+    for stop in (1, 2, 13, 59, 60):
+        loader = Loader(path, prefetch=8, rank=0, world_size=1)
+        iterator = iter(loader)
+        for _ in range(stop):
+            next(iterator)
+        state = loader.state_dict()
+        assert state["position"] == stop * 4
+        resumed = Loader(path, prefetch=3, access="pread", rank=0, world_size=1)
+        resumed.load_state_dict(state)
+        assert all(torch.equal(a, b) for a, b in zip(resumed, plain[stop:], strict=True))
+        iterator.close()
+
+
+def test_threads_end_with_the_epoch_a_break_an_exception_or_the_loader(path):
+    loader = Loader(path, prefetch=4, rank=0, world_size=1)
+    for _ in loader:
+        pass
+    assert not prefetch_threads()
+    for _ in loader:
+        break
+    assert not prefetch_threads()
+    try:
+        for _ in loader:
+            raise KeyError
+    except KeyError:
+        pass
+    assert not prefetch_threads()
+    iterator = iter(loader)
+    next(iterator)
+    del loader, iterator
+    assert not prefetch_threads()
+
+
+def test_an_unfinished_iteration_does_not_hold_up_the_interpreter(path):
+    code = f"""
+from zb_hdf5 import Loader
+iterator = iter(Loader({str(path)!r}, prefetch=8, rank=0, world_size=1))
+print(next(iterator).shape)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_ctrl_c_ends_a_prefetching_loop(path):
+    code = f"""
+import os, signal, threading
+from zb_hdf5 import Loader
+loader = Loader({str(path)!r}, prefetch=8, rank=0, world_size=1)
+threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+try:
+    while True:
+        for batch in loader:
+            pass
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.strip() == "interrupted"
+    assert done.returncode == 0
+
+
+def test_a_file_cut_while_it_is_read_ahead_is_an_error_at_its_batch(tmp_path):
+    path = tmp_path / "t.batch"
+    with open_writer(path, batch_size=4, seq_len=32) as writer:
+        writer.write(TOKENS)
+    loader = Loader(path, prefetch=4, access="pread", shuffle="sequential", rank=0, world_size=1)
+    iterator = iter(loader)
+    assert torch.equal(next(iterator), torch.from_numpy(TOKENS[0].astype(np.int64)))
+    with open(path, "r+b") as file:
+        file.truncate(4096 + 30 * 4096)
+    with pytest.raises(IncompleteError):
+        list(iterator)
+    assert 1 <= loader.state_dict()["position"] // 4 <= 30
+
+
+@pytest.mark.parametrize("shuffle", ["global", "records"])
+def test_auto_announces_what_is_not_in_the_page_cache(path, monkeypatch, shuffle):
+    with open_reader(path) as reader:
+        loader = Loader(reader, shuffle=shuffle, rank=0, world_size=1)
+        plain = list(Loader(reader, shuffle=shuffle, prefetch=0, rank=0, world_size=1))
+        assert all(reader.is_cached(i) for i in range(60))
+        announced = []
+        monkeypatch.setattr(reader, "will_need", announced.append)
+        assert all(torch.equal(a, b) for a, b in zip(loader, plain, strict=True))
+        assert not announced
+        monkeypatch.undo()
+        monkeypatch.setattr(reader, "is_cached", lambda index: False)
+        real = reader.will_need
+        monkeypatch.setattr(reader, "will_need", lambda index: announced.append(index) or real(index))
+        assert all(torch.equal(a, b) for a, b in zip(loader, plain, strict=True))
+        assert set(announced) == set(range(60))
+        assert not prefetch_threads()
+
+
+@pytest.mark.parametrize("done", [0, 30])  # batches of the epoch
+def test_what_opening_a_file_reads_ahead_does_not_pass_for_a_warm_cache(path, done, monkeypatch):
+    with open_reader(path) as reader:
+        loader = Loader(reader, shuffle="sequential", rank=0, world_size=1)
+        loader.load_state_dict(loader.state_dict() | {"position": 4 * done})
+        announced = []
+        monkeypatch.setattr(reader, "is_cached", lambda index: index < done + 10)
+        monkeypatch.setattr(reader, "will_need", announced.append)
+        assert len(list(loader)) == 60 - done
+        # only the first ones of a run: the kernel reads ahead what follows them
+        assert announced == list(range(done, min(60, done + RUN_HINTS)))
+
+
+def test_each_run_of_batches_is_announced_at_its_beginning():
+    announced = []
+    hint = RunHints(announced.append)
+    for number in [*range(100, 200), *range(20), 7, 7, 3, 2, 1]:
+        hint(number)
+    assert announced == [*range(100, 100 + RUN_HINTS), *range(20), 7, 3, 2, 1]
+
+
+def test_auto_reads_ahead_in_threads_on_a_network_file_system(path, monkeypatch):
+    import zb_hdf5.loaders.loader
+
+    with open_reader(path) as reader:
+        loader = Loader(reader, rank=0, world_size=1)
+        monkeypatch.setattr(reader, "is_cached", lambda index: False)
+        monkeypatch.setattr(zb_hdf5.loaders.loader, "network_file_system", lambda path: "lustre")
+        iterator = iter(loader)
+        next(iterator)
+        assert prefetch_threads()
+        iterator.close()
+
+
+def test_hints_come_before_their_reads():
+    heard, found = [], []
+    for number in hint_ahead(lambda number: number, heard.append, iter(range(20)), 5):
+        found.append(number)
+        assert heard == list(range(min(20, number + 6)))
+    assert found == list(range(20))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+def test_the_device_gets_the_same_batches(path, dtype):
+    plain = list(Loader(path, rank=0, world_size=1, dtype=dtype))
+    for shuffle, batch_size in (("global", 4), ("records", 6)):
+        plain = list(Loader(path, rank=0, world_size=1, dtype=dtype, shuffle=shuffle, batch_size=batch_size))
+        moved = Loader(path, rank=0, world_size=1, dtype=dtype, shuffle=shuffle, batch_size=batch_size, device="cuda")
+        for a, b in zip(moved, plain, strict=True):
+            assert a.is_cuda
+            assert torch.equal(a.cpu(), b)
+
+
+class FakeStream:
+    """Stands in for a CUDA stream: copies finish only when their event is waited for."""
+
+    device = torch.device("cpu")
+
+    def wait_event(self, event):
+        event.waited = True
+
+
+class FakeEvent:
+    def __init__(self):
+        self.synchronized = False
+
+    def record(self, stream):
+        pass
+
+    def synchronize(self):
+        self.synchronized = True
+
+
+def test_a_ring_buffer_is_filled_again_only_after_its_copy(monkeypatch):
+    """The rule that keeps a batch from being overwritten while it is on the bus, with the events made visible."""
+    import contextlib
+
+    events = []
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: FakeStream())
+    monkeypatch.setattr(torch.cuda, "Event", lambda: events.append(FakeEvent()) or events[-1])
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: FakeStream())
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda self, stream: None)
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *args, pin_memory=False, **kwargs: empty(*args, **kwargs))
+    ring = DeviceRing(torch.device("cpu"), torch.int64)
+    in_flight = {}
+    for number in range(20):
+        batch = TOKENS[number].astype(np.uint16)
+        buffer = ring.fill((4, 32), np.dtype("<u2"), lambda out, batch=batch: np.copyto(out, batch))
+        previous = in_flight.get(buffer.data_ptr())
+        assert previous is None or previous.synchronized
+        sent = ring.send(buffer)
+        in_flight[buffer.data_ptr()] = events[-1]
+        np.testing.assert_array_equal(sent.numpy(), batch.astype(np.int64))
+    assert len(in_flight) <= 4
+
+
+@pytest.mark.parametrize("prefetch", [0, 4])
+def test_a_state_loaded_in_the_middle_of_an_iteration_turns_it(path, prefetch):
+    """A rollback inside the training loop: what comes next is what the state says, and later states are right."""
+    plain = list(Loader(path, prefetch=0, rank=0, world_size=1))
+    loader = Loader(path, prefetch=prefetch, rank=0, world_size=1)
+    found, state = [], None
+    for number, batch in enumerate(loader):
+        found.append(batch)
+        if number == 3:
+            state = loader.state_dict()
+        if number == 9:
+            loader.load_state_dict(state)
+    expected = plain[:10] + plain[4:]
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert loader.state_dict()["position"] == len(plain) * 4
+
+
+def test_closing_a_loader_ends_its_reading_threads_first(path):
+    loader = Loader(path, prefetch=4, rank=0, world_size=1)
+    iterator = iter(loader)
+    next(iterator)
+    assert prefetch_threads()
+    loader.close()
+    assert not prefetch_threads()
+    assert list(iterator) == []

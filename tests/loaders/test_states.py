@@ -1,0 +1,398 @@
+"""States that were damaged or made up: a StateError that names the field, or an exact resume; never anything else."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from zb_hdf5 import (
+    BatchNativeLoader,
+    DatasetLoader,
+    HDF5ShardWriter,
+    Loader,
+    MixedLoader,
+    StateError,
+    open_reader,
+    open_writer,
+)
+from zb_hdf5.core.order import SHUFFLES
+
+B, S, N = 2, 4, 15
+RECORDS = N * B
+ALONE = {"rank": 0, "world_size": 1}
+
+NO_STATES = [None, [], "state", 7, True, [("version", 1)]]
+VALUES = st.one_of(
+    st.sampled_from([None, True, False, "", "1", [], {}, -1, 0, 1, 2, 0.5, 1.0, RECORDS, RECORDS + 1, float("nan")]),
+    st.sampled_from([10**6, 2**31, 2**62, 2**63 - 1, 2**63, 2**64, -(2**63), 10**40, 10**5000]),
+    st.integers(0, 2 * RECORDS),
+    st.text(max_size=3),
+    st.floats(),
+)
+
+
+def paths_of(state):
+    """Return the path to every value of a state, however deep."""
+    items = state.items() if isinstance(state, dict) else enumerate(state) if isinstance(state, list) else ()
+    return [path for key, value in items for path in [(key,), *((key, *rest) for rest in paths_of(value))]]
+
+
+@st.composite
+def damaged(draw, state):
+    """Return a state with one to three values that are replaced, removed or added."""
+    made = copy.deepcopy(state)
+    for _ in range(draw(st.integers(1, 3))):
+        *path, last = draw(st.sampled_from(paths_of(made)))
+        place = made
+        for key in path:
+            place = place[key]
+        change = draw(st.sampled_from(["replace", "replace", "replace", "remove", "add"]))
+        if change == "replace":
+            place[last] = draw(VALUES)
+        elif change == "remove":
+            del place[last]
+        elif isinstance(place, dict):
+            place[draw(st.sampled_from(["", "more", 7, None]))] = draw(VALUES)
+        else:
+            place.append(draw(VALUES))
+        if not made:
+            break
+    return made
+
+
+def load(loader, state):
+    """Load a state; if it is refused, say so, with an error that can be shown and a loader that is as before."""
+    before = loader.state_dict()
+    try:
+        loader.load_state_dict(state)
+    except StateError as error:
+        message = str(error)
+    else:
+        return True
+    assert "state" in message
+    assert len(message) < 2000
+    assert loader.state_dict() == before
+    return False
+
+
+def rows(batches):
+    return [row.tolist() for batch in batches for row in batch]
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory):
+    """Two stores and a stream of the same shape."""
+    folder = tmp_path_factory.mktemp("states")
+    for number, name in enumerate(("a.h5", "b.batch")):
+        with open_writer(folder / name, batch_size=B, seq_len=S) as writer:
+            writer.write(number * 10_000 + np.arange(RECORDS * S).reshape(N, B, S))
+    with HDF5ShardWriter(folder / "stream.h5") as writer:
+        writer.write_document(np.arange(RECORDS * S))
+    return folder
+
+
+# --- what is no state ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def loaders(stores, tmp_path):
+    """Every kind of loader that has a state."""
+    np.save(tmp_path / "tokens.npy", np.arange(500))
+    with contextlib.ExitStack() as stack:
+        batches = stack.enter_context(Loader(stores / "a.h5", **ALONE))
+        kinds = [
+            batches,
+            batches.dataset(),
+            batches.dataset().sampler,
+            stack.enter_context(Loader(stores / "a.h5", follow=True, **ALONE)),
+            stack.enter_context(Loader(stores / "stream.h5", batch_size=2, seq_len=5, **ALONE)),
+            stack.enter_context(BatchNativeLoader(stores / "b.batch")),
+            stack.enter_context(MixedLoader({"a": stores / "a.h5"}, {"a": 1}, **ALONE)),
+            stack.enter_context(contextlib.closing(DatasetLoader(2, 5, 0, 1, tmp_path / "tokens.npy"))),
+        ]
+        yield kinds
+
+
+@pytest.mark.parametrize("state", NO_STATES)
+def test_what_is_no_dict_is_refused(state, loaders):
+    for loader in loaders:
+        with pytest.raises(StateError, match="expected a dict"):
+            loader.load_state_dict(state)
+    with pytest.raises(StateError, match="expected a dict"):
+        loaders[0].load_state_dict(state, force=True)
+
+
+def test_an_unknown_or_missing_field_is_named(loaders):
+    for loader in loaders:
+        state = loader.state_dict()
+        loader.load_state_dict(json.loads(json.dumps(state)))
+        with pytest.raises(StateError, match="'surprise'"):
+            loader.load_state_dict({**state, "surprise": 1})
+        for name in state:
+            with pytest.raises(StateError, match=f"'{name}'"):
+                loader.load_state_dict({key: value for key, value in state.items() if key != name})
+
+
+def test_a_number_of_another_type_is_named(loaders):
+    for loader in loaders:
+        state = loader.state_dict()
+        for name in [name for name, value in state.items() if type(value) is int]:
+            for value in (float(state[name]), bool(state[name]), str(state[name]), [state[name]], 10**40, -1):
+                with pytest.raises(StateError, match=name):
+                    loader.load_state_dict({**state, name: value})
+
+
+# --- positions -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("position", [RECORDS + 1, 10**6, 2**63, 2**64, 10**40, pytest.param(10**5000, id="long")])
+@pytest.mark.parametrize("shuffle", SHUFFLES)
+def test_a_position_behind_the_epoch_is_refused(shuffle, position, stores):
+    with Loader(stores / "a.h5", shuffle=shuffle, **ALONE) as loader:
+        state = loader.state_dict()
+        for force in (False, True):
+            with pytest.raises(StateError, match=rf"expected position in 0..{RECORDS}, the records of an epoch, found"):
+                loader.load_state_dict({**state, "position": position}, force=force)
+        loader.load_state_dict({**state, "position": RECORDS})
+        assert list(loader) == []
+        assert len(list(loader)) == N
+
+
+@pytest.mark.parametrize("world_size", [1, 4, N + 3])
+def test_records_that_fill_up_the_last_step_are_not_counted(world_size, stores):
+    """So the end of an epoch is one position, on any number of ranks."""
+    with Loader(stores / "a.h5", rank=0, world_size=world_size, batch_size=4, drop_last=False) as loader:
+        for _ in loader:
+            state = loader.state_dict()
+        assert state["position"] == RECORDS
+    for options in ({}, {"drop_last": False}, {"batch_size": 7}, {"rank": 2, "world_size": 3}):
+        with Loader(stores / "a.h5", **{**ALONE, **options}) as other:
+            other.load_state_dict(state)
+            assert other.state_dict() == state
+            assert list(other) == []
+
+
+def test_a_follower_takes_positions_that_are_not_committed_yet_until_the_store_is_complete(tmp_path):
+    live = {"batch_size": B, "seq_len": S, "live": True, "shard_batches": 4}
+    tokens = np.arange(8 * B * S).reshape(8, B, S)
+    with open_writer(tmp_path / "store", **live) as writer:
+        writer.write(tokens[:3])
+        follow = {"follow": True, "timeout_s": 30, **ALONE}
+        with Loader(tmp_path / "store", **follow) as early, Loader(tmp_path / "store", **follow) as wrong:
+            state = early.state_dict() | {"position": 5 * B}
+            early.load_state_dict(state)
+            wrong.load_state_dict(state | {"position": 10**6})
+            assert early.state_dict() == state
+            with pytest.raises(StateError, match=r"epoch in 0\.\.0"):
+                early.load_state_dict(state | {"epoch": 1})
+            writer.write(tokens[3:])
+            writer.finish()
+            assert rows(early) == tokens[5:].reshape(-1, S).tolist()
+            with pytest.raises(StateError, match=r"position in 0..16, .*complete now, found 1,000,000"):
+                list(wrong)
+    with Loader(tmp_path / "store", **follow) as late, pytest.raises(StateError, match=r"position in 0\.\.16"):
+        late.load_state_dict(state | {"position": 17})
+
+
+def test_a_batch_size_that_changes_behind_a_filled_up_step_ends_the_iteration(tmp_path):
+    with open_writer(tmp_path / "store", batch_size=B, seq_len=S, live=True, shard_batches=4) as writer:
+        writer.write(np.zeros((5, B, S), np.int64))
+        writer.finish()
+    with Loader(tmp_path / "store", follow=True, batch_size=4, drop_last=False, **ALONE) as loader:
+        steps = iter(loader)
+        assert len([next(steps) for _ in range(3)]) == 3
+        loader.set_batch_size(1)
+        assert list(steps) == []
+
+
+# --- any damage ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("source", ["a.h5", "b.batch", "stream.h5"])
+@pytest.mark.parametrize("shuffle", SHUFFLES)
+@settings(max_examples=40)
+@given(data=st.data())
+def test_a_loader_refuses_a_state_or_resumes_exactly(source, shuffle, stores, data):
+    shape = {"batch_size": 4, "seq_len": S} if source == "stream.h5" else {"batch_size": 3}
+    options = {"shuffle": shuffle, "block_size": 4, **shape, **ALONE}
+    with Loader(stores / source, **options) as loader:
+        next(iter(loader))
+        state = data.draw(damaged(loader.state_dict()))
+        if load(loader, state):
+            assert loader.state_dict() == state
+            again = [row for step in loader for row in step.tolist()]
+            with Loader(stores / source, epoch=state["epoch"], **{**options, "batch_size": 1}) as alone:
+                alone.load_state_dict({**state, "position": 0})
+                expected = rows(alone)[state["position"] :]
+            assert again == expected[: len(again)]
+            assert len(expected) - len(again) < loader.batch_size
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _few_steps_ahead():
+    """An iteration computes the order of 2,048 steps at once: hundreds of epochs of stores as small as these."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("zb_hdf5.loaders.mixed.ORDER_STEPS", 8)
+        yield
+
+
+def take(mixed, steps):
+    return [batch for _, batch in zip(range(steps), mixed, strict=False)]
+
+
+def mixture(stores):
+    return MixedLoader({"a": stores / "a.h5", "b": stores / "b.batch"}, {"a": 3, "b": 1}, **ALONE)
+
+
+def mixed_from_the_beginning(stores, state, steps):
+    """Return the steps after a state the slow way: from step 0 on, with the weights of each segment in its turn."""
+    weights = {segment["start"]: dict(zip("ab", segment["weights"], strict=True)) for segment in state["segments"]}
+    with mixture(stores) as mixed:
+        batches = iter(mixed)
+        for step in range(state["position"] + steps):
+            if step in weights:
+                mixed.set_weights(weights[step])
+                batches = iter(mixed)
+            batch = next(batches)
+            if step >= state["position"]:
+                yield batch
+
+
+@settings(max_examples=60)
+@given(data=st.data())
+def test_a_mixture_refuses_a_state_or_resumes_exactly(stores, data):
+    with mixture(stores) as mixed:
+        take(mixed, 5)
+        mixed.set_weights({"a": 1.0, "b": 2.0})
+        take(mixed, 4)
+        state = data.draw(damaged(mixed.state_dict()))
+        if load(mixed, state):
+            assert mixed.state_dict() == state
+            assert sum(mixed.counts().values()) == state["position"]
+            found = take(mixed, 3)
+            if state["position"] < 100:
+                assert rows(found) == rows(mixed_from_the_beginning(stores, state, 3))
+
+
+@settings(max_examples=60)
+@given(data=st.data())
+def test_a_dataset_and_its_sampler_refuse_a_state_or_resume_exactly(stores, data):
+    with Loader(stores / "a.h5", **ALONE) as loader:
+        dataset = loader.dataset()
+        sampler = dataset.sampler
+        next(iter(sampler))
+        for part in (dataset, sampler):
+            state = data.draw(damaged(part.state_dict()))
+            if load(part, state):
+                assert loader.epoch == state["epoch"]
+                if part is sampler:
+                    assert list(sampler) == list(range(state["step"], N))
+
+
+def test_segments_that_contradict_each_other_are_refused(stores):
+    with MixedLoader({"a": stores / "a.h5", "b": stores / "b.batch"}, {"a": 3, "b": 1}, **ALONE) as mixed:
+        for _ in zip(range(5), mixed, strict=False):
+            pass
+        mixed.set_weights({"a": 1, "b": 2})
+        next(iter(mixed))
+        state = mixed.state_dict()
+        first, second = state["segments"]
+        for segments, message in (
+            ([], "a list of segments"),
+            ([second, first], "expected start 0, found 5"),
+            ([first, {**second, "start": 0}], "expected start behind 0"),
+            ([first, {**second, "start": 7}], "expected start in 0..6, the position"),
+            ([first, {**second, "counts": [5, 0]}], r"segment 1: state has counts \[5, 0\], this loader \[4, 1\]"),
+            ([first, {**second, "weights": [1.0]}], "expected weights of"),
+            ([first, {**second, "weights": [0.0, 1.0]}], "expected weights of"),
+            ([first, {**second, "weights": [1e-300, 1e-300]}], "expected weights of"),
+        ):
+            with pytest.raises(StateError, match=message):
+                mixed.load_state_dict({**state, "segments": segments})
+        assert mixed.state_dict() == state
+
+
+# --- text ------------------------------------------------------------------------------------------------------
+
+#: Documents of each row group of the training split.
+TEXTS = [["one", "two words", "three"], ["4"], ["five five five", "six"]]
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    """Parquet files: two of the training split."""
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    folder = tmp_path_factory.mktemp("text")
+    for name, groups in (("a", TEXTS[:2]), ("b", TEXTS[2:]), ("c", [["held out"]])):
+        with parquet.ParquetWriter(folder / f"{name}.parquet", arrow.schema([("text", arrow.string())])) as writer:
+            for texts in groups:
+                writer.write_table(arrow.table({"text": texts}))
+    return folder
+
+
+def text_loader(folder):
+    return Loader(folder, backend="parquet", tokenizer="byte", batch_size=1, seq_len=5, num_threads=1, **ALONE)
+
+
+def tokens_from(state):
+    """Return what comes at a place, or None if there is no such place."""
+    group, document, token = state["row_group"], state["document"], state["token"]
+    documents = [[256, *text.encode()] for text in TEXTS[group]]
+    behind = document == len(documents) and token == 0
+    if not behind and (document >= len(documents) or token >= len(documents[document])):
+        return None
+    rest = [token for tokens in documents[document:] for token in tokens][token:]
+    epoch = [[256, *text.encode()] for texts in TEXTS for text in texts]
+    later = [[256, *text.encode()] for texts in TEXTS[group + 1 :] for text in texts]
+    return [*rest, *(token for tokens in later + epoch for token in tokens)]
+
+
+@pytest.mark.parametrize("place", [
+    {"token": 10**7},
+    {"document": 1, "token": 10},
+    {"row_group": 1, "document": 1, "token": 1},
+    {"row_group": 1, "document": 2},
+    {"document": 10**40},
+    {"token": 10**40},
+    {"row_group": 3},
+    {"row_group": 10**40},
+    {"epoch": 10**40},
+])  # fmt: skip
+def test_a_place_that_does_not_exist_is_refused_at_once(place, text):
+    with text_loader(text) as loader:
+        with pytest.raises(StateError, match="state: expected"):
+            loader.load_state_dict(loader.state_dict() | place)
+        assert loader.get_batch()[0].tolist() == tokens_from({"row_group": 0, "document": 0, "token": 0})[:5]
+
+
+@settings(max_examples=100)
+@given(data=st.data())
+def test_a_text_loader_refuses_a_state_or_resumes_exactly(text, data):
+    with text_loader(text) as loader:
+        loader.get_batch()
+        state = loader.state_dict()
+        if data.draw(st.booleans()):
+            state = data.draw(damaged(state))
+        else:
+            state |= {name: data.draw(st.integers(0, 16)) for name in ("document", "token")}
+            state |= {"row_group": data.draw(st.integers(0, 2)), "epoch": data.draw(st.integers(0, 3))}
+            assert (tokens_from(state) is None) or load(loader, state)
+        if load(loader, state):
+            assert loader.state_dict() == state
+            found = [token for _ in range(5) for token in loader.get_batch()[0].tolist()]
+            assert found == tokens_from(state)[:25]
+
+
+def test_a_reader_serves_no_fingerprint_but_its_own_stream(stores):
+    with open_reader(stores / "stream.h5", batch_size=2, seq_len=4) as reader:
+        for batch_size in (0, 10**6, 10**17, 10**40):
+            assert reader.serving(reader.fingerprint.replace(":2x4+0", f":{batch_size}x4+0")) is reader
+        assert reader.serving(reader.fingerprint.replace(":2x4+0", ":5x4+0")).batch_size == 5
+        for other in (None, 7, "", reader.fingerprint + "1", "x" + reader.fingerprint):
+            assert reader.serving(other) is reader

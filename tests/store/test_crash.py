@@ -1,0 +1,692 @@
+"""Kills, interrupts, full disks and races, in real processes: nothing that looks whole is not, and nothing is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import inspect
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from zb_hdf5 import ConvertError, ZbError, open_reader, open_writer, verify_store
+from zb_hdf5.core.publishing import PartialDirectory, PartialFile
+from zb_hdf5.spec import INDEX_NAME
+
+B, S = 32, 64  # a batch of uint16 is one page
+SHAPE = ("--batch-size", B, "--seq-len", S, "--no-shuffle", "--quiet")
+SUFFIXES = {"hdf5": ".h5", "batch": ".batch"}
+TARGETS = [("hdf5", "out.h5"), ("batch", "out.batch"), ("hdf5", "out"), ("batch", "out")]
+CODES = {signal.SIGKILL: -9, signal.SIGTERM: 143, signal.SIGINT: 130}
+
+
+# --- helpers ---------------------------------------------------------------------------------------------------
+
+CONVERT = "from zb_hdf5.converters.cli import convert; convert()"
+#: Before CONVERT: there is room at the start, and others take it.
+CROWDED = "import zb_hdf5.converters.pipeline.run; zb_hdf5.converters.pipeline.run.require_room = lambda *_: None\n"
+
+
+def batches(first, count):
+    """Return batches `first`, `first + 1`, ...: each is told by its number alone."""
+    numbers = np.arange(first, first + count).reshape(-1, 1, 1)
+    return (numbers * 31 + np.arange(B * S).reshape(B, S)) % 65536
+
+
+#: The start of every process's code: what it writes or expects is what this process does.
+COMMON = f"import numpy as np\nB, S = {B}, {S}\n" + inspect.getsource(batches)
+
+
+def started(code, *arguments):
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@contextlib.contextmanager
+def running(code, *arguments):
+    """Start a process, and see that it ends."""
+    with started(code, *arguments) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def run(code, *arguments):
+    """Return (exit code, stdout, stderr) of a process."""
+    with running(code, *arguments) as process:
+        out, err = process.communicate(timeout=100)
+        return process.returncode, out, err
+
+
+def wait_until(condition, process):
+    """Wait for what a process will do."""
+    end = time.monotonic() + 60
+    while not condition():
+        assert process.poll() is None, process.stderr.read()
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+def size_of(path):
+    """Return the bytes of a file, or of a folder's files, while they come and go."""
+    try:
+        return sum(entry.stat().st_size for entry in os.scandir(path)) if path.is_dir() else path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def snapshot(path):
+    files = [path] if path.is_file() else sorted(path.rglob("*"))
+    return {file.name: file.read_bytes() for file in files if file.is_file()}
+
+
+def save(path, num_batches, first=0):
+    """Write the source of a small conversion."""
+    np.save(path, batches(first, num_batches).reshape(-1, S).astype("<u2"))
+    return path
+
+
+def endless(path):
+    """Write the source of a conversion that does not end by itself: 16 GiB of zeros, none of them on disk."""
+    with open(path, "wb") as file:
+        header = {"descr": "<u2", "fortran_order": False, "shape": (2**34 // (2 * S), S)}
+        np.lib.format.write_array_header_1_0(file, header)
+        file.truncate(file.tell() + 2**34)
+    return path
+
+
+def check_whole(path, expected=None):
+    """Check every digest, and the tokens where they are known."""
+    assert [report.problem for report in verify_store(path)].count(None) == len(verify_store(path))
+    with open_reader(path) as reader:
+        assert reader.complete
+        found = np.array([np.array(batch) for batch in reader])
+    if expected is not None:
+        np.testing.assert_array_equal(found, expected)
+    return found
+
+
+def one_error(text):
+    assert text.startswith("Error: ")
+    assert text.count("Error: ") == 1
+    assert "Traceback" not in text
+    return text
+
+
+def cut(target):
+    """Return options that make a folder have many small shards."""
+    return () if "." in target else ("--shard-size", "4MiB")
+
+
+# --- kill -9 of a writer ---------------------------------------------------------------------------------------
+
+WRITER = (
+    COMMON
+    + """
+import random, sys
+from zb_hdf5 import open_writer
+with open_writer(sys.argv[1], batch_size=B, seq_len=S, dtype="uint16") as writer:
+    print("ready", flush=True)
+    while True:
+        writer.write(batches(writer.num_batches, random.randint(1, 5)))
+        print(writer.num_batches, flush=True)
+"""
+)
+
+
+def kill_a_writer(path, chance):
+    """Kill a writer at a random moment; return how many batches it had acknowledged."""
+    with running(WRITER, path) as process:
+        assert process.stdout.readline() == "ready\n"
+        time.sleep(chance.uniform(0, 0.12))
+        process.kill()
+        lines = process.stdout.read().split("\n")[:-1]  # a last line may be cut
+        assert process.wait() == -9
+    return int(lines[-1]) if lines else 0
+
+
+def rewrite(path):
+    """Write the same path anew, and check it."""
+    with open_writer(path, batch_size=B, seq_len=S, dtype="uint16") as writer:
+        writer.write(batches(5, 3))
+    check_whole(path, batches(5, 3))
+
+
+@pytest.mark.parametrize("trials", [15, pytest.param(60, marks=pytest.mark.slow)])
+def test_a_killed_hdf5_writer_keeps_every_batch_it_acknowledged(trials, tmp_path):
+    chance, acknowledged = random.Random(trials), []
+    for trial in range(trials):
+        path, partial = tmp_path / f"{trial}.h5", tmp_path / f"{trial}.h5.partial"
+        acknowledged.append(kill_a_writer(path, chance))
+        assert names(tmp_path) == [partial.name]
+        with open_reader(partial) as reader:
+            assert not reader.complete
+            assert reader.num_batches >= acknowledged[-1]
+            for index in range(reader.num_batches):
+                np.testing.assert_array_equal(reader.read_batch(index), batches(index, 1)[0])
+        rewrite(path)
+        assert names(tmp_path) == [path.name]
+        path.unlink()
+    assert sum(acknowledged) > 0
+
+
+@pytest.mark.parametrize("trials", [6, pytest.param(40, marks=pytest.mark.slow)])
+def test_a_killed_batch_writer_leaves_no_file_under_the_final_name(trials, tmp_path):
+    chance = random.Random(trials)
+    for trial in range(trials):
+        path = tmp_path / f"{trial}.batch"
+        kill_a_writer(path, chance)
+        assert names(tmp_path) == [f"{trial}.batch.partial"]
+        with pytest.raises(ZbError):
+            open_reader(tmp_path / f"{trial}.batch.partial")
+        rewrite(path)
+        assert names(tmp_path) == [path.name]
+        path.unlink()
+
+
+# --- signals to a conversion -----------------------------------------------------------------------------------
+
+
+def signal_a_conversion(number, backend, destination, source, *options):
+    """Send a signal to a conversion that is well under way; return (exit code, stderr)."""
+    partial = destination.with_name(destination.name + ".partial")
+    command = (f"npy-to-{backend}", source, destination, *SHAPE, *cut(destination.name), *options)
+    with running(CONVERT, *command) as process:
+        wait_until(lambda: size_of(partial) > 9 << 20, process)
+        time.sleep(random.uniform(0, 0.05))
+        process.send_signal(number)
+        _, err = process.communicate(timeout=100)
+        return process.returncode, err
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(("backend", "target"), TARGETS)
+def test_a_stopped_conversion_leaves_nothing_that_looks_whole(number, backend, target, tmp_path):
+    destination = tmp_path / target
+    code, err = signal_a_conversion(number, backend, destination, endless(tmp_path / "in.npy"))
+    assert code == CODES[number]
+    assert "Traceback" not in err
+    assert not destination.exists()
+    if number == signal.SIGINT:
+        assert "interrupted" in one_error(err)
+    if number != signal.SIGKILL:
+        assert set(names(tmp_path)) - {"out.partial"} == {"in.npy"}  # finished shards are kept for --resume
+    save(tmp_path / "small.npy", 4)
+    assert run(CONVERT, f"npy-to-{backend}", tmp_path / "small.npy", destination, *SHAPE, "--force") == (0, "", "")
+    check_whole(destination, batches(0, 4))
+    assert names(tmp_path) == ["in.npy", target, "small.npy"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize(("backend", "target"), [("hdf5", "out.h5"), ("batch", "out")])
+def test_a_stopped_conversion_with_force_does_not_touch_what_was_there(number, backend, target, tmp_path):
+    destination = tmp_path / target
+    save(tmp_path / "old.npy", 4)
+    assert run(CONVERT, f"npy-to-{backend}", tmp_path / "old.npy", destination, *SHAPE)[0] == 0
+    before = snapshot(destination)
+    code, _ = signal_a_conversion(number, backend, destination, endless(tmp_path / "in.npy"), "--force")
+    assert code == CODES[number]
+    assert snapshot(destination) == before
+    if number != signal.SIGKILL:
+        assert set(names(tmp_path)) - {"out.partial"} == {"in.npy", "old.npy", target}
+
+
+@pytest.mark.parametrize("trials", [4, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("backend", "target"), [("hdf5", "out.h5"), ("batch", "out")])
+def test_a_conversion_stopped_at_any_moment_is_whole_or_was_never_there(trials, backend, target, tmp_path):
+    save(tmp_path / "in.npy", 3000)
+    destination, chance = tmp_path / target, random.Random(trials)
+    for trial in range(trials):
+        number = chance.choice([signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+        command = (f"npy-to-{backend}", tmp_path / "in.npy", destination, *SHAPE, *cut(target), "--resume")
+        with running(READY + CONVERT, *command) as process:
+            assert process.stdout.readline() == "ready\n"
+            process.stdin.write("\n")
+            process.stdin.flush()
+            time.sleep(chance.uniform(0, 0.15))
+            process.send_signal(number)
+            process.communicate(timeout=100)
+        if destination.exists():
+            check_whole(destination, batches(0, 3000))
+            assert names(tmp_path) == ["in.npy", target], trial
+            shutil.rmtree(destination) if destination.is_dir() else destination.unlink()
+    assert run(CONVERT, *command) == (0, "", "")
+    check_whole(destination, batches(0, 3000))
+
+
+@pytest.mark.parametrize("trials", [4, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("backend", "target"), [("batch", "out.batch"), ("hdf5", "out")])
+def test_a_replacement_killed_at_any_moment_leaves_the_old_or_the_new(trials, backend, target, tmp_path):
+    sources = [(save(tmp_path / f"{k}.npy", 1500 + k, first=k), batches(k, 1500 + k)) for k in range(2)]
+    destination, chance = tmp_path / target, random.Random(trials)
+    assert run(CONVERT, f"npy-to-{backend}", sources[0][0], destination, *SHAPE, *cut(target))[0] == 0
+    for trial in range(trials):
+        source = sources[(trial + 1) % 2][0]
+        command = (f"npy-to-{backend}", source, destination, *SHAPE, *cut(target), "--force")
+        with running(READY + CONVERT, *command) as process:
+            assert process.stdout.readline() == "ready\n"
+            process.stdin.write("\n")
+            process.stdin.flush()
+            time.sleep(chance.uniform(0, 0.12))
+            process.kill()
+        for aside in tmp_path.glob(f".{target}.replaced-*"):
+            if not destination.exists():  # killed between two renames: the old one is whole beside its place
+                (aside / target).rename(destination)
+            shutil.rmtree(aside)
+        found = check_whole(destination)
+        assert any(np.array_equal(found, expected) for _, expected in sources)
+    assert run(CONVERT, *command) == (0, "", "")
+    assert not list(tmp_path.glob(f"{target}.partial"))
+
+
+# --- a full disk -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 8 MiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if os.geteuid() != 0 or shutil.which("mount") is None:
+        pytest.skip("needs root to mount a small tmpfs")
+    command = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(folder)]
+    mounted = subprocess.run(command, capture_output=True, text=True)
+    if mounted.returncode != 0:
+        pytest.skip(f"cannot mount a small tmpfs: {mounted.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@pytest.mark.parametrize(("backend", "target"), TARGETS)
+def test_a_full_disk_ends_a_conversion_with_one_clear_message(backend, target, small_disk, tmp_path):
+    source = endless(tmp_path / "in.npy")
+    command = (f"npy-to-{backend}", source, small_disk / target, *SHAPE, *cut(target))
+    assert "free are" in one_error(run(CONVERT, *command)[2])
+    assert names(small_disk) == []
+    code, out, err = run(CROWDED + CONVERT, *command)
+    assert (code, out) == (1, "")
+    assert os.strerror(errno.ENOSPC) in one_error(err)
+    assert set(names(small_disk)) <= {"out.partial"}
+
+
+@pytest.mark.parametrize(("backend", "target"), [("hdf5", "out.h5"), ("batch", "out")])
+def test_a_full_disk_does_not_touch_what_was_there(backend, target, small_disk, tmp_path):
+    save(tmp_path / "old.npy", 4)
+    assert run(CONVERT, f"npy-to-{backend}", tmp_path / "old.npy", small_disk / target, *SHAPE)[0] == 0
+    before = snapshot(small_disk / target)
+    command = (f"npy-to-{backend}", endless(tmp_path / "in.npy"), small_disk / target, *SHAPE, *cut(target))
+    assert run(CROWDED + CONVERT, *command, "--force")[0] == 1
+    assert snapshot(small_disk / target) == before
+    assert set(names(small_disk)) - {"out.partial"} == {target}
+
+
+FILL = (
+    COMMON
+    + """
+import sys
+from zb_hdf5 import open_writer
+writer = open_writer(sys.argv[1], batch_size=B, seq_len=S, dtype="uint16")
+try:
+    while True:
+        writer.write(batches(writer.num_batches, 3))
+except OSError as error:
+    print(error.errno, writer.num_batches, flush=True)
+sys.stdin.readline()
+getattr(writer, sys.argv[2])()
+print("ended", flush=True)
+"""
+)
+
+
+@pytest.mark.parametrize("end", ["abort", "finish"])
+def test_batches_committed_before_the_disk_was_full_stay_readable(end, small_disk):
+    with running(FILL, small_disk / "x.h5", end) as process:
+        number, count = map(int, process.stdout.readline().split())
+        assert number == errno.ENOSPC
+        assert count > 1000
+        with open_reader(small_disk / "x.h5.partial") as reader:
+            assert reader.num_batches == count
+            for index in range(count):
+                np.testing.assert_array_equal(reader.read_batch(index), batches(index, 1)[0])
+        out, err = process.communicate("\n", timeout=100)
+    assert (process.returncode, out, err) == (0, "ended\n", "")
+    if end == "abort":
+        assert names(small_disk) == []
+    else:
+        assert names(small_disk) == ["x.h5"]
+        check_whole(small_disk / "x.h5", batches(0, count))
+
+
+@pytest.mark.parametrize(("suffix", "call"), [(".h5", "posix_fallocate"), (".batch", "pwrite")])
+def test_a_failed_write_can_be_repeated(suffix, call, tmp_path, monkeypatch):
+    """Space was made: the digests must not count the group that failed."""
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with open_writer(tmp_path / f"x{suffix}", batch_size=B, seq_len=S, dtype="uint16") as writer:
+        writer.write(batches(0, 2))
+        with monkeypatch.context() as patch:
+            patch.setattr(os, call, full)
+            patch.setattr(
+                "zb_hdf5.formats.hdf5.writer.os.fstat", lambda fd: os.stat(os.devnull)
+            )  # nothing is reserved yet
+            with pytest.raises(OSError, match="No space left"):
+                writer.write(batches(2, 64))  # more than there is room for
+        assert writer.num_batches == 2
+        writer.write(batches(2, 64))
+        info = writer.finish()
+    expected = batches(0, 66).astype("<u2")
+    check_whole(tmp_path / f"x{suffix}", expected)
+    assert info.sha256 == hashlib.sha256(expected).hexdigest()
+
+
+# --- followers of a live file ----------------------------------------------------------------------------------
+
+LIVE = (
+    COMMON
+    + """
+import random, sys, time
+from zb_hdf5 import open_writer
+end = time.monotonic() + float(sys.argv[2])
+with open_writer(sys.argv[1], batch_size=B, seq_len=S, dtype="uint16") as writer:
+    while time.monotonic() < end:
+        first = writer.num_batches
+        writer.write(batches(first, random.randint(1, 5)))
+        time.sleep(random.choice([0, 0, 0.002]))
+    print(writer.num_batches, flush=True)
+"""
+)
+
+FOLLOWER = (
+    COMMON
+    + """
+import json, random, sys, time
+from zb_hdf5 import ZbError, open_reader
+def check(index):
+    if not np.array_equal(reader.read_batch(index), batches(index, 1)[0]):
+        sys.exit(f"batch {index} of {reader.num_batches} is wrong")
+end = time.monotonic() + 60
+while True:
+    try:
+        reader = open_reader(sys.argv[1])
+        break
+    except (OSError, ZbError):  # not there yet, or not yet open to readers
+        if time.monotonic() > end:
+            raise
+        time.sleep(0.002)
+seen, growths = 0, 0
+while not reader.complete:
+    count = reader.refresh()
+    if count < seen:
+        sys.exit(f"{seen} batches became {count}")
+    growths += count > seen
+    for index in [*range(seen, count), *random.sample(range(count), min(count, 5))]:
+        check(index)
+    seen = count
+print(json.dumps({"seen": seen, "growths": growths, "sha256": reader.sha256}))
+reader.close()
+"""
+)
+
+
+@pytest.mark.parametrize("seconds", [3, pytest.param(20, marks=pytest.mark.slow)])
+def test_followers_of_a_live_writer_see_whole_batches_and_its_end(seconds, tmp_path):
+    path, partial = tmp_path / "x.h5", tmp_path / "x.h5.partial"
+    with (
+        running(LIVE, path, seconds) as writer,
+        running(FOLLOWER, partial) as first,
+        running(FOLLOWER, partial) as second,
+    ):
+        written, errors = writer.communicate(timeout=100)
+        assert (writer.returncode, errors) == (0, "")
+        for follower in (first, second):
+            out, err = follower.communicate(timeout=100)
+            assert (follower.returncode, err) == (0, "")
+            report = json.loads(out)
+            assert report["seen"] == int(written)
+            assert report["growths"] > 10
+            with open_reader(path) as reader:
+                assert report["sha256"] == reader.sha256
+    check_whole(path, batches(0, int(written)))
+
+
+# --- races -----------------------------------------------------------------------------------------------------
+
+READY = """
+import sys
+import zb_hdf5.converters.sources.npy, zb_hdf5.converters.sources.store, zb_hdf5.formats.hdf5.writer, zb_hdf5.formats.native
+print("ready", flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.mark.parametrize("rounds", [1, pytest.param(30, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("backend", "target"), TARGETS)
+@pytest.mark.parametrize("force", [(), ("--force",)])
+def test_of_two_conversions_into_one_place_one_wins(rounds, backend, target, force, tmp_path):
+    for number in range(rounds):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        commands = []
+        for k in range(2):
+            save(folder / f"{k}.npy", 40, first=k)
+            commands.append((f"npy-to-{backend}", folder / f"{k}.npy", folder / target, *SHAPE, *force))
+        with running(READY + CONVERT, *commands[0]) as first, running(READY + CONVERT, *commands[1]) as second:
+            both = (first, second)
+            for process in both:
+                assert process.stdout.readline() == "ready\n"
+            for process in both:
+                process.stdin.write("\n")
+                process.stdin.flush()
+            errors = [process.communicate(timeout=100)[1] for process in both]
+        codes = [process.returncode for process in both]
+        assert 0 in codes, errors
+        if not force:
+            assert codes.count(0) == 1
+        for code, err in zip(codes, errors, strict=True):
+            assert code in (0, 1, 5), err
+            assert err == "" if code == 0 else one_error(err)
+        found = check_whole(folder / target)
+        winners = [batches(k, 40) for k in range(2) if codes[k] == 0]
+        assert any(np.array_equal(found, expected) for expected in winners)
+        assert names(folder) == ["0.npy", "1.npy", target]
+
+
+RIVAL = (
+    COMMON
+    + """
+import sys
+from zb_hdf5 import open_writer
+sys.stdin.readline()
+try:
+    writer = open_writer(sys.argv[1], batch_size=B, seq_len=S, dtype="uint16")
+    print("open", flush=True)
+    sys.stdin.readline()
+    writer.write(batches(7, 6))
+    writer.finish()
+    print("published", flush=True)
+except Exception as error:
+    print(repr(error), flush=True)
+"""
+)
+
+
+@pytest.mark.parametrize("moment", ["before unlock", "after unlock", "before share_lock", "after share_lock"])
+def test_a_rival_at_the_handover_of_the_lock_does_no_damage(moment, tmp_path, monkeypatch):
+    """An HDF5 writer gives its lock to the library and takes it back: whoever gets in between, one publishes."""
+    path, (when, name) = tmp_path / "x.h5", moment.split()
+    real, theirs = getattr(PartialFile, name), []
+
+    with running(RIVAL, path) as rival:
+
+        def with_a_rival(self):
+            if when == "after":
+                real(self)
+            if not theirs:
+                rival.stdin.write("\n")
+                rival.stdin.flush()
+                theirs.append(rival.stdout.readline().strip())
+            if when == "before":
+                real(self)
+
+        monkeypatch.setattr(PartialFile, name, with_a_rival)
+        mine = "published"
+        try:
+            with open_writer(path, batch_size=B, seq_len=S, dtype="uint16") as writer:
+                writer.write(batches(1, 6))
+        except ZbError as error:
+            mine = repr(error)
+        out, err = rival.communicate("\n", timeout=100)
+    theirs += out.splitlines()
+    assert err == ""
+    assert [mine, *theirs].count("published") == 1, [mine, *theirs]
+    check_whole(path, batches(1 if mine == "published" else 7, 6))
+    assert names(tmp_path) == ["x.h5"]
+
+
+@pytest.mark.parametrize("suffix", [".h5", ".batch"])
+def test_a_file_that_appears_before_publishing_is_kept(suffix, tmp_path):
+    path = tmp_path / f"x{suffix}"
+    writer = open_writer(path, batch_size=B, seq_len=S, dtype="uint16")
+    writer.write(batches(0, 2))
+    path.write_text("precious")
+    with pytest.raises(ConvertError, match="exists"):
+        writer.finish()
+    assert path.read_text() == "precious"
+    assert names(tmp_path) == [path.name]
+
+
+# --- files that change under a reader --------------------------------------------------------------------------
+
+READER = """
+import sys, time
+from zb_hdf5 import ZbError, open_reader
+path, access, way = sys.argv[1:]
+reader = open_reader(path, access=access)
+read = getattr(reader, way)
+for index in range(len(reader)):
+    read(index)
+print("ready", flush=True)
+if access == "mmap":
+    sys.stdin.readline()  # a bus error cannot be ruled out between the check and the touch: not at the same time
+end = time.monotonic() + 2
+try:
+    while time.monotonic() < end:
+        for index in range(len(reader)):
+            int(read(index)[0, 0])
+    print("none, and the last batch begins with", int(read(len(reader) - 1)[0, 0]))
+except ZbError as error:
+    print(type(error).__name__, error)
+"""
+
+
+def write_300(path):
+    with open_writer(path, batch_size=B, seq_len=S, dtype="uint16") as writer:
+        writer.write(batches(0, 300))
+    return path
+
+
+def truncate(path):
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def overwrite(path):
+    path.write_bytes(b"something else\n" * 1000)
+
+
+def empty(path):
+    path.write_bytes(b"")
+
+
+@pytest.mark.parametrize("change", [truncate, overwrite, empty])
+@pytest.mark.parametrize(("suffix", "access", "way"), [
+    (".h5", "pread", "read_batch_torch"),
+    (".batch", "pread", "read_batch_torch"),
+    (".h5", "mmap", "read_batch"),
+    (".batch", "mmap", "read_batch"),
+    (".h5", "h5py", "read_batch"),
+])  # fmt: skip
+def test_a_file_cut_under_a_reader_is_an_error_and_no_signal(change, suffix, access, way, tmp_path):
+    if change is not truncate:
+        way = "read_batch"  # importing torch takes longer than all the rest
+    path = write_300(tmp_path / f"x{suffix}")
+    with running(READER, path, access, way) as reader:
+        assert reader.stdout.readline() == "ready\n"
+        if access != "mmap":
+            time.sleep(random.uniform(0, 0.02))
+        change(path)
+        out, err = reader.communicate("\n", timeout=100)
+    assert reader.returncode == 0, err
+    assert err == ""
+    assert out.split()[0] in ("IncompleteError", "FormatError")
+    assert str(path) in out
+
+
+@pytest.mark.parametrize("suffix", [".h5", ".batch"])
+@pytest.mark.parametrize("access", ["mmap", "pread"])
+def test_a_file_replaced_by_rename_changes_nothing_for_its_readers(suffix, access, tmp_path):
+    path = write_300(tmp_path / f"x{suffix}")
+    with open_reader(path, access=access) as reader:
+        view = reader.read_batch(299)
+        with open_writer(path, batch_size=B, seq_len=S, dtype="uint16", overwrite=True) as writer:
+            writer.write(batches(5, 3))
+        np.testing.assert_array_equal(view, batches(0, 300)[299])
+        np.testing.assert_array_equal(reader.read_batch(298), batches(0, 300)[298])
+    check_whole(path, batches(5, 3))
+
+
+def test_an_index_without_its_shards_is_told(tmp_path):
+    """A copy that was interrupted: `shards.json` came first."""
+    save(tmp_path / "in.npy", 40)
+    command = ("npy-to-hdf5", tmp_path / "in.npy", tmp_path / "out", *SHAPE, "--shards", 4)
+    assert run(CONVERT, *command)[0] == 0
+    (tmp_path / "copy").mkdir()
+    for path in (tmp_path / "out" / INDEX_NAME, tmp_path / "out" / "shard-00000-of-00004.h5"):
+        shutil.copy(path, tmp_path / "copy")
+    with pytest.raises(ZbError, match="3 of 4 shards are missing"):
+        open_reader(tmp_path / "copy")
+
+
+@pytest.mark.parametrize("suffix", [".h5", ".batch"])
+def test_a_commit_that_fails_is_not_counted(suffix, tmp_path, monkeypatch):
+    """The disk fails at the flush of a durable write: the batches can be written again, once."""
+
+    def fail(*_):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with open_writer(tmp_path / f"x{suffix}", batch_size=B, seq_len=S, dtype="uint16", durable=True) as writer:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fdatasync", fail)
+            with pytest.raises(OSError, match="Input/output error"):
+                writer.write(batches(0, 3))
+        assert writer.num_batches == 0
+        writer.write(batches(0, 3))
+    check_whole(tmp_path / f"x{suffix}", batches(0, 3).astype("<u2"))
+
+
+def test_a_partial_folder_with_foreign_files_is_not_emptied(tmp_path):
+    (tmp_path / "out.partial").mkdir()
+    (tmp_path / "out.partial" / "precious.txt").write_text("precious")
+    with pytest.raises(ConvertError, match=r"precious\.txt"), PartialDirectory(tmp_path / "out"):
+        pass
+    assert (tmp_path / "out.partial" / "precious.txt").read_text() == "precious"

@@ -1,0 +1,611 @@
+"""Live stores: real writers and followers in processes of their own; every batch is told by its number alone."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import json
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from zb_hdf5 import (
+    ArgumentError,
+    ClosedError,
+    ConvertError,
+    FollowingLoader,
+    FormatError,
+    IncompleteError,
+    LiveReader,
+    LiveStoreWriter,
+    Loader,
+    ShardedReader,
+    ShardIndex,
+    StateError,
+    UnavailableError,
+    open_reader,
+    open_writer,
+    verify_store,
+)
+from zb_hdf5.commands.zb import zb
+from zb_hdf5.converters.cli import convert
+from zb_hdf5.core.publishing import PartialFile
+from zb_hdf5.maintenance.repair import repair_store
+from zb_hdf5.spec import INDEX_NAME
+
+B, S = 4, 16
+SHAPE = {"batch_size": B, "seq_len": S, "dtype": "uint16"}
+
+
+def batches(first, count):
+    """Return batches `first`, `first + 1`, ...: no two of 65,536 are alike."""
+    numbers = np.arange(first, first + count).reshape(-1, 1, 1)
+    return (numbers * 31 + np.arange(B * S).reshape(B, S)) % 65536
+
+
+def start_store(folder, shard_batches=4):
+    return open_writer(folder, **SHAPE, live=True, shard_batches=shard_batches)
+
+
+def follow(folder, timeout_s=30.0, **options):
+    return Loader(folder, follow=True, timeout_s=timeout_s, **{"rank": 0, "world_size": 1, **options})
+
+
+def kill_store(folder, count, shard_batches=4):
+    """Make the store that a writer leaves that was killed after `count` batches."""
+    run(WRITER, folder, shard_batches, count, "kill")
+    return folder
+
+
+def expect_batches(reader, count):
+    assert reader.num_batches == count
+    np.testing.assert_array_equal(np.stack(list(reader)), batches(0, count))
+
+
+# --- processes -------------------------------------------------------------------------------------------------
+
+COMMON = f"""
+import os, sys, time
+import numpy as np
+from zb_hdf5 import Loader, open_reader, open_writer, UnavailableError
+B, S = {B}, {S}
+{inspect.getsource(batches)}
+folder, *arguments = sys.argv[1:]
+"""
+
+#: Commits groups of 1 to 9 batches, and says after each how many are committed; then finishes, or is killed.
+WRITER = """
+shard_batches, count, end = int(arguments[0]), int(arguments[1]), arguments[2]
+draw = np.random.default_rng(0)
+writer = open_writer(folder, batch_size=B, seq_len=S, dtype="uint16", live=True, shard_batches=shard_batches)
+while writer.num_batches < count:
+    writer.write(batches(writer.num_batches, min(int(draw.integers(1, 10)), count - writer.num_batches)))
+    print(writer.num_batches, flush=True)
+    if len(arguments) > 3:
+        time.sleep(float(arguments[3]))
+if end == "kill":
+    os.kill(os.getpid(), 9)
+writer.finish()
+"""
+
+#: Follows as one rank; every step must be what its number says. Prints the batches that it saw and how it ended.
+FOLLOWER = """
+rank, world_size, batch_size, timeout_s = map(int, arguments)
+while not os.path.exists(folder + "/shards.json"):
+    time.sleep(0.01)
+loader = Loader(folder, follow=True, timeout_s=timeout_s, rank=rank, world_size=world_size, batch_size=batch_size)
+steps, end = 0, "finished"
+try:
+    for tokens in loader:
+        first = (steps * world_size + rank) * batch_size
+        rows = batches(first // B, batch_size // B + 2).reshape(-1, S)[first % B :][:batch_size]
+        assert np.array_equal(tokens.numpy(), rows), f"step {steps}: found {tokens}, expected {rows}"
+        steps += 1
+except UnavailableError:
+    end = "timeout"
+print(steps, end)
+"""
+
+#: Reads at random what is committed, by a fresh reader now and then.
+READER = """
+while not os.path.exists(folder + "/shards.json"):
+    time.sleep(0.01)
+draw, reader, before, still = np.random.default_rng(1), open_reader(folder), 0, time.monotonic()
+while time.monotonic() - still < float(arguments[0]) and not reader.complete:
+    if draw.random() < 0.02:
+        reader.close()
+        reader = open_reader(folder)
+    now = reader.refresh()
+    assert now >= before, f"{now} batches after {before}"
+    if now > before:
+        before, still = now, time.monotonic()
+    for number in draw.integers(0, now, 20 if now else 0).tolist():
+        found = reader.read_batch(number)
+        assert np.array_equal(found, batches(number, 1)[0]), f"batch {number}: found {found}"
+print(before, "finished" if reader.complete else "timeout")
+"""
+
+
+def started(code, *arguments, stdout=subprocess.PIPE):
+    command = [sys.executable, "-c", COMMON + code, *map(str, arguments)]
+    return subprocess.Popen(command, stdout=stdout, stderr=subprocess.PIPE, text=True)
+
+
+def run(code, *arguments):
+    with started(code, *arguments) as process:
+        return process.communicate()[0]
+
+
+def ended(process):
+    """Return the two words that a follower prints last."""
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    count, end = out.split()
+    return int(count), end
+
+
+@contextlib.contextmanager
+def running(*processes):
+    with contextlib.ExitStack() as stack:
+        for process in processes:
+            stack.enter_context(process)
+            stack.callback(process.kill)
+        yield processes
+
+
+# --- under load ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shard_batches"),
+    [(3, 40), pytest.param(30, 400, marks=pytest.mark.slow), pytest.param(3, 2, marks=pytest.mark.slow)],
+)
+def test_followers_see_every_committed_batch_of_a_writer_that_is_killed(seconds, shard_batches, tmp_path):
+    folder, said = tmp_path / "store", tmp_path / "said"
+    with (
+        open(said, "w") as file,
+        running(
+            started(WRITER, folder, shard_batches, 1 << 40, "never", 0.001, stdout=file),
+            started(FOLLOWER, folder, 0, 1, B, 5),
+            started(FOLLOWER, folder, 1, 2, 7, 5),
+            started(READER, folder, 5),
+        ) as (writer, *followers),
+    ):
+        while not said.stat().st_size:
+            time.sleep(0.01)
+            assert writer.poll() is None, writer.stderr.read()
+        time.sleep(seconds)
+        assert writer.poll() is None
+        writer.kill()
+        writer.wait()
+        (whole, *ends), (steps, end), (read, reader_end) = map(ended, followers)
+    assert [*ends, end, reader_end] == ["timeout"] * 3
+    acknowledged = int(said.read_text().rpartition("\n")[0].split()[-1])
+    with open_reader(folder) as reader:
+        assert not reader.complete
+        committed = reader.num_batches
+        expect_batches(reader, committed)
+    assert acknowledged <= committed
+    assert acknowledged > 2 * shard_batches  # it was at work in a third shard
+    assert (whole, read, steps) == (committed, committed, committed * B // (2 * 7))
+
+
+@pytest.mark.parametrize(("count", "shard_batches"), [(88, 8), (41, 2)])
+def test_all_ranks_make_the_same_steps_to_the_end(count, shard_batches, tmp_path):
+    folder = tmp_path / "store"
+    with running(
+        started(WRITER, folder, shard_batches, count, "finish", 0.01),
+        *(started(FOLLOWER, folder, rank, 3, 6, 60) for rank in range(3)),
+    ) as (writer, *followers):
+        assert {ended(follower) for follower in followers} == {(count * B // 18, "finished")}
+        assert writer.wait() == 0
+    with open_reader(folder) as reader:
+        assert type(reader) is ShardedReader
+        assert reader.complete
+        expect_batches(reader, count)
+    assert not [path.name for path in folder.iterdir() if path.name.endswith(".partial")]
+    assert not [report.problem for report in verify_store(folder) if report.problem]
+
+
+def test_shards_of_one_batch_are_renamed_under_many_readers(tmp_path):
+    folder = tmp_path / "store"
+    with running(started(WRITER, folder, 1, 150, "finish"), *(started(READER, folder, 60) for _ in range(3))) as (
+        writer,
+        *readers,
+    ):
+        assert {ended(reader) for reader in readers} == {(150, "finished")}
+        assert writer.wait() == 0
+
+
+# --- the loader ------------------------------------------------------------------------------------------------
+
+
+def test_a_step_waits_for_the_records_of_all_ranks(tmp_path):
+    with start_store(tmp_path / "store") as writer:
+        writer.write(batches(0, 5))  # of 2 x 2 batches a step: one step and a half
+        for rank in range(2):
+            with follow(tmp_path / "store", 0.05, rank=rank, world_size=2, batch_size=2 * B) as loader:
+                steps = iter(loader)
+                expected = batches(0, 4).reshape(2, 2 * B, S)
+                np.testing.assert_array_equal(next(steps).numpy(), expected[rank])
+                with pytest.raises(UnavailableError, match=r"no new batch for 0.05 s after 5 batches.*zb repair"):
+                    next(steps)
+
+
+def test_a_waiting_loader_goes_on_when_batches_come(tmp_path):
+    folder, seen = tmp_path / "store", []
+    with start_store(folder) as writer, follow(folder) as loader:
+        reading = threading.Thread(target=lambda: seen.extend(loader), name="zb-test-follow")
+        reading.start()
+        for number in range(10):
+            writer.write(batches(number, 1)[0])
+            time.sleep(0.005)
+        writer.finish()
+        reading.join()
+    np.testing.assert_array_equal(np.stack(seen), batches(0, 10))
+
+
+@pytest.mark.parametrize("drop_last", [True, False])
+def test_drop_last_decides_about_the_rest_of_a_finished_store(drop_last, tmp_path):
+    options = {"batch_size": 3 * B, "drop_last": drop_last}
+    with start_store(tmp_path / "store") as writer, follow(tmp_path / "store", **options) as loader:
+        steps = iter(loader)
+        writer.write(batches(0, 7))
+        found = [next(steps), next(steps)]
+        writer.finish()
+        found += list(steps)
+    expected = np.concatenate([batches(0, 7), batches(0, 2)]).reshape(3, 3 * B, S)[: 2 if drop_last else 3]
+    np.testing.assert_array_equal(np.stack(found), expected)
+
+
+def test_a_state_goes_on_while_the_store_grows_and_when_it_is_finished(tmp_path):
+    folder = tmp_path / "store"
+    with start_store(folder) as writer:
+        writer.write(batches(0, 6))
+        with follow(folder) as loader:
+            steps = iter(loader)
+            next(steps)
+            first = json.loads(json.dumps(loader.state_dict()))
+            next(steps)
+        with follow(folder, 0.01) as loader:
+            loader.load_state_dict(first)
+            steps = iter(loader)
+            np.testing.assert_array_equal([next(steps).numpy() for _ in range(5)], batches(1, 5))
+            late = loader.state_dict()
+            with pytest.raises(UnavailableError):
+                next(steps)
+        writer.write(batches(6, 7))
+        with follow(folder) as loader:
+            loader.load_state_dict(late)
+            np.testing.assert_array_equal(next(iter(loader)), batches(6, 1)[0])
+    for options in ({"follow": True}, {"shuffle": "sequential"}, {"follow": False, "shuffle": "sequential"}):
+        with Loader(folder, rank=0, world_size=1, **options) as loader:
+            loader.load_state_dict(late)
+            np.testing.assert_array_equal(np.stack(list(loader)), batches(6, 7))
+    with start_store(tmp_path / "other") as writer:
+        writer.write(batches(0, 13))
+    with follow(tmp_path / "other") as loader, pytest.raises(StateError, match="fingerprint"):
+        loader.load_state_dict(late)
+
+
+def test_a_lone_partial_is_followed(tmp_path):
+    with open_writer(tmp_path / "x.h5", **SHAPE) as writer:
+        writer.write(batches(0, 2))
+        with follow(tmp_path / "x.h5.partial") as loader:
+            steps = iter(loader)
+            found = [next(steps), next(steps)]
+            writer.write(batches(2, 3))
+            found.append(next(steps))
+            writer.finish()
+            found += list(steps)
+    np.testing.assert_array_equal(np.stack(found), batches(0, 5))
+
+
+def test_what_a_following_loader_refuses(tmp_path):
+    folder = tmp_path / "store"
+    with start_store(folder) as writer:
+        writer.write(batches(0, 6))
+        for options in ({"shuffle": "global"}, {"prefetch": 4}, {"device": "cuda"}, {"epoch": 1}, {"batch_size": 0}):
+            with pytest.raises(ArgumentError):
+                follow(folder, **options)
+        with follow(folder) as loader:
+            assert type(loader) is FollowingLoader
+            with pytest.raises(TypeError, match="has no length"):
+                len(loader)
+            with pytest.raises(ArgumentError, match="one epoch"):
+                loader.set_epoch(1)
+        with pytest.raises(ArgumentError, match="grows still"):  # its order would be another one a moment later
+            Loader(folder, rank=0, world_size=1)
+        with Loader(folder, shuffle="sequential", rank=0, world_size=1) as loader:
+            assert len(loader) == 6
+
+
+# --- the reader ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("access", ["auto", "h5py"])
+def test_a_reader_shows_what_is_committed(access, tmp_path):
+    folder = tmp_path / "store"
+    with start_store(folder) as writer, open_reader(folder, access=access) as reader:
+        assert type(reader) is LiveReader
+        named = reader.fingerprint
+        assert named == f"live:{writer.index.live_id}:{B}x{S}:uint16"
+        for count in (0, 1, 3, 4, 5, 13):
+            writer.write(batches(writer.num_batches, count - writer.num_batches))
+            assert reader.refresh() == count
+            assert not reader.complete
+            if count:
+                expect_batches(reader, count)
+                group = np.empty((count, B, S), np.uint16)
+                reader.read_batches_into(0, group)
+                np.testing.assert_array_equal(group, batches(0, count))
+                rows = np.arange(count * B)[::-1].copy()
+                np.testing.assert_array_equal(
+                    reader.read_records_torch(rows, S, np.int64), batches(0, count).reshape(-1, S)[::-1]
+                )
+        copy = pickle.loads(pickle.dumps(reader))
+        writer.finish()
+        with copy:
+            expect_batches(copy, 13)
+            assert copy.refresh() == 13
+            assert copy.complete
+        assert reader.refresh() == 13
+        assert (reader.complete, reader.fingerprint, reader.sha256) == (True, named, writer.index.sha256)
+        expect_batches(reader, 13)
+    with open_reader(folder) as reader:
+        assert reader.fingerprint == named
+        expect_batches(reader, 13)
+
+
+def test_a_forked_child_reads_a_shard_that_was_renamed_since(tmp_path):
+    folder = tmp_path / "store"
+    with start_store(folder) as writer, open_reader(folder) as reader:
+        writer.write(batches(0, 3))
+        reader.refresh()
+        expect_batches(reader, 3)
+        writer.write(batches(3, 3))
+        child = os.fork()
+        if child == 0:
+            status = 1
+            with contextlib.suppress(BaseException):
+                expect_batches(reader, 3)
+                status = 0
+            os._exit(status)
+        assert os.waitpid(child, 0)[1] == 0
+
+
+def test_another_store_in_the_same_folder_is_an_error(tmp_path):
+    with start_store(tmp_path / "store") as writer, open_reader(tmp_path / "store") as reader:
+        writer.write(batches(0, 1))
+        os.rename(tmp_path / "store", tmp_path / "old")
+        with start_store(tmp_path / "store"), pytest.raises(FormatError, match="was replaced"):
+            reader.refresh()
+        os.rename(tmp_path / "store", tmp_path / "new")
+        os.rename(tmp_path / "old", tmp_path / "store")
+
+
+# --- what commands say -----------------------------------------------------------------------------------------
+
+
+def zb_json(code, *arguments):
+    done = CliRunner().invoke(zb, [*map(str, arguments), "--json", "--quiet"])
+    assert done.exit_code == code, done.output
+    return json.loads(done.stdout)
+
+
+def test_info_and_verify_of_a_growing_store(tmp_path):
+    folder = tmp_path / "store"
+    with start_store(folder) as writer:
+        writer.write(batches(0, 6))
+        info = zb_json(0, "info", folder)
+        assert info["state"].startswith("growing")
+        assert (info["kind"], info["num_batches"], info["sha256"]) == ("store", 6, None)
+        assert info["shards"] == {"count": 2, "min_batches": 2, "max_batches": 4}
+        whole, growing = verify_store(folder)
+        assert whole.problem is None
+        assert growing.num_batches == 2
+        assert isinstance(growing.problem, IncompleteError)
+        zb_json(4, "verify", folder)
+        with pytest.raises(UnavailableError):
+            repair_store(folder)
+        assert not ShardIndex.load(folder).complete
+    assert zb_json(0, "info", folder)["state"] == "complete"
+    zb_json(0, "verify", folder)
+
+
+@pytest.mark.parametrize("count", [1, 4, 6, 8])
+def test_repair_makes_a_killed_store_whole(count, tmp_path):
+    folder = kill_store(tmp_path / "store", count)
+    live_id = ShardIndex.load(folder).live_id
+    with open_reader(folder) as reader:
+        expect_batches(reader, count)
+        named = reader.fingerprint
+    zb_json(4, "verify", folder)
+    zb_json(0, "repair", folder, "--dry-run")
+    assert not ShardIndex.load(folder).complete
+    zb_json(0, "repair", folder)
+    index = ShardIndex.load(folder)
+    assert (index.complete, index.live_id, len(index.shards)) == (True, live_id, -(-count // 4))
+    zb_json(0, "verify", folder)
+    with open_reader(folder) as reader:
+        assert reader.fingerprint == named
+        expect_batches(reader, count)
+    zb_json(0, "repair", folder)
+
+
+def test_a_last_shard_that_was_renamed_and_not_yet_counted(tmp_path):
+    """What a kill between the two steps of finishing a shard leaves."""
+    folder = kill_store(tmp_path / "store", 6)
+    growing = ShardIndex.load(folder)
+    repair_store(folder)
+    (folder / "shard-00001.h5.partial").unlink()
+    growing.save(folder)
+    with open_reader(folder) as reader:
+        assert not reader.complete
+        expect_batches(reader, 6)
+    assert [type(report.problem) for report in verify_store(folder)] == [type(None), IncompleteError]
+    assert [report.state for report in repair_store(folder)] == ["whole", "whole"]
+    with open_reader(folder) as reader:
+        assert reader.complete
+        expect_batches(reader, 6)
+    assert not [report.problem for report in verify_store(folder) if report.problem]
+
+
+def test_repair_that_drops_batches_gives_the_store_another_name(tmp_path):
+    folder, copy = kill_store(tmp_path / "store", 6), tmp_path / "copy"
+    first = folder / "shard-00000.h5"
+    damaged = bytearray(first.read_bytes())
+    damaged[damaged.find(batches(1, 1).astype("<u2").tobytes())] ^= 1
+    first.write_bytes(damaged)
+    shutil.copytree(folder, copy)
+    repair_store(copy)
+    with open_reader(copy) as reader:
+        assert reader.fingerprint.startswith("sha256:")
+        np.testing.assert_array_equal(np.stack(list(reader)), batches(0, 6)[[0, 2, 3, 4, 5]])
+    with open_reader(folder) as reader:  # the repair in another process, under a reader's eyes
+        shutil.copytree(copy, folder, dirs_exist_ok=True)
+        with pytest.raises(FormatError, match="replaced or repaired"):
+            reader.refresh()
+
+
+# --- the writer ------------------------------------------------------------------------------------------------
+
+
+def test_an_exception_loses_nothing_that_was_committed(tmp_path):
+    folder = tmp_path / "store"
+
+    def fail():
+        with start_store(folder) as writer:
+            writer.write(batches(0, 6))
+            raise KeyError(writer)
+
+    with pytest.raises(KeyError) as caught:
+        fail()
+    (writer,) = caught.value.args
+    with pytest.raises(ClosedError):
+        writer.write(batches(6, 1))
+    with open_reader(folder) as reader:
+        assert not reader.complete
+        expect_batches(reader, 6)
+    repair_store(folder)
+    with open_reader(folder) as reader:
+        assert reader.complete
+        expect_batches(reader, 6)
+
+
+def test_a_failure_to_publish_loses_nothing_that_was_committed(tmp_path, monkeypatch):
+    folder = tmp_path / "store"
+
+    def fail(self):
+        self.discard()
+        raise OSError(28, "No space left on device")
+
+    writer = start_store(folder)
+    writer.write(batches(0, 6))
+    with monkeypatch.context() as patch:
+        patch.setattr(PartialFile, "publish", fail)
+        with pytest.raises(OSError, match="No space"):
+            writer.write(batches(6, 2))
+    with pytest.raises(ClosedError, match="zb repair"):
+        writer.finish()
+    writer.abort()
+    with open_reader(folder) as reader:
+        expect_batches(reader, 8)
+    repair_store(folder)
+    with open_reader(folder) as reader:
+        assert reader.complete
+        expect_batches(reader, 8)
+
+
+def test_a_full_disk_loses_nothing_that_was_committed(tmp_path):
+    if os.geteuid() != 0:
+        pytest.skip("needs to mount a small file system")
+    mount = tmp_path / "small"
+    mount.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "none", mount], capture_output=True).returncode:
+        pytest.skip("cannot mount a small file system")
+    try:
+        writer, committed = start_store(mount / "store", 200), []
+
+        def fill():
+            while True:
+                committed.append(writer.num_batches)
+                writer.write(batches(committed[-1], 50))
+
+        with pytest.raises(OSError, match="No space"):
+            fill()
+        writer.abort()
+        with open_reader(mount / "store") as reader:
+            assert not reader.complete
+            assert reader.num_batches >= committed[-1] > 200
+            expect_batches(reader, reader.num_batches)
+    finally:
+        subprocess.run(["umount", mount], check=True)
+
+
+def test_an_empty_store_is_a_store(tmp_path):
+    with start_store(tmp_path / "store") as writer, follow(tmp_path / "store") as loader:
+        writer.finish()
+        assert list(loader) == []
+    with open_reader(tmp_path / "store") as reader:
+        assert (reader.complete, reader.num_batches) == (True, 0)
+
+
+def test_what_a_live_writer_refuses(tmp_path):
+    (tmp_path / "there").mkdir()
+    with pytest.raises(ConvertError, match="exists already"):
+        start_store(tmp_path / "there")
+    for options in ({}, {"shard_batches": 0}, {"shard_batches": 4, "backend": "batch"},
+                    {"shard_batches": 4, "overwrite": True}):  # fmt: skip
+        with pytest.raises(ArgumentError):
+            open_writer(tmp_path / "store", **SHAPE, live=True, **options)
+    with pytest.raises(ArgumentError, match="is for live=True"):
+        open_writer(tmp_path / "x.h5", **SHAPE, shard_batches=4)
+    assert [path.name for path in tmp_path.iterdir()] == ["there"]
+    with start_store(tmp_path / "store") as writer:
+        assert isinstance(writer, LiveStoreWriter)
+        for wrong in (batches(0, 1)[:, :2], np.zeros(3), 7):
+            with pytest.raises(ArgumentError, match="expected batches of shape"):
+                writer.write(wrong)
+        with pytest.raises(ConvertError):
+            writer.write(np.full((B, S), -1))
+        writer.write(batches(0, 5))
+    with open_reader(tmp_path / "store") as reader:
+        expect_batches(reader, 5)
+
+
+@pytest.mark.parametrize(("key", "value"), [("live_id", ""), ("live_id", 3), ("complete", "no")])
+def test_an_index_that_contradicts_itself_is_refused(key, value, tmp_path):
+    with start_store(tmp_path / "store") as writer:
+        writer.write(batches(0, 5))
+        index = json.loads((tmp_path / "store" / INDEX_NAME).read_text())
+        (tmp_path / "store" / INDEX_NAME).write_text(json.dumps({**index, key: value, "check": ""}))
+        with pytest.raises(FormatError, match=key):
+            open_reader(tmp_path / "store")
+
+
+def test_a_live_conversion_gives_the_batches_of_any_other(tmp_path):
+    np.save(tmp_path / "in.npy", np.arange(480, dtype="<u2").reshape(48, 10))
+    shape = ["--batch-size", "4", "--seq-len", "10"]
+    for name, how in (("live", ["--live"]), ("plain", [])):
+        command = ["npy-to-hdf5", str(tmp_path / "in.npy"), str(tmp_path / name), *shape, "--shards", "5", *how]
+        result = CliRunner().invoke(convert, command, catch_exceptions=False)
+        assert result.exit_code == 0, result.stderr
+        assert "shuffle  direct: " in result.stdout  # of both: they gather the records in their new order
+    with open_reader(tmp_path / "live") as live, open_reader(tmp_path / "plain") as plain:
+        assert live.complete
+        np.testing.assert_array_equal([np.array(b) for b in live], [np.array(b) for b in plain])
+    assert [report.problem for report in verify_store(tmp_path / "live")] == [None] * 4
+    for option in ("--resume", "--force", "--dry-run", "--workers=2", "--shard-range=0/2", "--executor=mpi"):
+        command = ["npy-to-hdf5", str(tmp_path / "in.npy"), str(tmp_path / "other"), *shape, "--live", option]
+        result = CliRunner().invoke(convert, command)
+        assert (result.exit_code, "--live is written by one process" in result.stderr) == (2, True)
+    assert not (tmp_path / "other").exists()

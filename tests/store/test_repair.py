@@ -1,0 +1,328 @@
+"""Killed writers, flipped bits, lost indices: repair keeps what holds, says what it drops, and touches nothing else."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import time
+
+import h5py
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from contract import random_tokens
+from test_crash import WRITER, batches, names, running, small_disk, snapshot  # noqa: F401
+
+from zb_hdf5 import ConvertError, IncompleteError, UnavailableError, ZbError, open_reader, open_writer, verify_store
+from zb_hdf5.commands.zb import zb
+from zb_hdf5.maintenance.rebuild import rebuild_index
+from zb_hdf5.maintenance.repair import repair_file, repair_store
+from zb_hdf5.spec import CRC32, INDEX_NAME
+
+SHAPE = (4, 1024)
+
+
+@pytest.fixture
+def data():
+    return random_tokens(9, *SHAPE).astype("<u2")
+
+
+def run(*arguments):
+    return CliRunner().invoke(zb, [str(argument) for argument in arguments], catch_exceptions=False)
+
+
+def flip(path, offset, bit=0):
+    with open(path, "r+b") as file:
+        file.seek(offset)
+        value = file.read(1)[0]
+        file.seek(offset)
+        file.write(bytes([value ^ 1 << bit]))
+
+
+def flip_batch(path, number, within=5):
+    with open_reader(path) as reader:
+        offset = reader.extents.offset(number)
+    flip(path, offset + within)
+
+
+def content(path):
+    with open_reader(path) as reader:
+        return np.array([np.array(batch) for batch in reader])
+
+
+def require_good(path):
+    assert [report.problem for report in verify_store(path)] == [None] * len(verify_store(path))
+
+
+# --- killed writers --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("delay_s", [0.03, 0.08, 0.15])
+def test_a_killed_writers_batches_are_published(delay_s, tmp_path):
+    path, partial = tmp_path / "x.h5", tmp_path / "x.h5.partial"
+    with running(WRITER, path) as process:
+        assert process.stdout.readline() == "ready\n"
+        process.stdout.readline()
+        time.sleep(delay_s)
+        with pytest.raises(UnavailableError, match="another process is writing it"):
+            repair_file(partial)
+        assert names(tmp_path) == [partial.name]
+        process.kill()
+        lines = process.stdout.read().split("\n")[:-1]
+    before = partial.read_bytes()
+    report = repair_file(partial)
+    assert (report.state, report.dropped, report.output) == ("repaired", [], str(path))
+    assert report.kept >= int(lines[-1] if lines else 1)
+    require_good(path)
+    np.testing.assert_array_equal(content(path), batches(0, report.kept))
+    assert partial.read_bytes() == before
+    whole = snapshot(tmp_path)
+    repair_file(partial)
+    assert snapshot(tmp_path) == whole
+    assert names(tmp_path) == [path.name, partial.name]
+
+
+def leave_partial(path, data):
+    """Leave what a killed writer leaves."""
+    code = (
+        "import numpy as np, os, sys; from zb_hdf5 import open_writer; data = np.load(sys.argv[2]);"
+        "w = open_writer(sys.argv[1], batch_size=data.shape[1], seq_len=data.shape[2], dtype='uint16');"
+        "w.write(data); os.kill(os.getpid(), 9)"
+    )
+    source = path.with_name("source.npy")
+    np.save(source, data)
+    assert subprocess.run([sys.executable, "-c", code, path, source]).returncode == -9
+    source.unlink()
+    return path.with_name(path.name + ".partial")
+
+
+def test_a_killed_copy_is_kept_up_to_its_last_commit(data, tmp_path):
+    """Its dataset has room for batches that never came."""
+    with open_writer(tmp_path / "in.batch", batch_size=4, seq_len=1024, dtype="uint16") as writer:
+        writer.write(data)
+    code = (
+        "import os, sys\n"
+        "from zb_hdf5 import open_reader, open_writer\n"
+        "reader = open_reader(sys.argv[1])\n"
+        "writer = open_writer(sys.argv[2], batch_size=4, seq_len=1024, dtype='uint16', expected_batches=9)\n"
+        "assert writer.write_from(reader, 0, 6) == 6\n"
+        "writer._room_for(6, 3)\n"  # the first thing that the next call would do
+        "os.kill(os.getpid(), 9)\n"
+    )
+    subprocess.run([sys.executable, "-c", code, tmp_path / "in.batch", tmp_path / "x.h5"])
+    with h5py.File(tmp_path / "x.h5.partial", swmr=True) as h5:
+        assert len(h5["batches"]) == 9
+    report = repair_file(tmp_path / "x.h5.partial")
+    assert (report.state, report.kept, report.dropped) == ("repaired", 6, [])
+    np.testing.assert_array_equal(content(tmp_path / "x.h5"), data[:6])
+    require_good(tmp_path / "x.h5")
+
+
+def test_an_unfinished_file_is_kept_up_to_the_first_bad_batch(data, tmp_path):
+    partial = leave_partial(tmp_path / "x.h5", data)
+    at = partial.read_bytes().find(data[5].tobytes())
+    flip(partial, at + 7)
+    report = repair_file(partial)
+    assert (report.kept, report.dropped) == (5, [5, 6, 7, 8])
+    assert "batch 5 is bad" in report.reason
+    np.testing.assert_array_equal(content(tmp_path / "x.h5"), data[:5])
+
+
+def test_what_has_the_final_name_is_replaced_only_with_force(data, tmp_path, write_file):
+    partial = leave_partial(tmp_path / "x.h5", data)
+    write_file(tmp_path / "y.h5", data[:2])
+    os.rename(tmp_path / "y.h5", tmp_path / "x.h5")
+    before = snapshot(tmp_path)
+    with pytest.raises(ConvertError, match=r"exists already$"):
+        repair_file(partial)
+    assert snapshot(tmp_path) == before
+    repair_file(partial, overwrite=True)
+    np.testing.assert_array_equal(content(tmp_path / "x.h5"), data)
+    assert names(tmp_path) == ["x.h5", "x.h5.partial"]
+
+
+def test_a_killed_batch_writer_needs_the_shape(data, tmp_path):
+    partial = leave_partial(tmp_path / "x.batch", data)
+    result = run("repair", partial)
+    assert result.exit_code == 2
+    assert "pass --batch-size, --seq-len and --dtype" in result.stderr
+    os.truncate(partial, partial.stat().st_size - 100)
+    result = run("repair", partial, "--batch-size", 4, "--seq-len", 1024, "--dtype", "uint16", "--json")
+    assert result.exit_code == 0, result.stderr
+    assert "could not be checked" in json.loads(result.stdout)["files"][0]["reason"]
+    np.testing.assert_array_equal(content(tmp_path / "x.batch"), data[:8])
+
+
+def test_a_truncated_batch_file_with_crc32_is_checked(data, tmp_path, write_file):
+    info = write_file(tmp_path / "x.batch", data)
+    (tmp_path / "x.batch.crc32").write_bytes(info.crc32.tobytes())
+    flip(tmp_path / "x.batch", 4096 + 3 * data[0].nbytes)
+    os.truncate(tmp_path / "x.batch", info.path.stat().st_size - 1)
+    report = repair_file(tmp_path / "x.batch")
+    assert (report.kept, report.dropped) == (7, [3])
+    np.testing.assert_array_equal(content(report.output), np.delete(data[:8], 3, axis=0))
+
+
+# --- damage ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_flipped_tokens_are_found_by_verify_and_dropped_by_repair(seed, data, tmp_path, write_file):
+    path = write_file(tmp_path / "x.h5", data).path
+    chance = random.Random(seed)
+    bad = sorted(chance.sample(range(len(data)), chance.randint(1, 4)))
+    for number in bad:
+        flip_batch(path, number, chance.randrange(data[0].nbytes))
+    before = path.read_bytes()
+    assert verify_store(path)[0].problem is not None
+    dry = repair_file(path, dry_run=True)
+    assert names(tmp_path) == ["x.h5"]
+    report = repair_file(path)
+    assert dry.dropped == report.dropped == bad
+    assert path.read_bytes() == before
+    np.testing.assert_array_equal(content(report.output), np.delete(data, bad, axis=0))
+    require_good(tmp_path / "x.repaired.h5")
+    whole = snapshot(tmp_path)
+    assert repair_file(path).dropped == bad
+    assert snapshot(tmp_path) == whole
+
+
+def test_a_damaged_crc32_row_costs_no_batch(data, tmp_path, write_file):
+    path = write_file(tmp_path / "x.h5", data).path
+    with h5py.File(path, "r+") as h5:
+        h5[CRC32][2] ^= 1
+    report = repair_file(path)
+    assert (report.kept, report.dropped) == (9, [])
+    require_good(tmp_path / "x.repaired.h5")
+
+
+def test_a_whole_file_is_left_alone(data, tmp_path, write_file):
+    path = write_file(tmp_path / "x.h5", data).path
+    before = snapshot(tmp_path)
+    result = run("repair", path)
+    assert result.exit_code == 0
+    assert "whole: 9 batches, none bad; nothing to do" in result.stdout
+    assert snapshot(tmp_path) == before
+
+
+def test_a_full_disk_leaves_nothing(small_disk, tmp_path):  # noqa: F811
+    with open_writer(tmp_path / "x.h5", batch_size=32, seq_len=64, dtype="uint16") as writer:
+        writer.write(batches(0, 1100))  # of 4 KiB each: a copy does not fit
+    shutil.copyfile(tmp_path / "x.h5", small_disk / "x.h5")
+    flip_batch(small_disk / "x.h5", 3)
+    with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+        repair_file(small_disk / "x.h5")
+    assert names(small_disk) == ["x.h5"]
+
+
+# --- stores ----------------------------------------------------------------------------------------------------
+
+
+def test_a_store_is_repaired(data, tmp_path, write_store):
+    store = write_store(tmp_path / "s", data, (3, 6), ("hdf5", "batch"))
+    assert {report.state for report in repair_store(store)} == {"whole"}
+    flip_batch(store / "shard-00000.h5", 1)
+    flip_batch(store / "shard-00001.batch", 2)
+    before = snapshot(store)
+    reports = repair_store(store, dry_run=True)
+    assert snapshot(store) == before
+    reports = repair_store(store)
+    assert [report.dropped for report in reports] == [[1], [2], []]
+    require_good(store)
+    np.testing.assert_array_equal(content(store), np.delete(data, [1, 5], axis=0))
+    after = snapshot(store)
+    assert {report.state for report in repair_store(store)} == {"whole"}
+    assert snapshot(store) == after
+    assert {name: after[name] for name in before if name != INDEX_NAME} == {
+        name: text for name, text in before.items() if name != INDEX_NAME
+    }
+
+
+def test_a_repair_stopped_before_the_index_goes_on(data, tmp_path, write_store, monkeypatch):
+    store = write_store(tmp_path / "s", data, (3, 6))
+    flip_batch(store / "shard-00001.h5", 1)
+    index = (store / INDEX_NAME).read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr("zb_hdf5.store.index.ShardIndex.save", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
+        with pytest.raises(KeyboardInterrupt):
+            repair_store(store)
+    assert (store / INDEX_NAME).read_bytes() == index
+    repair_store(store)
+    np.testing.assert_array_equal(content(store), np.delete(data, 4, axis=0))
+
+
+# --- the index -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("damage", ["lost", "garbled"])
+def test_an_index_is_made_anew(damage, data, tmp_path, write_store):
+    store = write_store(tmp_path / "s", data, (3, 6), ("hdf5", "batch"))
+    (store / "shard-00001.batch.crc32").unlink()
+    text = json.loads((store / INDEX_NAME).read_text())
+    if damage == "lost":
+        (store / INDEX_NAME).unlink()
+    else:
+        (store / INDEX_NAME).write_bytes(b"\xff{")
+    assert run("index", "rebuild", store).exit_code == 0
+    assert json.loads((store / INDEX_NAME).read_text())["shards"] == text["shards"]
+    require_good(store)
+    np.testing.assert_array_equal(content(store), data)
+    with pytest.raises(ConvertError, match="exists already, and is valid"):
+        rebuild_index(store)
+
+
+def test_missing_numbers_are_listed(data, tmp_path, write_file):
+    for number in (0, 2):
+        write_file(tmp_path / f"shard-{number:05}-of-00005.h5", data[:2])
+    with pytest.raises(IncompleteError, match="shards 1, 3, 4 are missing"):
+        rebuild_index(tmp_path)
+    assert len(rebuild_index(tmp_path, force=True).shards) == 2
+
+
+def test_a_flipped_bit_in_the_index_is_found_or_harmless(data, tmp_path, write_store):
+    store = write_store(tmp_path / "s", data, (3, 6))
+    text, chance = (store / INDEX_NAME).read_bytes(), random.Random(1)
+    for _ in range(60):
+        (store / INDEX_NAME).write_bytes(text)
+        flip(store / INDEX_NAME, chance.randrange(len(text)), chance.randrange(8))
+        try:
+            bad = any(report.problem for report in verify_store(store))
+        except ZbError:
+            bad = True
+        if not bad:  # spelling that no token depends on
+            np.testing.assert_array_equal(content(store), data)
+
+
+def test_shards_that_disagree_are_refused(data, tmp_path, write_file):
+    write_file(tmp_path / "shard-00000.h5", data)
+    write_file(tmp_path / "shard-00001.h5", data.astype("<u4"))
+    with pytest.raises(ZbError, match=r"expected \(4, 1024\) uint16"):
+        rebuild_index(tmp_path)
+
+
+@pytest.mark.parametrize("damage", ["missing", "no HDF5 file", "cut short"])
+def test_a_shard_that_cannot_be_saved_is_left_out_only_with_force(damage, data, tmp_path, write_store):
+    folder = write_store(tmp_path / "store", data, cuts=(3, 6))
+    shard = sorted(folder.glob("shard-*"))[1]
+    if damage == "missing":
+        shard.unlink()
+    elif damage == "cut short":
+        os.truncate(shard, 5000)
+    else:
+        shard.write_bytes(b"x" * 5000)
+    before = snapshot(folder)
+    result = run("repair", folder)
+    assert result.exit_code in (1, 4)
+    assert "--force to leave its 3 batches out" in result.stderr
+    assert snapshot(folder) == before
+    dry = json.loads(run("repair", folder, "--dry-run", "--json").stdout)
+    assert "lost" in json.dumps(dry)
+    assert snapshot(folder) == before
+    assert run("repair", folder, "--force").exit_code == 0
+    np.testing.assert_array_equal(content(folder), np.concatenate([data[:3], data[6:]]))
+    require_good(folder)

@@ -1,0 +1,630 @@
+"""A store is what its `shards.json` says: everything else is an error that names the file."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from contract import check_closing, check_reader, random_tokens
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zb_hdf5 import (
+    ChecksumError,
+    FormatError,
+    HDF5ShardWriter,
+    IncompleteError,
+    ShardedReader,
+    ShardEntry,
+    ShardIndex,
+    StoreMeta,
+    ZbError,
+    open_reader,
+    verify_store,
+)
+from zb_hdf5.converters.pipeline.run import convert
+from zb_hdf5.converters.sources.npy import NpySource
+from zb_hdf5.maintenance.rebuild import rebuild_index
+from zb_hdf5.store.stream_index import StreamEntry, StreamIndex
+
+MISSING = object()
+
+
+@pytest.fixture
+def store(tmp_path, tokens, write_store):
+    """Seven batches in a .batch shard of 2, an .h5 shard of 3 and a .batch shard of 2."""
+    return write_store(tmp_path / "store", tokens, (2, 5), ("batch", "hdf5"))
+
+
+def all_of(path, **options):
+    with open_reader(path, **options) as reader:
+        return np.stack(list(reader))
+
+
+def change_index(folder, *keys_and_value):
+    """Set one value of `shards.json`, given its keys from the outside in."""
+    *keys, last, value = keys_and_value
+    content = json.loads((folder / "shards.json").read_text())
+    target = content
+    for key in keys:
+        target = target[key]
+    if value is MISSING:
+        del target[last]
+    else:
+        target[last] = value
+    (folder / "shards.json").write_text(json.dumps(content))
+
+
+# --- shards.json -----------------------------------------------------------------------------------------------
+
+names = st.from_regex(r"[a-z0-9äé_-]{1,12}\.(h5|batch)", fullmatch=True)
+free_json = st.dictionaries(st.text(max_size=5), st.none() | st.booleans() | st.integers() | st.text(max_size=9))
+
+
+@st.composite
+def indexes(draw):
+    u64 = st.integers(0, 2**64 - 1)
+    tokenizer = draw(st.none() | st.dictionaries(st.text(min_size=1, max_size=5), st.text(max_size=5), min_size=1))
+    meta = StoreMeta(
+        *draw(st.tuples(st.integers(1, 99), st.integers(1, 99))),
+        np.dtype(draw(st.sampled_from(["<u4", "<u2"]))),
+        *(draw(u64) for _ in range(4)),
+        tokenizer=json.dumps(tokenizer) if tokenizer else "",
+    )
+    digests = st.integers(0, 2**256 - 1).map("{:064x}".format)
+    counts = draw(st.lists(st.integers(0, 10**9), min_size=1, max_size=5))
+    shards = tuple(
+        ShardEntry(
+            draw(names), draw(st.sampled_from(["batch", "hdf5"])), count, count * meta.batch_tokens, draw(digests),
+            document_count=draw(st.integers(0, 9)), split=draw(st.text(max_size=5)), complete=draw(st.booleans()),
+        )
+        for count in counts
+    )  # fmt: skip
+    return ShardIndex(meta, shards, draw(st.sampled_from(["global", "none"])), draw(free_json))
+
+
+@given(indexes())
+def test_index_round_trip(index):
+    assert ShardIndex.from_json(index.to_json(), "shards.json") == index
+
+
+def test_saved_index_is_loaded_from_the_folder_and_from_the_file(tmp_path, store):
+    index = ShardIndex.load(store)
+    index.save(tmp_path)
+    assert ShardIndex.load(tmp_path) == ShardIndex.load(tmp_path / "shards.json") == index
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["shards.json", "store"]
+
+
+def test_unknown_keys_are_left_for_later_versions(store, tokens):
+    change_index(store, "extents", [[0, 1, 2]])
+    change_index(store, "shards", 0, "later", {"x": 1})
+    np.testing.assert_array_equal(all_of(store), tokens)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b"not json", b"[]", b"[1, 2]", b"null", b"7", b'"zb-shards"', b"\xff\xfe\x00", b"[" * 100_000, b"{}"],
+    ids=lambda content: repr(content[:12]),
+)
+def test_what_is_no_index_is_a_format_error(content, store):
+    (store / "shards.json").write_bytes(content)
+    with pytest.raises(FormatError, match=r"store/shards\.json"):
+        open_reader(store)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("format", "zb-batches"), ("format", MISSING), ("format", 1),
+        ("version", 2), ("version", 0), ("version", "1"), ("version", True), ("version", 1.0), ("version", MISSING),
+        ("layout", "streams"), ("layout", MISSING),
+        ("dtype", "int64"), ("dtype", "float32"), ("dtype", 4), ("dtype", "u"), ("dtype", MISSING),
+        ("batch_size", 0), ("batch_size", -3), ("batch_size", "3"), ("batch_size", 3.0), ("batch_size", True),
+        ("batch_size", None), ("batch_size", 2**40), ("batch_size", MISSING),
+        ("seq_len", 0), ("seq_len", [10]), ("seq_len", MISSING),
+        ("seed", -1), ("seed", 2**64), ("seed", None), ("seed", MISSING),
+        ("shuffle", 5), ("shuffle", None), ("shuffle", MISSING),
+        ("total_records", -1), ("total_records", "many"), ("total_records", MISSING),
+        ("document_count", MISSING), ("vocab_size", MISSING), ("vocab_size", -1),
+        ("token_count", 211), ("token_count", "210"), ("token_count", MISSING),
+        ("sha256", "0" * 64), ("sha256", None), ("sha256", MISSING),
+        ("source", "a text"), ("source", [1]),
+        ("tokenizer", "gpt2"), ("tokenizer", [1]),
+        ("shards", []), ("shards", {}), ("shards", None), ("shards", MISSING), ("shards", ["shard-00000.batch"]),
+        ("shards", 1, None), ("shards", 1, []),
+        ("shards", 1, "path", "../x.h5"), ("shards", 1, "path", "a/../../x.h5"), ("shards", 1, "path", "/etc/passwd"),
+        ("shards", 1, "path", ""), ("shards", 1, "path", "."), ("shards", 1, "path", 5), ("shards", 1, "path", MISSING),
+        ("shards", 1, "path", "x\0.h5"),
+        ("shards", 1, "backend", "zarr"), ("shards", 1, "backend", None), ("shards", 1, "backend", MISSING),
+        ("shards", 1, "num_batches", 4), ("shards", 1, "num_batches", -3), ("shards", 1, "num_batches", True),
+        ("shards", 1, "num_batches", 3.0), ("shards", 1, "num_batches", MISSING),
+        ("shards", 1, "token_count", 91), ("shards", 1, "token_count", MISSING),
+        ("shards", 1, "sha256", "0" * 63), ("shards", 1, "sha256", "x" * 64), ("shards", 1, "sha256", "A" * 64),
+        ("shards", 1, "sha256", 5), ("shards", 1, "sha256", MISSING),
+        ("shards", 1, "complete", 1), ("shards", 1, "complete", MISSING),
+        ("shards", 1, "split", None), ("shards", 1, "split", MISSING),
+        ("shards", 1, "document_count", "3"), ("shards", 1, "document_count", -1),
+        ("shards", 1, "document_count", None), ("shards", 1, "document_count", True),
+    ],
+    ids=lambda change: "-".join("missing" if part is MISSING else repr(part)[:18] for part in change),
+)  # fmt: skip
+def test_a_malformed_index_is_a_format_error(change, store):
+    change_index(store, *change)
+    with pytest.raises(FormatError, match=r"store/shards\.json"):
+        open_reader(store)
+
+
+@pytest.mark.parametrize("make", [lambda path: f"../{path.name}", str, lambda path: f"a/../../{path.name}"])
+def test_a_path_that_leaves_the_folder_is_refused_though_the_file_is_there(make, store):
+    outside = store.parent / "outside.h5"
+    shutil.copyfile(store / "shard-00001.h5", outside)
+    (store / "a").mkdir()
+    change_index(store, "shards", 1, "path", make(outside))
+    with pytest.raises(FormatError, match="leaves the folder of the store"):
+        open_reader(store)
+
+
+def test_the_shard_that_is_wrong_is_named(store):
+    change_index(store, "shards", 1, "token_count", 91)
+    with pytest.raises(
+        FormatError, match=r"shards\[1\] \(shard-00001\.h5\): expected 90 tokens in 3 batches, found 91"
+    ):
+        open_reader(store)
+
+
+def test_a_folder_without_an_index_is_no_store(store):
+    (store / "shards.json").unlink()
+    with pytest.raises(FormatError, match=r"store: no shards\.json: not a store"):
+        open_reader(store)
+
+
+def test_what_the_index_does_not_name_is_not_there(store, tokens):
+    shutil.copyfile(store / "shard-00000.batch", store / "shard-00003.batch")
+    np.testing.assert_array_equal(all_of(store), tokens)
+
+
+# --- the shards and the index ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["shard-00000.batch", "shard-00001.h5", "shard-00002.batch"])
+def test_a_missing_shard_is_named(name, store):
+    (store / name).unlink()
+    with pytest.raises(FormatError, match=rf"names {name}, which is not there \(1 of 3 shards are missing\)"):
+        open_reader(store)
+
+
+def test_a_shard_in_a_missing_folder_is_named(store):
+    change_index(store, "shards", 1, "path", "far/away/shard-00001.h5")
+    with pytest.raises(FormatError, match=r"names far/away/shard-00001\.h5, which is not there"):
+        open_reader(store)
+
+
+def test_shards_may_lie_in_folders(store, tokens):
+    (store / "a" / "b").mkdir(parents=True)
+    (store / "shard-00001.h5").rename(store / "a" / "b" / "x.h5")
+    change_index(store, "shards", 1, "path", "a/b/x.h5")
+    np.testing.assert_array_equal(all_of(store), tokens)
+
+
+@pytest.mark.parametrize(
+    ("field", "make"),
+    [
+        ("num_batches", lambda tokens: tokens[:2]),
+        ("shape", lambda tokens: tokens[:3].reshape(3, 10, 3)),
+        ("dtype", lambda tokens: (tokens[:3] % 100).astype("uint16")),
+        ("sha256", lambda tokens: np.ascontiguousarray(tokens[:3])),
+    ],
+)
+def test_another_file_in_place_of_a_shard_is_found_when_it_is_read(field, make, store, tokens, write_file):
+    write_file(store / "shard-00001.h5", make(tokens), overwrite=True)
+    with open_reader(store) as reader:
+        np.testing.assert_array_equal(reader.read_batch(1), tokens[1])
+        with pytest.raises(FormatError, match=rf"shard-00001\.h5: shards\.json says {field}"):
+            reader.read_batch(2)
+
+
+@pytest.mark.parametrize("field", ["num_batches", "shape", "dtype"])
+def test_another_batch_file_in_place_of_the_first_shard_is_found_at_once(field, store, tokens, write_file):
+    other = {"num_batches": tokens[:3], "shape": tokens[:2].reshape(2, 10, 3), "dtype": tokens[:2].astype("uint16")}
+    write_file(store / "shard-00000.batch", other[field], overwrite=True)
+    with pytest.raises(FormatError, match=rf"shard-00000\.batch: shards\.json says {field}"):
+        open_reader(store)
+
+
+def test_a_shard_of_another_backend_than_the_index_says_is_an_error(store):
+    change_index(store, "shards", 0, "backend", "hdf5")
+    with pytest.raises(FormatError, match=r"shard-00000\.batch"):
+        open_reader(store)
+
+
+def test_a_shard_that_is_not_complete_is_refused(store):
+    change_index(store, "shards", 1, "complete", False)
+    with open_reader(store) as reader, pytest.raises(IncompleteError, match=r"shard-00001\.h5: its writer has not"):
+        reader.read_batch(2)
+
+
+def test_a_truncated_shard_is_incomplete(store):
+    os.truncate(store / "shard-00001.h5", 1 << 20)
+    with open_reader(store) as reader, pytest.raises(IncompleteError, match=r"shard-00001\.h5"):
+        reader.read_batch(2)
+
+
+def test_a_store_may_be_moved_and_copied(store, tokens, tmp_path, monkeypatch):
+    moved = tmp_path / "elsewhere" / "moved"
+    shutil.copytree(store, moved)
+    shutil.rmtree(store)
+    np.testing.assert_array_equal(all_of(moved), tokens)
+    monkeypatch.chdir(moved.parent)
+    for path in ("moved", "moved/shards.json", "./moved/"):
+        np.testing.assert_array_equal(all_of(path), tokens)
+    monkeypatch.chdir(moved)
+    for path in (".", "shards.json"):
+        np.testing.assert_array_equal(all_of(path), tokens)
+
+
+# --- one sequence of batches -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backends", [("batch",), ("hdf5",), ("batch", "hdf5")], ids="-".join)
+@pytest.mark.parametrize("cuts", [(), (1,), (0,), (7,), (3, 3), (0, 0, 4, 4, 7), (1, 2, 3, 4, 5, 6)], ids=str)
+def test_batches_are_numbered_across_shards(cuts, backends, tmp_path, tokens, write_store):
+    """Also where a shard is empty: the first, one in the middle, several, the last."""
+    reader = ShardedReader(write_store(tmp_path / "store", tokens, cuts, backends))
+    check_reader(reader, tokens)
+    check_closing(reader, tokens)
+
+
+def test_a_store_of_empty_shards_is_empty(tmp_path, tokens, write_store):
+    with open_reader(write_store(tmp_path / "store", tokens[:0], (0,), ("hdf5",))) as reader:
+        assert (len(reader), list(reader)) == (0, [])
+        with pytest.raises(IndexError):
+            reader.read_batch(0)
+
+
+def test_a_reader_says_what_its_shards_are(store, tmp_path, tokens, write_store):
+    with open_reader(store) as reader:
+        assert reader.backend == "batch and hdf5"
+        assert [shard.num_batches for shard in reader.index.shards] == [2, 3, 2]
+        assert reader.sha256 == reader.index.sha256
+
+
+@pytest.mark.parametrize("access", ["mmap", "pread"])
+def test_descriptors_are_bounded_however_many_shards_there_are(access, tmp_path, write_store, monkeypatch):
+    monkeypatch.setattr("zb_hdf5.core.open_files.descriptor_room", lambda needed: 4 if access == "pread" else 8)
+    expected = random_tokens(40, 2, 5)
+    folder = write_store(tmp_path / "store", expected, range(1, 40), ("batch", "batch", "hdf5"))
+    before = len(os.listdir("/proc/self/fd"))
+    kept = []
+    with open_reader(folder, access=access) as reader:
+        for index in [*range(40), *np.random.default_rng(0).integers(0, 40, 200).tolist()]:
+            kept.append((index, reader.read_batch(index)))
+            if access == "pread":  # a view keeps its mapping, and that a descriptor: see the next test
+                assert len(os.listdir("/proc/self/fd")) <= before + 4
+    for index, batch in kept:  # though most of their shards were let go of
+        np.testing.assert_array_equal(batch, expected[index])
+
+
+def test_views_that_are_not_kept_hold_no_descriptor(tmp_path, write_store, monkeypatch):
+    monkeypatch.setattr("zb_hdf5.core.open_files.descriptor_room", lambda needed: 8)
+    expected = random_tokens(40, 2, 5)
+    folder = write_store(tmp_path / "store", expected, range(1, 40), ("batch",))
+    before = len(os.listdir("/proc/self/fd"))
+    with open_reader(folder, access="mmap") as reader:
+        for index in range(40):
+            np.testing.assert_array_equal(reader.read_batch(index), expected[index])
+            assert len(os.listdir("/proc/self/fd")) <= before + 2 * 4  # Python's mmap has a descriptor of its own
+
+
+def test_opening_a_store_opens_its_first_shard_only(store):
+    (store / "shard-00001.h5").write_bytes(b"damaged")
+    (store / "shard-00002.batch").write_bytes(b"damaged")
+    with open_reader(store) as reader:
+        assert len(reader) == 7
+        reader.read_batch(0)
+
+
+def test_a_shard_that_changes_after_it_was_let_go_of_is_refused(tmp_path, tokens, write_store, write_file, monkeypatch):
+    monkeypatch.setattr("zb_hdf5.core.open_files.descriptor_room", lambda needed: 2)
+    folder = write_store(tmp_path / "store", tokens, (2, 5))
+    with open_reader(folder) as reader:
+        reader.read_batch(0)
+        reader.read_batch(6)
+        write_file(folder / "shard-00000.h5", tokens[1::-1], overwrite=True)
+        for _ in range(2):  # and stays refused
+            with pytest.raises(FormatError, match=r"shard-00000\.h5: (changed since|shards\.json says)"):
+                reader.read_batch(0)
+
+
+# --- verify ----------------------------------------------------------------------------------------------------
+
+
+def flip_token(path, tokens, last_token_at):
+    """Flip the lowest bit of the token that ends at a byte offset from the end of the file's last batch."""
+    data = bytearray(path.read_bytes())
+    place = data.rindex(tokens.tobytes())
+    data[place + last_token_at] ^= 1
+    path.write_bytes(data)
+
+
+def problems(path, **options):
+    return [report.problem for report in verify_store(path, **options)]
+
+
+def write_streams(folder, num_shards):
+    """Write a store of token streams, one document in each shard."""
+    folder.mkdir()
+    entries = []
+    for number in range(num_shards):
+        with HDF5ShardWriter(folder / f"shard-{number}.h5") as writer:
+            writer.write_document(np.arange(100))
+            info = writer.finish()
+        entries.append(StreamEntry(info.path.name, info.token_count, 1, info.sha256))
+    StreamIndex(np.dtype("<u2"), tuple(entries)).save(folder)
+    return folder
+
+
+@pytest.fixture
+def one_core():
+    """Have this process run on one core only, as in a Slurm step."""
+    before = os.sched_getaffinity(0)
+    if os.cpu_count() == 1:
+        pytest.skip("needs a second core, to be kept from it")
+    os.sched_setaffinity(0, {min(before)})
+    yield
+    os.sched_setaffinity(0, before)
+
+
+@pytest.mark.parametrize("layout", ["batches", "stream"])
+def test_verify_takes_the_cores_of_its_process_not_of_the_node(layout, store, tmp_path, one_core):
+    if layout == "stream":
+        store = write_streams(tmp_path / "streams", 3)
+    seen = []
+
+    def progress(tokens):
+        seen.append(sum(thread.name.startswith("zb-verify") for thread in threading.enumerate()))
+
+    assert [report.problem for report in verify_store(store, progress=progress)] == [None] * 3
+    assert set(seen) == {1}
+
+
+@pytest.mark.parametrize("workers", [None, 1, 3])
+def test_a_whole_store_passes(workers, store, tokens):
+    done = []
+    reports = verify_store(store, workers=workers, progress=done.append)
+    assert [report.problem for report in reports] == [None, None, None]
+    assert [report.path for report in reports] == [str(store / shard.path) for shard in ShardIndex.load(store).shards]
+    assert [report.backend for report in reports] == ["batch", "hdf5", "batch"]
+    assert [report.num_batches for report in reports] == [2, 3, 2]
+    assert [report.checks for report in reports] == [
+        ["crc32", "index"],
+        ["crc32", "sha256", "index"],
+        ["crc32", "index"],
+    ]
+    assert [report.sha256 for report in reports] == [shard.sha256 for shard in ShardIndex.load(store).shards]
+    assert sum(done) == sum(report.token_count for report in reports) == tokens.size
+
+
+@pytest.mark.parametrize(("shard", "name", "batch"), [(0, "shard-00000.batch", 1), (1, "shard-00001.h5", 2)])
+def test_one_flipped_bit_is_found_and_its_batch_named(shard, name, batch, store, tokens):
+    flip_token(store / name, tokens[(0, 2)[shard] + batch], 40)
+    found = problems(store)
+    assert [problem is None for problem in found] == [number != shard for number in range(3)]
+    assert isinstance(found[shard], ChecksumError)
+    assert found[shard].exit_code == 3
+    assert f"{name}: batch {batch} is the first bad one" in str(found[shard])
+    with pytest.raises(ChecksumError, match=f"batch {batch} is the first bad one"):
+        open_reader(store, verify="store")
+    with pytest.raises(ChecksumError, match=f"batch {batch}: expected"), open_reader(store, verify="batch") as reader:
+        list(reader)
+
+
+def test_the_first_of_several_bad_batches_is_named(tmp_path, tokens, write_store):
+    folder = write_store(tmp_path / "store", tokens)
+    for batch in (6, 3, 5):
+        flip_token(folder / "shard-00000.h5", tokens[batch], 0)
+    assert "batch 3 is the first bad one" in str(problems(folder)[0])
+
+
+@pytest.mark.parametrize("name", ["shard-00000.batch", "shard-00001.h5"])
+@pytest.mark.parametrize("size", [0, 6, 100, 4096, 8192])
+def test_a_truncated_shard_is_reported(size, name, store):
+    os.truncate(store / name, size)
+    found = problems(store)
+    assert [problem is None for problem in found].count(False) == 1
+    problem = next(problem for problem in found if problem)
+    assert name in str(problem)
+    assert problem.exit_code == 4 or size < 8
+
+
+def test_a_missing_shard_is_reported(store):
+    (store / "shard-00001.h5").unlink()
+    assert [problem and problem.exit_code for problem in problems(store)] == [None, 4, None]
+
+
+def test_a_flipped_sidecar_is_found(store):
+    path = store / "shard-00002.batch.crc32"
+    data = bytearray(path.read_bytes())
+    data[4] ^= 1
+    path.write_bytes(data)
+    found = problems(store)[2]
+    assert isinstance(found, ChecksumError)
+    assert "batch 1 is the first bad one" in str(found)
+
+
+def test_without_its_sidecar_a_batch_shard_is_verified_by_the_index(store, tokens):
+    (store / "shard-00000.batch.crc32").unlink()
+    assert verify_store(store)[0].checks == ["index"]
+    assert problems(store) == [None] * 3
+    flip_token(store / "shard-00000.batch", tokens[1], 8)
+    assert "shards.json says sha256" in str(problems(store)[0])
+
+
+def test_consistent_damage_of_tokens_and_sidecar_is_found_by_the_index(store, tokens, write_file):
+    info = write_file(store / "shard-00000.batch", tokens[5:7], overwrite=True)
+    (store / "shard-00000.batch.crc32").write_bytes(info.crc32.tobytes())
+    found = problems(store)[0]
+    assert isinstance(found, ChecksumError)
+    assert "shards.json says sha256" in str(found)
+
+
+def test_a_shard_of_another_length_than_the_index_says_is_reported(store, tokens, write_file):
+    write_file(store / "shard-00001.h5", tokens[2:4], overwrite=True)
+    assert "shards.json says num_batches 3, the shard says 2" in str(problems(store)[1])
+
+
+def test_a_shard_of_another_shape_than_the_index_says_is_reported(store, tokens, write_file):
+    """The same bytes in batches of another shape have the same digest."""
+    write_file(store / "shard-00001.h5", tokens[2:5].reshape(3, 10, 3), overwrite=True)
+    assert problems(store)[1] is not None
+
+
+def test_a_shard_of_another_dtype_than_the_index_says_is_reported(store, tokens, write_file):
+    write_file(store / "shard-00001.h5", tokens[2:5].view("<u2").reshape(3, 3, 20), overwrite=True)
+    assert problems(store)[1] is not None
+
+
+def test_a_malformed_index_is_an_error_and_no_report(store):
+    change_index(store, "version", 2)
+    with pytest.raises(FormatError, match="expected version 1, found 2"):
+        verify_store(store)
+
+
+def test_a_lone_batch_file_has_nothing_to_be_compared_with(tmp_path, tokens, write_file):
+    info = write_file(tmp_path / "x.batch", tokens)
+    (report,) = verify_store(info.path)
+    assert (report.problem, report.checks, report.sha256) == (None, [], info.sha256)
+
+
+def test_a_lone_hdf5_file_is_compared_with_its_own_digests(tmp_path, tokens, write_file):
+    (report,) = verify_store(write_file(tmp_path / "x.h5", tokens).path)
+    assert (report.problem, report.checks) == (None, ["crc32", "sha256"])
+
+
+def test_an_index_describes_its_store(store, tokens):
+    index = ShardIndex.load(store)
+    assert index.num_batches == 7
+    assert index.meta.shape == (3, 10)
+    other = replace(index, shards=index.shards[::-1])
+    assert other.sha256 != index.sha256  # the order of shards is content
+
+
+# --- an index that spares HDF5 ---------------------------------------------------------------------------------
+
+
+def test_a_store_is_read_without_hdf5_where_the_index_knows_the_places(tokens, tmp_path, write_store):
+    folder = write_store(tmp_path / "store", tokens, (2, 5))
+    code = (
+        "import sys, numpy as np; from zb_hdf5 import open_reader\n"
+        "reader = open_reader(sys.argv[1]); print(sum(int(np.array(batch).sum()) for batch in reader))\n"
+        "print('h5py' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [str(int(tokens.astype("u8").sum())), "False"]
+
+
+@pytest.mark.parametrize("access", ["mmap", "pread", "h5py"])
+def test_places_from_the_index_give_the_batches_of_hdf5(access, tokens, tmp_path, write_store):
+    folder = write_store(tmp_path / "store", tokens, (1, 2, 5))
+    assert all(shard.extents for shard in ShardIndex.load(folder).shards)
+    with open_reader(folder, access=access) as reader:
+        np.testing.assert_array_equal([np.array(batch) for batch in reader], tokens)
+
+
+def rewrite_index(folder, number, **changes):
+    """Replace fields of one entry, and give the file its digest again."""
+    index = ShardIndex.load(folder)
+    shards = list(index.shards)
+    shards[number] = replace(shards[number], **changes)
+    replace(index, shards=tuple(shards)).save(folder)
+
+
+@pytest.mark.parametrize("shift", [(4096, 0), (-4096, 0), (0, 4), (0, -4), (2**40, 0)])
+def test_wrong_places_are_never_wrong_tokens(shift, tokens, tmp_path, write_store):
+    folder = write_store(tmp_path / "store", tokens, (3,))
+    [run] = ShardIndex.load(folder).shards[0].extents
+    rewrite_index(folder, 0, extents=[[run[0] + shift[0], run[1] + shift[1], run[2]]])
+    message = r"shard-00000\.h5: (is the shard.*rebuild --force|.*over each other)"
+    with pytest.raises(ZbError, match=message), open_reader(folder) as reader:
+        reader.read_batch(0)
+    assert [report.problem is None for report in verify_store(folder)] == [False, True]
+
+
+def test_a_damaged_first_or_last_batch_is_told(tokens, tmp_path, write_store):
+    folder = write_store(tmp_path / "store", tokens, (3,))
+    with open_reader(folder / "shard-00000.h5") as reader:
+        offset = reader.extents.offset(2)
+    with open(folder / "shard-00000.h5", "r+b") as file:
+        file.seek(offset)
+        file.write(b"damage")
+    with pytest.raises(ChecksumError, match="first or last batch is not the one"), open_reader(folder) as reader:
+        reader.read_batch(0)
+
+
+@pytest.mark.parametrize(
+    "extents", ["x", 3, [1], [[1, 2]], [[1, 2, 3, 4]], [[1, 2, 2]], [[-4096, 120, 3]], [["a", 1, 3]]]
+)
+def test_places_that_are_none_are_told(extents, tokens, tmp_path, write_store):
+    folder = write_store(tmp_path / "store", tokens, (3,))
+    change_index(folder, "shards", 0, "extents", extents)
+    with pytest.raises(FormatError, match="extents"):
+        open_reader(folder)  # which opens the first shard
+
+
+def test_every_flipped_bit_of_an_index_is_found(tokens, tmp_path, write_store):
+    path = write_store(tmp_path / "store", tokens, (3,)) / "shards.json"
+    text = path.read_bytes()
+    expected = ShardIndex.load(path)
+    for position in range(len(text)):
+        flipped = bytearray(text)
+        flipped[position] ^= 1 << position % 7
+        path.write_bytes(flipped)
+        try:
+            assert ShardIndex.load(path) == expected  # only what holds nothing, such as the key "check" itself
+            assert position >= text.rindex(b',\n "check"') or chr(text[position]).isspace(), position
+        except FormatError:
+            pass
+
+
+@pytest.mark.parametrize("field", ["seed", "total_records"])
+def test_a_flipped_bit_in_the_counts_of_a_batch_header_is_found(field, tmp_path):
+    np.save(tmp_path / "in.npy", np.arange(480, dtype="<u4").reshape(48, 10))
+    source = NpySource([tmp_path / "in.npy"], batch_size=4, seq_len=10, seed=42)
+    convert(source, "batch", tmp_path / "store", num_shards=3)
+    assert [report.problem for report in verify_store(tmp_path / "store")] == [None] * 3
+    offset = {"seed": 32, "total_records": 36}[field]
+    path = tmp_path / "store" / "shard-00001-of-00003.batch"
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 1
+    path.write_bytes(data)
+    assert any(report.problem for report in verify_store(tmp_path / "store"))
+
+
+@pytest.mark.parametrize("how", ["gzip", "moved"])
+def test_a_repacked_shard_is_no_damage_and_the_cure_is_named(how, tokens, tmp_path, write_store, gzip_copy):
+    folder = write_store(tmp_path / "store", tokens, (3,))
+    shard = folder / ShardIndex.load(folder).shards[0].path
+    if how == "gzip":
+        os.replace(gzip_copy(shard, tmp_path / "new.h5"), shard)
+    else:
+        h5py = pytest.importorskip("h5py")
+        with h5py.File(shard) as old, h5py.File(tmp_path / "new.h5", "w", userblock_size=512) as new:
+            new.attrs.update(old.attrs)
+            for name in ("batches", "crc32"):
+                old.copy(name, new)
+        os.replace(tmp_path / "new.h5", shard)
+    remedy = rf"repacked or compressed .* 'zb index rebuild --force {re.escape(str(folder))}'"
+    cure = rf"{re.escape(str(shard))}: is the shard that shards\.json names, but .* {remedy}"
+    with pytest.raises(FormatError, match=cure), open_reader(folder) as reader:
+        reader.read_batch(0)
+    assert re.match(cure, str(problems(folder)[0]))
+    rebuild_index(folder, force=True)
+    assert problems(folder) == [None, None]
+    np.testing.assert_array_equal(all_of(folder), tokens)

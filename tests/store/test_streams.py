@@ -1,0 +1,625 @@
+"""Token streams: written as documents, read as slices and windows, the same from HDF5 and from `.npy` files."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from multiprocessing import get_context
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from contract import check_reader
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from zb_hdf5 import (
+    ArgumentError,
+    BackendError,
+    BatchIndexError,
+    ConvertError,
+    DatasetLoader,
+    FormatError,
+    HDF5ShardWriter,
+    Loader,
+    MmapTokenStore,
+    SlidingWindowDataloader,
+    StateError,
+    StreamEntry,
+    StreamIndex,
+    UnverifiableError,
+    ZbError,
+    open_reader,
+    verify_store,
+)
+from zb_hdf5.commands.zb import zb
+from zb_hdf5.core.order import SHUFFLES
+from zb_hdf5.spec import NO_SHA256
+
+TOKENS = np.random.default_rng(3).integers(0, 50_000, 5000)
+LENGTHS = np.array([0, 7, 1, 300, 0, 1992, 2000, 700])  # of documents; they sum to 5000
+
+
+def write(path, tokens=TOKENS, lengths=None, **options):
+    options = {"chunk_tokens": 256, "dtype": "uint16", **options}
+    with HDF5ShardWriter(path, **options) as writer:
+        writer.write_documents(tokens, [len(tokens)] if lengths is None else lengths)
+        return writer.finish()
+
+
+def write_store(folder, parts, **options):
+    folder.mkdir()
+    entries = []
+    for number, (tokens, split) in enumerate(parts):
+        info = write(folder / f"shard-{number:05}.h5", tokens, **options)
+        entries.append(StreamEntry(info.path.name, info.token_count, info.document_count, info.sha256, split))
+    StreamIndex(np.dtype(options.get("dtype", "<u2")), tuple(entries)).save(folder)
+    return folder
+
+
+def write_npy(folder, parts, dtype="<i8"):
+    folder.mkdir()
+    for number, tokens in enumerate(parts):
+        np.save(folder / f"{number:03}.npy", np.asarray(tokens).astype(dtype))
+    return folder
+
+
+def run(*arguments):
+    return CliRunner().invoke(zb, [str(argument) for argument in arguments], catch_exceptions=False)
+
+
+@pytest.fixture(params=["file", "store", "npy", "npy-folder", "gzip"])
+def stream(request, tmp_path):
+    """The same 5,000 tokens in everything that a stream may be."""
+    parts = np.split(TOKENS, [1, 700, 701, 3000])
+    if request.param == "file":
+        write(tmp_path / "s.h5", TOKENS, LENGTHS)
+        return tmp_path / "s.h5"
+    if request.param == "store":
+        return write_store(tmp_path / "store", [(part, "train") for part in parts])
+    if request.param == "npy":
+        np.save(tmp_path / "s.npy", TOKENS.astype(">u4"))
+        return tmp_path / "s.npy"
+    if request.param == "npy-folder":
+        folder = write_npy(tmp_path / "folder", parts)
+        (folder / "README.txt").write_text("no tokens")
+        return folder
+    write(tmp_path / "plain.h5")
+    with h5py.File(tmp_path / "plain.h5") as old, h5py.File(tmp_path / "s.h5", "w") as new:
+        new.attrs.update(old.attrs)
+        made = new.create_dataset("tokens", data=old["tokens"][:], chunks=(256,), compression="gzip")
+        for name, value in old["tokens"].attrs.items():
+            made.attrs.create(name, value, dtype=np.asarray(value).dtype)
+        old.copy("doc_offsets", new)
+        old.copy("crc32", new)
+    return tmp_path / "s.h5"
+
+
+# --- the writer ------------------------------------------------------------------------------------------------
+
+
+def test_a_stream_file_is_what_every_hdf5_tool_reads(tmp_path):
+    info = write(tmp_path / "s.h5", TOKENS, LENGTHS, boundary_token_id=7, vocab_size=50_257)
+    assert (info.token_count, info.document_count, info.max_token) == (5000, 8, TOKENS.max())
+    with h5py.File(tmp_path / "s.h5") as h5:
+        stored = h5["tokens"]
+        np.testing.assert_array_equal(stored[:], TOKENS)
+        assert stored.chunks == (256,)
+        assert stored.attrs["complete"] == 1
+        assert stored.attrs["boundary_token_id"] == 7
+        assert stored.attrs["token_count"] == 5000
+        np.testing.assert_array_equal(h5["doc_offsets"][:], [0, *np.cumsum(LENGTHS)])
+        assert len(h5["crc32"]) == 20
+
+
+@settings(max_examples=40)
+@given(
+    lengths=st.lists(st.integers(0, 90), max_size=12),
+    chunk_tokens=st.sampled_from([7, 64, 256, 1000]),
+    boundary=st.sampled_from([-1, 3]),
+    data=st.data(),
+)
+def test_every_document_is_recovered(lengths, chunk_tokens, boundary, data, tmp_path_factory):
+    path = tmp_path_factory.mktemp("s") / "s.h5"
+    documents = [TOKENS[data.draw(st.integers(0, 4000)) :][:length] for length in lengths]
+    with HDF5ShardWriter(path, chunk_tokens=chunk_tokens, boundary_token_id=boundary) as writer:
+        for document in documents:
+            writer.write_document(document)
+    end = [] if boundary < 0 else [boundary]
+    with MmapTokenStore(path) as store:
+        assert store.document_count == len(documents)
+        for number, document in enumerate(documents):
+            np.testing.assert_array_equal(store.document(number), [*document, *end])
+        whole = np.concatenate([np.empty(0, int), *[[*document, *end] for document in documents]])
+        np.testing.assert_array_equal(store.get_slice(0, store.num_tokens), whole)
+    assert [report.problem for report in verify_store(path)] == [None]
+
+
+def test_the_pieces_in_which_tokens_come_do_not_matter(tmp_path):
+    write(tmp_path / "a.h5", TOKENS, LENGTHS)
+    with HDF5ShardWriter(tmp_path / "b.h5", chunk_tokens=256) as writer:
+        for document in np.split(TOKENS, np.cumsum(LENGTHS)[:-1]):
+            writer.write_document(document)
+    assert (tmp_path / "a.h5").read_bytes() == (tmp_path / "b.h5").read_bytes()
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "int8"])
+def test_the_boundary_token_is_not_cut_to_the_dtype_of_a_document(dtype, tmp_path):
+    with HDF5ShardWriter(tmp_path / "s.h5", dtype="uint32", boundary_token_id=100_257) as writer:
+        writer.write_document(np.array([1, 2], dtype))
+        with pytest.raises(ArgumentError, match="1-D"):
+            writer.write_document(np.zeros((2, 2), dtype))
+    with MmapTokenStore(tmp_path / "s.h5") as store:
+        assert store.get_slice(0, 3).tolist() == [1, 2, 100_257]
+
+
+def test_an_exception_publishes_nothing(tmp_path):
+    with pytest.raises(ConvertError), HDF5ShardWriter(tmp_path / "s.h5") as writer:
+        writer.write_document([*TOKENS, -1])
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("tokens", "lengths", "error"), [
+    ([1, -1], [2], ConvertError),
+    ([1, 70_000], [2], ConvertError),
+    ([1, 99], [2], ConvertError),
+    ([1.5], [1], ConvertError),
+    ([[1, 2]], [2], ArgumentError),
+    ([1, 2], [1], ArgumentError),
+    ([1, 2], [3, -1], ArgumentError),
+])  # fmt: skip
+def test_bad_tokens_are_refused_and_nothing_of_them_is_written(tokens, lengths, error, tmp_path):
+    with HDF5ShardWriter(tmp_path / "s.h5", vocab_size=99) as writer:
+        with pytest.raises(error):
+            writer.write_documents(tokens, lengths)
+        writer.write_document([5])
+    with MmapTokenStore(tmp_path / "s.h5") as store:
+        np.testing.assert_array_equal(store.get_slice(0, store.num_tokens), [5])
+
+
+WRITER = """
+import sys
+import numpy as np
+from zb_hdf5 import HDF5ShardWriter
+writer = HDF5ShardWriter(sys.argv[1], chunk_tokens=512)
+number = 0
+while True:
+    writer.write_document(np.arange(number, number + 100) % 60000)
+    number += 100
+    print(number, flush=True)
+"""
+
+
+@pytest.mark.parametrize("count", [1, 30, 500])
+def test_a_killed_writer_keeps_its_committed_chunks(count, tmp_path):
+    command = [sys.executable, "-c", WRITER, str(tmp_path / "s.h5")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        written = [int(process.stdout.readline()) for _ in range(count)][-1]
+        process.send_signal(signal.SIGKILL)
+    assert not (tmp_path / "s.h5").exists()
+    with MmapTokenStore(tmp_path / "s.h5.partial") as store:
+        assert store.num_tokens >= written // 512 * 512
+        assert store.access == "h5py"
+        np.testing.assert_array_equal(store.get_slice(0, store.num_tokens), np.arange(store.num_tokens) % 60000)
+        for number in range(store.document_count):
+            np.testing.assert_array_equal(store.document(number), np.arange(number * 100, number * 100 + 100) % 60000)
+    result = run("verify", tmp_path / "s.h5.partial")
+    assert (result.exit_code, "has not finished" in result.stdout) == (4, True)
+
+
+def test_a_full_disk_is_one_error(tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(disk)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("needs root to mount a small tmpfs")
+    try:
+        with pytest.raises(OSError, match="No space left"):
+            write(disk / "s.h5", np.tile(TOKENS, 1000))
+        assert list(disk.iterdir()) == []
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+# --- slices ----------------------------------------------------------------------------------------------------
+
+
+def test_any_slice_is_that_of_the_array(stream):
+    with MmapTokenStore(stream) as store:
+        assert (store.num_tokens, len(store)) == (5000, 5000)
+        for start, stop in [(0, 5000), (0, 0), (5000, 5000), (0, 1), (1, 700), (699, 3001), (255, 257), (4999, 5000)]:
+            np.testing.assert_array_equal(store.get_slice(start, stop), TOKENS[start:stop])
+        for start, stop in [(-1, 3), (0, 5001), (4, 3)]:
+            with pytest.raises(BatchIndexError):
+                store.get_slice(start, stop)
+
+
+@pytest.fixture(scope="module")
+def three_shards(tmp_path_factory):
+    parts = [(part, "train") for part in np.split(TOKENS, [9, 2000])]
+    return write_store(tmp_path_factory.mktemp("s") / "store", parts)
+
+
+@given(starts=st.lists(st.integers(0, 4900), min_size=1, max_size=20), length=st.integers(1, 100))
+def test_any_windows_are_those_of_the_array(starts, length, three_shards):
+    for access in ("mmap", "pread", "h5py"):
+        with MmapTokenStore(three_shards, access=access) as store:
+            out = np.empty((len(starts), length), store.dtype)
+            store.gather_into(np.array(starts), out)
+            np.testing.assert_array_equal(out, [TOKENS[start : start + length] for start in starts])
+            assert store.access == access
+
+
+def test_a_store_of_many_files_keeps_few_of_them_open(tmp_path, monkeypatch):
+    monkeypatch.setattr("zb_hdf5.core.open_files.descriptor_room", lambda needed: 6)
+    folder = write_npy(tmp_path / "folder", np.split(TOKENS, 50))
+    with MmapTokenStore(folder) as store:
+        np.testing.assert_array_equal(store.get_slice(0, 5000), TOKENS)
+        np.testing.assert_array_equal(store.get_slice(0, 5000), TOKENS)
+        assert sum(name.endswith(".npy") for name in map(os.readlink, _descriptors())) <= 6  # a mapping has one too
+
+
+def _descriptors():
+    return [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{fd}")]
+
+
+def test_a_store_survives_pickle_and_fork(stream):
+    with MmapTokenStore(stream) as store:
+        np.testing.assert_array_equal(store.get_slice(5, 9), TOKENS[5:9])
+        copy = pickle.loads(pickle.dumps(store))
+        np.testing.assert_array_equal(copy.get_slice(600, 3100), TOKENS[600:3100])
+        copy.close()
+        with get_context("spawn").Pool(1) as pool:
+            np.testing.assert_array_equal(pool.apply(store.get_slice, (600, 3100)), TOKENS[600:3100])
+
+
+def test_splits_are_read_apart(tmp_path):
+    folder = write_store(tmp_path / "store", [(TOKENS[:3000], "train"), (TOKENS[3000:], "val")])
+    with MmapTokenStore(folder, split="val") as store:
+        np.testing.assert_array_equal(store.get_slice(0, store.num_tokens), TOKENS[3000:])
+    with Loader(folder, split="val", batch_size=2, seq_len=10, shuffle="sequential", rank=0, world_size=1) as loader:
+        np.testing.assert_array_equal(next(iter(loader))[0], TOKENS[3000:3010])
+    with pytest.raises(ArgumentError, match="split"):
+        MmapTokenStore(folder, split="test")
+    with pytest.raises(ArgumentError, match="split"):
+        MmapTokenStore(folder / "shard-00000.h5", split="val")
+
+
+@pytest.mark.parametrize("array", [np.zeros((2, 3), int), np.zeros(3), np.zeros(3, "S1")])
+def test_an_npy_file_of_another_kind_is_told(array, tmp_path):
+    np.save(tmp_path / "a.npy", array)
+    with pytest.raises(ZbError, match="expected a 1-D array of integers"):
+        MmapTokenStore(tmp_path / "a.npy")
+
+
+# --- windows as a reader ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("overlap", [0, 1])
+def test_windows_are_plain_slices(overlap, stream):
+    with open_reader(stream, batch_size=3, seq_len=70, overlap=overlap) as reader:
+        assert reader.num_batches == (5000 - overlap) // 210
+        assert reader.dropped_tokens == 5000 - overlap - reader.num_batches * 210
+        assert reader.meta.shape == (3, 70 + overlap)
+        for number in (0, 7, reader.num_batches - 1):
+            first = number * 210
+            expected = [TOKENS[first + 70 * row : first + 70 * row + 70 + overlap] for row in range(3)]
+            np.testing.assert_array_equal(reader.read_batch(number), expected)
+            assert reader.read_batch_torch(number).dtype == torch.int64
+        assert not reader.read_batch(0).flags.writeable
+
+
+def test_windows_of_one_stream_are_one_dataset_in_every_form(tmp_path):
+    """The same tokens in HDF5, whole or in shards: the order and the batches are the same."""
+    write(tmp_path / "s.h5")
+    np.save(tmp_path / "s.npy", TOKENS)
+    found = []
+    for path in (tmp_path / "s.h5", tmp_path / "s.npy"):
+        with Loader(path, batch_size=4, seq_len=16, seed=5, rank=0, world_size=1, targets=True) as loader:
+            found.append([(x.numpy(), y.numpy()) for x, y in loader])
+    np.testing.assert_array_equal(found[0], found[1])
+    assert len(found[0]) == 4999 // 64
+    starts = sorted(int(x[0, 0]) for x, _ in found[0])
+    assert starts == sorted(TOKENS[k * 64] for k in range(len(found[0])))
+
+
+def test_a_loader_of_windows_resumes_on_another_world_size(stream):
+    def loader(rank, world_size):
+        return Loader(stream, batch_size=2, seq_len=25, seed=1, rank=rank, world_size=world_size, targets=True)
+
+    with loader(0, 1) as alone:
+        expected = [x.numpy() for x, _ in alone]
+    with loader(0, 1) as first:
+        steps = iter(first)
+        for _ in range(4):
+            next(steps)
+        state = first.state_dict()
+        del steps
+    rest = []
+    for rank in range(2):
+        with loader(rank, 2) as resumed:
+            resumed.load_state_dict(state)
+            rest.append([x.numpy() for x, _ in resumed])
+    merged = [batch for pair in zip(*rest, strict=True) for batch in pair]
+    np.testing.assert_array_equal(merged, expected[4 : 4 + len(merged)])
+    with Loader(stream, batch_size=2, seq_len=25, seed=1, rank=0, world_size=1) as other, pytest.raises(StateError):
+        other.load_state_dict(state)  # without targets a record has another length
+
+
+@pytest.mark.parametrize("shuffle", SHUFFLES)
+@pytest.mark.parametrize("targets", [False, True])
+def test_a_state_of_windows_fits_another_batch_size(shuffle, targets, tmp_path):
+    """As one of batches does: this epoch and the next go on in the order of the batches of the first run."""
+    write(tmp_path / "s.h5")
+
+    def rows_of(batches):
+        return [row.tolist() for batch in batches for row in (batch[0] if targets else batch)]
+
+    def loader(batch_size, **options):
+        options = {"rank": 0, "world_size": 1, "block_size": 5, "shuffle": shuffle, "targets": targets, **options}
+        return Loader(tmp_path / "s.h5", batch_size=batch_size, seq_len=16, **options)
+
+    with loader(4) as alone:
+        expected = [rows_of(alone)]
+        alone.set_epoch(1)
+        expected.append(rows_of(alone))
+    assert len(expected[0]) == 5000 // 64 * 4
+    with loader(4) as first:
+        steps = iter(first)
+        found = rows_of(next(steps) for _ in range(5))
+        state = first.state_dict()
+        steps.close()
+    for batch_size in (1, 3, 4, 7):
+        with loader(batch_size, drop_last=False) as resumed:
+            before = resumed.state_dict()
+            for broken in ({"position": 10**6}, {"seed": 7}, {"epoch": None}):
+                with pytest.raises(StateError):
+                    resumed.load_state_dict({**state, **broken})
+            assert resumed.state_dict() == before  # nothing was taken over
+            resumed.load_state_dict(state)
+            assert resumed.state_dict() == state
+            rest = rows_of(resumed)
+            assert (found + rest)[: len(expected[0])] == expected[0]
+            assert len(found + rest) - len(expected[0]) < batch_size
+            resumed.set_epoch(1)
+            assert rows_of(resumed)[: len(expected[1])] == expected[1]
+            again = resumed.state_dict()
+        with loader(2) as third:
+            third.load_state_dict(again)
+            assert third.state_dict() == again
+
+
+def test_a_stream_needs_a_shape_and_a_store_has_one(tmp_path, tokens, write_file):
+    write(tmp_path / "s.h5")
+    np.save(tmp_path / "s.npy", TOKENS)
+    for path in (tmp_path / "s.h5", tmp_path / "s.npy"):
+        with pytest.raises(ZbError, match="pass batch_size and seq_len"):
+            open_reader(path)
+    with pytest.raises(ArgumentError, match="do not fill one batch"):
+        open_reader(tmp_path / "s.h5", batch_size=100, seq_len=51)
+    write_file(tmp_path / "b.h5", tokens)
+    with pytest.raises(ArgumentError, match="is no token stream"):
+        open_reader(tmp_path / "b.h5", batch_size=1, seq_len=5)
+    with pytest.raises(BackendError, match="verify='batch'"):
+        open_reader(tmp_path / "s.h5", batch_size=1, seq_len=5, verify="batch")
+    with open_reader(tmp_path / "s.h5", batch_size=1, seq_len=5, overlap=1) as reader, pytest.raises(ArgumentError):
+        reader.read_records_into(np.array([0]), np.empty((1, 3), reader.dtype))
+
+
+def test_ids_that_no_model_has_are_told_when_they_are_met(tmp_path):
+    np.save(tmp_path / "s.npy", np.array([1, 2, 3, -1, 5, 6]))
+    with open_reader(tmp_path / "s.npy", batch_size=1, seq_len=2) as reader:
+        np.testing.assert_array_equal(reader.read_batch(0), [[1, 2]])
+        with pytest.raises(ConvertError, match="-1"):
+            reader.read_batch(1)
+
+
+def test_what_differs_has_another_fingerprint(tmp_path):
+    folder = write_npy(tmp_path / "folder", np.split(TOKENS, 50))
+    seen = set()
+    for shape in ((2, 8, 1), (2, 9, 0), (3, 8, 1), (2, 8, 0)):
+        with open_reader(folder, batch_size=shape[0], seq_len=shape[1], overlap=shape[2]) as reader:
+            seen.add(reader.fingerprint)
+    assert len(seen) == 4
+    for number in range(50):  # each file counts, also where the others stay
+        tokens = np.load(folder / f"{number:03}.npy")
+        np.save(folder / f"{number:03}.npy", tokens + 1)
+        with open_reader(folder, batch_size=2, seq_len=8) as reader:
+            seen.add(reader.fingerprint)
+    assert len(seen) == 54
+
+
+@pytest.mark.parametrize("backend", ["batch", "hdf5"])
+def test_a_backend_that_was_named_is_never_replaced(backend, tmp_path):
+    folder = write_npy(tmp_path / "folder", [TOKENS])
+    with pytest.raises(BackendError, match="found a 'npy' stream"):
+        open_reader(folder, backend=backend, batch_size=2, seq_len=8)
+    with pytest.raises(UnverifiableError, match="hold no digests"):
+        open_reader(folder, batch_size=2, seq_len=8, verify="store")
+
+
+# --- the loaders of the seeds ----------------------------------------------------------------------------------
+
+
+def test_the_dataset_loader_gives_its_own_examples(tmp_path):
+    write_npy(tmp_path / "data", [[1202, 850, 149, 4211, 769, 1839, 3521, 4879, 2035]])
+    x, y = DatasetLoader(2, 4, 0, 1, tmp_path / "data", "cpu").get_batch()
+    assert x.tolist() == [[1202, 850, 149, 4211], [769, 1839, 3521, 4879]]
+    assert y.tolist() == [[850, 149, 4211, 769], [1839, 3521, 4879, 2035]]
+    write_npy(tmp_path / "six", [[1202, 850, 149, 4211, 769, 1839]])
+    x, y = DatasetLoader(1, 5, 0, 1, tmp_path / "six").get_batch()
+    assert (x.tolist(), y.tolist()) == ([[1202, 850, 149, 4211, 769]], [[850, 149, 4211, 769, 1839]])
+    assert x.dtype == y.dtype == torch.int64
+
+
+@pytest.mark.parametrize("num_processes", [1, 2, 3])
+def test_ranks_take_turns_across_files_and_wrap_for_ever(num_processes, tmp_path):
+    folder = write_npy(tmp_path / "data", np.split(TOKENS, [10, 333, 2000]), "<u2")
+    (folder / "notes.txt").write_text("not tokens")
+    loaders = [DatasetLoader(2, 50, rank, num_processes, folder) for rank in range(num_processes)]
+    steps = 4999 // 100 // num_processes
+    for step in range(2 * steps + 3):
+        for rank, loader in enumerate(loaders):
+            x, y = loader.get_batch()
+            first = ((step % steps) * num_processes + rank) * 100
+            np.testing.assert_array_equal(x.flatten(), TOKENS[first : first + 100])
+            np.testing.assert_array_equal(y.flatten(), TOKENS[first + 1 : first + 101])
+    for loader in loaders:
+        loader.close()
+
+
+def test_the_dataset_loader_resumes(tmp_path):
+    folder = write_npy(tmp_path / "data", np.split(TOKENS, [1000]))
+    first, second = (DatasetLoader(2, 50, 0, 1, folder) for _ in range(2))
+    for _ in range(7):
+        first.get_batch()
+    second.load_state_dict(first.state_dict())
+    for a, b in zip(first.get_batch(), second.get_batch(), strict=True):
+        assert torch.equal(a, b)
+    first.close()
+    second.close()
+
+
+def test_too_few_tokens_are_told_by_the_dataset_loader(tmp_path):
+    folder = write_npy(tmp_path / "data", [TOKENS[:10]])
+    with pytest.raises(ArgumentError):
+        DatasetLoader(2, 5, 0, 1, folder)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(FormatError, match=r"no \.npy files"):
+        DatasetLoader(2, 5, 0, 1, tmp_path / "empty")
+
+
+def test_sliding_windows_cover_an_epoch_once(stream):
+    with MmapTokenStore(stream) as store:
+        batches = list(SlidingWindowDataloader(store, 33, 4, seed=9))
+        assert len(batches) == len(SlidingWindowDataloader(store, 33, 4)) == 4999 // 33 // 4
+        for inputs, targets in batches:
+            assert inputs.shape == targets.shape == (4, 33)
+            np.testing.assert_array_equal(inputs[:, 1:], targets[:, :-1])
+        starts = [tuple(row) for inputs, _ in batches for row in inputs]
+        every = {tuple(TOKENS[k * 33 : k * 33 + 33]) for k in range(4999 // 33)}
+        assert len(set(starts)) == len(starts)
+        assert set(starts) <= every
+        again = [inputs for inputs, _ in SlidingWindowDataloader(store, 33, 4, seed=9)]
+        np.testing.assert_array_equal(again, [inputs for inputs, _ in batches])
+        other = [inputs for inputs, _ in SlidingWindowDataloader(store, 33, 4, seed=9, epoch=1)]
+        assert not np.array_equal(other, again)
+
+
+def test_random_windows_are_seeded_and_in_range(stream):
+    with MmapTokenStore(stream) as store:
+        first, second = (iter(SlidingWindowDataloader(store, 100, 8, order="random", seed=2)) for _ in range(2))
+        where = {tuple(TOKENS[k : k + 100]) for k in range(4900)}
+        for _ in range(20):
+            (inputs, targets), (same, _) = next(first), next(second)
+            np.testing.assert_array_equal(inputs, same)
+            np.testing.assert_array_equal(inputs[:, 1:], targets[:, :-1])
+            assert all(tuple(row) in where for row in inputs)
+        with pytest.raises(ArgumentError):
+            SlidingWindowDataloader(store, 5000, 1)
+        with pytest.raises(ArgumentError):
+            SlidingWindowDataloader(store, 10, 1, order="sorted")
+
+
+# --- verify, info, damage --------------------------------------------------------------------------------------
+
+
+def test_verify_finds_the_first_bad_chunk(tmp_path):
+    folder = write_store(tmp_path / "store", [(TOKENS[:3000], "train"), (TOKENS[3000:], "train")])
+    assert run("verify", folder).exit_code == 0
+    data = bytearray((folder / "shard-00001.h5").read_bytes())
+    at = data.index(TOKENS[3600:3650].astype("<u2").tobytes())
+    data[at] ^= 1
+    (folder / "shard-00001.h5").write_bytes(data)
+    result = run("verify", folder)
+    assert result.exit_code == 3
+    assert "chunk 2 (tokens 512 to 768) is the first bad one" in result.stdout
+    with pytest.raises(ZbError, match="chunk 2"):
+        open_reader(folder, batch_size=2, seq_len=9, verify="store")
+
+
+def test_damaged_places_of_documents_are_found(tmp_path):
+    write(tmp_path / "s.h5", TOKENS, LENGTHS)
+    data = bytearray((tmp_path / "s.h5").read_bytes())
+    at = data.index(np.array([0, *np.cumsum(LENGTHS)], "<u8").tobytes())
+    data[at + 8 * 3] ^= 1  # still ascending
+    (tmp_path / "s.h5").write_bytes(data)
+    assert "places of its documents" in str(verify_store(tmp_path / "s.h5")[0].problem)
+
+
+def test_the_digests_of_one_split_do_not_look_at_the_other(tmp_path):
+    folder = write_store(tmp_path / "store", [(TOKENS[:3000], "train"), (TOKENS[3000:], "val")])
+    (folder / "shard-00000.h5").write_bytes(b"damage")
+    open_reader(folder, batch_size=2, seq_len=9, split="val", verify="store").close()
+    with pytest.raises(ZbError):
+        open_reader(folder, batch_size=2, seq_len=9, split="train", verify="store")
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_flipped_bit_is_found_or_changes_nothing(seed, tmp_path):
+    write(tmp_path / "s.h5", TOKENS, LENGTHS)
+    data = bytearray((tmp_path / "s.h5").read_bytes())
+    used = np.flatnonzero(np.frombuffer(data, np.uint8))  # the holes between metadata and tokens hold nothing
+    at = int(np.random.default_rng(seed).choice(used))
+    data[at] ^= 1 << seed % 8
+    (tmp_path / "s.h5").write_bytes(data)
+    try:
+        problem = verify_store(tmp_path / "s.h5")[0].problem
+    except ZbError as error:
+        problem = error
+    if problem is None:
+        with MmapTokenStore(tmp_path / "s.h5") as store:
+            np.testing.assert_array_equal(store.get_slice(0, 5000), TOKENS)
+            np.testing.assert_array_equal(store.doc_offsets, [0, *np.cumsum(LENGTHS)])
+
+
+def test_an_index_survives_its_own_text(tmp_path):
+    folder = write_store(tmp_path / "store", [(TOKENS[:3000], "train"), (TOKENS[3000:], "val")])
+    index = StreamIndex.load(folder)
+    assert StreamIndex.from_json(index.to_json(), folder) == index
+    assert (index.token_count, index.shards[1].split) == (5000, "val")
+    text = (folder / "shards.json").read_text()
+    (folder / "shards.json").write_text(text.replace("3000", "3001"))
+    with pytest.raises(FormatError, match="damaged"):
+        MmapTokenStore(folder)
+    (folder / "shards.json").write_text(text.replace(index.shards[0].sha256, NO_SHA256))
+    with pytest.raises(FormatError):
+        StreamIndex.load(folder)
+
+
+def test_a_shard_of_another_length_is_told(tmp_path):
+    folder = write_store(tmp_path / "store", [(TOKENS[:3000], "train"), (TOKENS[3000:], "train")])
+    (folder / "shard-00001.h5").unlink()
+    write(folder / "shard-00001.h5", TOKENS[:10])
+    with MmapTokenStore(folder) as store, pytest.raises(FormatError, match="expected 2,000 tokens, found 10"):
+        store.get_slice(0, 5000)
+    (folder / "shard-00001.h5").unlink()
+    with pytest.raises(FormatError, match="not there"):
+        MmapTokenStore(folder)
+
+
+@pytest.mark.parametrize("cut", [100, 5000, 1_050_000])
+def test_a_truncated_stream_is_told(cut, tmp_path):
+    write(tmp_path / "s.h5")
+    os.truncate(tmp_path / "s.h5", cut)
+    with pytest.raises(ZbError):
+        MmapTokenStore(tmp_path / "s.h5").get_slice(0, 5000)
+    assert run("verify", tmp_path / "s.h5").exit_code in (1, 4)
+
+
+def test_info_says_what_a_stream_is(stream):
+    text = run("info", stream).stdout
+    assert "token stream" in text
+    assert "5,000" in text
+    assert run("info", stream, "--json").exit_code == 0
+
+
+def test_the_window_reader_obeys_the_contract(stream):
+    with open_reader(stream, batch_size=2, seq_len=100) as reader:
+        expected = TOKENS[: reader.num_batches * 200].reshape(-1, 2, 100).astype(reader.dtype)
+        check_reader(reader, expected)

@@ -1,0 +1,203 @@
+"""Documents from files: what is read, what is dropped, and that row groups together are the whole file."""
+
+import gzip
+import json
+import sys
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from zb_hdf5 import ConvertError, FormatError, UnavailableError
+from zb_hdf5.text import documents
+from zb_hdf5.text.documents import (
+    FILE_KINDS,
+    Dropped,
+    JsonLinesFile,
+    ParquetFile,
+    PlainTextFile,
+    Reason,
+    open_documents,
+)
+
+
+def read(file):
+    """Return all texts, and all that was dropped."""
+    texts, dropped = [], Dropped()
+    for block in file.blocks():
+        texts += block.texts
+        dropped.merge(block.dropped)
+    return texts, dropped
+
+
+@pytest.fixture
+def write_parquet(tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+
+    def write(texts, kind=None, row_group_size=3, name="a.parquet"):
+        table = pa.table({"id": range(len(texts)), "text": pa.array(texts, kind or pa.string())})
+        parquet.write_table(table, tmp_path / name, row_group_size=row_group_size)
+        return tmp_path / name
+
+    return write
+
+
+LINES = [
+    (b'{"text": "one"}', "one"),
+    (b'{"text": "zwei \\u00fc"}', "zwei ü"),
+    (b"{", Reason.BAD_JSON),
+    (b'["text"]', Reason.BAD_JSON),
+    (b"", Reason.BAD_JSON),
+    (b'{"txt": "one"}', Reason.MISSING),
+    (b'{"text": null}', Reason.MISSING),
+    (b'{"text": 3}', Reason.NOT_TEXT),
+    (b'{"text": ""}', Reason.EMPTY),
+    (b'{"text": "\xff"}', Reason.NOT_UTF8),
+]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
+@pytest.mark.parametrize("end", [b"\n", b""])
+def test_json_lines(tmp_path, name, end):
+    path = tmp_path / name
+    data = b"\n".join(line for line, _ in LINES) + end
+    path.write_bytes(gzip.compress(data) if name.endswith("gz") else data)
+    texts, dropped = read(JsonLinesFile(path))
+    assert texts == ["one", "zwei ü"]
+    assert dropped.counts == {"bad JSON": 3, "no text": 2, "not text": 1, "empty": 1, "not UTF-8": 1}
+    assert dropped.first == [f"{path}: line {n}: {LINES[n - 1][1].value}" for n in (3, 4, 5, 6, 7)]
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.sampled_from(LINES), max_size=30), st.integers(1, 40))
+def test_row_groups_of_json_lines_are_the_whole_file(tmp_path, lines, row_group_bytes):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b"".join(line + b"\n" for line, _ in lines))
+    with pytest.MonkeyPatch.context() as patch:
+        whole = read(JsonLinesFile(path))
+        patch.setattr(documents, "ROW_GROUP_BYTES", row_group_bytes)
+        assert read(JsonLinesFile(path)) == whole
+    assert whole[0] == [text for _, text in lines if not isinstance(text, Reason)]
+
+
+def test_json_lines_with_another_key(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"body": "one"}\n')
+    assert read(JsonLinesFile(path, "body"))[0] == ["one"]
+
+
+def test_a_gzip_file_that_is_cut_off(tmp_path):
+    path = tmp_path / "a.jsonl.gz"
+    path.write_bytes(gzip.compress(b'{"text": "one"}\n' * 1000)[:-10])
+    with pytest.raises(FormatError, match=r"a\.jsonl\.gz: damaged or cut off"):
+        read(JsonLinesFile(path))
+    path.write_bytes(b"no gzip")
+    with pytest.raises(FormatError, match=r"a\.jsonl\.gz: damaged or cut off"):
+        read(JsonLinesFile(path))
+
+
+def test_parquet(write_parquet):
+    path = write_parquet(["a", None, "b", "", "c", "d", "e"])
+    file = ParquetFile(path)
+    assert file.num_row_groups == 3
+    assert [list(block.texts) for k in range(3) for block in file.row_group(k)] == [["a", "b"], ["c", "d"], ["e"]]
+    texts, dropped = read(file)
+    assert texts == ["a", "b", "c", "d", "e"]
+    assert dropped == Dropped({"no text": 1, "empty": 1}, [f"{path}: row 2: no text", f"{path}: row 4: empty"])
+
+
+def test_parquet_of_other_kinds_of_text(write_parquet):
+    pa = pytest.importorskip("pyarrow")
+    for kind in (pa.large_string(), pa.dictionary(pa.int32(), pa.string())):
+        assert read(ParquetFile(write_parquet(["a", "b", "a"], kind)))[0] == ["a", "b", "a"]
+
+
+def test_parquet_with_bytes_that_are_no_text(tmp_path):
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    bad = pa.array([b"a", b"\xff", b"b"]).view(pa.string())
+    parquet.write_table(pa.table({"text": bad}), tmp_path / "a.parquet")
+    texts, dropped = read(ParquetFile(tmp_path / "a.parquet"))
+    assert (texts, dropped.first) == (["a", "b"], [f"{tmp_path / 'a.parquet'}: row 2: not UTF-8"])
+
+
+def test_parquet_errors(write_parquet, tmp_path):
+    path = write_parquet(["a", "b"])
+    with pytest.raises(ConvertError, match="no column 'body' for the text; its columns are: id, text"):
+        ParquetFile(path, "body")
+    with pytest.raises(ConvertError, match="column 'id': expected text, found int64"):
+        ParquetFile(path, "id")
+    (tmp_path / "b.parquet").write_bytes(path.read_bytes()[:-5])
+    with pytest.raises(FormatError, match=r"b\.parquet: not a Parquet file, or a damaged one"):
+        ParquetFile(tmp_path / "b.parquet")
+    with pytest.raises(FileNotFoundError):
+        ParquetFile(tmp_path / "c.parquet")
+
+
+def test_parquet_without_pyarrow(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    with pytest.raises(UnavailableError, match=r"Parquet needs the package pyarrow: pip install 'zb_hdf5\[text\]'"):
+        ParquetFile(tmp_path / "a.parquet")
+
+
+def test_a_parquet_file_with_a_damaged_page(write_parquet):
+    path = write_parquet([f"document {i} " * 50 for i in range(100)], row_group_size=100)
+    data = bytearray(path.read_bytes())
+    data[1000:1400] = bytes(400)
+    path.write_bytes(data)
+    with pytest.raises(FormatError, match="not a Parquet file, or a damaged one"):
+        read(ParquetFile(path))
+
+
+def test_a_text_file_is_one_document(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_bytes("first\r\n\r\nsecond ü\n".encode())
+    assert read(PlainTextFile(path)) == (["first\r\n\r\nsecond ü\n"], Dropped())
+    path.write_bytes(b"\xff")
+    assert read(PlainTextFile(path))[1].counts == {"not UTF-8": 1}
+    path.write_bytes(b"")
+    assert read(PlainTextFile(path))[1].counts == {"empty": 1}
+
+
+def test_blocks_are_small(tmp_path, monkeypatch):
+    monkeypatch.setattr(documents, "BLOCK_DOCUMENTS", 4)
+    monkeypatch.setattr(documents, "BLOCK_CHARACTERS", 20)
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps({"text": "x" * n}) + "\n" for n in (1, 1, 1, 1, 1, 30, 10, 10, 1)))
+    assert [[len(text) for text in b.texts] for b in JsonLinesFile(path).blocks()] == [[1] * 4, [1, 30], [10, 10], [1]]
+
+
+def test_opening_files_and_folders(tmp_path):
+    for name in ("b/z.jsonl", "b/a.txt", "a.txt", "b/c.md"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("x")
+    names = [file.path.relative_to(tmp_path).as_posix() for file in open_documents([tmp_path])]
+    assert names == ["a.txt", "b/a.txt", "b/z.jsonl"]
+    kinds = [type(file) for file in open_documents([tmp_path / "b/c.md", tmp_path / "b"], "text")]
+    assert kinds == [PlainTextFile, PlainTextFile]
+    with pytest.raises(ConvertError, match=r"b: expected files that end in \.parquet, found none"):
+        open_documents([tmp_path / "b"], "parquet")
+    with pytest.raises(ConvertError, match=r"c\.md: expected files that end in"):
+        open_documents([tmp_path / "b/c.md"])
+    assert set(FILE_KINDS) == {"parquet", "jsonl", "text"}
+
+
+@pytest.mark.parametrize("in_folder", [True, False])
+@pytest.mark.parametrize(("kind", "name", "command"), [
+    ("parquet", "a.jsonl", "jsonl-to-hdf5"),
+    ("parquet", "a.ndjson.gz", "jsonl-to-hdf5"),
+    ("parquet", "a.txt", "text-to-hdf5"),
+    ("jsonl", "a.parquet", "parquet-to-hdf5"),
+    ("text", "a.parquet", "parquet-to-hdf5"),
+])  # fmt: skip
+def test_files_of_another_kind_name_the_command_that_reads_them(kind, name, command, in_folder, tmp_path):
+    (tmp_path / name).write_bytes(b"x")
+    with pytest.raises(ConvertError, match=f"files are there, for 'convert {command}'"):
+        open_documents([tmp_path if in_folder else tmp_path / name], kind)
+
+
+def test_text_may_have_any_name(tmp_path):
+    (tmp_path / "a.txt").write_text('{"text": "a"}\n')
+    (tmp_path / "b.jsonl").write_text("plain")
+    assert [type(file) for file in open_documents([tmp_path / "a.txt"], "jsonl")] == [JsonLinesFile]
+    assert [type(file) for file in open_documents([tmp_path / "b.jsonl"], "text")] == [PlainTextFile]

@@ -1,0 +1,372 @@
+"""Tokenizers: the same ids whatever the library and the threads; digests; what is said when something is missing."""
+
+import base64
+import json
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from zb_hdf5 import ArgumentError, ConvertError, FormatError, Loader, StateError, TextLoader, UnavailableError
+from zb_hdf5.converters.cli import convert
+from zb_hdf5.text.documents import open_documents
+from zb_hdf5.text.tokenizers import load_tokenizer, require_tokenizer
+from zb_hdf5.text.training import _ranks as ranks_of
+from zb_hdf5.text.training import train_tokenizer
+
+tiktoken = pytest.importorskip("tiktoken")
+pytest.importorskip("tokenizers")
+
+TEXTS = [
+    "",
+    "Hello world 123456!\r\n\r\n",
+    "<|endoftext|> is text",
+    "naïve 東京 🙂\u00a0 x",
+    "\ud800 alone",
+    "'Ll 'ſ K",
+]
+STDLIB = Path(json.__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Return the report of a tokenizer that was trained on Python's own sources."""
+    folder = tmp_path_factory.mktemp("tokenizer")
+    sources = sorted(STDLIB.glob("*.py"))[:60]
+    return train_tokenizer(open_documents(sources, "text"), folder / "tok.json", 1000)
+
+
+@pytest.fixture(scope="module", params=["byte", "tiktoken", "hf"])
+def tokenizer(request, trained):
+    specs = {"byte": "byte", "tiktoken": f"tiktoken:{trained.ranks_path}", "hf": f"hf:{trained.path}"}
+    return load_tokenizer(specs[request.param])
+
+
+def test_training_reports_held_out_text(trained):
+    assert (trained.vocab_size, trained.documents, trained.held_out_documents) == (1000, 60, 3)
+    assert 2 < trained.bytes_per_token < 6
+    assert not trained.dropped.counts
+
+
+def test_what_was_trained_can_be_decoded(trained):
+    encoding = load_tokenizer(f"tiktoken:{trained.ranks_path}")
+    text = (STDLIB / "ast.py").read_text(encoding="utf-8")
+    tokens, _ = encoding.encode([text])
+    ranks = [base64.b64decode(line.split()[0]) for line in trained.ranks_path.read_bytes().splitlines()]
+    assert b"".join(ranks[token] for token in tokens) == text.encode()
+    assert len(ranks) == 999
+
+
+@given(st.lists(st.text(), max_size=5))
+@example(TEXTS)
+@example(["\x85\u2028\u2029\x1c\x1d \u3000", "ſ'ſ 'S 'ſt", "²³ Ⅷ १२३ ٣٤٥", "\u200b\u180e x", "a\u0301\u0302", "ŉǅ"])
+def test_tiktoken_and_hugging_face_agree(trained, texts):
+    fast, slow = (load_tokenizer(spec) for spec in (f"tiktoken:{trained.ranks_path}", f"hf:{trained.path}"))
+    for a, b in zip(fast.encode(texts), slow.encode(texts), strict=True):
+        assert a.tolist() == b.tolist()
+    assert fast.special_tokens == slow.special_tokens == {"<|endoftext|>": 999}
+    assert fast.vocab_size == slow.vocab_size == 1000
+
+
+def test_special_tokens_in_text_are_text(tokenizer):
+    tokens, lengths = tokenizer.encode(TEXTS)
+    assert tokenizer.boundary_token_id not in tokens
+    assert lengths[0] == 0
+    assert lengths.sum() == len(tokens)
+    assert (tokens.dtype, lengths.dtype) == (np.uint32, np.int64)
+
+
+@pytest.mark.parametrize("num_threads", [2, 3, 16])
+def test_threads_do_not_change_the_ids(tokenizer, num_threads):
+    texts = [f"{number} {text}" * (number % 7) for number, text in enumerate(TEXTS * 9)]
+    expected = tokenizer.encode(texts)
+    for found, wanted in zip(tokenizer.encode(texts, num_threads), expected, strict=True):
+        assert np.array_equal(found, wanted)
+    alone = [tokenizer.encode([text])[0] for text in texts]
+    assert np.array_equal(np.concatenate(alone), expected[0])
+
+
+def test_one_text_has_its_own_ids(tokenizer):
+    for text in TEXTS:
+        ids = tokenizer.encode(text)
+        assert ids.dtype == np.uint32
+        assert ids.tolist() == tokenizer.encode([text])[0].tolist()
+
+
+@given(st.text())
+@example("naïve 東京 🙂\u00a0 x <|endoftext|> a b\r\n\x00")
+def test_decode_gives_the_text_back(tokenizer, text):
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert tokenizer.decode(tokenizer.encode(text).tolist()) == text
+
+
+def test_decode_spells_special_tokens_out_and_replaces_broken_bytes(tokenizer):
+    boundary = tokenizer.boundary_token_id
+    row = [*tokenizer.encode("one").tolist(), boundary, *tokenizer.encode("two").tolist(), boundary]
+    assert tokenizer.decode(np.array(row, np.uint16)) == "one<|endoftext|>two<|endoftext|>"
+    cut = tokenizer.encode("\U00010348")  # rare: its four bytes are several tokens
+    assert len(cut) > 1
+    assert tokenizer.decode(cut[:-1]) == "\ufffd"
+    assert tokenizer.decode([*cut[:-1].tolist(), boundary]) == "\ufffd<|endoftext|>"
+    assert tokenizer.decode([]) == ""
+
+
+def test_decode_refuses_what_is_no_row_of_ids(tokenizer):
+    for bad in (tokenizer.vocab_size, -1, 2**40):
+        with pytest.raises(ArgumentError, match=f"has no token {bad}; its ids are below {tokenizer.vocab_size:,}"):
+            tokenizer.decode([0, bad])
+    for bad in ([[0, 1], [2, 3]], [0.5], "text", 3):
+        with pytest.raises(ArgumentError, match="decode needs one row of ids, found shape"):
+            tokenizer.decode(bad)
+
+
+def test_no_texts(tokenizer):
+    tokens, lengths = tokenizer.encode([], 2)
+    assert (len(tokens), len(lengths)) == (0, 0)
+
+
+def test_bytes():
+    tokens, lengths = load_tokenizer("byte").encode(["aü", "", "\ud800"])
+    assert tokens.tolist() == [97, 195, 188, 239, 191, 189]
+    assert lengths.tolist() == [3, 0, 3]
+
+
+def test_description_and_pickle(tokenizer):
+    assert set(tokenizer.description) == {"kind", "name", "vocab_size", "digest"}
+    assert "/" not in json.dumps(tokenizer.description)
+    copy = pickle.loads(pickle.dumps(tokenizer))
+    assert copy.description == tokenizer.description
+    with pytest.raises(ArgumentError, match=r"no special token '<s>'; it has: <\|endoftext\|>"):
+        tokenizer.special_token_id("<s>")
+    assert tokenizer.special_token_id("<|endoftext|>") == tokenizer.boundary_token_id
+
+
+def test_digest_follows_what_decides_the_ids(trained, tmp_path):
+    json_path, ranks_path = tmp_path / "other.json", tmp_path / "other.tiktoken"
+    content = json.loads(trained.path.read_text())
+    content["truncation"] = {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0}
+    json_path.write_text(json.dumps(content))
+    ranks_path.write_bytes(trained.ranks_path.read_bytes())
+    hf = load_tokenizer(f"hf:{json_path}")
+    assert hf.digest == trained.digest
+    assert len(hf.encode(["one two three four"])[0]) > 3
+    before = load_tokenizer(f"tiktoken:{ranks_path}").digest
+    assert before == load_tokenizer(f"tiktoken:{trained.ranks_path}").digest
+    content["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = r"\s+|\S+"
+    json_path.write_text(json.dumps(content))
+    assert load_tokenizer(f"hf:{json_path}").digest != trained.digest
+    assert load_tokenizer(f"tiktoken:{ranks_path}").digest != before
+
+
+def test_another_tokenizer_than_the_store_has_is_an_error(tokenizer, trained):
+    other = load_tokenizer("byte" if tokenizer.spec != "byte" else f"hf:{trained.path}")
+    stored = json.dumps(tokenizer.description)
+    require_tokenizer(stored, tokenizer, "store")
+    require_tokenizer("", tokenizer, "store")
+    require_tokenizer('{"name": "something of which we know no digest"}', tokenizer, "store")
+    with pytest.raises(StateError, match=r"store: expected the tokenizer that it was made with, \w+:.* found \w+"):
+        require_tokenizer(stored, other, "store")
+
+
+def test_one_trained_tokenizer_has_one_digest(trained, tmp_path):
+    """Under both of its names, after another program has written the JSON, and only while both give the same ids."""
+    fast, slow = load_tokenizer(f"tiktoken:{trained.ranks_path}"), load_tokenizer(f"hf:{trained.path}")
+    assert fast.digest == slow.digest == trained.digest
+    for stored, other in ((fast, slow), (slow, fast)):
+        require_tokenizer(json.dumps(stored.description), other, "store")
+    content = json.loads(trained.path.read_text())
+    content["model"]["merges"] = [" ".join(pair) for pair in content["model"]["merges"]]  # as older versions wrote it
+    content["post_processor"] = {
+        "type": "ByteLevel",
+        "add_prefix_space": True,
+        "trim_offsets": False,
+        "use_regex": True,
+    }
+    assert digest_of(content, tmp_path) == trained.digest
+    retrained = train_tokenizer(open_documents(sorted(STDLIB.glob("*.py"))[60:90], "text"), tmp_path / "b.json", 1000)
+    assert retrained.digest != trained.digest
+    with pytest.raises(StateError, match=r"expected the tokenizer that it was made with, tiktoken:tok\.tiktoken"):
+        require_tokenizer(json.dumps(fast.description), f"hf:{retrained.path}", "store")
+
+
+def test_both_names_open_a_store_and_its_states_move(trained, tmp_path):
+    """The README's own sequence; only another tokenizer is refused."""
+    (tmp_path / "text").mkdir()
+    lines = "".join(json.dumps({"text": path.read_text()[:3000]}) + "\n" for path in sorted(STDLIB.glob("*.py"))[:40])
+    (tmp_path / "text" / "a.jsonl").write_text(lines)
+    fast, slow = f"tiktoken:{trained.ranks_path}", f"hf:{trained.path}"
+    for name, spec in (("fast", fast), ("slow", slow)):
+        shape = ["--batch-size", "4", "--seq-len", "64", "--packing", "best-fit"]
+        arguments = ["jsonl-to-hdf5", str(tmp_path / "text"), str(tmp_path / name), "--tokenizer", spec, *shape]
+        assert CliRunner().invoke(convert, arguments).exit_code == 0
+    how = {"rank": 0, "world_size": 1}
+    with Loader(tmp_path / "fast", tokenizer=slow, **how) as loader:
+        batches = iter(loader)
+        next(batches)
+        state = loader.state_dict()
+        expected = [batch.tolist() for batch in batches]
+    for name, spec in (("fast", fast), ("slow", fast), ("slow", slow)):
+        with Loader(tmp_path / name, tokenizer=spec, **how) as loader:
+            loader.load_state_dict(state)
+            assert [batch.tolist() for batch in loader] == expected
+    (tmp_path / "other").mkdir()
+    other = train_tokenizer(
+        open_documents(sorted(STDLIB.glob("*.py"))[60:90], "text"), tmp_path / "other/tok.json", 1000
+    )
+    for spec in (f"hf:{other.path}", f"tiktoken:{other.ranks_path}", "byte"):
+        with pytest.raises(StateError, match=r"expected the tokenizer that it was made with, tiktoken:tok\.tiktoken"):
+            Loader(tmp_path / "fast", tokenizer=spec, **how)
+
+
+def test_a_state_of_text_moves_between_both_names(trained, tmp_path):
+    table, parquet = pytest.importorskip("pyarrow").table, pytest.importorskip("pyarrow.parquet")
+    texts = [path.read_text() for path in sorted(STDLIB.glob("*.py"))[:10]]
+    for name in "ab":
+        parquet.write_table(table({"text": texts}), tmp_path / f"{name}.parquet")
+    how = {"batch_size": 2, "seq_len": 64, "rank": 0, "world_size": 1}
+    with TextLoader(tmp_path, tokenizer=f"tiktoken:{trained.ranks_path}", **how) as loader:
+        loader.get_batch()
+        state = loader.state_dict()
+        expected = loader.get_batch().tolist()
+    with TextLoader(tmp_path, tokenizer=f"hf:{trained.path}", **how) as loader:
+        loader.load_state_dict(state)
+        assert loader.get_batch().tolist() == expected
+    with (
+        TextLoader(tmp_path, tokenizer="byte", **how) as loader,
+        pytest.raises(StateError, match="the same text would be other tokens"),
+    ):
+        loader.load_state_dict(state)
+
+
+def digest_of(content, folder):
+    (folder / "changed.json").write_text(json.dumps(content))
+    return load_tokenizer(f"hf:{folder / 'changed.json'}").digest
+
+
+@pytest.mark.parametrize("change", ["merges", "dropout", "matched", "byte", "special", "normalizer"])
+def test_a_tokenizer_that_ranks_cannot_express_has_its_own_digest(trained, tmp_path, change):
+    content = json.loads(trained.path.read_text())
+    model = content["model"]
+    if change == "merges":  # the ids of the merged tokens no longer ascend: other merges come first
+        model["merges"][3:5] = model["merges"][4:2:-1]
+    elif change == "dropout":
+        model["dropout"] = 0.5
+    elif change == "matched":  # an added token that is found in texts
+        content["added_tokens"].append({**content["added_tokens"][0], "id": 1000, "content": "def", "special": False})
+    elif change == "byte":
+        model["vocab"].pop("A")
+        model["merges"] = [pair for pair in model["merges"] if "A" not in "".join(pair)]
+    elif change == "special":
+        content["added_tokens"][0]["content"] = "<|end|>"
+    else:
+        content["normalizer"] = {"type": "Lowercase"}
+    assert digest_of(content, tmp_path) != trained.digest
+
+
+def test_a_merge_that_ranks_would_do_otherwise_has_its_own_digest(trained, tmp_path):
+    """`abc` is listed as a + bc; by ranks `ab` comes first, and leaves `c`."""
+    content = json.loads(trained.path.read_text())
+    model = content["model"]
+    base = {token: number for token, number in model["vocab"].items() if len(token) == 1}
+    assert len(base) == 256
+    model["vocab"] = base | {"ab": 256, "bc": 257, "abc": 258}
+    content["added_tokens"][0]["id"] = 259
+    model["merges"] = [["a", "b"], ["b", "c"], ["ab", "c"]]
+    agreeing = digest_of(content, tmp_path)
+    assert load_tokenizer(f"hf:{tmp_path / 'changed.json'}").encode("abc").tolist() == [258]
+    (tmp_path / "changed.tiktoken").write_bytes(ranks_of(model["vocab"]))
+    assert load_tokenizer(f"tiktoken:{tmp_path / 'changed.tiktoken'}").digest == agreeing
+    model["merges"][2] = ["a", "bc"]
+    assert digest_of(content, tmp_path) != agreeing
+    assert load_tokenizer(f"hf:{tmp_path / 'changed.json'}").encode("abc").tolist() == [256, base["c"]]
+    ranks = load_tokenizer(f"tiktoken:{tmp_path / 'changed.tiktoken'}")
+    assert (ranks.digest, ranks.encode("abc").tolist()) == (agreeing, [258])
+
+
+@pytest.mark.parametrize(
+    ("spec", "kind", "message"),
+    [
+        ("gpt2", ArgumentError, "must be byte, tiktoken:NAME, tiktoken:FILE or hf:tokenizer.json, found 'gpt2'"),
+        ("tiktoken:", ArgumentError, "must be byte"),
+        ("tiktoken:nonsense", ArgumentError, "no such file, and no encoding of tiktoken's: .*cl100k_base"),
+        ("tiktoken:{tmp}/alone.tiktoken", ArgumentError, "expected alone.json beside it"),
+        ("tiktoken:{tmp}/bad.tiktoken", FormatError, "not a file of ranks that goes with bad.json"),
+        ("tiktoken:{tmp}/words.tiktoken", FormatError, "splits or normalizes text in a way that tiktoken has not"),
+        ("hf:{tmp}/alone.tiktoken", FormatError, "not a tokenizer.json"),
+        ("hf:{tmp}/empty.json", FormatError, "it has no 'model'"),
+        ("hf:{tmp}/model.json", FormatError, "not a tokenizer.json"),
+    ],
+)
+def test_error_messages(trained, tmp_path, spec, kind, message):
+    content = json.loads(trained.path.read_text())
+    (tmp_path / "alone.tiktoken").write_bytes(trained.ranks_path.read_bytes())
+    (tmp_path / "bad.tiktoken").write_bytes(b"no ranks at all")
+    (tmp_path / "bad.json").write_text(json.dumps(content))
+    (tmp_path / "words.tiktoken").write_bytes(trained.ranks_path.read_bytes())
+    (tmp_path / "words.json").write_text(json.dumps({**content, "normalizer": {"type": "Lowercase"}}))
+    (tmp_path / "empty.json").write_text("{}")
+    (tmp_path / "model.json").write_text('{"model": {"type": "nonsense"}}')
+    with pytest.raises(kind, match=message):
+        load_tokenizer(spec.format(tmp=tmp_path))
+
+
+def test_ranks_with_a_hole_are_an_error(trained, tmp_path):
+    (tmp_path / "tok.json").write_bytes(trained.path.read_bytes())
+    lines = trained.ranks_path.read_bytes().splitlines(keepends=True)
+    (tmp_path / "tok.tiktoken").write_bytes(b"".join(lines[:100] + lines[101:]))
+    with pytest.raises(FormatError, match=r"tok\.tiktoken: not a file of ranks that goes with tok\.json"):
+        load_tokenizer(f"tiktoken:{tmp_path / 'tok.tiktoken'}")
+
+
+def test_a_name_without_a_network_is_unavailable(monkeypatch, tmp_path):
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
+    with pytest.raises(UnavailableError, match=r"could not be downloaded .*TIKTOKEN_CACHE_DIR"):
+        load_tokenizer("tiktoken:r50k_base")
+
+
+@pytest.mark.parametrize(("package", "spec"), [("tiktoken", "tiktoken:gpt2"), ("tokenizers", "hf:{path}")])
+def test_a_missing_library_is_named(trained, package, spec):
+    spec = spec.format(path=trained.path)
+    code = f"""
+import sys
+sys.modules[{package!r}] = None
+from zb_hdf5 import UnavailableError
+from zb_hdf5.text.tokenizers import load_tokenizer
+try:
+    load_tokenizer({spec!r})
+except UnavailableError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == f"this needs the package {package}: pip install 'zb_hdf5[text]'\n"
+
+
+def test_training_errors(tmp_path):
+    (tmp_path / "one.txt").write_text("one document")
+    files = open_documents([tmp_path / "one.txt"])
+    with pytest.raises(ArgumentError, match=r"expected a name that ends in \.json"):
+        train_tokenizer(files, tmp_path / "tok.tiktoken", 300)
+    with pytest.raises(ArgumentError, match="vocab_size must be at least 257, found 256"):
+        train_tokenizer(files, tmp_path / "tok.json", 256)
+    with pytest.raises(ConvertError, match="at least 2 documents to train on, found 1"):
+        train_tokenizer(files, tmp_path / "tok.json", 300)
+    assert [path.name for path in tmp_path.iterdir()] == ["one.txt"]
+    (tmp_path / "tok.tiktoken").write_text("mine")
+    with pytest.raises(ConvertError, match=r"tok\.tiktoken: exists already"):
+        train_tokenizer(files, tmp_path / "tok.json", 300)
+
+
+def test_a_vocabulary_of_bytes_and_a_small_corpus(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "ab ab"}\n{"text": "ab"}\nbad\n')
+    report = train_tokenizer(open_documents([tmp_path]), tmp_path / "tok.json", 257)
+    assert (report.vocab_size, report.bytes_per_token) == (257, 1.0)
+    assert report.dropped.counts == {"bad JSON": 1}
+    report = train_tokenizer(open_documents([tmp_path / "a.jsonl"]), tmp_path / "tok.json", 5000, overwrite=True)
+    assert report.vocab_size < 300

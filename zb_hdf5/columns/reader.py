@@ -1,0 +1,399 @@
+"""A reader: a sequence of equally shaped batches with O(1) random access. What every backend's reader has in common."""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+import threading
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Self, SupportsIndex
+
+import numpy as np
+import numpy.typing as npt
+
+from zb_hdf5.columns.source import BatchSource, ClosedSource
+from zb_hdf5.core.digests import batch_crc32s
+from zb_hdf5.core.extents import Extents
+from zb_hdf5.errors import ArgumentError, BatchIndexError, ChecksumError, UnverifiableError
+from zb_hdf5.spec import StoreMeta, TokenArray, content_fingerprint, signed
+
+if TYPE_CHECKING:
+    import torch
+
+ACCESSES: Final = ("auto", "mmap", "pread", "h5py")
+VERIFIES: Final = ("none", "batch", "store")
+FINGERPRINT_SAMPLES: Final = 16
+#: What is moved or digested at once: large enough for the disk, small enough for the cache.
+GROUP_BYTES: Final = 4 << 20
+
+
+class BatchReader:
+    """A sequence of `[batch_size, seq_len]` batches with O(1) random access.
+
+    Thread-safe; usable after fork; picklable (a copy reopens the file by its path). `close` must not race with reads.
+    Subclasses open a file and name its `source`; everything a caller sees is here.
+
+    Attributes
+    ----------
+    path
+        What was opened.
+    meta
+        Shape, dtype and origin.
+    num_batches
+        Batches that are committed.
+    complete
+        False while a writer is still at work; then `refresh` may find more.
+    sha256
+        Digest of the token bytes, or None where none is stored.
+    extents
+        Where the batches lie in the one file, or None where they are in several or no plain extents.
+    """
+
+    backend: str
+
+    def __init__(self, path: Path, meta: StoreMeta, num_batches: int, source: BatchSource) -> None:
+        self.path = path
+        self.meta = meta
+        self.num_batches = num_batches
+        self.complete = True
+        self.sha256: str | None = None
+        self.extents: Extents | None = None
+        self._fingerprint: str | None = None
+        self._source = source
+        self._is_int32 = signed(meta.dtype) == np.int32
+        self._local = threading.local()
+
+    @property
+    def batch_size(self) -> int:
+        return self.meta.batch_size
+
+    @property
+    def seq_len(self) -> int:
+        return self.meta.seq_len
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.meta.dtype
+
+    @property
+    def access(self) -> str:
+        """The I/O path, as asked for: "auto", "mmap", "pread" or "h5py"; "h5py" too where only HDF5 can read it."""
+        return self._source.access
+
+    @property
+    def fingerprint(self) -> str:
+        """Identity of the content, the same in every backend for the same tokens, shape and shards.
+
+        Where no digest is stored (a lone `.batch`, a foreign HDF5 file) it covers the shape and a fixed sample of the
+        batches, and begins with "sampled:".
+        """
+        if self._fingerprint is None or not self.complete:
+            self._fingerprint = self._compute_fingerprint()
+        return self._fingerprint
+
+    def _compute_fingerprint(self) -> str:
+        if self.sha256 is not None:
+            return content_fingerprint([self.sha256], self.meta)
+        n = self.num_batches
+        sample = {i * (n - 1) // (FINGERPRINT_SAMPLES - 1) for i in range(FINGERPRINT_SAMPLES)} if n else set()
+        meta = self.meta  # spelled out: what is hashed here is part of every checkpoint
+        text = f"{n}:{meta.batch_size}:{meta.seq_len}:{meta.dtype.name}:{meta.seed}:{meta.total_records}"
+        digest = hashlib.sha256(text.encode())
+        for index in sorted(sample):
+            digest.update(self._borrow(index))
+        return f"sampled:{digest.hexdigest()}"
+
+    def serving(self, fingerprint: object) -> BatchReader:
+        """Return the reader of the same content that has this fingerprint, if it can be had; else this one."""
+        return self
+
+    def read_batch(self, index: SupportsIndex) -> TokenArray:
+        """Return one batch as stored.
+
+        Returns
+        -------
+        (B, S) array of the stored dtype, read-only. Where the file may be mapped ("mmap", or "auto" on a local disk) a
+        view without a copy, valid for as long as it is referenced, also after `close`.
+
+        Raises
+        ------
+        BatchIndexError
+            Unless `0 <= index < num_batches`.
+        ClosedError
+            After `close`.
+        IncompleteError
+            If the file was cut short since it was opened.
+        """
+        return self._source.read(self._check(index))
+
+    @property
+    def num_records(self) -> int:
+        """Records in all batches."""
+        return self.num_batches * self.meta.batch_size
+
+    def read_record(self, index: SupportsIndex) -> TokenArray:
+        """Return one record, shape (S,), read-only; record r is row `r % B` of batch `r // B`."""
+        number = operator.index(index)
+        if not 0 <= number < self.num_records:
+            raise BatchIndexError(f"{self.path}: no record {number:,}: expected 0..{self.num_records - 1:,}")
+        out = np.empty((1, self.seq_len), self.dtype)
+        self._source.gather_into(np.array([number]), out)
+        out.flags.writeable = False
+        return out[0]  # type: ignore[no-any-return]
+
+    def read_records_into(self, records: npt.NDArray[np.int64], out: TokenArray) -> None:
+        """Fill `out`, shape `(count, L)` of the stored dtype, with any records.
+
+        Parameters
+        ----------
+        records
+            Numbers of records of L tokens, in batch order. L is `out.shape[1]`, a divisor of `seq_len`: each stored
+            record then counts as `seq_len / L` records.
+        """
+        length = out.shape[1] if out.ndim == 2 else 0
+        fits = length > 0 and self.seq_len % length == 0 and len(out) == len(records)
+        if not fits or out.dtype != self.dtype or not _is_fillable(out):
+            raise ArgumentError(
+                f"read_records_into needs {len(records)} writable rows of {self.dtype}, as long as a divisor of "
+                f"{self.seq_len}, found {out.shape} {out.dtype}"
+            )
+        total = self.num_records * (self.seq_len // length)
+        if len(records) and int(records.view(np.uint64).max()) >= total:  # a negative number is a large one
+            raise BatchIndexError(f"{self.path}: expected records in 0..{total - 1:,}, found {records}")
+        if len(records):
+            self._source.gather_into(records, out)
+
+    def read_batch_int32(self, index: SupportsIndex) -> torch.Tensor:
+        """Return one batch as a `torch.int32` tensor, without a copy where uint32 tokens are mapped.
+
+        Clone it before you write into it: a mapped batch keeps what was written for as long as the reader is open (the
+        file itself never changes). Ids above 2**31 - 1, which no tokenizer has, would come out negative.
+        """
+        number = self._check(index)
+        narrow = self._source.read_private(number) if self._is_int32 else self._borrow(number).astype(np.int32)
+        tokens: torch.Tensor = _from_numpy()(narrow)
+        return tokens
+
+    def read_batch_torch(self, index: SupportsIndex) -> torch.Tensor:
+        """Return one batch as a new `torch.int64` tensor, shape (B, S). Raises as `read_batch` does."""
+        tokens: torch.Tensor = _from_numpy()(self._borrow(self._check(index)).astype(np.int64))
+        return tokens
+
+    def read_records_torch(self, records: npt.NDArray[np.int64], seq_len: int, dtype: npt.DTypeLike) -> torch.Tensor:
+        """Return any records as a new tensor, shape (count, seq_len). For orders over this reader: no check."""
+        shape = (len(records), seq_len)
+        scratch = getattr(self._local, "rows", None)
+        if scratch is None or scratch.shape != shape:
+            scratch = self._local.rows = np.empty(shape, self.dtype)
+        self._source.gather_into(records, scratch)
+        tokens: torch.Tensor = _from_numpy()(scratch.astype(dtype))
+        return tokens
+
+    def read_into(self, index: SupportsIndex, out: TokenArray) -> None:
+        """Fill the caller's buffer with one batch, without an intermediate array where the dtype is the stored one.
+
+        Parameters
+        ----------
+        out
+            C-contiguous, writable, shape (B, S); the stored dtype, the signed dtype of the same size, or int64.
+
+        Raises
+        ------
+        ArgumentError
+            If `out` has another shape, dtype or layout.
+        """
+        number = self._check(index)
+        if out.shape != self.meta.shape or not _is_fillable(out):
+            raise ArgumentError(
+                f"read_into needs a writable C-contiguous array of shape {self.meta.shape}, found {out.shape}"
+            )
+        if out.dtype == self.dtype:
+            self._source.read_into(number, out)
+        elif out.dtype == signed(self.dtype):
+            self._source.read_into(number, out.view(self.dtype))
+        elif out.dtype == np.int64:
+            np.copyto(out, self._borrow(number))
+        else:
+            raise ArgumentError(f"read_into needs {self.dtype}, its signed twin or int64, found {out.dtype}")
+
+    def read_batches_into(self, start: int, out: TokenArray) -> None:
+        """Fill `out`, shape `(count, B, S)` of the stored dtype, with `count` consecutive batches.
+
+        The fewest and largest reads the file allows: made for copying and verifying.
+        """
+        if len(out) == 0:
+            return
+        self._check(start)
+        self._check(start + len(out) - 1)
+        if out.shape[1:] != self.meta.shape or out.dtype != self.dtype or not _is_fillable(out):
+            raise ArgumentError(f"read_batches_into needs writable batches of {self.meta.shape} {self.dtype}")
+        self._source.read_range_into(start, out)
+
+    def token_sha256(self) -> str:
+        """Read every batch and return the sha256 of all token bytes, as stored, in batch order."""
+        digest = hashlib.sha256()
+        group = np.empty((max(1, GROUP_BYTES // self.meta.batch_bytes), *self.meta.shape), self.dtype)
+        for start in range(0, self.num_batches, len(group)):
+            batches = group[: min(len(group), self.num_batches - start)]
+            self.read_batches_into(start, batches)
+            digest.update(batches)
+        return digest.hexdigest()
+
+    def compare_digests(self, progress: Callable[[int], None] = lambda tokens: None) -> tuple[str, list[str]]:
+        """Read every batch and compare it with all digests that are stored with this file.
+
+        Returns
+        -------
+        (sha256, checks)
+            The sha256 of the token bytes just read, and the kinds of digest that they were compared with: "crc32",
+            "sha256", or none.
+
+        Raises
+        ------
+        ChecksumError
+            If one differs; the message names the first bad batch.
+        """
+        stored, checks = self.stored_crc32(), []
+        digest = hashlib.sha256()
+        group = np.empty((max(1, GROUP_BYTES // self.meta.batch_bytes), *self.meta.shape), self.dtype)
+        for start in range(0, self.num_batches, len(group)):
+            batches = group[: min(len(group), self.num_batches - start)]
+            self.read_batches_into(start, batches)
+            digest.update(batches)
+            if stored is not None:
+                _compare_crc32(self.path, start, batch_crc32s(batches), stored)
+            progress(batches.size)
+        found = digest.hexdigest()
+        if stored is not None:
+            checks.append("crc32")
+        if self.sha256 is not None:
+            if self.sha256 != found:
+                raise ChecksumError(
+                    f"{self.path}: the file says sha256 {self.sha256}, its tokens give {found}; restore it"
+                )
+            checks.append("sha256")
+        return found, checks
+
+    def missing_digests(self) -> str:
+        """Say what this file would need to be verified, where it has nothing to be compared with."""
+        return "no digest is stored with it; convert it to a store, which keeps digests from then on"
+
+    def require_digests(self) -> None:
+        """Compare every batch with the stored digests, and keep the sha256 just computed.
+
+        Raises
+        ------
+        ChecksumError
+            If one differs.
+        UnverifiableError
+            If there is nothing to compare with.
+        """
+        found, checks = self.compare_digests()
+        if not checks:
+            raise UnverifiableError(f"{self.path}: cannot be verified: {self.missing_digests()}")
+        self.sha256, self._fingerprint = found, None
+
+    def stored_crc32(self) -> npt.NDArray[np.uint32] | None:
+        """Return the crc32 of each batch as stored with this file, or None where none are."""
+        return None
+
+    def will_need(self, index: SupportsIndex) -> None:
+        """Announce that a batch will be read soon; the kernel may begin to fetch it."""
+        self._source.will_need(self._check(index))
+
+    def is_cached(self, index: SupportsIndex) -> bool:
+        """Return whether a batch can be read without waiting for a disk, as far as the system can tell."""
+        return self._source.is_cached(self._check(index))
+
+    def refresh(self) -> int:
+        """See what a writer has committed since; return `num_batches`. Nothing to do on a published file."""
+        return self.num_batches
+
+    def close(self) -> None:
+        """Release the file. Views that were returned stay valid."""
+        self._source.close()
+        self._source = ClosedSource(self.path, self._source.access)
+
+    def _check(self, index: SupportsIndex) -> int:
+        number = operator.index(index)
+        if not 0 <= number < self.num_batches:
+            raise BatchIndexError(f"{self.path}: no batch {number:,}: expected an index in 0..{self.num_batches - 1:,}")
+        return number
+
+    def _borrow(self, index: int) -> TokenArray:
+        """Return a batch in a small buffer of this thread, which its next call fills again.
+
+        Also from a mapping: copied first it is widened from the processor's cache, which is faster than from memory.
+        """
+        try:
+            scratch: TokenArray = self._local.scratch
+        except AttributeError:
+            scratch = self._local.scratch = np.empty(self.meta.shape, self.dtype)
+        self._source.read_into(index, scratch)
+        return scratch
+
+    def __len__(self) -> int:
+        return self.num_batches
+
+    def __getitem__(self, index: SupportsIndex) -> TokenArray:
+        """Return a batch; negative indices count from the end, as in a list."""
+        number = operator.index(index)
+        return self.read_batch(number + self.num_batches if number < 0 else number)
+
+    def __iter__(self) -> Iterator[TokenArray]:
+        return map(self.read_batch, range(self.num_batches))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key != "_local"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._local = threading.local()
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}({str(self.path)!r}, num_batches={self.num_batches}, batch_size={self.batch_size}, "
+            f"seq_len={self.seq_len}, dtype={self.dtype.name}, access={self.access!r})"
+        )
+
+
+@cache
+def _from_numpy() -> Any:
+    """Import torch when it is first needed; an import statement would cost a fiftieth of each read."""
+    import torch
+
+    return torch.from_numpy
+
+
+def _compare_crc32(path: Path, start: int, found: list[int], stored: npt.NDArray[np.uint32]) -> None:
+    bad = np.flatnonzero(np.array(found, dtype=np.uint32) != stored[start : start + len(found)])
+    if len(bad):
+        number = int(bad[0])
+        raise ChecksumError(
+            f"{path}: batch {start + number:,} is the first bad one: expected crc32 {int(stored[start + number]):08x}, "
+            f"found {found[number]:08x}; restore the shard, or convert it again"
+        )
+
+
+def _is_fillable(out: TokenArray) -> bool:
+    return out.flags.c_contiguous and out.flags.writeable
+
+
+def require_options(access: str, verify: str) -> None:
+    """Raise `ArgumentError` unless both are known."""
+    require_choice("access", access, ACCESSES)
+    require_choice("verify", verify, VERIFIES)
+
+
+def require_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    """Raise `ArgumentError` unless `value` is one of `choices`."""
+    if value not in choices:
+        raise ArgumentError(f"{name} must be one of {', '.join(choices)}, found {value!r}")

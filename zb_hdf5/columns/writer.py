@@ -1,0 +1,357 @@
+"""A writer: takes batches in order and publishes one whole file. What every backend's writer has in common."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from zb_hdf5.columns.reader import GROUP_BYTES, BatchReader
+from zb_hdf5.core.digests import TokenDigest, crc32_array
+from zb_hdf5.core.extents import Extents, Run, copy_range, read_fully
+from zb_hdf5.core.files import regular
+from zb_hdf5.core.publishing import PartialFile, disk_errors
+from zb_hdf5.errors import ArgumentError, ClosedError
+from zb_hdf5.spec import StoreMeta, TokenArray, as_stored
+
+if TYPE_CHECKING:
+    from zb_hdf5.core.digests import GroupDigest, PendingDigest
+
+
+#: How much is written before the disk is told to begin with it.
+WRITE_BACK_BYTES: Final = 32 << 20
+
+
+class ShardInfo(NamedTuple):
+    """What a writer knows of the file, or the store, that it has finished."""
+
+    path: Path
+    backend: str
+    num_batches: int
+    token_count: int
+    max_token: int
+    sha256: str
+    crc32: npt.NDArray[np.uint32]
+    runs: tuple[Run, ...] = ()  # where the batches lie, if that is no arithmetic
+
+
+class BatchWriter(ABC):
+    """Takes batches in order, and commits them: what every writer offers, of one file or of a live store.
+
+    A context manager: leaving the block normally calls `finish`, an exception calls `abort`. Not thread-safe.
+
+    Attributes
+    ----------
+    meta
+        Shape, dtype and origin of the batches.
+    num_batches, token_count, max_token
+        Of what is committed.
+    """
+
+    backend: ClassVar[str]
+    meta: StoreMeta
+    _open: bool
+
+    @property
+    @abstractmethod
+    def num_batches(self) -> int:
+        """Batches that are committed."""
+
+    @property
+    @abstractmethod
+    def token_count(self) -> int:
+        """Tokens that are committed."""
+
+    @property
+    @abstractmethod
+    def max_token(self) -> int:
+        """The largest id among them, 0 if there is none."""
+
+    @abstractmethod
+    def write(self, batches: npt.ArrayLike) -> None:
+        """Append one batch `(B, S)` or several `(count, B, S)` of any integer dtype; they are committed on return.
+
+        Raises
+        ------
+        ConvertError
+            If an id is negative, too large for the stored dtype, or at or above `vocab_size`.
+        ArgumentError
+            If the shape is another one.
+        OSError
+            If the disk is full or fails; what was committed before stays committed.
+        """
+
+    @abstractmethod
+    def write_from(self, reader: BatchReader, start: int, count: int) -> int:
+        """Append consecutive batches of a reader without passing their bytes through this process, if that can be.
+
+        Returns how many were appended and are committed: fewer than `count` where the file systems do not copy from
+        file to file, or the format has no place for them in a row. `write` the rest. What is digested is what lies in
+        this file: a bit that flipped in the original, or on the way, is in `crc32()`.
+
+        Raises
+        ------
+        ConvertError, OSError
+            As `write`.
+        ArgumentError
+            If the reader has other batches, or fewer.
+        """
+
+    @abstractmethod
+    def sha256(self) -> str:
+        """Hexadecimal digest of what was written so far: over all token bytes; of a store over its shards' digests."""
+
+    @abstractmethod
+    def crc32(self) -> npt.NDArray[np.uint32]:
+        """Return the crc32 of each batch written so far."""
+
+    @abstractmethod
+    def finish(self) -> ShardInfo:
+        """Complete what was written, and give it its final name where it has not got that yet."""
+
+    @abstractmethod
+    def abort(self) -> None:
+        """End without completing; nothing to do where the writer has ended."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self.abort()
+        elif self._open:
+            self.finish()
+
+
+class FileWriter(BatchWriter):
+    """Publishes one file: `x.partial` until `finish`, then `x`. What the writers of all backends have in common.
+
+    Parameters
+    ----------
+    path
+        The file to publish.
+    meta
+        Shape, dtype and origin of the batches.
+    expected_batches
+        How many will come, where known: lets a backend reserve room. Not a limit.
+    overwrite
+        Replace an existing file (at the end, by rename); otherwise it is an error.
+    durable
+        Also flush to disk at each commit, so that committed batches outlive a power loss.
+    known_sha256
+        For exact copies: the digest that the original has stored. The caller compares `crc32()` with the original's.
+    """
+
+    num_batches = 0
+    token_count = 0
+    max_token = 0
+    _file_class: ClassVar[type[PartialFile]] = PartialFile
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        meta: StoreMeta,
+        *,
+        expected_batches: int = 0,
+        overwrite: bool = False,
+        durable: bool = False,
+        known_sha256: str | None = None,
+    ) -> None:
+        if not 0 <= expected_batches < 2**48:
+            raise ArgumentError(f"{path}: expected_batches must be a count of batches, found {expected_batches}")
+        self.meta = meta
+        self._durable = durable
+        self._expected_batches = expected_batches
+        self._crc32: list[int] = []
+        self._unsent_bytes = 0
+        self._open = True
+        self._file = self._file_class(path, overwrite=overwrite)
+        self._digest = TokenDigest(known_sha256)
+        try:
+            self._begin()
+        except BaseException:
+            self.abort()
+            raise
+
+    def write(self, batches: npt.ArrayLike) -> None:
+        """Append batches. See `BatchWriter.write`."""
+        self._require_open()
+        tokens = as_batches(batches, self.meta, self._file.path)
+        group = max(1, GROUP_BYTES // self.meta.batch_bytes)
+        for start in range(0, len(tokens), group):
+            stored = as_stored(
+                tokens[start : start + group], self.meta, f"{self._file.path} (batch {self.num_batches:,})"
+            )
+            digest = self._digest.submit(stored)
+            try:
+                with disk_errors(self._file.partial_path):
+                    self._append(stored, digest)
+            finally:
+                digest.result()  # also after a failure: the caller may then change or free the batches
+
+    def write_from(self, reader: BatchReader, start: int, count: int) -> int:
+        """Append batches of a reader, copied by the kernel. See `BatchWriter.write_from`."""
+        self._require_open()
+        require_batches(reader, start, count, self.meta, self._file.path)
+        before = self.num_batches
+        if count == 0 or reader.extents is None:
+            return 0
+        with disk_errors(self._file.partial_path):
+            offset = self._room_for(before, count)
+        if offset is None:
+            return 0
+        self._copy_from(reader.path, reader.extents, start, count, offset)
+        return self.num_batches - before
+
+    def _copy_from(self, path: Path, extents: Extents, start: int, count: int, offset: int) -> None:
+        """Copy batches to the slots from `offset` on, as far as the file systems do; one is digested beside it."""
+        group, slot_bytes = max(1, GROUP_BYTES // self.meta.batch_bytes), self.meta.padded_batch_bytes
+        buffers = [np.empty((min(group, count), slot_bytes), np.uint8) for _ in range(2)]
+        before = self.num_batches
+        pending: tuple[TokenArray, PendingDigest] | None = None
+        with open(path, "rb", buffering=0, opener=regular) as original:
+            try:
+                for number, done in enumerate(range(0, count, group)):
+                    slots = buffers[number % 2][: min(group, count - done)]
+                    place = offset + done * slot_bytes
+                    if not self._copy_group(original.fileno(), extents, start + done, len(slots), place):
+                        break
+                    read_fully(self._file.fd, slots, place)
+                    tokens = slots[:, : self.meta.batch_bytes].view(self.meta.dtype)
+                    what = f"{self._file.path} (batch {before + done:,})"
+                    stored = as_stored(tokens.reshape(len(slots), *self.meta.shape), self.meta, what)
+                    if pending:  # while one group is digested, the next is copied
+                        digested, pending = pending, None
+                        self._commit(digested[0], digested[1].result())
+                    pending = stored, self._digest.submit(stored)
+            finally:
+                if pending:
+                    self._commit(pending[0], pending[1].result())
+
+    def _copy_group(self, source_fd: int, extents: Extents, start: int, count: int, offset: int) -> bool:
+        """Copy batches into the slots from `offset` on; return whether all of them were. Padding stays a hole."""
+        done = 0
+        while done < count:
+            number, within = extents.locate(start + done)
+            base, stride, num_batches = extents.runs[number]
+            packed = stride == extents.batch_bytes == self.meta.padded_batch_bytes
+            take = min(count - done, num_batches - within) if packed else 1
+            slot, num_bytes = offset + done * self.meta.padded_batch_bytes, take * extents.batch_bytes
+            if not copy_range(source_fd, self._file.fd, num_bytes, base + within * stride, slot):
+                return False
+            done += take
+        return True
+
+    def sha256(self) -> str:
+        """Hexadecimal sha256 of all token bytes written so far."""
+        return self._digest.sha256()
+
+    def crc32(self) -> npt.NDArray[np.uint32]:
+        """Return the crc32 of each batch written so far."""
+        return crc32_array(self._crc32)
+
+    def finish(self) -> ShardInfo:
+        """Complete the file and publish it under its final name."""
+        self._require_open()
+        self._open = False
+        try:
+            self._digest.close()
+            info = ShardInfo(
+                self._file.path, self.backend, self.num_batches, self.token_count, self.max_token,
+                self._digest.sha256(), self.crc32(),
+            )  # fmt: skip
+            with disk_errors(self._file.partial_path):
+                info = info._replace(runs=self._complete(info))
+        except BaseException:
+            self._release()
+            self._file.discard()
+            raise
+        self._file.publish()
+        return info
+
+    def abort(self) -> None:
+        """Remove the unfinished file. What had the final name before is untouched."""
+        if self._open:
+            self._open = False
+            self._digest.close()
+            self._release()
+            self._file.discard()
+
+    def _require_open(self) -> None:
+        if not self._open:
+            raise ClosedError(f"{self._file.path}: this writer was closed")
+
+    def _count(self, batches: TokenArray, digest: GroupDigest) -> None:
+        """Take a group that is on disk into the totals."""
+        self.num_batches += len(batches)
+        self.token_count += batches.size
+        self.max_token = max(self.max_token, digest.max_token)
+        self._crc32 += digest.crc32
+        self._digest.accept(digest)
+        self._unsent_bytes += batches.nbytes
+        if self._unsent_bytes >= WRITE_BACK_BYTES:
+            self._file.start_write_back()
+            self._unsent_bytes = 0
+
+    @abstractmethod
+    def _begin(self) -> None:
+        """Prepare the partial file."""
+
+    @abstractmethod
+    def _append(self, batches: TokenArray, digest: PendingDigest) -> None:
+        """Write and commit a group."""
+
+    def _room_for(self, first: int, count: int) -> int | None:
+        """Return the offset of batch `first`, if it and those behind it have slots of `padded_batch_bytes` in a row.
+
+        None where batches are not copied into this format.
+        """
+        return None
+
+    def _commit(self, batches: TokenArray, group: GroupDigest) -> None:
+        """Make a group whose bytes are in their place part of the file, and `_count` it."""
+        if self._durable:
+            os.fdatasync(self._file.fd)
+        self._count(batches, group)
+
+    @abstractmethod
+    def _complete(self, info: ShardInfo) -> tuple[Run, ...]:
+        """Write what marks the file as whole, and close what is open but the partial's descriptor.
+
+        Returns where the batches lie, if that is no arithmetic.
+        """
+
+    @abstractmethod
+    def _release(self) -> None:
+        """Close what is open but the partial's descriptor, without completing."""
+
+
+def as_batches(batches: npt.ArrayLike, meta: StoreMeta, path: Path) -> npt.NDArray[Any]:
+    """Return one batch `(B, S)` or several `(count, B, S)` as an array of several.
+
+    Raises
+    ------
+    ArgumentError
+        If the shape is another one.
+    """
+    tokens = np.asarray(batches)
+    if tokens.shape == meta.shape:
+        tokens = tokens[np.newaxis]
+    if tokens.ndim != 3 or tokens.shape[1:] != meta.shape:
+        raise ArgumentError(f"{path}: expected batches of shape {meta.shape}, found {tokens.shape}")
+    return tokens
+
+
+def require_batches(reader: BatchReader, start: int, count: int, meta: StoreMeta, path: Path) -> None:
+    """Raise `ArgumentError` unless a reader has these batches, of the shape and dtype that `path` has."""
+    if (reader.meta.shape, reader.dtype) != (meta.shape, meta.dtype):
+        raise ArgumentError(f"{path}: expected batches of {meta.shape} {meta.dtype.name}, found {reader!r}")
+    if not 0 <= start <= start + count <= reader.num_batches:
+        raise ArgumentError(f"{reader.path}: expected {start + count:,} batches, found {reader.num_batches:,}")

@@ -1,0 +1,167 @@
+"""Looks for what would stop or slow down training from a path on this machine."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import resource
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import h5py
+
+from zb_hdf5.columns.reader import BatchReader
+from zb_hdf5.console import counted, format_bytes
+from zb_hdf5.core.extents import Extents, network_file_system
+from zb_hdf5.core.open_files import DESCRIPTORS_PER_MAPPED_FILE, room_under
+from zb_hdf5.core.publishing import NO_LOCKS
+from zb_hdf5.errors import UnavailableError
+from zb_hdf5.formats.hdf5.file import open_h5_for_reading, own_dataset
+from zb_hdf5.opening import detect_backend, open_reader
+from zb_hdf5.spec import BATCHES, PAGE_BYTES
+from zb_hdf5.store.shards import ShardedReader
+
+CACHE_SAMPLES = 64
+GOOD_RUNS = 4
+LOW_SPACE_BYTES = 1 << 30
+LOW_INODES = 1000
+
+
+@dataclass
+class Finding:
+    """One thing that was looked at. `state` is "ok", "note" or "problem"; only a problem stops training."""
+
+    name: str
+    state: str
+    text: str
+    remedy: str = ""
+
+    def line(self) -> str:
+        """Say it to people."""
+        return f"{self.state}: {self.text}" + (f"; {self.remedy}" if self.remedy else "")
+
+
+def diagnose(path: str | os.PathLike[str]) -> list[Finding]:
+    """Return what was found about `path` and this machine.
+
+    Raises
+    ------
+    FormatError, IncompleteError
+        If it cannot be opened at all.
+    """
+    path = Path(path)
+    folder = path if path.is_dir() else path.parent
+    network = network_file_system(folder)
+    findings = [
+        Finding("file system", "ok", network or "local"),
+        _locks(folder),
+        _libraries(),
+        *_space(folder),
+    ]
+    start = time.perf_counter()
+    try:
+        reader = open_reader(path)
+    except UnavailableError as error:
+        return [*findings, Finding("open", "problem", str(error))]
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+        return [*findings, Finding("open", "problem", str(error), "export HDF5_USE_FILE_LOCKING=FALSE")]
+    with reader:
+        missing = list(_missing_filters(reader))
+        findings += missing or [Finding("filters", "ok", "none is missing")]
+        if not missing and reader.num_batches:
+            reader.read_batch(0)
+            findings.append(Finding("first batch", "ok", f"after {(time.perf_counter() - start) * 1000:.1f} ms"))
+            findings.append(_cache(reader))
+        findings += [_layout(reader), _open_files(reader)]
+        findings.append(Finding("use", "ok", f"Loader({str(path)!r}, access={reader.access!r})"))
+    return findings
+
+
+def _locks(folder: Path) -> Finding:
+    """Try flock(2) on a file without a name to leave behind."""
+    off = os.environ.get("HDF5_USE_FILE_LOCKING", "").upper() in ("FALSE", "0")
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in NO_LOCKS and not off and "HDF5_USE_FILE_LOCKING" in os.environ:
+            text = f"flock: {error}, and HDF5_USE_FILE_LOCKING demands it"
+            return Finding("locks", "problem", text, "export HDF5_USE_FILE_LOCKING=FALSE")
+        if error.errno in NO_LOCKS:
+            return Finding("locks", "note", f"flock: {error}", "files are opened without; let one writer write a path")
+        return Finding("locks", "note", f"not tried: {error}", "reading needs no room in the folder")
+    return Finding("locks", "ok", "flock works" + (", but HDF5_USE_FILE_LOCKING switches HDF5's off" if off else ""))
+
+
+def _libraries() -> Finding:
+    locking = os.environ.get("HDF5_USE_FILE_LOCKING", "not set")
+    text = f"h5py {h5py.__version__}, HDF5 {h5py.version.hdf5_version}, HDF5_USE_FILE_LOCKING {locking}"
+    return Finding("libraries", "ok", text)
+
+
+def _space(folder: Path) -> Iterator[Finding]:
+    found = os.statvfs(folder)
+    free = found.f_bavail * found.f_frsize
+    low = free < LOW_SPACE_BYTES
+    yield Finding("free space", "note" if low else "ok", format_bytes(free), "training needs none" if low else "")
+    if found.f_files:  # some file systems do not count inodes
+        few = found.f_favail < LOW_INODES
+        remedy = "convert into fewer shards" if few else ""
+        yield Finding("free inodes", "note" if few else "ok", f"{found.f_favail:,}", remedy)
+
+
+def _hdf5_paths(reader: BatchReader) -> Iterator[Path]:
+    if isinstance(reader, ShardedReader):
+        yield from (reader.path / shard.path for shard in reader.index.shards if shard.backend == "hdf5")
+    elif detect_backend(reader.path) == "hdf5":
+        yield reader.path
+
+
+def _missing_filters(reader: BatchReader) -> Iterator[Finding]:
+    for path in _hdf5_paths(reader):
+        with open_h5_for_reading(path) as h5:
+            stored = own_dataset(h5, path, BATCHES)
+            creation: Any = stored.id.get_create_plist() if stored else h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+            for number in range(creation.get_nfilters()):
+                code, _, _, name = creation.get_filter(number)
+                if not h5py.h5z.filter_avail(code):
+                    what = f"{path}: filter {code} ({name.decode('utf-8', 'replace')}) is not available"
+                    yield Finding("filters", "problem", what, "'pip install hdf5plugin' and import it before reading")
+
+
+def _layout(reader: BatchReader) -> Finding:
+    if isinstance(reader, ShardedReader):
+        with open_reader(reader.path / reader.index.shards[0].path) as first:
+            return _layout(first)
+    extents: Extents | None = getattr(reader, "extents", None)
+    if extents is None:
+        return Finding("layout", "note", "no plain extents: read through h5py", "convert it, for speed")
+    runs = len(extents.runs)
+    aligned = all(run.base % PAGE_BYTES == 0 and run.stride % PAGE_BYTES == 0 for run in extents.runs)
+    stride = extents.runs[0].stride if runs else 0
+    text = f"{counted(runs, 'run')}, stride {stride:,} bytes, {'page aligned' if aligned else 'not page aligned'}"
+    good = aligned and runs <= GOOD_RUNS
+    return Finding("layout", "ok" if good else "note", text, "" if good else "convert it again, for faster cold reads")
+
+
+def _open_files(reader: BatchReader) -> Finding:
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # the soft one is raised when that is needed
+    shards = len(reader.index.shards) if isinstance(reader, ShardedReader) else 1
+    kept = min(shards, room_under(limit) // DESCRIPTORS_PER_MAPPED_FILE)
+    text = f"hard limit {limit:,}: {kept:,} of {shards:,} shards stay open" if limit >= 0 else "no limit"
+    return Finding("open files", "note" if kept < shards else "ok", text, "raise it" if kept < shards else "")
+
+
+def _cache(reader: BatchReader) -> Finding:
+    count = min(CACHE_SAMPLES, reader.num_batches)
+    cached = sum(reader.is_cached(i * reader.num_batches // count) for i in range(count))
+    known = "" if reader.access != "h5py" else " (not known through h5py)"
+    return Finding(
+        "page cache", "ok", f"{cached / count:.0%} of {counted(count, 'sampled batch', 'sampled batches')}{known}"
+    )

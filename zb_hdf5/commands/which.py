@@ -1,0 +1,129 @@
+"""`zb which`: what made a training step, worked out from the loader's state alone."""
+
+from __future__ import annotations
+
+import json
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from zb_hdf5.errors import ArgumentError, StateError
+from zb_hdf5.loaders.loader import Loader, Request
+from zb_hdf5.loaders.mixed import MixedLoader
+from zb_hdf5.store.shards import ShardedReader
+
+
+def origins(
+    stores: tuple[str, ...], state_path: Path, step: int, batch_size: int | None, world_size: int
+) -> list[dict[str, Any]]:
+    """Return, for each rank, the origin of its batch at a step: source, and rows by shard and stored batch.
+
+    Raises
+    ------
+    StateError
+        If the state is not of these stores.
+    ArgumentError
+        If the epoch has no such step.
+    """
+    try:
+        state = json.loads(state_path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise StateError(f"{state_path}: not JSON: {error}") from error
+    if not isinstance(state, dict):
+        raise StateError(f"{state_path}: expected a JSON object, found {type(state).__name__}")
+    steps = np.arange(step * world_size, (step + 1) * world_size)
+    if "segments" in state:
+        mixed = _mixed_loader(stores, state, state_path)
+        found = [(mixed.loaders[name], name, request) for name, request in mixed.requests(steps)]
+    else:
+        loader = _loader(stores, state, state_path, batch_size)
+        if steps[-1] >= len(loader):
+            whole = len(loader) // world_size
+            raise ArgumentError(f"step {step:,} is behind the end of the epoch: {whole:,} steps of {world_size} ranks")
+        found = [(loader, stores[0], request) for request in loader.requests_of_steps(steps)]
+    return [
+        {"rank": rank, "source": name, "rows": _rows(loader, request)}
+        for rank, (loader, name, request) in enumerate(found)
+    ]
+
+
+def origins_lines(found: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """Return the origins as (name, text) lines: one per stored batch that took part."""
+    return [
+        (f"rank {item['rank']}", f"{row['shard']} batch {row['batch']:,} rows {_spans(row['rows'])}")
+        for item in found
+        for row in item["rows"]
+    ]
+
+
+def _loader(stores: tuple[str, ...], state: dict[str, Any], path: Path, batch_size: int | None) -> Loader:
+    if len(stores) != 1:
+        raise ArgumentError(f"{path}: is the state of one store, found {len(stores)} stores")
+    options = _options(state, path)
+    loader = Loader(stores[0], rank=0, world_size=1, batch_size=batch_size, **options)
+    loader.load_state_dict(state)
+    return loader
+
+
+def _mixed_loader(stores: tuple[str, ...], state: dict[str, Any], path: Path) -> MixedLoader:
+    sources = dict(store.partition("=")[::2] for store in stores)
+    try:
+        names = [identity["name"] for identity in state["sources"]]
+        options = {**_options(state["sources"][0], path), "batch_size": state["sources"][0]["batch_size"]}
+    except (KeyError, IndexError, TypeError) as error:
+        raise StateError(f"{path}: not a mixture's state: {error!r}") from error
+    if set(sources) != set(names):
+        raise StateError(f"{path}: expected NAME=STORE for each of {names}, found {sorted(sources)}")
+    ordered = {name: sources[name] for name in names}
+    mixed = MixedLoader(ordered, dict.fromkeys(ordered, 1.0), rank=0, world_size=1, **options)
+    mixed.load_state_dict(state)
+    return mixed
+
+
+def _options(state: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Return the arguments that make a loader of this state's order."""
+    try:
+        options = {name: state[name] for name in ("shuffle", "seed", "seq_len")}
+        return options if state["block_size"] is None else {**options, "block_size": state["block_size"]}
+    except KeyError as error:
+        raise StateError(f"{path}: not a loader's state: key {error} is missing") from error
+
+
+def _rows(loader: Loader, request: Request) -> list[dict[str, Any]]:
+    """Group the records of a request by the stored batch that holds them, in the order in which they were met."""
+    reader = loader.reader
+    per_record = reader.seq_len // loader.seq_len
+    records: npt.NDArray[np.int64] = (
+        np.arange(request * reader.batch_size, (request + 1) * reader.batch_size)
+        if isinstance(request, int)
+        else request // per_record
+    )
+    rows: dict[int, list[int]] = {}
+    for record in records.tolist():
+        batch, row = divmod(record, reader.batch_size)
+        rows.setdefault(batch, []).append(row)
+    return [{**_shard_of(loader, batch), "rows": numbers} for batch, numbers in rows.items()]
+
+
+def _shard_of(loader: Loader, batch: int) -> dict[str, Any]:
+    reader = loader.reader
+    if not isinstance(reader, ShardedReader):
+        return {"shard": str(reader.path), "batch": batch}
+    stops = list(accumulate(shard.num_batches for shard in reader.index.shards))
+    number = int(np.searchsorted(stops, batch, side="right"))
+    shard = reader.index.shards[number]
+    return {"shard": str(reader.path / shard.path), "batch": batch - stops[number] + shard.num_batches}
+
+
+def _spans(numbers: list[int]) -> str:
+    """Write 0, 1, 2, 5 as "0-2, 5"."""
+    spans: list[list[int]] = []
+    for number in numbers:
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)

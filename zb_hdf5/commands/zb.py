@@ -1,0 +1,362 @@
+"""`zb`: look at stores, check them, convert them, and see it all work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from zb_hdf5.console import (
+    CommandGroup,
+    ExistingPath,
+    NewPath,
+    Progress,
+    counted,
+    format_bytes,
+    output_options,
+    print_report,
+)
+from zb_hdf5.errors import FormatError, UnavailableError
+
+if TYPE_CHECKING:
+    from zb_hdf5.commands.fetch import FetchReport
+    from zb_hdf5.store.index import ShardIndex
+
+_PATH: Any = ExistingPath()
+
+
+class ZbGroup(CommandGroup):
+    """Adds `convert`, which lives outside this package and is imported only when it is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted([*super().list_commands(ctx), "convert"])
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name == "convert":
+            from zb_hdf5.converters.cli import convert
+
+            return convert
+        return super().get_command(ctx, cmd_name)
+
+
+@click.group(cls=ZbGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="zb_hdf5")
+def zb() -> None:
+    """Token batches in HDF5 and .batch files: look at them, check them, convert them."""
+
+
+@zb.command(short_help="Say what a file, store or unfinished conversion is.")
+@click.argument("path", type=_PATH)
+@click.option("--dataset", help="A 3-D dataset of an HDF5 file that is no store of ours.")
+@output_options
+def info(path: Path, dataset: str | None, as_json: bool, quiet: bool) -> None:
+    """Say what PATH is: shape, tokens, documents, splits, and where its batches lie.
+
+    A .partial folder says how far its conversion is.
+
+    \b
+    Example: zb info data/train
+    """
+    from converters.interrupted import describe_interrupted, interrupted_lines
+    from zb_hdf5.commands.info import describe, describe_lines
+
+    if interrupted := describe_interrupted(path):
+        print_report(interrupted, interrupted_lines(interrupted), as_json=as_json, quiet=quiet)
+        return
+    description = describe(path, dataset)
+    print_report(description, describe_lines(description), as_json=as_json, quiet=quiet)
+
+
+@zb.command(short_help="Compare every batch with its stored digests.")
+@click.argument("path", type=_PATH)
+@click.option("--workers", type=click.IntRange(1), help="Shards checked at the same time. [default: the cores]")
+@output_options
+@click.pass_context
+def verify(ctx: click.Context, path: Path, workers: int | None, as_json: bool, quiet: bool) -> None:
+    """Compare every batch and shard of PATH with its stored digests.
+
+    \b
+    Exit codes:
+      0  verified: every file is as it was written
+      3  bad: the first bad batch of each damaged file is named
+      4  bad: a file is truncated, missing, or not finished
+      5  this machine cannot read it (a lock, a missing HDF5 filter)
+      6  not verified: nothing is stored to compare with; what is missing is named
+
+    \b
+    Example: zb verify data/train
+    """
+    from zb_hdf5.commands.verdict import exit_code, verdict_json, verdict_lines
+    from zb_hdf5.store.verify import total_tokens, verify_store
+    from zb_hdf5.store.verify_stream import ShardReport
+
+    try:
+        with Progress("verify", total_tokens(path), enabled=not quiet) as progress:
+            reports = verify_store(path, workers=workers, progress=progress.advance)
+    except FormatError as error:  # of the index: there is no shard to report on
+        reports = [ShardReport(str(path), problem=error)]
+    print_report(verdict_json(reports), verdict_lines(path, reports), as_json=as_json, quiet=quiet)
+    ctx.exit(exit_code(reports))
+
+
+@zb.command(short_help="Say which shard, batch and rows made a training step.")
+@click.argument("stores", nargs=-1, required=True, metavar="STORE | NAME=STORE...")
+@click.option("--state", "state_path", required=True, type=_PATH, help="A loader's state_dict() as JSON.")
+@click.option("--step", required=True, type=click.IntRange(0), help="Step of the state's epoch (of the run, if mixed).")
+@click.option("--batch-size", type=click.IntRange(1), help="Records per rank and step; by default as stored.")
+@click.option("--world-size", type=click.IntRange(1), default=1, show_default=True, help="Ranks of the run.")
+@output_options
+def which(
+    stores: tuple[str, ...],
+    state_path: Path,
+    step: int,
+    batch_size: int | None,
+    world_size: int,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Say which shard, batch and rows made a training step, from a checkpoint's loader state.
+
+    \b
+    Example: zb which data/train --state loader.json --step 1200 --world-size 8
+    Example: zb which web=data/web code=data/code --state mixed.json --step 1200
+    """
+    from zb_hdf5.commands.which import origins, origins_lines
+
+    found = origins(stores, state_path, step, batch_size, world_size)
+    print_report({"step": step, "batches": found}, origins_lines(found), as_json=as_json, quiet=quiet)
+
+
+@zb.command(short_help="Save the batches that hold into a new file.")
+@click.argument("path", type=_PATH)
+@click.option("--output", type=NewPath(), help="New file; by default beside PATH.")
+@click.option("--batch-size", type=click.IntRange(1), help="Records per batch, if the .batch header was never written.")
+@click.option("--seq-len", type=click.IntRange(1), help="Tokens per record, if that header was never written.")
+@click.option(
+    "--dtype", type=click.Choice(["uint16", "uint32"]), help="Stored dtype, if that header was never written."
+)
+@click.option("--force", is_flag=True, help="Replace an existing output.")
+@click.option("--dry-run", is_flag=True, help="Say what would be done; write nothing.")
+@output_options
+def repair(
+    path: Path,
+    output: Path | None,
+    batch_size: int | None,
+    seq_len: int | None,
+    dtype: str | None,
+    force: bool,
+    dry_run: bool,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Save the batches of PATH that hold into a new file; PATH itself stays as it is.
+
+    \b
+    Example: zb repair data/train.h5.partial
+    """
+    from zb_hdf5.maintenance.repair import repair as repair_path
+    from zb_hdf5.maintenance.repair import shape_of_options
+
+    shape = shape_of_options(batch_size, seq_len, dtype)
+    reports = repair_path(path, output=output, shape=shape, overwrite=force, dry_run=dry_run)
+    lines = [(report.path, report.line()) for report in reports]
+    print_report({"files": [vars(report) for report in reports]}, lines, as_json=as_json, quiet=quiet)
+
+
+@zb.group()
+def tokenizer() -> None:
+    """Make a tokenizer."""
+
+
+@tokenizer.command(short_help="Train byte-level BPE on text.")
+@click.argument("src", type=_PATH, nargs=-1, required=True)
+@click.option("--output", "-o", type=NewPath(), required=True, help="tokenizer.json to write.")
+@click.option(
+    "--vocab-size",
+    type=click.IntRange(1),
+    default=32768,
+    show_default=True,
+    help="Tokens, the boundary token included.",
+)
+@click.option("--text-column", default="text", show_default=True, help="Column (or JSON key) that holds the text.")
+@click.option("--force", is_flag=True, help="Replace what exists, at the end and whole.")
+@output_options
+def train(
+    src: tuple[Path, ...], output: Path, vocab_size: int, text_column: str, force: bool, as_json: bool, quiet: bool
+) -> None:
+    """Train byte-level BPE on the text of SRC: .parquet, .jsonl, .jsonl.gz and .txt files, and folders of them.
+
+    Writes a tokenizer.json for Hugging Face tokenizers and, beside it, a .tiktoken file of ranks that encodes the same.
+    Memory grows with the number of different words, not with the text.
+
+    \b
+    Example: zb tokenizer train corpus/ --vocab-size 32768 -o tok.json
+    """
+    from zb_hdf5.text.documents import open_documents
+    from zb_hdf5.text.training import train_tokenizer
+
+    report = train_tokenizer(open_documents(src, column=text_column), output, vocab_size, overwrite=force)
+    lines = [
+        ("wrote", f"{report.path} and {report.ranks_path}"),
+        ("tokens", f"{report.vocab_size:,}"),
+        ("trained on", f"{report.documents - report.held_out_documents:,} of {report.documents:,} documents"),
+        ("bytes per token", f"{report.bytes_per_token:.3f} on the {report.held_out_documents:,} held out"),
+        ("digest", report.digest),
+        *report.dropped.lines(),
+    ]
+    print_report(report.to_json(), lines, as_json=as_json, quiet=quiet)
+
+
+@zb.group()
+def index() -> None:
+    """Work on the `shards.json` of stores."""
+
+
+@index.command(short_help="Publish the store that the jobs of an array have written.")
+@click.argument("path", type=NewPath())
+@click.option("--force", is_flag=True, help="Replace what exists, at the end and whole.")
+@output_options
+def merge(path: Path, force: bool, as_json: bool, quiet: bool) -> None:
+    """Publish PATH, whose shards were written by the jobs of an array with --shard-range.
+
+    \b
+    Example: zb index merge train-h5
+    """
+    from zb_hdf5.converters.pipeline.merge import merge_parts
+
+    merged = merge_parts(path, overwrite=force)
+    report = {"path": str(path), "num_shards": len(merged.shards), "num_batches": merged.num_batches}
+    lines = [("merged", f"{path}: {_size(merged)}")]
+    print_report({**report, "sha256": merged.sha256}, [*lines, ("sha256", merged.sha256)], as_json=as_json, quiet=quiet)
+
+
+@index.command(short_help="Make a lost or outdated shards.json anew from its shards.")
+@click.argument("folder", type=_PATH)
+@click.option("--force", is_flag=True, help="Replace a valid index; accept missing shards.")
+@output_options
+def rebuild(folder: Path, force: bool, as_json: bool, quiet: bool) -> None:
+    """Make the lost, damaged or outdated shards.json of FOLDER anew from its shards.
+
+    It is outdated, and needs --force, when a shard was repacked or replaced since it was written.
+
+    \b
+    Example: zb index rebuild data/train
+    """
+    from zb_hdf5.maintenance.rebuild import UNKNOWN_SHUFFLE, rebuild_index
+
+    made = rebuild_index(folder, force=force)
+    lost = ["shuffle", "source", "splits"] if made.shuffle == UNKNOWN_SHUFFLE else []
+    report = {"folder": str(folder), "shards": len(made.shards), "sha256": made.sha256, "not_recovered": lost}
+    lines = [("index", _size(made)), ("sha256", made.sha256)]
+    if lost:
+        lines.append(("not recovered", f"{', '.join(lost)}: only the lost index had them; all shards are train"))
+    print_report(report, lines, as_json=as_json, quiet=quiet)
+
+
+@index.command(short_help="Write the .crc32 that a lone .batch is verified with.")
+@click.argument("files", type=_PATH, nargs=-1, required=True)
+@output_options
+def crc32(files: tuple[Path, ...], as_json: bool, quiet: bool) -> None:
+    """Write FILE.batch.crc32 beside each .batch file that has none.
+
+    It holds the crc32 of each batch as it is now: 'zb verify' compares the file with it from then on.
+
+    \b
+    Example: zb index crc32 data/train.batch
+    """
+    from zb_hdf5.maintenance.rebuild import add_crc32_file
+
+    written = [(path, add_crc32_file(path)) for path in files]
+    lines = [(str(path), f"wrote {made.name}" if made else "has its .crc32 already") for path, made in written]
+    report = {"written": [str(made) for _, made in written if made]}
+    print_report(report, lines, as_json=as_json, quiet=quiet)
+
+
+@zb.command(short_help="Say what stands in the way of training on this machine.")
+@click.argument("path", type=_PATH)
+@output_options
+@click.pass_context
+def doctor(ctx: click.Context, path: Path, as_json: bool, quiet: bool) -> None:
+    """Say what would stop or slow down training from PATH on this machine; exit 5 if something would stop it.
+
+    \b
+    Example: zb doctor data/train
+    """
+    from zb_hdf5.commands.doctor import diagnose
+
+    findings = diagnose(path)
+    bad = any(finding.state == "problem" for finding in findings)
+    lines = [(finding.name, finding.line()) for finding in findings]
+    report = {"ok": not bad, "findings": [vars(finding) for finding in findings]}
+    print_report(report, lines, as_json=as_json, quiet=quiet)
+    if bad:
+        ctx.exit(UnavailableError.exit_code)
+
+
+@zb.command(short_help="Download numbered files over HTTP.")
+@click.argument("url_template")
+@click.option("-n", "--count", required=True, type=click.IntRange(1), help="Number of files.")
+@click.option("--first", type=click.IntRange(0), default=0, show_default=True, help="Number of the first file.")
+@click.option("-w", "--workers", type=click.IntRange(1), default=4, show_default=True, help="Files at the same time.")
+@click.option("-o", "--output", type=NewPath(), default=".", show_default=True, help="Folder for the files.")
+@click.option("--sha256-file", type=_PATH, help="What each file must be: a list as sha256sum writes it.")
+@output_options
+@click.pass_context
+def fetch(
+    ctx: click.Context,
+    url_template: str,
+    count: int,
+    first: int,
+    workers: int,
+    output: Path,
+    sha256_file: Path | None,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Download the numbered files of URL_TEMPLATE, whose number is a format field; go on where an earlier run stopped.
+
+    \b
+    Example: zb fetch "https://example.org/shard_{:05d}.parquet" -n 10 -o text/
+    """
+    from zb_hdf5.commands.fetch import fetch_shards, read_digests
+
+    digests = None if sha256_file is None else read_digests(sha256_file)
+    with Progress("fetch", 0, enabled=not quiet, unit="B") as progress:
+        reports = fetch_shards(
+            url_template, count, output, first=first, workers=workers, sha256=digests, progress=progress.advance
+        )
+    bad = [report.problem for report in reports if report.problem is not None]
+    lines = [(report.path, f"FAILED: {report.problem}") for report in reports if report.problem is not None]
+    size = format_bytes(sum(report.byte_count for report in reports if report.fetched))
+    new = sum(report.fetched for report in reports)
+    there = count - new - len(bad)
+    lines.append(("fetched", f"{new:,} of {counted(count, 'file')}, {size}; {there:,} were there already"))
+    print_report(
+        {"ok": not bad, "files": [_as_json(report) for report in reports]}, lines, as_json=as_json, quiet=quiet
+    )
+    if bad:
+        ctx.exit(max(problem.exit_code for problem in bad))
+
+
+@zb.command(short_help="Show it all on this machine's own text.")
+@click.option("--folder", type=NewPath(), help="Keep the data here; by default a temporary folder.")
+@click.option("--steps", type=click.IntRange(10), default=100, show_default=True, help="Training steps.")
+@click.pass_context
+def demo(ctx: click.Context, folder: Path | None, steps: int) -> None:
+    """Tokenize this machine's Python library, convert, verify, compare, train, stop and resume.
+
+    \b
+    Example: zb demo
+    """
+    from zb_hdf5.commands.demo import run_demo
+
+    run_demo(ctx.find_root().command, folder, steps)
+
+
+def _size(index: ShardIndex) -> str:
+    return f"{counted(len(index.shards), 'shard')}, {counted(index.num_batches, 'batch', 'batches')}"
+
+
+def _as_json(report: FetchReport) -> dict[str, Any]:
+    return {**vars(report), "problem": None if report.problem is None else str(report.problem)}

@@ -1,0 +1,390 @@
+"""Where batches lie in a file, and how their bytes are fetched: views of an mmap, or positioned reads.
+
+A batch is an extent: `(file, byte offset, byte count)`. A `.batch` file finds the offset by arithmetic, an HDF5 file in
+its chunk index; from here on both are the same few lines.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+import sys
+import weakref
+from bisect import bisect_right
+from dataclasses import dataclass, field
+from itertools import accumulate
+from os import SEEK_END, lseek
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from zb_hdf5.core.files import Identity, identity_of, regular, require_identity
+from zb_hdf5.errors import IncompleteError
+from zb_hdf5.spec import TokenArray, signed
+
+#: statfs(2) type -> name, for file systems whose pages come over a network. There a page fault is a round trip
+#: that holds up the whole process, and a mapping of a file that changes elsewhere is a bus error.
+NETWORK_FILE_SYSTEMS: Final = {
+    0x6969: "nfs", 0x0BD00BD0: "lustre", 0x47504653: "gpfs", 0x19830326: "beegfs", 0xFF534D42: "cifs",
+    0xFE534D42: "smb2", 0x517B: "smb", 0x00C36400: "ceph", 0x65735546: "fuse", 0x01021997: "9p", 0xAAD7AAEA: "panfs",
+    0x5346414F: "afs", 0x7461636F: "ocfs2", 0x01161970: "gfs2",
+}  # fmt: skip
+
+#: copy_file_range(2) between file systems, or on one that does not offer it, or inside a container that forbids it.
+NO_COPY_RANGE: Final = frozenset(
+    {errno.EXDEV, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.EPERM, errno.ETXTBSY}
+)
+
+MAP_NORESERVE: Final = 0x4000  # Linux on x86 and Arm; the mmap module has it from Python 3.13 on
+
+
+class Run(NamedTuple):
+    """`num_batches` batches at `base`, `base + stride`, ... (byte offsets)."""
+
+    base: int
+    stride: int
+    num_batches: int
+
+
+@dataclass
+class Extents:
+    """Byte offsets of consecutive batches, kept as runs of constant stride.
+
+    Attributes
+    ----------
+    runs
+        In batch order.
+    batch_bytes
+        Bytes of each batch's tokens.
+    """
+
+    runs: list[Run]
+    batch_bytes: int
+    _firsts: list[int] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.runs = [run for run in self.runs if run.num_batches]
+        self._firsts = [0, *accumulate(run.num_batches for run in self.runs)][: len(self.runs)]
+
+    @classmethod
+    def from_offsets(cls, offsets: npt.NDArray[np.int64], batch_bytes: int) -> Extents:
+        """Compress a list of byte offsets, one per batch in order, into runs."""
+        steps = np.diff(offsets)
+        changes = (np.flatnonzero(steps[1:] != steps[:-1]) + 1).tolist()
+        runs: list[Run] = []
+        start, n = 0, len(offsets)
+        while start < n:
+            stride = int(steps[start]) if start < n - 1 else batch_bytes
+            next_change = bisect_right(changes, start)
+            last = changes[next_change] if next_change < len(changes) else n - 1
+            runs.append(Run(int(offsets[start]), stride, last - start + 1))
+            start = last + 1
+        return cls(runs, batch_bytes)
+
+    @property
+    def num_batches(self) -> int:
+        return sum(run.num_batches for run in self.runs)
+
+    @property
+    def end(self) -> int:
+        """First byte offset behind every batch."""
+        return max(
+            (max(r.base, r.base + (r.num_batches - 1) * r.stride) + self.batch_bytes for r in self.runs), default=0
+        )
+
+    @property
+    def packed(self) -> bool:
+        """Whether the batches follow each other without a gap."""
+        return len(self.runs) == 1 and self.runs[0].stride == self.batch_bytes
+
+    def locate(self, index: int) -> tuple[int, int]:
+        """Return (run number, index within that run) of a batch, in O(log runs)."""
+        number = bisect_right(self._firsts, index) - 1
+        return number, index - self._firsts[number]
+
+    def offset(self, index: int) -> int:
+        """Return the byte offset of a batch."""
+        number, within = self.locate(index)
+        base, stride, _ = self.runs[number]
+        return base + within * stride
+
+
+def read_fully(fd: int, out: npt.NDArray[Any], offset: int) -> int:
+    """Fill `out`, up to the end of the file; return bytes. One call of the kernel reads less than 2 GiB."""
+    buffer = memoryview(out).cast("B")
+    done = 0
+    while done < len(buffer) and (count := os.preadv(fd, (buffer[done:],), offset + done)):
+        done += count
+    return done
+
+
+def copy_range(source_fd: int, target_fd: int, num_bytes: int, source_offset: int, target_offset: int) -> bool:
+    """Have the kernel copy bytes from file to file; where blocks can be shared (XFS, Btrfs) none are moved.
+
+    Returns False if it will not, or if the source ends before: whoever reads the bytes instead will learn which.
+
+    Raises
+    ------
+    OSError
+        If the disk is full or fails.
+    """
+    while num_bytes:
+        try:
+            copied = os.copy_file_range(source_fd, target_fd, num_bytes, source_offset, target_offset)
+        except OSError as error:
+            if error.errno in NO_COPY_RANGE:
+                return False
+            raise
+        if copied == 0:
+            return False
+        num_bytes, source_offset, target_offset = num_bytes - copied, source_offset + copied, target_offset + copied
+    return True
+
+
+def network_file_system(file: Path | int) -> str | None:
+    """Return the name of the network file system that holds a path or an open file; None: a local or unknown one."""
+    if not sys.platform.startswith("linux"):
+        return None
+    buffer = ctypes.create_string_buffer(256)  # struct statfs: f_type is its first machine word
+    libc = ctypes.CDLL(None, use_errno=True)
+    failed = libc.fstatfs(file, buffer) if isinstance(file, int) else libc.statfs(os.fsencode(file), buffer)
+    if failed:
+        return None
+    kind = ctypes.c_ulong.from_buffer(buffer).value
+    return NETWORK_FILE_SYSTEMS.get(kind & 0xFFFFFFFF)
+
+
+class ExtentFile:
+    """The batches of one immutable file, by a mapping or by positioned reads, outside any format library.
+
+    Thread-safe (no shared file offset is used), fork-safe (descriptor and mapping are inherited), picklable (reopens by
+    path and refuses a file that has changed since). `close` must not race with reads.
+
+    Parameters
+    ----------
+    path
+        The file; held open until `close`, so that a later rename over it changes nothing here.
+    extents
+        Where the batches lie.
+    shape, dtype
+        Of one batch.
+    access
+        "mmap": the file is mapped now, `read` returns views, and `read_into` copies from the mapping. "pread": `read`
+        returns fresh arrays, and nothing is mapped. "auto": `read_into` reads by position, and the first call that
+        needs a mapping (`read`, `read_private`, `gather_into`, `flat`) makes it, but never on a network file system.
+        The size of the file is checked before mapped bytes are touched: a file cut short is an error, no bus error.
+    identity
+        Of the file that `extents` were found in; None: whatever has the name now.
+
+    Raises
+    ------
+    IncompleteError
+        If the file ends before its last batch, here or at a later read.
+    FormatError
+        If it is another file than the one that was looked at.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        extents: Extents,
+        shape: tuple[int, int],
+        dtype: np.dtype[Any],
+        access: str,
+        identity: Identity | None = None,
+    ) -> None:
+        self._path, self._extents, self._shape, self._dtype, self.access = path, extents, shape, dtype, access
+        self._known = identity
+        self._open()
+
+    def _open(self) -> None:
+        self._fd = regular(self._path)
+        self._close_fd = weakref.finalize(self, os.close, self._fd)
+        self._end = self._extents.end
+        self._views: list[TokenArray] = []
+        self._private_views: list[TokenArray] = []
+        self._mappings: dict[bool, list[TokenArray]] = {}
+        self._mappable = {"mmap": True, "pread": False}.get(self.access)  # None: not asked yet
+        try:
+            self._check_size(os.fstat(self._fd).st_size)
+            self._known = self.identity
+            require_identity(self._fd, self._known, self._path)
+            if self.access == "mmap":
+                self._views = self._map()
+        except BaseException:
+            self._close_fd()  # now, not when the last traceback that holds this object is gone
+            raise
+
+    @property
+    def identity(self) -> Identity:
+        """What tells the file from another one that has its name later."""
+        return self._known or identity_of(self._fd)
+
+    def _map(self, private: bool = False) -> list[TokenArray]:
+        """Return a view of each run; none where nothing is to be mapped."""
+        if self._mappable is None:
+            self._mappable = network_file_system(self._fd) is None
+        if not self._mappable or not self._end:
+            return []
+        self._check_size(lseek(self._fd, 0, SEEK_END))
+        # a private writable mapping of a file larger than memory is refused unless it gives up its reservation
+        flags = mmap.MAP_PRIVATE | MAP_NORESERVE if private else mmap.MAP_SHARED
+        protection = mmap.PROT_READ | (mmap.PROT_WRITE if private else 0)
+        mapping = mmap.mmap(self._fd, self._end, flags=flags, prot=protection)
+        itemsize = self._dtype.itemsize
+        dtype = signed(self._dtype) if private else self._dtype
+        inner = (self._shape[1] * itemsize, itemsize)
+        views = [
+            np.ndarray((run.num_batches, *self._shape), dtype, mapping, run.base, (run.stride, *inner))
+            for run in self._extents.runs
+        ]
+        # of two threads that map at once one keeps its mapping: no lock, which a fork could inherit in a locked state
+        return self._mappings.setdefault(private, views)
+
+    def _check_size(self, size: int) -> None:
+        if size < self._end:
+            raise IncompleteError(
+                f"{self._path}: expected at least {self._end:,} bytes, found {size:,}: the file was cut short; "
+                "restore it, then run 'zb verify'"
+            )
+
+    def read(self, index: int) -> TokenArray:
+        """Return batch `index`, read-only: a view that keeps the mapping alive, or a copy where nothing is mapped.
+
+        Do not touch a view after another process has cut the file in place: that is a bus error which no check here
+        can prevent. Files published by this package are only ever replaced by rename, which leaves views intact.
+        """
+        views = self._views
+        if not views:
+            views = self._views = self._map()
+        if views:
+            return self._view(views, index)
+        tokens = np.empty(self._shape, self._dtype)
+        self.read_into(index, tokens)
+        tokens.flags.writeable = False
+        return tokens
+
+    def _view(self, views: list[TokenArray], index: int) -> TokenArray:
+        # SEEK_END is the cheapest question for the size (0.24 µs, fstat 0.9); nobody uses the file offset
+        if lseek(self._fd, 0, SEEK_END) < self._end:
+            self._check_size(lseek(self._fd, 0, SEEK_END))
+        if len(views) == 1:
+            return views[0][index]  # type: ignore[no-any-return]
+        number, within = self._extents.locate(index)
+        return views[number][within]  # type: ignore[no-any-return]
+
+    def read_into(self, index: int, out: TokenArray) -> None:
+        """Fill `out` (C-contiguous, stored dtype) with batch `index`: one positioned read, or a copy ("mmap")."""
+        if self.access == "mmap":
+            out[...] = self._view(self._views, index)
+            return
+        offset = self._extents.offset(index)
+        if os.preadv(self._fd, (out,), offset) != self._extents.batch_bytes:
+            self._read_fully(out, offset)
+
+    def read_range_into(self, start: int, out: TokenArray) -> None:
+        """Fill `out`, shape `(count, B, S)`, with consecutive batches: one read per unpadded run they lie in."""
+        done, count = 0, len(out)
+        while done < count:
+            number, within = self._extents.locate(start + done)
+            run = self._extents.runs[number]
+            packed = run.stride == self._extents.batch_bytes
+            take = min(count - done, run.num_batches - within) if packed else 1
+            self._read_fully(out[done : done + take], run.base + within * run.stride)
+            done += take
+
+    def flat(self) -> TokenArray | None:
+        """Return the tokens of all batches as one 1-D view, if they may be mapped and lie one after the other."""
+        if not self._extents.packed:
+            return None
+        if not self._views:
+            self._views = self._map()
+        if not self._views:
+            return None
+        self._check_size(lseek(self._fd, 0, SEEK_END))
+        return self._views[0].reshape(-1)
+
+    def read_tokens_into(self, start: int, out: TokenArray) -> None:
+        """Fill 1-D `out` with consecutive tokens, counted over all batches."""
+        batch_tokens, itemsize = self._shape[0] * self._shape[1], self._dtype.itemsize
+        done = 0
+        while done < len(out):
+            batch, token = divmod(start + done, batch_tokens)
+            number, within = self._extents.locate(batch)
+            run = self._extents.runs[number]
+            whole = run.num_batches - within if run.stride == self._extents.batch_bytes else 1
+            take = min(len(out) - done, whole * batch_tokens - token)
+            self._read_fully(out[done : done + take], run.base + within * run.stride + token * itemsize)
+            done += take
+
+    def gather_into(self, records: npt.NDArray[np.int64], out: TokenArray) -> None:
+        """Fill `out`, shape `(count, L)`, with records of L tokens (a divisor of S), numbered in batch order."""
+        record_tokens = out.shape[1]
+        tokens = self.flat()
+        if tokens is not None:
+            rows = tokens.reshape(-1, record_tokens)
+            rows.take(records, axis=0, out=out, mode="clip")  # "clip" lets numpy write into `out` without a buffer
+            return
+        per_batch = self._shape[0] * self._shape[1] // record_tokens
+        batches, rows_in_batch = np.divmod(records, per_batch)
+        follows = (np.diff(records) == 1) & (np.diff(batches) == 0)
+        starts = [0, *(np.flatnonzero(~follows) + 1).tolist()]
+        for start, stop in zip(starts, [*starts[1:], len(records)], strict=True):
+            row_bytes = int(rows_in_batch[start]) * record_tokens * self._dtype.itemsize
+            self._read_fully(out[start:stop], self._extents.offset(int(batches[start])) + row_bytes)
+
+    def read_private(self, index: int) -> npt.NDArray[Any]:
+        """Return batch `index` writable and signed: a view of a private mapping, or fresh where nothing is mapped.
+
+        The file never changes. What is written into a private view stays in it: a later read of the same batch in
+        this process sees it.
+        """
+        views = self._private_views
+        if not views:
+            views = self._private_views = self._map(private=True)
+        if views:  # as in _view; the call would be 4 % of an int32 batch
+            if lseek(self._fd, 0, SEEK_END) < self._end:
+                self._check_size(lseek(self._fd, 0, SEEK_END))
+            if len(views) == 1:
+                return views[0][index]  # type: ignore[no-any-return]
+            return self._view(views, index)
+        tokens = np.empty(self._shape, self._dtype)
+        self.read_into(index, tokens)
+        return tokens.view(signed(self._dtype))
+
+    def will_need(self, index: int) -> None:
+        """Ask the kernel to read batch `index` into the page cache, without waiting for it."""
+        os.posix_fadvise(self._fd, self._extents.offset(index), self._extents.batch_bytes, os.POSIX_FADV_WILLNEED)
+
+    def is_cached(self, index: int) -> bool:
+        """Return whether the first page of batch `index` is in the page cache: a read that may not wait."""
+        try:
+            return os.preadv(self._fd, (bytearray(1),), self._extents.offset(index), os.RWF_NOWAIT) == 1
+        except (OSError, AttributeError):  # it would wait, or this system cannot tell
+            return False
+
+    def _read_fully(self, out: TokenArray, offset: int) -> None:
+        """Read all of `out`."""
+        found = read_fully(self._fd, out, offset)
+        if found < out.nbytes:
+            self._check_size(os.fstat(self._fd).st_size)
+            raise IncompleteError(f"{self._path}: expected {out.nbytes:,} bytes at {offset:,}, found {found:,}")
+
+    def close(self) -> None:
+        """Close the descriptor. Views stay valid until the last of them is dropped."""
+        self._views = self._private_views = []
+        self._mappings = {}
+        self._mappable = False  # the number of the descriptor may soon be that of another file
+        self._close_fd()
+
+    def __getstate__(self) -> dict[str, Any]:
+        here = ("_fd", "_close_fd", "_views", "_private_views", "_mappings", "_mappable")
+        return {key: value for key, value in self.__dict__.items() if key not in here}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._open()

@@ -1,0 +1,215 @@
+"""Opening HDF5 files: file locking as clusters have it, and HDF5's messages turned into ours."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import h5py
+import numpy as np
+import numpy.typing as npt
+
+from zb_hdf5.core.files import Identity, identity_of, regular, require_bytes, require_identity, require_regular
+from zb_hdf5.core.publishing import NO_LOCKS
+from zb_hdf5.errors import FormatError, IncompleteError, UnavailableError, ZbError
+from zb_hdf5.spec import HDF5_ALIGNMENT, HDF5_LIBVER
+
+#: What zeros and ascending numbers shrink to by the common filters, at most.
+FILTER_RATIO: Final = 4096
+CREATOR: Final = f"zb_hdf5 (h5py {h5py.__version__}, HDF5 {h5py.version.hdf5_version})"
+
+
+def open_h5(path: Path | str, mode: str = "r", **options: Any) -> h5py.File:
+    """Open an HDF5 file; where the file system has no locks, warn once and open without them.
+
+    HDF5 tolerates only ENOSYS from flock(2) by itself; clusters answer ENOLCK, EOPNOTSUPP, 524 or EIO.
+
+    Raises
+    ------
+    UnavailableError
+        If another process holds the file's lock.
+    IncompleteError, FormatError
+        If HDF5 finds the file truncated, or cannot read it at all.
+    """
+    if mode == "r":
+        require_regular(os.stat(path).st_mode, path)  # HDF5 would wait for ever for the other end of a FIFO
+    try:
+        return h5py.File(path, mode, **options)
+    except OSError as error:
+        if error.errno in NO_LOCKS and "lock file" in str(error):
+            warnings.warn(f"{path}: this file system has no file locks; opening without them", stacklevel=2)
+            return h5py.File(path, mode, locking=False, **options)
+        raise _translate(error, path) from error
+
+
+def open_h5_for_reading(path: Path, identity: Identity | None = None) -> h5py.File:
+    """Open for reading; a file whose writer is alive or was killed is opened in SWMR mode.
+
+    Parameters
+    ----------
+    identity
+        Of the file that was looked at before, as `h5_identity` gave it.
+
+    Raises
+    ------
+    FormatError
+        If it is another file by now. Raises as `open_h5` does.
+    """
+    try:
+        h5 = open_h5(path)
+    except UnavailableError:
+        if not is_marked_open(path):
+            raise
+        h5 = open_h5(path, swmr=True)
+    if identity is not None:
+        try:
+            require_identity(h5.id.get_vfd_handle(), identity, path)
+        except BaseException:
+            h5.close()
+            raise
+    return h5
+
+
+def h5_identity(h5: h5py.File, *, growing: bool) -> Identity:
+    """Return what tells an open file from another one that has its name later."""
+    return identity_of(h5.id.get_vfd_handle(), growing=growing)
+
+
+def require_stored(claimed_bytes: int, h5: h5py.File, stored: h5py.Dataset, path: Path) -> None:
+    """Raise `IncompleteError` if a file is shorter than the data that it claims to have.
+
+    Filtered data may be that much larger than their file: they are taken at their word up to what a filter makes of
+    small numbers.
+    """
+    filtered = stored.id.get_create_plist().get_nfilters() > 0
+    claimed = claimed_bytes // FILTER_RATIO if filtered else claimed_bytes
+    require_bytes(claimed, h5.id.get_vfd_handle(), path, f"{stored.name}")
+
+
+@contextlib.contextmanager
+def h5_damage(path: Path) -> Iterator[None]:
+    """Turn what h5py raises on damaged metadata into `FormatError`; our own errors pass.
+
+    HDF5 checks the checksums of its metadata and reports a mismatch as a KeyError, RuntimeError, OSError or ValueError,
+    depending on what it was asked for.
+    """
+    try:
+        yield
+    except (ZbError, FileNotFoundError, PermissionError):
+        raise
+    except (KeyError, RuntimeError, ValueError, OverflowError, TypeError, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # the disk's trouble, not the file's
+        text = error.args[0] if error.args else error
+        raise FormatError(f"{path}: HDF5 finds it damaged: {text}; restore it, or convert again") from error
+
+
+def own_dataset(h5: h5py.File, path: Path, name: str) -> h5py.Dataset | None:
+    """Return a dataset whose bytes are in this file, or None if there is none of that name.
+
+    Raises
+    ------
+    FormatError
+        If it, or a link on the way to it, leads out of the file: what lies there is not what was opened, and may be
+        anything that this process can read.
+    """
+    found = _follow(h5, path, name)
+    if not isinstance(found, h5py.Dataset):
+        return None
+    if elsewhere := bytes_elsewhere(found):
+        raise _leads_out(path, name, elsewhere)
+    return found
+
+
+def bytes_elsewhere(stored: h5py.Dataset) -> str:
+    """Say how the bytes of a dataset are kept in other files; "" if they are in its own."""
+    creation: Any = stored.id.get_create_plist()
+    if creation.get_layout() == h5py.h5d.VIRTUAL:
+        return "is a virtual dataset"
+    return "keeps its data in other files (external storage)" if creation.get_external_count() else ""
+
+
+def _follow(group: Any, path: Path, name: str, soft_links: int = 16) -> Any:
+    """Return the object at the end of links that stay in the file, or None."""
+    for part in (part for part in name.split("/") if part not in ("", ".")):
+        try:
+            link = group.get(part, getlink=True) if isinstance(group, h5py.Group) else None
+        except TypeError as error:  # neither hard, soft nor external
+            raise _leads_out(path, part, "is a user-defined link") from error
+        if link is None:
+            return None
+        if isinstance(link, h5py.SoftLink) and soft_links:
+            start = group.file if link.path.startswith("/") else group
+            group = _follow(start, path, link.path, soft_links - 1)
+        elif isinstance(link, h5py.HardLink):
+            group = group[part]
+        else:
+            raise _leads_out(path, part, f"is a link to {getattr(link, 'filename', 'itself')}")
+    return group
+
+
+def _leads_out(path: Path, name: str, what: str) -> FormatError:
+    return FormatError(
+        f"{path}: {name!r} {what}; nothing outside of a file is followed: copy it into one file, as h5copy does"
+    )
+
+
+def chunk_offsets(stored: h5py.Dataset, num_chunks: int | None = None) -> npt.NDArray[np.int64]:
+    """Return the byte offset of each chunk along the first axis, or of the first ones, -1 where there is none.
+
+    One `chunk_iter`: asking for the chunks one by one takes a time that grows with their square.
+    """
+    rows = stored.chunks[0]
+    offsets = np.full(-(-len(stored) // rows) if num_chunks is None else num_chunks, -1, dtype=np.int64)
+
+    def record(chunk: Any) -> None:
+        number = chunk.chunk_offset[0] // rows
+        if number < len(offsets):
+            offsets[number] = chunk.byte_offset
+
+    stored.id.chunk_iter(record)
+    return offsets
+
+
+def is_marked_open(path: Path) -> bool:
+    """Return whether the superblock says that a writer has the file open (or was killed). Byte 11 of version 3."""
+    with open(path, "rb", opener=regular) as file:
+        superblock = file.read(12)
+    return len(superblock) == 12 and superblock[8] == 3 and superblock[11] != 0
+
+
+def create_for_swmr(own_path: str, meta_bytes: int) -> h5py.File:
+    """Create a file whose chunks will lie in one run of constant stride, and which can enter SWMR mode."""
+    return open_h5(
+        own_path,
+        "w",
+        libver=HDF5_LIBVER,
+        alignment_threshold=HDF5_ALIGNMENT,
+        alignment_interval=HDF5_ALIGNMENT,
+        meta_block_size=meta_bytes,
+    )
+
+
+def create_texts(h5: h5py.File, **texts: str) -> None:
+    """Create root attributes of fixed length.
+
+    The heap of variable-length texts has no checksum, and one flipped bit there can send HDF5 2.0 into an endless loop.
+    """
+    for name, text in texts.items():
+        data = text.encode("utf-8")
+        h5.attrs.create(name, data, dtype=h5py.string_dtype("utf-8", max(1, len(data))))
+
+
+def _translate(error: OSError, path: Path | str) -> Exception:
+    text = str(error)
+    if "already open for" in text or isinstance(error, BlockingIOError):
+        return UnavailableError(f"{path}: a writer has it open, or was killed: {text}")
+    if "truncated file" in text or "eof" in text.lower():
+        return IncompleteError(f"{path}: truncated: {text}; restore it, or convert again")
+    if error.errno is not None:
+        return error
+    return FormatError(f"{path}: HDF5 cannot read it: {text}")

@@ -1,0 +1,277 @@
+"""Reads HDF5 batch stores: by extents outside the HDF5 library where the layout allows, through h5py where not.
+
+A published store is opened once, its extents are listed with one `chunk_iter`, and HDF5 is closed again. Live stores
+(SWMR), compressed ones and foreign datasets have no plain extents and are read through h5py, behind the same interface.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import h5py
+import numpy as np
+import numpy.typing as npt
+
+from zb_hdf5.columns.reader import BatchReader, require_options
+from zb_hdf5.columns.source import BatchSource, CheckedSource
+from zb_hdf5.core.extents import ExtentFile, Extents, Run
+from zb_hdf5.core.files import Identity
+from zb_hdf5.errors import ArgumentError, BackendError, FormatError, IncompleteError, UnverifiableError
+from zb_hdf5.formats.hdf5.file import (
+    bytes_elsewhere,
+    chunk_offsets,
+    h5_damage,
+    h5_identity,
+    open_h5_for_reading,
+    own_dataset,
+    require_stored,
+)
+from zb_hdf5.formats.hdf5.source import H5pySource
+from zb_hdf5.formats.native import crc32_path, no_crc32_file, read_crc32_file
+from zb_hdf5.spec import (
+    BATCHES,
+    CODE_BY_DTYPE,
+    CRC32,
+    DTYPE_BY_NAME,
+    HDF5_FORMAT,
+    HDF5_VERSION,
+    ROOT_ATTRIBUTES,
+    STREAM_FORMAT,
+    USER_BLOCK_BYTES,
+    StoreMeta,
+)
+
+#: What a dataset of another origin would need to be verified.
+_FOREIGN: Final = "a dataset of another origin has no digests; convert it to a store, which keeps them from then on"
+
+
+class HDF5BatchReader(BatchReader):
+    """Reads an HDF5 batch store. See `BatchReader` for what it offers.
+
+    Parameters
+    ----------
+    path
+        The file; a `.partial` is followed while it grows: `refresh` shows what was committed since.
+    access
+        "mmap" and "pread" use the extents of the chunks and need a published, unfiltered file; "h5py" reads anything;
+        "auto" takes extents where it can.
+    verify
+        "batch": compare each batch with its stored crc32 when it is read. "store": check every digest first.
+    dataset
+        Name of a 3-D integer dataset of another origin, read through h5py; an id that does not fit uint32 is an error
+        when it is met.
+
+    Raises
+    ------
+    FormatError, IncompleteError
+        If the file is not a batch store, or is damaged.
+    BackendError
+        If `access` names what this file does not allow; the message says why.
+    UnverifiableError
+        If `verify` has no digests to compare with.
+    ChecksumError
+        If `verify="store"` finds other bytes.
+
+    Notes
+    -----
+    Through h5py all threads share HDF5's global lock: correct, but not parallel.
+    """
+
+    backend = "hdf5"
+    _source: BatchSource
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        access: str = "auto",
+        verify: str = "none",
+        dataset: str | None = None,
+    ) -> None:
+        require_options(access, verify)
+        path = Path(path)
+        with h5_damage(path), open_h5_for_reading(path) as h5:
+            found = _inspect_store(h5, path) if dataset is None else _inspect_foreign(h5, path, dataset)
+            self._identity = h5_identity(h5, growing=not found.complete)
+            if verify != "none" and not found.complete:
+                raise UnverifiableError(f"{path}: verify={verify!r} needs all of its digests, but {found.obstacle}")
+            if verify != "none" and dataset is not None:
+                raise UnverifiableError(f"{path}: cannot be verified: {_FOREIGN}")
+            crc32 = _required_crc32(h5, path, found) if verify == "batch" else None
+        source = self._open_source(path, found, access, dataset or BATCHES, self._identity)
+        super().__init__(path, found.meta, found.num_batches, source)
+        self._foreign, self._is_face = dataset is not None, found.is_face
+        self.extents, self.complete, self.sha256 = found.extents, found.complete, found.sha256
+        if not self.complete:
+            self.refresh()  # opens the file now: once it is published, its partial's name is gone
+        if crc32 is not None:
+            self._source = CheckedSource(source, found.meta, crc32, path)
+        elif verify == "store":
+            self.require_digests()
+
+    @staticmethod
+    def _open_source(path: Path, found: _Layout, access: str, dataset: str, identity: Identity) -> BatchSource:
+        if found.extents is not None and access != "h5py":
+            return ExtentFile(path, found.extents, found.meta.shape, found.meta.dtype, access, identity)
+        if access in ("mmap", "pread"):
+            raise BackendError(
+                f"{path}: access={access!r} needs plain extents, but {found.obstacle}; use access='h5py' or 'auto'"
+            )
+        return H5pySource(path, dataset, found.meta, identity)
+
+    def stored_crc32(self) -> npt.NDArray[np.uint32] | None:
+        """Return the rows of the dataset `crc32`, or of the file beside a stamped `.batch`, or None."""
+        if self._foreign or (self._is_face and not crc32_path(self.path).exists()):
+            return None
+        if self._is_face:
+            return read_crc32_file(self.path, self.num_batches)
+        with h5_damage(self.path), open_h5_for_reading(self.path, self._identity) as h5:
+            if self.complete and self.sha256 is None and CRC32 not in h5:
+                return None
+            crc32 = read_crc32(h5, self.path, self.num_batches)
+            rows = len(h5[BATCHES])
+            if self.complete and rows != self.num_batches:
+                raise IncompleteError(f"{self.path}: expected {rows:,} batches, found {self.num_batches:,}")
+            return crc32
+
+    def missing_digests(self) -> str:
+        if self._foreign:
+            return _FOREIGN
+        return no_crc32_file(self.path) if self._is_face else super().missing_digests()
+
+    def refresh(self) -> int:
+        """See what a live writer has committed since; return `num_batches`."""
+        if not self.complete and isinstance(self._source, H5pySource):
+            self.num_batches, self.complete, self.sha256 = self._source.refresh()
+        return self.num_batches
+
+
+class _Layout(NamedTuple):
+    """What one look into an HDF5 file tells."""
+
+    meta: StoreMeta
+    num_batches: int
+    complete: bool
+    sha256: str | None
+    extents: Extents | None
+    obstacle: str  # why there are no extents or digests
+    is_face: bool = False  # of a stamped `.batch` file, which has no digests of its own
+
+
+def _inspect_store(h5: h5py.File, path: Path) -> _Layout:
+    found = _text(h5.attrs.get("format"))
+    if found == STREAM_FORMAT:
+        raise FormatError(f"{path}: is a token stream: pass batch_size and seq_len for windows over it")
+    if found != HDF5_FORMAT:
+        raise FormatError(
+            f"{path}: expected root attribute format={HDF5_FORMAT!r}, found {found!r}; {_foreign_hint(h5)}"
+        )
+    version = h5.attrs.get("format_version")
+    if np.ndim(version) != 0 or version != HDF5_VERSION:
+        raise FormatError(f"{path}: expected format_version {HDF5_VERSION}, found {version}")
+    missing = [name for name in ROOT_ATTRIBUTES if name not in h5.attrs]
+    if missing:
+        raise FormatError(f"{path}: root attribute {missing[0]!r} is missing")
+    stored = _dataset(h5, path, BATCHES)
+    meta = _meta(h5, stored, path)
+    if stored.shape[1:] != meta.shape:
+        raise FormatError(f"{path}: {BATCHES}: expected batches of {meta.shape}, found {stored.shape[1:]}")
+    state = H5pySource.read_state(stored, path)
+    if state.num_batches > len(stored):
+        raise FormatError(f"{path}: expected {state.num_batches:,} batches, found room for {len(stored):,}")
+    require_stored(state.num_batches * meta.batch_bytes, h5, stored, path)
+    if not state.complete:
+        return _Layout(meta, state.num_batches, False, None, None, "its writer has not finished")
+    extents, obstacle = _chunk_extents(stored, meta, state.num_batches, path)
+    is_face = h5.userblock_size == USER_BLOCK_BYTES and own_dataset(h5, path, CRC32) is None
+    return _Layout(meta, state.num_batches, True, state.sha256, extents, obstacle, is_face)
+
+
+def _meta(h5: h5py.File, stored: h5py.Dataset, path: Path) -> StoreMeta:
+    names = ("batch_size", "seq_len", "seed", "total_records", "document_count", "vocab_size")
+    try:
+        numbers = {name: int(h5.attrs[name]) for name in names}
+        return StoreMeta(dtype=stored.dtype, tokenizer=str(_text(h5.attrs["tokenizer"])), **numbers)
+    except (ArgumentError, TypeError, ValueError, OverflowError) as error:
+        raise FormatError(f"{path}: bad root attributes: {error}") from error
+
+
+def _text(value: object) -> object:
+    """Decode a fixed-length text; leave anything else as it is."""
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+
+
+def _inspect_foreign(h5: h5py.File, path: Path, dataset: str) -> _Layout:
+    stored = _dataset(h5, path, dataset)
+    if stored.dtype.kind not in "iu":
+        raise FormatError(f"{path}: {dataset}: expected integers, found {stored.dtype}")
+    dtype: np.dtype[Any] = stored.dtype if stored.dtype in CODE_BY_DTYPE else DTYPE_BY_NAME["uint32"]
+    meta = StoreMeta(stored.shape[1], stored.shape[2], dtype)
+    return _Layout(meta, len(stored), True, None, None, f"{dataset!r} is a foreign dataset")
+
+
+def _dataset(h5: h5py.File, path: Path, name: str) -> h5py.Dataset:
+    stored = own_dataset(h5, path, name)
+    if stored is None or stored.ndim != 3:
+        raise FormatError(f"{path}: expected a 3-D dataset {name!r}, found {stored!r}; {_foreign_hint(h5)}")
+    return stored
+
+
+def _foreign_hint(h5: h5py.File) -> str:
+    names: list[str] = []
+
+    def visit(name: str, item: Any) -> None:
+        inside = isinstance(item, h5py.Dataset) and not bytes_elsewhere(item)
+        if inside and item.ndim == 3 and item.dtype.kind in "iu":
+            names.append(name)
+
+    h5.visititems(visit)
+    if not names:
+        return "it has no 3-D integer dataset"
+    found = ", ".join(sorted(names)[:5])
+    return (
+        f"to read a dataset of another origin, pass dataset= to open_reader, or --dataset to convert and info: {found}"
+    )
+
+
+def _chunk_extents(stored: h5py.Dataset, meta: StoreMeta, num_batches: int, path: Path) -> tuple[Extents | None, str]:
+    """List the chunks once; return their extents, or None and what stands in the way.
+
+    A chunk may hold more rows than a batch has: the padding of a `.batch` slot.
+    """
+    if stored.chunks is None:
+        base = stored.id.get_offset()
+        if base is None:
+            return None, "it is neither chunked nor contiguous in this file"
+        return Extents([Run(base, meta.batch_bytes, num_batches)], meta.batch_bytes), ""
+    batches, rows, tokens = stored.chunks
+    if (batches, tokens) != (1, meta.seq_len) or rows < meta.batch_size:
+        return None, f"its chunks are {stored.chunks}, not one batch {(1, *meta.shape)}"
+    if stored.id.get_create_plist().get_nfilters():
+        return None, "it is compressed or filtered"
+    offsets = chunk_offsets(stored, num_batches)
+    missing = np.flatnonzero(offsets < 0)
+    if len(missing):
+        raise FormatError(f"{path}: batch {missing[0]:,} is committed but has no chunk; restore the file")
+    return Extents.from_offsets(offsets, meta.batch_bytes), ""
+
+
+def _required_crc32(h5: h5py.File, path: Path, found: _Layout) -> npt.NDArray[np.uint32]:
+    return read_crc32_file(path, found.num_batches) if found.is_face else read_crc32(h5, path, found.num_batches)
+
+
+def read_crc32(h5: h5py.File, path: Path, num_batches: int) -> npt.NDArray[np.uint32]:
+    """Return the stored crc32 of each batch.
+
+    Raises
+    ------
+    FormatError
+        If there is no crc32 for each of them.
+    """
+    stored = own_dataset(h5, path, CRC32)
+    if stored is None or stored.ndim != 1 or len(stored) < num_batches:
+        raise FormatError(f"{path}: expected a dataset {CRC32!r} of {num_batches:,} rows, found {stored!r}")
+    require_stored(num_batches * stored.dtype.itemsize, h5, stored, path)
+    return np.asarray(stored[:num_batches], dtype="<u4")

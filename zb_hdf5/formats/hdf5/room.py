@@ -1,0 +1,205 @@
+"""Room in an HDF5 file, ahead of what is written to it: a commit then changes one object header and nothing else.
+
+HDF5 writes the header that holds the commit marker *before* the headers of other datasets that grew in the same flush:
+a kill between the two leaves the marker ahead. So all datasets are extended together, and flushed, before their data
+are written. A kill of the writer leaves rows behind the marker, which mean nothing; `finish` cuts them off.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator, Mapping
+from errno import EIO
+from pathlib import Path
+from typing import Any, Final
+
+import h5py
+import numpy as np
+
+from zb_hdf5.core.publishing import write_fully
+from zb_hdf5.formats.hdf5.file import chunk_offsets
+from zb_hdf5.spec import HDF5_ALIGNMENT, meta_block_bytes
+
+#: Disk space that is reserved ahead: reserving for each group takes a tenth of the time of a conversion.
+RESERVE_BYTES: Final = 64 << 20
+#: Of the superblock, version 3, at byte 0: its end of file, the bytes that its checksum covers, and their checksum.
+_END_OF_FILE, _CHECKED, _SUPERBLOCK_BYTES = slice(28, 36), slice(0, 44), 48
+_ERRNO: Final = re.compile(r"errno = (\d+)")
+
+
+class Room:
+    """The places of the chunks of a growing dataset, which are allocated before there are bytes for them.
+
+    Parameters
+    ----------
+    h5
+        The file that is being written.
+    stored
+        Its large dataset: allocated early, never filled.
+    fd
+        A descriptor of the file.
+    """
+
+    def __init__(self, h5: h5py.File, stored: h5py.Dataset, fd: int) -> None:
+        self._h5, self._stored, self._fd = h5, stored, fd
+        self._chunk_bytes = int(np.prod(stored.chunks)) * stored.dtype.itemsize
+        small = self._chunk_bytes < HDF5_ALIGNMENT
+        self._slot_bytes = self._chunk_bytes if small else -(-self._chunk_bytes // HDF5_ALIGNMENT) * HDF5_ALIGNMENT
+        self._offsets = np.empty(0, np.int64)
+        self._end = 0  # of the file
+        self._solid = 0  # nothing before this byte can be cut off
+        self._reserved = 0  # chunks whose disk space is taken
+
+    @property
+    def num_chunks(self) -> int:
+        """Chunks that have a place."""
+        return len(self._offsets)
+
+    def extend(self, lengths: Mapping[h5py.Dataset, int]) -> None:
+        """Extend datasets, flush, and take the disk space of all metadata that lie in between.
+
+        Parameters
+        ----------
+        lengths
+            In the order in which room is made: the large dataset last, so that its surplus can be cut off.
+        """
+        for dataset, length in lengths.items():
+            dataset.resize(length, axis=0)
+        end = self._h5.id.get_filesize()
+        if os.fstat(self._fd).st_size < end:
+            os.ftruncate(self._fd, end)  # before it is announced: HDF5 refuses a file that is shorter than it says
+        self._h5.flush()
+        self._take_offsets(end)
+
+    def _take_offsets(self, end: int) -> None:
+        """Learn where the new chunks are; reserve what lies around them."""
+        first, rows = self.num_chunks, self._stored.chunks[0]
+        stop, start = -(-self._stored.shape[0] // rows), self._end
+        if stop > first:
+            # two questions, not one for each chunk: HDF5 looks at all chunks to answer one
+            begin, last = (self._offset(k * rows) for k in (first, stop - 1))
+            new = begin + np.arange(stop - first) * self._slot_bytes
+            if new[-1] != last:  # metadata lie between them
+                new = chunk_offsets(self._stored)[first:]
+            self._offsets = np.concatenate([self._offsets, new])
+        for begin, run_end in self._runs(first, stop):
+            self._reserve(start, begin)
+            self._solid, start = begin, run_end
+        if start < end:
+            self._reserve(start, end)
+            self._solid = end
+        self._end = end
+
+    def _offset(self, row: int) -> int:
+        place = (row, *(0 for _ in self._stored.chunks[1:]))
+        return int(self._stored.id.get_chunk_info_by_coord(place).byte_offset)
+
+    def _runs(self, first: int, stop: int) -> Iterator[tuple[int, int]]:
+        """Yield (begin, end) of the bytes that chunks lie in, each run of them in one."""
+        offsets = self._offsets[first:stop]
+        for run in np.split(offsets, np.flatnonzero(np.diff(offsets) != self._slot_bytes) + 1):
+            if len(run):
+                yield int(run[0]), int(run[-1]) + self._chunk_bytes
+
+    def _reserve(self, begin: int, end: int) -> None:
+        if begin < end:
+            os.posix_fallocate(self._fd, begin, end - begin)
+
+    def require_metadata_space(self) -> None:
+        """See that the disk has room for the metadata of the next extension, before HDF5 is touched."""
+        self._reserve(self._end, self._end + meta_block_bytes(0))
+
+    def reserve(self, stop: int) -> None:
+        """Take the disk space of the chunks before `stop`: a full disk is an error before HDF5 is touched."""
+        if stop <= self._reserved:
+            return
+        ahead = min(self.num_chunks, stop + RESERVE_BYTES // self._slot_bytes)
+        try:
+            self._reserve_chunks(ahead)
+        except OSError:  # a disk that is nearly full may still hold this commit
+            self._reserve_chunks(stop)
+
+    def _reserve_chunks(self, stop: int) -> None:
+        for begin, end in self._runs(self._reserved, stop):
+            self._reserve(begin, end)
+        self._reserved = stop
+
+    def place(self, first: int, count: int, slot_bytes: int) -> int | None:
+        """Return the byte offset of chunk `first`, if it and those behind it lie in a row of slots of this size."""
+        begin, last = self._offsets[[first, first + count - 1]].tolist()
+        return begin if last - begin == (count - 1) * slot_bytes else None
+
+    def cut_off(self, num_chunks: int) -> None:
+        """Give back what lies behind the first chunks; the file is closed. HDF5 itself frees nothing in SWMR mode."""
+        end = end_of_file_address(self._fd)
+        if end == self._end:
+            kept = int(self._offsets[num_chunks - 1]) + self._chunk_bytes if num_chunks else 0
+            end = max(self._solid, kept)
+            _set_end_of_file(self._fd, end)
+        os.ftruncate(self._fd, end)
+
+
+def early_allocation() -> Any:
+    """Return the creation properties of a dataset whose chunks have places before they have bytes."""
+    early = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    early.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+    early.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+    return early
+
+
+@contextlib.contextmanager
+def hdf5_writes(path: Path) -> Iterator[None]:
+    """Turn what h5py raises when the disk fails under HDF5 into one OSError with path and cause."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        if getattr(error, "filename", None) is not None:
+            raise
+        found = _ERRNO.search(str(error))
+        code = int(found[1]) if found else getattr(error, "errno", None) or EIO
+        raise OSError(code, f"{os.strerror(code)}, while HDF5 was writing", str(path)) from error
+
+
+def end_of_file_address(fd: int) -> int:
+    """Return the end of the file as the superblock has it."""
+    return int.from_bytes(os.pread(fd, _SUPERBLOCK_BYTES, 0)[_END_OF_FILE], "little")
+
+
+def _set_end_of_file(fd: int, end: int) -> None:
+    """Change the end of a closed file in its superblock: one write, checksum included."""
+    superblock = bytearray(os.pread(fd, _SUPERBLOCK_BYTES, 0))
+    superblock[_END_OF_FILE] = end.to_bytes(8, "little")
+    superblock[_CHECKED.stop :] = lookup3(superblock[_CHECKED]).to_bytes(4, "little")
+    write_fully(fd, bytes(superblock), 0)
+
+
+def lookup3(data: bytes | bytearray) -> int:
+    """Return HDF5's checksum of metadata: Bob Jenkins' lookup3, `hashlittle` with the initial value 0."""
+    a = b = c = (0xDEADBEEF + len(data)) & 0xFFFFFFFF
+    words = np.frombuffer(bytes(data).ljust(-(-len(data) // 12) * 12, b"\0"), "<u4").tolist()
+    for start in range(0, len(words), 3):
+        x, y, z = words[start : start + 3]
+        a, b, c = (a + x) & 0xFFFFFFFF, (b + y) & 0xFFFFFFFF, (c + z) & 0xFFFFFFFF
+        a, b, c = _final(a, b, c) if start + 3 == len(words) else _mix(a, b, c)
+    return c
+
+
+def _mix(a: int, b: int, c: int) -> tuple[int, int, int]:
+    for turn in (4, 6, 8, 16, 19, 4):
+        a = ((a - c) & 0xFFFFFFFF) ^ _rotated(c, turn)
+        c = (c + b) & 0xFFFFFFFF
+        a, b, c = b, c, a
+    return a, b, c
+
+
+def _final(a: int, b: int, c: int) -> tuple[int, int, int]:
+    for turn in (14, 11, 25, 16, 4, 14, 24):
+        c = ((c ^ b) - _rotated(b, turn)) & 0xFFFFFFFF
+        a, b, c = b, c, a
+    return c, a, b
+
+
+def _rotated(x: int, turn: int) -> int:
+    return (x << turn | x >> (32 - turn)) & 0xFFFFFFFF

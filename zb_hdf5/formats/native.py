@@ -1,0 +1,185 @@
+"""The native `.batch` file (ZeroBatch v2): one 4096-byte header, then one page-aligned slot per batch.
+
+Offsets are arithmetic: batch i lies at `4096 + i * padded_batch_bytes`. The format is in `spec.py`.
+"""
+
+from __future__ import annotations
+
+import os
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from zb_hdf5.columns.reader import BatchReader, require_options
+from zb_hdf5.columns.source import CheckedSource
+from zb_hdf5.columns.writer import FileWriter, ShardInfo
+from zb_hdf5.core.extents import ExtentFile, Extents, Run
+from zb_hdf5.core.files import regular
+from zb_hdf5.core.publishing import write_fully
+from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError, UnverifiableError
+from zb_hdf5.spec import (
+    BATCH_MAGIC,
+    CRC32_SUFFIX,
+    HDF5_MAGIC,
+    HEADER_BYTES,
+    USER_BLOCK_BYTES,
+    StoreMeta,
+    TokenArray,
+    batch_file_bytes,
+    pack_header,
+    unpack_header,
+)
+
+if TYPE_CHECKING:
+    from zb_hdf5.core.digests import PendingDigest
+
+
+class Face(StrEnum):
+    """What bytes 512..4095 of a `.batch` file hold besides zeros."""
+
+    NONE = "none"
+    HDF5 = "hdf5"
+    TORN = "torn"  # left by a process that was killed while it stamped or unstamped
+
+
+class BatchFileReader(BatchReader):
+    """Reads a `.batch` file. See `BatchReader` for what it offers.
+
+    Parameters
+    ----------
+    path
+        The file.
+    access
+        "mmap", "pread" or "auto".
+    verify
+        "batch" and "store" need the `<path>.crc32` that a store keeps beside its shards. "store" compares the whole
+        file first, which also turns the sampled fingerprint into one of content.
+
+    Raises
+    ------
+    FormatError, IncompleteError
+        If the header is malformed, or its sizes do not fit the file.
+    UnverifiableError
+        If `verify` asks for a `<path>.crc32` that is not there.
+    """
+
+    backend = "batch"
+
+    def __init__(self, path: str | os.PathLike[str], *, access: str = "auto", verify: str = "none") -> None:
+        require_options(access, verify)
+        path = Path(path)
+        if access == "h5py":
+            raise ArgumentError(f"{path}: a .batch file is read by mmap or pread, not by h5py")
+        meta, num_batches = read_header(path)
+        extents = Extents([Run(HEADER_BYTES, meta.padded_batch_bytes, num_batches)], meta.batch_bytes)
+        source = ExtentFile(path, extents, meta.shape, meta.dtype, access)
+        super().__init__(path, meta, num_batches, source)
+        self.extents = extents
+        if verify == "batch":
+            self._source = CheckedSource(source, meta, read_crc32_file(path, num_batches), path)
+        elif verify == "store":
+            self.require_digests()
+
+    def stored_crc32(self) -> npt.NDArray[np.uint32] | None:
+        """Return the rows of the `<path>.crc32` that a store keeps beside its shards."""
+        return read_crc32_file(self.path, self.num_batches) if crc32_path(self.path).exists() else None
+
+    def missing_digests(self) -> str:
+        return no_crc32_file(self.path)
+
+
+class BatchFileWriter(FileWriter):
+    """Writes a `.batch` file: slots one after the other, the header at the end."""
+
+    backend: ClassVar[str] = "batch"
+
+    def _begin(self) -> None:
+        pack_header(self.meta, 0)  # refuses a seed or total_records that does not fit, before any work
+        self._padded = np.zeros(0, dtype=np.uint8)
+
+    def _append(self, batches: TokenArray, digest: PendingDigest) -> None:
+        write_fully(self._file.fd, self._slots(batches), batch_file_bytes(self.meta, self.num_batches))
+        self._commit(batches, digest.result())
+
+    def _slots(self, batches: TokenArray) -> npt.NDArray[np.uint8]:
+        """Return the bytes of the batches' slots, zero padded."""
+        raw = batches.view(np.uint8).reshape(len(batches), -1)
+        if self.meta.batch_bytes == self.meta.padded_batch_bytes:
+            return raw
+        if len(self._padded) < len(batches):
+            self._padded = np.zeros((len(batches), self.meta.padded_batch_bytes), dtype=np.uint8)
+        slots = self._padded[: len(batches)]
+        slots[:, : raw.shape[1]] = raw
+        return slots
+
+    def _room_for(self, first: int, count: int) -> int:
+        return batch_file_bytes(self.meta, first)
+
+    def _complete(self, info: ShardInfo) -> tuple[Run, ...]:
+        os.ftruncate(self._file.fd, batch_file_bytes(self.meta, info.num_batches))  # up to the last slot's padding
+        write_fully(self._file.fd, pack_header(self.meta, info.num_batches), 0)
+        return ()
+
+    def _release(self) -> None:
+        pass
+
+
+def read_header(path: Path) -> tuple[StoreMeta, int]:
+    """Return (meta, num_batches) of a `.batch` file whose header fits its size."""
+    with open(path, "rb", opener=regular) as file:
+        meta, num_batches = unpack_header(file.read(HEADER_BYTES), path)
+        size = os.fstat(file.fileno()).st_size
+    expected = batch_file_bytes(meta, num_batches)
+    if size != expected:
+        kind = IncompleteError if size < expected else FormatError
+        raise kind(
+            f"{path}: the header announces {num_batches:,} batches of {meta.batch_size} x {meta.seq_len} "
+            f"{meta.dtype.name}: expected {expected:,} bytes, found {size:,}; write or copy the file again"
+        )
+    return meta, num_batches
+
+
+def face_of(path: Path) -> Face:
+    """Look at the reserved bytes; also of a file whose own magic is damaged, as HDF5 would."""
+    with open(path, "rb", opener=regular) as file:
+        head = file.read(HEADER_BYTES)
+    if head.startswith(HDF5_MAGIC, USER_BLOCK_BYTES):
+        return Face.HDF5
+    return Face.TORN if head.startswith(BATCH_MAGIC) and any(head[USER_BLOCK_BYTES:]) else Face.NONE
+
+
+def crc32_path(path: Path) -> Path:
+    """Return where a store keeps the crc32 rows of a `.batch` file."""
+    return path.with_name(path.name + CRC32_SUFFIX)
+
+
+def no_crc32_file(path: Path) -> str:
+    """Say what a `.batch` file needs to be verified, and how to get it."""
+    return (
+        f"{crc32_path(path).name} is not beside it; restore it, or make one of the batches as they are now with "
+        f"'zb index crc32 {path}'"
+    )
+
+
+def read_crc32_file(path: Path, num_batches: int) -> npt.NDArray[np.uint32]:
+    """Return the crc32 of each batch from `<path>.crc32`.
+
+    Raises
+    ------
+    UnverifiableError
+        If the file is missing.
+    FormatError
+        If it has another length.
+    """
+    place = crc32_path(path)
+    try:
+        with open(place, "rb", opener=regular) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size != 4 * num_batches:
+                raise FormatError(f"{place}: expected {4 * num_batches:,} bytes, found {size:,}")
+            return np.frombuffer(file.read(size), dtype="<u4")
+    except FileNotFoundError as error:
+        raise UnverifiableError(f"{path}: cannot be verified: {no_crc32_file(path)}") from error

@@ -1,0 +1,466 @@
+"""The loader: a reader, an order, a rank and a position. Written once, for every backend.
+
+    reader (which bytes)  x  order (position -> record)  x  rank of world_size (which positions)  ->  tensors
+
+A position counts the records that all ranks together have consumed in the epoch. A step takes the next
+`batch_size * world_size` of them, rank r the r-th part. So ranks never talk, and a checkpoint fits any number of ranks
+and any batch size.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Generator, Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, TypeAlias, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from zb_hdf5.columns.reader import BatchReader
+from zb_hdf5.core.extents import network_file_system
+from zb_hdf5.core.order import ORDER_STEPS, Order, make_order
+from zb_hdf5.errors import ArgumentError
+from zb_hdf5.loaders.prefetch import DeviceRing, RunHints, cuda_device, hint_ahead, read_ahead
+from zb_hdf5.loaders.ranks import resolve_rank
+from zb_hdf5.loaders.states import MAX_COUNT, require_count, require_dict, require_fields, require_same, shown
+from zb_hdf5.opening import is_stream, open_reader
+from zb_hdf5.spec import DEFAULT_SPLIT, DTYPE_BY_NAME, LIVE_PREFIX
+from zb_hdf5.text.tokenizers import Tokenizer, require_tokenizer
+
+if TYPE_CHECKING:
+    import torch
+
+    from zb_hdf5.loaders.datasets import BatchDataset, RecordDataset
+
+    Step: TypeAlias = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+
+STATE_VERSION: Final = 1
+AUTO_PREFETCH: Final = 8
+HINTED_STEPS: Final = 64
+#: Batches that "auto" looks up in the page cache before it decides.
+CACHE_SAMPLE: Final = 4
+
+#: What to read for one step: a whole stored batch, or the numbers of its records.
+Request: TypeAlias = int | npt.NDArray[np.int64]
+
+
+class Loader:
+    """Iterates over the batches of a store: one epoch per `iter`, as tensors of shape (batch_size, seq_len).
+
+    Parameters
+    ----------
+    source
+        A path for `open_reader`, or a reader.
+    backend, access, verify
+        As for `open_reader`; without effect on a reader. `backend="parquet"` returns a `TextLoader`, which takes
+        other arguments.
+    split
+        Of a store with several splits: the one to read.
+    shuffle
+        "global": a uniform permutation of all stored batches. "records": a uniform permutation of all records, so that
+        no record keeps its batch-mates; random reads of one record each. "block": ZeroBatch's shuffle of blocks of
+        `block_size` consecutive batches. "sequential": as stored.
+    seed, epoch
+        What the order depends on, and nothing else: the same in every backend.
+    rank, world_size
+        Which share of each epoch this process takes. None: from `torch.distributed` if initialised, else the variables
+        RANK and WORLD_SIZE, else those of a task that `srun` started, else 0 of 1. Ranks that must see the same data
+        (tensor or pipeline parallel) pass their data-parallel rank.
+    drop_last
+        Every rank makes the same number of steps either way. True: the last records of the epoch's order that do not
+        fill a step of all ranks are left out. False: the last step is filled up from the start of the order.
+    batch_size, seq_len
+        Of the tensors; by default as stored. Any `batch_size`; a `seq_len` that divides the stored one. Of a token
+        stream (see `open_reader`) they are the shape of its windows, and x and y of `targets` have all of `seq_len`.
+    prefetch
+        Batches to read ahead in background threads. 0: none, which is fastest while the data are in the page cache.
+        "auto": 8 with a `device` or on a network file system; else none, but if the coming batches are not in the page
+        cache the kernel is told of each of them 64 batches ahead.
+    device
+        A CUDA device: batches are read into pinned buffers by at least one thread, copied on a stream of their own, and
+        widened there.
+    dtype
+        `torch.int64`, or `torch.int32`: half the memory; a mapped uint32 store then needs no copy
+        (`BatchReader.read_batch_int32` says what that means for writing into it).
+    targets
+        True: yield `(x, y)`, the records without their last and without their first token: views of one tensor.
+    tokenizer
+        As for `load_tokenizer`, or a tokenizer: refuse a store whose tokens another one has made.
+    follow
+        True: return a `FollowingLoader`, which waits for what a live writer will commit.
+
+    Raises
+    ------
+    ArgumentError
+        If the arguments contradict each other, or the store has too few records for one step.
+
+    Notes
+    -----
+    A new iteration starts the epoch anew, except the first one after `load_state_dict`, which goes on where the state
+    was taken. Not thread-safe; picklable. `DataLoader` and trainers take `dataset()` or `records()`.
+
+    Examples
+    --------
+    >>> loader = Loader("data/train", seed=42)                          # doctest: +SKIP
+    >>> for epoch in range(3):                                          # doctest: +SKIP
+    ...     loader.set_epoch(epoch)
+    ...     for batch in loader:
+    ...         train(batch)
+    """
+
+    _last_epoch: int = MAX_COUNT
+
+    def __new__(cls, *arguments: Any, backend: str = "auto", follow: bool = False, **options: Any) -> Self:
+        """Return a `TextLoader` for backend "parquet": text has no stored batches, and so no order of them."""
+        if backend == "parquet" and not follow:
+            from zb_hdf5.loaders.text import TextLoader
+
+            return cast(Self, TextLoader(*arguments, **options))
+        made = (
+            import_module("zb_hdf5.loaders.following").FollowingLoader if follow else cls
+        )  # that room stands on this one
+        return cast(Self, super().__new__(made))
+
+    def __init__(
+        self,
+        source: str | os.PathLike[str] | BatchReader,
+        *,
+        backend: str = "auto",
+        access: str = "auto",
+        verify: str = "none",
+        split: str = DEFAULT_SPLIT,
+        shuffle: str = "global",
+        block_size: int = 256,
+        seed: int = 42,
+        epoch: int = 0,
+        rank: int | None = None,
+        world_size: int | None = None,
+        drop_last: bool = True,
+        batch_size: int | None = None,
+        seq_len: int | None = None,
+        prefetch: int | str = "auto",
+        device: str | torch.device | None = None,
+        dtype: torch.dtype | None = None,
+        targets: bool = False,
+        tokenizer: str | Tokenizer | None = None,
+        follow: bool = False,
+    ) -> None:
+        if not isinstance(source, BatchReader):
+            shape: dict[str, Any] = {}
+            if batch_size is not None and seq_len is not None and is_stream(Path(source), backend):
+                shape = {"batch_size": batch_size, "seq_len": seq_len, "overlap": int(targets)}
+                batch_size = seq_len = None  # what is opened has it
+            source = open_reader(source, backend=backend, access=access, verify=verify, split=split, **shape)
+        self.reader: BatchReader = source
+        if tokenizer is not None:
+            require_tokenizer(source.meta.tokenizer, tokenizer, source.path)
+        if shuffle != "sequential" and not source.complete and source.fingerprint.startswith(LIVE_PREFIX):
+            raise ArgumentError(
+                f'{source.path}: grows still: shuffle must be "sequential" until it is complete, found {shuffle!r}; '
+                "follow=True waits for what comes"
+            )
+        self._fingerprint = source.fingerprint  # now: a checkpoint must not depend on reading the file again
+        self.rank, self.world_size = resolve_rank(rank, world_size)
+        self.shuffle, self.block_size, self.seed, self.drop_last = shuffle, block_size, seed, drop_last
+        self.batch_size = source.batch_size if batch_size is None else batch_size
+        self.seq_len = source.seq_len if seq_len is None else seq_len
+        self.targets = targets
+        if self.seq_len < 1 or source.seq_len % self.seq_len:
+            raise ArgumentError(f"seq_len must divide the stored {source.seq_len}, found {self.seq_len}")
+        self._records_per_batch = source.meta.batch_tokens // self.seq_len
+        if prefetch != "auto" and (not isinstance(prefetch, int) or prefetch < 0):
+            raise ArgumentError(f'prefetch must be "auto" or at least 0, found {prefetch!r}')
+        self._prefetch = prefetch
+        self._set_target(device, dtype)
+        self.epoch = -1  # none yet
+        self._course = 0  # counts what makes a running iteration turn
+        self._reading: Generator[torch.Tensor] | None = None
+        self._ring: DeviceRing | None = None
+        self._forever: Iterator[Step] | None = None
+        self.set_epoch(epoch)
+        self.set_batch_size(self.batch_size)
+
+    def _set_target(self, device: str | torch.device | None, dtype: torch.dtype | None) -> None:
+        import torch
+
+        self._dtype, self._device = dtype or torch.int64, cuda_device(device)
+        if self._dtype not in (torch.int64, torch.int32):
+            raise ArgumentError(f"dtype must be torch.int64 or torch.int32, found {dtype}")
+        narrow = self._dtype == torch.int32
+        self._read_batch = self.reader.read_batch_int32 if narrow else self.reader.read_batch_torch
+        self._numpy_dtype = np.dtype(np.int32 if narrow else np.int64)
+
+    # --- position ------------------------------------------------------------------------------------------------
+
+    @property
+    def num_records(self) -> int:
+        """Records of `seq_len` tokens in the epoch: those that the store had when the epoch was chosen."""
+        return self._order.n
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch to iterate over. A resumed position is kept if it belongs to this epoch."""
+        if not 0 <= epoch <= MAX_COUNT:
+            raise ArgumentError(f"epoch must be in 0..{MAX_COUNT:,}, found {epoch}")
+        if self.epoch != epoch:
+            self.epoch = epoch
+            self._order: Order = self.order_of_epoch(epoch)
+            self._position = 0
+            self._resumed = False
+            self._forever = None
+            self._course += 1
+
+    def order_of_epoch(self, epoch: int) -> Order:
+        """Return the order of the records in an epoch: position -> record."""
+        return make_order(
+            self.shuffle,
+            self.reader.num_batches,
+            seed=self.seed,
+            epoch=epoch,
+            block_size=self.block_size,
+            records_per_batch=self._records_per_batch,
+        )
+
+    def set_batch_size(self, batch_size: int) -> None:
+        """Change the batch size from the next step on, also in the middle of an iteration: nothing is skipped."""
+        steps = self._steps_from(0, batch_size) if batch_size >= 1 else 0
+        if steps == 0:
+            raise ArgumentError(
+                f"{self.reader.path}: {self.num_records:,} records are too few for {self.world_size:,} ranks with "
+                f"batches of {batch_size:,}; pass a smaller batch_size, or drop_last=False"
+            )
+        if batch_size != self.batch_size:
+            self.batch_size = batch_size
+            self._course += 1
+
+    def __len__(self) -> int:
+        """Steps of a whole epoch: the number of batches that this rank, like every rank, yields."""
+        return self._steps_from(0, self.batch_size)
+
+    def _steps_from(self, position: int, batch_size: int) -> int:
+        left, step = max(0, self.num_records - position), batch_size * self.world_size
+        return left // step if self.drop_last else -(-left // step)
+
+    @property
+    def sampler(self) -> Self:
+        """This loader: Lightning tells the epoch to what it finds under this name, by `set_epoch`."""
+        return self
+
+    def __getitem__(self, index: object) -> NoReturn:
+        # not a ZbError: it is what Python raises for what has no items, with the way out
+        raise TypeError(
+            f"{self.reader.path}: a Loader is iterated over and has no items: DataLoader and StatefulDataLoader take "
+            "loader.dataset() with batch_size=None"
+        )
+
+    # --- iteration -----------------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the batches of one epoch: tensors, or pairs of them with `targets=True`."""
+        if not self._resumed:
+            self._position = 0
+        course = None
+        while course != self._course:  # once, and again after each change of batch size, epoch or position
+            course, self._resumed = self._course, False
+            batch_size, step = self.batch_size, self.batch_size * self.world_size
+            reading = self._reading = self._read_all(self._requests(self._position, batch_size))
+            with contextlib.closing(reading):
+                for tokens in reading:
+                    self._position += step
+                    yield (tokens[:, :-1], tokens[:, 1:]) if self.targets else tokens
+                    if self._course != course:
+                        break
+
+    def get_batch(self) -> Any:
+        """Return the next batch, for ever: after the last one of an epoch comes the first one of the next epoch."""
+        while True:
+            if self._forever is None:
+                self._forever = iter(self)
+            batch = next(self._forever, None)
+            if batch is not None:
+                return batch
+            self._forever = None
+            self.set_epoch(self.epoch + 1)
+
+    def _requests(self, position: int, batch_size: int) -> Iterator[Request]:
+        """Yield what this rank reads at each step from `position` to the end of the epoch."""
+        order, step = self._order, batch_size * self.world_size
+        steps = self._steps_from(position, batch_size)
+        for first in range(0, steps, ORDER_STEPS):
+            starts = position + np.arange(first, min(first + ORDER_STEPS, steps)) * step + self.rank * batch_size
+            yield from self.requests_at(order, starts, batch_size)
+
+    def requests_of_steps(self, steps: npt.NDArray[np.int64]) -> list[Request]:
+        """Return what this rank reads at these steps of the current epoch."""
+        starts = (steps * self.world_size + self.rank) * self.batch_size
+        return self.requests_at(self._order, starts, self.batch_size)
+
+    def requests_at(self, order: Order, starts: npt.NDArray[np.int64], batch_size: int) -> list[Request]:
+        """Return what to read for the batches that begin at these positions of an order."""
+        whole = batch_size == self._records_per_batch == self.reader.batch_size and self.shuffle != "records"
+        if whole and not np.any(starts % batch_size):
+            batches: list[Request] = (order.indices(starts % order.n) // batch_size).tolist()
+            return batches
+        positions = starts[:, np.newaxis] + np.arange(batch_size)
+        return list(order.indices(positions % order.n))
+
+    def _read_all(self, requests: Iterator[Request]) -> Generator[torch.Tensor]:
+        depth = AUTO_PREFETCH if self._prefetch == "auto" else int(self._prefetch)
+        if self._device is not None:
+            ring = self._ring = self._ring or DeviceRing(self._device, self._dtype)
+            for buffer in read_ahead(lambda request: self._read_pinned(ring, request), requests, max(1, depth)):
+                yield ring.send(buffer)
+        elif depth == 0 or (self._prefetch == "auto" and self._is_warm()):
+            read_batch, read = self._read_batch, self.read
+            for request in requests:  # not map: a call less is 6 % of a batch that is only a view
+                yield read_batch(request) if type(request) is int else read(request)
+        elif self._prefetch == "auto" and network_file_system(self.reader.path) is None:
+            # records are gathered from here and there, also where their batches follow each other
+            hint = self.reader.will_need if self.shuffle == "records" else RunHints(self.reader.will_need)
+            yield from hint_ahead(self.read, lambda request: self._hint(request, hint), requests, HINTED_STEPS)
+        else:
+            yield from read_ahead(self.read, requests, depth)
+
+    def _is_warm(self) -> bool:
+        """Look up some batches of the rest of this epoch in the page cache.
+
+        They lie far apart: opening a file has the kernel read ahead the first batches of a sequential epoch.
+        """
+        rest = max(0, self.num_records - self._position)
+        positions = self._position + np.arange(CACHE_SAMPLE) * rest // CACHE_SAMPLE
+        records = self._order.indices(positions % self.num_records)
+        return all(self.reader.is_cached(batch) for batch in set((records // self._records_per_batch).tolist()))
+
+    def _hint(self, request: Request, hint: Callable[[int], None]) -> None:
+        if isinstance(request, int):
+            hint(request)
+        else:
+            for batch in np.unique(request // self._records_per_batch).tolist():
+                hint(batch)
+
+    def read(self, request: Request) -> torch.Tensor:
+        """Read one step's tokens on the CPU: a stored batch by its number, or any records by theirs."""
+        if isinstance(request, int):
+            return self._read_batch(request)
+        return self.reader.read_records_torch(request, self.seq_len, self._numpy_dtype)
+
+    def _read_pinned(self, ring: DeviceRing, request: Request) -> torch.Tensor:
+        reader = self.reader
+        if isinstance(request, int):
+            return ring.fill(reader.meta.shape, reader.dtype, lambda out: reader.read_into(request, out))
+        shape = (len(request), self.seq_len)
+        return ring.fill(shape, reader.dtype, lambda out: reader.read_records_into(request, out))
+
+    # --- state ---------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where training stands: what was yielded, never what was read ahead.
+
+        Plain JSON values, under 1 KB, the same on every rank after the same step. `position` counts records of all
+        ranks in this epoch, so that it is valid for any other world size and batch size; those that filled up the last
+        step (`drop_last=False`) are not counted again.
+        """
+        position = min(self._position, self._end_of_epoch(self.epoch, self.reader))
+        return {**self.identity(), "epoch": self.epoch, "position": position}
+
+    def load_state_dict(self, state_dict: dict[str, Any], *, force: bool = False) -> None:
+        """Continue exactly where `state_dict` was taken, in O(1), whatever the ranks, batch size or backend were then.
+
+        Parameters
+        ----------
+        force
+            Take epoch and position even if they are of other data, another seed or another order.
+
+        Raises
+        ------
+        StateError
+            If the state is of other data, another seed or another order, or no state at all; the message names the
+            field. Nothing is taken over then.
+        """
+        where, reader = self.reader.path, self.reader
+        state = require_dict(where, state_dict)
+        if not force:
+            identity = self.identity()
+            require_fields(where, state, [*identity, "epoch", "position"])
+            reader = reader.serving(state["fingerprint"])
+            if reader is not self.reader:
+                identity["fingerprint"] = reader.fingerprint
+            remedies = dict.fromkeys(identity, "; force=True takes the position all the same")
+            remedies["dtype"] = _remedy_of_dtype(str(state["dtype"]))
+            if any(shown(value).startswith("'sampled:") for value in (state["fingerprint"], self._fingerprint)):
+                remedies["fingerprint"] = "; open both with verify='store'"
+            require_same(where, state, identity, remedies)
+        epoch = require_count(where, state, "epoch", self._last_epoch)
+        position = require_count(where, state, "position", self._end_of_epoch(epoch, reader), "the records of an epoch")
+        if reader is not self.reader:
+            self._serve(reader)
+        self.set_epoch(epoch)
+        self._position = position
+        self._resumed = True
+        self._forever = None
+        self._course += 1
+
+    def _serve(self, reader: BatchReader) -> None:
+        """Go on with a reader of the same records whose batches, and so whose order, are those of a state."""
+        self.reader, self._fingerprint = reader, reader.fingerprint
+        self._records_per_batch = reader.meta.batch_tokens // self.seq_len
+        self._set_target(self._device, self._dtype)
+        self._order = self.order_of_epoch(self.epoch)
+        self.set_batch_size(self.batch_size)
+
+    def _end_of_epoch(self, epoch: int, reader: BatchReader) -> int:
+        """Return the position behind the last record of an epoch."""
+        if epoch == self.epoch and reader is self.reader:
+            return self.num_records
+        return reader.num_batches * (reader.meta.batch_tokens // self.seq_len)
+
+    def identity(self) -> dict[str, Any]:
+        """What must agree for a position to mean the same records."""
+        return {
+            "version": STATE_VERSION,
+            "dtype": self.reader.dtype.name,
+            "fingerprint": self._fingerprint,
+            "shuffle": self.shuffle,
+            "block_size": int(self.block_size) if self.shuffle == "block" else None,
+            "seed": int(self.seed),
+            "seq_len": int(self.seq_len),
+        }
+
+    def dataset(self) -> BatchDataset:
+        """Return this rank's batches of the current epoch as a map-style `torch.utils.data.Dataset`."""
+        from zb_hdf5.loaders.datasets import BatchDataset
+
+        return BatchDataset(self)
+
+    def records(self) -> RecordDataset:
+        """Return all records as a map-style dataset of `{"input_ids", "labels"}`, as trainers expect them."""
+        from zb_hdf5.loaders.datasets import RecordDataset
+
+        return RecordDataset(self.reader)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the reading threads, and close the reader."""
+        self._forever = None
+        if self._reading is not None:
+            self._reading.close()
+        self.reader.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_forever": None, "_reading": None, "_ring": None}
+
+
+def _remedy_of_dtype(found: str) -> str:
+    if found not in DTYPE_BY_NAME:
+        return ""
+    return (
+        "; digests are over the stored bytes, so the same tokens in another dtype count as other data: convert the "
+        f"store with --dtype {found}, or, if it is that store in another dtype, pass force=True"
+    )

@@ -1,0 +1,411 @@
+"""The loader of text: Parquet files are tokenized while training runs, and nothing is stored.
+
+    row groups of this rank -> documents, each after a boundary token -> one endless run of tokens -> batches
+
+Row group g of all files, in the order of their names, belongs to rank g % world_size. A place in the run is (epoch, row
+group, document, token), so a checkpoint names the next token exactly, however documents were grouped for the tokenizer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections import deque
+from collections.abc import Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain, count, repeat
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from zb_hdf5.errors import ArgumentError, FormatError, StateError
+from zb_hdf5.loaders.prefetch import DeviceRing, cuda_device, read_ahead
+from zb_hdf5.loaders.ranks import resolve_rank
+from zb_hdf5.loaders.states import require_count, require_fields, require_same
+from zb_hdf5.text.documents import ParquetFile
+from zb_hdf5.text.tokenizers import DEFAULT_BOUNDARY, Tokenizer, load_tokenizer
+
+if TYPE_CHECKING:
+    import torch
+
+TEXT_STATE_VERSION: Final = 1
+SPLITS: Final = ("train", "val")
+#: Text that is tokenized at once: enough work for some threads, little memory.
+PIECE_CHARACTERS: Final = 1 << 17
+#: Footers that are read at the same time when a loader begins: each is a small read, slow on a network file system.
+FOOTER_THREADS: Final = 16
+#: What to add to the message about a state that differs.
+REASONS: Final = {
+    "fingerprint": "; files were added, removed or written anew",
+    "tokenizer": "; the same text would be other tokens",
+    "world_size": "; each rank has row groups and a place of its own: resume with as many ranks",
+    "rank": "; each rank saves and loads a state of its own",
+}
+
+
+class Place(NamedTuple):
+    """The next token of a rank: `token` counts from the boundary token of its document, which is number 0."""
+
+    epoch: int
+    row_group: int
+    document: int
+    token: int
+
+
+class Piece(NamedTuple):
+    """Tokens of consecutive documents of one row group, the first of which is number `document`."""
+
+    epoch: int
+    row_group: int
+    document: int
+    tokens: npt.NDArray[np.uint32]
+    ends: npt.NDArray[np.int64]
+
+    def place(self, offset: int) -> Place:
+        """Return the place of one of the tokens, or of what follows the last one."""
+        number = int(np.searchsorted(self.ends, offset, side="right"))
+        start = int(self.ends[number - 1]) if number else 0
+        return Place(self.epoch, self.row_group, self.document + number, offset - start)
+
+
+class TokenRun:
+    """The endless run of tokens of one rank. Knows nothing of tensors; used by one thread at a time.
+
+    Parameters
+    ----------
+    files
+        Parquet files, in order.
+    rank, world_size
+        Which of the row groups.
+    boundary_token_id
+        Stands in front of each document.
+    num_threads
+        Threads that tokenize.
+    """
+
+    def __init__(
+        self,
+        files: list[ParquetFile],
+        rank: int,
+        world_size: int,
+        tokenizer: Tokenizer,
+        boundary_token_id: int,
+        num_threads: int,
+    ) -> None:
+        all_groups = [(file, number) for file in files for number in range(file.num_row_groups)]
+        self.num_row_groups = len(all_groups)
+        self.row_groups = dict(list(enumerate(all_groups))[rank::world_size])
+        self.start = Place(0, rank, 0, 0)
+        self._tokenizer, self._boundary, self._num_threads = tokenizer, boundary_token_id, num_threads
+
+    def batches(self, place: Place, tokens: int, overlap: int) -> Iterator[tuple[npt.NDArray[np.uint32], Place]]:
+        """Return runs of `tokens + overlap` tokens, each `tokens` after the one before, and the place of the next.
+
+        Raises
+        ------
+        StateError
+            If there is no such place. What is checked here is not tokenized a second time.
+        """
+        pieces = self._pieces(place)
+        first = next(pieces)
+        if place.token and first.place(place.token) != place:
+            raise StateError(
+                f"{self.row_groups[place.row_group][0].path}: state: expected token within document "
+                f"{place.document:,} of row group {place.row_group:,}, found {place.token:,}"
+            )
+        return self._cut(chain([first], pieces), place.token, tokens, overlap)
+
+    @staticmethod
+    def _cut(
+        pieces: Iterator[Piece], offset: int, tokens: int, overlap: int
+    ) -> Iterator[tuple[npt.NDArray[np.uint32], Place]]:
+        waiting: deque[Piece] = deque()
+        while True:
+            while sum(len(piece.tokens) for piece in waiting) - offset < tokens + overlap:
+                waiting.append(next(pieces))
+            ready = np.concatenate([piece.tokens for piece in waiting]) if len(waiting) > 1 else waiting[0].tokens
+            run = ready[offset : offset + tokens + overlap]
+            offset += tokens
+            while len(waiting) > 1 and offset >= len(waiting[0].tokens):
+                offset -= len(waiting.popleft().tokens)
+            yield run, waiting[0].place(offset)
+
+    def _pieces(self, place: Place) -> Iterator[Piece]:
+        """Yield all documents from that of `place` on, epoch after epoch."""
+        for epoch in count(place.epoch):
+            empty = True
+            for number in self.row_groups:
+                if (epoch, number) >= (place.epoch, place.row_group):
+                    skip = place.document if (epoch, number) == (place.epoch, place.row_group) else 0
+                    for piece in self._pieces_of_row_group(epoch, number, skip):
+                        empty = False
+                        yield piece
+            if empty and epoch > place.epoch:
+                file, _ = self.row_groups[self.start.row_group]
+                raise FormatError(f"{file.path.parent}: no row group of rank {self.start.row_group} has a document")
+
+    def _pieces_of_row_group(self, epoch: int, number: int, skip: int) -> Iterator[Piece]:
+        file, number_in_file = self.row_groups[number]
+        document = 0
+        for block in file.row_group(number_in_file):
+            texts = block.texts[max(0, skip - document) :]
+            document += len(block.texts) - len(texts)
+            for some in _runs(texts):
+                tokens, lengths = self._tokenizer.encode(some, self._num_threads)
+                ends = np.cumsum(lengths)
+                with_boundaries = np.insert(tokens, ends - lengths, self._boundary)
+                yield Piece(epoch, number, document, with_boundaries, ends + np.arange(1, len(ends) + 1))
+                document += len(some)
+        if document < skip:
+            raise StateError(
+                f"{file.path}: state: expected document in 0..{document:,}, the documents of row group {number:,}, "
+                f"found {skip:,}"
+            )
+
+
+def _runs(texts: list[str]) -> Iterator[list[str]]:
+    """Cut into runs that end with the text that reaches `PIECE_CHARACTERS`."""
+    start = characters = 0
+    for stop, text in enumerate(texts, 1):
+        characters += len(text)
+        if characters >= PIECE_CHARACTERS or stop == len(texts):
+            yield texts[start:stop]
+            start, characters = stop, 0
+
+
+class TextLoader:
+    """Tokenizes Parquet text while training runs: `Loader(folder, backend="parquet", ...)`.
+
+    Parameters
+    ----------
+    source
+        A folder of `.parquet` files, taken in the order of their names.
+    tokenizer
+        As for `load_tokenizer`, or a tokenizer.
+    batch_size, seq_len
+        Of the tensors. Batches are cut from one run of tokens: documents go on from row to row and batch to batch.
+    split
+        "val": the last file. "train": all others.
+    targets
+        True: yield `(x, y)`, both of shape (batch_size, seq_len): y[t] is the token after x[t]. Every token is a target
+        once: the last of a batch is read again as the first of the next.
+    boundary_token
+        The special token in front of each document.
+    text_column
+        Of the Parquet files.
+    rank, world_size
+        As for `Loader`. Row group g of the split belongs to rank g % world_size.
+    prefetch
+        Batches made ahead, by one thread that reads and `num_threads` that tokenize. Batches do not depend on either.
+    device
+        A CUDA device: batches are copied there beside the computation, as `Loader` does.
+
+    Raises
+    ------
+    ArgumentError
+        If the arguments contradict each other, or the split has fewer row groups than there are ranks.
+    FormatError, ConvertError
+        If a file is not Parquet, or has no such column of text.
+
+    Notes
+    -----
+    Endless: after the last row group of a rank comes its first one, in the next epoch, and ranks need not get there
+    together. Count steps. Not thread-safe; picklable.
+
+    Examples
+    --------
+    >>> loader = Loader(                                                              # doctest: +SKIP
+    ...     "text", backend="parquet", tokenizer="tiktoken:gpt2", batch_size=32, seq_len=2048, targets=True
+    ... )
+    >>> x, y = loader.get_batch()                                                     # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        source: str | os.PathLike[str],
+        *,
+        tokenizer: str | Tokenizer,
+        batch_size: int,
+        seq_len: int,
+        split: str = "train",
+        targets: bool = False,
+        boundary_token: str = DEFAULT_BOUNDARY,
+        text_column: str = "text",
+        rank: int | None = None,
+        world_size: int | None = None,
+        num_threads: int = 4,
+        prefetch: int = 2,
+        device: str | torch.device | None = None,
+    ) -> None:
+        sizes = {"batch_size": batch_size, "seq_len": seq_len, "num_threads": num_threads, "prefetch": prefetch}
+        for name, value in sizes.items():
+            if value < 1:
+                raise ArgumentError(f"{name} must be at least 1, found {value}")
+        self.path, self.split = Path(source), split
+        self.batch_size, self.seq_len, self.targets = batch_size, seq_len, targets
+        self.rank, self.world_size = resolve_rank(rank, world_size)
+        self.tokenizer = load_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
+        self._boundary_token_id = self.tokenizer.special_token_id(boundary_token)
+        self._device = cuda_device(device)
+        self._prefetch = prefetch
+        paths = _paths_of_split(self.path, split)
+        files = _open_files(paths, text_column)
+        self._run = TokenRun(files, self.rank, self.world_size, self.tokenizer, self._boundary_token_id, num_threads)
+        if self._run.num_row_groups < self.world_size:
+            raise ArgumentError(
+                f"{self.path}: split {split!r} has {self._run.num_row_groups:,} row groups for {self.world_size:,} "
+                "ranks: some would have no text; write smaller row groups, or evaluate on fewer ranks"
+            )
+        self._fingerprint = _fingerprint(paths, text_column)
+        self._place = self._run.start
+        self._reading: Generator[tuple[torch.Tensor, Place]] | None = None
+
+    @property
+    def epoch(self) -> int:
+        """How often this rank has seen all of its row groups."""
+        return self._place.epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield this rank's batches from the current position on, for ever."""
+        while True:
+            yield self.get_batch()
+
+    def get_batch(self) -> Any:
+        """Return the next batch: int64, shape (batch_size, seq_len), or a pair of them with `targets=True`.
+
+        An error of the thread that reads is raised here; the next call tries again from the same place.
+        """
+        if self._reading is None:
+            self._reading = self._begin(self._place)
+        try:
+            tokens, self._place = next(self._reading)
+        except BaseException:
+            self._reading = None
+            raise
+        shape = (self.batch_size, self.seq_len)
+        return (tokens[:-1].view(shape), tokens[1:].view(shape)) if self.targets else tokens.view(shape)
+
+    def _begin(self, place: Place) -> Generator[tuple[torch.Tensor, Place]]:
+        batches = self._run.batches(place, self.batch_size * self.seq_len, int(self.targets))
+        return _ahead(batches, self._prefetch, self._device)
+
+    # --- state ---------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where this rank stands: what was yielded, never what was read ahead.
+
+        Plain JSON values, under 1 KB. Each rank has one of its own: save all of them.
+        """
+        return {**self._identity(), **self._place._asdict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue with exactly the next token, with any `batch_size`, `seq_len` and `targets`.
+
+        One row group is read up to the document. The number of ranks must be the same: each of them stands at a place
+        of its own in its own row groups, and other ranks would have other row groups.
+
+        Raises
+        ------
+        StateError
+            If the state is of other files, another tokenizer, split, rank or number of ranks, or names no place in
+            them; the message names the field.
+        """
+        identity = self._identity()
+        state = require_fields(self.path, state_dict, [*identity, *Place._fields])
+        require_same(self.path, state, identity, REASONS)
+        place = Place(*(require_count(self.path, state, name) for name in Place._fields))
+        if place.row_group not in self._run.row_groups:
+            groups = f"one of the {len(self._run.row_groups):,} of this rank"
+            raise StateError(f"{self.path}: state: expected row_group {groups}, found {place.row_group:,}")
+        reading = self._begin(place)  # refuses a place that does not exist
+        self._stop()
+        self._place, self._reading = place, reading
+
+    def _identity(self) -> dict[str, Any]:
+        """What must agree for a place to mean the same token."""
+        return {
+            "version": TEXT_STATE_VERSION,
+            "fingerprint": self._fingerprint,
+            "split": self.split,
+            "num_row_groups": self._run.num_row_groups,
+            "tokenizer": self.tokenizer.digest,
+            "boundary_token_id": self._boundary_token_id,
+            "world_size": self.world_size,
+            "rank": self.rank,
+        }
+
+    def _stop(self) -> None:
+        if self._reading is not None:
+            self._reading.close()
+        self._reading = None
+
+    def close(self) -> None:
+        """End the threads; what was made ahead is dropped, and made again by the next `get_batch`."""
+        self._stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_reading": None}
+
+
+def _ahead(
+    batches: Iterator[tuple[npt.NDArray[np.uint32], Place]], depth: int, device: torch.device | None
+) -> Generator[tuple[torch.Tensor, Place]]:
+    """Yield tensors that one thread makes ahead. Refers to no loader, so that dropping the loader ends the thread."""
+    import torch
+
+    if device is None:
+        for tokens, place in read_ahead(lambda _: next(batches), repeat(None), depth, threads=1):
+            yield torch.from_numpy(tokens.astype(np.int64)), place
+        return
+    ring = DeviceRing(device, torch.int64)
+
+    def fill(_: None) -> tuple[torch.Tensor, Place]:
+        tokens, place = next(batches)
+        return ring.fill(tokens.shape, tokens.dtype, lambda out: np.copyto(out, tokens)), place
+
+    for buffer, place in read_ahead(fill, repeat(None), depth, threads=1):
+        yield ring.send(buffer), place
+
+
+def _paths_of_split(folder: Path, split: str) -> list[Path]:
+    if split not in SPLITS:
+        raise ArgumentError(f"split must be one of {', '.join(SPLITS)}, found {split!r}")
+    paths = sorted(folder / name for name in os.listdir(folder) if name.endswith(".parquet"))
+    chosen = paths[:-1] if split == "train" else paths[-1:]
+    if not chosen:
+        raise ArgumentError(
+            f"{folder}: found {len(paths)} .parquet files: the last one is split 'val', the others are 'train'"
+        )
+    return chosen
+
+
+def _open_files(paths: list[Path], text_column: str) -> list[ParquetFile]:
+    with ThreadPoolExecutor(FOOTER_THREADS, thread_name_prefix="zb-footers") as pool:
+        return list(pool.map(lambda path: ParquetFile(path, text_column), paths))
+
+
+def _fingerprint(paths: list[Path], text_column: str) -> str:
+    """Return a digest of what the files are, without reading their text: of names, sizes and footers.
+
+    A footer says where each row group lies, how long it is, and the smallest and largest value of each column.
+    """
+    seen = [[path.name, path.stat().st_size, hashlib.sha256(_footer(path)).hexdigest()] for path in paths]
+    return "footers:" + hashlib.sha256(json.dumps([text_column, seen]).encode()).hexdigest()
+
+
+def _footer(path: Path) -> bytes:
+    """Return the metadata at the end of a Parquet file, which ends with their length and "PAR1"."""
+    with open(path, "rb") as file:
+        file.seek(-8, os.SEEK_END)
+        length = int.from_bytes(file.read(4), "little")
+        file.seek(-8 - length, os.SEEK_END)
+        return file.read(length)

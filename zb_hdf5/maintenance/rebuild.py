@@ -1,0 +1,157 @@
+"""Makes a lost or damaged `shards.json` anew from the shards themselves, and the `.crc32` of a lone `.batch`."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from zb_hdf5.columns.reader import BatchReader
+from zb_hdf5.core.publishing import PARTIAL_SUFFIX
+from zb_hdf5.errors import BackendError, ExistsError, FormatError, IncompleteError, ZbError
+from zb_hdf5.maintenance.repair import ensure_crc32_file
+from zb_hdf5.opening import BACKENDS, open_reader
+from zb_hdf5.spec import INDEX_NAME, SHARD_PREFIX, StoreMeta
+from zb_hdf5.store.index import ShardEntry, ShardIndex
+
+_NAME: Final = re.compile(
+    re.escape(SHARD_PREFIX) + r"(?P<number>\d+)(-of-(?P<count>\d+))?(?P<repaired>(\.repaired)*)\.\w+"
+)
+#: The shuffle of an index that was made anew from the shards alone.
+UNKNOWN_SHUFFLE: Final = "unknown"
+
+
+def rebuild_index(folder: str | os.PathLike[str], *, force: bool = False) -> ShardIndex:
+    """Write `shards.json` from what the shards of `folder` say, and return it.
+
+    A `.repaired` shard takes the place of its original. The record shuffle, the source and the splits are stored in the
+    index only: they are taken from the old one if it can still be read, and else are lost with it.
+
+    Parameters
+    ----------
+    force
+        Replace an index that can be read; accept that shards are missing.
+
+    Raises
+    ------
+    ExistsError
+        If the index is valid.
+    IncompleteError
+        If shards are missing, by the numbers in their names, or one is not finished.
+    FormatError
+        If there are no shards, or they disagree.
+    """
+    folder = Path(folder)
+    old = _readable_index(folder)
+    if old is not None and not force:
+        raise ExistsError(f"{folder / INDEX_NAME}: exists already, and is valid")
+    paths = _shard_paths(folder, force)
+    metas, entries = [], []
+    for path in paths:
+        with open_reader(path) as reader:
+            if not reader.complete:
+                raise IncompleteError(f"{path}: its writer has not finished; run 'zb repair {path}' first")
+            metas.append(reader.meta)
+            if reader.meta.shape != metas[0].shape or reader.dtype != metas[0].dtype:
+                raise FormatError(
+                    f"{path}: expected {metas[0].shape} {metas[0].dtype.name} as in {paths[0].name}, "
+                    f"found {reader.meta.shape} {reader.dtype.name}"
+                )
+            entries.append(_entry(reader))
+    index = ShardIndex(_common(metas), tuple(entries), UNKNOWN_SHUFFLE)
+    if old is not None:
+        index = _with_old_facts(index, old)
+    index.save(folder)
+    return index
+
+
+def add_crc32_file(path: Path) -> Path | None:
+    """Write the `<path>.crc32` of a `.batch` file; None if it has one.
+
+    Raises
+    ------
+    BackendError
+        If it is no `.batch` file.
+    """
+    if not path.is_file():
+        raise BackendError(f"{path}: expected a .batch file")
+    with open_reader(path, backend="batch") as reader:
+        return ensure_crc32_file(reader)
+
+
+def _readable_index(folder: Path) -> ShardIndex | None:
+    try:
+        return ShardIndex.load(folder)
+    except ZbError:
+        return None
+
+
+def _with_old_facts(index: ShardIndex, old: ShardIndex) -> ShardIndex:
+    """Add what only the old index knows; a shard is the one of the same number."""
+    splits = {_number(shard.path): shard.split for shard in old.shards}
+    shards = tuple(replace(shard, split=splits.get(_number(shard.path), shard.split)) for shard in index.shards)
+    meta = index.meta
+    if splits.keys() == {_number(shard.path) for shard in shards}:  # a document may lie in several shards
+        meta = replace(meta, document_count=old.meta.document_count)
+    return replace(index, meta=meta, shards=shards, shuffle=old.shuffle, source=old.source)
+
+
+def _number(name: str) -> str:
+    match = _NAME.fullmatch(name)
+    return match["number"] if match else name
+
+
+def _shard_paths(folder: Path, force: bool) -> list[Path]:
+    """Return the shards in order of their numbers."""
+    suffixes = {backend.suffix for backend in BACKENDS.values()}
+    found: dict[int, Path] = {}
+    counts = set()
+    for path in sorted(folder.iterdir(), key=lambda path: path.name.count(".repaired")):
+        match = _NAME.fullmatch(path.name)
+        if match is None or path.suffix not in suffixes:
+            continue
+        number = int(match["number"])
+        if number in found and not match["repaired"]:
+            raise FormatError(f"{folder}: {found[number].name} and {path.name} have one number; move one away")
+        found[number] = path
+        counts.add(int(match["count"] or 0))
+    unfinished = sorted(path.name for path in folder.glob(f"{SHARD_PREFIX}*{PARTIAL_SUFFIX}"))
+    waiting = [name for name in unfinished if not (folder / name.removesuffix(PARTIAL_SUFFIX)).exists()]
+    if waiting and not force:
+        raise IncompleteError(f"{folder}: {waiting[0]} is not finished; run 'zb repair {folder / waiting[0]}' first")
+    if not found:
+        raise FormatError(f"{folder}: no file is called {SHARD_PREFIX}*: not a store; convert again")
+    if len(counts) > 1:
+        raise FormatError(f"{folder}: holds shards of stores of {sorted(counts)} shards; move those of others away")
+    missing = sorted(set(range(counts.pop() or max(found) + 1)) - found.keys())
+    if missing and not force:
+        numbers = ", ".join(map(str, missing))
+        raise IncompleteError(f"{folder}: shards {numbers} are missing; restore them, or pass --force to do without")
+    return [found[number] for number in sorted(found)]
+
+
+def _entry(reader: BatchReader) -> ShardEntry:
+    if reader.backend == "batch":
+        ensure_crc32_file(reader)
+    crc32, runs = reader.stored_crc32(), reader.extents.runs if reader.backend == "hdf5" and reader.extents else ()
+    return ShardEntry(
+        reader.path.name,
+        reader.backend,
+        reader.num_batches,
+        reader.num_batches * reader.meta.batch_tokens,
+        reader.sha256 or reader.token_sha256(),
+        document_count=reader.meta.document_count or None,
+        extents=[list(run) for run in runs],
+        crc32_ends=[] if crc32 is None or not len(crc32) else crc32[[0, -1]].tolist(),
+    )
+
+
+def _common(metas: list[StoreMeta]) -> StoreMeta:
+    """Return what the store is: the shards' parts of `total_records` and `document_count` add up to the whole."""
+    return replace(
+        metas[0],
+        total_records=sum(meta.total_records for meta in metas),
+        document_count=sum(meta.document_count for meta in metas),
+    )

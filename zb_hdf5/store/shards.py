@@ -1,0 +1,249 @@
+"""The reader over a store's shards: one sequence of batches, whichever file they lie in."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import threading
+import zlib
+from bisect import bisect_right
+from collections.abc import Iterable
+from itertools import accumulate, groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from zb_hdf5.columns.reader import BatchReader, require_options
+from zb_hdf5.columns.source import BatchSource
+from zb_hdf5.core.extents import ExtentFile
+from zb_hdf5.core.open_files import OpenFiles
+from zb_hdf5.errors import BackendError, ChecksumError, FormatError, IncompleteError
+from zb_hdf5.opening import BACKENDS
+from zb_hdf5.spec import INDEX_NAME, StoreMeta, TokenArray, content_fingerprint, live_fingerprint
+from zb_hdf5.store.index import ShardEntry, ShardIndex
+
+
+class ShardedReader(BatchReader):
+    """Reads a store as one sequence of batches. See `BatchReader` for what it offers.
+
+    Opening reads `shards.json` and the first shard; every other shard is opened when it is first read. Of a growing
+    store this shows the finished shards; `LiveReader` follows it.
+
+    Parameters
+    ----------
+    path
+        The folder, or its `shards.json`.
+    backend
+        "auto", or the backend that every shard must have.
+    access
+        As for `open_reader`.
+    verify
+        "none" or "batch"; `verify_store` checks a whole store at once.
+    split
+        Read the shards of this split only; None: all shards.
+    index
+        The content of its `shards.json`, where it was read already.
+
+    Raises
+    ------
+    ArgumentError
+        If there is no such split.
+    FormatError
+        If the index is malformed or names a file that is not there; also when a shard, at its first read, is not
+        what the index says.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        backend: str = "auto",
+        access: str = "auto",
+        verify: str = "none",
+        split: str | None = None,
+        index: ShardIndex | None = None,
+    ) -> None:
+        require_options(access, verify)
+        path = Path(path)
+        index = (index or ShardIndex.load(path)).of_split(split)
+        folder = path if path.is_dir() else path.parent
+        _require_files(folder, index)
+        for shard in index.shards:
+            if backend not in ("auto", shard.backend):
+                raise BackendError(f"{folder / shard.path}: asked for backend {backend!r}, found {shard.backend!r}")
+        source = self._open_source(folder, index, access, verify)
+        super().__init__(folder, index.meta, index.num_batches, source)
+        self.index, self.complete = index, index.complete
+        self.backend = " and ".join(sorted({shard.backend for shard in index.shards}))
+        self.sha256 = index.sha256 if index.complete else None
+
+    @staticmethod
+    def _open_source(folder: Path, index: ShardIndex, access: str, verify: str) -> ShardedSource:
+        return ShardedSource(folder, index, access, verify)
+
+    def _compute_fingerprint(self) -> str:
+        if self.index.live_id:
+            return live_fingerprint(self.index.live_id, self.meta)
+        return content_fingerprint((shard.sha256 for shard in self.index.shards), self.meta)
+
+
+class ShardedSource:
+    """Finds the shard of a batch in O(log shards), and keeps as many shards open as the process may.
+
+    A hit takes no lock. The layout of a shard that had to make room is kept: opening it again needs no look into HDF5.
+    """
+
+    def __init__(self, folder: Path, index: ShardIndex, access: str, verify: str) -> None:
+        self._folder, self._index, self._access, self._verify = folder, index, access, verify
+        self._number(shard.num_batches for shard in index.shards)
+        self._parked: dict[int, bytes] = {}
+        self._reset()
+        self.access = self._source(0).access
+
+    def _number(self, counts: Iterable[int]) -> None:
+        """Give every batch its number, from the counts of the shards."""
+        self._starts = [0, *accumulate(counts)]
+        self._firsts = np.array(self._starts[:-1])
+
+    def _reset(self) -> None:
+        self._lock = threading.Lock()
+        parked = self._parked  # not self: a reader that is dropped closes its files at once
+        self._files: OpenFiles[BatchSource] = OpenFiles(
+            self._access, lambda shard, source: parked.update({shard: pickle.dumps(source)})
+        )
+        self._sources = self._files.known
+
+    def read(self, index: int) -> TokenArray:
+        shard = bisect_right(self._starts, index) - 1
+        return (self._sources.get(shard) or self._source(shard)).read(index - self._starts[shard])
+
+    def read_into(self, index: int, out: TokenArray) -> None:
+        shard = bisect_right(self._starts, index) - 1
+        (self._sources.get(shard) or self._source(shard)).read_into(index - self._starts[shard], out)
+
+    def read_range_into(self, start: int, out: TokenArray) -> None:
+        done = 0
+        while done < len(out):
+            shard = bisect_right(self._starts, start + done) - 1
+            take = min(len(out) - done, self._starts[shard + 1] - start - done)
+            self._source(shard).read_range_into(start + done - self._starts[shard], out[done : done + take])
+            done += take
+
+    def gather_into(self, records: npt.NDArray[np.int64], out: TokenArray) -> None:
+        if len(self._firsts) == 1:
+            self._source(0).gather_into(records, out)
+            return
+        firsts = self._firsts * (self._index.meta.batch_tokens // out.shape[1])
+        order = records.argsort()  # the records of one shard then follow each other
+        ascending = records[order]
+        shards = firsts.searchsorted(ascending, side="right") - 1
+        within = ascending - firsts[shards]
+        rows = np.empty_like(out)
+        stop = 0
+        for shard, group in groupby(shards.tolist()):
+            start, stop = stop, stop + len(list(group))
+            source = self._sources.get(shard) or self._source(shard)
+            source.gather_into(within[start:stop], rows[start:stop])
+        places = np.empty_like(order)
+        places[order] = np.arange(len(order))
+        rows.take(places, axis=0, out=out, mode="clip")
+
+    def read_private(self, index: int) -> npt.NDArray[Any]:
+        shard = bisect_right(self._starts, index) - 1
+        return (self._sources.get(shard) or self._source(shard)).read_private(index - self._starts[shard])
+
+    def will_need(self, index: int) -> None:
+        shard = bisect_right(self._starts, index) - 1
+        self._source(shard).will_need(index - self._starts[shard])
+
+    def is_cached(self, index: int) -> bool:
+        shard = bisect_right(self._starts, index) - 1
+        return self._source(shard).is_cached(index - self._starts[shard])
+
+    def _source(self, shard: int) -> BatchSource:
+        return self._files.open(shard, self._open_again)
+
+    def _open_again(self, shard: int) -> BatchSource:
+        parked = self._parked.get(shard)
+        return pickle.loads(parked) if parked else self._open_shard(shard)
+
+    def _open_shard(self, shard: int) -> BatchSource:
+        entry = self._index.shards[shard]
+        by_extents = bool(entry.extents) and entry.complete and self._access != "h5py" and self._verify == "none"
+        source = self._open_extents(self._folder / entry.path, entry) if by_extents else None
+        if source is not None:
+            return source
+        reader = BACKENDS[entry.backend].reader_class()(
+            self._folder / entry.path, access=self._access, verify=self._verify
+        )
+        if not (entry.complete and reader.complete):
+            raise IncompleteError(f"{reader.path}: its writer has not finished; convert again")
+        self._index.require_agreement(reader, entry)
+        if by_extents:
+            self._index.require_extents(reader, entry)
+        if entry.crc32_ends and (by_extents or reader.sha256 is None):
+            # the shard is what the index says, or holds no digest of its own that could tell
+            _require_ends(reader, entry)
+        return reader._source
+
+    def _open_extents(self, path: Path, entry: ShardEntry) -> BatchSource | None:
+        """Open a shard by what the index says of it, without HDF5; None if its first and last batch are not there."""
+        meta = self._index.meta
+        extents = entry.places(meta.batch_bytes, path)
+        try:
+            source = ExtentFile(path, extents, meta.shape, meta.dtype, self._access)
+        except IncompleteError:
+            return None
+        if _ends(source, meta, entry) == entry.crc32_ends:
+            return source
+        source.close()
+        return None
+
+    def close(self) -> None:
+        for source in self._files.files().values():
+            source.close()
+        self._reset()
+
+    def __getstate__(self) -> dict[str, Any]:
+        parked = self._parked | {shard: pickle.dumps(source) for shard, source in self._files.files().items()}
+        kept = {k: v for k, v in self.__dict__.items() if k not in ("_lock", "_files", "_sources")}
+        return kept | {"_parked": parked}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._reset()
+
+
+def _ends(source: BatchSource, meta: StoreMeta, entry: ShardEntry) -> list[int]:
+    """Return the crc32 of the first and last batch that are there."""
+    batch = np.empty(meta.shape, meta.dtype)
+    found = []
+    for number in (0, entry.num_batches - 1):
+        source.read_into(number, batch)
+        found.append(zlib.crc32(batch))
+    return found
+
+
+def _require_ends(reader: BatchReader, entry: ShardEntry) -> None:
+    if _ends(reader._source, reader.meta, entry) != entry.crc32_ends:
+        raise ChecksumError(
+            f"{reader.path}: its first or last batch is not the one that {INDEX_NAME} has a crc32 of: the file is "
+            f"damaged, or belongs elsewhere; run 'zb verify {reader.path.parents[entry.path.count('/')]}'"
+        )
+
+
+def _require_files(folder: Path, index: ShardIndex) -> None:
+    """Raise `FormatError` if a shard is missing: one listing per folder, no stat per shard."""
+    present = {
+        parent: set(os.listdir(folder / parent)) if (folder / parent).is_dir() else set()
+        for parent in {shard.path.rpartition("/")[0] for shard in index.shards}
+    }
+    shards = index.shards if index.complete else index.shards[:-1]  # the last one may be a `.partial`
+    missing = [s.path for s in shards if (p := s.path.rpartition("/"))[2] not in present[p[0]]]
+    if missing:
+        raise FormatError(
+            f"{folder / INDEX_NAME}: names {missing[0]}, which is not there ({len(missing):,} of {len(index.shards):,} "
+            "shards are missing); restore them, or convert again"
+        )

@@ -1,0 +1,278 @@
+"""A token stream over many files: one sequence of tokens, cut anywhere."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any, Final, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from zb_hdf5.core.files import Identity
+from zb_hdf5.core.open_files import OpenFiles
+from zb_hdf5.errors import ArgumentError, BatchIndexError, FormatError, IncompleteError
+from zb_hdf5.formats.hdf5.stream_reader import (
+    StreamInspection,
+    TokenFile,
+    inspect_stream,
+    open_token_file,
+    read_doc_offsets,
+)
+from zb_hdf5.formats.npy import read_npy_header
+from zb_hdf5.opening import local_path
+from zb_hdf5.spec import DEFAULT_SPLIT, INDEX_NAME, NO_BOUNDARY, TokenArray, combine_sha256
+from zb_hdf5.store.stream_index import StreamIndex
+
+FINGERPRINT_SAMPLES: Final = 16
+SAMPLE_TOKENS: Final = 4096
+
+
+def npy_files(path: Path) -> list[Path]:
+    """Return a `.npy` file, or those of a folder in the order of their names; hidden ones are not looked at."""
+    if not path.is_dir():
+        return [path]
+    return sorted(file for file in path.glob("*.npy") if file.is_file() and not file.name.startswith("."))
+
+
+class MmapTokenStore:
+    """The tokens of a stream as one sequence, whichever files they lie in.
+
+    Thread-safe, usable after fork, picklable. Files are opened when they are first read, and as many of them stay open
+    as the process may have.
+
+    Parameters
+    ----------
+    path
+        An HDF5 stream, a folder with a `shards.json` of them, a 1-D `.npy` file, or a folder of such files in the order
+        of their names (files of other suffixes are not looked at).
+    split
+        Of a store, take the shards of this split only; None: all of them.
+    access
+        As for `open_reader`.
+
+    Attributes
+    ----------
+    num_tokens
+        Up to `token_count` of each file: what fills up its last chunk is never seen.
+    boundary_token_id, vocab_size, tokenizer
+        As stored; -1, 0 and "" where unknown.
+
+    Raises
+    ------
+    FormatError, IncompleteError
+        If there are no tokens, or a file is not what it should be.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, split: str | None = None, access: str = "auto") -> None:
+        self.path, self._access = local_path(path), access
+        self.boundary_token_id, self.vocab_size, self.tokenizer = NO_BOUNDARY, 0, ""
+        self._sha256: list[str] = []
+        self._identities: dict[int, Identity] = {}  # of the files that were open once
+        folder = self.path.parent if self.path.name == INDEX_NAME else self.path
+        if (folder / INDEX_NAME).exists():
+            counts = self._take_index(StreamIndex.load(folder), folder, split)
+        elif split not in (None, DEFAULT_SPLIT):
+            raise ArgumentError(f"{self.path}: split={split!r} needs a store, found none")
+        elif self.path.is_dir() or self.path.suffix == ".npy":
+            counts = self._take_npy()
+        else:
+            counts = self._take_file(inspect_stream(self.path))
+        self._starts = [0, *accumulate(counts)]
+        self._firsts = np.array(self._starts[:-1])
+        self.num_tokens = self._starts[-1]
+        self._doc_offsets: npt.NDArray[np.uint64] | None = None
+        self._reset()
+
+    def _take_index(self, index: StreamIndex, folder: Path, split: str | None) -> list[int]:
+        shards = index.of_split(split)
+        for shard in shards:
+            if not shard.complete:
+                raise IncompleteError(f"{folder / shard.path}: its writer has not finished; make it again")
+        self._document_count = sum(shard.document_count for shard in shards)
+        self.dtype: np.dtype[Any] = index.dtype
+        self.boundary_token_id, self.vocab_size, self.tokenizer = (
+            index.boundary_token_id, index.vocab_size, index.tokenizer,
+        )  # fmt: skip
+        self._sha256 = [shard.sha256 for shard in shards]
+        self.paths = [folder / shard.path for shard in shards]
+        for path in self.paths:
+            if not path.exists():
+                raise FormatError(f"{folder / INDEX_NAME}: names {path.name}, which is not there; restore it")
+        return [shard.token_count for shard in shards]
+
+    def _take_npy(self) -> list[int]:
+        self.paths = npy_files(self.path)
+        self._document_count = len(self.paths)
+        if not self.paths:
+            raise FormatError(f"{self.path}: no .npy files in this folder")
+        headers = [read_npy_header(path) for path in self.paths]
+        for path, (shape, _, dtype, _) in zip(self.paths, headers, strict=True):
+            if len(shape) != 1 or dtype.kind not in "iu":
+                raise FormatError(f"{path}: expected a 1-D array of integers, found shape {shape} {dtype}")
+        self.dtype = np.result_type(*(dtype for _, _, dtype, _ in headers))
+        if self.dtype.kind not in "iu":
+            raise FormatError(
+                f"{self.path}: its files are of dtypes that no integer dtype covers, uint64 and a signed one"
+            )
+        return [shape[0] for shape, *_ in headers]
+
+    def _take_file(self, found: StreamInspection) -> list[int]:
+        self.dtype, self.boundary_token_id = found.dtype, found.boundary_token_id
+        self._document_count, self._identities[0] = found.document_count, found.identity
+        self.vocab_size, self.tokenizer, self.paths = found.vocab_size, found.tokenizer, [self.path]
+        self._sha256 = [] if found.sha256 is None else [found.sha256]
+        return [found.token_count]
+
+    def _reset(self) -> None:
+        self._files: OpenFiles[TokenFile] = OpenFiles(self._access)
+
+    @property
+    def access(self) -> str:
+        """The I/O path of the first file: "auto", "mmap", "pread" or "h5py"."""
+        return self._file(0).access
+
+    @property
+    def fingerprint(self) -> str:
+        """Identity of the content: over the stored digests, or "sampled:" over sizes and some of the tokens."""
+        if len(self._sha256) == len(self.paths):
+            return f"tokens:{combine_sha256(self._sha256)}:{self.dtype.name}"
+        digest = hashlib.sha256(f"{self._starts}:{self.dtype.str}".encode())
+        last = max(0, self.num_tokens - SAMPLE_TOKENS)
+        samples = {last * k // (FINGERPRINT_SAMPLES - 1) for k in range(FINGERPRINT_SAMPLES)}
+        samples |= {start for start in self._starts if start < self.num_tokens}  # where each file begins
+        samples |= {max(0, start - SAMPLE_TOKENS) for start in self._starts}  # and ends
+        for start in sorted(samples):
+            digest.update(np.ascontiguousarray(self.get_slice(start, min(start + SAMPLE_TOKENS, self.num_tokens))))
+        return f"sampled:{digest.hexdigest()}"
+
+    def get_slice(self, start: int, stop: int) -> TokenArray:
+        """Return tokens `start` to `stop`, 1-D of `dtype`; read-only where it is a view of a mapping.
+
+        Raises
+        ------
+        BatchIndexError
+            Unless `0 <= start <= stop <= num_tokens`.
+        """
+        if not 0 <= start <= stop <= self.num_tokens:
+            raise BatchIndexError(f"{self.path}: no tokens {start:,} to {stop:,}: it has {self.num_tokens:,}")
+        number = bisect_right(self._starts, start) - 1
+        if start < stop <= self._starts[number + 1]:
+            tokens = self._file(number).flat()
+            if tokens is not None and tokens.dtype == self.dtype:
+                return tokens[start - self._starts[number] : stop - self._starts[number]]
+        out = np.empty(stop - start, self.dtype)
+        self.read_into(start, out)
+        return out
+
+    def read_into(self, start: int, out: TokenArray) -> None:
+        """Fill 1-D `out` with consecutive tokens, across files."""
+        done = 0
+        while done < len(out):
+            number = bisect_right(self._starts, start + done) - 1
+            file, within = self._file(number), start + done - self._starts[number]
+            part = out[done : done + self._starts[number + 1] - start - done]
+            if file.dtype == out.dtype:
+                file.read_into(within, part)
+            else:
+                tokens = np.empty(len(part), file.dtype)
+                file.read_into(within, tokens)
+                part[...] = tokens
+            done += len(part)
+
+    def gather_into(self, starts: npt.NDArray[np.int64], out: TokenArray) -> None:
+        """Fill `out`, shape `(count, L)` of `dtype`, with the L tokens from each of `starts`."""
+        length = out.shape[1]
+        files = self._firsts.searchsorted(starts, side="right") - 1
+        mapped: dict[int, TokenArray | None] = {}
+        places = zip(files.tolist(), (starts - self._firsts[files]).tolist(), strict=True)
+        for row, (number, start) in enumerate(places):
+            if number not in mapped:
+                mapped[number] = self._file(number).flat()
+            tokens = mapped[number]
+            if tokens is not None and start + length <= len(tokens):
+                out[row] = tokens[start : start + length]
+            else:
+                self.read_into(int(starts[row]), out[row])
+
+    def is_cached(self, start: int) -> bool:
+        """Return whether a token can be read without waiting for a disk."""
+        number = bisect_right(self._starts, start) - 1
+        return self._file(number).is_cached(start - self._starts[number])
+
+    def will_need(self, start: int) -> None:
+        """Announce that the chunk of a token will be read soon."""
+        number = bisect_right(self._starts, start) - 1
+        self._file(number).will_need(start - self._starts[number])
+
+    @property
+    def doc_offsets(self) -> npt.NDArray[np.uint64]:
+        """Where each document begins and the last one ends, in tokens of the whole store, shape (D + 1,).
+
+        Read from all files at the first call. `.npy` files know no documents: each counts as one.
+        """
+        if self._doc_offsets is None:
+            ends: list[npt.NDArray[np.uint64]] = [np.zeros(1, np.uint64)]
+            for number, (path, (start, stop)) in enumerate(zip(self.paths, pairwise(self._starts), strict=True)):
+                known: Sequence[int] | npt.NDArray[np.uint64]
+                known = (
+                    [0, stop - start] if path.suffix == ".npy" else read_doc_offsets(path, self._identities.get(number))
+                )
+                known = np.asarray(known, dtype=np.uint64)
+                known = known[known <= stop - start]  # a killed writer may have been ahead with them
+                ends.append(np.asarray(known[1:], dtype=np.uint64) + np.uint64(start))
+            self._doc_offsets = np.concatenate(ends)
+        return self._doc_offsets
+
+    @property
+    def document_count(self) -> int:
+        return self._document_count
+
+    def document(self, number: int) -> TokenArray:
+        """Return the tokens of one document, its boundary token included."""
+        if not 0 <= number < len(self.doc_offsets) - 1:
+            raise BatchIndexError(f"{self.path}: no document {number:,}: it has {self.document_count:,}")
+        start, stop = self.doc_offsets[number : number + 2].tolist()
+        return self.get_slice(start, stop)
+
+    def _file(self, number: int) -> TokenFile:
+        return self._files.known.get(number) or self._files.open(number, self._open_file)
+
+    def _open_file(self, number: int) -> TokenFile:
+        path, expected = self.paths[number], self._starts[number + 1] - self._starts[number]
+        file = open_token_file(path, self._access, self._identities.get(number))
+        if file.num_tokens != expected:
+            file.close()
+            raise FormatError(
+                f"{path}: expected {expected:,} tokens, found {file.num_tokens:,}; it changed, or {INDEX_NAME} is of "
+                "another store"
+            )
+        self._identities[number] = file.identity
+        return file
+
+    def close(self) -> None:
+        """Close the files. Views that were returned stay valid."""
+        for file in self._files.files().values():
+            file.close()
+        self._reset()
+
+    def __len__(self) -> int:
+        return self.num_tokens
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        kept = {key: value for key, value in self.__dict__.items() if key != "_files"}
+        return kept | {"_doc_offsets": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._reset()

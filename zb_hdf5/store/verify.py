@@ -1,0 +1,145 @@
+"""Checks every stored batch against every digest that was stored with it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+from zb_hdf5.columns.reader import BatchReader
+from zb_hdf5.errors import ChecksumError, FormatError, IncompleteError, ZbError
+from zb_hdf5.formats.native import Face, face_of
+from zb_hdf5.opening import BACKENDS, detect_backend, is_stream, local_path, open_reader
+from zb_hdf5.spec import INDEX_NAME
+from zb_hdf5.store.index import ShardEntry, ShardIndex
+from zb_hdf5.store.tokens import MmapTokenStore
+from zb_hdf5.store.verify_stream import ShardReport, verify_stream
+
+Progress = Callable[[int], None]
+
+
+EntryCheck = Callable[[BatchReader, ShardReport], None]
+
+
+def verify_store(
+    path: str | os.PathLike[str], *, workers: int | None = None, progress: Progress = lambda tokens: None
+) -> list[ShardReport]:
+    """Check a file, or every shard of a store, several shards at a time.
+
+    Parameters
+    ----------
+    workers
+        Threads; by default one per core that this process may use. Hashing and reading release the interpreter lock.
+    progress
+        Called with the number of tokens checked since the last call, from any of the threads.
+
+    Returns
+    -------
+    list of ShardReport
+        One per file, in order. A damaged file is a report with a `problem`, and one that nothing is stored to compare
+        with is a report of what is `missing`; neither is an exception.
+
+    Raises
+    ------
+    FormatError
+        If `path` is a folder whose `shards.json` cannot be read.
+    """
+    path = local_path(path)
+    if _is_stream(path):
+        return verify_stream(path, workers=workers, progress=progress)
+    index = None
+    if path.is_dir() or path.name == INDEX_NAME:
+        folder = path if path.is_dir() else path.parent
+        index = ShardIndex.load(path)
+        jobs: list[tuple[Path, EntryCheck]] = [
+            (entry.file(folder), partial(_check_entry, index, entry)) for entry in index.shards
+        ]
+    else:
+        jobs = [(path, lambda reader, report: None)]
+    with ThreadPoolExecutor(workers or len(os.sched_getaffinity(0)), thread_name_prefix="zb-verify") as pool:
+        reports = list(pool.map(lambda job: _verify_file(job[0], job[1], progress), jobs))
+    if index is not None and not any(report.problem for report in reports):
+        _check_records(index, reports)
+    return reports
+
+
+def _is_stream(path: Path) -> bool:
+    """Return whether there are tokens instead of batches; what is too damaged to say is no stream."""
+    try:
+        return is_stream(path)
+    except (ZbError, OSError):
+        return False
+
+
+def _check_records(index: ShardIndex, reports: list[ShardReport]) -> None:
+    """Compare what no digest covers: the counts in the headers of `.batch` shards."""
+    if any(report.backend != "batch" for report in reports):
+        return  # HDF5 guards its attributes itself
+    found, expected = sum(report.total_records for report in reports), index.meta.total_records
+    if found not in (expected, 0):
+        where = reports[0]
+        where.problem = FormatError(
+            f"{where.path}: {INDEX_NAME} says {expected:,} records, the headers of the shards add up to {found:,}: one "
+            "of them is damaged; its batches are whole: run 'zb index rebuild' or convert again"
+        )
+
+
+def _verify_file(path: Path, check_entry: EntryCheck, progress: Progress) -> ShardReport:
+    report = ShardReport(str(path))
+    try:
+        report.backend = detect_backend(path)
+        with BACKENDS[report.backend].reader_class()(path) as reader:
+            report.total_records = reader.meta.total_records
+            report.num_batches, report.token_count = reader.num_batches, reader.num_batches * reader.meta.batch_tokens
+            report.sha256, report.checks = reader.compare_digests(progress)
+            if reader.sha256 is None and face_of(path) is not Face.NONE:
+                _check_face(path, report)
+            check_entry(reader, report)
+            if not set(report.checks) - {"face"}:  # a face repeats the header: it says nothing of the tokens
+                report.missing = reader.missing_digests()
+        if not reader.complete:
+            raise IncompleteError(f"{path}: its writer has not finished: {reader.num_batches:,} batches are committed")
+    except ZbError as error:
+        report.problem = error
+    except OSError as error:
+        report.problem = IncompleteError(f"{path}: {error}")
+    return report
+
+
+def _check_face(path: Path, report: ShardReport) -> None:
+    from zb_hdf5.formats.dual import check  # h5py, which a plain .batch does not need
+
+    check(path)
+    report.checks.append("face")
+
+
+def _check_entry(index: ShardIndex, entry: ShardEntry, reader: BatchReader, report: ShardReport) -> None:
+    if not entry.complete:
+        raise IncompleteError(f"{reader.path}: is growing, or its writer was killed: then run 'zb repair'")
+    if entry.num_batches == reader.num_batches:
+        _compare_sha256(reader.path, entry.sha256, report.sha256)
+    index.require_agreement(reader, entry)
+    index.require_extents(reader, entry)
+    if reader.backend == "batch" and reader.meta.seed not in (index.meta.seed, 0):
+        raise FormatError(f"{reader.path}: {INDEX_NAME} says seed {index.meta.seed}, its header {reader.meta.seed}")
+    report.checks.append("index")
+
+
+def _compare_sha256(path: Path, expected: str, found: str) -> None:
+    if expected != found:
+        raise ChecksumError(f"{path}: {INDEX_NAME} says sha256 {expected}, its tokens give {found}; restore it")
+
+
+def total_tokens(path: str | os.PathLike[str]) -> int:
+    """Return how many tokens there are to check, or 0 where that cannot be told without opening a damaged file."""
+    path = Path(path)
+    try:
+        if is_stream(path):
+            with MmapTokenStore(path) as tokens:
+                return tokens.num_tokens
+        with open_reader(path) as reader:
+            return reader.num_batches * reader.meta.batch_tokens
+    except (ZbError, OSError):
+        return 0

@@ -1,0 +1,356 @@
+"""Text to token ids: bytes, tiktoken and Hugging Face tokenizers behind one interface, each with a digest."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, ClassVar, Final, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from zb_hdf5.errors import ArgumentError, FormatError, StateError, UnavailableError
+from zb_hdf5.text.bytepair import byte_pair_digest, digest_as_ranks, split_pattern
+
+TokenIds = npt.NDArray[np.uint32]
+DEFAULT_BOUNDARY: Final = "<|endoftext|>"
+#: Tasks per thread: the documents of a block differ in length, and the last task should be a short one.
+TASKS_PER_THREAD: Final = 4
+
+
+class Tokenizer(ABC):
+    """Turns texts into token ids. Thread-safe; pickled as its `spec`, which must then mean the same file.
+
+    Attributes
+    ----------
+    spec
+        What `load_tokenizer` was given.
+    kind, name
+        The part of `spec` before the colon, and the name (not the path) of what follows it.
+    vocab_size
+        One more than the largest id.
+    digest
+        sha256, in hexadecimal, over everything that decides which ids a text gets. A trained byte-level BPE has the
+        same one as `hf:tok.json` and as `tiktoken:tok.tiktoken`.
+    special_tokens
+        Text -> id of the tokens that no text is turned into.
+    """
+
+    kind: ClassVar[str]
+    spec: str
+    name: str
+    vocab_size: int
+    digest: str
+    special_tokens: dict[str, int]
+
+    @property
+    def boundary_token_id(self) -> int | None:
+        """Id of `<|endoftext|>`, which ends a document; None if this tokenizer has no such token."""
+        return self.special_tokens.get(DEFAULT_BOUNDARY)
+
+    def special_token_id(self, text: str) -> int:
+        """Return the id of a special token.
+
+        Raises
+        ------
+        ArgumentError
+            If there is no such token; the message lists those that exist.
+        """
+        if text not in self.special_tokens:
+            known = ", ".join(self.special_tokens) or "none"
+            raise ArgumentError(f"tokenizer {self.spec}: no special token {text!r}; it has: {known}")
+        return self.special_tokens[text]
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """What a store keeps of its tokenizer."""
+        return {"kind": self.kind, "name": self.name, "vocab_size": self.vocab_size, "digest": self.digest}
+
+    @overload
+    def encode(self, texts: str, num_threads: int = 1) -> TokenIds: ...  # type: ignore[overload-overlap]
+
+    @overload
+    def encode(self, texts: Sequence[str], num_threads: int = 1) -> tuple[TokenIds, npt.NDArray[np.int64]]: ...
+
+    def encode(
+        self, texts: str | Sequence[str], num_threads: int = 1
+    ) -> TokenIds | tuple[TokenIds, npt.NDArray[np.int64]]:
+        """Return the ids of one text; or those of a list of texts, one after the other, and how many each text has.
+
+        Special tokens that are spelt out in a text are ordinary text. The ids do not depend on `num_threads`.
+        """
+        if isinstance(texts, str):
+            return self._encode([_unicode(texts)])[0]
+        slices = _slices([len(text) for text in texts], num_threads * TASKS_PER_THREAD if num_threads > 1 else 1)
+        with ThreadPoolExecutor(num_threads, thread_name_prefix="zb-encode") as pool:
+            parts = pool.map(lambda cut: self._encode([_unicode(text) for text in texts[cut]]), slices)
+            arrays = [array for part in parts for array in part]
+        lengths = np.array([len(array) for array in arrays], dtype=np.int64)
+        return (np.concatenate(arrays) if arrays else np.empty(0, np.uint32)), lengths
+
+    def decode(self, ids: npt.ArrayLike) -> str:
+        """Return the text of one row of ids: a list, an array or a CPU tensor.
+
+        Special tokens are spelt out: rows show where documents end. Bytes that are no UTF-8, such as those of a
+        character that a row cuts in two, become U+FFFD. So `decode(encode(text))` is `text` for every text without
+        lone surrogates; for `hf:` tokenizers that normalize, it is what their own library makes of the ids.
+
+        Raises
+        ------
+        ArgumentError
+            If these are no integers, or one of them is no id of this tokenizer.
+        """
+        row = np.asarray(ids)
+        if row.size == 0:
+            return ""
+        if row.ndim != 1 or row.dtype.kind not in "iu":
+            raise ArgumentError(f"decode needs one row of ids, found shape {row.shape} of {row.dtype}")
+        for token in np.unique(row).tolist():
+            if not self._has_id(token):
+                raise ArgumentError(
+                    f"tokenizer {self.spec}: has no token {token}; its ids are below {self.vocab_size:,}"
+                )
+        return self._decode(row.tolist())
+
+    @abstractmethod
+    def _encode(self, texts: list[str]) -> list[TokenIds]:
+        """Return the ids of each text, in the calling thread and without holding the interpreter lock for long."""
+
+    @abstractmethod
+    def _has_id(self, token: int) -> bool:
+        """Return whether a token has this id: there may be holes below `vocab_size`."""
+
+    @abstractmethod
+    def _decode(self, ids: list[int]) -> str:
+        """Return the text of ids that all exist."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return load_tokenizer, (self.spec,)
+
+
+class ByteTokenizer(Tokenizer):
+    """The 256 byte values of UTF-8, and the boundary token 256. Needs no file and no library."""
+
+    kind = "byte"
+
+    def __init__(self) -> None:
+        self.spec = self.name = "byte"
+        self.vocab_size = 257
+        self.special_tokens = {DEFAULT_BOUNDARY: 256}
+        self.digest = hashlib.sha256(b"zb byte tokenizer 1").hexdigest()
+
+    def _encode(self, texts: list[str]) -> list[TokenIds]:
+        return [np.frombuffer(text.encode("utf-8"), np.uint8).astype(np.uint32) for text in texts]
+
+    def _has_id(self, token: int) -> bool:
+        return 0 <= token < self.vocab_size
+
+    def _decode(self, ids: list[int]) -> str:
+        boundary = DEFAULT_BOUNDARY.encode()
+        return b"".join(bytes([each]) if each < 256 else boundary for each in ids).decode("utf-8", "replace")
+
+
+class TiktokenTokenizer(Tokenizer):
+    """A tiktoken encoding: one that tiktoken knows by name, or a file of ranks with the `tokenizer.json` beside it."""
+
+    kind = "tiktoken"
+
+    def __init__(self, spec: str, name_or_file: str) -> None:
+        path = Path(name_or_file)
+        self.spec, self.name = spec, path.name
+        encoding = self._encoding = _encoding_of_file(path) if path.is_file() else _encoding_of_name(name_or_file)
+        self.vocab_size = encoding.n_vocab
+        self._ids = frozenset(encoding._mergeable_ranks.values()) | frozenset(encoding._special_tokens.values())
+        self.special_tokens = {text: encoding.encode_single_token(text) for text in encoding.special_tokens_set}
+        self.digest = byte_pair_digest(encoding._pat_str, self.special_tokens, encoding._mergeable_ranks)
+
+    def _encode(self, texts: list[str]) -> list[TokenIds]:
+        # to a buffer, not to a list of Python integers: threads would wait for each other to build those
+        return [self._encoding.encode_to_numpy(text, disallowed_special=()) for text in texts]
+
+    def _has_id(self, token: int) -> bool:
+        return token in self._ids
+
+    def _decode(self, ids: list[int]) -> str:
+        text: str = self._encoding.decode(ids, errors="replace")
+        return text
+
+
+class HuggingFaceTokenizer(Tokenizer):
+    """A `tokenizer.json` of the Hugging Face tokenizers library."""
+
+    kind = "hf"
+
+    def __init__(self, spec: str, file: str) -> None:
+        self.spec, self.name = spec, Path(file).name
+        content = _read_tokenizer_json(Path(file))
+        library = require_package("tokenizers")
+        try:
+            self._tokenizer = library.Tokenizer.from_str(json.dumps(content))
+        except Exception as error:  # the library raises nothing narrower
+            raise FormatError(f"{file}: not a tokenizer.json: {error}") from error
+        self._tokenizer.encode_special_tokens = True  # as ordinary text
+        self.vocab_size = max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+        added = self._tokenizer.get_added_tokens_decoder()
+        self.special_tokens = {token.content: number for number, token in added.items() if token.special}
+        own = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+        self.digest = digest_as_ranks(content) or own
+
+    def _encode(self, texts: list[str]) -> list[TokenIds]:
+        # one text a call: the library's pool then never runs more of them than we have threads
+        encode = self._tokenizer.encode_batch_fast
+        return [np.array(encode([text], add_special_tokens=False)[0].ids, np.uint32) for text in texts]
+
+    def _has_id(self, token: int) -> bool:
+        return 0 <= token < self.vocab_size and self._tokenizer.id_to_token(token) is not None
+
+    def _decode(self, ids: list[int]) -> str:
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=False)
+        return text
+
+
+def load_tokenizer(spec: str) -> Tokenizer:
+    """Return the tokenizer that `spec` names.
+
+    Parameters
+    ----------
+    spec
+        "byte"; "tiktoken:NAME" or "tiktoken:FILE" (a file of ranks `x.tiktoken` with its `x.json` beside it, as
+        `zb tokenizer train` writes them); "hf:FILE" (a `tokenizer.json`).
+
+    Raises
+    ------
+    ArgumentError
+        If there is no such kind of tokenizer.
+    FormatError
+        If the file is malformed.
+    UnavailableError
+        If the library, or the network that a name needs, is not there.
+    """
+    kind, _, where = spec.partition(":")
+    if spec == ByteTokenizer.kind:
+        return ByteTokenizer()
+    if kind == TiktokenTokenizer.kind and where:
+        return TiktokenTokenizer(spec, where)
+    if kind == HuggingFaceTokenizer.kind and where:
+        return HuggingFaceTokenizer(spec, where)
+    raise ArgumentError(f"tokenizer must be byte, tiktoken:NAME, tiktoken:FILE or hf:tokenizer.json, found {spec!r}")
+
+
+def token_dtype(tokenizer: Tokenizer) -> str:
+    """Return the name of the smallest stored dtype that holds every id."""
+    return "uint16" if tokenizer.vocab_size <= 2**16 else "uint32"
+
+
+def require_tokenizer(stored: str, tokenizer: str | Tokenizer, where: object) -> None:
+    """Raise `StateError` if the tokens of a store are those of another tokenizer.
+
+    Parameters
+    ----------
+    stored
+        `StoreMeta.tokenizer`: JSON, or empty if the store does not say; then there is nothing to compare.
+    tokenizer
+        A specification for `load_tokenizer`, or a tokenizer.
+    where
+        The store, for the message.
+    """
+    tokenizer = load_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
+    found = json.loads(stored) if stored else {}
+    if found.get("digest", tokenizer.digest) != tokenizer.digest:
+        raise StateError(
+            f"{where}: expected the tokenizer that it was made with, {found.get('kind')}:{found.get('name')} (digest "
+            f"{found['digest'][:12]}), found {tokenizer.spec} (digest {tokenizer.digest[:12]})"
+        )
+
+
+def require_package(name: str) -> Any:
+    """Import an optional package.
+
+    Raises
+    ------
+    UnavailableError
+        If it is not installed.
+    """
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise UnavailableError(f"this needs the package {name}: pip install 'zb_hdf5[text]'") from error
+
+
+def _encoding_of_name(name: str) -> Any:
+    library = require_package("tiktoken")
+    known = library.list_encoding_names()
+    if name not in known:
+        raise ArgumentError(f"tiktoken:{name}: no such file, and no encoding of tiktoken's: {', '.join(known)}")
+    try:
+        return library.get_encoding(name)
+    except Exception as error:  # of requests, of the network, of a damaged cache
+        raise UnavailableError(
+            f"tiktoken:{name}: its ranks could not be downloaded ({type(error).__name__}); run it once where there is "
+            "a network, with TIKTOKEN_CACHE_DIR set to a folder that this machine also sees"
+        ) from error
+
+
+def _encoding_of_file(path: Path) -> Any:
+    """Ranks say how pieces of text are merged, not how text is cut into pieces, nor which tokens are special."""
+    library = require_package("tiktoken")
+    beside = path.with_suffix(".json")
+    if beside == path or not beside.is_file():
+        raise ArgumentError(
+            f"{path}: expected {beside.name} beside it: a file of ranks does not say how text is split; train both "
+            "with 'zb tokenizer train', or pass hf:tokenizer.json, or the name of an encoding, tiktoken:cl100k_base"
+        )
+    content = _read_tokenizer_json(beside)
+    try:
+        ranks = _parse_ranks(path.read_bytes())
+        special = {token["content"]: int(token["id"]) for token in content["added_tokens"]}
+        if sorted(ranks.values()) != sorted(set(content["model"]["vocab"].values()) - set(special.values())):
+            raise FormatError("it has other ids")
+        if (pattern := split_pattern(content)) is None:
+            raise FormatError(
+                "its json splits or normalizes text in a way that tiktoken has not; pass hf:tokenizer.json"
+            )
+        return library.Encoding(path.name, pat_str=pattern, mergeable_ranks=ranks, special_tokens=special)
+    except Exception as error:  # of base64, of missing keys, of the library
+        raise FormatError(f"{path}: not a file of ranks that goes with {beside.name}: {error}") from error
+
+
+def _parse_ranks(data: bytes) -> dict[bytes, int]:
+    pairs = [line.split() for line in data.splitlines() if line]
+    return {base64.b64decode(token, validate=True): int(rank) for token, rank in pairs}
+
+
+def _read_tokenizer_json(path: Path) -> dict[str, Any]:
+    """Return a `tokenizer.json` without what cuts and fills up texts: neither is part of which ids a text has."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"{path}: not a tokenizer.json: {error}") from error
+    if not isinstance(content, dict) or "model" not in content:
+        raise FormatError(f"{path}: not a tokenizer.json: it has no 'model'")
+    return {**content, "truncation": None, "padding": None}
+
+
+def _unicode(text: str) -> str:
+    """Return `text` with lone surrogates, which no UTF-8 has but JSON may spell, replaced by U+FFFD."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
+
+
+def _slices(sizes: list[int], count: int) -> list[slice]:
+    """Cut a list of `sizes` into at most `count` runs of about the same total size."""
+    ends = np.cumsum(sizes, dtype=np.int64)
+    if not len(ends):
+        return []
+    cuts = np.searchsorted(ends, ends[-1] * np.arange(1, count) / count)
+    return [slice(a, b) for a, b in pairwise(np.unique([0, *cuts, len(sizes)]).tolist())]

@@ -1,0 +1,144 @@
+"""Training a tokenizer: byte-level BPE by the Hugging Face library, written so that tiktoken encodes the same."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any, Final
+
+from zb_hdf5.core.publishing import refuse_existing, write_atomically
+from zb_hdf5.errors import ArgumentError, ConvertError
+from zb_hdf5.text.bytepair import byte_of_character
+from zb_hdf5.text.documents import DocumentFile, Dropped
+from zb_hdf5.text.tokenizers import DEFAULT_BOUNDARY, load_tokenizer, require_package
+
+#: How text is cut into pieces that are never merged across: GPT-4's way, with numbers of 1 or 2 digits, not 3.
+SPLIT_PATTERN: Final = (
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,2}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
+)
+#: One document of so many is kept from the training, and says how well the tokenizer does on text that it has not seen.
+HELD_OUT: Final = 20
+SMALLEST_VOCABULARY: Final = 257  # the byte values and the boundary token
+
+
+@dataclass(frozen=True)
+class TrainingReport:
+    """What was trained, on what, and how it does on the documents that were held out."""
+
+    path: Path
+    ranks_path: Path
+    vocab_size: int
+    digest: str
+    documents: int
+    dropped: Dropped
+    held_out_documents: int
+    held_out_bytes: int
+    held_out_tokens: int
+
+    @property
+    def bytes_per_token(self) -> float:
+        return self.held_out_bytes / self.held_out_tokens if self.held_out_tokens else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report for programs."""
+        paths = {"path": str(self.path), "ranks_path": str(self.ranks_path)}
+        return {**asdict(self), **paths, "bytes_per_token": round(self.bytes_per_token, 4)}
+
+
+def train_tokenizer(
+    files: Sequence[DocumentFile], path: str | os.PathLike[str], vocab_size: int, *, overwrite: bool = False
+) -> TrainingReport:
+    """Train on all documents but the first, the 21st, and so on, and write `x.json` and, for tiktoken, `x.tiktoken`.
+
+    Parameters
+    ----------
+    path
+        The `tokenizer.json` to write, with a name that ends in ".json".
+    vocab_size
+        With the boundary token, which has the last id. Less comes out if there is not enough text.
+
+    Raises
+    ------
+    ArgumentError
+        If a name or size is impossible.
+    ConvertError
+        If a file exists, or there are fewer than two documents.
+    UnavailableError
+        If the tokenizers library, or tiktoken, is not installed.
+    """
+    path = Path(path)
+    if path.suffix != ".json":
+        raise ArgumentError(f"{path}: expected a name that ends in .json; the ranks for tiktoken are written beside it")
+    if vocab_size < SMALLEST_VOCABULARY:
+        raise ArgumentError(f"vocab_size must be at least {SMALLEST_VOCABULARY}, found {vocab_size}")
+    ranks_path = path.with_suffix(".tiktoken")
+    for each in (path, ranks_path):
+        if not overwrite:
+            refuse_existing(each)
+    require_package("tiktoken")  # the check at the end needs it
+    documents, dropped = count(), Dropped()
+    trained = _train(_training_texts(files, documents, dropped), vocab_size)
+    if (num_documents := next(documents)) < 2:
+        raise ConvertError(f"expected at least 2 documents to train on, found {num_documents}")
+    content = json.loads(trained.to_str())
+    write_atomically(ranks_path, _ranks(content["model"]["vocab"]))
+    write_atomically(path, trained.to_str(pretty=True).encode())
+    return _examine(files, path, ranks_path, num_documents, dropped)
+
+
+def _train(texts: Iterator[str], vocab_size: int) -> Any:
+    library = require_package("tokenizers")
+    tokenizer = library.Tokenizer(library.models.BPE())
+    byte_level = library.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    split = library.pre_tokenizers.Split(library.Regex(SPLIT_PATTERN), behavior="isolated")
+    tokenizer.pre_tokenizer = library.pre_tokenizers.Sequence([split, byte_level])
+    tokenizer.decoder = library.decoders.ByteLevel()
+    trainer = library.trainers.BpeTrainer(
+        vocab_size=vocab_size - 1, initial_alphabet=byte_level.alphabet(), special_tokens=[], show_progress=False
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.add_special_tokens([DEFAULT_BOUNDARY])
+    return tokenizer
+
+
+def _training_texts(files: Sequence[DocumentFile], documents: Iterator[int], dropped: Dropped) -> Iterator[str]:
+    for file in files:
+        for block in file.blocks():
+            dropped.merge(block.dropped)
+            yield from (text for text in block.texts if next(documents) % HELD_OUT)
+
+
+def _examine(
+    files: Sequence[DocumentFile], path: Path, ranks_path: Path, num_documents: int, dropped: Dropped
+) -> TrainingReport:
+    """Encode the documents that were held out in both ways, which must agree."""
+    trained, fast = load_tokenizer(f"hf:{path}"), load_tokenizer(f"tiktoken:{ranks_path}")
+    number, held_out, num_bytes, num_tokens = count(), 0, 0, 0
+    for file in files:
+        for block in file.blocks():
+            texts = [text for text in block.texts if next(number) % HELD_OUT == 0]
+            tokens, _ = fast.encode(texts)
+            if trained.encode(texts)[0].tolist() != tokens.tolist():
+                raise ConvertError(
+                    f"internal error: {ranks_path} encodes some text of {file.path} otherwise than {path.name}; use "
+                    f"hf:{path}, and please report this"
+                )
+            held_out += len(texts)
+            num_bytes += sum(len(text.encode("utf-8", "replace")) for text in texts)
+            num_tokens += len(tokens)
+    return TrainingReport(
+        path, ranks_path, trained.vocab_size, trained.digest, num_documents, dropped, held_out, num_bytes, num_tokens
+    )
+
+
+def _ranks(vocabulary: dict[str, int]) -> bytes:
+    """Return tiktoken's file of ranks: each token's bytes in base64, and its id, which is the order of the merges."""
+    byte_of = byte_of_character()
+    in_order = sorted(vocabulary.items(), key=lambda item: item[1])
+    tokens = (bytes(byte_of[character] for character in token) for token, _ in in_order)
+    return b"".join(base64.b64encode(token) + b" %d\n" % rank for rank, token in enumerate(tokens))

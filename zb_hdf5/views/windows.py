@@ -1,0 +1,246 @@
+"""Windows over a token stream: a stream is a reader too, of records that are cut from it when they are read."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from zb_hdf5.columns.reader import BatchReader, require_choice
+from zb_hdf5.core.order import GlobalOrder
+from zb_hdf5.errors import ArgumentError, BackendError, UnverifiableError, ZbError
+from zb_hdf5.spec import DTYPE_BY_NAME, StoreMeta, TokenArray, as_stored, signed
+from zb_hdf5.store.tokens import MmapTokenStore
+from zb_hdf5.store.verify_stream import verify_stream
+
+WINDOW_ORDERS: Final = ("epoch", "random")
+
+
+class WindowReader(BatchReader):
+    """Batches of consecutive windows of a stream. See `BatchReader` for what it offers.
+
+    Record r holds the tokens from `r * seq_len` on. With `overlap=1` it has `seq_len + 1` of them: its last token is
+    the first one of the next record, so that targets, shifted by one, miss none.
+
+    Parameters
+    ----------
+    path, split, access
+        As for `MmapTokenStore`.
+    batch_size, seq_len
+        Records per batch, and tokens from one record to the next.
+    overlap
+        Tokens that a record shares with the next one.
+    verify
+        "store": check every digest first. Windows are not batches: there is no "batch".
+
+    Attributes
+    ----------
+    store
+        The tokens.
+    dropped_tokens
+        Those at the end that do not fill a batch.
+
+    Raises
+    ------
+    ArgumentError
+        If the stream is too short for one batch.
+    """
+
+    backend = "stream"
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        batch_size: int,
+        seq_len: int,
+        overlap: int = 0,
+        split: str | None = None,
+        access: str = "auto",
+        verify: str = "none",
+    ) -> None:
+        if overlap < 0:
+            raise ArgumentError(f"overlap must be at least 0, found {overlap}")
+        if verify == "batch":
+            raise BackendError(f"{path}: verify='batch' needs stored batches, found a token stream; use verify='store'")
+        if verify == "store":
+            _require_digests(Path(path), split)
+        self._set_windows(MmapTokenStore(path, split=split, access=access), batch_size, seq_len, overlap)
+
+    def _set_windows(self, store: MmapTokenStore, batch_size: int, seq_len: int, overlap: int) -> None:
+        self.store = store
+        small = store.dtype.kind == "u" and store.dtype.itemsize <= 2
+        dtype = DTYPE_BY_NAME["uint16" if small else "uint32"]
+        num_batches = max(0, store.num_tokens - overlap) // seq_len // batch_size if batch_size * seq_len > 0 else 0
+        meta = StoreMeta(
+            batch_size,
+            seq_len + overlap,
+            dtype,
+            total_records=num_batches * batch_size,
+            vocab_size=store.vocab_size,
+            tokenizer=store.tokenizer,
+        )
+        if num_batches == 0:
+            raise ArgumentError(
+                f"{store.path}: {store.num_tokens:,} tokens do not fill one batch of {batch_size:,} x {seq_len:,}"
+                + (f" and {overlap} more" if overlap else "")
+            )
+        self._stride = seq_len
+        super().__init__(store.path, meta, num_batches, _WindowSource(store, meta, seq_len))
+        self.dropped_tokens = store.num_tokens - overlap - num_batches * batch_size * seq_len
+
+    def _compute_fingerprint(self) -> str:
+        # the batch size too: a shuffle of batches means other records with another one
+        return f"{self.store.fingerprint}:{self.meta.batch_size}{self._shape_of_windows()}"
+
+    def _shape_of_windows(self) -> str:
+        return f"x{self._stride}+{self.meta.seq_len - self._stride}"
+
+    def serving(self, fingerprint: object) -> WindowReader:
+        """Return a reader of the same windows in batches of another size, if that is what the fingerprint says."""
+        same = rf"{re.escape(self.store.fingerprint)}:([1-9]\d{{0,17}}){re.escape(self._shape_of_windows())}"
+        found = re.fullmatch(same, fingerprint) if isinstance(fingerprint, str) else None
+        if found is None or int(found[1]) == self.meta.batch_size:
+            return self
+        other = WindowReader.__new__(WindowReader)
+        try:
+            other._set_windows(self.store, int(found[1]), self._stride, self.meta.seq_len - self._stride)
+        except ZbError:  # the stream has no batch of that size
+            return self
+        return other
+
+
+def _require_digests(path: Path, split: str | None) -> None:
+    for report in verify_stream(path, split=split):
+        if report.problem:
+            raise report.problem
+        if report.missing:
+            raise UnverifiableError(f"{report.path}: cannot be verified: {report.missing}")
+
+
+class _WindowSource:
+    """Gathers windows. See `BatchSource`."""
+
+    def __init__(self, store: MmapTokenStore, meta: StoreMeta, stride: int) -> None:
+        self._store, self._meta, self._stride = store, meta, stride
+        self.access = store.access
+
+    def read(self, index: int) -> TokenArray:
+        tokens = np.empty(self._meta.shape, self._meta.dtype)
+        self.read_into(index, tokens)
+        tokens.flags.writeable = False
+        return tokens
+
+    def read_into(self, index: int, out: TokenArray) -> None:
+        self.read_range_into(index, out[np.newaxis])
+
+    def read_range_into(self, start: int, out: TokenArray) -> None:
+        first = start * self._meta.batch_size
+        rows = out.reshape(-1, self._meta.seq_len)
+        self.gather_into(np.arange(first, first + len(rows)), rows)
+
+    def gather_into(self, records: npt.NDArray[np.int64], out: TokenArray) -> None:
+        parts = self._meta.seq_len // out.shape[1]
+        if parts > 1 and self._stride != self._meta.seq_len:
+            raise ArgumentError(
+                "records that overlap cannot be cut into shorter ones; pass another seq_len to the reader"
+            )
+        records, part = np.divmod(records, parts)
+        starts = records * self._stride + part * out.shape[1]
+        if self._store.dtype == self._meta.dtype:
+            self._store.gather_into(starts, out)
+        else:
+            tokens = np.empty(out.shape, self._store.dtype)
+            self._store.gather_into(starts, tokens)
+            out[...] = as_stored(tokens, self._meta, f"{self._store.path} (windows from token {int(starts[0]):,})")
+
+    def read_private(self, index: int) -> npt.NDArray[Any]:
+        tokens = np.empty(self._meta.shape, self._meta.dtype)
+        self.read_into(index, tokens)
+        return tokens.view(signed(tokens.dtype))
+
+    def is_cached(self, index: int) -> bool:
+        return self._store.is_cached(index * self._meta.batch_size * self._stride)
+
+    def will_need(self, index: int) -> None:
+        first = index * self._meta.batch_size
+        for record in range(first, first + self._meta.batch_size):
+            self._store.will_need(record * self._stride)
+
+    def close(self) -> None:
+        self._store.close()
+
+
+class SlidingWindowDataloader:
+    """Yields `(input_ids, target_ids)`: windows of a stream, and the same shifted by one.
+
+    Parameters
+    ----------
+    store
+        The tokens.
+    window_size
+        Tokens of each input; a window reads one more.
+    batch_size
+        Windows per yield.
+    order
+        "epoch": every window that begins at a multiple of `window_size`, each exactly once, in a uniform order; the
+        last windows that do not fill a batch are left out. "random": windows that begin anywhere, for ever.
+    seed, epoch
+        What the order depends on.
+
+    Notes
+    -----
+    For ranks, exact resume, tensors and prefetch pass the stream to `Loader` with `targets=True`.
+
+    Examples
+    --------
+    >>> store = MmapTokenStore("corpus")                                            # doctest: +SKIP
+    >>> for input_ids, target_ids in SlidingWindowDataloader(store, 2048, 8):       # doctest: +SKIP
+    ...     ...                                          # int64 arrays of shape (8, 2048)
+    """
+
+    def __init__(
+        self,
+        store: MmapTokenStore,
+        window_size: int,
+        batch_size: int,
+        *,
+        order: str = "epoch",
+        seed: int = 42,
+        epoch: int = 0,
+    ) -> None:
+        require_choice("order", order, WINDOW_ORDERS)
+        self.num_windows = (store.num_tokens - 1) // window_size if window_size >= 1 else 0
+        if batch_size < 1 or self.num_windows < batch_size:
+            raise ArgumentError(
+                f"{store.path}: {store.num_tokens:,} tokens have {self.num_windows:,} windows of {window_size:,} and "
+                f"one more; expected at least one batch of {batch_size:,}"
+            )
+        self.store, self.window_size, self.batch_size = store, window_size, batch_size
+        self.order, self.seed, self.epoch = order, seed, epoch
+
+    def __len__(self) -> int:
+        """Batches of an epoch."""
+        return self.num_windows // self.batch_size
+
+    def __iter__(self) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
+        tokens = np.empty((self.batch_size, self.window_size + 1), self.store.dtype)
+        for starts in self._starts():
+            self.store.gather_into(starts, tokens)
+            wide = tokens.astype(np.int64)
+            yield wide[:, :-1], wide[:, 1:]
+
+    def _starts(self) -> Iterator[npt.NDArray[np.int64]]:
+        if self.order == "epoch":
+            order = GlobalOrder(self.num_windows, self.seed, self.epoch)
+            for step in range(len(self)):
+                yield order.indices(np.arange(step * self.batch_size, (step + 1) * self.batch_size)) * self.window_size
+        else:
+            generator = np.random.default_rng((self.seed, self.epoch))
+            while True:
+                yield generator.integers(0, self.store.num_tokens - self.window_size, self.batch_size)

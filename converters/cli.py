@@ -25,7 +25,7 @@ from zb_hdf5.converters.text_cli import add_text_commands
 
 if TYPE_CHECKING:
     from zb_hdf5.converters.pipeline.run import Report
-    from zb_hdf5.converters.sources.registry import Source
+    from zb_hdf5.converters.sources.source import Source
 
 #: format -> (how its name reads in help, an example of a path)
 SOURCES: Final = {

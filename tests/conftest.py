@@ -16,7 +16,7 @@ from contract import random_tokens
 from hypothesis import settings
 
 from zb_hdf5 import ShardEntry, ShardIndex, StoreMeta, open_writer
-from zb_hdf5.opening import BACKENDS
+from zb_hdf5.formats.registry import BACKENDS
 from zb_hdf5.spec import BATCHES, CRC32, CRC32_SUFFIX, SHARD_PREFIX
 
 settings.register_profile("zb", deadline=None, derandomize=True, print_blob=True)

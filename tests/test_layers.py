@@ -1,8 +1,9 @@
-"""Imports go one way: from a room to its own layer or a lower one; and importing the package loads nothing heavy."""
+"""Imports go one way: to the own floor or a lower one; and importing the package loads nothing heavy."""
 
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,129 +13,123 @@ import pytest
 import zb_hdf5
 
 ROOT = Path(__file__).parent.parent
-LAYERS = (
-    {"errors", "spec"},
-    {
-        "order",
-        "ranks",
-        "extents",
-        "digest",
-        "publish",
-        "prefetch",
-        "bytepair",
-        "tokenizer",
-        "documents",
-        "npyheader",
-        "states",
-        "openfile",
-        "openfiles",
-    },
-    {"source", "reader", "writer", "store", "datasets", "scatter"},
-    {
-        "native",
-        "dual",
-        "h5file",
-        "h5room",
-        "h5source",
-        "h5read",
-        "h5write",
-        "index",
-        "shards",
-        "verify",
-        "repair",
-        "rebuild",
-        "streamwrite",
-        "streamindex",
-        "streamread",
-        "tokenstore",
-        "windows",
-        "verifystream",
-        "livestore",
-    },
-    {"loader", "follow", "mixture", "textloader", "zerobatch", "datasetloader"},
-    {"console", "info", "which", "doctor", "fetch", "tokenizer_training", "demo", "verdict", "cli"},
+#: From the ground up. A folder is a floor; so is a file that lies beside the folders.
+FLOORS = (
+    ("errors", "spec"),
+    ("core",),
+    ("text",),
+    ("columns",),
+    ("formats",),
+    ("store",),
+    ("views",),
+    ("opening",),
+    ("maintenance",),
+    ("loaders",),
+    ("compat",),
+    ("console",),
+    ("converters",),
+    ("commands",),
 )
-LAYER_OF = {module: number for number, modules in enumerate(LAYERS) for module in modules}
-MODULES = sorted(path.stem for path in (ROOT / "zb_hdf5").glob("*.py") if path.stem != "__init__")
-CONVERTERS = sorted(path.stem for path in (ROOT / "converters").glob("*.py"))
+FLOOR_OF = {name: number for number, names in enumerate(FLOORS) for name in names}
+#: "zb_hdf5.store.shards", and "zb_hdf5.formats.native:BatchFileReader".
+NAME_IN_TEXT = re.compile(r"zb_hdf5(\.\w+)+(:\w+)?")
 
 
-def imports_of(package, module):
-    """Return (full module name, imported name or None) of every import, wherever it stands."""
-    tree = ast.parse((ROOT / package / f"{module}.py").read_text(encoding="utf-8"))
-    found = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            found += [(alias.name, None) for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{package}.{module}: relative import, line {node.lineno}"
-            found += [(node.module, alias.name) for alias in node.names]
+def module_files():
+    """Return module name -> file, of the whole package: `converters` is in it by a link."""
+    found = {}
+    for folder, package in ((ROOT / "zb_hdf5", "zb_hdf5"), (ROOT / "converters", "zb_hdf5.converters")):
+        for path in folder.rglob("*.py"):
+            parts = path.relative_to(folder).with_suffix("").parts
+            if "converters" not in path.relative_to(folder).parts and parts != ("__init__",):
+                found[".".join([package, *parts]).removesuffix(".__init__")] = path
     return found
 
 
-def rooms_of(package, module):
-    """Return the modules of zb_hdf5 that a module imports, also as `from zb_hdf5 import spec`."""
-    rooms = set()
-    for name, imported in imports_of(package, module):
-        if name == "zb_hdf5" and imported in LAYER_OF:
-            rooms.add(imported)
-        elif name.startswith("zb_hdf5."):
-            rooms.add(name.split(".")[1])
-    return rooms
+FILES = module_files()
+MODULES = sorted(FILES)
 
 
-def test_every_module_has_a_layer():
-    assert set(LAYER_OF) == set(MODULES)
+def trees_and_names(module):
+    """Yield (module, name or None) of every import of a module, also late ones, and of names of modules in texts."""
+    for node in ast.walk(ast.parse(FILES[module].read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, None) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module}: relative import, line {node.lineno}"
+            yield from ((node.module, alias.name) for alias in node.names)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and NAME_IN_TEXT.fullmatch(node.value):
+            name, _, attribute = node.value.partition(":")
+            yield name, attribute or None
+
+
+def needs_of(module):
+    """Return the modules of the package that a module needs: also those that are imported late, or by a text."""
+    needs = set()
+    for name, imported in trees_and_names(module):
+        if f"{name}.{imported}" in FILES:
+            needs.add(f"{name}.{imported}")
+        elif name in FILES:
+            needs.add(name)
+    return needs - {module}
+
+
+def floor_of(module):
+    return FLOOR_OF[module.split(".")[1]]
+
+
+def test_every_module_has_a_floor():
+    assert {module.split(".")[1] for module in MODULES} == set(FLOOR_OF)
 
 
 @pytest.mark.parametrize("module", MODULES)
 def test_imports_go_down(module):
-    upwards = {room for room in rooms_of("zb_hdf5", module) if LAYER_OF[room] > LAYER_OF[module]}
-    assert not upwards, f"zb_hdf5.{module} (layer {LAYER_OF[module]}) imports {upwards}"
+    upwards = {other for other in needs_of(module) if floor_of(other) > floor_of(module)}
+    assert not upwards, f"{module} imports {upwards}"
 
 
 @pytest.mark.parametrize("module", MODULES)
 def test_a_module_names_the_room_and_not_the_house(module):
     """`from zb_hdf5 import Loader` inside the package would hide which room it needs."""
-    assert not [imported for name, imported in imports_of("zb_hdf5", module) if name == "zb_hdf5"]
+    if not module.startswith("zb_hdf5.converters"):
+        assert not [imported for name, imported in trees_and_names(module) if name == "zb_hdf5"]
 
 
 def test_no_modules_import_each_other():
-    waiting = {module: rooms_of("zb_hdf5", module) for module in MODULES}
-    while free := [module for module, rooms in waiting.items() if not rooms & waiting.keys()]:
+    waiting = {module: needs_of(module) for module in MODULES}
+    while free := [module for module, others in waiting.items() if not others & waiting.keys()]:
         for module in free:
             del waiting[module]
     assert not waiting, f"in a circle: {waiting}"
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_nothing_imports_the_command_line(module):
-    assert "cli" not in rooms_of("zb_hdf5", module)
+def test_the_test_sees_imports_by_text(tmp_path, monkeypatch):
+    late = tmp_path / "late.py"
+    late.write_text('import_module("zb_hdf5.loaders.loader")\nROW = "zb_hdf5.store.index:ShardIndex"\n')
+    monkeypatch.setitem(FILES, "zb_hdf5.core.late", late)
+    assert needs_of("zb_hdf5.core.late") == {"zb_hdf5.loaders.loader", "zb_hdf5.store.index"}
 
 
-@pytest.mark.parametrize("module", CONVERTERS)
-def test_converters_do_not_import_the_command_line(module):
-    assert "cli" not in rooms_of("converters", module)
+def test_converters_are_imported_as_a_part_of_the_package():
+    """`import converters` in the source tree would make a second copy of each module."""
+    for path in [*(ROOT / "tests").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py"), *FILES.values()]:
+        text = path.read_text(encoding="utf-8")
+        assert not re.search(r"^\s*(from|import) converters\b", text, re.MULTILINE), path
+    assert "converters" not in sys.modules
 
 
-@pytest.mark.parametrize("module", sorted(set(MODULES) - {"cli", "demo"}))
-def test_the_package_does_not_know_its_converters(module):
-    assert not [name for name, _ in imports_of("zb_hdf5", module) if name.split(".")[0] == "converters"]
+CONVERTERS = [module for module in MODULES if module.startswith("zb_hdf5.converters")]
 
 
 @pytest.mark.parametrize("module", CONVERTERS)
 def test_converters_use_public_names(module):
-    names = [
-        f"{name}.{imported or ''}".rstrip(".")
-        for name, imported in imports_of("converters", module)
-        if name.split(".")[0] == "zb_hdf5"
-    ]
+    names = [f"{name}.{imported or ''}" for name, imported in trees_and_names(module) if name.startswith("zb_hdf5")]
     assert not [name for name in names if any(part.startswith("_") for part in name.split("."))]
 
 
 @pytest.mark.parametrize("module", CONVERTERS)
 def test_converters_touch_no_private_attribute_of_others(module):
-    tree = ast.parse((ROOT / "converters" / f"{module}.py").read_text(encoding="utf-8"))
+    tree = ast.parse(FILES[module].read_text(encoding="utf-8"))
     private = [
         f"line {node.lineno}: {ast.unparse(node)}"
         for node in ast.walk(tree)

@@ -111,7 +111,7 @@ READERS = {
     "Loader": ("store", lambda path: close(Loader(path, **ALONE))),
     "Loader of a stream": ("stream.h5", lambda path: close(Loader(path, batch_size=2, seq_len=64, **ALONE))),
     "MixedLoader": ("store", lambda path: close(MixedLoader({"a": path, "b": path}, {"a": 1, "b": 1}, **ALONE))),
-    "FollowingLoader": ("store", lambda path: close(FollowingLoader(path, follow=True, **ALONE))),
+    "FollowingLoader": ("store", lambda path: close(FollowingLoader(path, **ALONE))),
     "BatchFileReader": ("x.batch", lambda path: close(BatchFileReader(path))),
     "BatchNativeLoader": ("x.batch", lambda path: close(BatchNativeLoader(path))),
     "HDF5BatchReader": ("x.h5", lambda path: close(HDF5BatchReader(path))),

@@ -31,56 +31,60 @@ if TYPE_CHECKING:
     from zb_hdf5.formats.hdf5.stream_writer import HDF5ShardWriter, StreamInfo
     from zb_hdf5.formats.hdf5.writer import HDF5BatchWriter
     from zb_hdf5.formats.native import BatchFileReader, BatchFileWriter
+    from zb_hdf5.formats.registry import BACKENDS
     from zb_hdf5.loaders.datasets import BatchDataset, RecordDataset
-    from zb_hdf5.loaders.following import FollowingLoader, LiveReader
+    from zb_hdf5.loaders.following import FollowingLoader
     from zb_hdf5.loaders.loader import Loader
     from zb_hdf5.loaders.mixed import MixedLoader
     from zb_hdf5.loaders.text import TextLoader
-    from zb_hdf5.opening import BACKENDS, open_reader, open_writer
+    from zb_hdf5.opening import open_reader, open_writer
     from zb_hdf5.spec import StoreMeta
     from zb_hdf5.store.index import ShardEntry, ShardIndex
     from zb_hdf5.store.live import LiveStoreWriter
+    from zb_hdf5.store.live_reader import LiveReader
+    from zb_hdf5.store.report import ShardReport
     from zb_hdf5.store.shards import ShardedReader
     from zb_hdf5.store.stream_index import StreamEntry, StreamIndex
     from zb_hdf5.store.tokens import MmapTokenStore
     from zb_hdf5.store.verify import verify_store
-    from zb_hdf5.store.verify_stream import ShardReport
     from zb_hdf5.text.tokenizers import Tokenizer, load_tokenizer
     from zb_hdf5.views.windows import SlidingWindowDataloader, WindowReader
 
 __version__ = "0.1.0"
 
 _HOME = {
+    "columns.reader": ("BatchReader",),
+    "columns.writer": ("BatchWriter", "ShardInfo"),
+    "commands.fetch": ("FetchReport", "fetch_shards"),
+    "compat.dataset_loader": ("DatasetLoader",),
+    "compat.zerobatch": ("BatchNativeLoader", "write_batch_dataset", "write_batch_file"),
     "errors": (
         "ArgumentError", "BackendError", "BatchIndexError", "ChecksumError", "ClosedError", "ConvertError",
-        "ExistsError", "FormatError", "IncompleteError", "StateError", "UnavailableError", "UnverifiableError",
-        "ZbError",
+        "ExistsError", "FormatError", "IncompleteError", "StateError", "UnavailableError",
+        "UnverifiableError", "ZbError",
     ),
-    "compat.dataset_loader": ("DatasetLoader",),
-    "loaders.datasets": ("BatchDataset", "RecordDataset"),
-    "commands.fetch": ("FetchReport", "fetch_shards"),
-    "loaders.following": ("FollowingLoader", "LiveReader"),
     "formats.hdf5.reader": ("HDF5BatchReader",),
+    "formats.hdf5.stream_writer": ("HDF5ShardWriter", "StreamInfo"),
     "formats.hdf5.writer": ("HDF5BatchWriter",),
-    "store.index": ("ShardEntry", "ShardIndex"),
-    "store.live": ("LiveStoreWriter",),
+    "formats.native": ("BatchFileReader", "BatchFileWriter"),
+    "formats.registry": ("BACKENDS",),
+    "loaders.datasets": ("BatchDataset", "RecordDataset"),
+    "loaders.following": ("FollowingLoader",),
     "loaders.loader": ("Loader",),
     "loaders.mixed": ("MixedLoader",),
-    "formats.native": ("BatchFileReader", "BatchFileWriter"),
-    "columns.reader": ("BatchReader",),
-    "store.shards": ("ShardedReader",),
-    "spec": ("StoreMeta",),
-    "opening": ("BACKENDS", "open_reader", "open_writer"),
     "loaders.text": ("TextLoader",),
-    "text.tokenizers": ("Tokenizer", "load_tokenizer"),
+    "opening": ("open_reader", "open_writer"),
+    "spec": ("StoreMeta",),
+    "store.index": ("ShardEntry", "ShardIndex"),
+    "store.live": ("LiveStoreWriter",),
+    "store.live_reader": ("LiveReader",),
+    "store.report": ("ShardReport",),
+    "store.shards": ("ShardedReader",),
     "store.stream_index": ("StreamEntry", "StreamIndex"),
-    "formats.hdf5.stream_writer": ("HDF5ShardWriter", "StreamInfo"),
     "store.tokens": ("MmapTokenStore",),
     "store.verify": ("verify_store",),
-    "store.verify_stream": ("ShardReport",),
+    "text.tokenizers": ("Tokenizer", "load_tokenizer"),
     "views.windows": ("SlidingWindowDataloader", "WindowReader"),
-    "columns.writer": ("BatchWriter", "ShardInfo"),
-    "compat.zerobatch": ("BatchNativeLoader", "write_batch_dataset", "write_batch_file"),
 }  # fmt: skip
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 __all__ = sorted(_MODULE_OF)

@@ -130,7 +130,7 @@ class NewPath(click.Path):
         super().__init__(path_type=Path)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        from zb_hdf5.opening import local_path  # numpy, which help does not need
+        from zb_hdf5.core.paths import local_path  # numpy, which help does not need
 
         try:
             local_path(value)

@@ -1,124 +1,20 @@
-"""Which backend serves which file, and the two functions that open one.
-
-A new backend is one file with a reader and a writer, and one row in `BACKENDS`.
-"""
+"""The two functions that open a path, whatever it holds: a reader of batches, or a writer of one file."""
 
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable
-from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, cast
 
 from zb_hdf5.columns.reader import BatchReader, require_choice, require_options
-from zb_hdf5.columns.writer import BatchWriter, FileWriter
-from zb_hdf5.core.files import regular
+from zb_hdf5.columns.writer import BatchWriter
+from zb_hdf5.core.paths import local_path
 from zb_hdf5.core.publishing import PARTIAL_SUFFIX, partial_path
-from zb_hdf5.errors import ArgumentError, BackendError, ConvertError, FormatError
-from zb_hdf5.spec import BATCH_MAGIC, DEFAULT_SPLIT, HDF5_MAGIC, INDEX_NAME, STREAM_LAYOUT, StoreMeta, stored_dtype
-
-_URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-
-
-@dataclass(frozen=True)
-class Backend:
-    """A row of the registry: a file format and the code that serves it.
-
-    Attributes
-    ----------
-    suffix
-        Of the files it writes.
-    magic, magic_offsets
-        The bytes that tell its files, and where they may stand.
-    reader, writer
-        "module:class", imported when first needed.
-    """
-
-    suffix: str
-    magic: bytes
-    magic_offsets: tuple[int, ...]
-    reader: str
-    writer: str
-
-    def reader_class(self) -> Callable[..., BatchReader]:
-        return cast(Callable[..., BatchReader], _load(self.reader))
-
-    def writer_class(self) -> type[FileWriter]:
-        return cast(type[FileWriter], _load(self.writer))
-
-
-BACKENDS: Final = {
-    "batch": Backend(
-        ".batch", BATCH_MAGIC, (0,), "zb_hdf5.formats.native:BatchFileReader", "zb_hdf5.formats.native:BatchFileWriter"
-    ),
-    "hdf5": Backend(
-        ".h5",
-        HDF5_MAGIC,
-        (0, 512, 1024, 2048),  # behind a user block HDF5 doubles the offset; nobody uses more
-        "zb_hdf5.formats.hdf5.reader:HDF5BatchReader",
-        "zb_hdf5.formats.hdf5.writer:HDF5BatchWriter",
-    ),
-}
-
-
-def detect_backend(path: str | os.PathLike[str]) -> str:
-    """Return the name of the backend that serves a file unless another one is asked for. Raises as below."""
-    return detect_backends(path)[0]
-
-
-def detect_backends(path: str | os.PathLike[str]) -> list[str]:
-    """Return the names of the backends whose magic bytes the file carries: both for a stamped `.batch`.
-
-    Raises
-    ------
-    FormatError
-        If no backend knows the file.
-    """
-    path = Path(path)
-    with open(path, "rb", opener=regular) as file:
-        head = file.read(4096)
-    found = [
-        name
-        for name, backend in BACKENDS.items()
-        if any(head.startswith(backend.magic, offset) for offset in backend.magic_offsets)
-    ]
-    if found:
-        return found
-    raise FormatError(
-        f"{path}: no known file: expected a .batch file (magic {BATCH_MAGIC!r}), an HDF5 file or a {INDEX_NAME}, "
-        f"found {head[:8]!r}"
-    )
-
-
-def is_stream(path: str | os.PathLike[str], backend: str = "auto") -> bool:
-    """Return whether `path` is a token stream: `.npy`, a folder of `.npy` files, an HDF5 stream, a store of those."""
-    path = Path(path)
-    index = path if path.name == INDEX_NAME else path / INDEX_NAME
-    if index.exists():
-        return cast(str, _load("zb_hdf5.store.index:layout_of")(index)) == STREAM_LAYOUT
-    if path.is_dir():
-        return backend == "npy" or any(path.glob("*.npy"))
-    if path.suffix == ".npy" or not path.is_file():
-        return path.suffix == ".npy"
-    with open(path, "rb", opener=regular) as file:
-        is_hdf5 = file.read(len(HDF5_MAGIC)) == HDF5_MAGIC
-    return is_hdf5 and bool(_load("zb_hdf5.formats.hdf5.stream_reader:is_stream_file")(path))
-
-
-def local_path(path: str | os.PathLike[str]) -> Path:
-    """Return the path of a file or folder of this machine.
-
-    Raises
-    ------
-    ArgumentError
-        If it is a URL: a path would lose one of its slashes, and then not be found.
-    """
-    if _URL.match(os.fspath(path)):
-        raise ArgumentError(f"{path}: is a URL: expected a file or folder of this machine")
-    return Path(path)
+from zb_hdf5.errors import ArgumentError, BackendError
+from zb_hdf5.formats.registry import BACKENDS, _load, backend_of_suffix, detect_backends
+from zb_hdf5.spec import DEFAULT_SPLIT, INDEX_NAME, StoreMeta, stored_dtype
+from zb_hdf5.store.kinds import is_stream
 
 
 def open_reader(
@@ -198,23 +94,29 @@ def open_reader(
 
 
 def _open_windows(path: Path, backend: str, dataset: str | None, **options: Any) -> BatchReader:
+    from zb_hdf5.views.windows import WindowReader
+
     kind = "npy" if path.suffix == ".npy" or (path.is_dir() and not (path / INDEX_NAME).exists()) else "hdf5"
     if backend not in ("auto", kind) or dataset is not None:
         raise BackendError(f"{path}: asked for backend {backend!r}, dataset {dataset!r}, found a {kind!r} stream")
-    return cast(BatchReader, _load("zb_hdf5.views.windows:WindowReader")(path, **options))
+    return WindowReader(path, **options)
 
 
 def _open_store(path: Path, backend: str, access: str, verify: str, split: str | None) -> BatchReader:
+    from zb_hdf5.store.index import ShardIndex
+    from zb_hdf5.store.live_reader import LiveReader
+    from zb_hdf5.store.shards import ShardedReader
+
     if verify == "store":
         problems = [report.problem for report in _load("zb_hdf5.store.verify:verify_store")(path) if report.problem]
         if problems:
             raise problems[0]
         verify = "none"
     options: dict[str, Any] = {"backend": backend, "access": access, "verify": verify, "split": split}
-    index = _load("zb_hdf5.store.index:ShardIndex").load(path)
+    index = ShardIndex.load(path)
     if not index.complete:
-        return cast(BatchReader, _load("zb_hdf5.loaders.following:LiveReader")(path, **options))
-    return cast(BatchReader, _load("zb_hdf5.store.shards:ShardedReader")(path, index=index, **options))
+        return LiveReader(path, **options)
+    return ShardedReader(path, index=index, **options)
 
 
 def open_writer(
@@ -271,24 +173,3 @@ def open_writer(
     return BACKENDS[backend].writer_class()(
         path, meta, expected_batches=expected_batches, overwrite=overwrite, durable=durable
     )
-
-
-def backend_of_suffix(path: str | os.PathLike[str]) -> str:
-    """Return the backend that writes files with the suffix of `path`.
-
-    Raises
-    ------
-    ConvertError
-        If none does.
-    """
-    path = Path(path)
-    for name, backend in BACKENDS.items():
-        if path.suffix == backend.suffix:
-            return name
-    suffixes = " or ".join(backend.suffix for backend in BACKENDS.values())
-    raise ConvertError(f"{path}: expected a name that ends in {suffixes}, or backend=")
-
-
-def _load(target: str) -> Any:
-    module, _, name = target.partition(":")
-    return getattr(import_module(module), name)

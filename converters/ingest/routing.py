@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from zb_hdf5 import ArgumentError, ConvertError
 from zb_hdf5.console import counted
-from zb_hdf5.converters.sources.registry import Accounts
+from zb_hdf5.converters.sources.source import Accounts
 from zb_hdf5.spec import DEFAULT_SPLIT
 from zb_hdf5.text.documents import Block, DocumentFile, Dropped
 from zb_hdf5.text.tokenizers import TokenIds, Tokenizer, load_tokenizer

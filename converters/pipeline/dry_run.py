@@ -9,7 +9,7 @@ from zb_hdf5.console import format_bytes
 from zb_hdf5.converters.pipeline.plan import Plan, cut_into_shards, free_room
 from zb_hdf5.converters.pipeline.run import is_one_file, refuse_bad_destination
 from zb_hdf5.converters.pipeline.shuffle import DEFAULT_MEMORY_BYTES, choose_shuffle
-from zb_hdf5.converters.sources.registry import Source
+from zb_hdf5.converters.sources.source import Source
 
 
 def describe(

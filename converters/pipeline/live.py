@@ -11,7 +11,7 @@ from zb_hdf5.converters.pipeline.plan import cut_into_shards, require_room, stor
 from zb_hdf5.converters.pipeline.run import Report, refuse_bad_destination
 from zb_hdf5.converters.pipeline.shard import read_ahead
 from zb_hdf5.converters.pipeline.shuffle import UNSHUFFLED, Shuffle
-from zb_hdf5.converters.sources.registry import Source
+from zb_hdf5.converters.sources.source import Source
 from zb_hdf5.store.live import LiveStoreWriter
 
 Progress = Callable[[int], None]

@@ -14,7 +14,8 @@ import numpy as np
 from zb_hdf5 import ArgumentError, ConvertError, StoreMeta
 from zb_hdf5.console import format_bytes
 from zb_hdf5.converters.pipeline.shard import FileState, ShardTask, file_states, require_unchanged
-from zb_hdf5.converters.sources.registry import FORMATS, Source
+from zb_hdf5.converters.sources.registry import FORMATS
+from zb_hdf5.converters.sources.source import Source
 from zb_hdf5.spec import CRC32_CHUNK_ROWS, DEFAULT_SPLIT, HDF5_ALIGNMENT, HEADER_BYTES, SHARD_PREFIX, meta_block_bytes
 
 DEFAULT_SHARD_BYTES: Final = 1 << 30

@@ -46,7 +46,8 @@ from zb_hdf5.converters.pipeline.shuffle import (
     scatter_path,
     scattered,
 )
-from zb_hdf5.converters.sources.registry import FORMATS, Accounts, Source
+from zb_hdf5.converters.sources.registry import FORMATS
+from zb_hdf5.converters.sources.source import Accounts, Source
 from zb_hdf5.core.publishing import PartialDirectory, partial_path, refuse_existing, remove
 from zb_hdf5.formats.native import Face, face_of
 from zb_hdf5.spec import CRC32_SUFFIX, INDEX_NAME, combine_sha256

@@ -27,7 +27,8 @@ from zb_hdf5 import (
     verify_store,
 )
 from zb_hdf5.columns.reader import GROUP_BYTES
-from zb_hdf5.converters.sources.registry import FORMATS, Source
+from zb_hdf5.converters.sources.registry import FORMATS
+from zb_hdf5.converters.sources.source import Source
 from zb_hdf5.core.digests import TokenDigest
 from zb_hdf5.core.publishing import partial_path, write_atomically
 from zb_hdf5.spec import CRC32_SUFFIX, DEFAULT_SPLIT, HEADER_BYTES, TokenArray

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from zb_hdf5 import ArgumentError, ConvertError, IncompleteError, ShardInfo, StoreMeta
 from zb_hdf5.columns.writer import FileWriter
 from zb_hdf5.converters.sources.open_files import OpenFiles
-from zb_hdf5.converters.sources.registry import Accounts
+from zb_hdf5.converters.sources.source import Accounts
 from zb_hdf5.core.extents import Run
 from zb_hdf5.core.files import regular
 from zb_hdf5.core.order import write_order

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import import_module
-from pathlib import Path
-from typing import Any, Final, Protocol, cast
+from typing import Final, cast
 
-from zb_hdf5 import BatchReader, ConvertError, StoreMeta
 from zb_hdf5.columns.writer import FileWriter
-from zb_hdf5.core.order import GlobalOrder
-from zb_hdf5.spec import TokenArray
 
 
 @dataclass(frozen=True)
@@ -42,117 +38,3 @@ FORMATS: Final = {
     "batch": Format(".batch", "zb_hdf5:BatchFileWriter", indexed=True),
     "dual": Format(".batch", "zb_hdf5.formats.dual:DualFileWriter", indexed=True),
 }
-
-
-@dataclass
-class Accounts:
-    """Where the tokens went: `tokens_in + padded == stored + dropped` or the conversion is wrong.
-
-    Attributes
-    ----------
-    padded
-        Places without a token of the source.
-    padding_rows
-        Rows of nothing else, which fill the last batch.
-    """
-
-    tokens_in: int = 0
-    padded: int = 0
-    padding_rows: int = 0
-    dropped: dict[str, int] = field(default_factory=dict)
-
-    def drop(self, reason: str, tokens: int) -> None:
-        """Count tokens that are not stored."""
-        if tokens:
-            self.dropped[reason] = self.dropped.get(reason, 0) + tokens
-
-    def settle(self, stored: int) -> None:
-        """Raise `ConvertError` unless the accounts balance."""
-        if self.tokens_in + self.padded != stored + sum(self.dropped.values()):
-            raise ConvertError(
-                f"internal error: {self.tokens_in:,} tokens in + {self.padded:,} padded != {stored:,} stored + "
-                f"{self.dropped} dropped; please report this"
-            )
-
-
-class Source(Protocol):
-    """Batches to convert, in their final order. Picklable: other processes read their shards themselves.
-
-    Attributes
-    ----------
-    meta
-        Shape, dtype and origin of what will be stored.
-    num_batches
-        How many batches there are.
-    shuffle
-        Name of the record shuffle behind the order, or "none".
-    shard_batches
-        Batches per shard where the source has shards of its own, else empty.
-    shard_splits
-        The split that each of these shards belongs to.
-    shard_records, shard_documents
-        Of each of these shards, where it is known, else empty: its part of `total_records`, and how many documents have
-        their first token in it.
-    accounts
-        Complete before the first batch is read.
-    description
-        For the `source` entry of `shards.json`.
-    paths
-        The files and folders that are read; the destination may not replace them.
-    reorders
-        Whether records are shuffled as they are read: not in a copy, whatever `shuffle` was behind its source.
-    order
-        Stored record -> source record, if that can be said: then the source is a `ShuffledSource`.
-    identity
-        JSON of what decides the batches besides the bytes of `paths`: two sources of one identity give the same.
-    """
-
-    meta: StoreMeta
-    num_batches: int
-    shuffle: str
-    reorders: bool
-    shard_batches: list[int]
-    shard_splits: list[str]
-    shard_records: list[int]
-    shard_documents: list[int | None]
-    accounts: Accounts
-    description: dict[str, Any]
-    paths: list[Path]
-    identity: dict[str, Any]
-    order: GlobalOrder | None
-
-    def read_into(self, start: int, out: TokenArray) -> None:
-        """Fill `out`, shape `(count, B, S)` of the stored dtype, with consecutive batches."""
-
-    def sha256_of(self, start: int, stop: int) -> str | None:
-        """Return the digest that the source has stored for these batches, or None."""
-
-    def shard_of(self, start: int, stop: int) -> BatchReader | None:
-        """Open the one file that holds exactly these batches, or return None."""
-
-    def check_reads(self) -> None:
-        """Compare each batch with its own digest as it is read, where the source has one: no `sha256_of` will do it."""
-
-
-class ShuffledSource(Source, Protocol):
-    """A source whose records can also be read in their own order, for a shuffle in two passes.
-
-    Attributes
-    ----------
-    order
-        Stored record -> source record.
-    pad_id
-        The token of the records behind the last one.
-    cold
-        Whether random reads wait for a disk: then they are announced to the kernel.
-    """
-
-    order: GlobalOrder
-    pad_id: int
-    cold: bool
-
-    def read_records(self, first: int, rows: TokenArray) -> None:
-        """Fill `rows`, shape `(count, S)` of the stored dtype, with consecutive records of the source."""
-
-    def probe(self, record: int) -> float | None:
-        """Return how many seconds a read of a source record took, or None if it came from the page cache."""

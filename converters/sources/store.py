@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from zb_hdf5 import BatchReader, ConvertError, IncompleteError, ShardedReader, open_reader
-from zb_hdf5.converters.sources.registry import Accounts
+from zb_hdf5.converters.sources.source import Accounts
 from zb_hdf5.core.order import GlobalOrder
 from zb_hdf5.spec import TokenArray, find_bad_token, stored_dtype
 

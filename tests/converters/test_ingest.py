@@ -37,7 +37,7 @@ from zb_hdf5.converters.ingest.staging import Spool, lengths_path
 from zb_hdf5.converters.ingest.to_batches import TextOptions, TextSource, ingest_batches
 from zb_hdf5.converters.ingest.to_streams import ShardedTokenizationPipeline
 from zb_hdf5.converters.pipeline.engines import Inline, open_engine
-from zb_hdf5.converters.sources.registry import Accounts
+from zb_hdf5.converters.sources.source import Accounts
 from zb_hdf5.core.order import write_order
 from zb_hdf5.core.publishing import partial_path
 from zb_hdf5.maintenance.rebuild import rebuild_index

@@ -298,7 +298,8 @@ def test_a_torn_stamp_is_told_and_removed_or_finished(path):
 def test_a_killed_stamper_leaves_a_batch_file(path):
     before = path.read_bytes()
     code = (
-        "import sys; from pathlib import Path; from zb_hdf5.formats.dual import stamp, unstamp; path = Path(sys.argv[1])\n"
+        "import sys; from pathlib import Path; from zb_hdf5.formats.dual import stamp, unstamp\n"
+        "path = Path(sys.argv[1])\n"
         "print('go', flush=True)\nwhile True:\n    stamp(path)\n    unstamp(path)\n"
     )
     for number in range(4):

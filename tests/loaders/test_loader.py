@@ -729,3 +729,10 @@ def test_a_rank_that_is_no_number_is_named(value, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ArgumentError, match="RANK"):
         resolve_rank(None, None)
+
+
+def test_other_loaders_are_made_by_their_names(tmp_path):
+    with pytest.raises(ArgumentError, match="FollowingLoader"):
+        Loader(tmp_path, follow=True)
+    with pytest.raises(ArgumentError, match="TextLoader"):
+        Loader(tmp_path, backend="parquet")

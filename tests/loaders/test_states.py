@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 from zb_hdf5 import (
     BatchNativeLoader,
     DatasetLoader,
+    FollowingLoader,
     HDF5ShardWriter,
     Loader,
     MixedLoader,
     StateError,
+    TextLoader,
     open_reader,
     open_writer,
 )
@@ -110,7 +112,7 @@ def loaders(stores, tmp_path):
             batches,
             batches.dataset(),
             batches.dataset().sampler,
-            stack.enter_context(Loader(stores / "a.h5", follow=True, **ALONE)),
+            stack.enter_context(FollowingLoader(stores / "a.h5", **ALONE)),
             stack.enter_context(Loader(stores / "stream.h5", batch_size=2, seq_len=5, **ALONE)),
             stack.enter_context(BatchNativeLoader(stores / "b.batch")),
             stack.enter_context(MixedLoader({"a": stores / "a.h5"}, {"a": 1}, **ALONE)),
@@ -178,13 +180,16 @@ def test_records_that_fill_up_the_last_step_are_not_counted(world_size, stores):
             assert list(other) == []
 
 
+def follow(path):
+    return FollowingLoader(path, timeout_s=30, **ALONE)
+
+
 def test_a_follower_takes_positions_that_are_not_committed_yet_until_the_store_is_complete(tmp_path):
     live = {"batch_size": B, "seq_len": S, "live": True, "shard_batches": 4}
     tokens = np.arange(8 * B * S).reshape(8, B, S)
     with open_writer(tmp_path / "store", **live) as writer:
         writer.write(tokens[:3])
-        follow = {"follow": True, "timeout_s": 30, **ALONE}
-        with Loader(tmp_path / "store", **follow) as early, Loader(tmp_path / "store", **follow) as wrong:
+        with follow(tmp_path / "store") as early, follow(tmp_path / "store") as wrong:
             state = early.state_dict() | {"position": 5 * B}
             early.load_state_dict(state)
             wrong.load_state_dict(state | {"position": 10**6})
@@ -196,7 +201,7 @@ def test_a_follower_takes_positions_that_are_not_committed_yet_until_the_store_i
             assert rows(early) == tokens[5:].reshape(-1, S).tolist()
             with pytest.raises(StateError, match=r"position in 0..16, .*complete now, found 1,000,000"):
                 list(wrong)
-    with Loader(tmp_path / "store", **follow) as late, pytest.raises(StateError, match=r"position in 0\.\.16"):
+    with follow(tmp_path / "store") as late, pytest.raises(StateError, match=r"position in 0\.\.16"):
         late.load_state_dict(state | {"position": 17})
 
 
@@ -204,7 +209,7 @@ def test_a_batch_size_that_changes_behind_a_filled_up_step_ends_the_iteration(tm
     with open_writer(tmp_path / "store", batch_size=B, seq_len=S, live=True, shard_batches=4) as writer:
         writer.write(np.zeros((5, B, S), np.int64))
         writer.finish()
-    with Loader(tmp_path / "store", follow=True, batch_size=4, drop_last=False, **ALONE) as loader:
+    with FollowingLoader(tmp_path / "store", batch_size=4, drop_last=False, **ALONE) as loader:
         steps = iter(loader)
         assert len([next(steps) for _ in range(3)]) == 3
         loader.set_batch_size(1)
@@ -337,7 +342,7 @@ def text(tmp_path_factory):
 
 
 def text_loader(folder):
-    return Loader(folder, backend="parquet", tokenizer="byte", batch_size=1, seq_len=5, num_threads=1, **ALONE)
+    return TextLoader(folder, tokenizer="byte", batch_size=1, seq_len=5, num_threads=1, **ALONE)
 
 
 def tokens_from(state):

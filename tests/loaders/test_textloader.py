@@ -18,7 +18,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zb_hdf5 import ArgumentError, ConvertError, FormatError, Loader, StateError, TextLoader
+from zb_hdf5 import ArgumentError, ConvertError, FormatError, StateError, TextLoader
 from zb_hdf5.loaders import text as module
 from zb_hdf5.text.tokenizers import ByteTokenizer, load_tokenizer
 
@@ -71,7 +71,7 @@ def reference(texts, rank, world_size, split="train", epochs=4):
 
 def make(folder, rank=0, world_size=1, **options):
     options = {"tokenizer": "byte", "batch_size": BATCH, "seq_len": SEQ, "num_threads": 1, **options}
-    return Loader(folder, backend="parquet", rank=rank, world_size=world_size, **options)
+    return TextLoader(folder, rank=rank, world_size=world_size, **options)
 
 
 def take(loader, steps):
@@ -450,8 +450,8 @@ def test_pickled_with_its_place(folder, texts):
 
 def test_a_process_that_never_closes_ends_quietly(folder):
     code = (
-        "import sys; from zb_hdf5 import Loader\n"
-        "loader = Loader(sys.argv[1], backend='parquet', tokenizer='byte', batch_size=2, seq_len=7, prefetch=9)\n"
+        "import sys; from zb_hdf5 import TextLoader\n"
+        "loader = TextLoader(sys.argv[1], tokenizer='byte', batch_size=2, seq_len=7, prefetch=9)\n"
         "print(loader.get_batch().shape)"
     )
     done = subprocess.run([sys.executable, "-c", code, folder], cwd=ROOT, capture_output=True, text=True, timeout=60)

@@ -474,7 +474,8 @@ def test_followers_of_a_live_writer_see_whole_batches_and_its_end(seconds, tmp_p
 
 READY = """
 import sys
-import zb_hdf5.converters.sources.npy, zb_hdf5.converters.sources.store, zb_hdf5.formats.hdf5.writer, zb_hdf5.formats.native
+import zb_hdf5.converters.sources.npy, zb_hdf5.converters.sources.store
+import zb_hdf5.formats.hdf5.writer, zb_hdf5.formats.native
 print("ready", flush=True)
 sys.stdin.readline()
 """

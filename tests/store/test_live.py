@@ -56,7 +56,7 @@ def start_store(folder, shard_batches=4):
 
 
 def follow(folder, timeout_s=30.0, **options):
-    return Loader(folder, follow=True, timeout_s=timeout_s, **{"rank": 0, "world_size": 1, **options})
+    return FollowingLoader(folder, timeout_s=timeout_s, **{"rank": 0, "world_size": 1, **options})
 
 
 def kill_store(folder, count, shard_batches=4):
@@ -75,7 +75,7 @@ def expect_batches(reader, count):
 COMMON = f"""
 import os, sys, time
 import numpy as np
-from zb_hdf5 import Loader, open_reader, open_writer, UnavailableError
+from zb_hdf5 import FollowingLoader, Loader, open_reader, open_writer, UnavailableError
 B, S = {B}, {S}
 {inspect.getsource(batches)}
 folder, *arguments = sys.argv[1:]
@@ -101,7 +101,7 @@ FOLLOWER = """
 rank, world_size, batch_size, timeout_s = map(int, arguments)
 while not os.path.exists(folder + "/shards.json"):
     time.sleep(0.01)
-loader = Loader(folder, follow=True, timeout_s=timeout_s, rank=rank, world_size=world_size, batch_size=batch_size)
+loader = FollowingLoader(folder, timeout_s=timeout_s, rank=rank, world_size=world_size, batch_size=batch_size)
 steps, end = 0, "finished"
 try:
     for tokens in loader:
@@ -286,8 +286,8 @@ def test_a_state_goes_on_while_the_store_grows_and_when_it_is_finished(tmp_path)
         with follow(folder) as loader:
             loader.load_state_dict(late)
             np.testing.assert_array_equal(next(iter(loader)), batches(6, 1)[0])
-    for options in ({"follow": True}, {"shuffle": "sequential"}, {"follow": False, "shuffle": "sequential"}):
-        with Loader(folder, rank=0, world_size=1, **options) as loader:
+    for made, options in ((FollowingLoader, {}), (Loader, {"shuffle": "sequential"})):
+        with made(folder, rank=0, world_size=1, **options) as loader:
             loader.load_state_dict(late)
             np.testing.assert_array_equal(np.stack(list(loader)), batches(6, 7))
     with start_store(tmp_path / "other") as writer:

@@ -21,7 +21,8 @@ from zb_hdf5.core.open_files import DESCRIPTORS_PER_MAPPED_FILE, room_under
 from zb_hdf5.core.publishing import NO_LOCKS
 from zb_hdf5.errors import UnavailableError
 from zb_hdf5.formats.hdf5.file import open_h5_for_reading, own_dataset
-from zb_hdf5.opening import detect_backend, open_reader
+from zb_hdf5.formats.registry import detect_backend
+from zb_hdf5.opening import open_reader
 from zb_hdf5.spec import BATCHES, PAGE_BYTES
 from zb_hdf5.store.shards import ShardedReader
 

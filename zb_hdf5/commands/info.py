@@ -12,9 +12,10 @@ from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.console import counted, format_bytes, format_count
 from zb_hdf5.core.extents import Extents, network_file_system
 from zb_hdf5.formats.native import Face, face_of
-from zb_hdf5.opening import is_stream, open_reader
+from zb_hdf5.opening import open_reader
 from zb_hdf5.spec import DEFAULT_SPLIT, INDEX_NAME, NO_BOUNDARY, PAGE_BYTES
 from zb_hdf5.store.index import ShardIndex
+from zb_hdf5.store.kinds import is_stream
 from zb_hdf5.store.shards import ShardedReader
 from zb_hdf5.store.stream_index import StreamIndex
 from zb_hdf5.store.tokens import MmapTokenStore

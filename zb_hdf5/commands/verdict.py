@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from zb_hdf5.console import counted, format_count
 from zb_hdf5.errors import ChecksumError, FormatError, UnverifiableError, ZbError
-from zb_hdf5.store.verify_stream import Outcome, ShardReport
+from zb_hdf5.store.report import Outcome, ShardReport
 
 _WORDS: Final = {Outcome.VERIFIED: "verified", Outcome.UNVERIFIED: "NOT VERIFIED", Outcome.BAD: "BAD"}
 _ABOUT_ONE: Final = {

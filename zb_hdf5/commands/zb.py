@@ -58,8 +58,8 @@ def info(path: Path, dataset: str | None, as_json: bool, quiet: bool) -> None:
     \b
     Example: zb info data/train
     """
-    from converters.interrupted import describe_interrupted, interrupted_lines
     from zb_hdf5.commands.info import describe, describe_lines
+    from zb_hdf5.converters.pipeline.interrupted import describe_interrupted, interrupted_lines
 
     if interrupted := describe_interrupted(path):
         print_report(interrupted, interrupted_lines(interrupted), as_json=as_json, quiet=quiet)
@@ -88,8 +88,9 @@ def verify(ctx: click.Context, path: Path, workers: int | None, as_json: bool, q
     Example: zb verify data/train
     """
     from zb_hdf5.commands.verdict import exit_code, verdict_json, verdict_lines
-    from zb_hdf5.store.verify import total_tokens, verify_store
-    from zb_hdf5.store.verify_stream import ShardReport
+    from zb_hdf5.maintenance.size import total_tokens
+    from zb_hdf5.store.report import ShardReport
+    from zb_hdf5.store.verify import verify_store
 
     try:
         with Progress("verify", total_tokens(path), enabled=not quiet) as progress:

@@ -12,9 +12,8 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Generator, Iterator
-from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -26,8 +25,9 @@ from zb_hdf5.errors import ArgumentError
 from zb_hdf5.loaders.prefetch import DeviceRing, RunHints, cuda_device, hint_ahead, read_ahead
 from zb_hdf5.loaders.ranks import resolve_rank
 from zb_hdf5.loaders.states import MAX_COUNT, require_count, require_dict, require_fields, require_same, shown
-from zb_hdf5.opening import is_stream, open_reader
+from zb_hdf5.opening import open_reader
 from zb_hdf5.spec import DEFAULT_SPLIT, DTYPE_BY_NAME, LIVE_PREFIX
+from zb_hdf5.store.kinds import is_stream
 from zb_hdf5.text.tokenizers import Tokenizer, require_tokenizer
 
 if TYPE_CHECKING:
@@ -55,8 +55,7 @@ class Loader:
     source
         A path for `open_reader`, or a reader.
     backend, access, verify
-        As for `open_reader`; without effect on a reader. `backend="parquet"` returns a `TextLoader`, which takes
-        other arguments.
+        As for `open_reader`; without effect on a reader.
     split
         Of a store with several splits: the one to read.
     shuffle
@@ -90,7 +89,7 @@ class Loader:
     tokenizer
         As for `load_tokenizer`, or a tokenizer: refuse a store whose tokens another one has made.
     follow
-        True: return a `FollowingLoader`, which waits for what a live writer will commit.
+        False: a `FollowingLoader` waits for what a live writer will commit, and a `TextLoader` tokenizes text.
 
     Raises
     ------
@@ -112,17 +111,6 @@ class Loader:
     """
 
     _last_epoch: int = MAX_COUNT
-
-    def __new__(cls, *arguments: Any, backend: str = "auto", follow: bool = False, **options: Any) -> Self:
-        """Return a `TextLoader` for backend "parquet": text has no stored batches, and so no order of them."""
-        if backend == "parquet" and not follow:
-            from zb_hdf5.loaders.text import TextLoader
-
-            return cast(Self, TextLoader(*arguments, **options))
-        made = (
-            import_module("zb_hdf5.loaders.following").FollowingLoader if follow else cls
-        )  # that room stands on this one
-        return cast(Self, super().__new__(made))
 
     def __init__(
         self,
@@ -148,6 +136,7 @@ class Loader:
         tokenizer: str | Tokenizer | None = None,
         follow: bool = False,
     ) -> None:
+        _refuse_other_loaders(backend, follow)
         if not isinstance(source, BatchReader):
             shape: dict[str, Any] = {}
             if batch_size is not None and seq_len is not None and is_stream(Path(source), backend):
@@ -160,7 +149,7 @@ class Loader:
         if shuffle != "sequential" and not source.complete and source.fingerprint.startswith(LIVE_PREFIX):
             raise ArgumentError(
                 f'{source.path}: grows still: shuffle must be "sequential" until it is complete, found {shuffle!r}; '
-                "follow=True waits for what comes"
+                "a FollowingLoader waits for what comes"
             )
         self._fingerprint = source.fingerprint  # now: a checkpoint must not depend on reading the file again
         self.rank, self.world_size = resolve_rank(rank, world_size)
@@ -455,6 +444,14 @@ class Loader:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_forever": None, "_reading": None, "_ring": None}
+
+
+def _refuse_other_loaders(backend: str, follow: bool) -> None:
+    """Name the class that does what was asked for: each loader is made by its own name."""
+    if follow:
+        raise ArgumentError("follow=True: make a FollowingLoader(path, timeout_s=...), which waits for what comes")
+    if backend == "parquet":
+        raise ArgumentError('backend="parquet": make a TextLoader(path, ...), which tokenizes text while training runs')
 
 
 def _remedy_of_dtype(found: str) -> str:

@@ -177,7 +177,7 @@ def _runs(texts: list[str]) -> Iterator[list[str]]:
 
 
 class TextLoader:
-    """Tokenizes Parquet text while training runs: `Loader(folder, backend="parquet", ...)`.
+    """Tokenizes Parquet text while training runs.
 
     Parameters
     ----------
@@ -218,7 +218,7 @@ class TextLoader:
     Examples
     --------
     >>> loader = Loader(                                                              # doctest: +SKIP
-    ...     "text", backend="parquet", tokenizer="tiktoken:gpt2", batch_size=32, seq_len=2048, targets=True
+    ...     "text", tokenizer="tiktoken:gpt2", batch_size=32, seq_len=2048, targets=True
     ... )
     >>> x, y = loader.get_batch()                                                     # doctest: +SKIP
     """

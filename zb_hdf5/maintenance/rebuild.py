@@ -11,8 +11,9 @@ from typing import Final
 from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.core.publishing import PARTIAL_SUFFIX
 from zb_hdf5.errors import BackendError, ExistsError, FormatError, IncompleteError, ZbError
+from zb_hdf5.formats.registry import BACKENDS
 from zb_hdf5.maintenance.repair import ensure_crc32_file
-from zb_hdf5.opening import BACKENDS, open_reader
+from zb_hdf5.opening import open_reader
 from zb_hdf5.spec import INDEX_NAME, SHARD_PREFIX, StoreMeta
 from zb_hdf5.store.index import ShardEntry, ShardIndex
 

@@ -31,7 +31,8 @@ from zb_hdf5.core.publishing import (
     write_atomically,
 )
 from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError, ZbError
-from zb_hdf5.opening import BACKENDS, backend_of_suffix, open_reader
+from zb_hdf5.formats.registry import BACKENDS, backend_of_suffix
+from zb_hdf5.opening import open_reader
 from zb_hdf5.spec import (
     BATCH_MAGIC,
     CRC32_SUFFIX,

@@ -18,7 +18,7 @@ from zb_hdf5.core.extents import Extents, Run
 from zb_hdf5.core.files import regular
 from zb_hdf5.core.publishing import PARTIAL_SUFFIX, partial_path, write_atomically
 from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError
-from zb_hdf5.opening import BACKENDS
+from zb_hdf5.formats.registry import BACKENDS
 from zb_hdf5.spec import (
     DEFAULT_SPLIT,
     INDEX_FORMAT,

@@ -22,7 +22,7 @@ from zb_hdf5.core.digests import crc32_array
 from zb_hdf5.core.publishing import PartialFile
 from zb_hdf5.errors import ArgumentError, ClosedError, ConvertError
 from zb_hdf5.formats.hdf5.writer import HDF5BatchWriter
-from zb_hdf5.opening import BACKENDS
+from zb_hdf5.formats.registry import BACKENDS
 from zb_hdf5.spec import CRC32_CHUNK_ROWS, NO_SHA256, SHARD_PREFIX, StoreMeta, combine_sha256
 from zb_hdf5.store.index import ShardEntry, ShardIndex
 

@@ -20,7 +20,7 @@ from zb_hdf5.columns.source import BatchSource
 from zb_hdf5.core.extents import ExtentFile
 from zb_hdf5.core.open_files import OpenFiles
 from zb_hdf5.errors import BackendError, ChecksumError, FormatError, IncompleteError
-from zb_hdf5.opening import BACKENDS
+from zb_hdf5.formats.registry import BACKENDS
 from zb_hdf5.spec import INDEX_NAME, StoreMeta, TokenArray, content_fingerprint, live_fingerprint
 from zb_hdf5.store.index import ShardEntry, ShardIndex
 

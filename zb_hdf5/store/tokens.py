@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from zb_hdf5.core.files import Identity
 from zb_hdf5.core.open_files import OpenFiles
+from zb_hdf5.core.paths import local_path
 from zb_hdf5.errors import ArgumentError, BatchIndexError, FormatError, IncompleteError
 from zb_hdf5.formats.hdf5.stream_reader import (
     StreamInspection,
@@ -24,7 +25,6 @@ from zb_hdf5.formats.hdf5.stream_reader import (
     read_doc_offsets,
 )
 from zb_hdf5.formats.npy import read_npy_header
-from zb_hdf5.opening import local_path
 from zb_hdf5.spec import DEFAULT_SPLIT, INDEX_NAME, NO_BOUNDARY, TokenArray, combine_sha256
 from zb_hdf5.store.stream_index import StreamIndex
 

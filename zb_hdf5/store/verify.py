@@ -9,13 +9,15 @@ from functools import partial
 from pathlib import Path
 
 from zb_hdf5.columns.reader import BatchReader
+from zb_hdf5.core.paths import local_path
 from zb_hdf5.errors import ChecksumError, FormatError, IncompleteError, ZbError
 from zb_hdf5.formats.native import Face, face_of
-from zb_hdf5.opening import BACKENDS, detect_backend, is_stream, local_path, open_reader
+from zb_hdf5.formats.registry import BACKENDS, detect_backend
 from zb_hdf5.spec import INDEX_NAME
 from zb_hdf5.store.index import ShardEntry, ShardIndex
-from zb_hdf5.store.tokens import MmapTokenStore
-from zb_hdf5.store.verify_stream import ShardReport, verify_stream
+from zb_hdf5.store.kinds import is_stream
+from zb_hdf5.store.report import ShardReport
+from zb_hdf5.store.verify_stream import verify_stream
 
 Progress = Callable[[int], None]
 
@@ -130,16 +132,3 @@ def _check_entry(index: ShardIndex, entry: ShardEntry, reader: BatchReader, repo
 def _compare_sha256(path: Path, expected: str, found: str) -> None:
     if expected != found:
         raise ChecksumError(f"{path}: {INDEX_NAME} says sha256 {expected}, its tokens give {found}; restore it")
-
-
-def total_tokens(path: str | os.PathLike[str]) -> int:
-    """Return how many tokens there are to check, or 0 where that cannot be told without opening a damaged file."""
-    path = Path(path)
-    try:
-        if is_stream(path):
-            with MmapTokenStore(path) as tokens:
-                return tokens.num_tokens
-        with open_reader(path) as reader:
-            return reader.num_batches * reader.meta.batch_tokens
-    except (ZbError, OSError):
-        return 0

@@ -7,8 +7,6 @@ import os
 import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from enum import StrEnum
 from math import prod
 from pathlib import Path
 from typing import Final
@@ -25,58 +23,17 @@ from zb_hdf5.formats.hdf5.stream_reader import (
 )
 from zb_hdf5.formats.npy import read_npy_header
 from zb_hdf5.spec import INDEX_NAME
+from zb_hdf5.store.report import ShardReport
 from zb_hdf5.store.stream_index import StreamEntry, StreamIndex
 from zb_hdf5.store.tokens import npy_files
 
 Progress = Callable[[int], None]
+
+
 #: What a `.npy` file would need to be verified.
 NPY_MISSING: Final = (
     ".npy files hold no digests; convert them to a store, which keeps digests from then on, or keep their sha256sum"
 )
-
-
-class Outcome(StrEnum):
-    """What a check of digests can end in."""
-
-    VERIFIED = "verified"
-    UNVERIFIED = "unverified"  # there was nothing to compare with
-    BAD = "bad"
-
-
-@dataclass
-class ShardReport:
-    """What was found out about one file.
-
-    Attributes
-    ----------
-    sha256
-        Computed from the bytes on disk; empty if they could not be read.
-    total_records
-        Source records behind the batches, as the file says.
-    checks
-        What they were compared with: "crc32", "sha256", "index", "documents", "face" (of a stamped `.batch`).
-    missing
-        What there would have to be to compare the tokens with, and how to get it; empty where they were compared.
-    problem
-        The first thing that is wrong, or None.
-    """
-
-    path: str
-    backend: str = ""
-    num_batches: int = 0
-    token_count: int = 0
-    sha256: str = ""
-    total_records: int = 0
-    checks: list[str] = field(default_factory=list)
-    missing: str = ""
-    problem: ZbError | None = None
-
-    @property
-    def outcome(self) -> Outcome:
-        """What can be said of the file."""
-        if self.problem is not None:
-            return Outcome.BAD
-        return Outcome.UNVERIFIED if self.missing else Outcome.VERIFIED
 
 
 def verify_stream(

@@ -1,0 +1,150 @@
+"""Reads a store while it grows: a reader that shows what is committed now."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from pathlib import Path
+from typing import Any, Final
+
+from zb_hdf5.columns.source import BatchSource
+from zb_hdf5.core.publishing import partial_path
+from zb_hdf5.errors import FormatError, UnavailableError
+from zb_hdf5.formats.hdf5.reader import HDF5BatchReader
+from zb_hdf5.spec import INDEX_NAME
+from zb_hdf5.store.index import ShardEntry, ShardIndex
+from zb_hdf5.store.shards import ShardedReader, ShardedSource
+
+#: Waits between the attempts to open a file that its writer may be closing or renaming.
+RETRY_WAITS_S: Final = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
+
+
+class LiveReader(ShardedReader):
+    """Reads a growing store: what is committed now. See `BatchReader` for what it offers.
+
+    `refresh` shows more. `complete` turns True when the writer has finished the store; a writer that was killed leaves
+    it False. The fingerprint is the same from the first batch to the last, and that of the finished store.
+
+    Parameters
+    ----------
+    path, options
+        As for `ShardedReader`. A growing shard is read through h5py, and has no digests to verify by batch.
+
+    Raises
+    ------
+    FormatError
+        If the index is malformed or names a file that is not there; at `refresh`, also if this is another store now.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], **options: Any) -> None:
+        path = Path(path)
+        self._seen = _signature(path / INDEX_NAME if path.is_dir() else path)  # before the index is read: never too new
+        super().__init__(path, **options)
+        try:
+            self.refresh()
+        except BaseException:
+            self.close()
+            raise
+
+    @staticmethod
+    def _open_source(folder: Path, index: ShardIndex, access: str, verify: str) -> LiveSource:
+        return LiveSource(folder, index, access, verify)
+
+    def refresh(self) -> int:
+        """See what the writer has committed since; return `num_batches`."""
+        if not self.complete and isinstance(self._source, LiveSource):
+            for wait_s in RETRY_WAITS_S:
+                with contextlib.suppress(FileNotFoundError):  # an empty last shard goes when the store is finished
+                    return self._look(self._source)
+                time.sleep(wait_s)
+            self._look(self._source)
+        return self.num_batches
+
+    def _look(self, source: LiveSource) -> int:
+        seen = _signature(self.path / INDEX_NAME)
+        index = self.index if seen == self._seen else ShardIndex.load(self.path)
+        if index.live_id != self.index.live_id:  # its batches may have other numbers
+            raise FormatError(
+                f"{self.path}: was replaced or repaired: expected live_id {self.index.live_id!r}, "
+                f"found {index.live_id!r}; open it again"
+            )
+        self.num_batches = source.refresh(index)
+        self.index, self._seen = index, seen
+        if index.complete:
+            self.complete, self.sha256 = True, index.sha256
+        return self.num_batches
+
+
+class LiveSource(ShardedSource):
+    """The shards of a growing store. The growing one is never let go of: under its first name it is found only once."""
+
+    def _reset(self) -> None:
+        super()._reset()
+        self._followed: tuple[int, str, HDF5BatchReader] | None = None  # process, shard, its reader
+
+    def refresh(self, index: ShardIndex) -> int:
+        """See what was committed since, under the newest index; return how many batches there are."""
+        counts = [shard.num_batches for shard in index.shards]
+        if not index.shards[-1].complete:
+            counts[-1] = self._follow(index.shards[-1]).refresh()
+        with self._lock:
+            self._index = index
+            self._number(counts)  # a batch keeps its number
+        return self._starts[-1]
+
+    def _source(self, shard: int) -> BatchSource:
+        entry = self._index.shards[shard]
+        return super()._source(shard) if entry.complete else self._follow(entry)._source
+
+    def _follow(self, entry: ShardEntry) -> HDF5BatchReader:
+        """Return the reader of the growing shard, opened once in each process.
+
+        That of the last one closes when no thread reads from it any more.
+        """
+        with self._lock:
+            process = os.getpid()
+            if self._followed is None or self._followed[:2] != (process, entry.path):
+                reader = _open_growing(self._folder / entry.path, self._access, self._verify)
+                if (reader.meta.shape, reader.dtype) != (self._index.meta.shape, self._index.meta.dtype):
+                    reader.close()
+                    raise FormatError(
+                        f"{reader.path}: {INDEX_NAME} says {self._index.meta.shape}, found {reader.meta.shape}"
+                    )
+                self._followed = process, entry.path, reader
+            return self._followed[2]
+
+    def close(self) -> None:
+        if self._followed is not None:
+            self._followed[2].close()
+        super().close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in super().__getstate__().items() if name != "_followed"}
+
+
+def _open_growing(path: Path, access: str, verify: str) -> HDF5BatchReader:
+    """Open the growing shard `path`, under the name that it has at this moment.
+
+    Raises
+    ------
+    FileNotFoundError
+        If it has neither name.
+    """
+    for wait_s in RETRY_WAITS_S:
+        with contextlib.suppress(FormatError, UnavailableError):  # opened while it was closed, perhaps
+            return _open_now(path, access, verify)
+        time.sleep(wait_s)
+    return _open_now(path, access, verify)
+
+
+def _open_now(path: Path, access: str, verify: str) -> HDF5BatchReader:
+    with contextlib.suppress(FileNotFoundError):
+        return HDF5BatchReader(partial_path(path), access=access, verify=verify)
+    return HDF5BatchReader(path, access=access, verify=verify)
+
+
+def _signature(path: Path) -> tuple[int, int, int]:
+    """Return what tells one version of a file from the next: it is replaced, never changed."""
+    found = os.stat(path)
+    return found.st_ino, found.st_mtime_ns, found.st_size

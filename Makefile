@@ -1,20 +1,22 @@
 # Everything runs in .venv, made from this folder's own files.
 PYTHON ?= python3
 BIN := .venv/bin
+# as many test processes as this process may use cores
+JOBS ?= $(shell nproc)
 
 .PHONY: demo test lint bench clean
 demo: .venv/installed
 	$(BIN)/zb demo
 
-test: .venv/installed
-	$(BIN)/pytest
+test: .venv/installed-dev
+	$(BIN)/pytest --numprocesses $(JOBS) --dist worksteal
 
-lint: .venv/installed
+lint: .venv/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: .venv/installed
+bench: .venv/installed-dev
 	$(BIN)/python -m benchmarks read
 	$(BIN)/python -m benchmarks loader
 	$(BIN)/python -m benchmarks paths
@@ -22,9 +24,14 @@ bench: .venv/installed
 	$(BIN)/python -m benchmarks window
 	$(BIN)/python -m benchmarks tokenize
 
+# the demo needs the package and nothing else; the tools come on top of it
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --upgrade pip
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable .
+	touch $@
+
+.venv/installed-dev: .venv/installed
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 

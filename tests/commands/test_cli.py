@@ -200,12 +200,6 @@ def test_zb_convert_is_the_same_group(places, tmp_path):
     assert (tmp_path / "a.h5").read_bytes() == (tmp_path / "b.h5").read_bytes()
 
 
-def test_zb_says_its_version():
-    result = run(zb, "--version")
-    assert result.exit_code == 0
-    assert "0.1" in result.stdout
-
-
 # --- streams ---------------------------------------------------------------------------------------------------
 
 REPORTING = [name for name in LEAVES if name != "demo"]  # a show for people, made of the other commands

@@ -34,6 +34,8 @@ S, B = 64, 32
 NUM_SHARDS = 6
 OPTIONS = ("--batch-size", B, "--seq-len", S, "--shards", NUM_SHARDS)
 CONVERT = "from zb_hdf5.converters.cli import convert; convert()"
+#: Beside Python comes first: an MPI library from a wheel is the one that mpi4py takes.
+MPIEXEC = shutil.which("mpiexec", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
 
 
 def save(path, num_batches=60, first=0):
@@ -117,10 +119,10 @@ def test_several_processes_write_the_same_bytes(command, source, whole, tmp_path
     assert snapshot(tmp_path / "out1") == snapshot(tmp_path / "out3")
 
 
-@pytest.mark.skipif(shutil.which("mpiexec") is None, reason="needs an MPI library")
+@pytest.mark.skipif(MPIEXEC is None, reason="needs an MPI library")
 def test_mpi_ranks_write_the_same_bytes(source, whole, tmp_path):
     pytest.importorskip("mpi4py")
-    command = ["mpiexec", "-n", "3", sys.executable, "-c", CONVERT, "npy-to-hdf5", source, tmp_path / "out", *OPTIONS]
+    command = [MPIEXEC, "-n", "3", sys.executable, "-c", CONVERT, "npy-to-hdf5", source, tmp_path / "out", *OPTIONS]
     environment = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
                    "OMPI_MCA_rmaps_base_oversubscribe": "1"}  # fmt: skip
     command = [*map(str, command), "--executor", "mpi", "--json"]

@@ -31,6 +31,7 @@ from zb_hdf5 import (
     StoreMeta,
     UnavailableError,
     ZbError,
+    __version__,
     open_reader,
     open_writer,
     verify_store,
@@ -100,7 +101,7 @@ def test_attributes_and_their_types(path, tokens):
         root, batches = h5.attrs, h5["batches"].attrs
         assert sorted(root) == sorted(ROOT_ATTRIBUTES)
         assert (text(root["format"]), text(root["tokenizer"])) == ("zb-batches", "")
-        assert text(root["creator"]).startswith("zb_hdf5")
+        assert text(root["creator"]).startswith(f"zb_hdf5 {__version__} (h5py {h5py.__version__}, HDF5 ")
         numbers = {name: int(root[name]) for name in ROOT_ATTRIBUTES if name not in ("format", "creator", "tokenizer")}
         assert numbers == {
             "format_version": 1, "batch_size": 3, "seq_len": 10, "seed": 42,

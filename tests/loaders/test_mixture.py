@@ -9,10 +9,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import zb_hdf5.loaders.mixed
 from zb_hdf5 import ArgumentError, Loader, MixedLoader, StateError, open_reader, open_writer
 from zb_hdf5.loaders.mixed import Schedule
 
 SIZES = {"web": 30, "code": 11, "maths": 5}
+
+
+@pytest.fixture
+def short_orders(monkeypatch):
+    """Compute 16 steps ahead: 2048 would be hundreds of epochs of sources so small, and no seam would be seen."""
+    monkeypatch.setattr(zb_hdf5.loaders.mixed, "ORDER_STEPS", 16)
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +78,7 @@ def test_each_source_yields_its_own_shuffled_epochs(stores):
         assert all(torch.equal(a, b) for a, b in zip(batches, expected, strict=False))
 
 
+@pytest.mark.usefixtures("short_orders")
 @pytest.mark.parametrize("prefetch", [0, 3])
 @pytest.mark.parametrize(("before", "after"), [(1, 1), (1, 4), (4, 2), (3, 5)])
 def test_resume_on_any_number_of_ranks_gives_the_same_global_sequence(stores, before, after, prefetch):
@@ -102,6 +110,7 @@ def test_resume_on_any_number_of_ranks_gives_the_same_global_sequence(stores, be
     assert all(torch.equal(a, b) for a, b in zip(whole, first + second, strict=True))
 
 
+@pytest.mark.usefixtures("short_orders")
 def test_changed_weights_hold_from_their_step_on(stores):
     mixed = MixedLoader(stores, WEIGHTS, rank=0, world_size=1)
     iterator = iter(mixed)
@@ -114,6 +123,7 @@ def test_changed_weights_hold_from_their_step_on(stores):
     assert mixed.counts() == {"web": before["web"] + 10, "code": before["code"] + 10, "maths": before["maths"] + 80}
 
 
+@pytest.mark.usefixtures("short_orders")
 def test_impossible_mixtures_are_refused(stores, tmp_path):
     for weights in ({"web": 1}, {**WEIGHTS, "web": 0}, {**WEIGHTS, "web": -1}, {**WEIGHTS, "web": float("nan")}):
         with pytest.raises(ArgumentError):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from zb_hdf5 import __version__
 from zb_hdf5.console import (
     CommandGroup,
     ExistingPath,
@@ -41,7 +42,7 @@ class ZbGroup(CommandGroup):
 
 
 @click.group(cls=ZbGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.version_option(package_name="zb_hdf5")
+@click.version_option(__version__)
 def zb() -> None:
     """Token batches in HDF5 and .batch files: look at them, check them, convert them."""
 

@@ -13,6 +13,7 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
+from zb_hdf5 import __version__
 from zb_hdf5.core.files import Identity, identity_of, regular, require_bytes, require_identity, require_regular
 from zb_hdf5.core.publishing import NO_LOCKS
 from zb_hdf5.errors import FormatError, IncompleteError, UnavailableError, ZbError
@@ -20,7 +21,7 @@ from zb_hdf5.spec import HDF5_ALIGNMENT, HDF5_LIBVER
 
 #: What zeros and ascending numbers shrink to by the common filters, at most.
 FILTER_RATIO: Final = 4096
-CREATOR: Final = f"zb_hdf5 (h5py {h5py.__version__}, HDF5 {h5py.version.hdf5_version})"
+CREATOR: Final = f"zb_hdf5 {__version__} (h5py {h5py.__version__}, HDF5 {h5py.version.hdf5_version})"
 
 
 def open_h5(path: Path | str, mode: str = "r", **options: Any) -> h5py.File:

@@ -1,0 +1,125 @@
+"""The project around the code: one version, and guides that name what is there."""
+
+import importlib.metadata
+import re
+import tomllib
+from functools import cache
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from test_layers import needs_of
+
+import zb_hdf5
+from zb_hdf5.commands.zb import zb
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+# --- one version -----------------------------------------------------------------------------------------------
+
+
+def test_the_version_is_written_once():
+    assert PROJECT["project"]["dynamic"] == ["version"]
+    assert "version" not in PROJECT["project"]
+    assert PROJECT["tool"]["setuptools"]["dynamic"]["version"]["attr"] == "zb_hdf5.__version__"
+    sources = [path for folder in ("zb_hdf5", "converters") for path in (ROOT / folder).rglob("*.py")]
+    holders = {path.resolve() for path in sources if f'"{zb_hdf5.__version__}"' in path.read_text(encoding="utf-8")}
+    assert holders == {ROOT / "zb_hdf5" / "__init__.py"}
+
+
+def test_zb_says_its_version_also_where_nothing_is_installed(monkeypatch):
+    def not_installed(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", not_installed)
+    result = CliRunner().invoke(zb, ["--version"])
+    assert (result.exit_code, result.stdout) == (0, f"zb, version {zb_hdf5.__version__}\n")
+
+
+def test_the_changelog_has_what_is_not_released_yet_on_top():
+    headings = re.findall(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert headings[0] == "Unreleased"
+
+
+# --- guides that name what is there ----------------------------------------------------------------------------
+
+GUIDES = ("CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", ".github/pull_request_template.md")
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+#: A name in backticks that holds a slash, or ends like a file.
+PATH_IN_TEXT = re.compile(r"`([\w.][\w./-]*(?:/[\w./-]*|\.(?:py|md|toml|txt|yml|yaml)))`")
+
+
+def code_of(text):
+    """Return what is set as code: in backticks, and in blocks."""
+    blocks = re.findall(r"```\n(.*?)```", text, re.DOTALL)
+    return "\n".join([*blocks, *re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))])
+
+
+@pytest.mark.parametrize("guide", GUIDES)
+def test_every_make_target_that_a_guide_names_exists(guide):
+    named = set(re.findall(r"\bmake (\w+)", code_of((ROOT / guide).read_text(encoding="utf-8"))))
+    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    assert named <= targets
+    if guide == "CONTRIBUTING.md":
+        assert named == targets
+
+
+@pytest.mark.parametrize("guide", GUIDES)
+def test_every_path_that_a_guide_names_exists(guide):
+    named = PATH_IN_TEXT.findall((ROOT / guide).read_text(encoding="utf-8"))
+    missing = [name for name in named if not (ROOT / name).exists() and not name.startswith(".venv")]
+    assert not missing
+    if guide == "CONTRIBUTING.md":
+        assert len(named) > 40  # the pattern still finds them
+
+
+def walks():
+    """Return the modules of each numbered list of the guide."""
+    chapter = CONTRIBUTING.split("## Where things are")[1].split("## Add a file format")[0]
+    lists = re.findall(r"(?:^\d+\. `.*\n)+", chapter, re.MULTILINE)
+    return [re.findall(r"^\d+\. `([\w/]+)\.py`", steps, re.MULTILINE) for steps in lists]
+
+
+direct_needs_of = cache(needs_of)
+
+
+def everything_needed_by(module):
+    """Return the modules that a module needs, and those that they need."""
+    found, waiting = set(), [module]
+    while waiting:
+        new = direct_needs_of(waiting.pop()) - found
+        found |= new
+        waiting.extend(new)
+    return found
+
+
+@pytest.mark.parametrize("walk", walks(), ids=lambda walk: walk[0])
+def test_no_step_of_a_walk_goes_back_up(walk):
+    """No module on the way needs one that the record, the document or the state has already passed."""
+    modules = [f"zb_hdf5.{path.removeprefix('zb_hdf5/').replace('/', '.')}" for path in walk]
+    for number, module in enumerate(modules):
+        assert not everything_needed_by(module) & {*modules[:number]}, module
+
+
+def test_the_guide_walks_a_record_a_document_and_a_state():
+    assert len(walks()) == 4
+    assert all(len(walk) >= 5 for walk in walks())
+
+
+# --- what others run -------------------------------------------------------------------------------------------
+
+
+def test_the_workflow_runs_what_ci_runs_on_the_pythons_that_are_promised():
+    workflow = (ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8")
+    assert "run: .ci/run" in workflow
+    promised = [name.rpartition(" ")[2] for name in PROJECT["project"]["classifiers"] if "Python :: 3." in name]
+    assert re.findall(r'"(3\.\d+)"', workflow) == promised
+    assert PROJECT["project"]["requires-python"] == f">={promised[0]}"
+
+
+def test_what_the_tests_run_beside_is_pinned():
+    pinned = {line.split("==")[0] for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line}
+    wanted = PROJECT["project"]["dependencies"] + PROJECT["project"]["optional-dependencies"]["test"]
+    assert {re.match(r"[\w-]+", name)[0] for name in wanted} <= pinned

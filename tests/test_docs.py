@@ -84,7 +84,7 @@ def test_python_examples_run(tmp_path, monkeypatch):
     parquet, table = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow").table
     Path("text").mkdir()
     for name in ("shard_00000", "shard_00001"):
-        parquet.write_table(table({"text": ["once upon a time"]}), f"text/{name}.parquet")
+        parquet.write_table(table({"text": ["once upon a time"] * 5000}), f"text/{name}.parquet")
     examples = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     assert len(examples) == 4
     seen = []

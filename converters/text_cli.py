@@ -291,11 +291,11 @@ def _streams_json(report: StreamReport) -> dict[str, Any]:
     index = report.index
     return {
         "path": str(report.destination),
-        "dtype": index.dtype.name,
+        "dtype": index.meta.dtype.name,
         "num_shards": len(index.shards),
         "shards_kept": report.shards_kept,
         "shards_written": len(index.shards) - report.shards_kept,
-        "documents": index.document_count,
+        "documents": index.meta.document_count,
         "documents_dropped": report.tally.dropped.counts,
         "documents_dropped_first": report.tally.dropped.first,
         "tokens_in": report.tally.accounts.tokens_in,
@@ -316,7 +316,7 @@ def _streams_lines(report: StreamReport) -> list[tuple[str, str]]:
         shards = f"kept {report.shards_kept:,} shards, wrote {len(index.shards) - report.shards_kept:,}"
     return [
         ("wrote", f"{report.destination} ({shards}{f', {val:,} of them val' if val else ''})"),
-        ("documents", f"{index.document_count:,}"),
+        ("documents", f"{index.meta.document_count:,}"),
         ("tokens", f"{accounts.tokens_in:,} in = {index.token_count:,} stored + {cut} dropped"),
         ("sha256", index.sha256),
         ("speed", _speed(accounts.tokens_in, report.tokens_kept, report.seconds)),

@@ -26,8 +26,6 @@ from zb_hdf5 import (
     ShardedReader,
     ShardIndex,
     StoreMeta,
-    StreamEntry,
-    StreamIndex,
     TextLoader,
     WindowReader,
     fetch_shards,
@@ -50,6 +48,7 @@ from zb_hdf5.converters.sources.store import StoreSource
 from zb_hdf5.formats.dual import check, stamp, unstamp
 from zb_hdf5.maintenance.rebuild import rebuild_index
 from zb_hdf5.maintenance.repair import repair, repair_file
+from zb_hdf5.store.streams import index_streams
 from zb_hdf5.text.documents import open_documents
 from zb_hdf5.text.training import train_tokenizer
 
@@ -79,11 +78,9 @@ def made(tmp_path_factory, write_file, write_store):
     write_store(folder / "store", BATCHES, (1,))
     with HDF5ShardWriter(folder / "stream.h5") as writer:
         writer.write_documents(np.arange(5000), [5000])
-        info = writer.finish()
     (folder / "streams").mkdir()
     shutil.copy(folder / "stream.h5", folder / "streams")
-    entry = StreamEntry("stream.h5", info.token_count, info.document_count, info.sha256)
-    StreamIndex(np.dtype("<u4"), (entry,)).save(folder / "streams")
+    index_streams([folder / "streams" / "stream.h5"]).save(folder / "streams")
     (folder / "npy").mkdir()
     for name in ("a", "b"):
         np.save(folder / "npy" / f"{name}.npy", ROWS.reshape(-1))
@@ -131,9 +128,9 @@ READERS = {
     "ShardIndex.save": ("store", lambda path: ShardIndex.load(path).save(path)),
     "ShardIndex.from_json": ("store/shards.json", lambda path: ShardIndex.from_json(Path(path).read_text(), path)),
     "ShardEntry.file": ("store", lambda path: ShardIndex.load(path).shards[0].file(path)),
-    "StreamIndex.load": ("streams", StreamIndex.load),
-    "StreamIndex.save": ("streams", lambda path: StreamIndex.load(path).save(path)),
-    "StreamIndex.from_json": ("streams/shards.json", lambda path: StreamIndex.from_json(Path(path).read_text(), path)),
+    "ShardIndex.load": ("streams", ShardIndex.load),
+    "ShardIndex.save": ("streams", lambda path: ShardIndex.load(path).save(path)),
+    "ShardIndex.from_json": ("streams/shards.json", lambda path: ShardIndex.from_json(Path(path).read_text(), path)),
     "describe": ("store", describe),
     "diagnose": ("store", diagnose),
     "stamp, check, unstamp": ("x.batch", lambda path: (stamp(path), check(path), unstamp(path))),

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
         ZbError,
     )
     from zb_hdf5.formats.hdf5.reader import HDF5BatchReader
-    from zb_hdf5.formats.hdf5.stream_writer import HDF5ShardWriter, StreamInfo
+    from zb_hdf5.formats.hdf5.stream_writer import HDF5ShardWriter
     from zb_hdf5.formats.hdf5.writer import HDF5BatchWriter
     from zb_hdf5.formats.native import BatchFileReader, BatchFileWriter
     from zb_hdf5.formats.registry import BACKENDS
@@ -39,12 +39,12 @@ if TYPE_CHECKING:
     from zb_hdf5.loaders.text import TextLoader
     from zb_hdf5.opening import open_reader, open_writer
     from zb_hdf5.spec import StoreMeta
-    from zb_hdf5.store.index import ShardEntry, ShardIndex
+    from zb_hdf5.store.index import ShardIndex
     from zb_hdf5.store.live import LiveStoreWriter
     from zb_hdf5.store.live_reader import LiveReader
     from zb_hdf5.store.report import ShardReport
     from zb_hdf5.store.shards import ShardedReader
-    from zb_hdf5.store.stream_index import StreamEntry, StreamIndex
+    from zb_hdf5.store.table import ShardEntry
     from zb_hdf5.store.tokens import MmapTokenStore
     from zb_hdf5.store.verify import verify_store
     from zb_hdf5.text.tokenizers import Tokenizer, load_tokenizer
@@ -64,7 +64,7 @@ _HOME = {
         "UnverifiableError", "ZbError",
     ),
     "formats.hdf5.reader": ("HDF5BatchReader",),
-    "formats.hdf5.stream_writer": ("HDF5ShardWriter", "StreamInfo"),
+    "formats.hdf5.stream_writer": ("HDF5ShardWriter",),
     "formats.hdf5.writer": ("HDF5BatchWriter",),
     "formats.native": ("BatchFileReader", "BatchFileWriter"),
     "formats.registry": ("BACKENDS",),
@@ -75,12 +75,12 @@ _HOME = {
     "loaders.text": ("TextLoader",),
     "opening": ("open_reader", "open_writer"),
     "spec": ("StoreMeta",),
-    "store.index": ("ShardEntry", "ShardIndex"),
+    "store.index": ("ShardIndex",),
     "store.live": ("LiveStoreWriter",),
     "store.live_reader": ("LiveReader",),
     "store.report": ("ShardReport",),
     "store.shards": ("ShardedReader",),
-    "store.stream_index": ("StreamEntry", "StreamIndex"),
+    "store.table": ("ShardEntry",),
     "store.tokens": ("MmapTokenStore",),
     "store.verify": ("verify_store",),
     "text.tokenizers": ("Tokenizer", "load_tokenizer"),

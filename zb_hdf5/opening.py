@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from zb_hdf5.columns.reader import BatchReader, require_choice, require_options
 from zb_hdf5.columns.writer import BatchWriter
 from zb_hdf5.core.paths import local_path
 from zb_hdf5.core.publishing import PARTIAL_SUFFIX, partial_path
 from zb_hdf5.errors import ArgumentError, BackendError
-from zb_hdf5.formats.registry import BACKENDS, _load, backend_of_suffix, detect_backends
+from zb_hdf5.formats.registry import BACKENDS, backend_of_suffix, detect_backends
 from zb_hdf5.spec import DEFAULT_SPLIT, INDEX_NAME, StoreMeta, stored_dtype
 from zb_hdf5.store.kinds import is_stream
 
@@ -104,17 +103,20 @@ def _open_windows(path: Path, backend: str, dataset: str | None, **options: Any)
 
 def _open_store(path: Path, backend: str, access: str, verify: str, split: str | None) -> BatchReader:
     from zb_hdf5.store.index import ShardIndex
-    from zb_hdf5.store.live_reader import LiveReader
     from zb_hdf5.store.shards import ShardedReader
 
     if verify == "store":
-        problems = [report.problem for report in _load("zb_hdf5.store.verify:verify_store")(path) if report.problem]
+        from zb_hdf5.store.verify import verify_store
+
+        problems = [report.problem for report in verify_store(path) if report.problem]
         if problems:
             raise problems[0]
         verify = "none"
     options: dict[str, Any] = {"backend": backend, "access": access, "verify": verify, "split": split}
     index = ShardIndex.load(path)
     if not index.complete:
+        from zb_hdf5.store.live_reader import LiveReader  # h5py, which a finished store does not need
+
         return LiveReader(path, **options)
     return ShardedReader(path, index=index, **options)
 
@@ -163,8 +165,9 @@ def open_writer(
             raise ArgumentError(
                 f"{path}: a live store has HDF5 shards and replaces nothing: leave out the other option"
             )
-        live_writer = cast(Callable[..., BatchWriter], _load("zb_hdf5.store.live:LiveStoreWriter"))
-        return live_writer(path, meta, shard_batches=shard_batches, durable=durable)
+        from zb_hdf5.store.live import LiveStoreWriter
+
+        return LiveStoreWriter(path, meta, shard_batches=shard_batches, durable=durable)
     if shard_batches:
         raise ArgumentError(f"{path}: shard_batches={shard_batches} is for live=True")
     if backend == "auto":

@@ -6,7 +6,6 @@ Nothing here opens a file. The README's format tables are tested against this mo
 from __future__ import annotations
 
 import hashlib
-import re
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -73,8 +72,8 @@ BATCHES_ATTRIBUTES: Final[dict[str, np.dtype[Any]]] = {
     "sha256": np.dtype("S64"),  # 64 zeros until complete
     "complete": np.dtype("u1"),
 }
-NO_SHA256: Final = "0" * 64
-SHA256_TEXT: Final = re.compile("[0-9a-f]{64}")
+SHA256_CHARS: Final = 64
+NO_SHA256: Final = "0" * SHA256_CHARS
 
 
 def meta_block_bytes(expected_batches: int) -> int:
@@ -114,13 +113,30 @@ TOKENS_ATTRIBUTES: Final[dict[str, np.dtype[Any]]] = {
     "doc_offsets_crc32": np.dtype("<u4"),  # of all rows of doc_offsets; 0 until complete
 }
 
-# --- shards.json, version 1 ------------------------------------------------------------------------------------
+# --- shards.json, version 2 ------------------------------------------------------------------------------------
 
 INDEX_NAME: Final = "shards.json"
 INDEX_FORMAT: Final = "zb-shards"
-INDEX_VERSION: Final = 1
+INDEX_VERSION: Final = 2
 BATCHES_LAYOUT: Final = "batches"
 STREAM_LAYOUT: Final = "stream"
+#: Layout -> the column that holds the tokens.
+TOKEN_COLUMNS: Final = {BATCHES_LAYOUT: BATCHES, STREAM_LAYOUT: TOKENS}
+NOT_KNOWN: Final = -1  # a number that nobody has stored
+#: Layout -> the keys of the index that say what all shards share.
+INDEX_META_KEYS: Final = {
+    BATCHES_LAYOUT: ("batch_size", "seq_len", "seed", "total_records", "document_count", "vocab_size"),
+    STREAM_LAYOUT: ("chunk_tokens", "boundary_token_id", "document_count", "vocab_size"),
+}
+#: Key of `shards` -> attribute of an entry, and the JSON type of each element of its array.
+INDEX_SHARD_KEYS: Final[dict[str, tuple[str, type[Any]]]] = {
+    "path": ("path", str), "backend": ("backend", str), "bytes": ("num_bytes", int),
+    "num_batches": ("num_batches", int), "token_count": ("token_count", int), "sha256": ("sha256", str),
+    "crc32": ("crc32", int), "document_count": ("document_count", int), "split": ("split", str),
+    "complete": ("complete", bool),
+}  # fmt: skip
+#: Keys of one element of `columns`: how many runs each shard has (-1: not known), and the runs of all shards.
+INDEX_COLUMN_KEYS: Final = ("runs", "offset", "stride", "chunks")
 SHARD_PREFIX: Final = "shard-"
 DEFAULT_SPLIT: Final = "train"
 LIVE_PREFIX: Final = "live:"  # of the fingerprint of a store that was written live
@@ -149,6 +165,11 @@ class StoreMeta:
         0 when unknown.
     tokenizer
         JSON text that describes the tokenizer; empty when unknown.
+    boundary_token_id
+        Of a stream: the token between documents, -1 for none.
+    layout
+        "batches", or "stream". A stream counts each of its chunks as a batch of one record; its last chunk may hold
+        fewer tokens.
 
     Raises
     ------
@@ -164,6 +185,8 @@ class StoreMeta:
     document_count: int = 0
     vocab_size: int = 0
     tokenizer: str = ""
+    boundary_token_id: int = NO_BOUNDARY
+    layout: str = BATCHES_LAYOUT
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "seq_len", "seed", "total_records", "document_count", "vocab_size"):
@@ -194,6 +217,20 @@ class StoreMeta:
     def batch_tokens(self) -> int:
         """Tokens in one batch."""
         return self.batch_size * self.seq_len
+
+    @property
+    def column(self) -> str:
+        """Name of the column that holds the tokens."""
+        return TOKEN_COLUMNS[self.layout]
+
+    @property
+    def chunk_tokens(self) -> int:
+        """Tokens in one chunk of a stream."""
+        return self.batch_tokens
+
+    def batches_of(self, token_count: int) -> int:
+        """Return how many batches hold so many tokens: the last chunk of a stream may be short, a batch never is."""
+        return -(-token_count // self.batch_tokens)
 
     @property
     def batch_bytes(self) -> int:
@@ -350,7 +387,20 @@ def bad_token_message(what: object, where: str, value: object, meta: StoreMeta) 
 
 def is_sha256(text: str) -> bool:
     """Return whether `text` is 64 lower-case hexadecimal digits."""
-    return SHA256_TEXT.fullmatch(text) is not None
+    return len(text) == SHA256_CHARS and is_hexadecimal(text)
+
+
+def is_hexadecimal(text: str) -> bool:
+    """Return whether `text` has lower-case hexadecimal digits only."""
+    return not text.encode("utf-8", "replace").translate(None, b"0123456789abcdef")
+
+
+def is_file_name(text: str) -> bool:
+    """Return whether `text` can be the path of a file: no NUL, and nothing that UTF-8 cannot hold."""
+    try:
+        return b"\0" not in text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
 
 
 def combine_sha256(shard_digests: Iterable[str]) -> str:

@@ -20,7 +20,8 @@ from zb_hdf5.converters.pipeline.shard import Progress, no_progress
 from zb_hdf5.core.publishing import PartialDirectory, partial_path
 from zb_hdf5.formats.hdf5.stream_writer import HDF5ShardWriter
 from zb_hdf5.spec import NO_BOUNDARY, SHARD_PREFIX, stored_dtype
-from zb_hdf5.store.stream_index import StreamEntry, StreamIndex
+from zb_hdf5.store.index import ShardIndex
+from zb_hdf5.store.streams import index_streams
 from zb_hdf5.text.documents import DocumentFile
 from zb_hdf5.text.tokenizers import Tokenizer, load_tokenizer, token_dtype
 
@@ -44,10 +45,6 @@ class StreamTask:
             with contextlib.suppress(OSError):
                 return path.stat().st_size // stored_dtype(self.dtype).itemsize
         return 0
-
-    def entry(self, done: FinishedTokens) -> StreamEntry:
-        """Return its row of the index."""
-        return StreamEntry(self.path.name, done.token_count, done.tally.documents, done.sha256, self.plan.split)
 
 
 def write_stream(task: StreamTask, progress: Progress = no_progress) -> FinishedTokens:
@@ -82,7 +79,7 @@ class StreamReport:
     """What was written, and how much of it was kept from an earlier run."""
 
     destination: Path
-    index: StreamIndex
+    index: ShardIndex
     tally: Tally
     seconds: float
     shards_kept: int = 0
@@ -168,7 +165,7 @@ class ShardedTokenizationPipeline:
                 tally.merge(shard.tally)
             if not tally.documents:
                 raise ConvertError(f"{self._files[0].path}: {tally.no_documents(len(self._files))}")
-            index = self._index(tuple(map(StreamTask.entry, tasks, finished)))
+            index = self._index(tasks)
             index.save(folder.partial_path)
             folder.on_published(remove_journals)
         shards_kept, tokens_kept = sum(shard.kept for shard in finished), FinishedTokens.tokens_kept(finished)
@@ -182,13 +179,7 @@ class ShardedTokenizationPipeline:
             json.dumps(tokenizer.description), num_threads,
         )  # fmt: skip
 
-    def _index(self, entries: tuple[StreamEntry, ...]) -> StreamIndex:
-        tokenizer, boundary = self._tokenizer, self._recipe.boundary_token_id
-        return StreamIndex(
-            stored_dtype(token_dtype(tokenizer)),
-            entries,
-            NO_BOUNDARY if boundary is None else boundary,
-            tokenizer.vocab_size,
-            json.dumps(tokenizer.description),
-            {**describe_files(self._files, self._kind, self._recipe), "work": digest_of_work(self._work, {})},
-        )
+    def _index(self, tasks: Sequence[StreamTask]) -> ShardIndex:
+        splits = {task.path.name: task.plan.split for task in tasks}
+        source = {**describe_files(self._files, self._kind, self._recipe), "work": digest_of_work(self._work, {})}
+        return index_streams([task.path for task in tasks], splits=splits, source=source)

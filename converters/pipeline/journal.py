@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import re
-from dataclasses import asdict
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -80,7 +79,7 @@ def append_line(path: Path, line: str) -> None:
 
 def _line(shard: int, done: FinishedShard) -> str:
     rest = {"max_token": done.max_token, "frame_sha256": done.frame_sha256}
-    return json.dumps({"shard": shard, "entry": asdict(done.entry), **rest})
+    return json.dumps({"shard": shard, "entry": done.entry.to_json(), **rest})
 
 
 def journal_paths(folder: Path) -> dict[Part, Path]:
@@ -120,7 +119,7 @@ def read_journal(path: Path) -> Record:
         finished = {}
         for text in rest:
             line = json.loads(text)
-            entry = ShardEntry(**line["entry"])
+            entry = ShardEntry.from_json(line["entry"])
             frame_sha256 = str(line.get("frame_sha256", ""))  # of an earlier version: that shard is written again
             finished[int(line["shard"])] = FinishedShard(entry, int(line["max_token"]), frame_sha256)
         files = {name: (int(state[0]), int(state[1])) for name, state in plan["files"].items()}

@@ -31,7 +31,7 @@ from zb_hdf5.converters.sources.registry import FORMATS
 from zb_hdf5.converters.sources.source import Source
 from zb_hdf5.core.digests import TokenDigest
 from zb_hdf5.core.publishing import partial_path, write_atomically
-from zb_hdf5.spec import CRC32_SUFFIX, DEFAULT_SPLIT, HEADER_BYTES, TokenArray
+from zb_hdf5.spec import BATCHES, CRC32_SUFFIX, DEFAULT_SPLIT, TokenArray
 
 Progress = Callable[[int], None]
 #: Size in bytes and mtime in ns.
@@ -184,7 +184,7 @@ def frame_sha256(task: ShardTask, entry: ShardEntry) -> str:
     with open(task.path, "rb", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
         end = 0  # of the tokens so far
-        for start in chain(_token_places(task, entry, size), [size]):
+        for start in chain(_token_places(entry), [size]):
             if start > end:
                 digest.update(f"{end} {start} ".encode())
                 for piece in range(end, start, GROUP_BYTES):
@@ -196,14 +196,9 @@ def frame_sha256(task: ShardTask, entry: ShardEntry) -> str:
     return digest.hexdigest()
 
 
-def _token_places(task: ShardTask, entry: ShardEntry, size: int) -> Iterator[int]:
+def _token_places(entry: ShardEntry) -> Iterator[int]:
     """Yield where each batch begins."""
-    meta = task.meta
-    if task.target == "npy":
-        runs = [[size - entry.num_batches * meta.batch_bytes, meta.batch_bytes, entry.num_batches]]
-    else:
-        runs = entry.extents or [[HEADER_BYTES, meta.padded_batch_bytes, entry.num_batches]]
-    for first, stride, count in runs:
+    for first, stride, count in entry.columns[BATCHES]:
         yield from range(first, first + count * stride, stride)
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5 import ArgumentError, ConvertError, IncompleteError, ShardInfo, StoreMeta
-from zb_hdf5.columns.writer import FileWriter
+from zb_hdf5.columns.writer import Columns, FileWriter
 from zb_hdf5.converters.sources.open_files import OpenFiles
 from zb_hdf5.converters.sources.source import Accounts
 from zb_hdf5.core.extents import Run
@@ -26,7 +26,15 @@ from zb_hdf5.core.files import regular
 from zb_hdf5.core.order import write_order
 from zb_hdf5.core.publishing import PARTIAL_SUFFIX, write_fully
 from zb_hdf5.formats.npy import read_npy_header
-from zb_hdf5.spec import TokenArray, bad_token_message, find_bad_token, require_integers, stored_dtype, token_limit
+from zb_hdf5.spec import (
+    BATCHES,
+    TokenArray,
+    bad_token_message,
+    find_bad_token,
+    require_integers,
+    stored_dtype,
+    token_limit,
+)
 
 if TYPE_CHECKING:
     from zb_hdf5.core.digests import PendingDigest
@@ -269,12 +277,12 @@ class NpyWriter(FileWriter):
         write_fully(self._file.fd, batches, self._data_offset + self.num_batches * self.meta.batch_bytes)
         self._commit(batches, digest.result())
 
-    def _complete(self, info: ShardInfo) -> tuple[Run, ...]:
+    def _complete(self, info: ShardInfo) -> Columns:
         header = self._header(info.num_batches)
         if len(header) != self._data_offset:
             raise ConvertError(f"{info.path}: expected {self._expected_batches:,} batches, found {info.num_batches:,}")
         write_fully(self._file.fd, header, 0)
-        return ()
+        return {BATCHES: (Run(self._data_offset, self.meta.batch_bytes, info.num_batches),)}
 
     def _release(self) -> None:
         pass

@@ -72,7 +72,9 @@ class StoreSource:
             self.shuffle, self.description = index.shuffle, index.source
             self.shard_batches = [shard.num_batches for shard in index.shards]
             self.shard_splits = [shard.split for shard in index.shards]
-            self.shard_documents = [shard.document_count for shard in index.shards]
+            self.shard_documents = [
+                documents if documents >= 0 else None for documents in index.table.values["document_count"].tolist()
+            ]
             stops = list(accumulate(self.shard_batches))
             cuts = list(zip([0, *stops], stops, strict=False))
             self._sha256 = {cut: shard.sha256 for cut, shard in zip(cuts, index.shards, strict=True)}

@@ -17,7 +17,7 @@ from zb_hdf5.converters.ingest.to_streams import ShardedTokenizationPipeline
 from zb_hdf5.converters.pipeline.engines import Inline, open_engine
 from zb_hdf5.core.publishing import partial_path
 from zb_hdf5.spec import DOC_OFFSETS, TOKENS
-from zb_hdf5.store.stream_index import StreamIndex
+from zb_hdf5.store.index import ShardIndex
 from zb_hdf5.text import documents
 from zb_hdf5.text.documents import open_documents
 
@@ -44,7 +44,7 @@ def files(tmp_path, texts, monkeypatch):
 def stored_documents(store, split=None):
     """Return the documents of a store as h5py and its offsets show them."""
     found = []
-    for shard in StreamIndex.load(store).of_split(split):
+    for shard in ShardIndex.load(store).of_split(split):
         with h5py.File(store / shard.path) as h5:
             tokens, offsets = h5[TOKENS][: shard.token_count], h5[DOC_OFFSETS][: shard.document_count + 1]
             found += [tokens[a:b].tolist() for a, b in pairwise(offsets)]
@@ -62,7 +62,7 @@ def test_documents_are_recovered_by_their_offsets(tmp_path, files, texts, num_sh
     with open_engine("local", workers) as engine:
         report = pipeline.run(tmp_path / "out", engine=engine, num_threads=workers)
     assert stored_documents(tmp_path / "out") == expected(texts)
-    index = StreamIndex.load(tmp_path / "out")
+    index = ShardIndex.load(tmp_path / "out")
     assert index == report.index
     assert len(index.shards) == (num_shards or 2)
     assert (index.boundary_token_id, index.vocab_size, index.dtype.name) == (256, 257, "uint16")
@@ -133,7 +133,7 @@ def test_the_command(tmp_path, files, texts):
     assert result.exit_code == 0, result.output
     report = json.loads(result.stdout)
     assert (report["documents"], report["num_shards"]) == (150, 2)
-    assert report["sha256"] == StreamIndex.load(tmp_path / "out").sha256
+    assert report["sha256"] == ShardIndex.load(tmp_path / "out").sha256
     assert stored_documents(tmp_path / "out") == expected(texts)
     result = run(convert, ["jsonl-to-hdf5", str(tmp_path / "corpus"), str(tmp_path / "out"), *options, "--force"])
     assert result.exit_code == 0, result.output

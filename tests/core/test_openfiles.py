@@ -63,8 +63,8 @@ def read_under_limits(folder, access, soft, hard, taken=0):
 def test_a_store_that_needs_it_raises_the_soft_limit_and_opens_each_shard_once(access, folder, expected):
     total, shards, most, _, soft = read_under_limits(folder, access, 300, 2000)
     assert total == 3 * int(expected.astype(np.int64).sum())
-    # the reader of a `.batch` file opens it for its header, and then for its batches
-    assert (shards, most, soft) == (SHARDS, 2, 2000)
+    # by what the index says: no look at its header
+    assert (shards, most, soft) == (SHARDS, 1, 2000)
 
 
 def test_a_store_that_needs_no_more_leaves_the_limit_alone(folder):
@@ -76,8 +76,8 @@ def test_beyond_the_hard_limit_the_least_recently_used_shard_closes(access, fold
     total, _, most, first, soft = read_under_limits(folder, access, 300, 310)
     assert total == 3 * int(expected.astype(np.int64).sum())
     assert soft == 310
-    assert most > 2
-    assert first == 2  # it is read before every other one
+    assert most > 1
+    assert first == 1  # it is read before every other one
 
 
 def test_descriptors_that_others_have_taken_are_no_error(folder, expected):
@@ -153,7 +153,6 @@ def _read_in_a_fork(reader, expected):
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-@pytest.mark.xfail(strict=True, reason="needs the crc32 of any batch in shards.json, which has that of two")
 def test_a_shard_is_proved_by_the_batch_that_is_read_anyway(tmp_path, tokens, write_store, monkeypatch):
     folder = write_store(tmp_path / "store", tokens, (4,))  # of HDF5
     read, found = [], (ExtentFile.read, ExtentFile.read_into)
@@ -161,11 +160,11 @@ def test_a_shard_is_proved_by_the_batch_that_is_read_anyway(tmp_path, tokens, wr
     into = lambda self, index, out: read.append(index) or found[1](self, index, out)  # noqa: E731
     monkeypatch.setattr(ExtentFile, "read_into", into)
     with open_reader(folder, access="mmap") as reader:
+        assert read == []  # the index says all that opening needs
         reader.read_batch(1)
-    assert read == [1]
+    assert set(read) == {1}
 
 
-@pytest.mark.xfail(strict=True, reason="needs one array for each key in shards.json; it has an object for each shard")
 def test_an_index_is_parsed_without_an_object_for_each_shard(folder):
     import gc
 

@@ -55,4 +55,4 @@ if __name__ == "__main__":
     with patch("zb_hdf5.formats.hdf5.writer.meta_block_bytes", lambda expected_batches: 4096):
         make_file(DATA / "v1.batch", TOKENS, total_records=5)
         make_file(DATA / "v1.h5", TOKENS, total_records=5)
-        make_store(DATA / "v1-store")
+        make_store(DATA / "store")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
 
-from zb_hdf5 import MmapTokenStore, ShardIndex, StoreMeta, open_reader, open_writer, verify_store
+from zb_hdf5 import FormatError, MmapTokenStore, ShardIndex, StoreMeta, open_reader, open_writer, verify_store
 from zb_hdf5.maintenance.rebuild import add_crc32_file
 
 DATA = Path(__file__).parents[1] / "data"
@@ -48,8 +47,8 @@ def test_files_of_version_1_are_read(name, access):
 
 
 @pytest.mark.parametrize("access", ["mmap", "pread"])
-@pytest.mark.parametrize("name", ["v1-store", "v1-store/shards.json"])
-def test_stores_of_version_1_are_read(name, access):
+@pytest.mark.parametrize("name", ["store", "store/shards.json"])
+def test_stores_are_read(name, access):
     with open_reader(DATA / name, access=access, verify="batch") as reader:
         np.testing.assert_array_equal(np.stack(list(reader)), STORE_TOKENS)
         assert reader.dtype == np.uint16
@@ -59,9 +58,9 @@ def test_stores_of_version_1_are_read(name, access):
         )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["v1.batch", "v1.h5", "v1-store"])
+@pytest.mark.parametrize("name", ["v1.batch", "v1.h5", "store"])
 def test_files_of_version_1_pass_verify(name):
-    assert [report.problem for report in verify_store(DATA / name)] == [None] * (2 if name == "v1-store" else 1)
+    assert [report.problem for report in verify_store(DATA / name)] == [None] * (2 if name == "store" else 1)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +69,7 @@ def test_files_of_version_1_pass_verify(name):
         ("v1.h5", "none", CONTENT),
         ("v1.batch", "store", CONTENT),
         ("v1.batch", "none", SAMPLED),
-        ("v1-store", "none", STORE),
+        ("store", "none", STORE),
     ],
 )
 def test_checkpoints_of_version_1_still_match(name, verify, fingerprint, tmp_path):
@@ -91,8 +90,8 @@ def test_batch_files_are_still_written_byte_for_byte(tmp_path):
     with open_writer(shard, batch_size=2, seq_len=8, dtype="uint16", seed=42, total_records=2) as writer:
         writer.write(STORE_TOKENS[:1])
         info = writer.finish()
-    assert shard.read_bytes() == (DATA / "v1-store" / "shard-00000.batch").read_bytes()
-    assert info.crc32.tobytes() == (DATA / "v1-store" / "shard-00000.batch.crc32").read_bytes()
+    assert shard.read_bytes() == (DATA / "store" / "shard-00000.batch").read_bytes()
+    assert info.crc32.tobytes() == (DATA / "store" / "shard-00000.batch.crc32").read_bytes()
 
 
 def described(path):
@@ -112,16 +111,14 @@ def test_hdf5_files_are_still_written_with_the_same_content(tmp_path):
     assert described(tmp_path / "v1.h5") == described(DATA / "v1.h5")
 
 
-def test_an_index_without_places_and_digest_is_still_read():
-    old, new = DATA / "v1-shards-early.json", DATA / "v1-store" / "shards.json"
-    early = ShardIndex.from_json(old.read_text(encoding="utf-8"), old)
-    now = ShardIndex.load(new)
-    assert replace(now, shards=tuple(replace(s, extents=[], crc32_ends=[]) for s in now.shards)) == early
-    assert now.shards[1].extents
+def test_an_index_of_an_early_build_is_refused_in_one_sentence():
+    old = DATA / "v1-shards-early.json"
+    with pytest.raises(FormatError, match="version 2, found 1; it was written by an early build: convert again"):
+        ShardIndex.from_json(old.read_text(encoding="utf-8"), old)
 
 
 def test_an_index_is_still_written_byte_for_byte():
-    text = (DATA / "v1-store" / "shards.json").read_text(encoding="utf-8")
+    text = (DATA / "store" / "shards.json").read_text(encoding="utf-8")
     assert ShardIndex.from_json(text, DATA).to_json() == text
 
 

@@ -32,8 +32,9 @@ from zb_hdf5 import (
 )
 from zb_hdf5.converters.pipeline.run import convert
 from zb_hdf5.converters.sources.npy import NpySource
+from zb_hdf5.core.extents import Run
 from zb_hdf5.maintenance.rebuild import rebuild_index
-from zb_hdf5.store.stream_index import StreamEntry, StreamIndex
+from zb_hdf5.store.streams import index_streams
 
 MISSING = object()
 
@@ -50,8 +51,10 @@ def all_of(path, **options):
 
 
 def change_index(folder, *keys_and_value):
-    """Set one value of `shards.json`, given its keys from the outside in."""
+    """Set one value of `shards.json`, given its keys; a key of one shard as "shards", number, key."""
     *keys, last, value = keys_and_value
+    if len(keys) == 2:
+        keys, last = [keys[0], last], keys[1]
     content = json.loads((folder / "shards.json").read_text())
     target = content
     for key in keys:
@@ -73,6 +76,7 @@ free_json = st.dictionaries(st.text(max_size=5), st.none() | st.booleans() | st.
 def indexes(draw):
     u64 = st.integers(0, 2**64 - 1)
     tokenizer = draw(st.none() | st.dictionaries(st.text(min_size=1, max_size=5), st.text(max_size=5), min_size=1))
+    columns = st.sets(st.sampled_from(["batches", "fields/a"]))
     meta = StoreMeta(
         *draw(st.tuples(st.integers(1, 99), st.integers(1, 99))),
         np.dtype(draw(st.sampled_from(["<u4", "<u2"]))),
@@ -83,8 +87,10 @@ def indexes(draw):
     counts = draw(st.lists(st.integers(0, 10**9), min_size=1, max_size=5))
     shards = tuple(
         ShardEntry(
-            draw(names), draw(st.sampled_from(["batch", "hdf5"])), count, count * meta.batch_tokens, draw(digests),
-            document_count=draw(st.integers(0, 9)), split=draw(st.text(max_size=5)), complete=draw(st.booleans()),
+            draw(names), draw(st.sampled_from(["batch", "hdf5"])), draw(st.integers(0, 2**40)), count,
+            count * meta.batch_tokens, draw(digests), draw(st.integers(-1, 2**32 - 1)), draw(st.integers(-1, 9)),
+            draw(st.text(max_size=5)), draw(st.booleans()),
+            {name: (Run(draw(st.integers(0, 2**40)), meta.batch_bytes, count),) for name in draw(columns)},
         )
         for count in counts
     )  # fmt: skip
@@ -105,7 +111,7 @@ def test_saved_index_is_loaded_from_the_folder_and_from_the_file(tmp_path, store
 
 def test_unknown_keys_are_left_for_later_versions(store, tokens):
     change_index(store, "extents", [[0, 1, 2]])
-    change_index(store, "shards", 0, "later", {"x": 1})
+    change_index(store, "shards", "later", [{"x": 1}])
     np.testing.assert_array_equal(all_of(store), tokens)
 
 
@@ -124,7 +130,7 @@ def test_what_is_no_index_is_a_format_error(content, store):
     "change",
     [
         ("format", "zb-batches"), ("format", MISSING), ("format", 1),
-        ("version", 2), ("version", 0), ("version", "1"), ("version", True), ("version", 1.0), ("version", MISSING),
+        ("version", 1), ("version", 3), ("version", "1"), ("version", True), ("version", 1.0), ("version", MISSING),
         ("layout", "streams"), ("layout", MISSING),
         ("dtype", "int64"), ("dtype", "float32"), ("dtype", 4), ("dtype", "u"), ("dtype", MISSING),
         ("batch_size", 0), ("batch_size", -3), ("batch_size", "3"), ("batch_size", 3.0), ("batch_size", True),
@@ -139,7 +145,6 @@ def test_what_is_no_index_is_a_format_error(content, store):
         ("source", "a text"), ("source", [1]),
         ("tokenizer", "gpt2"), ("tokenizer", [1]),
         ("shards", []), ("shards", {}), ("shards", None), ("shards", MISSING), ("shards", ["shard-00000.batch"]),
-        ("shards", 1, None), ("shards", 1, []),
         ("shards", 1, "path", "../x.h5"), ("shards", 1, "path", "a/../../x.h5"), ("shards", 1, "path", "/etc/passwd"),
         ("shards", 1, "path", ""), ("shards", 1, "path", "."), ("shards", 1, "path", 5), ("shards", 1, "path", MISSING),
         ("shards", 1, "path", "x\0.h5"),
@@ -151,7 +156,7 @@ def test_what_is_no_index_is_a_format_error(content, store):
         ("shards", 1, "sha256", 5), ("shards", 1, "sha256", MISSING),
         ("shards", 1, "complete", 1), ("shards", 1, "complete", MISSING),
         ("shards", 1, "split", None), ("shards", 1, "split", MISSING),
-        ("shards", 1, "document_count", "3"), ("shards", 1, "document_count", -1),
+        ("shards", 1, "document_count", "3"), ("shards", 1, "document_count", -2),
         ("shards", 1, "document_count", None), ("shards", 1, "document_count", True),
     ],
     ids=lambda change: "-".join("missing" if part is MISSING else repr(part)[:18] for part in change),
@@ -174,9 +179,7 @@ def test_a_path_that_leaves_the_folder_is_refused_though_the_file_is_there(make,
 
 def test_the_shard_that_is_wrong_is_named(store):
     change_index(store, "shards", 1, "token_count", 91)
-    with pytest.raises(
-        FormatError, match=r"shards\[1\] \(shard-00001\.h5\): expected 90 tokens in 3 batches, found 91"
-    ):
+    with pytest.raises(FormatError, match=r"shard-00001\.h5: expected tokens of 3 batches of 30, found 91"):
         open_reader(store)
 
 
@@ -232,17 +235,20 @@ def test_another_file_in_place_of_a_shard_is_found_when_it_is_read(field, make, 
 
 
 @pytest.mark.parametrize("field", ["num_batches", "shape", "dtype"])
-def test_another_batch_file_in_place_of_the_first_shard_is_found_at_once(field, store, tokens, write_file):
+def test_another_batch_file_in_place_of_a_shard_is_found(field, store, tokens, write_file):
     other = {"num_batches": tokens[:3], "shape": tokens[:2].reshape(2, 10, 3), "dtype": tokens[:2].astype("uint16")}
     write_file(store / "shard-00000.batch", other[field], overwrite=True)
-    with pytest.raises(FormatError, match=rf"shard-00000\.batch: shards\.json says {field}"):
-        open_reader(store)
+    message = rf"shard-00000\.batch: shards\.json says {field}"
+    if field == "shape":  # the same bytes: a reader cannot tell, and need not
+        assert re.search(message, str(problems(store)[0]))
+        return
+    with pytest.raises(FormatError, match=message), open_reader(store) as reader:
+        reader.read_batch(0)
 
 
 def test_a_shard_of_another_backend_than_the_index_says_is_an_error(store):
     change_index(store, "shards", 0, "backend", "hdf5")
-    with pytest.raises(FormatError, match=r"shard-00000\.batch"):
-        open_reader(store)
+    assert "shard-00000.batch" in str(problems(store)[0])
 
 
 def test_a_shard_that_is_not_complete_is_refused(store):
@@ -361,13 +367,11 @@ def problems(path, **options):
 def write_streams(folder, num_shards):
     """Write a store of token streams, one document in each shard."""
     folder.mkdir()
-    entries = []
-    for number in range(num_shards):
-        with HDF5ShardWriter(folder / f"shard-{number}.h5") as writer:
+    paths = [folder / f"shard-{number}.h5" for number in range(num_shards)]
+    for path in paths:
+        with HDF5ShardWriter(path) as writer:
             writer.write_document(np.arange(100))
-            info = writer.finish()
-        entries.append(StreamEntry(info.path.name, info.token_count, 1, info.sha256))
-    StreamIndex(np.dtype("<u2"), tuple(entries)).save(folder)
+    index_streams(paths).save(folder)
     return folder
 
 
@@ -492,8 +496,8 @@ def test_a_shard_of_another_dtype_than_the_index_says_is_reported(store, tokens,
 
 
 def test_a_malformed_index_is_an_error_and_no_report(store):
-    change_index(store, "version", 2)
-    with pytest.raises(FormatError, match="expected version 1, found 2"):
+    change_index(store, "version", 3)
+    with pytest.raises(FormatError, match="expected version 2, found 3"):
         verify_store(store)
 
 
@@ -533,7 +537,7 @@ def test_a_store_is_read_without_hdf5_where_the_index_knows_the_places(tokens, t
 @pytest.mark.parametrize("access", ["mmap", "pread", "h5py"])
 def test_places_from_the_index_give_the_batches_of_hdf5(access, tokens, tmp_path, write_store):
     folder = write_store(tmp_path / "store", tokens, (1, 2, 5))
-    assert all(shard.extents for shard in ShardIndex.load(folder).shards)
+    assert all(shard.columns for shard in ShardIndex.load(folder).shards)
     with open_reader(folder, access=access) as reader:
         np.testing.assert_array_equal([np.array(batch) for batch in reader], tokens)
 
@@ -549,33 +553,46 @@ def rewrite_index(folder, number, **changes):
 @pytest.mark.parametrize("shift", [(4096, 0), (-4096, 0), (0, 4), (0, -4), (2**40, 0)])
 def test_wrong_places_are_never_wrong_tokens(shift, tokens, tmp_path, write_store):
     folder = write_store(tmp_path / "store", tokens, (3,))
-    [run] = ShardIndex.load(folder).shards[0].extents
-    rewrite_index(folder, 0, extents=[[run[0] + shift[0], run[1] + shift[1], run[2]]])
-    message = r"shard-00000\.h5: (is the shard.*rebuild --force|.*over each other)"
+    columns = ShardIndex.load(folder).shards[0].columns
+    [run] = columns["batches"]
+    moved = Run(run.base + shift[0], run.stride + shift[1], run.num_batches)
+    rewrite_index(folder, 0, columns=columns | {"batches": (moved,)})
+    message = r"shard-00000\.h5: is the shard.*rebuild --force|columns: batches lie over each other"
     with pytest.raises(ZbError, match=message), open_reader(folder) as reader:
         reader.read_batch(0)
-    assert [report.problem is None for report in verify_store(folder)] == [False, True]
+    if shift[1] >= 0:  # else the index cannot be read
+        assert [report.problem is None for report in verify_store(folder)] == [False, True]
 
 
-def test_a_damaged_first_or_last_batch_is_told(tokens, tmp_path, write_store):
+def test_a_damaged_batch_that_is_the_first_to_be_read_is_told(tokens, tmp_path, write_store):
     folder = write_store(tmp_path / "store", tokens, (3,))
     with open_reader(folder / "shard-00000.h5") as reader:
         offset = reader.extents.offset(2)
     with open(folder / "shard-00000.h5", "r+b") as file:
         file.seek(offset)
         file.write(b"damage")
-    with pytest.raises(ChecksumError, match="first or last batch is not the one"), open_reader(folder) as reader:
-        reader.read_batch(0)
+    with pytest.raises(ChecksumError, match="batch 2 has not the crc32"), open_reader(folder) as reader:
+        reader.read_batch(2)
 
 
 @pytest.mark.parametrize(
-    "extents", ["x", 3, [1], [[1, 2]], [[1, 2, 3, 4]], [[1, 2, 2]], [[-4096, 120, 3]], [["a", 1, 3]]]
-)
-def test_places_that_are_none_are_told(extents, tokens, tmp_path, write_store):
+    "change",
+    [
+        ("runs", "x"), ("runs", [1]), ("runs", [1, -2]), ("runs", [True, -1]), ("offset", [-4096]), ("offset", []),
+        ("stride", ["a"]), ("stride", [0]), ("chunks", [2]), ("chunks", [2**70]), ("chunks", MISSING),
+    ],
+    ids=lambda change: f"{change[0]}-{'missing' if change[1] is MISSING else change[1]}",
+)  # fmt: skip
+def test_places_that_are_none_are_told(change, tokens, tmp_path, write_store):
     folder = write_store(tmp_path / "store", tokens, (3,))
-    change_index(folder, "shards", 0, "extents", extents)
-    with pytest.raises(FormatError, match="extents"):
-        open_reader(folder)  # which opens the first shard
+    content = json.loads((folder / "shards.json").read_text())
+    key, value = change
+    content["columns"]["batches"][key] = value
+    if value is MISSING:
+        del content["columns"]["batches"][key]
+    (folder / "shards.json").write_text(json.dumps(content))
+    with pytest.raises(FormatError, match="columns: "):
+        open_reader(folder)
 
 
 def test_every_flipped_bit_of_an_index_is_found(tokens, tmp_path, write_store):

@@ -28,10 +28,9 @@ from zb_hdf5 import (
     HDF5ShardWriter,
     Loader,
     MmapTokenStore,
+    ShardIndex,
     SlidingWindowDataloader,
     StateError,
-    StreamEntry,
-    StreamIndex,
     UnverifiableError,
     ZbError,
     open_reader,
@@ -40,6 +39,7 @@ from zb_hdf5 import (
 from zb_hdf5.commands.zb import zb
 from zb_hdf5.core.order import SHUFFLES
 from zb_hdf5.spec import NO_SHA256
+from zb_hdf5.store.streams import index_streams
 
 TOKENS = np.random.default_rng(3).integers(0, 50_000, 5000)
 LENGTHS = np.array([0, 7, 1, 300, 0, 1992, 2000, 700])  # of documents; they sum to 5000
@@ -54,11 +54,9 @@ def write(path, tokens=TOKENS, lengths=None, **options):
 
 def write_store(folder, parts, **options):
     folder.mkdir()
-    entries = []
-    for number, (tokens, split) in enumerate(parts):
-        info = write(folder / f"shard-{number:05}.h5", tokens, **options)
-        entries.append(StreamEntry(info.path.name, info.token_count, info.document_count, info.sha256, split))
-    StreamIndex(np.dtype(options.get("dtype", "<u2")), tuple(entries)).save(folder)
+    splits = {f"shard-{number:05}.h5": split for number, (_, split) in enumerate(parts)}
+    paths = [write(folder / name, tokens, **options).path for name, (tokens, _) in zip(splits, parts, strict=True)]
+    index_streams(paths, splits=splits).save(folder)
     return folder
 
 
@@ -580,8 +578,8 @@ def test_a_flipped_bit_is_found_or_changes_nothing(seed, tmp_path):
 
 def test_an_index_survives_its_own_text(tmp_path):
     folder = write_store(tmp_path / "store", [(TOKENS[:3000], "train"), (TOKENS[3000:], "val")])
-    index = StreamIndex.load(folder)
-    assert StreamIndex.from_json(index.to_json(), folder) == index
+    index = ShardIndex.load(folder)
+    assert ShardIndex.from_json(index.to_json(), folder) == index
     assert (index.token_count, index.shards[1].split) == (5000, "val")
     text = (folder / "shards.json").read_text()
     (folder / "shards.json").write_text(text.replace("3000", "3001"))
@@ -589,7 +587,7 @@ def test_an_index_survives_its_own_text(tmp_path):
         MmapTokenStore(folder)
     (folder / "shards.json").write_text(text.replace(index.shards[0].sha256, NO_SHA256))
     with pytest.raises(FormatError):
-        StreamIndex.load(folder)
+        ShardIndex.load(folder)
 
 
 def test_a_shard_of_another_length_is_told(tmp_path):

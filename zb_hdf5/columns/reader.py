@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from zb_hdf5.columns.source import BatchSource, ClosedSource
 from zb_hdf5.core.digests import batch_crc32s
-from zb_hdf5.core.extents import Extents
+from zb_hdf5.core.extents import Extents, Run
 from zb_hdf5.errors import ArgumentError, BatchIndexError, ChecksumError, UnverifiableError
 from zb_hdf5.spec import StoreMeta, TokenArray, content_fingerprint, signed
 
@@ -49,6 +49,8 @@ class BatchReader:
         Digest of the token bytes, or None where none is stored.
     extents
         Where the batches lie in the one file, or None where they are in several or no plain extents.
+    columns
+        Where the chunks of each column lie in the one file, for those that a reader may look for without HDF5.
     """
 
     backend: str
@@ -60,6 +62,7 @@ class BatchReader:
         self.complete = True
         self.sha256: str | None = None
         self.extents: Extents | None = None
+        self.columns: dict[str, tuple[Run, ...]] = {}
         self._fingerprint: str | None = None
         self._source = source
         self._is_int32 = signed(meta.dtype) == np.int32

@@ -6,7 +6,7 @@ import os
 from abc import ABC, abstractmethod
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 WRITE_BACK_BYTES: Final = 32 << 20
 
 
+#: Name of a column -> where its chunks lie.
+Columns: TypeAlias = dict[str, tuple[Run, ...]]
+
+
 class ShardInfo(NamedTuple):
     """What a writer knows of the file, or the store, that it has finished."""
 
@@ -37,7 +41,8 @@ class ShardInfo(NamedTuple):
     max_token: int
     sha256: str
     crc32: npt.NDArray[np.uint32]
-    runs: tuple[Run, ...] = ()  # where the batches lie, if that is no arithmetic
+    columns: Columns = {}  # noqa: RUF012 - nobody changes it
+    document_count: int | None = None
 
 
 class BatchWriter(ABC):
@@ -268,7 +273,7 @@ class FileWriter(BatchWriter):
                 self._digest.sha256(), self.crc32(),
             )  # fmt: skip
             with disk_errors(self._file.partial_path):
-                info = info._replace(runs=self._complete(info))
+                info = info._replace(columns=self._complete(info))
         except BaseException:
             self._release()
             self._file.discard()
@@ -322,10 +327,10 @@ class FileWriter(BatchWriter):
         self._count(batches, group)
 
     @abstractmethod
-    def _complete(self, info: ShardInfo) -> tuple[Run, ...]:
+    def _complete(self, info: ShardInfo) -> Columns:
         """Write what marks the file as whole, and close what is open but the partial's descriptor.
 
-        Returns where the batches lie, if that is no arithmetic.
+        Returns where the chunks of its columns lie, where a reader may look for them by itself.
         """
 
     @abstractmethod

@@ -17,7 +17,6 @@ from zb_hdf5.spec import DEFAULT_SPLIT, INDEX_NAME, NO_BOUNDARY, PAGE_BYTES
 from zb_hdf5.store.index import ShardIndex
 from zb_hdf5.store.kinds import is_stream
 from zb_hdf5.store.shards import ShardedReader
-from zb_hdf5.store.stream_index import StreamIndex
 from zb_hdf5.store.tokens import MmapTokenStore
 
 #: What is said of the reserved bytes of a `.batch` header.
@@ -105,21 +104,21 @@ def _describe_split(sizes: list[int], batch_tokens: int) -> dict[str, int]:
     }
 
 
-def _describe_stream_index(index: StreamIndex) -> dict[str, Any]:
+def _describe_stream_index(index: ShardIndex) -> dict[str, Any]:
     """Return what only the `shards.json` of a store of streams knows."""
     splits: dict[str, dict[str, int]] = {}
     for shard in index.shards:
         found = splits.setdefault(shard.split, {"shards": 0, "tokens": 0, "documents": 0})
         found["shards"] += 1
         found["tokens"] += shard.token_count
-        found["documents"] += shard.document_count
+        found["documents"] += max(shard.document_count, 0)
     return {"splits": splits, "source": index.source}
 
 
 def _describe_stream(path: Path) -> dict[str, Any]:
     with MmapTokenStore(path) as store:
         is_store = path.name == INDEX_NAME or (path / INDEX_NAME).exists()
-        indexed = _describe_stream_index(StreamIndex.load(path)) if is_store else {}
+        indexed = _describe_stream_index(ShardIndex.load(path)) if is_store else {}
         return {
             "path": str(path),
             "kind": "stream",

@@ -367,7 +367,16 @@ class ExtentFile:
         except (OSError, AttributeError):  # it would wait, or this system cannot tell
             return False
 
-    def _read_fully(self, out: TokenArray, offset: int) -> None:
+    @property
+    def num_bytes(self) -> int:
+        """Size of the file now."""
+        return os.fstat(self._fd).st_size
+
+    def read_at(self, offset: int, out: npt.NDArray[Any]) -> None:
+        """Fill `out` with the bytes of the file from `offset` on."""
+        self._read_fully(out, offset)
+
+    def _read_fully(self, out: npt.NDArray[Any], offset: int) -> None:
         """Read all of `out`."""
         found = read_fully(self._fd, out, offset)
         if found < out.nbytes:

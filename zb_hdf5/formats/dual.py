@@ -18,7 +18,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from zb_hdf5.columns.writer import ShardInfo
+from zb_hdf5.columns.writer import Columns, ShardInfo
 from zb_hdf5.core.extents import Extents, Run
 from zb_hdf5.core.publishing import NO_LOCKS, write_fully
 from zb_hdf5.errors import ArgumentError, BackendError, ChecksumError, FormatError, IncompleteError, UnavailableError
@@ -46,10 +46,10 @@ class DualFileWriter(BatchFileWriter):
         require_whole_records(self.meta, self._file.path)
         super()._begin()
 
-    def _complete(self, info: ShardInfo) -> tuple[Run, ...]:
-        runs = super()._complete(info)
+    def _complete(self, info: ShardInfo) -> Columns:
+        columns = super()._complete(info)
         write_fully(self._file.fd, build_face(self.meta, info.num_batches, self._file.path), USER_BLOCK_BYTES)
-        return runs
+        return columns
 
 
 def stamp(path: str | os.PathLike[str]) -> None:

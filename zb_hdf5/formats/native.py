@@ -15,13 +15,14 @@ import numpy.typing as npt
 
 from zb_hdf5.columns.reader import BatchReader, require_options
 from zb_hdf5.columns.source import CheckedSource
-from zb_hdf5.columns.writer import FileWriter, ShardInfo
+from zb_hdf5.columns.writer import Columns, FileWriter, ShardInfo
 from zb_hdf5.core.extents import ExtentFile, Extents, Run
 from zb_hdf5.core.files import regular
 from zb_hdf5.core.publishing import write_fully
 from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError, UnverifiableError
 from zb_hdf5.spec import (
     BATCH_MAGIC,
+    BATCHES,
     CRC32_SUFFIX,
     HDF5_MAGIC,
     HEADER_BYTES,
@@ -74,10 +75,10 @@ class BatchFileReader(BatchReader):
         if access == "h5py":
             raise ArgumentError(f"{path}: a .batch file is read by mmap or pread, not by h5py")
         meta, num_batches = read_header(path)
-        extents = Extents([Run(HEADER_BYTES, meta.padded_batch_bytes, num_batches)], meta.batch_bytes)
+        extents = Extents([slots_of(meta, num_batches)], meta.batch_bytes)
         source = ExtentFile(path, extents, meta.shape, meta.dtype, access)
         super().__init__(path, meta, num_batches, source)
-        self.extents = extents
+        self.extents, self.columns = extents, {BATCHES: tuple(extents.runs)}
         if verify == "batch":
             self._source = CheckedSource(source, meta, read_crc32_file(path, num_batches), path)
         elif verify == "store":
@@ -118,13 +119,18 @@ class BatchFileWriter(FileWriter):
     def _room_for(self, first: int, count: int) -> int:
         return batch_file_bytes(self.meta, first)
 
-    def _complete(self, info: ShardInfo) -> tuple[Run, ...]:
+    def _complete(self, info: ShardInfo) -> Columns:
         os.ftruncate(self._file.fd, batch_file_bytes(self.meta, info.num_batches))  # up to the last slot's padding
         write_fully(self._file.fd, pack_header(self.meta, info.num_batches), 0)
-        return ()
+        return {BATCHES: (slots_of(self.meta, info.num_batches),)}
 
     def _release(self) -> None:
         pass
+
+
+def slots_of(meta: StoreMeta, num_batches: int) -> Run:
+    """Return where the batches of a `.batch` file lie."""
+    return Run(HEADER_BYTES, meta.padded_batch_bytes, num_batches)
 
 
 def read_header(path: Path) -> tuple[StoreMeta, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import zlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -14,8 +15,9 @@ from zb_hdf5.errors import BackendError, ExistsError, FormatError, IncompleteErr
 from zb_hdf5.formats.registry import BACKENDS
 from zb_hdf5.maintenance.repair import ensure_crc32_file
 from zb_hdf5.opening import open_reader
-from zb_hdf5.spec import INDEX_NAME, SHARD_PREFIX, StoreMeta
-from zb_hdf5.store.index import ShardEntry, ShardIndex
+from zb_hdf5.spec import INDEX_NAME, NOT_KNOWN, SHARD_PREFIX, StoreMeta
+from zb_hdf5.store.index import ShardIndex
+from zb_hdf5.store.table import ShardEntry
 
 _NAME: Final = re.compile(
     re.escape(SHARD_PREFIX) + r"(?P<number>\d+)(-of-(?P<count>\d+))?(?P<repaired>(\.repaired)*)\.\w+"
@@ -136,16 +138,17 @@ def _shard_paths(folder: Path, force: bool) -> list[Path]:
 def _entry(reader: BatchReader) -> ShardEntry:
     if reader.backend == "batch":
         ensure_crc32_file(reader)
-    crc32, runs = reader.stored_crc32(), reader.extents.runs if reader.backend == "hdf5" and reader.extents else ()
+    crc32 = reader.stored_crc32()
     return ShardEntry(
         reader.path.name,
         reader.backend,
+        reader.path.stat().st_size,
         reader.num_batches,
         reader.num_batches * reader.meta.batch_tokens,
         reader.sha256 or reader.token_sha256(),
-        document_count=reader.meta.document_count or None,
-        extents=[list(run) for run in runs],
-        crc32_ends=[] if crc32 is None or not len(crc32) else crc32[[0, -1]].tolist(),
+        NOT_KNOWN if crc32 is None else zlib.crc32(crc32),
+        reader.meta.document_count or NOT_KNOWN,
+        columns=reader.columns,
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
@@ -38,13 +39,15 @@ from zb_hdf5.spec import (
     CRC32_SUFFIX,
     HEADER_BYTES,
     INDEX_NAME,
+    NOT_KNOWN,
     StoreMeta,
     TokenArray,
     batch_file_bytes,
     stored_dtype,
     unpack_header,
 )
-from zb_hdf5.store.index import ShardEntry, ShardIndex
+from zb_hdf5.store.index import ShardIndex
+from zb_hdf5.store.table import ShardEntry
 
 REPAIRED = ".repaired"
 
@@ -363,8 +366,8 @@ def _shards_with_batches(folder: Path, index: ShardIndex) -> tuple[ShardEntry, .
     if len(index.shards) > 1 and not last.complete and path.exists():
         with suppress(FormatError), leftover_of_dead_writer(path), open_reader(path) as reader:
             if reader.num_batches == 0:
-                return index.shards[:-1]
-    return index.shards
+                return tuple(index.shards[:-1])
+    return tuple(index.shards)
 
 
 def _entry_of(path: Path, old: ShardEntry) -> ShardEntry:
@@ -372,16 +375,18 @@ def _entry_of(path: Path, old: ShardEntry) -> ShardEntry:
     with open_reader(path) as reader:
         if reader.backend == "batch":
             ensure_crc32_file(reader)
+        crc32 = reader.stored_crc32()
         return replace(
             old,
             path=old.path.rpartition("/")[0] + "/" * ("/" in old.path) + path.name,
+            num_bytes=path.stat().st_size,
             num_batches=reader.num_batches,
             token_count=reader.num_batches * reader.meta.batch_tokens,
             sha256=reader.token_sha256(),
+            crc32=NOT_KNOWN if crc32 is None else zlib.crc32(crc32),
             complete=True,
-            extents=[],
-            crc32_ends=[],
-            document_count=old.document_count if reader.num_batches == old.num_batches else None,
+            columns=reader.columns,
+            document_count=old.document_count if reader.num_batches == old.num_batches else NOT_KNOWN,
         )
 
 

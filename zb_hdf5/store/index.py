@@ -6,142 +6,33 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from operator import itemgetter
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, Self, cast
 
 from zb_hdf5.columns.reader import BatchReader
-from zb_hdf5.columns.writer import ShardInfo
-from zb_hdf5.core.extents import Extents, Run
 from zb_hdf5.core.files import regular
-from zb_hdf5.core.publishing import PARTIAL_SUFFIX, partial_path, write_atomically
+from zb_hdf5.core.publishing import PARTIAL_SUFFIX, write_atomically
 from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError
 from zb_hdf5.formats.registry import BACKENDS
 from zb_hdf5.spec import (
-    DEFAULT_SPLIT,
     INDEX_FORMAT,
+    INDEX_META_KEYS,
     INDEX_NAME,
     INDEX_VERSION,
+    STREAM_LAYOUT,
     StoreMeta,
     combine_sha256,
-    is_sha256,
     stored_dtype,
 )
+from zb_hdf5.store.table import ShardEntry, ShardTable, require_field
 
-#: No file is larger; what claims to be is damaged.
-MAX_BYTES: Final = 2**63
 _LAYOUT: Final = re.compile(rb'"layout": "(\w+)"')
 #: Before the digest of all that stands before it: the last key of the file.
 _CHECK: Final = ',\n "check": "'
-
-
-@dataclass(frozen=True)
-class ShardEntry:
-    """One shard in the index.
-
-    Attributes
-    ----------
-    path
-        Relative to the folder, with "/" between parts.
-    document_count
-        Documents whose first token lies in the shard; None, and no key, where that is not known.
-    extents
-        Where its batches lie in the file, so that a reader need not ask HDF5; empty where that is not known.
-    crc32_ends
-        crc32 of its first and last batch: a reader compares them before it takes a file for this shard.
-    """
-
-    path: str
-    backend: str
-    num_batches: int
-    token_count: int
-    sha256: str
-    split: str = DEFAULT_SPLIT
-    complete: bool = True
-    extents: list[list[int]] = field(default_factory=list)
-    crc32_ends: list[int] = field(default_factory=list)
-    document_count: int | None = None
-
-    @classmethod
-    def of(cls, info: ShardInfo, split: str = DEFAULT_SPLIT, document_count: int | None = None) -> Self:
-        """Describe a file that was just written."""
-        ends = info.crc32[[0, -1]].tolist() if info.num_batches else []
-        return cls(
-            info.path.name, info.backend, info.num_batches, info.token_count, info.sha256, split=split,
-            extents=[list(run) for run in info.runs], crc32_ends=ends, document_count=document_count,
-        )  # fmt: skip
-
-    def file(self, folder: str | os.PathLike[str]) -> Path:
-        """Return where its bytes are now: a growing shard's are in its `.partial` until it is published."""
-        folder = Path(folder)
-        path = folder / self.path
-        growing = not self.complete and partial_path(path).exists()
-        return partial_path(path) if growing else path
-
-    def to_json(self) -> str:
-        """Return one line."""
-        content = {key: getattr(self, key) for key in _ENTRY_KEYS if getattr(self, key) is not None}
-        content |= {key: value for key in ("extents", "crc32_ends") if (value := getattr(self, key))}
-        return json.dumps(content)
-
-    @classmethod
-    def from_json(cls, value: Any, where: str) -> Self:
-        """Check one element of `shards`."""
-        try:
-            values = _ENTRY_VALUES(value)
-        except (KeyError, TypeError):
-            values = ()
-        if tuple(map(type, values)) != tuple(ENTRY_TYPES.values()):
-            for key, kind in ENTRY_TYPES.items():
-                _field(value, key, kind, where)  # says which one is wrong
-        # checked by `places` when the shard is opened: there may be a hundred thousand of them
-        documents = _field(value, "document_count", int, where) if "document_count" in value else None
-        entry = cls(*values, value.get("extents", []), value.get("crc32_ends", []), documents)  # type: ignore[call-arg]
-        require_inside(entry.path, where)
-        if documents is not None and documents < 0:
-            raise FormatError(f"{where}: expected document_count >= 0, found {documents}")
-        if entry.backend not in BACKENDS:
-            raise FormatError(f"{where}: expected backend {' or '.join(BACKENDS)}, found {entry.backend!r}")
-        if not is_sha256(entry.sha256):
-            raise FormatError(f"{where}: expected 64 hexadecimal digits in sha256, found {entry.sha256!r}")
-        return entry
-
-    def places(self, batch_bytes: int, where: object) -> Extents:
-        """Return `extents`, checked as far as it can be without the file.
-
-        Raises
-        ------
-        FormatError
-            If they are no places of `num_batches` batches.
-        """
-        try:
-            runs = [Run(*run) for run in self.extents]
-            first, last = self.crc32_ends
-            if any(type(number) is not int or number < 0 for run in runs for number in (*run, first, last)):
-                raise ValueError("expected natural numbers")
-            if any(run.stride < batch_bytes for run in runs if run.num_batches > 1):
-                raise ValueError("batches lie over each other")
-            if sum(run.num_batches for run in runs) != self.num_batches:
-                raise ValueError(f"expected {self.num_batches} batches")
-        except (TypeError, ValueError) as error:
-            raise FormatError(f"{where}: extents {self.extents!r}: {error}; run 'zb index rebuild'") from error
-        return Extents(runs, batch_bytes)
-
-
-#: The keys of an entry, and the JSON types of their values.
-ENTRY_TYPES: Final = {
-    "path": str, "backend": str, "num_batches": int, "token_count": int, "sha256": str, "split": str,
-    "complete": bool,
-}  # fmt: skip
-#: All of them in the order of the file.
-_ENTRY_KEYS: Final = (
-    "path", "backend", "num_batches", "token_count", "sha256", "document_count", "split", "complete",
-)  # fmt: skip
 #: The keys that a store written live has as well.
 _LIVE_TYPES: Final[dict[str, type[Any]]] = {"complete": bool, "live_id": str}
-_ENTRY_VALUES: Final[Callable[[Any], tuple[Any, ...]]] = itemgetter(*ENTRY_TYPES)
 
 
 @dataclass(frozen=True)
@@ -151,9 +42,9 @@ class ShardIndex:
     Attributes
     ----------
     meta
-        What all shards share; `total_records` counts the records of the whole store.
+        What all shards share; its counts are those of the whole store.
     shards
-        In batch order.
+        In the order of their batches or tokens. Any sequence of entries is taken, and kept as a `ShardTable`.
     shuffle
         Name of the record shuffle at write time, or "none".
     source
@@ -166,20 +57,33 @@ class ShardIndex:
     """
 
     meta: StoreMeta
-    shards: tuple[ShardEntry, ...]
+    shards: Sequence[ShardEntry]
     shuffle: str = "none"
     source: dict[str, Any] = field(default_factory=dict)
     complete: bool = True
     live_id: str = ""
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.shards, ShardTable):
+            object.__setattr__(self, "shards", ShardTable.of(self.shards))
+
+    @property
+    def table(self) -> ShardTable:
+        """The shards, as one array for each key."""
+        return cast(ShardTable, self.shards)
+
     @property
     def num_batches(self) -> int:
-        return sum(shard.num_batches for shard in self.shards)
+        return int(self.table.values["num_batches"].sum())
+
+    @property
+    def token_count(self) -> int:
+        return int(self.table.values["token_count"].sum())
 
     @property
     def sha256(self) -> str:
         """Digest of the store: over the shard digests, in order."""
-        return combine_sha256(shard.sha256 for shard in self.shards)
+        return combine_sha256(self.table.values["sha256"])
 
     def of_split(self, split: str | None) -> Self:
         """Return the index of the shards of one split, in order; None: of all shards.
@@ -189,28 +93,25 @@ class ShardIndex:
         ArgumentError
             If no shard is of that split.
         """
-        shards = tuple(shard for shard in self.shards if split in (None, shard.split))
-        if not shards:
-            known = ", ".join(dict.fromkeys(shard.split for shard in self.shards))
-            raise ArgumentError(f"expected a split that this store has ({known}), found {split!r}")
-        return replace(self, shards=shards)
+        splits = self.table.values["split"]
+        known = dict.fromkeys(splits)
+        if split is None or list(known) == [split]:
+            return self
+        if split not in known:
+            raise ArgumentError(f"expected a split that this store has ({', '.join(known)}), found {split!r}")
+        return replace(self, shards=[self.shards[number] for number, name in enumerate(splits) if name == split])
 
     def to_json(self) -> str:
         """Return the text of the file."""
         meta = self.meta
-        content = {
+        content: dict[str, Any] = {
             "format": INDEX_FORMAT,
             "version": INDEX_VERSION,
-            "layout": "batches",
+            "layout": meta.layout,
             "dtype": meta.dtype.name,
-            "batch_size": meta.batch_size,
-            "seq_len": meta.seq_len,
-            "seed": meta.seed,
+            **{key: getattr(meta, key) for key in INDEX_META_KEYS[meta.layout]},
             "shuffle": self.shuffle,
-            "total_records": meta.total_records,
-            "document_count": meta.document_count,
-            "vocab_size": meta.vocab_size,
-            "token_count": sum(shard.token_count for shard in self.shards),
+            "token_count": self.token_count,
             "tokenizer": json.loads(meta.tokenizer) if meta.tokenizer else None,
             "source": self.source,
             "sha256": self.sha256,
@@ -218,8 +119,12 @@ class ShardIndex:
         if self.live_id:
             content |= {"complete": self.complete, "live_id": self.live_id}
         head = json.dumps(content, indent=1).removesuffix("\n}")
-        shards = ",\n  ".join(shard.to_json() for shard in self.shards)
-        return seal(f'{head},\n "shards": [\n  {shards}\n ]')
+        tables = ",\n ".join(
+            f'"{name}": {{\n  ' + ",\n  ".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in part.items())
+            + "\n }" if part else f'"{name}": {{}}'
+            for name, part in self.table.to_json().items()
+        )  # fmt: skip
+        return _seal(f"{head},\n {tables}")
 
     @classmethod
     def from_json(cls, text: str, path: str | os.PathLike[str]) -> Self:
@@ -230,19 +135,43 @@ class ShardIndex:
         FormatError
             If it is not JSON, lacks a key, holds a value of another type, or contradicts itself.
         """
-        value = parse_sealed(text, path)
-        where = str(path)
-        for key, expected in (("format", INDEX_FORMAT), ("version", INDEX_VERSION), ("layout", "batches")):
-            found = _field(value, key, type(expected), where)
+        value, where = _parse_sealed(text, path), str(path)
+        for key, expected in (("format", INDEX_FORMAT), ("version", INDEX_VERSION)):
+            found = require_field(value, key, type(expected), where)
             if found != expected:
-                raise FormatError(f"{where}: expected {key} {expected!r}, found {found!r}")
-        entries = enumerate(_field(value, "shards", list, where))
-        shards = tuple(ShardEntry.from_json(entry, f"{where}: shards[{i}]") for i, entry in entries)
-        source = _field(value, "source", dict, where)
-        live = {key: _field(value, key, kind, where) for key, kind in _LIVE_TYPES.items() if key in value}
-        index = cls(_index_meta(value, where), shards, _field(value, "shuffle", str, where), source, **live)
+                early = "; it was written by an early build: convert again" if key == "version" and found == 1 else ""
+                raise FormatError(f"{where}: expected {key} {expected!r}, found {found!r}{early}")
+        table = ShardTable.from_json(value, where)
+        shuffle, source = require_field(value, "shuffle", str, where), require_field(value, "source", dict, where)
+        live = {key: require_field(value, key, kind, where) for key, kind in _LIVE_TYPES.items() if key in value}
+        index = cls(_index_meta(value, where), table, shuffle, source, **live)
         index._check_totals(value, where)
         return index
+
+    def _check_totals(self, value: dict[str, Any], where: str) -> None:
+        if not self.shards:
+            raise FormatError(f"{where}: lists no shards")
+        batches, tokens = self.table.values["num_batches"], self.table.values["token_count"]
+        per_batch = self.meta.batch_tokens
+        missing = batches * per_batch - tokens  # of the last chunk of a stream
+        bad = (missing < 0) | (missing >= (per_batch if self.meta.layout == STREAM_LAYOUT else 1))
+        if bad.any():
+            shard = self.shards[int(bad.argmax())]
+            raise FormatError(
+                f"{where}: {shard.path}: expected tokens of {shard.num_batches:,} batches of {per_batch:,}, found "
+                f"{shard.token_count:,}"
+            )
+        unknown = set(self.table.values["backend"]) - set(BACKENDS)
+        if unknown:
+            raise FormatError(f"{where}: expected backend {' or '.join(BACKENDS)}, found {sorted(unknown)[0]!r}")
+        column = self.table.columns.get(self.meta.column)
+        if column is not None and column.overlaps(self.meta.batch_bytes):
+            raise FormatError(f"{where}: columns: batches lie over each other; run 'zb index rebuild'")
+        if not self.complete and not (self.live_id and all(self.table.values["complete"][:-1])):
+            raise FormatError(f"{where}: is not complete: expected a live_id, and that only its last shard grows")
+        for key in ("sha256", "token_count"):
+            if value.get(key) != getattr(self, key):
+                raise FormatError(f"{where}: expected {key} {value.get(key)!r}, its shards give {getattr(self, key)!r}")
 
     def require_agreement(self, reader: BatchReader, entry: ShardEntry) -> None:
         """Raise `FormatError` if a shard is not what its entry says."""
@@ -258,8 +187,9 @@ class ShardIndex:
 
     def require_extents(self, reader: BatchReader, entry: ShardEntry) -> None:
         """Raise `FormatError` if the batches of a shard, which is the right one, do not lie where its entry says."""
-        found = [list(run) for run in reader.extents.runs] if reader.extents is not None else None
-        if entry.extents and found != entry.extents:
+        expected = entry.columns.get(self.meta.column)
+        found = None if reader.extents is None else tuple(reader.extents.runs)
+        if expected is not None and found != expected:
             how = "have no plain places in it" if found is None else "lie in other places of it"
             raise FormatError(
                 f"{reader.path}: is the shard that {INDEX_NAME} names, but its batches {how}: it was repacked or "
@@ -267,49 +197,26 @@ class ShardIndex:
                 f"run 'zb index rebuild --force {reader.path.parents[entry.path.count('/')]}'"
             )
 
-    def _check_totals(self, value: dict[str, Any], where: str) -> None:
-        for number, shard in enumerate(self.shards):
-            expected = shard.num_batches * self.meta.batch_tokens
-            if not 0 <= expected < MAX_BYTES or shard.token_count != expected:
-                raise FormatError(
-                    f"{where}: shards[{number}] ({shard.path}): expected {expected:,} tokens in {shard.num_batches:,} "
-                    f"batches, found {shard.token_count:,}"
-                )
-        if not self.shards:
-            raise FormatError(f"{where}: lists no shards")
-        if not self.complete and not (self.live_id and all(shard.complete for shard in self.shards[:-1])):
-            raise FormatError(f"{where}: is not complete: expected a live_id, and that only its last shard grows")
-        for key, found in (("sha256", self.sha256), ("token_count", sum(s.token_count for s in self.shards))):
-            if value.get(key) != found:
-                raise FormatError(f"{where}: expected {key} {value.get(key)!r}, its shards give {found!r}")
-
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
         """Read a `shards.json`, given itself or its folder."""
         path = Path(path)
         path = path / INDEX_NAME if path.is_dir() else path
-        return cls.from_json(read_index_text(path), path)
+        return cls.from_json(_read_text(path), path)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write `shards.json` into `folder`, atomically."""
-        folder = Path(folder)
-        write_atomically(folder / INDEX_NAME, self.to_json().encode("utf-8"))
+        write_atomically(Path(folder) / INDEX_NAME, self.to_json().encode("utf-8"))
 
 
-def require_inside(path: str, where: str) -> None:
-    """Raise `FormatError` unless `path` names a file in the folder of the store."""
-    parts = path.split("/")
-    if not parts[0] or ".." in parts or not parts[-1]:
-        raise FormatError(f"{where}: path {path!r} leaves the folder of the store")
-    try:
-        named = "\0" not in path and bool(path.encode("utf-8"))
-    except UnicodeEncodeError:  # half of a surrogate pair, which JSON can spell
-        named = False
-    if not named:
-        raise FormatError(f"{where}: path {path!r} is no name of a file; restore the index, or run 'zb index rebuild'")
+def layout_of(path: Path) -> str:
+    """Return the layout that an index begins with, without reading all of it; "" if it names none."""
+    with open(path, "rb", opener=regular) as file:
+        match = _LAYOUT.search(file.read(512))
+    return match[1].decode() if match else ""
 
 
-def read_index_text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     """Read a `shards.json`."""
     try:
         with open(path, encoding="utf-8", newline="", opener=regular) as file:
@@ -328,19 +235,12 @@ def _no_index(folder: Path) -> FormatError:
     )
 
 
-def layout_of(path: Path) -> str:
-    """Return the layout that an index begins with, without reading all of it; "" if it names none."""
-    with open(path, "rb", opener=regular) as file:
-        match = _LAYOUT.search(file.read(512))
-    return match[1].decode() if match else ""
-
-
-def seal(body: str) -> str:
+def _seal(body: str) -> str:
     """Close the JSON text of an index with a digest of all that stands before it."""
     return f'{body}{_CHECK}{_digest(body)}"\n}}\n'
 
 
-def parse_sealed(text: str, path: str | os.PathLike[str]) -> Any:
+def _parse_sealed(text: str, path: str | os.PathLike[str]) -> Any:
     """Parse the text of an index; where it has a digest, it must be the right one."""
     body, check, digest = text.rpartition(_CHECK)
     if check and digest[:64] != _digest(body):
@@ -359,26 +259,21 @@ def _digest(text: str) -> str:
 
 
 def _index_meta(value: dict[str, Any], where: str) -> StoreMeta:
-    names = ("batch_size", "seq_len", "seed", "total_records", "document_count", "vocab_size")
+    layout = require_field(value, "layout", str, where)
+    if layout not in INDEX_META_KEYS:
+        raise FormatError(f"{where}: expected layout {' or '.join(INDEX_META_KEYS)}, found {layout!r}")
     tokenizer = value.get("tokenizer")
     if tokenizer is not None and not isinstance(tokenizer, dict):
         raise FormatError(f"{where}: tokenizer: expected an object or null, found {tokenizer!r}")
+    numbers = {key: require_field(value, key, int, where) for key in INDEX_META_KEYS[layout]}
+    if layout == STREAM_LAYOUT:
+        numbers |= {"batch_size": 1, "seq_len": numbers.pop("chunk_tokens")}
     try:
         return StoreMeta(
-            dtype=stored_dtype(_field(value, "dtype", str, where)),
+            dtype=stored_dtype(require_field(value, "dtype", str, where)),
             tokenizer=json.dumps(tokenizer) if tokenizer else "",
-            **{name: _field(value, name, int, where) for name in names},
+            layout=layout,
+            **numbers,
         )
     except ArgumentError as error:
         raise FormatError(f"{where}: {error}") from error
-
-
-def _field(value: Any, key: str, kind: type[Any], where: str) -> Any:
-    if not isinstance(value, dict):
-        raise FormatError(f"{where}: expected a JSON object, found {type(value).__name__}")
-    if key not in value:
-        raise FormatError(f"{where}: key {key!r} is missing")
-    found = value[key]
-    if not isinstance(found, kind) or (kind is int and isinstance(found, bool)):
-        raise FormatError(f"{where}: {key}: expected {kind.__name__}, found {found!r}")
-    return found

@@ -24,7 +24,8 @@ from zb_hdf5.errors import ArgumentError, ClosedError, ConvertError
 from zb_hdf5.formats.hdf5.writer import HDF5BatchWriter
 from zb_hdf5.formats.registry import BACKENDS
 from zb_hdf5.spec import CRC32_CHUNK_ROWS, NO_SHA256, SHARD_PREFIX, StoreMeta, combine_sha256
-from zb_hdf5.store.index import ShardEntry, ShardIndex
+from zb_hdf5.store.index import ShardIndex
+from zb_hdf5.store.table import ShardEntry
 
 
 class _KeptFile(PartialFile):
@@ -164,7 +165,7 @@ class LiveStoreWriter(BatchWriter):
         """Publish the last shard, and say in the index that the store is complete."""
         shard = self._growing()
         empty = shard.num_batches == 0 and len(self.index.shards) > 1
-        shards = self.index.shards[:-1] if empty else self._finished(shard)
+        shards = self._finished_before() if empty else self._finished(shard)
         self._save(replace(self.index, shards=shards, complete=True))
         if empty:  # now nobody asks for it any more
             shard.remove()
@@ -184,13 +185,16 @@ class LiveStoreWriter(BatchWriter):
             raise ClosedError(f"{self.folder}: this writer was closed, or has failed; 'zb repair' saves what it has")
         return self._shard
 
+    def _finished_before(self) -> tuple[ShardEntry, ...]:
+        return tuple(self.index.shards[:-1])
+
     def _finished(self, shard: _GrowingShard) -> tuple[ShardEntry, ...]:
         """Publish the growing shard; return the entries of all finished ones."""
         self._shard = None  # it has failed, or is done
         info = shard.finish()
         self._crc32.append(info.crc32)
         self._max_token = max(self._max_token, info.max_token)
-        return (*self.index.shards[:-1], ShardEntry.of(info))
+        return (*self._finished_before(), ShardEntry.of(info))
 
     def _grow_if_full(self, shard: _GrowingShard) -> None:
         if shard.num_batches == self.shard_batches:
@@ -202,7 +206,7 @@ class LiveStoreWriter(BatchWriter):
         expected = min(self.shard_batches, CRC32_CHUNK_ROWS)
         shard = _GrowingShard(self.folder / name, self.index.meta, expected_batches=expected, durable=self._durable)
         try:
-            growing = ShardEntry(name, shard.backend, 0, 0, NO_SHA256, complete=False)
+            growing = ShardEntry(name, shard.backend, 0, 0, 0, NO_SHA256, complete=False)
             self._save(replace(self.index, shards=(*finished, growing)))
         except BaseException:
             shard.remove()

@@ -13,8 +13,9 @@ from zb_hdf5.core.publishing import partial_path
 from zb_hdf5.errors import FormatError, UnavailableError
 from zb_hdf5.formats.hdf5.reader import HDF5BatchReader
 from zb_hdf5.spec import INDEX_NAME
-from zb_hdf5.store.index import ShardEntry, ShardIndex
+from zb_hdf5.store.index import ShardIndex
 from zb_hdf5.store.shards import ShardedReader, ShardedSource
+from zb_hdf5.store.table import ShardEntry
 
 #: Waits between the attempts to open a file that its writer may be closing or renaming.
 RETRY_WAITS_S: Final = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
@@ -85,7 +86,7 @@ class LiveSource(ShardedSource):
 
     def refresh(self, index: ShardIndex) -> int:
         """See what was committed since, under the newest index; return how many batches there are."""
-        counts = [shard.num_batches for shard in index.shards]
+        counts = index.table.values["num_batches"].tolist()
         if not index.shards[-1].complete:
             counts[-1] = self._follow(index.shards[-1]).refresh()
         with self._lock:
@@ -93,9 +94,9 @@ class LiveSource(ShardedSource):
             self._number(counts)  # a batch keeps its number
         return self._starts[-1]
 
-    def _source(self, shard: int) -> BatchSource:
+    def _source(self, shard: int, batch: int) -> BatchSource:
         entry = self._index.shards[shard]
-        return super()._source(shard) if entry.complete else self._follow(entry)._source
+        return super()._source(shard, batch) if entry.complete else self._follow(entry)._source
 
     def _follow(self, entry: ShardEntry) -> HDF5BatchReader:
         """Return the reader of the growing shard, opened once in each process.

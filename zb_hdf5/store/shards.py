@@ -7,7 +7,7 @@ import pickle
 import threading
 import zlib
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Sequence
 from itertools import accumulate, groupby
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,24 @@ import numpy.typing as npt
 
 from zb_hdf5.columns.reader import BatchReader, require_options
 from zb_hdf5.columns.source import BatchSource
-from zb_hdf5.core.extents import ExtentFile
+from zb_hdf5.core.extents import ExtentFile, Extents
+from zb_hdf5.core.files import regular
 from zb_hdf5.core.open_files import OpenFiles
 from zb_hdf5.errors import BackendError, ChecksumError, FormatError, IncompleteError
 from zb_hdf5.formats.registry import BACKENDS
-from zb_hdf5.spec import INDEX_NAME, StoreMeta, TokenArray, content_fingerprint, live_fingerprint
-from zb_hdf5.store.index import ShardEntry, ShardIndex
+from zb_hdf5.spec import (
+    CRC32,
+    CRC32_CHUNK_ROWS,
+    CRC32_SUFFIX,
+    INDEX_NAME,
+    NOT_KNOWN,
+    StoreMeta,
+    TokenArray,
+    content_fingerprint,
+    live_fingerprint,
+)
+from zb_hdf5.store.index import ShardIndex
+from zb_hdf5.store.table import ShardEntry
 
 
 class ShardedReader(BatchReader):
@@ -70,13 +82,14 @@ class ShardedReader(BatchReader):
         index = (index or ShardIndex.load(path)).of_split(split)
         folder = path if path.is_dir() else path.parent
         _require_files(folder, index)
-        for shard in index.shards:
-            if backend not in ("auto", shard.backend):
-                raise BackendError(f"{folder / shard.path}: asked for backend {backend!r}, found {shard.backend!r}")
+        backends = dict.fromkeys(index.table.values["backend"])
+        if backend != "auto" and list(backends) != [backend]:
+            other = next(shard for shard in index.shards if shard.backend != backend)
+            raise BackendError(f"{folder / other.path}: asked for backend {backend!r}, found {other.backend!r}")
         source = self._open_source(folder, index, access, verify)
         super().__init__(folder, index.meta, index.num_batches, source)
         self.index, self.complete = index, index.complete
-        self.backend = " and ".join(sorted({shard.backend for shard in index.shards}))
+        self.backend = " and ".join(sorted(backends))
         self.sha256 = index.sha256 if index.complete else None
 
     @staticmethod
@@ -86,7 +99,7 @@ class ShardedReader(BatchReader):
     def _compute_fingerprint(self) -> str:
         if self.index.live_id:
             return live_fingerprint(self.index.live_id, self.meta)
-        return content_fingerprint((shard.sha256 for shard in self.index.shards), self.meta)
+        return content_fingerprint(self.index.table.values["sha256"], self.meta)
 
 
 class ShardedSource:
@@ -97,12 +110,14 @@ class ShardedSource:
 
     def __init__(self, folder: Path, index: ShardIndex, access: str, verify: str) -> None:
         self._folder, self._index, self._access, self._verify = folder, index, access, verify
-        self._number(shard.num_batches for shard in index.shards)
+        self._number(index.table.values["num_batches"].tolist())
         self._parked: dict[int, bytes] = {}
         self._reset()
-        self.access = self._source(0).access
+        # what the index knows is opened when it is first read; else the first shard says how it can be read
+        known = index.meta.column in index.shards[0].columns and access != "h5py"
+        self.access = access if known else self._source(0, 0).access
 
-    def _number(self, counts: Iterable[int]) -> None:
+    def _number(self, counts: Sequence[int]) -> None:
         """Give every batch its number, from the counts of the shards."""
         self._starts = [0, *accumulate(counts)]
         self._firsts = np.array(self._starts[:-1])
@@ -117,25 +132,29 @@ class ShardedSource:
 
     def read(self, index: int) -> TokenArray:
         shard = bisect_right(self._starts, index) - 1
-        return (self._sources.get(shard) or self._source(shard)).read(index - self._starts[shard])
+        within = index - self._starts[shard]
+        return (self._sources.get(shard) or self._source(shard, within)).read(within)
 
     def read_into(self, index: int, out: TokenArray) -> None:
         shard = bisect_right(self._starts, index) - 1
-        (self._sources.get(shard) or self._source(shard)).read_into(index - self._starts[shard], out)
+        within = index - self._starts[shard]
+        (self._sources.get(shard) or self._source(shard, within)).read_into(within, out)
 
     def read_range_into(self, start: int, out: TokenArray) -> None:
         done = 0
         while done < len(out):
             shard = bisect_right(self._starts, start + done) - 1
             take = min(len(out) - done, self._starts[shard + 1] - start - done)
-            self._source(shard).read_range_into(start + done - self._starts[shard], out[done : done + take])
+            first = start + done - self._starts[shard]
+            self._source(shard, first).read_range_into(first, out[done : done + take])
             done += take
 
     def gather_into(self, records: npt.NDArray[np.int64], out: TokenArray) -> None:
+        per_batch = self._index.meta.batch_tokens // out.shape[1]
         if len(self._firsts) == 1:
-            self._source(0).gather_into(records, out)
+            (self._sources.get(0) or self._source(0, int(records[0]) // per_batch)).gather_into(records, out)
             return
-        firsts = self._firsts * (self._index.meta.batch_tokens // out.shape[1])
+        firsts = self._firsts * per_batch
         order = records.argsort()  # the records of one shard then follow each other
         ascending = records[order]
         shards = firsts.searchsorted(ascending, side="right") - 1
@@ -144,7 +163,7 @@ class ShardedSource:
         stop = 0
         for shard, group in groupby(shards.tolist()):
             start, stop = stop, stop + len(list(group))
-            source = self._sources.get(shard) or self._source(shard)
+            source = self._sources.get(shard) or self._source(shard, int(within[start]) // per_batch)
             source.gather_into(within[start:stop], rows[start:stop])
         places = np.empty_like(order)
         places[order] = np.arange(len(order))
@@ -152,54 +171,46 @@ class ShardedSource:
 
     def read_private(self, index: int) -> npt.NDArray[Any]:
         shard = bisect_right(self._starts, index) - 1
-        return (self._sources.get(shard) or self._source(shard)).read_private(index - self._starts[shard])
+        within = index - self._starts[shard]
+        return (self._sources.get(shard) or self._source(shard, within)).read_private(within)
 
     def will_need(self, index: int) -> None:
         shard = bisect_right(self._starts, index) - 1
-        self._source(shard).will_need(index - self._starts[shard])
+        within = index - self._starts[shard]
+        self._source(shard, within).will_need(within)
 
     def is_cached(self, index: int) -> bool:
         shard = bisect_right(self._starts, index) - 1
-        return self._source(shard).is_cached(index - self._starts[shard])
+        within = index - self._starts[shard]
+        return self._source(shard, within).is_cached(within)
 
-    def _source(self, shard: int) -> BatchSource:
-        return self._files.open(shard, self._open_again)
+    def _source(self, shard: int, batch: int) -> BatchSource:
+        """Return the source of a shard, of which `batch` is about to be read."""
+        return self._files.open(shard, lambda number: self._open_again(number, batch))
 
-    def _open_again(self, shard: int) -> BatchSource:
+    def _open_again(self, shard: int, batch: int) -> BatchSource:
         parked = self._parked.get(shard)
-        return pickle.loads(parked) if parked else self._open_shard(shard)
+        return pickle.loads(parked) if parked else self._open_shard(shard, batch)
 
-    def _open_shard(self, shard: int) -> BatchSource:
-        entry = self._index.shards[shard]
-        by_extents = bool(entry.extents) and entry.complete and self._access != "h5py" and self._verify == "none"
-        source = self._open_extents(self._folder / entry.path, entry) if by_extents else None
+    def _open_shard(self, shard: int, batch: int) -> BatchSource:
+        """Open a shard by what the index says of it, without HDF5, if that is so; else by what the file says."""
+        entry, path = self._index.shards[shard], self._folder / self._index.table.values["path"][shard]
+        by_index = entry.complete and self._access != "h5py" and self._verify == "none"
+        by_index = by_index and self._index.meta.column in entry.columns
+        source = open_by_index(path, entry, self._index.meta, self._access) if by_index else None
         if source is not None:
-            return source
-        reader = BACKENDS[entry.backend].reader_class()(
-            self._folder / entry.path, access=self._access, verify=self._verify
-        )
+            if is_proved(source, path, entry, self._index.meta, batch):
+                return source
+            source.close()
+        reader = BACKENDS[entry.backend].reader_class()(path, access=self._access, verify=self._verify)
         if not (entry.complete and reader.complete):
             raise IncompleteError(f"{reader.path}: its writer has not finished; convert again")
         self._index.require_agreement(reader, entry)
-        if by_extents:
+        if by_index:
             self._index.require_extents(reader, entry)
-        if entry.crc32_ends and (by_extents or reader.sha256 is None):
-            # the shard is what the index says, or holds no digest of its own that could tell
-            _require_ends(reader, entry)
+        if by_index or (reader.sha256 is None and entry.crc32 != NOT_KNOWN):
+            _require_proof(reader, entry, batch)
         return reader._source
-
-    def _open_extents(self, path: Path, entry: ShardEntry) -> BatchSource | None:
-        """Open a shard by what the index says of it, without HDF5; None if its first and last batch are not there."""
-        meta = self._index.meta
-        extents = entry.places(meta.batch_bytes, path)
-        try:
-            source = ExtentFile(path, extents, meta.shape, meta.dtype, self._access)
-        except IncompleteError:
-            return None
-        if _ends(source, meta, entry) == entry.crc32_ends:
-            return source
-        source.close()
-        return None
 
     def close(self) -> None:
         for source in self._files.files().values():
@@ -216,32 +227,81 @@ class ShardedSource:
         self._reset()
 
 
-def _ends(source: BatchSource, meta: StoreMeta, entry: ShardEntry) -> list[int]:
-    """Return the crc32 of the first and last batch that are there."""
-    batch = np.empty(meta.shape, meta.dtype)
-    found = []
-    for number in (0, entry.num_batches - 1):
-        source.read_into(number, batch)
-        found.append(zlib.crc32(batch))
-    return found
+def open_by_index(path: Path, entry: ShardEntry, meta: StoreMeta, access: str) -> ExtentFile | None:
+    """Open the batches of a shard where the index says that they lie; None if it does not say, or they cannot be there.
+
+    Raises
+    ------
+    FormatError, OSError
+        If there is no such file, or it is none.
+    """
+    extents = entry.extents(meta.column, meta.batch_bytes)
+    if extents is None or entry.crc32 == NOT_KNOWN:
+        return None
+    if any(
+        run.stride not in (meta.batch_bytes, meta.padded_batch_bytes) for run in extents.runs if run.num_batches > 1
+    ):
+        return None  # one batch proves the places of all only where they follow each other as ours do
+    try:
+        source = ExtentFile(path, extents, meta.shape, meta.dtype, access)
+    except IncompleteError:
+        return None
+    if source.num_bytes == entry.num_bytes:
+        return source
+    source.close()
+    return None
 
 
-def _require_ends(reader: BatchReader, entry: ShardEntry) -> None:
-    if _ends(reader._source, reader.meta, entry) != entry.crc32_ends:
+def is_proved(source: ExtentFile, path: Path, entry: ShardEntry, meta: StoreMeta, batch: int | None) -> bool:
+    """Return whether a file is the shard of this entry: by its rows of crc32, and one batch that they are right of."""
+    rows = _crc32_rows(source, path, entry)
+    if rows is None or zlib.crc32(rows) != entry.crc32:
+        return False
+    return batch is None or _crc32_of(source, meta, batch) == int(rows[batch])
+
+
+def _crc32_of(source: BatchSource, meta: StoreMeta, batch: int) -> int:
+    tokens = np.empty(meta.shape, meta.dtype)
+    source.read_into(batch, tokens)
+    return zlib.crc32(tokens)
+
+
+def _crc32_rows(source: ExtentFile, path: Path, entry: ShardEntry) -> npt.NDArray[np.uint32] | None:
+    """Return the crc32 of each batch, where the index says that they lie, or of the file beside the shard."""
+    rows = np.zeros(entry.num_batches, "<u4")
+    try:
+        if CRC32 not in entry.columns:
+            with open(path.with_name(path.name + CRC32_SUFFIX), "rb", opener=regular) as beside:
+                return rows if beside.readinto(rows) == rows.nbytes and not beside.read(1) else None
+        extents = Extents(list(entry.columns[CRC32]), CRC32_CHUNK_ROWS * rows.itemsize)
+        for number, start in enumerate(range(0, len(rows), CRC32_CHUNK_ROWS)):
+            source.read_at(extents.offset(number), rows[start : start + CRC32_CHUNK_ROWS])
+    except (OSError, IncompleteError, IndexError):
+        return None
+    return rows
+
+
+def _require_proof(reader: BatchReader, entry: ShardEntry, batch: int) -> None:
+    """Raise `ChecksumError` unless the crc32 rows of a file are those of its entry, and `batch` is what they say."""
+    rows = reader.stored_crc32()
+    known = rows is not None and zlib.crc32(rows) == entry.crc32
+    if rows is None or not known or _crc32_of(reader._source, reader.meta, batch) != int(rows[batch]):
+        what = f"batch {batch:,} has not the crc32" if known else "its rows of crc32 are not those"
         raise ChecksumError(
-            f"{reader.path}: its first or last batch is not the one that {INDEX_NAME} has a crc32 of: the file is "
-            f"damaged, or belongs elsewhere; run 'zb verify {reader.path.parents[entry.path.count('/')]}'"
+            f"{reader.path}: {what} that {INDEX_NAME} knows of: the file is damaged, or belongs elsewhere; "
+            f"run 'zb verify {reader.path.parents[entry.path.count('/')]}'"
         )
 
 
 def _require_files(folder: Path, index: ShardIndex) -> None:
     """Raise `FormatError` if a shard is missing: one listing per folder, no stat per shard."""
+    paths = index.table.values["path"]
+    paths = paths if index.complete else paths[:-1]  # the last one may be a `.partial`
     present = {
         parent: set(os.listdir(folder / parent)) if (folder / parent).is_dir() else set()
-        for parent in {shard.path.rpartition("/")[0] for shard in index.shards}
+        for parent in {path.rpartition("/")[0] for path in paths}
     }
-    shards = index.shards if index.complete else index.shards[:-1]  # the last one may be a `.partial`
-    missing = [s.path for s in shards if (p := s.path.rpartition("/"))[2] not in present[p[0]]]
+    missing = [path for path in paths if (p := path.rpartition("/"))[2] not in present[p[0]]]
     if missing:
         raise FormatError(
             f"{folder / INDEX_NAME}: names {missing[0]}, which is not there ({len(missing):,} of {len(index.shards):,} "

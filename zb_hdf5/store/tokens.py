@@ -26,7 +26,7 @@ from zb_hdf5.formats.hdf5.stream_reader import (
 )
 from zb_hdf5.formats.npy import read_npy_header
 from zb_hdf5.spec import DEFAULT_SPLIT, INDEX_NAME, NO_BOUNDARY, TokenArray, combine_sha256
-from zb_hdf5.store.stream_index import StreamIndex
+from zb_hdf5.store.index import ShardIndex
 
 FINGERPRINT_SAMPLES: Final = 16
 SAMPLE_TOKENS: Final = 4096
@@ -72,10 +72,11 @@ class MmapTokenStore:
         self.path, self._access = local_path(path), access
         self.boundary_token_id, self.vocab_size, self.tokenizer = NO_BOUNDARY, 0, ""
         self._sha256: list[str] = []
+        self._index: ShardIndex | None = None
         self._identities: dict[int, Identity] = {}  # of the files that were open once
         folder = self.path.parent if self.path.name == INDEX_NAME else self.path
         if (folder / INDEX_NAME).exists():
-            counts = self._take_index(StreamIndex.load(folder), folder, split)
+            counts = self._take_index(ShardIndex.load(folder).of_split(split), folder)
         elif split not in (None, DEFAULT_SPLIT):
             raise ArgumentError(f"{self.path}: split={split!r} needs a store, found none")
         elif self.path.is_dir() or self.path.suffix == ".npy":
@@ -88,22 +89,24 @@ class MmapTokenStore:
         self._doc_offsets: npt.NDArray[np.uint64] | None = None
         self._reset()
 
-    def _take_index(self, index: StreamIndex, folder: Path, split: str | None) -> list[int]:
-        shards = index.of_split(split)
-        for shard in shards:
-            if not shard.complete:
-                raise IncompleteError(f"{folder / shard.path}: its writer has not finished; make it again")
-        self._document_count = sum(shard.document_count for shard in shards)
-        self.dtype: np.dtype[Any] = index.dtype
+    def _take_index(self, index: ShardIndex, folder: Path) -> list[int]:
+        meta, values = index.meta, index.table.values
+        if not all(values["complete"]):
+            unfinished = next(shard for shard in index.shards if not shard.complete)
+            raise IncompleteError(f"{folder / unfinished.path}: its writer has not finished; make it again")
+        self._index = index
+        self._document_count = int(np.maximum(values["document_count"], 0).sum())
+        self.dtype: np.dtype[Any] = meta.dtype
         self.boundary_token_id, self.vocab_size, self.tokenizer = (
-            index.boundary_token_id, index.vocab_size, index.tokenizer,
+            meta.boundary_token_id, meta.vocab_size, meta.tokenizer,
         )  # fmt: skip
-        self._sha256 = [shard.sha256 for shard in shards]
-        self.paths = [folder / shard.path for shard in shards]
+        self._sha256 = values["sha256"]
+        self.paths = [folder / path for path in values["path"]]
         for path in self.paths:
             if not path.exists():
                 raise FormatError(f"{folder / INDEX_NAME}: names {path.name}, which is not there; restore it")
-        return [shard.token_count for shard in shards]
+        counts: list[int] = values["token_count"].tolist()
+        return counts
 
     def _take_npy(self) -> list[int]:
         self.paths = npy_files(self.path)

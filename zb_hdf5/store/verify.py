@@ -14,9 +14,10 @@ from zb_hdf5.errors import ChecksumError, FormatError, IncompleteError, ZbError
 from zb_hdf5.formats.native import Face, face_of
 from zb_hdf5.formats.registry import BACKENDS, detect_backend
 from zb_hdf5.spec import INDEX_NAME
-from zb_hdf5.store.index import ShardEntry, ShardIndex
+from zb_hdf5.store.index import ShardIndex
 from zb_hdf5.store.kinds import is_stream
 from zb_hdf5.store.report import ShardReport
+from zb_hdf5.store.table import ShardEntry
 from zb_hdf5.store.verify_stream import verify_stream
 
 Progress = Callable[[int], None]
@@ -122,6 +123,8 @@ def _check_entry(index: ShardIndex, entry: ShardEntry, reader: BatchReader, repo
         raise IncompleteError(f"{reader.path}: is growing, or its writer was killed: then run 'zb repair'")
     if entry.num_batches == reader.num_batches:
         _compare_sha256(reader.path, entry.sha256, report.sha256)
+    if entry.backend != reader.backend:
+        raise FormatError(f"{reader.path}: {INDEX_NAME} says backend {entry.backend!r}, found {reader.backend!r}")
     index.require_agreement(reader, entry)
     index.require_extents(reader, entry)
     if reader.backend == "batch" and reader.meta.seed not in (index.meta.seed, 0):

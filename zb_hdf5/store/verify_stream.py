@@ -23,8 +23,9 @@ from zb_hdf5.formats.hdf5.stream_reader import (
 )
 from zb_hdf5.formats.npy import read_npy_header
 from zb_hdf5.spec import INDEX_NAME
+from zb_hdf5.store.index import ShardIndex
 from zb_hdf5.store.report import ShardReport
-from zb_hdf5.store.stream_index import StreamEntry, StreamIndex
+from zb_hdf5.store.table import ShardEntry
 from zb_hdf5.store.tokens import npy_files
 
 Progress = Callable[[int], None]
@@ -46,9 +47,9 @@ def verify_stream(
     """Check an HDF5 stream, a store of them or one split of it, or `.npy` files. See `verify_store`."""
     path = Path(path)
     folder = path.parent if path.name == INDEX_NAME else path
-    jobs: list[tuple[Path, StreamEntry | None]]
+    jobs: list[tuple[Path, ShardEntry | None]]
     if (folder / INDEX_NAME).exists():
-        jobs = [(folder / entry.path, entry) for entry in StreamIndex.load(folder).of_split(split)]
+        jobs = [(folder / entry.path, entry) for entry in ShardIndex.load(folder).of_split(split).shards]
     else:
         jobs = [(file, None) for file in npy_files(path)]
     with ThreadPoolExecutor(workers or len(os.sched_getaffinity(0)), thread_name_prefix="zb-verify") as pool:
@@ -56,7 +57,7 @@ def verify_stream(
 
 
 def verify_stream_file(
-    path: Path, entry: StreamEntry | None = None, progress: Progress = lambda tokens: None
+    path: Path, entry: ShardEntry | None = None, progress: Progress = lambda tokens: None
 ) -> ShardReport:
     """Check one file, and what its index says of it. See `verify_stream`."""
     report = ShardReport(str(path), backend="npy" if path.suffix == ".npy" else "hdf5")
@@ -83,7 +84,7 @@ def _count_npy_tokens(path: Path) -> int:
 
 
 def _check_content(
-    path: Path, found: StreamInspection, entry: StreamEntry | None, report: ShardReport, progress: Progress
+    path: Path, found: StreamInspection, entry: ShardEntry | None, report: ShardReport, progress: Progress
 ) -> None:
     report.token_count = found.token_count
     chunks = range(0, found.token_count, found.chunk_tokens)
@@ -116,7 +117,7 @@ def _check_content(
     report.checks.append("documents")
 
 
-def _check_documents(path: Path, found: StreamInspection, entry: StreamEntry | None) -> None:
+def _check_documents(path: Path, found: StreamInspection, entry: ShardEntry | None) -> None:
     offsets = read_doc_offsets(path, found.identity)
     if zlib.crc32(offsets) != found.doc_offsets_crc32 or int(offsets[0]) != 0 or int(offsets[-1]) != found.token_count:
         raise ChecksumError(f"{path}: the places of its documents are damaged; restore the shard, or make it again")

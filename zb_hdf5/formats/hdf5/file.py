@@ -14,10 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5 import __version__
+from zb_hdf5.core.extents import Extents, Run
 from zb_hdf5.core.files import Identity, identity_of, regular, require_bytes, require_identity, require_regular
 from zb_hdf5.core.publishing import NO_LOCKS
 from zb_hdf5.errors import FormatError, IncompleteError, UnavailableError, ZbError
-from zb_hdf5.spec import HDF5_ALIGNMENT, HDF5_LIBVER
+from zb_hdf5.spec import CRC32_CHUNK_ROWS, HDF5_ALIGNMENT, HDF5_LIBVER
 
 #: What zeros and ascending numbers shrink to by the common filters, at most.
 FILTER_RATIO: Final = 4096
@@ -174,6 +175,20 @@ def chunk_offsets(stored: h5py.Dataset, num_chunks: int | None = None) -> npt.ND
 
     stored.id.chunk_iter(record)
     return offsets
+
+
+def chunk_runs(stored: h5py.Dataset) -> tuple[Run, ...]:
+    """Return where the chunks of an unfiltered dataset lie, each of them whole."""
+    chunk_bytes = int(np.prod(stored.chunks)) * stored.dtype.itemsize
+    return tuple(Extents.from_offsets(chunk_offsets(stored), chunk_bytes).runs)
+
+
+def crc32_runs(rows: h5py.Dataset | None) -> tuple[Run, ...]:
+    """Return where the rows of crc32 lie, if they do so in the chunks that we write; else nothing."""
+    plain = rows is not None and rows.chunks == (CRC32_CHUNK_ROWS,) and rows.dtype == np.dtype("<u4")
+    if rows is None or not plain or rows.id.get_create_plist().get_nfilters() or (chunk_offsets(rows) < 0).any():
+        return ()
+    return chunk_runs(rows)
 
 
 def is_marked_open(path: Path) -> bool:

@@ -22,6 +22,7 @@ from zb_hdf5.errors import ArgumentError, BackendError, FormatError, IncompleteE
 from zb_hdf5.formats.hdf5.file import (
     bytes_elsewhere,
     chunk_offsets,
+    crc32_runs,
     h5_damage,
     h5_identity,
     open_h5_for_reading,
@@ -104,6 +105,10 @@ class HDF5BatchReader(BatchReader):
         super().__init__(path, found.meta, found.num_batches, source)
         self._foreign, self._is_face = dataset is not None, found.is_face
         self.extents, self.complete, self.sha256 = found.extents, found.complete, found.sha256
+        if found.extents is not None:
+            self.columns = {BATCHES: tuple(found.extents.runs)}
+            if found.crc32_runs:
+                self.columns[CRC32] = found.crc32_runs
         if not self.complete:
             self.refresh()  # opens the file now: once it is published, its partial's name is gone
         if crc32 is not None:
@@ -158,6 +163,7 @@ class _Layout(NamedTuple):
     extents: Extents | None
     obstacle: str  # why there are no extents or digests
     is_face: bool = False  # of a stamped `.batch` file, which has no digests of its own
+    crc32_runs: tuple[Run, ...] = ()  # where the rows of crc32 lie
 
 
 def _inspect_store(h5: h5py.File, path: Path) -> _Layout:
@@ -185,14 +191,15 @@ def _inspect_store(h5: h5py.File, path: Path) -> _Layout:
     if not state.complete:
         return _Layout(meta, state.num_batches, False, None, None, "its writer has not finished")
     extents, obstacle = _chunk_extents(stored, meta, state.num_batches, path)
-    is_face = h5.userblock_size == USER_BLOCK_BYTES and own_dataset(h5, path, CRC32) is None
-    return _Layout(meta, state.num_batches, True, state.sha256, extents, obstacle, is_face)
+    rows = own_dataset(h5, path, CRC32)
+    is_face = h5.userblock_size == USER_BLOCK_BYTES and rows is None
+    return _Layout(meta, state.num_batches, True, state.sha256, extents, obstacle, is_face, crc32_runs(rows))
 
 
 def _meta(h5: h5py.File, stored: h5py.Dataset, path: Path) -> StoreMeta:
     names = ("batch_size", "seq_len", "seed", "total_records", "document_count", "vocab_size")
     try:
-        numbers = {name: int(h5.attrs[name]) for name in names}
+        numbers: dict[str, Any] = {name: int(h5.attrs[name]) for name in names}
         return StoreMeta(dtype=stored.dtype, tokenizer=str(_text(h5.attrs["tokenizer"])), **numbers)
     except (ArgumentError, TypeError, ValueError, OverflowError) as error:
         raise FormatError(f"{path}: bad root attributes: {error}") from error

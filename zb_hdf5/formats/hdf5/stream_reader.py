@@ -16,6 +16,7 @@ from zb_hdf5.core.files import Identity
 from zb_hdf5.errors import BackendError, ConvertError, FormatError, IncompleteError
 from zb_hdf5.formats.hdf5.file import (
     chunk_offsets,
+    crc32_runs,
     h5_damage,
     h5_identity,
     open_h5_for_reading,
@@ -48,6 +49,8 @@ class StreamInspection(NamedTuple):
         Where the chunks lie; None where they are compressed or still being written.
     identity
         Of the file that was looked into.
+    crc32_runs
+        Where the rows of crc32 lie; empty where that is not known.
     """
 
     dtype: np.dtype[Any]
@@ -63,6 +66,7 @@ class StreamInspection(NamedTuple):
     complete: bool
     extents: Extents | None
     identity: Identity
+    crc32_runs: tuple[Run, ...]
 
 
 class TokenFile(Protocol):
@@ -256,6 +260,7 @@ def inspect_stream(path: Path, identity: Identity | None = None) -> StreamInspec
             complete,
             _chunk_extents(stored, token_count, path) if complete else None,
             h5_identity(h5, growing=not complete),
+            crc32_runs(own_dataset(h5, path, CRC32)) if complete else (),
         )
 
 

@@ -9,18 +9,18 @@ from __future__ import annotations
 import contextlib
 import os
 import zlib
-from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import h5py
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.core.digests import TokenDigest
+from zb_hdf5.columns.writer import Columns, ShardInfo
+from zb_hdf5.core.digests import TokenDigest, crc32_array
 from zb_hdf5.core.publishing import PartialFile, disk_errors
 from zb_hdf5.errors import ArgumentError, ClosedError, ConvertError
-from zb_hdf5.formats.hdf5.file import CREATOR, create_for_swmr, create_texts
+from zb_hdf5.formats.hdf5.file import CREATOR, chunk_runs, create_for_swmr, create_texts
 from zb_hdf5.formats.hdf5.room import Room, early_allocation, hdf5_writes
 from zb_hdf5.spec import (
     CRC32,
@@ -41,16 +41,6 @@ from zb_hdf5.spec import (
     meta_block_bytes,
     stored_dtype,
 )
-
-
-class StreamInfo(NamedTuple):
-    """What a stream writer knows of the file it has finished."""
-
-    path: Path
-    token_count: int
-    document_count: int
-    max_token: int
-    sha256: str
 
 
 class HDF5ShardWriter:
@@ -107,6 +97,7 @@ class HDF5ShardWriter:
         as_stored(self._boundary, self._meta, "boundary_token_id")
         self._durable = durable
         self._max_token = 0
+        self._crc32: list[int] = []  # of the committed chunks
         self._buffer = np.zeros(chunk_tokens, self._meta.dtype)
         self._buffered = 0
         self._committed = 0
@@ -178,7 +169,7 @@ class HDF5ShardWriter:
             self._failed = True
             raise
 
-    def finish(self) -> StreamInfo:
+    def finish(self) -> ShardInfo:
         """Complete the file and publish it under its final name."""
         self._require_open()
         self._open = False
@@ -186,11 +177,12 @@ class HDF5ShardWriter:
             if self._buffered or self._ends:
                 self._commit_buffer()
             self._digest.close()
-            info = StreamInfo(
-                self._file.path, self._committed, self._offsets.count - 1, self._max_token, self._digest.sha256()
-            )
+            info = ShardInfo(
+                self._file.path, "hdf5", len(self._crc32), self._committed, self._max_token, self._digest.sha256(),
+                crc32_array(self._crc32), document_count=self._offsets.count - 1,
+            )  # fmt: skip
             with disk_errors(self._file.partial_path):
-                self._complete(info)
+                info = info._replace(columns=self._complete(info))
         except BaseException:
             self._release()
             raise
@@ -282,7 +274,8 @@ class HDF5ShardWriter:
             if self._buffered:
                 self._tokens.id.write_direct_chunk((self._committed,), self._buffer)
                 group = digest()
-                self._crc.append(np.array(group.crc32, dtype="<u4"))
+                self._crc.append(crc32_array(group.crc32))
+                self._crc32 += group.crc32
                 self._max_token = max(self._max_token, group.max_token)
             self._offsets.append(ends[:whole])
         if self._durable:
@@ -299,15 +292,17 @@ class HDF5ShardWriter:
         if self._durable:
             os.fdatasync(self._file.fd)
 
-    def _complete(self, info: StreamInfo) -> None:
+    def _complete(self, info: ShardInfo) -> Columns:
         with hdf5_writes(self._file.partial_path):
             self._tokens.resize(self._committed, axis=0)
             for rows in (self._crc, self._offsets):
                 rows.stored.resize(rows.count, axis=0)
             self._h5.flush()  # before the file says that it is complete
             self._modify(doc_offsets_crc32=self._offsets.crc32, sha256=info.sha256.encode(), complete=1)
+            columns = {TOKENS: chunk_runs(self._tokens), CRC32: chunk_runs(self._crc.stored)}
             self._h5.close()
         self._room.cut_off(-(-self._committed // self._meta.seq_len))
+        return columns
 
     def _release(self) -> None:
         self._digest.close()

@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import h5py
 import numpy as np
 
-from zb_hdf5.columns.writer import FileWriter, ShardInfo
-from zb_hdf5.core.extents import Extents, Run
+from zb_hdf5.columns.writer import Columns, FileWriter, ShardInfo
 from zb_hdf5.errors import ConvertError
-from zb_hdf5.formats.hdf5.file import CREATOR, chunk_offsets, create_for_swmr, create_texts
+from zb_hdf5.formats.hdf5.file import CREATOR, chunk_runs, create_for_swmr, create_texts
 from zb_hdf5.formats.hdf5.room import Room, early_allocation, hdf5_writes
 from zb_hdf5.spec import (
     BATCHES,
@@ -143,16 +142,16 @@ class HDF5BatchWriter(FileWriter):
         if self._durable:
             os.fdatasync(self._file.fd)
 
-    def _complete(self, info: ShardInfo) -> tuple[Run, ...]:
+    def _complete(self, info: ShardInfo) -> Columns:
         with self._hdf5():
             for dataset in (self._batches, self._crc_dataset):
                 dataset.resize(info.num_batches, axis=0)
             self._h5.flush()  # before the file says that it is complete
             self._modify(sha256=info.sha256.encode(), complete=1)
-            offsets = chunk_offsets(self._batches)
+            columns = {dataset.name.strip("/"): chunk_runs(dataset) for dataset in (self._batches, self._crc_dataset)}
             self._h5.close()
         self._room.cut_off(info.num_batches)
-        return tuple(Extents.from_offsets(offsets, self.meta.batch_bytes).runs)
+        return columns
 
     def _release(self) -> None:
         if self._h5 is not None:

@@ -1,0 +1,261 @@
+"""The shards of a store as its index has them: one array for each key, and where the chunks of each column lie.
+
+50,000 shards are parsed in a twentieth of the time that one object for each would take. An entry is made when somebody
+asks for it.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Self, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from zb_hdf5.columns.writer import ShardInfo
+from zb_hdf5.core.extents import Extents, Run
+from zb_hdf5.core.publishing import partial_path
+from zb_hdf5.errors import FormatError
+from zb_hdf5.spec import (
+    CRC32,
+    DEFAULT_SPLIT,
+    INDEX_COLUMN_KEYS,
+    INDEX_SHARD_KEYS,
+    NOT_KNOWN,
+    SHA256_CHARS,
+    is_file_name,
+    is_hexadecimal,
+    is_sha256,
+)
+
+
+@dataclass(frozen=True)
+class ShardEntry:
+    """One shard in the index.
+
+    Attributes
+    ----------
+    path
+        Relative to the folder, with "/" between parts.
+    num_bytes
+        Size of the file; 0 while it grows.
+    num_batches
+        Batches of a batch store, chunks of a stream.
+    sha256
+        Of the token bytes; 64 zeros while it grows.
+    crc32
+        Of the rows of crc32 that lie in the shard, or beside it: it tells the shard from another one, and the rows
+        tell each batch. -1: not known.
+    document_count
+        Documents whose first token lies in the shard; -1: not known.
+    columns
+        Where the chunks of each column lie in the file, as runs, so that a reader need not ask HDF5. A column whose
+        place is not known is not named.
+    """
+
+    path: str
+    backend: str
+    num_bytes: int
+    num_batches: int
+    token_count: int
+    sha256: str
+    crc32: int = NOT_KNOWN
+    document_count: int = NOT_KNOWN
+    split: str = DEFAULT_SPLIT
+    complete: bool = True
+    columns: dict[str, tuple[Run, ...]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, info: ShardInfo, split: str = DEFAULT_SPLIT, document_count: int | None = None) -> Self:
+        """Describe a file that was just written."""
+        known = info.document_count if document_count is None else document_count
+        return cls(
+            info.path.name, info.backend, info.path.stat().st_size, info.num_batches, info.token_count, info.sha256,
+            zlib.crc32(info.crc32), NOT_KNOWN if known is None else known, split, columns=info.columns,
+        )  # fmt: skip
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what `from_json` takes."""
+        return asdict(self) | {"columns": {name: [list(run) for run in runs] for name, runs in self.columns.items()}}
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Self:
+        """Return the entry that `to_json` has written, of a journal: the index keeps its arrays otherwise."""
+        columns = {name: tuple(Run(*run) for run in runs) for name, runs in value["columns"].items()}
+        return cls(**{**value, "columns": columns})
+
+    def file(self, folder: str | os.PathLike[str]) -> Path:
+        """Return where its bytes are now: a growing shard's are in its `.partial` until it is published."""
+        path = Path(folder) / self.path
+        growing = not self.complete and partial_path(path).exists()
+        return partial_path(path) if growing else path
+
+    def extents(self, column: str, chunk_bytes: int) -> Extents | None:
+        """Return where the chunks of a column lie, or None where the index does not say."""
+        runs = self.columns.get(column)
+        return None if runs is None else Extents(list(runs), chunk_bytes)
+
+
+class ShardTable(Sequence[ShardEntry]):
+    """The shards of an index, one array for each key. An entry is made when it is asked for.
+
+    Attributes
+    ----------
+    values
+        Key of `shards` -> one value for each shard: an int64 array, or a list of texts or truth values.
+    columns
+        Column -> its runs, of all shards.
+    """
+
+    def __init__(self, values: dict[str, Any], columns: dict[str, RunTable]) -> None:
+        self.values, self.columns = values, columns
+
+    @classmethod
+    def of(cls, entries: Iterable[ShardEntry]) -> Self:
+        """Make a table of entries."""
+        entries = list(entries)
+        values: dict[str, Any] = {}
+        for key, (name, kind) in INDEX_SHARD_KEYS.items():
+            found = [getattr(entry, name) for entry in entries]
+            values[key] = np.array(found, np.int64) if kind is int else found
+        names = dict.fromkeys(name for entry in entries for name in entry.columns)
+        return cls(values, {name: RunTable.of([entry.columns.get(name) for entry in entries]) for name in names})
+
+    def __len__(self) -> int:
+        return len(self.values["path"])
+
+    @overload
+    def __getitem__(self, number: int) -> ShardEntry: ...
+    @overload
+    def __getitem__(self, number: slice) -> tuple[ShardEntry, ...]: ...
+    def __getitem__(self, number: int | slice) -> ShardEntry | tuple[ShardEntry, ...]:
+        if isinstance(number, slice):
+            return tuple(self[k] for k in range(*number.indices(len(self))))
+        values = {name: kind(self.values[key][number]) for key, (name, kind) in INDEX_SHARD_KEYS.items()}
+        runs = {name: column.of_shard(number) for name, column in self.columns.items()}
+        return ShardEntry(**values, columns={name: found for name, found in runs.items() if found is not None})
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self.values["sha256"]))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the keys "shards" and "columns"."""
+        shards = {key: array if isinstance(array, list) else array.tolist() for key, array in self.values.items()}
+        return {"shards": shards, "columns": {name: runs.to_json() for name, runs in self.columns.items()}}
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any], where: str) -> Self:
+        """Check and take the keys "shards" and "columns" of a parsed index.
+
+        Raises
+        ------
+        FormatError
+            If an array is missing, has elements of another type, or contradicts another one.
+        """
+        shards = require_field(value, "shards", dict, where)
+        values = {
+            key: _require_array(shards, key, kind, f"{where}: shards") for key, (_, kind) in INDEX_SHARD_KEYS.items()
+        }
+        if len({len(array) for array in values.values()}) != 1:
+            lengths = ", ".join(f"{key} {len(array):,}" for key, array in values.items())
+            raise FormatError(f"{where}: shards: expected arrays of one length, found {lengths}")
+        table = cls(values, {})
+        table._require_names(where)
+        for key, array in values.items():
+            least = NOT_KNOWN if key in ("crc32", "document_count") else 0
+            if isinstance(array, np.ndarray) and (array < least).any():
+                raise FormatError(f"{where}: shards: expected {key} >= {least}, found {array.min()}")
+        for name, column in require_field(value, "columns", dict, where).items():
+            # the rows of crc32 are those of all batches, in chunks of their own
+            chunks = None if name == CRC32 else values["num_batches"]
+            table.columns[name] = RunTable.from_json(column, len(table), chunks, f"{where}: columns: {name}")
+        return table
+
+    def _require_names(self, where: str) -> None:
+        paths, digests = self.values["path"], self.values["sha256"]
+        together = "/".join(paths)  # one look at all of them: there may be a hundred thousand
+        suspect = ".." in together or "//" in f"/{together}/" or not is_file_name(together)
+        for path in paths if suspect else ():
+            if not (set(path.split("/")).isdisjoint({"", ".."}) and is_file_name(path)):
+                raise FormatError(
+                    f"{where}: path {path!r} leaves the folder of the store, or is no name of a file; restore the "
+                    "index, or run 'zb index rebuild'"
+                )
+        if set(map(len, digests)) - {SHA256_CHARS} or not is_hexadecimal("".join(digests)):
+            bad = next((digest for digest in digests if not is_sha256(digest)), "")
+            raise FormatError(f"{where}: expected {SHA256_CHARS} hexadecimal digits in sha256, found {bad!r}")
+
+
+class RunTable:
+    """The runs of one column in all shards, as flat arrays: how many each shard has (-1: not known), and the runs."""
+
+    def __init__(self, counts: npt.NDArray[np.int64], runs: npt.NDArray[np.int64]) -> None:
+        self._counts, self._runs = counts, runs  # (shards,), (runs, 3)
+        self._firsts = np.concatenate([[0], np.cumsum(np.maximum(counts, 0))])
+
+    @classmethod
+    def of(cls, runs_of_shards: list[tuple[Run, ...] | None]) -> Self:
+        counts = [-1 if runs is None else len(runs) for runs in runs_of_shards]
+        flat = [run for runs in runs_of_shards for run in runs or ()]
+        return cls(np.array(counts, np.int64), np.array(flat, np.int64).reshape(-1, 3))
+
+    def of_shard(self, number: int) -> tuple[Run, ...] | None:
+        if self._counts[number] < 0:
+            return None
+        return tuple(Run(*run) for run in self._runs[self._firsts[number] : self._firsts[number + 1]].tolist())
+
+    def overlaps(self, chunk_bytes: int) -> bool:
+        """Return whether chunks of this size would lie over each other in a run."""
+        return bool(((self._runs[:, 1] < chunk_bytes) & (self._runs[:, 2] > 1)).any())
+
+    def to_json(self) -> dict[str, list[int]]:
+        arrays = (self._counts, *self._runs.T)
+        return {key: array.tolist() for key, array in zip(INDEX_COLUMN_KEYS, arrays, strict=True)}
+
+    @classmethod
+    def from_json(cls, value: Any, num_shards: int, chunks: npt.NDArray[np.int64] | None, where: str) -> Self:
+        """Check and take one element of `columns`, whose runs hold `chunks` of each shard where that is known."""
+        counts, *arrays = (_require_array(value, key, int, where) for key in INDEX_COLUMN_KEYS)
+        if len(counts) != num_shards or {len(array) for array in arrays} != {int(np.maximum(counts, 0).sum())}:
+            raise FormatError(f"{where}: expected the runs of each of {num_shards:,} shards")
+        found = cls(counts, np.stack(arrays, axis=1))
+        if (counts < -1).any() or (found._runs < 0).any():
+            raise FormatError(f"{where}: expected natural numbers")
+        sums = np.diff(np.concatenate([[0], np.cumsum(found._runs[:, 2])])[found._firsts])
+        if chunks is not None and (sums != chunks)[counts >= 0].any():
+            shard = int(((sums != chunks) & (counts >= 0)).argmax())
+            raise FormatError(
+                f"{where}: expected runs of {chunks[shard]:,} batches in shard {shard:,}, found {sums[shard]:,}"
+            )
+        return found
+
+
+def require_field(value: Any, key: str, kind: type[Any], where: str) -> Any:
+    """Return a value of a JSON object; raise `FormatError` unless it is there and of its type."""
+    if not isinstance(value, dict):
+        raise FormatError(f"{where}: expected a JSON object, found {type(value).__name__}")
+    if key not in value:
+        raise FormatError(f"{where}: key {key!r} is missing")
+    found = value[key]
+    if not isinstance(found, kind) or (kind is int and isinstance(found, bool)):
+        raise FormatError(f"{where}: {key}: expected {kind.__name__}, found {found!r}")
+    return found
+
+
+def _require_array(value: Any, key: str, kind: type[Any], where: str) -> Any:
+    """Return an array of a JSON object whose elements all have one type: of whole numbers as int64."""
+    found: list[Any] = require_field(value, key, list, where)
+    if set(map(type, found)) - {kind}:
+        number = next(number for number, element in enumerate(found) if type(element) is not kind)
+        raise FormatError(f"{where}: {key}[{number}]: expected {kind.__name__}, found {found[number]!r}")
+    try:
+        return np.array(found, np.int64) if kind is int else found
+    except OverflowError as error:
+        raise FormatError(f"{where}: {key}: {error}") from error

@@ -710,8 +710,11 @@ def test_a_swapped_batch_shard_is_not_read(places):
         other.rename(one)
         (store / "aside").rename(other)
     for verify in ("none", "batch"):
-        with pytest.raises(ChecksumError, match="belongs elsewhere; run 'zb verify"):
-            open_reader(store, verify=verify)
+        with (
+            pytest.raises(ChecksumError, match="belongs elsewhere; run 'zb verify"),
+            open_reader(store, verify=verify) as r,
+        ):
+            r.read_batch(0)
     assert run(zb, "verify", store).exit_code == 3
 
 

@@ -44,7 +44,7 @@ def files(tmp_path, texts, monkeypatch):
 def stored_documents(store, split=None):
     """Return the documents of a store as h5py and its offsets show them."""
     found = []
-    for shard in ShardIndex.load(store).of_split(split):
+    for shard in ShardIndex.load(store).of_split(split).shards:
         with h5py.File(store / shard.path) as h5:
             tokens, offsets = h5[TOKENS][: shard.token_count], h5[DOC_OFFSETS][: shard.document_count + 1]
             found += [tokens[a:b].tolist() for a, b in pairwise(offsets)]

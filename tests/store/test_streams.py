@@ -38,6 +38,7 @@ from zb_hdf5 import (
 )
 from zb_hdf5.commands.zb import zb
 from zb_hdf5.core.order import SHUFFLES
+from zb_hdf5.maintenance.rebuild import rebuild_index
 from zb_hdf5.spec import NO_SHA256
 from zb_hdf5.store.streams import index_streams
 
@@ -574,6 +575,18 @@ def test_a_flipped_bit_is_found_or_changes_nothing(seed, tmp_path):
         with MmapTokenStore(tmp_path / "s.h5") as store:
             np.testing.assert_array_equal(store.get_slice(0, 5000), TOKENS)
             np.testing.assert_array_equal(store.doc_offsets, [0, *np.cumsum(LENGTHS)])
+
+
+def test_a_lost_index_of_streams_is_made_anew(tmp_path):
+    folder = write_store(tmp_path / "store", [(TOKENS[:3000], "train"), (TOKENS[3000:], "val")])
+    before = (folder / "shards.json").read_bytes()
+    rebuild_index(folder, force=True)  # with the old one: splits and source are kept
+    assert (folder / "shards.json").read_bytes() == before
+    (folder / "shards.json").unlink()
+    made = rebuild_index(folder)
+    assert [(shard.token_count, shard.split) for shard in made.shards] == [(3000, "train"), (2000, "train")]
+    with MmapTokenStore(folder) as store:
+        np.testing.assert_array_equal(store.get_slice(0, 5000), TOKENS)
 
 
 def test_an_index_survives_its_own_text(tmp_path):

@@ -17,6 +17,8 @@ from zb_hdf5.maintenance.repair import ensure_crc32_file
 from zb_hdf5.opening import open_reader
 from zb_hdf5.spec import INDEX_NAME, NOT_KNOWN, SHARD_PREFIX, StoreMeta
 from zb_hdf5.store.index import ShardIndex
+from zb_hdf5.store.kinds import is_stream
+from zb_hdf5.store.streams import index_streams
 from zb_hdf5.store.table import ShardEntry
 
 _NAME: Final = re.compile(
@@ -51,6 +53,10 @@ def rebuild_index(folder: str | os.PathLike[str], *, force: bool = False) -> Sha
     if old is not None and not force:
         raise ExistsError(f"{folder / INDEX_NAME}: exists already, and is valid")
     paths = _shard_paths(folder, force)
+    if is_stream(paths[0]):
+        index = _index_of_streams(paths, old)
+        index.save(folder)
+        return index
     metas, entries = [], []
     for path in paths:
         with open_reader(path) as reader:
@@ -68,6 +74,12 @@ def rebuild_index(folder: str | os.PathLike[str], *, force: bool = False) -> Sha
         index = _with_old_facts(index, old)
     index.save(folder)
     return index
+
+
+def _index_of_streams(paths: list[Path], old: ShardIndex | None) -> ShardIndex:
+    known = {} if old is None else {_number(shard.path): shard.split for shard in old.shards}
+    splits = {path.name: known[_number(path.name)] for path in paths if _number(path.name) in known}
+    return index_streams(paths, splits=splits, source=None if old is None else old.source)
 
 
 def add_crc32_file(path: Path) -> Path | None:

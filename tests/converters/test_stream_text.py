@@ -65,8 +65,8 @@ def test_documents_are_recovered_by_their_offsets(tmp_path, files, texts, num_sh
     index = ShardIndex.load(tmp_path / "out")
     assert index == report.index
     assert len(index.shards) == (num_shards or 2)
-    assert (index.boundary_token_id, index.vocab_size, index.dtype.name) == (256, 257, "uint16")
-    assert json.loads(index.tokenizer)["name"] == "byte"
+    assert (index.meta.boundary_token_id, index.meta.vocab_size, index.meta.dtype.name) == (256, 257, "uint16")
+    assert json.loads(index.meta.tokenizer)["name"] == "byte"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus", "out"]
 
 

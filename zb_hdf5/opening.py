@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from zb_hdf5.columns.reader import BatchReader, require_choice, require_options
 from zb_hdf5.columns.writer import BatchWriter
 from zb_hdf5.core.paths import local_path
 from zb_hdf5.core.publishing import PARTIAL_SUFFIX, partial_path
 from zb_hdf5.errors import ArgumentError, BackendError
-from zb_hdf5.formats.registry import BACKENDS, _load, backend_of_suffix, detect_backends
+from zb_hdf5.formats.registry import BACKENDS, FORMATS, backend_of_suffix, detect_backends
 from zb_hdf5.spec import DEFAULT_SPLIT, INDEX_NAME, StoreMeta, stored_dtype
 from zb_hdf5.store.kinds import is_stream
 
@@ -62,16 +61,16 @@ def open_reader(
         If it cannot be opened.
     """
     require_options(access, verify)
-    require_choice("backend", backend, ("auto", *BACKENDS, "npy"))
+    require_choice("backend", backend, ("auto", *(name for name, row in FORMATS.items() if not row.variant_of)))
     path = local_path(path)
     shaped = batch_size is not None and seq_len is not None
     # without a shape a lone HDF5 file is taken for batches, which saves a look into it; its reader tells a stream
-    if (shaped or path.suffix not in (".h5", ".batch")) and is_stream(path, backend):
+    if (shaped or path.suffix not in {row.suffix for row in BACKENDS.values()}) and is_stream(path, backend):
         if not shaped:
             raise ArgumentError(f"{path}: is a token stream: pass batch_size and seq_len for windows over it")
         shape = {"batch_size": batch_size, "seq_len": seq_len, "overlap": overlap}
         return _open_windows(path, backend, dataset, **shape, split=split, access=access, verify=verify)
-    if backend == "npy" or shaped or overlap:
+    if (backend != "auto" and backend not in BACKENDS) or shaped or overlap:
         raise ArgumentError(f"{path}: is no token stream: its batches have the shape that they were stored with")
     if path.is_dir() or path.name == INDEX_NAME:
         if dataset is not None:
@@ -88,7 +87,7 @@ def open_reader(
     if found not in detected:
         raise BackendError(f"{path}: asked for backend {backend!r}, found a {detected[0]!r} file")
     options = {} if dataset is None else {"dataset": dataset}
-    if options and found != "hdf5":
+    if options and not BACKENDS[found].has_datasets:
         raise BackendError(f"{path}: dataset={dataset!r} needs an HDF5 file, found a {found!r} file")
     return BACKENDS[found].reader_class()(path, access=access, verify=verify, **options)
 
@@ -108,7 +107,9 @@ def _open_store(path: Path, backend: str, access: str, verify: str, split: str |
     from zb_hdf5.store.shards import ShardedReader
 
     if verify == "store":
-        problems = [report.problem for report in _load("zb_hdf5.store.verify:verify_store")(path) if report.problem]
+        from zb_hdf5.store.verify import verify_store
+
+        problems = [report.problem for report in verify_store(path) if report.problem]
         if problems:
             raise problems[0]
         verify = "none"
@@ -159,12 +160,13 @@ def open_writer(
     path = local_path(path)
     meta = StoreMeta(batch_size, seq_len, stored_dtype(dtype), seed, total_records, vocab_size=vocab_size)
     if live:
-        if backend not in ("auto", "hdf5") or overwrite:
+        from zb_hdf5.store.live import LiveStoreWriter
+
+        if backend not in ("auto", LiveStoreWriter.backend) or overwrite:
             raise ArgumentError(
                 f"{path}: a live store has HDF5 shards and replaces nothing: leave out the other option"
             )
-        live_writer = cast(Callable[..., BatchWriter], _load("zb_hdf5.store.live:LiveStoreWriter"))
-        return live_writer(path, meta, shard_batches=shard_batches, durable=durable)
+        return LiveStoreWriter(path, meta, shard_batches=shard_batches, durable=durable)
     if shard_batches:
         raise ArgumentError(f"{path}: shard_batches={shard_batches} is for live=True")
     if backend == "auto":

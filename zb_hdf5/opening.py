@@ -13,7 +13,7 @@ from zb_hdf5.core.publishing import PARTIAL_SUFFIX, partial_path
 from zb_hdf5.errors import ArgumentError, BackendError
 from zb_hdf5.formats.registry import BACKENDS, FORMATS, backend_of_suffix, detect_backends
 from zb_hdf5.spec import DEFAULT_SPLIT, INDEX_NAME, StoreMeta, stored_dtype
-from zb_hdf5.store.kinds import is_stream
+from zb_hdf5.store.kinds import is_stream, stream_format
 
 
 def open_reader(
@@ -95,7 +95,7 @@ def open_reader(
 def _open_windows(path: Path, backend: str, dataset: str | None, **options: Any) -> BatchReader:
     from zb_hdf5.views.windows import WindowReader
 
-    kind = "npy" if path.suffix == ".npy" or (path.is_dir() and not (path / INDEX_NAME).exists()) else "hdf5"
+    kind = stream_format(path, backend)
     if backend not in ("auto", kind) or dataset is not None:
         raise BackendError(f"{path}: asked for backend {backend!r}, dataset {dataset!r}, found a {kind!r} stream")
     return WindowReader(path, **options)

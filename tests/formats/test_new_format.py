@@ -280,7 +280,7 @@ def test_a_conversion_to_it_is_planned_and_resumed(row, npy, store, tmp_path, ru
     assert planned["inodes"] == len(files) + 3
     with pytest.raises(Stops):
         pipe.convert(StoreSource(tmp_path / "h5", "hdf5"), row.name, there, engine=Failing(2))
-    damaged, kept = sorted((tmp_path / "there.partial").glob(f"*{row.suffix}"))
+    damaged, _ = sorted((tmp_path / "there.partial").glob(f"*{row.suffix}"))
     with open(damaged, "r+b") as file:
         file.truncate(100)
     done = run("convert", f"hdf5-to-{row.name}", tmp_path / "h5", there, "--resume", "--workers", 1, "--json")
@@ -292,8 +292,9 @@ def test_a_conversion_to_it_is_planned_and_resumed(row, npy, store, tmp_path, ru
 
 def test_an_array_of_jobs_writes_it(row, store, tmp_path, run):
     run("convert", f"{row.name}-to-hdf5", store, tmp_path / "h5", "--workers", 1)
+    work = ("convert", f"hdf5-to-{row.name}", tmp_path / "h5", tmp_path / "there", "--workers", 1)
     for part in ("0/2", "1/2"):
-        run("convert", f"hdf5-to-{row.name}", tmp_path / "h5", tmp_path / "there", "--shard-range", part, "--workers", 1)
+        run(*work, "--shard-range", part)
     run("index", "merge", tmp_path / "there")
     assert verified(tmp_path / "there", run)["ok"]
     assert ShardIndex.load(tmp_path / "there").sha256 == ShardIndex.load(store).sha256

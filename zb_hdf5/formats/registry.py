@@ -80,6 +80,8 @@ class FileFormat:
         `(path) -> (problem, remedy)` of this machine with a file.
     recognised
         `(path) -> bool`: whether a whole file has this variant.
+    stream
+        `(path) -> bool`: whether a file holds a token stream and no batches; "": none does.
     facts, fact_lines
         `(path) -> JSON` of what only this format can say of a file, and `(JSON) -> (name, text)` for people.
     """
@@ -111,6 +113,7 @@ class FileFormat:
     checks: str = ""
     problems: str = ""
     recognised: str = ""
+    stream: str = ""
     facts: str = ""
     fact_lines: str = ""
 
@@ -167,6 +170,10 @@ class FileFormat:
         """Return whether a file of the format that this is a variant of has the variant's bytes too."""
         return not self.recognised or bool(_load(self.recognised)(path))
 
+    def holds_stream(self, path: Path) -> bool:
+        """Return whether a file holds a token stream and no batches."""
+        return bool(self.stream) and bool(_load(self.stream)(path))
+
     def facts_of(self, path: Path) -> dict[str, Any]:
         """Return JSON of what only this format can say of a file."""
         return dict(_load(self.facts)(path)) if self.facts else {}
@@ -214,6 +221,7 @@ _ROWS: Final = (
         size="zb_hdf5.formats.hdf5.room:stored_bytes",
         checks="zb_hdf5.formats.face:check_face",  # of a stamped file whose own header is damaged
         problems="zb_hdf5.formats.hdf5.file:missing_filters",
+        stream="zb_hdf5.formats.hdf5.stream_reader:is_stream_file",
     ),
     FileFormat(
         "dual",
@@ -275,13 +283,20 @@ def detect_backends(path: str | os.PathLike[str]) -> list[str]:
         If no backend knows the file.
     """
     path = Path(path)
-    with open(path, "rb", opener=regular) as file:
-        head = file.read(HEAD_BYTES)
-    found = [name for name, backend in BACKENDS.items() if backend.has_magic(head)]
+    found = backends_in(path)
     if found:
         return found
+    with open(path, "rb", opener=regular) as file:
+        head = file.read(8)
     known = ", ".join(f"{row.noun} (magic {_load(row.magic)!r})" for row in BACKENDS.values())
-    raise FormatError(f"{path}: no known file: expected {known}, or the shards.json of a store, found {head[:8]!r}")
+    raise FormatError(f"{path}: no known file: expected {known}, or the shards.json of a store, found {head!r}")
+
+
+def backends_in(path: Path) -> list[str]:
+    """Return the names of the backends whose magic bytes a file carries, if any."""
+    with open(path, "rb", opener=regular) as file:
+        head = file.read(HEAD_BYTES)
+    return [name for name, backend in BACKENDS.items() if backend.has_magic(head)]
 
 
 def backend_of_suffix(path: str | os.PathLike[str]) -> str:

@@ -20,7 +20,8 @@ import numpy as np
 
 from zb_hdf5.columns.writer import ShardInfo
 from zb_hdf5.core.extents import Extents, Run
-from zb_hdf5.core.publishing import NO_LOCKS, write_fully
+from zb_hdf5.core.locks import NO_LOCKS
+from zb_hdf5.core.publishing import write_fully
 from zb_hdf5.errors import ArgumentError, BackendError, ChecksumError, FormatError, IncompleteError, UnavailableError
 from zb_hdf5.formats.hdf5.reader import HDF5BatchReader
 from zb_hdf5.formats.hdf5.writer import create_root_attributes

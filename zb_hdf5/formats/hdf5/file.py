@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from zb_hdf5 import __version__
 from zb_hdf5.core.files import Identity, identity_of, regular, require_bytes, require_identity, require_regular
-from zb_hdf5.core.publishing import NO_LOCKS
+from zb_hdf5.core.locks import NO_LOCKS
 from zb_hdf5.errors import FormatError, IncompleteError, UnavailableError, ZbError
 from zb_hdf5.spec import BATCHES, HDF5_ALIGNMENT, HDF5_LIBVER
 

@@ -191,10 +191,10 @@ class HDF5ShardWriter:
             )
             with disk_errors(self._file.partial_path):
                 self._complete(info)
+            self._file.publish()
         except BaseException:
             self._release()
             raise
-        self._file.publish()
         return info
 
     def abort(self) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from contract import check_reader, check_writer, random_tokens
+from contract import check_closing, check_reader, check_writer, random_tokens
 from interrupted import Failing, Stops
 
 from zb_hdf5 import BatchReader, FormatError, IncompleteError, Loader, ShardIndex, StoreMeta, open_reader, open_writer
@@ -333,6 +333,20 @@ def test_a_lost_index_is_made_anew(row, store, run, expected):
     assert ShardIndex.load(store).shards == before.shards
     assert verified(store, run)["ok"]
     np.testing.assert_array_equal(content(store), expected)
+
+
+def test_it_stands_beside_another_format_in_one_store(row, tmp_path, write_file, run, expected):
+    store = tmp_path / "mixed"
+    store.mkdir()
+    write_file(store / f"shard-00000{row.suffix}", expected[:5])
+    write_file(store / "shard-00001.h5", expected[5:])
+    run("index", "rebuild", store)
+    assert [shard.backend for shard in ShardIndex.load(store).shards] == [row.name, "hdf5"]
+    np.testing.assert_array_equal(content(store), expected)
+    assert verified(store, run)["ok"]
+    assert "problem:" not in run("doctor", store).stdout
+    with open_reader(store / f"shard-00000{row.suffix}") as reader:
+        check_closing(reader, expected[:5])
 
 
 def test_the_crc32_file_of_a_lone_file_is_made_where_its_format_needs_one(row, tmp_path, write_file, run, expected):

@@ -133,7 +133,7 @@ def require_whole_records(meta: StoreMeta, path: Path) -> int:
     if rest or meta.padded_batch_bytes == 2**32:  # HDF5 chunks end below 4 GiB
         raise ArgumentError(
             f"{path}: HDF5 cannot describe its slots: expected {meta.padded_batch_bytes:,} bytes to be whole "
-            f"records of {record_bytes:,} bytes; choose a --seq-len that is a power of 2, or convert to hdf5"
+            f"records of {record_bytes:,} bytes; choose a seq_len that is a power of 2, or convert to hdf5"
         )
     return slot_records
 

@@ -265,6 +265,9 @@ class _Backends(Mapping[str, FileFormat]):
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
+    def __contains__(self, name: object) -> bool:  # asked for each of many shards
+        return name in FORMATS and bool(FORMATS[name].reader)
+
 
 BACKENDS: Final[Mapping[str, FileFormat]] = _Backends()
 

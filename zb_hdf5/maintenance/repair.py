@@ -31,7 +31,7 @@ from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError, ZbError
 from zb_hdf5.formats.registry import BACKENDS, FORMATS, backend_of_suffix
 from zb_hdf5.formats.sidecar import ensure_crc32_file
 from zb_hdf5.opening import open_reader
-from zb_hdf5.spec import INDEX_NAME, StoreMeta, TokenArray, stored_dtype
+from zb_hdf5.spec import INDEX_NAME, StoreMeta, TokenArray
 from zb_hdf5.store.index import ShardEntry, ShardIndex
 
 REPAIRED = ".repaired"
@@ -191,7 +191,7 @@ def _batches_or_none(reader: BatchReader) -> Iterator[tuple[int, TokenArray | No
 def _write(reader: BatchReader, findings: _Findings, output: Path, overwrite: bool) -> None:
     """Publish the batches that hold; an output that has them already is left as it is."""
     if output.resolve() == reader.path.resolve():
-        raise ArgumentError(f"{output}: is the file to repair; it stays as it is: choose another --output")
+        raise ArgumentError(f"{output}: is the file to repair; it stays as it is: choose another output")
     if output.exists() and _holds(output, findings.kept_sha256):
         return
     if not overwrite:
@@ -330,14 +330,5 @@ def repair(path: str | os.PathLike[str], **options: Any) -> list[RepairReport]:
         return [repair_file(path, **options)]
     given = [options.pop(name, None) for name in ("output", "shape")]
     if given != [None, None]:
-        raise ArgumentError(f"{path}: --output and --batch-size, --seq-len, --dtype are for one file, not for a store")
+        raise ArgumentError(f"{path}: is a store: an output and a shape are for one file")
     return repair_store(path, **options)
-
-
-def shape_of_options(batch_size: int | None, seq_len: int | None, dtype: str | None) -> StoreMeta | None:
-    """Return the shape that the options give, or None if none is given; all three belong together."""
-    if batch_size is None and seq_len is None and dtype is None:
-        return None
-    if batch_size is None or seq_len is None or dtype is None:
-        raise ArgumentError("--batch-size, --seq-len and --dtype belong together: pass all three")
-    return StoreMeta(batch_size, seq_len, stored_dtype(dtype))

@@ -125,7 +125,8 @@ class FileFormat:
 
     def has_magic(self, head: bytes) -> bool:
         """Return whether the first `HEAD_BYTES` of a file are those of this format."""
-        return bool(self.magic) and any(head.startswith(_load(self.magic), offset) for offset in self.magic_offsets)
+        magic = _load(self.magic) if self.magic else None
+        return magic is not None and any(head.startswith(magic, offset) for offset in self.magic_offsets)
 
     def stored_bytes(self, meta: StoreMeta, num_batches: int) -> int:
         """Return about how many bytes a file of these batches has."""

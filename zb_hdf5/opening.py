@@ -103,7 +103,6 @@ def _open_windows(path: Path, backend: str, dataset: str | None, **options: Any)
 
 def _open_store(path: Path, backend: str, access: str, verify: str, split: str | None) -> BatchReader:
     from zb_hdf5.store.index import ShardIndex
-    from zb_hdf5.store.live_reader import LiveReader
     from zb_hdf5.store.shards import ShardedReader
 
     if verify == "store":
@@ -116,6 +115,8 @@ def _open_store(path: Path, backend: str, access: str, verify: str, split: str |
     options: dict[str, Any] = {"backend": backend, "access": access, "verify": verify, "split": split}
     index = ShardIndex.load(path)
     if not index.complete:
+        from zb_hdf5.store.live_reader import LiveReader  # h5py, which a finished store may not need
+
         return LiveReader(path, **options)
     return ShardedReader(path, index=index, **options)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,22 +22,12 @@ from zb_hdf5.console import (
 )
 from zb_hdf5.converters.in_place import in_place_options
 from zb_hdf5.converters.text_cli import add_text_commands
+from zb_hdf5.formats.registry import FORMATS, FileFormat, variants_of
 
 if TYPE_CHECKING:
     from zb_hdf5.converters.pipeline.run import Report
     from zb_hdf5.converters.sources.source import Source
 
-#: format -> (how its name reads in help, an example of a path)
-SOURCES: Final = {
-    "npy": (".npy files of tokens", "tokens/"),
-    "hdf5": ("an HDF5 store", "train-h5"),
-    "batch": ("a .batch store", "train-batch"),
-}
-TARGETS: Final = {
-    "npy": (".npy records", "records.npy"),
-    "hdf5": ("an HDF5 store", "train-h5"),
-    "batch": ("a .batch store", "train-batch"),
-}
 #: Less than this is written by one process: starting others takes longer.
 SMALL_BYTES: Final = 256 << 20
 #: Memory that makes a worker worth its while.
@@ -134,68 +124,65 @@ def work_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return _apply(options, output_options(command))
 
 
-def _add_command(source: str, target: str) -> None:
+def _add_command(source: FileFormat, target: FileFormat) -> None:
     """Register `source-to-target` with the options that its two ends have."""
-    many = source == "npy"
+    name = f"{source.name}-to-{target.name}"
+    from_arrays = not source.reader
+    variants = variants_of(target.name)
 
     def run(src: tuple[Path, ...] | Path, dst: Path, **options: Any) -> None:
-        is_dual = options.pop("dual", False)
+        chosen = [variant for variant in variants if options.pop(variant.name)]
+        written = chosen[0] if chosen else target
 
         def open_source(own: dict[str, Any]) -> Source:
-            opened = _open(src, source, target, own)
-            if is_dual:
-                from zb_hdf5.formats.dual import require_whole_records
-
-                require_whole_records(opened.meta, dst)  # before any work
+            opened = _open_arrays(src, target, **own) if isinstance(src, tuple) else _open_store(src, source, **own)
+            written.require(opened.meta, dst)  # before any work
             return opened
 
-        name = f"{source}-to-{target}"
         if options.pop("live", False):
             _run_live(open_source, name, dst, options)
         else:
-            run_conversion(open_source, name, "dual" if is_dual else target, dst, options)
+            run_conversion(open_source, name, written.name, dst, options)
 
-    _, example_source = SOURCES[source]
-    _, example_target = TARGETS[target]
-    run.__doc__ = (
-        f"Convert {SOURCES[source][0]} to {TARGETS[target][0]}.\n\n\b\n"
-        f"Example: convert {source}-to-{target} {example_source} {example_target}"
-        + (" \\\n           --batch-size 32 --seq-len 512 --shards 4" if many else "")
+    what, example_source = source.as_source or ("", "")
+    result, example_target = target.as_target or ("", "")
+    run.__doc__ = f"Convert {what} to {result}.\n\n\b\nExample: convert {name} {example_source} {example_target}" + (
+        " \\\n           --batch-size 32 --seq-len 512 --shards 4" if from_arrays else ""
     )
-    in_place = (source, target) == ("batch", "hdf5")
+    in_place = source.stamped_as == target.name
     command: Callable[..., Any] = work_options(in_place_options(run) if in_place else run)
-    if {source, target} == {"hdf5", "batch"}:
-        dtypes = click.Choice(["keep", "uint32", "uint16"])
-        command = _option("--dtype", dtypes, "keep", "Store the tokens as; uint16 .batch files are an extension.")(
-            command
-        )
-    if target == "batch":
-        command = click.option("--dual", is_flag=True, help="Make files that are HDF5 files as well.")(command)
-    if target == "hdf5":
-        command = click.option("--live", is_flag=True, help="Let other processes read what is committed so far.")(
-            command
-        )
-    if source == "hdf5":
-        command = click.option("--dataset", help="A 3-D dataset of an HDF5 file that is no store of ours.")(command)
-    command = _npy_options(shuffle_options(command)) if many else command
+    for option in _format_options(source, target):
+        command = option(command)
+    command = _npy_options(shuffle_options(command)) if from_arrays else command
     command = click.argument("dst", type=NewPath(), required=not in_place)(command)
-    command = click.argument("src", type=ExistingPath(), nargs=-1 if many else 1, required=True)(command)
-    convert.command(f"{source}-to-{target}")(command)
+    command = click.argument("src", type=ExistingPath(), nargs=-1 if from_arrays else 1, required=True)(command)
+    convert.command(name)(command)
 
 
-def _open(src: tuple[Path, ...] | Path, source: str, target: str, own: dict[str, Any]) -> Source:
-    if isinstance(src, tuple):
-        return _open_npy(src, target, **own)
+def _format_options(source: FileFormat, target: FileFormat) -> Iterator[Callable[..., Any]]:
+    """Yield the options that the facts of the two formats ask for."""
+    if source.reader and target.reader:
+        dtypes = click.Choice(["keep", "uint32", "uint16"])
+        yield _option("--dtype", dtypes, "keep", "Store the tokens as; uint16 .batch files are an extension.")
+    for variant in variants_of(target.name):
+        yield click.option(f"--{variant.name}", is_flag=True, help=variant.variant_help)
+    if target.can_grow:
+        yield click.option("--live", is_flag=True, help="Let other processes read what is committed so far.")
+    if source.has_datasets:
+        yield click.option("--dataset", help="A 3-D dataset of an HDF5 file that is no store of ours.")
+
+
+def _open_store(path: Path, source: FileFormat, **options: Any) -> Source:
     from zb_hdf5.converters.sources.store import StoreSource
 
-    return StoreSource(src, source, own.get("dataset"), own.get("dtype", "keep"))
+    return StoreSource(path, source.name, options.get("dataset"), options.get("dtype", "keep"))
 
 
-def _open_npy(paths: tuple[Path, ...], target: str, **options: Any) -> Source:
+def _open_arrays(paths: tuple[Path, ...], target: FileFormat, **options: Any) -> Source:
     from zb_hdf5.converters.sources.npy import NpySource
 
-    if target == "batch" and options["dtype"] == "auto":
-        options["dtype"] = "uint32"  # what every reader of the format knows; uint16 is ours
+    if target.uint16_note and options["dtype"] == "auto":
+        options["dtype"] = "uint32"  # what every reader of the format knows
     options["vocab_size"] = options["vocab_size"] or 0
     return NpySource(paths, **{**options, "shuffle": options["shuffle"] == "global"})
 
@@ -211,7 +198,6 @@ def run_conversion(
     from zb_hdf5.converters.pipeline.engines import open_engine, require_own_workers
     from zb_hdf5.converters.pipeline.journal import WHOLE, Part
     from zb_hdf5.converters.pipeline.shuffle import require_memory
-    from zb_hdf5.converters.sources.registry import FORMATS
 
     names = ("as_json", "quiet", "workers", "executor", "scheduler_file", "dry_run", "force", "resume")
     work = {key: options.pop(key) for key in names}
@@ -340,11 +326,9 @@ def _speed(report: Report) -> str:
 
 def _extension(report: Report) -> str | None:
     """Say what other readers of the format do not know of the files; None if there is nothing."""
-    if report.meta.dtype.name == "uint16" and any(shard.backend == "batch" for shard in report.shards):
-        return (
-            "uint16 .batch files are an extension: other ZeroBatch v2 readers take the ids for uint32 and return wrong "
-            "ones; --dtype uint32 writes what all of them read"
-        )
+    notes = {FORMATS[shard.backend].uint16_note for shard in report.shards} - {""}
+    if report.meta.dtype.name == "uint16" and notes:
+        return f"{'; '.join(sorted(notes))}; --dtype uint32 writes what all of them read"
     return None
 
 
@@ -359,9 +343,9 @@ def _padding(report: Report) -> str:
     return f"{share:.2%} of what is stored: {', '.join(places)}"
 
 
-for _source in SOURCES:
-    for _target in TARGETS:
-        if _source != _target:
+for _source in FORMATS.values():
+    for _target in FORMATS.values():
+        if _source != _target and _source.as_source and _target.as_target:
             _add_command(_source, _target)
 
 add_text_commands(convert, _as_json, _as_lines)

@@ -84,6 +84,7 @@ def change_in_place(path: str | os.PathLike[str], unstamp: bool) -> dict[str, An
 def _files_of(path: Path) -> list[Path]:
     from zb_hdf5 import ArgumentError, ShardIndex
     from zb_hdf5.core.publishing import PARTIAL_SUFFIX
+    from zb_hdf5.formats.registry import FORMATS
     from zb_hdf5.spec import INDEX_NAME
 
     if path.suffix == PARTIAL_SUFFIX:
@@ -92,13 +93,14 @@ def _files_of(path: Path) -> list[Path]:
         return [path]
     shards = ShardIndex.load(path).shards
     for shard in shards:
-        if shard.backend != "batch":
+        if not FORMATS[shard.backend].stamped_as:
             raise ArgumentError(f"{path}: expected a store of .batch shards, found {shard.path}, {shard.backend!r}")
     folder = path if path.is_dir() else path.parent
     return [folder / shard.path for shard in shards]
 
 
 def _lines(report: dict[str, Any]) -> list[tuple[str, str]]:
-    verb = "stamped" if report["face"] == "hdf5" else "unstamped"
-    what = "both .batch and HDF5" if report["face"] == "hdf5" else ".batch only, as before the stamp"
+    is_stamped = report["face"] != "none"
+    verb = "stamped" if is_stamped else "unstamped"
+    what = "both .batch and HDF5" if is_stamped else ".batch only, as before the stamp"
     return [(verb, f"{report['path']} ({report['changed']:,} of {counted(report['files'], 'file')})"), ("now", what)]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from zb_hdf5.console import ExistingPath, NewPath, Progress, counted, format_count, output_options, print_report
+from zb_hdf5.text.documents import FILE_KINDS
 
 if TYPE_CHECKING:
     from zb_hdf5.converters.ingest.routing import Recipe
@@ -17,12 +18,6 @@ if TYPE_CHECKING:
     from zb_hdf5.converters.pipeline.run import Report
     from zb_hdf5.text.documents import DocumentFile
 
-#: kind of document file -> (how its name reads in help, an example of a path, what is said of its documents)
-KINDS: Final = {
-    "parquet": ("Parquet files of text", "corpus/", "Each row is a document."),
-    "jsonl": ("JSON lines of text", "corpus.jsonl", "Each line (.jsonl, .ndjson, also .gz) is a document."),
-    "text": ("plain text files", "books/", "Each file is a document, and must fit in memory."),
-}
 #: Text bytes per token, for the share of the work that progress shows.
 BYTES_PER_TOKEN: Final = 4
 AsJson = Callable[["Report"], dict[str, Any]]
@@ -31,12 +26,12 @@ AsLines = Callable[["Report"], list[tuple[str, str]]]
 
 def add_text_commands(group: click.Group, as_json: AsJson, as_lines: AsLines) -> None:
     """Add the commands to the convert group, which says how the report of a conversion is printed."""
-    for kind in KINDS:
+    for kind in FILE_KINDS:
         _add_command(group, kind, as_json, as_lines)
 
 
 def _add_command(group: click.Group, kind: str, as_json: AsJson, as_lines: AsLines) -> None:
-    what, example, documents = KINDS[kind]
+    files = FILE_KINDS[kind]
 
     def run(src: tuple[Path, ...], dst: Path, layout: str, **options: Any) -> None:
         output = {name: options.pop(name) for name in ("as_json", "quiet")}
@@ -57,15 +52,15 @@ def _add_command(group: click.Group, kind: str, as_json: AsJson, as_lines: AsLin
             print_report({**as_json(report.conversion), **_as_json(report)}, lines, **output)
 
     run.__doc__ = (
-        f"Convert {what} to an HDF5 store.\n\n"
-        f"{documents} Documents are tokenized, packed into rows of --seq-len tokens, and the rows are shuffled once, "
-        "which needs as much disk again as the store meanwhile; or, with --layout stream, kept as they are, one after "
-        "the other. A folder stands for all such files in and below it.\n\n\b\n"
-        f"Example: convert {kind}-to-hdf5 {example} train-h5 \\\n"
+        f"Convert {files.noun} to an HDF5 store.\n\n"
+        f"{files.documents} Documents are tokenized, packed into rows of --seq-len tokens, and the rows are shuffled "
+        "once, which needs as much disk again as the store meanwhile; or, with --layout stream, kept as they are, one "
+        "after the other. A folder stands for all such files in and below it.\n\n\b\n"
+        f"Example: convert {kind}-to-hdf5 {files.example} train-h5 \\\n"
         "           --tokenizer hf:tok.json --seq-len 2048 --packing best-fit"
     )
     command: Callable[..., Any] = output_options(run)
-    for option in reversed(_OPTIONS if kind != "text" else [each for each in _OPTIONS if each is not _TEXT_COLUMN]):
+    for option in reversed([each for each in _OPTIONS if files.has_columns or each is not _TEXT_COLUMN]):
         command = option(command)
     command = click.argument("dst", type=NewPath())(command)
     command = click.argument("src", type=ExistingPath(), nargs=-1, required=True)(command)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from zb_hdf5 import ArgumentError, BatchIndexError, BatchWriter, ClosedError, ConvertError, ShardInfo
+from zb_hdf5.formats.registry import FORMATS
 
 
 def random_tokens(num_batches, batch_size, seq_len, dtype="uint32", seed=0):
@@ -308,7 +309,7 @@ def check_writing(writer, read_back, expected):
 
 def check_written(writer, expected):
     assert isinstance(writer, BatchWriter)
-    assert writer.backend in ("batch", "hdf5", "npy")
+    assert writer.backend in FORMATS
     assert (writer.meta.shape, writer.meta.dtype) == (expected.shape[1:], expected.dtype)
     assert (writer.num_batches, writer.token_count) == (len(expected), expected.size)
     assert writer.max_token == expected.max(initial=0)

@@ -11,9 +11,9 @@ from zb_hdf5.columns.writer import BatchWriter
 from zb_hdf5.core.paths import local_path
 from zb_hdf5.core.publishing import PARTIAL_SUFFIX, partial_path
 from zb_hdf5.errors import ArgumentError, BackendError
-from zb_hdf5.formats.registry import BACKENDS, backend_of_suffix, detect_backends
+from zb_hdf5.formats.registry import BACKENDS, FORMATS, backend_of_suffix, detect_backends
 from zb_hdf5.spec import DEFAULT_SPLIT, INDEX_NAME, StoreMeta, stored_dtype
-from zb_hdf5.store.kinds import is_stream
+from zb_hdf5.store.kinds import is_stream, stream_format
 
 
 def open_reader(
@@ -61,16 +61,16 @@ def open_reader(
         If it cannot be opened.
     """
     require_options(access, verify)
-    require_choice("backend", backend, ("auto", *BACKENDS, "npy"))
+    require_choice("backend", backend, ("auto", *(name for name, row in FORMATS.items() if not row.variant_of)))
     path = local_path(path)
     shaped = batch_size is not None and seq_len is not None
     # without a shape a lone HDF5 file is taken for batches, which saves a look into it; its reader tells a stream
-    if (shaped or path.suffix not in (".h5", ".batch")) and is_stream(path, backend):
+    if (shaped or path.suffix not in {row.suffix for row in BACKENDS.values()}) and is_stream(path, backend):
         if not shaped:
             raise ArgumentError(f"{path}: is a token stream: pass batch_size and seq_len for windows over it")
         shape = {"batch_size": batch_size, "seq_len": seq_len, "overlap": overlap}
         return _open_windows(path, backend, dataset, **shape, split=split, access=access, verify=verify)
-    if backend == "npy" or shaped or overlap:
+    if (backend != "auto" and backend not in BACKENDS) or shaped or overlap:
         raise ArgumentError(f"{path}: is no token stream: its batches have the shape that they were stored with")
     if path.is_dir() or path.name == INDEX_NAME:
         if dataset is not None:
@@ -87,7 +87,7 @@ def open_reader(
     if found not in detected:
         raise BackendError(f"{path}: asked for backend {backend!r}, found a {detected[0]!r} file")
     options = {} if dataset is None else {"dataset": dataset}
-    if options and found != "hdf5":
+    if options and not BACKENDS[found].has_datasets:
         raise BackendError(f"{path}: dataset={dataset!r} needs an HDF5 file, found a {found!r} file")
     return BACKENDS[found].reader_class()(path, access=access, verify=verify, **options)
 
@@ -95,7 +95,7 @@ def open_reader(
 def _open_windows(path: Path, backend: str, dataset: str | None, **options: Any) -> BatchReader:
     from zb_hdf5.views.windows import WindowReader
 
-    kind = "npy" if path.suffix == ".npy" or (path.is_dir() and not (path / INDEX_NAME).exists()) else "hdf5"
+    kind = stream_format(path, backend)
     if backend not in ("auto", kind) or dataset is not None:
         raise BackendError(f"{path}: asked for backend {backend!r}, dataset {dataset!r}, found a {kind!r} stream")
     return WindowReader(path, **options)
@@ -161,7 +161,9 @@ def open_writer(
     path = local_path(path)
     meta = StoreMeta(batch_size, seq_len, stored_dtype(dtype), seed, total_records, vocab_size=vocab_size)
     if live:
-        if backend not in ("auto", "hdf5") or overwrite:
+        from zb_hdf5.store.live import LiveStoreWriter
+
+        if backend not in ("auto", LiveStoreWriter.backend) or overwrite:
             raise ArgumentError(
                 f"{path}: a live store has HDF5 shards and replaces nothing: leave out the other option"
             )

@@ -25,7 +25,7 @@ from zb_hdf5.converters.pipeline.journal import (
     require_same,
 )
 from zb_hdf5.converters.pipeline.shard import Progress, file_states
-from zb_hdf5.core.publishing import PartialDirectory, write_atomically
+from zb_hdf5.core.publishing import LockedFolder, write_atomically
 from zb_hdf5.spec import INDEX_NAME, JOURNAL_PREFIX
 from zb_hdf5.text.documents import DocumentFile
 
@@ -65,7 +65,7 @@ class FinishedTokens(NamedTuple):
 def tokenize(
     write: Callable[[Task, Progress], FinishedTokens],
     tasks: Sequence[Task],
-    folder: PartialDirectory,
+    folder: LockedFolder,
     identity: dict[str, Any],
     *,
     engine: Engine,
@@ -168,7 +168,7 @@ def is_made_of(store: Path, files: Sequence[DocumentFile], digest: str) -> bool:
 
 
 def _finished_before(
-    path: Path, folder: PartialDirectory, identity: dict[str, Any], resume: bool
+    path: Path, folder: LockedFolder, identity: dict[str, Any], resume: bool
 ) -> dict[int, FinishedTokens]:
     if not path.exists():
         return {}

@@ -23,10 +23,10 @@ from zb_hdf5.converters.pipeline.engines import Engine
 from zb_hdf5.converters.pipeline.journal import how_to_go_on, journal_paths, read_journal
 from zb_hdf5.converters.pipeline.plan import DEFAULT_SHARD_BYTES
 from zb_hdf5.converters.pipeline.shard import Progress, no_progress
-from zb_hdf5.converters.sources.registry import FORMATS
 from zb_hdf5.converters.sources.source import Accounts
 from zb_hdf5.core.order import GlobalOrder, SequentialOrder, write_order
-from zb_hdf5.core.publishing import ScratchDirectory, partial_path, refuse_existing
+from zb_hdf5.core.publishing import ScratchDirectory, partial_path, refuse_existing, remove_scratch
+from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.spec import TokenArray, stored_dtype
 from zb_hdf5.text.documents import DocumentFile
 from zb_hdf5.text.tokenizers import load_tokenizer, token_dtype
@@ -294,9 +294,7 @@ def is_ingested(
     work = describe_work(files, kind, recipe, dict(load_tokenizer(recipe.tokenizer).description), plans)
     if not is_made_of(destination, files, digest_of_work(work, asdict(options))):
         return False
-    if partial_path(_tokens_path(destination)).exists():
-        with ScratchDirectory(_tokens_path(destination)):
-            pass
+    remove_scratch(_tokens_path(destination))
     return True
 
 

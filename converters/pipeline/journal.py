@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 from zb_hdf5 import ConvertError, FormatError, ShardEntry, StoreMeta
 from zb_hdf5.converters.pipeline.plan import Plan
 from zb_hdf5.converters.pipeline.shard import FileState, FinishedShard
-from zb_hdf5.core.publishing import PartialDirectory, write_atomically
+from zb_hdf5.core.publishing import LockedFolder, write_atomically
 from zb_hdf5.spec import JOURNAL_PREFIX, stored_dtype
 
 #: What the journals of shards are called, among those of other work.
@@ -97,7 +97,7 @@ def remove_journals(folder: Path) -> None:
         path.unlink()
 
 
-def refuse_other_journals(folder: PartialDirectory, own: str) -> None:
+def refuse_other_journals(folder: LockedFolder, own: str) -> None:
     """Raise `ConvertError` if the folder holds the journal of work of another kind, not of names like `own`."""
     for path in sorted(folder.partial_path.glob(f"{JOURNAL_PREFIX}*.jsonl")):
         if not fnmatch(path.name, own):

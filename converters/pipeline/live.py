@@ -7,11 +7,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from zb_hdf5.converters.pipeline.plan import cut_into_shards, require_room, stored_bytes
+from zb_hdf5.converters.pipeline.plan import cut_into_shards, require_room
 from zb_hdf5.converters.pipeline.run import Report, refuse_bad_destination
 from zb_hdf5.converters.pipeline.shard import read_ahead
 from zb_hdf5.converters.pipeline.shuffle import UNSHUFFLED, Shuffle
 from zb_hdf5.converters.sources.source import Source
+from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.store.live import LiveStoreWriter
 
 Progress = Callable[[int], None]
@@ -38,7 +39,8 @@ def convert_live(
     start_s = time.monotonic()
     refuse_bad_destination(source, destination)
     cuts = cut_into_shards(source, num_shards, shard_bytes)
-    require_room(destination.absolute().parent, stored_bytes(source.meta, source.num_batches, "hdf5"), len(cuts) + 2)
+    needed_bytes = FORMATS[LiveStoreWriter.backend].stored_bytes(source.meta, source.num_batches)
+    require_room(destination.absolute().parent, needed_bytes, len(cuts) + 2)
     source.check_reads()
     shard_batches = max(stop - start for start, stop in cuts)
     with LiveStoreWriter(

@@ -17,9 +17,10 @@ from zb_hdf5.converters.pipeline.journal import (
     require_same,
 )
 from zb_hdf5.converters.pipeline.shard import FinishedShard
-from zb_hdf5.converters.sources.registry import FORMATS
 from zb_hdf5.core.publishing import PartialDirectory, partial_path, remove
-from zb_hdf5.spec import CRC32_SUFFIX, INDEX_NAME, SHARD_PREFIX
+from zb_hdf5.formats.registry import FORMATS
+from zb_hdf5.formats.sidecar import crc32_path
+from zb_hdf5.spec import INDEX_NAME, SHARD_PREFIX
 
 
 def merge_parts(destination: str | os.PathLike[str], *, overwrite: bool = False) -> ShardIndex:
@@ -57,7 +58,7 @@ def merge_parts(destination: str | os.PathLike[str], *, overwrite: bool = False)
 
 def _require_whole(folder: Path, target: str, index: ShardIndex) -> None:
     """Look at every shard once more, and remove what is none of them: earlier parts of another plan."""
-    named = {name for entry in index.shards for name in (entry.path, entry.path + CRC32_SUFFIX)}
+    named = {name for entry in index.shards for name in (entry.path, crc32_path(Path(entry.path)).name)}
     for name in os.listdir(folder):
         if name.startswith(SHARD_PREFIX) and name not in named:
             remove(folder / name)

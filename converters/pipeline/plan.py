@@ -14,13 +14,12 @@ import numpy as np
 from zb_hdf5 import ArgumentError, ConvertError, StoreMeta
 from zb_hdf5.console import format_bytes
 from zb_hdf5.converters.pipeline.shard import FileState, ShardTask, file_states, require_unchanged
-from zb_hdf5.converters.sources.registry import FORMATS
 from zb_hdf5.converters.sources.source import Source
-from zb_hdf5.spec import CRC32_CHUNK_ROWS, DEFAULT_SPLIT, HDF5_ALIGNMENT, HEADER_BYTES, SHARD_PREFIX, meta_block_bytes
+from zb_hdf5.formats.registry import FORMATS
+from zb_hdf5.spec import DEFAULT_SPLIT, SHARD_PREFIX
 
 DEFAULT_SHARD_BYTES: Final = 1 << 30
 PLAN_VERSION: Final = 1
-SIDECAR_TARGETS: Final = ("batch", "dual")  # their crc32 rows are files beside the shards
 
 
 @dataclass(frozen=True)
@@ -102,11 +101,11 @@ class Plan:
     def shard_bytes(self, shard: int) -> int:
         """Return about how much disk a shard takes."""
         start, stop = self.cuts[shard]
-        return stored_bytes(self.source.meta, stop - start, self.target)
+        return FORMATS[self.target].stored_bytes(self.source.meta, stop - start)
 
     def num_inodes(self) -> int:
         """Return how many files and folders the conversion makes."""
-        per_shard = 2 if self.target in SIDECAR_TARGETS else 1
+        per_shard = 2 if FORMATS[self.target].has_sidecar else 1
         return per_shard * len(self.cuts) + 3  # the folder, its index, the journal
 
     def require_unchanged_sources(self) -> None:
@@ -136,17 +135,6 @@ def require_one_split(source: Source, remedy: str) -> None:
     splits = list(dict.fromkeys(source.shard_splits))
     if len(splits) > 1:
         raise ConvertError(f"the source has the splits {', '.join(splits)}, which must not be mixed: {remedy}")
-
-
-def stored_bytes(meta: StoreMeta, num_batches: int, target: str) -> int:
-    """Return about how many bytes a file of these batches has."""
-    if target == "npy":
-        return num_batches * meta.batch_bytes
-    data = num_batches * meta.padded_batch_bytes
-    if target in SIDECAR_TARGETS:
-        return HEADER_BYTES + data + 4 * num_batches
-    crc32 = -(-num_batches // CRC32_CHUNK_ROWS) * CRC32_CHUNK_ROWS * 4
-    return meta_block_bytes(num_batches) + crc32 + HDF5_ALIGNMENT + data
 
 
 def require_room(folder: Path, needed_bytes: int, num_inodes: int) -> None:

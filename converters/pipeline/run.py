@@ -28,7 +28,7 @@ from zb_hdf5.converters.pipeline.journal import (
     remove_journals,
     require_same,
 )
-from zb_hdf5.converters.pipeline.plan import Plan, require_one_split, require_room, stored_bytes
+from zb_hdf5.converters.pipeline.plan import Plan, require_one_split, require_room
 from zb_hdf5.converters.pipeline.shard import (
     CheckTask,
     FinishedShard,
@@ -46,13 +46,12 @@ from zb_hdf5.converters.pipeline.shuffle import (
     scatter_path,
     scattered,
 )
-from zb_hdf5.converters.sources.registry import FORMATS
 from zb_hdf5.converters.sources.source import Accounts, Source
 from zb_hdf5.core.publishing import PartialDirectory, partial_path, refuse_existing, remove
-from zb_hdf5.formats.native import Face, face_of
-from zb_hdf5.spec import CRC32_SUFFIX, INDEX_NAME, combine_sha256
+from zb_hdf5.formats.registry import FORMATS
+from zb_hdf5.formats.sidecar import crc32_path
+from zb_hdf5.spec import INDEX_NAME, combine_sha256
 
-OTHER_SUFFIXES: Final = frozenset({".hdf5", ".hdf", ".he5", ".npz"})
 Progress = Callable[[int], None]
 
 
@@ -211,7 +210,8 @@ def is_one_file(target: str, destination: Path, *, several: bool) -> bool:
     suffix = FORMATS[target].suffix
     if destination.suffix == suffix and several:
         raise ConvertError(f"{destination}: is one file; name a folder (no {suffix}) to write shards")
-    if destination.suffix in {*(other.suffix for other in FORMATS.values()), *OTHER_SUFFIXES} - {suffix}:
+    taken = {other for row in FORMATS.values() for other in (row.suffix, *row.other_suffixes)}
+    if destination.suffix in taken - {suffix}:
         raise ConvertError(f"{destination}: expected a folder or a name that ends in {suffix}")
     return destination.suffix == suffix
 
@@ -260,7 +260,8 @@ def _write_file(
         refuse_existing(path)
     shuffle = ways.choose(source, [cut])
     progress = halved(ways.progress, shuffle)
-    require_room(path.parent, stored_bytes(source.meta, source.num_batches, target) + shuffle.temp_bytes, 1)
+    needed_bytes = FORMATS[target].stored_bytes(source.meta, source.num_batches) + shuffle.temp_bytes
+    require_room(path.parent, needed_bytes, 1)
     with scattered(source, shuffle, path, ways.engine, progress) as readable:
         task = ShardTask(readable, target, path, *cut, source.meta, sidecar=False, overwrite=overwrite, files=files)
         return [write_shard(task, progress)], shuffle
@@ -384,7 +385,7 @@ class _Folder:
 
     def _remove_unfinished(self, folder: PartialDirectory, finished: dict[int, FinishedShard]) -> None:
         """Remove what earlier runs of this part have left, but for finished shards."""
-        kept = {name for done in finished.values() for name in (done.entry.path, done.entry.path + CRC32_SUFFIX)}
+        kept = {path.name for done in finished.values() for path in _files_of(folder.partial_path / done.entry.path)}
         mine = tuple(self._plan.name(shard) for shard in self._shards)
         journals = {path.name for path in journal_paths(folder.partial_path).values()}
         for name in os.listdir(folder.partial_path):
@@ -417,13 +418,17 @@ class _Folder:
         )
 
     def _is_outdated(self) -> bool:
-        """Return whether a source file is newer than the finished store, or a shard lacks its HDF5 face."""
+        """Return whether a source file is newer than the finished store, or a shard lacks what makes its variant."""
         made_ns = (self._destination / INDEX_NAME).stat().st_mtime_ns
         sources = map(Path, self._plan.source.description.get("files", []))
-        faceless = self._plan.target == "dual" and any(
-            face_of(self._destination / self._plan.name(shard)) != Face.HDF5 for shard in self._shards
-        )
-        return faceless or any(path.stat().st_mtime_ns > made_ns for path in sources)
+        row = FORMATS[self._plan.target]
+        plain = not all(row.is_variant(self._destination / self._plan.name(shard)) for shard in self._shards)
+        return plain or any(path.stat().st_mtime_ns > made_ns for path in sources)
+
+
+def _files_of(shard: Path) -> tuple[Path, Path]:
+    """Return the names of a shard and of the crc32 rows that may lie beside it."""
+    return shard, crc32_path(shard)
 
 
 def save_index(folder: Path, plan: Plan, finished: list[FinishedShard]) -> None:

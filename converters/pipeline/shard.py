@@ -27,11 +27,12 @@ from zb_hdf5 import (
     verify_store,
 )
 from zb_hdf5.columns.reader import GROUP_BYTES
-from zb_hdf5.converters.sources.registry import FORMATS
 from zb_hdf5.converters.sources.source import Source
 from zb_hdf5.core.digests import TokenDigest
 from zb_hdf5.core.publishing import partial_path, write_atomically
-from zb_hdf5.spec import BATCHES, CRC32_SUFFIX, DEFAULT_SPLIT, TokenArray
+from zb_hdf5.formats.registry import FORMATS
+from zb_hdf5.formats.sidecar import crc32_path
+from zb_hdf5.spec import BATCHES, DEFAULT_SPLIT, TokenArray
 
 Progress = Callable[[int], None]
 #: Size in bytes and mtime in ns.
@@ -99,7 +100,7 @@ class ShardTask:
     meta
         As for the source, with the shard's own part of `total_records` and its own documents.
     sidecar
-        Whether a `.batch` gets its crc32 rows beside it: in a store, not as a file of its own.
+        Whether its crc32 rows are written beside it where it has no place for them: in a store, not as a lone file.
     split
         Which split of the store it belongs to.
     documents
@@ -171,9 +172,7 @@ def is_intact(task: CheckTask, progress: Progress = no_progress) -> bool:
         if entry.backend in BACKENDS:
             [report] = verify_store(path, workers=1)
             return report.problem is None and report.sha256 == entry.sha256
-        from zb_hdf5.converters.sources.npy import token_sha256
-
-        return token_sha256(path) == entry.sha256
+        return token_sha256(task.shard, entry) == entry.sha256
     except (ZbError, OSError):
         return False
 
@@ -191,19 +190,29 @@ def frame_sha256(task: ShardTask, entry: ShardEntry) -> str:
                     file.seek(piece)
                     digest.update(file.read(min(GROUP_BYTES, start - piece)))
             end = start + task.meta.batch_bytes
-    if _has_sidecar(task, entry.backend):
-        digest.update(_sidecar(task.path).read_bytes())
+    if _has_sidecar(task):
+        digest.update(crc32_path(task.path).read_bytes())
+    return digest.hexdigest()
+
+
+def token_sha256(task: ShardTask, entry: ShardEntry) -> str:
+    """Return the digest that the tokens of a finished shard have now."""
+    digest = hashlib.sha256()
+    with open(task.path, "rb") as file:
+        for start in _token_places(entry):
+            file.seek(start)
+            digest.update(file.read(task.meta.batch_bytes))
     return digest.hexdigest()
 
 
 def _token_places(entry: ShardEntry) -> Iterator[int]:
     """Yield where each batch begins."""
-    for first, stride, count in entry.columns[BATCHES]:
+    for first, stride, count in entry.columns.get(BATCHES, ()):  # none are known: all bytes count as the frame
         yield from range(first, first + count * stride, stride)
 
 
-def _has_sidecar(task: ShardTask, backend: str) -> bool:
-    return task.sidecar and backend == "batch"  # an HDF5 shard holds its crc32 rows itself
+def _has_sidecar(task: ShardTask) -> bool:
+    return task.sidecar and FORMATS[task.target].has_sidecar
 
 
 def write_shard(task: ShardTask, progress: Progress = no_progress) -> FinishedShard:
@@ -227,14 +236,10 @@ def write_shard(task: ShardTask, progress: Progress = no_progress) -> FinishedSh
             if task.files is not None:
                 require_unchanged(source.paths, task.files)
             info = writer.finish()
-    if _has_sidecar(task, info.backend):
-        write_atomically(_sidecar(task.path), info.crc32.tobytes())
+    if _has_sidecar(task):
+        write_atomically(crc32_path(task.path), info.crc32.tobytes())
     entry = ShardEntry.of(info, task.split, task.documents)
     return FinishedShard(entry, info.max_token, frame_sha256(task, entry))
-
-
-def _sidecar(path: Path) -> Path:
-    return path.with_name(path.name + CRC32_SUFFIX)
 
 
 def _copy(original: BatchReader, writer: BatchWriter, progress: Progress) -> None:

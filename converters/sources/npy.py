@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import io
 import math
 import os
 import time
@@ -12,22 +10,18 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5 import ArgumentError, ConvertError, IncompleteError, ShardInfo, StoreMeta
-from zb_hdf5.columns.writer import Columns, FileWriter
+from zb_hdf5 import ArgumentError, ConvertError, IncompleteError, StoreMeta
 from zb_hdf5.converters.sources.open_files import OpenFiles
 from zb_hdf5.converters.sources.source import Accounts
-from zb_hdf5.core.extents import Run
-from zb_hdf5.core.files import regular
 from zb_hdf5.core.order import write_order
-from zb_hdf5.core.publishing import PARTIAL_SUFFIX, write_fully
+from zb_hdf5.core.publishing import PARTIAL_SUFFIX
 from zb_hdf5.formats.npy import read_npy_header
 from zb_hdf5.spec import (
-    BATCHES,
     TokenArray,
     bad_token_message,
     find_bad_token,
@@ -35,9 +29,6 @@ from zb_hdf5.spec import (
     stored_dtype,
     token_limit,
 )
-
-if TYPE_CHECKING:
-    from zb_hdf5.core.digests import PendingDigest
 
 REMAINDERS: Final = ("drop", "pad", "error")
 
@@ -258,36 +249,6 @@ class NpySource:
         return taken
 
 
-class NpyWriter(FileWriter):
-    """Writes a `.npy` file of records, shape `(num_batches * batch_size, seq_len)`, in batch order."""
-
-    backend = "npy"
-
-    def _begin(self) -> None:
-        self._data_offset = len(self._header(self._expected_batches))
-
-    def _header(self, num_batches: int) -> bytes:
-        header = io.BytesIO()
-        shape = (num_batches * self.meta.batch_size, self.meta.seq_len)
-        description = {"descr": self.meta.dtype.str, "fortran_order": False, "shape": shape}
-        np.lib.format.write_array_header_1_0(header, description)
-        return header.getvalue()
-
-    def _append(self, batches: TokenArray, digest: PendingDigest) -> None:
-        write_fully(self._file.fd, batches, self._data_offset + self.num_batches * self.meta.batch_bytes)
-        self._commit(batches, digest.result())
-
-    def _complete(self, info: ShardInfo) -> Columns:
-        header = self._header(info.num_batches)
-        if len(header) != self._data_offset:
-            raise ConvertError(f"{info.path}: expected {self._expected_batches:,} batches, found {info.num_batches:,}")
-        write_fully(self._file.fd, header, 0)
-        return {BATCHES: (Run(self._data_offset, self.meta.batch_bytes, info.num_batches),)}
-
-    def _release(self) -> None:
-        pass
-
-
 def expand(paths: Sequence[str | os.PathLike[str]]) -> list[Path]:
     """Replace folders by the `.npy` files in and below them, in the order of their paths.
 
@@ -317,11 +278,3 @@ def expand(paths: Sequence[str | os.PathLike[str]]) -> list[Path]:
 
 def _is_unfinished(path: Path) -> bool:
     return any(part.endswith(PARTIAL_SUFFIX) for part in path.parts)
-
-
-def token_sha256(path: Path) -> str:
-    """Return the digest of a file's tokens."""
-    *_, byte_offset = read_npy_header(path)
-    with open(path, "rb", opener=regular) as file:
-        file.seek(byte_offset)
-        return hashlib.file_digest(file, "sha256").hexdigest()

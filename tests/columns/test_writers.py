@@ -7,7 +7,7 @@ import pytest
 from contract import check_writer, random_tokens
 
 from zb_hdf5 import BACKENDS, BatchWriter, ShardIndex, open_reader, open_writer
-from zb_hdf5.converters.sources.registry import FORMATS
+from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.spec import StoreMeta, combine_sha256
 
 EXPECTED = 9

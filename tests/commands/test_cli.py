@@ -655,7 +655,7 @@ def test_a_crc32_file_makes_a_lone_batch_verifiable(places):
     assert "already" in run(zb, "index", "crc32", places["batch"]).stdout
     flip_bit(places["batch"], 3)
     assert run(zb, "verify", places["batch"]).exit_code == 3
-    assert "asked for backend 'batch'" in one_error(run(zb, "index", "crc32", places["h5"]))
+    assert "expected a .batch file, found a 'hdf5' file" in one_error(run(zb, "index", "crc32", places["h5"]))
 
 
 def test_one_file_without_digests_is_not_a_verified_folder(tmp_path):

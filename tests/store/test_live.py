@@ -505,7 +505,6 @@ def test_a_failure_to_publish_loses_nothing_that_was_committed(tmp_path, monkeyp
     folder = tmp_path / "store"
 
     def fail(self):
-        self.discard()
         raise OSError(28, "No space left on device")
 
     writer = start_store(folder)

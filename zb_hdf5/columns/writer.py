@@ -157,7 +157,6 @@ class FileWriter(BatchWriter):
     num_batches = 0
     token_count = 0
     max_token = 0
-    _file_class: ClassVar[type[PartialFile]] = PartialFile
 
     def __init__(
         self,
@@ -177,7 +176,7 @@ class FileWriter(BatchWriter):
         self._crc32: list[int] = []
         self._unsent_bytes = 0
         self._open = True
-        self._file = self._file_class(path, overwrite=overwrite)
+        self._file = PartialFile(path, overwrite=overwrite)
         self._digest = TokenDigest(known_sha256)
         try:
             self._begin()
@@ -276,9 +275,13 @@ class FileWriter(BatchWriter):
                 info = info._replace(columns=self._complete(info))
         except BaseException:
             self._release()
-            self._file.discard()
+            self._end_unpublished()
             raise
-        self._file.publish()
+        try:
+            self._file.publish()
+        except BaseException:
+            self._end_unpublished()
+            raise
         return info
 
     def abort(self) -> None:
@@ -287,7 +290,11 @@ class FileWriter(BatchWriter):
             self._open = False
             self._digest.close()
             self._release()
-            self._file.discard()
+            self._end_unpublished()
+
+    def _end_unpublished(self) -> None:
+        """Say what becomes of the partial of a file that is not finished."""
+        self._file.discard()
 
     def _require_open(self) -> None:
         if not self._open:

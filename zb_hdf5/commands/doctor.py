@@ -10,20 +10,18 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import h5py
 
 from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.console import counted, format_bytes
 from zb_hdf5.core.extents import Extents, network_file_system
+from zb_hdf5.core.locks import NO_LOCKS
 from zb_hdf5.core.open_files import DESCRIPTORS_PER_MAPPED_FILE, room_under
-from zb_hdf5.core.publishing import NO_LOCKS
 from zb_hdf5.errors import UnavailableError
-from zb_hdf5.formats.hdf5.file import open_h5_for_reading, own_dataset
-from zb_hdf5.formats.registry import detect_backend
+from zb_hdf5.formats.registry import FORMATS, detect_backend
 from zb_hdf5.opening import open_reader
-from zb_hdf5.spec import BATCHES, PAGE_BYTES
+from zb_hdf5.spec import PAGE_BYTES
 from zb_hdf5.store.shards import ShardedReader
 
 CACHE_SAMPLES = 64
@@ -73,7 +71,7 @@ def diagnose(path: str | os.PathLike[str]) -> list[Finding]:
             raise
         return [*findings, Finding("open", "problem", str(error), "export HDF5_USE_FILE_LOCKING=FALSE")]
     with reader:
-        missing = list(_missing_filters(reader))
+        missing = list(_problems(reader))
         findings += missing or [Finding("filters", "ok", "none is missing")]
         if not missing and reader.num_batches:
             reader.read_batch(0)
@@ -117,23 +115,14 @@ def _space(folder: Path) -> Iterator[Finding]:
         yield Finding("free inodes", "note" if few else "ok", f"{found.f_favail:,}", remedy)
 
 
-def _hdf5_paths(reader: BatchReader) -> Iterator[Path]:
+def _problems(reader: BatchReader) -> Iterator[Finding]:
+    """Yield what stops this machine from reading the files, as their formats know."""
+    files: list[tuple[Path, str | None]] = [(reader.path, None)]
     if isinstance(reader, ShardedReader):
-        yield from (reader.path / shard.path for shard in reader.index.shards if shard.backend == "hdf5")
-    elif detect_backend(reader.path) == "hdf5":
-        yield reader.path
-
-
-def _missing_filters(reader: BatchReader) -> Iterator[Finding]:
-    for path in _hdf5_paths(reader):
-        with open_h5_for_reading(path) as h5:
-            stored = own_dataset(h5, path, BATCHES)
-            creation: Any = stored.id.get_create_plist() if stored else h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-            for number in range(creation.get_nfilters()):
-                code, _, _, name = creation.get_filter(number)
-                if not h5py.h5z.filter_avail(code):
-                    what = f"{path}: filter {code} ({name.decode('utf-8', 'replace')}) is not available"
-                    yield Finding("filters", "problem", what, "'pip install hdf5plugin' and import it before reading")
+        files = [(reader.path / shard.path, shard.backend) for shard in reader.index.shards]
+    for path, backend in files:
+        for text, remedy in FORMATS[backend or detect_backend(path)].problems_of(path):
+            yield Finding("filters", "problem", text, remedy)
 
 
 def _layout(reader: BatchReader) -> Finding:

@@ -221,11 +221,11 @@ class _Fetcher:
                         raise type(failure.problem)(f"{failure.problem} (attempt {attempt} of {ATTEMPTS})") from failure
                     backoff_s = FIRST_DELAY_S * 2 ** (attempt - 1) * random.uniform(0.5, 1.5)
                     self._wait(max(backoff_s, failure.delay_s))
-            _etag_path(file).unlink(missing_ok=True)
+            file.publish()
         except BaseException:
             _leave(file)
             raise
-        file.publish()
+        _etag_path(file).unlink(missing_ok=True)
 
     def _receive(self, job: _Job, file: ResumedFile) -> None:
         """Make one attempt to complete the file."""
@@ -256,7 +256,7 @@ class _Fetcher:
 def _leave(file: ResumedFile) -> None:
     """Leave what has arrived to the next run."""
     if os.fstat(file.fd).st_size:
-        file.leave()
+        file.keep()
     else:
         _etag_path(file).unlink(missing_ok=True)
         file.discard()

@@ -6,25 +6,18 @@ import json
 import os
 import re
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.console import counted, format_bytes, format_count
 from zb_hdf5.core.extents import Extents, network_file_system
-from zb_hdf5.formats.native import Face, face_of
+from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.opening import open_reader
 from zb_hdf5.spec import DEFAULT_SPLIT, INDEX_NAME, NO_BOUNDARY, PAGE_BYTES
 from zb_hdf5.store.index import ShardIndex
 from zb_hdf5.store.kinds import is_stream
 from zb_hdf5.store.shards import ShardedReader
 from zb_hdf5.store.tokens import MmapTokenStore
-
-#: What is said of the reserved bytes of a `.batch` header.
-_FACES: Final[dict[str, list[tuple[str, str]]]] = {
-    Face.NONE: [],
-    Face.HDF5: [("face", "both .batch and HDF5: open_reader(..., backend='hdf5'), h5py and h5dump read it too")],
-    Face.TORN: [("face", "an interrupted stamp: whole as .batch; 'convert batch-to-hdf5 --in-place' finishes it")],
-}
 
 
 def describe(path: str | os.PathLike[str], dataset: str | None = None) -> dict[str, Any]:
@@ -64,7 +57,7 @@ def describe(path: str | os.PathLike[str], dataset: str | None = None) -> dict[s
         if isinstance(reader, ShardedReader):
             description |= _describe_index(reader.index, reader.num_batches)
         else:
-            description["face"] = str(face_of(path) if reader.backend == "batch" else Face.NONE)
+            description |= FORMATS[reader.backend].facts_of(path)
             description["layout"] = _layout(getattr(reader, "extents", None), meta.batch_bytes)
     return description
 
@@ -217,7 +210,7 @@ def describe_lines(description: dict[str, Any]) -> list[tuple[str, str]]:
     if "splits" in d:
         lines += _split_lines(d)
     else:
-        lines += [*_FACES[d["face"]], ("layout", _layout_text(d["layout"]))]
+        lines += [*FORMATS[d["backend"]].lines_of(d), ("layout", _layout_text(d["layout"]))]
     return [
         *lines,
         ("access", _access_text(d["access"], d["file_system"])),

@@ -22,6 +22,7 @@ from zb_hdf5.errors import FormatError, UnavailableError
 
 if TYPE_CHECKING:
     from zb_hdf5.commands.fetch import FetchReport
+    from zb_hdf5.spec import StoreMeta
     from zb_hdf5.store.index import ShardIndex
 
 _PATH: Any = ExistingPath()
@@ -158,12 +159,22 @@ def repair(
     Example: zb repair data/train.h5.partial
     """
     from zb_hdf5.maintenance.repair import repair as repair_path
-    from zb_hdf5.maintenance.repair import shape_of_options
 
-    shape = shape_of_options(batch_size, seq_len, dtype)
+    shape = _shape_of_options(batch_size, seq_len, dtype)
     reports = repair_path(path, output=output, shape=shape, overwrite=force, dry_run=dry_run)
     lines = [(report.path, report.line()) for report in reports]
     print_report({"files": [vars(report) for report in reports]}, lines, as_json=as_json, quiet=quiet)
+
+
+def _shape_of_options(batch_size: int | None, seq_len: int | None, dtype: str | None) -> StoreMeta | None:
+    """Return the shape that the options give, or None if none is given; all three belong together."""
+    from zb_hdf5.spec import StoreMeta, stored_dtype
+
+    if batch_size is None and seq_len is None and dtype is None:
+        return None
+    if batch_size is None or seq_len is None or dtype is None:
+        raise click.UsageError("--batch-size, --seq-len and --dtype belong together: pass all three")
+    return StoreMeta(batch_size, seq_len, stored_dtype(dtype))
 
 
 @zb.group()

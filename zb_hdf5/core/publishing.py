@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import errno
 import fcntl
 import os
 import shutil
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from types import TracebackType
@@ -22,22 +22,21 @@ from typing import Any, Final, Self
 import numpy.typing as npt
 
 from zb_hdf5.core.files import regular
-from zb_hdf5.errors import ConvertError, ExistsError, UnavailableError
+from zb_hdf5.core.locks import create_locked, is_at, keep_locked, lock, make_locked_folder, require_at
+from zb_hdf5.errors import ConvertError, ExistsError
 from zb_hdf5.spec import INDEX_NAME, JOURNAL_PREFIX, SHARD_PREFIX
 
 PARTIAL_SUFFIX: Final = ".partial"
 SYNC_FILE_RANGE_WRITE: Final = 2
-#: flock(2) on a file system that does not support it (NFS without lockd, some Lustre mounts).
-NO_LOCKS: Final = frozenset({errno.ENOLCK, errno.EOPNOTSUPP, 524, errno.EIO, errno.ENOSYS})
 
 
 class PartialFile:
-    """`<path>.partial`, ours alone, which `publish` turns into `path`.
+    """`<path>.partial`, ours alone until one of three calls ends that: `publish`, `discard` or `keep`.
 
     Attributes
     ----------
     fd
-        Open for reading and writing; closed by `publish` and `discard`.
+        Open for reading and writing until then.
     partial_path
         Where the bytes are until then.
 
@@ -57,7 +56,7 @@ class PartialFile:
         self.fd = self._open()
 
     def _open(self) -> int:
-        return _create_locked(self.partial_path)
+        return create_locked(self.partial_path)
 
     def _refuse_existing(self) -> None:
         if not self._overwrite:
@@ -81,7 +80,7 @@ class PartialFile:
 
     def share_lock(self) -> None:
         """Take a shared lock: other writers stay out, SWMR readers may lock it too."""
-        _lock(self.fd, fcntl.LOCK_SH, self.partial_path)
+        lock(self.fd, fcntl.LOCK_SH, self.partial_path)
 
     def start_write_back(self) -> None:
         """Have the disk begin with what was written so far: `publish` then has less to wait for."""
@@ -90,51 +89,47 @@ class PartialFile:
             sync_file_range(self.fd, ctypes.c_int64(0), ctypes.c_int64(0), ctypes.c_uint(SYNC_FILE_RANGE_WRITE))
 
     def publish(self) -> None:
-        """Flush to disk, rename to the final name, and make the rename itself durable. A failure discards."""
-        try:
-            self._refuse_existing()
-            if not _is_at(self.fd, self.partial_path):
-                raise UnavailableError(f"{self.partial_path}: was removed or replaced by another process")
-            os.fsync(self.fd)
-            os.replace(self.partial_path, self.path)
-        except BaseException:
-            self.discard()
-            raise
-        os.close(self.fd)
+        """Flush to disk, rename to the final name, and make the rename itself durable.
+
+        After a failure the caller says what becomes of the partial.
+        """
+        self._refuse_existing()
+        require_at(self.fd, self.partial_path)
+        os.fsync(self.fd)
+        os.replace(self.partial_path, self.path)
         fsync_directory(self.path.parent)
+        os.close(self.fd)
 
     def discard(self) -> None:
         """Remove the partial; what had the final name before is untouched."""
-        if _is_at(self.fd, self.partial_path):
+        if is_at(self.fd, self.partial_path):
             os.unlink(self.partial_path)
+        os.close(self.fd)
+
+    def keep(self) -> None:
+        """Leave the partial where it is, to a later process or to those who read it."""
         os.close(self.fd)
 
 
 class ResumedFile(PartialFile):
-    """A partial that begins with what an earlier run left in it, and can be left to a later one."""
+    """A partial that begins with what an earlier run left in it."""
 
     def _open(self) -> int:
         while True:
             fd = os.open(self.partial_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-            if _keep_locked(fd, self.partial_path):
+            if keep_locked(fd, self.partial_path):
                 return fd
 
-    def leave(self) -> None:
-        """Keep the partial for a later run."""
-        os.close(self.fd)
 
-
-class PartialDirectory:
-    """`<path>.partial/`, which leaving the `with` block turns into `path`; an exception removes it, unless it was kept.
+class LockedFolder(ABC):
+    """`<path>.partial/`, ours alone inside the `with` block. An exception removes it, unless it was kept.
 
     What an earlier process has left in it is still there.
 
     Parameters
     ----------
-    overwrite
-        Replace what is at `path`, at the end and whole.
     shared
-        Several processes fill the folder, each a part of it. Then it is kept, and published by a later one alone.
+        Several processes fill the folder, each a part of it. Then it is kept.
 
     Attributes
     ----------
@@ -143,24 +138,17 @@ class PartialDirectory:
 
     Raises
     ------
-    ExistsError
-        If `path` exists and `overwrite` is False.
     UnavailableError
         If another process is filling the same folder, and not both of them share it.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, overwrite: bool = False, shared: bool = False) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, shared: bool = False) -> None:
         self.path = Path(path)
         self.partial_path = partial_path(self.path)
-        self._overwrite, self._shared, self._keep = overwrite, shared, shared
-        self._clean_up: Callable[[Path], None] = lambda path: None
-        if not overwrite:
-            refuse_existing(self.path)
-        elif self.path.exists():
-            refuse_foreign_files(self.path)
+        self._shared = self._keep = shared
 
     def __enter__(self) -> Self:
-        self._fd = _make_locked_folder(self.partial_path, fcntl.LOCK_SH if self._shared else fcntl.LOCK_EX)
+        self._fd = make_locked_folder(self.partial_path, fcntl.LOCK_SH if self._shared else fcntl.LOCK_EX)
         try:
             refuse_foreign_files(self.partial_path)
         except BaseException:
@@ -173,10 +161,6 @@ class PartialDirectory:
         for name in os.listdir(self.partial_path):
             remove(self.partial_path / name)
 
-    def on_published(self, clean_up: Callable[[Path], None]) -> None:
-        """Have `clean_up` called with the final path."""
-        self._clean_up = clean_up
-
     def keep(self) -> None:
         """Have an exception leave the folder as it is, for a later process to go on with."""
         self._keep = True
@@ -186,15 +170,48 @@ class PartialDirectory:
     ) -> None:
         try:
             if kind is None and not self._shared:
-                self._publish()
+                self._finish()
         finally:
-            if not self._keep and _is_at(self._fd, self.partial_path):  # not if it was published
+            if not self._keep and is_at(self._fd, self.partial_path):  # not if it was published
                 shutil.rmtree(self.partial_path)
             os.close(self._fd)
 
-    def _publish(self) -> None:
-        if not _is_at(self._fd, self.partial_path):
-            raise UnavailableError(f"{self.partial_path}: was removed or replaced by another process")
+    @abstractmethod
+    def _finish(self) -> None:
+        """End what has not failed."""
+
+
+class PartialDirectory(LockedFolder):
+    """A folder that leaving the `with` block turns into `path`. See `LockedFolder`.
+
+    Parameters
+    ----------
+    overwrite
+        Replace what is at `path`, at the end and whole.
+    shared
+        Then it is published by a later process alone.
+
+    Raises
+    ------
+    ExistsError
+        If `path` exists and `overwrite` is False.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, overwrite: bool = False, shared: bool = False) -> None:
+        super().__init__(path, shared=shared)
+        self._overwrite = overwrite
+        self._clean_up: Callable[[Path], None] = lambda path: None
+        if not overwrite:
+            refuse_existing(self.path)
+        elif self.path.exists():
+            refuse_foreign_files(self.path)
+
+    def on_published(self, clean_up: Callable[[Path], None]) -> None:
+        """Have `clean_up` called with the final path."""
+        self._clean_up = clean_up
+
+    def _finish(self) -> None:
+        require_at(self._fd, self.partial_path)
         os.fsync(self._fd)
         if not self._overwrite:
             refuse_existing(self.path)
@@ -224,16 +241,24 @@ class PartialDirectory:
         shutil.rmtree(aside)
 
 
-class ScratchDirectory(PartialDirectory):
-    """`<path>.partial/` for temporary files: removed at the end; an exception removes it, unless it was kept."""
+class ScratchDirectory(LockedFolder):
+    """A folder for temporary files, which goes when the work is done. See `LockedFolder`."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.partial_path = partial_path(path)
-        self._shared = self._keep = False
-
-    def _publish(self) -> None:
+    def _finish(self) -> None:
         shutil.rmtree(self.partial_path)
+
+
+def remove_scratch(path: Path) -> None:
+    """Remove the `<path>.partial/` that a dead process has left, if there is one.
+
+    Raises
+    ------
+    UnavailableError
+        If another process is at work in it.
+    """
+    if partial_path(path).exists():
+        with ScratchDirectory(path) as folder:
+            folder.clear()
 
 
 @contextlib.contextmanager
@@ -255,8 +280,8 @@ def leftover_of_dead_writer(path: Path) -> Iterator[None]:
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC) if path.is_dir() else regular(path)
     try:
-        _lock(fd, fcntl.LOCK_EX, path)
-        _lock(fd, fcntl.LOCK_SH, path)  # HDF5 takes a shared lock of its own to read
+        lock(fd, fcntl.LOCK_EX, path)
+        lock(fd, fcntl.LOCK_SH, path)  # HDF5 takes a shared lock of its own to read
         yield
     finally:
         os.close(fd)
@@ -308,10 +333,10 @@ def write_atomically(path: Path, data: bytes) -> None:
     try:
         with open(partial.fd, "wb", closefd=False) as file:
             file.write(data)
+        partial.publish()
     except BaseException:
         partial.discard()
         raise
-    partial.publish()
 
 
 @contextlib.contextmanager
@@ -331,66 +356,6 @@ def write_fully(fd: int, data: npt.NDArray[Any] | bytes, offset: int) -> None:
     while buffer:
         written = os.pwrite(fd, buffer, offset)
         buffer, offset = buffer[written:], offset + written
-
-
-def _create_locked(path: Path) -> int:
-    """Create a file and take its exclusive lock; the leftover of a dead writer is removed, never truncated."""
-    while True:
-        try:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        except FileExistsError:
-            with contextlib.suppress(FileNotFoundError):
-                leftover = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-                try:
-                    _lock(leftover, fcntl.LOCK_EX, path)
-                    if _is_at(leftover, path):
-                        os.unlink(path)
-                finally:
-                    os.close(leftover)
-        else:
-            if _keep_locked(fd, path):
-                return fd
-
-
-def _make_locked_folder(path: Path, kind: int) -> int:
-    """Make a folder, or take over that of a dead writer, and take its lock."""
-    while True:
-        path.mkdir(exist_ok=True)
-        with contextlib.suppress(FileNotFoundError):
-            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            if _keep_locked(fd, path, kind):
-                return fd
-
-
-def _keep_locked(fd: int, path: Path, kind: int = fcntl.LOCK_EX) -> bool:
-    """Lock what was just opened, and say whether it still has its name; close it if not."""
-    try:
-        _lock(fd, kind, path)
-        if _is_at(fd, path):
-            return True
-    except BaseException:
-        os.close(fd)
-        raise
-    os.close(fd)
-    return False
-
-
-def _is_at(fd: int, path: Path) -> bool:
-    """Return whether `path` names what `fd` has open."""
-    try:
-        return os.path.samestat(os.fstat(fd), os.stat(path))
-    except FileNotFoundError:
-        return False
-
-
-def _lock(fd: int, kind: int, path: Path) -> None:
-    try:
-        fcntl.flock(fd, kind | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise UnavailableError(f"{path}: another process is writing it; wait, or choose another output") from error
-    except OSError as error:
-        if error.errno not in NO_LOCKS:
-            raise
 
 
 def fsync_directory(path: Path) -> None:

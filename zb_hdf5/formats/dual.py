@@ -20,7 +20,8 @@ import numpy as np
 
 from zb_hdf5.columns.writer import Columns, ShardInfo
 from zb_hdf5.core.extents import Extents, Run
-from zb_hdf5.core.publishing import NO_LOCKS, write_fully
+from zb_hdf5.core.locks import NO_LOCKS
+from zb_hdf5.core.publishing import write_fully
 from zb_hdf5.errors import ArgumentError, BackendError, ChecksumError, FormatError, IncompleteError, UnavailableError
 from zb_hdf5.formats.hdf5.reader import HDF5BatchReader
 from zb_hdf5.formats.hdf5.writer import create_root_attributes
@@ -132,7 +133,7 @@ def require_whole_records(meta: StoreMeta, path: Path) -> int:
     if rest or meta.padded_batch_bytes == 2**32:  # HDF5 chunks end below 4 GiB
         raise ArgumentError(
             f"{path}: HDF5 cannot describe its slots: expected {meta.padded_batch_bytes:,} bytes to be whole "
-            f"records of {record_bytes:,} bytes; choose a --seq-len that is a power of 2, or convert to hdf5"
+            f"records of {record_bytes:,} bytes; choose a seq_len that is a power of 2, or convert to hdf5"
         )
     return slot_records
 

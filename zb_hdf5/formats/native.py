@@ -13,17 +13,18 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from zb_hdf5.columns.broken import BrokenFile
 from zb_hdf5.columns.reader import BatchReader, require_options
 from zb_hdf5.columns.source import CheckedSource
 from zb_hdf5.columns.writer import Columns, FileWriter, ShardInfo
 from zb_hdf5.core.extents import ExtentFile, Extents, Run
 from zb_hdf5.core.files import regular
 from zb_hdf5.core.publishing import write_fully
-from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError, UnverifiableError
+from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError
+from zb_hdf5.formats.sidecar import crc32_path, no_crc32_file, read_any_crc32_file, read_crc32_file
 from zb_hdf5.spec import (
     BATCH_MAGIC,
     BATCHES,
-    CRC32_SUFFIX,
     HDF5_MAGIC,
     HEADER_BYTES,
     USER_BLOCK_BYTES,
@@ -157,35 +158,63 @@ def face_of(path: Path) -> Face:
     return Face.TORN if head.startswith(BATCH_MAGIC) and any(head[USER_BLOCK_BYTES:]) else Face.NONE
 
 
-def crc32_path(path: Path) -> Path:
-    """Return where a store keeps the crc32 rows of a `.batch` file."""
-    return path.with_name(path.name + CRC32_SUFFIX)
+def stored_bytes(meta: StoreMeta, num_batches: int) -> int:
+    """Return how many bytes a file of these batches and its crc32 rows have."""
+    return batch_file_bytes(meta, num_batches) + 4 * num_batches
 
 
-def no_crc32_file(path: Path) -> str:
-    """Say what a `.batch` file needs to be verified, and how to get it."""
-    return (
-        f"{crc32_path(path).name} is not beside it; restore it, or make one of the batches as they are now with "
-        f"'zb index crc32 {path}'"
-    )
+def open_broken(path: Path, shape: StoreMeta | None) -> BrokenFile:
+    """Open the whole slots of a damaged or unfinished file.
 
-
-def read_crc32_file(path: Path, num_batches: int) -> npt.NDArray[np.uint32]:
-    """Return the crc32 of each batch from `<path>.crc32`.
+    Parameters
+    ----------
+    shape
+        Shape and dtype of the batches, for a file whose header was never written.
 
     Raises
     ------
-    UnverifiableError
-        If the file is missing.
+    ArgumentError
+        If its header was never written, and no `shape` is given.
     FormatError
-        If it has another length.
+        If it is no `.batch` file.
     """
-    place = crc32_path(path)
-    try:
-        with open(place, "rb", opener=regular) as file:
-            size = os.fstat(file.fileno()).st_size
-            if size != 4 * num_batches:
-                raise FormatError(f"{place}: expected {4 * num_batches:,} bytes, found {size:,}")
-            return np.frombuffer(file.read(size), dtype="<u4")
-    except FileNotFoundError as error:
-        raise UnverifiableError(f"{path}: cannot be verified: {no_crc32_file(path)}") from error
+    with open(path, "rb", opener=regular) as file:
+        header, size = file.read(HEADER_BYTES), os.fstat(file.fileno()).st_size
+    if header.startswith(BATCH_MAGIC):
+        meta, announced = unpack_header(header, path)
+    elif shape is None:
+        raise ArgumentError(
+            f"{path}: its header was never written, so nothing says what its batches are; "
+            "pass --batch-size, --seq-len and --dtype as they were at conversion"
+        )
+    elif any(header):
+        raise FormatError(f"{path}: not a .batch file: expected magic {BATCH_MAGIC!r}, found {header[:8]!r}")
+    else:
+        meta, announced = shape, -1
+    slots = max(0, size - HEADER_BYTES) // meta.padded_batch_bytes
+    stored = read_any_crc32_file(path)
+    reasons = []
+    if announced < 0:
+        reasons.append("its writer has not finished")
+    elif size != batch_file_bytes(meta, announced):
+        reasons.append(f"it should have {announced:,} batches, and has {slots:,} whole slots")
+        slots = min(slots, announced)
+    if stored is not None and len(stored) < slots:
+        reasons.append(f"only {len(stored):,} of {slots:,} batches have a crc32")
+        slots = len(stored)
+    if stored is None and reasons:
+        reasons.append("no .crc32 lies beside it: the batches could not be checked")
+    reader = _BrokenBatchReader(path, meta, slots)
+    reader.complete = announced >= 0
+    return BrokenFile(reader, stored, "; ".join(reasons))
+
+
+class _BrokenBatchReader(BatchReader):
+    """The whole slots of a `.batch` file, whatever its header announces."""
+
+    backend = "batch"
+
+    def __init__(self, path: Path, meta: StoreMeta, num_batches: int) -> None:
+        extents = Extents([Run(HEADER_BYTES, meta.padded_batch_bytes, num_batches)], meta.batch_bytes)
+        super().__init__(path, meta, num_batches, ExtentFile(path, extents, meta.shape, meta.dtype, "pread"))
+        self.complete = False

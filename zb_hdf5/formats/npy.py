@@ -1,17 +1,25 @@
-"""What a `.npy` file says of its array, without loading it."""
+"""`.npy` files: what one says of its array, without loading it, and the writer of one."""
 
 from __future__ import annotations
 
+import io
 import math
 import re
 import tokenize
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
 
+from zb_hdf5.columns.writer import Columns, FileWriter, ShardInfo
+from zb_hdf5.core.extents import Run
 from zb_hdf5.core.files import regular, require_bytes
-from zb_hdf5.errors import FormatError, IncompleteError
+from zb_hdf5.core.publishing import write_fully
+from zb_hdf5.errors import ConvertError, FormatError, IncompleteError
+from zb_hdf5.spec import BATCHES, StoreMeta, TokenArray
+
+if TYPE_CHECKING:
+    from zb_hdf5.core.digests import PendingDigest
 
 NPY_MAGIC: Final = b"\x93NUMPY"
 #: The header that numpy writes for a 1-D array of integers: parsed 10 times as fast as any Python literal.
@@ -60,3 +68,38 @@ def read_npy_header(path: Path) -> tuple[tuple[int, ...], bool, np.dtype[Any], i
             end = file.tell() + math.prod(shape) * dtype.itemsize
             require_bytes(end, file.fileno(), path, f"an array of shape {shape}")
         return shape, fortran, dtype, file.tell()
+
+
+class NpyWriter(FileWriter):
+    """Writes a `.npy` file of records, shape `(num_batches * batch_size, seq_len)`, in batch order."""
+
+    backend: ClassVar[str] = "npy"
+
+    def _begin(self) -> None:
+        self._data_offset = len(self._header(self._expected_batches))
+
+    def _header(self, num_batches: int) -> bytes:
+        header = io.BytesIO()
+        shape = (num_batches * self.meta.batch_size, self.meta.seq_len)
+        description = {"descr": self.meta.dtype.str, "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(header, description)
+        return header.getvalue()
+
+    def _append(self, batches: TokenArray, digest: PendingDigest) -> None:
+        write_fully(self._file.fd, batches, self._data_offset + self.num_batches * self.meta.batch_bytes)
+        self._commit(batches, digest.result())
+
+    def _complete(self, info: ShardInfo) -> Columns:
+        header = self._header(info.num_batches)
+        if len(header) != self._data_offset:
+            raise ConvertError(f"{info.path}: expected {self._expected_batches:,} batches, found {info.num_batches:,}")
+        write_fully(self._file.fd, header, 0)
+        return {BATCHES: (Run(self._data_offset, self.meta.batch_bytes, info.num_batches),)}
+
+    def _release(self) -> None:
+        pass
+
+
+def stored_bytes(meta: StoreMeta, num_batches: int) -> int:
+    """Return about how many bytes a file of these batches has."""
+    return num_batches * meta.batch_bytes

@@ -1,63 +1,261 @@
-"""The file formats that hold batches: a row of facts for each, and the code that serves it.
+"""The file formats: one row of facts for each, and the code that serves it.
 
-A new format is one file with a reader and a writer, and one row in `BACKENDS`.
+A new format is one file with a reader and a writer, and one row in `FORMATS`. All that differs between formats is asked
+of the row, or of the reader and the writer that it names; no other code knows a format by its name.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
-from zb_hdf5.columns.reader import BatchReader
-from zb_hdf5.columns.writer import FileWriter
 from zb_hdf5.core.files import regular
 from zb_hdf5.errors import ConvertError, FormatError
-from zb_hdf5.spec import BATCH_MAGIC, HDF5_MAGIC, INDEX_NAME
+
+if TYPE_CHECKING:  # numpy too is imported when it is needed: the command line makes its commands of these rows
+    from zb_hdf5.columns.broken import BrokenFile
+    from zb_hdf5.columns.reader import BatchReader
+    from zb_hdf5.columns.writer import FileWriter
+    from zb_hdf5.spec import StoreMeta
+
+#: The magic bytes of every format stand in this part of a file.
+HEAD_BYTES: Final = 4096
 
 
 @dataclass(frozen=True)
-class Backend:
-    """A row of the registry: a file format and the code that serves it.
+class FileFormat:
+    """A row of the registry. What is code is named "module:name", and imported when it is first needed.
 
     Attributes
     ----------
     suffix
         Of the files it writes.
+    writer
+        The `FileWriter`.
+    reader
+        The `BatchReader`; "" if its files hold records that are no batches yet.
     magic, magic_offsets
-        The bytes that tell its files, and where they may stand.
-    reader, writer
-        "module:class", imported when first needed.
+        The name of the bytes that tell its files, and where they may stand.
+    noun
+        A file of it, in messages.
+    as_source, as_target
+        Its name in the help of the command line, and an example of a path; None if no command begins or ends with it.
+    variant_of
+        The format that its files have as well: it is read as that one.
+    variant_help
+        What the option of this name says, which asks for the variant.
+    other_suffixes
+        Suffixes of such files of another origin: no name for a folder.
+    indexed
+        Whether a folder of its files is a store with a `shards.json`.
+    has_sidecar
+        Whether a store keeps the crc32 rows of its files in files beside them.
+    guards_metadata
+        Whether damage to the counts in a file is found by the file itself, so that a store need not compare them.
+    has_datasets
+        Whether a file may hold data sets of another origin, which are opened by name.
+    can_grow
+        Whether its files may be read while they grow.
+    stamped_as
+        The format that its files can become as well without a copy; "" if none.
+    uint16_note
+        What is wrong with uint16 tokens for other readers of the format; "" if nothing is.
+    size
+        `(meta, num_batches) -> int`: about how many bytes a file has.
+    requirement
+        `(meta, path)`: raises an error if it cannot hold such batches.
+    broken
+        `(path, shape) -> BrokenFile`, for repair; "": what its reader cannot open is lost.
+    checks
+        `(reader) -> names of checks` that were made besides those of the digests.
+    problems
+        `(path) -> (problem, remedy)` of this machine with a file.
+    recognised
+        `(path) -> bool`: whether a whole file has this variant.
+    stream
+        `(path) -> bool`: whether a file holds a token stream and no batches; "": none does.
+    facts, fact_lines
+        `(path) -> JSON` of what only this format can say of a file, and `(JSON) -> (name, text)` for people.
     """
 
+    name: str
     suffix: str
-    magic: bytes
-    magic_offsets: tuple[int, ...]
-    reader: str
     writer: str
+    reader: str = ""
+    magic: str = ""
+    magic_offsets: tuple[int, ...] = (0,)
+    noun: str = ""
+    as_source: tuple[str, str] | None = None
+    as_target: tuple[str, str] | None = None
+    variant_of: str = ""
+    variant_help: str = ""
+    other_suffixes: tuple[str, ...] = ()
+    indexed: bool = True
+    has_sidecar: bool = False
+    guards_metadata: bool = False
+    has_datasets: bool = False
+    can_grow: bool = False
+    stamped_as: str = ""
+    uint16_note: str = ""
+    size: str = ""
+    requirement: str = ""
+    broken: str = ""
+    checks: str = ""
+    problems: str = ""
+    recognised: str = ""
+    stream: str = ""
+    facts: str = ""
+    fact_lines: str = ""
 
     def reader_class(self) -> Callable[..., BatchReader]:
-        return cast(Callable[..., BatchReader], _load(self.reader))
+        return cast("Callable[..., BatchReader]", _load(self.reader))
 
     def writer_class(self) -> type[FileWriter]:
-        return cast(type[FileWriter], _load(self.writer))
+        return cast("type[FileWriter]", _load(self.writer))
+
+    def has_magic(self, head: bytes) -> bool:
+        """Return whether the first `HEAD_BYTES` of a file are those of this format."""
+        magic = _load(self.magic) if self.magic else None
+        return magic is not None and any(head.startswith(magic, offset) for offset in self.magic_offsets)
+
+    def stored_bytes(self, meta: StoreMeta, num_batches: int) -> int:
+        """Return about how many bytes a file of these batches has."""
+        return int(_load(self.size)(meta, num_batches)) if self.size else num_batches * meta.padded_batch_bytes
+
+    def require(self, meta: StoreMeta, path: Path) -> None:
+        """Raise `ArgumentError` if a file of this format cannot hold such batches."""
+        if self.requirement:
+            _load(self.requirement)(meta, path)
+
+    def open_broken(self, path: Path, shape: StoreMeta | None) -> BrokenFile:
+        """Open a damaged or unfinished file.
+
+        Parameters
+        ----------
+        shape
+            Shape and dtype of the batches, for a file whose header was never written.
+        """
+        if self.broken:
+            return cast("BrokenFile", _load(self.broken)(path, shape))
+        from zb_hdf5.columns.broken import open_unfinished
+
+        return open_unfinished(FORMATS[detect_backend(path)].reader_class()(path))
+
+    def extra_checks(self, reader: BatchReader) -> list[str]:
+        """Check what no digest covers, and return the names of the checks. Raises `ChecksumError`."""
+        return list(_load(self.checks)(reader)) if self.checks else []
+
+    def problems_of(self, path: Path) -> Iterator[tuple[str, str]]:
+        """Yield what stops this machine from reading a file, and what helps."""
+        if self.problems:
+            yield from _load(self.problems)(path)
+
+    def is_variant(self, path: Path) -> bool:
+        """Return whether a file of the format that this is a variant of has the variant's bytes too."""
+        return not self.recognised or bool(_load(self.recognised)(path))
+
+    def holds_stream(self, path: Path) -> bool:
+        """Return whether a file holds a token stream and no batches."""
+        return bool(self.stream) and bool(_load(self.stream)(path))
+
+    def facts_of(self, path: Path) -> dict[str, Any]:
+        """Return JSON of what only this format can say of a file."""
+        return dict(_load(self.facts)(path)) if self.facts else {}
+
+    def lines_of(self, facts: dict[str, Any]) -> list[tuple[str, str]]:
+        """Say the facts to people."""
+        return list(_load(self.fact_lines)(facts)) if self.fact_lines else []
 
 
-BACKENDS: Final = {
-    "batch": Backend(
-        ".batch", BATCH_MAGIC, (0,), "zb_hdf5.formats.native:BatchFileReader", "zb_hdf5.formats.native:BatchFileWriter"
+_ROWS: Final = (
+    FileFormat(
+        "batch",
+        ".batch",
+        writer="zb_hdf5.formats.native:BatchFileWriter",
+        reader="zb_hdf5.formats.native:BatchFileReader",
+        magic="zb_hdf5.spec:BATCH_MAGIC",
+        noun="a .batch file",
+        as_source=("a .batch store", "train-batch"),
+        as_target=("a .batch store", "train-batch"),
+        has_sidecar=True,
+        stamped_as="hdf5",
+        uint16_note="uint16 .batch files are an extension: other ZeroBatch v2 readers take the ids for uint32 and "
+        "return wrong ones",
+        size="zb_hdf5.formats.native:stored_bytes",
+        broken="zb_hdf5.formats.native:open_broken",
+        checks="zb_hdf5.formats.face:check_face",
+        facts="zb_hdf5.formats.face:describe",
+        fact_lines="zb_hdf5.formats.face:lines",
     ),
-    "hdf5": Backend(
+    FileFormat(
+        "hdf5",
         ".h5",
-        HDF5_MAGIC,
-        (0, 512, 1024, 2048),  # behind a user block HDF5 doubles the offset; nobody uses more
-        "zb_hdf5.formats.hdf5.reader:HDF5BatchReader",
-        "zb_hdf5.formats.hdf5.writer:HDF5BatchWriter",
+        writer="zb_hdf5.formats.hdf5.writer:HDF5BatchWriter",
+        reader="zb_hdf5.formats.hdf5.reader:HDF5BatchReader",
+        magic="zb_hdf5.spec:HDF5_MAGIC",
+        magic_offsets=(0, 512, 1024, 2048),  # behind a user block HDF5 doubles the offset; nobody uses more
+        noun="an HDF5 file",
+        as_source=("an HDF5 store", "train-h5"),
+        as_target=("an HDF5 store", "train-h5"),
+        other_suffixes=(".hdf5", ".hdf", ".he5"),
+        guards_metadata=True,
+        has_datasets=True,
+        can_grow=True,
+        size="zb_hdf5.formats.hdf5.room:stored_bytes",
+        checks="zb_hdf5.formats.face:check_face",  # of a stamped file whose own header is damaged
+        problems="zb_hdf5.formats.hdf5.file:missing_filters",
+        stream="zb_hdf5.formats.hdf5.stream_reader:is_stream_file",
     ),
-}
+    FileFormat(
+        "dual",
+        ".batch",
+        writer="zb_hdf5.formats.dual:DualFileWriter",
+        variant_of="batch",
+        variant_help="Make files that are HDF5 files as well.",
+        has_sidecar=True,
+        size="zb_hdf5.formats.native:stored_bytes",
+        requirement="zb_hdf5.formats.dual:require_whole_records",
+        recognised="zb_hdf5.formats.face:is_stamped",
+    ),
+    FileFormat(
+        "npy",
+        ".npy",
+        writer="zb_hdf5.formats.npy:NpyWriter",
+        as_source=(".npy files of tokens", "tokens/"),
+        as_target=(".npy records", "records.npy"),
+        other_suffixes=(".npz",),
+        indexed=False,
+        size="zb_hdf5.formats.npy:stored_bytes",
+    ),
+)
+#: The one table of file formats; a file that carries the magic of several is taken for the first.
+FORMATS: Final = {row.name: row for row in _ROWS}
+
+
+class _Backends(Mapping[str, FileFormat]):
+    """The rows whose files are opened as batches."""
+
+    def __getitem__(self, name: str) -> FileFormat:
+        row = FORMATS[name]
+        if not row.reader:
+            raise KeyError(name)
+        return row
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name, row in FORMATS.items() if row.reader)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __contains__(self, name: object) -> bool:  # asked for each of many shards
+        return name in FORMATS and bool(FORMATS[name].reader)
+
+
+BACKENDS: Final[Mapping[str, FileFormat]] = _Backends()
 
 
 def detect_backend(path: str | os.PathLike[str]) -> str:
@@ -74,19 +272,20 @@ def detect_backends(path: str | os.PathLike[str]) -> list[str]:
         If no backend knows the file.
     """
     path = Path(path)
-    with open(path, "rb", opener=regular) as file:
-        head = file.read(4096)
-    found = [
-        name
-        for name, backend in BACKENDS.items()
-        if any(head.startswith(backend.magic, offset) for offset in backend.magic_offsets)
-    ]
+    found = backends_in(path)
     if found:
         return found
-    raise FormatError(
-        f"{path}: no known file: expected a .batch file (magic {BATCH_MAGIC!r}), an HDF5 file or a {INDEX_NAME}, "
-        f"found {head[:8]!r}"
-    )
+    with open(path, "rb", opener=regular) as file:
+        head = file.read(8)
+    known = ", ".join(f"{row.noun} (magic {_load(row.magic)!r})" for row in BACKENDS.values())
+    raise FormatError(f"{path}: no known file: expected {known}, or the shards.json of a store, found {head!r}")
+
+
+def backends_in(path: Path) -> list[str]:
+    """Return the names of the backends whose magic bytes a file carries, if any."""
+    with open(path, "rb", opener=regular) as file:
+        head = file.read(HEAD_BYTES)
+    return [name for name, backend in BACKENDS.items() if backend.has_magic(head)]
 
 
 def backend_of_suffix(path: str | os.PathLike[str]) -> str:
@@ -103,6 +302,11 @@ def backend_of_suffix(path: str | os.PathLike[str]) -> str:
             return name
     suffixes = " or ".join(backend.suffix for backend in BACKENDS.values())
     raise ConvertError(f"{path}: expected a name that ends in {suffixes}, or backend=")
+
+
+def variants_of(name: str) -> list[FileFormat]:
+    """Return the formats whose files are read as those of this one."""
+    return [row for row in FORMATS.values() if row.variant_of == name]
 
 
 def _load(target: str) -> Any:

@@ -12,8 +12,8 @@ from typing import Final
 from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.core.publishing import PARTIAL_SUFFIX
 from zb_hdf5.errors import BackendError, ExistsError, FormatError, IncompleteError, ZbError
-from zb_hdf5.formats.registry import BACKENDS
-from zb_hdf5.maintenance.repair import ensure_crc32_file
+from zb_hdf5.formats.registry import BACKENDS, FORMATS
+from zb_hdf5.formats.sidecar import ensure_crc32_file
 from zb_hdf5.opening import open_reader
 from zb_hdf5.spec import INDEX_NAME, NOT_KNOWN, SHARD_PREFIX, StoreMeta
 from zb_hdf5.store.index import ShardIndex
@@ -83,16 +83,19 @@ def _index_of_streams(paths: list[Path], old: ShardIndex | None) -> ShardIndex:
 
 
 def add_crc32_file(path: Path) -> Path | None:
-    """Write the `<path>.crc32` of a `.batch` file; None if it has one.
+    """Write the `<path>.crc32` of a file that has no place for its crc32 rows; None if it has one.
 
     Raises
     ------
     BackendError
-        If it is no `.batch` file.
+        If it is no such file.
     """
+    nouns = " or ".join(row.noun for row in BACKENDS.values() if row.has_sidecar)
     if not path.is_file():
-        raise BackendError(f"{path}: expected a .batch file")
-    with open_reader(path, backend="batch") as reader:
+        raise BackendError(f"{path}: expected {nouns}")
+    with open_reader(path) as reader:
+        if not FORMATS[reader.backend].has_sidecar:
+            raise BackendError(f"{path}: expected {nouns}, found a {reader.backend!r} file")
         return ensure_crc32_file(reader)
 
 
@@ -148,7 +151,8 @@ def _shard_paths(folder: Path, force: bool) -> list[Path]:
 
 
 def _entry(reader: BatchReader) -> ShardEntry:
-    if reader.backend == "batch":
+    row = FORMATS[reader.backend]
+    if row.has_sidecar:
         ensure_crc32_file(reader)
     crc32 = reader.stored_crc32()
     return ShardEntry(

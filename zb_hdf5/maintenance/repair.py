@@ -20,31 +20,23 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.columns.reader import GROUP_BYTES, BatchReader
-from zb_hdf5.core.digests import batch_crc32s, crc32_array
-from zb_hdf5.core.extents import ExtentFile, Extents, Run
-from zb_hdf5.core.files import regular
+from zb_hdf5.core.digests import batch_crc32s
 from zb_hdf5.core.publishing import (
     PARTIAL_SUFFIX,
     fsync_directory,
     leftover_of_dead_writer,
     partial_path,
     refuse_existing,
-    write_atomically,
 )
 from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError, ZbError
-from zb_hdf5.formats.registry import BACKENDS, backend_of_suffix
+from zb_hdf5.formats.registry import BACKENDS, FORMATS, backend_of_suffix
+from zb_hdf5.formats.sidecar import ensure_crc32_file
 from zb_hdf5.opening import open_reader
 from zb_hdf5.spec import (
-    BATCH_MAGIC,
-    CRC32_SUFFIX,
-    HEADER_BYTES,
     INDEX_NAME,
     NOT_KNOWN,
     StoreMeta,
     TokenArray,
-    batch_file_bytes,
-    stored_dtype,
-    unpack_header,
 )
 from zb_hdf5.store.index import ShardIndex
 from zb_hdf5.store.table import ShardEntry
@@ -88,17 +80,6 @@ class RepairReport:
 
 def _batches(count: int) -> str:
     return f"{count:,} {'batch' if count == 1 else 'batches'}"
-
-
-class _BrokenBatchReader(BatchReader):
-    """The whole slots of a `.batch` file, whatever its header announces."""
-
-    backend = "batch"
-
-    def __init__(self, path: Path, meta: StoreMeta, num_batches: int) -> None:
-        extents = Extents([Run(HEADER_BYTES, meta.padded_batch_bytes, num_batches)], meta.batch_bytes)
-        super().__init__(path, meta, num_batches, ExtentFile(path, extents, meta.shape, meta.dtype, "pread"))
-        self.complete = False
 
 
 @dataclass
@@ -151,7 +132,8 @@ def repair_file(
     with ExitStack() as stack:
         if path.name.endswith(PARTIAL_SUFFIX):
             stack.enter_context(leftover_of_dead_writer(path))
-        reader, stored, reason = _open_broken(path, shape)
+        row = BACKENDS[backend_of_suffix(path.with_name(path.name.removesuffix(PARTIAL_SUFFIX)))]
+        reader, stored, reason = row.open_broken(path, shape)
         stack.enter_context(reader)
         if not reader.complete and not path.name.endswith(PARTIAL_SUFFIX):
             stack.enter_context(leftover_of_dead_writer(path))
@@ -175,60 +157,6 @@ def _default_output(path: Path) -> Path:
     if path.name.endswith(PARTIAL_SUFFIX):
         return path.with_name(path.name.removesuffix(PARTIAL_SUFFIX))
     return path.with_name(path.stem + REPAIRED + path.suffix)
-
-
-def _open_broken(path: Path, shape: StoreMeta | None) -> tuple[BatchReader, npt.NDArray[np.uint32] | None, str]:
-    """Return a reader, the stored crc32 rows where there are any, and what is already known to be wrong."""
-    if backend_of_suffix(Path(path.name.removesuffix(PARTIAL_SUFFIX))) == "batch":
-        return _open_broken_batch(path, shape)
-    reader = open_reader(path, access="auto")
-    try:
-        return reader, reader.stored_crc32(), "" if reader.complete else "its writer has not finished"
-    except BaseException:
-        reader.close()
-        raise
-
-
-def _open_broken_batch(path: Path, shape: StoreMeta | None) -> tuple[BatchReader, npt.NDArray[np.uint32] | None, str]:
-    with open(path, "rb", opener=regular) as file:
-        header, size = file.read(HEADER_BYTES), os.fstat(file.fileno()).st_size
-    if header.startswith(BATCH_MAGIC):
-        meta, announced = unpack_header(header, path)
-    elif shape is None:
-        raise ArgumentError(
-            f"{path}: its header was never written, so nothing says what its batches are; "
-            "pass --batch-size, --seq-len and --dtype as they were at conversion"
-        )
-    elif any(header):
-        raise FormatError(f"{path}: not a .batch file: expected magic {BATCH_MAGIC!r}, found {header[:8]!r}")
-    else:
-        meta, announced = shape, -1
-    slots = max(0, size - HEADER_BYTES) // meta.padded_batch_bytes
-    stored = _crc32_beside(path)
-    reasons = []
-    if announced < 0:
-        reasons.append("its writer has not finished")
-    elif size != batch_file_bytes(meta, announced):
-        reasons.append(f"it should have {announced:,} batches, and has {slots:,} whole slots")
-        slots = min(slots, announced)
-    if stored is not None and len(stored) < slots:
-        reasons.append(f"only {len(stored):,} of {slots:,} batches have a crc32")
-        slots = len(stored)
-    if stored is None and reasons:
-        reasons.append("no .crc32 lies beside it: the batches could not be checked")
-    reader = _BrokenBatchReader(path, meta, slots)
-    reader.complete = announced >= 0
-    return reader, stored, "; ".join(reasons)
-
-
-def _crc32_beside(path: Path) -> npt.NDArray[np.uint32] | None:
-    for name in (path.name, path.name.removesuffix(PARTIAL_SUFFIX)):
-        beside = path.with_name(name + CRC32_SUFFIX)
-        if beside.exists():
-            with open(beside, "rb", opener=regular) as file:
-                data = file.read()
-            return np.frombuffer(data[: len(data) // 4 * 4], dtype="<u4")
-    return None
 
 
 def _examine(reader: BatchReader, stored: npt.NDArray[np.uint32] | None, reason: str) -> _Findings:
@@ -270,7 +198,7 @@ def _batches_or_none(reader: BatchReader) -> Iterator[tuple[int, TokenArray | No
 def _write(reader: BatchReader, findings: _Findings, output: Path, overwrite: bool) -> None:
     """Publish the batches that hold; an output that has them already is left as it is."""
     if output.resolve() == reader.path.resolve():
-        raise ArgumentError(f"{output}: is the file to repair; it stays as it is: choose another --output")
+        raise ArgumentError(f"{output}: is the file to repair; it stays as it is: choose another output")
     if output.exists() and _holds(output, findings.kept_sha256):
         return
     if not overwrite:
@@ -371,9 +299,9 @@ def _shards_with_batches(folder: Path, index: ShardIndex) -> tuple[ShardEntry, .
 
 
 def _entry_of(path: Path, old: ShardEntry) -> ShardEntry:
-    """Describe a repaired shard; a `.batch` gets its crc32 rows first."""
+    """Describe a repaired shard; its crc32 rows are written first where the format needs that."""
     with open_reader(path) as reader:
-        if reader.backend == "batch":
+        if FORMATS[reader.backend].has_sidecar:
             ensure_crc32_file(reader)
         crc32 = reader.stored_crc32()
         return replace(
@@ -388,16 +316,6 @@ def _entry_of(path: Path, old: ShardEntry) -> ShardEntry:
             columns=reader.columns,
             document_count=old.document_count if reader.num_batches == old.num_batches else NOT_KNOWN,
         )
-
-
-def ensure_crc32_file(reader: BatchReader) -> Path | None:
-    """Write the `<path>.crc32` of a `.batch` shard where there is none, and return where it is if it was written."""
-    beside = reader.path.with_name(reader.path.name + CRC32_SUFFIX)
-    if beside.exists():
-        return None
-    rows = [crc for batch in reader for crc in batch_crc32s(batch[np.newaxis])]
-    write_atomically(beside, crc32_array(rows).tobytes())
-    return beside
 
 
 def _entry_of_whole(path: Path, entry: ShardEntry) -> ShardEntry:
@@ -421,14 +339,5 @@ def repair(path: str | os.PathLike[str], **options: Any) -> list[RepairReport]:
         return [repair_file(path, **options)]
     given = [options.pop(name, None) for name in ("output", "shape")]
     if given != [None, None]:
-        raise ArgumentError(f"{path}: --output and --batch-size, --seq-len, --dtype are for one file, not for a store")
+        raise ArgumentError(f"{path}: is a store: an output and a shape are for one file")
     return repair_store(path, **options)
-
-
-def shape_of_options(batch_size: int | None, seq_len: int | None, dtype: str | None) -> StoreMeta | None:
-    """Return the shape that the options give, or None if none is given; all three belong together."""
-    if batch_size is None and seq_len is None and dtype is None:
-        return None
-    if batch_size is None or seq_len is None or dtype is None:
-        raise ArgumentError("--batch-size, --seq-len and --dtype belong together: pass all three")
-    return StoreMeta(batch_size, seq_len, stored_dtype(dtype))

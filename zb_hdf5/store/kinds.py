@@ -5,25 +5,28 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from zb_hdf5.core.files import regular
-from zb_hdf5.spec import HDF5_MAGIC, INDEX_NAME, STREAM_LAYOUT
+from zb_hdf5.formats.registry import BACKENDS, FORMATS, backends_in
+from zb_hdf5.spec import INDEX_NAME, STREAM_LAYOUT
 from zb_hdf5.store.index import layout_of
 
 
 def is_stream(path: str | os.PathLike[str], backend: str = "auto") -> bool:
     """Return whether `path` is a token stream: `.npy`, a folder of `.npy` files, an HDF5 stream, a store of those."""
+    return bool(stream_format(path, backend))
+
+
+def stream_format(path: str | os.PathLike[str], backend: str = "auto") -> str:
+    """Return the name of the format of a token stream's files, or "" if `path` is no stream."""
     path = Path(path)
     index = path if path.name == INDEX_NAME else path / INDEX_NAME
     if index.exists():
-        return layout_of(index) == STREAM_LAYOUT
+        streams = [name for name, row in BACKENDS.items() if row.stream]
+        return streams[0] if layout_of(index) == STREAM_LAYOUT else ""
+    arrays = {row.suffix: name for name, row in FORMATS.items() if not row.indexed}
     if path.is_dir():
-        return backend == "npy" or any(path.glob("*.npy"))
-    if path.suffix == ".npy" or not path.is_file():
-        return path.suffix == ".npy"
-    with open(path, "rb", opener=regular) as file:
-        is_hdf5 = file.read(len(HDF5_MAGIC)) == HDF5_MAGIC
-    if not is_hdf5:
-        return False
-    from zb_hdf5.formats.hdf5.stream_reader import is_stream_file  # h5py, which a .batch does not need
-
-    return is_stream_file(path)
+        found = [name for suffix, name in arrays.items() if backend == name or any(path.glob(f"*{suffix}"))]
+        return found[0] if found else ""
+    if path.suffix in arrays or not path.is_file():
+        return arrays.get(path.suffix, "")
+    name = next(iter(backends_in(path)), "")
+    return name if name and FORMATS[name].holds_stream(path) else ""

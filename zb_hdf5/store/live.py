@@ -19,7 +19,6 @@ import numpy.typing as npt
 from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.columns.writer import BatchWriter, ShardInfo, as_batches, require_batches
 from zb_hdf5.core.digests import crc32_array
-from zb_hdf5.core.publishing import PartialFile
 from zb_hdf5.errors import ArgumentError, ClosedError, ConvertError
 from zb_hdf5.formats.hdf5.writer import HDF5BatchWriter
 from zb_hdf5.formats.registry import BACKENDS
@@ -28,17 +27,11 @@ from zb_hdf5.store.index import ShardIndex
 from zb_hdf5.store.table import ShardEntry
 
 
-class _KeptFile(PartialFile):
-    """A partial that outlives a failure: others read what was committed to it."""
-
-    def discard(self) -> None:
-        os.close(self.fd)
-
-
 class _GrowingShard(HDF5BatchWriter):
-    """The writer of one shard; when it fails or is aborted, its `.partial` stays."""
+    """The writer of one shard; when it fails or is aborted, its `.partial` stays: others read what was committed."""
 
-    _file_class = _KeptFile
+    def _end_unpublished(self) -> None:
+        self._file.keep()
 
     def remove(self) -> None:
         """Abort, and remove the `.partial`: nothing was committed to it."""

@@ -11,8 +11,7 @@ from pathlib import Path
 from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.core.paths import local_path
 from zb_hdf5.errors import ChecksumError, FormatError, IncompleteError, ZbError
-from zb_hdf5.formats.native import Face, face_of
-from zb_hdf5.formats.registry import BACKENDS, detect_backend
+from zb_hdf5.formats.registry import FORMATS, detect_backend
 from zb_hdf5.spec import INDEX_NAME
 from zb_hdf5.store.index import ShardIndex
 from zb_hdf5.store.kinds import is_stream
@@ -77,9 +76,9 @@ def _is_stream(path: Path) -> bool:
 
 
 def _check_records(index: ShardIndex, reports: list[ShardReport]) -> None:
-    """Compare what no digest covers: the counts in the headers of `.batch` shards."""
-    if any(report.backend != "batch" for report in reports):
-        return  # HDF5 guards its attributes itself
+    """Compare what no digest covers: the counts in the headers of the shards."""
+    if any(FORMATS[report.backend].guards_metadata for report in reports):
+        return
     found, expected = sum(report.total_records for report in reports), index.meta.total_records
     if found not in (expected, 0):
         where = reports[0]
@@ -93,14 +92,15 @@ def _verify_file(path: Path, check_entry: EntryCheck, progress: Progress) -> Sha
     report = ShardReport(str(path))
     try:
         report.backend = detect_backend(path)
-        with BACKENDS[report.backend].reader_class()(path) as reader:
+        row = FORMATS[report.backend]
+        with row.reader_class()(path) as reader:
             report.total_records = reader.meta.total_records
             report.num_batches, report.token_count = reader.num_batches, reader.num_batches * reader.meta.batch_tokens
             report.sha256, report.checks = reader.compare_digests(progress)
-            if reader.sha256 is None and face_of(path) is not Face.NONE:
-                _check_face(path, report)
+            extra = row.extra_checks(reader)
+            report.checks += extra
             check_entry(reader, report)
-            if not set(report.checks) - {"face"}:  # a face repeats the header: it says nothing of the tokens
+            if report.checks == extra:  # they say nothing of the tokens
                 report.missing = reader.missing_digests()
         if not reader.complete:
             raise IncompleteError(f"{path}: its writer has not finished: {reader.num_batches:,} batches are committed")
@@ -109,13 +109,6 @@ def _verify_file(path: Path, check_entry: EntryCheck, progress: Progress) -> Sha
     except OSError as error:
         report.problem = IncompleteError(f"{path}: {error}")
     return report
-
-
-def _check_face(path: Path, report: ShardReport) -> None:
-    from zb_hdf5.formats.dual import check  # h5py, which a plain .batch does not need
-
-    check(path)
-    report.checks.append("face")
 
 
 def _check_entry(index: ShardIndex, entry: ShardEntry, reader: BatchReader, report: ShardReport) -> None:
@@ -127,7 +120,7 @@ def _check_entry(index: ShardIndex, entry: ShardEntry, reader: BatchReader, repo
         raise FormatError(f"{reader.path}: {INDEX_NAME} says backend {entry.backend!r}, found {reader.backend!r}")
     index.require_agreement(reader, entry)
     index.require_extents(reader, entry)
-    if reader.backend == "batch" and reader.meta.seed not in (index.meta.seed, 0):
+    if not FORMATS[reader.backend].guards_metadata and reader.meta.seed not in (index.meta.seed, 0):
         raise FormatError(f"{reader.path}: {INDEX_NAME} says seed {index.meta.seed}, its header {reader.meta.seed}")
     report.checks.append("index")
 

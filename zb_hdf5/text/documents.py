@@ -75,6 +75,14 @@ class DocumentFile(ABC):
 
     Attributes
     ----------
+    suffixes
+        Of such files.
+    noun, example
+        Such files, and a path of them, in the help of the command line.
+    documents
+        What is a document, in one sentence.
+    has_columns
+        Whether a document is one of several values, so that `column` must say which.
     path
         The file.
     column
@@ -89,6 +97,10 @@ class DocumentFile(ABC):
     """
 
     suffixes: ClassVar[tuple[str, ...]]
+    noun: ClassVar[str]
+    example: ClassVar[str]
+    documents: ClassVar[str]
+    has_columns: ClassVar[bool] = True
     num_row_groups: int
 
     def __init__(self, path: Path, column: str = "text") -> None:
@@ -124,6 +136,8 @@ class ParquetFile(DocumentFile):
     """
 
     suffixes = (".parquet",)
+    noun, example = "Parquet files of text", "corpus/"
+    documents = "Each row is a document."
 
     def __init__(self, path: Path, column: str = "text") -> None:
         super().__init__(path, column)
@@ -158,6 +172,8 @@ class JsonLinesFile(DocumentFile):
     """Documents in one field of the objects of a file of JSON lines, gzip-compressed (then one row group) or not."""
 
     suffixes = (".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz")
+    noun, example = "JSON lines of text", "corpus.jsonl"
+    documents = "Each line (.jsonl, .ndjson, also .gz) is a document."
 
     def __init__(self, path: Path, column: str = "text") -> None:
         super().__init__(path, column)
@@ -207,6 +223,9 @@ class PlainTextFile(DocumentFile):
     """A whole file of UTF-8 is one document, line ends as they are."""
 
     suffixes = (".txt",)
+    noun, example = "plain text files", "books/"
+    documents = "Each file is a document, and must fit in memory."
+    has_columns = False
 
     num_row_groups = 1
 
@@ -219,6 +238,7 @@ class PlainTextFile(DocumentFile):
         yield from _blocks(f"{self.path}: line", 1, [text])
 
 
+#: The one table of what documents are read from; each kind has its command of `zb convert`.
 FILE_KINDS: Final[dict[str, type[DocumentFile]]] = {
     "parquet": ParquetFile,
     "jsonl": JsonLinesFile,

@@ -16,9 +16,9 @@ import numpy.typing as npt
 from zb_hdf5 import __version__
 from zb_hdf5.core.extents import Extents, Run
 from zb_hdf5.core.files import Identity, identity_of, regular, require_bytes, require_identity, require_regular
-from zb_hdf5.core.publishing import NO_LOCKS
+from zb_hdf5.core.locks import NO_LOCKS
 from zb_hdf5.errors import FormatError, IncompleteError, UnavailableError, ZbError
-from zb_hdf5.spec import CRC32_CHUNK_ROWS, HDF5_ALIGNMENT, HDF5_LIBVER
+from zb_hdf5.spec import BATCHES, CRC32_CHUNK_ROWS, HDF5_ALIGNMENT, HDF5_LIBVER
 
 #: What zeros and ascending numbers shrink to by the common filters, at most.
 FILTER_RATIO: Final = 4096
@@ -108,6 +108,18 @@ def h5_damage(path: Path) -> Iterator[None]:
             raise  # the disk's trouble, not the file's
         text = error.args[0] if error.args else error
         raise FormatError(f"{path}: HDF5 finds it damaged: {text}; restore it, or convert again") from error
+
+
+def missing_filters(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield (problem, remedy) for each filter that the batches of a file need, and this HDF5 library has not."""
+    with open_h5_for_reading(path) as h5:
+        stored = own_dataset(h5, path, BATCHES)
+        creation: Any = stored.id.get_create_plist() if stored else h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        for number in range(creation.get_nfilters()):
+            code, _, _, name = creation.get_filter(number)
+            if not h5py.h5z.filter_avail(code):
+                what = f"{path}: filter {code} ({name.decode('utf-8', 'replace')}) is not available"
+                yield what, "'pip install hdf5plugin' and import it before reading"
 
 
 def own_dataset(h5: h5py.File, path: Path, name: str) -> h5py.Dataset | None:

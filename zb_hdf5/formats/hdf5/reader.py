@@ -30,7 +30,7 @@ from zb_hdf5.formats.hdf5.file import (
     require_stored,
 )
 from zb_hdf5.formats.hdf5.source import H5pySource
-from zb_hdf5.formats.native import crc32_path, no_crc32_file, read_crc32_file
+from zb_hdf5.formats.sidecar import crc32_path, no_crc32_file, read_crc32_file
 from zb_hdf5.spec import (
     BATCHES,
     CODE_BY_DTYPE,

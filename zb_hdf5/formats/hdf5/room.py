@@ -20,13 +20,19 @@ import numpy as np
 
 from zb_hdf5.core.publishing import write_fully
 from zb_hdf5.formats.hdf5.file import chunk_offsets
-from zb_hdf5.spec import HDF5_ALIGNMENT, meta_block_bytes
+from zb_hdf5.spec import CRC32_CHUNK_ROWS, HDF5_ALIGNMENT, StoreMeta, meta_block_bytes
 
 #: Disk space that is reserved ahead: reserving for each group takes a tenth of the time of a conversion.
 RESERVE_BYTES: Final = 64 << 20
 #: Of the superblock, version 3, at byte 0: its end of file, the bytes that its checksum covers, and their checksum.
 _END_OF_FILE, _CHECKED, _SUPERBLOCK_BYTES = slice(28, 36), slice(0, 44), 48
 _ERRNO: Final = re.compile(r"errno = (\d+)")
+
+
+def stored_bytes(meta: StoreMeta, num_batches: int) -> int:
+    """Return about how many bytes a file of these batches has."""
+    crc32 = -(-num_batches // CRC32_CHUNK_ROWS) * CRC32_CHUNK_ROWS * 4
+    return meta_block_bytes(num_batches) + crc32 + HDF5_ALIGNMENT + num_batches * meta.padded_batch_bytes
 
 
 class Room:

@@ -183,10 +183,10 @@ class HDF5ShardWriter:
             )  # fmt: skip
             with disk_errors(self._file.partial_path):
                 info = info._replace(columns=self._complete(info))
+            self._file.publish()
         except BaseException:
             self._release()
             raise
-        self._file.publish()
         return info
 
     def abort(self) -> None:

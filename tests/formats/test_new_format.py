@@ -1,0 +1,381 @@
+"""A new format is one file and one row: this file is the one file, and `ROWS` are the rows.
+
+Nothing else in the project knows of the two formats below, and all of it must serve them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from contract import check_closing, check_reader, check_writer, random_tokens
+from interrupted import Failing, Stops
+
+from zb_hdf5 import BatchReader, FormatError, IncompleteError, Loader, ShardIndex, StoreMeta, open_reader, open_writer
+from zb_hdf5.columns.broken import BrokenFile
+from zb_hdf5.columns.source import CheckedSource
+from zb_hdf5.columns.writer import FileWriter
+from zb_hdf5.converters.pipeline import run as pipe
+from zb_hdf5.converters.sources.store import StoreSource
+from zb_hdf5.core.extents import ExtentFile, Extents, Run
+from zb_hdf5.core.files import regular
+from zb_hdf5.core.publishing import write_fully
+from zb_hdf5.formats.registry import FORMATS, FileFormat
+from zb_hdf5.formats.sidecar import crc32_path, read_any_crc32_file, read_crc32_file
+
+# --- the one file: slots behind a header of 64 bytes, and crc32 rows in a sidecar or in a trailer ----------------
+
+MAGICS = {"raw": b"RAWSLOTS", "tail": b"TAILSLOT"}
+RAW_MAGIC, TAIL_MAGIC = MAGICS.values()
+HEADER = struct.Struct("<8s Q I I I I Q")
+SLOTS = 64
+
+
+def read_header(path, magic):
+    with open(path, "rb", opener=regular) as file:
+        found = file.read(HEADER.size)
+    if len(found) < HEADER.size:
+        raise IncompleteError(f"{path}: expected a header of {HEADER.size} bytes, found {len(found)}")
+    found_magic, num_batches, batch_size, seq_len, item_bytes, seed, records = HEADER.unpack(found)
+    if found_magic != magic:
+        raise FormatError(f"{path}: expected magic {magic!r}, found {found_magic!r}")
+    return StoreMeta(batch_size, seq_len, np.dtype(f"<u{item_bytes}"), seed, records), num_batches
+
+
+class RawReader(BatchReader):
+    backend = "raw"
+    row_bytes = 0  # of what lies behind the slots, for each batch
+    end_bytes = 0
+
+    def __init__(self, path, *, access="auto", verify="none"):
+        path = Path(path)
+        meta, num_batches = read_header(path, MAGICS[self.backend])
+        expected = SLOTS + num_batches * (meta.batch_bytes + self.row_bytes) + self.end_bytes
+        if path.stat().st_size != expected:
+            raise IncompleteError(f"{path}: expected {expected:,} bytes, found {path.stat().st_size:,}")
+        extents = Extents([Run(SLOTS, meta.batch_bytes, num_batches)], meta.batch_bytes)
+        source = ExtentFile(path, extents, meta.shape, meta.dtype, access)
+        super().__init__(path, meta, num_batches, source)
+        self.extents = extents
+        self._find_digests()
+        if verify == "batch":
+            self._source = CheckedSource(source, meta, self.stored_crc32(), path)
+        elif verify == "store":
+            self.require_digests()
+
+    def _find_digests(self):
+        pass
+
+    def stored_crc32(self):
+        return read_crc32_file(self.path, self.num_batches) if crc32_path(self.path).exists() else None
+
+
+class TailReader(RawReader):
+    backend = "tail"
+    row_bytes, end_bytes = 4, 64
+
+    def _find_digests(self):
+        self.sha256 = self._tail()[-64:].decode()
+
+    def stored_crc32(self):
+        return np.frombuffer(self._tail()[:-64], "<u4")
+
+    def _tail(self):
+        with open(self.path, "rb") as file:
+            file.seek(SLOTS + self.num_batches * self.meta.batch_bytes)
+            return file.read()
+
+
+class RawWriter(FileWriter):
+    backend = "raw"
+
+    def _begin(self):
+        pass
+
+    def _append(self, batches, digest):
+        write_fully(self._file.fd, batches, SLOTS + self.num_batches * self.meta.batch_bytes)
+        self._commit(batches, digest.result())
+
+    def _complete(self, info):
+        m = self.meta
+        head = (info.num_batches, m.batch_size, m.seq_len, m.dtype.itemsize, m.seed, m.total_records)
+        write_fully(self._file.fd, HEADER.pack(MAGICS[self.backend], *head).ljust(SLOTS, b"\0"), 0)
+        return ()
+
+    def _release(self):
+        pass
+
+
+class TailWriter(RawWriter):
+    backend = "tail"
+
+    def _complete(self, info):
+        write_fully(
+            self._file.fd,
+            info.crc32.tobytes() + info.sha256.encode(),
+            SLOTS + info.num_batches * self.meta.batch_bytes,
+        )
+        return super()._complete(info)
+
+
+def open_broken_raw(path, shape):
+    """Take the whole slots of a file that was cut short."""
+    meta, announced = read_header(path, RAW_MAGIC)
+    whole = min(announced, (path.stat().st_size - SLOTS) // meta.batch_bytes)
+    extents = Extents([Run(SLOTS, meta.batch_bytes, whole)], meta.batch_bytes)
+    reader = BatchReader(path, meta, whole, ExtentFile(path, extents, meta.shape, meta.dtype, "pread"))
+    reason = "" if whole == announced else f"it should have {announced} batches, and has {whole}"
+    return BrokenFile(reader, read_any_crc32_file(path), reason)
+
+
+# --- the one row, for each ---------------------------------------------------------------------------------------
+
+ROWS = [
+    FileFormat(
+        "raw",
+        ".raw",
+        writer=f"{__name__}:RawWriter",
+        reader=f"{__name__}:RawReader",
+        magic=f"{__name__}:RAW_MAGIC",
+        noun="a .raw file",
+        as_source=("a .raw store", "train-raw"),
+        as_target=("a .raw store", "train-raw"),
+        has_sidecar=True,
+        broken=f"{__name__}:open_broken_raw",
+    ),
+    FileFormat(
+        "tail",
+        ".tail",
+        writer=f"{__name__}:TailWriter",
+        reader=f"{__name__}:TailReader",
+        magic=f"{__name__}:TAIL_MAGIC",
+        noun="a .tail file",
+        as_source=("a .tail store", "train-tail"),
+        as_target=("a .tail store", "train-tail"),
+    ),
+]
+
+# --- the rest of the project -------------------------------------------------------------------------------------
+
+NUM_BATCHES, SHAPE = 12, (4, 50)
+
+
+@pytest.fixture(params=ROWS, ids=[row.name for row in ROWS])
+def row(request, monkeypatch):
+    """Add a row to the registry, as a program does that then imports the commands."""
+    monkeypatch.setitem(FORMATS, request.param.name, request.param)
+    monkeypatch.delitem(sys.modules, "zb_hdf5.converters.cli", raising=False)
+    return request.param
+
+
+@pytest.fixture
+def run():
+    from zb_hdf5.commands.zb import zb
+
+    def call(*arguments, code=0):
+        done = CliRunner().invoke(zb, [str(argument) for argument in arguments])
+        assert done.exit_code == code, done.output
+        return done
+
+    return call
+
+
+@pytest.fixture
+def expected():
+    return random_tokens(NUM_BATCHES, *SHAPE, "uint16")
+
+
+@pytest.fixture
+def npy(tmp_path, expected):
+    np.save(tmp_path / "tokens.npy", expected.reshape(-1, SHAPE[1]))
+    return tmp_path / "tokens.npy"
+
+
+@pytest.fixture
+def store(row, npy, tmp_path, run):
+    """A store of three shards in the new format."""
+    shape = ("--batch-size", SHAPE[0], "--seq-len", SHAPE[1], "--no-shuffle", "--dtype", "uint16")
+    run("convert", f"npy-to-{row.name}", npy, tmp_path / "store", *shape, "--shards", 3, "--workers", 1)
+    return tmp_path / "store"
+
+
+def content(path, **options):
+    with open_reader(path, **options) as reader:
+        return np.array([np.array(batch) for batch in reader])
+
+
+def verified(path, run, code=0):
+    return json.loads(run("verify", path, "--json", code=code).stdout)
+
+
+def damage_batch(path, number):
+    with open_reader(path) as reader:
+        offset = reader.extents.offset(number)
+    with open(path, "r+b") as file:
+        byte = os.pread(file.fileno(), 1, offset + 3)[0]
+        os.pwrite(file.fileno(), bytes([byte ^ 1]), offset + 3)
+
+
+def test_it_is_written_and_read_as_the_contract_says(row, tmp_path, write_file):
+    batches = random_tokens(9, *SHAPE)  # as many as the contract writes
+    original = tmp_path / "original.h5"
+    write_file(original, batches)
+
+    def make(number):
+        return open_writer(tmp_path / f"{number}{row.suffix}", batch_size=SHAPE[0], seq_len=SHAPE[1])
+
+    def read_back(info):
+        with open_reader(info.path) as reader:
+            return content(info.path), reader.token_sha256()
+
+    with open_reader(original) as reader:
+        check_writer(make, read_back, batches, reader)
+    write_file(tmp_path / f"x{row.suffix}", batches)
+    for access in ("auto", "mmap", "pread"):
+        with open_reader(tmp_path / f"x{row.suffix}", backend=row.name, access=access) as reader:
+            check_reader(reader, batches)
+
+
+def test_a_store_is_described_and_found_good(row, store, run, expected):
+    assert {shard.backend for shard in ShardIndex.load(store).shards} == {row.name}
+    np.testing.assert_array_equal(content(store), expected)
+    np.testing.assert_array_equal(content(store, verify="batch"), expected)
+    info = json.loads(run("info", store, "--json").stdout)
+    assert (info["backend"], info["num_batches"], info["splits"]["train"]["shards"]) == (row.name, NUM_BATCHES, 3)
+    for lone in (store, next(store.glob(f"*{row.suffix}"))):
+        assert row.name in run("info", lone).stdout
+        assert verified(lone, run)["ok"]
+        assert "problem:" not in run("doctor", lone).stdout
+    assert (len(list(store.glob("*.crc32"))) == 3) == row.has_sidecar
+    assert all({"crc32", "index"} <= {*file["checks"]} for file in verified(store, run)["files"])
+
+
+@pytest.mark.parametrize("other", ["hdf5", "batch", "npy"])
+def test_it_is_converted_to_and_from(other, row, store, tmp_path, run, expected):
+    there, back = tmp_path / f"there{FORMATS[other].suffix * (other == 'npy')}", tmp_path / "back"
+    run("convert", f"{row.name}-to-{other}", store, there, "--workers", 1)
+    if other == "npy":
+        np.testing.assert_array_equal(np.load(there).reshape(expected.shape), expected)
+        return
+    assert FORMATS[other].suffix in {path.suffix for path in there.iterdir()}
+    run("convert", f"{other}-to-{row.name}", there, back, "--workers", 1)
+    assert verified(back, run)["ok"]
+    before, after = ({p.name: p.read_bytes() for p in folder.glob("shard-*")} for folder in (store, back))
+    assert before == after  # each byte of each shard, and of each sidecar
+    run("convert", f"{other}-to-{row.name}", there, tmp_path / f"one{row.suffix}")
+    np.testing.assert_array_equal(content(tmp_path / f"one{row.suffix}"), expected)
+
+
+def test_a_conversion_to_it_is_planned_and_resumed(row, npy, store, tmp_path, run):
+    run("convert", f"{row.name}-to-hdf5", store, tmp_path / "h5", "--workers", 1)
+    there = tmp_path / "there"
+    planned = json.loads(run("convert", f"hdf5-to-{row.name}", tmp_path / "h5", there, "--dry-run", "--json").stdout)
+    files = list(store.glob("shard-*"))
+    assert planned["inodes"] == len(files) + 3
+    with pytest.raises(Stops):
+        pipe.convert(StoreSource(tmp_path / "h5", "hdf5"), row.name, there, engine=Failing(2))
+    damaged, _ = sorted((tmp_path / "there.partial").glob(f"*{row.suffix}"))
+    with open(damaged, "r+b") as file:
+        file.truncate(100)
+    done = run("convert", f"hdf5-to-{row.name}", tmp_path / "h5", there, "--resume", "--workers", 1, "--json")
+    report = json.loads(done.stdout)
+    assert (report["shards_kept"], report["shards_written"]) == (1, 2)
+    assert sorted(path.name for path in there.glob("shard-*")) == sorted(path.name for path in files)
+    assert all((there / path.name).read_bytes() == path.read_bytes() for path in files)
+
+
+def test_an_array_of_jobs_writes_it(row, store, tmp_path, run):
+    run("convert", f"{row.name}-to-hdf5", store, tmp_path / "h5", "--workers", 1)
+    work = ("convert", f"hdf5-to-{row.name}", tmp_path / "h5", tmp_path / "there", "--workers", 1)
+    for part in ("0/2", "1/2"):
+        run(*work, "--shard-range", part)
+    run("index", "merge", tmp_path / "there")
+    assert verified(tmp_path / "there", run)["ok"]
+    assert ShardIndex.load(tmp_path / "there").sha256 == ShardIndex.load(store).sha256
+
+
+def test_damage_is_found_and_repaired(row, store, tmp_path, run, expected):
+    shard = store / ShardIndex.load(store).shards[1].path
+    damage_batch(shard, 2)
+    assert not verified(store, run, code=3)["ok"]
+    run("convert", f"{row.name}-to-hdf5", store, tmp_path / "h5", code=3)
+    run("repair", store)
+    assert verified(store, run)["ok"]
+    np.testing.assert_array_equal(content(store), np.delete(expected, 4 + 2, axis=0))
+    assert shard.with_name(f"{shard.stem}.repaired{row.suffix}").exists()
+
+
+def test_a_file_that_was_cut_short_is_repaired_where_its_format_can(row, store, run, expected):
+    shard = store / ShardIndex.load(store).shards[0].path
+    with open_reader(shard) as reader:
+        size = reader.extents.offset(2) + reader.meta.batch_bytes // 2
+    os.truncate(shard, size)
+    if not row.broken:
+        assert "Error:" in run("repair", shard, code=4).output
+        return
+    output = shard.with_name("saved" + row.suffix)
+    run("repair", shard, "--output", output)
+    np.testing.assert_array_equal(content(output), expected[:2])
+
+
+def test_a_lost_index_is_made_anew(row, store, run, expected):
+    before = ShardIndex.load(store)
+    (store / "shards.json").unlink()
+    for sidecar in store.glob("*.crc32"):
+        sidecar.unlink()
+    run("index", "rebuild", store)
+    assert ShardIndex.load(store).shards == before.shards
+    assert verified(store, run)["ok"]
+    np.testing.assert_array_equal(content(store), expected)
+
+
+def test_it_stands_beside_another_format_in_one_store(row, tmp_path, write_file, run, expected):
+    store = tmp_path / "mixed"
+    store.mkdir()
+    write_file(store / f"shard-00000{row.suffix}", expected[:5])
+    write_file(store / "shard-00001.h5", expected[5:])
+    run("index", "rebuild", store)
+    assert [shard.backend for shard in ShardIndex.load(store).shards] == [row.name, "hdf5"]
+    np.testing.assert_array_equal(content(store), expected)
+    assert verified(store, run)["ok"]
+    assert "problem:" not in run("doctor", store).stdout
+    with open_reader(store / f"shard-00000{row.suffix}") as reader:
+        check_closing(reader, expected[:5])
+
+
+def test_the_crc32_file_of_a_lone_file_is_made_where_its_format_needs_one(row, tmp_path, write_file, run, expected):
+    path = tmp_path / f"x{row.suffix}"
+    write_file(path, expected)
+    run("index", "crc32", path, code=0 if row.has_sidecar else 1)
+    assert verified(path, run)["ok"]
+
+
+def test_training_goes_on_from_it_and_from_another_format(row, store, tmp_path, run):
+    run("convert", f"{row.name}-to-hdf5", store, tmp_path / "h5", "--workers", 1)
+    how = {"shuffle": "records", "seed": 3, "rank": 0, "world_size": 1}
+    with Loader(tmp_path / "h5", **how) as whole:
+        expected = [batch.numpy() for batch in whole]
+    with Loader(store, backend=row.name, **how) as first:
+        steps = iter(first)
+        begun = [next(steps).numpy() for _ in range(5)]
+        state = json.loads(json.dumps(first.state_dict()))
+    (tmp_path / "state.json").write_text(json.dumps(state))
+    for path in (store, tmp_path / "h5"):
+        with Loader(path, **how) as second:
+            second.load_state_dict(state)
+            rest = [batch.numpy() for batch in second]
+        np.testing.assert_array_equal(begun + rest, expected)
+    which = run("which", store, "--state", tmp_path / "state.json", "--step", 0, "--world-size", 1)
+    assert row.suffix in which.stdout
+
+
+def test_what_is_no_file_of_any_format_is_refused_with_all_their_names(row, tmp_path):
+    (tmp_path / "x.bin").write_bytes(b"nothing that anybody knows")
+    with pytest.raises(FormatError, match=rf"expected .*{row.noun} \(magic"):
+        open_reader(tmp_path / "x.bin")

@@ -1,0 +1,71 @@
+"""The crc32 rows of a file that has no place for them: raw uint32 in `<file>.crc32`, which a store keeps beside it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from zb_hdf5.columns.reader import BatchReader
+from zb_hdf5.core.digests import batch_crc32s, crc32_array
+from zb_hdf5.core.files import regular
+from zb_hdf5.core.publishing import PARTIAL_SUFFIX, write_atomically
+from zb_hdf5.errors import FormatError, UnverifiableError
+from zb_hdf5.spec import CRC32_SUFFIX
+
+
+def crc32_path(path: Path) -> Path:
+    """Return where a store keeps the crc32 rows of a file."""
+    return path.with_name(path.name + CRC32_SUFFIX)
+
+
+def no_crc32_file(path: Path) -> str:
+    """Say what a file needs to be verified, and how to get it."""
+    return (
+        f"{crc32_path(path).name} is not beside it; restore it, or make one of the batches as they are now with "
+        f"'zb index crc32 {path}'"
+    )
+
+
+def read_crc32_file(path: Path, num_batches: int) -> npt.NDArray[np.uint32]:
+    """Return the crc32 of each batch from `<path>.crc32`.
+
+    Raises
+    ------
+    UnverifiableError
+        If the file is missing.
+    FormatError
+        If it has another length.
+    """
+    place = crc32_path(path)
+    try:
+        with open(place, "rb", opener=regular) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size != 4 * num_batches:
+                raise FormatError(f"{place}: expected {4 * num_batches:,} bytes, found {size:,}")
+            return np.frombuffer(file.read(size), dtype="<u4")
+    except FileNotFoundError as error:
+        raise UnverifiableError(f"{path}: cannot be verified: {no_crc32_file(path)}") from error
+
+
+def read_any_crc32_file(path: Path) -> npt.NDArray[np.uint32] | None:
+    """Return as many whole rows as lie beside a damaged or unfinished file, or None if there is no such file."""
+    for name in (path.name, path.name.removesuffix(PARTIAL_SUFFIX)):
+        beside = crc32_path(path.with_name(name))
+        if beside.exists():
+            with open(beside, "rb", opener=regular) as file:
+                data = file.read()
+            return np.frombuffer(data[: len(data) // 4 * 4], dtype="<u4")
+    return None
+
+
+def ensure_crc32_file(reader: BatchReader) -> Path | None:
+    """Write the `<path>.crc32` of a file that has none, and return where it is if it was written."""
+    beside = crc32_path(reader.path)
+    if beside.exists():
+        return None
+    rows = [crc for batch in reader for crc in batch_crc32s(batch[np.newaxis])]
+    write_atomically(beside, crc32_array(rows).tobytes())
+    return beside

@@ -25,9 +25,10 @@ FLOORS = (
     ("opening",),
     ("maintenance",),
     ("loaders",),
-    ("compat",),
+    ("testing",),
     ("console",),
     ("converters",),
+    ("compat",),
     ("commands",),
 )
 FLOOR_OF = {name: number for number, names in enumerate(FLOORS) for name in names}

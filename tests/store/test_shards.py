@@ -13,7 +13,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from contract import check_closing, check_reader, random_tokens
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -34,6 +33,7 @@ from zb_hdf5.converters.pipeline.run import convert
 from zb_hdf5.converters.sources.npy import NpySource
 from zb_hdf5.maintenance.rebuild import rebuild_index
 from zb_hdf5.store.stream_index import StreamEntry, StreamIndex
+from zb_hdf5.testing import check_closing, check_reader, random_tokens
 
 MISSING = object()
 

@@ -35,7 +35,7 @@ def origins(
     if not isinstance(state, dict):
         raise StateError(f"{state_path}: expected a JSON object, found {type(state).__name__}")
     steps = np.arange(step * world_size, (step + 1) * world_size)
-    if "segments" in state:
+    if state.get("kind") == "mixture":
         mixed = _mixed_loader(stores, state, state_path)
         found = [(mixed.loaders[name], name, request) for name, request in mixed.requests(steps)]
     else:

@@ -13,7 +13,7 @@ from zb_hdf5.converters.pipeline import run
 from zb_hdf5.converters.pipeline.engines import default_workers, open_engine, require_own_workers
 from zb_hdf5.converters.pipeline.journal import WHOLE, Part
 from zb_hdf5.converters.pipeline.shard import Progress, no_progress
-from zb_hdf5.converters.pipeline.shuffle import require_memory
+from zb_hdf5.converters.pipeline.shuffle import DEFAULT_MEMORY_BYTES, require_memory
 from zb_hdf5.converters.sources.npy import NpySource
 from zb_hdf5.converters.sources.registry import FORMATS
 from zb_hdf5.converters.sources.source import Source
@@ -24,7 +24,6 @@ SOURCE_FORMATS: Final = ("npy", "hdf5", "batch")
 SMALL_BYTES: Final = 256 << 20
 #: Memory that makes a worker worth its while.
 WORKER_BYTES: Final = 192 << 20
-DEFAULT_MEMORY: Final = 2 << 30
 
 
 def convert(
@@ -48,7 +47,7 @@ def convert(
     executor: str = "local",
     scheduler_file: str | os.PathLike[str] | None = None,
     part: tuple[int, int] | None = None,
-    memory_bytes: int = DEFAULT_MEMORY,
+    memory_bytes: int = DEFAULT_MEMORY_BYTES,
     shuffle_method: str = "auto",
     overwrite: bool = False,
     resume: bool = False,
@@ -125,7 +124,7 @@ def convert(
         from zb_hdf5.formats.dual import require_whole_records
 
         require_whole_records(opened.meta, Path(destination))  # before any work
-    num_workers = workers or _default_workers(opened, memory_bytes)
+    num_workers = workers or workers_of(opened, memory_bytes)
     with open_engine(executor, num_workers, Path(scheduler_file) if scheduler_file else None) as engine:
         if engine is None:
             return None
@@ -165,7 +164,8 @@ def _format_of(path: Path) -> str:
     return "npy" if path.suffix == ".npy" or (path.is_dir() and any(path.glob("*.npy"))) else "auto"
 
 
-def _default_workers(source: Source, memory_bytes: int) -> int:
+def workers_of(source: Source, memory_bytes: int) -> int:
+    """Return how many local processes a conversion is worth."""
     if source.num_batches * source.meta.batch_bytes < SMALL_BYTES:
         return 1
     return max(1, min(default_workers(), memory_bytes // WORKER_BYTES))

@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 
+import zb_hdf5.loaders.mixed
 from zb_hdf5 import (
     ArgumentError,
     BatchNativeLoader,
@@ -27,6 +28,12 @@ from zb_hdf5.testing import check_loader, random_tokens, refuses
 
 ALONE = {"rank": 0, "world_size": 1}
 RANK = {"rank": 1, "world_size": 2}
+
+
+@pytest.fixture(autouse=True)
+def _short_orders(monkeypatch):
+    """Compute 16 steps of a mixture ahead: 2048 would be hundreds of epochs of sources so small."""
+    monkeypatch.setattr(zb_hdf5.loaders.mixed, "ORDER_STEPS", 16)
 
 
 @pytest.fixture(scope="module")

@@ -28,10 +28,6 @@ if TYPE_CHECKING:
     from zb_hdf5.converters.pipeline.run import Report
     from zb_hdf5.converters.sources.source import Source
 
-#: Less than this is written by one process: starting others takes longer.
-SMALL_BYTES: Final = 256 << 20
-#: Memory that makes a worker worth its while.
-WORKER_BYTES: Final = 192 << 20
 DEFAULT_MEMORY: Final = 2 << 30
 
 
@@ -256,13 +252,9 @@ def _run_live(open_source: Callable[[dict[str, Any]], Source], name: str, dst: P
 
 
 def _num_workers(source: Source, asked: int | None, memory_bytes: int) -> int:
-    from zb_hdf5.converters.pipeline.engines import default_workers
+    from zb_hdf5.converters.conversion import workers_of
 
-    if asked is not None:
-        return asked
-    if source.num_batches * source.meta.batch_bytes < SMALL_BYTES:
-        return 1
-    return max(1, min(default_workers(), memory_bytes // WORKER_BYTES))
+    return workers_of(source, memory_bytes) if asked is None else asked
 
 
 def _as_json(report: Report) -> dict[str, Any]:

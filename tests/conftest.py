@@ -12,12 +12,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from contract import random_tokens
 from hypothesis import settings
 
 from zb_hdf5 import ShardEntry, ShardIndex, StoreMeta, open_writer
 from zb_hdf5.formats.registry import BACKENDS
 from zb_hdf5.spec import BATCHES, CRC32, CRC32_SUFFIX, SHARD_PREFIX
+
+pytest.register_assert_rewrite("zb_hdf5.testing")  # before the import: a failed check shows its values
+from zb_hdf5.testing import random_tokens  # noqa: E402
 
 settings.register_profile("zb", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("zb")

@@ -25,9 +25,10 @@ FLOORS = (
     ("opening",),
     ("maintenance",),
     ("loaders",),
-    ("compat",),
+    ("testing",),
     ("console",),
     ("converters",),
+    ("compat",),
     ("commands",),
 )
 FLOOR_OF = {name: number for number, names in enumerate(FLOORS) for name in names}
@@ -152,6 +153,7 @@ def test_converters_touch_no_private_attribute_of_others(module):
         ("zb_hdf5.formats.native", ["torch", "h5py", "click"]),
         ("zb_hdf5.opening", ["torch", "h5py", "click"]),
         ("zb_hdf5.loaders.loader", ["torch", "h5py", "click"]),
+        ("zb_hdf5.testing", ["pytest", "torch", "h5py", "click"]),
     ],
 )
 def test_importing_is_light(module, heavy):
@@ -174,7 +176,8 @@ def test_exported_names_are_those_of_the_type_checkers():
         if isinstance(node, ast.ImportFrom) and node.module.startswith("zb_hdf5.")
         for alias in node.names
     ]
-    assert sorted(name for _, name in shown) == zb_hdf5.__all__
+    assert sorted(name for _, name in shown) == sorted(zb_hdf5.__all__)
+    assert len(set(zb_hdf5.__all__)) == len(zb_hdf5.__all__)
     for module, name in shown:
         assert getattr(sys.modules[module], name) is getattr(zb_hdf5, name)
 

@@ -9,7 +9,8 @@ import pytest
 from packaging.version import Version
 
 ROOT = Path(__file__).parent.parent
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT = PYPROJECT["project"]
 #: What users install; `ecosystem` and `dev` are for this project's own tests.
 EXTRAS = ("text", "mpi", "dask", "test")
 
@@ -42,6 +43,13 @@ def test_versions_that_are_known_to_fail_are_not_allowed(package, least):
 @pytest.mark.parametrize("package", floors())
 def test_this_environment_is_one_of_those_that_are_allowed(package):
     assert Version(version(package)) >= floors()[package]
+
+
+def test_every_room_is_in_the_wheel():
+    assert PYPROJECT["tool"]["setuptools"]["packages"]["find"]["include"] == ["zb_hdf5*"]
+    rooms = {path.parent for path in (ROOT / "zb_hdf5").rglob("*.py")}
+    assert {ROOT / "zb_hdf5" / "testing", ROOT / "zb_hdf5" / "compat"} <= rooms
+    assert not [room for room in rooms if not (room / "__init__.py").exists()]  # else it is left out
 
 
 def test_every_dependency_has_a_tested_version():

@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -24,33 +25,41 @@ from zb_hdf5 import (
     MixedLoader,
     MmapTokenStore,
     ShardedReader,
+    ShardedTokenizationPipeline,
     ShardIndex,
     StoreMeta,
     TextLoader,
     WindowReader,
+    convert,
     fetch_shards,
     open_reader,
     open_writer,
+    rebuild_index,
+    repair,
+    train_tokenizer,
     verify_store,
     write_batch_dataset,
     write_batch_file,
 )
 from zb_hdf5.commands.doctor import diagnose
 from zb_hdf5.commands.info import describe
+from zb_hdf5.compat.streaming_pipeline import (
+    list_parquet_files,
+    parquets_iter_batched,
+    tokenizing_distributed_data_loader,
+)
+from zb_hdf5.converters.ingest import to_streams
 from zb_hdf5.converters.ingest.routing import Recipe
 from zb_hdf5.converters.ingest.to_batches import TextOptions, ingest_batches
-from zb_hdf5.converters.ingest.to_streams import ShardedTokenizationPipeline
+from zb_hdf5.converters.pipeline import run as pipeline
 from zb_hdf5.converters.pipeline.engines import Inline
 from zb_hdf5.converters.pipeline.merge import merge_parts
-from zb_hdf5.converters.pipeline.run import convert
 from zb_hdf5.converters.sources.npy import NpySource
 from zb_hdf5.converters.sources.store import StoreSource
 from zb_hdf5.formats.dual import check, stamp, unstamp
-from zb_hdf5.maintenance.rebuild import rebuild_index
-from zb_hdf5.maintenance.repair import repair, repair_file
+from zb_hdf5.maintenance.repair import repair_file
 from zb_hdf5.store.streams import index_streams
 from zb_hdf5.text.documents import open_documents
-from zb_hdf5.text.training import train_tokenizer
 
 META = StoreMeta(4, 512, np.dtype("<u4"))
 ALONE = {"rank": 0, "world_size": 1}
@@ -136,6 +145,19 @@ READERS = {
     "repair_file": ("x.h5", lambda path: repair_file(path, output=path)),
     "open_documents": ("text.jsonl", lambda path: open_documents([path])),
     "NpySource": ("npy", lambda path: NpySource([path], batch_size=4, seq_len=512, seed=1)),
+    "convert": ("npy", lambda path: convert(path, "hdf5", f"{os.fspath(path)}.h5", batch_size=4, overwrite=True)),
+    "train_tokenizer": (
+        "text.jsonl",
+        lambda path: train_tokenizer(path, f"{os.fspath(path)}.json", 270, overwrite=True),
+    ),
+    "list_parquet_files": ("parquet", list_parquet_files),
+    "parquets_iter_batched": ("parquet", lambda path: list(parquets_iter_batched("val", data_dir=path))),
+    "tokenizing_distributed_data_loader": (
+        "parquet",
+        lambda path: close(
+            tokenizing_distributed_data_loader(2, 64, "val", data_dir=path, tokenizer="byte", device="cpu")
+        ),
+    ),
     "StoreSource": ("store", lambda path: StoreSource(path, "hdf5")),
 }
 #: What a user calls -> the path that it makes, and the call, which also gets the folder `made`.
@@ -148,9 +170,14 @@ WRITERS = {
     "write_batch_file": ("out.batch", lambda path, made: write_batch_file(path, ROWS, 4, 512, 1)),
     "write_batch_dataset": ("out.batch", lambda path, made: write_batch_dataset(path, iter(ROWS), 8, 4, 512, 1)),
     "fetch_shards": ("out", lambda path, made: fetch_shards("http://127.0.0.1:9/{:05d}", 0, folder=path)),
-    "convert": ("out", lambda path, made: convert(StoreSource(made / "store", "hdf5"), "batch", path)),
+    "convert": ("out", lambda path, made: convert(made / "store", "batch", path)),
+    "convert of a source": (
+        "out",
+        lambda path, made: pipeline.convert(StoreSource(made / "store", "hdf5"), "batch", path),
+    ),
     "ingest_batches": ("out", lambda path, made: ingest(path, made)),
-    "ShardedTokenizationPipeline": ("out", lambda path, made: tokenize(path, made)),
+    "ShardedTokenizationPipeline.run": ("out", lambda path, made: ShardedTokenizationPipeline(["a text"]).run(path)),
+    "the pipeline of files of documents": ("out", lambda path, made: tokenize(path, made)),
     "merge_parts": ("merged", lambda path, made: merge(path, made)),
     "train_tokenizer": ("tok.json", lambda path, made: train(path, made)),
 }
@@ -162,16 +189,17 @@ def ingest(path, made):
 
 
 def tokenize(path, made):
-    pipeline = ShardedTokenizationPipeline(open_documents([made / "text.jsonl"]), "jsonl", Recipe("byte", 256))
-    pipeline.run(path, engine=Inline())
-    assert pipeline.is_done(path)
+    files = open_documents([made / "text.jsonl"])
+    tokenizing = to_streams.ShardedTokenizationPipeline(files, "jsonl", Recipe("byte", 256))
+    tokenizing.run(path, engine=Inline())
+    assert tokenizing.is_done(path)
 
 
 def merge(path, made):
     from zb_hdf5.converters.pipeline.journal import Part
 
     for job in range(2):
-        convert(StoreSource(made / "store", "hdf5"), "hdf5", path, part=Part(job, 2))
+        pipeline.convert(StoreSource(made / "store", "hdf5"), "hdf5", path, part=Part(job, 2))
     merge_parts(path)
 
 

@@ -11,7 +11,13 @@ if TYPE_CHECKING:
     from zb_hdf5.columns.writer import BatchWriter, ShardInfo
     from zb_hdf5.commands.fetch import FetchReport, fetch_shards
     from zb_hdf5.compat.dataset_loader import DatasetLoader
+    from zb_hdf5.compat.tokenized_corpus import (
+        MmapTokenStore,
+        ShardedTokenizationPipeline,
+        SlidingWindowDataloader,
+    )
     from zb_hdf5.compat.zerobatch import BatchNativeLoader, write_batch_dataset, write_batch_file
+    from zb_hdf5.converters.conversion import convert
     from zb_hdf5.errors import (
         ArgumentError,
         BackendError,
@@ -36,7 +42,10 @@ if TYPE_CHECKING:
     from zb_hdf5.loaders.following import FollowingLoader
     from zb_hdf5.loaders.loader import Loader
     from zb_hdf5.loaders.mixed import MixedLoader
+    from zb_hdf5.loaders.protocol import TokenLoader
     from zb_hdf5.loaders.text import TextLoader
+    from zb_hdf5.maintenance.rebuild import rebuild_index
+    from zb_hdf5.maintenance.repair import repair
     from zb_hdf5.opening import open_reader, open_writer
     from zb_hdf5.spec import StoreMeta
     from zb_hdf5.store.index import ShardIndex
@@ -45,10 +54,10 @@ if TYPE_CHECKING:
     from zb_hdf5.store.report import ShardReport
     from zb_hdf5.store.shards import ShardedReader
     from zb_hdf5.store.table import ShardEntry
-    from zb_hdf5.store.tokens import MmapTokenStore
     from zb_hdf5.store.verify import verify_store
     from zb_hdf5.text.tokenizers import Tokenizer, load_tokenizer
-    from zb_hdf5.views.windows import SlidingWindowDataloader, WindowReader
+    from zb_hdf5.text.training import train_tokenizer
+    from zb_hdf5.views.windows import WindowReader
 
 __version__ = "0.1.0"
 
@@ -57,7 +66,9 @@ _HOME = {
     "columns.writer": ("BatchWriter", "ShardInfo"),
     "commands.fetch": ("FetchReport", "fetch_shards"),
     "compat.dataset_loader": ("DatasetLoader",),
+    "compat.tokenized_corpus": ("MmapTokenStore", "ShardedTokenizationPipeline", "SlidingWindowDataloader"),
     "compat.zerobatch": ("BatchNativeLoader", "write_batch_dataset", "write_batch_file"),
+    "converters.conversion": ("convert",),
     "errors": (
         "ArgumentError", "BackendError", "BatchIndexError", "ChecksumError", "ClosedError", "ConvertError",
         "ExistsError", "FormatError", "IncompleteError", "StateError", "UnavailableError",
@@ -72,7 +83,10 @@ _HOME = {
     "loaders.following": ("FollowingLoader",),
     "loaders.loader": ("Loader",),
     "loaders.mixed": ("MixedLoader",),
+    "loaders.protocol": ("TokenLoader",),
     "loaders.text": ("TextLoader",),
+    "maintenance.rebuild": ("rebuild_index",),
+    "maintenance.repair": ("repair",),
     "opening": ("open_reader", "open_writer"),
     "spec": ("StoreMeta",),
     "store.index": ("ShardIndex",),
@@ -81,13 +95,69 @@ _HOME = {
     "store.report": ("ShardReport",),
     "store.shards": ("ShardedReader",),
     "store.table": ("ShardEntry",),
-    "store.tokens": ("MmapTokenStore",),
     "store.verify": ("verify_store",),
     "text.tokenizers": ("Tokenizer", "load_tokenizer"),
-    "views.windows": ("SlidingWindowDataloader", "WindowReader"),
+    "text.training": ("train_tokenizer",),
+    "views.windows": ("WindowReader",),
 }  # fmt: skip
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
-__all__ = sorted(_MODULE_OF)
+__all__ = [  # written out: type checkers take what it names for what this package offers
+    "BACKENDS",
+    "ArgumentError",
+    "BackendError",
+    "BatchDataset",
+    "BatchFileReader",
+    "BatchFileWriter",
+    "BatchIndexError",
+    "BatchNativeLoader",
+    "BatchReader",
+    "BatchWriter",
+    "ChecksumError",
+    "ClosedError",
+    "ConvertError",
+    "DatasetLoader",
+    "ExistsError",
+    "FetchReport",
+    "FollowingLoader",
+    "FormatError",
+    "HDF5BatchReader",
+    "HDF5BatchWriter",
+    "HDF5ShardWriter",
+    "IncompleteError",
+    "LiveReader",
+    "LiveStoreWriter",
+    "Loader",
+    "MixedLoader",
+    "MmapTokenStore",
+    "RecordDataset",
+    "ShardEntry",
+    "ShardIndex",
+    "ShardInfo",
+    "ShardReport",
+    "ShardedReader",
+    "ShardedTokenizationPipeline",
+    "SlidingWindowDataloader",
+    "StateError",
+    "StoreMeta",
+    "TextLoader",
+    "TokenLoader",
+    "Tokenizer",
+    "UnavailableError",
+    "UnverifiableError",
+    "WindowReader",
+    "ZbError",
+    "convert",
+    "fetch_shards",
+    "load_tokenizer",
+    "open_reader",
+    "open_writer",
+    "rebuild_index",
+    "repair",
+    "train_tokenizer",
+    "verify_store",
+    "write_batch_dataset",
+    "write_batch_file",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -13,7 +13,7 @@
     │   │                               a server that answers
     │   └── UnverifiableError           6  nothing is stored that the bytes could be compared with
     ├── ConvertError     (ValueError)   1  a source cannot be converted as asked
-    │   └── ExistsError                 1  the destination exists already
+    │   └── ExistsError  (FileExistsError)  1  the destination exists already
     ├── BatchIndexError  (IndexError)   1  no batch has this index
     └── ClosedError      (ValueError)   1  the reader or writer was closed
 
@@ -78,7 +78,7 @@ class ConvertError(ZbError, ValueError):
     """A source cannot be converted as asked."""
 
 
-class ExistsError(ConvertError):
+class ExistsError(ConvertError, FileExistsError):
     """The destination exists already."""
 
 

@@ -12,7 +12,12 @@ from multiprocessing import get_context
 import h5py
 import numpy as np
 import pytest
-from contract import (
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from zb_hdf5 import ArgumentError, BackendError, FormatError, HDF5BatchReader, open_reader
+from zb_hdf5.maintenance.rebuild import add_crc32_file
+from zb_hdf5.testing import (
     check_byte_order,
     check_closing,
     check_read_only_buffers,
@@ -20,11 +25,6 @@ from contract import (
     random_tokens,
     read_everything,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
-from zb_hdf5 import ArgumentError, BackendError, FormatError, HDF5BatchReader, open_reader
-from zb_hdf5.maintenance.rebuild import add_crc32_file
 
 #: name of what is stored -> the accesses that can serve it
 ACCESSES = {

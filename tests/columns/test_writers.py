@@ -4,11 +4,11 @@ import hashlib
 
 import numpy as np
 import pytest
-from contract import check_writer, random_tokens
 
 from zb_hdf5 import BACKENDS, BatchWriter, ShardIndex, open_reader, open_writer
 from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.spec import StoreMeta, combine_sha256
+from zb_hdf5.testing import check_writer, random_tokens
 
 EXPECTED = 9
 

@@ -10,7 +10,6 @@ import threading
 
 import numpy as np
 import pytest
-from contract import random_tokens
 
 import zb_hdf5.core.open_files
 import zb_hdf5.formats.npy
@@ -19,6 +18,7 @@ from zb_hdf5 import MmapTokenStore, open_reader
 from zb_hdf5.core.extents import ExtentFile
 from zb_hdf5.core.open_files import OpenFiles
 from zb_hdf5.formats.npy import read_npy_header
+from zb_hdf5.testing import random_tokens
 
 SHARDS = 100
 #: Reads a store under limits of descriptors, and prints how often each shard was opened and the soft limit at the end.

@@ -19,7 +19,6 @@ import h5py
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from contract import check_closing, check_reader
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -40,6 +39,7 @@ from zb_hdf5.formats.dual import build_face, check, stamp, unstamp
 from zb_hdf5.formats.native import Face, face_of
 from zb_hdf5.maintenance.rebuild import add_crc32_file
 from zb_hdf5.spec import CRC32_SUFFIX, StoreMeta, batch_file_bytes, pack_header, stored_dtype
+from zb_hdf5.testing import check_closing, check_reader
 
 WHOLE_PAGES, PADDED = (5, 2, 1024), (5, 3, 512)
 DTYPES = ("uint16", "uint32")

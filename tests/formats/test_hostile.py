@@ -14,7 +14,6 @@ import h5py
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from contract import random_tokens
 
 from zb_hdf5 import (
     ArgumentError,
@@ -32,6 +31,7 @@ from zb_hdf5.converters.cli import convert
 from zb_hdf5.maintenance.repair import repair_file
 from zb_hdf5.spec import INDEX_NAME
 from zb_hdf5.store.verify_stream import verify_stream_file
+from zb_hdf5.testing import random_tokens
 
 SHAPE = (4, 1024)
 ACCESSES = ("auto", "mmap", "pread", "h5py")

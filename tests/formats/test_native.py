@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from contract import random_tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -31,6 +30,7 @@ from zb_hdf5 import (
 )
 from zb_hdf5.core.order import write_order
 from zb_hdf5.maintenance.rebuild import add_crc32_file
+from zb_hdf5.testing import random_tokens
 
 SIZE = 4096 + 7 * 4096  # of the file of the `tokens` fixture
 

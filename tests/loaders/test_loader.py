@@ -622,8 +622,11 @@ def test_the_block_size_matters_to_the_block_shuffle_only(stores, open_loader):
 
 
 @pytest.mark.parametrize(("field", "value"), [
-    ("version", 2),
+    ("version", 1),
+    ("version", 3),
     ("version", None),
+    ("kind", "text"),
+    ("kind", None),
     ("fingerprint", None),
     ("fingerprint", 7),
     ("shuffle", "GLOBAL"),

@@ -15,7 +15,6 @@ import h5py
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from contract import random_tokens
 from test_crash import WRITER, batches, names, running, small_disk, snapshot  # noqa: F401
 
 from zb_hdf5 import ConvertError, IncompleteError, UnavailableError, ZbError, open_reader, open_writer, verify_store
@@ -23,6 +22,7 @@ from zb_hdf5.commands.zb import zb
 from zb_hdf5.maintenance.rebuild import rebuild_index
 from zb_hdf5.maintenance.repair import repair_file, repair_store
 from zb_hdf5.spec import CRC32, INDEX_NAME
+from zb_hdf5.testing import random_tokens
 
 SHAPE = (4, 1024)
 

@@ -13,7 +13,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from contract import check_closing, check_reader, random_tokens
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -35,6 +34,7 @@ from zb_hdf5.converters.sources.npy import NpySource
 from zb_hdf5.core.extents import Run
 from zb_hdf5.maintenance.rebuild import rebuild_index
 from zb_hdf5.store.streams import index_streams
+from zb_hdf5.testing import check_closing, check_reader, random_tokens
 
 MISSING = object()
 

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
-from contract import check_reader
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -41,6 +40,7 @@ from zb_hdf5.core.order import SHUFFLES
 from zb_hdf5.maintenance.rebuild import rebuild_index
 from zb_hdf5.spec import NO_SHA256
 from zb_hdf5.store.streams import index_streams
+from zb_hdf5.testing import check_reader
 
 TOKENS = np.random.default_rng(3).integers(0, 50_000, 5000)
 LENGTHS = np.array([0, 7, 1, 300, 0, 1992, 2000, 700])  # of documents; they sum to 5000

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from zb_hdf5.errors import ArgumentError, StateError
 from zb_hdf5.loaders.loader import Loader, Request
 from zb_hdf5.loaders.mixed import MixedLoader
+from zb_hdf5.loaders.states import KINDS
 from zb_hdf5.store.shards import ShardedReader
 
 
@@ -35,7 +36,10 @@ def origins(
     if not isinstance(state, dict):
         raise StateError(f"{state_path}: expected a JSON object, found {type(state).__name__}")
     steps = np.arange(step * world_size, (step + 1) * world_size)
-    if "segments" in state:
+    kind = str(state.get("kind"))
+    if kind in KINDS and kind not in ("loader", "mixture"):
+        raise StateError(f"{state_path}: expected the state of a Loader or a MixedLoader, found that of {KINDS[kind]}")
+    if kind == "mixture":
         mixed = _mixed_loader(stores, state, state_path)
         found = [(mixed.loaders[name], name, request) for name, request in mixed.requests(steps)]
     else:

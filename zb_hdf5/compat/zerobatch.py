@@ -1,4 +1,4 @@
-"""ZeroBatch v2's own names and arguments, on top of this package: its loader and its two writers."""
+"""ZeroBatch v2's own names and arguments, on top of this package: its reader, its loader and its two writers."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from zb_hdf5.core.order import write_order
 from zb_hdf5.core.publishing import scratch_directory
 from zb_hdf5.core.scatter import BucketReader, ScatterPlan, scatter_run
 from zb_hdf5.errors import ConvertError
-from zb_hdf5.formats.native import BatchFileWriter
+from zb_hdf5.formats.native import BatchFileReader, BatchFileWriter
 from zb_hdf5.loaders.loader import Loader
 from zb_hdf5.spec import StoreMeta, TokenArray, as_stored, pack_header, stored_dtype
+
+__all__ = ["BatchFileReader", "BatchNativeLoader", "write_batch_dataset", "write_batch_file"]
 
 
 class BatchNativeLoader(Loader):

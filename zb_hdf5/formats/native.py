@@ -85,6 +85,11 @@ class BatchFileReader(BatchReader):
         elif verify == "store":
             self.require_digests()
 
+    @property
+    def padded_batch_bytes(self) -> int:
+        """Bytes from one batch to the next: batch i lies at `4096 + i * padded_batch_bytes`."""
+        return self.meta.padded_batch_bytes
+
     def stored_crc32(self) -> npt.NDArray[np.uint32] | None:
         """Return the rows of the `<path>.crc32` that a store keeps beside its shards."""
         return read_crc32_file(self.path, self.num_batches) if crc32_path(self.path).exists() else None

@@ -16,7 +16,7 @@ from torch.utils.data.distributed import DistributedSampler
 from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.core.order import ORDER_STEPS
 from zb_hdf5.errors import BatchIndexError
-from zb_hdf5.loaders.states import require_count, require_fields, require_same
+from zb_hdf5.loaders.states import require_count, require_fields, require_kind, require_same
 
 #: What to add to the message about a state that differs.
 REMEDIES: Final = dict.fromkeys(
@@ -114,6 +114,7 @@ class BatchDataset(Dataset[torch.Tensor]):
             If the state is of other data, another seed or order, or of steps of another size.
         """
         identity = self._identity()
+        require_kind(self.path, state_dict, "batches")
         state = require_fields(self.path, state_dict, [*identity, "epoch"])
         require_same(self.path, state, identity, REMEDIES)
         epoch = require_count(self.path, state, "epoch")
@@ -122,7 +123,8 @@ class BatchDataset(Dataset[torch.Tensor]):
 
     def _identity(self) -> dict[str, Any]:
         loader = self._loader
-        return {**loader.identity(), "batch_size": loader.batch_size, "world_size": loader.world_size}
+        steps = {"kind": "batches", "batch_size": loader.batch_size, "world_size": loader.world_size}
+        return {**loader.identity(), **steps}
 
     def __len__(self) -> int:
         return len(self._loader)
@@ -209,7 +211,7 @@ class StepSampler(DistributedSampler[Any]):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the dataset's state and the next step."""
-        return {**self._steps.state_dict(), "step": self._next}
+        return {**self._steps.state_dict(), "kind": "steps", "step": self._next}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on at the step of the state, unless `set_epoch` has chosen another epoch than that of the state.
@@ -220,10 +222,11 @@ class StepSampler(DistributedSampler[Any]):
             As `BatchDataset.load_state_dict` does.
         """
         where = self._steps.path
+        require_kind(where, state_dict, "steps")
         fields = dict(require_fields(where, state_dict, [*self._steps.state_dict(), "step"]))
         step = require_count(where, fields, "step", len(self), "the steps of an epoch")
         fields.pop("step")
-        self._steps.load_state_dict(fields)
+        self._steps.load_state_dict({**fields, "kind": "batches"})
         self._next = step if self._steps.epoch == fields["epoch"] else 0
         self._resumed = True
 

@@ -48,7 +48,7 @@ class FollowingLoader(Loader):
         *,
         timeout_s: float = 600.0,
         shuffle: str = "sequential",
-        prefetch: int | str = 0,
+        prefetch: int | str = "auto",
         device: Any = None,
         **options: Any,
     ) -> None:
@@ -68,6 +68,23 @@ class FollowingLoader(Loader):
                 f"a FollowingLoader makes one epoch, 0, found {epoch}; open the finished store for more"
             )
         super().set_epoch(epoch)
+
+    def get_batch(self) -> Any:
+        """Return the next batch. Behind the last one of a complete store this is an ArgumentError."""
+        batch = self._next_of_epoch()
+        if batch is None:
+            raise ArgumentError(
+                f"{self.reader.path}: its one epoch has ended, after {self.num_records:,} records; open the finished "
+                "store with a Loader for more"
+            )
+        return batch
+
+    def __next__(self) -> Any:
+        """Return the next batch; the end of a complete store ends the iteration."""
+        batch = self._next_of_epoch()
+        if batch is None:
+            raise StopIteration
+        return batch
 
     def set_batch_size(self, batch_size: int) -> None:
         """Change the batch size from the next step on, also in the middle of an iteration: nothing is skipped."""

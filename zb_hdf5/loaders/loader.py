@@ -24,7 +24,15 @@ from zb_hdf5.core.order import ORDER_STEPS, Order, make_order
 from zb_hdf5.errors import ArgumentError
 from zb_hdf5.loaders.prefetch import DeviceRing, RunHints, cuda_device, hint_ahead, read_ahead
 from zb_hdf5.loaders.ranks import resolve_rank
-from zb_hdf5.loaders.states import MAX_COUNT, require_count, require_dict, require_fields, require_same, shown
+from zb_hdf5.loaders.states import (
+    MAX_COUNT,
+    STATE_VERSION,
+    require_count,
+    require_fields,
+    require_kind,
+    require_same,
+    shown,
+)
 from zb_hdf5.opening import open_reader
 from zb_hdf5.spec import DEFAULT_SPLIT, DTYPE_BY_NAME, LIVE_PREFIX
 from zb_hdf5.store.kinds import is_stream
@@ -37,7 +45,6 @@ if TYPE_CHECKING:
 
     Step: TypeAlias = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 
-STATE_VERSION: Final = 1
 AUTO_PREFETCH: Final = 8
 HINTED_STEPS: Final = 64
 #: Batches that "auto" looks up in the page cache before it decides.
@@ -99,7 +106,8 @@ class Loader:
     Notes
     -----
     A new iteration starts the epoch anew, except the first one after `load_state_dict`, which goes on where the state
-    was taken. Not thread-safe; picklable. `DataLoader` and trainers take `dataset()` or `records()`.
+    was taken. `next(loader)` and `get_batch()` need no iteration, and go on from epoch to epoch. Not thread-safe;
+    picklable. `DataLoader` and trainers take `dataset()` or `records()`.
 
     Examples
     --------
@@ -250,28 +258,35 @@ class Loader:
         """Yield the batches of one epoch: tensors, or pairs of them with `targets=True`."""
         if not self._resumed:
             self._position = 0
-        course = None
-        while course != self._course:  # once, and again after each change of batch size, epoch or position
-            course, self._resumed = self._course, False
+        turned = True
+        while turned:  # again after each change of batch size, epoch or position, and if another iteration has read
+            course, self._resumed, turned = self._course, False, False
             batch_size, step = self.batch_size, self.batch_size * self.world_size
+            self._stop_reading()
             reading = self._reading = self._read_all(self._requests(self._position, batch_size))
             with contextlib.closing(reading):
                 for tokens in reading:
                     self._position += step
                     yield (tokens[:, :-1], tokens[:, 1:]) if self.targets else tokens
-                    if self._course != course:
+                    if turned := self._course != course or self._reading is not reading:
                         break
 
     def get_batch(self) -> Any:
         """Return the next batch, for ever: after the last one of an epoch comes the first one of the next epoch."""
-        while True:
-            if self._forever is None:
-                self._forever = iter(self)
-            batch = next(self._forever, None)
-            if batch is not None:
-                return batch
+        while (batch := self._next_of_epoch()) is None:
             self._forever = None
             self.set_epoch(self.epoch + 1)
+        return batch
+
+    def __next__(self) -> Any:
+        """Return the next batch, for ever, as `get_batch` does; `iter(loader)` ends with its epoch."""
+        return self.get_batch()
+
+    def _next_of_epoch(self) -> Any:
+        """Return the next batch, or None at the end of the epoch."""
+        if self._forever is None:
+            self._forever = iter(self)
+        return next(self._forever, None)
 
     def _requests(self, position: int, batch_size: int) -> Iterator[Request]:
         """Yield what this rank reads at each step from `position` to the end of the epoch."""
@@ -365,11 +380,11 @@ class Loader:
         Raises
         ------
         StateError
-            If the state is of other data, another seed or another order, or no state at all; the message names the
-            field. Nothing is taken over then.
+            If the state is of other data, another seed or another order, of another kind of loader, or no state at
+            all; the message names the field. Nothing is taken over then.
         """
         where, reader = self.reader.path, self.reader
-        state = require_dict(where, state_dict)
+        state = require_kind(where, state_dict, "loader")
         if not force:
             identity = self.identity()
             require_fields(where, state, [*identity, "epoch", "position"])
@@ -409,6 +424,7 @@ class Loader:
         """What must agree for a position to mean the same records."""
         return {
             "version": STATE_VERSION,
+            "kind": "loader",
             "dtype": self.reader.dtype.name,
             "fingerprint": self._fingerprint,
             "shuffle": self.shuffle,
@@ -438,9 +454,12 @@ class Loader:
     def close(self) -> None:
         """End the reading threads, and close the reader."""
         self._forever = None
+        self._stop_reading()
+        self.reader.close()
+
+    def _stop_reading(self) -> None:
         if self._reading is not None:
             self._reading.close()
-        self.reader.close()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_forever": None, "_reading": None, "_ring": None}

@@ -19,19 +19,22 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.columns.reader import BatchReader
+from zb_hdf5.core.extents import network_file_system
 from zb_hdf5.core.order import ORDER_STEPS
 from zb_hdf5.errors import ArgumentError, StateError
-from zb_hdf5.loaders.loader import Loader, Request
+from zb_hdf5.loaders.loader import AUTO_PREFETCH, Loader, Request
 from zb_hdf5.loaders.prefetch import read_ahead
 from zb_hdf5.loaders.ranks import resolve_rank
-from zb_hdf5.loaders.states import require_count, require_fields, require_same, shown
+from zb_hdf5.loaders.states import STATE_VERSION, require_count, require_fields, require_kind, require_same, shown
 
 if TYPE_CHECKING:
     import torch
 
-MIXTURE_VERSION: Final = 1
 #: Weights are rounded to shares of a period of at most this many batches.
 MAX_PERIOD: Final = 1 << 14
+
+#: What every state of a mixture says.
+IDENTITY: Final = {"version": STATE_VERSION, "kind": "mixture"}
 
 IndexArray: TypeAlias = npt.NDArray[np.int64]
 #: A source's name, and what to read of it.
@@ -132,7 +135,7 @@ class MixedLoader:
     rank, world_size
         As for `Loader`.
     prefetch
-        Batches to read ahead in background threads.
+        Batches to read ahead in background threads. "auto": 8 if a source lies on a network file system, else none.
     options
         Of each source's `Loader`: `shuffle`, `seed`, `access`, `batch_size`, `dtype`, ...
 
@@ -140,6 +143,10 @@ class MixedLoader:
     ------
     ArgumentError
         If names differ, a weight is not positive, or the sources' batches have different shapes.
+
+    Notes
+    -----
+    Endless: it has no length, and each iteration goes on where the last batch was given. Not thread-safe.
 
     Examples
     --------
@@ -155,7 +162,7 @@ class MixedLoader:
         *,
         rank: int | None = None,
         world_size: int | None = None,
-        prefetch: int = 0,
+        prefetch: int | str = "auto",
         **options: Any,
     ) -> None:
         self.rank, self.world_size = resolve_rank(rank, world_size)
@@ -166,14 +173,24 @@ class MixedLoader:
             )
         if options.get("backend") == "parquet":
             raise ArgumentError("a mixture counts the batches of its sources, and text has no number: convert it first")
-        self._prefetch = prefetch
+        if prefetch != "auto" and (not isinstance(prefetch, int) or prefetch < 0):
+            raise ArgumentError(f'prefetch must be "auto" or at least 0, found {prefetch!r}')
         self.loaders = {name: Loader(path, rank=0, world_size=1, **options) for name, path in sources.items()}
         shapes = {(loader.batch_size, loader.seq_len) for loader in self.loaders.values()}
         if len(shapes) != 1:
             raise ArgumentError(f"sources need one batch shape, found {sorted(shapes)}; pass batch_size and seq_len")
+        self._prefetch = self._resolve(prefetch)
         self._position = 0
+        self._course = 0  # counts what makes a running iteration turn
         self._reading: Generator[torch.Tensor] | None = None
+        self._forever: Iterator[torch.Tensor] | None = None
         self._segments = [Segment(0, self._ordered(weights), (0,) * len(self.loaders))]
+
+    def _resolve(self, prefetch: int | str) -> int:
+        if prefetch != "auto":
+            return int(prefetch)
+        remote = any(network_file_system(loader.reader.path) is not None for loader in self.loaders.values())
+        return AUTO_PREFETCH if remote else 0
 
     def _ordered(self, weights: Mapping[str, float]) -> tuple[float, ...]:
         if set(weights) != set(self.loaders):
@@ -186,6 +203,12 @@ class MixedLoader:
         """Change the shares from the next step on. Every rank must do so at the same step."""
         segment = Segment(self._position, self._ordered(weights), tuple(self.counts().values()))
         self._segments = [s for s in self._segments if s.start < self._position] + [segment]
+        self._course += 1
+
+    def set_epoch(self, epoch: int) -> None:
+        """Accept epoch 0: a mixture never ends, and each of its sources has epochs of its own."""
+        if epoch != 0:
+            raise ArgumentError(f"a mixture makes one endless epoch, 0, found {epoch}; its sources count their own")
 
     def counts(self) -> dict[str, int]:
         """Return how many batches of each source all ranks together have consumed."""
@@ -211,16 +234,27 @@ class MixedLoader:
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         """Yield this rank's batches from the current position on, for ever."""
-        segment = None
-        while segment is not self._segments[-1]:  # once, and again after each change of the weights
-            segment = self._segments[-1]
+        turned = True
+        while turned:  # again after each change of the weights or position, and if another iteration has read
+            course, turned = self._course, False
+            self._stop_reading()
             reading = self._reading = self._read_all(self._position)
             with contextlib.closing(reading):
                 for tokens in reading:
                     self._position += self.world_size
                     yield tokens
-                    if self._segments[-1] is not segment:
+                    if turned := self._course != course or self._reading is not reading:
                         break
+
+    def get_batch(self) -> torch.Tensor:
+        """Return this rank's next batch."""
+        if self._forever is None:
+            self._forever = iter(self)
+        return next(self._forever)
+
+    def __next__(self) -> torch.Tensor:
+        """Return this rank's next batch."""
+        return self.get_batch()
 
     def _read_all(self, position: int) -> Generator[torch.Tensor]:
         requests = self._all_requests(position)
@@ -237,21 +271,29 @@ class MixedLoader:
     def state_dict(self) -> dict[str, Any]:
         """Return where training stands, in plain JSON values, the same on every rank after the same step."""
         segments = [{"start": s.start, "weights": [*s.weights], "counts": [*s.counts]} for s in self._segments]
-        state = {"version": MIXTURE_VERSION, "sources": self._identity(), "segments": segments}
+        state = {**IDENTITY, "sources": self._identity(), "segments": segments}
         return {**state, "position": self._position}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: dict[str, Any], *, force: bool = False) -> None:
         """Continue exactly where `state_dict` was taken, on any number of ranks, with the weights it was taken with.
+
+        Parameters
+        ----------
+        force
+            Take position and weights even if the sources, as many as there were, are other data or in another order.
 
         Raises
         ------
         StateError
-            If the sources are not the same data in the same order.
+            If the sources are not the same data in the same order, or the state is of another kind of loader; the
+            message names the field. Nothing is taken over then.
         """
         where = "mixture"
-        state = require_fields(where, state_dict, ["version", "sources", "segments", "position"])
-        require_same(where, state, {"version": MIXTURE_VERSION}, {})
-        self._require_sources(state["sources"])
+        require_kind(where, state_dict, "mixture")
+        state = require_fields(where, state_dict, [*IDENTITY, "sources", "segments", "position"])
+        require_same(where, state, IDENTITY, {})
+        if not force:
+            self._require_sources(state["sources"])
         position = require_count(where, state, "position")
         if not isinstance(state["segments"], list) or not state["segments"]:
             raise StateError(f"{where}: state: expected a list of segments, found {shown(state['segments'])}")
@@ -259,6 +301,8 @@ class MixedLoader:
         for number, fields in enumerate(state["segments"]):
             segments.append(self._segment(f"{where}: segment {number}", fields, segments[-1:], position))
         self._segments, self._position = segments, position
+        self._forever = None
+        self._course += 1
 
     def _require_sources(self, sources: object) -> None:
         expected = self._identity()
@@ -266,7 +310,8 @@ class MixedLoader:
             raise StateError(f"mixture: state: expected a list of {len(expected)} sources, found {shown(sources)}")
         for identity, found in zip(expected, sources, strict=True):
             where = f"mixture: source {identity['name']!r}"
-            require_same(where, require_fields(where, found, identity), identity, {})
+            remedies = dict.fromkeys(identity, "; force=True takes the position all the same")
+            require_same(where, require_fields(where, found, identity), identity, remedies)
 
     def _segment(self, where: str, fields: object, before: list[Segment], position: int) -> Segment:
         """Return a segment of a state, all of which follows from the weights and starts: the counts are checked."""
@@ -306,7 +351,11 @@ class MixedLoader:
 
     def close(self) -> None:
         """End the reading threads, and close all readers."""
-        if self._reading is not None:
-            self._reading.close()
+        self._forever = None
+        self._stop_reading()
         for loader in self.loaders.values():
             loader.close()
+
+    def _stop_reading(self) -> None:
+        if self._reading is not None:
+            self._reading.close()

@@ -1,4 +1,4 @@
-"""What a loader's state must hold: every field is there, of its kind and in its range, and nothing else."""
+"""What a loader's state must hold: every field is there, of its type and in its range, and nothing else."""
 
 from __future__ import annotations
 
@@ -7,6 +7,17 @@ from typing import Any, Final
 
 from zb_hdf5.errors import StateError
 
+#: The version of every state, whatever its kind.
+STATE_VERSION: Final = 2
+#: The kind that a state names -> what gives and takes such states.
+KINDS: Final = {
+    "loader": "a Loader",
+    "mixture": "a MixedLoader",
+    "text": "a TextLoader",
+    "batches": "the dataset() of a Loader",
+    "steps": "the sampler of a dataset()",
+    "windows": "a SlidingWindowDataloader",
+}
 #: Epochs and batches of an endless loader: every sum that is made of them fits into 64 bits.
 MAX_COUNT: Final = 2**62
 #: What is shown of a value.
@@ -24,6 +35,28 @@ def require_dict(where: object, state: object) -> Mapping[str, Any]:
     if not isinstance(state, Mapping):
         raise StateError(f"{where}: state: expected a dict, as state_dict() gives, found {shown(state)}")
     return state
+
+
+def require_kind(where: object, state: object, kind: str) -> Mapping[str, Any]:
+    """Return `state`, which must be a dict, and if it names a kind or version, those of today.
+
+    Raises
+    ------
+    StateError
+        If it is the state of another kind of loader, or one of an early build.
+    """
+    fields = require_dict(where, state)
+    found = fields.get("kind", kind)
+    if found != kind:
+        taker = KINDS.get(found) if isinstance(found, str) else None
+        theirs = f"the state of {taker}; load it there" if taker else f"kind {shown(found)}"
+        raise StateError(f"{where}: state: expected kind {kind!r}, the state of {KINDS[kind]}, found {theirs}")
+    if "kind" not in fields and fields.get("version") == 1:
+        raise StateError(
+            f"{where}: state: expected version {STATE_VERSION}, found version 1, written by an early build: start the "
+            "epoch anew"
+        )
+    return fields
 
 
 def require_fields(where: object, state: object, names: Collection[str]) -> Mapping[str, Any]:

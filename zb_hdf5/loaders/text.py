@@ -1,6 +1,6 @@
 """The loader of text: Parquet files are tokenized while training runs, and nothing is stored.
 
-    row groups of this rank -> documents, each after a boundary token -> one endless run of tokens -> batches
+    row groups of this rank -> documents and boundary tokens -> one endless run of tokens -> batches
 
 Row group g of all files, in the order of their names, belongs to rank g % world_size. A place in the run is (epoch, row
 group, document, token), so a checkpoint names the next token exactly, however documents were grouped for the tokenizer.
@@ -21,18 +21,23 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
+from zb_hdf5.columns.reader import require_choice
 from zb_hdf5.errors import ArgumentError, FormatError, StateError
 from zb_hdf5.loaders.prefetch import DeviceRing, cuda_device, read_ahead
 from zb_hdf5.loaders.ranks import resolve_rank
-from zb_hdf5.loaders.states import require_count, require_fields, require_same
+from zb_hdf5.loaders.states import MAX_COUNT, STATE_VERSION, require_count, require_fields, require_kind, require_same
+from zb_hdf5.spec import DEFAULT_SPLIT
 from zb_hdf5.text.documents import ParquetFile
 from zb_hdf5.text.tokenizers import DEFAULT_BOUNDARY, Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
     import torch
 
-TEXT_STATE_VERSION: Final = 1
-SPLITS: Final = ("train", "val")
+#: Where the boundary token stands.
+BOUNDARY_POSITIONS: Final = ("before", "after")
+SPLITS: Final = (DEFAULT_SPLIT, "val")
+#: Batches that "auto" makes ahead.
+AUTO_PREFETCH: Final = 2
 #: Text that is tokenized at once: enough work for some threads, little memory.
 PIECE_CHARACTERS: Final = 1 << 17
 #: Footers that are read at the same time when a loader begins: each is a small read, slow on a network file system.
@@ -47,7 +52,7 @@ REASONS: Final = {
 
 
 class Place(NamedTuple):
-    """The next token of a rank: `token` counts from the boundary token of its document, which is number 0."""
+    """The next token of a rank: `token` counts the tokens of its document, the boundary token included, from 0."""
 
     epoch: int
     row_group: int
@@ -80,8 +85,8 @@ class TokenRun:
         Parquet files, in order.
     rank, world_size
         Which of the row groups.
-    boundary_token_id
-        Stands in front of each document.
+    boundary_token_id, boundary_position
+        Stands before or after each document.
     num_threads
         Threads that tokenize.
     """
@@ -93,13 +98,15 @@ class TokenRun:
         world_size: int,
         tokenizer: Tokenizer,
         boundary_token_id: int,
+        boundary_position: str,
         num_threads: int,
     ) -> None:
         all_groups = [(file, number) for file in files for number in range(file.num_row_groups)]
         self.num_row_groups = len(all_groups)
         self.row_groups = dict(list(enumerate(all_groups))[rank::world_size])
         self.start = Place(0, rank, 0, 0)
-        self._tokenizer, self._boundary, self._num_threads = tokenizer, boundary_token_id, num_threads
+        self._tokenizer, self._num_threads = tokenizer, num_threads
+        self._boundary, self._is_before = boundary_token_id, boundary_position == "before"
 
     def batches(self, place: Place, tokens: int, overlap: int) -> Iterator[tuple[npt.NDArray[np.uint32], Place]]:
         """Return runs of `tokens + overlap` tokens, each `tokens` after the one before, and the place of the next.
@@ -156,7 +163,7 @@ class TokenRun:
             for some in _runs(texts):
                 tokens, lengths = self._tokenizer.encode(some, self._num_threads)
                 ends = np.cumsum(lengths)
-                with_boundaries = np.insert(tokens, ends - lengths, self._boundary)
+                with_boundaries = np.insert(tokens, ends - lengths if self._is_before else ends, self._boundary)
                 yield Piece(epoch, number, document, with_boundaries, ends + np.arange(1, len(ends) + 1))
                 document += len(some)
         if document < skip:
@@ -192,14 +199,15 @@ class TextLoader:
     targets
         True: yield `(x, y)`, both of shape (batch_size, seq_len): y[t] is the token after x[t]. Every token is a target
         once: the last of a batch is read again as the first of the next.
-    boundary_token
-        The special token in front of each document.
+    boundary_token, boundary_position
+        The special token of each document, and where it stands: "before" or "after" it.
     text_column
         Of the Parquet files.
     rank, world_size
         As for `Loader`. Row group g of the split belongs to rank g % world_size.
     prefetch
-        Batches made ahead, by one thread that reads and `num_threads` that tokenize. Batches do not depend on either.
+        Batches made ahead, by one thread that reads and `num_threads` that tokenize. "auto": 2. Batches do not depend
+        on either.
     device
         A CUDA device: batches are copied there beside the computation, as `Loader` does.
 
@@ -217,10 +225,10 @@ class TextLoader:
 
     Examples
     --------
-    >>> loader = Loader(                                                              # doctest: +SKIP
+    >>> loader = TextLoader(                                                          # doctest: +SKIP
     ...     "text", tokenizer="tiktoken:gpt2", batch_size=32, seq_len=2048, targets=True
     ... )
-    >>> x, y = loader.get_batch()                                                     # doctest: +SKIP
+    >>> x, y = next(loader)                                                           # doctest: +SKIP
     """
 
     def __init__(
@@ -230,30 +238,35 @@ class TextLoader:
         tokenizer: str | Tokenizer,
         batch_size: int,
         seq_len: int,
-        split: str = "train",
+        split: str = DEFAULT_SPLIT,
         targets: bool = False,
         boundary_token: str = DEFAULT_BOUNDARY,
+        boundary_position: str = "before",
         text_column: str = "text",
         rank: int | None = None,
         world_size: int | None = None,
         num_threads: int = 4,
-        prefetch: int = 2,
+        prefetch: int | str = "auto",
         device: str | torch.device | None = None,
     ) -> None:
-        sizes = {"batch_size": batch_size, "seq_len": seq_len, "num_threads": num_threads, "prefetch": prefetch}
-        for name, value in sizes.items():
+        for name, value in {"batch_size": batch_size, "seq_len": seq_len, "num_threads": num_threads}.items():
             if value < 1:
                 raise ArgumentError(f"{name} must be at least 1, found {value}")
+        if prefetch != "auto" and (not isinstance(prefetch, int) or prefetch < 1):
+            raise ArgumentError(f'prefetch must be "auto" or at least 1, found {prefetch!r}')
+        require_choice("boundary_position", boundary_position, BOUNDARY_POSITIONS)
         self.path, self.split = Path(source), split
         self.batch_size, self.seq_len, self.targets = batch_size, seq_len, targets
         self.rank, self.world_size = resolve_rank(rank, world_size)
         self.tokenizer = load_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
         self._boundary_token_id = self.tokenizer.special_token_id(boundary_token)
+        self._boundary_position = boundary_position
         self._device = cuda_device(device)
-        self._prefetch = prefetch
+        self._prefetch = AUTO_PREFETCH if prefetch == "auto" else int(prefetch)
         paths = _paths_of_split(self.path, split)
         files = _open_files(paths, text_column)
-        self._run = TokenRun(files, self.rank, self.world_size, self.tokenizer, self._boundary_token_id, num_threads)
+        boundary = (self._boundary_token_id, boundary_position)
+        self._run = TokenRun(files, self.rank, self.world_size, self.tokenizer, *boundary, num_threads)
         if self._run.num_row_groups < self.world_size:
             raise ArgumentError(
                 f"{self.path}: split {split!r} has {self._run.num_row_groups:,} row groups for {self.world_size:,} "
@@ -268,10 +281,22 @@ class TextLoader:
         """How often this rank has seen all of its row groups."""
         return self._place.epoch
 
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the begin of an epoch, unless this rank stands in it: then it keeps its position."""
+        if not 0 <= epoch <= MAX_COUNT:
+            raise ArgumentError(f"epoch must be in 0..{MAX_COUNT:,}, found {epoch}")
+        if epoch != self.epoch:
+            self._stop()
+            self._place = self._run.start._replace(epoch=epoch)
+
     def __iter__(self) -> Iterator[Any]:
         """Yield this rank's batches from the current position on, for ever."""
         while True:
             yield self.get_batch()
+
+    def __next__(self) -> Any:
+        """Return the next batch, as `get_batch` does."""
+        return self.get_batch()
 
     def get_batch(self) -> Any:
         """Return the next batch: int64, shape (batch_size, seq_len), or a pair of them with `targets=True`.
@@ -301,21 +326,28 @@ class TextLoader:
         """
         return {**self._identity(), **self._place._asdict()}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: dict[str, Any], *, force: bool = False) -> None:
         """Continue with exactly the next token, with any `batch_size`, `seq_len` and `targets`.
 
         One row group is read up to the document. The number of ranks must be the same: each of them stands at a place
         of its own in its own row groups, and other ranks would have other row groups.
 
+        Parameters
+        ----------
+        force
+            Take the place even if it is one of other files, another tokenizer, split, rank or number of ranks.
+
         Raises
         ------
         StateError
-            If the state is of other files, another tokenizer, split, rank or number of ranks, or names no place in
-            them; the message names the field.
+            If the state is of other files, another tokenizer, split, rank or number of ranks, of another kind of
+            loader, or names no place in the files; the message names the field. Nothing is taken over then.
         """
-        identity = self._identity()
-        state = require_fields(self.path, state_dict, [*identity, *Place._fields])
-        require_same(self.path, state, identity, REASONS)
+        state = require_kind(self.path, state_dict, "text")
+        if not force:
+            identity = self._identity()
+            require_fields(self.path, state, [*identity, *Place._fields])
+            require_same(self.path, state, identity, REASONS)
         place = Place(*(require_count(self.path, state, name) for name in Place._fields))
         if place.row_group not in self._run.row_groups:
             groups = f"one of the {len(self._run.row_groups):,} of this rank"
@@ -327,12 +359,14 @@ class TextLoader:
     def _identity(self) -> dict[str, Any]:
         """What must agree for a place to mean the same token."""
         return {
-            "version": TEXT_STATE_VERSION,
+            "version": STATE_VERSION,
+            "kind": "text",
             "fingerprint": self._fingerprint,
             "split": self.split,
             "num_row_groups": self._run.num_row_groups,
             "tokenizer": self.tokenizer.digest,
             "boundary_token_id": self._boundary_token_id,
+            "boundary_position": self._boundary_position,
             "world_size": self.world_size,
             "rank": self.rank,
         }

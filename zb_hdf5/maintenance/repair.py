@@ -14,7 +14,6 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -332,12 +331,42 @@ def _entry_of_whole(path: Path, entry: ShardEntry) -> ShardEntry:
     return entry
 
 
-def repair(path: str | os.PathLike[str], **options: Any) -> list[RepairReport]:
-    """Repair a file or a store; `output` and `shape` are for files only."""
+def repair(
+    path: str | os.PathLike[str],
+    *,
+    output: str | os.PathLike[str] | None = None,
+    shape: StoreMeta | None = None,
+    overwrite: bool = False,
+    dry_run: bool = False,
+) -> list[RepairReport]:
+    """Write the batches that hold of a file, or of each shard of a store, into new files; the originals stay.
+
+    Parameters
+    ----------
+    path
+        A file, a `.partial`, or the folder of a store.
+    output, shape
+        Of one file only. See `repair_file`.
+    overwrite
+        Replace an existing output; leave a shard of which nothing can be saved out of the store.
+    dry_run
+        Say what would be done, and write nothing.
+
+    Returns
+    -------
+    list of RepairReport
+        One for each file.
+
+    Raises
+    ------
+    FormatError, IncompleteError
+        If nothing can be saved; the message says why.
+    ExistsError, ConvertError
+        If the output exists.
+    """
     path = Path(path)
     if not path.is_dir():
-        return [repair_file(path, **options)]
-    given = [options.pop(name, None) for name in ("output", "shape")]
-    if given != [None, None]:
+        return [repair_file(path, output=output, shape=shape, overwrite=overwrite, dry_run=dry_run)]
+    if output is not None or shape is not None:
         raise ArgumentError(f"{path}: is a store: an output and a shape are for one file")
-    return repair_store(path, **options)
+    return repair_store(path, overwrite=overwrite, dry_run=dry_run)

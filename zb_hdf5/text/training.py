@@ -14,7 +14,7 @@ from typing import Any, Final
 from zb_hdf5.core.publishing import refuse_existing, write_atomically
 from zb_hdf5.errors import ArgumentError, ConvertError
 from zb_hdf5.text.bytepair import byte_of_character
-from zb_hdf5.text.documents import DocumentFile, Dropped
+from zb_hdf5.text.documents import DocumentFile, Dropped, open_documents
 from zb_hdf5.text.tokenizers import DEFAULT_BOUNDARY, load_tokenizer, require_package
 
 #: How text is cut into pieces that are never merged across: GPT-4's way, with numbers of 1 or 2 digits, not 3.
@@ -51,12 +51,18 @@ class TrainingReport:
 
 
 def train_tokenizer(
-    files: Sequence[DocumentFile], path: str | os.PathLike[str], vocab_size: int, *, overwrite: bool = False
+    documents: str | os.PathLike[str] | Sequence[DocumentFile | str | os.PathLike[str]],
+    path: str | os.PathLike[str],
+    vocab_size: int,
+    *,
+    overwrite: bool = False,
 ) -> TrainingReport:
     """Train on all documents but the first, the 21st, and so on, and write `x.json` and, for tiktoken, `x.tiktoken`.
 
     Parameters
     ----------
+    documents
+        A path or several, of files or folders as for `open_documents`; or the files that it has opened.
     path
         The `tokenizer.json` to write, with a name that ends in ".json".
     vocab_size
@@ -71,7 +77,7 @@ def train_tokenizer(
     UnavailableError
         If the tokenizers library, or tiktoken, is not installed.
     """
-    path = Path(path)
+    files, path = _files_of(documents), Path(path)
     if path.suffix != ".json":
         raise ArgumentError(f"{path}: expected a name that ends in .json; the ranks for tiktoken are written beside it")
     if vocab_size < SMALLEST_VOCABULARY:
@@ -81,14 +87,24 @@ def train_tokenizer(
         if not overwrite:
             refuse_existing(each)
     require_package("tiktoken")  # the check at the end needs it
-    documents, dropped = count(), Dropped()
-    trained = _train(_training_texts(files, documents, dropped), vocab_size)
-    if (num_documents := next(documents)) < 2:
+    number, dropped = count(), Dropped()
+    trained = _train(_training_texts(files, number, dropped), vocab_size)
+    if (num_documents := next(number)) < 2:
         raise ConvertError(f"expected at least 2 documents to train on, found {num_documents}")
     content = json.loads(trained.to_str())
     write_atomically(ranks_path, _ranks(content["model"]["vocab"]))
     write_atomically(path, trained.to_str(pretty=True).encode())
     return _examine(files, path, ranks_path, num_documents, dropped)
+
+
+def _files_of(
+    documents: str | os.PathLike[str] | Sequence[DocumentFile | str | os.PathLike[str]],
+) -> list[DocumentFile]:
+    each = [documents] if isinstance(documents, str | os.PathLike) else documents
+    files: list[DocumentFile] = []
+    for one in each:
+        files += open_documents([one]) if isinstance(one, str | os.PathLike) else [one]
+    return files
 
 
 def _train(texts: Iterator[str], vocab_size: int) -> Any:

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.columns.reader import BatchReader, require_choice
-from zb_hdf5.core.order import GlobalOrder
+from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.errors import ArgumentError, BackendError, UnverifiableError, ZbError
 from zb_hdf5.spec import DTYPE_BY_NAME, StoreMeta, TokenArray, as_stored, signed
 from zb_hdf5.store.tokens import MmapTokenStore
 from zb_hdf5.store.verify_stream import verify_stream
-
-WINDOW_ORDERS: Final = ("epoch", "random")
 
 
 class WindowReader(BatchReader):
@@ -174,73 +170,3 @@ class _WindowSource:
 
     def close(self) -> None:
         self._store.close()
-
-
-class SlidingWindowDataloader:
-    """Yields `(input_ids, target_ids)`: windows of a stream, and the same shifted by one.
-
-    Parameters
-    ----------
-    store
-        The tokens.
-    window_size
-        Tokens of each input; a window reads one more.
-    batch_size
-        Windows per yield.
-    order
-        "epoch": every window that begins at a multiple of `window_size`, each exactly once, in a uniform order; the
-        last windows that do not fill a batch are left out. "random": windows that begin anywhere, for ever.
-    seed, epoch
-        What the order depends on.
-
-    Notes
-    -----
-    For ranks, exact resume, tensors and prefetch pass the stream to `Loader` with `targets=True`.
-
-    Examples
-    --------
-    >>> store = MmapTokenStore("corpus")                                            # doctest: +SKIP
-    >>> for input_ids, target_ids in SlidingWindowDataloader(store, 2048, 8):       # doctest: +SKIP
-    ...     ...                                          # int64 arrays of shape (8, 2048)
-    """
-
-    def __init__(
-        self,
-        store: MmapTokenStore,
-        window_size: int,
-        batch_size: int,
-        *,
-        order: str = "epoch",
-        seed: int = 42,
-        epoch: int = 0,
-    ) -> None:
-        require_choice("order", order, WINDOW_ORDERS)
-        self.num_windows = (store.num_tokens - 1) // window_size if window_size >= 1 else 0
-        if batch_size < 1 or self.num_windows < batch_size:
-            raise ArgumentError(
-                f"{store.path}: {store.num_tokens:,} tokens have {self.num_windows:,} windows of {window_size:,} and "
-                f"one more; expected at least one batch of {batch_size:,}"
-            )
-        self.store, self.window_size, self.batch_size = store, window_size, batch_size
-        self.order, self.seed, self.epoch = order, seed, epoch
-
-    def __len__(self) -> int:
-        """Batches of an epoch."""
-        return self.num_windows // self.batch_size
-
-    def __iter__(self) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
-        tokens = np.empty((self.batch_size, self.window_size + 1), self.store.dtype)
-        for starts in self._starts():
-            self.store.gather_into(starts, tokens)
-            wide = tokens.astype(np.int64)
-            yield wide[:, :-1], wide[:, 1:]
-
-    def _starts(self) -> Iterator[npt.NDArray[np.int64]]:
-        if self.order == "epoch":
-            order = GlobalOrder(self.num_windows, self.seed, self.epoch)
-            for step in range(len(self)):
-                yield order.indices(np.arange(step * self.batch_size, (step + 1) * self.batch_size)) * self.window_size
-        else:
-            generator = np.random.default_rng((self.seed, self.epoch))
-            while True:
-                yield generator.integers(0, self.store.num_tokens - self.window_size, self.batch_size)

@@ -1,27 +1,21 @@
-"""What every reader must do, whatever its backend and access: plain functions, run over all of them."""
+"""What every reader must do, whatever its backend and access."""
 
 from __future__ import annotations
 
 import pickle
-import zlib
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
-import pytest
+import numpy.typing as npt
 
-from zb_hdf5 import ArgumentError, BatchIndexError, BatchWriter, ClosedError, ConvertError, ShardInfo
-from zb_hdf5.formats.registry import FORMATS
-
-
-def random_tokens(num_batches, batch_size, seq_len, dtype="uint32", seed=0):
-    """Return reproducible batches that hold the smallest and the largest id of `dtype`."""
-    limit = int(np.iinfo(dtype).max)
-    tokens = np.random.default_rng(seed).integers(0, limit, (num_batches, batch_size, seq_len), dtype, endpoint=True)
-    if num_batches:
-        tokens[0, 0, 0], tokens[-1, -1, -1] = 0, limit
-    return tokens
+from zb_hdf5.columns.reader import BatchReader
+from zb_hdf5.errors import ArgumentError, BatchIndexError, ClosedError
+from zb_hdf5.spec import TokenArray
+from zb_hdf5.testing.refusals import refuses
 
 
-def check_reader(reader, expected):
+def check_reader(reader: BatchReader, expected: TokenArray) -> None:
     """Check everything that leaves the reader open; `check_read_only_buffers` and `check_byte_order` come apart."""
     check_description(reader, expected)
     check_read_batch(reader, expected)
@@ -38,7 +32,7 @@ def check_reader(reader, expected):
     check_pickling(reader, expected)
 
 
-def check_description(reader, expected):
+def check_description(reader: BatchReader, expected: TokenArray) -> None:
     num_batches, batch_size, seq_len = expected.shape
     assert (reader.num_batches, reader.batch_size, reader.seq_len) == (num_batches, batch_size, seq_len)
     assert reader.dtype == expected.dtype
@@ -50,21 +44,21 @@ def check_description(reader, expected):
     assert reader.fingerprint == reader.fingerprint
 
 
-def check_read_batch(reader, expected):
+def check_read_batch(reader: BatchReader, expected: TokenArray) -> None:
     for index, batch in enumerate(expected):
         found = reader.read_batch(index)
         assert found.shape == batch.shape
         assert found.dtype == batch.dtype
         np.testing.assert_array_equal(found, batch)
         assert not found.flags.writeable
-        with pytest.raises(ValueError, match="read-only"):
+        with refuses(ValueError, match="read-only"):
             found[0, 0] = 1
     first, last = reader.read_batch(0), reader.read_batch(len(expected) - 1)  # neither overwrites the other
     np.testing.assert_array_equal(first, expected[0])
     np.testing.assert_array_equal(last, expected[-1])
 
 
-def check_torch(reader, expected):
+def check_torch(reader: BatchReader, expected: TokenArray) -> None:
     import torch  # not needed by a spawned process that imports this module
 
     kept = [reader.read_batch_torch(index) for index in range(len(expected))]
@@ -76,7 +70,7 @@ def check_torch(reader, expected):
     np.testing.assert_array_equal(reader.read_batch(0), expected[0])
 
 
-def check_read_into(reader, expected):
+def check_read_into(reader: BatchReader, expected: TokenArray) -> None:
     """The stored dtype, its signed twin (the same bits) and int64 (the same values)."""
     stored = expected.dtype
     for dtype in (stored, np.dtype(f"i{stored.itemsize}"), np.dtype(np.int64)):
@@ -86,7 +80,7 @@ def check_read_into(reader, expected):
             np.testing.assert_array_equal(out, batch.astype(dtype))
 
 
-def check_read_into_refusals(reader, expected):
+def check_read_into_refusals(reader: BatchReader, expected: TokenArray) -> None:
     shape, stored = expected.shape[1:], expected.dtype
     other_size = np.dtype("u2" if stored.itemsize == 4 else "u4")
     for out in (
@@ -98,18 +92,18 @@ def check_read_into_refusals(reader, expected):
         *(np.zeros(shape, dtype) for dtype in ("f4", "f8", "u8", "i1", ">i8", other_size)),
     ):
         before = out.copy()
-        with pytest.raises(ArgumentError, match="read_into needs"):
+        with refuses(ArgumentError, match="read_into needs"):
             reader.read_into(0, out)
         np.testing.assert_array_equal(out, before)
 
 
-def with_gaps(shape, dtype):
+def with_gaps(shape: tuple[int, ...], dtype: np.dtype[Any]) -> list[npt.NDArray[Any]]:
     """Return one array of that shape that is not contiguous; none for a single token, which has no gaps."""
     array = np.zeros((shape[0], 2 * shape[1]), dtype)[:, ::2]
     return [] if array.flags.c_contiguous else [array]
 
 
-def check_read_batches_into(reader, expected):
+def check_read_batches_into(reader: BatchReader, expected: TokenArray) -> None:
     num_batches = len(expected)
     for start in range(num_batches):
         for count in range(num_batches - start + 1):
@@ -118,10 +112,10 @@ def check_read_batches_into(reader, expected):
             np.testing.assert_array_equal(out, expected[start : start + count])
 
 
-def check_read_batches_into_refusals(reader, expected):
+def check_read_batches_into_refusals(reader: BatchReader, expected: TokenArray) -> None:
     shape, stored, num_batches = expected.shape[1:], expected.dtype, len(expected)
     for start, count in ((-1, 1), (num_batches, 1), (0, num_batches + 1), (num_batches - 1, 2)):
-        with pytest.raises(BatchIndexError):
+        with refuses(BatchIndexError):
             reader.read_batches_into(start, np.zeros((count, *shape), stored))
     for out in (
         np.zeros((1, *shape), np.int64),
@@ -129,33 +123,34 @@ def check_read_batches_into_refusals(reader, expected):
         np.zeros((1, shape[0], shape[1] + 1), stored),
         *(batch[np.newaxis] for batch in with_gaps(shape, stored)),
     ):
-        with pytest.raises(ArgumentError, match="read_batches_into needs"):
+        with refuses(ArgumentError, match="read_batches_into needs"):
             reader.read_batches_into(0, out)
 
 
-def check_read_only_buffers(reader, expected):
-    for read, first, shape in (
+def check_read_only_buffers(reader: BatchReader, expected: TokenArray) -> None:
+    reads: list[tuple[Callable[..., None], Any, tuple[int, ...]]] = [
         (reader.read_into, 0, expected.shape[1:]),
         (reader.read_batches_into, 0, (1, *expected.shape[1:])),
         (reader.read_records_into, np.arange(3), (3, expected.shape[2])),
-    ):
+    ]
+    for read, first, shape in reads:
         out = np.zeros(shape, expected.dtype)
         out.flags.writeable = False
-        with pytest.raises(ArgumentError):
+        with refuses(ArgumentError):
             read(first, out)
         assert not out.any()
 
 
-def check_byte_order(reader, expected):
+def check_byte_order(reader: BatchReader, expected: TokenArray) -> None:
     """A buffer of the other byte order is refused, never filled with swapped tokens."""
     stored = expected.dtype
     for kind in "ui":
         out = np.zeros(expected.shape[1:], f">{kind}{stored.itemsize}")
-        with pytest.raises(ArgumentError):
+        with refuses(ArgumentError):
             reader.read_into(0, out)
 
 
-def check_records(reader, expected):
+def check_records(reader: BatchReader, expected: TokenArray) -> None:
     """One record, many in any order, and shorter ones that divide a record."""
     num_batches, batch_size, seq_len = expected.shape
     assert reader.num_records == num_batches * batch_size
@@ -164,7 +159,7 @@ def check_records(reader, expected):
         np.testing.assert_array_equal(found, record)
         assert not found.flags.writeable
     for bad in (-1, num_batches * batch_size):
-        with pytest.raises(BatchIndexError):
+        with refuses(BatchIndexError):
             reader.read_record(bad)
     for length in (length for length in range(1, seq_len + 1) if seq_len % length == 0):
         rows = expected.reshape(-1, length)
@@ -178,14 +173,14 @@ def check_records(reader, expected):
             reader.read_records_into(numbers, out)
             np.testing.assert_array_equal(out, rows[numbers])
         for numbers in (np.array([0, len(rows)]), np.array([-1, 0])):
-            with pytest.raises(BatchIndexError):
+            with refuses(BatchIndexError):
                 reader.read_records_into(numbers, np.zeros((2, length), expected.dtype))
     for shape, dtype in (((1, seq_len + 1), expected.dtype), ((2, seq_len), expected.dtype), ((1, seq_len), np.int64)):
-        with pytest.raises(ArgumentError, match="read_records_into needs"):
+        with refuses(ArgumentError, match="read_records_into needs"):
             reader.read_records_into(np.arange(1), np.zeros(shape, dtype))
 
 
-def check_int32(reader, expected):
+def check_int32(reader: BatchReader, expected: TokenArray) -> None:
     import torch
 
     for index, batch in enumerate(expected):
@@ -194,43 +189,44 @@ def check_int32(reader, expected):
         np.testing.assert_array_equal(found.numpy(), batch.astype(np.int32))
 
 
-def check_hints(reader, expected):
+def check_hints(reader: BatchReader, expected: TokenArray) -> None:
     """They change nothing but speed, and know their limits."""
     for index, batch in enumerate(expected):
-        assert reader.will_need(index) is None
+        reader.will_need(index)
         assert reader.is_cached(index) in (True, False)
         np.testing.assert_array_equal(reader.read_batch(index), batch)
     for hint in (reader.will_need, reader.is_cached):
-        with pytest.raises(BatchIndexError):
+        with refuses(BatchIndexError):
             hint(len(expected))
 
 
-def check_indices(reader, expected):
+def check_indices(reader: BatchReader, expected: TokenArray) -> None:
     num_batches = len(expected)
     out = np.zeros(expected.shape[1:], expected.dtype)
     for bad in (num_batches, -1, -num_batches - 1, 10**30, np.int64(num_batches)):
         for read in (reader.read_batch, reader.read_batch_torch, lambda index: reader.read_into(index, out)):
-            with pytest.raises(BatchIndexError, match=f"expected an index in 0..{num_batches - 1:,}"):
+            with refuses(BatchIndexError, match=f"expected an index in 0..{num_batches - 1:,}"):
                 read(bad)
     for bad in (num_batches, -num_batches - 1):
-        with pytest.raises(IndexError):
+        with refuses(IndexError):
             reader[bad]
-    for bad in (0.0, "0", None):
-        with pytest.raises(TypeError):
-            reader.read_batch(bad)
+    no_numbers: list[Any] = [0.0, "0", None]
+    for other in no_numbers:
+        with refuses(TypeError):
+            reader.read_batch(other)
     for number in (np.int64(num_batches - 1), np.uint8(num_batches - 1)):
         np.testing.assert_array_equal(reader.read_batch(number), expected[-1])
     for back in range(1, num_batches + 1):
         np.testing.assert_array_equal(reader[-back], expected[-back])
 
 
-def check_sequence(reader, expected):
+def check_sequence(reader: BatchReader, expected: TokenArray) -> None:
     assert len(reader) == len(expected)
     np.testing.assert_array_equal(np.stack(list(reader)), expected)
     np.testing.assert_array_equal(np.stack(list(reader)), expected)  # again from the start
 
 
-def check_pickling(reader, expected):
+def check_pickling(reader: BatchReader, expected: TokenArray) -> None:
     data = pickle.dumps(reader)
     for _ in range(2):
         with pickle.loads(data) as copy:
@@ -241,7 +237,7 @@ def check_pickling(reader, expected):
     np.testing.assert_array_equal(reader.read_batch(0), expected[0])  # the original is as it was
 
 
-def check_closing(reader, expected):
+def check_closing(reader: BatchReader, expected: TokenArray) -> None:
     """Close the reader, and check that what it gave away outlives it while nothing else can be had from it."""
     with reader as entered:
         assert entered is reader
@@ -261,128 +257,14 @@ def check_closing(reader, expected):
         lambda: reader.is_cached(0),
         lambda: list(reader),
     ):
-        with pytest.raises(ClosedError, match="closed"):
+        with refuses(ClosedError, match="closed"):
             use()
     reader.close()
     reader.close()
     np.testing.assert_array_equal(np.stack(kept), expected)
 
 
-# --- writers ---------------------------------------------------------------------------------------------------
-
-
-def check_writer(make, read_back, expected, original):
-    """What every writer must do.
-
-    `make(number)` begins a new file or store for `expected`; `read_back(info)` returns the batches and the digest of
-    what was finished; `original` is a reader of the same batches.
-    """
-    check_writing(make(0), read_back, expected)
-    check_copying(make(1), read_back, expected, original)
-    check_writer_refusals(make(2), expected, original)
-    check_finishing(make(3), expected)
-    check_aborting(make(4), expected)
-    left = make(5)
-    with pytest.raises(ZeroDivisionError):
-        leave_with_an_error(left, expected[0])
-    with pytest.raises(ClosedError, match="closed"):
-        left.finish()
-
-
-def leave_with_an_error(writer, batch):
-    with writer:
-        writer.write(batch)
-        raise ZeroDivisionError
-
-
-def check_writing(writer, read_back, expected):
-    """One batch, several, other integer dtypes; each is counted and digested when `write` returns."""
-    check_written(writer, expected[:0])
-    writer.write(expected[0])
-    check_written(writer, expected[:1])
-    writer.write(expected[1:4].astype(np.int64))
-    check_written(writer, expected[:4])
-    writer.write(expected[4:])
-    check_written(writer, expected)
-    check_finished(writer, writer.finish(), read_back, expected)
-
-
-def check_written(writer, expected):
-    assert isinstance(writer, BatchWriter)
-    assert writer.backend in FORMATS
-    assert (writer.meta.shape, writer.meta.dtype) == (expected.shape[1:], expected.dtype)
-    assert (writer.num_batches, writer.token_count) == (len(expected), expected.size)
-    assert writer.max_token == expected.max(initial=0)
-    crc32 = writer.crc32()
-    assert crc32.dtype == np.uint32
-    assert crc32.tolist() == [zlib.crc32(batch.tobytes()) for batch in expected]
-    assert len(writer.sha256()) == 64
-
-
-def check_finished(writer, info, read_back, expected):
-    assert isinstance(info, ShardInfo)
-    assert info.path.exists()
-    assert info.backend == writer.backend
-    counts = (len(expected), expected.size, expected.max(initial=0))
-    assert (info.num_batches, info.token_count, info.max_token) == counts
-    assert info.sha256 == writer.sha256()
-    assert info.crc32.tolist() == writer.crc32().tolist()
-    check_written(writer, expected)
-    found, sha256 = read_back(info)
-    np.testing.assert_array_equal(found, expected)
-    assert info.sha256 == sha256
-
-
-def check_copying(writer, read_back, expected, original):
-    """Copied by the kernel or not: what `write_from` says is there, and the rest can be written."""
-    assert writer.write_from(original, 0, 0) == 0
-    done = writer.write_from(original, 0, len(expected) - 1)
-    assert 0 <= done < len(expected)
-    check_written(writer, expected[:done])
-    writer.write(expected[done:])
-    check_finished(writer, writer.finish(), read_back, expected)
-
-
-def check_writer_refusals(writer, expected, original):
-    """Nothing of what is refused is written, and the writer goes on."""
-    writer.write(expected[0])
-    shape = expected.shape[1:]
-    for bad in (expected[0, 0], expected[:, :, :-1], np.zeros((1, 1, *shape), expected.dtype)):
-        with pytest.raises(ArgumentError, match="expected batches of shape"):
-            writer.write(bad)
-    for bad in (np.full(shape, -1), np.full(shape, 2**40), np.zeros(shape, float)):
-        with pytest.raises(ConvertError):
-            writer.write(bad)
-    for start, count in ((-1, 1), (0, len(expected) + 1), (len(expected), 1)):
-        with pytest.raises(ArgumentError, match=r"expected .* batches, found"):
-            writer.write_from(original, start, count)
-    check_written(writer, expected[:1])
-    writer.write(expected[1:])
-    assert writer.finish().num_batches == len(expected)
-
-
-def check_finishing(writer, expected):
-    """The block finishes what was not finished in it, and nothing can be written any more."""
-    with writer as entered:
-        assert entered is writer
-        writer.write(expected)
-    for use in (lambda: writer.write(expected[0]), lambda: writer.write(expected[:0]), writer.finish):
-        with pytest.raises(ClosedError, match="closed"):
-            use()
-    writer.abort()
-    check_written(writer, expected)
-
-
-def check_aborting(writer, expected):
-    writer.write(expected[:2])
-    writer.abort()
-    writer.abort()
-    for use in (lambda: writer.write(expected[0]), writer.finish):
-        with pytest.raises(ClosedError, match="closed"):
-            use()
-
-
-def read_everything(reader):
+def read_everything(reader: BatchReader) -> TokenArray:
     """Return all batches: a function that a spawned process can import."""
     with reader:
         return np.stack(list(reader))

@@ -1,0 +1,171 @@
+"""`convert(...)`: a conversion from Python, with the options of the command."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from zb_hdf5 import ArgumentError
+from zb_hdf5.columns.reader import require_choice
+from zb_hdf5.converters.pipeline import run
+from zb_hdf5.converters.pipeline.engines import default_workers, open_engine, require_own_workers
+from zb_hdf5.converters.pipeline.journal import WHOLE, Part
+from zb_hdf5.converters.pipeline.shard import Progress, no_progress
+from zb_hdf5.converters.pipeline.shuffle import DEFAULT_MEMORY_BYTES, require_memory
+from zb_hdf5.converters.sources.npy import NpySource
+from zb_hdf5.converters.sources.source import Source
+from zb_hdf5.converters.sources.store import StoreSource
+from zb_hdf5.formats.registry import FORMATS
+
+SOURCE_FORMATS: Final = ("npy", "hdf5", "batch")
+#: Less than this is written by one process: starting others takes longer.
+SMALL_BYTES: Final = 256 << 20
+#: Memory that makes a worker worth its while.
+WORKER_BYTES: Final = 192 << 20
+
+
+def convert(
+    source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    target: str,
+    destination: str | os.PathLike[str],
+    *,
+    source_format: str = "auto",
+    batch_size: int | None = None,
+    seq_len: int | None = None,
+    shuffle: bool | None = None,
+    seed: int | None = None,
+    dtype: str | None = None,
+    vocab_size: int | None = None,
+    remainder: str | None = None,
+    pad_id: int | None = None,
+    dataset: str | None = None,
+    num_shards: int | None = None,
+    shard_bytes: int | None = None,
+    workers: int | None = None,
+    executor: str = "local",
+    scheduler_file: str | os.PathLike[str] | None = None,
+    part: tuple[int, int] | None = None,
+    memory_bytes: int = DEFAULT_MEMORY_BYTES,
+    shuffle_method: str = "auto",
+    overwrite: bool = False,
+    resume: bool = False,
+    progress: Progress = no_progress,
+) -> run.Report | None:
+    """Convert tokens to another format, as `zb convert` does.
+
+    Parameters
+    ----------
+    source
+        Of `.npy` files one or more, or folders of them; else one file or store.
+    target
+        "hdf5", "batch", "npy", or "dual" (a `.batch` that is an HDF5 file as well).
+    destination
+        One file if it ends in the format's suffix, else a folder of shards.
+    source_format
+        "npy", "hdf5", "batch"; "auto": what the first file is.
+    batch_size, seq_len, shuffle, seed, remainder, pad_id, vocab_size
+        Of `.npy` sources only, which are records without batches. By default 32, 512, True, 42, "drop", 0 and unknown.
+    dtype
+        "uint16" or "uint32". None: what fits, from `.npy` files to HDF5; uint32 in `.batch`; else as it is.
+    dataset
+        Name of a 3-D dataset in an HDF5 file of another origin.
+    num_shards, shard_bytes
+        How to cut a folder into shards; by default as the source is cut, or into shards of 1 GiB.
+    workers, executor, scheduler_file
+        Local processes, by default the cores, or 1 for little data; or "mpi", or "dask" and the file of its scheduler.
+    part
+        (i, n): the i-th of n parts only; then `zb index merge`.
+    memory_bytes, shuffle_method
+        What all processes of this node may take together, and how shuffled records are read.
+    overwrite
+        Replace what exists, at the end and whole.
+    resume
+        Keep the finished shards of an interrupted conversion of the same arguments, and do the rest.
+    progress
+        Called with the number of tokens written since the last call.
+
+    Returns
+    -------
+    Report or None
+        What was done; None in an MPI rank that has only served the first one.
+
+    Raises
+    ------
+    ExistsError
+        If the destination exists.
+    ConvertError
+        If there is no room for it, or the source cannot be converted as asked.
+    ArgumentError
+        If the arguments contradict each other.
+
+    Examples
+    --------
+    >>> report = convert("tokens", "hdf5", "train-h5", batch_size=32, seq_len=512)  # doctest: +SKIP
+    """
+    require_choice("target", target, tuple(FORMATS))
+    require_choice("source_format", source_format, ("auto", *SOURCE_FORMATS))
+    require_own_workers(executor, workers)
+    paths = [Path(source)] if isinstance(source, str | os.PathLike) else [Path(each) for each in source]
+    if not paths:
+        raise ArgumentError("source: expected one path or more, found none")
+    kind = _format_of(paths[0]) if source_format == "auto" else source_format
+    records = {
+        "batch_size": batch_size, "seq_len": seq_len, "shuffle": shuffle, "seed": seed, "vocab_size": vocab_size,
+        "remainder": remainder, "pad_id": pad_id,
+    }  # fmt: skip
+    given = {name: value for name, value in records.items() if value is not None}
+    if kind == "npy":
+        opened = _open_npy(paths, target, dtype, dataset, given)
+    else:
+        opened = _open_store(paths, kind, dtype, dataset, given)
+    if target == "dual":
+        from zb_hdf5.formats.dual import require_whole_records
+
+        require_whole_records(opened.meta, Path(destination))  # before any work
+    num_workers = workers or workers_of(opened, memory_bytes)
+    with open_engine(executor, num_workers, Path(scheduler_file) if scheduler_file else None) as engine:
+        if engine is None:
+            return None
+        if opened.order is not None:
+            one_file = Path(destination).suffix == FORMATS[target].suffix  # written by this process alone
+            require_memory(memory_bytes, 1 if one_file else engine.workers_per_node, opened.meta.batch_bytes)
+        return run.convert(
+            opened, target, destination, num_shards=num_shards, shard_bytes=shard_bytes, overwrite=overwrite,
+            resume=resume, part=Part(*part) if part else WHOLE, engine=engine, shuffle_method=shuffle_method,
+            memory_bytes=memory_bytes, progress=progress,
+        )  # fmt: skip
+
+
+def _open_npy(
+    paths: list[Path], target: str, dtype: str | None, dataset: str | None, given: Mapping[str, object]
+) -> Source:
+    if dataset is not None:
+        raise ArgumentError("dataset: belongs to an HDF5 source, found .npy files")
+    # uint32 is what every reader of .batch files knows; uint16 is ours
+    options: dict[str, object] = {"batch_size": 32, "seq_len": 512, "seed": 42, **given}
+    options["dtype"] = dtype or ("uint32" if target in ("batch", "dual") else "auto")
+    return NpySource(paths, **options)  # type: ignore[arg-type]
+
+
+def _open_store(
+    paths: list[Path], kind: str, dtype: str | None, dataset: str | None, given: Mapping[str, object]
+) -> Source:
+    if len(paths) > 1:
+        raise ArgumentError(f"source: expected one {kind} file or store, found {len(paths)}")
+    if given:
+        raise ArgumentError(f"{paths[0]}: {', '.join(given)} belong to .npy sources: batches stay as they are stored")
+    return StoreSource(paths[0], kind, dataset, dtype or "keep")
+
+
+def _format_of(path: Path) -> str:
+    """Return "npy", or "auto": any store says by itself what it is."""
+    return "npy" if path.suffix == ".npy" or (path.is_dir() and any(path.glob("*.npy"))) else "auto"
+
+
+def workers_of(source: Source, memory_bytes: int) -> int:
+    """Return how many local processes a conversion is worth."""
+    if source.num_batches * source.meta.batch_bytes < SMALL_BYTES:
+        return 1
+    return max(1, min(default_workers(), memory_bytes // WORKER_BYTES))

@@ -1,0 +1,345 @@
+"""The seeds' own usage snippets: their code, in which nothing but the import and the sizes of the data changed."""
+
+import itertools
+import zlib
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+SEQ_LEN, BATCH = 16, 4
+RECORDS = np.random.default_rng(3).integers(0, 500, (42, SEQ_LEN), dtype=np.uint32)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+# --- ZeroBatch v2 ----------------------------------------------------------------------------------------------
+
+
+def test_zerobatch_writes_and_reads(folder):
+    from zb_hdf5.compat.zerobatch import write_batch_file
+
+    tokens = RECORDS
+    num_batches = write_batch_file(
+        output_path="dataset.batch",
+        tokens_array=tokens,  # np.ndarray, shape (N, seq_len), dtype uint32
+        batch_size=4,
+        seq_len=16,
+        seed=42,
+    )
+    assert num_batches == 10
+
+    from zb_hdf5.compat.zerobatch import BatchFileReader
+
+    reader = BatchFileReader("dataset.batch")
+    assert (reader.num_batches, reader.batch_size, reader.seq_len) == (10, 4, 16)
+    arr = reader.read_batch(0)
+    assert (arr.shape, arr.dtype) == ((4, 16), np.uint32)
+    tensor = reader.read_batch_torch(0)
+    assert (tensor.shape, tensor.dtype) == ((4, 16), torch.int64)
+
+    # its own read_batch: offset = HEADER_SIZE + batch_index * padded_batch_bytes
+    raw = (folder / "dataset.batch").read_bytes()
+    for batch_index in range(reader.num_batches):
+        offset = 4096 + batch_index * reader.padded_batch_bytes
+        end = offset + reader.batch_size * reader.seq_len * 4
+        found = np.frombuffer(raw[offset:end], dtype=np.uint32).reshape(reader.batch_size, reader.seq_len)
+        np.testing.assert_array_equal(found, reader.read_batch(batch_index))
+    reader.close()
+
+
+def test_zerobatch_writes_a_stream_of_records():
+    from zb_hdf5.compat.zerobatch import write_batch_dataset, write_batch_file
+
+    def token_generator():
+        yield from RECORDS
+
+    num_batches = write_batch_dataset(
+        output_path="dataset.batch",
+        tokens_iter=token_generator(),  # yields 1D arrays of shape (seq_len,)
+        total_records=len(RECORDS),
+        batch_size=4,
+        seq_len=16,
+        seed=42,
+    )
+    assert num_batches == write_batch_file("again.batch", RECORDS, 4, 16, 42)
+    with open("dataset.batch", "rb") as one, open("again.batch", "rb") as two:
+        assert one.read() == two.read()
+
+
+def test_zerobatch_converts_npy():
+    np.save("tokenized_data.npy", RECORDS.astype(np.int64))
+
+    from zb_hdf5.compat.zerobatch import write_batch_file
+
+    # tokens: numpy array of shape (num_records, seq_len), dtype uint32
+    # e.g., from tokenizing a text corpus
+    tokens = np.load("tokenized_data.npy").astype(np.uint32)
+
+    write_batch_file(
+        output_path="dataset.batch",
+        tokens_array=tokens,
+        batch_size=4,
+        seq_len=16,
+        seed=42,
+    )
+
+
+def test_zerobatch_trains():
+    from zb_hdf5.compat.zerobatch import BatchNativeLoader, write_batch_file
+
+    write_batch_file("dataset.batch", RECORDS, 4, 16, 42)
+    num_epochs, vocab_size, seen = 2, 500, []
+
+    class MyModel(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding, self.head = torch.nn.Embedding(vocab_size, 8), torch.nn.Linear(8, vocab_size)
+
+        def forward(self, tokens):
+            seen.append(tokens)
+            return self.head(self.embedding(tokens))
+
+    loader = BatchNativeLoader("dataset.batch", seed=42)
+    model = MyModel()
+    optimizer = torch.optim.Adam(model.parameters())
+
+    for epoch in range(num_epochs):
+        loader.set_epoch(epoch)
+        for batch in loader:
+            # batch: torch.LongTensor, shape (batch_size, seq_len)
+            logits = model(batch[:, :-1])
+            loss = F.cross_entropy(logits.view(-1, vocab_size), batch[:, 1:].reshape(-1))
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    assert [batch.shape for batch in seen] == [(4, 15)] * 20
+    assert torch.is_tensor(next(loader))
+    loader.close()
+
+
+def test_zerobatch_loader_takes_its_arguments_by_name():
+    from zb_hdf5.compat.zerobatch import BatchNativeLoader, write_batch_file
+
+    write_batch_file("dataset.batch", RECORDS, 4, 16, 42)
+    loader = BatchNativeLoader(
+        path="dataset.batch",
+        block_size=256,  # batches per super-block
+        shuffle=True,
+        seed=42,
+        epoch=0,
+    )
+    for batch in loader:
+        assert (batch.dtype, batch.shape) == (torch.int64, (4, 16))
+    loader.close()
+
+
+# --- DatasetLoader ---------------------------------------------------------------------------------------------
+
+
+def test_dataset_loader_gives_the_published_batch(folder, capsys):
+    (folder / "data").mkdir()
+    np.save("data/0.npy", np.array([1202, 850, 149, 4211, 769, 1839, 3521, 4879, 2035], np.uint16))
+
+    from zb_hdf5.compat.dataset_loader import DatasetLoader
+
+    # Small example
+    loader = DatasetLoader(
+        batch=2,  # Number of sequences in a batch
+        seq_len=4,  # Number of tokens per sequence
+        process_rank=0,  # Single-process case
+        num_processes=1,
+        dataset_dir="data",
+        device="cpu",
+    )
+
+    x, y = loader.get_batch()
+    print("x:", x)
+    print("y:", y)
+
+    assert x.tolist() == [[1202, 850, 149, 4211], [769, 1839, 3521, 4879]]
+    assert y.tolist() == [[850, 149, 4211, 769], [1839, 3521, 4879, 2035]]
+    assert capsys.readouterr().out.startswith("x: tensor([[1202,  850,  149, 4211],")
+    loader.close()
+
+
+def test_dataset_loader_says_where_it_stands(folder):
+    (folder / "data").mkdir()
+    for name, size in (("a.npy", 30), ("b.npy", 70)):
+        np.save(f"data/{name}", np.arange(size, dtype=np.uint16) + (30 if name == "b.npy" else 0))
+
+    from zb_hdf5.compat.dataset_loader import DatasetLoader
+
+    loader = DatasetLoader(2, 4, 1, 2, "data", "cpu")
+    assert (loader.batch, loader.seq_len, loader.device) == (2, 4, "cpu")
+    assert (loader.process_rank, loader.num_processes) == (1, 2)
+    assert loader.filepaths == ["data/a.npy", "data/b.npy"]
+    assert (loader.file_idx, loader.tok_idx) == (0, 2 * 4 * 1)
+    for _ in range(2 * len(loader)):  # through the end of the data too
+        before = int(loader.file_data[loader.tok_idx])
+        x, y = loader.get_batch()
+        assert x[0, 0] == before
+        torch.testing.assert_close(x.flatten()[1:], y.flatten()[:-1])
+    assert next(loader)[0].shape == (2, 4)
+    loader.close()
+
+
+# --- the tokenized corpus --------------------------------------------------------------------------------------
+
+
+def corpus():
+    return [f"document {number} of a tiny corpus " * 5 for number in range(40)]
+
+
+def test_the_corpus_demo_runs(capsys):
+    """Builds a tiny in-memory corpus, tokenizes it into two shards, opens them, and runs ten batches."""
+    from zb_hdf5.compat.tokenized_corpus import MmapTokenStore, ShardedTokenizationPipeline, SlidingWindowDataloader
+
+    ShardedTokenizationPipeline(corpus(), num_shards=2).run("outputs")
+    store = MmapTokenStore("outputs")
+    dataloader = SlidingWindowDataloader(store, window_size=64, batch_size=4, order="random", seed=0)
+    for batch, (input_ids, target_ids) in zip(range(10), dataloader, strict=False):
+        print(batch, input_ids.shape, zlib.crc32(input_ids.tobytes()))
+        np.testing.assert_array_equal(input_ids[:, 1:], target_ids[:, :-1])
+    assert capsys.readouterr().out.count("(4, 64)") == 10
+    assert store.get_slice(0, 10).tobytes().decode("utf-16-le") == "document 0"
+    assert len(store.paths) == 2
+    assert store.document_count == 40
+    store.close()
+
+
+def test_an_iterable_of_texts_is_tokenized_whole(folder):
+    from zb_hdf5.compat.tokenized_corpus import MmapTokenStore, ShardedTokenizationPipeline
+
+    ShardedTokenizationPipeline((text for text in corpus()), "byte", num_shards=3).run("outputs")
+    with MmapTokenStore("outputs") as store:
+        found = [bytes(store.document(number)[:-1].astype(np.uint8)).decode() for number in range(40)]
+        assert all(store.document(number)[-1] == 256 for number in range(40))
+    assert found == [text for first in range(3) for text in corpus()[first::3]]
+    assert sorted(path.name for path in folder.iterdir()) == ["outputs"]  # and nothing else is left
+
+
+def test_files_of_documents_are_tokenized_too(folder):
+    from zb_hdf5.compat.tokenized_corpus import MmapTokenStore, ShardedTokenizationPipeline
+    from zb_hdf5.text.documents import open_documents
+
+    for name in "ab":
+        (folder / f"{name}.txt").write_text(f"all of {name}")
+    ShardedTokenizationPipeline(open_documents(["a.txt", "b.txt"])).run("outputs")
+    with MmapTokenStore("outputs") as store:
+        assert bytes(store.document(1)[:-1].astype(np.uint8)) == b"all of b"
+
+
+def test_what_is_no_text_is_refused(folder):
+    from zb_hdf5 import ArgumentError, ConvertError, ExistsError
+    from zb_hdf5.compat.tokenized_corpus import ShardedTokenizationPipeline
+
+    with pytest.raises(ArgumentError, match="one text"):
+        ShardedTokenizationPipeline("a text")
+    with pytest.raises(ArgumentError, match="num_shards"):
+        ShardedTokenizationPipeline(["a text"], num_shards=0)
+    with pytest.raises(ArgumentError, match="document 1: expected a text, found 7"):
+        ShardedTokenizationPipeline(["a text", 7]).run("outputs")
+    with pytest.raises(ConvertError, match="document"):
+        ShardedTokenizationPipeline([]).run("outputs")
+    assert [path.name for path in folder.iterdir() if path.name == "outputs"] == []
+    ShardedTokenizationPipeline(["a text"]).run("outputs")
+    with pytest.raises(ExistsError, match="outputs"):
+        ShardedTokenizationPipeline(["a text"]).run("outputs")
+
+
+def test_a_store_that_grows_is_refreshed():
+    from zb_hdf5.compat.tokenized_corpus import HDF5ShardWriter, MmapTokenStore
+
+    with HDF5ShardWriter("shard.h5", chunk_tokens=8) as writer:
+        writer.write_document(np.arange(8))
+        store = MmapTokenStore("shard.h5.partial")
+        assert store.num_tokens == 8
+        writer.write_document(np.arange(100, 124))
+        assert store.num_tokens == 8
+        assert store.refresh() == store.num_tokens == 32
+        assert store.get_slice(7, 10).tolist() == [7, 100, 101]
+        store.close()
+
+
+# --- the streaming pipeline ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def base_dir(folder, monkeypatch):
+    """Make the folders that its users have: text, and a tokenizer."""
+    from zb_hdf5 import train_tokenizer
+
+    parquet, table = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow").table
+    pytest.importorskip("tokenizers")
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(folder))
+    for name in ("base_data", "tokenizer"):
+        (folder / name).mkdir()
+    for number in range(3):
+        texts = table({"text": [f"{number} {text}" for text in corpus()]})
+        parquet.write_table(texts, folder / "base_data" / f"shard_{number:05}.parquet", row_group_size=10)
+    train_tokenizer(folder / "base_data", folder / "tokenizer" / "tokenizer.json", 270)
+    return folder
+
+
+def test_the_streaming_loop_runs(base_dir):
+    from zb_hdf5.compat.streaming_pipeline import tokenizing_distributed_data_loader
+
+    device_batch_size, max_seq_len, num_iterations, grad_accum_steps = 2, 24, 3, 2
+
+    # Data loading
+    train_loader = tokenizing_distributed_data_loader(
+        device_batch_size, max_seq_len, split="train", tokenizer_threads=4, tokenizer_batch_size=128
+    )
+    x, y = next(train_loader)  # Kick off load of the very first batch
+
+    for _step in range(num_iterations + 1):
+        for _micro_step in range(grad_accum_steps):
+            assert (x.dtype, y.dtype) == (torch.int32, torch.int64)
+            assert x.shape == y.shape == (device_batch_size, max_seq_len)
+            torch.testing.assert_close(x.flatten()[1:].long(), y.flatten()[:-1])
+            # Prefetch next batch while GPU is busy with forward/backward
+            x, y = next(train_loader)
+    train_loader.close()
+
+
+def test_a_new_validation_loader_begins_anew(base_dir):
+    from zb_hdf5.compat.streaming_pipeline import tokenizing_distributed_data_loader
+
+    device_batch_size, max_seq_len, eval_steps = 2, 24, 2
+
+    def build_val_loader():
+        return tokenizing_distributed_data_loader(device_batch_size, max_seq_len, split="val")
+
+    seen = []
+    for _ in range(2):
+        val_loader = build_val_loader()
+        seen.append([next(val_loader)[0] for _ in range(eval_steps)])
+        val_loader.close()
+    torch.testing.assert_close(*seen)
+    bos = val_loader.tokenizer.special_token_id("<|endoftext|>")
+    assert seen[0][0][0, 0] == bos  # in front of each document
+
+
+def test_the_texts_of_a_rank_are_listed(base_dir):
+    from zb_hdf5.compat.streaming_pipeline import list_parquet_files, parquets_iter_batched
+
+    (base_dir / "base_data" / "shard_00009.parquet.tmp").touch()
+    files = list_parquet_files()
+    assert files == [str(base_dir / "base_data" / f"shard_{number:05}.parquet") for number in range(3)]
+    assert list_parquet_files(base_dir / "base_data") == files
+
+    ddp_rank, ddp_world_size = 1, 2
+    found = list(parquets_iter_batched(split="train", start=ddp_rank, step=ddp_world_size))
+    texts = corpus()
+    expected = [[f"{k} {text}" for text in texts[a : a + 10]] for k, a in itertools.product((0, 1), (10, 30))]
+    assert found == expected
+    assert sum(map(len, parquets_iter_batched("val"))) == 40
+    with pytest.raises(ValueError, match="split"):
+        list(parquets_iter_batched("test"))

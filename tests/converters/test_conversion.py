@@ -1,0 +1,91 @@
+"""`zb_hdf5.convert`: the conversion of the command, from Python."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from zb_hdf5 import ArgumentError, BackendError, ExistsError, convert, open_reader, train_tokenizer
+from zb_hdf5.converters.cli import convert as command
+
+ROWS = np.random.default_rng(4).integers(0, 50_000, (40, 16), dtype=np.uint16)
+
+
+@pytest.fixture
+def tokens(tmp_path):
+    np.save(tmp_path / "tokens.npy", ROWS.reshape(-1))
+    return tmp_path / "tokens.npy"
+
+
+def test_the_files_are_those_of_the_command(tokens, tmp_path):
+    report = convert(tokens, "hdf5", tmp_path / "here", batch_size=4, seq_len=16, seed=3, num_shards=2)
+    options = ["--batch-size", "4", "--seq-len", "16", "--seed", "3", "--shards", "2", "--quiet"]
+    result = CliRunner().invoke(command, ["npy-to-hdf5", str(tokens), str(tmp_path / "there"), *options])
+    assert result.exit_code == 0, result.output
+    assert report.num_batches == 10
+    shards = [json.loads((tmp_path / name / "shards.json").read_text())["shards"] for name in ("here", "there")]
+    assert shards[0] == shards[1]
+
+
+@pytest.mark.parametrize("target", ["hdf5", "batch", "dual", "npy"])
+def test_every_target_holds_the_records(target, tokens, tmp_path):
+    suffix = {"hdf5": ".h5", "npy": ".npy"}.get(target, ".batch")
+    destination = tmp_path / f"out{suffix}"
+    convert([str(tokens)], target, str(destination), batch_size=4, seq_len=16, shuffle=False)
+    found = np.load(destination) if target == "npy" else np.concatenate(list(open_all(destination)))
+    np.testing.assert_array_equal(found.reshape(-1, 16), ROWS)
+
+
+def open_all(path):
+    with open_reader(path) as reader:
+        return [batch.copy() for batch in reader]
+
+
+def test_a_store_says_what_it_is(tokens, tmp_path):
+    convert(tokens, "hdf5", tmp_path / "store", batch_size=4, seq_len=16, num_shards=2)
+    for target, name in (("batch", "store-batch"), ("batch", "one.batch"), ("hdf5", "one.h5")):
+        convert(tmp_path / "store", target, tmp_path / name, dtype="uint16")
+        np.testing.assert_array_equal(open_all(tmp_path / name), open_all(tmp_path / "store"))
+
+
+def test_what_cannot_be_is_refused(tokens, tmp_path):
+    convert(tokens, "hdf5", tmp_path / "x.h5", batch_size=4, seq_len=16)
+    with pytest.raises(FileExistsError) as caught:
+        convert(tokens, "hdf5", tmp_path / "x.h5", batch_size=4, seq_len=16)
+    assert isinstance(caught.value, ExistsError)
+    with pytest.raises(ArgumentError, match="target"):
+        convert(tokens, "zip", tmp_path / "y")
+    with pytest.raises(ArgumentError, match="seed, remainder belong to"):
+        convert(tmp_path / "x.h5", "batch", tmp_path / "y.batch", seed=1, remainder="pad")
+    with pytest.raises(ArgumentError, match="expected one"):
+        convert([tmp_path / "x.h5"] * 2, "batch", tmp_path / "y.batch")
+    with pytest.raises(ArgumentError, match="none"):
+        convert([], "batch", tmp_path / "y.batch")
+    with pytest.raises(ArgumentError, match="dataset"):
+        convert(tokens, "hdf5", tmp_path / "y.h5", dataset="tokens")
+    with pytest.raises(BackendError):
+        convert(tmp_path / "x.h5", "batch", tmp_path / "y.batch", source_format="batch")
+
+
+def test_a_part_is_written_alone(tokens, tmp_path):
+    for number in range(2):
+        report = convert(tokens, "hdf5", tmp_path / "out", batch_size=4, seq_len=16, num_shards=2, part=(number, 2))
+        assert len(report.shards) == 1
+    assert not (tmp_path / "out").exists()
+    assert (tmp_path / "out.partial").is_dir()
+
+
+def test_progress_counts_the_tokens(tokens, tmp_path):
+    seen = []
+    convert(tokens, "hdf5", tmp_path / "x.h5", batch_size=4, seq_len=16, progress=seen.append)
+    assert sum(seen) == ROWS.size
+
+
+@pytest.mark.parametrize("wrap", [str, Path, lambda path: [str(path)]])
+def test_a_tokenizer_is_trained_on_a_path(wrap, tmp_path):
+    pytest.importorskip("tokenizers")
+    (tmp_path / "text.jsonl").write_text("".join(json.dumps({"text": f"{k} of many"}) + "\n" for k in range(40)))
+    report = train_tokenizer(wrap(tmp_path / "text.jsonl"), tmp_path / "tok.json", 260)
+    assert report.documents == 40

@@ -1,0 +1,236 @@
+"""One protocol for every loader, those under the seeds' own names included; and states that say their kind."""
+
+import inspect
+import json
+
+import numpy as np
+import pytest
+
+import zb_hdf5.loaders.mixed
+from zb_hdf5 import (
+    ArgumentError,
+    BatchNativeLoader,
+    DatasetLoader,
+    FollowingLoader,
+    HDF5ShardWriter,
+    Loader,
+    MixedLoader,
+    MmapTokenStore,
+    SlidingWindowDataloader,
+    StateError,
+    TextLoader,
+    TokenLoader,
+    open_writer,
+)
+from zb_hdf5.compat.streaming_pipeline import tokenizing_distributed_data_loader
+from zb_hdf5.loaders.states import KINDS, STATE_VERSION
+from zb_hdf5.testing import check_loader, random_tokens, refuses
+
+ALONE = {"rank": 0, "world_size": 1}
+RANK = {"rank": 1, "world_size": 2}
+
+
+@pytest.fixture(autouse=True)
+def _short_orders(monkeypatch):
+    """Compute 16 steps of a mixture ahead: 2048 would be hundreds of epochs of sources so small."""
+    monkeypatch.setattr(zb_hdf5.loaders.mixed, "ORDER_STEPS", 16)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Return a folder with one of everything that a loader reads."""
+    folder = tmp_path_factory.mktemp("data")
+    for name, seed in (("a.h5", 1), ("b.batch", 2)):
+        with open_writer(folder / name, batch_size=3, seq_len=8) as writer:
+            writer.write(random_tokens(20, 3, 8, seed=seed))
+    with HDF5ShardWriter(folder / "stream.h5", dtype="uint32") as writer:
+        writer.write_documents(np.arange(1000), [1000])
+    (folder / "npy").mkdir()
+    for name, size in (("0.npy", 300), ("1.npy", 401)):
+        np.save(folder / "npy" / name, np.arange(size, dtype=np.uint16))
+    table, parquet = pytest.importorskip("pyarrow").table, pytest.importorskip("pyarrow.parquet")
+    (folder / "text").mkdir()
+    for name in ("a", "b"):
+        texts = [f"{name}{number} once upon a time" for number in range(40)]
+        parquet.write_table(table({"text": texts}), folder / "text" / f"{name}.parquet", row_group_size=10)
+    return folder
+
+
+#: Name -> a new loader over the data.
+LOADERS = {
+    "Loader": lambda data: Loader(data / "a.h5", **ALONE),
+    "Loader, records": lambda data: Loader(data / "a.h5", shuffle="records", batch_size=4, targets=True, **RANK),
+    "Loader, last step filled up": lambda data: Loader(data / "b.batch", drop_last=False, batch_size=7, **RANK),
+    "Loader, prefetch": lambda data: Loader(data / "b.batch", shuffle="block", block_size=4, prefetch=3, **ALONE),
+    "Loader of a stream": lambda data: Loader(data / "stream.h5", batch_size=4, seq_len=16, targets=True, **ALONE),
+    "FollowingLoader": lambda data: FollowingLoader(data / "a.h5", **ALONE),
+    "MixedLoader": lambda data: mixture(data, **ALONE),
+    "MixedLoader, prefetch": lambda data: mixture(data, prefetch=2, **RANK),
+    "TextLoader": lambda data: TextLoader(data / "text", tokenizer="byte", batch_size=2, seq_len=9, **ALONE),
+    "TextLoader, after": lambda data: TextLoader(
+        data / "text", tokenizer="byte", batch_size=2, seq_len=9, targets=True, boundary_position="after", **RANK
+    ),
+    "BatchNativeLoader": lambda data: BatchNativeLoader(data / "b.batch", block_size=4),
+    "DatasetLoader": lambda data: DatasetLoader(2, 8, 1, 2, data / "npy"),
+    "SlidingWindowDataloader": lambda data: windows(data),
+    "SlidingWindowDataloader, random": lambda data: windows(data, order="random"),
+    "tokenizing_distributed_data_loader": lambda data: tokenizing_distributed_data_loader(
+        2, 9, "train", data_dir=data / "text", tokenizer="byte", device="cpu"
+    ),
+}
+
+
+def mixture(data, **options):
+    return MixedLoader({"a": data / "a.h5", "b": data / "b.batch"}, {"a": 2, "b": 1}, **options)
+
+
+def windows(data, **options):
+    return SlidingWindowDataloader(MmapTokenStore(data / "stream.h5"), 16, 4, **options)
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_every_loader_keeps_the_protocol(name, data):
+    check_loader(lambda: LOADERS[name](data), steps=5)
+
+
+#: One loader of each kind of state, and the objects beside a loader that have states of their own.
+STATEFUL = {
+    "loader": "Loader",
+    "mixture": "MixedLoader",
+    "text": "TextLoader",
+    "windows": "SlidingWindowDataloader",
+}
+
+
+def stateful(data):
+    loader = Loader(data / "a.h5", **ALONE)
+    others = {"batches": loader.dataset(), "steps": loader.dataset().sampler}
+    return {**{kind: LOADERS[name](data) for kind, name in STATEFUL.items()}, **others}
+
+
+def test_every_kind_of_state_is_refused_by_every_other_kind(data):
+    made = stateful(data)
+    assert made.keys() == KINDS.keys()
+    for kind, giver in made.items():
+        state = json.loads(json.dumps(giver.state_dict()))
+        assert (state["kind"], state["version"]) == (kind, STATE_VERSION)
+        giver.load_state_dict(state)
+        for other, taker in made.items():
+            if other != kind:
+                with pytest.raises(
+                    StateError, match=f"expected kind '{other}', .* found the state of {KINDS[kind][:5]}"
+                ):
+                    taker.load_state_dict(state)
+    for loader in made.values():
+        getattr(loader, "close", lambda: None)()
+
+
+def test_a_state_of_an_early_build_is_refused_in_one_sentence(data):
+    for loader in stateful(data).values():
+        state = loader.state_dict() | {"version": 1}
+        del state["kind"]
+        with pytest.raises(StateError, match="expected version 2, found version 1, written by an early build"):
+            loader.load_state_dict(state)
+        getattr(loader, "close", lambda: None)()
+
+
+@pytest.mark.parametrize("argument", ["prefetch", "split", "rank", "world_size", "targets", "device", "batch_size"])
+def test_an_argument_has_one_default(argument):
+    makers = (Loader, FollowingLoader, MixedLoader, TextLoader)
+    found = {make: inspect.signature(make).parameters.get(argument) for make in makers}
+    defaults = {make: each.default for make, each in found.items() if each is not None}
+    given = {default for default in defaults.values() if default is not inspect.Parameter.empty}
+    assert len(given) == 1, defaults
+
+
+@pytest.mark.parametrize("name", ["Loader", "MixedLoader", "SlidingWindowDataloader", "DatasetLoader"])
+def test_next_and_an_iteration_share_one_position(name, data):
+    """Whoever gives the next batch, none is given twice, and the state counts what was given."""
+    with LOADERS[name](data) as loader, LOADERS[name](data) as other:
+        next(loader)
+        iterator = iter(loader)
+        for _ in range(3):
+            next(iterator)
+        state = loader.state_dict()
+        other.load_state_dict(state)
+        ways = (next, lambda loader: loader.get_batch(), lambda _: next(iterator), next)
+        for way in ways:
+            for found, expected in zip(parts(way(loader)), parts(next(other)), strict=True):
+                np.testing.assert_array_equal(found, expected)
+            assert loader.state_dict() == other.state_dict()
+        assert isinstance(loader, TokenLoader)
+
+
+def parts(batch):
+    return batch if isinstance(batch, tuple) else (batch,)
+
+
+def test_next_goes_on_after_the_epoch_and_a_following_loader_ends(data):
+    with Loader(data / "a.h5", **ALONE) as loader:
+        for _ in range(len(loader) + 1):
+            next(loader)
+        assert loader.epoch == 1
+    with FollowingLoader(data / "a.h5", **ALONE) as loader:
+        assert sum(1 for _ in iter(lambda: next(loader, None), None)) == 20
+        with pytest.raises(StopIteration):
+            next(loader)
+        with pytest.raises(ArgumentError, match="one epoch has ended"):
+            loader.get_batch()
+
+
+def test_a_mixture_is_forced_to_take_the_place_in_other_data(data):
+    state = mixture(data, **ALONE).state_dict() | {"position": 7}
+    with mixture(data, seed=1, **ALONE) as loader:
+        with pytest.raises(StateError, match="seed"):
+            loader.load_state_dict(state)
+        loader.load_state_dict(state, force=True)
+        assert loader.state_dict()["position"] == 7
+
+
+def test_a_text_loader_is_forced_to_take_the_place_of_another_tokenizer(data):
+    with LOADERS["TextLoader"](data) as loader:
+        next(loader)
+        state = loader.state_dict() | {"tokenizer": "another"}
+        loader.load_state_dict(state, force=True)
+        with pytest.raises(StateError, match="tokenizer"):
+            loader.load_state_dict(state)
+        with pytest.raises(StateError, match="row_group"):
+            loader.load_state_dict(state | {"row_group": 99}, force=True)
+
+
+def test_the_boundary_token_stands_before_or_after_each_document(data):
+    options = {"tokenizer": "byte", "batch_size": 1, "seq_len": 46, **ALONE}
+    text = list(b"a0 once upon a time"), list(b"a1 once upon a time")
+    with TextLoader(data / "text", **options) as loader:
+        assert next(loader)[0, :40].tolist() == [256, *text[0], 256, *text[1]]
+    with TextLoader(data / "text", boundary_position="after", **options) as loader:
+        assert next(loader)[0, :40].tolist() == [*text[0], 256, *text[1], 256]
+        state = loader.state_dict()
+    with TextLoader(data / "text", **options) as loader, pytest.raises(StateError, match="boundary_position"):
+        loader.load_state_dict(state)
+    with pytest.raises(ArgumentError, match="boundary_position"):
+        TextLoader(data / "text", boundary_position="between", **options)
+
+
+class Forgetful(Loader):
+    """A loader that is one step behind with its state."""
+
+    def state_dict(self):
+        state = super().state_dict()
+        return state | {"position": max(0, state["position"] - 3)}
+
+
+def test_the_check_sees_a_loader_that_does_not_keep_the_protocol(data):
+    with pytest.raises(AssertionError):
+        check_loader(lambda: Forgetful(data / "a.h5", **ALONE))
+
+
+def test_a_refusal_needs_the_error_and_the_message():
+    with pytest.raises(AssertionError, match="found no error"), refuses(ValueError):
+        pass
+    with pytest.raises(AssertionError, match="found nonsense"), refuses(ValueError, "reason"):
+        raise ValueError("nonsense")
+    with pytest.raises(TypeError), refuses(ValueError):
+        raise TypeError
+    with refuses(ValueError, "rea.on"):
+        raise ValueError("a reason")

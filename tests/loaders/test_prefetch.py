@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from zb_hdf5 import IncompleteError, Loader, open_reader, open_writer
-from zb_hdf5.loaders.prefetch import RUN_HINTS, DeviceRing, RunHints, hint_ahead, read_ahead
+from zb_hdf5.loaders.prefetch import RUN_HINTS, DeviceRing, FirstHints, RunHints, hint_ahead, read_ahead
 
 TOKENS = np.random.default_rng(6).integers(0, 50_000, (60, 4, 32), dtype=np.uint32)
 
@@ -182,6 +182,15 @@ def test_each_run_of_batches_is_announced_at_its_beginning():
     for number in [*range(100, 200), *range(20), 7, 7, 3, 2, 1]:
         hint(number)
     assert announced == [*range(100, 100 + RUN_HINTS), *range(20), 7, 3, 2, 1]
+
+
+def test_a_batch_is_announced_again_only_after_many_others(monkeypatch):
+    monkeypatch.setattr("zb_hdf5.loaders.prefetch.REMEMBERED_HINTS", 4)
+    announced = []
+    hint = FirstHints(announced.append)
+    for number in [3, 1, 3, 1, 2, 0, 3, 9, 3, 9]:
+        hint(number)
+    assert announced == [3, 1, 2, 0, 9, 3]
 
 
 def test_auto_reads_ahead_in_threads_on_a_network_file_system(path, monkeypatch):

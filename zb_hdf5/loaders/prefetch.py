@@ -27,6 +27,8 @@ Result = TypeVar("Result")
 MAX_THREADS: Final = 4
 #: Batches of a run that are hinted at: until they are read, the kernel's own read-ahead is under way.
 RUN_HINTS: Final = 32
+#: Batches that a hint is remembered for: 4 GiB of 64 KiB, which a page cache keeps.
+REMEMBERED_HINTS: Final = 65_536
 #: Copies to the device that may be under way.
 COPIES: Final = 2
 
@@ -86,6 +88,24 @@ class RunHints:
         self._length = self._length + 1 if number == self._last + 1 else 1
         self._last = number
         if self._length <= RUN_HINTS:
+            self._hint(number)
+
+
+class FirstHints:
+    """Hints about batches by their numbers, but only about those that it has not hinted at lately.
+
+    Shuffled records come back to each batch again and again: a call of the kernel for each of them took more time than
+    the disk.
+    """
+
+    def __init__(self, hint: Callable[[int], None]) -> None:
+        self._hint, self._heard = hint, set[int]()
+
+    def __call__(self, number: int) -> None:
+        if number not in self._heard:
+            if len(self._heard) == REMEMBERED_HINTS:
+                self._heard.clear()
+            self._heard.add(number)
             self._hint(number)
 
 

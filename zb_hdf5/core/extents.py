@@ -370,9 +370,16 @@ class ExtentFile:
         self.read_into(index, tokens)
         return tokens.view(signed(self._dtype))
 
-    def will_need(self, index: int) -> None:
-        """Ask the kernel to read batch `index` into the page cache, without waiting for it."""
-        os.posix_fadvise(self._fd, self._extents.offset(index), self._extents.batch_bytes, os.POSIX_FADV_WILLNEED)
+    def will_need(self, index: int, count: int = 1) -> None:
+        """Ask the kernel to read batches into the page cache, without waiting: those that lie together at once."""
+        batch_bytes = self._extents.batch_bytes
+        while count:
+            number, within = self._extents.locate(index)
+            base, stride, num_batches = self._extents.runs[number]
+            take = min(count, num_batches - within) if batch_bytes <= stride < 2 * batch_bytes else 1
+            length = (take - 1) * stride + batch_bytes
+            os.posix_fadvise(self._fd, base + within * stride, length, os.POSIX_FADV_WILLNEED)
+            index, count = index + take, count - take
 
     def is_cached(self, index: int) -> bool:
         """Return whether the first page of batch `index` is in the page cache: a read that may not wait."""

@@ -178,9 +178,12 @@ class ShardedSource:
         shard = bisect_right(self._starts, index) - 1
         return (self._sources.get(shard) or self._source(shard)).read_private(index - self._starts[shard])
 
-    def will_need(self, index: int) -> None:
-        shard = bisect_right(self._starts, index) - 1
-        self._source(shard).will_need(index - self._starts[shard])
+    def will_need(self, index: int, count: int = 1) -> None:
+        while count:
+            shard = bisect_right(self._starts, index) - 1
+            take = min(count, self._starts[shard + 1] - index)
+            self._source(shard).will_need(index - self._starts[shard], take)
+            index, count = index + take, count - take
 
     def is_cached(self, index: int) -> bool:
         shard = bisect_right(self._starts, index) - 1

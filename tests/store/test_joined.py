@@ -1,4 +1,4 @@
-"""Records of several shards: where the shards are mapped side by side, one gather gives the rows of each."""
+"""What a store asks of several shards at once: gathers of records, and hints."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ import pickle
 import subprocess
 import sys
 import threading
+import time
 from itertools import pairwise
 
 import numpy as np
 import pytest
 from contract import random_tokens
 
+from benchmarks.measure import resident_share
 from zb_hdf5 import IncompleteError, open_reader
 
 SHAPE = (4, 512)  # whole pages in both dtypes
@@ -194,3 +196,25 @@ import time; time.sleep(0.2)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("shape", [SHAPE, (4, 1000)])
+def test_batches_that_are_announced_together_come_into_the_page_cache(shape, tmp_path, write_store):
+    expected = random_tokens(12, *shape)
+    folder = write_store(tmp_path / "store", expected, CUTS, ("batch", "hdf5"))
+    with open_reader(folder) as reader:
+        for index in range(12):
+            reader.read_batch_torch(index)  # all shards are open: to open one reads some of its batches
+        for path in folder.iterdir():
+            with open(path, "rb") as file:
+                os.fsync(file.fileno())
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        if any(resident_share(path) for path in folder.glob("shard-*")):
+            pytest.skip("this file system drops no pages")
+        reader.will_need(1, 10)  # not is_cached: on newer kernels its question has the page read
+        end_s = time.monotonic() + 10
+        for number, count in enumerate((0, 3, 5, 2)):  # of the whole shards 1 and 2, and some of the last
+            path = folder / f"shard-{number:05}.{('batch', 'h5')[number % 2]}"
+            while resident_share(path) * path.stat().st_size < count * reader.meta.batch_bytes:
+                assert time.monotonic() < end_s
+                time.sleep(0.01)

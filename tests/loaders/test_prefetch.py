@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from zb_hdf5 import IncompleteError, Loader, open_reader, open_writer
-from zb_hdf5.loaders.prefetch import RUN_HINTS, DeviceRing, RunHints, hint_ahead, read_ahead
+from zb_hdf5.loaders.prefetch import RUN_HINTS, DeviceRing, FirstHints, RunHints, hint_ahead, read_ahead
 
 TOKENS = np.random.default_rng(6).integers(0, 50_000, (60, 4, 32), dtype=np.uint32)
 
@@ -151,13 +151,18 @@ def test_auto_announces_what_is_not_in_the_page_cache(path, monkeypatch, shuffle
         plain = list(Loader(reader, shuffle=shuffle, prefetch=0, rank=0, world_size=1))
         assert all(reader.is_cached(i) for i in range(60))
         announced = []
-        monkeypatch.setattr(reader, "will_need", announced.append)
+        monkeypatch.setattr(reader, "will_need", lambda index, count=1: announced.append(index))
         assert all(torch.equal(a, b) for a, b in zip(loader, plain, strict=True))
         assert not announced
         monkeypatch.undo()
         monkeypatch.setattr(reader, "is_cached", lambda index: False)
         real = reader.will_need
-        monkeypatch.setattr(reader, "will_need", lambda index: announced.append(index) or real(index))
+
+        def will_need(index, count=1):
+            announced.extend(range(index, index + count))
+            real(index, count)
+
+        monkeypatch.setattr(reader, "will_need", will_need)
         assert all(torch.equal(a, b) for a, b in zip(loader, plain, strict=True))
         assert set(announced) == set(range(60))
         assert not prefetch_threads()
@@ -170,18 +175,30 @@ def test_what_opening_a_file_reads_ahead_does_not_pass_for_a_warm_cache(path, do
         loader.load_state_dict(loader.state_dict() | {"position": 4 * done})
         announced = []
         monkeypatch.setattr(reader, "is_cached", lambda index: index < done + 10)
-        monkeypatch.setattr(reader, "will_need", announced.append)
+        monkeypatch.setattr(reader, "will_need", lambda index, count: announced.extend(range(index, index + count)))
         assert len(list(loader)) == 60 - done
-        # only the first ones of a run: the kernel reads ahead what follows them
-        assert announced == list(range(done, min(60, done + RUN_HINTS)))
+        whole = 1 + (60 - done - 1) // RUN_HINTS * RUN_HINTS  # the kernel reads ahead what is left
+        assert announced == list(range(done, done + whole))
 
 
-def test_each_run_of_batches_is_announced_at_its_beginning():
+def test_batches_that_follow_each_other_are_announced_together():
     announced = []
-    hint = RunHints(announced.append)
-    for number in [*range(100, 200), *range(20), 7, 7, 3, 2, 1]:
+    hint = RunHints(lambda index, count: announced.append((index, count)))
+    for number in [*range(100, 150), *range(4), 7, 7, 3, 2, 1]:
         hint(number)
-    assert announced == [*range(100, 100 + RUN_HINTS), *range(20), 7, 3, 2, 1]
+    pieces = [(101 + k * RUN_HINTS, RUN_HINTS) for k in range(49 // RUN_HINTS)]
+    assert announced[: 1 + len(pieces)] == [(100, 1), *pieces]
+    told = [number for index, count in announced for number in range(index, index + count)]
+    assert told == [*range(100, 150), *range(4), 7, 3, 2, 1]
+
+
+def test_a_batch_is_announced_again_only_after_many_others(monkeypatch):
+    monkeypatch.setattr("zb_hdf5.loaders.prefetch.REMEMBERED_HINTS", 4)
+    announced = []
+    hint = FirstHints(announced.append)
+    for number in [3, 1, 3, 1, 2, 0, 3, 9, 3, 9]:
+        hint(number)
+    assert announced == [3, 1, 2, 0, 9, 3]
 
 
 def test_auto_reads_ahead_in_threads_on_a_network_file_system(path, monkeypatch):

@@ -17,6 +17,7 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import zb_hdf5.store.tokens
 from zb_hdf5 import (
     ArgumentError,
     BackendError,
@@ -431,6 +432,19 @@ def test_what_differs_has_another_fingerprint(tmp_path):
         with open_reader(folder, batch_size=2, seq_len=8) as reader:
             seen.add(reader.fingerprint)
     assert len(seen) == 54
+
+
+def test_a_fingerprint_opens_some_of_many_files_and_counts_the_tokens_of_all(tmp_path, monkeypatch):
+    folder = write_npy(tmp_path / "folder", [np.full(20 + number % 3, number) for number in range(500)])
+    opened, real = [], zb_hdf5.store.tokens.open_token_file
+    monkeypatch.setattr("zb_hdf5.store.tokens.open_token_file", lambda path, *a: opened.append(path) or real(path, *a))
+    with MmapTokenStore(folder) as store:
+        first = store.fingerprint
+        assert {folder / "000.npy", folder / "499.npy"} <= set(opened)
+        assert len(opened) <= 100
+    np.save(folder / "251.npy", np.full(40, 251))  # another size, in a file that is not looked into
+    with MmapTokenStore(folder) as store:
+        assert store.fingerprint != first
 
 
 @pytest.mark.parametrize("backend", ["batch", "hdf5"])

@@ -302,9 +302,11 @@ class BatchReader:
         """Return the crc32 of each batch as stored with this file, or None where none are."""
         return None
 
-    def will_need(self, index: SupportsIndex) -> None:
-        """Announce that a batch will be read soon; the kernel may begin to fetch it."""
-        self._source.will_need(self._check(index))
+    def will_need(self, index: SupportsIndex, count: int = 1) -> None:
+        """Announce that `count` batches from `index` on will be read soon; the kernel may begin to fetch them."""
+        first = self._check(index)
+        self._check(first + count - 1)
+        self._source.will_need(first, count)
 
     def is_cached(self, index: SupportsIndex) -> bool:
         """Return whether a batch can be read without waiting for a disk, as far as the system can tell."""

@@ -39,8 +39,8 @@ class BatchSource(Protocol):
     def is_cached(self, index: int) -> bool:
         """Return whether batch `index` can be read without waiting for a disk."""
 
-    def will_need(self, index: int) -> None:
-        """Have batch `index` read into the page cache, without waiting for it."""
+    def will_need(self, index: int, count: int = 1) -> None:
+        """Have `count` batches from `index` on read into the page cache, without waiting for them."""
 
     def close(self) -> None:
         """Release what is held."""
@@ -93,8 +93,8 @@ class CheckedSource:
     def is_cached(self, index: int) -> bool:
         return self._source.is_cached(index)
 
-    def will_need(self, index: int) -> None:
-        self._source.will_need(index)
+    def will_need(self, index: int, count: int = 1) -> None:
+        self._source.will_need(index, count)
 
     def close(self) -> None:
         self._source.close()

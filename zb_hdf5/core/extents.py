@@ -14,6 +14,7 @@ import sys
 import weakref
 from bisect import bisect_right
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import accumulate
 from os import SEEK_END, lseek
 from pathlib import Path
@@ -145,13 +146,18 @@ def copy_range(source_fd: int, target_fd: int, num_bytes: int, source_offset: in
     return True
 
 
+@cache
+def libc() -> ctypes.CDLL:
+    """Return the C library of this process, for what Python has no name for."""
+    return ctypes.CDLL(None, use_errno=True)
+
+
 def network_file_system(file: Path | int) -> str | None:
     """Return the name of the network file system that holds a path or an open file; None: a local or unknown one."""
     if not sys.platform.startswith("linux"):
         return None
     buffer = ctypes.create_string_buffer(256)  # struct statfs: f_type is its first machine word
-    libc = ctypes.CDLL(None, use_errno=True)
-    failed = libc.fstatfs(file, buffer) if isinstance(file, int) else libc.statfs(os.fsencode(file), buffer)
+    failed = libc().fstatfs(file, buffer) if isinstance(file, int) else libc().statfs(os.fsencode(file), buffer)
     if failed:
         return None
     kind = ctypes.c_ulong.from_buffer(buffer).value
@@ -208,6 +214,7 @@ class ExtentFile:
         self._views: list[TokenArray] = []
         self._private_views: list[TokenArray] = []
         self._mappings: dict[bool, list[TokenArray]] = {}
+        self._flat: TokenArray | None = None
         self._mappable = {"mmap": True, "pread": False}.get(self.access)  # None: not asked yet
         try:
             self._check_size(os.fstat(self._fd).st_size)
@@ -299,14 +306,21 @@ class ExtentFile:
 
     def flat(self) -> TokenArray | None:
         """Return the tokens of all batches as one 1-D view, if they may be mapped and lie one after the other."""
-        if not self._extents.packed:
-            return None
-        if not self._views:
-            self._views = self._map()
-        if not self._views:
-            return None
+        if self._flat is None:
+            if self._extents.packed and not self._views:
+                self._views = self._map()
+            if not self._extents.packed or not self._views:
+                return None
+            self._flat = self._views[0].reshape(-1)
         self._check_size(lseek(self._fd, 0, SEEK_END))
-        return self._views[0].reshape(-1)
+        return self._flat
+
+    @property
+    def flat_place(self) -> tuple[int, int, int] | None:
+        """Where `flat` lies, if there is one: the descriptor, and the first byte and the one behind the last."""
+        if self.flat() is None:
+            return None
+        return self._fd, self._extents.runs[0].base, self._end
 
     def read_tokens_into(self, start: int, out: TokenArray) -> None:
         """Fill 1-D `out` with consecutive tokens, counted over all batches."""
@@ -356,9 +370,16 @@ class ExtentFile:
         self.read_into(index, tokens)
         return tokens.view(signed(self._dtype))
 
-    def will_need(self, index: int) -> None:
-        """Ask the kernel to read batch `index` into the page cache, without waiting for it."""
-        os.posix_fadvise(self._fd, self._extents.offset(index), self._extents.batch_bytes, os.POSIX_FADV_WILLNEED)
+    def will_need(self, index: int, count: int = 1) -> None:
+        """Ask the kernel to read batches into the page cache, without waiting: those that lie together at once."""
+        batch_bytes = self._extents.batch_bytes
+        while count:
+            number, within = self._extents.locate(index)
+            base, stride, num_batches = self._extents.runs[number]
+            take = min(count, num_batches - within) if batch_bytes <= stride < 2 * batch_bytes else 1
+            length = (take - 1) * stride + batch_bytes
+            os.posix_fadvise(self._fd, base + within * stride, length, os.POSIX_FADV_WILLNEED)
+            index, count = index + take, count - take
 
     def is_cached(self, index: int) -> bool:
         """Return whether the first page of batch `index` is in the page cache: a read that may not wait."""
@@ -387,11 +408,12 @@ class ExtentFile:
         """Close the descriptor. Views stay valid until the last of them is dropped."""
         self._views = self._private_views = []
         self._mappings = {}
+        self._flat = None
         self._mappable = False  # the number of the descriptor may soon be that of another file
         self._close_fd()
 
     def __getstate__(self) -> dict[str, Any]:
-        here = ("_fd", "_close_fd", "_views", "_private_views", "_mappings", "_mappable")
+        here = ("_fd", "_close_fd", "_views", "_private_views", "_mappings", "_flat", "_mappable")
         return {key: value for key, value in self.__dict__.items() if key not in here}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -22,7 +22,7 @@ from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.core.extents import network_file_system
 from zb_hdf5.core.order import ORDER_STEPS, Order, make_order
 from zb_hdf5.errors import ArgumentError
-from zb_hdf5.loaders.prefetch import DeviceRing, RunHints, cuda_device, hint_ahead, read_ahead
+from zb_hdf5.loaders.prefetch import DeviceRing, FirstHints, RunHints, cuda_device, hint_ahead, read_ahead
 from zb_hdf5.loaders.ranks import resolve_rank
 from zb_hdf5.loaders.states import (
     MAX_COUNT,
@@ -322,7 +322,7 @@ class Loader:
                 yield read_batch(request) if type(request) is int else read(request)
         elif self._prefetch == "auto" and network_file_system(self.reader.path) is None:
             # records are gathered from here and there, also where their batches follow each other
-            hint = self.reader.will_need if self.shuffle == "records" else RunHints(self.reader.will_need)
+            hint = (FirstHints if self.shuffle == "records" else RunHints)(self.reader.will_need)
             yield from hint_ahead(self.read, lambda request: self._hint(request, hint), requests, HINTED_STEPS)
         else:
             yield from read_ahead(self.read, requests, depth)

@@ -25,8 +25,10 @@ Result = TypeVar("Result")
 
 #: More threads than this do not make one process read faster: the calls between the reads hold the interpreter lock.
 MAX_THREADS: Final = 4
-#: Batches of a run that are hinted at: until they are read, the kernel's own read-ahead is under way.
-RUN_HINTS: Final = 32
+#: Batches of a run that are hinted at together.
+RUN_HINTS: Final = 16
+#: Batches that a hint is remembered for: 4 GiB of 64 KiB, which a page cache keeps.
+REMEMBERED_HINTS: Final = 65_536
 #: Copies to the device that may be under way.
 COPIES: Final = 2
 
@@ -71,21 +73,45 @@ def hint_ahead(
 
 
 class RunHints:
-    """Hints about batches by their numbers, but only about the first `RUN_HINTS` of those that follow each other.
+    """Hints about batches by their numbers; about those that follow each other, `RUN_HINTS` of them at once.
 
-    The rest of such a run the kernel reads ahead by itself, in larger pieces: 64 KiB hints in between made a cold epoch
-    in stored order slower, and took twice the processor time.
+    Large reads, and many under way: hints of one batch each made a cold epoch in stored order slower and took twice the
+    processor time, and the kernel's own read-ahead, 128 KiB on many systems, reaches half of a disk's speed or less.
+    """
+
+    def __init__(self, hint: Callable[[int, int], None]) -> None:
+        self._hint = hint
+        self._first = self._next = -1  # of the run, what is not hinted at yet
+
+    def __call__(self, number: int) -> None:
+        if number == self._next - 1:
+            return
+        if number != self._next:
+            if self._first < self._next:
+                self._hint(self._first, self._next - self._first)
+            self._hint(number, 1)  # a run may be of one batch
+            self._first = number + 1
+        elif number + 1 - self._first == RUN_HINTS:
+            self._hint(self._first, RUN_HINTS)
+            self._first = number + 1
+        self._next = number + 1
+
+
+class FirstHints:
+    """Hints about batches by their numbers, but only about those that it has not hinted at lately.
+
+    Shuffled records come back to each batch again and again: a call of the kernel for each of them took more time than
+    the disk.
     """
 
     def __init__(self, hint: Callable[[int], None]) -> None:
-        self._hint, self._last, self._length = hint, -1, 0
+        self._hint, self._heard = hint, set[int]()
 
     def __call__(self, number: int) -> None:
-        if number == self._last:
-            return
-        self._length = self._length + 1 if number == self._last + 1 else 1
-        self._last = number
-        if self._length <= RUN_HINTS:
+        if number not in self._heard:
+            if len(self._heard) == REMEMBERED_HINTS:
+                self._heard.clear()
+            self._heard.add(number)
             self._hint(number)
 
 

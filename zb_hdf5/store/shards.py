@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate, groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,7 @@ from zb_hdf5.columns.reader import BatchReader, require_options
 from zb_hdf5.columns.source import BatchSource
 from zb_hdf5.core.extents import ExtentFile, Extents
 from zb_hdf5.core.files import regular
+from zb_hdf5.core.joined import JoinedFiles, join
 from zb_hdf5.core.open_files import OpenFiles
 from zb_hdf5.errors import BackendError, ChecksumError, FormatError, IncompleteError
 from zb_hdf5.formats.registry import BACKENDS
@@ -35,6 +36,9 @@ from zb_hdf5.spec import (
 )
 from zb_hdf5.store.index import ShardIndex
 from zb_hdf5.store.table import ShardEntry
+
+#: Shards that are mapped side by side at most: the size of each is asked for before each gather.
+MAX_JOINED: Final = 64
 
 
 class ShardedReader(BatchReader):
@@ -125,9 +129,13 @@ class ShardedSource:
     def _reset(self) -> None:
         self._lock = threading.Lock()
         parked = self._parked  # not self: a reader that is dropped closes its files at once
-        self._files: OpenFiles[BatchSource] = OpenFiles(
-            self._access, lambda shard, source: parked.update({shard: pickle.dumps(source)})
-        )
+        joined = self._joined = dict[int, JoinedFiles | None]()  # by the number of shards, of a store that grows
+
+        def park(shard: int, source: BatchSource) -> None:
+            parked[shard] = pickle.dumps(source)
+            joined.update(dict.fromkeys(joined))  # it would keep the file open
+
+        self._files: OpenFiles[BatchSource] = OpenFiles(self._access, park)
         self._sources = self._files.known
 
     def read(self, index: int) -> TokenArray:
@@ -150,10 +158,26 @@ class ShardedSource:
             done += take
 
     def gather_into(self, records: npt.NDArray[np.int64], out: TokenArray) -> None:
-        per_batch = self._index.meta.batch_tokens // out.shape[1]
-        if len(self._firsts) == 1:
+        per_batch, count = self._index.meta.batch_tokens // out.shape[1], len(self._firsts)
+        if count == 1:
             (self._sources.get(0) or self._source(0, int(records[0]) // per_batch)).gather_into(records, out)
             return
+        joined = self._joined.get(count)
+        if joined is not None:
+            joined.rows(out.shape[1]).take(records, axis=0, out=out, mode="clip")
+            return
+        self._gather_by_shard(records, out)
+        if count <= MAX_JOINED and len(self._sources) == count and count not in self._joined:
+            self._joined[count] = self._join(count)
+
+    def _join(self, count: int) -> JoinedFiles | None:
+        """Map the shards side by side, now that all are open; None if one is no plain file."""
+        sources = [self._sources.get(shard) for shard in range(count)]
+        files = [source for source in sources if isinstance(source, ExtentFile)]
+        return join(files, self._index.meta.dtype) if len(files) == count else None
+
+    def _gather_by_shard(self, records: npt.NDArray[np.int64], out: TokenArray) -> None:
+        per_batch = self._index.meta.batch_tokens // out.shape[1]
         firsts = self._firsts * per_batch
         order = records.argsort()  # the records of one shard then follow each other
         ascending = records[order]
@@ -174,10 +198,12 @@ class ShardedSource:
         within = index - self._starts[shard]
         return (self._sources.get(shard) or self._source(shard, within)).read_private(within)
 
-    def will_need(self, index: int) -> None:
-        shard = bisect_right(self._starts, index) - 1
-        within = index - self._starts[shard]
-        self._source(shard, within).will_need(within)
+    def will_need(self, index: int, count: int = 1) -> None:
+        while count:
+            shard = bisect_right(self._starts, index) - 1
+            take, within = min(count, self._starts[shard + 1] - index), index - self._starts[shard]
+            self._source(shard, within).will_need(within, take)
+            index, count = index + take, count - take
 
     def is_cached(self, index: int) -> bool:
         shard = bisect_right(self._starts, index) - 1
@@ -219,7 +245,7 @@ class ShardedSource:
 
     def __getstate__(self) -> dict[str, Any]:
         parked = self._parked | {shard: pickle.dumps(source) for shard, source in self._files.files().items()}
-        kept = {k: v for k, v in self.__dict__.items() if k not in ("_lock", "_files", "_sources")}
+        kept = {k: v for k, v in self.__dict__.items() if k not in ("_lock", "_files", "_sources", "_joined")}
         return kept | {"_parked": parked}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -30,6 +30,8 @@ from zb_hdf5.store.index import ShardIndex
 
 FINGERPRINT_SAMPLES: Final = 16
 SAMPLE_TOKENS: Final = 4096
+#: Files whose first and last tokens a sampled fingerprint covers: a folder of thousands is not opened for it.
+FINGERPRINT_FILES: Final = 64
 
 
 def npy_files(path: Path) -> list[Path]:
@@ -141,17 +143,23 @@ class MmapTokenStore:
 
     @property
     def fingerprint(self) -> str:
-        """Identity of the content: over the stored digests, or "sampled:" over sizes and some of the tokens."""
+        """Identity of the content: over the stored digests, or "sampled:" over all sizes and some of the tokens."""
         if len(self._sha256) == len(self.paths):
             return f"tokens:{combine_sha256(self._sha256)}:{self.dtype.name}"
         digest = hashlib.sha256(f"{self._starts}:{self.dtype.str}".encode())
-        last = max(0, self.num_tokens - SAMPLE_TOKENS)
-        samples = {last * k // (FINGERPRINT_SAMPLES - 1) for k in range(FINGERPRINT_SAMPLES)}
-        samples |= {start for start in self._starts if start < self.num_tokens}  # where each file begins
-        samples |= {max(0, start - SAMPLE_TOKENS) for start in self._starts}  # and ends
-        for start in sorted(samples):
-            digest.update(np.ascontiguousarray(self.get_slice(start, min(start + SAMPLE_TOKENS, self.num_tokens))))
+        for start in sorted(self._sampled_places()):
+            end_of_file = self._starts[bisect_right(self._starts, start)]
+            digest.update(np.ascontiguousarray(self.get_slice(start, min(start + SAMPLE_TOKENS, end_of_file))))
         return f"sampled:{digest.hexdigest()}"
+
+    def _sampled_places(self) -> set[int]:
+        """Return where tokens are looked at: evenly over all, and where some of the files begin and end."""
+        last = max(0, self.num_tokens - SAMPLE_TOKENS)
+        places = {last * k // (FINGERPRINT_SAMPLES - 1) for k in range(FINGERPRINT_SAMPLES)}
+        for file in {(len(self.paths) - 1) * k // (FINGERPRINT_FILES - 1) for k in range(FINGERPRINT_FILES)}:
+            start, stop = self._starts[file : file + 2]
+            places |= {start, max(start, stop - SAMPLE_TOKENS)}
+        return {place for place in places if place < self.num_tokens}
 
     def get_slice(self, start: int, stop: int) -> TokenArray:
         """Return tokens `start` to `stop`, 1-D of `dtype`; read-only where it is a view of a mapping.

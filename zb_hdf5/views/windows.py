@@ -163,9 +163,9 @@ class _WindowSource:
     def is_cached(self, index: int) -> bool:
         return self._store.is_cached(index * self._meta.batch_size * self._stride)
 
-    def will_need(self, index: int) -> None:
+    def will_need(self, index: int, count: int = 1) -> None:
         first = index * self._meta.batch_size
-        for record in range(first, first + self._meta.batch_size):
+        for record in range(first, first + count * self._meta.batch_size):
             self._store.will_need(record * self._stride)
 
     def close(self) -> None:

@@ -112,7 +112,7 @@ class H5pySource:
         self.read_into(index, tokens)
         return tokens.view(signed(tokens.dtype))
 
-    def will_need(self, index: int) -> None:
+    def will_need(self, index: int, count: int = 1) -> None:
         """Do nothing: where the bytes lie is known to HDF5 only."""
 
     def is_cached(self, index: int) -> bool:

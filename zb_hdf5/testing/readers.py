@@ -196,7 +196,7 @@ def check_hints(reader: BatchReader, expected: TokenArray) -> None:
         assert reader.is_cached(index) in (True, False)
         np.testing.assert_array_equal(reader.read_batch(index), batch)
     if len(expected):
-        assert reader.will_need(0, len(expected)) is None
+        reader.will_need(0, len(expected))
     for hint in (reader.will_need, reader.is_cached, lambda count: reader.will_need(0, count + 1)):
         with refuses(BatchIndexError):
             hint(len(expected))

@@ -123,9 +123,9 @@ def run_child(arguments: list[str]) -> None:
 
 def _import_everything() -> None:
     """Import what the commands import when they run, so that the work is timed without it."""
-    for name in ("npy_file", "pipe", "store_file"):
-        import_module(f"converters.{name}")
-    for name in ("h5read", "h5write", "native", "shards"):
+    for name in ("converters.sources.npy", "converters.sources.store", "converters.pipeline.run"):
+        import_module(f"zb_hdf5.{name}")
+    for name in ("formats.hdf5.reader", "formats.hdf5.writer", "formats.native", "store.shards"):
         import_module(f"zb_hdf5.{name}")
 
 

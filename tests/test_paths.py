@@ -42,7 +42,6 @@ from zb_hdf5.commands.info import describe
 from zb_hdf5.converters.ingest.routing import Recipe
 from zb_hdf5.converters.ingest.to_batches import TextOptions, ingest_batches
 from zb_hdf5.converters.ingest.to_streams import ShardedTokenizationPipeline
-from zb_hdf5.converters.pipeline.engines import Inline
 from zb_hdf5.converters.pipeline.merge import merge_parts
 from zb_hdf5.converters.pipeline.run import convert
 from zb_hdf5.converters.sources.npy import NpySource
@@ -164,12 +163,12 @@ WRITERS = {
 
 def ingest(path, made):
     files = open_documents([made / "text.jsonl"])
-    ingest_batches(files, "jsonl", path, Recipe("byte", 256), TextOptions(2, 64), engine=Inline())
+    ingest_batches(files, "jsonl", path, Recipe("byte", 256), TextOptions(2, 64))
 
 
 def tokenize(path, made):
     pipeline = ShardedTokenizationPipeline(open_documents([made / "text.jsonl"]), "jsonl", Recipe("byte", 256))
-    pipeline.run(path, engine=Inline())
+    pipeline.run(path)
     assert pipeline.is_done(path)
 
 

@@ -23,14 +23,18 @@ from typing import Any, Final, Protocol, Self, TypeVar, cast
 
 from zb_hdf5 import ArgumentError, UnavailableError
 
-EXECUTORS: Final = ("local", "mpi", "dask")
 #: How often the progress of other processes is looked up.
 POLL_S: Final = 0.5
 #: How long a dask cluster may take to answer, and to have its first worker.
 CLUSTER_WAIT_S: Final = 60
 
+#: Is called with the number of tokens that were done since the last call.
 Progress = Callable[[int], None]
 Result = TypeVar("Result")
+
+
+def no_progress(tokens: int) -> None:
+    """Show nothing, as in a worker: what it has done is seen from its files."""
 
 
 class Task(Protocol):
@@ -102,7 +106,7 @@ class Pooled:
             while True:
                 signals.deliver()
                 for number, task in waiting:
-                    running[self._executor.submit(function, task, _no_progress)] = number, task
+                    running[self._executor.submit(function, task, no_progress)] = number, task
                     if len(running) > self.workers:
                         break
                 if not running:
@@ -160,10 +164,6 @@ class _KeptSignals:
         for number, previous in self._previous.items():
             signal.signal(number, previous)
         self.deliver()  # instead of an error, too: workers that got the same signal look like workers that died
-
-
-def _no_progress(tokens: int) -> None:
-    """Show nothing: what a worker has done is seen from its files."""
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from zb_hdf5.converters.ingest.packing import PACKINGS, Packing
 from zb_hdf5.converters.ingest.routing import DocumentCounts
 from zb_hdf5.converters.ingest.text_plan import FinishedTokens, TokenizeTask, combined
-from zb_hdf5.converters.pipeline.engines import Progress, no_progress
+from zb_hdf5.converters.pipeline.task import Progress, no_progress
 from zb_hdf5.converters.sources.open_files import OpenFiles
 from zb_hdf5.converters.sources.source import TokenCounts
 from zb_hdf5.core.order import Order

@@ -15,10 +15,10 @@ import numpy as np
 
 from zb_hdf5 import ConvertError
 from zb_hdf5.converters.ingest.routing import DocumentCounts, Encoded, Recipe, ShardPlan, encode_shard
-from zb_hdf5.converters.pipeline.engines import Progress, no_progress
 from zb_hdf5.converters.pipeline.journal import CheckTask, Head, Journal, is_result
 from zb_hdf5.converters.pipeline.run import WorkOptions
 from zb_hdf5.converters.pipeline.shard import file_states
+from zb_hdf5.converters.pipeline.task import Progress, no_progress
 from zb_hdf5.core.publishing import PartialDirectory, partial_path
 from zb_hdf5.spec import INDEX_NAME, stored_dtype
 from zb_hdf5.text.documents import DocumentFile

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from zb_hdf5.converters.ingest.routing import DocumentCounts, Recipe, plan_text_shards
 from zb_hdf5.converters.ingest.text_plan import FinishedTokens, TextPlan, TokenizedText, TokenizeTask, files_sha256
-from zb_hdf5.converters.pipeline.engines import Progress, no_progress
 from zb_hdf5.converters.pipeline.journal import remove_journals
 from zb_hdf5.converters.pipeline.run import WorkOptions
+from zb_hdf5.converters.pipeline.task import Progress, no_progress
 from zb_hdf5.core.publishing import PartialDirectory
 from zb_hdf5.formats.hdf5.stream_writer import HDF5ShardWriter
 from zb_hdf5.spec import NO_BOUNDARY, SHARD_PREFIX

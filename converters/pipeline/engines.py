@@ -19,52 +19,15 @@ from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import wait as wait_for_end
 from pathlib import Path
 from types import FrameType
-from typing import Any, Final, Protocol, Self, TypeVar, cast
+from typing import Any, Final, Self, cast
 
 from zb_hdf5 import ArgumentError, UnavailableError
+from zb_hdf5.converters.pipeline.task import Engine, Progress, Result, Task, no_progress
 
 #: How often the progress of other processes is looked up.
 POLL_S: Final = 0.5
 #: How long a dask cluster may take to answer, and to have its first worker.
 CLUSTER_WAIT_S: Final = 60
-
-#: Is called with the number of tokens that were done since the last call.
-Progress = Callable[[int], None]
-Result = TypeVar("Result")
-
-
-def no_progress(tokens: int) -> None:
-    """Show nothing, as in a worker: what it has done is seen from its files."""
-
-
-class Task(Protocol):
-    """Something to do in one process."""
-
-    def tokens_done(self) -> int:
-        """Return how far it is, as anyone can see it from outside."""
-
-
-class Engine(Protocol):
-    """Runs tasks.
-
-    Attributes
-    ----------
-    workers
-        How many run at the same time.
-    workers_per_node
-        How many of them share the memory of one node, at most.
-    """
-
-    workers: int
-    workers_per_node: int
-
-    def run(
-        self, function: Callable[[Any, Progress], Result], tasks: Iterable[Task], progress: Progress
-    ) -> Generator[tuple[int, Result]]:
-        """Yield (number of the task, its result) as they finish; close the generator when done with it.
-
-        An exception, or closing early, ends the tasks that are still at work.
-        """
 
 
 class Inline:

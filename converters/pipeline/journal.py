@@ -12,12 +12,12 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Final, Generic, NamedTuple, Protocol, Self, TypeVar
 
 from zb_hdf5 import ConvertError, FormatError
-from zb_hdf5.converters.pipeline.engines import Engine, Progress, Task, no_progress
+from zb_hdf5.converters.pipeline.task import Engine, Progress, Task, no_progress
 from zb_hdf5.core.publishing import PartialDirectory, remove, write_atomically
 from zb_hdf5.spec import INDEX_NAME, JOURNAL_PREFIX
 
@@ -89,7 +89,8 @@ class Part(NamedTuple):
 WHOLE: Final = Part(0, 1)
 
 
-class Head(NamedTuple):
+@dataclass(frozen=True)
+class Head:
     """The first line of a journal: what is being made.
 
     Attributes
@@ -173,7 +174,7 @@ class Journal(Generic[AnyTask, Finished]):
         self.finished = {number: recorded[number] for k, number in enumerate(sorted(recorded)) if intact[k]}
         self._remove_unfinished()
         path = self._folder.partial_path / self._part.journal_name
-        lines = [json.dumps(self._head._asdict()), *map(_line, self.finished, self.finished.values())]
+        lines = [json.dumps(asdict(self._head)), *map(_line, self.finished, self.finished.values())]
         write_atomically(path, ("\n".join(lines) + "\n").encode())
         self._remove_other_journals()
 
@@ -329,7 +330,7 @@ def read_journal(path: Path, parse: Callable[[dict[str, Any]], Result], unit: st
             raise ConvertError(f"{path}: an interrupted conversion of another kind is there; start over with --force")
         files = {name: (int(state[0]), int(state[1])) for name, state in head.files.items()}
         finished = {int(row["number"]): parse(row) for row in map(json.loads, rest)}
-        return Record(head._replace(files=files), finished)
+        return Record(replace(head, files=files), finished)
     except ConvertError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:

@@ -6,11 +6,11 @@ import os
 import time
 from pathlib import Path
 
-from zb_hdf5.converters.pipeline.engines import Progress
 from zb_hdf5.converters.pipeline.plan import cut_into_shards, require_room, stored_bytes
 from zb_hdf5.converters.pipeline.run import Report, refuse_bad_destination
 from zb_hdf5.converters.pipeline.shard import read_ahead
 from zb_hdf5.converters.pipeline.shuffle import UNSHUFFLED, Shuffle
+from zb_hdf5.converters.pipeline.task import Progress
 from zb_hdf5.converters.sources.source import Source
 from zb_hdf5.store.live import LiveStoreWriter
 

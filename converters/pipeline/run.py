@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final, NamedTuple, Self
 
 from zb_hdf5 import ArgumentError, ConvertError, ShardEntry, ShardIndex, StoreMeta
-from zb_hdf5.converters.pipeline.engines import Engine, Inline, Progress, no_progress
+from zb_hdf5.converters.pipeline.engines import Inline
 from zb_hdf5.converters.pipeline.journal import WHOLE, Journal, Part, is_result, remove_journals
 from zb_hdf5.converters.pipeline.plan import Plan, require_one_split, require_room, stored_bytes
 from zb_hdf5.converters.pipeline.shard import FinishedShard, ShardTask, file_states, is_intact, write_shard
@@ -26,6 +26,7 @@ from zb_hdf5.converters.pipeline.shuffle import (
     scatter_path,
     scattered,
 )
+from zb_hdf5.converters.pipeline.task import Engine, Progress, no_progress
 from zb_hdf5.converters.sources.registry import FORMATS
 from zb_hdf5.converters.sources.source import Source, TokenCounts
 from zb_hdf5.core.publishing import PartialDirectory, partial_path, refuse_existing

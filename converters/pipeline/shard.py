@@ -27,8 +27,8 @@ from zb_hdf5 import (
     verify_store,
 )
 from zb_hdf5.columns.reader import GROUP_BYTES
-from zb_hdf5.converters.pipeline.engines import Progress, no_progress
 from zb_hdf5.converters.pipeline.journal import CheckTask, FileState
+from zb_hdf5.converters.pipeline.task import Progress, no_progress
 from zb_hdf5.converters.sources.registry import FORMATS
 from zb_hdf5.converters.sources.source import Source
 from zb_hdf5.core.digests import TokenDigest

@@ -14,7 +14,7 @@ import numpy as np
 from zb_hdf5 import ArgumentError
 from zb_hdf5.columns.reader import GROUP_BYTES, require_choice
 from zb_hdf5.console import format_bytes
-from zb_hdf5.converters.pipeline.engines import Engine, Progress
+from zb_hdf5.converters.pipeline.task import Engine, Progress
 from zb_hdf5.converters.sources.source import ShuffledSource, Source
 from zb_hdf5.core.publishing import scratch_directory
 from zb_hdf5.core.scatter import BucketReader, ScatterPlan, scatter_run

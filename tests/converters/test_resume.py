@@ -475,6 +475,15 @@ def test_other_arguments_are_no_resume(options, differs, source, tmp_path):
     assert snapshot(partial) == before
 
 
+def test_a_journal_of_nothing_finished_binds_no_later_run(source, whole, tmp_path):
+    partial = interrupt(source, tmp_path / "out", 2)
+    journal = partial / WHOLE.journal_name
+    journal.write_text(journal.read_text().split("\n")[0] + "\n")
+    succeed("npy-to-hdf5", source, tmp_path / "seven", *OPTIONS, "--seed", 7)
+    succeed("npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--seed", 7, "--resume")
+    assert snapshot(tmp_path / "out") == snapshot(tmp_path / "seven")
+
+
 def test_a_source_of_another_mtime_is_proved_by_its_digests(source, whole, tmp_path):
     interrupt(source, tmp_path / "out", 3)
     os.utime(source, ns=(0, 0))

@@ -14,6 +14,8 @@ from zb_hdf5.converters.ingest import text_plan
 from zb_hdf5.converters.ingest.routing import Recipe
 from zb_hdf5.converters.ingest.to_streams import ShardedTokenizationPipeline
 from zb_hdf5.converters.pipeline.engines import open_engine
+from zb_hdf5.converters.pipeline.interrupted import describe_interrupted
+from zb_hdf5.converters.pipeline.merge import merge_parts
 from zb_hdf5.converters.pipeline.run import WorkOptions
 from zb_hdf5.core.publishing import partial_path
 from zb_hdf5.spec import DOC_OFFSETS, TOKENS
@@ -73,6 +75,10 @@ def test_finished_shards_are_kept(num_tasks, damage, tmp_path, files, monkeypatc
     waiting = partial_path(tmp_path / "out")
     assert waiting.exists() == (num_tasks > 0)
     if num_tasks:
+        found = describe_interrupted(waiting)
+        assert (found["unit"], found["finished"], found["total"]) == ("files of tokens", num_tasks, 4)
+        with pytest.raises(ConvertError, match="conversion of another kind is there"):
+            merge_parts(tmp_path / "out")
         with pytest.raises(
             ConvertError, match=f"with {num_tasks} of 4 finished files of tokens is there; go on with --resume"
         ):

@@ -134,13 +134,13 @@ class NpySource(Source):
         self.cold = False
         self._ends = np.cumsum([file.num_records for file in self._files])
         self._open_files = OpenFiles(self.paths)
-        self._account(remainder)
+        self._count_tokens(remainder)
 
     def _auto_dtype(self, vocab_size: int) -> str:
         small = all(file.dtype.kind == "u" and file.dtype.itemsize <= 2 for file in self._files)
         return "uint16" if small or 0 < vocab_size <= 2**16 else "uint32"
 
-    def _account(self, remainder: str) -> None:
+    def _count_tokens(self, remainder: str) -> None:
         """Decide what is stored, and say what is not."""
         meta, total = self.meta, self.meta.total_records
         self.token_counts = TokenCounts(sum(file.num_tokens for file in self._files))

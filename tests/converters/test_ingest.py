@@ -45,6 +45,8 @@ from zb_hdf5.maintenance.rebuild import rebuild_index
 from zb_hdf5.spec import stored_dtype
 from zb_hdf5.text.documents import open_documents
 
+pytest_plugins = ["corpus"]  # the fixtures `texts` and `files`
+
 BYTES = Recipe("byte", 256)
 SMALL = TextOptions(batch_size=2, seq_len=16, seed=5)
 

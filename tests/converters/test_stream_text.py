@@ -22,6 +22,8 @@ from zb_hdf5.spec import DOC_OFFSETS, TOKENS
 from zb_hdf5.store.stream_index import StreamIndex
 from zb_hdf5.text.documents import open_documents
 
+pytest_plugins = ["corpus"]  # the fixtures `texts` and `files`
+
 BYTES = Recipe("byte", 256)
 
 

@@ -106,7 +106,7 @@ class RawWriter(FileWriter):
         m = self.meta
         head = (info.num_batches, m.batch_size, m.seq_len, m.dtype.itemsize, m.seed, m.total_records)
         write_fully(self._file.fd, HEADER.pack(MAGICS[self.backend], *head).ljust(SLOTS, b"\0"), 0)
-        return ()
+        return {}
 
     def _release(self):
         pass

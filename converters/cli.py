@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -21,14 +22,27 @@ from zb_hdf5.console import (
     print_report,
 )
 from zb_hdf5.converters.in_place import in_place_options
+from zb_hdf5.converters.options import (
+    EXECUTORS,
+    FORCE,
+    NATURAL,
+    POSITIVE,
+    REMAINDERS,
+    SCHEDULER_FILE,
+    SHUFFLES,
+    ConvertOptions,
+    NpyOptions,
+    StoreOptions,
+    option,
+    options_of,
+    with_options,
+)
 from zb_hdf5.converters.text_cli import add_text_commands
 from zb_hdf5.formats.registry import FORMATS, FileFormat, variants_of
 
 if TYPE_CHECKING:
     from zb_hdf5.converters.pipeline.run import Report
     from zb_hdf5.converters.sources.source import Source
-
-DEFAULT_MEMORY: Final = 2 << 30
 
 
 @click.group(
@@ -57,23 +71,21 @@ class ShardRange(click.ParamType[tuple[int, int]]):
 
 
 def _npy_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    positive, natural = click.IntRange(1), click.IntRange(0)
-    dtypes, remainders = click.Choice(["auto", "uint32", "uint16"]), click.Choice(["drop", "pad", "error"])
-    shuffles = click.Choice(["global", "none"])
+    dtypes = click.Choice(["auto", "uint32", "uint16"])
     options = (
-        _option("--batch-size", positive, 32, "Records per batch."),
-        _option("--seq-len", positive, 512, "Tokens per record."),
-        _option("--seed", natural, 42, "Seed of the record shuffle."),
-        _option("--shuffle", shuffles, "global", "global: all records of all files; none: the order of the source."),
+        option("--batch-size", POSITIVE, 32, "Records per batch."),
+        option("--seq-len", POSITIVE, 512, "Tokens per record."),
+        option("--seed", NATURAL, 42, "Seed of the record shuffle."),
+        option("--shuffle", SHUFFLES, "global", "global: all records of all files; none: the order of the source."),
         click.option("--no-shuffle", "shuffle", flag_value="none", help="The same as --shuffle none."),
-        _option("--dtype", dtypes, "auto", "auto: uint16 if the source or --vocab-size fits (HDF5), else uint32."),
-        click.option("--vocab-size", type=positive, help="Refuse ids at or above it."),
-        _option(
-            "--remainder", remainders, "drop", "Records that do not fill the last batch: leave out, fill up, or fail."
+        option("--dtype", dtypes, "auto", "auto: uint16 if the source or --vocab-size fits (HDF5), else uint32."),
+        click.option("--vocab-size", type=POSITIVE, help="Refuse ids at or above it."),
+        option(
+            "--remainder", REMAINDERS, "drop", "Records that do not fill the last batch: leave out, fill up, or fail."
         ),
-        _option("--pad-id", natural, 0, "The token that --remainder pad fills up with."),
+        option("--pad-id", NATURAL, 0, "The token that --remainder pad fills up with."),
     )
-    return _apply(options, command)
+    return with_options(options, command)
 
 
 def shuffle_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -81,43 +93,28 @@ def shuffle_options(command: Callable[..., Any]) -> Callable[..., Any]:
     methods = click.Choice(["auto", "direct", "two-pass"])
     how = "direct: gather record by record; two-pass: only sequential reads and writes; auto: see what is faster."
     options = (
-        _option("--memory", Size(), "2GiB", "What all processes of this node may take together."),
-        _option("--shuffle-method", methods, "auto", how),
+        option("--memory", Size(), "2GiB", "What all processes of this node may take together."),
+        option("--shuffle-method", methods, "auto", how),
     )
-    return _apply(options, command)
-
-
-def _option(name: str, kind: click.ParamType[Any], default: int | str, help_text: str) -> Callable[..., Any]:
-    return click.option(name, type=kind, default=default, show_default=True, help=help_text)
-
-
-def _apply(options: tuple[Callable[..., Any], ...], command: Callable[..., Any]) -> Callable[..., Any]:
-    for option in reversed(options):
-        command = option(command)
-    return command
+    return with_options(options, command)
 
 
 def work_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add what every conversion can be told about its shards, its processes and its output."""
-    executors = click.Choice(["local", "mpi", "dask"])
     options = (
-        click.option(
-            "--shards", type=click.IntRange(1), help="Number of shards. [default: those of the source, or 1 GiB each]"
-        ),
+        click.option("--shards", type=POSITIVE, help="Number of shards. [default: those of the source, or 1 GiB each]"),
         click.option("--shard-size", type=Size(), help="Size of a shard, such as 1GiB."),
-        click.option(
-            "--workers", type=click.IntRange(1), help="Local processes. [default: the cores; 1 for little data]"
-        ),
-        _option("--executor", executors, "local", "Who writes the shards: local processes, MPI ranks, a dask cluster."),
-        click.option("--scheduler-file", type=NewPath(), help="File in which the dask scheduler has left its address."),
+        click.option("--workers", type=POSITIVE, help="Local processes. [default: the cores; 1 for little data]"),
+        option("--executor", EXECUTORS, "local", "Who writes the shards: local processes, MPI ranks, a dask cluster."),
+        SCHEDULER_FILE,
         click.option(
             "--shard-range", type=ShardRange(), help="Write part I of N (from 0) only; then run zb index merge."
         ),
         click.option("--resume", is_flag=True, help="Keep the finished shards of an interrupted run, do the rest."),
         click.option("--dry-run", is_flag=True, help="Say what would be written, and write nothing."),
-        click.option("--force", is_flag=True, help="Replace what exists, at the end and whole; also with --resume."),
+        FORCE,
     )
-    return _apply(options, output_options(command))
+    return with_options(options, output_options(command))
 
 
 def _add_command(source: FileFormat, target: FileFormat) -> None:
@@ -126,16 +123,20 @@ def _add_command(source: FileFormat, target: FileFormat) -> None:
     from_arrays = not source.reader
     variants = variants_of(target.name)
 
-    def run(src: tuple[Path, ...] | Path, dst: Path, **options: Any) -> None:
-        chosen = [variant for variant in variants if options.pop(variant.name)]
-        written = chosen[0] if chosen else target
+    def run(src: tuple[Path, ...] | Path, dst: Path, **given: Any) -> None:
+        options = options_of(ConvertOptions, given)
+        written = next((variant for variant in variants if given[variant.name]), target)
 
-        def open_source(own: dict[str, Any]) -> Source:
-            opened = _open_arrays(src, target, **own) if isinstance(src, tuple) else _open_store(src, source, **own)
+        def open_source() -> Source:
+            opened = (
+                _open_arrays(src, target, options_of(NpyOptions, given))
+                if isinstance(src, tuple)
+                else _open_store(src, source, options_of(StoreOptions, given))
+            )
             written.require(opened.meta, dst)  # before any work
             return opened
 
-        if options.pop("live", False):
+        if options.live:
             _run_live(open_source, name, dst, options)
         else:
             run_conversion(open_source, name, written.name, dst, options)
@@ -147,8 +148,8 @@ def _add_command(source: FileFormat, target: FileFormat) -> None:
     )
     in_place = source.stamped_as == target.name
     command: Callable[..., Any] = work_options(in_place_options(run) if in_place else run)
-    for option in _format_options(source, target):
-        command = option(command)
+    for each in _format_options(source, target):
+        command = each(command)
     command = _npy_options(shuffle_options(command)) if from_arrays else command
     command = click.argument("dst", type=NewPath(), required=not in_place)(command)
     command = click.argument("src", type=ExistingPath(), nargs=-1 if from_arrays else 1, required=True)(command)
@@ -159,7 +160,7 @@ def _format_options(source: FileFormat, target: FileFormat) -> Iterator[Callable
     """Yield the options that the facts of the two formats ask for."""
     if source.reader and target.reader:
         dtypes = click.Choice(["keep", "uint32", "uint16"])
-        yield _option("--dtype", dtypes, "keep", "Store the tokens as; uint16 .batch files are an extension.")
+        yield option("--dtype", dtypes, "keep", "Store the tokens as; uint16 .batch files are an extension.")
     for variant in variants_of(target.name):
         yield click.option(f"--{variant.name}", is_flag=True, help=variant.variant_help)
     if target.can_grow:
@@ -168,87 +169,82 @@ def _format_options(source: FileFormat, target: FileFormat) -> Iterator[Callable
         yield click.option("--dataset", help="A 3-D dataset of an HDF5 file that is no store of ours.")
 
 
-def _open_store(path: Path, source: FileFormat, **options: Any) -> Source:
+def _open_store(path: Path, source: FileFormat, options: StoreOptions) -> Source:
     from zb_hdf5.converters.sources.store import StoreSource
 
-    return StoreSource(path, source.name, options.get("dataset"), options.get("dtype", "keep"))
+    return StoreSource(path, source.name, options.dataset, options.dtype)
 
 
-def _open_arrays(paths: tuple[Path, ...], target: FileFormat, **options: Any) -> Source:
+def _open_arrays(paths: tuple[Path, ...], target: FileFormat, options: NpyOptions) -> Source:
     from zb_hdf5.converters.sources.npy import NpySource
 
-    if target.uint16_note and options["dtype"] == "auto":
-        options["dtype"] = "uint32"  # what every reader of the format knows
-    options["vocab_size"] = options["vocab_size"] or 0
-    return NpySource(paths, **{**options, "shuffle": options["shuffle"] == "global"})
+    # what every reader of the format knows
+    dtype = "uint32" if target.uint16_note and options.dtype == "auto" else options.dtype
+    how = {"vocab_size": options.vocab_size or 0, "shuffle": options.shuffle == "global", "dtype": dtype}
+    return NpySource(paths, **{**asdict(options), **how})
 
 
 def run_conversion(
-    open_source: Callable[[dict[str, Any]], Source], name: str, target: str, dst: Path, options: dict[str, Any]
+    open_source: Callable[[], Source], name: str, target: str, dst: Path, options: ConvertOptions
 ) -> None:
-    """Convert and print, as `work_options` say; what they do not name belongs to the source.
+    """Convert and print.
 
     In a rank of an MPI job that only serves the first one, this does nothing but that.
     """
     from zb_hdf5.converters.pipeline import run as pipe
     from zb_hdf5.converters.pipeline.engines import open_engine, require_own_workers
     from zb_hdf5.converters.pipeline.journal import WHOLE, Part
-    from zb_hdf5.converters.pipeline.shuffle import require_memory
+    from zb_hdf5.converters.pipeline.shuffle import DEFAULT_MEMORY_BYTES, require_memory
 
-    names = ("as_json", "quiet", "workers", "executor", "scheduler_file", "dry_run", "force", "resume")
-    work = {key: options.pop(key) for key in names}
-    shards = {"num_shards": options.pop("shards"), "shard_bytes": options.pop("shard_size")}
-    if "memory" in options:
-        ways = {"memory_bytes": options.pop("memory"), "shuffle_method": options.pop("shuffle_method")}
-    else:
-        ways = {}
-    shard_range = options.pop("shard_range")
-    part = Part(*shard_range) if shard_range else WHOLE
-    require_own_workers(work["executor"], work["workers"])
-    source = None if work["executor"] == "mpi" else open_source(options)
-    memory_bytes = int(ways.get("memory_bytes", DEFAULT_MEMORY))
-    workers = 1 if source is None else _num_workers(source, work["workers"], memory_bytes)
-    with open_engine(work["executor"], workers, work["scheduler_file"]) as engine:
+    require_own_workers(options.executor, options.workers)
+    source = None if options.executor == "mpi" else open_source()
+    memory_bytes = options.memory or DEFAULT_MEMORY_BYTES
+    workers = 1 if source is None else _num_workers(source, options.workers, memory_bytes)
+    with open_engine(options.executor, workers, options.scheduler_file) as engine:
         if engine is None:
             return
-        source = source or open_source(options)
-        if ways:
+        source = source or open_source()
+        if options.memory:
             one_file = dst.suffix == FORMATS[target].suffix  # written by this process alone
             require_memory(memory_bytes, 1 if one_file else engine.workers_per_node, source.meta.batch_bytes)
-        if work["dry_run"]:
+        method = options.shuffle_method or "auto"
+        if options.dry_run:
             from zb_hdf5.converters.pipeline.dry_run import describe, describe_lines
             from zb_hdf5.core.publishing import refuse_existing
 
-            planned = describe(source, target, dst, **shards, **ways, workers=engine.workers)
-            if not (work["force"] or work["resume"]):
+            planned = describe(
+                source, target, dst, num_shards=options.shards, shard_bytes=options.shard_size,
+                workers=engine.workers, shuffle_method=method, memory_bytes=memory_bytes,
+            )  # fmt: skip
+            if not (options.force or options.resume):
                 refuse_existing(dst)
-            print_report(planned, describe_lines(planned), as_json=work["as_json"], quiet=work["quiet"])
+            print_report(planned, describe_lines(planned), as_json=options.as_json, quiet=options.quiet)
             return
         total = source.num_batches * source.meta.batch_tokens
-        with Progress(name, total, enabled=not work["quiet"]) as progress:
+        with Progress(name, total, enabled=not options.quiet) as progress:
             report = pipe.convert(
-                source, target, dst, **shards, overwrite=work["force"], resume=work["resume"], part=part,
-                engine=engine, **ways, progress=progress.advance, kept=progress.keep,
+                source, target, dst, num_shards=options.shards, shard_bytes=options.shard_size,
+                overwrite=options.force, resume=options.resume,
+                part=Part(*options.shard_range) if options.shard_range else WHOLE, engine=engine,
+                shuffle_method=method, memory_bytes=memory_bytes, progress=progress.advance, kept=progress.keep,
             )  # fmt: skip
-    print_report(_as_json(report), _as_lines(report), as_json=work["as_json"], quiet=work["quiet"])
+    print_report(_as_json(report), _as_lines(report), as_json=options.as_json, quiet=options.quiet)
 
 
-def _run_live(open_source: Callable[[dict[str, Any]], Source], name: str, dst: Path, options: dict[str, Any]) -> None:
+def _run_live(open_source: Callable[[], Source], name: str, dst: Path, options: ConvertOptions) -> None:
     from zb_hdf5.converters.pipeline.live import convert_live
 
-    as_json, quiet = options.pop("as_json"), options.pop("quiet")
-    shards = {"num_shards": options.pop("shards"), "shard_bytes": options.pop("shard_size")}
     serial = {"workers": None, "executor": "local", "scheduler_file": None, "shard_range": None, "resume": False,
               "dry_run": False, "force": False}  # fmt: skip
-    given = [f"--{key.replace('_', '-')}" for key, value in serial.items() if options.pop(key) != value]
+    given = [f"--{key.replace('_', '-')}" for key, value in serial.items() if getattr(options, key) != value]
     if given:
         raise click.UsageError(f"--live is written by one process, into a new folder: leave out {', '.join(given)}")
-    for key in ("memory", "shuffle_method"):
-        options.pop(key, None)
-    source = open_source(options)
-    with Progress(name, source.num_batches * source.meta.batch_tokens, enabled=not quiet) as progress:
-        report = convert_live(source, dst, **shards, progress=progress.advance)
-    print_report(_as_json(report), _as_lines(report), as_json=as_json, quiet=quiet)
+    source = open_source()
+    with Progress(name, source.num_batches * source.meta.batch_tokens, enabled=not options.quiet) as progress:
+        report = convert_live(
+            source, dst, num_shards=options.shards, shard_bytes=options.shard_size, progress=progress.advance
+        )
+    print_report(_as_json(report), _as_lines(report), as_json=options.as_json, quiet=options.quiet)
 
 
 def _num_workers(source: Source, asked: int | None, memory_bytes: int) -> int:
@@ -269,12 +265,12 @@ def _as_json(report: Report) -> dict[str, Any]:
         "num_shards": len(report.shards),
         "shards_kept": report.kept.shards,
         "shards_written": len(report.shards) - report.kept.shards,
-        "tokens_in": report.accounts.tokens_in,
+        "tokens_in": report.token_counts.tokens_in,
         "tokens_stored": report.tokens_stored,
         "tokens_written": report.tokens_written,
-        "tokens_padded": report.accounts.padded,
-        "padding_rows": report.accounts.padding_rows,
-        "tokens_dropped": report.accounts.dropped,
+        "tokens_padded": report.token_counts.padded,
+        "padding_rows": report.token_counts.padding_rows,
+        "tokens_dropped": report.token_counts.dropped,
         "max_token": report.max_token,
         "shuffle": report.shuffle,
         "sha256": report.sha256,
@@ -284,12 +280,19 @@ def _as_json(report: Report) -> dict[str, Any]:
     }
 
 
-def _as_lines(report: Report) -> list[tuple[str, str]]:
-    accounts, meta = report.accounts, report.meta
-    dropped = " + ".join(f"{tokens:,} {reason}" for reason, tokens in accounts.dropped.items()) or "0"
-    padded = f" + {accounts.padded:,} padded" if accounts.padded else ""
+def _as_lines(report: Report, text: Sequence[tuple[str, str]] = ()) -> list[tuple[str, str]]:
+    """Return the report for people.
+
+    Parameters
+    ----------
+    text
+        What became of text, with the speed of the whole; then the conversion was only the last part of the work.
+    """
+    counts, meta = report.token_counts, report.meta
+    dropped = " + ".join(f"{tokens:,} {reason}" for reason, tokens in counts.dropped.items()) or "0"
+    padded = f" + {counts.padded:,} padded" if counts.padded else ""
     shards = "1 file" if report.destination.is_file() else counted(len(report.shards), "shard")
-    tokens = f"{accounts.tokens_in:,} in{padded} = {report.tokens_stored:,} stored + {dropped} dropped"
+    tokens = f"{counts.tokens_in:,} in{padded} = {report.tokens_stored:,} stored + {dropped} dropped"
     if report.part.num_jobs > 1:
         tokens = f"{report.tokens_stored:,} stored by part {report.part.job} of {report.part.num_jobs}"
     if report.kept.shards:
@@ -298,11 +301,11 @@ def _as_lines(report: Report) -> list[tuple[str, str]]:
         ("wrote" if report.tokens_written else "there is", f"{report.destination} ({shards})"),
         ("batches", f"{report.num_batches:,} of {meta.batch_size:,} x {meta.seq_len:,} {meta.dtype.name}"),
         ("tokens", tokens),
-        *([("padding", _padding(report))] if accounts.padded and report.part.num_jobs == 1 else []),
-        ("shuffle", report.shuffle),
+        *([("padding", _padding(report))] if counts.padded and report.part.num_jobs == 1 else []),
+        *([] if text else [("shuffle", report.shuffle)]),
         ("sha256", report.sha256),
         *([("note", extension)] if (extension := _extension(report)) else []),
-        ("speed", _speed(report)),
+        *(text or [("speed", _speed(report))]),
     ]
 
 
@@ -326,12 +329,12 @@ def _extension(report: Report) -> str | None:
 
 def _padding(report: Report) -> str:
     """Say how much of what is stored is no token of the source, and where it stands."""
-    rows = report.accounts.padding_rows
-    in_rows = report.accounts.padded - rows * report.meta.seq_len
+    rows = report.token_counts.padding_rows
+    in_rows = report.token_counts.padded - rows * report.meta.seq_len
     places = ([f"{in_rows:,} at the ends of rows"] if in_rows else []) + (
         [f"{rows:,} whole rows, which fill the last batch"] if rows else []
     )
-    share = report.accounts.padded / report.tokens_stored
+    share = report.token_counts.padded / report.tokens_stored
     return f"{share:.2%} of what is stored: {', '.join(places)}"
 
 

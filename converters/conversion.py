@@ -12,8 +12,8 @@ from zb_hdf5.columns.reader import require_choice
 from zb_hdf5.converters.pipeline import run
 from zb_hdf5.converters.pipeline.engines import default_workers, open_engine, require_own_workers
 from zb_hdf5.converters.pipeline.journal import WHOLE, Part
-from zb_hdf5.converters.pipeline.shard import Progress, no_progress
 from zb_hdf5.converters.pipeline.shuffle import DEFAULT_MEMORY_BYTES, require_memory
+from zb_hdf5.converters.pipeline.task import Progress, no_progress
 from zb_hdf5.converters.sources.npy import NpySource
 from zb_hdf5.converters.sources.source import Source
 from zb_hdf5.converters.sources.store import StoreSource

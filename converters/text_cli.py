@@ -9,19 +9,36 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from zb_hdf5.console import ExistingPath, NewPath, Progress, counted, format_count, output_options, print_report
+from zb_hdf5.converters.options import (
+    EXECUTORS,
+    FORCE,
+    NATURAL,
+    POSITIVE,
+    REMAINDERS,
+    SCHEDULER_FILE,
+    SHUFFLES,
+    TextCommandOptions,
+    option,
+    options_of,
+    with_options,
+)
 from zb_hdf5.text.documents import FILE_KINDS
 
 if TYPE_CHECKING:
     from zb_hdf5.converters.ingest.routing import Recipe
     from zb_hdf5.converters.ingest.to_batches import IngestReport
     from zb_hdf5.converters.ingest.to_streams import StreamReport
-    from zb_hdf5.converters.pipeline.run import Report
+    from zb_hdf5.converters.pipeline.run import Report, WorkOptions
     from zb_hdf5.text.documents import DocumentFile
 
 #: Text bytes per token, for the share of the work that progress shows.
 BYTES_PER_TOKEN: Final = 4
 AsJson = Callable[["Report"], dict[str, Any]]
-AsLines = Callable[["Report"], list[tuple[str, str]]]
+AsLines = Callable[["Report", list[tuple[str, str]]], list[tuple[str, str]]]
+#: A report as JSON and as lines, for `print_report`.
+Printed = tuple[dict[str, Any], list[tuple[str, str]]]
+#: Whether the result is there already, and what makes it.
+Task = tuple[Callable[[], bool], Callable[["WorkOptions"], Printed]]
 
 
 def add_text_commands(group: click.Group, as_json: AsJson, as_lines: AsLines) -> None:
@@ -31,52 +48,49 @@ def add_text_commands(group: click.Group, as_json: AsJson, as_lines: AsLines) ->
 
 
 def _add_command(group: click.Group, kind: str, as_json: AsJson, as_lines: AsLines) -> None:
-    files = FILE_KINDS[kind]
+    file_kind = FILE_KINDS[kind]
 
-    def run(src: tuple[Path, ...], dst: Path, layout: str, **options: Any) -> None:
-        output = {name: options.pop(name) for name in ("as_json", "quiet")}
-        if options.pop("shard_per_source"):
-            _require_stream(layout, options)
-        work = _Work(src, kind, dst, options, output)
-        if layout == "stream":
-            _require_defaults(_BATCHES_ONLY)
-            streams = work.streams()
-            if streams is not None:
-                print_report(_streams_json(streams), _streams_lines(streams), **output)
-            return
-        report = work.batches()
+    def run(src: tuple[Path, ...], dst: Path, **given: Any) -> None:
+        from zb_hdf5.converters.pipeline.engines import require_own_workers
+        from zb_hdf5.text.documents import open_documents
+
+        options = options_of(TextCommandOptions, given)
+        _require_layout(options)
+        files = open_documents(src, kind, options.text_column)
+        recipe = _recipe(options)
+        require_own_workers(options.executor, options.workers)
+        if options.layout == "stream":
+            is_done, write = _to_streams(files, kind, dst, recipe, options)
+        else:
+            is_done, write = _to_batches(files, kind, dst, recipe, options, as_json, as_lines)
+        if options.resume and not options.force and dst.is_dir() and is_done():
+            already = f"{dst} already, made of these files in this way: nothing to do"
+            report: Printed | None = ({"path": str(dst), "done": True}, [("there is", already)])
+        else:
+            report = _work(files, options, write)
         if report is not None:
-            # what the conversion says of its own speed and shuffle is only of the last part of the work
-            lines = [line for line in as_lines(report.conversion) if line[0] not in ("speed", "shuffle")]
-            lines += _lines(report)
-            print_report({**as_json(report.conversion), **_as_json(report)}, lines, **output)
+            print_report(*report, as_json=options.as_json, quiet=options.quiet)
 
     run.__doc__ = (
-        f"Convert {files.noun} to an HDF5 store.\n\n"
-        f"{files.documents} Documents are tokenized, packed into rows of --seq-len tokens, and the rows are shuffled "
-        "once, which needs as much disk again as the store meanwhile; or, with --layout stream, kept as they are, one "
-        "after the other. A folder stands for all such files in and below it.\n\n\b\n"
-        f"Example: convert {kind}-to-hdf5 {files.example} train-h5 \\\n"
+        f"Convert {file_kind.noun} to an HDF5 store.\n\n"
+        f"{file_kind.documents} Documents are tokenized, packed into rows of --seq-len tokens, and the rows are "
+        "shuffled once, which needs as much disk again as the store meanwhile; or, with --layout stream, kept as they "
+        "are, one after the other. A folder stands for all such files in and below it.\n\n\b\n"
+        f"Example: convert {kind}-to-hdf5 {file_kind.example} train-h5 \\\n"
         "           --tokenizer hf:tok.json --seq-len 2048 --packing best-fit"
     )
-    command: Callable[..., Any] = output_options(run)
-    for option in reversed([each for each in _OPTIONS if files.has_columns or each is not _TEXT_COLUMN]):
-        command = option(command)
+    own = [each for each in _OPTIONS if file_kind.has_columns or each is not _TEXT_COLUMN]
+    command = with_options(own, output_options(run))
     command = click.argument("dst", type=NewPath())(command)
     command = click.argument("src", type=ExistingPath(), nargs=-1, required=True)(command)
     group.command(f"{kind}-to-hdf5")(command)
 
 
-def _option(name: str, kind: Any, default: Any, help_text: str) -> Callable[..., Any]:
-    return click.option(name, type=kind, default=default, show_default=True, help=help_text)
-
-
-_POSITIVE, _NATURAL = click.IntRange(1), click.IntRange(0)
-_TEXT_COLUMN: Final = _option("--text-column", str, "text", "Column, or JSON key, that holds the text.")
+_TEXT_COLUMN: Final = option("--text-column", str, "text", "Column, or JSON key, that holds the text.")
 #: Options that make no sense for a stream.
 _BATCHES_ONLY: Final = ("packing", "batch_size", "seq_len", "shuffle", "remainder", "pad_id")
 _OPTIONS: Final = [
-    _option(
+    option(
         "--layout",
         click.Choice(["batches", "stream"]),
         "batches",
@@ -86,19 +100,14 @@ _OPTIONS: Final = [
     _TEXT_COLUMN,
     click.option("--boundary-token", help="Special token behind each document. [default: <|endoftext|>]"),
     click.option("--no-boundary", is_flag=True, help="Put no token between documents."),
-    click.option("--max-document-tokens", type=_POSITIVE, help="Cut longer documents."),
-    _option("--packing", click.Choice(["concat", "best-fit", "pad"]), "concat", "How documents become rows."),
-    _option("--batch-size", _POSITIVE, 32, "Rows per batch."),
-    _option("--seq-len", _POSITIVE, 512, "Tokens per row."),
-    _option("--seed", _NATURAL, 42, "Seed of the shuffle of rows, and of the draw of documents held out."),
-    _option("--shuffle", click.Choice(["global", "none"]), "global", "Order of the rows within a split."),
-    _option(
-        "--remainder",
-        click.Choice(["drop", "pad", "error"]),
-        "pad",
-        "Rows that do not fill the last batch: leave out, fill up, or fail.",
-    ),
-    click.option("--pad-id", type=_NATURAL, help="Token of padding. [default: the boundary token, else 0]"),
+    click.option("--max-document-tokens", type=POSITIVE, help="Cut longer documents."),
+    option("--packing", click.Choice(["concat", "best-fit", "pad"]), "concat", "How documents become rows."),
+    option("--batch-size", POSITIVE, 32, "Rows per batch."),
+    option("--seq-len", POSITIVE, 512, "Tokens per row."),
+    option("--seed", NATURAL, 42, "Seed of the shuffle of rows, and of the draw of documents held out."),
+    option("--shuffle", SHUFFLES, "global", "Order of the rows within a split."),
+    option("--remainder", REMAINDERS, "pad", "Rows that do not fill the last batch: leave out, fill up, or fail."),
+    click.option("--pad-id", type=NATURAL, help="Token of padding. [default: the boundary token, else 0]"),
     click.option(
         "--val-fraction",
         type=click.FloatRange(0, 1, max_open=True),
@@ -108,141 +117,110 @@ _OPTIONS: Final = [
     click.option("--val-last-shard", is_flag=True, help="Hold out the last source file as split val."),
     click.option(
         "--shards",
-        type=_POSITIVE,
+        type=POSITIVE,
         help="Shards of the training split. [default: 1 GiB each; of streams: one per source file]",
     ),
     click.option(
         "--shard-per-source", is_flag=True, help="With --layout stream: a shard per source file, as without --shards."
     ),
-    click.option("--workers", type=_POSITIVE, help="Local processes. [default: the cores]"),
+    click.option("--workers", type=POSITIVE, help="Local processes. [default: the cores]"),
     click.option(
-        "--threads", type=_POSITIVE, help="Threads that tokenize, per process. [default: its share of the cores]"
+        "--threads", type=POSITIVE, help="Threads that tokenize, per process. [default: its share of the cores]"
     ),
-    _option(
-        "--executor",
-        click.Choice(["local", "mpi", "dask"]),
-        "local",
-        "Who tokenizes: local processes, MPI ranks, a dask cluster.",
-    ),
-    click.option("--scheduler-file", type=NewPath(), help="File in which the dask scheduler has left its address."),
+    option("--executor", EXECUTORS, "local", "Who tokenizes: local processes, MPI ranks, a dask cluster."),
+    SCHEDULER_FILE,
     click.option("--resume", is_flag=True, help="Go on with what an interrupted run has finished."),
-    click.option("--force", is_flag=True, help="Replace what exists, at the end and whole; also with --resume."),
+    FORCE,
 ]
 
 
-class _Work:
-    """What both layouts do with their options."""
+def _to_batches(
+    files: list[DocumentFile], kind: str, dst: Path, recipe: Recipe, options: TextCommandOptions,
+    as_json: AsJson, as_lines: AsLines,
+) -> Task:  # fmt: skip
+    from zb_hdf5.converters.ingest.to_batches import TextOptions, ingest_batches, is_ingested
 
-    def __init__(
-        self, src: tuple[Path, ...], kind: str, dst: Path, given: dict[str, Any], output: dict[str, bool]
-    ) -> None:
-        from zb_hdf5.converters.pipeline.engines import default_workers, require_own_workers
-        from zb_hdf5.text.documents import open_documents
+    text = TextOptions(
+        options.batch_size, options.seq_len, options.seed, options.shuffle == "global", options.packing,
+        options.remainder, options.pad_id, options.shards, options.val_fraction, options.val_last_shard,
+    )  # fmt: skip
 
-        self._kind, self._dst, self._given, self._output = kind, dst, given, output
-        self._files = open_documents(src, kind, given.pop("text_column", "text"))
-        self._recipe = _recipe(given)
-        self._engine = {name: given.pop(name) for name in ("executor", "scheduler_file")}
-        require_own_workers(self._engine["executor"], given["workers"])
-        cores, num_groups = default_workers(), sum(file.num_row_groups for file in self._files)
-        self._workers = min(given.pop("workers") or cores, num_groups)
-        self._num_threads = given.pop("threads") or max(1, cores // self._workers)
-        self._force, self._resume = given.pop("force"), given.pop("resume")
+    def write(work: WorkOptions) -> Printed:
+        report = ingest_batches(files, kind, dst, recipe, text, work)
+        conversion = report.conversion
+        return {**as_json(conversion), **_as_json(report)}, as_lines(conversion, _lines(report))
 
-    def batches(self) -> IngestReport | None:
-        """Write a batch store; None in a rank of an MPI job that only serves the first one, or if it is there."""
-        from zb_hdf5.converters.ingest.to_batches import TextOptions, ingest_batches, is_ingested
-        from zb_hdf5.converters.pipeline.engines import open_engine
+    return lambda: is_ingested(files, kind, dst, recipe, text), write
 
-        given = self._given
-        options = TextOptions(shuffle=given.pop("shuffle") == "global", num_shards=given.pop("shards"), **given)
-        if self._goes_on_from_result() and is_ingested(self._files, self._kind, self._dst, self._recipe, options):
-            self._say_done()
+
+def _to_streams(files: list[DocumentFile], kind: str, dst: Path, recipe: Recipe, options: TextCommandOptions) -> Task:
+    from zb_hdf5.converters.ingest.to_streams import ShardedTokenizationPipeline
+
+    pipeline = ShardedTokenizationPipeline(
+        files, kind, recipe, num_shards=options.shards, val_fraction=options.val_fraction,
+        val_last_shard=options.val_last_shard, seed=options.seed,
+    )  # fmt: skip
+
+    def write(work: WorkOptions) -> Printed:
+        report = pipeline.run(dst, work)
+        return _streams_json(report), _streams_lines(report)
+
+    return lambda: pipeline.is_done(dst), write
+
+
+def _work(
+    files: list[DocumentFile], options: TextCommandOptions, write: Callable[[WorkOptions], Printed]
+) -> Printed | None:
+    """Write a store; None in a rank of an MPI job that only serves the first one."""
+    from zb_hdf5.converters.pipeline.engines import default_workers, open_engine
+    from zb_hdf5.converters.pipeline.run import WorkOptions
+
+    cores, num_groups = default_workers(), sum(file.num_row_groups for file in files)
+    workers = min(options.workers or cores, num_groups)
+    with open_engine(options.executor, workers, options.scheduler_file) as engine:
+        if engine is None:
             return None
-        with open_engine(workers=self._workers, **self._engine) as engine:
-            if engine is None:
-                return None
-            with self._progress() as progress:
-                return ingest_batches(
-                    self._files, self._kind, self._dst, self._recipe, options, engine=engine,
-                    num_threads=self._num_threads, overwrite=self._force, resume=self._resume,
-                    progress=progress.advance, kept=progress.keep,
-                )  # fmt: skip
-
-    def streams(self) -> StreamReport | None:
-        """Write a store of token streams; None as for `batches`."""
-        from zb_hdf5.converters.ingest.to_streams import ShardedTokenizationPipeline
-        from zb_hdf5.converters.pipeline.engines import open_engine
-
-        given = {name: self._given[name] for name in ("val_fraction", "val_last_shard", "seed")}
-        pipeline = ShardedTokenizationPipeline(
-            self._files, self._kind, self._recipe, num_shards=self._given["shards"], **given
-        )
-        if self._goes_on_from_result() and pipeline.is_done(self._dst):
-            self._say_done()
-            return None
-        with open_engine(workers=self._workers, **self._engine) as engine:
-            if engine is None:
-                return None
-            with self._progress() as progress:
-                return pipeline.run(
-                    self._dst, engine=engine, num_threads=self._num_threads, overwrite=self._force,
-                    resume=self._resume, progress=progress.advance, kept=progress.keep,
-                )  # fmt: skip
-
-    def _goes_on_from_result(self) -> bool:
-        return self._resume and not self._force and self._dst.is_dir()
-
-    def _say_done(self) -> None:
-        print_report(
-            {"path": str(self._dst), "done": True},
-            [("there is", f"{self._dst} already, made of these files in this way: nothing to do")],
-            **self._output,
-        )
-
-    def _progress(self) -> Progress:
-        return Progress("tokenizing", _about_tokens(self._files), enabled=not self._output["quiet"])
+        with Progress("tokenizing", _about_tokens(files), enabled=not options.quiet) as progress:
+            work = WorkOptions(
+                engine, options.force, options.resume, num_threads=options.threads or max(1, cores // workers),
+                progress=progress.advance, kept=progress.keep,
+            )  # fmt: skip
+            return write(work)
 
 
-def _require_defaults(names: tuple[str, ...]) -> None:
-    """Raise `ArgumentError` if an option was given that a stream has no use for."""
+def _require_layout(options: TextCommandOptions) -> None:
+    """Raise `ArgumentError` if an option was given that the layout has no use for."""
     from click.core import ParameterSource
 
     from zb_hdf5 import ArgumentError
 
-    context = click.get_current_context()
-    for name in names:
-        if context.get_parameter_source(name) is not ParameterSource.DEFAULT:
-            raise ArgumentError(f"--{name.replace('_', '-')} belongs to --layout batches: a stream has no rows")
-
-
-def _require_stream(layout: str, options: dict[str, Any]) -> None:
-    """Raise `ArgumentError` if a shard per source cannot be: for rows are packed and shuffled over all sources."""
-    from zb_hdf5 import ArgumentError
-
-    if layout != "stream":
+    if options.layout == "stream":
+        context = click.get_current_context()
+        for name in _BATCHES_ONLY:
+            if context.get_parameter_source(name) is not ParameterSource.DEFAULT:
+                raise ArgumentError(f"--{name.replace('_', '-')} belongs to --layout batches: a stream has no rows")
+    if options.shard_per_source and options.layout != "stream":
         raise ArgumentError("--shard-per-source belongs to --layout stream: rows are shuffled over all sources")
-    if options["shards"]:
+    if options.shard_per_source and options.shards:
         raise ArgumentError("pass either --shards or --shard-per-source, not both")
 
 
-def _recipe(given: dict[str, Any]) -> Recipe:
+def _recipe(options: TextCommandOptions) -> Recipe:
     from zb_hdf5 import ArgumentError
     from zb_hdf5.converters.ingest.routing import Recipe
     from zb_hdf5.text.tokenizers import load_tokenizer
 
-    spec, text, none = given.pop("tokenizer"), given.pop("boundary_token"), given.pop("no_boundary")
-    limit = given.pop("max_document_tokens")
-    if none:
+    spec, text = options.tokenizer, options.boundary_token
+    if options.no_boundary:
         if text is not None:
             raise ArgumentError("pass either --boundary-token or --no-boundary, not both")
-        return Recipe(spec, None, limit)
+        return Recipe(spec, None, options.max_document_tokens)
     tokenizer = load_tokenizer(spec)
     boundary = tokenizer.boundary_token_id if text is None else tokenizer.special_token_id(text)
     if boundary is None:
         known = ", ".join(tokenizer.special_tokens) or "none"
         raise ArgumentError(f"tokenizer {spec}: pass --boundary-token (it has: {known}), or --no-boundary")
-    return Recipe(spec, boundary, limit)
+    return Recipe(spec, boundary, options.max_document_tokens)
 
 
 def _about_tokens(files: list[DocumentFile]) -> int:
@@ -251,13 +229,13 @@ def _about_tokens(files: list[DocumentFile]) -> int:
 
 def _as_json(report: IngestReport) -> dict[str, Any]:
     return {
-        "documents": report.tally.documents,
-        "documents_dropped": report.tally.dropped.counts,
-        "documents_dropped_first": report.tally.dropped.first,
+        "documents": report.counts.documents,
+        "documents_dropped": report.counts.dropped.counts,
+        "documents_dropped_first": report.counts.dropped.first,
         "packing": report.packing,
         "batches_of_split": report.batches_of_split,
         "seconds": round(report.seconds, 3),
-        **_rate_json(report.tally.accounts.tokens_in, report.tokens_kept, report.seconds),
+        **_rate_json(report.counts.tokens.tokens_in, report.tokens_kept, report.seconds),
     }
 
 
@@ -266,9 +244,9 @@ def _lines(report: IngestReport) -> list[tuple[str, str]]:
         f"{counted(count, 'batch', 'batches')} {split}" for split, count in report.batches_of_split.items()
     )
     return [
-        ("documents", f"{report.tally.documents:,}, {report.packing} packing: {splits}"),
-        ("speed", _speed(report.tally.accounts.tokens_in, report.tokens_kept, report.seconds)),
-        *report.tally.dropped.lines(),
+        ("documents", f"{report.counts.documents:,}, {report.packing} packing: {splits}"),
+        ("speed", _speed(report.counts.tokens.tokens_in, report.tokens_kept, report.seconds)),
+        *report.counts.dropped.lines(),
     ]
 
 
@@ -291,20 +269,20 @@ def _streams_json(report: StreamReport) -> dict[str, Any]:
         "shards_kept": report.shards_kept,
         "shards_written": len(index.shards) - report.shards_kept,
         "documents": index.meta.document_count,
-        "documents_dropped": report.tally.dropped.counts,
-        "documents_dropped_first": report.tally.dropped.first,
-        "tokens_in": report.tally.accounts.tokens_in,
+        "documents_dropped": report.counts.dropped.counts,
+        "documents_dropped_first": report.counts.dropped.first,
+        "tokens_in": report.counts.tokens.tokens_in,
         "tokens_stored": index.token_count,
-        "tokens_dropped": report.tally.accounts.dropped,
+        "tokens_dropped": report.counts.tokens.dropped,
         "sha256": index.sha256,
         "seconds": round(report.seconds, 3),
-        **_rate_json(report.tally.accounts.tokens_in, report.tokens_kept, report.seconds),
+        **_rate_json(report.counts.tokens.tokens_in, report.tokens_kept, report.seconds),
     }
 
 
 def _streams_lines(report: StreamReport) -> list[tuple[str, str]]:
-    index, accounts = report.index, report.tally.accounts
-    cut = " + ".join(f"{tokens:,} {reason}" for reason, tokens in accounts.dropped.items()) or "0"
+    index, counts = report.index, report.counts.tokens
+    cut = " + ".join(f"{tokens:,} {reason}" for reason, tokens in counts.dropped.items()) or "0"
     val = sum(shard.split != "train" for shard in index.shards)
     shards = counted(len(index.shards), "shard")
     if report.shards_kept:
@@ -312,8 +290,8 @@ def _streams_lines(report: StreamReport) -> list[tuple[str, str]]:
     return [
         ("wrote", f"{report.destination} ({shards}{f', {val:,} of them val' if val else ''})"),
         ("documents", f"{index.meta.document_count:,}"),
-        ("tokens", f"{accounts.tokens_in:,} in = {index.token_count:,} stored + {cut} dropped"),
+        ("tokens", f"{counts.tokens_in:,} in = {index.token_count:,} stored + {cut} dropped"),
         ("sha256", index.sha256),
-        ("speed", _speed(accounts.tokens_in, report.tokens_kept, report.seconds)),
-        *report.tally.dropped.lines(),
+        ("speed", _speed(counts.tokens_in, report.tokens_kept, report.seconds)),
+        *report.counts.dropped.lines(),
     ]

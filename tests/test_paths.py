@@ -52,7 +52,6 @@ from zb_hdf5.converters.ingest import to_streams
 from zb_hdf5.converters.ingest.routing import Recipe
 from zb_hdf5.converters.ingest.to_batches import TextOptions, ingest_batches
 from zb_hdf5.converters.pipeline import run as pipeline
-from zb_hdf5.converters.pipeline.engines import Inline
 from zb_hdf5.converters.pipeline.merge import merge_parts
 from zb_hdf5.converters.sources.npy import NpySource
 from zb_hdf5.converters.sources.store import StoreSource
@@ -185,13 +184,13 @@ WRITERS = {
 
 def ingest(path, made):
     files = open_documents([made / "text.jsonl"])
-    ingest_batches(files, "jsonl", path, Recipe("byte", 256), TextOptions(2, 64), engine=Inline())
+    ingest_batches(files, "jsonl", path, Recipe("byte", 256), TextOptions(2, 64))
 
 
 def tokenize(path, made):
     files = open_documents([made / "text.jsonl"])
     tokenizing = to_streams.ShardedTokenizationPipeline(files, "jsonl", Recipe("byte", 256))
-    tokenizing.run(path, engine=Inline())
+    tokenizing.run(path)
     assert tokenizing.is_done(path)
 
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from zb_hdf5 import ArgumentError, ConvertError
 from zb_hdf5.console import counted
-from zb_hdf5.converters.sources.source import Accounts
+from zb_hdf5.converters.sources.source import TokenCounts
 from zb_hdf5.spec import DEFAULT_SPLIT
 from zb_hdf5.text.documents import Block, DocumentFile, Dropped
 from zb_hdf5.text.tokenizers import TokenIds, Tokenizer, load_tokenizer
@@ -132,12 +132,12 @@ class ShardPlan:
 
 
 @dataclass
-class Tally:
-    """What became of the documents of a shard."""
+class DocumentCounts:
+    """What became of the documents of a shard, and of their tokens."""
 
     documents: int = 0
     dropped: Dropped = field(default_factory=Dropped)
-    accounts: Accounts = field(default_factory=Accounts)
+    tokens: TokenCounts = field(default_factory=TokenCounts)
 
     def no_documents(self, num_files: int) -> str:
         """Say that there were none, and why."""
@@ -145,30 +145,28 @@ class Tally:
         return f"no documents in {counted(num_files, 'file')} ({reasons or 'they are empty'})"
 
     @classmethod
-    def from_json(cls, value: dict[str, Any]) -> Tally:
+    def from_json(cls, value: dict[str, Any]) -> DocumentCounts:
         """Return what `dataclasses.asdict` was given."""
-        return cls(int(value["documents"]), Dropped(**value["dropped"]), Accounts(**value["accounts"]))
+        return cls(int(value["documents"]), Dropped(**value["dropped"]), TokenCounts(**value["tokens"]))
 
-    def merge(self, later: Tally) -> None:
+    def add(self, later: DocumentCounts) -> None:
         """Add those of another shard."""
         self.documents += later.documents
         self.dropped.merge(later.dropped)
-        self.accounts.tokens_in += later.accounts.tokens_in
-        for reason, tokens in later.accounts.dropped.items():
-            self.accounts.drop(reason, tokens)
+        self.tokens.add(later.tokens)
 
 
-def encode_shard(plan: ShardPlan, recipe: Recipe, num_threads: int, tally: Tally) -> Iterator[Encoded]:
-    """Yield the documents of a shard, tokenized block by block, and count them in `tally`."""
+def encode_shard(plan: ShardPlan, recipe: Recipe, num_threads: int, counts: DocumentCounts) -> Iterator[Encoded]:
+    """Yield the documents of a shard, tokenized block by block, and count them in `counts`."""
     tokenizer = load_tokenizer(recipe.tokenizer)
     for block in plan.blocks():
-        tally.dropped.merge(block.dropped)
+        counts.dropped.merge(block.dropped)
         if not block.texts:
             continue
         encoded = recipe.encode(tokenizer, block.texts, num_threads)
-        tally.documents += len(encoded.lengths)
-        tally.accounts.tokens_in += len(encoded.tokens) + encoded.cut
-        tally.accounts.drop("beyond --max-document-tokens", encoded.cut)
+        counts.documents += len(encoded.lengths)
+        counts.tokens.tokens_in += len(encoded.tokens) + encoded.cut
+        counts.tokens.drop("beyond --max-document-tokens", encoded.cut)
         yield encoded
 
 
@@ -232,13 +230,3 @@ def _cut_evenly(groups: list[Group], num_shards: int) -> list[list[Group]]:
     for k in range(num_shards - 1):  # at least one row group each
         cuts[k] = min(max(cuts[k], low[k], cuts[k - 1] + 1 if k else 0), high[k])
     return [groups[a:b] for a, b in pairwise([0, *cuts.tolist(), len(groups)])]
-
-
-def describe_files(files: Sequence[DocumentFile], kind: str, recipe: Recipe) -> dict[str, Any]:
-    """Return what `shards.json` says of its source."""
-    return {
-        "format": kind,
-        "files": [str(file.path) for file in files],
-        "boundary_token_id": recipe.boundary_token_id,
-        "max_document_tokens": recipe.max_document_tokens,
-    }

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,103 +13,65 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.converters.ingest.journal import FinishedTokens
 from zb_hdf5.converters.ingest.packing import PACKINGS, Packing
-from zb_hdf5.converters.ingest.routing import Recipe, ShardPlan, Tally, encode_shard
-from zb_hdf5.converters.pipeline.shard import Progress, no_progress
+from zb_hdf5.converters.ingest.routing import DocumentCounts
+from zb_hdf5.converters.ingest.text_plan import FinishedTokens, TokenizeTask, combined
+from zb_hdf5.converters.pipeline.task import Progress, no_progress
 from zb_hdf5.converters.sources.open_files import OpenFiles
+from zb_hdf5.converters.sources.source import TokenCounts
 from zb_hdf5.core.order import Order
 from zb_hdf5.core.publishing import naming
 from zb_hdf5.spec import SHARD_PREFIX, TokenArray
 
 
-@dataclass(frozen=True)
-class SpoolTask:
-    """The documents of one spool, to be tokenized by any process. Picklable."""
-
-    path: Path
-    plan: ShardPlan
-    recipe: Recipe
-    dtype: np.dtype[Any]
-    num_threads: int
-    before: FinishedTokens | None = None
-
-    def tokens_done(self) -> int:
-        """Return how far another process is, by the size of its file; one that was there tells nothing."""
-        if self.before is None:
-            with contextlib.suppress(OSError):
-                return self.path.stat().st_size // self.dtype.itemsize
-        return 0
-
-
-class Spool(NamedTuple):
+class StagingFile(NamedTuple):
     """Tokenized documents on disk: raw tokens, and beside them the documents' lengths as raw int64."""
 
     path: Path
     split: str
     num_tokens: int
-    tally: Tally
+    token_counts: TokenCounts
 
     @property
     def lengths_path(self) -> Path:
         return lengths_path(self.path)
 
 
-def spool_path(folder: Path, number: int) -> Path:
-    """Return where the tokens of a spool are."""
-    return folder / f"{SHARD_PREFIX}{number:05}.tokens"
-
-
 def lengths_path(path: Path) -> Path:
-    """Return where the lengths of its documents are."""
+    """Return where the lengths of the documents are whose tokens are at `path`."""
     return path.with_suffix(".lengths")
 
 
-def write_spool(task: SpoolTask, progress: Progress = no_progress) -> FinishedTokens:
-    """Tokenize the documents of one spool, unless it is there and intact."""
-    if task.before is not None and _spool_sha256(task.path) == task.before.sha256:
-        return task.before.as_kept()
-    with naming(task.path):
-        return _tokenize_spool(task, progress)
+def staging_paths(folder: Path, number: int) -> tuple[Path, Path]:
+    """Return where a staging file is, and the lengths of its documents."""
+    path = folder / f"{SHARD_PREFIX}{number:05}.tokens"
+    return path, lengths_path(path)
 
 
-def _tokenize_spool(task: SpoolTask, progress: Progress) -> FinishedTokens:
-    tally, num_tokens = Tally(), 0
+def write_staging_file(task: TokenizeTask, progress: Progress = no_progress) -> FinishedTokens:
+    """Tokenize the documents of one staging file."""
+    counts, num_tokens = DocumentCounts(), 0
     digests = hashlib.sha256(), hashlib.sha256()
-    with open(task.path, "wb") as tokens, open(lengths_path(task.path), "wb") as lengths:
-        for encoded in encode_shard(task.plan, task.recipe, task.num_threads, tally):
+    with naming(task.paths[0]), open(task.paths[0], "wb") as tokens, open(task.paths[1], "wb") as lengths:
+        for encoded in task.encode(counts, progress):
             for file, digest, data in zip(
                 (tokens, lengths), digests, (encoded.tokens.astype(task.dtype), encoded.lengths), strict=True
             ):
                 file.write(data)
                 digest.update(data)
             num_tokens += len(encoded.tokens)
-            progress(len(encoded.tokens))
         for file in (tokens, lengths):
             file.flush()
             os.fsync(file.fileno())
-    return FinishedTokens(num_tokens, _one_digest(digests), tally)
-
-
-def _spool_sha256(path: Path) -> str:
-    """Return one digest of both files of a spool; empty if one is not there."""
-    try:
-        with open(path, "rb") as tokens, open(lengths_path(path), "rb") as lengths:
-            return _one_digest(hashlib.file_digest(file, "sha256") for file in (tokens, lengths))
-    except FileNotFoundError:
-        return ""
-
-
-def _one_digest(digests: Iterable[Any]) -> str:
-    return hashlib.sha256(b"".join(digest.digest() for digest in digests)).hexdigest()
+    return FinishedTokens(num_tokens, counts, combined(digests))
 
 
 class PackedRows:
-    """The rows of one split, read from its spools in any order. Picklable: the plan lies on disk beside the spools.
+    """The rows of one split, read from its staging files in any order. Picklable: the plan lies on disk beside them.
 
     Parameters
     ----------
-    spools
+    files
         Those of this split: together one stream of documents.
     folder
         Where the plan is kept.
@@ -125,12 +85,12 @@ class PackedRows:
     """
 
     def __init__(
-        self, spools: Sequence[Spool], folder: Path, packing: str, seq_len: int, dtype: np.dtype[Any], pad_id: int
+        self, files: Sequence[StagingFile], folder: Path, packing: str, seq_len: int, dtype: np.dtype[Any], pad_id: int
     ) -> None:
-        self._open_files, self._dtype, self._pad_id = OpenFiles([spool.path for spool in spools]), dtype, pad_id
-        self._starts = [0, *accumulate(spool.num_tokens for spool in spools)]
-        self._prefix = folder / f"{SHARD_PREFIX}plan-{spools[0].split}"
-        lengths = [np.fromfile(spool.lengths_path, np.int64) for spool in spools]
+        self._open_files, self._dtype, self._pad_id = OpenFiles([file.path for file in files]), dtype, pad_id
+        self._starts = [0, *accumulate(file.num_tokens for file in files)]
+        self._prefix = folder / f"{SHARD_PREFIX}plan-{files[0].split}"
+        lengths = [np.fromfile(file.lengths_path, np.int64) for file in files]
         document_lengths = np.concatenate(lengths)
         packed = PACKINGS[packing](document_lengths, seq_len)
         for name in ("offsets", "lengths", "first"):
@@ -173,7 +133,7 @@ class PackedRows:
         return np.repeat(begin - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum()), counts
 
     def _read_into(self, offset: int, out: TokenArray) -> None:
-        """Copy consecutive tokens of the stream, which may lie in several spools."""
+        """Copy consecutive tokens of the stream, which may lie in several files."""
         done = 0
         while done < len(out):
             number = bisect_right(self._starts, offset + done) - 1

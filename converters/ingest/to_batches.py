@@ -1,8 +1,7 @@
-"""Text to a batch store: tokenized into spools, packed into rows, and then converted like any other source."""
+"""Text to a batch store: tokenized into staging files, packed into rows, then converted like any other source."""
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Sequence
@@ -14,28 +13,28 @@ from typing import Any, Final
 import numpy as np
 
 from zb_hdf5 import ArgumentError, ConvertError, StoreMeta
-from zb_hdf5.converters.ingest.journal import FinishedTokens, describe_work, digest_of_work, is_made_of, tokenize
+from zb_hdf5.columns.reader import require_choice
 from zb_hdf5.converters.ingest.packing import PACKINGS
-from zb_hdf5.converters.ingest.routing import TRAIN, Recipe, ShardPlan, Tally, describe_files, plan_text_shards
-from zb_hdf5.converters.ingest.staging import PackedRows, SplitRows, Spool, SpoolTask, spool_path, write_spool
+from zb_hdf5.converters.ingest.routing import TRAIN, DocumentCounts, Recipe, plan_text_shards
+from zb_hdf5.converters.ingest.staging import PackedRows, SplitRows, StagingFile, staging_paths, write_staging_file
+from zb_hdf5.converters.ingest.text_plan import TextPlan
 from zb_hdf5.converters.pipeline import run as pipe
-from zb_hdf5.converters.pipeline.engines import Engine
-from zb_hdf5.converters.pipeline.journal import how_to_go_on, journal_paths, read_journal
+from zb_hdf5.converters.pipeline.journal import how_to_go_on, refuse_interrupted
 from zb_hdf5.converters.pipeline.plan import DEFAULT_SHARD_BYTES
-from zb_hdf5.converters.pipeline.shard import Progress, no_progress
-from zb_hdf5.converters.sources.source import Accounts
+from zb_hdf5.converters.pipeline.run import WorkOptions
+from zb_hdf5.converters.pipeline.shard import SHARDS
+from zb_hdf5.converters.sources.source import REMAINDERS, Source, TokenCounts
 from zb_hdf5.core.order import GlobalOrder, SequentialOrder, write_order
 from zb_hdf5.core.publishing import ScratchDirectory, partial_path, refuse_existing, remove_scratch
 from zb_hdf5.formats.registry import FORMATS
-from zb_hdf5.spec import TokenArray, stored_dtype
+from zb_hdf5.spec import TokenArray
 from zb_hdf5.text.documents import DocumentFile
-from zb_hdf5.text.tokenizers import load_tokenizer, token_dtype
 
-#: Text of one spool. How it is cut does not depend on the workers: any number of them can go on with it.
-SPOOL_BYTES: Final = 64 << 20
+#: Text of one staging file. How it is cut does not depend on the workers: any number of them can go on with it.
+STAGING_BYTES: Final = 64 << 20
 #: Enough for the workers of some nodes, and not too many files.
-MIN_SPOOLS: Final = 256
-MAX_SPOOLS: Final = 4096
+MIN_STAGING_FILES: Final = 256
+MAX_STAGING_FILES: Final = 4096
 
 
 @dataclass(frozen=True)
@@ -74,21 +73,21 @@ class IngestReport:
     """What became of the documents, and the report of the conversion; `tokens_kept` were not tokenized again."""
 
     conversion: pipe.Report
-    tally: Tally
+    counts: DocumentCounts
     packing: str
     batches_of_split: dict[str, int]
     seconds: float
     tokens_kept: int
 
 
-class TextSource:
-    """Batches of packed rows of tokenized text, split after split, each in its own order. See `formats.Source`."""
+class TextSource(Source):
+    """Batches of packed rows of tokenized text, split after split, each in its own order."""
 
     order: GlobalOrder | None = None  # of more than one split there is no order of all rows
 
     def __init__(
         self,
-        spools: Sequence[Spool],
+        files: Sequence[StagingFile],
         folder: Path,
         meta: StoreMeta,
         options: TextOptions,
@@ -96,18 +95,16 @@ class TextSource:
         description: dict[str, Any],
         paths: list[Path],
     ) -> None:
-        self.paths = [*paths, *(path for spool in spools for path in (spool.path, spool.lengths_path))]
+        self.paths = [*paths, *(path for file in files for path in (file.path, file.lengths_path))]
         self.shuffle, self.reorders = "global" if options.shuffle else "none", options.shuffle
         self.description = description
         self._options, self._pad_id = options, pad_id
-        self.accounts = Accounts()
-        for spool in spools:
-            self.accounts.tokens_in += spool.tally.accounts.tokens_in
-            for reason, tokens in spool.tally.accounts.dropped.items():
-                self.accounts.drop(reason, tokens)
+        self.token_counts = TokenCounts()
+        for file in files:
+            self.token_counts.add(file.token_counts)
         self._splits = [
-            self._pack(split, [spool for spool in spools if spool.split == split], folder, meta)
-            for split in dict.fromkeys(spool.split for spool in spools)
+            self._pack(split, [file for file in files if file.split == split], folder, meta)
+            for split in dict.fromkeys(file.split for file in files)
         ]
         self.num_batches = sum(part.num_batches for part in self._splits)
         self.meta = meta
@@ -121,12 +118,12 @@ class TextSource:
         """How many batches each split has."""
         return {part.split: part.num_batches for part in self._splits}
 
-    def _pack(self, split: str, spools: list[Spool], folder: Path, meta: StoreMeta) -> SplitRows:
-        """Pack the documents of a split, and account for what is not stored."""
+    def _pack(self, split: str, files: list[StagingFile], folder: Path, meta: StoreMeta) -> SplitRows:
+        """Pack the documents of a split, and count what is not stored."""
         options = self._options
-        rows = PackedRows(spools, folder, options.packing, meta.seq_len, meta.dtype, self._pad_id)
+        rows = PackedRows(files, folder, options.packing, meta.seq_len, meta.dtype, self._pad_id)
         order = write_order(rows.num_rows, options.seed) if options.shuffle else SequentialOrder(rows.num_rows)
-        self.accounts.drop("cropped by packing", rows.tokens_cropped)
+        self.token_counts.drop("cropped by packing", rows.tokens_cropped)
         num_batches, rest = divmod(rows.num_rows, meta.batch_size)
         left_out = 0
         if rest and options.remainder == "error":
@@ -136,17 +133,17 @@ class TextSource:
             )
         if rest and options.remainder == "pad":
             num_batches += 1
-            self.accounts.padding_rows += meta.batch_size - rest
+            self.token_counts.padding_rows += meta.batch_size - rest
         elif rest:
             last = order.indices(np.arange(rows.num_rows - rest, rows.num_rows))
             left_out = rows.tokens_in(last)
-            self.accounts.drop("remainder", left_out)
+            self.token_counts.drop("remainder", left_out)
         if num_batches == 0:
             raise ConvertError(
                 f"{rows.num_rows:,} rows of {meta.seq_len} tokens ({split}) do not fill one batch of "
                 f"{meta.batch_size}; pass a smaller --batch-size, or --remainder pad"
             )
-        self.accounts.padded += num_batches * meta.batch_tokens - (rows.tokens_kept - left_out)
+        self.token_counts.padded += num_batches * meta.batch_tokens - (rows.tokens_kept - left_out)
         return SplitRows(split, rows, order, num_batches)
 
     def _cut(self) -> tuple[list[int], list[str]]:
@@ -199,16 +196,6 @@ class TextSource:
         part.rows.gather_into(part.order.indices(np.arange(first, first + count)), rows[:count])
         rows[count:] = self._pad_id
 
-    def sha256_of(self, start: int, stop: int) -> str | None:
-        """Spools carry no digests."""
-        return None
-
-    def shard_of(self, start: int, stop: int) -> None:
-        """Spools are no shards."""
-
-    def check_reads(self) -> None:
-        """Spools carry no digests."""
-
 
 def ingest_batches(
     files: Sequence[DocumentFile],
@@ -216,13 +203,7 @@ def ingest_batches(
     destination: str | os.PathLike[str],
     recipe: Recipe,
     options: TextOptions,
-    *,
-    engine: Engine,
-    num_threads: int = 1,
-    overwrite: bool = False,
-    resume: bool = False,
-    progress: Progress = no_progress,
-    kept: Progress = no_progress,
+    work: WorkOptions | None = None,
 ) -> IngestReport:
     """Tokenize, pack and shuffle documents into an HDF5 batch store.
 
@@ -233,56 +214,42 @@ def ingest_batches(
     ----------
     kind
         A name in `FILE_KINDS`, for the `source` entry of `shards.json`.
-    num_threads
-        Threads that tokenize, in each process.
 
     Raises
     ------
     ConvertError
         If the destination exists, or the text does not fill a batch.
     """
-    destination = Path(destination)
+    destination, work = Path(destination), work or WorkOptions()
     start_s = time.monotonic()
-    _require_options(options)
-    _require_free(destination, options, overwrite, resume)
-    tokenizer = load_tokenizer(recipe.tokenizer)
-    dtype = stored_dtype(token_dtype(tokenizer))
-    pad_id = _pad_id(recipe, options, tokenizer.vocab_size)
-    plans = _plan_spools(files, options)
-    work = describe_work(files, kind, recipe, dict(tokenizer.description), plans)
+    require_choice("packing", options.packing, tuple(PACKINGS))
+    require_choice("remainder", options.remainder, REMAINDERS)
+    _require_free(destination, options, work)
+    plan = _plan(files, kind, recipe, options)
+    pad_id = _pad_id(recipe, options, plan.vocab_size)
     with ScratchDirectory(_tokens_path(destination)) as folder:
-        tasks = [
-            SpoolTask(spool_path(folder.partial_path, number), plan, recipe, dtype, num_threads)
-            for number, plan in enumerate(plans)
-        ]
-        finished = tokenize(
-            write_spool, tasks, folder, work, engine=engine, overwrite=overwrite, resume=resume, progress=progress,
-            kept=kept,
-        )  # fmt: skip
-        tally = Tally()
-        for done in finished:
-            tally.merge(done.tally)
-        if not tally.documents:
-            raise ConvertError(f"{files[0].path}: {tally.no_documents(len(files))}")
+        text = plan.tokenize(
+            write_staging_file, lambda number: staging_paths(folder.partial_path, number), folder, work
+        )
         meta = StoreMeta(
-            options.batch_size, options.seq_len, dtype, options.seed if options.shuffle else 0, 0, tally.documents,
-            tokenizer.vocab_size, json.dumps(tokenizer.description),
+            options.batch_size, options.seq_len, plan.dtype, options.seed if options.shuffle else 0, 0,
+            text.counts.documents, plan.vocab_size, plan.tokenizer,
         )  # fmt: skip
-        spools = [
-            Spool(task.path, task.plan.split, done.token_count, done.tally)
-            for task, done in zip(tasks, finished, strict=True)
+        staged = [
+            StagingFile(task.paths[0], task.shard.split, done.token_count, done.counts.tokens)
+            for task, done in text.files
         ]
-        digest = digest_of_work(work, asdict(options))
-        description = {**describe_files(files, kind, recipe), **_describe(options), "work": digest}
-        paths = [file.path for file in files]
+        description, paths = plan.source(**_describe(options)), [file.path for file in files]
         try:
-            source = TextSource(spools, folder.partial_path, meta, options, pad_id, description, paths)
-            report = pipe.convert(source, "hdf5", destination, overwrite=overwrite, resume=resume, engine=engine)
+            source = TextSource(staged, folder.partial_path, meta, options, pad_id, description, paths)
+            report = pipe.convert(
+                source, "hdf5", destination, overwrite=work.overwrite, resume=work.resume, engine=work.engine
+            )
         except BaseException as error:
-            error.add_note(f"the tokens are kept in {folder.partial_path}: {how_to_go_on(overwrite)}")
+            error.add_note(f"the tokens are kept in {folder.partial_path}: {how_to_go_on(work.overwrite)}")
             raise
-    seconds, tokens_kept = time.monotonic() - start_s, FinishedTokens.tokens_kept(finished)
-    return IngestReport(report, tally, options.packing, source.batches_of_split, seconds, tokens_kept)
+    seconds = time.monotonic() - start_s
+    return IngestReport(report, text.counts, options.packing, source.batches_of_split, seconds, text.tokens_kept)
 
 
 def is_ingested(
@@ -290,9 +257,7 @@ def is_ingested(
 ) -> bool:
     """Return whether `destination` is what `ingest_batches` would make; then what a kill has left is removed."""
     destination = Path(destination)
-    plans = _plan_spools(files, options)
-    work = describe_work(files, kind, recipe, dict(load_tokenizer(recipe.tokenizer).description), plans)
-    if not is_made_of(destination, files, digest_of_work(work, asdict(options))):
+    if not _plan(files, kind, recipe, options).is_result(destination):
         return False
     remove_scratch(_tokens_path(destination))
     return True
@@ -303,42 +268,28 @@ def _tokens_path(destination: Path) -> Path:
     return destination.with_name(destination.name + ".tokens")
 
 
-def _require_options(options: TextOptions) -> None:
-    for name, value, known in (
-        ("packing", options.packing, tuple(PACKINGS)),
-        ("remainder", options.remainder, ("drop", "pad", "error")),
-    ):
-        if value not in known:
-            raise ArgumentError(f"{name} must be one of {', '.join(known)}, found {value!r}")
-
-
-def _require_free(destination: Path, options: TextOptions, overwrite: bool, resume: bool) -> None:
+def _require_free(destination: Path, options: TextOptions, work: WorkOptions) -> None:
     """Say at once what `pipe.convert` would say after hours of tokenizing."""
     if destination.suffix == FORMATS["hdf5"].suffix and (
         options.num_shards or options.val_fraction or options.val_last_shard
     ):
         raise ConvertError(f"{destination}: is one file; name a folder (no .h5) to write shards or splits")
-    if overwrite:
-        return
-    refuse_existing(destination)
-    if resume:
-        return
-    waiting = partial_path(destination)
-    if any(read_journal(path).finished for path in journal_paths(waiting).values()):
-        raise ConvertError(
-            f"{waiting}: an interrupted conversion is there; go on with --resume, or start over with --force"
-        )
+    if not work.overwrite:
+        refuse_existing(destination)
+        if not work.resume:
+            refuse_interrupted(partial_path(destination), SHARDS)
 
 
-def _plan_spools(files: Sequence[DocumentFile], options: TextOptions) -> list[ShardPlan]:
+def _plan(files: Sequence[DocumentFile], kind: str, recipe: Recipe, options: TextOptions) -> TextPlan:
     """Cut the documents so that many workers have something to do; what is stored does not depend on it."""
     num_groups = sum(file.num_row_groups for file in files)
     text_bytes = sum(file.path.stat().st_size for file in files)
-    wanted = max(MIN_SPOOLS, min(MAX_SPOOLS, text_bytes // SPOOL_BYTES))
+    wanted = max(MIN_STAGING_FILES, min(MAX_STAGING_FILES, text_bytes // STAGING_BYTES))
     count = None if options.val_last_shard else min(num_groups, wanted)
-    return plan_text_shards(
+    shards = plan_text_shards(
         files, count, val_fraction=options.val_fraction, val_last_shard=options.val_last_shard, seed=options.seed
     )
+    return TextPlan(files, kind, recipe, shards, asdict(options))
 
 
 def _describe(options: TextOptions) -> dict[str, Any]:

@@ -2,76 +2,40 @@
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import json
 import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from zb_hdf5 import ConvertError
-from zb_hdf5.converters.ingest.journal import FinishedTokens, describe_work, digest_of_work, is_made_of, tokenize
-from zb_hdf5.converters.ingest.routing import Recipe, ShardPlan, Tally, describe_files, encode_shard, plan_text_shards
-from zb_hdf5.converters.pipeline.engines import Engine
+from zb_hdf5.converters.ingest.routing import DocumentCounts, Recipe, plan_text_shards
+from zb_hdf5.converters.ingest.text_plan import FinishedTokens, TextPlan, TokenizedText, TokenizeTask, files_sha256
 from zb_hdf5.converters.pipeline.journal import remove_journals
-from zb_hdf5.converters.pipeline.shard import Progress, no_progress
-from zb_hdf5.core.publishing import PartialDirectory, partial_path
+from zb_hdf5.converters.pipeline.run import WorkOptions
+from zb_hdf5.converters.pipeline.task import Progress, no_progress
+from zb_hdf5.core.publishing import PartialDirectory
 from zb_hdf5.formats.hdf5.stream_writer import HDF5ShardWriter
-from zb_hdf5.spec import NO_BOUNDARY, SHARD_PREFIX, stored_dtype
+from zb_hdf5.spec import NO_BOUNDARY, SHARD_PREFIX
 from zb_hdf5.store.index import ShardIndex
 from zb_hdf5.store.streams import index_streams
 from zb_hdf5.text.documents import DocumentFile
-from zb_hdf5.text.tokenizers import Tokenizer, load_tokenizer, token_dtype
 
 
-@dataclass(frozen=True)
-class StreamTask:
-    """One shard to tokenize and write. Picklable."""
-
-    path: Path
-    plan: ShardPlan
-    recipe: Recipe
-    dtype: str
-    vocab_size: int
-    tokenizer: str
-    num_threads: int
-    before: FinishedTokens | None = None
-
-    def tokens_done(self) -> int:
-        """Return how far another process is, by the size of its file; one that was there tells nothing."""
-        for path in (self.path, partial_path(self.path)) if self.before is None else ():
-            with contextlib.suppress(OSError):
-                return path.stat().st_size // stored_dtype(self.dtype).itemsize
-        return 0
-
-
-def write_stream(task: StreamTask, progress: Progress = no_progress) -> FinishedTokens:
-    """Tokenize the documents of one shard into its file, unless that is there and intact."""
-    if task.before is not None and task.path.exists() and _file_sha256(task.path) == task.before.file_sha256:
-        return task.before.as_kept()
-    tally = Tally()
-    boundary = task.recipe.boundary_token_id
+def write_stream(task: TokenizeTask, progress: Progress = no_progress) -> FinishedTokens:
+    """Tokenize the documents of one shard into its file."""
+    counts = DocumentCounts()
     with HDF5ShardWriter(
-        task.path,
-        dtype=task.dtype,
-        boundary_token_id=NO_BOUNDARY if boundary is None else boundary,
+        task.paths[0],
+        dtype=task.dtype.name,
+        boundary_token_id=_boundary(task.recipe),
         vocab_size=task.vocab_size,
         tokenizer=task.tokenizer,
         overwrite=True,
     ) as writer:
-        for encoded in encode_shard(task.plan, task.recipe, task.num_threads, tally):
+        for encoded in task.encode(counts, progress):
             writer.write_documents(encoded.tokens, encoded.lengths)
-            progress(len(encoded.tokens))
         info = writer.finish()
-    return FinishedTokens(info.token_count, info.sha256, tally, _file_sha256(task.path))
-
-
-def _file_sha256(path: Path) -> str:
-    """Return the digest of all bytes of a file."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return FinishedTokens(info.token_count, counts, files_sha256(task.paths))
 
 
 @dataclass(frozen=True)
@@ -80,7 +44,7 @@ class StreamReport:
 
     destination: Path
     index: ShardIndex
-    tally: Tally
+    counts: DocumentCounts
     seconds: float
     shards_kept: int = 0
     tokens_kept: int = 0
@@ -113,73 +77,43 @@ class ShardedTokenizationPipeline:
         val_last_shard: bool = False,
         seed: int = 42,
     ) -> None:
-        self._files, self._kind, self._recipe = files, kind, recipe
-        self._tokenizer: Tokenizer = load_tokenizer(recipe.tokenizer)
-        self._plans = plan_text_shards(
+        shards = plan_text_shards(
             files, num_shards, val_fraction=val_fraction, val_last_shard=val_last_shard, seed=seed
         )
-        self._work = describe_work(files, kind, recipe, dict(self._tokenizer.description), self._plans)
+        self._plan = TextPlan(files, kind, recipe, shards)
 
     def is_done(self, destination: str | os.PathLike[str]) -> bool:
         """Return whether `destination` is what `run` would make; then the journal that a kill has left is removed."""
-        destination = Path(destination)
-        return is_made_of(destination, self._files, digest_of_work(self._work, {}))
+        return self._plan.is_result(Path(destination))
 
-    def run(
-        self,
-        destination: str | os.PathLike[str],
-        *,
-        engine: Engine,
-        num_threads: int = 1,
-        overwrite: bool = False,
-        resume: bool = False,
-        progress: Progress = no_progress,
-        kept: Progress = no_progress,
-    ) -> StreamReport:
+    def run(self, destination: str | os.PathLike[str], work: WorkOptions | None = None) -> StreamReport:
         """Write the store.
-
-        Parameters
-        ----------
-        num_threads
-            Threads that tokenize, in each process.
-        overwrite
-            Replace what exists, at the end and whole.
-        resume
-            Go on with what an interrupted run has finished.
 
         Raises
         ------
         ConvertError
             If the destination exists, or there are no documents.
         """
-        destination = Path(destination)
+        destination, work = Path(destination), work or WorkOptions()
         start_s = time.monotonic()
-        with PartialDirectory(destination, overwrite=overwrite) as folder:
-            tasks = [self._task(number, folder.partial_path, num_threads) for number in range(len(self._plans))]
-            finished = tokenize(
-                write_stream, tasks, folder, self._work, engine=engine, overwrite=overwrite, resume=resume,
-                progress=progress, kept=kept,
-            )  # fmt: skip
-            tally = Tally()
-            for shard in finished:
-                tally.merge(shard.tally)
-            if not tally.documents:
-                raise ConvertError(f"{self._files[0].path}: {tally.no_documents(len(self._files))}")
-            index = self._index(tasks)
+        num_shards = len(self._plan.shards)
+        with PartialDirectory(destination, overwrite=work.overwrite) as folder:
+            text = self._plan.tokenize(
+                write_stream,
+                lambda number: (folder.partial_path / f"{SHARD_PREFIX}{number:05}-of-{num_shards:05}.h5",),
+                folder,
+                work,
+            )
+            index = self._index(text)
             index.save(folder.partial_path)
             folder.on_published(remove_journals)
-        shards_kept, tokens_kept = sum(shard.kept for shard in finished), FinishedTokens.tokens_kept(finished)
-        return StreamReport(destination, index, tally, time.monotonic() - start_s, shards_kept, tokens_kept)
+        seconds = time.monotonic() - start_s
+        return StreamReport(destination, index, text.counts, seconds, text.files_kept, text.tokens_kept)
 
-    def _task(self, number: int, folder: Path, num_threads: int) -> StreamTask:
-        path = folder / f"{SHARD_PREFIX}{number:05}-of-{len(self._plans):05}.h5"
-        tokenizer = self._tokenizer
-        return StreamTask(
-            path, self._plans[number], self._recipe, token_dtype(tokenizer), tokenizer.vocab_size,
-            json.dumps(tokenizer.description), num_threads,
-        )  # fmt: skip
+    def _index(self, text: TokenizedText) -> ShardIndex:
+        splits = {task.paths[0].name: task.shard.split for task, _ in text.files}
+        return index_streams([task.paths[0] for task, _ in text.files], splits=splits, source=self._plan.source())
 
-    def _index(self, tasks: Sequence[StreamTask]) -> ShardIndex:
-        splits = {task.path.name: task.plan.split for task in tasks}
-        source = {**describe_files(self._files, self._kind, self._recipe), "work": digest_of_work(self._work, {})}
-        return index_streams([task.path for task in tasks], splits=splits, source=source)
+
+def _boundary(recipe: Recipe) -> int:
+    return NO_BOUNDARY if recipe.boundary_token_id is None else recipe.boundary_token_id

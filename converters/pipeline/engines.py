@@ -19,48 +19,15 @@ from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import wait as wait_for_end
 from pathlib import Path
 from types import FrameType
-from typing import Any, Final, Protocol, Self, TypeVar, cast
+from typing import Any, Final, Self, cast
 
 from zb_hdf5 import ArgumentError, UnavailableError
+from zb_hdf5.converters.pipeline.task import Engine, Progress, Result, Task, no_progress
 
-EXECUTORS: Final = ("local", "mpi", "dask")
 #: How often the progress of other processes is looked up.
 POLL_S: Final = 0.5
 #: How long a dask cluster may take to answer, and to have its first worker.
 CLUSTER_WAIT_S: Final = 60
-
-Progress = Callable[[int], None]
-Result = TypeVar("Result")
-
-
-class Task(Protocol):
-    """Something to do in one process."""
-
-    def tokens_done(self) -> int:
-        """Return how far it is, as anyone can see it from outside."""
-
-
-class Engine(Protocol):
-    """Runs tasks.
-
-    Attributes
-    ----------
-    workers
-        How many run at the same time.
-    workers_per_node
-        How many of them share the memory of one node, at most.
-    """
-
-    workers: int
-    workers_per_node: int
-
-    def run(
-        self, function: Callable[[Any, Progress], Result], tasks: Iterable[Task], progress: Progress
-    ) -> Generator[tuple[int, Result]]:
-        """Yield (number of the task, its result) as they finish; close the generator when done with it.
-
-        An exception, or closing early, ends the tasks that are still at work.
-        """
 
 
 class Inline:
@@ -102,7 +69,7 @@ class Pooled:
             while True:
                 signals.deliver()
                 for number, task in waiting:
-                    running[self._executor.submit(function, task, _no_progress)] = number, task
+                    running[self._executor.submit(function, task, no_progress)] = number, task
                     if len(running) > self.workers:
                         break
                 if not running:
@@ -160,10 +127,6 @@ class _KeptSignals:
         for number, previous in self._previous.items():
             signal.signal(number, previous)
         self.deliver()  # instead of an error, too: workers that got the same signal look like workers that died
-
-
-def _no_progress(tokens: int) -> None:
-    """Show nothing: what a worker has done is seen from its files."""
 
 
 @contextlib.contextmanager

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from zb_hdf5 import UnavailableError
-from zb_hdf5.converters.ingest.journal import JOURNAL_NAME, count_finished
 from zb_hdf5.converters.pipeline.journal import journal_paths, read_journal
 from zb_hdf5.core.publishing import leftover_of_dead_writer
 
@@ -15,28 +14,24 @@ def describe_interrupted(folder: Path) -> dict[str, Any] | None:
     """Return a JSON-able description of a `.partial/` folder; None if no journal is in it."""
     if not folder.is_dir():
         return None
-    records = [read_journal(path) for path in journal_paths(folder).values()]
-    if records:
-        found = {
-            "unit": "shards",
-            "finished": len(set().union(*(record.finished for record in records))),
-            "total": len(records[0].identity.get("cuts", ())) or None,
-        }
-    elif (folder / JOURNAL_NAME).exists():
-        found = {"unit": "files of tokens", "finished": count_finished(folder / JOURNAL_NAME), "total": None}
-    else:
+    records = [read_journal(path, dict) for path in journal_paths(folder).values()]
+    if not records:
         return None
+    found = {
+        "unit": records[0].head.unit,
+        "finished": len(set().union(*(record.finished for record in records))),
+        "total": records[0].head.total,
+    }
     return {"path": str(folder), "kind": "unfinished conversion", "at_work": _is_at_work(folder), **found}
 
 
 def interrupted_lines(d: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the same for people."""
-    done = f"{d['finished']:,} of {d['total']:,}" if d["total"] else f"{d['finished']:,}"
     next_step = "wait" if d["at_work"] else "go on with the same command and --resume"
     return [
         ("path", d["path"]),
         ("what", "a conversion at work" if d["at_work"] else "an interrupted conversion"),
-        ("state", f"{done} {d['unit']} are finished; {next_step}"),
+        ("state", f"{d['finished']:,} of {d['total']:,} {d['unit']} are finished; {next_step}"),
     ]
 
 

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from zb_hdf5.converters.pipeline.plan import cut_into_shards, require_room
 from zb_hdf5.converters.pipeline.run import Report, refuse_bad_destination
 from zb_hdf5.converters.pipeline.shard import read_ahead
 from zb_hdf5.converters.pipeline.shuffle import UNSHUFFLED, Shuffle
+from zb_hdf5.converters.pipeline.task import Progress
 from zb_hdf5.converters.sources.source import Source
 from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.store.live import LiveStoreWriter
-
-Progress = Callable[[int], None]
 
 
 def convert_live(
@@ -50,8 +48,8 @@ def convert_live(
             writer.write(batches)
             progress(batches.size)
         info = writer.finish()
-    source.accounts.settle(info.token_count)
+    source.token_counts.require_balance(info.token_count)
     seconds = time.monotonic() - start_s
     shuffle = Shuffle("direct", "one process gathers the records, as --live asks") if source.reorders else UNSHUFFLED
     shards = list(writer.index.shards)
-    return Report(destination, source.meta, shards, info.max_token, source.accounts, str(shuffle), seconds)
+    return Report(destination, source.meta, shards, info.max_token, source.token_counts, str(shuffle), seconds)

@@ -5,22 +5,15 @@ from __future__ import annotations
 import os
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
-from zb_hdf5 import ConvertError, ShardIndex, open_reader
-from zb_hdf5.converters.pipeline.journal import (
-    Part,
-    Record,
-    journal_paths,
-    meta_from_json,
-    read_journal,
-    remove_journals,
-    require_same,
-)
-from zb_hdf5.converters.pipeline.shard import FinishedShard
+from zb_hdf5 import ConvertError, ShardIndex, StoreMeta, open_reader
+from zb_hdf5.converters.pipeline.journal import Part, journal_paths, read_journals, remove_journals, require_same
+from zb_hdf5.converters.pipeline.shard import SHARDS, FinishedShard
 from zb_hdf5.core.publishing import PartialDirectory, partial_path, remove
 from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.formats.sidecar import crc32_path
-from zb_hdf5.spec import INDEX_NAME, SHARD_PREFIX
+from zb_hdf5.spec import INDEX_NAME, SHARD_PREFIX, stored_dtype
 
 
 def merge_parts(destination: str | os.PathLike[str], *, overwrite: bool = False) -> ShardIndex:
@@ -41,16 +34,15 @@ def merge_parts(destination: str | os.PathLike[str], *, overwrite: bool = False)
         raise ConvertError(f"{waiting}: no parts of a conversion there; run 'convert ... --shard-range I/N' first")
     with PartialDirectory(destination, overwrite=overwrite) as folder:
         folder.keep()
-        record, finished = _collect(waiting)
-        identity = record.identity
+        plan, finished = _collect(waiting)
         index = ShardIndex(
-            meta_from_json(identity["meta"]),
+            StoreMeta(**{**plan["meta"], "dtype": stored_dtype(plan["meta"]["dtype"])}),
             tuple(done.entry for _, done in sorted(finished.items())),
-            identity["shuffle"],
-            identity["source"],
+            plan["shuffle"],
+            plan["source"],
         )
-        _require_whole(waiting, identity["target"], index)
-        if FORMATS[identity["target"]].indexed:
+        _require_whole(waiting, plan["target"], index)
+        if FORMATS[plan["target"]].indexed:
             index.save(waiting)
         folder.on_published(remove_journals)
     return index
@@ -69,25 +61,25 @@ def _require_whole(folder: Path, target: str, index: ShardIndex) -> None:
                 index.require_extents(reader, entry)
 
 
-def _collect(folder: Path) -> tuple[Record, dict[int, FinishedShard]]:
+def _collect(folder: Path) -> tuple[dict[str, Any], dict[int, FinishedShard]]:
     """Return the plan that all journals agree on, and every shard."""
-    records = {path: read_journal(path) for path in journal_paths(folder).values()}
-    first = next(iter(records.values()), None)
+    records = read_journals(folder, SHARDS, FinishedShard.from_json)
+    first = next((record.head for record in records.values()), None)
     if first is None:
         raise ConvertError(f"{folder}: another process has merged it")
     finished: dict[int, FinishedShard] = {}
     for path, record in records.items():
-        require_same(record.identity, first.identity, path)
-        if record.files != first.files:
+        require_same(record.head.plan, first.plan, path)
+        if record.head.files != first.files:
             raise ConvertError(f"{path}: the source changed between the jobs; run them again with --resume")
         finished.update(record.finished)
-    num_shards = len(first.identity["cuts"])
+    num_shards = len(first.plan["cuts"])
     missing = [k for k in range(num_shards) if k not in finished or not (folder / finished[k].entry.path).exists()]
     if missing:
         raise ConvertError(
             f"{folder}: {len(missing)} of {num_shards} shards are missing, {_how_to_write(missing, folder, num_shards)}"
         )
-    return first, finished
+    return first.plan, finished
 
 
 def _how_to_write(missing: list[int], folder: Path, num_shards: int) -> str:

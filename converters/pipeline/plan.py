@@ -13,7 +13,8 @@ import numpy as np
 
 from zb_hdf5 import ArgumentError, ConvertError, StoreMeta
 from zb_hdf5.console import format_bytes
-from zb_hdf5.converters.pipeline.shard import FileState, ShardTask, file_states, require_unchanged
+from zb_hdf5.converters.pipeline.journal import FileState, Head
+from zb_hdf5.converters.pipeline.shard import SHARDS, ShardTask, file_states, require_unchanged
 from zb_hdf5.converters.sources.source import Source
 from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.spec import DEFAULT_SPLIT, SHARD_PREFIX
@@ -62,6 +63,10 @@ class Plan:
             "identity": self.source.identity,
             "cuts": [list(cut) for cut in self.cuts],
         }
+
+    def head(self) -> Head:
+        """Return how its journal begins."""
+        return Head(SHARDS, len(self.cuts), self.identity(), self.files)
 
     def name(self, shard: int) -> str:
         """Return the file name of a shard."""

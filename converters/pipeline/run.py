@@ -8,36 +8,16 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable
-from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Self
 
 from zb_hdf5 import ArgumentError, ConvertError, ShardEntry, ShardIndex, StoreMeta
-from zb_hdf5.converters.pipeline.engines import Engine, Inline
-from zb_hdf5.converters.pipeline.journal import (
-    SHARD_JOURNALS,
-    WHOLE,
-    Journal,
-    Part,
-    how_to_go_on,
-    journal_paths,
-    read_journal,
-    refuse_other_journals,
-    remove_journals,
-    require_same,
-)
+from zb_hdf5.converters.pipeline.engines import Inline
+from zb_hdf5.converters.pipeline.journal import WHOLE, Journal, Part, is_result, remove_journals
 from zb_hdf5.converters.pipeline.plan import Plan, require_one_split, require_room
-from zb_hdf5.converters.pipeline.shard import (
-    CheckTask,
-    FinishedShard,
-    ShardTask,
-    file_states,
-    is_intact,
-    no_progress,
-    write_shard,
-)
+from zb_hdf5.converters.pipeline.shard import FinishedShard, ShardTask, file_states, is_intact, write_shard
 from zb_hdf5.converters.pipeline.shuffle import (
     DEFAULT_MEMORY_BYTES,
     Shuffle,
@@ -46,13 +26,13 @@ from zb_hdf5.converters.pipeline.shuffle import (
     scatter_path,
     scattered,
 )
-from zb_hdf5.converters.sources.source import Accounts, Source
-from zb_hdf5.core.publishing import PartialDirectory, partial_path, refuse_existing, remove
+from zb_hdf5.converters.pipeline.task import Engine, Progress, no_progress
+from zb_hdf5.converters.sources.source import Source, TokenCounts
+from zb_hdf5.core.publishing import PartialDirectory, partial_path, refuse_existing
 from zb_hdf5.formats.registry import FORMATS
-from zb_hdf5.formats.sidecar import crc32_path
 from zb_hdf5.spec import INDEX_NAME, combine_sha256
 
-Progress = Callable[[int], None]
+NOTHING_LEFT: Final = Shuffle("none", "nothing was left to do")
 
 
 class Kept(NamedTuple):
@@ -62,8 +42,39 @@ class Kept(NamedTuple):
     tokens: int
     seconds: float
 
+    @classmethod
+    def of(cls, finished: Iterable[FinishedShard], seconds: float) -> Self:
+        """Count shards that were found finished."""
+        tokens = [done.token_count for done in finished]
+        return cls(len(tokens), sum(tokens), seconds if tokens else 0.0)
+
 
 NOTHING_KEPT: Final = Kept(0, 0, 0.0)
+
+
+@dataclass(frozen=True)
+class WorkOptions:
+    """How the work is done: none of it shows in the result. See `convert`.
+
+    Attributes
+    ----------
+    num_threads
+        Threads that tokenize, in each process.
+    """
+
+    engine: Engine = field(default_factory=Inline)
+    overwrite: bool = False
+    resume: bool = False
+    part: Part = WHOLE
+    shuffle_method: str = "auto"
+    memory_bytes: int = DEFAULT_MEMORY_BYTES
+    num_threads: int = 1
+    progress: Progress = no_progress
+    kept: Progress = no_progress
+
+    def choose_shuffle(self, source: Source, cuts: list[tuple[int, int]]) -> Shuffle:
+        """Decide how to get at the records of some shards."""
+        return choose_shuffle(source, self.shuffle_method, cuts, self.memory_bytes, self.engine.workers_per_node)
 
 
 @dataclass(frozen=True)
@@ -76,7 +87,7 @@ class Report:
         What was written; for a part of a conversion the `.partial` folder that it belongs to.
     shards
         Those of this conversion, or of this part.
-    accounts
+    token_counts
         Of the whole conversion, also in the report of a part.
     shuffle
         How the records were read, and why that way.
@@ -88,7 +99,7 @@ class Report:
     meta: StoreMeta
     shards: list[ShardEntry]
     max_token: int
-    accounts: Accounts
+    token_counts: TokenCounts
     shuffle: str
     seconds: float
     part: Part = WHOLE
@@ -170,28 +181,24 @@ def convert(
     """
     destination = Path(destination)
     start_s = time.monotonic()
-    was_kept = NOTHING_KEPT
     refuse_bad_destination(source, destination)
+    work = WorkOptions(
+        engine or Inline(), overwrite, resume, part, shuffle_method, memory_bytes, progress=progress, kept=kept
+    )
     if is_one_file(target, destination, several=bool(num_shards or shard_bytes) or part != WHOLE):
-        ways = _Ways(Inline(), shuffle_method, memory_bytes, progress, kept)
-        finished, shuffle = _write_file(source, target, destination, overwrite, ways)
+        finished, shuffle = _write_file(source, target, destination, replace(work, engine=Inline()))
+        was_kept = NOTHING_KEPT
     else:
         plan = Plan.make(source, target, num_shards, shard_bytes)
         _prepare_checks(source, plan.cuts)
-        ways = _Ways(engine or Inline(), shuffle_method, memory_bytes, progress, kept)
-        folder = _Folder(plan, destination, overwrite, part, ways)
-        if part.shards(len(plan.cuts)):
-            finished, shuffle = folder.resume() if resume else folder.begin(), folder.shuffle
-        else:  # more jobs than shards
-            finished, shuffle = [], folder.shuffle
-        was_kept = folder.kept
+        finished, shuffle, was_kept = _write_folder(plan, destination, work)
     shards = [done.entry for done in finished]
     if part == WHOLE:
-        source.accounts.settle(sum(shard.token_count for shard in shards))
+        source.token_counts.require_balance(sum(shard.token_count for shard in shards))
     place = destination if part == WHOLE else partial_path(destination)
     seconds = time.monotonic() - start_s
     max_token = max((done.max_token for done in finished), default=0)
-    return Report(place, source.meta, shards, max_token, source.accounts, str(shuffle), seconds, part, was_kept)
+    return Report(place, source.meta, shards, max_token, source.token_counts, str(shuffle), seconds, part, was_kept)
 
 
 def is_one_file(target: str, destination: Path, *, several: bool) -> bool:
@@ -236,199 +243,83 @@ def _prepare_checks(source: Source, cuts: list[tuple[int, int]]) -> None:
         source.check_reads()
 
 
-class _Ways(NamedTuple):
-    """How the work is done: nothing of it shows in the result."""
-
-    engine: Engine
-    shuffle_method: str
-    memory_bytes: int
-    progress: Progress
-    kept: Progress
-
-    def choose(self, source: Source, cuts: list[tuple[int, int]]) -> Shuffle:
-        return choose_shuffle(source, self.shuffle_method, cuts, self.memory_bytes, self.engine.workers_per_node)
-
-
-def _write_file(
-    source: Source, target: str, path: Path, overwrite: bool, ways: _Ways
-) -> tuple[list[FinishedShard], Shuffle]:
+def _write_file(source: Source, target: str, path: Path, work: WorkOptions) -> tuple[list[FinishedShard], Shuffle]:
     require_one_split(source, "name a folder of shards")
     cut = (0, source.num_batches)
     files = file_states(source.paths)
     _prepare_checks(source, [cut])
-    if not overwrite:
+    if not work.overwrite:
         refuse_existing(path)
-    shuffle = ways.choose(source, [cut])
-    progress = halved(ways.progress, shuffle)
+    shuffle = work.choose_shuffle(source, [cut])
+    progress = halved(work.progress, shuffle)
     needed_bytes = FORMATS[target].stored_bytes(source.meta, source.num_batches) + shuffle.temp_bytes
     require_room(path.parent, needed_bytes, 1)
-    with scattered(source, shuffle, path, ways.engine, progress) as readable:
-        task = ShardTask(readable, target, path, *cut, source.meta, sidecar=False, overwrite=overwrite, files=files)
+    with scattered(source, shuffle, path, work.engine, progress) as readable:
+        task = ShardTask(
+            readable, target, path, *cut, source.meta, sidecar=False, overwrite=work.overwrite, files=files
+        )
         return [write_shard(task, progress)], shuffle
 
 
-class _Folder:
-    """Fills the `.partial/` of one destination."""
-
-    def __init__(self, plan: Plan, destination: Path, overwrite: bool, part: Part, ways: _Ways) -> None:
-        self._plan, self._destination, self._overwrite = plan, destination, overwrite
-        self._part, self._ways = part, ways
-        self.kept = NOTHING_KEPT
-        self.shuffle = Shuffle("none", "nothing was left to do")
-        self._shards = part.shards(len(plan.cuts))
-
-    def begin(self) -> list[FinishedShard]:
-        """Start from nothing."""
-        with self._open() as folder:
-            if not self._overwrite:
-                refuse_other_journals(folder, SHARD_JOURNALS)
-            journals = journal_paths(folder.partial_path)
-            if journals and not self._overwrite:
-                folder.keep()
-            done = 0 if self._overwrite else len(self._recorded(journals.values()))
-            if done:
-                raise ConvertError(
-                    f"{folder.partial_path}: an interrupted conversion with {done:,} of {len(self._plan.cuts):,} "
-                    "finished shards is there; go on with --resume, or start over with --force"
-                )
-            self._remove_unfinished(folder, {})
-            return self._write(folder, {})
-
-    def resume(self) -> list[FinishedShard]:
-        """Go on with what an interrupted conversion has left, if anything."""
-        if self._destination.exists() and not self._overwrite:
-            return self._already_done()
-        with self._open() as folder:
-            refuse_other_journals(folder, SHARD_JOURNALS)
-            folder.keep()
-            start_s = time.monotonic()
-            finished = self._finished_before(folder)
-            self._keep(finished.values(), time.monotonic() - start_s)
-            self._remove_unfinished(folder, finished)
-            return self._write(folder, finished)
-
-    def _keep(self, finished: Iterable[FinishedShard], seconds: float) -> None:
-        tokens = [done.entry.token_count for done in finished]
-        self.kept = Kept(len(tokens), sum(tokens), seconds)
-
-    def _open(self) -> PartialDirectory:
-        return PartialDirectory(self._destination, overwrite=self._overwrite, shared=self._part != WHOLE)
-
-    def _write(self, folder: PartialDirectory, finished: dict[int, FinishedShard]) -> list[FinishedShard]:
-        try:
-            return self._write_missing(folder, finished)
-        except BaseException as error:
-            with suppress(OSError):
-                self._remove_unfinished(folder, finished)
-            if finished:
-                error.add_note(
-                    f"{len(finished):,} of {len(self._shards):,} shards are finished, in {folder.partial_path}: "
-                    f"{how_to_go_on(self._overwrite)}"
-                )
-            raise
-
-    def _write_missing(self, folder: PartialDirectory, finished: dict[int, FinishedShard]) -> list[FinishedShard]:
-        plan, path = self._plan, folder.partial_path
-        missing = [shard for shard in self._shards if shard not in finished]
-        if missing:
-            self.shuffle = self._ways.choose(plan.source, [plan.cuts[shard] for shard in missing])
-        progress = halved(self._ways.progress, self.shuffle)
-        require_room(path, sum(map(plan.shard_bytes, missing)) + self.shuffle.temp_bytes, plan.num_inodes())
-        journal = Journal(path, self._part, plan, finished)
-        self._remove_other_journals(folder)
-        self._ways.kept(self.kept.tokens)
-        with scattered(
-            plan.source, self.shuffle, path / plan.name(self._shards[0]), self._ways.engine, progress
-        ) as source:
-            tasks = (replace(plan.task(shard, path), source=source) for shard in missing)
-            with closing(self._ways.engine.run(write_shard, tasks, progress)) as results:
-                for number, done in results:
-                    journal.add(missing[number], done)
-                    finished[missing[number]] = done
-                    folder.keep()
-        plan.require_unchanged_sources()
-        in_order = [finished[shard] for shard in self._shards]
-        if self._part == WHOLE:
-            save_index(path, plan, in_order)
-            # the journal goes along and is removed under the final name: a kill just before loses no shard
-            folder.on_published(remove_journals)
-        return in_order
-
-    def _recorded(self, journals: Iterable[Path]) -> set[int]:
-        """Return which of the shards to write are finished, whichever job has recorded them."""
-        return {shard for path in journals for shard in read_journal(path).finished if shard in self._shards}
-
-    def _finished_before(self, folder: PartialDirectory) -> dict[int, FinishedShard]:
-        """Return the shards that earlier runs have finished and that are still intact."""
-        plan, touched = self._plan, False
-        recorded: dict[int, FinishedShard] = {}
-        for path in journal_paths(folder.partial_path).values():
-            record = read_journal(path)
-            require_same(record.identity, plan.identity(), path)
-            touched |= self._is_touched(record.files)
-            recorded.update((shard, done) for shard, done in record.finished.items() if shard in self._shards)
-        shards = sorted(recorded)
-        tasks = [CheckTask(plan.task(k, folder.partial_path), recorded[k], touched) for k in shards]
-        with closing(self._ways.engine.run(is_intact, tasks, no_progress)) as results:
-            intact = dict(results)
-        return {shard: recorded[shard] for number, shard in enumerate(shards) if intact[number]}
-
-    def _is_touched(self, before: dict[str, tuple[int, int]]) -> bool:
-        """Return whether a source file has another mtime than before, and refuse another size."""
-        for path, (size, _) in self._plan.files.items():
-            if path not in before or before[path][0] != size:
-                raise ConvertError(
-                    f"{path}: changed since the interrupted conversion: expected {before.get(path, ('no file',))[0]} "
-                    f"bytes, found {size}; start over with --force"
-                )
-        return before != self._plan.files
-
-    def _remove_unfinished(self, folder: PartialDirectory, finished: dict[int, FinishedShard]) -> None:
-        """Remove what earlier runs of this part have left, but for finished shards."""
-        kept = {path.name for done in finished.values() for path in _files_of(folder.partial_path / done.entry.path)}
-        mine = tuple(self._plan.name(shard) for shard in self._shards)
-        journals = {path.name for path in journal_paths(folder.partial_path).values()}
-        for name in os.listdir(folder.partial_path):
-            # a journal stays until the new one is there
-            if name not in kept and name not in journals and (self._part == WHOLE or name.startswith(mine)):
-                remove(folder.partial_path / name)
-
-    def _remove_other_journals(self, folder: PartialDirectory) -> None:
-        """Remove the journals that the new one replaces, and with --force those of other plans."""
-        for part, path in journal_paths(folder.partial_path).items():
-            replaced = self._part == WHOLE or (self._overwrite and part.num_jobs != self._part.num_jobs)
-            if part != self._part and replaced:
-                path.unlink()
-
-    def _already_done(self) -> list[FinishedShard]:
-        """Take a destination that is there for the result of the same conversion, or refuse it."""
-        plan, source = self._plan, self._plan.source
-        if (self._destination / INDEX_NAME).exists():
-            index = ShardIndex.load(self._destination)
-            same = (index.meta, index.shuffle, index.source) == (source.meta, source.shuffle, source.description)
-            shards = [(plan.name(shard), stop - start) for shard, (start, stop) in enumerate(plan.cuts)]
-            same = same and [(entry.path, entry.num_batches) for entry in index.shards] == shards
-            if same and not self._is_outdated():
-                remove_journals(self._destination)
-                done = [FinishedShard(entry, 0) for entry in index.shards]
-                self._keep(done, 0.0)
-                return done
-        raise ConvertError(
-            f"{self._destination}: exists already and is no result of this conversion; pass --force to replace it"
-        )
-
-    def _is_outdated(self) -> bool:
-        """Return whether a source file is newer than the finished store, or a shard lacks what makes its variant."""
-        made_ns = (self._destination / INDEX_NAME).stat().st_mtime_ns
-        sources = map(Path, self._plan.source.description.get("files", []))
-        row = FORMATS[self._plan.target]
-        plain = not all(row.is_variant(self._destination / self._plan.name(shard)) for shard in self._shards)
-        return plain or any(path.stat().st_mtime_ns > made_ns for path in sources)
+def _write_folder(plan: Plan, destination: Path, work: WorkOptions) -> tuple[list[FinishedShard], Shuffle, Kept]:
+    """Fill the `.partial/` of a destination, and publish it if it is the whole."""
+    shards = work.part.shards(len(plan.cuts))
+    if not shards:  # more jobs than shards
+        return [], NOTHING_LEFT, NOTHING_KEPT
+    if work.resume and not work.overwrite and destination.exists():
+        finished = _require_result(plan, destination)
+        return finished, NOTHING_LEFT, Kept.of(finished, 0.0)
+    with PartialDirectory(destination, overwrite=work.overwrite, shared=work.part != WHOLE) as folder:
+        start_s = time.monotonic()
+        journal = Journal(
+            folder, plan.head(), {shard: plan.task(shard, folder.partial_path) for shard in shards}, FinishedShard,
+            part=work.part, overwrite=work.overwrite, resume=work.resume,
+        )  # fmt: skip
+        journal.take_up(work.engine, is_intact)
+        kept = Kept.of(journal.finished.values(), time.monotonic() - start_s)
+        work.kept(kept.tokens)
+        with journal.kept_for_resume():
+            finished, shuffle = _write_missing(plan, journal, folder.partial_path, work)
+            if work.part == WHOLE:
+                save_index(folder.partial_path, plan, finished)
+                # the journal goes along and is removed under the final name: a kill just before loses no shard
+                folder.on_published(remove_journals)
+        return finished, shuffle, kept
 
 
-def _files_of(shard: Path) -> tuple[Path, Path]:
-    """Return the names of a shard and of the crc32 rows that may lie beside it."""
-    return shard, crc32_path(shard)
+def _write_missing(
+    plan: Plan, journal: Journal[ShardTask, FinishedShard], folder: Path, work: WorkOptions
+) -> tuple[list[FinishedShard], Shuffle]:
+    missing = journal.missing
+    shuffle = work.choose_shuffle(plan.source, [plan.cuts[shard] for shard in missing]) if missing else NOTHING_LEFT
+    progress = halved(work.progress, shuffle)
+    require_room(folder, sum(map(plan.shard_bytes, missing)) + shuffle.temp_bytes, plan.num_inodes())
+    first = work.part.shards(len(plan.cuts))[0]
+    with scattered(plan.source, shuffle, folder / plan.name(first), work.engine, progress) as source:
+        tasks = {shard: replace(task, source=source) for shard, task in missing.items()}
+        finished = journal.run(work.engine, write_shard, tasks, progress)
+    plan.require_unchanged_sources()
+    return finished, shuffle
+
+
+def _require_result(plan: Plan, destination: Path) -> list[FinishedShard]:
+    """Take a destination that is there for the result of the same conversion, or refuse it."""
+    source = plan.source
+    if (destination / INDEX_NAME).exists():
+        index = ShardIndex.load(destination)
+        same = (index.meta, index.shuffle, index.source) == (source.meta, source.shuffle, source.description)
+        shards = [(plan.name(shard), stop - start) for shard, (start, stop) in enumerate(plan.cuts)]
+        same = same and [(entry.path, entry.num_batches) for entry in index.shards] == shards
+        same = same and not _lacks_variant(plan, destination)
+        if is_result(destination, same, map(Path, source.description.get("files", []))):
+            return [FinishedShard(entry, 0) for entry in index.shards]
+    raise ConvertError(f"{destination}: exists already and is no result of this conversion; pass --force to replace it")
+
+
+def _lacks_variant(plan: Plan, folder: Path) -> bool:
+    """Return whether a shard lacks what makes it a file of its variant."""
+    row = FORMATS[plan.target]
+    return not all(row.is_variant(folder / plan.name(shard)) for shard in range(len(plan.cuts)))
 
 
 def save_index(folder: Path, plan: Plan, finished: list[FinishedShard]) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,8 @@ from zb_hdf5 import (
     verify_store,
 )
 from zb_hdf5.columns.reader import GROUP_BYTES
+from zb_hdf5.converters.pipeline.journal import CheckTask, FileState
+from zb_hdf5.converters.pipeline.task import Progress, no_progress
 from zb_hdf5.converters.sources.source import Source
 from zb_hdf5.core.digests import TokenDigest
 from zb_hdf5.core.publishing import partial_path, write_atomically
@@ -34,17 +36,12 @@ from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.formats.sidecar import crc32_path
 from zb_hdf5.spec import BATCHES, DEFAULT_SPLIT, TokenArray
 
-Progress = Callable[[int], None]
-#: Size in bytes and mtime in ns.
-FileState = tuple[int, int]
+#: What the shards are called in the journal and in messages.
+SHARDS: Final = "shards"
 #: What is copied from file to file between two reports of progress.
 COPY_BYTES: Final = 64 << 20
 #: But no more reports than this: the target looks at all its batches for each.
 COPIES: Final = 64
-
-
-def no_progress(tokens: int) -> None:
-    """Show nothing."""
 
 
 def file_states(paths: Iterable[Path]) -> dict[str, FileState]:
@@ -67,7 +64,8 @@ def require_unchanged(paths: Iterable[Path], before: dict[str, FileState]) -> No
             )
 
 
-class FinishedShard(NamedTuple):
+@dataclass(frozen=True)
+class FinishedShard:
     """A shard under its final name.
 
     Attributes
@@ -83,6 +81,19 @@ class FinishedShard(NamedTuple):
     entry: ShardEntry
     max_token: int
     frame_sha256: str = ""
+
+    @property
+    def token_count(self) -> int:
+        return self.entry.token_count
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it for its line of the journal."""
+        return {"entry": self.entry.to_json(), "max_token": self.max_token, "frame_sha256": self.frame_sha256}
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Self:
+        """Return what `to_json` was called on; the format may be one that `shards.json` does not know."""
+        return cls(ShardEntry.from_json(value["entry"]), int(value["max_token"]), str(value["frame_sha256"]))
 
 
 @dataclass(frozen=True)
@@ -129,30 +140,16 @@ class ShardTask:
         return 0
 
     @property
+    def paths(self) -> tuple[Path, Path]:
+        """The shard, and the sidecar that it may have."""
+        return self.path, crc32_path(self.path)
+
+    @property
     def num_tokens(self) -> int:
         return (self.stop - self.start) * self.meta.batch_tokens
 
 
-@dataclass(frozen=True)
-class CheckTask:
-    """A finished shard to look at once more.
-
-    Attributes
-    ----------
-    from_source
-        Compare with what the source holds now as well, whose files have another mtime than before.
-    """
-
-    shard: ShardTask
-    finished: FinishedShard
-    from_source: bool
-
-    def tokens_done(self) -> int:
-        """Checks show no progress."""
-        return 0
-
-
-def is_intact(task: CheckTask, progress: Progress = no_progress) -> bool:
+def is_intact(check: CheckTask[ShardTask, FinishedShard], progress: Progress = no_progress) -> bool:
     """Return whether a finished shard still has every byte that it was finished with.
 
     Raises
@@ -160,19 +157,19 @@ def is_intact(task: CheckTask, progress: Progress = no_progress) -> bool:
     ConvertError
         If the source has other tokens now.
     """
-    entry = task.finished.entry
-    if task.from_source and source_sha256(task.shard) != entry.sha256:
+    task, entry = check.task, check.finished.entry
+    path = task.path
+    if check.from_source and source_sha256(task) != entry.sha256:
         raise ConvertError(
-            f"{task.shard.path}: the source has changed since this shard was written from it; start over with --force"
+            f"{path}: the source has changed since this shard was written from it; start over with --force"
         )
-    path = task.shard.path
     try:
-        if frame_sha256(task.shard, entry) != task.finished.frame_sha256:
+        if frame_sha256(task, entry) != check.finished.frame_sha256:
             return False
         if entry.backend in BACKENDS:
             [report] = verify_store(path, workers=1)
             return report.problem is None and report.sha256 == entry.sha256
-        return token_sha256(task.shard, entry) == entry.sha256
+        return token_sha256(task, entry) == entry.sha256
     except (ZbError, OSError):
         return False
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ import numpy as np
 from zb_hdf5 import ArgumentError
 from zb_hdf5.columns.reader import GROUP_BYTES, require_choice
 from zb_hdf5.console import format_bytes
-from zb_hdf5.converters.pipeline.engines import Engine
+from zb_hdf5.converters.pipeline.task import Engine, Progress
 from zb_hdf5.converters.sources.source import ShuffledSource, Source
 from zb_hdf5.core.publishing import scratch_directory
 from zb_hdf5.core.scatter import BucketReader, ScatterPlan, scatter_run
@@ -31,8 +31,6 @@ DIRECT_BYTES: Final = 60 << 20
 WARM_SHARE: Final = 0.9
 #: Disks that answer a random read faster are better read at random than written and read once more.
 FAST_READ_S: Final = 1e-3
-
-Progress = Callable[[int], None]
 
 
 @dataclass(frozen=True)
@@ -122,15 +120,15 @@ def _probe(source: ShuffledSource) -> tuple[str, str]:
     return ("direct" if read_s < FAST_READ_S else "two-pass"), text
 
 
-class ScatteredSource:
-    """A source whose records were scattered to run files: reads consecutive batches from them. See `formats.Source`."""
+class ScatteredSource(Source):
+    """A source whose records were scattered to run files: reads consecutive batches from them."""
 
     def __init__(self, source: Source, plan: ScatterPlan, folder: Path, pad_id: int) -> None:
         self.meta, self.num_batches, self.shuffle, self.order = (
             source.meta, source.num_batches, source.shuffle, source.order,
         )  # fmt: skip
         self.reorders = source.reorders
-        self.shard_batches, self.accounts, self.paths = source.shard_batches, source.accounts, source.paths
+        self.shard_batches, self.token_counts, self.paths = source.shard_batches, source.token_counts, source.paths
         self.shard_splits, self.shard_records = source.shard_splits, source.shard_records
         self.shard_documents = source.shard_documents
         self.description, self.identity = source.description, source.identity
@@ -144,16 +142,6 @@ class ScatteredSource:
         count = min(len(rows), self._num_records - first)
         self._buckets.read_into(first, rows[:count])
         rows[count:] = self._pad_id
-
-    def sha256_of(self, start: int, stop: int) -> str | None:
-        """Shuffled records have no digest before they are written."""
-        return None
-
-    def shard_of(self, start: int, stop: int) -> None:
-        """Records between the passes are no batches yet."""
-
-    def check_reads(self) -> None:
-        """Records between the passes carry no digests."""
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,15 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5 import ArgumentError, ConvertError, IncompleteError, StoreMeta
+from zb_hdf5.columns.reader import require_choice
 from zb_hdf5.converters.sources.open_files import OpenFiles
-from zb_hdf5.converters.sources.source import Accounts
+from zb_hdf5.converters.sources.source import REMAINDERS, Source, TokenCounts
 from zb_hdf5.core.order import write_order
 from zb_hdf5.core.publishing import PARTIAL_SUFFIX
 from zb_hdf5.formats.npy import read_npy_header
@@ -29,8 +30,6 @@ from zb_hdf5.spec import (
     stored_dtype,
     token_limit,
 )
-
-REMAINDERS: Final = ("drop", "pad", "error")
 
 
 @dataclass(frozen=True)
@@ -87,8 +86,8 @@ class NpyFile:
         return f"index {record * seq_len + column:,}" if len(self.shape) == 1 else f"index [{record:,}, {column:,}]"
 
 
-class NpySource:
-    """Batches of shuffled records from one or more `.npy` files. See `formats.ShuffledSource`.
+class NpySource(Source):
+    """Batches of shuffled records from one or more `.npy` files.
 
     Parameters
     ----------
@@ -113,8 +112,7 @@ class NpySource:
         remainder: str = "drop",
         pad_id: int = 0,
     ) -> None:
-        if remainder not in REMAINDERS:
-            raise ArgumentError(f"remainder must be one of {', '.join(REMAINDERS)}, found {remainder!r}")
+        require_choice("remainder", remainder, REMAINDERS)
         self.paths = expand(paths)
         self._files = [NpyFile.open(path, seq_len) for path in self.paths]
         total = sum(file.num_records for file in self._files)
@@ -135,18 +133,18 @@ class NpySource:
         self.cold = False
         self._ends = np.cumsum([file.num_records for file in self._files])
         self._open_files = OpenFiles(self.paths)
-        self._account(remainder)
+        self._count_tokens(remainder)
 
     def _auto_dtype(self, vocab_size: int) -> str:
         small = all(file.dtype.kind == "u" and file.dtype.itemsize <= 2 for file in self._files)
         return "uint16" if small or 0 < vocab_size <= 2**16 else "uint32"
 
-    def _account(self, remainder: str) -> None:
+    def _count_tokens(self, remainder: str) -> None:
         """Decide what is stored, and say what is not."""
         meta, total = self.meta, self.meta.total_records
-        self.accounts = Accounts(sum(file.num_tokens for file in self._files))
+        self.token_counts = TokenCounts(sum(file.num_tokens for file in self._files))
         for file in self._files:
-            self.accounts.drop("file tail", file.num_tokens - file.num_records * meta.seq_len)
+            self.token_counts.drop("file tail", file.num_tokens - file.num_records * meta.seq_len)
         rest = total % meta.batch_size
         if rest and remainder == "error":
             raise ConvertError(
@@ -156,10 +154,10 @@ class NpySource:
         self.num_batches = total // meta.batch_size
         if rest and remainder == "pad":
             self.num_batches += 1
-            self.accounts.padding_rows = meta.batch_size - rest
-            self.accounts.padded = self.accounts.padding_rows * meta.seq_len
+            self.token_counts.padding_rows = meta.batch_size - rest
+            self.token_counts.padded = self.token_counts.padding_rows * meta.seq_len
         else:
-            self.accounts.drop("remainder", rest * meta.seq_len)
+            self.token_counts.drop("remainder", rest * meta.seq_len)
         if self.num_batches == 0:
             raise ConvertError(
                 f"{total:,} records of {meta.seq_len} tokens do not fill one batch of {meta.batch_size}; "
@@ -202,16 +200,6 @@ class NpySource:
             here = np.flatnonzero(files == number)
             inside = records[here] - (self._ends[number] - self._files[number].num_records)
             self._gather_from(number, inside, rows, here)
-
-    def sha256_of(self, start: int, stop: int) -> str | None:
-        """`.npy` files carry no digests."""
-        return None
-
-    def shard_of(self, start: int, stop: int) -> None:
-        """Records lie in other files than batches."""
-
-    def check_reads(self) -> None:
-        """`.npy` files carry no digests."""
 
     def _gather_from(
         self, number: int, inside: npt.NDArray[np.int64], rows: TokenArray, here: npt.NDArray[np.int64]

@@ -1,18 +1,21 @@
-"""What a source offers to a conversion, and the account of its tokens."""
+"""What a source offers to a conversion, and the counts of its tokens."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from zb_hdf5 import BatchReader, ConvertError, StoreMeta
 from zb_hdf5.core.order import GlobalOrder
 from zb_hdf5.spec import TokenArray
 
+#: What may become of records that do not fill the last batch.
+REMAINDERS: Final = ("drop", "pad", "error")
+
 
 @dataclass
-class Accounts:
+class TokenCounts:
     """Where the tokens went: `tokens_in + padded == stored + dropped` or the conversion is wrong.
 
     Attributes
@@ -33,8 +36,16 @@ class Accounts:
         if tokens:
             self.dropped[reason] = self.dropped.get(reason, 0) + tokens
 
-    def settle(self, stored: int) -> None:
-        """Raise `ConvertError` unless the accounts balance."""
+    def add(self, later: TokenCounts) -> None:
+        """Add those of another file."""
+        self.tokens_in += later.tokens_in
+        self.padded += later.padded
+        self.padding_rows += later.padding_rows
+        for reason, tokens in later.dropped.items():
+            self.drop(reason, tokens)
+
+    def require_balance(self, stored: int) -> None:
+        """Raise `ConvertError` unless the counts add up."""
         if self.tokens_in + self.padded != stored + sum(self.dropped.values()):
             raise ConvertError(
                 f"internal error: {self.tokens_in:,} tokens in + {self.padded:,} padded != {stored:,} stored + "
@@ -60,7 +71,7 @@ class Source(Protocol):
     shard_records, shard_documents
         Of each of these shards, where it is known, else empty: its part of `total_records`, and how many documents have
         their first token in it.
-    accounts
+    token_counts
         Complete before the first batch is read.
     description
         For the `source` entry of `shards.json`.
@@ -82,7 +93,7 @@ class Source(Protocol):
     shard_splits: list[str]
     shard_records: list[int]
     shard_documents: list[int | None]
-    accounts: Accounts
+    token_counts: TokenCounts
     description: dict[str, Any]
     paths: list[Path]
     identity: dict[str, Any]
@@ -92,13 +103,16 @@ class Source(Protocol):
         """Fill `out`, shape `(count, B, S)` of the stored dtype, with consecutive batches."""
 
     def sha256_of(self, start: int, stop: int) -> str | None:
-        """Return the digest that the source has stored for these batches, or None."""
+        """Return the digest that the source has stored for these batches; None: it has none."""
+        return None
 
     def shard_of(self, start: int, stop: int) -> BatchReader | None:
-        """Open the one file that holds exactly these batches, or return None."""
+        """Open the one file that holds exactly these batches; None: no file is just these."""
+        return None
 
     def check_reads(self) -> None:
         """Compare each batch with its own digest as it is read, where the source has one: no `sha256_of` will do it."""
+        return
 
 
 class ShuffledSource(Source, Protocol):

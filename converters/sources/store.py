@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 
 from zb_hdf5 import BatchReader, ConvertError, IncompleteError, ShardedReader, open_reader
-from zb_hdf5.converters.sources.source import Accounts
+from zb_hdf5.converters.sources.source import Source, TokenCounts
 from zb_hdf5.core.order import GlobalOrder
 from zb_hdf5.spec import TokenArray, find_bad_token, stored_dtype
 
 
-class StoreSource:
-    """The batches of a store, in their order, byte for byte or in another dtype. See `formats.Source`.
+class StoreSource(Source):
+    """The batches of a store, in their order, byte for byte or in another dtype.
 
     Parameters
     ----------
@@ -58,7 +58,7 @@ class StoreSource:
         self.num_batches = self._reader.num_batches
         if self.num_batches == 0:
             raise ConvertError(f"{path}: holds no batches")
-        self.accounts = Accounts(self.num_batches * self.meta.batch_tokens)
+        self.token_counts = TokenCounts(self.num_batches * self.meta.batch_tokens)
         self.shard_batches: list[int] = []
         self.shard_splits: list[str] = []
         self.shard_records: list[int] = []

@@ -25,44 +25,30 @@ from zb_hdf5 import (
     ShardIndex,
     StateError,
     StoreMeta,
-    documents,
     open_reader,
     verify_store,
 )
 from zb_hdf5.converters.cli import convert
-from zb_hdf5.converters.ingest import staging as spool
+from zb_hdf5.converters.ingest import text_plan
 from zb_hdf5.converters.ingest.packing import PACKINGS
-from zb_hdf5.converters.ingest.routing import Recipe, Tally
-from zb_hdf5.converters.ingest.staging import Spool, lengths_path
+from zb_hdf5.converters.ingest.routing import Recipe
+from zb_hdf5.converters.ingest.staging import StagingFile, lengths_path, staging_paths
 from zb_hdf5.converters.ingest.to_batches import TextOptions, TextSource, ingest_batches
 from zb_hdf5.converters.ingest.to_streams import ShardedTokenizationPipeline
 from zb_hdf5.converters.pipeline.engines import Inline, open_engine
-from zb_hdf5.converters.sources.source import Accounts
+from zb_hdf5.converters.pipeline.journal import WHOLE
+from zb_hdf5.converters.pipeline.run import WorkOptions
+from zb_hdf5.converters.sources.source import TokenCounts
 from zb_hdf5.core.order import write_order
 from zb_hdf5.core.publishing import partial_path
 from zb_hdf5.maintenance.rebuild import rebuild_index
-from zb_hdf5.spec import stored_dtype
+from zb_hdf5.spec import NOT_KNOWN, stored_dtype
 from zb_hdf5.text.documents import open_documents
+
+pytest_plugins = ["corpus"]  # the fixtures `texts` and `files`
 
 BYTES = Recipe("byte", 256)
 SMALL = TextOptions(batch_size=2, seq_len=16, seed=5)
-
-
-@pytest.fixture(scope="module")
-def texts():
-    rng = np.random.default_rng(3)
-    return ["".join(map(chr, rng.integers(97, 123, rng.integers(1, 60)))) for _ in range(150)]
-
-
-@pytest.fixture
-def files(tmp_path, texts, monkeypatch):
-    """Return two files of JSON lines, of several row groups each."""
-    monkeypatch.setattr(documents, "ROW_GROUP_BYTES", 2000)
-    folder = tmp_path / "corpus"
-    folder.mkdir()
-    for name, part in (("a", texts[:90]), ("b", texts[90:])):
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in part))
-    return open_documents([folder])
 
 
 def stream_of(texts):
@@ -85,7 +71,7 @@ def read_rows(path):
 
 
 def ingest(files, destination, recipe=BYTES, options=SMALL, engine=None, **how):
-    return ingest_batches(files, "jsonl", destination, recipe, options, engine=engine or Inline(), **how)
+    return ingest_batches(files, "jsonl", destination, recipe, options, WorkOptions(engine or Inline(), **how))
 
 
 @pytest.mark.parametrize("packing", sorted(PACKINGS))
@@ -104,8 +90,8 @@ def test_stored_rows_are_the_packed_documents(tmp_path, files, texts, packing, s
     assert (index.shuffle, index.meta.document_count) == ("global" if shuffle else "none", 150)
     assert json.loads(index.meta.tokenizer)["name"] == "byte"
     assert index.source["packing"] == packing
-    accounts = report.conversion.accounts
-    assert accounts.tokens_in == len(stream_of(texts))
+    counts = report.conversion.token_counts
+    assert counts.tokens_in == len(stream_of(texts))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus", "out"]
 
 
@@ -190,42 +176,42 @@ def test_remainders(tmp_path, files, texts):
     st.integers(0, 5),
 )
 @example([512] * 20, "best-fit", "pad", 16, 512, True, 0)  # 4 rows were dropped by default
-def test_the_accounts_balance(tmp_path_factory, lengths, packing, remainder, batch_size, seq_len, shuffle, num_val):
+def test_the_counts_balance(tmp_path_factory, lengths, packing, remainder, batch_size, seq_len, shuffle, num_val):
     """Tokens in + padding = stored + dropped, counted in the batches: padding is 0 here, and no token is."""
-    folder = tmp_path_factory.mktemp("spools")
+    folder = tmp_path_factory.mktemp("staging")
     parts = {"train": lengths[num_val:], "val": lengths[:num_val]}
-    spools = [write_spool_of(folder, split, part) for split, part in parts.items() if sum(part)]
-    assume(spools)
+    staged = [write_staging_file_of(folder, split, part) for split, part in parts.items() if sum(part)]
+    assume(staged)
     options = TextOptions(batch_size, seq_len, shuffle=shuffle, packing=packing, remainder=remainder)
     meta = StoreMeta(batch_size, seq_len, stored_dtype("uint32"), 42, 0, len(lengths), 0, "")
     try:
-        source = TextSource(spools, folder, meta, options, 0, {}, [])
+        source = TextSource(staged, folder, meta, options, 0, {}, [])
     except ConvertError:  # not one batch of a split
         return
     stored = np.empty((source.num_batches, batch_size, seq_len), np.uint32)
     source.read_into(0, stored)
-    accounts = source.accounts
-    accounts.settle(stored.size)
-    assert accounts.tokens_in == sum(spool.num_tokens for spool in spools)
-    assert np.count_nonzero(stored == 0) == accounts.padded
-    assert np.count_nonzero(stored) == accounts.tokens_in - sum(accounts.dropped.values())
+    counts = source.token_counts
+    counts.require_balance(stored.size)
+    assert counts.tokens_in == sum(file.num_tokens for file in staged)
+    assert np.count_nonzero(stored == 0) == counts.padded
+    assert np.count_nonzero(stored) == counts.tokens_in - sum(counts.dropped.values())
     records = stored.any(axis=2)
     assert source.meta.total_records == records.sum()
-    assert accounts.padding_rows == (~records).sum()
+    assert counts.padding_rows == (~records).sum()
     if packing == "best-fit" and remainder == "pad":
-        assert not accounts.dropped
+        assert not counts.dropped
     shards = np.split(stored, np.cumsum(source.shard_batches)[:-1])
     assert source.shard_records == [shard.any(axis=2).sum() for shard in shards]
     assert source.shard_documents == [np.count_nonzero(shard == 1) for shard in shards]
 
 
-def write_spool_of(folder, split, lengths):
+def write_staging_file_of(folder, split, lengths):
     """Write documents of these lengths, which begin with token 1 and go on with 2."""
     path = folder / f"{split}.tokens"
     documents = [np.array([1] + [2] * (length - 1), np.uint32) for length in lengths if length]
     np.concatenate(documents).tofile(path)
     np.array(lengths, np.int64).tofile(lengths_path(path))
-    return Spool(path, split, sum(lengths), Tally(len(lengths), accounts=Accounts(sum(lengths))))
+    return StagingFile(path, split, sum(lengths), TokenCounts(sum(lengths)))
 
 
 @pytest.mark.parametrize("packing", sorted(PACKINGS))
@@ -247,7 +233,7 @@ def test_shards_say_which_documents_begin_in_them(tmp_path, packing):
     assert [shard.document_count for shard in index.shards] == begun
     assert index.meta.document_count == 150
     assert sum(begun) == 150 or (packing == "concat" and sum(begun) > 145)  # the stream's last tokens fill no row
-    counted = [shard["document_count"] for shard in json.loads((tmp_path / "out/shards.json").read_text())["shards"]]
+    counted = json.loads((tmp_path / "out/shards.json").read_text())["shards"]["document_count"]
     assert counted == begun
     run_convert("hdf5-to-batch", tmp_path / "out", tmp_path / "copy")
     run_convert("batch-to-hdf5", tmp_path / "copy", tmp_path / "back")
@@ -266,7 +252,7 @@ def test_shards_that_are_cut_anew_do_not_say_which_documents_they_hold(tmp_path,
     run_convert("hdf5-to-batch", tmp_path / "out", tmp_path / "copy", "--shards", "2")
     index = json.loads((tmp_path / "copy/shards.json").read_text())
     assert index["document_count"] == 150
-    assert not any("document_count" in shard for shard in index["shards"])
+    assert index["shards"]["document_count"] == [NOT_KNOWN, NOT_KNOWN]
 
 
 def run_convert(*arguments):
@@ -321,14 +307,14 @@ def contents(folder):
 
 
 def tokenized(monkeypatch):
-    """Return a list that grows with each spool that is tokenized."""
-    real, paths = spool.encode_shard, []
+    """Return a list that grows with each file of tokens that is made."""
+    real, paths = text_plan.encode_shard, []
 
     def encode(plan, *rest):
         paths.append(plan)
         yield from real(plan, *rest)
 
-    monkeypatch.setattr(spool, "encode_shard", encode)
+    monkeypatch.setattr(text_plan, "encode_shard", encode)
     return paths
 
 
@@ -346,9 +332,9 @@ def test_finished_tokens_and_shards_are_kept(num_tasks, tmp_path, files, monkeyp
     done = tokenized(monkeypatch)
     again = ingest(files, tmp_path / "out", options=options, resume=True)
     assert len(done) == max(0, 4 - num_tasks)
-    assert (again.tokens_kept > 0, again.tokens_kept == whole.tally.accounts.tokens_in) == (num_tasks > 0, not done)
+    assert (again.tokens_kept > 0, again.tokens_kept == whole.counts.tokens.tokens_in) == (num_tasks > 0, not done)
     assert again.conversion.kept.shards == max(0, num_tasks - 4)
-    assert (again.conversion.sha256, again.tally) == (whole.conversion.sha256, whole.tally)
+    assert (again.conversion.sha256, again.counts) == (whole.conversion.sha256, whole.counts)
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus", "out", "whole"]
 
@@ -369,7 +355,7 @@ def test_a_replacement_goes_on_too(num_tasks, tmp_path, files, monkeypatch):
     ingest(files, tmp_path / "out", options=options, resume=True, overwrite=True)
     assert len(done) == max(0, 4 - num_tasks)
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
-    assert whole.conversion.accounts.padded
+    assert whole.conversion.token_counts.padded
     assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus", "out", "whole"]
 
 
@@ -385,12 +371,12 @@ def test_damaged_tokens_are_made_again(damage, tmp_path, files, monkeypatch):
     whole = ingest(files, tmp_path / "whole")
     with pytest.raises(Stops):
         ingest(files, tmp_path / "out", engine=Failing(3))
-    path = spool.spool_path(partial_path(tmp_path / "out.tokens"), 1)
+    path, lengths = staging_paths(partial_path(tmp_path / "out.tokens"), 1)
     data = bytearray(path.read_bytes())
     if damage == "lose":
         path.unlink()
     elif damage == "lengths":
-        spool.lengths_path(path).write_bytes(b"")
+        lengths.write_bytes(b"")
     else:
         data[7] ^= 4
         path.write_bytes(data[:-2] if damage == "cut" else data)
@@ -403,7 +389,7 @@ def test_tokens_of_other_documents_are_not_gone_on_with(tmp_path, files):
     with pytest.raises(Stops):
         ingest(files, tmp_path / "out", engine=Failing(1))
     waiting = partial_path(tmp_path / "out.tokens")
-    journal = waiting / "journal-tokens.jsonl"
+    journal = waiting / WHOLE.journal_name
     for recipe in (Recipe("byte", None), Recipe("byte", 256, 7)):
         with pytest.raises(ConvertError, match="holds another conversion: its source is"):
             ingest(files, tmp_path / "out", recipe=recipe, resume=True)
@@ -454,7 +440,7 @@ def test_resume_of_a_finished_store_says_so(layout, tmp_path, files):
     command = ["jsonl-to-hdf5", tmp_path / "corpus", tmp_path / "out", "--tokenizer", "byte", "--layout", layout, *own]
     assert run(*command).exit_code == 0
     before = contents(tmp_path / "out")
-    left = tmp_path / "out/journal-tokens.jsonl"  # by a kill behind the renaming
+    left = tmp_path / "out" / WHOLE.journal_name  # by a kill behind the renaming
     left.write_text("{}\n")
     result = run(*command, "--resume")
     assert (result.exit_code, "nothing to do" in result.stdout) == (0, True), result.output
@@ -470,7 +456,7 @@ def test_resume_of_a_finished_store_says_so(layout, tmp_path, files):
 
 def test_the_two_layouts_leave_each_other_alone(tmp_path, files):
     with pytest.raises(Stops):
-        ShardedTokenizationPipeline(files, "jsonl", BYTES).run(tmp_path / "out", engine=Failing(1))
+        ShardedTokenizationPipeline(files, "jsonl", BYTES).run(tmp_path / "out", WorkOptions(Failing(1)))
     before = contents(partial_path(tmp_path / "out"))
     for resume in (False, True):
         with pytest.raises(ConvertError, match="conversion of another kind is there; start over with --force"):
@@ -483,7 +469,7 @@ def test_the_two_layouts_leave_each_other_alone(tmp_path, files):
     before = contents(partial_path(tmp_path / "new"))
     for resume in (False, True):
         with pytest.raises(ConvertError, match="conversion of another kind is there; start over with --force"):
-            ShardedTokenizationPipeline(files, "jsonl", BYTES).run(tmp_path / "new", engine=Inline(), resume=resume)
+            ShardedTokenizationPipeline(files, "jsonl", BYTES).run(tmp_path / "new", WorkOptions(resume=resume))
     assert contents(partial_path(tmp_path / "new")) == before
 
 
@@ -556,11 +542,9 @@ def test_real_text_packs_well(tmp_path):
     files = open_documents(sorted(Path(json.__file__).parent.parent.glob("*.py")), "text")
     for packing, lost in (("best-fit", False), ("pad", True)):
         options = TextOptions(4, 2048, packing=packing, remainder="pad")
-        accounts = ingest_batches(
-            files, "text", tmp_path / packing, BYTES, options, engine=Inline()
-        ).conversion.accounts
-        assert (sum(accounts.dropped.values()) > 0.5 * accounts.tokens_in) is lost
-        assert (accounts.padded < 0.02 * accounts.tokens_in) or lost
+        counts = ingest_batches(files, "text", tmp_path / packing, BYTES, options).conversion.token_counts
+        assert (sum(counts.dropped.values()) > 0.5 * counts.tokens_in) is lost
+        assert (counts.padded < 0.02 * counts.tokens_in) or lost
 
 
 def test_shards_are_cut_evenly(tmp_path, files):

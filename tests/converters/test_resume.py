@@ -445,7 +445,7 @@ def test_a_torn_line_of_the_journal_counts_as_unfinished(cut, source, whole, tmp
     partial = interrupt(source, tmp_path / "out", 3)
     journal = partial / WHOLE.journal_name
     journal.write_bytes(journal.read_bytes()[:-cut])
-    assert len(read_journal(journal).finished) < 3
+    assert len(read_journal(journal, dict).finished) < 3
     succeed("npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--resume")
     assert snapshot(tmp_path / "out") == whole
 
@@ -457,7 +457,7 @@ def test_a_journal_that_is_none_is_told(source, tmp_path):
     for damaged in (["{", *lines[1:]], [lines[0], "{}", *lines[2:]], ["[]", *lines[1:]], []):
         journal.write_text("\n".join(damaged))
         with pytest.raises(FormatError, match="not a journal"):
-            read_journal(journal)
+            read_journal(journal, dict)
         assert "--force" in fail(1, "npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--resume")
 
 
@@ -473,6 +473,15 @@ def test_other_arguments_are_no_resume(options, differs, source, tmp_path):
     message = fail(1, "npy-to-hdf5", source, tmp_path / "out", *OPTIONS, *options, "--resume")
     assert f"holds another conversion: its {differs} is" in message
     assert snapshot(partial) == before
+
+
+def test_a_journal_of_nothing_finished_binds_no_later_run(source, whole, tmp_path):
+    partial = interrupt(source, tmp_path / "out", 2)
+    journal = partial / WHOLE.journal_name
+    journal.write_text(journal.read_text().split("\n")[0] + "\n")
+    succeed("npy-to-hdf5", source, tmp_path / "seven", *OPTIONS, "--seed", 7)
+    succeed("npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--seed", 7, "--resume")
+    assert snapshot(tmp_path / "out") == snapshot(tmp_path / "seven")
 
 
 def test_a_source_of_another_mtime_is_proved_by_its_digests(source, whole, tmp_path):

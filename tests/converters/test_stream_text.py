@@ -4,41 +4,27 @@ import json
 from itertools import pairwise
 
 import h5py
-import numpy as np
 import pytest
 from click.testing import CliRunner
 from interrupted import Failing, Stops
 
 from zb_hdf5 import ConvertError
 from zb_hdf5.converters.cli import convert
-from zb_hdf5.converters.ingest import to_streams as stream_text
+from zb_hdf5.converters.ingest import text_plan
 from zb_hdf5.converters.ingest.routing import Recipe
 from zb_hdf5.converters.ingest.to_streams import ShardedTokenizationPipeline
-from zb_hdf5.converters.pipeline.engines import Inline, open_engine
+from zb_hdf5.converters.pipeline.engines import open_engine
+from zb_hdf5.converters.pipeline.interrupted import describe_interrupted
+from zb_hdf5.converters.pipeline.merge import merge_parts
+from zb_hdf5.converters.pipeline.run import WorkOptions
 from zb_hdf5.core.publishing import partial_path
 from zb_hdf5.spec import DOC_OFFSETS, TOKENS
 from zb_hdf5.store.index import ShardIndex
-from zb_hdf5.text import documents
 from zb_hdf5.text.documents import open_documents
 
+pytest_plugins = ["corpus"]  # the fixtures `texts` and `files`
+
 BYTES = Recipe("byte", 256)
-
-
-@pytest.fixture(scope="module")
-def texts():
-    rng = np.random.default_rng(4)
-    return ["".join(map(chr, rng.integers(97, 123, rng.integers(1, 60)))) for _ in range(150)]
-
-
-@pytest.fixture
-def files(tmp_path, texts, monkeypatch):
-    """Return two files of JSON lines, of several row groups each."""
-    monkeypatch.setattr(documents, "ROW_GROUP_BYTES", 2000)
-    folder = tmp_path / "corpus"
-    folder.mkdir()
-    for name, part in (("a", texts[:90]), ("b", texts[90:])):
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in part))
-    return open_documents([folder])
 
 
 def stored_documents(store, split=None):
@@ -60,7 +46,7 @@ def expected(texts, end=(256,)):
 def test_documents_are_recovered_by_their_offsets(tmp_path, files, texts, num_shards, workers):
     pipeline = ShardedTokenizationPipeline(files, "jsonl", BYTES, num_shards=num_shards)
     with open_engine("local", workers) as engine:
-        report = pipeline.run(tmp_path / "out", engine=engine, num_threads=workers)
+        report = pipeline.run(tmp_path / "out", WorkOptions(engine, num_threads=workers))
     assert stored_documents(tmp_path / "out") == expected(texts)
     index = ShardIndex.load(tmp_path / "out")
     assert index == report.index
@@ -73,41 +59,45 @@ def test_documents_are_recovered_by_their_offsets(tmp_path, files, texts, num_sh
 def test_splits_boundaries_and_long_documents(tmp_path, files, texts):
     recipe = Recipe("byte", None, max_document_tokens=20)
     pipeline = ShardedTokenizationPipeline(files, "jsonl", recipe, num_shards=2, val_fraction=0.3, seed=1)
-    report = pipeline.run(tmp_path / "out", engine=Inline())
+    report = pipeline.run(tmp_path / "out")
     cut = [text[:20] for text in texts]
     train, val = (stored_documents(tmp_path / "out", split) for split in ("train", "val"))
     assert sorted(train + val) == sorted(expected(cut, end=()))
     assert 20 < len(val) < 80
-    assert report.tally.accounts.dropped == {"beyond --max-document-tokens": sum(map(len, texts)) - sum(map(len, cut))}
+    assert report.counts.tokens.dropped == {"beyond --max-document-tokens": sum(map(len, texts)) - sum(map(len, cut))}
 
 
 @pytest.mark.parametrize("num_tasks", [0, 1, 3])
 @pytest.mark.parametrize("damage", ["", "token", "junk"])
 def test_finished_shards_are_kept(num_tasks, damage, tmp_path, files, monkeypatch):
     pipeline = ShardedTokenizationPipeline(files, "jsonl", BYTES, num_shards=4)
-    whole = pipeline.run(tmp_path / "whole", engine=Inline())
+    whole = pipeline.run(tmp_path / "whole")
     with pytest.raises(Stops):
-        pipeline.run(tmp_path / "out", engine=Failing(num_tasks))
+        pipeline.run(tmp_path / "out", WorkOptions(Failing(num_tasks)))
     waiting = partial_path(tmp_path / "out")
     assert waiting.exists() == (num_tasks > 0)
     if num_tasks:
+        found = describe_interrupted(waiting)
+        assert (found["unit"], found["finished"], found["total"]) == ("files of tokens", num_tasks, 4)
+        with pytest.raises(ConvertError, match="conversion of another kind is there"):
+            merge_parts(tmp_path / "out")
         with pytest.raises(
-            ConvertError, match=f"with {num_tasks} finished files of tokens is there; go on with --resume"
+            ConvertError, match=f"with {num_tasks} of 4 finished files of tokens is there; go on with --resume"
         ):
-            pipeline.run(tmp_path / "out", engine=Inline())
+            pipeline.run(tmp_path / "out")
         if damage:
             path = waiting / whole.index.shards[0].path
             data = path.read_bytes()
             path.write_bytes(data.replace(b"\x00\x01", b"\x01\x01", 1) if damage == "token" else data + b"junk")
     done = []
-    real = stream_text.encode_shard
-    monkeypatch.setattr(stream_text, "encode_shard", lambda plan, *rest: (done.append(plan), real(plan, *rest))[1])
+    real = text_plan.encode_shard
+    monkeypatch.setattr(text_plan, "encode_shard", lambda plan, *rest: (done.append(plan), real(plan, *rest))[1])
     made, kept = [], []
-    again = pipeline.run(tmp_path / "out", engine=Inline(), resume=True, progress=made.append, kept=kept.append)
+    again = pipeline.run(tmp_path / "out", WorkOptions(resume=True, progress=made.append, kept=kept.append))
     assert len(done) == 4 - num_tasks + (damage != "" and num_tasks > 0)
     assert again.shards_kept == 4 - len(done)
     assert (again.tokens_kept, sum(made) + sum(kept)) == (sum(kept), whole.index.token_count)
-    assert (again.index, again.tally) == (whole.index, whole.tally)
+    assert (again.index, again.counts) == (whole.index, whole.counts)
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
         path.name for path in (tmp_path / "whole").iterdir()
     }
@@ -118,11 +108,11 @@ def test_errors(tmp_path, files):
     pipeline = ShardedTokenizationPipeline(files, "jsonl", BYTES)
     (tmp_path / "out").mkdir()
     with pytest.raises(ConvertError, match="out: exists already"):
-        pipeline.run(tmp_path / "out", engine=Inline())
+        pipeline.run(tmp_path / "out")
     (tmp_path / "empty.jsonl").write_text("bad\n")
     pipeline = ShardedTokenizationPipeline(open_documents([tmp_path / "empty.jsonl"]), "jsonl", BYTES)
     with pytest.raises(ConvertError, match=r"no documents in 1 file \(1 bad JSON\)"):
-        pipeline.run(tmp_path / "new", engine=Inline())
+        pipeline.run(tmp_path / "new")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus", "empty.jsonl", "out"]
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zb_hdf5 import ArgumentError, ConvertError
-from zb_hdf5.converters.ingest.routing import TRAIN, VAL, Recipe, Tally, encode_shard, plan_text_shards
+from zb_hdf5.converters.ingest.routing import TRAIN, VAL, DocumentCounts, Recipe, encode_shard, plan_text_shards
 from zb_hdf5.text import documents
 from zb_hdf5.text.documents import open_documents
 from zb_hdf5.text.tokenizers import load_tokenizer
@@ -32,11 +32,11 @@ def files(tmp_path, texts, monkeypatch):
 
 
 def encode(plan, recipe=WITH_BOUNDARY, num_threads=1):
-    """Return the documents of a shard as lists of ids, and their tally."""
-    tally, found = Tally(), []
-    for encoded in encode_shard(plan, recipe, num_threads, tally):
+    """Return the documents of a shard as lists of ids, and their counts."""
+    counts, found = DocumentCounts(), []
+    for encoded in encode_shard(plan, recipe, num_threads, counts):
         found += [part.tolist() for part in np.split(encoded.tokens, np.cumsum(encoded.lengths)[:-1])]
-    return found, tally
+    return found, counts
 
 
 def tokens_of(texts):
@@ -51,13 +51,13 @@ def test_all_shards_together_are_all_documents_in_order(files, texts, num_shards
     found = [encode(plan, num_threads=num_threads) for plan in plans]
     assert [document for documents, _ in found for document in documents] == tokens_of(texts)
     assert all(documents for documents, _ in found)
-    total = Tally()
-    for _, tally in found:
-        total.merge(tally)
+    total = DocumentCounts()
+    for _, counts in found:
+        total.add(counts)
     assert total.documents == 200
     assert total.dropped.counts == {"bad JSON": 3, "empty": 3}
     assert total.dropped.first[0].endswith("a.jsonl: line 4: bad JSON")
-    assert total.accounts.tokens_in == sum(map(len, tokens_of(texts)))
+    assert total.tokens.tokens_in == sum(map(len, tokens_of(texts)))
 
 
 def test_a_shard_per_file(files, texts):
@@ -70,12 +70,12 @@ def test_held_out_documents_do_not_depend_on_the_shards(files, texts, num_shards
     *train, val = plan_text_shards(files, num_shards, val_fraction=0.2, seed=7)
     assert ([plan.split for plan in train], val.split) == ([TRAIN] * num_shards, VAL)
     kept = [document for plan in train for document in encode(plan)[0]]
-    held_out, tally = encode(val)
+    held_out, counts = encode(val)
     again = encode(plan_text_shards(files, val_fraction=0.2, seed=7)[-1])[0]
     assert held_out == again
     assert sorted(kept + held_out) == sorted(tokens_of(texts))
     assert 20 <= len(held_out) <= 60
-    assert not tally.dropped.counts, "counted in the shards of the training documents"
+    assert not counts.dropped.counts, "counted in the shards of the training documents"
     assert encode(plan_text_shards(files, val_fraction=0.2, seed=8)[-1])[0] != held_out
 
 

@@ -16,6 +16,7 @@ from zb_hdf5.columns.reader import require_choice
 from zb_hdf5.converters.ingest import to_streams
 from zb_hdf5.converters.ingest.routing import Recipe
 from zb_hdf5.converters.pipeline.engines import open_engine
+from zb_hdf5.converters.pipeline.run import WorkOptions
 from zb_hdf5.core.order import GlobalOrder
 from zb_hdf5.core.publishing import refuse_existing, scratch_directory
 from zb_hdf5.errors import ArgumentError, StateError
@@ -128,7 +129,7 @@ class ShardedTokenizationPipeline:
         pipeline = to_streams.ShardedTokenizationPipeline(files, kind, self._recipe, num_shards=self._num_shards)
         with open_engine("local", workers) as engine:
             assert engine is not None  # only an MPI rank has none
-            return pipeline.run(destination, engine=engine, overwrite=overwrite)
+            return pipeline.run(destination, WorkOptions(engine, overwrite))
 
 
 def _spool(texts: Iterator[str], folder: Path, num_files: int) -> list[Path]:

@@ -1,0 +1,236 @@
+"""What is tokenized, how, and into which files: the part that batch stores and streams of text share."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Self
+
+import numpy as np
+
+from zb_hdf5 import ConvertError
+from zb_hdf5.converters.ingest.routing import DocumentCounts, Encoded, Recipe, ShardPlan, encode_shard
+from zb_hdf5.converters.pipeline.journal import CheckTask, Head, Journal, is_result
+from zb_hdf5.converters.pipeline.run import WorkOptions
+from zb_hdf5.converters.pipeline.shard import file_states
+from zb_hdf5.converters.pipeline.task import Progress, no_progress
+from zb_hdf5.core.publishing import LockedFolder, partial_path
+from zb_hdf5.spec import INDEX_NAME, stored_dtype
+from zb_hdf5.text.documents import DocumentFile
+from zb_hdf5.text.tokenizers import load_tokenizer, token_dtype
+
+#: What the files of tokens are called in the journal and in messages.
+TOKEN_FILES: Final = "files of tokens"
+
+
+@dataclass(frozen=True)
+class FinishedTokens:
+    """A file of tokens that is whole and on disk, and what became of its documents.
+
+    Attributes
+    ----------
+    files_sha256
+        Over all bytes of its files.
+    """
+
+    token_count: int
+    counts: DocumentCounts
+    files_sha256: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it for its line of the journal."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Self:
+        """Return what `to_json` was called on."""
+        counts = DocumentCounts.from_json(value["counts"])
+        return cls(int(value["token_count"]), counts, str(value["files_sha256"]))
+
+
+@dataclass(frozen=True)
+class TokenizeTask:
+    """The documents of one file of tokens, for any process. Picklable.
+
+    Attributes
+    ----------
+    paths
+        The file of tokens, and what else is written with it.
+    """
+
+    paths: tuple[Path, ...]
+    shard: ShardPlan
+    recipe: Recipe
+    dtype: np.dtype[Any]
+    vocab_size: int
+    tokenizer: str
+    num_threads: int
+
+    def tokens_done(self) -> int:
+        """Return how far another process is, by the size of its file."""
+        for path in (self.paths[0], partial_path(self.paths[0])):
+            with suppress(OSError):
+                return path.stat().st_size // self.dtype.itemsize
+        return 0
+
+    def encode(self, counts: DocumentCounts, progress: Progress) -> Iterator[Encoded]:
+        """Yield its documents, tokenized block by block, and count them."""
+        for encoded in encode_shard(self.shard, self.recipe, self.num_threads, counts):
+            yield encoded
+            progress(len(encoded.tokens))
+
+
+class TokenizedText(NamedTuple):
+    """All files of tokens of a conversion, and what became of all documents.
+
+    Attributes
+    ----------
+    files_kept, tokens_kept
+        How many files an earlier run had finished, and how many tokens of text were thus not tokenized again.
+    """
+
+    files: list[tuple[TokenizeTask, FinishedTokens]]
+    counts: DocumentCounts
+    files_kept: int
+    tokens_kept: int
+
+
+class TextPlan:
+    """Files of documents, what becomes of their texts, and which of them go to which file of tokens.
+
+    Parameters
+    ----------
+    files, kind
+        The documents, and what `shards.json` calls their format.
+    shards
+        The documents of each file of tokens.
+    options
+        JSON of what else decides the store that is made of the tokens.
+    """
+
+    def __init__(
+        self,
+        files: Sequence[DocumentFile],
+        kind: str,
+        recipe: Recipe,
+        shards: Sequence[ShardPlan],
+        options: dict[str, Any] | None = None,
+    ) -> None:
+        self.files, self.recipe, self.shards = files, recipe, shards
+        self._options = options or {}
+        self._files = {
+            "format": kind,
+            "files": [str(file.path) for file in files],
+            "boundary_token_id": recipe.boundary_token_id,
+            "max_document_tokens": recipe.max_document_tokens,
+        }
+        tokenizer = load_tokenizer(recipe.tokenizer)
+        self.vocab_size, self.dtype = tokenizer.vocab_size, stored_dtype(token_dtype(tokenizer))
+        self._tokenizer = dict(tokenizer.description)
+        self.tokenizer = json.dumps(self._tokenizer)
+
+    @cached_property
+    def identity(self) -> dict[str, Any]:
+        """What decides the tokens of every file, as JSON has it."""
+        routes = [
+            [
+                shard.split,
+                shard.holdout and asdict(shard.holdout),
+                [(group.file_number, group.number) for group in shard.groups],
+            ]
+            for shard in self.shards
+        ]
+        return {
+            "source": self._files,
+            "text_column": self.files[0].column,
+            "tokenizer": self._tokenizer,
+            "files": file_states([file.path for file in self.files]),
+            "routing": hashlib.sha256(json.dumps(routes).encode()).hexdigest(),
+        }
+
+    @cached_property
+    def digest(self) -> str:
+        """Over all that decides the store, but for the time when its sources were changed last."""
+        sizes = {path: size for path, (size, _) in self.identity["files"].items()}
+        return hashlib.sha256(json.dumps([{**self.identity, "files": sizes}, self._options]).encode()).hexdigest()
+
+    def source(self, **more: Any) -> dict[str, Any]:
+        """Return what `shards.json` says of the source."""
+        return {**self._files, **more, "work": self.digest}
+
+    def is_result(self, store: Path) -> bool:
+        """Return whether a store was made of these files as they are now, and in the same way."""
+        try:
+            same = json.loads((store / INDEX_NAME).read_bytes())["source"]["work"] == self.digest
+        except (OSError, ValueError, KeyError, TypeError):
+            return False
+        return is_result(store, same, (file.path for file in self.files))
+
+    def tokenize(
+        self,
+        write: Callable[[TokenizeTask, Progress], FinishedTokens],
+        paths: Callable[[int], tuple[Path, ...]],
+        folder: LockedFolder,
+        work: WorkOptions,
+    ) -> TokenizedText:
+        """Write each file of tokens into a folder, and keep a journal of them there.
+
+        Parameters
+        ----------
+        write
+            Writes the files of a task.
+        paths
+            Returns where they are, by the number of the shard.
+
+        Raises
+        ------
+        ConvertError
+            If there are no documents, or an interrupted run has left something that is not to be gone on with.
+        """
+        tasks = {
+            number: TokenizeTask(
+                paths(number), shard, self.recipe, self.dtype, self.vocab_size, self.tokenizer, work.num_threads
+            )
+            for number, shard in enumerate(self.shards)
+        }
+        head = Head(TOKEN_FILES, len(tasks), self.identity, {})
+        journal = Journal(folder, head, tasks, FinishedTokens, overwrite=work.overwrite, resume=work.resume)
+        journal.take_up(work.engine, is_intact)
+        kept = list(journal.finished.values())
+        work.kept(sum(done.token_count for done in kept))
+        with journal.kept_for_resume():
+            finished = journal.run(work.engine, write, journal.missing, work.progress)
+        counts = DocumentCounts()
+        for done in finished:
+            counts.add(done.counts)
+        if not counts.documents:
+            raise ConvertError(f"{self.files[0].path}: {counts.no_documents(len(self.files))}")
+        files = list(zip(tasks.values(), finished, strict=True))
+        return TokenizedText(files, counts, len(kept), sum(done.counts.tokens.tokens_in for done in kept))
+
+
+def is_intact(check: CheckTask[TokenizeTask, FinishedTokens], progress: Progress = no_progress) -> bool:
+    """Return whether a finished file still has every byte that it was finished with."""
+    try:
+        return files_sha256(check.task.paths) == check.finished.files_sha256
+    except FileNotFoundError:
+        return False
+
+
+def files_sha256(paths: Iterable[Path]) -> str:
+    """Return one digest over all bytes of some files."""
+    digests = []
+    for path in paths:
+        with open(path, "rb") as file:
+            digests.append(hashlib.file_digest(file, "sha256"))
+    return combined(digests)
+
+
+def combined(digests: Iterable[Any]) -> str:
+    """Return one digest over the digests of files."""
+    return hashlib.sha256(b"".join(digest.digest() for digest in digests)).hexdigest()

@@ -54,7 +54,8 @@ def convert() -> None:
     """Convert token data between .npy, HDF5 batch stores and native .batch stores.
 
     A destination that ends in .h5, .batch or .npy is one file; any other name is a folder of shards. Nothing appears
-    under its final name before it is whole; --resume goes on with what was interrupted. Also reachable as "zb convert".
+    under its final name before it is whole; --resume continues an interrupted conversion. The command "convert" alone
+    is the same.
     """
 
 
@@ -91,11 +92,11 @@ def _npy_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def shuffle_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add what a conversion that shuffles its records can be told about the way."""
+    """Add the options of a conversion that shuffles its records."""
     methods = click.Choice(["auto", "direct", "two-pass"])
-    how = "direct: gather record by record; two-pass: only sequential reads and writes; auto: see what is faster."
+    how = "direct: gather record by record; two-pass: only sequential reads and writes; auto: the faster one."
     options = (
-        _option("--memory", Size(), "2GiB", "What all processes of this node may take together."),
+        _option("--memory", Size(), "2GiB", "Memory of all processes of this node together."),
         _option("--shuffle-method", methods, "auto", how),
     )
     return _apply(options, command)
@@ -127,9 +128,13 @@ def work_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--shard-range", type=ShardRange(), help="Write part I of N (from 0) only; then run zb index merge."
         ),
-        click.option("--resume", is_flag=True, help="Keep the finished shards of an interrupted run, do the rest."),
+        click.option("--resume", is_flag=True, help="Keep the finished shards of an interrupted run, write the rest."),
         click.option("--dry-run", is_flag=True, help="Say what would be written, and write nothing."),
-        click.option("--force", is_flag=True, help="Replace what exists, at the end and whole; also with --resume."),
+        click.option(
+            "--force",
+            is_flag=True,
+            help="Replace an existing destination when the new one is whole; also with --resume.",
+        ),
     )
     return _apply(options, output_options(command))
 
@@ -159,24 +164,22 @@ def _add_command(source: str, target: str) -> None:
     _, example_target = TARGETS[target]
     run.__doc__ = (
         f"Convert {SOURCES[source][0]} to {TARGETS[target][0]}.\n\n\b\n"
-        f"Example: convert {source}-to-{target} {example_source} {example_target}"
+        f"Example: zb convert {source}-to-{target} {example_source} {example_target}"
         + (" \\\n           --batch-size 32 --seq-len 512 --shards 4" if many else "")
     )
     in_place = (source, target) == ("batch", "hdf5")
     command: Callable[..., Any] = work_options(in_place_options(run) if in_place else run)
     if {source, target} == {"hdf5", "batch"}:
         dtypes = click.Choice(["keep", "uint32", "uint16"])
-        command = _option("--dtype", dtypes, "keep", "Store the tokens as; uint16 .batch files are an extension.")(
-            command
-        )
+        command = _option("--dtype", dtypes, "keep", "Stored dtype; uint16 .batch files are an extension.")(command)
     if target == "batch":
-        command = click.option("--dual", is_flag=True, help="Make files that are HDF5 files as well.")(command)
+        command = click.option("--dual", is_flag=True, help="Write .batch files that are HDF5 files as well.")(command)
     if target == "hdf5":
-        command = click.option("--live", is_flag=True, help="Let other processes read what is committed so far.")(
+        command = click.option("--live", is_flag=True, help="Let other processes read the committed batches.")(command)
+    if source == "hdf5":
+        command = click.option("--dataset", help="Name of the 3-D dataset, in an HDF5 file of another program.")(
             command
         )
-    if source == "hdf5":
-        command = click.option("--dataset", help="A 3-D dataset of an HDF5 file that is no store of ours.")(command)
     command = _npy_options(shuffle_options(command)) if many else command
     command = click.argument("dst", type=NewPath(), required=not in_place)(command)
     command = click.argument("src", type=ExistingPath(), nargs=-1 if many else 1, required=True)(command)
@@ -329,11 +332,11 @@ def _as_lines(report: Report) -> list[tuple[str, str]]:
 
 
 def _speed(report: Report) -> str:
-    """Rate what was written, never what was there."""
+    """Rate what this run wrote, not the shards that it kept."""
     rate = report.tokens_per_second
     if rate is None:
         return f"{report.seconds:.2f} s, nothing was left to write"
-    checks = f" ({report.kept.seconds:.2f} s to look at what was kept)" if report.kept.shards else ""
+    checks = f" ({report.kept.seconds:.2f} s to check the kept shards)" if report.kept.shards else ""
     bytes_rate = format_bytes(rate * report.meta.dtype.itemsize)
     return f"{report.seconds:.2f} s{checks}, {format_count(rate)}tok/s, {bytes_rate}/s"
 
@@ -349,14 +352,14 @@ def _extension(report: Report) -> str | None:
 
 
 def _padding(report: Report) -> str:
-    """Say how much of what is stored is no token of the source, and where it stands."""
+    """Say how much of the store is padding, and where it lies."""
     rows = report.accounts.padding_rows
     in_rows = report.accounts.padded - rows * report.meta.seq_len
     places = ([f"{in_rows:,} at the ends of rows"] if in_rows else []) + (
         [f"{rows:,} whole rows, which fill the last batch"] if rows else []
     )
     share = report.accounts.padded / report.tokens_stored
-    return f"{share:.2%} of what is stored: {', '.join(places)}"
+    return f"{share:.2%} of the stored tokens: {', '.join(places)}"
 
 
 for _source in SOURCES:

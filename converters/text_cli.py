@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from zb_hdf5.converters.pipeline.run import Report
     from zb_hdf5.text.documents import DocumentFile
 
-#: kind of document file -> (how its name reads in help, an example of a path, what is said of its documents)
+#: kind of document file -> (its name in help, an example of a path, a sentence about its documents)
 KINDS: Final = {
     "parquet": ("Parquet files of text", "corpus/", "Each row is a document."),
     "jsonl": ("JSON lines of text", "corpus.jsonl", "Each line (.jsonl, .ndjson, also .gz) is a document."),
@@ -51,17 +51,17 @@ def _add_command(group: click.Group, kind: str, as_json: AsJson, as_lines: AsLin
             return
         report = work.batches()
         if report is not None:
-            # what the conversion says of its own speed and shuffle is only of the last part of the work
+            # the conversion reports speed and shuffle of the last part of the work only
             lines = [line for line in as_lines(report.conversion) if line[0] not in ("speed", "shuffle")]
             lines += _lines(report)
             print_report({**as_json(report.conversion), **_as_json(report)}, lines, **output)
 
     run.__doc__ = (
         f"Convert {what} to an HDF5 store.\n\n"
-        f"{documents} Documents are tokenized, packed into rows of --seq-len tokens, and the rows are shuffled once, "
-        "which needs as much disk again as the store meanwhile; or, with --layout stream, kept as they are, one after "
-        "the other. A folder stands for all such files in and below it.\n\n\b\n"
-        f"Example: convert {kind}-to-hdf5 {example} train-h5 \\\n"
+        f"{documents} The command tokenizes the documents, packs them into rows of --seq-len tokens, and shuffles the "
+        "rows once. While it runs, it needs as much disk again as the store. With --layout stream it keeps documents "
+        "as they are, one after the other. A folder stands for all such files in it and below it.\n\n\b\n"
+        f"Example: zb convert {kind}-to-hdf5 {example} train-h5 \\\n"
         "           --tokenizer hf:tok.json --seq-len 2048 --packing best-fit"
     )
     command: Callable[..., Any] = output_options(run)
@@ -130,13 +130,15 @@ _OPTIONS: Final = [
         "Who tokenizes: local processes, MPI ranks, a dask cluster.",
     ),
     click.option("--scheduler-file", type=NewPath(), help="File in which the dask scheduler has left its address."),
-    click.option("--resume", is_flag=True, help="Go on with what an interrupted run has finished."),
-    click.option("--force", is_flag=True, help="Replace what exists, at the end and whole; also with --resume."),
+    click.option("--resume", is_flag=True, help="Keep the finished work of an interrupted run, do the rest."),
+    click.option(
+        "--force", is_flag=True, help="Replace an existing destination when the new one is whole; also with --resume."
+    ),
 ]
 
 
 class _Work:
-    """What both layouts do with their options."""
+    """The work of both layouts, with their options."""
 
     def __init__(
         self, src: tuple[Path, ...], kind: str, dst: Path, given: dict[str, Any], output: dict[str, bool]
@@ -278,7 +280,7 @@ def _lines(report: IngestReport) -> list[tuple[str, str]]:
 
 
 def _speed(tokens: int, kept: int, seconds: float) -> str:
-    """Rate what was tokenized, never what an earlier run had tokenized."""
+    """Rate what this run tokenized, not the tokens of an earlier run."""
     note = f" (kept {kept:,} tokens, tokenized {tokens - kept:,})" if kept else ""
     return f"{seconds:.2f} s{note}, {format_count((tokens - kept) / seconds)}tok/s"
 

@@ -38,15 +38,15 @@ if TYPE_CHECKING:
 
 
 class Face(StrEnum):
-    """What bytes 512..4095 of a `.batch` file hold besides zeros."""
+    """The content of bytes 512..4095 of a `.batch` file."""
 
     NONE = "none"
     HDF5 = "hdf5"
-    TORN = "torn"  # left by a process that was killed while it stamped or unstamped
+    TORN = "torn"  # a process was killed while it stamped or unstamped
 
 
 class BatchFileReader(BatchReader):
-    """Reads a `.batch` file. See `BatchReader` for what it offers.
+    """Reads a `.batch` file. `BatchReader` describes its functions.
 
     Parameters
     ----------
@@ -157,7 +157,7 @@ def crc32_path(path: Path) -> Path:
 
 
 def no_crc32_file(path: Path) -> str:
-    """Say what a `.batch` file needs to be verified, and how to get it."""
+    """Say which file is missing to verify a `.batch` file, and how to get it."""
     return (
         f"{crc32_path(path).name} is not beside it; restore it, or make one of the batches as they are now with "
         f"'zb index crc32 {path}'"

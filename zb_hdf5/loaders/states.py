@@ -1,4 +1,4 @@
-"""What a loader's state must hold: every field is there, of its kind and in its range, and nothing else."""
+"""Checks a loader's state: every field is there, of its type and in its range, and no other field."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SHOWN_CHARACTERS: Final = 120
 
 
 def require_dict(where: object, state: object) -> Mapping[str, Any]:
-    """Return `state`, which must be a dict; `where` is what the message begins with.
+    """Return `state`, which must be a dict; the message begins with `where`.
 
     Raises
     ------

@@ -40,7 +40,7 @@ MAX_SPOOLS: Final = 4096
 
 @dataclass(frozen=True)
 class TextOptions:
-    """What a batch store of text is to be.
+    """The options of a batch store of text.
 
     Attributes
     ----------
@@ -71,7 +71,7 @@ class TextOptions:
 
 @dataclass(frozen=True)
 class IngestReport:
-    """What became of the documents, and the report of the conversion; `tokens_kept` were not tokenized again."""
+    """The counts of documents, and the report of the conversion; `tokens_kept` were not tokenized again."""
 
     conversion: pipe.Report
     tally: Tally
@@ -118,11 +118,11 @@ class TextSource:
 
     @property
     def batches_of_split(self) -> dict[str, int]:
-        """How many batches each split has."""
+        """The number of batches of each split."""
         return {part.split: part.num_batches for part in self._splits}
 
     def _pack(self, split: str, spools: list[Spool], folder: Path, meta: StoreMeta) -> SplitRows:
-        """Pack the documents of a split, and account for what is not stored."""
+        """Pack the documents of a split, and count the tokens that are not stored."""
         options = self._options
         rows = PackedRows(spools, folder, options.packing, meta.seq_len, meta.dtype, self._pad_id)
         order = write_order(rows.num_rows, options.seed) if options.shuffle else SequentialOrder(rows.num_rows)
@@ -288,7 +288,7 @@ def ingest_batches(
 def is_ingested(
     files: Sequence[DocumentFile], kind: str, destination: str | os.PathLike[str], recipe: Recipe, options: TextOptions
 ) -> bool:
-    """Return whether `destination` is what `ingest_batches` would make; then what a kill has left is removed."""
+    """Return whether `destination` is the result of `ingest_batches`; then remove the leftovers of a kill."""
     destination = Path(destination)
     plans = _plan_spools(files, options)
     work = describe_work(files, kind, recipe, dict(load_tokenizer(recipe.tokenizer).description), plans)
@@ -333,7 +333,7 @@ def _require_free(destination: Path, options: TextOptions, overwrite: bool, resu
 
 
 def _plan_spools(files: Sequence[DocumentFile], options: TextOptions) -> list[ShardPlan]:
-    """Cut the documents so that many workers have something to do; what is stored does not depend on it."""
+    """Cut the documents so that many workers have work. The stored bytes do not depend on the cuts."""
     num_groups = sum(file.num_row_groups for file in files)
     text_bytes = sum(file.path.stat().st_size for file in files)
     wanted = max(MIN_SPOOLS, min(MAX_SPOOLS, text_bytes // SPOOL_BYTES))

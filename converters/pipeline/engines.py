@@ -1,7 +1,7 @@
-"""Who does the work: this process, local processes, MPI ranks, or a dask cluster. The bytes are the same.
+"""Engines run the tasks: this process, local processes, MPI ranks, or a dask cluster. The bytes are the same.
 
-Every engine but the first is a `concurrent.futures.Executor`; what it runs is a module-level function of one picklable
-task, and what it returns does not depend on where it ran.
+Every engine but the first is a `concurrent.futures.Executor`. It runs a module-level function of one picklable task,
+and the result does not depend on where it ran.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ Result = TypeVar("Result")
 
 
 class Task(Protocol):
-    """Something to do in one process."""
+    """One piece of work for one process."""
 
     def tokens_done(self) -> int:
-        """Return how far it is, as anyone can see it from outside."""
+        """Return the progress of the task, as other processes can see it."""
 
 
 class Engine(Protocol):
@@ -124,7 +124,7 @@ class Pooled:
             self._end(running)
 
     def _end(self, running: Iterable[Future[Any]]) -> None:
-        """See that no task is still at work: what it works on may be removed now."""
+        """Wait until no task is at work: its files may be removed then."""
         if running := [future for future in running if not future.cancel()]:
             self._interrupt()
             wait(running)
@@ -163,12 +163,12 @@ class _KeptSignals:
 
 
 def _no_progress(tokens: int) -> None:
-    """Show nothing: what a worker has done is seen from its files."""
+    """Show nothing: the progress of a worker is read from its files."""
 
 
 @contextlib.contextmanager
 def open_engine(executor: str, workers: int, scheduler_file: Path | None = None) -> Generator[Engine | None]:
-    """Open what runs the tasks; None in an MPI rank that has served others and is done.
+    """Open the engine; None in an MPI rank that has run its tasks for others and is done.
 
     Parameters
     ----------

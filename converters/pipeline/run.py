@@ -1,4 +1,4 @@
-"""The pipe between formats: a source of batches, a plan of shards, an engine that writes them, a report that adds up.
+"""A conversion: a source of batches, a plan of shards, an engine that writes them, a report that adds up.
 
 There is no code per pair of formats. Shards are written in `<dst>.partial/`, each is recorded in a journal when it is
 whole, and the folder gets its name when all of them are: a kill costs one shard per worker.
@@ -57,7 +57,7 @@ Progress = Callable[[int], None]
 
 
 class Kept(NamedTuple):
-    """What a resumed conversion has not written again: shards, their tokens, and the time to look at them."""
+    """The part that a resumed conversion did not write again: shards, their tokens, and the time to check them."""
 
     shards: int
     tokens: int
@@ -69,7 +69,7 @@ NOTHING_KEPT: Final = Kept(0, 0, 0.0)
 
 @dataclass(frozen=True)
 class Report:
-    """What a conversion did.
+    """The report of a conversion.
 
     Attributes
     ----------
@@ -82,7 +82,7 @@ class Report:
     shuffle
         How the records were read, and why that way.
     kept
-        What of it an earlier run had written.
+        The part that an earlier run had written.
     """
 
     destination: Path
@@ -110,7 +110,7 @@ class Report:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """How fast this run has written, without the time for looking at what it kept; None if it wrote nothing."""
+        """The speed of this run, without the time for checking kept shards; None if it wrote nothing."""
         return self.tokens_written / (self.seconds - self.kept.seconds) if self.tokens_written else None
 
     @property
@@ -206,7 +206,7 @@ def is_one_file(target: str, destination: Path, *, several: bool) -> bool:
     Raises
     ------
     ConvertError
-        If its name says another thing than what was asked for.
+        If its name contradicts the arguments.
     """
     suffix = FORMATS[target].suffix
     if destination.suffix == suffix and several:
@@ -237,7 +237,7 @@ def _prepare_checks(source: Source, cuts: list[tuple[int, int]]) -> None:
 
 
 class _Ways(NamedTuple):
-    """How the work is done: nothing of it shows in the result."""
+    """Settings of the work that do not change the result."""
 
     engine: Engine
     shuffle_method: str
@@ -294,7 +294,7 @@ class _Folder:
             return self._write(folder, {})
 
     def resume(self) -> list[FinishedShard]:
-        """Go on with what an interrupted conversion has left, if anything."""
+        """Continue an interrupted conversion, if there is one."""
         if self._destination.exists() and not self._overwrite:
             return self._already_done()
         with self._open() as folder:
@@ -400,7 +400,7 @@ class _Folder:
                 path.unlink()
 
     def _already_done(self) -> list[FinishedShard]:
-        """Take a destination that is there for the result of the same conversion, or refuse it."""
+        """Accept an existing destination as the result of the same conversion, or refuse it."""
         plan, source = self._plan, self._plan.source
         if (self._destination / INDEX_NAME).exists():
             index = ShardIndex.load(self._destination)
@@ -417,7 +417,7 @@ class _Folder:
         )
 
     def _is_outdated(self) -> bool:
-        """Return whether a source file is newer than the finished store, or a shard lacks its HDF5 face."""
+        """Return whether a source file is newer than the finished store, or a shard lacks its HDF5 metadata."""
         made_ns = (self._destination / INDEX_NAME).stat().st_mtime_ns
         sources = map(Path, self._plan.source.description.get("files", []))
         faceless = self._plan.target == "dual" and any(

@@ -143,7 +143,7 @@ class NpySource:
         return "uint16" if small or 0 < vocab_size <= 2**16 else "uint32"
 
     def _account(self, remainder: str) -> None:
-        """Decide what is stored, and say what is not."""
+        """Decide which records are stored, and count the others."""
         meta, total = self.meta, self.meta.total_records
         self.accounts = Accounts(sum(file.num_tokens for file in self._files))
         for file in self._files:

@@ -1,4 +1,4 @@
-"""What a source offers to a conversion, and the account of its tokens."""
+"""The functions that a source offers to a conversion, and the count of its tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from zb_hdf5.spec import TokenArray
 
 @dataclass
 class Accounts:
-    """Where the tokens went: `tokens_in + padded == stored + dropped` or the conversion is wrong.
+    """Counts of tokens: `tokens_in + padded == stored + dropped`, or the conversion is wrong.
 
     Attributes
     ----------
@@ -34,7 +34,7 @@ class Accounts:
             self.dropped[reason] = self.dropped.get(reason, 0) + tokens
 
     def settle(self, stored: int) -> None:
-        """Raise `ConvertError` unless the accounts balance."""
+        """Raise `ConvertError` unless the counts add up."""
         if self.tokens_in + self.padded != stored + sum(self.dropped.values()):
             raise ConvertError(
                 f"internal error: {self.tokens_in:,} tokens in + {self.padded:,} padded != {stored:,} stored + "

@@ -1,4 +1,4 @@
-"""A reader: a sequence of equally shaped batches with O(1) random access. What every backend's reader has in common."""
+"""A reader: a sequence of equally shaped batches with O(1) random access. The base of every backend's reader."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class BatchReader:
             return content_fingerprint([self.sha256], self.meta)
         n = self.num_batches
         sample = {i * (n - 1) // (FINGERPRINT_SAMPLES - 1) for i in range(FINGERPRINT_SAMPLES)} if n else set()
-        meta = self.meta  # spelled out: what is hashed here is part of every checkpoint
+        meta = self.meta  # spelled out: this hash is part of every checkpoint
         text = f"{n}:{meta.batch_size}:{meta.seq_len}:{meta.dtype.name}:{meta.seed}:{meta.total_records}"
         digest = hashlib.sha256(text.encode())
         for index in sorted(sample):
@@ -277,7 +277,7 @@ class BatchReader:
         return found, checks
 
     def missing_digests(self) -> str:
-        """Say what this file would need to be verified, where it has nothing to be compared with."""
+        """Say what is missing to verify this file, if it has no digest to compare with."""
         return "no digest is stored with it; convert it to a store, which keeps digests from then on"
 
     def require_digests(self) -> None:
@@ -308,7 +308,7 @@ class BatchReader:
         return self._source.is_cached(self._check(index))
 
     def refresh(self) -> int:
-        """See what a writer has committed since; return `num_batches`. Nothing to do on a published file."""
+        """Show the batches that a writer has committed since; return `num_batches`. A published file has none."""
         return self.num_batches
 
     def close(self) -> None:

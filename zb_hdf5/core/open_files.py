@@ -1,4 +1,4 @@
-"""The open files of all stores of a process: as many as it may have, and the least recently used close."""
+"""The open files of all stores of a process: as many as the process may have. The least recently used ones close."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class OpenFiles(Generic[File]):
     Parameters
     ----------
     access
-        How the files are read: what is not "pread" may be mapped.
+        How the files are read: by any access but "pread" they may be mapped.
     let_go
         Hears of each file that has to make room.
     """

@@ -1,8 +1,8 @@
-"""Publishing: whatever has its final name is whole.
+"""Publishing: a file with its final name is whole.
 
 Files and folders are made under `<name>.partial`, flushed to disk, and renamed. A crash leaves the `.partial`, never a
-file that looks whole, and never damage to what had the name before. The writer holds a `flock` on its partial, so that
-a second writer of the same path is told, while the leftover of a dead one is simply replaced.
+file that looks whole, and never damages the file that had the name before. The writer holds a `flock` on its partial: a
+second writer of the same path gets an error, and the leftover of a dead writer is replaced.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class PartialFile:
         _lock(self.fd, fcntl.LOCK_SH, self.partial_path)
 
     def start_write_back(self) -> None:
-        """Have the disk begin with what was written so far: `publish` then has less to wait for."""
+        """Have the disk begin to write what it has: `publish` then waits for less."""
         sync_file_range = getattr(ctypes.CDLL(None), "sync_file_range", None)
         if sync_file_range is not None:  # Linux; a failure is met again by fsync
             sync_file_range(self.fd, ctypes.c_int64(0), ctypes.c_int64(0), ctypes.c_uint(SYNC_FILE_RANGE_WRITE))
@@ -104,14 +104,14 @@ class PartialFile:
         fsync_directory(self.path.parent)
 
     def discard(self) -> None:
-        """Remove the partial; what had the final name before is untouched."""
+        """Remove the partial. A file with the final name is untouched."""
         if _is_at(self.fd, self.partial_path):
             os.unlink(self.partial_path)
         os.close(self.fd)
 
 
 class ResumedFile(PartialFile):
-    """A partial that begins with what an earlier run left in it, and can be left to a later one."""
+    """A partial that keeps the content of an earlier run, and can be kept for a later one."""
 
     def _open(self) -> int:
         while True:
@@ -132,7 +132,7 @@ class PartialDirectory:
     Parameters
     ----------
     overwrite
-        Replace what is at `path`, at the end and whole.
+        Replace an existing `path`, at the end and in one step.
     shared
         Several processes fill the folder, each a part of it. Then it is kept, and published by a later one alone.
 
@@ -169,7 +169,7 @@ class PartialDirectory:
         return self
 
     def clear(self) -> None:
-        """Remove what is in the folder."""
+        """Remove the content of the folder."""
         for name in os.listdir(self.partial_path):
             remove(self.partial_path / name)
 
@@ -206,7 +206,7 @@ class PartialDirectory:
         self._clean_up(self.path)
 
     def _swap(self) -> None:
-        """Put the new store in the place of the old one; both are whole at every moment.
+        """Replace the old store by the new one; both are whole at every moment.
 
         A kill between the two renames leaves the old store in a hidden folder beside its place.
         """
@@ -240,13 +240,13 @@ class ScratchDirectory(PartialDirectory):
 def scratch_directory(path: Path) -> Generator[Path]:
     """Make `<path>.partial/`, ours alone, for temporary files; remove it at the end, whatever happens."""
     with ScratchDirectory(path) as folder:
-        folder.clear()  # what a dead process has left
+        folder.clear()  # the leftovers of a dead process
         yield folder.partial_path
 
 
 @contextlib.contextmanager
 def leftover_of_dead_writer(path: Path) -> Iterator[None]:
-    """See that no writer is at work on a file or folder, and keep writers away inside the block; readers may come.
+    """Raise if a writer is at work on a file or folder, and keep writers away inside the block; readers may come.
 
     Raises
     ------
@@ -264,7 +264,7 @@ def leftover_of_dead_writer(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """Give the path to an OSError of a call that knows a descriptor only."""
+    """Add the path to an OSError of a call that knows a descriptor only."""
     try:
         yield
     except OSError as error:
@@ -290,7 +290,7 @@ def refuse_existing(path: Path) -> None:
 
 
 def refuse_foreign_files(folder: Path) -> None:
-    """Raise `ConvertError` if `folder` holds anything but a store: replacing it would delete what is not ours."""
+    """Raise `ConvertError` if `folder` holds anything but a store: replacing it would delete files of others."""
     if not folder.is_dir():
         raise ConvertError(f"{folder}: is not a folder; remove it yourself, or choose another output")
     for name in os.listdir(folder):
@@ -363,7 +363,7 @@ def _make_locked_folder(path: Path, kind: int) -> int:
 
 
 def _keep_locked(fd: int, path: Path, kind: int = fcntl.LOCK_EX) -> bool:
-    """Lock what was just opened, and say whether it still has its name; close it if not."""
+    """Lock a file that was just opened, and say whether it still has its name; close it if not."""
     try:
         _lock(fd, kind, path)
         if _is_at(fd, path):

@@ -1,4 +1,4 @@
-"""Windows over a token stream: a stream is a reader too, of records that are cut from it when they are read."""
+"""Windows over a token stream: a stream as a reader of records that are cut from it when they are read."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WINDOW_ORDERS: Final = ("epoch", "random")
 
 
 class WindowReader(BatchReader):
-    """Batches of consecutive windows of a stream. See `BatchReader` for what it offers.
+    """Batches of consecutive windows of a stream. `BatchReader` describes its functions.
 
     Record r holds the tokens from `r * seq_len` on. With `overlap=1` it has `seq_len + 1` of them: its last token is
     the first one of the next record, so that targets, shifted by one, miss none.

@@ -1,4 +1,4 @@
-"""`convert SOURCE-to-TARGET SRC DST`: parse, one call of `pipeline.run.convert`, print."""
+"""`zb convert SOURCE-to-TARGET SRC DST`: parse, one call of `pipeline.run.convert`, print."""
 
 from __future__ import annotations
 

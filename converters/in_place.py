@@ -1,4 +1,4 @@
-"""`convert batch-to-hdf5 --in-place`: `.batch` files become HDF5 files as well, where they are."""
+"""`zb convert batch-to-hdf5 --in-place`: `.batch` files become HDF5 files as well, where they are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`convert parquet-to-hdf5`, `jsonl-to-hdf5`, `text-to-hdf5`: text to stores of tokens."""
+"""`zb convert parquet-to-hdf5`, `jsonl-to-hdf5` and `text-to-hdf5`: text to stores of tokens."""
 
 from __future__ import annotations
 

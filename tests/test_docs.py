@@ -101,6 +101,25 @@ def test_zb_convert_is_the_form_that_is_shown():
     assert [(page, found) for page, found in alone.items() if found] == [("convert.md", ["`convert`"])]
 
 
+def helps_of(group, name):
+    """Return the help of a group, and of all commands and groups in it, as a terminal shows it."""
+    yield group.get_help(click.Context(group, info_name=name))
+    for each, command in getattr(group, "commands", {}).items():
+        yield from helps_of(command, f"{name} {each}")
+
+
+def test_no_page_and_no_help_has_words_of_our_own():
+    shown = [*TEXT.values(), *helps_of(zb, "zb"), *helps_of(convert, "zb convert")]
+    assert not [word for text in shown for word in re.findall(r"\b(?:tally|spools?|faces?|torn|course)\b", text)]
+
+
+def test_examples_in_helps_are_commands():
+    helps = "\n".join([*helps_of(zb, "zb"), *helps_of(convert, "zb convert")])
+    examples = re.findall(r"Example: (.*)", helps)
+    assert len(examples) >= len(COMMANDS)
+    assert not [line for line in examples if not is_command(line)]
+
+
 @pytest.mark.parametrize("name", ["demo", "test", "bench"])
 def test_documented_make_targets_exist(name):
     assert any(f"make {name}" in text for text in TEXT.values())

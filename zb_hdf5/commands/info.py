@@ -24,7 +24,7 @@ from zb_hdf5.store.tokens import MmapTokenStore
 _FACES: Final[dict[str, list[tuple[str, str]]]] = {
     Face.NONE: [],
     Face.HDF5: [("face", "both .batch and HDF5: open_reader(..., backend='hdf5'), h5py and h5dump read it too")],
-    Face.TORN: [("face", "valid .batch, not yet HDF5: run 'zb convert batch-to-hdf5 --in-place' again")],
+    Face.TORN: [("face", "interrupted: still a valid .batch; 'zb convert batch-to-hdf5 --in-place' finishes it")],
 }
 
 

@@ -206,9 +206,9 @@ def _open_npy(paths: tuple[Path, ...], target: str, **options: Any) -> Source:
 def run_conversion(
     open_source: Callable[[dict[str, Any]], Source], name: str, target: str, dst: Path, options: dict[str, Any]
 ) -> None:
-    """Convert and print, as `work_options` say; what they do not name belongs to the source.
+    """Convert and print, as `work_options` say; all other options belong to the source.
 
-    In a rank of an MPI job that only serves the first one, this does nothing but that.
+    In a rank of an MPI job that only serves the first one, it runs tasks and prints nothing.
     """
     from zb_hdf5.converters.pipeline import run as pipe
     from zb_hdf5.converters.pipeline.engines import open_engine, require_own_workers

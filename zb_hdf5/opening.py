@@ -140,7 +140,7 @@ def open_writer(
     Parameters
     ----------
     dtype
-        "uint32" or "uint16". In a `.batch` file uint16 is an extension of ours: other ZeroBatch v2 readers take it for
+        "uint32" or "uint16". In a `.batch` file uint16 is an extension: other ZeroBatch v2 readers take it for
         uint32.
     live
         Return a `LiveStoreWriter` of the folder `path`, with HDF5 shards of `shard_batches` batches.

@@ -215,7 +215,7 @@ def _open_processes(workers: int) -> Iterator[Engine]:
     def interrupt() -> None:
         children = set(multiprocessing.active_children()) - before
         for child in children:
-            child.kill()  # who handed out the work removes what they leave
+            child.kill()  # the process that handed out the work removes their files
         for child in children:
             wait_for_end([child.sentinel])  # the pool gives up every task when the first is gone
 
@@ -302,7 +302,7 @@ def _open_dask(scheduler_file: Path | None) -> Iterator[Engine]:
 
 
 def require_own_workers(executor: str, workers: int | None) -> None:
-    """Raise `ArgumentError` if a number of workers was asked for that is not ours to choose."""
+    """Raise `ArgumentError` if a number of workers was given and the engine has its own."""
     if workers is not None and executor != "local":
         raise ArgumentError(f"--workers belongs to --executor local: {executor} brings its own")
 

@@ -168,8 +168,8 @@ class BatchReader:
     def read_batch_int32(self, index: SupportsIndex) -> torch.Tensor:
         """Return one batch as a `torch.int32` tensor, without a copy where uint32 tokens are mapped.
 
-        Clone it before you write into it: a mapped batch keeps what was written for as long as the reader is open (the
-        file itself never changes). Ids above 2**31 - 1, which no tokenizer has, would come out negative.
+        Clone it before you write into it: a mapped batch keeps your changes for as long as the reader is open (the file
+        itself never changes). Ids above 2**31 - 1, which no tokenizer has, would come out negative.
         """
         number = self._check(index)
         narrow = self._source.read_private(number) if self._is_int32 else self._borrow(number).astype(np.int32)

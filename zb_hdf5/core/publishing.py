@@ -32,7 +32,7 @@ NO_LOCKS: Final = frozenset({errno.ENOLCK, errno.EOPNOTSUPP, 524, errno.EIO, err
 
 
 class PartialFile:
-    """`<path>.partial`, ours alone, which `publish` turns into `path`.
+    """`<path>.partial`, locked by this process, which `publish` renames to `path`.
 
     Attributes
     ----------
@@ -71,10 +71,10 @@ class PartialFile:
         return f"/proc/self/fd/{self.fd}"
 
     def unlock(self) -> None:
-        """Give up the lock for the moment in which the HDF5 library takes its own.
+        """Release the lock for the moment in which the HDF5 library takes its own.
 
-        A rival that gets in here removes the name and makes a file of its own: ours goes on without a name, and
-        `publish` says so.
+        Another writer that takes the lock in this moment removes the name and makes a new file. This file then has no
+        name, and `publish` raises.
         """
         with contextlib.suppress(OSError):
             fcntl.flock(self.fd, fcntl.LOCK_UN)
@@ -238,7 +238,7 @@ class ScratchDirectory(PartialDirectory):
 
 @contextlib.contextmanager
 def scratch_directory(path: Path) -> Generator[Path]:
-    """Make `<path>.partial/`, ours alone, for temporary files; remove it at the end, whatever happens."""
+    """Make and lock `<path>.partial/` for temporary files; remove it at the end, also after an error."""
     with ScratchDirectory(path) as folder:
         folder.clear()  # the leftovers of a dead process
         yield folder.partial_path

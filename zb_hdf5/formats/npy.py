@@ -1,4 +1,4 @@
-"""What a `.npy` file says of its array, without loading it."""
+"""The header of a `.npy` file: shape, dtype and offset of its array."""
 
 from __future__ import annotations
 

@@ -234,7 +234,7 @@ class Loader:
 
     @property
     def sampler(self) -> Self:
-        """This loader: Lightning tells the epoch to what it finds under this name, by `set_epoch`."""
+        """This loader: Lightning calls `set_epoch` of the object under this name."""
         return self
 
     def __getitem__(self, index: object) -> NoReturn:

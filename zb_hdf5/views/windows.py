@@ -102,7 +102,7 @@ class WindowReader(BatchReader):
         return f"x{self._stride}+{self.meta.seq_len - self._stride}"
 
     def serving(self, fingerprint: object) -> WindowReader:
-        """Return a reader of the same windows in batches of another size, if that is what the fingerprint says."""
+        """Return a reader of the same windows in batches of another size, if the fingerprint says so."""
         same = rf"{re.escape(self.store.fingerprint)}:([1-9]\d{{0,17}}){re.escape(self._shape_of_windows())}"
         found = re.fullmatch(same, fingerprint) if isinstance(fingerprint, str) else None
         if found is None or int(found[1]) == self.meta.batch_size:

@@ -1,1 +1,1 @@
-"""Converters between token formats. A format is one file with a source, a writer, or both; they meet in `pipe.py`."""
+"""Converters between token formats. Each format is a source, a writer, or both. They meet in `pipeline/run.py`."""

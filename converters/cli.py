@@ -1,4 +1,4 @@
-"""`convert SOURCE-to-TARGET SRC DST`: parse, one call of `pipe.convert`, print."""
+"""`zb convert SOURCE-to-TARGET SRC DST`: parse, one call of `pipeline.run.convert`, print."""
 
 from __future__ import annotations
 
@@ -54,7 +54,8 @@ def convert() -> None:
     """Convert token data between .npy, HDF5 batch stores and native .batch stores.
 
     A destination that ends in .h5, .batch or .npy is one file; any other name is a folder of shards. Nothing appears
-    under its final name before it is whole; --resume goes on with what was interrupted. Also reachable as "zb convert".
+    under its final name before it is whole; --resume continues an interrupted conversion. The command "convert" alone
+    is the same.
     """
 
 
@@ -89,11 +90,11 @@ def _npy_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def shuffle_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add what a conversion that shuffles its records can be told about the way."""
+    """Add the options of a conversion that shuffles its records."""
     methods = click.Choice(["auto", "direct", "two-pass"])
-    how = "direct: gather record by record; two-pass: only sequential reads and writes; auto: see what is faster."
+    how = "direct: gather record by record; two-pass: only sequential reads and writes; auto: the faster one."
     options = (
-        option("--memory", Size(), "2GiB", "What all processes of this node may take together."),
+        option("--memory", Size(), "2GiB", "Memory of all processes of this node together."),
         option("--shuffle-method", methods, "auto", how),
     )
     return with_options(options, command)
@@ -110,7 +111,7 @@ def work_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--shard-range", type=ShardRange(), help="Write part I of N (from 0) only; then run zb index merge."
         ),
-        click.option("--resume", is_flag=True, help="Keep the finished shards of an interrupted run, do the rest."),
+        click.option("--resume", is_flag=True, help="Keep the finished shards of an interrupted run, write the rest."),
         click.option("--dry-run", is_flag=True, help="Say what would be written, and write nothing."),
         FORCE,
     )
@@ -143,7 +144,7 @@ def _add_command(source: FileFormat, target: FileFormat) -> None:
 
     what, example_source = source.as_source or ("", "")
     result, example_target = target.as_target or ("", "")
-    run.__doc__ = f"Convert {what} to {result}.\n\n\b\nExample: convert {name} {example_source} {example_target}" + (
+    run.__doc__ = f"Convert {what} to {result}.\n\n\b\nExample: zb convert {name} {example_source} {example_target}" + (
         " \\\n           --batch-size 32 --seq-len 512 --shards 4" if from_arrays else ""
     )
     in_place = source.stamped_as == target.name
@@ -160,13 +161,13 @@ def _format_options(source: FileFormat, target: FileFormat) -> Iterator[Callable
     """Yield the options that the facts of the two formats ask for."""
     if source.reader and target.reader:
         dtypes = click.Choice(["keep", "uint32", "uint16"])
-        yield option("--dtype", dtypes, "keep", "Store the tokens as; uint16 .batch files are an extension.")
+        yield option("--dtype", dtypes, "keep", "Stored dtype; uint16 .batch files are an extension.")
     for variant in variants_of(target.name):
         yield click.option(f"--{variant.name}", is_flag=True, help=variant.variant_help)
     if target.can_grow:
-        yield click.option("--live", is_flag=True, help="Let other processes read what is committed so far.")
+        yield click.option("--live", is_flag=True, help="Let other processes read the committed batches.")
     if source.has_datasets:
-        yield click.option("--dataset", help="A 3-D dataset of an HDF5 file that is no store of ours.")
+        yield click.option("--dataset", help="Name of the 3-D dataset, in an HDF5 file of another program.")
 
 
 def _open_store(path: Path, source: FileFormat, options: StoreOptions) -> Source:
@@ -189,7 +190,7 @@ def run_conversion(
 ) -> None:
     """Convert and print.
 
-    In a rank of an MPI job that only serves the first one, this does nothing but that.
+    In a rank of an MPI job that only serves the first one, it runs tasks and prints nothing.
     """
     from zb_hdf5.converters.pipeline import run as pipe
     from zb_hdf5.converters.pipeline.engines import open_engine, require_own_workers
@@ -310,11 +311,11 @@ def _as_lines(report: Report, text: Sequence[tuple[str, str]] = ()) -> list[tupl
 
 
 def _speed(report: Report) -> str:
-    """Rate what was written, never what was there."""
+    """Rate what this run wrote, not the shards that it kept."""
     rate = report.tokens_per_second
     if rate is None:
         return f"{report.seconds:.2f} s, nothing was left to write"
-    checks = f" ({report.kept.seconds:.2f} s to look at what was kept)" if report.kept.shards else ""
+    checks = f" ({report.kept.seconds:.2f} s to check the kept shards)" if report.kept.shards else ""
     bytes_rate = format_bytes(rate * report.meta.dtype.itemsize)
     return f"{report.seconds:.2f} s{checks}, {format_count(rate)}tok/s, {bytes_rate}/s"
 
@@ -328,14 +329,14 @@ def _extension(report: Report) -> str | None:
 
 
 def _padding(report: Report) -> str:
-    """Say how much of what is stored is no token of the source, and where it stands."""
+    """Say how much of the store is padding, and where it lies."""
     rows = report.token_counts.padding_rows
     in_rows = report.token_counts.padded - rows * report.meta.seq_len
     places = ([f"{in_rows:,} at the ends of rows"] if in_rows else []) + (
         [f"{rows:,} whole rows, which fill the last batch"] if rows else []
     )
     share = report.token_counts.padded / report.tokens_stored
-    return f"{share:.2%} of what is stored: {', '.join(places)}"
+    return f"{share:.2%} of the stored tokens: {', '.join(places)}"
 
 
 for _source in FORMATS.values():

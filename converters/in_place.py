@@ -1,4 +1,4 @@
-"""`convert batch-to-hdf5 --in-place`: `.batch` files become HDF5 files as well, where they are."""
+"""`zb convert batch-to-hdf5 --in-place`: `.batch` files become HDF5 files as well, where they are."""
 
 from __future__ import annotations
 
@@ -19,8 +19,12 @@ _OWN: Final = frozenset({"src", "in_place", "unstamp", "as_json", "quiet"})
 def in_place_options(convert: Callable[..., Any]) -> Callable[..., Any]:
     """Add `--in-place` and `--unstamp` to a command `convert(src, dst, **options)`, whose DST is then optional."""
 
-    @click.option("--in-place", is_flag=True, help="Write an HDF5 face into the header of SRC; move no token. No DST.")
-    @click.option("--unstamp", is_flag=True, help="With --in-place: remove the face; SRC is what it was, to the byte.")
+    @click.option(
+        "--in-place",
+        is_flag=True,
+        help="Write HDF5 metadata into the header of SRC: no token moves, no DST.",
+    )
+    @click.option("--unstamp", is_flag=True, help="With --in-place: remove the metadata again, to the byte.")
     @click.pass_context
     def command(
         ctx: click.Context, /, src: Path, dst: Path | None, in_place: bool, unstamp: bool, **options: Any
@@ -36,7 +40,7 @@ def in_place_options(convert: Callable[..., Any]) -> Callable[..., Any]:
         else:
             convert(src, dst, **options)
 
-    command.__doc__ = f"{convert.__doc__}\nExample: convert batch-to-hdf5 --in-place train-batch"
+    command.__doc__ = f"{convert.__doc__}\nExample: zb convert batch-to-hdf5 --in-place train-batch"
     return command
 
 
@@ -102,5 +106,5 @@ def _files_of(path: Path) -> list[Path]:
 def _lines(report: dict[str, Any]) -> list[tuple[str, str]]:
     is_stamped = report["face"] != "none"
     verb = "stamped" if is_stamped else "unstamped"
-    what = "both .batch and HDF5" if is_stamped else ".batch only, as before the stamp"
+    what = "both .batch and HDF5" if is_stamped else ".batch only, as before"
     return [(verb, f"{report['path']} ({report['changed']:,} of {counted(report['files'], 'file')})"), ("now", what)]

@@ -1,4 +1,4 @@
-"""`convert parquet-to-hdf5`, `jsonl-to-hdf5`, `text-to-hdf5`: text to stores of tokens."""
+"""`zb convert parquet-to-hdf5`, `jsonl-to-hdf5` and `text-to-hdf5`: text to stores of tokens."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _add_command(group: click.Group, kind: str, as_json: AsJson, as_lines: AsLin
         f"{file_kind.documents} Documents are tokenized, packed into rows of --seq-len tokens, and the rows are "
         "shuffled once, which needs as much disk again as the store meanwhile; or, with --layout stream, kept as they "
         "are, one after the other. A folder stands for all such files in and below it.\n\n\b\n"
-        f"Example: convert {kind}-to-hdf5 {file_kind.example} train-h5 \\\n"
+        f"Example: zb convert {kind}-to-hdf5 {file_kind.example} train-h5 \\\n"
         "           --tokenizer hf:tok.json --seq-len 2048 --packing best-fit"
     )
     own = [each for each in _OPTIONS if file_kind.has_columns or each is not _TEXT_COLUMN]
@@ -129,7 +129,7 @@ _OPTIONS: Final = [
     ),
     option("--executor", EXECUTORS, "local", "Who tokenizes: local processes, MPI ranks, a dask cluster."),
     SCHEDULER_FILE,
-    click.option("--resume", is_flag=True, help="Go on with what an interrupted run has finished."),
+    click.option("--resume", is_flag=True, help="Keep the finished work of an interrupted run, do the rest."),
     FORCE,
 ]
 
@@ -251,7 +251,7 @@ def _lines(report: IngestReport) -> list[tuple[str, str]]:
 
 
 def _speed(tokens: int, kept: int, seconds: float) -> str:
-    """Rate what was tokenized, never what an earlier run had tokenized."""
+    """Rate what this run tokenized, not the tokens of an earlier run."""
     note = f" (kept {kept:,} tokens, tokenized {tokens - kept:,})" if kept else ""
     return f"{seconds:.2f} s{note}, {format_count((tokens - kept) / seconds)}tok/s"
 

@@ -1,6 +1,6 @@
 """Train a small GPT from a batch store, on any number of processes; resume on another number.
 
-    convert npy-to-hdf5 tokens/ train-h5 --batch-size 32 --seq-len 256 --vocab-size 257
+    zb convert npy-to-hdf5 tokens/ train-h5 --batch-size 32 --seq-len 256 --vocab-size 257
     torchrun --nproc-per-node 2 examples/train_gpt.py train-h5 --out run --steps 200
     torchrun --nproc-per-node 4 examples/train_gpt.py train-h5 --out run --steps 400    # from 200 on
     srun --ntasks 4 python examples/train_gpt.py train-h5 --out run --steps 600         # in a Slurm job, on any hosts

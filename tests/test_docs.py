@@ -1,50 +1,77 @@
-"""The README says what is so: its tables, commands, files and examples are compared with the code."""
+"""The documentation says what is so: its tables, commands, files, links and examples are compared with the code."""
 
 import re
-import subprocess
 from pathlib import Path
 
 import click
 import numpy as np
 import pytest
+from test_layers import FILES, FLOORS
 
 from zb_hdf5 import BACKENDS, open_writer, spec
 from zb_hdf5.commands.zb import zb
 from zb_hdf5.converters.cli import convert
 
 ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+README = ROOT / "README.md"
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+TEXT = {page.name: page.read_text(encoding="utf-8") for page in (README, *PAGES)}
 
 
-def rows_of(header):
-    """Return the cells of each row of the table that begins with `header`."""
-    lines = README.split(header)[1].splitlines()[2:]
-    table = lines[: next(i for i, line in enumerate([*lines, ""]) if not line.startswith("|"))]
+def rows_of(page, header):
+    """Return the cells of each row of the one table of a page that begins with `header`."""
+    _, lines = TEXT[page].split(header)
+    table = [line for line in lines.split("\n\n")[0].splitlines()[2:] if line.startswith("|")]
     return [[cell.strip().strip("`") for cell in line.strip("|").split("|")] for line in table]
 
 
+def blocks_of(text):
+    return re.findall(r"^```\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+
+
+def outside_of_blocks(text):
+    return re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
+
+
+# --- tables ----------------------------------------------------------------------------------------------------
+
+
 def test_batch_header_table_is_the_spec():
-    documented = [(int(offset), kind, name) for offset, kind, name, _ in rows_of("| offset | type | field | value |")]
-    assert tuple(documented) == spec.BATCH_HEADER_FIELDS
+    rows = rows_of("formats.md", "| offset | type | field | value |")
+    assert tuple((int(offset), kind, name) for offset, kind, name, _ in rows) == spec.BATCH_HEADER_FIELDS
 
 
 def test_hdf5_tables_are_the_spec():
     kinds = {"uint64": "<u8", "uint8": "|u1", "S64": "|S64"}
-    documented = {name: kinds[kind] for name, kind, _ in rows_of("| attribute of `batches` | type | what |")}
-    assert documented == {name: dtype.str for name, dtype in spec.BATCHES_ATTRIBUTES.items()}
-    assert [row[0] for row in rows_of("| object | shape | what |")] == [spec.BATCHES, spec.CRC32]
+    rows = rows_of("formats.md", "| attribute of `batches` | type | meaning |")
+    assert {name: kinds[kind] for name, kind, _ in rows} == {
+        name: dtype.str for name, dtype in spec.BATCHES_ATTRIBUTES.items()
+    }
+    assert [row[0] for row in rows_of("formats.md", "| object | shape | holds |")] == [spec.BATCHES, spec.CRC32]
     kinds |= {"int64": "<i8", "uint32": "<u4"}
-    documented = {name: kinds[kind] for name, kind, _ in rows_of("| attribute of `tokens` | type | what |")}
-    assert documented == {name: dtype.str for name, dtype in spec.TOKENS_ATTRIBUTES.items()}
-    stream = [row[0] for row in rows_of("| object of a stream | shape | what |")]
+    rows = rows_of("formats.md", "| attribute of `tokens` | type | meaning |")
+    assert {name: kinds[kind] for name, kind, _ in rows} == {
+        name: dtype.str for name, dtype in spec.TOKENS_ATTRIBUTES.items()
+    }
+    stream = [row[0] for row in rows_of("formats.md", "| object of a stream | shape | holds |")]
     assert stream == [spec.TOKENS, spec.DOC_OFFSETS, spec.CRC32]
-    text = README.split("The root group carries")[1].split("\n\n")[0]
+    text = TEXT["formats.md"].split("The root group carries")[1].split("\n\n")[0]
     assert set(spec.ROOT_ATTRIBUTES) <= set(re.findall(r"`(\w+)`", text))
 
 
+def test_index_tables_are_the_spec():
+    assert [row[0] for row in rows_of("formats.md", "| key of `shards` | element |")] == list(spec.INDEX_SHARD_KEYS)
+    assert [row[0] for row in rows_of("formats.md", "| key of a column | array |")] == list(spec.INDEX_COLUMN_KEYS)
+    keys = ", ".join(row[0] for row in rows_of("formats.md", "| key | value |"))
+    assert {key for keys in spec.INDEX_META_KEYS.values() for key in keys} <= set(re.findall(r"\w+", keys))
+
+
 def test_backends_table_is_the_registry():
-    documented = {row[0]: row[1] for row in rows_of("| backend | files | access | for |")}
+    documented = {row[0]: row[1] for row in rows_of("formats.md", "| backend | files | access | for |")}
     assert documented == {name: backend.suffix for name, backend in BACKENDS.items()}
+
+
+# --- commands --------------------------------------------------------------------------------------------------
 
 
 def commands_of(group, path):
@@ -56,43 +83,138 @@ def commands_of(group, path):
             yield f"{path} {name}"
 
 
+COMMANDS = {*commands_of(convert, "zb convert"), *commands_of(zb, "zb")}
+
+
 def test_every_command_is_documented_and_every_documented_command_exists():
-    documented = {row[0] for row in rows_of("| command | does |")}
-    assert documented == {*commands_of(convert, "convert"), *commands_of(zb, "zb")}
+    assert {row[0] for row in rows_of("commands.md", "| command | does |")} == COMMANDS
+
+
+def is_command(line):
+    return line in ("zb", "zb convert") or any(f"{line} ".startswith(f"{name} ") for name in COMMANDS)
+
+
+@pytest.mark.parametrize("page", TEXT)
+def test_every_command_line_is_a_command(page):
+    """Also those in backticks."""
+    lines = [line for block in blocks_of(TEXT[page]) for line in block.splitlines()]
+    lines += re.findall(r"`([^`\n]+)`", outside_of_blocks(TEXT[page]))
+    assert not [line for line in lines if re.match(r"zb( |$)", line) and not is_command(line)]
+
+
+def test_zb_convert_is_the_form_that_is_shown():
+    """The command `convert` alone is named once."""
+    alone = {page: re.findall(r"^convert .*|`convert[ `]", text, re.MULTILINE) for page, text in TEXT.items()}
+    assert [(page, found) for page, found in alone.items() if found] == [("convert.md", ["`convert`"])]
+
+
+def helps_of(group, name):
+    """Return the help of a group, and of all commands and groups in it, as a terminal shows it."""
+    yield group.get_help(click.Context(group, info_name=name))
+    for each, command in getattr(group, "commands", {}).items():
+        yield from helps_of(command, f"{name} {each}")
+
+
+def test_no_page_and_no_help_has_words_of_our_own():
+    private = re.compile(r"\b(?:tally|spools?|faces?|torn|course)\b(?!\.py)")
+    shown = [*TEXT.values(), *helps_of(zb, "zb"), *helps_of(convert, "zb convert")]
+    assert not [word for text in shown for word in private.findall(text)]
+
+
+def test_examples_in_helps_are_commands():
+    helps = "\n".join([*helps_of(zb, "zb"), *helps_of(convert, "zb convert")])
+    examples = re.findall(r"Example: (.*)", helps)
+    assert len(examples) >= len(COMMANDS)
+    assert not [line for line in examples if not is_command(line)]
+
+
+@pytest.mark.parametrize("name", ["demo", "test", "bench"])
+def test_documented_make_targets_exist(name):
+    assert any(f"make {name}" in text for text in TEXT.values())
+    assert re.search(rf"^{name}:", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+
+
+# --- files and links -------------------------------------------------------------------------------------------
+
+
+def documented_files():
+    """Return the files of the architecture page, in its order: a line without indent names their folder."""
+    found, folder = [], ""
+    for line in blocks_of(TEXT["architecture.md"].split("## The floors")[1])[0].splitlines():
+        if line and not line.startswith(" "):
+            folder = line.split()[0]
+        elif line:
+            found.append(folder + line.split()[0])
+    return found
 
 
 def test_architecture_names_every_file():
-    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.split()
-    files = [name for name in listed if re.fullmatch(r"(zb_hdf5|converters)/\w+\.py", name)]
-    files = files or [str(path.relative_to(ROOT)) for path in ROOT.glob("zb_hdf5/*.py")]
-    chapter = README.split("## Architecture")[1].split("## Development")[0]
-    for folder in ("zb_hdf5", "converters"):
-        block = re.search(rf"^{folder}/.*\n((?:  .*\n)+)", chapter, re.MULTILINE)[1]
-        documented = set(re.findall(r"^  (\w+\.py)", block, re.MULTILINE))
-        present = {Path(name).name for name in files if name.startswith(folder)} - {"__init__.py"}
-        assert documented == present
+    files = [str(path.relative_to(ROOT)) for path in FILES.values() if path.name != "__init__.py"]
+    assert sorted(documented_files()) == sorted(files)
 
 
-def test_python_examples_run(tmp_path, monkeypatch):
+def test_architecture_lists_the_floors_from_the_ground_up():
+    floor_of = {name: number for number, names in enumerate(FLOORS) for name in names}
+    parts = [file.removeprefix("zb_hdf5/").split("/")[0].removesuffix(".py") for file in documented_files()]
+    assert [floor_of[part] for part in parts] == sorted(floor_of[part] for part in parts)
+
+
+def anchors_of(text):
+    """Return the anchors that a page's headings have."""
+    headings = re.findall(r"^#+ (.*)", outside_of_blocks(text), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", [README, *PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    for link in re.findall(r"\]\(([^)\s]+)\)", outside_of_blocks(page.read_text(encoding="utf-8"))):
+        if "://" in link:
+            continue
+        name, _, anchor = link.partition("#")
+        target = page.parent / name if name else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors_of(target.read_text(encoding="utf-8")), link
+
+
+def test_every_page_is_linked_from_the_readme():
+    linked = set(re.findall(r"\]\((docs/[\w.-]+)\)", TEXT["README.md"]))
+    assert linked == {str(page.relative_to(ROOT)) for page in PAGES}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_page_begins_with_what_it_is_for(page):
+    title, _, purpose = TEXT[page.name].split("\n", 3)[:3]
+    assert title.startswith("# ")
+    assert purpose.startswith("This page ")
+
+
+def test_the_readme_is_short():
+    assert len(TEXT["README.md"].splitlines()) <= 160
+
+
+# --- examples --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", [name for name, text in TEXT.items() if "```python" in text])
+def test_python_examples_run(page, tmp_path, monkeypatch):
+    """The examples of a page run one after the other, as a reader would type them."""
+    parquet, table = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow").table
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "1")
     tokens = np.arange(2 * 32 * 512, dtype=np.uint16).reshape(2, 32, 512)
     with open_writer("train-h5.h5", batch_size=32, seq_len=512, dtype="uint16") as writer:
         writer.write(tokens)
-    Path("train-h5").symlink_to("train-h5.h5")
-    parquet, table = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow").table
+    Path("data").mkdir()
+    for name in ("train-h5", "data/web", "data/code"):
+        Path(name).symlink_to(tmp_path / "train-h5.h5")
     Path("text").mkdir()
     for name in ("shard_00000", "shard_00001"):
         parquet.write_table(table({"text": ["once upon a time"] * 5000}), f"text/{name}.parquet")
-    examples = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    assert len(examples) == 4
     seen = []
+    names = {"step": seen.append, "tokenized": lambda: tokens, "documents": lambda: tokens[0]}
+    examples = re.findall(r"```python\n(.*?)```", TEXT[page], re.DOTALL)
     for example in examples:
-        exec(example, {"step": seen.append, "tokenized": lambda: tokens, "documents": lambda: tokens[0]})
-    assert len(seen) == 3 * len(tokens)
-
-
-@pytest.mark.parametrize("name", ["demo", "test", "lint", "bench"])
-def test_documented_make_targets_exist(name):
-    assert re.search(rf"^{name}:", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+        exec(example, names)
+    steps = {"README.md": 3 * len(tokens), "train.md": 3 * len(tokens) + 20, "live.md": len(tokens)}
+    assert len(seen) == steps.get(page, 0)

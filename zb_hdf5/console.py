@@ -1,4 +1,4 @@
-"""What every command shares: errors become exit codes, reports go to stdout, progress goes to stderr.
+"""Shared by all commands: errors become exit codes, reports go to stdout, progress goes to stderr.
 
 Exit codes: 0 done · 1 failed · 2 usage · 3 integrity mismatch · 4 incomplete or truncated input · 5 environment ·
 6 nothing to verify with · 130 interrupted (143 by SIGTERM, which Slurm sends before it kills).
@@ -29,14 +29,14 @@ TERMINATED: Final = 143
 BAR_WIDTH: Final = 30
 _SIZE: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*((?:[kmgt]i?)?)b?\s*", re.IGNORECASE)
 
-#: What to type next, where the error of the library only says what is so.
+#: The command to type next: errors of the library state facts only.
 _REMEDIES: Final[dict[type[ZbError], str]] = {ExistsError: "; pass --force to replace it"}
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class CommandGroup(click.Group):
-    """A group whose commands end in the exit codes above, whatever goes wrong, and never in a traceback."""
+    """A group whose commands always end with one of the exit codes above, and never with a traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:
         previous = _on_sigterm(_terminate)
@@ -140,7 +140,7 @@ class NewPath(click.Path):
 
 
 class ExistingPath(NewPath):
-    """What is read: a path of this machine that is there."""
+    """A path to read: it exists on this machine."""
 
     remedy = "; download it first, with 'zb fetch' or the tool of its store"
 
@@ -226,7 +226,7 @@ class Progress:
         """Count an amount as done that was there before: it is of the whole, but never of the rate."""
         with self._lock:
             if self._done == self._kept:
-                self._start = time.monotonic()  # so far there was only looking at what was there
+                self._start = time.monotonic()  # until now, the kept shards were checked
             self._done += amount
             self._kept += amount
 

@@ -3,7 +3,7 @@
 ::
 
     ZbError                    exit code 1
-    ├── ArgumentError    (ValueError)   2  an argument outside what is possible
+    ├── ArgumentError    (ValueError)   2  an argument that is not possible
     ├── FormatError      (ValueError)   1  malformed bytes: wrong magic, header, index, layout
     │   └── IncompleteError             4  truncated, or its writer has not finished
     ├── ChecksumError    (ValueError)   3  the bytes are not the ones that were written
@@ -17,7 +17,7 @@
     ├── BatchIndexError  (IndexError)   1  no batch has this index
     └── ClosedError      (ValueError)   1  the reader or writer was closed
 
-Each message says the path, what was expected, what was found and, where one exists, the command that helps.
+Each message states the path, the expected and the found value and, where one exists, the command that helps.
 `OSError` passes through unchanged. The command line exits with `exit_code`.
 """
 
@@ -33,7 +33,7 @@ class ZbError(Exception):
 
 
 class ArgumentError(ZbError, ValueError):
-    """An argument is outside what is possible."""
+    """An argument is not possible."""
 
     exit_code = 2
 

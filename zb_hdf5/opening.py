@@ -38,7 +38,7 @@ def open_reader(
     access
         "mmap": batches are views of a mapping. "pread": batches are read into buffers; the process's memory does not
         grow with the file, and a file that changes is never a bus error. "h5py": through the HDF5 library. "auto":
-        what is converted is read by position, and the file is mapped at the first call that needs a mapping (a view,
+        converted tokens are read by position, and the file is mapped at the first call that needs a mapping (a view,
         int32 of uint32, records), but never on a network file system; h5py where batches are no plain extents.
     verify
         "none"; "batch": compare each batch with its stored crc32 when it is read; "store": check every digest before
@@ -142,7 +142,7 @@ def open_writer(
     Parameters
     ----------
     dtype
-        "uint32" or "uint16". In a `.batch` file uint16 is an extension of ours: other ZeroBatch v2 readers take it for
+        "uint32" or "uint16". In a `.batch` file uint16 is an extension: other ZeroBatch v2 readers take it for
         uint32.
     live
         Return a `LiveStoreWriter` of the folder `path`, with HDF5 shards of `shard_batches` batches.

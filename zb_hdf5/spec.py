@@ -1,4 +1,4 @@
-"""What the bytes mean: every magic number, offset, name, key, version and limit on disk.
+"""The meaning of the bytes: every magic number, offset, name, key, version and limit on disk.
 
 Nothing here opens a file. The README's format tables are tested against this module.
 """
@@ -86,7 +86,7 @@ def meta_block_bytes(expected_batches: int) -> int:
 
 
 def batches_ahead(num_batches: int, meta: StoreMeta) -> int:
-    """How many batches a file is extended by, where nobody knows how many will come: it doubles, then grows evenly."""
+    """Batches by which a file is extended when their total is not known: it doubles, then grows evenly."""
     return max(1, min(max(16, num_batches), CRC32_CHUNK_ROWS, (1 << 40) // meta.padded_batch_bytes))
 
 

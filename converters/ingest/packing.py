@@ -19,7 +19,7 @@ class Packing:
     """Pieces of a stream of documents, and the rows that they make up.
 
     Piece k is the `lengths[k]` tokens from `offsets[k]` of the stream on. Row r holds the pieces `first[r]` to
-    `first[r + 1]`, one after the other from column 0; what they leave of it is padding.
+    `first[r + 1]`, one after the other from column 0; the rest of the row is padding.
 
     Attributes
     ----------
@@ -54,7 +54,7 @@ class Packing:
 
     @property
     def tokens_padded(self) -> int:
-        """Places that no token has."""
+        """Columns without a token, over all rows."""
         return self.num_rows * self.seq_len - self.tokens_kept
 
     @property
@@ -83,7 +83,7 @@ def concat(document_lengths: IndexArray, seq_len: int) -> Packing:
 
 
 def pad(document_lengths: IndexArray, seq_len: int) -> Packing:
-    """Give each document a row: what is longer is cropped, what is shorter is padded. Empty ones have no row."""
+    """Give each document a row: longer ones are cropped, shorter ones are padded, empty ones have no row."""
     kept = np.flatnonzero(document_lengths)
     offsets = (np.cumsum(document_lengths) - document_lengths)[kept]
     lengths = np.minimum(document_lengths[kept], seq_len)
@@ -159,7 +159,7 @@ def _fit_rows(sizes: IndexArray, seq_len: int) -> IndexArray:
 
 
 class _OpenRows:
-    """Rows by the room that they have left."""
+    """Rows by their free columns."""
 
     def __init__(self, seq_len: int) -> None:
         self._seq_len, self._num_rows = seq_len, 0

@@ -1,4 +1,4 @@
-"""Files of text as tokens: which shard a document goes to, and what becomes of its text."""
+"""Files of text as tokens: the shard of each document, and the tokens of its text."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Encoded(NamedTuple):
 
 @dataclass(frozen=True)
 class Recipe:
-    """What becomes of a text: all that decides the tokens of a document. Picklable.
+    """Everything that decides the tokens of a document. Picklable.
 
     Attributes
     ----------
@@ -71,7 +71,7 @@ class Recipe:
 
 
 class Group(NamedTuple):
-    """One row group of one file: what is routed to a shard as a whole.
+    """One row group of one file. All of it goes to one shard.
 
     Attributes
     ----------
@@ -140,7 +140,7 @@ class DocumentCounts:
     tokens: TokenCounts = field(default_factory=TokenCounts)
 
     def no_documents(self, num_files: int) -> str:
-        """Say that there were none, and why."""
+        """Return the message that there were no documents, with the reasons."""
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in self.dropped.counts.items())
         return f"no documents in {counted(num_files, 'file')} ({reasons or 'they are empty'})"
 

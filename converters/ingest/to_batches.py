@@ -39,7 +39,7 @@ MAX_STAGING_FILES: Final = 4096
 
 @dataclass(frozen=True)
 class TextOptions:
-    """What a batch store of text is to be.
+    """The options of a batch store of text.
 
     Attributes
     ----------
@@ -70,7 +70,7 @@ class TextOptions:
 
 @dataclass(frozen=True)
 class IngestReport:
-    """What became of the documents, and the report of the conversion; `tokens_kept` were not tokenized again."""
+    """The counts of documents, and the report of the conversion; `tokens_kept` were not tokenized again."""
 
     conversion: pipe.Report
     counts: DocumentCounts
@@ -115,7 +115,7 @@ class TextSource(Source):
 
     @property
     def batches_of_split(self) -> dict[str, int]:
-        """How many batches each split has."""
+        """The number of batches of each split."""
         return {part.split: part.num_batches for part in self._splits}
 
     def _pack(self, split: str, files: list[StagingFile], folder: Path, meta: StoreMeta) -> SplitRows:
@@ -255,7 +255,7 @@ def ingest_batches(
 def is_ingested(
     files: Sequence[DocumentFile], kind: str, destination: str | os.PathLike[str], recipe: Recipe, options: TextOptions
 ) -> bool:
-    """Return whether `destination` is what `ingest_batches` would make; then what a kill has left is removed."""
+    """Return whether `destination` is the result of `ingest_batches`; then remove the leftovers of a kill."""
     destination = Path(destination)
     if not _plan(files, kind, recipe, options).is_result(destination):
         return False
@@ -281,7 +281,7 @@ def _require_free(destination: Path, options: TextOptions, work: WorkOptions) ->
 
 
 def _plan(files: Sequence[DocumentFile], kind: str, recipe: Recipe, options: TextOptions) -> TextPlan:
-    """Cut the documents so that many workers have something to do; what is stored does not depend on it."""
+    """Cut the documents so that many workers have work. The stored bytes do not depend on the cuts."""
     num_groups = sum(file.num_row_groups for file in files)
     text_bytes = sum(file.path.stat().st_size for file in files)
     wanted = max(MIN_STAGING_FILES, min(MAX_STAGING_FILES, text_bytes // STAGING_BYTES))

@@ -1,4 +1,4 @@
-"""`--dry-run`: what a conversion would write, and what it needs for that."""
+"""`--dry-run`: the shards that a conversion would write, and the disk and memory that it needs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def describe(
     shuffle_method: str = "auto",
     memory_bytes: int = DEFAULT_MEMORY_BYTES,
 ) -> dict[str, Any]:
-    """Return what a conversion would write, and the room there is.
+    """Return the shards that a conversion would write, and the free space.
 
     Raises
     ------

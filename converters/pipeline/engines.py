@@ -1,7 +1,7 @@
-"""Who does the work: this process, local processes, MPI ranks, or a dask cluster. The bytes are the same.
+"""Engines run the tasks: this process, local processes, MPI ranks, or a dask cluster. The bytes are the same.
 
-Every engine but the first is a `concurrent.futures.Executor`; what it runs is a module-level function of one picklable
-task, and what it returns does not depend on where it ran.
+Every engine but the first is a `concurrent.futures.Executor`. It runs a module-level function of one picklable task,
+and the result does not depend on where it ran.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Pooled:
             self._end(running)
 
     def _end(self, running: Iterable[Future[Any]]) -> None:
-        """See that no task is still at work: what it works on may be removed now."""
+        """Wait until no task is at work: its files may be removed then."""
         if running := [future for future in running if not future.cancel()]:
             self._interrupt()
             wait(running)
@@ -131,7 +131,7 @@ class _KeptSignals:
 
 @contextlib.contextmanager
 def open_engine(executor: str, workers: int, scheduler_file: Path | None = None) -> Generator[Engine | None]:
-    """Open what runs the tasks; None in an MPI rank that has served others and is done.
+    """Open the engine; None in an MPI rank that has run its tasks for others and is done.
 
     Parameters
     ----------
@@ -178,7 +178,7 @@ def _open_processes(workers: int) -> Iterator[Engine]:
     def interrupt() -> None:
         children = set(multiprocessing.active_children()) - before
         for child in children:
-            child.kill()  # who handed out the work removes what they leave
+            child.kill()  # the process that handed out the work removes their files
         for child in children:
             wait_for_end([child.sentinel])  # the pool gives up every task when the first is gone
 
@@ -265,7 +265,7 @@ def _open_dask(scheduler_file: Path | None) -> Iterator[Engine]:
 
 
 def require_own_workers(executor: str, workers: int | None) -> None:
-    """Raise `ArgumentError` if a number of workers was asked for that is not ours to choose."""
+    """Raise `ArgumentError` if a number of workers was given and the engine has its own."""
     if workers is not None and executor != "local":
         raise ArgumentError(f"--workers belongs to --executor local: {executor} brings its own")
 

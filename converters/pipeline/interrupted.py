@@ -1,4 +1,4 @@
-"""What a conversion that is not finished has done so far, for `zb info`."""
+"""The progress of a conversion that is not finished, for `zb info`."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def convert_live(
 ) -> Report:
     """Write all batches of `source` in their order to a live HDF5 store: committed batches may be read at once.
 
-    One process writes. What was committed stays when it ends early, and `zb repair` makes a store of it.
+    One process writes. If it ends early, the committed batches stay, and `zb repair` makes a store of them.
 
     Raises
     ------

@@ -31,7 +31,7 @@ def merge_parts(destination: str | os.PathLike[str], *, overwrite: bool = False)
     if not journal_paths(waiting) and (destination / INDEX_NAME).exists():
         return ShardIndex.load(destination)  # it was merged before
     if not journal_paths(waiting):
-        raise ConvertError(f"{waiting}: no parts of a conversion there; run 'convert ... --shard-range I/N' first")
+        raise ConvertError(f"{waiting}: no parts of a conversion there; run 'zb convert ... --shard-range I/N' first")
     with PartialDirectory(destination, overwrite=overwrite) as folder:
         folder.keep()
         plan, finished = _collect(waiting)
@@ -49,7 +49,7 @@ def merge_parts(destination: str | os.PathLike[str], *, overwrite: bool = False)
 
 
 def _require_whole(folder: Path, target: str, index: ShardIndex) -> None:
-    """Look at every shard once more, and remove what is none of them: earlier parts of another plan."""
+    """Check every shard once more, and remove files that are no shards: earlier parts of another plan."""
     named = {name for entry in index.shards for name in (entry.path, crc32_path(Path(entry.path)).name)}
     for name in os.listdir(folder):
         if name.startswith(SHARD_PREFIX) and name not in named:
@@ -91,7 +91,7 @@ def _how_to_write(missing: list[int], folder: Path, num_shards: int) -> str:
         return "of a conversion without --shard-range: run it again with --resume"
     which = f"{'part' if len(jobs) == 1 else 'parts'} {_ranges(jobs)} of {num_jobs}"
     return (
-        f"of {which}: run the same 'convert ... --resume' with --shard-range I/{num_jobs} for each "
+        f"of {which}: run the same 'zb convert ... --resume' with --shard-range I/{num_jobs} for each "
         f"(in a Slurm array: sbatch --array={_ranges(jobs)}), then merge"
     )
 

@@ -1,4 +1,4 @@
-"""What a conversion is going to do: which shards, from which files, and whether there is room for them."""
+"""The plan of a conversion: its shards, their source files, and whether there is space for them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PLAN_VERSION: Final = 1
 
 @dataclass(frozen=True)
 class Plan:
-    """The shards of a conversion into a folder, and what they are made of.
+    """The shards of a conversion into a folder, and their source files.
 
     Attributes
     ----------
@@ -114,7 +114,7 @@ class Plan:
         return per_shard * len(self.cuts) + 3  # the folder, its index, the journal
 
     def require_unchanged_sources(self) -> None:
-        """Raise `ConvertError` if a source file is no longer what it was when the plan was made."""
+        """Raise `ConvertError` if a source file has changed since the plan was made."""
         require_unchanged(self.source.paths, self.files)
 
 
@@ -143,7 +143,7 @@ def require_one_split(source: Source, remedy: str) -> None:
 
 
 def require_room(folder: Path, needed_bytes: int, num_inodes: int) -> None:
-    """Raise `ConvertError` unless the file system of `folder` has room for what is going to be written."""
+    """Raise `ConvertError` unless the file system of `folder` has space for the bytes that will be written."""
     free = free_room(folder)
     if needed_bytes > free["bytes"]:
         raise ConvertError(

@@ -1,4 +1,4 @@
-"""The pipe between formats: a source of batches, a plan of shards, an engine that writes them, a report that adds up.
+"""A conversion: a source of batches, a plan of shards, an engine that writes them, a report that adds up.
 
 There is no code per pair of formats. Shards are written in `<dst>.partial/`, each is recorded in a journal when it is
 whole, and the folder gets its name when all of them are: a kill costs one shard per worker.
@@ -36,7 +36,7 @@ NOTHING_LEFT: Final = Shuffle("none", "nothing was left to do")
 
 
 class Kept(NamedTuple):
-    """What a resumed conversion has not written again: shards, their tokens, and the time to look at them."""
+    """The part that a resumed conversion did not write again: shards, their tokens, and the time to check them."""
 
     shards: int
     tokens: int
@@ -79,7 +79,7 @@ class WorkOptions:
 
 @dataclass(frozen=True)
 class Report:
-    """What a conversion did.
+    """The report of a conversion.
 
     Attributes
     ----------
@@ -92,7 +92,7 @@ class Report:
     shuffle
         How the records were read, and why that way.
     kept
-        What of it an earlier run had written.
+        The part that an earlier run had written.
     """
 
     destination: Path
@@ -120,7 +120,7 @@ class Report:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """How fast this run has written, without the time for looking at what it kept; None if it wrote nothing."""
+        """The speed of this run, without the time for checking kept shards; None if it wrote nothing."""
         return self.tokens_written / (self.seconds - self.kept.seconds) if self.tokens_written else None
 
     @property
@@ -212,7 +212,7 @@ def is_one_file(target: str, destination: Path, *, several: bool) -> bool:
     Raises
     ------
     ConvertError
-        If its name says another thing than what was asked for.
+        If its name contradicts the arguments.
     """
     suffix = FORMATS[target].suffix
     if destination.suffix == suffix and several:
@@ -303,7 +303,7 @@ def _write_missing(
 
 
 def _require_result(plan: Plan, destination: Path) -> list[FinishedShard]:
-    """Take a destination that is there for the result of the same conversion, or refuse it."""
+    """Accept an existing destination as the result of the same conversion, or refuse it."""
     source = plan.source
     if (destination / INDEX_NAME).exists():
         index = ShardIndex.load(destination)

@@ -55,7 +55,7 @@ def file_states(paths: Iterable[Path]) -> dict[str, FileState]:
 
 
 def require_unchanged(paths: Iterable[Path], before: dict[str, FileState]) -> None:
-    """Raise `ConvertError` if a file is no longer what it was."""
+    """Raise `ConvertError` if a file has changed."""
     for path, found in file_states(paths).items():
         if found != before.get(path):
             raise ConvertError(
@@ -98,7 +98,7 @@ class FinishedShard:
 
 @dataclass(frozen=True)
 class ShardTask:
-    """What to write, picklable.
+    """One shard to write. Picklable.
 
     Attributes
     ----------
@@ -240,7 +240,7 @@ def write_shard(task: ShardTask, progress: Progress = no_progress) -> FinishedSh
 
 
 def _copy(original: BatchReader, writer: BatchWriter, progress: Progress) -> None:
-    """Append what the kernel copies from file to file: all, or as much as it does."""
+    """Append batches by a copy in the kernel: all of them, or as many as it copies."""
     step = max(1, COPY_BYTES // original.meta.batch_bytes, -(-original.num_batches // COPIES))
     for start in range(0, original.num_batches, step):
         count = min(step, original.num_batches - start)
@@ -262,7 +262,7 @@ def source_sha256(task: ShardTask) -> str:
 
 
 def _require_intact(writer: BatchWriter, start: int, sha256: str | None, crc32: npt.NDArray[np.uint32] | None) -> None:
-    """Raise `ChecksumError` if what was read is not what the source says it holds."""
+    """Raise `ChecksumError` if the tokens do not have the digest that the source states."""
     remedy = "run 'zb verify' on the source: copying would hide the damage"
     if crc32 is not None:
         found = writer.crc32()

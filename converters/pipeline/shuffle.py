@@ -1,4 +1,4 @@
-"""How shuffled records get from the source to their shards: gathered one by one, or in two sequential passes."""
+"""Shuffled records on their way from the source to their shards: gathered one by one, or in two sequential passes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FAST_READ_S: Final = 1e-3
 
 @dataclass(frozen=True)
 class Shuffle:
-    """What was chosen, and why.
+    """The chosen method, and the reason.
 
     Attributes
     ----------
@@ -63,7 +63,7 @@ UNSHUFFLED: Final = Shuffle("none", "batches are written in the order of the sou
 def choose_shuffle(
     source: Source, method: str, ranges: list[tuple[int, int]], memory_bytes: int, workers: int
 ) -> Shuffle:
-    """Decide how to get at the records, and prepare the source for it.
+    """Choose how to read the records, and prepare the source for it.
 
     Parameters
     ----------
@@ -136,7 +136,7 @@ class ScatteredSource(Source):
         self._buckets = BucketReader(plan, folder)
 
     def read_into(self, start: int, out: TokenArray) -> None:
-        """Read consecutive batches; what is behind the last record is padding."""
+        """Read consecutive batches; the rows behind the last record are padding."""
         rows = out.reshape(-1, self.meta.seq_len)
         first = start * self.meta.batch_size
         count = min(len(rows), self._num_records - first)

@@ -140,7 +140,7 @@ class NpySource(Source):
         return "uint16" if small or 0 < vocab_size <= 2**16 else "uint32"
 
     def _count_tokens(self, remainder: str) -> None:
-        """Decide what is stored, and say what is not."""
+        """Decide which records are stored, and count the others."""
         meta, total = self.meta, self.meta.total_records
         self.token_counts = TokenCounts(sum(file.num_tokens for file in self._files))
         for file in self._files:

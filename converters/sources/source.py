@@ -16,7 +16,7 @@ REMAINDERS: Final = ("drop", "pad", "error")
 
 @dataclass
 class TokenCounts:
-    """Where the tokens went: `tokens_in + padded == stored + dropped` or the conversion is wrong.
+    """Counts of tokens: `tokens_in + padded == stored + dropped`, or the conversion is wrong.
 
     Attributes
     ----------

@@ -28,7 +28,7 @@ class StoreSource(Source):
     dataset
         Name of a 3-D dataset in an HDF5 file of another origin.
     dtype
-        "keep", "uint32" or "uint16": what the batches are stored as. In another dtype nothing is copied byte for byte.
+        "keep", "uint32" or "uint16": the stored dtype. In another dtype nothing is copied byte for byte.
 
     Raises
     ------

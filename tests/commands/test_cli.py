@@ -603,8 +603,8 @@ def test_a_dry_run_says_shape_and_dtype(places, tmp_path):
 @pytest.mark.parametrize(
     ("file_system", "meaning"),
     [
-        (None, "auto (local file system: what is converted is read by position, the rest from a mapping)"),
-        ("nfs", "auto (nfs file system: all is read by position, nothing is mapped)"),
+        (None, "auto (local file system: converted tokens are read by position, the others from a mapping)"),
+        ("nfs", "auto (nfs file system: all tokens are read by position, none are mapped)"),
     ],
 )
 def test_info_says_what_auto_means_here(file_system, meaning, places, monkeypatch):

@@ -270,7 +270,7 @@ def test_no_row_is_dropped_by_default_and_the_report_says_what_is_padding(tmp_pa
     assert (report["tokens_in"], report["tokens_padded"], report["padding_rows"]) == (20 * 512, 12 * 512, 12)
     assert ShardIndex.load(tmp_path / "out").meta.total_records == 20
     told = CliRunner().invoke(convert, ["jsonl-to-hdf5", str(how[0]), str(tmp_path / "two"), *map(str, how[1:])])
-    assert "37.50% of what is stored: 12 whole rows, which fill the last batch" in " ".join(told.output.split())
+    assert "37.50% of the stored tokens: 12 whole rows, which fill the last batch" in " ".join(told.output.split())
 
 
 def test_errors_come_before_the_work(tmp_path, files):

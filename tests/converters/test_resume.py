@@ -338,7 +338,7 @@ def test_the_report_of_a_resumed_conversion_says_what_was_kept(source, tmp_path)
     interrupt(source, tmp_path / "out", 4)
     report = report_of(*command)
     assert report["wrote"] == f"{tmp_path / 'out'} (kept 4 shards, wrote 2)"
-    assert "to look at what was kept" in report["speed"]
+    assert "to check the kept shards" in report["speed"]
     done = report_of(*command)
     assert done["there is"] == f"{tmp_path / 'out'} (kept 6 shards, wrote 0)"
     assert "tok/s" not in done["speed"]

@@ -268,7 +268,7 @@ def test_what_was_consumed_is_not_tokenized_again(folder, texts, monkeypatch):
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        ({"rank": 0, "world_size": 3}, "state has world_size 2, this loader 3; each rank has row groups"),
+        ({"rank": 0, "world_size": 3}, "state has world_size 2, this loader 3; each rank has its own row groups"),
         ({"rank": 1, "world_size": 2}, "state has rank 0, this loader 1; each rank saves"),
         ({"split": "val"}, "state has fingerprint"),
     ],

@@ -322,7 +322,7 @@ def test_what_a_following_loader_refuses(tmp_path):
                 len(loader)
             with pytest.raises(ArgumentError, match="one epoch"):
                 loader.set_epoch(1)
-        with pytest.raises(ArgumentError, match="grows still"):  # its order would be another one a moment later
+        with pytest.raises(ArgumentError, match="still grows"):  # its order would be another one a moment later
             Loader(folder, rank=0, world_size=1)
         with Loader(folder, shuffle="sequential", rank=0, world_size=1) as loader:
             assert len(loader) == 6

@@ -192,7 +192,7 @@ def test_opening_files_and_folders(tmp_path):
 ])  # fmt: skip
 def test_files_of_another_kind_name_the_command_that_reads_them(kind, name, command, in_folder, tmp_path):
     (tmp_path / name).write_bytes(b"x")
-    with pytest.raises(ConvertError, match=f"files are there, for 'convert {command}'"):
+    with pytest.raises(ConvertError, match=f"files are there, for 'zb convert {command}'"):
         open_documents([tmp_path if in_folder else tmp_path / name], kind)
 
 

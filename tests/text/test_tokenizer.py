@@ -239,7 +239,7 @@ def test_a_state_of_text_moves_between_both_names(trained, tmp_path):
         assert loader.get_batch().tolist() == expected
     with (
         TextLoader(tmp_path, tokenizer="byte", **how) as loader,
-        pytest.raises(StateError, match="the same text would be other tokens"),
+        pytest.raises(StateError, match="the same text would give other tokens"),
     ):
         loader.load_state_dict(state)
 

@@ -1,4 +1,4 @@
-"""A reader: a sequence of equally shaped batches with O(1) random access. What every backend's reader has in common."""
+"""A reader: a sequence of equally shaped batches with O(1) random access. The base of every backend's reader."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class BatchReader:
             return content_fingerprint([self.sha256], self.meta)
         n = self.num_batches
         sample = {i * (n - 1) // (FINGERPRINT_SAMPLES - 1) for i in range(FINGERPRINT_SAMPLES)} if n else set()
-        meta = self.meta  # spelled out: what is hashed here is part of every checkpoint
+        meta = self.meta  # spelled out: this hash is part of every checkpoint
         text = f"{n}:{meta.batch_size}:{meta.seq_len}:{meta.dtype.name}:{meta.seed}:{meta.total_records}"
         digest = hashlib.sha256(text.encode())
         for index in sorted(sample):
@@ -171,8 +171,8 @@ class BatchReader:
     def read_batch_int32(self, index: SupportsIndex) -> torch.Tensor:
         """Return one batch as a `torch.int32` tensor, without a copy where uint32 tokens are mapped.
 
-        Clone it before you write into it: a mapped batch keeps what was written for as long as the reader is open (the
-        file itself never changes). Ids above 2**31 - 1, which no tokenizer has, would come out negative.
+        Clone it before you write into it: a mapped batch keeps your changes for as long as the reader is open (the file
+        itself never changes). Ids above 2**31 - 1, which no tokenizer has, would come out negative.
         """
         number = self._check(index)
         narrow = self._source.read_private(number) if self._is_int32 else self._borrow(number).astype(np.int32)
@@ -280,7 +280,7 @@ class BatchReader:
         return found, checks
 
     def missing_digests(self) -> str:
-        """Say what this file would need to be verified, where it has nothing to be compared with."""
+        """Say what is missing to verify this file, if it has no digest to compare with."""
         return "no digest is stored with it; convert it to a store, which keeps digests from then on"
 
     def require_digests(self) -> None:
@@ -313,7 +313,7 @@ class BatchReader:
         return self._source.is_cached(self._check(index))
 
     def refresh(self) -> int:
-        """See what a writer has committed since; return `num_batches`. Nothing to do on a published file."""
+        """Show the batches that a writer has committed since; return `num_batches`. A published file has none."""
         return self.num_batches
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Where a reader's bytes come from: what every source offers, and the sources that stand before another one."""
+"""Sources give a reader its bytes: their common functions, and the sources that wrap another one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from zb_hdf5.spec import StoreMeta, TokenArray
 
 
 class BatchSource(Protocol):
-    """How a reader gets its bytes: extents of a file, or h5py."""
+    """Gives a reader its bytes: from extents of a file, or through h5py."""
 
     access: str
 
@@ -43,11 +43,11 @@ class BatchSource(Protocol):
         """Have `count` batches from `index` on read into the page cache, without waiting for them."""
 
     def close(self) -> None:
-        """Release what is held."""
+        """Close files and mappings."""
 
 
 class ClosedSource:
-    """The source of a closed reader: every use says so, and open readers pay nothing for the check."""
+    """The source of a closed reader: every use is an error, and open readers pay nothing for the check."""
 
     def __init__(self, path: Path, access: str) -> None:
         self._path, self.access = path, access
@@ -62,7 +62,7 @@ class ClosedSource:
 
 
 class CheckedSource:
-    """A source whose every batch is compared with its crc32 before anyone sees it."""
+    """A source that compares each batch with its crc32 before it returns it."""
 
     def __init__(self, source: BatchSource, meta: StoreMeta, crc32: npt.NDArray[np.uint32], path: Path) -> None:
         self._source, self._meta, self._crc32, self._path = source, meta, crc32, path

@@ -1,4 +1,4 @@
-"""A writer: takes batches in order and publishes one whole file. What every backend's writer has in common."""
+"""A writer: takes batches in order and publishes one whole file. The base of every backend's writer."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Columns: TypeAlias = dict[str, tuple[Run, ...]]
 
 
 class ShardInfo(NamedTuple):
-    """What a writer knows of the file, or the store, that it has finished."""
+    """The facts about a file, or a store, that a writer has finished."""
 
     path: Path
     backend: str
@@ -46,7 +46,7 @@ class ShardInfo(NamedTuple):
 
 
 class BatchWriter(ABC):
-    """Takes batches in order, and commits them: what every writer offers, of one file or of a live store.
+    """Takes batches in order and commits them: the functions of every writer, of one file or of a live store.
 
     A context manager: leaving the block normally calls `finish`, an exception calls `abort`. Not thread-safe.
 
@@ -55,7 +55,7 @@ class BatchWriter(ABC):
     meta
         Shape, dtype and origin of the batches.
     num_batches, token_count, max_token
-        Of what is committed.
+        Of the committed batches.
     """
 
     backend: ClassVar[str]
@@ -88,7 +88,7 @@ class BatchWriter(ABC):
         ArgumentError
             If the shape is another one.
         OSError
-            If the disk is full or fails; what was committed before stays committed.
+            If the disk is full or fails; committed batches stay committed.
         """
 
     @abstractmethod
@@ -109,7 +109,7 @@ class BatchWriter(ABC):
 
     @abstractmethod
     def sha256(self) -> str:
-        """Hexadecimal digest of what was written so far: over all token bytes; of a store over its shards' digests."""
+        """Hexadecimal digest of all batches so far: over all token bytes; of a store over its shards' digests."""
 
     @abstractmethod
     def crc32(self) -> npt.NDArray[np.uint32]:
@@ -117,7 +117,7 @@ class BatchWriter(ABC):
 
     @abstractmethod
     def finish(self) -> ShardInfo:
-        """Complete what was written, and give it its final name where it has not got that yet."""
+        """Complete the file or store, and give it its final name if it does not have it yet."""
 
     @abstractmethod
     def abort(self) -> None:
@@ -136,7 +136,7 @@ class BatchWriter(ABC):
 
 
 class FileWriter(BatchWriter):
-    """Publishes one file: `x.partial` until `finish`, then `x`. What the writers of all backends have in common.
+    """Publishes one file: `x.partial` until `finish`, then `x`. The base of the writers of all backends.
 
     Parameters
     ----------
@@ -285,7 +285,7 @@ class FileWriter(BatchWriter):
         return info
 
     def abort(self) -> None:
-        """Remove the unfinished file. What had the final name before is untouched."""
+        """Remove the unfinished file. A file with the final name is untouched."""
         if self._open:
             self._open = False
             self._digest.close()
@@ -301,7 +301,7 @@ class FileWriter(BatchWriter):
             raise ClosedError(f"{self._file.path}: this writer was closed")
 
     def _count(self, batches: TokenArray, digest: GroupDigest) -> None:
-        """Take a group that is on disk into the totals."""
+        """Add a group that is on disk to the totals."""
         self.num_batches += len(batches)
         self.token_count += batches.size
         self.max_token = max(self.max_token, digest.max_token)
@@ -328,21 +328,21 @@ class FileWriter(BatchWriter):
         return None
 
     def _commit(self, batches: TokenArray, group: GroupDigest) -> None:
-        """Make a group whose bytes are in their place part of the file, and `_count` it."""
+        """Make a group whose bytes are written part of the file, and `_count` it."""
         if self._durable:
             os.fdatasync(self._file.fd)
         self._count(batches, group)
 
     @abstractmethod
     def _complete(self, info: ShardInfo) -> Columns:
-        """Write what marks the file as whole, and close what is open but the partial's descriptor.
+        """Mark the file as whole, and close everything but the partial's descriptor.
 
         Returns where the chunks of its columns lie, where a reader may look for them by itself.
         """
 
     @abstractmethod
     def _release(self) -> None:
-        """Close what is open but the partial's descriptor, without completing."""
+        """Close everything but the partial's descriptor, without completing."""
 
 
 def as_batches(batches: npt.ArrayLike, meta: StoreMeta, path: Path) -> npt.NDArray[Any]:

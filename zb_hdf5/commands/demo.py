@@ -48,11 +48,11 @@ def run_demo(zb: click.Command, folder: Path | None, steps: int) -> None:
     Raises
     ------
     ZbError
-        If anything that the demo claims turns out not to be so.
+        If one of the demo's claims is false.
     """
     start_s = time.monotonic()
     if folder is not None:
-        folder.mkdir(parents=True)  # never into a folder that exists: what is there is not ours
+        folder.mkdir(parents=True)  # never into a folder that exists: its files belong to the user
         _chapters_inside(zb, folder, steps)
     else:
         with tempfile.TemporaryDirectory(prefix="zb-demo-") as temporary:
@@ -123,7 +123,7 @@ def _compare_backends(h5: Path, batch: Path) -> None:
 
 
 class _Records(torch.utils.data.Dataset[Tensor]):
-    """What one writes without a library: record i of a memory-mapped array."""
+    """The data set that one writes without a library: record i of a memory-mapped array."""
 
     def __init__(self, records: np.ndarray[Any, Any]) -> None:
         self._records = records
@@ -253,7 +253,7 @@ def _command(zb: click.Command, arguments: list[str]) -> None:
 
 def _require(condition: bool, claim: str, *, quiet: bool = False) -> None:
     if not condition:
-        raise ZbError(f"the demo failed: not so: {claim}")
+        raise ZbError(f"the demo failed: this is false: {claim}")
     if not quiet:
         _say(f"✓ {claim}")
 

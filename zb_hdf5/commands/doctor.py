@@ -45,7 +45,7 @@ class Finding:
 
 
 def diagnose(path: str | os.PathLike[str]) -> list[Finding]:
-    """Return what was found about `path` and this machine.
+    """Return the findings about `path` and this machine.
 
     Raises
     ------
@@ -93,8 +93,10 @@ def _locks(folder: Path) -> Finding:
             text = f"flock: {error}, and HDF5_USE_FILE_LOCKING demands it"
             return Finding("locks", "problem", text, "export HDF5_USE_FILE_LOCKING=FALSE")
         if error.errno in NO_LOCKS:
-            return Finding("locks", "note", f"flock: {error}", "files are opened without; let one writer write a path")
-        return Finding("locks", "note", f"not tried: {error}", "reading needs no room in the folder")
+            return Finding(
+                "locks", "note", f"flock: {error}", "files are opened without locks: start one writer only for a path"
+            )
+        return Finding("locks", "note", f"not tried: {error}", "reading needs no space in the folder")
     return Finding("locks", "ok", "flock works" + (", but HDF5_USE_FILE_LOCKING switches HDF5's off" if off else ""))
 
 

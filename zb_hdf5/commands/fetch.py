@@ -1,8 +1,8 @@
 """Numbered shards over HTTP: resumed where they stopped, checked, and whole before they have their names.
 
 A download fills `<name>.partial` under a lock. Beside it, `<name>.partial.etag` says which version of the file its
-bytes are of: what is there is kept only if the server still has that version (`If-Range`), so two versions are never
-glued together. Every failure that may pass is tried again; what has arrived is kept between attempts and between runs.
+bytes are of. A partial file is kept only if the server still has that version (`If-Range`), so two versions are never
+glued together. Every failure that may pass is tried again. Attempts and runs keep the bytes that have arrived.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _CONTENT_RANGE: Final = re.compile(r"bytes (\d+)-\d+/(\d+)")
 
 @dataclass
 class FetchReport:
-    """What became of one shard.
+    """The outcome of one shard.
 
     Attributes
     ----------
@@ -179,7 +179,7 @@ def _name_of(url: str) -> str:
 
 
 class _Fetcher:
-    """What the downloads share: when to stop, how long to wait, how far all of them are. Thread-safe."""
+    """Shared by all downloads: when to stop, how long to wait, how far all of them are. Thread-safe."""
 
     def __init__(
         self,
@@ -254,7 +254,7 @@ class _Fetcher:
 
 
 def _leave(file: ResumedFile) -> None:
-    """Leave what has arrived to the next run."""
+    """Keep the bytes that have arrived for the next run."""
     if os.fstat(file.fd).st_size:
         file.keep()
     else:
@@ -295,7 +295,7 @@ def _open(url: str, file: ResumedFile, timeout_s: float) -> http.client.HTTPResp
 
 
 def _begin(job: _Job, file: ResumedFile, reply: http.client.HTTPResponse) -> tuple[int, int | None]:
-    """Return where the answer's bytes belong and how long the file will be; forget what is of another version."""
+    """Return where the answer's bytes belong and how long the file will be; drop the bytes of another version."""
     kept, version = _resume_point(file)
     if reply.status == http.HTTPStatus.PARTIAL_CONTENT and _version(reply) in (version, ""):
         match = _CONTENT_RANGE.fullmatch(reply.headers.get("Content-Range", ""))
@@ -320,7 +320,7 @@ def _version(reply: http.client.HTTPResponse) -> str:
 
 
 def _read(url: str, reply: http.client.HTTPResponse) -> Iterator[bytes]:
-    """Yield bytes as they arrive: what has come before a failure is not lost."""
+    """Yield bytes as they arrive, so that a failure loses none of them."""
     while True:
         try:
             data = reply.read1(READ_BYTES)

@@ -1,4 +1,4 @@
-"""Describes a store for people: what it is, and how its batches lie on disk."""
+"""`zb info`: describes a store, and how its batches lie on disk."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def describe(path: str | os.PathLike[str], dataset: str | None = None) -> dict[s
 
 
 def _tokenizer(text: str) -> dict[str, Any] | None:
-    """Return what a store says of its tokenizer; a file of another origin may say it in any words."""
+    """Return the tokenizer that a store names; a file of another program may hold any text."""
     try:
         found = json.loads(text) if text else None
     except ValueError:
@@ -228,8 +228,8 @@ def _records_text(d: dict[str, Any]) -> str:
 
 def _access_text(access: str, file_system: str) -> str:
     meaning = {
-        ("auto", True): ": what is converted is read by position, the rest from a mapping",
-        ("auto", False): ": all is read by position, nothing is mapped",
+        ("auto", True): ": converted tokens are read by position, the others from a mapping",
+        ("auto", False): ": all tokens are read by position, none are mapped",
     }.get((access, file_system == "local"), "")
     return f"{access} ({file_system} file system{meaning})"
 
@@ -239,7 +239,7 @@ def _bytes_on_disk(reader: BatchReader) -> int:
         paths = [shard.file(reader.path) for shard in reader.index.shards]
     else:
         paths = [reader.path]
-    return sum(path.stat().st_blocks * 512 for path in paths)  # what a quota counts: HDF5 shards have holes
+    return sum(path.stat().st_blocks * 512 for path in paths)  # as a quota counts: HDF5 shards have holes
 
 
 def _layout(extents: Extents | None, batch_bytes: int) -> dict[str, Any] | None:

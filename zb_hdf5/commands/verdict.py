@@ -1,4 +1,4 @@
-"""What `zb verify` says of the files that were checked, and the code it exits with."""
+"""The report and the exit code of `zb verify`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def outcome_of(reports: list[ShardReport]) -> Outcome:
 
 
 def exit_code(reports: list[ShardReport]) -> int:
-    """Return 0 if every file was verified, 6 if one could not be, and the code of what is wrong if one is bad."""
+    """Return 0 if every file was verified, 6 if one could not be, and the code of its error if one is bad."""
     problems = [report.problem for report in reports if report.problem is not None]
     if problems:
         return max(map(_code_of, problems))

@@ -1,4 +1,4 @@
-"""`zb which`: what made a training step, worked out from the loader's state alone."""
+"""`zb which`: the rows that made a training step, computed from the loader's state alone."""
 
 from __future__ import annotations
 

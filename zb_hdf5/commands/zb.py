@@ -1,4 +1,4 @@
-"""`zb`: look at stores, check them, convert them, and see it all work."""
+"""`zb`: the commands that look at stores, check them and convert them."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ def zb() -> None:
     """Token batches in HDF5 and .batch files: look at them, check them, convert them."""
 
 
-@zb.command(short_help="Say what a file, store or unfinished conversion is.")
+@zb.command(short_help="Describe a file, store or unfinished conversion.")
 @click.argument("path", type=_PATH)
-@click.option("--dataset", help="A 3-D dataset of an HDF5 file that is no store of ours.")
+@click.option("--dataset", help="Name of the 3-D dataset, in an HDF5 file of another program.")
 @output_options
 def info(path: Path, dataset: str | None, as_json: bool, quiet: bool) -> None:
-    """Say what PATH is: shape, tokens, documents, splits, and where its batches lie.
+    """Describe PATH: shape, tokens, documents, splits, and where its batches lie.
 
-    A .partial folder says how far its conversion is.
+    For a .partial folder, it says how far the conversion is.
 
     \b
     Example: zb info data/train
@@ -84,7 +84,7 @@ def verify(ctx: click.Context, path: Path, workers: int | None, as_json: bool, q
       3  bad: the first bad batch of each damaged file is named
       4  bad: a file is truncated, missing, or not finished
       5  this machine cannot read it (a lock, a missing HDF5 filter)
-      6  not verified: nothing is stored to compare with; what is missing is named
+      6  not verified: no digest is stored; the report says which is missing
 
     \b
     Example: zb verify data/train
@@ -103,7 +103,7 @@ def verify(ctx: click.Context, path: Path, workers: int | None, as_json: bool, q
     ctx.exit(exit_code(reports))
 
 
-@zb.command(short_help="Say which shard, batch and rows made a training step.")
+@zb.command(short_help="Name the shard, batch and rows of a training step.")
 @click.argument("stores", nargs=-1, required=True, metavar="STORE | NAME=STORE...")
 @click.option("--state", "state_path", required=True, type=_PATH, help="A loader's state_dict() as JSON.")
 @click.option("--step", required=True, type=click.IntRange(0), help="Step of the state's epoch (of the run, if mixed).")
@@ -119,7 +119,7 @@ def which(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Say which shard, batch and rows made a training step, from a checkpoint's loader state.
+    """Name the shard, batch and rows of a training step, from the loader state of a checkpoint.
 
     \b
     Example: zb which data/train --state loader.json --step 1200 --world-size 8
@@ -131,7 +131,7 @@ def which(
     print_report({"step": step, "batches": found}, origins_lines(found), as_json=as_json, quiet=quiet)
 
 
-@zb.command(short_help="Save the batches that hold into a new file.")
+@zb.command(short_help="Save the good batches in a new file.")
 @click.argument("path", type=_PATH)
 @click.option("--output", type=NewPath(), help="New file; by default beside PATH.")
 @click.option("--batch-size", type=click.IntRange(1), help="Records per batch, if the .batch header was never written.")
@@ -153,7 +153,7 @@ def repair(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Save the batches of PATH that hold into a new file; PATH itself stays as it is.
+    """Save the good batches of PATH in a new file. PATH itself is never changed.
 
     \b
     Example: zb repair data/train.h5.partial
@@ -193,7 +193,7 @@ def tokenizer() -> None:
     help="Tokens, the boundary token included.",
 )
 @click.option("--text-column", default="text", show_default=True, help="Column (or JSON key) that holds the text.")
-@click.option("--force", is_flag=True, help="Replace what exists, at the end and whole.")
+@click.option("--force", is_flag=True, help="Replace an existing result when the new one is whole.")
 @output_options
 def train(
     src: tuple[Path, ...], output: Path, vocab_size: int, text_column: str, force: bool, as_json: bool, quiet: bool
@@ -228,7 +228,7 @@ def index() -> None:
 
 @index.command(short_help="Publish the store that the jobs of an array have written.")
 @click.argument("path", type=NewPath())
-@click.option("--force", is_flag=True, help="Replace what exists, at the end and whole.")
+@click.option("--force", is_flag=True, help="Replace an existing result when the new one is whole.")
 @output_options
 def merge(path: Path, force: bool, as_json: bool, quiet: bool) -> None:
     """Publish PATH, whose shards were written by the jobs of an array with --shard-range.
@@ -267,13 +267,13 @@ def rebuild(folder: Path, force: bool, as_json: bool, quiet: bool) -> None:
     print_report(report, lines, as_json=as_json, quiet=quiet)
 
 
-@index.command(short_help="Write the .crc32 that a lone .batch is verified with.")
+@index.command(short_help="Write the .crc32 file that verifies a lone .batch.")
 @click.argument("files", type=_PATH, nargs=-1, required=True)
 @output_options
 def crc32(files: tuple[Path, ...], as_json: bool, quiet: bool) -> None:
     """Write FILE.batch.crc32 beside each .batch file that has none.
 
-    It holds the crc32 of each batch as it is now: 'zb verify' compares the file with it from then on.
+    The new file holds the crc32 of each batch as it is now. From then on, 'zb verify' compares the .batch with it.
 
     \b
     Example: zb index crc32 data/train.batch
@@ -286,12 +286,12 @@ def crc32(files: tuple[Path, ...], as_json: bool, quiet: bool) -> None:
     print_report(report, lines, as_json=as_json, quiet=quiet)
 
 
-@zb.command(short_help="Say what stands in the way of training on this machine.")
+@zb.command(short_help="Find what stands in the way of training on this machine.")
 @click.argument("path", type=_PATH)
 @output_options
 @click.pass_context
 def doctor(ctx: click.Context, path: Path, as_json: bool, quiet: bool) -> None:
-    """Say what would stop or slow down training from PATH on this machine; exit 5 if something would stop it.
+    """Find what would stop or slow down training from PATH on this machine. Exit code 5: something would stop it.
 
     \b
     Example: zb doctor data/train
@@ -313,7 +313,7 @@ def doctor(ctx: click.Context, path: Path, as_json: bool, quiet: bool) -> None:
 @click.option("--first", type=click.IntRange(0), default=0, show_default=True, help="Number of the first file.")
 @click.option("-w", "--workers", type=click.IntRange(1), default=4, show_default=True, help="Files at the same time.")
 @click.option("-o", "--output", type=NewPath(), default=".", show_default=True, help="Folder for the files.")
-@click.option("--sha256-file", type=_PATH, help="What each file must be: a list as sha256sum writes it.")
+@click.option("--sha256-file", type=_PATH, help="Expected digests, as sha256sum writes them.")
 @output_options
 @click.pass_context
 def fetch(
@@ -327,7 +327,7 @@ def fetch(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Download the numbered files of URL_TEMPLATE, whose number is a format field; go on where an earlier run stopped.
+    """Download the numbered files of URL_TEMPLATE, whose number is a format field; continue an earlier run.
 
     \b
     Example: zb fetch "https://example.org/shard_{:05d}.parquet" -n 10 -o text/
@@ -352,7 +352,7 @@ def fetch(
         ctx.exit(max(problem.exit_code for problem in bad))
 
 
-@zb.command(short_help="Show it all on this machine's own text.")
+@zb.command(short_help="Show the whole tool on this machine's own text.")
 @click.option("--folder", type=NewPath(), help="Keep the data here; by default a temporary folder.")
 @click.option("--steps", type=click.IntRange(10), default=100, show_default=True, help="Training steps.")
 @click.pass_context

@@ -69,7 +69,7 @@ def write_batch_file(
     seed
         Of the record shuffle (`order.write_order`).
     dtype
-        Stored dtype: "uint32", or "uint16" for vocabularies up to 65,536: an extension of ours, which other readers of
+        Stored dtype: "uint32", or "uint16" for vocabularies up to 65,536: an extension, which other readers of
         `.batch` files take for uint32.
 
     Returns

@@ -14,7 +14,7 @@ from zb_hdf5.spec import TokenArray
 
 
 class GroupDigest(NamedTuple):
-    """What was computed of one group of batches, and the running sha256 that includes it."""
+    """The digests of one group of batches, and the running sha256 that includes it."""
 
     crc32: list[int]
     max_token: int
@@ -63,7 +63,7 @@ class TokenDigest:
         return sha256
 
     def accept(self, group: GroupDigest) -> None:
-        """Take a group into the running sha256: it is on disk. A group that failed to get there is never accepted."""
+        """Add a group that is on disk to the running sha256. A group whose write failed is never accepted."""
         self._sha256 = group.sha256
 
     def sha256(self) -> str:

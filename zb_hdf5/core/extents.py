@@ -228,11 +228,11 @@ class ExtentFile:
 
     @property
     def identity(self) -> Identity:
-        """What tells the file from another one that has its name later."""
+        """The facts that tell this file from another one that has its name later."""
         return self._known or identity_of(self._fd)
 
     def _map(self, private: bool = False) -> list[TokenArray]:
-        """Return a view of each run; none where nothing is to be mapped."""
+        """Return a view of each run; no view where the access is not by mapping."""
         if self._mappable is None:
             self._mappable = network_file_system(self._fd) is None
         if not self._mappable or not self._end:

@@ -1,4 +1,4 @@
-"""Opening what others have named, and may have replaced: a FIFO must not hang us, nor another file pass for it."""
+"""Opens files by name: a FIFO must not block the process, and another file must not pass for the expected one."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def identity_of(fd: int, *, growing: bool = False) -> Identity:
 
 
 def require_identity(fd: int, expected: Identity, path: Path) -> None:
-    """Raise `FormatError` if what was opened now is not what was looked at before."""
+    """Raise `FormatError` if the file that was opened now is not the file that was opened first."""
     found = identity_of(fd, growing=len(expected) == 1)
     if found != expected:
         what = "inode" if len(expected) == 1 else "(size, mtime_ns)"
@@ -71,7 +71,7 @@ def require_identity(fd: int, expected: Identity, path: Path) -> None:
 
 
 def require_bytes(claimed: int, fd: int, path: Path, what: str) -> None:
-    """Raise `IncompleteError` if a file claims to hold more bytes than it has: before anything is made of that size."""
+    """Raise `IncompleteError` if a file claims to hold more bytes than it has, before anything of that size is made."""
     size = os.fstat(fd).st_size
     if claimed > size:
         raise IncompleteError(

@@ -1,4 +1,4 @@
-"""The open files of all stores of a process: as many as it may have, and the least recently used close."""
+"""The open files of all stores of a process: as many as the process may have. The least recently used ones close."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ _STORES: weakref.WeakSet[OpenFiles[Any]] = weakref.WeakSet()
 class OpenFiles(Generic[File]):
     """The open files of one store, by their numbers. Thread-safe; usable after fork.
 
-    `known.get(number)` is the hit, a dict's own; `open` is for all others. When the process has room for no more files,
-    the older half of `known` is put to rest: what is asked for meanwhile wakes up, the others close, the oldest first.
-    So a hit needs no note of when it was. A file that closes is only let go of: its descriptor closes when the last
-    thread that still reads from it has finished.
+    `known.get(number)` finds an open file by a plain look-up in a dict; `open` is for all others. When the process may
+    open no more files, the older half of `known` moves to `resting`. A resting file that is asked for moves back; the
+    others close, the oldest first. So a look-up need not note its time. To close a file means to drop it here: its
+    descriptor closes when the last thread that still reads from it has finished.
 
     Parameters
     ----------
     access
-        How the files are read: what is not "pread" may be mapped.
+        How the files are read: by any access but "pread" they may be mapped.
     let_go
-        Hears of each file that has to make room.
+        Called with each file that is dropped.
     """
 
     def __init__(self, access: str, let_go: Callable[[int, File], None] = lambda number, file: None) -> None:
@@ -130,7 +130,7 @@ def _make_room(allowed: int) -> None:
     while True:
         stores = list(_STORES)
         resting, known = (sum(map(len, files)) for files in zip(*((s.resting, s.known) for s in stores), strict=True))
-        if 4 * resting < known:  # before they must close: what is in use has time to wake up
+        if 4 * resting < known:  # before they must close: files in use have time to move back
             for store in stores:
                 store.rest()
         if _held() <= allowed:

@@ -38,7 +38,7 @@ _MIX2: Final = 0x94D049BB133111EB
 class Order(ABC):
     """A bijection of `0..n-1`: position in the epoch -> index in the store.
 
-    Thread-safe and picklable: an order holds only what it was made from.
+    Thread-safe and picklable: an order holds only its arguments.
     """
 
     n: int
@@ -141,7 +141,7 @@ class GlobalOrder(Order):
 
 
 class RowOrder(Order):
-    """An order of batches, seen as an order of their records: the records of a batch stay together and in place."""
+    """An order of batches as an order of their records: the records of a batch stay together, in their order."""
 
     def __init__(self, batches: Order, records_per_batch: int) -> None:
         self.n = batches.n * records_per_batch

@@ -1,7 +1,7 @@
-"""Publishing: whatever has its final name is whole.
+"""Publishing: a file with its final name is whole.
 
 Files and folders are made under `<name>.partial`, flushed to disk, and renamed. A crash leaves the `.partial`, never a
-file that looks whole, and never damage to what had the name before. The writer holds a `flock` on its partial, so that
+file that looks whole, and never damages the file that had the name before. The writer holds a `flock` on its partial, so that
 a second writer of the same path is told, while the leftover of a dead one is simply replaced.
 """
 
@@ -70,10 +70,10 @@ class PartialFile:
         return f"/proc/self/fd/{self.fd}"
 
     def unlock(self) -> None:
-        """Give up the lock for the moment in which the HDF5 library takes its own.
+        """Release the lock for the moment in which the HDF5 library takes its own.
 
-        A rival that gets in here removes the name and makes a file of its own: ours goes on without a name, and
-        `publish` says so.
+        Another writer that takes the lock in this moment removes the name and makes a new file. This file then has no
+        name, and `publish` raises.
         """
         with contextlib.suppress(OSError):
             fcntl.flock(self.fd, fcntl.LOCK_UN)
@@ -83,7 +83,7 @@ class PartialFile:
         lock(self.fd, fcntl.LOCK_SH, self.partial_path)
 
     def start_write_back(self) -> None:
-        """Have the disk begin with what was written so far: `publish` then has less to wait for."""
+        """Have the disk begin to write what it has: `publish` then waits for less."""
         sync_file_range = getattr(ctypes.CDLL(None), "sync_file_range", None)
         if sync_file_range is not None:  # Linux; a failure is met again by fsync
             sync_file_range(self.fd, ctypes.c_int64(0), ctypes.c_int64(0), ctypes.c_uint(SYNC_FILE_RANGE_WRITE))
@@ -101,7 +101,7 @@ class PartialFile:
         os.close(self.fd)
 
     def discard(self) -> None:
-        """Remove the partial; what had the final name before is untouched."""
+        """Remove the partial. A file with the final name is untouched."""
         if is_at(self.fd, self.partial_path):
             os.unlink(self.partial_path)
         os.close(self.fd)
@@ -157,7 +157,7 @@ class LockedFolder(ABC):
         return self
 
     def clear(self) -> None:
-        """Remove what is in the folder."""
+        """Remove the content of the folder."""
         for name in os.listdir(self.partial_path):
             remove(self.partial_path / name)
 
@@ -187,7 +187,7 @@ class PartialDirectory(LockedFolder):
     Parameters
     ----------
     overwrite
-        Replace what is at `path`, at the end and whole.
+        Replace an existing `path`, at the end and in one step.
     shared
         Then it is published by a later process alone.
 
@@ -223,7 +223,7 @@ class PartialDirectory(LockedFolder):
         self._clean_up(self.path)
 
     def _swap(self) -> None:
-        """Put the new store in the place of the old one; both are whole at every moment.
+        """Replace the old store by the new one; both are whole at every moment.
 
         A kill between the two renames leaves the old store in a hidden folder beside its place.
         """
@@ -263,15 +263,15 @@ def remove_scratch(path: Path) -> None:
 
 @contextlib.contextmanager
 def scratch_directory(path: Path) -> Generator[Path]:
-    """Make `<path>.partial/`, ours alone, for temporary files; remove it at the end, whatever happens."""
+    """Make and lock `<path>.partial/` for temporary files; remove it at the end, also after an error."""
     with ScratchDirectory(path) as folder:
-        folder.clear()  # what a dead process has left
+        folder.clear()  # the leftovers of a dead process
         yield folder.partial_path
 
 
 @contextlib.contextmanager
 def leftover_of_dead_writer(path: Path) -> Iterator[None]:
-    """See that no writer is at work on a file or folder, and keep writers away inside the block; readers may come.
+    """Raise if a writer is at work on a file or folder, and keep writers away inside the block; readers may come.
 
     Raises
     ------
@@ -289,7 +289,7 @@ def leftover_of_dead_writer(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """Give the path to an OSError of a call that knows a descriptor only."""
+    """Add the path to an OSError of a call that knows a descriptor only."""
     try:
         yield
     except OSError as error:
@@ -315,7 +315,7 @@ def refuse_existing(path: Path) -> None:
 
 
 def refuse_foreign_files(folder: Path) -> None:
-    """Raise `ConvertError` if `folder` holds anything but a store: replacing it would delete what is not ours."""
+    """Raise `ConvertError` if `folder` holds anything but a store: replacing it would delete files of others."""
     if not folder.is_dir():
         raise ConvertError(f"{folder}: is not a folder; remove it yourself, or choose another output")
     for name in os.listdir(folder):

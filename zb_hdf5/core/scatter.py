@@ -216,7 +216,7 @@ class BucketReader:
         self._bucket = bucket
 
     def _read_segment(self, path: Path, bucket: int, rows: TokenArray) -> int:
-        """Read what a run has for a bucket into the first of `rows`, and return how many records that is."""
+        """Read the records of a run for one bucket into the first of `rows`, and return their number."""
         plan, num_buckets = self._plan, len(self._plan.buckets)
         with open(path, "rb", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size

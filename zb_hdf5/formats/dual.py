@@ -1,7 +1,7 @@
-"""One file that is both: an HDF5 face in the reserved header bytes of a `.batch` file.
+"""One file that is both: HDF5 metadata in the reserved header bytes of a `.batch` file.
 
-The face describes the slots as one HDF5 dataset, `batches`: contiguous where batches fill their pages, else one chunk
-per slot. What it says beyond the header is where the tokens come from. No token is moved or read.
+The metadata describe the slots as one HDF5 dataset, `batches`: contiguous where batches fill their pages, else one
+chunk per slot. Beyond the header, they hold the origin of the tokens. No token is moved or read.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from zb_hdf5.spec import (
 
 
 class DualFileWriter(BatchFileWriter):
-    """Writes a `.batch` file that has its HDF5 face when it gets its name."""
+    """Writes a `.batch` file that has its HDF5 metadata when it gets its name."""
 
     def _begin(self) -> None:
         require_whole_records(self.meta, self._file.path)
@@ -54,7 +54,7 @@ class DualFileWriter(BatchFileWriter):
 
 
 def stamp(path: str | os.PathLike[str]) -> None:
-    """Write the HDF5 face; the signature goes last, so that a torn stamp is a `.batch` file and not an HDF5 file.
+    """Write the HDF5 metadata, the signature last: after a kill the file is a `.batch` file and not an HDF5 file.
 
     Raises
     ------
@@ -78,7 +78,7 @@ def stamp(path: str | os.PathLike[str]) -> None:
 
 
 def unstamp(path: str | os.PathLike[str]) -> None:
-    """Put the zeros back, the signature's first; the file is then what it was before `stamp`.
+    """Put the zeros back, those of the signature first; the file then has the bytes from before `stamp`.
 
     What a killed `stamp` or `unstamp` has left is removed as well. Raises as `stamp` does.
     """
@@ -99,24 +99,24 @@ def check(path: str | os.PathLike[str]) -> None:
     Raises
     ------
     ChecksumError
-        If HDF5 finds the face torn or damaged, or it describes other batches or another place than the header.
+        If HDF5 finds the metadata incomplete or damaged, or they describe other batches or offsets than the header.
     """
     path = Path(path)
     meta, num_batches = read_header(path)
-    remedy = "remove it with 'convert batch-to-hdf5 --in-place --unstamp', then stamp again"
+    remedy = "run 'zb convert batch-to-hdf5 --in-place --unstamp', then the same without --unstamp"
     if face_of(path) is Face.TORN:
-        raise ChecksumError(f"{path}: a stamp was interrupted: whole as .batch, not as HDF5; {remedy}")
+        raise ChecksumError(f"{path}: --in-place was interrupted: valid .batch, not HDF5; {remedy}")
     try:
         with HDF5BatchReader(path, access="pread") as face:
-            # a header has no room for the rest of `meta`, which the face therefore says alone
+            # a header has no room for the rest of `meta`: only the HDF5 metadata hold it
             found = (replace(face.meta, document_count=0, vocab_size=0, tokenizer=""), face.num_batches, face.extents)
     except (FormatError, IncompleteError, BackendError) as error:
-        raise ChecksumError(f"{path}: its HDF5 face is damaged: {error}; {remedy}") from error
+        raise ChecksumError(f"{path}: its HDF5 metadata are damaged: {error}; {remedy}") from error
     stride = meta.padded_batch_bytes if num_batches > 1 else meta.batch_bytes  # one batch has no next one
     expected = (meta, num_batches, Extents([Run(HEADER_BYTES, stride, num_batches)], meta.batch_bytes))
     if found != expected:
         raise ChecksumError(
-            f"{path}: its HDF5 face contradicts its header: expected {expected}, found {found}; {remedy}"
+            f"{path}: its HDF5 metadata contradict its header: expected {expected}, found {found}; {remedy}"
         )
 
 
@@ -148,7 +148,7 @@ def build_face(meta: StoreMeta, num_batches: int, path: Path) -> bytes:
     """
     slot_records = require_whole_records(meta, path)
     if num_batches == 0:
-        raise ArgumentError(f"{path}: holds no batches, and HDF5 gives an empty dataset no place in the file")
+        raise ArgumentError(f"{path}: holds no batches, and HDF5 allocates no bytes for an empty dataset")
     # A named file: HDF5 wants a real path, and its drivers for memory either allocate it all or align otherwise. Disks
     # have a largest file size (16 TiB for ext4), and memory has not: only the few pages that are written are there.
     memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
@@ -163,7 +163,7 @@ def build_face(meta: StoreMeta, num_batches: int, path: Path) -> bytes:
             stored = _create_batches(file, meta, num_batches, slot_records)
             offset = stored.id.get_offset() if stored.chunks is None else stored.id.get_chunk_info(0).byte_offset
         if offset != HEADER_BYTES or os.fstat(scratch.fileno()).st_size != batch_file_bytes(meta, num_batches):
-            raise FormatError(f"{path}: this HDF5 library lays the face out otherwise: data at byte {offset}")
+            raise FormatError(f"{path}: this HDF5 library writes another layout: data at byte {offset}")
         return os.pread(scratch.fileno(), FACE_BYTES, USER_BLOCK_BYTES)
 
 

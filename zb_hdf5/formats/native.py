@@ -40,15 +40,15 @@ if TYPE_CHECKING:
 
 
 class Face(StrEnum):
-    """What bytes 512..4095 of a `.batch` file hold besides zeros."""
+    """The content of bytes 512..4095 of a `.batch` file."""
 
     NONE = "none"
     HDF5 = "hdf5"
-    TORN = "torn"  # left by a process that was killed while it stamped or unstamped
+    TORN = "torn"  # a process was killed while it stamped or unstamped
 
 
 class BatchFileReader(BatchReader):
-    """Reads a `.batch` file. See `BatchReader` for what it offers.
+    """Reads a `.batch` file. `BatchReader` describes its functions.
 
     Parameters
     ----------

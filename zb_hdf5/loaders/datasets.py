@@ -25,7 +25,7 @@ REMEDIES: Final = dict.fromkeys(
 
 
 class Steps(Protocol):
-    """What a dataset of batches needs of a loader."""
+    """The part of a loader that a data set of batches needs."""
 
     reader: BatchReader
     epoch: int
@@ -40,7 +40,7 @@ class Steps(Protocol):
 
 
 class KnownSteps(NamedTuple):
-    """What to read at the steps `first`, `first + stride`, ...
+    """The requests of the steps `first`, `first + stride`, ...
 
     Attributes
     ----------
@@ -95,11 +95,11 @@ class BatchDataset(Dataset[torch.Tensor]):
 
     @property
     def chosen_epoch(self) -> int | None:
-        """What `set_epoch` was last called with."""
+        """The epoch of the last call of `set_epoch`."""
         return self._loader.epoch if self._epoch_is_chosen else None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what must agree for a step number to mean the same records, and the epoch.
+        """Return the fields that must agree for a step number to mean the same records, and the epoch.
 
         For `StatefulDataLoader`, which counts the steps.
         """

@@ -1,4 +1,4 @@
-"""Reads a store while it grows: a reader that shows what is committed, and a loader that waits for what comes."""
+"""A loader that reads a store while it grows, and waits for new batches."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class FollowingLoader(Loader):
     apart they look. The iteration ends with the store, where `drop_last` decides about the rest. No step is read ahead.
 
     A state taken here goes on in any loader over the same store, growing or finished. One of a lone file is of no use
-    after the file has grown: such a file has no name for what it will be.
+    after the file has grown: such a file has no digest of its final content.
 
     Parameters
     ----------
@@ -54,7 +54,8 @@ class FollowingLoader(Loader):
     ) -> None:
         if shuffle != "sequential":
             raise ArgumentError(
-                f'a FollowingLoader needs shuffle="sequential", found {shuffle!r}: what comes cannot be shuffled'
+                f'a FollowingLoader needs shuffle="sequential", found {shuffle!r}: '
+                "batches that are not written yet cannot be shuffled"
             )
         if prefetch not in (0, "auto") or device is not None:
             raise ArgumentError("a FollowingLoader reads nothing ahead: leave out prefetch and device")
@@ -97,7 +98,7 @@ class FollowingLoader(Loader):
 
     def __len__(self) -> int:
         # not a ZbError: list() asks for a length, and goes on without one after a TypeError only
-        raise TypeError(f"{self.reader.path}: a loader that follows has no length: nobody knows how much will come")
+        raise TypeError(f"{self.reader.path}: a FollowingLoader has no length: the store still grows")
 
     def _steps_from(self, position: int, batch_size: int) -> int:
         left, step = max(0, self.num_records - position), batch_size * self.world_size
@@ -105,7 +106,7 @@ class FollowingLoader(Loader):
 
     def _end_of_epoch(self, epoch: int, reader: BatchReader) -> int:
         if not reader.complete:
-            return MAX_COUNT  # what the state has seen may not be visible here yet
+            return MAX_COUNT  # the batches of the state may not be visible here yet
         return reader.num_batches * self._records_per_batch
 
     def _requests(self, position: int, batch_size: int) -> Iterator[Request]:

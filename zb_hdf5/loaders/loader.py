@@ -70,7 +70,7 @@ class Loader:
         no record keeps its batch-mates; random reads of one record each. "block": ZeroBatch's shuffle of blocks of
         `block_size` consecutive batches. "sequential": as stored.
     seed, epoch
-        What the order depends on, and nothing else: the same in every backend.
+        The order depends on these two only, and is the same in every backend.
     rank, world_size
         Which share of each epoch this process takes. None: from `torch.distributed` if initialised, else the variables
         RANK and WORLD_SIZE, else those of a task that `srun` started, else 0 of 1. Ranks that must see the same data
@@ -96,7 +96,7 @@ class Loader:
     tokenizer
         As for `load_tokenizer`, or a tokenizer: refuse a store whose tokens another one has made.
     follow
-        False: a `FollowingLoader` waits for what a live writer will commit, and a `TextLoader` tokenizes text.
+        False: a `FollowingLoader` waits for the batches of a live writer, and a `TextLoader` tokenizes text.
 
     Raises
     ------
@@ -156,8 +156,8 @@ class Loader:
             require_tokenizer(source.meta.tokenizer, tokenizer, source.path)
         if shuffle != "sequential" and not source.complete and source.fingerprint.startswith(LIVE_PREFIX):
             raise ArgumentError(
-                f'{source.path}: grows still: shuffle must be "sequential" until it is complete, found {shuffle!r}; '
-                "a FollowingLoader waits for what comes"
+                f'{source.path}: still grows: shuffle must be "sequential" until it is complete, found {shuffle!r}; '
+                "a FollowingLoader waits for new batches"
             )
         self._fingerprint = source.fingerprint  # now: a checkpoint must not depend on reading the file again
         self.rank, self.world_size = resolve_rank(rank, world_size)
@@ -173,7 +173,7 @@ class Loader:
         self._prefetch = prefetch
         self._set_target(device, dtype)
         self.epoch = -1  # none yet
-        self._course = 0  # counts what makes a running iteration turn
+        self._course = 0  # counts changes that a running iteration must follow
         self._reading: Generator[torch.Tensor] | None = None
         self._ring: DeviceRing | None = None
         self._forever: Iterator[Step] | None = None
@@ -242,11 +242,11 @@ class Loader:
 
     @property
     def sampler(self) -> Self:
-        """This loader: Lightning tells the epoch to what it finds under this name, by `set_epoch`."""
+        """This loader: Lightning calls `set_epoch` of the object under this name."""
         return self
 
     def __getitem__(self, index: object) -> NoReturn:
-        # not a ZbError: it is what Python raises for what has no items, with the way out
+        # not a ZbError but the error that Python raises for an object without items, with a remedy
         raise TypeError(
             f"{self.reader.path}: a Loader is iterated over and has no items: DataLoader and StatefulDataLoader take "
             "loader.dataset() with batch_size=None"
@@ -360,7 +360,7 @@ class Loader:
     # --- state ---------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where training stands: what was yielded, never what was read ahead.
+        """Return where training stands: it counts yielded records, never those that were read ahead.
 
         Plain JSON values, under 1 KB, the same on every rank after the same step. `position` counts records of all
         ranks in this epoch, so that it is valid for any other world size and batch size; those that filled up the last
@@ -421,7 +421,7 @@ class Loader:
         return reader.num_batches * (reader.meta.batch_tokens // self.seq_len)
 
     def identity(self) -> dict[str, Any]:
-        """What must agree for a position to mean the same records."""
+        """The fields that must agree for a position to mean the same records."""
         return {
             "version": STATE_VERSION,
             "kind": "loader",
@@ -466,9 +466,9 @@ class Loader:
 
 
 def _refuse_other_loaders(backend: str, follow: bool) -> None:
-    """Name the class that does what was asked for: each loader is made by its own name."""
+    """Name the class to use instead: each loader is made by its own name."""
     if follow:
-        raise ArgumentError("follow=True: make a FollowingLoader(path, timeout_s=...), which waits for what comes")
+        raise ArgumentError("follow=True: make a FollowingLoader(path, timeout_s=...), which waits for new batches")
     if backend == "parquet":
         raise ArgumentError('backend="parquet": make a TextLoader(path, ...), which tokenizes text while training runs')
 

@@ -37,7 +37,7 @@ MAX_PERIOD: Final = 1 << 14
 IDENTITY: Final = {"version": STATE_VERSION, "kind": "mixture"}
 
 IndexArray: TypeAlias = npt.NDArray[np.int64]
-#: A source's name, and what to read of it.
+#: A source's name, and the batch to read.
 MixedRequest: TypeAlias = tuple[str, Request]
 
 
@@ -49,7 +49,7 @@ class Places(NamedTuple):
 
 
 class Schedule:
-    """Which source each batch comes from: after any n batches, each source is within one batch of its share.
+    """The source of each batch: after any n batches, each source is within one batch of its share.
 
     One period is laid out by Tijdeman's rule for the chairman assignment problem (1980): of the sources that may take
     the next batch without running ahead of their share, take the one whose deadline comes first. That keeps every
@@ -172,7 +172,9 @@ class MixedLoader:
                 f"a mixture has no {', '.join(unfit)}: its sources are read one batch at a time, for ever"
             )
         if options.get("backend") == "parquet":
-            raise ArgumentError("a mixture counts the batches of its sources, and text has no number: convert it first")
+            raise ArgumentError(
+                "a mixture counts the batches of its sources, and text has no fixed number of them: convert it first"
+            )
         if prefetch != "auto" and (not isinstance(prefetch, int) or prefetch < 0):
             raise ArgumentError(f'prefetch must be "auto" or at least 0, found {prefetch!r}')
         self.loaders = {name: Loader(path, rank=0, world_size=1, **options) for name, path in sources.items()}
@@ -196,7 +198,7 @@ class MixedLoader:
         if set(weights) != set(self.loaders):
             raise ArgumentError(f"expected a weight for each of {sorted(self.loaders)}, found {sorted(weights)}")
         ordered = tuple(float(weights[name]) for name in self.loaders)
-        Schedule(ordered)  # refuses what is not positive
+        Schedule(ordered)  # refuses weights that are not positive
         return ordered
 
     def set_weights(self, weights: Mapping[str, float]) -> None:
@@ -337,7 +339,7 @@ class MixedLoader:
             raise StateError(f"{where}: state: expected weights of {names}, found {shown(weights)}: {error}") from error
 
     def _identity(self) -> list[dict[str, Any]]:
-        """What must agree, in order: the place of a source in the list decides ties of the schedule."""
+        """The fields that must agree, in order: the number of a source in the list decides ties of the schedule."""
         return [
             {"name": name, **loader.identity(), "batch_size": loader.batch_size}
             for name, loader in self.loaders.items()

@@ -1,7 +1,7 @@
 """Reading ahead in threads, and moving batches to a device beside the computation. Knows nothing of storage.
 
 `read_ahead` keeps `depth` reads under way in threads and hands their results over in order. `hint_ahead` has the kernel
-fetch what is coming, and reads in the caller's own thread. `DeviceRing` gives those reads pinned
+fetch the coming batches, and reads in the caller's own thread. `DeviceRing` gives those reads pinned
 buffers to fill, and copies them to the device on a stream of its own; a buffer is filled again only after its copy.
 """
 

@@ -1,4 +1,4 @@
-"""Which share of the data is this process's: from its arguments, or from the job that it belongs to."""
+"""Rank and world size of this process: from its arguments, or from its job."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ SHOWN_CHARACTERS: Final = 120
 
 
 def require_dict(where: object, state: object) -> Mapping[str, Any]:
-    """Return `state`, which must be a dict; `where` is what the message begins with.
+    """Return `state`, which must be a dict; the message begins with `where`.
 
     Raises
     ------

@@ -45,8 +45,8 @@ FOOTER_THREADS: Final = 16
 #: What to add to the message about a state that differs.
 REASONS: Final = {
     "fingerprint": "; files were added, removed or written anew",
-    "tokenizer": "; the same text would be other tokens",
-    "world_size": "; each rank has row groups and a place of its own: resume with as many ranks",
+    "tokenizer": "; the same text would give other tokens",
+    "world_size": "; each rank has its own row groups and position: resume with the same number of ranks",
     "rank": "; each rank saves and loads a state of its own",
 }
 
@@ -278,7 +278,7 @@ class TextLoader:
 
     @property
     def epoch(self) -> int:
-        """How often this rank has seen all of its row groups."""
+        """The number of times that this rank has seen all of its row groups."""
         return self._place.epoch
 
     def set_epoch(self, epoch: int) -> None:
@@ -320,7 +320,7 @@ class TextLoader:
     # --- state ---------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where this rank stands: what was yielded, never what was read ahead.
+        """Return where this rank stands: it counts yielded tokens, never those that were read ahead.
 
         Plain JSON values, under 1 KB. Each rank has one of its own: save all of them.
         """
@@ -357,7 +357,7 @@ class TextLoader:
         self._place, self._reading = place, reading
 
     def _identity(self) -> dict[str, Any]:
-        """What must agree for a place to mean the same token."""
+        """The fields that must agree for a place to mean the same token."""
         return {
             "version": STATE_VERSION,
             "kind": "text",
@@ -377,7 +377,7 @@ class TextLoader:
         self._reading = None
 
     def close(self) -> None:
-        """End the threads; what was made ahead is dropped, and made again by the next `get_batch`."""
+        """End the threads and drop the batches made ahead; the next `get_batch` makes them again."""
         self._stop()
 
     def __enter__(self) -> Self:
@@ -428,7 +428,7 @@ def _open_files(paths: list[Path], text_column: str) -> list[ParquetFile]:
 
 
 def _fingerprint(paths: list[Path], text_column: str) -> str:
-    """Return a digest of what the files are, without reading their text: of names, sizes and footers.
+    """Return a digest of the files without reading their text: of their names, sizes and footers.
 
     A footer says where each row group lies, how long it is, and the smallest and largest value of each column.
     """

@@ -29,9 +29,9 @@ UNKNOWN_SHUFFLE: Final = "unknown"
 
 
 def rebuild_index(folder: str | os.PathLike[str], *, force: bool = False) -> ShardIndex:
-    """Write `shards.json` from what the shards of `folder` say, and return it.
+    """Write `shards.json` from the shards of `folder`, and return it.
 
-    A `.repaired` shard takes the place of its original. The record shuffle, the source and the splits are stored in the
+    A `.repaired` shard replaces its original. The record shuffle, the source and the splits are stored in the
     index only: they are taken from the old one if it can still be read, and else are lost with it.
 
     Parameters
@@ -107,7 +107,7 @@ def _readable_index(folder: Path) -> ShardIndex | None:
 
 
 def _with_old_facts(index: ShardIndex, old: ShardIndex) -> ShardIndex:
-    """Add what only the old index knows; a shard is the one of the same number."""
+    """Add the facts that only the old index knows; shards are matched by their numbers."""
     splits = {_number(shard.path): shard.split for shard in old.shards}
     shards = tuple(replace(shard, split=splits.get(_number(shard.path), shard.split)) for shard in index.shards)
     meta = index.meta
@@ -169,7 +169,7 @@ def _entry(reader: BatchReader) -> ShardEntry:
 
 
 def _common(metas: list[StoreMeta]) -> StoreMeta:
-    """Return what the store is: the shards' parts of `total_records` and `document_count` add up to the whole."""
+    """Return the meta of the store: the shards' parts of `total_records` and `document_count` add up to the whole."""
     return replace(
         metas[0],
         total_records=sum(meta.total_records for meta in metas),

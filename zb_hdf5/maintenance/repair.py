@@ -1,4 +1,4 @@
-"""Saves what holds of a damaged or unfinished file into a new one. The original is never touched.
+"""Saves the good batches of a damaged or unfinished file in a new file. The original is never touched.
 
 A complete file keeps every batch whose crc32 is right. A file whose writer was killed keeps its committed batches up to
 the first bad one: behind that, nothing says in which order the rest reached the disk.
@@ -45,15 +45,15 @@ REPAIRED = ".repaired"
 
 @dataclass
 class RepairReport:
-    """What became of one file.
+    """The outcome of one file.
 
     Attributes
     ----------
     state
         "whole": nothing was done. "damaged": a dry run, or one that another file of the store stopped. "repaired":
-        `output` has the batches that hold. "lost": nothing of it does, and the index no longer names it.
+        `output` has the good batches. "lost": it has none, and the index no longer names it.
     dropped
-        Numbers of the batches that do not hold.
+        Numbers of the bad batches.
     reason
         What is wrong, and what could not be checked.
     """
@@ -66,7 +66,7 @@ class RepairReport:
     reason: str = ""
 
     def line(self) -> str:
-        """Say it to people."""
+        """Return the outcome as one line."""
         if self.state == "whole":
             return f"whole: {_batches(self.kept)}, none bad; nothing to do"
         if self.state == "lost":
@@ -83,7 +83,7 @@ def _batches(count: int) -> str:
 
 @dataclass
 class _Findings:
-    """Which batches of a file hold."""
+    """The good and the bad batches of a file."""
 
     num_batches: int
     bad: list[int]
@@ -92,7 +92,7 @@ class _Findings:
 
     @property
     def kept(self) -> list[tuple[int, int]]:
-        """Ranges (start, stop) of the batches that hold."""
+        """Ranges (start, stop) of the good batches."""
         edges = [-1, *self.bad, self.num_batches]
         return [(low + 1, high) for low, high in pairwise(edges) if low + 1 < high]
 
@@ -105,7 +105,7 @@ def repair_file(
     overwrite: bool = False,
     dry_run: bool = False,
 ) -> RepairReport:
-    """Write the batches of `path` that hold into a new file.
+    """Write the good batches of `path` to a new file.
 
     Parameters
     ----------
@@ -159,7 +159,7 @@ def _default_output(path: Path) -> Path:
 
 
 def _examine(reader: BatchReader, stored: npt.NDArray[np.uint32] | None, reason: str) -> _Findings:
-    """Compare each batch with its crc32; the sha256 of the whole decides when the crc32 rows are what is damaged."""
+    """Compare each batch with its crc32; if the crc32 rows are damaged, the sha256 of the whole decides."""
     whole, kept, bad = hashlib.sha256(), hashlib.sha256(), []
     for number, batch in _batches_or_none(reader):
         if batch is not None:
@@ -195,7 +195,7 @@ def _batches_or_none(reader: BatchReader) -> Iterator[tuple[int, TokenArray | No
 
 
 def _write(reader: BatchReader, findings: _Findings, output: Path, overwrite: bool) -> None:
-    """Publish the batches that hold; an output that has them already is left as it is."""
+    """Publish the good batches; an output that has them already is left as it is."""
     if output.resolve() == reader.path.resolve():
         raise ArgumentError(f"{output}: is the file to repair; it stays as it is: choose another output")
     if output.exists() and _holds(output, findings.kept_sha256):
@@ -318,7 +318,7 @@ def _entry_of(path: Path, old: ShardEntry) -> ShardEntry:
 
 
 def _entry_of_whole(path: Path, entry: ShardEntry) -> ShardEntry:
-    """Return the entry, if the shard is what it says; a growing one was published, and then its writer was killed."""
+    """Return the entry if the shard agrees with it. A growing one was published, and then its writer was killed."""
     if not entry.complete:
         return _entry_of(path, entry)
     with open_reader(path) as reader:

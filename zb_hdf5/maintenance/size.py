@@ -1,4 +1,4 @@
-"""How much there is to check."""
+"""The amount of tokens to check."""
 
 from __future__ import annotations
 

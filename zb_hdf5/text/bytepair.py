@@ -11,7 +11,7 @@ from typing import Any
 
 
 def byte_pair_digest(pattern: str, special_tokens: Mapping[str, int], ranks: Mapping[bytes, int]) -> str:
-    """Return the sha256 of all that decides the ids: how text is split, which tokens are special, what is merged."""
+    """Return the sha256 of everything that decides the ids: the split of text, the special tokens, the merges."""
     sha256 = hashlib.sha256(json.dumps([pattern, sorted(special_tokens.items())]).encode())
     for token, rank in sorted(ranks.items(), key=lambda item: item[1]):
         sha256.update(base64.b64encode(token) + b" %d\n" % rank)

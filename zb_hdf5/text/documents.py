@@ -1,4 +1,4 @@
-"""Documents of text: from Parquet by row group, from JSON lines, from plain text files; what is dropped is counted."""
+"""Documents of text: from Parquet by row group, from JSON lines, from text files. Dropped documents are counted."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from zb_hdf5.errors import ConvertError, FormatError, UnavailableError
 #: A block ends with the document that reaches one of these: enough work for many threads, little memory.
 BLOCK_DOCUMENTS: Final = 1024
 BLOCK_CHARACTERS: Final = 8 << 20
-#: Of a file of JSON lines: what one process reads at a time.
+#: Bytes of a file of JSON lines that one process reads at a time.
 ROW_GROUP_BYTES: Final = 64 << 20
-#: How many of the dropped documents are remembered by place.
+#: How many dropped documents are remembered with file and line.
 FIRST_DROPPED: Final = 5
 
 
@@ -38,7 +38,7 @@ class Reason(StrEnum):
 
 @dataclass
 class Dropped:
-    """What was not taken for a document, by reason, and where the first of them stood."""
+    """How many texts were dropped, by reason, and the lines of the first ones."""
 
     counts: dict[str, int] = field(default_factory=dict)
     first: list[str] = field(default_factory=list)
@@ -48,7 +48,7 @@ class Dropped:
         self.merge(Dropped({reason.value: 1}, [f"{place}: {reason.value}"]))
 
     def merge(self, later: Dropped) -> None:
-        """Add what was dropped after this."""
+        """Add the drops of a later part."""
         for reason, count in later.counts.items():
             self.counts[reason] = self.counts.get(reason, 0) + count
         self.first = [*self.first, *later.first][:FIRST_DROPPED]
@@ -62,7 +62,7 @@ class Dropped:
 
 
 class Block(NamedTuple):
-    """Consecutive documents of one file, and what was dropped between them."""
+    """Consecutive documents of one file, and the count of those dropped between them."""
 
     texts: list[str]
     dropped: Dropped
@@ -287,7 +287,9 @@ def _other_kinds(files: Sequence[Path], kind: str | None) -> str:
         for name, each in FILE_KINDS.items()
         if name != kind and any(file.name.endswith(each.suffixes) for file in files)
     ]
-    return "".join(f"; {FILE_KINDS[name].suffixes[0]} files are there, for 'convert {name}-to-hdf5'" for name in others)
+    return "".join(
+        f"; {FILE_KINDS[name].suffixes[0]} files are there, for 'zb convert {name}-to-hdf5'" for name in others
+    )
 
 
 def _lines_until(file: BinaryIO, stop: int | None) -> Iterator[bytes]:

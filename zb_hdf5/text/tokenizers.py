@@ -31,7 +31,7 @@ class Tokenizer(ABC):
     Attributes
     ----------
     spec
-        What `load_tokenizer` was given.
+        The argument of `load_tokenizer`.
     kind, name
         The part of `spec` before the colon, and the name (not the path) of what follows it.
     vocab_size
@@ -70,7 +70,7 @@ class Tokenizer(ABC):
 
     @property
     def description(self) -> dict[str, Any]:
-        """What a store keeps of its tokenizer."""
+        """The description of its tokenizer that a store keeps."""
         return {"kind": self.kind, "name": self.name, "vocab_size": self.vocab_size, "digest": self.digest}
 
     @overload
@@ -328,7 +328,7 @@ def _parse_ranks(data: bytes) -> dict[bytes, int]:
 
 
 def _read_tokenizer_json(path: Path) -> dict[str, Any]:
-    """Return a `tokenizer.json` without what cuts and fills up texts: neither is part of which ids a text has."""
+    """Return a `tokenizer.json` without its truncation and padding: neither changes the ids of a text."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:

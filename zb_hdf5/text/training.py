@@ -28,7 +28,7 @@ SMALLEST_VOCABULARY: Final = 257  # the byte values and the boundary token
 
 @dataclass(frozen=True)
 class TrainingReport:
-    """What was trained, on what, and how it does on the documents that were held out."""
+    """The trained tokenizer, its training text, and its results on the documents that were held out."""
 
     path: Path
     ranks_path: Path

@@ -1,4 +1,4 @@
-"""Windows over a token stream: a stream is a reader too, of records that are cut from it when they are read."""
+"""Windows over a token stream: a stream as a reader of records that are cut from it when they are read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from zb_hdf5.store.verify_stream import verify_stream
 
 
 class WindowReader(BatchReader):
-    """Batches of consecutive windows of a stream. See `BatchReader` for what it offers.
+    """Batches of consecutive windows of a stream. `BatchReader` describes its functions.
 
     Record r holds the tokens from `r * seq_len` on. With `overlap=1` it has `seq_len + 1` of them: its last token is
     the first one of the next record, so that targets, shifted by one, miss none.
@@ -98,7 +98,7 @@ class WindowReader(BatchReader):
         return f"x{self._stride}+{self.meta.seq_len - self._stride}"
 
     def serving(self, fingerprint: object) -> WindowReader:
-        """Return a reader of the same windows in batches of another size, if that is what the fingerprint says."""
+        """Return a reader of the same windows in batches of another size, if the fingerprint says so."""
         same = rf"{re.escape(self.store.fingerprint)}:([1-9]\d{{0,17}}){re.escape(self._shape_of_windows())}"
         found = re.fullmatch(same, fingerprint) if isinstance(fingerprint, str) else None
         if found is None or int(found[1]) == self.meta.batch_size:

@@ -1,4 +1,4 @@
-"""Opening HDF5 files: file locking as clusters have it, and HDF5's messages turned into ours."""
+"""Opens HDF5 files: with the file locks that clusters have, and with clear errors instead of those of HDF5."""
 
 from __future__ import annotations
 
@@ -84,8 +84,7 @@ def h5_identity(h5: h5py.File, *, growing: bool) -> Identity:
 def require_stored(claimed_bytes: int, h5: h5py.File, stored: h5py.Dataset, path: Path) -> None:
     """Raise `IncompleteError` if a file is shorter than the data that it claims to have.
 
-    Filtered data may be that much larger than their file: they are taken at their word up to what a filter makes of
-    small numbers.
+    Filtered data may be larger than their file: up to the ratio that a filter reaches with small numbers is accepted.
     """
     filtered = stored.id.get_create_plist().get_nfilters() > 0
     claimed = claimed_bytes // FILTER_RATIO if filtered else claimed_bytes
@@ -128,8 +127,8 @@ def own_dataset(h5: h5py.File, path: Path, name: str) -> h5py.Dataset | None:
     Raises
     ------
     FormatError
-        If it, or a link on the way to it, leads out of the file: what lies there is not what was opened, and may be
-        anything that this process can read.
+        If it, or a link on the way to it, leads out of the file: other files were not opened by the user, and may
+        be any file that this process can read.
     """
     found = _follow(h5, path, name)
     if not isinstance(found, h5py.Dataset):

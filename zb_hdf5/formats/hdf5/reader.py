@@ -49,12 +49,12 @@ _FOREIGN: Final = "a dataset of another origin has no digests; convert it to a s
 
 
 class HDF5BatchReader(BatchReader):
-    """Reads an HDF5 batch store. See `BatchReader` for what it offers.
+    """Reads an HDF5 batch store. `BatchReader` describes its functions.
 
     Parameters
     ----------
     path
-        The file; a `.partial` is followed while it grows: `refresh` shows what was committed since.
+        The file; a `.partial` is followed while it grows: `refresh` shows the batches committed since.
     access
         "mmap" and "pread" use the extents of the chunks and need a published, unfiltered file; "h5py" reads anything;
         "auto" takes extents where it can.
@@ -147,14 +147,14 @@ class HDF5BatchReader(BatchReader):
         return no_crc32_file(self.path) if self._is_face else super().missing_digests()
 
     def refresh(self) -> int:
-        """See what a live writer has committed since; return `num_batches`."""
+        """Show the batches that a live writer has committed since; return `num_batches`."""
         if not self.complete and isinstance(self._source, H5pySource):
             self.num_batches, self.complete, self.sha256 = self._source.refresh()
         return self.num_batches
 
 
 class _Layout(NamedTuple):
-    """What one look into an HDF5 file tells."""
+    """The facts that are read once from an HDF5 file."""
 
     meta: StoreMeta
     num_batches: int

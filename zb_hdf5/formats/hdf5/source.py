@@ -19,7 +19,7 @@ from zb_hdf5.spec import BATCHES_ATTRIBUTES, NO_SHA256, StoreMeta, TokenArray, a
 
 
 class WriterState(NamedTuple):
-    """How far the writer of a store has come."""
+    """The progress of the writer of a store."""
 
     num_batches: int
     complete: bool
@@ -94,7 +94,7 @@ class H5pySource:
             raise FormatError(f"{self._path}: batch {start:,}: HDF5 cannot read it: {error}") from error
 
     def _check_size(self) -> None:
-        """Refuse a file that has become shorter: HDF5 returns zeros for what is no longer there."""
+        """Refuse a file that has become shorter: HDF5 returns zeros for missing bytes."""
         size = os.fstat(self._fd).st_size
         if size < self._size:
             raise IncompleteError(
@@ -120,7 +120,7 @@ class H5pySource:
         return True
 
     def refresh(self) -> WriterState:
-        """Return what the writer has committed by now."""
+        """Return the progress that the writer has committed by now."""
         stored = self._dataset()
         with h5_damage(self._path):
             stored.refresh()  # the low-level refresh leaves h5py's cached shape stale

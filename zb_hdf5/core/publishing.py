@@ -1,8 +1,8 @@
 """Publishing: a file with its final name is whole.
 
 Files and folders are made under `<name>.partial`, flushed to disk, and renamed. A crash leaves the `.partial`, never a
-file that looks whole, and never damages the file that had the name before. The writer holds a `flock` on its partial, so that
-a second writer of the same path is told, while the leftover of a dead one is simply replaced.
+file that looks whole, and never damages the file that had the name before. The writer holds a `flock` on its partial,
+so that a second writer of the same path is told, while the leftover of a dead one is simply replaced.
 """
 
 from __future__ import annotations

@@ -27,16 +27,18 @@ def documents() -> Iterator[npt.NDArray[np.uint16]]: raise NotImplementedError
 
 
 def examples():
+    """Yield a module for each page: its examples follow each other, as a reader meets them."""
     for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
-        for number, code in enumerate(EXAMPLE.findall(page.read_text(encoding="utf-8"))):
-            yield f"{page.stem.replace('-', '_')}_{number}", code
+        if found := EXAMPLE.findall(page.read_text(encoding="utf-8")):
+            yield page.stem.replace("-", "_"), "\n".join(found)
 
 
 def run_mypy(folder, files):
     """Run mypy on files that do not lie in the project, with none of its settings."""
     pytest.importorskip("mypy")
     (folder / "mypy.ini").write_text("[mypy]\n")
-    command = [sys.executable, "-m", "mypy", "--strict", "--config-file", "mypy.ini", "--cache-dir", "cache", *files]
+    options = ["--strict", "--config-file", "mypy.ini", "--cache-dir", "cache", "--follow-imports", "silent"]
+    command = [sys.executable, "-m", "mypy", *options, *files]
     environment = {"PATH": "/usr/bin:/bin", "MYPYPATH": str(ROOT)}
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 

@@ -228,10 +228,6 @@ class StoreMeta:
         """Tokens in one chunk of a stream."""
         return self.batch_tokens
 
-    def batches_of(self, token_count: int) -> int:
-        """Return how many batches hold so many tokens: the last chunk of a stream may be short, a batch never is."""
-        return -(-token_count // self.batch_tokens)
-
     @property
     def batch_bytes(self) -> int:
         """Bytes of one batch's tokens, without padding."""

@@ -123,6 +123,7 @@ STREAM_LAYOUT: Final = "stream"
 #: Layout -> the column that holds the tokens.
 TOKEN_COLUMNS: Final = {BATCHES_LAYOUT: BATCHES, STREAM_LAYOUT: TOKENS}
 NOT_KNOWN: Final = -1  # a number that nobody has stored
+NO_DOCUMENT: Final = 2**64 - 1  # the offset of a piece that is padding
 #: Layout -> the keys of the index that say what all shards share.
 INDEX_META_KEYS: Final = {
     BATCHES_LAYOUT: ("batch_size", "seq_len", "seed", "total_records", "document_count", "vocab_size"),

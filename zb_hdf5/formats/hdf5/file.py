@@ -81,6 +81,14 @@ def h5_identity(h5: h5py.File, *, growing: bool) -> Identity:
     return identity_of(h5.id.get_vfd_handle(), growing=growing)
 
 
+def require_version(h5: h5py.File, expected: int, path: Path) -> None:
+    """Raise `FormatError` unless a file is of this version of its format."""
+    found = h5.attrs.get("format_version")
+    if np.ndim(found) != 0 or found != expected:
+        early = "; it was written by an early build: convert again" if np.ndim(found) == 0 and found == 1 else ""
+        raise FormatError(f"{path}: expected format_version {expected}, found {found}{early}")
+
+
 def require_stored(claimed_bytes: int, h5: h5py.File, stored: h5py.Dataset, path: Path) -> None:
     """Raise `IncompleteError` if a file is shorter than the data that it claims to have.
 

@@ -28,6 +28,7 @@ from zb_hdf5.formats.hdf5.file import (
     open_h5_for_reading,
     own_dataset,
     require_stored,
+    require_version,
 )
 from zb_hdf5.formats.hdf5.source import H5pySource
 from zb_hdf5.formats.sidecar import crc32_path, no_crc32_file, read_crc32_file
@@ -174,9 +175,7 @@ def _inspect_store(h5: h5py.File, path: Path) -> _Layout:
         raise FormatError(
             f"{path}: expected root attribute format={HDF5_FORMAT!r}, found {found!r}; {_foreign_hint(h5)}"
         )
-    version = h5.attrs.get("format_version")
-    if np.ndim(version) != 0 or version != HDF5_VERSION:
-        raise FormatError(f"{path}: expected format_version {HDF5_VERSION}, found {version}")
+    require_version(h5, HDF5_VERSION, path)
     missing = [name for name in ROOT_ATTRIBUTES if name not in h5.attrs]
     if missing:
         raise FormatError(f"{path}: root attribute {missing[0]!r} is missing")

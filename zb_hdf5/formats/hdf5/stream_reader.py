@@ -22,6 +22,7 @@ from zb_hdf5.formats.hdf5.file import (
     open_h5_for_reading,
     own_dataset,
     require_stored,
+    require_version,
 )
 from zb_hdf5.formats.npy import read_npy_header
 from zb_hdf5.spec import (
@@ -277,8 +278,7 @@ def _checked_tokens(h5: h5py.File, path: Path) -> h5py.Dataset:
     found = _text(h5.attrs.get("format"))
     if found != STREAM_FORMAT:
         raise FormatError(f"{path}: expected root attribute format={STREAM_FORMAT!r}, found {found!r}")
-    if h5.attrs.get("format_version") != STREAM_VERSION:
-        raise FormatError(f"{path}: expected format_version {STREAM_VERSION}, found {h5.attrs.get('format_version')}")
+    require_version(h5, STREAM_VERSION, path)
     stored = own_dataset(h5, path, TOKENS)
     if stored is None or stored.ndim != 1 or stored.dtype not in CODE_BY_DTYPE:
         raise FormatError(f"{path}: expected a 1-D dataset {TOKENS!r} of uint16 or uint32, found {stored!r}")

@@ -155,6 +155,8 @@ INDEX_SHARD_KEYS: Final[dict[str, tuple[str, type[Any]]]] = {
 }  # fmt: skip
 #: Keys of one element of `columns`: how many runs each shard has (-1: not known), and the runs of all shards.
 INDEX_COLUMN_KEYS: Final = ("runs", "offset", "stride", "chunks")
+#: Keys of one element of `fields`, besides dtype and shape -> the type of each element of its array.
+INDEX_FIELD_KEYS: Final[dict[str, type[Any]]] = {"bytes": int, "sha256": str, "crc32": int}
 SHARD_PREFIX: Final = "shard-"
 DEFAULT_SPLIT: Final = "train"
 LIVE_PREFIX: Final = "live:"  # of the fingerprint of a store that was written live

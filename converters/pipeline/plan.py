@@ -54,6 +54,7 @@ class Plan:
     def identity(self) -> dict[str, Any]:
         """Return JSON of all that decides the bytes of the shards, but for the content of the source files."""
         meta = asdict(self.source.meta) | {"dtype": self.source.meta.dtype.name}
+        meta["fields"] = {field.name: field.to_json() for field in self.source.meta.fields}
         return {
             "version": PLAN_VERSION,
             "target": self.target,

@@ -53,4 +53,4 @@ class Pieces(NamedTuple):
     @property
     def is_padding(self) -> npt.NDArray[np.bool_]:
         """Whether a piece holds no token of a document."""
-        return self.offsets == np.uint64(NO_DOCUMENT)
+        return np.equal(self.offsets, np.uint64(NO_DOCUMENT))

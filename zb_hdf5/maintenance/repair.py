@@ -215,7 +215,7 @@ def _write(reader: BatchReader, findings: _Findings, output: Path, overwrite: bo
 
 def _copy(reader: BatchReader, findings: _Findings, path: Path, overwrite: bool) -> None:
     expected = findings.num_batches - len(findings.bad)
-    writer_class = BACKENDS[backend_of_suffix(path)].writer_class()
+    writer_class = BACKENDS[backend_of_suffix(path)].begin
     with writer_class(path, reader.meta, expected_batches=expected, overwrite=overwrite) as writer:
         group = np.empty((max(1, GROUP_BYTES // reader.meta.batch_bytes), *reader.meta.shape), reader.dtype)
         for start, stop in findings.kept:

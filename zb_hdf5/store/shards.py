@@ -8,6 +8,7 @@ import threading
 import zlib
 from bisect import bisect_right
 from collections.abc import Sequence
+from functools import partial
 from itertools import accumulate, groupby
 from pathlib import Path
 from typing import Any, Final
@@ -95,10 +96,16 @@ class ShardedReader(BatchReader):
         self.index, self.complete = index, index.complete
         self.backend = " and ".join(sorted(backends))
         self.sha256 = index.sha256 if index.complete else None
+        self._open_field = partial(self._open_field_of_store, folder, index, access, verify)
 
     @staticmethod
     def _open_source(folder: Path, index: ShardIndex, access: str, verify: str) -> ShardedSource:
         return ShardedSource(folder, index, access, verify)
+
+    @classmethod
+    def _open_field_of_store(cls, folder: Path, index: ShardIndex, access: str, verify: str, name: str) -> BatchReader:
+        """Read the values of a field as a store of its own, whose shards are the files that hold them."""
+        return cls(folder, access=access, verify=verify, index=index.of_field(name))
 
     def _compute_fingerprint(self) -> str:
         if self.index.live_id:
@@ -228,7 +235,7 @@ class ShardedSource:
             if is_proved(source, path, entry, self._index.meta, batch):
                 return source
             source.close()
-        reader = BACKENDS[entry.backend].reader_class()(path, access=self._access, verify=self._verify)
+        reader = self._open_file(path, entry)
         if not (entry.complete and reader.complete):
             raise IncompleteError(f"{reader.path}: its writer has not finished; convert again")
         self._index.require_agreement(reader, entry)
@@ -237,6 +244,14 @@ class ShardedSource:
         if by_index or (reader.sha256 is None and entry.crc32 != NOT_KNOWN):
             _require_proof(reader, entry, batch)
         return reader._source
+
+    def _open_file(self, path: Path, entry: ShardEntry) -> BatchReader:
+        """Open a shard by what its file says."""
+        if (field := self._index.meta.field) is not None:
+            from zb_hdf5.formats.hdf5.fields import HDF5FieldReader  # h5py, which whoever has an index does not need
+
+            return HDF5FieldReader(path, field.name, access=self._access, verify=self._verify)
+        return BACKENDS[entry.backend].open(path, access=self._access, verify=self._verify)
 
     def close(self) -> None:
         for source in self._files.files().values():

@@ -93,7 +93,7 @@ def _verify_file(path: Path, check_entry: EntryCheck, progress: Progress) -> Sha
     try:
         report.backend = detect_backend(path)
         row = FORMATS[report.backend]
-        with row.reader_class()(path) as reader:
+        with row.open(path) as reader:
             report.total_records = reader.meta.total_records
             report.num_batches, report.token_count = reader.num_batches, reader.num_batches * reader.meta.batch_tokens
             report.sha256, report.checks = reader.compare_digests(progress)

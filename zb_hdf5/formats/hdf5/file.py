@@ -18,7 +18,7 @@ from zb_hdf5.core.extents import Extents, Run
 from zb_hdf5.core.files import Identity, identity_of, regular, require_bytes, require_identity, require_regular
 from zb_hdf5.core.locks import NO_LOCKS
 from zb_hdf5.errors import FormatError, IncompleteError, UnavailableError, ZbError
-from zb_hdf5.spec import BATCHES, CRC32_CHUNK_ROWS, HDF5_ALIGNMENT, HDF5_LIBVER
+from zb_hdf5.spec import BATCHES, CRC32, CRC32_CHUNK_ROWS, HDF5_ALIGNMENT, HDF5_LIBVER
 
 #: What zeros and ascending numbers shrink to by the common filters, at most.
 FILTER_RATIO: Final = 4096
@@ -194,6 +194,43 @@ def chunk_offsets(stored: h5py.Dataset, num_chunks: int | None = None) -> npt.ND
 
     stored.id.chunk_iter(record)
     return offsets
+
+
+def chunk_extents(stored: h5py.Dataset, chunk_bytes: int, num_chunks: int, path: Path) -> tuple[Extents | None, str]:
+    """List the chunks once; return the extents of the first ones, or None and what stands in the way.
+
+    Raises
+    ------
+    FormatError
+        If one has no place.
+    """
+    if stored.id.get_create_plist().get_nfilters():
+        return None, "it is compressed or filtered"
+    offsets = chunk_offsets(stored, num_chunks)
+    missing = np.flatnonzero(offsets < 0)
+    if len(missing):
+        raise FormatError(f"{path}: batch {missing[0]:,} is committed but has no chunk; restore the file")
+    return Extents.from_offsets(offsets, chunk_bytes), ""
+
+
+def read_crc32(h5: h5py.File, path: Path, num_batches: int, name: str = CRC32) -> npt.NDArray[np.uint32]:
+    """Return the stored crc32 of each batch of a column.
+
+    Raises
+    ------
+    FormatError
+        If there is no crc32 for each of them.
+    """
+    stored = own_dataset(h5, path, name)
+    if stored is None or stored.ndim != 1 or len(stored) < num_batches:
+        raise FormatError(f"{path}: expected a dataset {name!r} of {num_batches:,} rows, found {stored!r}")
+    require_stored(num_batches * stored.dtype.itemsize, h5, stored, path)
+    return np.asarray(stored[:num_batches], dtype="<u4")
+
+
+def text_of(value: object) -> object:
+    """Decode a fixed-length text; leave anything else as it is."""
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
 
 def chunk_runs(stored: h5py.Dataset) -> tuple[Run, ...]:

@@ -23,6 +23,7 @@ from zb_hdf5.formats.hdf5.file import (
     own_dataset,
     require_stored,
     require_version,
+    text_of,
 )
 from zb_hdf5.formats.npy import read_npy_header
 from zb_hdf5.spec import (
@@ -105,7 +106,7 @@ class TokenFile(Protocol):
 def is_stream_file(path: Path) -> bool:
     """Return whether an HDF5 file says that it is a token stream."""
     with h5_damage(path), open_h5_for_reading(path) as h5:
-        return _text(h5.attrs.get("format")) == STREAM_FORMAT
+        return text_of(h5.attrs.get("format")) == STREAM_FORMAT
 
 
 def open_token_file(path: Path, access: str = "auto", identity: Identity | None = None) -> TokenFile:
@@ -256,7 +257,7 @@ def inspect_stream(path: Path, identity: Identity | None = None) -> StreamInspec
             chunk_tokens,
             int(found["doc_offsets_crc32"]),
             int(h5.attrs["vocab_size"]),
-            str(_text(h5.attrs["tokenizer"])),
+            str(text_of(h5.attrs["tokenizer"])),
             sha256 if complete else None,
             complete,
             _chunk_extents(stored, token_count, path) if complete else None,
@@ -275,7 +276,7 @@ def _rows_of(h5: h5py.File, path: Path, name: str, count: int) -> h5py.Dataset:
 
 
 def _checked_tokens(h5: h5py.File, path: Path) -> h5py.Dataset:
-    found = _text(h5.attrs.get("format"))
+    found = text_of(h5.attrs.get("format"))
     if found != STREAM_FORMAT:
         raise FormatError(f"{path}: expected root attribute format={STREAM_FORMAT!r}, found {found!r}")
     require_version(h5, STREAM_VERSION, path)
@@ -314,7 +315,3 @@ def read_chunk_crc32(path: Path, num_chunks: int, identity: Identity | None = No
     """Return the stored crc32 of each chunk."""
     with h5_damage(path), open_h5_for_reading(path, identity) as h5:
         return np.asarray(_rows_of(h5, path, CRC32, num_chunks)[:num_chunks], dtype="<u4")
-
-
-def _text(value: object) -> object:
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value

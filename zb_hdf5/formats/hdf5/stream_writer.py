@@ -220,7 +220,7 @@ class HDF5ShardWriter:
 
     def _begin(self) -> None:
         lead = (self._meta.chunk_tokens,)
-        first = {
+        first: dict[str, int | bytes] = {
             "sha256": NO_SHA256.encode(),
             "boundary_token_id": self.boundary_token_id,
             "chunk_tokens": self._meta.chunk_tokens,
@@ -284,7 +284,11 @@ class HDF5ShardWriter:
         self._ends = [ends[whole:]]
 
     def _complete(self, info: ShardInfo) -> Columns:
-        digests = {"doc_offsets_crc32": self._offsets.crc32, "sha256": info.sha256.encode(), "complete": 1}
+        digests: dict[str, int | bytes] = {
+            "doc_offsets_crc32": self._offsets.crc32,
+            "sha256": info.sha256.encode(),
+            "complete": 1,
+        }
         return self._aligned.complete(info.num_batches, self._committed, **digests)
 
     def _field_digests(self) -> dict[str, FieldDigest]:

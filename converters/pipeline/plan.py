@@ -107,11 +107,12 @@ class Plan:
     def shard_bytes(self, shard: int) -> int:
         """Return about how much disk a shard takes."""
         start, stop = self.cuts[shard]
-        return FORMATS[self.target].stored_bytes(self.source.meta, stop - start)
+        return FORMATS[self.target].total_bytes(self.source.meta, stop - start)
 
     def num_inodes(self) -> int:
         """Return how many files and folders the conversion makes."""
-        per_shard = 2 if FORMATS[self.target].has_sidecar else 1
+        row = FORMATS[self.target]
+        per_shard = 1 + row.has_sidecar + bool(self.source.meta.fields and not row.holds_fields)
         return per_shard * len(self.cuts) + 3  # the folder, its index, the journal
 
     def require_unchanged_sources(self) -> None:

@@ -32,7 +32,7 @@ from zb_hdf5.converters.pipeline.task import Progress, no_progress
 from zb_hdf5.converters.sources.source import Source
 from zb_hdf5.core.digests import TokenDigest
 from zb_hdf5.core.publishing import partial_path, write_atomically
-from zb_hdf5.formats.registry import FORMATS
+from zb_hdf5.formats.registry import FORMATS, fields_beside
 from zb_hdf5.formats.sidecar import crc32_path
 from zb_hdf5.spec import BATCHES, DEFAULT_SPLIT, TokenArray
 
@@ -140,9 +140,9 @@ class ShardTask:
         return 0
 
     @property
-    def paths(self) -> tuple[Path, Path]:
-        """The shard, and the sidecar that it may have."""
-        return self.path, crc32_path(self.path)
+    def paths(self) -> tuple[Path, ...]:
+        """The shard, and the files that it may have beside it."""
+        return self.path, crc32_path(self.path), fields_beside(self.path)
 
     @property
     def num_tokens(self) -> int:
@@ -189,6 +189,9 @@ def frame_sha256(task: ShardTask, entry: ShardEntry) -> str:
             end = start + task.meta.batch_bytes
     if _has_sidecar(task):
         digest.update(crc32_path(task.path).read_bytes())
+    if task.meta.fields and not FORMATS[task.target].holds_fields:
+        with open(fields_beside(task.path), "rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()
 
 

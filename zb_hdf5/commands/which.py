@@ -11,9 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError, StateError
-from zb_hdf5.loaders.loader import Loader, Request
+from zb_hdf5.loaders.loader import Loader
 from zb_hdf5.loaders.mixed import MixedLoader
 from zb_hdf5.loaders.states import KINDS
+from zb_hdf5.loaders.steps import Request
 from zb_hdf5.store.shards import ShardedReader
 
 
@@ -47,7 +48,7 @@ def origins(
         if steps[-1] >= len(loader):
             whole = len(loader) // world_size
             raise ArgumentError(f"step {step:,} is behind the end of the epoch: {whole:,} steps of {world_size} ranks")
-        found = [(loader, stores[0], request) for request in loader.requests_of_steps(steps)]
+        found = [(loader, stores[0], request) for request in loader.plan.requests_of_steps(steps)]
     return [
         {"rank": rank, "source": name, "rows": _rows(loader, request)}
         for rank, (loader, name, request) in enumerate(found)

@@ -147,6 +147,11 @@ class FileFormat:
         """Return about how many bytes a file of these batches has."""
         return int(_load(self.size)(meta, num_batches)) if self.size else num_batches * meta.padded_batch_bytes
 
+    def total_bytes(self, meta: StoreMeta, num_batches: int) -> int:
+        """Return about how many bytes these batches and their fields take."""
+        fields = (meta.of_field(field.name).padded_batch_bytes for field in meta.fields)
+        return self.stored_bytes(meta, num_batches) + num_batches * sum(fields)
+
     def require(self, meta: StoreMeta, path: Path) -> None:
         """Raise `ArgumentError` if a file of this format cannot hold such batches."""
         if self.requirement:

@@ -31,6 +31,7 @@ from zb_hdf5.spec import (
 )
 from zb_hdf5.store.index import ShardIndex
 from zb_hdf5.store.proof import open_proved, require_proof, tokens_of
+from zb_hdf5.store.table import ShardEntry
 
 #: Shards that are mapped side by side at most: the size of each is asked for before each gather.
 MAX_JOINED: Final = 64

@@ -90,13 +90,14 @@ def verify(ctx: click.Context, path: Path, workers: int | None, as_json: bool, q
     Example: zb verify data/train
     """
     from zb_hdf5.commands.verdict import exit_code, verdict_json, verdict_lines
-    from zb_hdf5.maintenance.size import total_tokens
     from zb_hdf5.store.report import ShardReport
     from zb_hdf5.store.verify import verify_store
 
     try:
-        with Progress("verify", total_tokens(path), enabled=not quiet) as progress:
-            reports = verify_store(path, workers=workers, progress=progress.advance)
+        with Progress("verify", 0, enabled=not quiet) as progress:
+            reports = verify_store(
+                path, workers=workers, progress=progress.advance, announce=lambda total: progress.advance(0, total)
+            )
     except FormatError as error:  # of the index: there is no shard to report on
         reports = [ShardReport(str(path), problem=error)]
     print_report(verdict_json(reports), verdict_lines(path, reports), as_json=as_json, quiet=quiet)

@@ -14,7 +14,7 @@ from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.errors import ArgumentError, BackendError, UnverifiableError, ZbError
 from zb_hdf5.spec import DTYPE_BY_NAME, StoreMeta, TokenArray, as_stored, signed
 from zb_hdf5.store.tokens import MmapTokenStore
-from zb_hdf5.store.verify_stream import verify_stream
+from zb_hdf5.store.verify import verify_store
 
 
 class WindowReader(BatchReader):
@@ -112,7 +112,7 @@ class WindowReader(BatchReader):
 
 
 def _require_digests(path: Path, split: str | None) -> None:
-    for report in verify_stream(path, split=split):
+    for report in verify_store(path, split=split):
         if report.problem:
             raise report.problem
         if report.missing:

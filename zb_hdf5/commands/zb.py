@@ -132,7 +132,7 @@ def which(
     print_report({"step": step, "batches": found}, origins_lines(found), as_json=as_json, quiet=quiet)
 
 
-@zb.command(short_help="Save the good batches in a new file.")
+@zb.command(short_help="Save the good batches or documents in a new file.")
 @click.argument("path", type=_PATH)
 @click.option("--output", type=NewPath(), help="New file; by default beside PATH.")
 @click.option("--batch-size", type=click.IntRange(1), help="Records per batch, if the .batch header was never written.")
@@ -154,7 +154,9 @@ def repair(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Save the good batches of PATH in a new file. PATH itself is never changed.
+    """Save the good batches of PATH in a new file, or the good documents of a token stream.
+
+    PATH itself is never changed.
 
     \b
     Example: zb repair data/train.h5.partial

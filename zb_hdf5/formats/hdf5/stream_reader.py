@@ -255,14 +255,6 @@ class HDF5StreamReader(BatchReader):
         with h5_damage(self.path), open_h5_for_reading(self.path, self._found.identity) as h5:
             return np.asarray(_rows_of(h5, self.path, CRC32, self.num_batches)[: self.num_batches], dtype="<u4")
 
-    def read_tokens(self, start: int, stop: int) -> TokenArray:
-        """Return tokens `start` to `stop`, 1-D: a view of the chunks that they lie in."""
-        first, chunk_tokens = start // self.meta.chunk_tokens, self.meta.chunk_tokens
-        chunks = np.empty((-(-stop // chunk_tokens) - first, *self.meta.shape), self.dtype)
-        self.read_batches_into(first, chunks)
-        tokens: TokenArray = chunks.reshape(-1)[start - first * chunk_tokens : stop - first * chunk_tokens]
-        return tokens
-
     def doc_offsets(self) -> npt.NDArray[np.uint64]:
         """Return where the documents begin and the last one ends, shape (D + 1,): all that are committed.
 

@@ -109,7 +109,7 @@ def _open_store(path: Path, backend: str, access: str, verify: str, split: str |
     if verify == "store":
         from zb_hdf5.store.verify import verify_store
 
-        problems = [report.problem for report in verify_store(path) if report.problem]
+        problems = [report.problem for report in verify_store(path, split=split) if report.problem]
         if problems:
             raise problems[0]
         verify = "none"

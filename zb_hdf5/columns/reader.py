@@ -71,6 +71,11 @@ class BatchReader:
         self._local = threading.local()
 
     @property
+    def token_count(self) -> int:
+        """Tokens in all batches: the last chunk of a stream may hold fewer than the others."""
+        return self.num_batches * self.meta.batch_tokens
+
+    @property
     def batch_size(self) -> int:
         return self.meta.batch_size
 
@@ -254,13 +259,30 @@ class BatchReader:
             raise ArgumentError(f"read_batches_into needs writable batches of {self.meta.shape} {self.dtype}")
         self._source.read_range_into(start, out)
 
+    def groups(self) -> Iterator[tuple[int, TokenArray]]:
+        """Yield all batches as digests cover them, many at a time, with the number of the first.
+
+        Shape `(count, B, S)`; of a last chunk that holds fewer tokens `(1, 1, tokens)`. The array is used again for the
+        next group.
+        """
+        group = np.empty((max(1, GROUP_BYTES // self.meta.batch_bytes), *self.meta.shape), self.dtype)
+        whole, rest = divmod(self.token_count, self.meta.batch_tokens)
+        for start in range(0, whole, len(group)):
+            batches = group[: min(len(group), whole - start)]
+            self.read_batches_into(start, batches)
+            yield start, batches
+        if rest:
+            self.read_batches_into(whole, group[:1])
+            yield whole, group[:1, :, :rest]
+
+    def name_of(self, number: int) -> str:
+        """Name a batch in a message: a stream calls it a chunk, and says which tokens it holds."""
+        return f"batch {number:,}"
+
     def token_sha256(self) -> str:
         """Read every batch and return the sha256 of all token bytes, as stored, in batch order."""
         digest = hashlib.sha256()
-        group = np.empty((max(1, GROUP_BYTES // self.meta.batch_bytes), *self.meta.shape), self.dtype)
-        for start in range(0, self.num_batches, len(group)):
-            batches = group[: min(len(group), self.num_batches - start)]
-            self.read_batches_into(start, batches)
+        for _, batches in self.groups():
             digest.update(batches)
         return digest.hexdigest()
 
@@ -280,13 +302,10 @@ class BatchReader:
         """
         stored, checks = self.stored_crc32(), []
         digest = hashlib.sha256()
-        group = np.empty((max(1, GROUP_BYTES // self.meta.batch_bytes), *self.meta.shape), self.dtype)
-        for start in range(0, self.num_batches, len(group)):
-            batches = group[: min(len(group), self.num_batches - start)]
-            self.read_batches_into(start, batches)
+        for start, batches in self.groups():
             digest.update(batches)
             if stored is not None:
-                _compare_crc32(self.path, start, batch_crc32s(batches), stored)
+                self._compare_crc32(start, batch_crc32s(batches), stored)
             progress(batches.size)
         found = digest.hexdigest()
         if stored is not None:
@@ -298,6 +317,15 @@ class BatchReader:
                 )
             checks.append("sha256")
         return found, checks
+
+    def _compare_crc32(self, start: int, found: list[int], stored: npt.NDArray[np.uint32]) -> None:
+        bad = np.flatnonzero(np.array(found, dtype=np.uint32) != stored[start : start + len(found)])
+        if len(bad):
+            number = int(bad[0])
+            raise ChecksumError(
+                f"{self.path}: {self.name_of(start + number)} is the first bad one: expected crc32 "
+                f"{int(stored[start + number]):08x}, found {found[number]:08x}; restore the shard, or convert it again"
+            )
 
     def missing_digests(self) -> str:
         """Say what is missing to verify this file, if it has no digest to compare with."""
@@ -399,16 +427,6 @@ def _from_numpy() -> Any:
     import torch
 
     return torch.from_numpy
-
-
-def _compare_crc32(path: Path, start: int, found: list[int], stored: npt.NDArray[np.uint32]) -> None:
-    bad = np.flatnonzero(np.array(found, dtype=np.uint32) != stored[start : start + len(found)])
-    if len(bad):
-        number = int(bad[0])
-        raise ChecksumError(
-            f"{path}: batch {start + number:,} is the first bad one: expected crc32 {int(stored[start + number]):08x}, "
-            f"found {found[number]:08x}; restore the shard, or convert it again"
-        )
 
 
 def _is_fillable(out: TokenArray) -> bool:

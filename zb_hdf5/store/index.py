@@ -214,7 +214,10 @@ class ShardIndex:
             "shape": (self.meta.shape, reader.meta.shape),
             "dtype": (self.meta.dtype, reader.dtype),
             "sha256": (entry.sha256, reader.sha256 or entry.sha256),
+            "token_count": (entry.token_count, reader.token_count),
         }
+        if self.meta.layout == STREAM_LAYOUT:  # which document belongs to a shard of batches, only the index knows
+            expected["document_count"] = (entry.document_count, reader.meta.document_count)
         for name, (in_index, in_shard) in expected.items():
             if in_index != in_shard:
                 raise FormatError(f"{reader.path}: {INDEX_NAME} says {name} {in_index}, the shard says {in_shard}")

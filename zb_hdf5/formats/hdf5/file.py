@@ -18,7 +18,7 @@ from zb_hdf5.core.extents import Extents, Run
 from zb_hdf5.core.files import Identity, identity_of, regular, require_bytes, require_identity, require_regular
 from zb_hdf5.core.locks import NO_LOCKS
 from zb_hdf5.errors import FormatError, IncompleteError, UnavailableError, ZbError
-from zb_hdf5.spec import BATCHES, CRC32, CRC32_CHUNK_ROWS, HDF5_ALIGNMENT, HDF5_LIBVER
+from zb_hdf5.spec import BATCHES, CRC32, CRC32_CHUNK_ROWS, HDF5_ALIGNMENT, HDF5_LIBVER, TOKENS
 
 #: What zeros and ascending numbers shrink to by the common filters, at most.
 FILTER_RATIO: Final = 4096
@@ -118,9 +118,9 @@ def h5_damage(path: Path) -> Iterator[None]:
 
 
 def missing_filters(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield (problem, remedy) for each filter that the batches of a file need, and this HDF5 library has not."""
+    """Yield (problem, remedy) for each filter that the tokens of a file need, and this HDF5 library has not."""
     with open_h5_for_reading(path) as h5:
-        stored = own_dataset(h5, path, BATCHES)
+        stored = own_dataset(h5, path, BATCHES) or own_dataset(h5, path, TOKENS)
         creation: Any = stored.id.get_create_plist() if stored else h5py.h5p.create(h5py.h5p.DATASET_CREATE)
         for number in range(creation.get_nfilters()):
             code, _, _, name = creation.get_filter(number)

@@ -203,7 +203,7 @@ class ExtentFile:
         access: str,
         identity: Identity | None = None,
     ) -> None:
-        self._path, self._extents, self._shape, self._dtype, self.access = path, extents, shape, dtype, access
+        self._path, self._extents, self.shape, self.dtype, self.access = path, extents, shape, dtype, access
         self._known = identity
         self._open()
 
@@ -242,11 +242,11 @@ class ExtentFile:
         flags = mmap.MAP_PRIVATE | MAP_NORESERVE if private else mmap.MAP_SHARED
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if private else 0)
         mapping = mmap.mmap(self._fd, self._end, flags=flags, prot=protection)
-        itemsize = self._dtype.itemsize
-        dtype = signed(self._dtype) if private else self._dtype
-        inner = (self._shape[1] * itemsize, itemsize)
+        itemsize = self.dtype.itemsize
+        dtype = signed(self.dtype) if private else self.dtype
+        inner = (self.shape[1] * itemsize, itemsize)
         views = [
-            np.ndarray((run.num_batches, *self._shape), dtype, mapping, run.base, (run.stride, *inner))
+            np.ndarray((run.num_batches, *self.shape), dtype, mapping, run.base, (run.stride, *inner))
             for run in self._extents.runs
         ]
         # of two threads that map at once one keeps its mapping: no lock, which a fork could inherit in a locked state
@@ -270,7 +270,7 @@ class ExtentFile:
             views = self._views = self._map()
         if views:
             return self._view(views, index)
-        tokens = np.empty(self._shape, self._dtype)
+        tokens = np.empty(self.shape, self.dtype)
         self.read_into(index, tokens)
         tokens.flags.writeable = False
         return tokens
@@ -324,7 +324,7 @@ class ExtentFile:
 
     def read_tokens_into(self, start: int, out: TokenArray) -> None:
         """Fill 1-D `out` with consecutive tokens, counted over all batches."""
-        batch_tokens, itemsize = self._shape[0] * self._shape[1], self._dtype.itemsize
+        batch_tokens, itemsize = self.shape[0] * self.shape[1], self.dtype.itemsize
         done = 0
         while done < len(out):
             batch, token = divmod(start + done, batch_tokens)
@@ -343,12 +343,12 @@ class ExtentFile:
             rows = tokens.reshape(-1, record_tokens)
             rows.take(records, axis=0, out=out, mode="clip")  # "clip" lets numpy write into `out` without a buffer
             return
-        per_batch = self._shape[0] * self._shape[1] // record_tokens
+        per_batch = self.shape[0] * self.shape[1] // record_tokens
         batches, rows_in_batch = np.divmod(records, per_batch)
         follows = (np.diff(records) == 1) & (np.diff(batches) == 0)
         starts = [0, *(np.flatnonzero(~follows) + 1).tolist()]
         for start, stop in zip(starts, [*starts[1:], len(records)], strict=True):
-            row_bytes = int(rows_in_batch[start]) * record_tokens * self._dtype.itemsize
+            row_bytes = int(rows_in_batch[start]) * record_tokens * self.dtype.itemsize
             self._read_fully(out[start:stop], self._extents.offset(int(batches[start])) + row_bytes)
 
     def read_private(self, index: int) -> npt.NDArray[Any]:
@@ -366,9 +366,9 @@ class ExtentFile:
             if len(views) == 1:
                 return views[0][index]  # type: ignore[no-any-return]
             return self._view(views, index)
-        tokens = np.empty(self._shape, self._dtype)
+        tokens = np.empty(self.shape, self.dtype)
         self.read_into(index, tokens)
-        return tokens.view(signed(self._dtype))
+        return tokens.view(signed(self.dtype))
 
     def will_need(self, index: int, count: int = 1) -> None:
         """Ask the kernel to read batches into the page cache, without waiting: those that lie together at once."""

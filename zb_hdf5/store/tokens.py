@@ -18,15 +18,19 @@ from zb_hdf5.core.open_files import OpenFiles
 from zb_hdf5.core.paths import local_path
 from zb_hdf5.errors import ArgumentError, BatchIndexError, FormatError, IncompleteError
 from zb_hdf5.formats.hdf5.stream_reader import (
+    ExtentTokens,
     StreamInspection,
     TokenFile,
     inspect_stream,
     open_token_file,
+    read_chunk_crc32,
     read_doc_offsets,
 )
 from zb_hdf5.formats.npy import read_npy_header
-from zb_hdf5.spec import DEFAULT_SPLIT, INDEX_NAME, NO_BOUNDARY, TokenArray, combine_sha256
+from zb_hdf5.spec import DEFAULT_SPLIT, INDEX_NAME, NO_BOUNDARY, NOT_KNOWN, StoreMeta, TokenArray, combine_sha256
 from zb_hdf5.store.index import ShardIndex
+from zb_hdf5.store.proof import open_proved, require_proof
+from zb_hdf5.store.table import ShardEntry
 
 FINGERPRINT_SAMPLES: Final = 16
 SAMPLE_TOKENS: Final = 4096
@@ -139,7 +143,7 @@ class MmapTokenStore:
     @property
     def access(self) -> str:
         """The I/O path of the first file: "auto", "mmap", "pread" or "h5py"."""
-        return self._file(0).access
+        return self._file(0, 0).access
 
     @property
     def fingerprint(self) -> str:
@@ -173,7 +177,7 @@ class MmapTokenStore:
             raise BatchIndexError(f"{self.path}: no tokens {start:,} to {stop:,}: it has {self.num_tokens:,}")
         number = bisect_right(self._starts, start) - 1
         if start < stop <= self._starts[number + 1]:
-            tokens = self._file(number).flat()
+            tokens = self._file(number, start).flat()
             if tokens is not None and tokens.dtype == self.dtype:
                 return tokens[start - self._starts[number] : stop - self._starts[number]]
         out = np.empty(stop - start, self.dtype)
@@ -185,7 +189,7 @@ class MmapTokenStore:
         done = 0
         while done < len(out):
             number = bisect_right(self._starts, start + done) - 1
-            file, within = self._file(number), start + done - self._starts[number]
+            file, within = self._file(number, start + done), start + done - self._starts[number]
             part = out[done : done + self._starts[number + 1] - start - done]
             if file.dtype == out.dtype:
                 file.read_into(within, part)
@@ -203,7 +207,7 @@ class MmapTokenStore:
         places = zip(files.tolist(), (starts - self._firsts[files]).tolist(), strict=True)
         for row, (number, start) in enumerate(places):
             if number not in mapped:
-                mapped[number] = self._file(number).flat()
+                mapped[number] = self._file(number, int(starts[row])).flat()
             tokens = mapped[number]
             if tokens is not None and start + length <= len(tokens):
                 out[row] = tokens[start : start + length]
@@ -213,12 +217,12 @@ class MmapTokenStore:
     def is_cached(self, start: int) -> bool:
         """Return whether a token can be read without waiting for a disk."""
         number = bisect_right(self._starts, start) - 1
-        return self._file(number).is_cached(start - self._starts[number])
+        return self._file(number, start).is_cached(start - self._starts[number])
 
     def will_need(self, start: int) -> None:
         """Announce that the chunk of a token will be read soon."""
         number = bisect_right(self._starts, start) - 1
-        self._file(number).will_need(start - self._starts[number])
+        self._file(number, start).will_need(start - self._starts[number])
 
     @property
     def doc_offsets(self) -> npt.NDArray[np.uint64]:
@@ -250,12 +254,18 @@ class MmapTokenStore:
         start, stop = self.doc_offsets[number : number + 2].tolist()
         return self.get_slice(start, stop)
 
-    def _file(self, number: int) -> TokenFile:
-        return self._files.known.get(number) or self._files.open(number, self._open_file)
+    def _file(self, number: int, start: int) -> TokenFile:
+        """Return a file, of which token `start` of the store is about to be read."""
+        known = self._files.known.get(number)
+        return known or self._files.open(number, lambda number: self._open_file(number, start - self._starts[number]))
 
-    def _open_file(self, number: int) -> TokenFile:
+    def _open_file(self, number: int, start: int) -> TokenFile:
         path, expected = self.paths[number], self._starts[number + 1] - self._starts[number]
-        file = open_token_file(path, self._access, self._identities.get(number))
+        before = self._identities.get(number)
+        if self._index is None or not expected:
+            file = open_token_file(path, self._access, before)
+        else:
+            file = _open_shard(path, self._index.shards[number], self._index.meta, self._access, start, before)
         if file.num_tokens != expected:
             file.close()
             raise FormatError(
@@ -287,3 +297,28 @@ class MmapTokenStore:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._reset()
+
+
+def _open_shard(
+    path: Path, entry: ShardEntry, meta: StoreMeta, access: str, start: int, identity: Identity | None
+) -> TokenFile:
+    """Open a shard by what the index says of it, without HDF5, if that is so; else by what the file says.
+
+    The chunk of token `start` proves it, once: later it has an identity.
+    """
+    chunk = start // meta.chunk_tokens
+    plain = None if access == "h5py" else open_proved(path, entry, meta, access, chunk, identity)
+    if plain is not None:
+        return ExtentTokens(plain, entry.token_count)
+    file = open_token_file(path, access, identity)
+    if identity is None and file.num_tokens == entry.token_count and entry.crc32 != NOT_KNOWN:
+        try:
+            rows = read_chunk_crc32(path, entry.num_batches, file.identity)
+            first = chunk * meta.chunk_tokens
+            tokens = np.empty(min(meta.chunk_tokens, entry.token_count - first), file.dtype)
+            file.read_into(first, tokens)
+            require_proof(path, entry, meta, rows, chunk, tokens)
+        except BaseException:
+            file.close()
+            raise
+    return file

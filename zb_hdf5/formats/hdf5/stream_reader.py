@@ -123,8 +123,9 @@ def open_token_file(path: Path, access: str = "auto", identity: Identity | None 
         return _open_npy(path, access, identity)
     found = inspect_stream(path, identity)
     if found.extents is not None and access != "h5py":
+        shape = (1, found.chunk_tokens)
         return ExtentTokens(
-            path, found.extents, found.chunk_tokens, found.token_count, found.dtype, access, found.identity
+            ExtentFile(path, found.extents, shape, found.dtype, access, found.identity), found.token_count
         )
     if access in ("mmap", "pread"):
         why = "it is compressed" if found.complete else "its writer has not finished"
@@ -137,25 +138,16 @@ def _open_npy(path: Path, access: str, identity: Identity | None) -> TokenFile:
     if len(shape) != 1 or dtype.kind not in "iu":
         raise ConvertError(f"{path}: expected a 1-D array of integers, found shape {shape} {dtype}")
     extents = Extents([Run(byte_offset, shape[0] * dtype.itemsize, 1)] if shape[0] else [], shape[0] * dtype.itemsize)
-    return ExtentTokens(path, extents, shape[0], shape[0], dtype, access, identity)
+    return ExtentTokens(ExtentFile(path, extents, (1, shape[0]), dtype, access, identity), shape[0])
 
 
 class ExtentTokens:
     """Tokens read outside any format library. See `TokenFile`, and `ExtentFile` for views of files that change."""
 
-    def __init__(
-        self,
-        path: Path,
-        extents: Extents,
-        chunk_tokens: int,
-        num_tokens: int,
-        dtype: np.dtype[Any],
-        access: str,
-        identity: Identity | None = None,
-    ) -> None:
-        self.access, self.dtype, self.num_tokens, self._chunk_tokens = access, dtype, num_tokens, chunk_tokens
-        self._file = ExtentFile(path, extents, (1, chunk_tokens), dtype, access, identity)
-        self.identity = self._file.identity
+    def __init__(self, file: ExtentFile, num_tokens: int) -> None:
+        self._file, self.num_tokens = file, num_tokens
+        self.access, self.dtype, self.identity = file.access, file.dtype, file.identity
+        self._chunk_tokens = file.shape[1]
 
     def flat(self) -> TokenArray | None:
         tokens = self._file.flat()

@@ -179,8 +179,7 @@ def _open_store(path: Path, source: FileFormat, options: StoreOptions) -> Source
 def _open_arrays(paths: tuple[Path, ...], target: FileFormat, options: NpyOptions) -> Source:
     from zb_hdf5.converters.sources.npy import NpySource
 
-    # what every reader of the format knows
-    dtype = "uint32" if target.uint16_note and options.dtype == "auto" else options.dtype
+    dtype = target.default_dtype if options.dtype == "auto" else options.dtype
     how = {"vocab_size": options.vocab_size or 0, "shuffle": options.shuffle == "global", "dtype": dtype}
     return NpySource(paths, **{**asdict(options), **how})
 

@@ -162,6 +162,11 @@ class FileFormat:
         """Return what writes a token stream, or None if no file of this format holds one."""
         return cast("Callable[..., HDF5ShardWriter]", _load(self.stream_writer)) if self.stream_writer else None
 
+    @property
+    def default_dtype(self) -> str:
+        """The dtype of new tokens: uint32 where other readers know no other one, else "auto", what fits."""
+        return "uint32" if self.uint16_note else "auto"
+
     def has_magic(self, head: bytes) -> bool:
         """Return whether the first `HEAD_BYTES` of a file are those of this format."""
         magic = _load(self.magic) if self.magic else None
@@ -228,6 +233,9 @@ class FileFormat:
         return list(_load(self.fact_lines)(facts)) if self.fact_lines else []
 
 
+_UINT16_BATCH: Final = (
+    "uint16 .batch files are an extension: other ZeroBatch v2 readers take the ids for uint32 and return wrong ones"
+)
 _ROWS: Final = (
     FileFormat(
         "batch",
@@ -240,8 +248,7 @@ _ROWS: Final = (
         as_target=("a .batch store", "train-batch"),
         has_sidecar=True,
         stamped_as="hdf5",
-        uint16_note="uint16 .batch files are an extension: other ZeroBatch v2 readers take the ids for uint32 and "
-        "return wrong ones",
+        uint16_note=_UINT16_BATCH,
         size="zb_hdf5.formats.native:stored_bytes",
         broken="zb_hdf5.formats.native:open_broken",
         checks=("zb_hdf5.formats.face:check_face",),
@@ -280,6 +287,7 @@ _ROWS: Final = (
         variant_of="batch",
         variant_help="Make files that are HDF5 files as well.",
         has_sidecar=True,
+        uint16_note=_UINT16_BATCH,
         size="zb_hdf5.formats.native:stored_bytes",
         requirement="zb_hdf5.formats.dual:require_whole_records",
         recognised="zb_hdf5.formats.face:is_stamped",

@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.columns.reader import BatchReader
+from zb_hdf5.columns.source import CopyingSource
 from zb_hdf5.errors import ArgumentError, BackendError, UnverifiableError, ZbError
-from zb_hdf5.spec import DTYPE_BY_NAME, StoreMeta, TokenArray, as_stored, signed
+from zb_hdf5.spec import DTYPE_BY_NAME, StoreMeta, TokenArray, as_stored
 from zb_hdf5.store.tokens import MmapTokenStore
 from zb_hdf5.store.verify import verify_store
 
@@ -83,6 +84,7 @@ class WindowReader(BatchReader):
             total_records=num_batches * batch_size,
             vocab_size=store.vocab_size,
             tokenizer=store.tokenizer,
+            fields=store.fields,
         )
         if num_batches == 0:
             raise ArgumentError(
@@ -92,6 +94,11 @@ class WindowReader(BatchReader):
         self._stride = seq_len
         super().__init__(store.path, meta, num_batches, _WindowSource(store, meta, seq_len))
         self.dropped_tokens = store.num_tokens - overlap - num_batches * batch_size * seq_len
+
+    def _field_reader(self, name: str) -> BatchReader:
+        meta = self.meta.of_field(name)
+        stride = self._stride * meta.seq_len // self.meta.seq_len
+        return BatchReader(self.path, meta, self.num_batches, _WindowSource(self.store.field(name), meta, stride))
 
     def _compute_fingerprint(self) -> str:
         # the batch size too: a shuffle of batches means other records with another one
@@ -136,21 +143,12 @@ def _require_digests(path: Path, split: str | None) -> None:
             raise UnverifiableError(f"{report.path}: cannot be verified: {report.missing}")
 
 
-class _WindowSource:
+class _WindowSource(CopyingSource):
     """Gathers windows. See `BatchSource`."""
 
     def __init__(self, store: MmapTokenStore, meta: StoreMeta, stride: int) -> None:
         self._store, self._meta, self._stride = store, meta, stride
         self.access = store.access
-
-    def read(self, index: int) -> TokenArray:
-        tokens = np.empty(self._meta.shape, self._meta.dtype)
-        self.read_into(index, tokens)
-        tokens.flags.writeable = False
-        return tokens
-
-    def read_into(self, index: int, out: TokenArray) -> None:
-        self.read_range_into(index, out[np.newaxis])
 
     def read_range_into(self, start: int, out: TokenArray) -> None:
         first = start * self._meta.batch_size
@@ -171,11 +169,6 @@ class _WindowSource:
             tokens = np.empty(out.shape, self._store.dtype)
             self._store.gather_into(starts, tokens)
             out[...] = as_stored(tokens, self._meta, f"{self._store.path} (windows from token {int(starts[0]):,})")
-
-    def read_private(self, index: int) -> npt.NDArray[Any]:
-        tokens = np.empty(self._meta.shape, self._meta.dtype)
-        self.read_into(index, tokens)
-        return tokens.view(signed(tokens.dtype))
 
     def is_cached(self, index: int) -> bool:
         return self._store.is_cached(index * self._meta.batch_size * self._stride)

@@ -85,16 +85,16 @@ class HDF5FieldReader(BatchReader):
             extents, obstacle = chunk_extents(stored, meta.batch_bytes, num_batches, path)
             if not tokens.complete:
                 extents, obstacle = None, "its writer has not finished"
-            self._identity = h5_identity(h5, growing=not tokens.complete)
+            self.identity = h5_identity(h5, growing=not tokens.complete)
             rows = crc32_runs(own_dataset(h5, path, crc32_column(column)))
             sha256 = bytes(stored.attrs["sha256"]).decode("ascii", "replace")
         source: BatchSource
         if extents is not None and access != "h5py":
-            source = ExtentFile(path, extents, meta.shape, meta.dtype, access, self._identity)
+            source = ExtentFile(path, extents, meta.shape, meta.dtype, access, self.identity)
         elif access in ("mmap", "pread"):
             raise BackendError(f"{path}: access={access!r} needs plain extents, but {obstacle}; use access='h5py'")
         else:
-            source = H5pySource(path, column, meta, self._identity, tokens.marker)
+            source = H5pySource(path, column, meta, self.identity, tokens.marker)
         super().__init__(path, meta, num_batches, source)
         self.complete, self.extents = tokens.complete, extents
         self.sha256 = sha256 if tokens.complete and sha256 != NO_SHA256 else None
@@ -117,7 +117,7 @@ class HDF5FieldReader(BatchReader):
 
     def stored_crc32(self) -> npt.NDArray[np.uint32] | None:
         """Return the crc32 of each batch of values."""
-        with h5_damage(self.path), open_h5_for_reading(self.path, self._identity) as h5:
+        with h5_damage(self.path), open_h5_for_reading(self.path, self.identity) as h5:
             return read_crc32(h5, self.path, self.num_batches, crc32_column(self.meta.column))
 
     def refresh(self) -> int:

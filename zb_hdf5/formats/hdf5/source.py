@@ -11,20 +11,11 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.columns.source import gather_from_batches
+from zb_hdf5.columns.source import CopyingSource, gather_from_batches
 from zb_hdf5.core.files import Identity
 from zb_hdf5.errors import FormatError, IncompleteError, UnavailableError
 from zb_hdf5.formats.hdf5.file import h5_damage, open_h5_for_reading
-from zb_hdf5.spec import (
-    BATCHES_ATTRIBUTES,
-    BATCHES_LAYOUT,
-    NO_SHA256,
-    StoreMeta,
-    TokenArray,
-    as_stored,
-    is_sha256,
-    signed,
-)
+from zb_hdf5.spec import BATCHES_ATTRIBUTES, BATCHES_LAYOUT, NO_SHA256, StoreMeta, TokenArray, as_stored, is_sha256
 
 
 class WriterState(NamedTuple):
@@ -35,7 +26,7 @@ class WriterState(NamedTuple):
     sha256: str | None
 
 
-class H5pySource:
+class H5pySource(CopyingSource):
     """Reads the batches of one 3-D dataset, or the chunks of a 1-D one, through the HDF5 library.
 
     The file is opened at the first read of each process, so an instance may be pickled, or inherited by a fork. It is
@@ -78,17 +69,6 @@ class H5pySource:
                 self._pid = os.getpid()
         return self._stored
 
-    def read(self, index: int) -> TokenArray:
-        """Return a fresh, read-only array."""
-        tokens = np.empty(self._meta.shape, self._meta.dtype)
-        self.read_into(index, tokens)
-        tokens.flags.writeable = False
-        return tokens
-
-    def read_into(self, index: int, out: TokenArray) -> None:
-        """Fill `out` with one batch."""
-        self.read_range_into(index, out[np.newaxis])
-
     def read_range_into(self, start: int, out: TokenArray) -> None:
         """Fill `out` with consecutive batches."""
         stored, rows = self.dataset(), self._rows
@@ -124,12 +104,6 @@ class H5pySource:
     def gather_into(self, records: npt.NDArray[np.int64], out: TokenArray) -> None:
         """Fill `out`, shape `(count, L)`, with records of L tokens."""
         gather_from_batches(self, self._meta, records, out)
-
-    def read_private(self, index: int) -> npt.NDArray[Any]:
-        """Return a fresh, writable array of signed integers."""
-        tokens = np.empty(self._meta.shape, self._meta.dtype)
-        self.read_into(index, tokens)
-        return tokens.view(signed(tokens.dtype))
 
     def will_need(self, index: int, count: int = 1) -> None:
         """Do nothing: where the bytes lie is known to HDF5 only."""

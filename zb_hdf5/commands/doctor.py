@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import h5py
 
@@ -64,7 +65,7 @@ def diagnose(path: str | os.PathLike[str]) -> list[Finding]:
         *_space(folder),
     ]
     start = time.perf_counter()
-    shape = dict.fromkeys(("batch_size", "seq_len"), 1) if is_stream(path) else {}
+    shape: dict[str, Any] = dict.fromkeys(("batch_size", "seq_len"), 1) if is_stream(path) else {}
     try:
         reader = open_reader(path, **shape)
     except UnavailableError as error:

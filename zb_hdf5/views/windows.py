@@ -113,7 +113,7 @@ class WindowReader(BatchReader):
         return window * self._stride + part * seq_len
 
 
-def windows_of(fingerprint: object) -> dict[str, int]:
+def windows_of(fingerprint: object) -> dict[str, Any]:
     """Return the `batch_size`, `seq_len` and `overlap` of the reader that has this fingerprint.
 
     Raises
@@ -124,9 +124,7 @@ def windows_of(fingerprint: object) -> dict[str, int]:
     found = _WINDOWS.search(fingerprint) if isinstance(fingerprint, str) else None
     if found is None:
         raise ArgumentError(f"expected the fingerprint of windows of a token stream, found {fingerprint!r}")
-    return {
-        name: int(number) for name, number in zip(("batch_size", "seq_len", "overlap"), found.groups(), strict=True)
-    }
+    return dict(zip(("batch_size", "seq_len", "overlap"), map(int, found.groups()), strict=True))
 
 
 def _require_digests(path: Path, split: str | None) -> None:

@@ -65,7 +65,9 @@ class BatchReader:
         self.columns: dict[str, tuple[Run, ...]] = {}
         self._fingerprint: str | None = None
         self._source = source
-        self._is_int32 = signed(meta.dtype) == np.int32
+        self._is_int32 = meta.dtype == np.uint32
+        self._open_field: Callable[[str], BatchReader] | None = None
+        self._fields: dict[str, BatchReader] = {}
         self._local = threading.local()
 
     @property
@@ -112,6 +114,24 @@ class BatchReader:
         for index in sorted(sample):
             digest.update(self._borrow(index))
         return f"sampled:{digest.hexdigest()}"
+
+    def field(self, name: str) -> BatchReader:
+        """Return a reader of the values of a field: batch by batch and record by record those of the same tokens.
+
+        Its `meta.field` says their dtype and shape: a record has `seq_len * field.size` values. It is opened once, and
+        closed with this reader.
+
+        Raises
+        ------
+        ArgumentError
+            If no such field is stored.
+        """
+        if name not in self._fields:
+            self.meta.of_field(name)  # says which there are
+            if self._open_field is None:
+                raise ArgumentError(f"{self.path}: cannot be read with its fields")
+            self._fields[name] = self._open_field(name)
+        return self._fields[name]
 
     def serving(self, fingerprint: object) -> BatchReader:
         """Return the reader of the same content that has this fingerprint, if it can be had; else this one."""
@@ -219,7 +239,7 @@ class BatchReader:
             )
         if out.dtype == self.dtype:
             self._source.read_into(number, out)
-        elif out.dtype == signed(self.dtype):
+        elif self.dtype.kind == "u" and out.dtype == signed(self.dtype):
             self._source.read_into(number, out.view(self.dtype))
         elif out.dtype == np.int64:
             np.copyto(out, self._borrow(number))
@@ -345,7 +365,10 @@ class BatchReader:
         return self.num_batches
 
     def close(self) -> None:
-        """Release the file. Views that were returned stay valid."""
+        """Release the file, and those of its fields. Views that were returned stay valid."""
+        for reader in self._fields.values():
+            reader.close()
+        self._fields = {}
         self._source.close()
         self._source = ClosedSource(self.path, self._source.access)
 

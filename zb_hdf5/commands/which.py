@@ -12,9 +12,10 @@ import numpy.typing as npt
 
 from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.errors import ArgumentError, StateError
-from zb_hdf5.loaders.loader import Loader, Request
+from zb_hdf5.loaders.loader import Loader
 from zb_hdf5.loaders.mixed import MixedLoader
 from zb_hdf5.loaders.states import KINDS
+from zb_hdf5.loaders.steps import Request
 from zb_hdf5.opening import open_reader
 from zb_hdf5.spec import DEFAULT_SPLIT
 from zb_hdf5.store.kinds import is_stream
@@ -54,7 +55,7 @@ def origins(
         if steps[-1] >= len(loader):
             whole = len(loader) // world_size
             raise ArgumentError(f"step {step:,} is behind the end of the epoch: {whole:,} steps of {world_size} ranks")
-        found = [(loader, stores[0], request) for request in loader.requests_of_steps(steps)]
+        found = [(loader, stores[0], request) for request in loader.plan.requests_of_steps(steps)]
     return [
         {"rank": rank, "source": name, "rows": _rows(loader, request)}
         for rank, (loader, name, request) in enumerate(found)

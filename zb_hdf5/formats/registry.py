@@ -19,7 +19,7 @@ from zb_hdf5.errors import ConvertError, FormatError
 if TYPE_CHECKING:  # numpy too is imported when it is needed: the command line makes its commands of these rows
     from zb_hdf5.columns.broken import BrokenFile
     from zb_hdf5.columns.reader import BatchReader
-    from zb_hdf5.columns.writer import FileWriter
+    from zb_hdf5.columns.writer import BatchWriter, FileWriter
     from zb_hdf5.formats.hdf5.stream_writer import HDF5ShardWriter
     from zb_hdf5.spec import StoreMeta
 
@@ -55,6 +55,8 @@ class FileFormat:
         Whether a folder of its files is a store with a `shards.json`.
     has_sidecar
         Whether a store keeps the crc32 rows of its files in files beside them.
+    holds_fields
+        Whether its files have a place for fields; those of other files lie beside them.
     guards_metadata
         Whether damage to the counts in a file is found by the file itself, so that a store need not compare them.
     has_datasets
@@ -101,6 +103,7 @@ class FileFormat:
     other_suffixes: tuple[str, ...] = ()
     indexed: bool = True
     has_sidecar: bool = False
+    holds_fields: bool = False
     guards_metadata: bool = False
     has_datasets: bool = False
     can_grow: bool = False
@@ -125,6 +128,24 @@ class FileFormat:
     def writer_class(self) -> type[FileWriter]:
         return cast("type[FileWriter]", _load(self.writer))
 
+    def open(self, path: Path, **options: Any) -> BatchReader:
+        """Open a file of this format, with the fields that lie beside it; `options` are those of its reader."""
+        reader = self.reader_class()(path, **options)
+        beside = fields_beside(path)
+        if beside.exists():
+            from zb_hdf5.formats.hdf5.fields import attach_fields
+
+            attach_fields(reader, beside)
+        return reader
+
+    def begin(self, path: str | os.PathLike[str], meta: StoreMeta, **options: Any) -> BatchWriter:
+        """Begin a file of this format, and one beside it where it has no place for fields; see `FileWriter`."""
+        if not meta.fields or self.holds_fields:
+            return self.writer_class()(path, meta, **options)
+        from zb_hdf5.formats.beside import WriterWithFields
+
+        return WriterWithFields(self.writer_class(), Path(path), meta, **options)
+
     def stream_writer_class(self) -> Callable[..., HDF5ShardWriter] | None:
         """Return what writes a token stream, or None if no file of this format holds one."""
         return cast("Callable[..., HDF5ShardWriter]", _load(self.stream_writer)) if self.stream_writer else None
@@ -137,6 +158,11 @@ class FileFormat:
     def stored_bytes(self, meta: StoreMeta, num_batches: int) -> int:
         """Return about how many bytes a file of these batches has."""
         return int(_load(self.size)(meta, num_batches)) if self.size else num_batches * meta.padded_batch_bytes
+
+    def total_bytes(self, meta: StoreMeta, num_batches: int) -> int:
+        """Return about how many bytes these batches and their fields take."""
+        fields = (meta.of_field(field.name).padded_batch_bytes for field in meta.fields)
+        return self.stored_bytes(meta, num_batches) + num_batches * sum(fields)
 
     def require(self, meta: StoreMeta, path: Path) -> None:
         """Raise `ArgumentError` if a file of this format cannot hold such batches."""
@@ -219,6 +245,7 @@ _ROWS: Final = (
         as_source=("an HDF5 store", "train-h5"),
         as_target=("an HDF5 store", "train-h5"),
         other_suffixes=(".hdf5", ".hdf", ".he5"),
+        holds_fields=True,
         guards_metadata=True,
         has_datasets=True,
         can_grow=True,
@@ -345,6 +372,18 @@ def backend_of_suffix(path: str | os.PathLike[str]) -> str:
 def variants_of(name: str) -> list[FileFormat]:
     """Return the formats whose files are read as those of this one."""
     return [row for row in FORMATS.values() if row.variant_of == name]
+
+
+def field_file(path: str, backend: str) -> str:
+    """Return the file that holds the fields of a file of tokens: itself, or one beside it."""
+    return path if FORMATS[backend].holds_fields else str(fields_beside(Path(path)))
+
+
+def fields_beside(path: Path) -> Path:
+    """Return where the fields of a file lie that has no place for them."""
+    from zb_hdf5.spec import FIELDS_SUFFIX
+
+    return path.with_name(path.name + FIELDS_SUFFIX)
 
 
 def _load(target: str) -> Any:

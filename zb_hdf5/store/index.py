@@ -15,8 +15,11 @@ from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.core.files import regular
 from zb_hdf5.core.publishing import PARTIAL_SUFFIX, write_atomically
 from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError
-from zb_hdf5.formats.registry import BACKENDS
+from zb_hdf5.field import Field
+from zb_hdf5.formats.registry import BACKENDS, field_file
 from zb_hdf5.spec import (
+    CRC32,
+    INDEX_FIELD_KEYS,
     INDEX_FORMAT,
     INDEX_META_KEYS,
     INDEX_NAME,
@@ -24,6 +27,7 @@ from zb_hdf5.spec import (
     STREAM_LAYOUT,
     StoreMeta,
     combine_sha256,
+    crc32_column,
     stored_dtype,
 )
 from zb_hdf5.store.table import ShardEntry, ShardTable, require_field
@@ -119,12 +123,42 @@ class ShardIndex:
         if self.live_id:
             content |= {"complete": self.complete, "live_id": self.live_id}
         head = json.dumps(content, indent=1).removesuffix("\n}")
+        parts = self.table.to_json()
+        if meta.fields:
+            parts["fields"] = {field.name: field.to_json() | self._field_json(field.name) for field in meta.fields}
         tables = ",\n ".join(
             f'"{name}": {{\n  ' + ",\n  ".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in part.items())
             + "\n }" if part else f'"{name}": {{}}'
-            for name, part in self.table.to_json().items()
+            for name, part in parts.items()
         )  # fmt: skip
         return _seal(f"{head},\n {tables}")
+
+    def _field_json(self, name: str) -> dict[str, list[Any]]:
+        known = self.table.fields.get(name, {})
+        return {key: list(map(kind, known.get(key, ()))) for key, kind in INDEX_FIELD_KEYS.items()}
+
+    def of_field(self, name: str) -> Self:
+        """Return the index of a field: the same batches, of its values, in the files that they lie in.
+
+        Raises
+        ------
+        ArgumentError
+            If there is no such field.
+        """
+        meta, table = self.meta.of_field(name), self.table
+        facts = table.fields.get(name, {"bytes": [], "sha256": [], "crc32": []})
+        values = {
+            **table.values,
+            "path": list(map(field_file, table.values["path"], table.values["backend"])),
+            "token_count": table.values["num_batches"] * meta.batch_tokens,
+            **facts,
+        }
+        columns = {
+            column: table.columns[stored]
+            for column, stored in ((meta.column, meta.column), (CRC32, crc32_column(meta.column)))
+            if stored in table.columns
+        }
+        return replace(self, meta=meta, shards=ShardTable(values, columns))
 
     @classmethod
     def from_json(cls, text: str, path: str | os.PathLike[str]) -> Self:
@@ -269,6 +303,7 @@ def _index_meta(value: dict[str, Any], where: str) -> StoreMeta:
     if tokenizer is not None and not isinstance(tokenizer, dict):
         raise FormatError(f"{where}: tokenizer: expected an object or null, found {tokenizer!r}")
     numbers = {key: require_field(value, key, int, where) for key in INDEX_META_KEYS[layout]}
+    fields = require_field({"fields": {}} | value, "fields", dict, where)
     if layout == STREAM_LAYOUT:
         numbers |= {"batch_size": 1, "seq_len": numbers.pop("chunk_tokens")}
     try:
@@ -276,6 +311,7 @@ def _index_meta(value: dict[str, Any], where: str) -> StoreMeta:
             dtype=stored_dtype(require_field(value, "dtype", str, where)),
             tokenizer=json.dumps(tokenizer) if tokenizer else "",
             layout=layout,
+            fields=tuple(Field.from_json(*item) for item in sorted(fields.items())),
             **numbers,
         )
     except ArgumentError as error:

@@ -119,9 +119,9 @@ def _verify_reader(reader: BatchReader, check_entry: EntryCheck, report: ShardRe
     report.total_records, report.token_count = reader.meta.total_records, reader.token_count
     report.num_batches = reader.num_batches if reader.meta.layout == BATCHES_LAYOUT else 0
     report.sha256, report.checks = reader.compare_digests(progress)
-    check_entry(reader, report)
     extra = FORMATS[reader.backend].extra_checks(reader)
     report.checks += extra
+    check_entry(reader, report)
     if report.checks == extra:  # they say nothing of the tokens
         report.missing = reader.missing_digests()
     if not reader.complete:

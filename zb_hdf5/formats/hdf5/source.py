@@ -15,7 +15,16 @@ from zb_hdf5.columns.source import gather_from_batches
 from zb_hdf5.core.files import Identity
 from zb_hdf5.errors import FormatError, IncompleteError, UnavailableError
 from zb_hdf5.formats.hdf5.file import h5_damage, lacking_filters, open_h5_for_reading
-from zb_hdf5.spec import BATCHES_ATTRIBUTES, NO_SHA256, StoreMeta, TokenArray, as_stored, is_sha256, signed
+from zb_hdf5.spec import (
+    BATCHES_ATTRIBUTES,
+    BATCHES_LAYOUT,
+    NO_SHA256,
+    StoreMeta,
+    TokenArray,
+    as_stored,
+    is_sha256,
+    signed,
+)
 
 
 class WriterState(NamedTuple):
@@ -35,8 +44,11 @@ class H5pySource:
 
     access = "h5py"
 
-    def __init__(self, path: Path, dataset: str, meta: StoreMeta, identity: Identity) -> None:
+    def __init__(
+        self, path: Path, dataset: str, meta: StoreMeta, identity: Identity, marker: str | None = None
+    ) -> None:
         self._path, self._name, self._meta, self._identity = path, dataset, meta, identity
+        self._marker = marker or dataset  # the dataset whose attributes are the commit marker
         self._reset()
 
     def _reset(self) -> None:
@@ -55,10 +67,9 @@ class H5pySource:
             if self._pid != os.getpid():
                 self._h5 = open_h5_for_reading(self._path, self._identity)
                 self._stored = stored = self._h5[self._name]
-                self._rows = 1 if stored.ndim == 3 else self._meta.batch_tokens  # of the dataset in one batch or chunk
-                self._inner = () if stored.ndim == 1 else self._meta.shape
+                self._rows = 1 if self._meta.layout == BATCHES_LAYOUT else self._meta.chunk_tokens  # of one chunk
                 # an unfiltered chunk that is one batch is read past HDF5's chunk cache: 6 µs instead of 9 for 64 KiB
-                plain = stored.chunks == (self._rows, *self._inner)
+                plain = stored.chunks == (self._rows, *stored.shape[1:])
                 plain = plain and not stored.id.get_create_plist().get_nfilters()
                 self._direct = plain and stored.dtype == self._meta.dtype
                 self._fd = self._h5.id.get_vfd_handle()
@@ -84,9 +95,11 @@ class H5pySource:
         self._check_size()
         try:
             if self._direct:
+                zeros = (0,) * (stored.ndim - 1)
                 for index, batch in enumerate(out, start):
-                    place = (index * rows, *(0 for _ in self._inner))
-                    stored.id.read_direct_chunk(place, out=batch.reshape(-1).view(np.uint8))
+                    stored.id.read_direct_chunk((index * rows, *zeros), out=batch.reshape(-1).view(np.uint8))
+            elif self._meta.field is not None:
+                out[...] = stored[start * rows : (start + len(out)) * rows].reshape(out.shape)
             else:
                 tokens = stored[start * rows : (start + len(out)) * rows]
                 stored_tokens = as_stored(tokens, self._meta, f"{self._path}: {self._name} (batch {start:,})")
@@ -127,7 +140,8 @@ class H5pySource:
 
     def refresh(self) -> WriterState:
         """Return the progress that the writer has committed by now."""
-        stored = self.dataset()
+        self.dataset()
+        stored = self._h5[self._marker]
         with h5_damage(self._path):
             stored.refresh()  # the low-level refresh leaves h5py's cached shape stale
             state = self.read_state(stored, self._path)
@@ -159,7 +173,7 @@ class H5pySource:
         self._reset()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_path": self._path, "_name": self._name, "_meta": self._meta, "_identity": self._identity}
+        return {name: getattr(self, name) for name in ("_path", "_name", "_meta", "_identity", "_marker")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

@@ -24,6 +24,8 @@ from zb_hdf5.formats.hdf5.file import (
     open_h5_for_reading,
     own_dataset,
     require_stored,
+    require_version,
+    text_of,
 )
 from zb_hdf5.formats.hdf5.source import H5pySource
 from zb_hdf5.formats.npy import read_npy_header
@@ -112,7 +114,7 @@ class TokenFile(Protocol):
 def is_stream_file(path: Path) -> bool:
     """Return whether an HDF5 file says that it is a token stream."""
     with h5_damage(path), open_h5_for_reading(path) as h5:
-        return _text(h5.attrs.get("format")) == STREAM_FORMAT
+        return text_of(h5.attrs.get("format")) == STREAM_FORMAT
 
 
 def open_token_file(path: Path, access: str = "auto", identity: Identity | None = None) -> TokenFile:
@@ -334,7 +336,7 @@ def _meta(h5: h5py.File, stored: h5py.Dataset, path: Path) -> StoreMeta:
         chunk_tokens, documents, boundary = (int(stored.attrs[name]) for name in names)
         return StoreMeta(
             1, chunk_tokens, stored.dtype, document_count=documents, vocab_size=int(h5.attrs["vocab_size"]),
-            tokenizer=str(_text(h5.attrs["tokenizer"])), boundary_token_id=boundary, layout=STREAM_LAYOUT,
+            tokenizer=str(text_of(h5.attrs["tokenizer"])), boundary_token_id=boundary, layout=STREAM_LAYOUT,
         )  # fmt: skip
     except ArgumentError as error:
         raise FormatError(f"{path}: bad attributes: {error}") from error
@@ -350,11 +352,10 @@ def _rows_of(h5: h5py.File, path: Path, name: str, count: int) -> h5py.Dataset:
 
 
 def _checked_tokens(h5: h5py.File, path: Path) -> h5py.Dataset:
-    found = _text(h5.attrs.get("format"))
+    found = text_of(h5.attrs.get("format"))
     if found != STREAM_FORMAT:
         raise FormatError(f"{path}: expected root attribute format={STREAM_FORMAT!r}, found {found!r}")
-    if h5.attrs.get("format_version") != STREAM_VERSION:
-        raise FormatError(f"{path}: expected format_version {STREAM_VERSION}, found {h5.attrs.get('format_version')}")
+    require_version(h5, STREAM_VERSION, path)
     stored = own_dataset(h5, path, TOKENS)
     if stored is None or stored.ndim != 1 or stored.dtype not in CODE_BY_DTYPE:
         raise FormatError(f"{path}: expected a 1-D dataset {TOKENS!r} of uint16 or uint32, found {stored!r}")
@@ -384,7 +385,3 @@ def read_doc_offsets(path: Path, identity: Identity | None = None) -> npt.NDArra
     if np.any(offsets[1:] < offsets[:-1]):
         raise FormatError(f"{path}: {DOC_OFFSETS} do not ascend; restore the file")
     return offsets
-
-
-def _text(value: object) -> object:
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value

@@ -131,12 +131,24 @@ class FileFormat:
     def open(self, path: Path, **options: Any) -> BatchReader:
         """Open a file of this format, with the fields that lie beside it; `options` are those of its reader."""
         reader = self.reader_class()(path, **options)
-        beside = fields_beside(path)
-        if beside.exists():
-            from zb_hdf5.formats.hdf5.fields import attach_fields
-
-            attach_fields(reader, beside)
+        try:
+            self._attach_fields(reader, path)
+        except BaseException:
+            reader.close()
+            raise
         return reader
+
+    @staticmethod
+    def _attach_fields(reader: BatchReader, path: Path) -> None:
+        from zb_hdf5.core.publishing import PARTIAL_SUFFIX, partial_path
+
+        published = fields_beside(path.with_name(path.name.removesuffix(PARTIAL_SUFFIX)))
+        for beside in (published, partial_path(published)):
+            if beside.exists() and (reader.complete or beside != published):
+                from zb_hdf5.formats.hdf5.fields import attach_fields
+
+                attach_fields(reader, beside)
+                return
 
     def begin(self, path: str | os.PathLike[str], meta: StoreMeta, **options: Any) -> BatchWriter:
         """Begin a file of this format, and one beside it where it has no place for fields; see `FileWriter`."""
@@ -178,7 +190,9 @@ class FileFormat:
             Shape and dtype of the batches, for a file whose header was never written.
         """
         if self.broken:
-            return cast("BrokenFile", _load(self.broken)(path, shape))
+            found = cast("BrokenFile", _load(self.broken)(path, shape))
+            self._attach_fields(found.reader, path)
+            return found
         from zb_hdf5.columns.broken import open_unfinished
 
         return open_unfinished(open_chunks(path))
@@ -334,7 +348,7 @@ def detect_backends(path: str | os.PathLike[str]) -> list[str]:
 def open_chunks(path: Path) -> BatchReader:
     """Open a file as what is stored in it: its batches, or the chunks of a stream. Raises as `detect_backends`."""
     row = FORMATS[detect_backend(path)]
-    return cast("BatchReader", _load(row.stream_reader if row.holds_stream(path) else row.reader)(path))
+    return cast("BatchReader", _load(row.stream_reader)(path)) if row.holds_stream(path) else row.open(path)
 
 
 def format_of(path: Path) -> FileFormat:

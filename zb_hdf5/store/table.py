@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final, Self, overload
+from typing import Any, Self, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +26,6 @@ from zb_hdf5.spec import (
     INDEX_COLUMN_KEYS,
     INDEX_FIELD_KEYS,
     INDEX_SHARD_KEYS,
-    NO_SHA256,
     NOT_KNOWN,
     SHA256_CHARS,
     is_file_name,
@@ -135,7 +134,7 @@ class ShardTable(Sequence[ShardEntry]):
             values[key] = np.array(found, np.int64) if kind is int else found
         names = dict.fromkeys(name for entry in entries for name in entry.columns)
         columns = {name: RunTable.of([entry.columns.get(name) for entry in entries]) for name in names}
-        fields = {name: [entry.fields.get(name, _GROWING_FIELD) for entry in entries] for name in _fields_of(entries)}
+        fields = {name: [entry.fields.get(name, FieldDigest()) for entry in entries] for name in _fields_of(entries)}
         return cls(values, columns, {name: _field_arrays(found) for name, found in fields.items()})
 
     def __len__(self) -> int:
@@ -219,10 +218,6 @@ class ShardTable(Sequence[ShardEntry]):
         if set(map(len, digests)) - {SHA256_CHARS} or not is_hexadecimal("".join(digests)):
             bad = next((digest for digest in digests if not is_sha256(digest)), "")
             raise FormatError(f"{where}: expected {SHA256_CHARS} hexadecimal digits in sha256, found {bad!r}")
-
-
-#: What is known of a field of a shard that grows.
-_GROWING_FIELD: Final = FieldDigest(0, NO_SHA256, NOT_KNOWN)
 
 
 def _fields_of(entries: list[ShardEntry]) -> list[str]:

@@ -101,7 +101,7 @@ class WindowReader(BatchReader):
         """Return a reader of the same windows in batches of another size, if the fingerprint says so."""
         other = WindowReader.__new__(WindowReader)
         try:
-            batch_size = windows_of(fingerprint)["batch_size"]
+            batch_size = windows_of(fingerprint)[0]
             other._set_windows(self.store, batch_size, self._stride, self.meta.seq_len - self._stride)
         except ZbError:  # the stream has no batch of that size
             return self
@@ -113,8 +113,8 @@ class WindowReader(BatchReader):
         return window * self._stride + part * seq_len
 
 
-def windows_of(fingerprint: object) -> dict[str, Any]:
-    """Return the `batch_size`, `seq_len` and `overlap` of the reader that has this fingerprint.
+def windows_of(fingerprint: object) -> tuple[int, int, int]:
+    """Return batch size, sequence length and overlap of the reader that has this fingerprint.
 
     Raises
     ------
@@ -124,7 +124,8 @@ def windows_of(fingerprint: object) -> dict[str, Any]:
     found = _WINDOWS.search(fingerprint) if isinstance(fingerprint, str) else None
     if found is None:
         raise ArgumentError(f"expected the fingerprint of windows of a token stream, found {fingerprint!r}")
-    return dict(zip(("batch_size", "seq_len", "overlap"), map(int, found.groups()), strict=True))
+    batch_size, seq_len, overlap = map(int, found.groups())
+    return batch_size, seq_len, overlap
 
 
 def _require_digests(path: Path, split: str | None) -> None:

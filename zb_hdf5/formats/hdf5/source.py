@@ -139,16 +139,20 @@ class H5pySource:
         return True
 
     def refresh(self) -> WriterState:
-        """Return the progress that the writer has committed by now."""
-        self.dataset()
-        stored = self._h5[self._marker]
+        """Return the progress that the writer has committed by now.
+
+        Of a field it is what the reader of the tokens has seen: HDF5 shares one file between both, and a refresh of a
+        dataset that another one reads breaks its chunk index.
+        """
+        stored = self.dataset()
+        marker = stored if self._marker == self._name else self._h5[self._marker]
         with h5_damage(self._path):
             stored.refresh()  # the low-level refresh leaves h5py's cached shape stale
-            state = self.read_state(stored, self._path)
+            state = self.read_state(marker, self._path)
             if not state.complete:
                 return state
             stored.refresh()  # a finish may have come between the parts of that look; now nothing changes any more
-            return self.read_state(stored, self._path)
+            return self.read_state(marker, self._path)
 
     @staticmethod
     def read_state(stored: h5py.Dataset, path: Path) -> WriterState:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import zlib
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -16,6 +17,7 @@ from zb_hdf5.columns.source import BatchSource
 from zb_hdf5.core.extents import ExtentFile, Extents, Run
 from zb_hdf5.core.files import Identity
 from zb_hdf5.errors import ArgumentError, BackendError, ChecksumError, ConvertError, FormatError, IncompleteError
+from zb_hdf5.formats.hdf5.fields import HDF5FieldReader, fields_in
 from zb_hdf5.formats.hdf5.file import (
     chunk_offsets,
     crc32_runs,
@@ -241,6 +243,7 @@ class HDF5StreamReader(BatchReader):
             source = H5pySource(path, TOKENS, found.meta, found.identity)
         super().__init__(path, found.meta, found.num_chunks, source)
         self.complete, self.sha256, self.extents = found.complete, found.sha256, found.extents
+        self._open_field = partial(HDF5FieldReader, path)
         if found.extents is not None:
             self.columns = {TOKENS: tuple(found.extents.runs)} | ({CRC32: found.crc32_runs} if found.crc32_runs else {})
 
@@ -337,6 +340,7 @@ def _meta(h5: h5py.File, stored: h5py.Dataset, path: Path) -> StoreMeta:
         return StoreMeta(
             1, chunk_tokens, stored.dtype, document_count=documents, vocab_size=int(h5.attrs["vocab_size"]),
             tokenizer=str(text_of(h5.attrs["tokenizer"])), boundary_token_id=boundary, layout=STREAM_LAYOUT,
+            fields=fields_in(h5, path, 1),
         )  # fmt: skip
     except ArgumentError as error:
         raise FormatError(f"{path}: bad attributes: {error}") from error

@@ -557,7 +557,7 @@ def test_info_of_a_stream(tmp_path):
     assert (found["tokenizer"]["name"], found["source"]["format"]) == ("byte", "jsonl")
     assert "token stream in 1 file\n" in run(zb, "info", tmp_path / "s").stdout
     verified = run(zb, "verify", tmp_path / "s").stdout
-    assert "verified: 50 k tokens (crc32, sha256, index, documents)" in verified
+    assert "verified: 50 k tokens (crc32, sha256, documents, index)" in verified
     assert "batch" not in verified
 
 

@@ -110,12 +110,15 @@ def _examine(broken: BrokenFile) -> _Chunks:
     if bad and same and not bad_values:
         found.bad, found.reason = [], f"{bad:,} stored crc32 are bad, no token is"
     elif bad:
-        unit = "chunks" if isinstance(reader, HDF5StreamReader) else "batches"
-        found.reason = "; ".join([*filter(None, [reason]), f"{bad:,} {unit} do not have the tokens that were written"])
+        unit = "chunk" if isinstance(reader, HDF5StreamReader) else "batch"
+        found.reason = _joined(reason, f"the tokens of {counted(bad, unit)} are not those that were written")
     elif reader.sha256 is not None and not same:
-        wrong = "its sha256 is not that of its tokens, though each crc32 is right"
-        found.reason = "; ".join([*filter(None, [reason]), wrong])
+        found.reason = _joined(reason, "its sha256 is not that of its tokens, though each crc32 is right")
     return found
+
+
+def _joined(*reasons: str) -> str:
+    return "; ".join(filter(None, reasons))
 
 
 def _bad_values(reader: BatchReader) -> set[int]:
@@ -232,7 +235,7 @@ class _Documents(Salvage):
     def __init__(self, chunks: _Chunks, reader: HDF5StreamReader) -> None:
         super().__init__(chunks)
         self._offsets, trouble = _offsets_of(reader, chunks)
-        self.reason = "; ".join(filter(None, [self.reason, trouble]))
+        self.reason = _joined(self.reason, trouble)
         starts, ends = self._offsets[:-1], self._offsets[1:]
         chunk_tokens, bad = reader.meta.chunk_tokens, np.array(chunks.bad, np.int64)
         first_bad = bad.searchsorted(starts // chunk_tokens)  # the bad chunks that a document touches
@@ -300,10 +303,8 @@ def _offsets_of(reader: HDF5StreamReader, chunks: _Chunks) -> tuple[npt.NDArray[
     except (FormatError, ChecksumError) as error:
         boundary = reader.meta.boundary_token_id
         if reader.complete and not chunks.bad and boundary != NO_BOUNDARY:
-            places = np.concatenate([
-                number * reader.meta.chunk_tokens + np.flatnonzero(tokens.reshape(-1) == boundary)
-                for number, tokens in reader.groups()
-            ])  # fmt: skip
+            groups = ((number * reader.meta.chunk_tokens, tokens.reshape(-1)) for number, tokens in reader.groups())
+            places = np.fromiter((at for first, t in groups for at in first + np.flatnonzero(t == boundary)), np.int64)
             for found in (np.append(0, places + 1), np.append(places, reader.token_count)):  # it ends or begins one
                 if reader.has_written(found.astype("<u8")):
                     return found, "the places of its documents are damaged: its boundary tokens gave them back"

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from zb_hdf5.columns.source import CopyingSource, gather_from_batches
 from zb_hdf5.core.files import Identity
 from zb_hdf5.errors import FormatError, IncompleteError, UnavailableError
-from zb_hdf5.formats.hdf5.file import h5_damage, open_h5_for_reading
+from zb_hdf5.formats.hdf5.file import h5_damage, lacking_filters, open_h5_for_reading
 from zb_hdf5.spec import BATCHES_ATTRIBUTES, BATCHES_LAYOUT, NO_SHA256, StoreMeta, TokenArray, as_stored, is_sha256
 
 
@@ -85,9 +85,9 @@ class H5pySource(CopyingSource):
                 stored_tokens = as_stored(tokens, self._meta, f"{self._path}: {self._name} (batch {start:,})")
                 out.reshape(-1)[: tokens.size] = stored_tokens.reshape(-1)  # the last chunk of a stream may hold fewer
         except OSError as error:
-            if "filter" in str(error) or "plugin" in str(error):  # HDF5 looks for plugins, and reports that instead
+            if lacking := lacking_filters(stored):
                 raise UnavailableError(
-                    f"{self._path}: this HDF5 installation lacks a filter that the file needs: {error}; "
+                    f"{self._path}: this HDF5 installation lacks a filter that the file needs: {lacking[0]}; "
                     "'pip install hdf5plugin' has the common ones: import it before reading"
                 ) from error
             raise FormatError(f"{self._path}: batch {start:,}: HDF5 cannot read it: {error}") from error

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zb_hdf5 import ArgumentError, DocumentLoader, HDF5ShardWriter, Loader, MmapTokenStore, StateError, open_writer
+from zb_hdf5 import ArgumentError, DocumentLoader, HDF5ShardWriter, MmapTokenStore, StateError, open_writer
 
 BOUNDARY = 60_000
 LENGTHS = np.random.default_rng(3).integers(0, 25, 140).tolist()
@@ -205,5 +205,3 @@ def test_batches_that_are_stored_are_no_documents(tmp_path):
         writer.write(np.zeros((1, 2, 4), int))
     with pytest.raises(ArgumentError, match=r"a\.h5: expected a token stream, whose documents are whole"):
         DocumentLoader(tmp_path / "a.h5", **WAYS["pack"])
-    with pytest.raises(ArgumentError, match="make a DocumentLoader"):
-        Loader(tmp_path / "a.h5", batch_by="documents")

@@ -15,6 +15,7 @@ from zb_hdf5 import (
     BatchFileWriter,
     BatchNativeLoader,
     DatasetLoader,
+    DocumentLoader,
     FollowingLoader,
     HDF5BatchReader,
     HDF5BatchWriter,
@@ -115,6 +116,10 @@ READERS = {
     "open_reader": ("x.h5", lambda path: close(open_reader(path))),
     "Loader": ("store", lambda path: close(Loader(path, **ALONE))),
     "Loader of a stream": ("stream.h5", lambda path: close(Loader(path, batch_size=2, seq_len=64, **ALONE))),
+    "DocumentLoader": (
+        "stream.h5",
+        lambda path: close(DocumentLoader(path, collate="pack", max_tokens=10**6, **ALONE)),
+    ),
     "MixedLoader": ("store", lambda path: close(MixedLoader({"a": path, "b": path}, {"a": 1, "b": 1}, **ALONE))),
     "FollowingLoader": ("store", lambda path: close(FollowingLoader(path, **ALONE))),
     "BatchFileReader": ("x.batch", lambda path: close(BatchFileReader(path))),

@@ -38,6 +38,8 @@ class WindowReader(BatchReader):
     ----------
     store
         The tokens.
+    stride
+        Tokens from one record to the next.
     dropped_tokens
         Those at the end that do not fill a batch.
 
@@ -86,7 +88,7 @@ class WindowReader(BatchReader):
                 f"{store.path}: {store.num_tokens:,} tokens do not fill one batch of {batch_size:,} x {seq_len:,}"
                 + (f" and {overlap} more" if overlap else "")
             )
-        self._stride = seq_len
+        self.stride = seq_len
         super().__init__(store.path, meta, num_batches, _WindowSource(store, meta, seq_len))
         self.dropped_tokens = store.num_tokens - overlap - num_batches * batch_size * seq_len
 
@@ -95,7 +97,7 @@ class WindowReader(BatchReader):
         return f"{self.store.fingerprint}:{self.meta.batch_size}{self._shape_of_windows()}"
 
     def _shape_of_windows(self) -> str:
-        return f"x{self._stride}+{self.meta.seq_len - self._stride}"
+        return f"x{self.stride}+{self.meta.seq_len - self.stride}"
 
     def serving(self, fingerprint: object) -> WindowReader:
         """Return a reader of the same windows in batches of another size, if the fingerprint says so."""
@@ -105,7 +107,7 @@ class WindowReader(BatchReader):
             return self
         other = WindowReader.__new__(WindowReader)
         try:
-            other._set_windows(self.store, int(found[1]), self._stride, self.meta.seq_len - self._stride)
+            other._set_windows(self.store, int(found[1]), self.stride, self.meta.seq_len - self.stride)
         except ZbError:  # the stream has no batch of that size
             return self
         return other

@@ -77,3 +77,54 @@ def show(
             click.echo("\n" * (number > 0), nl=False)
             for line in row_lines(row, known, limit=limit, columns=columns, colour=colour):
                 click.echo(line)
+
+
+@click.command(short_help="Write a page that shows what a store consists of.")
+@click.argument("path", type=_PATH)
+@click.option("--output", "-o", type=NewPath(), required=True, help="HTML file to write.")
+@click.option("--sample-batches", type=click.IntRange(1), help="Look at so many batches, evenly spread. [default: all]")
+@click.option("--sample", type=click.IntRange(0), default=SAMPLE, show_default=True, help="Rows shown as text.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Draws the rows.")
+@click.option("--tokenizer", help=_TOKENIZER)
+@click.option("--force", is_flag=True, help="Replace an existing output.")
+@output_options
+def report(
+    path: Path,
+    output: Path,
+    sample_batches: int | None,
+    sample: int,
+    seed: int,
+    tokenizer: str | None,
+    force: bool,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Write a page that shows what PATH consists of.
+
+    It has histograms of tokens and of lengths of documents, tokens that are frequent or never used, documents that are
+    there twice, and samples as text. It is one HTML file, needs no network, and is the same for the same store.
+
+    \b
+    Example: zb report data/train -o report.html
+    """
+    from zb_hdf5.commands.report import report_json, report_page, vocabulary
+    from zb_hdf5.commands.show import open_to_look, tokenizer_to_look
+    from zb_hdf5.core.publishing import refuse_existing, write_atomically
+    from zb_hdf5.maintenance.statistics import measure
+    from zb_hdf5.views.rows import rows_of, sample_of
+
+    if not force:
+        refuse_existing(output)
+    with open_to_look(path) as reader:
+        known = tokenizer_to_look(reader, tokenizer)
+        with Progress("report", 0, enabled=not quiet) as progress:
+            found = measure(path, sample_batches=sample_batches, progress=progress.advance)
+        rows = rows_of(reader, sample_of(reader.num_records, sample, seed))
+        write_atomically(output, report_page(path, found, reader, rows, known).encode("utf-8"))
+        numbers = report_json(path, found, vocabulary(reader, known))
+    lines = [
+        ("wrote", str(output)),
+        ("looked at", f"{found.tokens:,} of {found.num_tokens:,} tokens"),
+        ("repeated", f"{found.duplicates.units:,} of {found.units:,} {found.unit}s"),
+    ]
+    print_report({"output": str(output), **numbers}, lines, as_json=as_json, quiet=quiet)

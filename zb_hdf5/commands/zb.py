@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from zb_hdf5 import __version__
-from zb_hdf5.commands.look_cli import show
+from zb_hdf5.commands.look_cli import report, show
 from zb_hdf5.console import (
     CommandGroup,
     ExistingPath,
@@ -72,6 +72,7 @@ def info(path: Path, dataset: str | None, as_json: bool, quiet: bool) -> None:
 
 
 zb.add_command(show)
+zb.add_command(report)
 
 
 @zb.command(short_help="Compare every batch with its stored digests.")

@@ -6,6 +6,7 @@ import hashlib
 import heapq
 import os
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -105,7 +106,8 @@ class _Source(Protocol):
 class _Batches:
     def __init__(self, reader: BatchReader) -> None:
         self._reader, self._row = reader, reader.seq_len
-        self.unit, self.lengths = "record", None
+        self.unit = "record"
+        self.lengths: Counts | None = None
         self.num_units = reader.num_records
         self.num_tokens = self.num_units * self._row
 
@@ -131,8 +133,8 @@ class _Stream:
         if self._offsets[-1] < store.num_tokens:  # a killed writer left tokens behind its last document
             self._offsets = np.append(self._offsets, store.num_tokens)
         self.unit = "file" if store.paths[0].suffix == ".npy" else "document"
-        self.lengths = np.diff(self._offsets)
-        self.num_units, self.num_tokens = len(self.lengths), store.num_tokens
+        self.lengths: Counts | None = np.diff(self._offsets)
+        self.num_units, self.num_tokens = len(self._offsets) - 1, store.num_tokens
 
     def cuts(self, sampled: bool) -> Counts:
         places = np.searchsorted(self._offsets, np.arange(0, self.num_tokens, STRETCH_TOKENS), side="left")
@@ -245,10 +247,7 @@ def _scan(source: _Source, bounds: Counts, counter: _Counter) -> npt.NDArray[np.
         counter.add(tokens)
         data = memoryview(tokens).cast("B")
         places = ((bounds - start) * tokens.itemsize).tolist()
-        digests = [
-            hashlib.blake2b(data[a:b], digest_size=HASH_BYTES).digest()
-            for a, b in zip(places, places[1:], strict=False)
-        ]
+        digests = [hashlib.blake2b(data[a:b], digest_size=HASH_BYTES).digest() for a, b in pairwise(places)]
     return np.frombuffer(b"".join(digests), "<u8")
 
 
@@ -275,10 +274,10 @@ def _find_duplicates(source: _Source, groups: Counts, hashes: npt.NDArray[np.uin
     units = groups[of_group, 1] - (stops[of_group] - positions)
     by_hash = np.argsort(hashes[positions], kind="stable")
     alike, ids = units[by_hash], hashes[positions][by_hash]
-    ends = np.flatnonzero(np.diff(ids, append=~ids[-1:])) + 1 if len(ids) else []
+    begins = np.flatnonzero(ids[1:] != ids[:-1]) + 1
     count = tokens = 0
     best: list[tuple[int, int, DuplicateGroup]] = []
-    for candidates in np.split(alike, ends[:-1]) if len(alike) else []:
+    for candidates in np.split(alike, begins) if len(alike) else []:
         for group in _equal_units(source, candidates):
             copies = len(group.units) - 1
             count, tokens = count + copies, tokens + copies * group.length

@@ -192,4 +192,3 @@ def summary_of_field(values: npt.NDArray[Any]) -> str:
     runs = [f"{value} × {length:,}" for value, length in zip(values[starts[:RUNS]].tolist(), lengths, strict=False)]
     left = len(starts) - len(runs)
     return ", ".join(runs) + (f", and {left:,} runs more" if left else "")
-

@@ -20,6 +20,7 @@ _TOKENIZER: Final = (
 #: Of a pipe or file.
 PLAIN_COLUMNS: Final = 80
 SAMPLE: Final = 3
+NO_TOKENIZER: Final = "not known here, so ids are shown; pass --tokenizer to see text"
 
 
 @click.command(short_help="Show rows or documents as text.")
@@ -65,16 +66,15 @@ def show(
         known = tokenizer_to_look(reader, tokenizer)
         rows = chosen_rows(reader, batch, document, sample or SAMPLE, seed)
         report = {"path": str(path), "tokenizer": known and known.spec, "rows": rows_json(rows, known, limit)}
+        lines = [("path", str(path)), ("tokenizer", known.spec if known else NO_TOKENIZER)]
+        print_report(report, lines, as_json=as_json, quiet=quiet)
         if as_json or quiet:
-            print_report(report, [], as_json=as_json, quiet=quiet)
             return
         terminal = sys.stdout.isatty()
         columns = max(20, shutil.get_terminal_size().columns) if terminal else PLAIN_COLUMNS
         colour = terminal and not os.environ.get("NO_COLOR")
-        if known is None:
-            click.echo("ids: the store's tokenizer is not known here; pass --tokenizer to see text", err=True)
-        for number, row in enumerate(rows):
-            click.echo("\n" * (number > 0), nl=False)
+        for row in rows:
+            click.echo()
             for line in row_lines(row, known, limit=limit, columns=columns, colour=colour):
                 click.echo(line)
 

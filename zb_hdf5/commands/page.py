@@ -40,6 +40,7 @@ th, td { padding: .22rem .8rem .22rem 0; vertical-align: top; border-top: 1px so
 tr:first-child > * { border-top: 0; }
 .facts th { width: 9rem; white-space: nowrap; }
 .facts td { overflow-wrap: anywhere; }
+td:has(.share) { width: 40%; }
 td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; }
 code, pre, .token { font: .86em/1.5 ui-monospace, "DejaVu Sans Mono", monospace; }
 .token { background: var(--back); border: 1px solid var(--line); border-radius: .3rem; padding: 0 .3rem;

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,7 +14,7 @@ from zb_hdf5.commands.show import COLOURS, part_title, value_text
 from zb_hdf5.console import counted, format_count
 from zb_hdf5.maintenance.statistics import Counts, Statistics
 from zb_hdf5.spec import TokenArray
-from zb_hdf5.text.readable import NEWLINE, printable, readable
+from zb_hdf5.text.readable import NEWLINE, printable, readable, readable_runs
 from zb_hdf5.text.tokenizers import Tokenizer
 from zb_hdf5.views.rows import NO_SPAN, PADDING, Part, Row, cut_by_spans, parts_of, summary_of_field
 from zb_hdf5.views.windows import WindowReader
@@ -129,9 +128,10 @@ def _facts(d: dict[str, Any], reader: BatchReader) -> list[tuple[str, str]]:
     lines += [("source" if not number else "", str(file)) for number, file in enumerate(files[:FILES_SHOWN])]
     if len(files) > FILES_SHOWN:
         lines.append(("", f"and {len(files) - FILES_SHOWN:,} files more"))
-    lines += [(f"source {key}", json.dumps(value, ensure_ascii=False)) for key, value in source.items()
+    lines += [(f"source {key}", value_text(value)) for key, value in source.items()
               if key not in ("files", "path") and value is not None]  # fmt: skip
-    lines += [("sha256", d.get("sha256") or "none stored"), ("fingerprint", d["fingerprint"])]
+    lines += [("sha256", d["sha256"] or "none stored")] if "sha256" in d else []
+    lines.append(("fingerprint", d["fingerprint"]))
     return [(printable(name), printable(text)) for name, text in lines]
 
 
@@ -158,7 +158,7 @@ def _token_parts(found: Statistics, vocab_size: int, tokenizer: Tokenizer | None
     for token in ids:
         count = int(found.counts[token])
         bar = tag("div", class_="share", style=f"width:{100 * count / most:.1f}%")
-        text = [_token(tokenizer, token)] if tokenizer else []
+        text: list[str] = [_token(tokenizer, token)] if tokenizer else []
         rows.append([str(token), *text, f"{count:,}", f"{count / total:.2%}", bar])
     shift = bool(tokenizer)
     parts += [tag("p", f"The {len(ids)} most frequent of them:"), table(head, rows, numbers=(0, 1 + shift, 2 + shift))]
@@ -198,6 +198,8 @@ def _never_used(found: Statistics, vocab_size: int, tokenizer: Tokenizer | None)
 
 def _token(tokenizer: Tokenizer | None, token: int) -> Markup:
     text = str(token) if tokenizer is None else _visible(readable(tokenizer, np.array([token])))
+    if "\ufffd" in text:  # a part of a character
+        text = f"id {token}"
     return tag("span", text, class_="token", title=f"id {token}")
 
 
@@ -288,17 +290,7 @@ def _part(row: Row, part: Part, tokenizer: Tokenizer | None) -> Markup:
     inside = [tag("div", title, class_="note")] if title else []
     if part.document != PADDING:
         colour = f"d d{part.document % len(COLOURS)}" if part.document >= 0 else "d"
-        texts = [
-            _lines(readable(tokenizer, row.tokens[first:last]))
-            if span == NO_SPAN
-            else tag(
-                "span",
-                _lines(readable(tokenizer, row.tokens[first:last])),
-                class_="span",
-                title=value_text(row.spans[span][2]),
-            )
-            for first, last, span in cut_by_spans(row, part)
-        ]
+        texts = [_stretch(row, *stretch, tokenizer) for stretch in cut_by_spans(row, part)]
         inside.append(tag("pre", *texts, class_=colour))
     for name, values in row.fields.items():
         text = f"{printable(name)}: {summary_of_field(values[part.column : part.stop])}"
@@ -307,6 +299,15 @@ def _part(row: Row, part: Part, tokenizer: Tokenizer | None) -> Markup:
         if start < part.stop and stop > part.column:
             inside.append(tag("div", f"{start:,} to {stop:,}: {value_text(value)}", class_="note"))
     return tag("div", *inside, class_="part")
+
+
+def _stretch(row: Row, first: int, last: int, span: int, tokenizer: Tokenizer | None) -> Markup:
+    texts = [
+        tag("span", _lines(text), class_="note" if is_count else None)
+        for text, is_count in readable_runs(tokenizer, row.tokens[first:last])
+    ]
+    known = {} if span == NO_SPAN else {"class_": "span", "title": value_text(row.spans[span][2])}
+    return tag("span", *texts, **known)
 
 
 def _lines(text: str) -> str:

@@ -17,7 +17,7 @@ from zb_hdf5.opening import open_reader
 from zb_hdf5.spec import INDEX_NAME
 from zb_hdf5.store.kinds import is_stream
 from zb_hdf5.store.tokens import MmapTokenStore
-from zb_hdf5.text.readable import NEWLINE, columns_of, printable, readable, tokenizer_of
+from zb_hdf5.text.readable import NEWLINE, columns_of, printable, readable, readable_runs, tokenizer_of
 from zb_hdf5.text.tokenizers import Tokenizer
 from zb_hdf5.views.rows import (
     NO_SPAN,
@@ -45,13 +45,18 @@ Cell = tuple[str, str]
 
 
 def open_to_look(path: Path, batch_size: int | None = None, seq_len: int | None = None) -> BatchReader:
-    """Open anything as a reader; a stream has windows of one row if nothing is said."""
-    shape: dict[str, Any] = {"batch_size": batch_size, "seq_len": seq_len}
-    if is_stream(path):
-        with MmapTokenStore(path) as store:
-            length = min(STREAM_SEQ_LEN, max(1, store.num_tokens))
-        shape = {"batch_size": batch_size or 1, "seq_len": seq_len or length}
-    return open_reader(path, **shape)
+    """Open anything as a reader; a stream has windows of one row if nothing is said.
+
+    Raises
+    ------
+    ArgumentError
+        If these are batches, which have a shape already, or a stream that does not fill one batch.
+    """
+    if not is_stream(path):
+        return open_reader(path, batch_size=batch_size or seq_len, seq_len=seq_len or batch_size)
+    with MmapTokenStore(path) as store:
+        length = min(STREAM_SEQ_LEN, max(1, store.num_tokens))
+    return open_reader(path, batch_size=batch_size or 1, seq_len=seq_len or length)
 
 
 def tokenizer_to_look(reader: BatchReader, asked: str | None) -> Tokenizer | None:
@@ -163,9 +168,10 @@ def _paint(text: str, **style: Any) -> str:
 def _cells(row: Row, part: Part, tokenizer: Tokenizer | None) -> Iterator[Cell]:
     for first, last, span in cut_by_spans(row, part):
         style = "" if span == NO_SPAN else "span"
-        for each in readable(tokenizer, row.tokens[first:last]):
-            plain = each.isprintable()
-            yield each if plain or each == "\n" else printable(each), style if plain else "escape"
+        for text, is_count in readable_runs(tokenizer, row.tokens[first:last]):
+            for each in text:
+                plain = each.isprintable()
+                yield each if plain or each == "\n" else printable(each), style if plain and not is_count else "escape"
 
 
 def _wrapped(cells: Iterable[Cell], width: int) -> Iterator[list[Cell]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,6 +16,8 @@ from zb_hdf5.spec import TokenArray
 from zb_hdf5.text.tokenizers import ByteTokenizer, TiktokenTokenizer, Tokenizer, load_tokenizer, require_tokenizer
 
 NEWLINE: Final = "⏎"
+#: Equal tokens in a row, such as those of padding, that are written once.
+LONG_RUN: Final = 32
 
 
 def tokenizer_of(stored: str, asked: str | None, folders: Iterable[Path], where: object) -> Tokenizer | None:
@@ -41,12 +43,12 @@ def tokenizer_of(stored: str, asked: str | None, folders: Iterable[Path], where:
     named = tokenizer_named(stored)
     if asked is not None:
         tokenizer = load_tokenizer(asked)
-        require_tokenizer(json.dumps(named) if "digest" in named else "", tokenizer, where)
+        require_tokenizer(json.dumps(named) if isinstance(named.get("digest"), str) else "", tokenizer, where)
         return tokenizer
     for spec in _places(str(named.get("kind")), str(named.get("name")), folders):
         try:
             tokenizer = load_tokenizer(spec)
-        except ZbError:
+        except (ZbError, OSError):
             continue
         if tokenizer.digest == named.get("digest"):
             return tokenizer
@@ -57,7 +59,7 @@ def tokenizer_named(stored: str) -> dict[str, Any]:
     """Return the description of its tokenizer that a store keeps; empty if it keeps none."""
     try:
         found = json.loads(stored) if stored else {}
-    except ValueError:
+    except (ValueError, RecursionError):
         found = stored
     return found if isinstance(found, dict) else {"name": str(found)}
 
@@ -67,7 +69,7 @@ def _places(kind: str, name: str, folders: Iterable[Path]) -> Iterable[str]:
     if kind == ByteTokenizer.kind:
         return [kind]
     files = [folder / name for folder in folders if name == Path(name).name]
-    found = [f"{kind}:{file}" for file in files if file.is_file()]
+    found = [f"{kind}:{file}" for file in files if os.path.isfile(file)]  # False also for what is no name of a file
     if kind == TiktokenTokenizer.kind and "TIKTOKEN_CACHE_DIR" in os.environ:
         found.append(f"{kind}:{name}")
     return found
@@ -88,6 +90,20 @@ def readable(tokenizer: Tokenizer | None, ids: TokenArray) -> str:
         "".join(f"<{token}>" for token in ids[a:b].tolist()) if strange[a] else tokenizer.decode(ids[a:b])
         for a, b in zip(cuts, [*cuts[1:], len(ids)], strict=True)
     )
+
+
+def readable_runs(tokenizer: Tokenizer | None, ids: TokenArray) -> Iterator[tuple[str, bool]]:
+    """Yield the text of any ids; and, where one of them is repeated very often, True with how often in its place."""
+    starts = np.flatnonzero(np.append(True, ids[1:] != ids[:-1])) if len(ids) else np.empty(0, np.int64)
+    lengths = np.diff(starts, append=len(ids))
+    at = 0
+    for place in np.flatnonzero(lengths >= LONG_RUN).tolist():
+        start, length = int(starts[place]), int(lengths[place])
+        if not (text := readable(tokenizer, ids[start : start + 1])).isspace():  # indentation is no padding
+            yield readable(tokenizer, ids[at:start]) + text, False
+            yield f"⟨× {length:,}⟩", True
+            at = start + length
+    yield readable(tokenizer, ids[at:]), False
 
 
 def _has(tokenizer: Tokenizer, token: Any) -> bool:

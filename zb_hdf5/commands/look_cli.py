@@ -65,11 +65,13 @@ def show(
     with open_to_look(path, batch_size, seq_len) as reader:
         known = tokenizer_to_look(reader, tokenizer)
         rows = chosen_rows(reader, batch, document, sample or SAMPLE, seed)
-        report = {"path": str(path), "tokenizer": known and known.spec, "rows": rows_json(rows, known, limit)}
-        lines = [("path", str(path)), ("tokenizer", known.spec if known else NO_TOKENIZER)]
-        print_report(report, lines, as_json=as_json, quiet=quiet)
         if as_json or quiet:
+            shown = rows_json(rows, known, limit)
+            found = {"path": str(path), "tokenizer": known and known.spec, "rows": shown}
+            print_report(found, [], as_json=as_json, quiet=quiet)
             return
+        lines = [("path", str(path)), ("tokenizer", known.spec if known else NO_TOKENIZER)]
+        print_report({}, lines, as_json=False, quiet=False)
         terminal = sys.stdout.isatty()
         columns = max(20, shutil.get_terminal_size().columns) if terminal else PLAIN_COLUMNS
         colour = terminal and not os.environ.get("NO_COLOR")

@@ -58,7 +58,7 @@ def report_page(
     name = path.resolve().name
     parts = [
         tag("h1", printable(name)),
-        tag("p", _subtitle(description, found), class_="soft"),
+        tag("p", _subtitle(description), class_="soft"),
         _cards(description, found, vocab_size),
         *([_sample_note(found)] if found.tokens < found.num_tokens else []),
         section("What it is", facts(_facts(description, reader))),
@@ -75,7 +75,7 @@ def vocabulary(reader: BatchReader, tokenizer: Tokenizer | None) -> int:
     return reader.meta.vocab_size or (tokenizer.vocab_size if tokenizer else 0)
 
 
-def _subtitle(d: dict[str, Any], found: Statistics) -> str:
+def _subtitle(d: dict[str, Any]) -> str:
     if d["kind"] == "stream":
         return f"A token stream in {counted(d['num_files'], 'file')}"
     shards = f" in {counted(d['shards']['count'], 'shard')}" if "shards" in d else ""
@@ -90,7 +90,7 @@ def _cards(d: dict[str, Any], found: Statistics, vocab_size: int) -> Markup:
         items.append((f"{d['documents']:,}", f"{'file' if found.unit == 'file' else 'document'}s", False))
     if d["kind"] != "stream":
         items.append((f"{found.num_units:,}", "records", False))
-    items.append((f"{used:,}" + (f" of {vocab_size:,}" if vocab_size else ""), "ids used", False))
+    items.append((f"{used:,}", f"ids used of {vocab_size:,}" if vocab_size else "ids used", False))
     if outside:
         items.append((f"{outside:,}", "tokens outside the vocabulary", True))
     share = found.duplicates.units / max(1, found.units)

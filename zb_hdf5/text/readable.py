@@ -58,10 +58,10 @@ def tokenizer_of(stored: str, asked: str | None, folders: Iterable[Path], where:
 def tokenizer_named(stored: str) -> dict[str, Any]:
     """Return the description of its tokenizer that a store keeps; empty if it keeps none."""
     try:
-        found = json.loads(stored) if stored else {}
+        found = json.loads(stored or "null")
     except (ValueError, RecursionError):
         found = stored
-    return found if isinstance(found, dict) else {"name": str(found)}
+    return found if isinstance(found, dict) else {} if found is None else {"name": str(found)}
 
 
 def _places(kind: str, name: str, folders: Iterable[Path]) -> Iterable[str]:

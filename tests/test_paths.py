@@ -58,6 +58,7 @@ from zb_hdf5.converters.sources.npy import NpySource
 from zb_hdf5.converters.sources.store import StoreSource
 from zb_hdf5.formats.dual import check, stamp, unstamp
 from zb_hdf5.maintenance.repair import repair_file
+from zb_hdf5.maintenance.statistics import measure
 from zb_hdf5.store.streams import index_streams
 from zb_hdf5.text.documents import open_documents
 
@@ -142,6 +143,7 @@ READERS = {
     "ShardIndex.from_json": ("store/shards.json", lambda path: ShardIndex.from_json(Path(path).read_text(), path)),
     "ShardEntry.file": ("store", lambda path: ShardIndex.load(path).shards[0].file(path)),
     "describe": ("store", describe),
+    "measure": ("store", measure),
     "diagnose": ("store", diagnose),
     "stamp, check, unstamp": ("x.batch", lambda path: (stamp(path), check(path), unstamp(path))),
     "rebuild_index": ("store", lambda path: rebuild_index(path, force=True)),

@@ -42,6 +42,8 @@ class WindowReader(BatchReader):
     ----------
     store
         The tokens.
+    stride
+        Tokens from one record to the next.
     dropped_tokens
         Those at the end that do not fill a batch.
 
@@ -91,25 +93,25 @@ class WindowReader(BatchReader):
                 f"{store.path}: {store.num_tokens:,} tokens do not fill one batch of {batch_size:,} x {seq_len:,}"
                 + (f" and {overlap} more" if overlap else "")
             )
-        self._stride = seq_len
+        self.stride = seq_len
         super().__init__(store.path, meta, num_batches, _WindowSource(store, meta, seq_len))
         self.dropped_tokens = store.num_tokens - overlap - num_batches * batch_size * seq_len
 
     def _field_reader(self, name: str) -> BatchReader:
         meta = self.meta.of_field(name)
-        stride = self._stride * meta.seq_len // self.meta.seq_len
+        stride = self.stride * meta.seq_len // self.meta.seq_len
         return BatchReader(self.path, meta, self.num_batches, _WindowSource(self.store.field(name), meta, stride))
 
     def _compute_fingerprint(self) -> str:
         # the batch size too: a shuffle of batches means other records with another one
-        return f"{self.store.fingerprint}:{self.meta.batch_size}x{self._stride}+{self.meta.seq_len - self._stride}"
+        return f"{self.store.fingerprint}:{self.meta.batch_size}x{self.stride}+{self.meta.seq_len - self.stride}"
 
     def serving(self, fingerprint: object) -> WindowReader:
         """Return a reader of the same windows in batches of another size, if the fingerprint says so."""
         other = WindowReader.__new__(WindowReader)
         try:
             batch_size = windows_of(fingerprint)[0]
-            other._set_windows(self.store, batch_size, self._stride, self.meta.seq_len - self._stride)
+            other._set_windows(self.store, batch_size, self.stride, self.meta.seq_len - self.stride)
         except ZbError:  # the stream has no batch of that size
             return self
         return other if other.fingerprint == fingerprint != self.fingerprint else self
@@ -117,7 +119,7 @@ class WindowReader(BatchReader):
     def first_token(self, record: int, seq_len: int) -> int:
         """Return where a record of `seq_len` tokens, a divisor of those of a window, begins in the stream."""
         window, part = divmod(record, self.seq_len // seq_len)
-        return window * self._stride + part * seq_len
+        return window * self.stride + part * seq_len
 
 
 def windows_of(fingerprint: object) -> tuple[int, int, int]:

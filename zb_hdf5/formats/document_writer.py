@@ -46,6 +46,8 @@ class DocumentsWriter:
         self._tables, self.spans_codec = TablesWriter(path, DOCUMENTS), spans_codec
         self._tables.append("offsets", [0])
         self._sources: dict[str, int] = {}
+        self._names: Sequence[str] = ()
+        self._own = np.array([NO_SOURCE], np.uint32)
         self._span_stop = 0
         self.count = self.token_count = 0
 
@@ -54,14 +56,10 @@ class DocumentsWriter:
         """Whether something besides the places of the documents is known."""
         return any(self._tables.num_rows(name) for name in (*_NOTHING, "ids_ends", "metadata_ends", "span_starts"))
 
-    def source(self, name: str) -> int:
-        """Return the number of a source file."""
-        return self._sources.setdefault(name, len(self._sources))
-
     def append(self, lengths: npt.ArrayLike, rows: DocumentRows | None = None) -> None:
         """Append documents of these lengths."""
         sizes, rows = np.asarray(lengths, np.int64), rows or DocumentRows()
-        for name, values in (("source", rows.sources), ("row", rows.rows)):
+        for name, values in (("source", self._numbers(rows)), ("row", rows.rows)):
             if values is not None:
                 self._fill(name)
                 self._tables.append(name, values)
@@ -72,6 +70,16 @@ class DocumentsWriter:
         self._tables.append("offsets", self.token_count + np.cumsum(sizes))
         self.count += len(sizes)
         self.token_count += int(sizes.sum())
+
+    def _numbers(self, rows: DocumentRows) -> npt.NDArray[np.uint32] | None:
+        """Return the sources of some documents by the numbers that they have in this table."""
+        if rows.sources is None:
+            return None
+        if rows.names is not self._names:  # the next rows have the same ones, as a rule
+            self._names = rows.names
+            known = [self._sources.setdefault(name, len(self._sources)) for name in rows.names]
+            self._own = np.array([*known, NO_SOURCE], np.uint32)
+        return self._own[np.minimum(rows.sources, len(self._own) - 1)]
 
     def append_spans(
         self, starts: npt.NDArray[np.int64], stops: npt.NDArray[np.int64], values: Sequence[bytes]
@@ -146,16 +154,10 @@ def join_documents(paths: Sequence[Path], writer: DocumentsWriter) -> None:
 
 
 def _append_file(file: DocumentFile, writer: DocumentsWriter) -> None:
-    numbers = np.array([writer.source(name) for name in file.sources()], np.uint32)
     edges = file.offsets.astype(np.int64)
     for start in range(0, len(edges) - 1, BLOCK_DOCUMENTS):
         stop, base = min(start + BLOCK_DOCUMENTS, len(edges) - 1), writer.token_count - int(edges[start])
-        rows = file.rows(start, stop)
-        if rows.sources is not None:
-            known = np.where(rows.sources < len(numbers), rows.sources, 0)
-            sources = np.where(rows.sources == NO_SOURCE, NO_SOURCE, numbers[known] if len(numbers) else NO_SOURCE)
-            rows = rows._replace(sources=sources.astype(np.uint32))
-        writer.append(np.diff(edges[start : stop + 1]), rows)
+        writer.append(np.diff(edges[start : stop + 1]), file.rows(start, stop))
         spans = file.encoded_spans(int(edges[start]), int(edges[stop]))
         if spans.values and file.spans_codec != writer.spans_codec:
             raise FormatError(

@@ -10,15 +10,19 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
 
+from zb_hdf5.core.documents import Document, Spans
 from zb_hdf5.core.paths import local_path
+from zb_hdf5.core.pieces import Pieces
 from zb_hdf5.errors import BatchIndexError, FormatError
 from zb_hdf5.formats.codecs import Decode, decoder
+from zb_hdf5.formats.pieces import PiecesFile, pieces_path
 from zb_hdf5.spec import DEFAULT_SPLIT, DOCUMENTS, DOCUMENTS_SUFFIX, NO_DOCUMENT, U32_MAX
 
 if TYPE_CHECKING:
@@ -59,49 +63,18 @@ class DocumentPart:
     document_count: int = 0
 
 
-class Document(NamedTuple):
-    """What is known of one document.
-
-    Attributes
-    ----------
-    offset, length
-        Its first token in the document stream, and its tokens, the boundary token included.
-    source, row
-        Name of the file that it came from, and the line or row there, counted from 1; None where they are not known.
-    id
-        As given, as text; None: it has none.
-    metadata
-        As given; empty where there is none.
-    """
-
-    number: int
-    offset: int
-    length: int
-    source: str | None
-    row: int | None
-    id: str | None
-    metadata: dict[str, Any]
-
-
-class Spans(NamedTuple):
-    """Runs of tokens that have a value, ascending: uint64 offsets in the document stream, and the decoded values."""
-
-    starts: npt.NDArray[np.uint64]
-    stops: npt.NDArray[np.uint64]
-    values: list[Any]
-
-
 class DocumentRows(NamedTuple):
     """What is known of consecutive documents, for a `DocumentsWriter`.
 
     Attributes
     ----------
-    sources, rows
-        Names of their files, by number as `DocumentsWriter.source` gives it, and their rows there, counted from 1.
+    names, sources, rows
+        Names of files, which of them each document is from (`NO_SOURCE`: not known), and its row there, counted from 1.
     ids, metadata
         UTF-8 of each id, and the text of a JSON object for each; None: they have none.
     """
 
+    names: Sequence[str] = ()
     sources: npt.NDArray[np.uint32] | None = None
     rows: npt.NDArray[np.uint64] | None = None
     ids: Sequence[bytes] | None = None
@@ -356,7 +329,7 @@ class DocumentFile:
             ) from error
 
     def rows(self, start: int, stop: int) -> DocumentRows:
-        """Return what is known of some documents, the numbers of their sources being places in `sources()`."""
+        """Return what is known of some documents."""
         if self._tables is None:
             return DocumentRows()
         tables = self._tables
@@ -364,10 +337,11 @@ class DocumentFile:
         texts = {
             name: tables.read_texts(name, start, stop) if f"{name}_ends" in tables else None for name in TEXT_COLUMNS
         }
-        return DocumentRows(numbers["source"], numbers["row"], texts["ids"], texts["metadata"])
+        return DocumentRows(self.sources, numbers["source"], numbers["row"], texts["ids"], texts["metadata"])
 
+    @cached_property
     def sources(self) -> list[str]:
-        """Return the names of the source files."""
+        """Names of the source files."""
         tables = self._tables
         count = tables.num_rows("sources_ends") if tables else 0
         names = tables.read_texts("sources", 0, count) if tables and count else []
@@ -382,6 +356,35 @@ class DocumentFile:
         """Close the file."""
         if self._tables is not None:
             self._tables.close()
+
+
+class DocumentsBeside:
+    """What lies beside a lone file of batches: its pieces, and its documents. See `RecordDocuments`."""
+
+    def __init__(self, path: Path, num_records: int, seq_len: int, tokens_sha256: str | None) -> None:
+        self._path, self._facts, self._sha256 = path, (num_records, seq_len), tokens_sha256
+        self._pieces: PiecesFile | None = None
+        self._documents: DocumentTable | None = None
+
+    @property
+    def has_pieces(self) -> bool:
+        return pieces_path(self._path).exists()
+
+    def read_pieces(self, records: npt.NDArray[np.int64]) -> Pieces:
+        if self._pieces is None:
+            self._pieces = PiecesFile(self._path, *self._facts, tokens_sha256=self._sha256)
+        return self._pieces.read(records)
+
+    def documents(self) -> DocumentTable | None:
+        if self._documents is None:
+            self._documents = DocumentTable.beside(self._path, self._sha256)
+        return self._documents
+
+    def close(self) -> None:
+        for file in (self._pieces, self._documents):
+            if file is not None:
+                file.close()
+        self._pieces = self._documents = None
 
 
 def _open_tables(path: Path, sha256: str) -> TablesFile:

@@ -98,7 +98,8 @@ class PackedRows:
         with DocumentsWriter(folder / f"{DOCUMENTS_PREFIX}{number:05}.h5") as writer:
             join_documents([documents_path(file.path) for file in files], writer)
             self.table = writer.publish(files[0].split)
-        document_lengths = np.diff(self._edges().astype(np.int64))
+        edges = self._edges().astype(np.int64)
+        document_lengths = edges[1:] - edges[:-1]
         self._seq_len = seq_len
         packed = PACKINGS[packing](document_lengths, seq_len)
         for name in ("offsets", "lengths", "first"):

@@ -62,6 +62,8 @@ class Plan:
             "source": self.source.description,
             "identity": self.source.identity,
             "cuts": [list(cut) for cut in self.cuts],
+            "has_pieces": self.source.has_pieces,
+            "documents": [list(part) for part in self.source.document_parts],
         }
 
     def head(self) -> Head:
@@ -78,9 +80,9 @@ class Plan:
         meta, documents = self._shard_meta(shard), self._shard_documents(shard)
         splits = self.source.shard_splits or [DEFAULT_SPLIT]
         split = splits[shard] if len(splits) == len(self.cuts) else splits[0]
-        sidecar = FORMATS[self.target].indexed
+        in_store = FORMATS[self.target].indexed
         path = folder / self.name(shard)
-        return ShardTask(self.source, self.target, path, start, stop, meta, sidecar, split, documents)
+        return ShardTask(self.source, self.target, path, start, stop, meta, in_store, split, documents)
 
     def _shard_meta(self, shard: int) -> StoreMeta:
         """Describe one shard: its part of `total_records`, so that the parts of all shards add up to the whole."""
@@ -110,8 +112,9 @@ class Plan:
 
     def num_inodes(self) -> int:
         """Return how many files and folders the conversion makes."""
-        per_shard = 2 if FORMATS[self.target].has_sidecar else 1
-        return per_shard * len(self.cuts) + 3  # the folder, its index, the journal
+        row, source = FORMATS[self.target], self.source
+        per_shard = 1 + row.has_sidecar + (row.indexed and source.has_pieces)
+        return per_shard * len(self.cuts) + len(source.document_parts) + 3  # the folder, its index, the journal
 
     def require_unchanged_sources(self) -> None:
         """Raise `ConvertError` if a source file has changed since the plan was made."""

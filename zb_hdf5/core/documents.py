@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.core.pieces import Pieces
+from zb_hdf5.errors import ConvertError
 
 
 class Document(NamedTuple):
@@ -82,3 +85,33 @@ class RecordDocuments(Protocol):
 
     def close(self) -> None:
         """Close the files."""
+
+
+def id_bytes(value: object, where: str) -> bytes:
+    """Return an id as it is stored.
+
+    Raises
+    ------
+    ConvertError
+        If it is no text and no whole number.
+    """
+    if isinstance(value, bool) or not isinstance(value, (str, int, np.integer)) or value == "":
+        raise ConvertError(f"{where}: expected an id, a text or a whole number, found {value!r}")
+    try:
+        return str(value).encode("utf-8")
+    except UnicodeEncodeError as error:  # half of a surrogate pair, which JSON can name
+        raise ConvertError(f"{where}: the id {value!r} is no Unicode text") from error
+
+
+def metadata_bytes(value: Mapping[str, Any], where: str) -> bytes:
+    """Return metadata as they are stored: the text of a JSON object. What JSON does not know becomes its text.
+
+    Raises
+    ------
+    ConvertError
+        If they cannot be a JSON object.
+    """
+    try:
+        return json.dumps(dict(value), separators=(",", ":"), default=str).encode("ascii")
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConvertError(f"{where}: expected metadata that JSON can hold, found {value!r}: {error}") from error

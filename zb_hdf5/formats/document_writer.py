@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 _NOTHING: Final = {"source": NO_SOURCE, "row": 0}
 #: Documents that are moved from table to table at once.
 BLOCK_DOCUMENTS: Final = 1 << 14
+#: Documents that wait to be appended together.
+WAITING_DOCUMENTS: Final = 1 << 10
+#: Starts and stops of spans, and their values as bytes.
+EncodedSpans: TypeAlias = "tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], list[bytes]]"
+_OneDocument: TypeAlias = "tuple[int, bytes, bytes, int, EncodedSpans | None]"
 
 
 class DocumentsWriter:
@@ -50,14 +55,23 @@ class DocumentsWriter:
         self._own = np.array([NO_SOURCE], np.uint32)
         self._span_stop = 0
         self.count = self.token_count = 0
+        self._waiting: list[_OneDocument] = []
+        self._waiting_tokens = 0
+
+    @property
+    def path(self) -> Path:
+        """The file to publish."""
+        return self._tables.path
 
     @property
     def says_more(self) -> bool:
         """Whether something besides the places of the documents is known."""
+        self._take_waiting()
         return any(self._tables.num_rows(name) for name in (*_NOTHING, "ids_ends", "metadata_ends", "span_starts"))
 
     def append(self, lengths: npt.ArrayLike, rows: DocumentRows | None = None) -> None:
         """Append documents of these lengths."""
+        self._take_waiting()
         sizes, rows = np.asarray(lengths, np.int64), rows or DocumentRows()
         for name, values in (("source", self._numbers(rows)), ("row", rows.rows)):
             if values is not None:
@@ -70,6 +84,33 @@ class DocumentsWriter:
         self._tables.append("offsets", self.token_count + np.cumsum(sizes))
         self.count += len(sizes)
         self.token_count += int(sizes.sum())
+
+    def add(self, length: int, text: bytes = b"", metadata: bytes = b"", spans: EncodedSpans | None = None) -> None:
+        """Append one document; it waits for others, since rows are moved faster together.
+
+        Parameters
+        ----------
+        text, metadata
+            UTF-8 of its id, and the text of a JSON object; empty: it has none.
+        spans
+            Of the document, counted from its first token.
+        """
+        self._waiting.append((length, text, metadata, self.token_count + self._waiting_tokens, spans))
+        self._waiting_tokens += length
+        if len(self._waiting) == WAITING_DOCUMENTS:
+            self._take_waiting()
+
+    def _take_waiting(self) -> None:
+        waiting, self._waiting, self._waiting_tokens = self._waiting, [], 0
+        if not waiting:
+            return
+        lengths, ids, metadata, _, _ = zip(*waiting, strict=True)
+        self.append(lengths, DocumentRows(ids=ids if any(ids) else None, metadata=metadata if any(metadata) else None))
+        spans = [(base, each) for _, _, _, base, each in waiting if each is not None and each[2]]
+        if spans:
+            starts = np.concatenate([base + each[0] for base, each in spans])
+            stops = np.concatenate([base + each[1] for base, each in spans])
+            self.append_spans(starts, stops, [value for _, each in spans for value in each[2]])
 
     def _numbers(self, rows: DocumentRows) -> npt.NDArray[np.uint32] | None:
         """Return the sources of some documents by the numbers that they have in this table."""
@@ -116,6 +157,7 @@ class DocumentsWriter:
         tokens_sha256
             Of the tokens of the one file that the table belongs to; "": it belongs to a store.
         """
+        self._take_waiting()
         for name in (*_NOTHING, *TEXT_COLUMNS):
             if self._tables.num_rows(f"{name}_ends" if name in TEXT_COLUMNS else name):
                 self._fill(name)
@@ -169,7 +211,7 @@ def _append_file(file: DocumentFile, writer: DocumentsWriter) -> None:
 
 def encoded_spans(
     spans: Sequence[tuple[int, int, object]], num_tokens: int, encode: Encode, where: str
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], list[bytes]]:
+) -> EncodedSpans:
     """Check the spans of one document, and encode their values.
 
     Raises

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
@@ -39,8 +38,7 @@ def documents_path(path: Path) -> Path:
     return path.with_name(path.name + DOCUMENTS_SUFFIX)
 
 
-@dataclass(frozen=True)
-class DocumentPart:
+class DocumentPart(NamedTuple):
     """One document table among those of a store.
 
     Attributes
@@ -153,7 +151,7 @@ class DocumentTable:
         found = np.empty(len(asked), np.int64)
         for place in np.unique(places).tolist():
             here, part = places == place, self.parts[place]
-            local = self._file(place).number_of(asked[here] - np.uint64(part.first_token))
+            local = self.file(place).number_of(asked[here] - np.uint64(part.first_token))
             found[here] = np.where(local < 0, local, local + part.first_document)
         numbers[real] = found
         return numbers
@@ -170,7 +168,7 @@ class DocumentTable:
             raise BatchIndexError(f"{self._folder}: no document {number:,}: it has {len(self):,}")
         place = int(self._first_documents.searchsorted(number, side="right")) - 1
         part = self.parts[place]
-        found = self._file(place).document(number - part.first_document)
+        found = self.file(place).document(number - part.first_document)
         return found._replace(number=number, offset=found.offset + part.first_token)
 
     def spans(self, start: int, stop: int, codec: str | Decode | None = None) -> Spans:
@@ -195,13 +193,14 @@ class DocumentTable:
             base = self.parts[place].first_token
             if base >= stop:
                 break
-            found = self._file(place).spans(max(0, start - base), stop - base, codec)
+            found = self.file(place).spans(max(0, start - base), stop - base, codec)
             starts.append(found.starts + np.uint64(base))
             stops.append(found.stops + np.uint64(base))
             values += found.values
         return Spans(np.concatenate(starts), np.concatenate(stops), values)
 
-    def _file(self, place: int) -> DocumentFile:
+    def file(self, place: int) -> DocumentFile:
+        """Return the file of one part."""
         file = self._files.get(place)
         if file is None:
             part = self.parts[place]
@@ -258,13 +257,13 @@ class DocumentFile:
         """Name of what encoded the values of spans."""
         return str(self._tables.attributes["spans_codec"]) if self._tables else ""
 
-    def part(self, path: str = "") -> DocumentPart:
+    def part(self) -> DocumentPart:
         """Return what an index says of this file alone."""
         if self._tables is None:
-            return DocumentPart(path or self.path.name, 0, "")
+            return DocumentPart(self.path.name, 0, "")
         offsets = self.offsets
         return DocumentPart(
-            path or self.path.name, self._tables.num_bytes, self._tables.sha256,
+            self.path.name, self._tables.num_bytes, self._tables.sha256,
             str(self._tables.attributes["split"]), 0, int(offsets[-1]), 0, len(offsets) - 1,
         )  # fmt: skip
 
@@ -356,6 +355,15 @@ class DocumentFile:
         """Close the file."""
         if self._tables is not None:
             self._tables.close()
+
+
+def part_of(path: Path) -> DocumentPart:
+    """Return what an index says of a document table alone."""
+    file = DocumentFile(path)
+    try:
+        return file.part()
+    finally:
+        file.close()
 
 
 class DocumentsBeside:

@@ -7,8 +7,7 @@ import json
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
-from operator import attrgetter
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Self, cast
 
@@ -36,8 +35,6 @@ from zb_hdf5.store.table import ShardEntry, ShardTable, plain_arrays, require_ar
 _LAYOUT: Final = re.compile(rb'"layout": "(\w+)"')
 #: Before the digest of all that stands before it: the last key of the file.
 _CHECK: Final = ',\n "check": "'
-#: The facts of a document table in the order of `INDEX_DOCUMENTS_KEYS`.
-_PART_VALUES: Final = attrgetter(*(fact.name for fact in fields(DocumentPart)))
 #: The keys that a store written live has as well.
 _LIVE_TYPES: Final[dict[str, type[Any]]] = {"complete": bool, "live_id": str}
 
@@ -122,7 +119,7 @@ class ShardIndex:
             tokens[split] = token
             here = [part for part in self.documents if part.split == split]
             parts += [
-                replace(part, first_token=token + part.first_token, first_document=document + part.first_document)
+                part._replace(first_token=token + part.first_token, first_document=document + part.first_document)
                 for part in here
             ]
             if here:
@@ -241,8 +238,8 @@ class ShardIndex:
 
 def documents_json(parts: Sequence[DocumentPart]) -> dict[str, dict[str, list[Any]]]:
     """Return the key "documents", where there are tables."""
-    rows = [_PART_VALUES(part) for part in parts]
-    return {"documents": {key: [row[k] for row in rows] for k, key in enumerate(INDEX_DOCUMENTS_KEYS)}} if rows else {}
+    arrays = zip(*parts, strict=True)
+    return {"documents": dict(zip(INDEX_DOCUMENTS_KEYS, map(list, arrays), strict=True))} if parts else {}
 
 
 def documents_from_json(value: Any, where: str) -> tuple[DocumentPart, ...]:

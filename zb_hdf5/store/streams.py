@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError
+from zb_hdf5.formats.documents import DocumentPart, DocumentTable
 from zb_hdf5.formats.hdf5.stream_reader import StreamInspection, inspect_stream, read_chunk_crc32
 from zb_hdf5.spec import CRC32, DEFAULT_SPLIT, STREAM_LAYOUT, TOKENS, StoreMeta
 from zb_hdf5.store.index import ShardIndex
@@ -52,7 +53,22 @@ def index_streams(
             raise FormatError(f"{path}: expected a stream like {Path(paths[0]).name}, {meta}, found {here}")
         entries.append(_entry(path, found, (splits or {}).get(path.name, DEFAULT_SPLIT)))
     documents = sum(entry.document_count for entry in entries)
-    return ShardIndex(replace(meta or here, document_count=documents), entries, source=source or {})
+    tables = _tables(list(map(Path, paths)), entries)
+    return ShardIndex(replace(meta or here, document_count=documents), entries, source=source or {}, documents=tables)
+
+
+def _tables(paths: Sequence[Path], entries: Sequence[ShardEntry]) -> tuple[DocumentPart, ...]:
+    """Describe the document tables that lie beside streams."""
+    found: list[DocumentPart] = []
+    places: dict[str, tuple[int, int]] = {}
+    for path, entry in zip(paths, entries, strict=True):
+        token, document = places.get(entry.split, (0, 0))
+        places[entry.split] = token + entry.token_count, document + entry.document_count
+        table = DocumentTable.beside(path, entry.sha256)
+        if table is not None:
+            found.append(table.parts[0]._replace(split=entry.split, first_token=token, first_document=document))
+            table.close()
+    return tuple(found)
 
 
 def _meta(found: StreamInspection) -> StoreMeta:

@@ -6,7 +6,6 @@ import hashlib
 import os
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, Final, Self
@@ -269,7 +268,7 @@ class MmapTokenStore:
             name = path.name if self._index is None else self._index.table.values["path"][number]
             part = known.get(name, DocumentPart(name, 0, ""))
             parts.append(
-                replace(part, first_token=start, token_count=stop - start, first_document=first, document_count=count)
+                part._replace(first_token=start, token_count=stop - start, first_document=first, document_count=count)
             )
             first += count
         return parts

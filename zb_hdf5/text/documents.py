@@ -16,6 +16,7 @@ from itertools import compress, repeat
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, Final, TypeAlias, cast
 
+from zb_hdf5.core.documents import id_bytes, metadata_bytes
 from zb_hdf5.errors import ConvertError, FormatError, UnavailableError
 
 #: A block ends with the document that reaches one of these: enough work for many threads, little memory.
@@ -182,21 +183,11 @@ class DocumentFile(ABC):
             if isinstance(value, Reason):
                 raise ConvertError(f"{place}: column {name!r} is {value}; name another column")
         if self.id_column:
-            block.ids.append(_id_bytes(values[0], f"{place}: column {self.id_column!r}"))
+            block.ids.append(id_bytes(values[0], f"{place}: column {self.id_column!r}"))
             values = values[1:]
         if self.metadata_columns:
             known = dict(zip(self.metadata_columns, values, strict=True))
-            block.metadata.append(json.dumps(known, separators=(",", ":"), default=str).encode("ascii"))
-
-
-def _id_bytes(value: Any, place: str) -> bytes:
-    """Return an id as it is stored."""
-    if isinstance(value, bool) or not isinstance(value, (str, int)) or value == "":
-        raise ConvertError(f"{place}: expected an id, a text or a whole number, found {value!r}; name another column")
-    try:
-        return str(value).encode("utf-8")
-    except UnicodeEncodeError as error:  # half of a surrogate pair, which JSON can name
-        raise ConvertError(f"{place}: the id {value!r} is no Unicode text; name another column") from error
+            block.metadata.append(metadata_bytes(known, place))
 
 
 class ParquetFile(DocumentFile):

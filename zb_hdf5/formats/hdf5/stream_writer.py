@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import zlib
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -18,8 +19,12 @@ import numpy.typing as npt
 
 from zb_hdf5.columns.writer import Columns, ShardInfo
 from zb_hdf5.core.digests import TokenDigest, crc32_array
+from zb_hdf5.core.documents import id_bytes, metadata_bytes
 from zb_hdf5.core.publishing import PartialFile, disk_errors
 from zb_hdf5.errors import ArgumentError, ClosedError, ConvertError
+from zb_hdf5.formats.codecs import Encode, encoder
+from zb_hdf5.formats.document_writer import DocumentsWriter, encoded_spans
+from zb_hdf5.formats.documents import DocumentRows, documents_path
 from zb_hdf5.formats.hdf5.file import CREATOR, chunk_runs, create_for_swmr, create_texts
 from zb_hdf5.formats.hdf5.room import Room, early_allocation, hdf5_writes
 from zb_hdf5.spec import (
@@ -68,6 +73,9 @@ class HDF5ShardWriter:
         Replace an existing file (at the end, by rename); otherwise it is an error.
     durable
         Also flush to disk at each commit.
+    spans_codec
+        How the values of spans become bytes: "json", "str", "numpy", "msgpack" (if it is installed), "pickle", or a
+        function that returns bytes.
 
     Examples
     --------
@@ -87,7 +95,9 @@ class HDF5ShardWriter:
         tokenizer: str = "",
         overwrite: bool = False,
         durable: bool = False,
+        spans_codec: str | Encode = "json",
     ) -> None:
+        codec, self._encode = encoder(spans_codec)
         # one chunk has the limits of one batch
         self._meta = StoreMeta(1, chunk_tokens, stored_dtype(dtype), vocab_size=vocab_size, tokenizer=tokenizer)
         self.boundary_token_id = boundary_token_id
@@ -105,6 +115,7 @@ class HDF5ShardWriter:
         self._open, self._failed = True, False
         self._h5: Any = None
         self._file = PartialFile(path, overwrite=overwrite)
+        self._documents = DocumentsWriter(documents_path(self._file.path), codec)
         self._digest = TokenDigest()
         try:
             self._begin()
@@ -122,18 +133,44 @@ class HDF5ShardWriter:
         """Documents taken so far."""
         return self._offsets.count - 1 + sum(map(len, self._ends))
 
-    def write_document(self, tokens: npt.ArrayLike) -> None:
-        """Append one document, and the boundary token behind it where there is one. Raises as `write_documents`."""
+    def write_document(
+        self,
+        tokens: npt.ArrayLike,
+        *,
+        spans: Sequence[tuple[int, int, object]] = (),
+        id: str | int | None = None,
+        metadata: Mapping[str, object] | None = None,
+    ) -> None:
+        """Append one document, and the boundary token behind it where there is one. Raises as `write_documents`.
+
+        What is said of documents lies in `<path>.documents.h5`, which is published before the stream.
+
+        Parameters
+        ----------
+        spans
+            (start, stop, value) of runs of its tokens: they ascend and do not overlap; a value may be a list.
+        id
+            Its name, kept as text.
+        metadata
+            More that is kept, as JSON.
+        """
         document = np.asarray(tokens)
         if document.ndim != 1:
             raise ArgumentError(f"{self._file.path}: expected a 1-D document, found shape {document.shape}")
         if document.size == 0:
             document = document.astype(self._meta.dtype)  # an empty list is an array of floats
         stored = as_stored(document, self._meta, f"{self._file.path} (token {self.token_count:,})")
+        where = f"{self._file.path}: document {self.document_count:,}"
+        encoded = encoded_spans(spans, len(stored), self._encode, where) if spans else None
+        text = b"" if id is None else id_bytes(id, where)
+        more = metadata_bytes(metadata, where) if metadata else b""
         stored = np.append(stored, self._boundary.astype(stored.dtype))
-        self.write_documents(stored, [len(stored)])
+        self._write(stored, np.array([len(stored)]))
+        self._documents.add(len(stored), text, more, encoded)
 
-    def write_documents(self, tokens: npt.ArrayLike, lengths: npt.ArrayLike) -> None:
+    def write_documents(
+        self, tokens: npt.ArrayLike, lengths: npt.ArrayLike, documents: DocumentRows | None = None
+    ) -> None:
         """Append many documents at once.
 
         Parameters
@@ -142,6 +179,8 @@ class HDF5ShardWriter:
             1-D, of any integer dtype: the documents one after the other, boundary tokens already inside.
         lengths
             Tokens of each document, its boundary token included.
+        documents
+            What is known of them.
 
         Raises
         ------
@@ -161,6 +200,12 @@ class HDF5ShardWriter:
                 f"{stored.shape} and {sizes.size:,} lengths that sum to {int(sizes.sum()):,}"
             )
         stored = as_stored(stored, self._meta, f"{self._file.path} (token {self.token_count:,})")
+        self._write(stored, sizes)
+        self._documents.append(sizes, documents)
+
+    def _write(self, stored: TokenArray, sizes: npt.NDArray[np.int64]) -> None:
+        """Take whole documents."""
+        self._require_open()
         if len(sizes):
             self._ends.append((self.token_count + np.cumsum(sizes)).astype("<u8"))
         try:
@@ -183,6 +228,11 @@ class HDF5ShardWriter:
             )  # fmt: skip
             with disk_errors(self._file.partial_path):
                 info = info._replace(columns=self._complete(info))
+            if self._documents.says_more:
+                self._documents.publish(tokens_sha256=info.sha256)
+            else:
+                self._documents.close()
+                self._documents.path.unlink(missing_ok=True)  # of the stream that this one replaces
             self._file.publish()
         except BaseException:
             self._release()
@@ -306,6 +356,7 @@ class HDF5ShardWriter:
 
     def _release(self) -> None:
         self._digest.close()
+        self._documents.close()
         if self._h5 is not None:
             with contextlib.suppress(OSError, RuntimeError):  # HDF5 after a failed write; the file goes anyway
                 self._h5.close()

@@ -223,7 +223,7 @@ def measure_warm(folder: Path, rounds: int) -> list[dict[str, Any]]:
 def _warm_rows(reader: Any, name: str, shuffle: str, rounds: int) -> list[dict[str, Any]]:
     options = {"shuffle": shuffle, "seed": SEED, "rank": 0, "world_size": 1}
     plain = Loader(reader, prefetch=0, **options)
-    indices = plain.requests_of_steps(np.arange(len(plain)))
+    indices = plain.plan.requests_of_steps(np.arange(len(plain)))
     epochs: dict[str, Epoch] = {"bare": lambda: map(reader.read_batch_torch, indices)}
     for prefetch in PREFETCHES:
         loader = Loader(reader, prefetch=prefetch, **options)
@@ -252,7 +252,7 @@ def measure_records(folder: Path, rounds: int) -> list[dict[str, Any]]:
         run = loader.reader.extents.runs[0]
         shape = (run.num_batches * BATCH_SIZE, SEQ_LEN)
         memmap = np.memmap(folder / file, loader.reader.dtype, "r", run.base, shape)
-        records = loader.requests_of_steps(np.arange(len(loader)))
+        records = loader.plan.requests_of_steps(np.arange(len(loader)))
 
         def bare(memmap: Any = memmap, records: Any = records) -> Iterable[torch.Tensor]:
             return (torch.from_numpy(memmap[rows].astype(np.int64)) for rows in records)

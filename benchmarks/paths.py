@@ -116,7 +116,7 @@ def measure_records(folder: Path, rounds: int) -> list[dict[str, Any]]:
     memmap, rows = np.load(folder / "tokens.npy", mmap_mode="r"), []
     for count in SHARDS:
         loader = Loader(folder / f"store-of-{count}", shuffle="records", prefetch=0, **ONE_RANK)
-        records = loader.requests_of_steps(np.arange(len(loader)))
+        records = loader.plan.requests_of_steps(np.arange(len(loader)))
 
         def bare(records: Any = records) -> Iterable[torch.Tensor]:
             return (torch.from_numpy(memmap[rows].astype(np.int64)) for rows in records)

@@ -11,6 +11,7 @@ from zb_hdf5.columns.writer import BatchWriter
 from zb_hdf5.core.paths import local_path
 from zb_hdf5.core.publishing import PARTIAL_SUFFIX, partial_path
 from zb_hdf5.errors import ArgumentError, BackendError
+from zb_hdf5.field import Fields, parse_fields
 from zb_hdf5.formats.registry import BACKENDS, FORMATS, backend_of_suffix, detect_backends
 from zb_hdf5.spec import DEFAULT_SPLIT, INDEX_NAME, StoreMeta, stored_dtype
 from zb_hdf5.store.kinds import is_stream, stream_format
@@ -89,7 +90,7 @@ def open_reader(
     options = {} if dataset is None else {"dataset": dataset}
     if options and not BACKENDS[found].has_datasets:
         raise BackendError(f"{path}: dataset={dataset!r} needs an HDF5 file, found a {found!r} file")
-    return BACKENDS[found].reader_class()(path, access=access, verify=verify, **options)
+    return BACKENDS[found].open(path, access=access, verify=verify, **options)
 
 
 def _open_windows(path: Path, backend: str, dataset: str | None, **options: Any) -> BatchReader:
@@ -108,7 +109,7 @@ def _open_store(path: Path, backend: str, access: str, verify: str, split: str |
     if verify == "store":
         from zb_hdf5.store.verify import verify_store
 
-        problems = [report.problem for report in verify_store(path) if report.problem]
+        problems = [report.problem for report in verify_store(path, split=split) if report.problem]
         if problems:
             raise problems[0]
         verify = "none"
@@ -136,6 +137,7 @@ def open_writer(
     durable: bool = False,
     live: bool = False,
     shard_batches: int = 0,
+    fields: Fields | None = None,
 ) -> BatchWriter:
     """Open a new file for writing; `backend="auto"` goes by the suffix (`.batch`, `.h5`).
 
@@ -144,6 +146,10 @@ def open_writer(
     dtype
         "uint32" or "uint16". In a `.batch` file uint16 is an extension: other ZeroBatch v2 readers take it for
         uint32.
+    fields
+        What is aligned with the tokens: name -> dtype, of one value or of a small array (`("f4", (8,))`), or a
+        structured dtype. `write` then takes their values. They lie in an HDF5 file, or in `<path>.fields.h5` beside
+        any other.
     live
         Return a `LiveStoreWriter` of the folder `path`, with HDF5 shards of `shard_batches` batches.
 
@@ -159,7 +165,10 @@ def open_writer(
     ...         writer.write(batch)
     """
     path = local_path(path)
-    meta = StoreMeta(batch_size, seq_len, stored_dtype(dtype), seed, total_records, vocab_size=vocab_size)
+    meta = StoreMeta(
+        batch_size, seq_len, stored_dtype(dtype), seed, total_records, vocab_size=vocab_size,
+        fields=parse_fields(fields),
+    )  # fmt: skip
     if live:
         from zb_hdf5.store.live import LiveStoreWriter
 
@@ -175,6 +184,4 @@ def open_writer(
     if backend == "auto":
         backend = backend_of_suffix(path)
     require_choice("backend", backend, tuple(BACKENDS))
-    return BACKENDS[backend].writer_class()(
-        path, meta, expected_batches=expected_batches, overwrite=overwrite, durable=durable
-    )
+    return BACKENDS[backend].begin(path, meta, expected_batches=expected_batches, overwrite=overwrite, durable=durable)

@@ -8,13 +8,14 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError, ConvertError, FormatError, IncompleteError
+from zb_hdf5.field import Field
 
 TokenArray = npt.NDArray[Any]
 
@@ -46,11 +47,11 @@ BATCH_HEADER_FIELDS: Final = (
 )
 _HEADER: Final = struct.Struct("<" + "".join(code for _, code, _ in BATCH_HEADER_FIELDS))
 
-# --- HDF5 batch store, version 1 -------------------------------------------------------------------------------
+# --- HDF5 batch store, version 2 -------------------------------------------------------------------------------
 
 HDF5_MAGIC: Final = b"\x89HDF\r\n\x1a\n"
 HDF5_FORMAT: Final = "zb-batches"
-HDF5_VERSION: Final = 1
+HDF5_VERSION: Final = 2
 HDF5_LIBVER: Final = ("v110", "v110")  # can enter SWMR, and HDF5 1.10 can still read it
 HDF5_ALIGNMENT: Final = PAGE_BYTES
 USER_BLOCK_BYTES: Final = 512  # where the HDF5 face of a stamped `.batch` file begins
@@ -72,8 +73,24 @@ BATCHES_ATTRIBUTES: Final[dict[str, np.dtype[Any]]] = {
     "sha256": np.dtype("S64"),  # 64 zeros until complete
     "complete": np.dtype("u1"),
 }
+#: The data set of a field: one chunk for each batch, with the values of each token behind its axes.
+FIELDS_GROUP: Final = "fields"
+FIELDS_FORMAT: Final = "zb-fields"  # of a file that has fields only, beside a file that has no place for them
+FIELDS_SUFFIX: Final = ".fields.h5"
+#: Attributes of a field: those of `batches` stand in the first field, by name, of a file that has fields only.
+FIELD_ATTRIBUTES: Final[dict[str, np.dtype[Any]]] = {"sha256": np.dtype("S64")}
 SHA256_CHARS: Final = 64
 NO_SHA256: Final = "0" * SHA256_CHARS
+
+
+def field_column(name: str) -> str:
+    """Return the column of a field."""
+    return f"{FIELDS_GROUP}/{name}"
+
+
+def crc32_column(column: str) -> str:
+    """Return the column of the crc32 rows of a column: those of the tokens have no other name in front."""
+    return CRC32 if column in TOKEN_COLUMNS.values() else f"{column}.{CRC32}"
 
 
 def meta_block_bytes(expected_batches: int) -> int:
@@ -90,10 +107,10 @@ def batches_ahead(num_batches: int, meta: StoreMeta) -> int:
     return max(1, min(max(16, num_batches), CRC32_CHUNK_ROWS, (1 << 40) // meta.padded_batch_bytes))
 
 
-# --- HDF5 token stream, version 1 ------------------------------------------------------------------------------
+# --- HDF5 token stream, version 2 ------------------------------------------------------------------------------
 
 STREAM_FORMAT: Final = "zb-tokens"
-STREAM_VERSION: Final = 1
+STREAM_VERSION: Final = 2
 TOKENS: Final = "tokens"
 DOC_OFFSETS: Final = "doc_offsets"  # document d is tokens[doc_offsets[d]:doc_offsets[d + 1]]
 DOC_OFFSETS_CHUNK_ROWS: Final = 8192  # 64 KiB: what one commit rewrites
@@ -138,6 +155,8 @@ INDEX_SHARD_KEYS: Final[dict[str, tuple[str, type[Any]]]] = {
 }  # fmt: skip
 #: Keys of one element of `columns`: how many runs each shard has (-1: not known), and the runs of all shards.
 INDEX_COLUMN_KEYS: Final = ("runs", "offset", "stride", "chunks")
+#: Keys of one element of `fields`, besides dtype and shape -> the type of each element of its array.
+INDEX_FIELD_KEYS: Final[dict[str, type[Any]]] = {"bytes": int, "sha256": str, "crc32": int}
 SHARD_PREFIX: Final = "shard-"
 DEFAULT_SPLIT: Final = "train"
 LIVE_PREFIX: Final = "live:"  # of the fingerprint of a store that was written live
@@ -202,6 +221,11 @@ class StoreMeta:
     layout
         "batches", or "stream". A stream counts each of its chunks as a batch of one record; its last chunk may hold
         fewer tokens.
+    fields
+        What is aligned with the tokens, in the order of their names.
+    field
+        None for tokens. The field whose values these batches are: then `dtype` is its dtype, and a record has
+        `seq_len` values, those of each token one after the other.
 
     Raises
     ------
@@ -219,6 +243,8 @@ class StoreMeta:
     tokenizer: str = ""
     boundary_token_id: int = NO_BOUNDARY
     layout: str = BATCHES_LAYOUT
+    fields: tuple[Field, ...] = ()
+    field: Field | None = None
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "seq_len", "seed", "total_records", "document_count", "vocab_size"):
@@ -228,7 +254,7 @@ class StoreMeta:
             value = getattr(self, name)
             if not 1 <= value <= U32_MAX:
                 raise ArgumentError(f"{name} must be between 1 and {U32_MAX:,}, found {value:,}")
-        if self.dtype not in CODE_BY_DTYPE:
+        if self.field is None and self.dtype not in CODE_BY_DTYPE:
             raise ArgumentError(f"dtype must be uint32 or uint16, found {self.dtype}")
         for name in ("seed", "total_records", "document_count", "vocab_size"):
             value = getattr(self, name)
@@ -252,8 +278,26 @@ class StoreMeta:
 
     @property
     def column(self) -> str:
-        """Name of the column that holds the tokens."""
-        return TOKEN_COLUMNS[self.layout]
+        """Name of the column that holds these batches."""
+        return TOKEN_COLUMNS[self.layout] if self.field is None else field_column(self.field.name)
+
+    def of_field(self, name: str) -> StoreMeta:
+        """Describe the batches of a field's values.
+
+        Raises
+        ------
+        ArgumentError
+            If there is no such field.
+        """
+        for field in self.fields:
+            if field.name == name:
+                values = self.seq_len * field.size
+                return replace(
+                    self, seq_len=values, dtype=field.dtype, vocab_size=0, tokenizer="", fields=(), field=field
+                )
+        raise ArgumentError(
+            f"expected a field that is stored ({', '.join(f.name for f in self.fields) or 'none is'}), found {name!r}"
+        )
 
     @property
     def chunk_tokens(self) -> int:

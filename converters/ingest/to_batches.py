@@ -26,7 +26,7 @@ from zb_hdf5.converters.pipeline.run import WorkOptions
 from zb_hdf5.converters.pipeline.shard import SHARDS
 from zb_hdf5.converters.sources.source import REMAINDERS, Source, TokenCounts
 from zb_hdf5.core.order import GlobalOrder, SequentialOrder, write_order
-from zb_hdf5.core.pieces import Pieces, joined, padding
+from zb_hdf5.core.pieces import Pieces, concatenate, padding
 from zb_hdf5.core.publishing import ScratchDirectory, partial_path, refuse_existing, remove_scratch
 from zb_hdf5.formats.documents import documents_path, part_of
 from zb_hdf5.formats.registry import FORMATS
@@ -205,7 +205,7 @@ class TextSource(Source):
         rows = np.arange((start - first) * size, min((stop - first) * size, part.rows.num_rows))
         found = part.rows.read_pieces(part.order.indices(rows))
         missing = (stop - start) * size - len(rows)
-        return joined([found, padding(missing, self.meta.seq_len)]) if missing else found
+        return concatenate([found, padding(missing, self.meta.seq_len)]) if missing else found
 
     def _read_split(self, part: SplitRows, start: int, out: TokenArray) -> None:
         rows = out.reshape(-1, self.meta.seq_len)

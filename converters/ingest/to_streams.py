@@ -35,7 +35,7 @@ def write_stream(task: TokenizeTask, progress: Progress = no_progress) -> Finish
         overwrite=True,
     ) as writer:
         for encoded in task.encode(counts, progress):
-            writer.write_documents(encoded.tokens, encoded.lengths, encoded.rows())
+            writer.write_documents(encoded.tokens, encoded.lengths, documents=encoded.rows())
         info = writer.finish()
     return FinishedTokens(info.token_count, counts, files_sha256(task.paths))
 

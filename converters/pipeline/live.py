@@ -45,8 +45,8 @@ def convert_live(
     with LiveStoreWriter(
         destination, source.meta, shard_batches=shard_batches, shuffle=source.shuffle, source=source.description
     ) as writer:
-        for batches in read_ahead(source, 0, source.num_batches):
-            writer.write(batches)
+        for batches, fields in read_ahead(source, 0, source.num_batches):
+            writer.write(batches, fields)
             progress(batches.size)
         info = writer.finish()
     source.token_counts.require_balance(info.token_count)

@@ -54,6 +54,7 @@ class Plan:
     def identity(self) -> dict[str, Any]:
         """Return JSON of all that decides the bytes of the shards, but for the content of the source files."""
         meta = asdict(self.source.meta) | {"dtype": self.source.meta.dtype.name}
+        meta["fields"] = {field.name: field.to_json() for field in self.source.meta.fields}
         return {
             "version": PLAN_VERSION,
             "target": self.target,
@@ -108,12 +109,13 @@ class Plan:
     def shard_bytes(self, shard: int) -> int:
         """Return about how much disk a shard takes."""
         start, stop = self.cuts[shard]
-        return FORMATS[self.target].stored_bytes(self.source.meta, stop - start)
+        return FORMATS[self.target].total_bytes(self.source.meta, stop - start)
 
     def num_inodes(self) -> int:
         """Return how many files and folders the conversion makes."""
         row, source = FORMATS[self.target], self.source
-        per_shard = 1 + row.has_sidecar + (row.indexed and source.has_pieces)
+        per_shard = 1 + row.has_sidecar + bool(source.meta.fields and not row.holds_fields)
+        per_shard += row.indexed and source.has_pieces
         return per_shard * len(self.cuts) + len(source.document_parts) + 3  # the folder, its index, the journal
 
     def require_unchanged_sources(self) -> None:

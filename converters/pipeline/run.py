@@ -259,7 +259,7 @@ def _write_file(source: Source, target: str, path: Path, work: WorkOptions) -> t
         refuse_existing(path)
     shuffle = work.choose_shuffle(source, [cut])
     progress = halved(work.progress, shuffle)
-    needed_bytes = FORMATS[target].stored_bytes(source.meta, source.num_batches) + shuffle.temp_bytes
+    needed_bytes = FORMATS[target].total_bytes(source.meta, source.num_batches) + shuffle.temp_bytes
     require_room(path.parent, needed_bytes, 1)
     with scattered(source, shuffle, path, work.engine, progress) as readable:
         task = ShardTask(

@@ -34,7 +34,7 @@ from zb_hdf5.converters.sources.source import Source
 from zb_hdf5.core.digests import TokenDigest
 from zb_hdf5.core.publishing import partial_path, write_atomically
 from zb_hdf5.formats.pieces import pieces_path
-from zb_hdf5.formats.registry import FORMATS
+from zb_hdf5.formats.registry import FORMATS, fields_beside
 from zb_hdf5.formats.sidecar import crc32_path
 from zb_hdf5.spec import BATCHES, DEFAULT_SPLIT, TokenArray
 from zb_hdf5.store.table import PiecesInfo
@@ -145,8 +145,8 @@ class ShardTask:
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        """The shard, and the sidecars that it may have."""
-        return self.path, crc32_path(self.path), pieces_path(self.path)
+        """The shard, and the files that it may have beside it."""
+        return self.path, crc32_path(self.path), fields_beside(self.path), pieces_path(self.path)
 
     @property
     def num_tokens(self) -> int:
@@ -193,9 +193,10 @@ def frame_sha256(task: ShardTask, entry: ShardEntry) -> str:
             end = start + task.meta.batch_bytes
     if _has_sidecar(task):
         digest.update(crc32_path(task.path).read_bytes())
-    if entry.pieces is not None:
-        with open(pieces_path(task.path), "rb") as pieces:
-            digest.update(hashlib.file_digest(pieces, "sha256").digest())
+    beside = [fields_beside(task.path)] if task.meta.fields and not FORMATS[task.target].holds_fields else []
+    for path in [*beside, *([pieces_path(task.path)] if entry.pieces else [])]:
+        with open(path, "rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()
 
 
@@ -227,14 +228,16 @@ def write_shard(task: ShardTask, progress: Progress = no_progress) -> FinishedSh
         crc32 = None if original is None else original.stored_crc32()
         # a copy whose every batch has the crc32 of the original has its sha256 too: hashing is what takes longest
         known = None if crc32 is None else sha256
-        writer = FORMATS[task.target].writer_class()(
+        writer = FORMATS[task.target].begin(
             task.path, task.meta, expected_batches=stop - start, overwrite=task.overwrite, known_sha256=known
         )
         with writer:
             if original is not None and known is not None:
                 _copy(original, writer, progress)
-            for batches in read_ahead(source, start + writer.num_batches, stop):
-                writer.write(batches)
+            if task.meta.fields:  # no digest of the shard covers them
+                source.check_reads()
+            for batches, fields in read_ahead(source, start + writer.num_batches, stop):
+                writer.write(batches, fields)
                 progress(batches.size)
             _require_intact(writer, start, sha256, crc32)
             if task.files is not None:
@@ -272,7 +275,7 @@ def source_sha256(task: ShardTask) -> str:
     """Return the digest that the shard's batches have in the source now."""
     digest = TokenDigest()
     try:
-        for batches in read_ahead(task.source, task.start, task.stop):
+        for batches, _ in read_ahead(task.source, task.start, task.stop):
             digest.accept(digest.submit(batches).result())
     finally:
         digest.close()
@@ -296,20 +299,30 @@ def _require_intact(writer: BatchWriter, start: int, sha256: str | None, crc32: 
         )
 
 
-def read_ahead(source: Source, start: int, stop: int) -> Iterator[TokenArray]:
-    """Yield groups of batches; while one is written, the next is read. Each is valid until the next is asked for."""
-    group = max(1, GROUP_BYTES // source.meta.batch_bytes)
-    buffers = [np.empty((min(group, stop - start), *source.meta.shape), source.meta.dtype) for _ in range(2)]
+def read_ahead(source: Source, start: int, stop: int) -> Iterator[tuple[TokenArray, dict[str, TokenArray]]]:
+    """Yield groups of batches and the values of their fields; while one is written, the next is read.
 
-    def read(number: int, first: int) -> TokenArray:
-        out = buffers[number % 2][: min(group, stop - first)]
+    Each is valid until the next is asked for.
+    """
+    meta = source.meta
+    group = max(1, GROUP_BYTES // meta.batch_bytes)
+    shape = (min(group, stop - start), *meta.shape)
+    buffers = [np.empty(shape, meta.dtype) for _ in range(2)]
+    fields = [{f.name: np.empty((*shape, *f.shape), f.dtype) for f in meta.fields} for _ in range(2)]
+
+    def read(number: int, first: int) -> tuple[TokenArray, dict[str, TokenArray]]:
+        count = min(group, stop - first)
+        out = buffers[number % 2][:count]
         source.read_into(first, out)
-        return out
+        values = {name: array[:count] for name, array in fields[number % 2].items()}
+        for name, array in values.items():
+            source.read_field_into(name, first, array)
+        return out, values
 
     with ThreadPoolExecutor(1, thread_name_prefix="zb-convert-read") as thread:
         pending = thread.submit(read, 0, start)
         for number, first in enumerate(range(start, stop, group), 1):
-            batches = pending.result()
+            group_read = pending.result()
             if first + group < stop:
                 pending = thread.submit(read, number, first + group)
-            yield batches
+            yield group_read

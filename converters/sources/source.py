@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from zb_hdf5 import BatchReader, ConvertError, StoreMeta
+from zb_hdf5 import ArgumentError, BatchReader, ConvertError, StoreMeta
 from zb_hdf5.core.order import GlobalOrder
 from zb_hdf5.core.pieces import Pieces
 from zb_hdf5.formats.documents import DocumentPart
@@ -115,6 +115,10 @@ class Source(Protocol):
 
     def read_into(self, start: int, out: TokenArray) -> None:
         """Fill `out`, shape `(count, B, S)` of the stored dtype, with consecutive batches."""
+
+    def read_field_into(self, name: str, start: int, out: TokenArray) -> None:
+        """Fill `out`, shape `(count, B, S, ...)`, with the values of a field of `meta.fields`."""
+        raise ArgumentError(f"a source without fields has no {name!r}")
 
     def sha256_of(self, start: int, stop: int) -> str | None:
         """Return the digest that the source has stored for these batches; None: it has none."""

@@ -129,6 +129,10 @@ class StoreSource(Source):
         local = pieces.offsets - np.where(pieces.is_padding, np.uint64(0), np.uint64(base))
         return pieces._replace(offsets=local)
 
+    def read_field_into(self, name: str, start: int, out: TokenArray) -> None:
+        field = self._reader.field(name)
+        field.read_batches_into(start, out.reshape(len(out), *field.meta.shape))
+
     def sha256_of(self, start: int, stop: int) -> str | None:
         """Return the stored digest of one whole shard, where it stays the same."""
         return self._sha256.get((start, stop)) if self._keeps_bytes else None

@@ -16,7 +16,6 @@ import pytest
 
 from zb_hdf5 import MmapTokenStore, open_reader, open_writer, verify_store
 from zb_hdf5.maintenance.repair import repair_file
-from zb_hdf5.store.verify_stream import verify_stream_file
 
 SHIM = Path(__file__).parents[1] / "failing_disk.c"
 
@@ -176,7 +175,7 @@ def test_a_stream_writer_killed_in_any_write_of_a_commit_loses_nothing(arguments
             ends = store.doc_offsets
             np.testing.assert_array_equal(ends, np.arange(len(ends)) * length)
             assert (len(ends) - 1) * length <= store.num_tokens < len(ends) * length
-        problem = verify_stream_file(path).problem
+        problem = verify_store(path)[0].problem
         assert problem is None or "has not finished" in str(problem), folder.name
 
 

@@ -1,4 +1,4 @@
-"""Files of version 1, as they were once written, mean today what they meant then. `data/make_golden.py` made them."""
+"""Files as they were once written mean today what they meant then. `data/make_golden.py` made them."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ STORE = "sha256:f306e928b6b63b2233652a642ae905bdc99eb2ee8310bf16364dc2f15a7d5d62
 
 @pytest.mark.parametrize(
     ("name", "access"),
-    [("v1.batch", "mmap"), ("v1.batch", "pread"), ("v1.h5", "mmap"), ("v1.h5", "pread"), ("v1.h5", "h5py")],
+    [("v1.batch", "mmap"), ("v1.batch", "pread"), ("v2.h5", "mmap"), ("v2.h5", "pread"), ("v2.h5", "h5py")],
 )
-def test_files_of_version_1_are_read(name, access):
+def test_files_are_read(name, access):
     with open_reader(DATA / name, access=access) as reader:
         assert reader.dtype == np.uint32
         assert (reader.meta.seed, reader.meta.total_records) == (42, 5)
@@ -58,21 +58,21 @@ def test_stores_are_read(name, access):
         )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["v1.batch", "v1.h5", "store"])
-def test_files_of_version_1_pass_verify(name):
+@pytest.mark.parametrize("name", ["v1.batch", "v2.h5", "store"])
+def test_files_pass_verify(name):
     assert [report.problem for report in verify_store(DATA / name)] == [None] * (2 if name == "store" else 1)
 
 
 @pytest.mark.parametrize(
     ("name", "verify", "fingerprint"),
     [
-        ("v1.h5", "none", CONTENT),
+        ("v2.h5", "none", CONTENT),
         ("v1.batch", "store", CONTENT),
         ("v1.batch", "none", SAMPLED),
         ("store", "none", STORE),
     ],
 )
-def test_checkpoints_of_version_1_still_match(name, verify, fingerprint, tmp_path):
+def test_checkpoints_still_match(name, verify, fingerprint, tmp_path):
     """A loader's state holds the fingerprint: were it computed otherwise, no run could be resumed."""
     path = DATA / name
     if (name, verify) == ("v1.batch", "store"):
@@ -95,7 +95,7 @@ def test_batch_files_are_still_written_byte_for_byte(tmp_path):
 
 
 def described(path):
-    """Return everything that an HDF5 store of version 1 says, but for who wrote it."""
+    """Return everything that an HDF5 store says, but for who wrote it."""
     with h5py.File(path, "r") as h5:
         found = {name: (d.shape, d.maxshape, d.chunks, d.dtype.str, d[:].tobytes()) for name, d in h5.items()}
         for owner, attributes in (("/", h5.attrs), ("batches", h5["batches"].attrs)):
@@ -106,9 +106,16 @@ def described(path):
 
 
 def test_hdf5_files_are_still_written_with_the_same_content(tmp_path):
-    with open_writer(tmp_path / "v1.h5", batch_size=2, seq_len=8, seed=42, total_records=5) as writer:
+    with open_writer(tmp_path / "v2.h5", batch_size=2, seq_len=8, seed=42, total_records=5) as writer:
         writer.write(TOKENS)
-    assert described(tmp_path / "v1.h5") == described(DATA / "v1.h5")
+    assert described(tmp_path / "v2.h5") == described(DATA / "v2.h5")
+
+
+@pytest.mark.parametrize("name", ["v1-early.h5", "v1-stream-early.h5"])
+def test_hdf5_files_of_an_early_build_are_refused_in_one_sentence(name):
+    shape = {"batch_size": 2, "seq_len": 8} if "stream" in name else {}
+    with pytest.raises(FormatError, match="version 2, found 1; it was written by an early build: convert again"):
+        open_reader(DATA / name, **shape)
 
 
 def test_an_index_of_an_early_build_is_refused_in_one_sentence():
@@ -122,8 +129,8 @@ def test_an_index_is_still_written_byte_for_byte():
     assert ShardIndex.from_json(text, DATA).to_json() == text
 
 
-def test_streams_of_version_1_are_still_read():
-    path = DATA / "v1-stream.h5"
+def test_streams_are_still_read():
+    path = DATA / "v2-stream.h5"
     first = [89, 144, 233, 120, 96, 216, 55, 14]
     documents = [[*first, 7], [7], [*STORE_TOKENS.reshape(-1).tolist(), 7]]
     with MmapTokenStore(path) as store:

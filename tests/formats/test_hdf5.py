@@ -104,7 +104,7 @@ def test_attributes_and_their_types(path, tokens):
         assert text(root["creator"]).startswith(f"zb_hdf5 {__version__} (h5py {h5py.__version__}, HDF5 ")
         numbers = {name: int(root[name]) for name in ROOT_ATTRIBUTES if name not in ("format", "creator", "tokenizer")}
         assert numbers == {
-            "format_version": 1, "batch_size": 3, "seq_len": 10, "seed": 42,
+            "format_version": 2, "batch_size": 3, "seq_len": 10, "seed": 42,
             "total_records": 23, "document_count": 0, "vocab_size": 0,
         }  # fmt: skip
         assert {root.get_id(name).dtype.str for name in numbers} == {"<u4", "<u8"}
@@ -241,9 +241,10 @@ def test_more_batches_than_there_is_room_for_are_a_format_error(path):
 def test_a_committed_batch_without_a_chunk_is_a_format_error(tmp_path):
     """In a file of an earlier writer, which gave a batch its extent when it wrote it."""
     path = tmp_path / "early.h5"
-    path.write_bytes((Path(__file__).parents[1] / "data/v1.h5").read_bytes())
+    path.write_bytes((Path(__file__).parents[1] / "data/v1-early.h5").read_bytes())
 
     def grow(h5):
+        h5.attrs.modify("format_version", np.uint32(2))
         h5["batches"].resize(9, axis=0)
         h5["batches"].attrs.modify("num_batches", np.uint64(9))
 
@@ -280,10 +281,10 @@ def test_a_missing_attribute_of_batches_is_a_format_error(name, path):
         open_reader(path)
 
 
-@pytest.mark.parametrize("version", [0, 2, 2**32 - 1])
+@pytest.mark.parametrize("version", [0, 1, 3, 2**32 - 1])
 def test_another_version_is_a_format_error(version, path):
     edited(path, lambda h5: h5.attrs.modify("format_version", np.uint32(version)))
-    with pytest.raises(FormatError, match=f"expected format_version 1, found {version}"):
+    with pytest.raises(FormatError, match=f"expected format_version 2, found {version}"):
         open_reader(path)
 
 

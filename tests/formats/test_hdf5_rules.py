@@ -13,7 +13,6 @@ import pytest
 
 from zb_hdf5 import open_reader, open_writer
 from zb_hdf5.formats.hdf5.room import end_of_file_address
-from zb_hdf5.spec import BATCHES
 from zb_hdf5.testing import random_tokens
 
 
@@ -59,7 +58,7 @@ def test_room_is_taken_before_hdf5_is_touched(writer, tokens, tmp_path, monkeypa
         patch.setattr(os, "posix_fallocate", full)
         with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
             writer.write(more)
-    assert len(writer._h5[BATCHES]) == 16
+    assert len(writer._aligned.main.stored) == 16
     writer.write(more)
     path = writer.finish().path
     with open_reader(path) as reader:

@@ -30,7 +30,6 @@ from zb_hdf5.commands.zb import zb
 from zb_hdf5.converters.cli import convert
 from zb_hdf5.maintenance.repair import repair_file
 from zb_hdf5.spec import INDEX_NAME
-from zb_hdf5.store.verify_stream import verify_stream_file
 from zb_hdf5.testing import random_tokens
 
 SHAPE = (4, 1024)
@@ -123,7 +122,7 @@ def test_nothing_outside_of_a_stream_is_followed(name, make, tmp_path):
     write_stream(tmp_path / "other.h5")
     path = write_stream(tmp_path / "x.h5", first=7)
     replace_dataset(path, name, make)
-    assert "nothing outside" in str(verify_stream_file(path).problem)
+    assert "nothing outside" in str(verify_store(path)[0].problem)
     if name != "crc32":
         with pytest.raises(FormatError, match="nothing outside"):
             MmapTokenStore(path)

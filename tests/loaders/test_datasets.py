@@ -2,6 +2,7 @@
 
 import json
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -55,7 +56,8 @@ def test_the_order_of_single_steps_is_computed_in_blocks(shuffle, per_step, stri
         writer.write(np.arange(3000 * 8, dtype=np.uint16).reshape(3000, 4, 2))
     with Loader(tmp_path / "t.h5", shuffle=shuffle, rank=0, world_size=1) as loader:
         expected, dataset = list(loader), loader.dataset()
-        counted = loader._order = CountedOrder(loader._order)
+        counted = CountedOrder(loader.plan.order)
+        loader.plan = replace(loader.plan, order=counted)
         for step in range(0, 3000, stride):
             assert torch.equal(dataset[step], expected[step])
         assert counted.calls <= 12
@@ -67,7 +69,8 @@ def test_the_order_of_steps_in_random_order_is_computed_for_no_others(tmp_path):
         writer.write(np.arange(3000 * 8, dtype=np.uint16).reshape(3000, 4, 2))
     with Loader(tmp_path / "t.h5", rank=0, world_size=1) as loader:
         expected, dataset = list(loader), loader.dataset()
-        counted = loader._order = CountedOrder(loader._order)
+        counted = CountedOrder(loader.plan.order)
+        loader.plan = replace(loader.plan, order=counted)
         for step in np.random.default_rng(3).permutation(3000).tolist():
             assert torch.equal(dataset[step], expected[step])
         assert counted.positions <= 3 * 3000

@@ -202,12 +202,12 @@ def test_a_batch_is_announced_again_only_after_many_others(monkeypatch):
 
 
 def test_auto_reads_ahead_in_threads_on_a_network_file_system(path, monkeypatch):
-    import zb_hdf5.loaders.loader
+    import zb_hdf5.loaders.step_reader
 
     with open_reader(path) as reader:
         loader = Loader(reader, rank=0, world_size=1)
         monkeypatch.setattr(reader, "is_cached", lambda index: False)
-        monkeypatch.setattr(zb_hdf5.loaders.loader, "network_file_system", lambda path: "lustre")
+        monkeypatch.setattr(zb_hdf5.loaders.step_reader, "network_file_system", lambda path: "lustre")
         iterator = iter(loader)
         next(iterator)
         assert prefetch_threads()

@@ -39,7 +39,7 @@ def epoch_of(reader, world_size, **options):
 def test_every_shape_yields_the_records_of_its_order(opened, shuffle, batch_size, seq_len, world_size, prefetch):
     options = {"shuffle": shuffle, "batch_size": batch_size, "seq_len": seq_len, "prefetch": prefetch, "block_size": 7}
     found, loader = epoch_of(opened, world_size, **options)
-    order = loader.order_of_epoch(0).indices(np.arange(len(found)))
+    order = loader.plan_of_epoch(0).order.indices(np.arange(len(found)))
     np.testing.assert_array_equal(found, TOKENS.reshape(-1, seq_len)[order])
     left_out = TOKENS.reshape(-1, seq_len).shape[0] - len(found)
     assert 0 <= left_out < batch_size * world_size
@@ -49,7 +49,7 @@ def test_last_step_is_filled_from_the_start_of_the_order(opened):
     found, loader = epoch_of(opened, 3, shuffle="records", batch_size=7, drop_last=False)
     positions = np.arange(len(found)) % loader.num_records
     assert len(found) >= loader.num_records
-    np.testing.assert_array_equal(found, TOKENS.reshape(-1, SEQ_LEN)[loader.order_of_epoch(0).indices(positions)])
+    np.testing.assert_array_equal(found, TOKENS.reshape(-1, SEQ_LEN)[loader.plan_of_epoch(0).order.indices(positions)])
 
 
 def test_records_are_read_one_by_one(opened):
@@ -74,7 +74,7 @@ def test_record_shuffle_changes_the_batch_mates(opened):
     mates = []
     for epoch in (0, 1):
         loader = Loader(opened, shuffle="records", epoch=epoch, rank=0, world_size=1)
-        order = loader.order_of_epoch(epoch).indices(np.arange(loader.num_records)).reshape(-1, BATCH_SIZE)
+        order = loader.plan_of_epoch(epoch).order.indices(np.arange(loader.num_records)).reshape(-1, BATCH_SIZE)
         mates.append({frozenset(batch.tolist()) for batch in order})
     assert not mates[0] & mates[1]
 
@@ -92,7 +92,7 @@ def test_records_are_gathered_across_shards(tmp_path):
     for access in ("mmap", "pread"):
         with open_reader(tmp_path, access=access) as reader:
             found, loader = epoch_of(reader, 2, shuffle="records", batch_size=6)
-            order = loader.order_of_epoch(0).indices(np.arange(len(found)))
+            order = loader.plan_of_epoch(0).order.indices(np.arange(len(found)))
             np.testing.assert_array_equal(found, TOKENS.reshape(-1, SEQ_LEN)[order])
 
 
@@ -121,7 +121,7 @@ def test_batch_size_ramp_skips_and_repeats_nothing_across_resumes(ramp, shuffle,
             iterator.close()
             state = loader.state_dict()
         found = torch.cat(seen).numpy()
-        order = loader.order_of_epoch(0).indices(np.arange(len(found)))
+        order = loader.plan_of_epoch(0).order.indices(np.arange(len(found)))
         np.testing.assert_array_equal(found, TOKENS.reshape(-1, SEQ_LEN)[order])
         assert state["position"] == len(found)
 
@@ -136,7 +136,7 @@ def test_batch_size_changes_in_the_middle_of_an_iteration(opened):
     assert {len(batch) for batch in seen[:5]} == {4}
     assert {len(batch) for batch in seen[5:]} == {10}
     found = torch.cat(seen).numpy()
-    order = loader.order_of_epoch(0).indices(np.arange(len(found)))
+    order = loader.plan_of_epoch(0).order.indices(np.arange(len(found)))
     np.testing.assert_array_equal(found, TOKENS.reshape(-1, SEQ_LEN)[order])
 
 
@@ -157,6 +157,14 @@ def test_targets_are_the_records_shifted_by_one(opened):
     for (x, y), batch in zip(loader, plain, strict=True):
         assert torch.equal(x, batch[:, :-1])
         assert torch.equal(y, batch[:, 1:])
+
+
+def test_a_data_set_has_the_steps_as_the_loader_yields_them(opened):
+    for options in ({}, {"batch_size": 3}):
+        loader = Loader(opened, targets=True, rank=0, world_size=1, **options)
+        dataset = loader.dataset()
+        for number, (x, y) in enumerate(loader):
+            assert all(map(torch.equal, dataset[number], (x, y)))
 
 
 def test_get_batch_goes_on_for_ever_through_the_epochs(opened):
@@ -207,12 +215,13 @@ def test_a_hundred_thousand_ranks_share_without_a_cluster(opened):
     reader = opened
     for world_size in (1, 7, NUM_BATCHES):
         firsts = [
-            Loader(reader, rank=r, world_size=world_size).requests_of_steps(np.array([0]))[0] for r in range(world_size)
+            Loader(reader, rank=r, world_size=world_size).plan.requests_of_steps(np.array([0]))[0]
+            for r in range(world_size)
         ]
         assert len(set(firsts)) == world_size
     records = NUM_BATCHES * BATCH_SIZE * SEQ_LEN
     for rank in (0, 1, 99_999):
         loader = Loader(reader, rank=rank, world_size=100_000, batch_size=1, seq_len=1, drop_last=False)
         assert len(loader) == -(-records // 100_000)
-        first = loader.requests_of_steps(np.array([0]))[0]
-        assert first.tolist() == loader.order_of_epoch(0).indices(np.array([rank % records])).tolist()
+        first = loader.plan.requests_of_steps(np.array([0]))[0]
+        assert first.tolist() == loader.plan_of_epoch(0).order.indices(np.array([rank % records])).tolist()

@@ -69,8 +69,15 @@ class BatchReader:
         self._fingerprint: str | None = None
         self._source = source
         self._beside: RecordDocuments | None = None
-        self._is_int32 = signed(meta.dtype) == np.int32
+        self._is_int32 = meta.dtype == np.uint32
+        self._open_field: Callable[[str], BatchReader] | None = None
+        self._fields: dict[str, BatchReader] = {}
         self._local = threading.local()
+
+    @property
+    def token_count(self) -> int:
+        """Tokens in all batches: the last chunk of a stream may hold fewer than the others."""
+        return self.num_batches * self.meta.batch_tokens
 
     @property
     def batch_size(self) -> int:
@@ -111,6 +118,24 @@ class BatchReader:
         for index in sorted(sample):
             digest.update(self._borrow(index))
         return f"sampled:{digest.hexdigest()}"
+
+    def field(self, name: str) -> BatchReader:
+        """Return a reader of the values of a field: batch by batch and record by record those of the same tokens.
+
+        Its `meta.field` says their dtype and shape: a record has `seq_len * field.size` values. It is opened once, and
+        closed with this reader.
+
+        Raises
+        ------
+        ArgumentError
+            If no such field is stored.
+        """
+        if name not in self._fields:
+            self.meta.of_field(name)  # says which there are
+            if self._open_field is None:
+                raise ArgumentError(f"{self.path}: cannot be read with its fields")
+            self._fields[name] = self._open_field(name)
+        return self._fields[name]
 
     def serving(self, fingerprint: object) -> BatchReader:
         """Return the reader of the same content that has this fingerprint, if it can be had; else this one."""
@@ -218,7 +243,7 @@ class BatchReader:
             )
         if out.dtype == self.dtype:
             self._source.read_into(number, out)
-        elif out.dtype == signed(self.dtype):
+        elif self.dtype.kind == "u" and out.dtype == signed(self.dtype):
             self._source.read_into(number, out.view(self.dtype))
         elif out.dtype == np.int64:
             np.copyto(out, self._borrow(number))
@@ -238,13 +263,30 @@ class BatchReader:
             raise ArgumentError(f"read_batches_into needs writable batches of {self.meta.shape} {self.dtype}")
         self._source.read_range_into(start, out)
 
+    def groups(self) -> Iterator[tuple[int, TokenArray]]:
+        """Yield all batches as digests cover them, many at a time, with the number of the first.
+
+        Shape `(count, B, S)`; of a last chunk that holds fewer tokens `(1, 1, tokens)`. The array is used again for the
+        next group.
+        """
+        group = np.empty((max(1, GROUP_BYTES // self.meta.batch_bytes), *self.meta.shape), self.dtype)
+        whole, rest = divmod(self.token_count, self.meta.batch_tokens)
+        for start in range(0, whole, len(group)):
+            batches = group[: min(len(group), whole - start)]
+            self.read_batches_into(start, batches)
+            yield start, batches
+        if rest:
+            self.read_batches_into(whole, group[:1])
+            yield whole, group[:1, :, :rest]
+
+    def name_of(self, number: int) -> str:
+        """Name a batch in a message: a stream calls it a chunk, and says which tokens it holds."""
+        return f"batch {number:,}"
+
     def token_sha256(self) -> str:
         """Read every batch and return the sha256 of all token bytes, as stored, in batch order."""
         digest = hashlib.sha256()
-        group = np.empty((max(1, GROUP_BYTES // self.meta.batch_bytes), *self.meta.shape), self.dtype)
-        for start in range(0, self.num_batches, len(group)):
-            batches = group[: min(len(group), self.num_batches - start)]
-            self.read_batches_into(start, batches)
+        for _, batches in self.groups():
             digest.update(batches)
         return digest.hexdigest()
 
@@ -264,13 +306,10 @@ class BatchReader:
         """
         stored, checks = self.stored_crc32(), []
         digest = hashlib.sha256()
-        group = np.empty((max(1, GROUP_BYTES // self.meta.batch_bytes), *self.meta.shape), self.dtype)
-        for start in range(0, self.num_batches, len(group)):
-            batches = group[: min(len(group), self.num_batches - start)]
-            self.read_batches_into(start, batches)
+        for start, batches in self.groups():
             digest.update(batches)
             if stored is not None:
-                _compare_crc32(self.path, start, batch_crc32s(batches), stored)
+                self._compare_crc32(start, batch_crc32s(batches), stored)
             progress(batches.size)
         found = digest.hexdigest()
         if stored is not None:
@@ -282,6 +321,15 @@ class BatchReader:
                 )
             checks.append("sha256")
         return found, checks
+
+    def _compare_crc32(self, start: int, found: list[int], stored: npt.NDArray[np.uint32]) -> None:
+        bad = np.flatnonzero(np.array(found, dtype=np.uint32) != stored[start : start + len(found)])
+        if len(bad):
+            number = int(bad[0])
+            raise ChecksumError(
+                f"{self.path}: {self.name_of(start + number)} is the first bad one: expected crc32 "
+                f"{int(stored[start + number]):08x}, found {found[number]:08x}; restore the shard, or convert it again"
+            )
 
     def missing_digests(self) -> str:
         """Say what is missing to verify this file, if it has no digest to compare with."""
@@ -347,8 +395,10 @@ class BatchReader:
                 f"{self.path}: holds no documents; convert again from text, or from a store that has them, and not "
                 "with --live"
             )
-        pieces = self._beside.read_pieces(numbers // parts)
-        return pieces if parts == 1 else pieces.cut(numbers % parts * length, length)
+        if parts == 1:
+            return self._beside.read_pieces(numbers)
+        stored, places = np.unique(numbers // parts, return_inverse=True)
+        return self._beside.read_pieces(stored).cut(length).take(places * parts + numbers % parts)
 
     def will_need(self, index: SupportsIndex, count: int = 1) -> None:
         """Announce that `count` batches from `index` on will be read soon; the kernel may begin to fetch them."""
@@ -365,7 +415,10 @@ class BatchReader:
         return self.num_batches
 
     def close(self) -> None:
-        """Release the file. Views that were returned stay valid."""
+        """Release the file, and those of its fields. Views that were returned stay valid."""
+        for reader in self._fields.values():
+            reader.close()
+        self._fields = {}
         self._source.close()
         if self._beside is not None:
             self._beside.close()
@@ -426,16 +479,6 @@ def _from_numpy() -> Any:
     import torch
 
     return torch.from_numpy
-
-
-def _compare_crc32(path: Path, start: int, found: list[int], stored: npt.NDArray[np.uint32]) -> None:
-    bad = np.flatnonzero(np.array(found, dtype=np.uint32) != stored[start : start + len(found)])
-    if len(bad):
-        number = int(bad[0])
-        raise ChecksumError(
-            f"{path}: batch {start + number:,} is the first bad one: expected crc32 {int(stored[start + number]):08x}, "
-            f"found {found[number]:08x}; restore the shard, or convert it again"
-        )
 
 
 def _is_fillable(out: TokenArray) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Self, TypeAlias
@@ -17,6 +18,7 @@ from zb_hdf5.core.extents import Extents, Run, copy_range, read_fully
 from zb_hdf5.core.files import regular
 from zb_hdf5.core.publishing import PartialFile, disk_errors
 from zb_hdf5.errors import ArgumentError, ClosedError
+from zb_hdf5.field import field_values
 from zb_hdf5.spec import StoreMeta, TokenArray, as_stored
 
 if TYPE_CHECKING:
@@ -27,8 +29,18 @@ if TYPE_CHECKING:
 WRITE_BACK_BYTES: Final = 32 << 20
 
 
+#: The values of fields: an array for each name, or one structured array.
+FieldArrays: TypeAlias = Mapping[str, npt.ArrayLike] | npt.NDArray[Any]
 #: Name of a column -> where its chunks lie.
 Columns: TypeAlias = dict[str, tuple[Run, ...]]
+
+
+class FieldDigest(NamedTuple):
+    """What tells the column of a field: the size of its file, the sha256 of its values, the crc32 of its crc32 rows."""
+
+    num_bytes: int
+    sha256: str
+    crc32: int
 
 
 class ShardInfo(NamedTuple):
@@ -43,6 +55,7 @@ class ShardInfo(NamedTuple):
     crc32: npt.NDArray[np.uint32]
     columns: Columns = {}  # noqa: RUF012 - nobody changes it
     document_count: int | None = None
+    fields: dict[str, FieldDigest] = {}  # noqa: RUF012 - nobody changes it
 
 
 class BatchWriter(ABC):
@@ -78,15 +91,21 @@ class BatchWriter(ABC):
         """The largest id among them, 0 if there is none."""
 
     @abstractmethod
-    def write(self, batches: npt.ArrayLike) -> None:
+    def write(self, batches: npt.ArrayLike, fields: FieldArrays | None = None) -> None:
         """Append one batch `(B, S)` or several `(count, B, S)` of any integer dtype; they are committed on return.
+
+        Parameters
+        ----------
+        fields
+            The values of exactly the fields in `meta.fields`: a dict of arrays, or a structured array. Each has the
+            shape of the batches, and behind it that of the values of one token.
 
         Raises
         ------
         ConvertError
             If an id is negative, too large for the stored dtype, or at or above `vocab_size`.
         ArgumentError
-            If the shape is another one.
+            If a shape is another one, or the fields are not those of the store.
         OSError
             If the disk is full or fails; committed batches stay committed.
         """
@@ -97,7 +116,8 @@ class BatchWriter(ABC):
 
         Returns how many were appended and are committed: fewer than `count` where the file systems do not copy from
         file to file, or the format has no place for them in a row. `write` the rest. What is digested is what lies in
-        this file: a bit that flipped in the original, or on the way, is in `crc32()`.
+        this file: a bit that flipped in the original, or on the way, is in `crc32()`. Batches that have fields are
+        not copied in this way.
 
         Raises
         ------
@@ -154,6 +174,7 @@ class FileWriter(BatchWriter):
         For exact copies: the digest that the original has stored. The caller compares `crc32()` with the original's.
     """
 
+    holds_fields: ClassVar[bool] = False
     num_batches = 0
     token_count = 0
     max_token = 0
@@ -170,6 +191,10 @@ class FileWriter(BatchWriter):
     ) -> None:
         if not 0 <= expected_batches < 2**48:
             raise ArgumentError(f"{path}: expected_batches must be a count of batches, found {expected_batches}")
+        if meta.fields and not self.holds_fields:
+            raise ArgumentError(
+                f"{path}: a {self.backend} file has no place for fields; open_writer puts them beside it"
+            )
         self.meta = meta
         self._durable = durable
         self._expected_batches = expected_batches
@@ -184,18 +209,20 @@ class FileWriter(BatchWriter):
             self.abort()
             raise
 
-    def write(self, batches: npt.ArrayLike) -> None:
+    def write(self, batches: npt.ArrayLike, fields: FieldArrays | None = None) -> None:
         """Append batches. See `BatchWriter.write`."""
         self._require_open()
-        tokens = as_batches(batches, self.meta, self._file.path)
+        path = self._file.path
+        tokens = as_batches(batches, self.meta, path)
+        values = stored_fields(fields, self.meta, tokens.shape, path)
         group = max(1, GROUP_BYTES // self.meta.batch_bytes)
         for start in range(0, len(tokens), group):
-            stored = as_stored(
-                tokens[start : start + group], self.meta, f"{self._file.path} (batch {self.num_batches:,})"
-            )
+            stored = as_stored(tokens[start : start + group], self.meta, f"{path} (batch {self.num_batches:,})")
             digest = self._digest.submit(stored)
             try:
                 with disk_errors(self._file.partial_path):
+                    if values:
+                        self._write_fields({name: v[start : start + group] for name, v in values.items()}, len(stored))
                     self._append(stored, digest)
             finally:
                 digest.result()  # also after a failure: the caller may then change or free the batches
@@ -205,7 +232,7 @@ class FileWriter(BatchWriter):
         self._require_open()
         require_batches(reader, start, count, self.meta, self._file.path)
         before = self.num_batches
-        if count == 0 or reader.extents is None:
+        if count == 0 or reader.extents is None or self.meta.fields:
             return 0
         with disk_errors(self._file.partial_path):
             offset = self._room_for(before, count)
@@ -272,7 +299,7 @@ class FileWriter(BatchWriter):
                 self._digest.sha256(), self.crc32(),
             )  # fmt: skip
             with disk_errors(self._file.partial_path):
-                info = info._replace(columns=self._complete(info))
+                info = info._replace(columns=self._complete(info), fields=self._field_digests())
         except BaseException:
             self._release()
             self._end_unpublished()
@@ -315,6 +342,14 @@ class FileWriter(BatchWriter):
     @abstractmethod
     def _begin(self) -> None:
         """Prepare the partial file."""
+
+    def _write_fields(self, fields: Mapping[str, npt.NDArray[Any]], count: int) -> None:
+        """Write the values of `count` batches to their places, before `_append`, which commits them."""
+        raise NotImplementedError  # of a format that holds no fields
+
+    def _field_digests(self) -> dict[str, FieldDigest]:
+        """Return the digests of the fields of a complete file."""
+        return {}
 
     @abstractmethod
     def _append(self, batches: TokenArray, digest: PendingDigest) -> None:
@@ -359,6 +394,22 @@ def as_batches(batches: npt.ArrayLike, meta: StoreMeta, path: Path) -> npt.NDArr
     if tokens.ndim != 3 or tokens.shape[1:] != meta.shape:
         raise ArgumentError(f"{path}: expected batches of shape {meta.shape}, found {tokens.shape}")
     return tokens
+
+
+def stored_fields(
+    fields: FieldArrays | None, meta: StoreMeta, shape: tuple[int, ...], path: Path
+) -> dict[str, npt.NDArray[Any]]:
+    """Return the values of each field of a store, as they are stored, of batches of this shape `(count, B, S)`.
+
+    Raises
+    ------
+    ArgumentError
+        If a field is missing or unknown, or has another shape.
+    ConvertError
+        If a value does not fit its dtype.
+    """
+    found = field_values(fields, meta.fields, path)
+    return {field.name: field.as_stored(found[field.name], shape, path) for field in meta.fields}
 
 
 def require_batches(reader: BatchReader, start: int, count: int, meta: StoreMeta, path: Path) -> None:

@@ -19,10 +19,12 @@ from zb_hdf5.core.extents import Extents, network_file_system
 from zb_hdf5.core.locks import NO_LOCKS
 from zb_hdf5.core.open_files import DESCRIPTORS_PER_MAPPED_FILE, room_under
 from zb_hdf5.errors import UnavailableError
-from zb_hdf5.formats.registry import FORMATS, detect_backend
+from zb_hdf5.formats.registry import format_of
 from zb_hdf5.opening import open_reader
 from zb_hdf5.spec import PAGE_BYTES
+from zb_hdf5.store.kinds import is_stream
 from zb_hdf5.store.shards import ShardedReader
+from zb_hdf5.views.windows import WindowReader
 
 CACHE_SAMPLES = 64
 GOOD_RUNS = 4
@@ -62,8 +64,9 @@ def diagnose(path: str | os.PathLike[str]) -> list[Finding]:
         *_space(folder),
     ]
     start = time.perf_counter()
+    shape = dict.fromkeys(("batch_size", "seq_len"), 1) if is_stream(path) else {}
     try:
-        reader = open_reader(path)
+        reader = open_reader(path, **shape)
     except UnavailableError as error:
         return [*findings, Finding("open", "problem", str(error))]
     except OSError as error:
@@ -78,7 +81,8 @@ def diagnose(path: str | os.PathLike[str]) -> list[Finding]:
             findings.append(Finding("first batch", "ok", f"after {(time.perf_counter() - start) * 1000:.1f} ms"))
             findings.append(_cache(reader))
         findings += [_layout(reader), _open_files(reader)]
-        findings.append(Finding("use", "ok", f"Loader({str(path)!r}, access={reader.access!r})"))
+        more = "batch_size=..., seq_len=..., " if shape else ""
+        findings.append(Finding("use", "ok", f"Loader({str(path)!r}, {more}access={reader.access!r})"))
     return findings
 
 
@@ -119,19 +123,24 @@ def _space(folder: Path) -> Iterator[Finding]:
 
 def _problems(reader: BatchReader) -> Iterator[Finding]:
     """Yield what stops this machine from reading the files, as their formats know."""
-    files: list[tuple[Path, str | None]] = [(reader.path, None)]
-    if isinstance(reader, ShardedReader):
-        files = [(reader.path / shard.path, shard.backend) for shard in reader.index.shards]
-    for path, backend in files:
-        for text, remedy in FORMATS[backend or detect_backend(path)].problems_of(path):
+    for path in _files(reader):
+        for text, remedy in format_of(path).problems_of(path):
             yield Finding("filters", "problem", text, remedy)
+
+
+def _files(reader: BatchReader) -> list[Path]:
+    if isinstance(reader, WindowReader):
+        return reader.store.paths
+    if isinstance(reader, ShardedReader):
+        return [shard.file(reader.path) for shard in reader.index.shards]
+    return [reader.path]
 
 
 def _layout(reader: BatchReader) -> Finding:
     if isinstance(reader, ShardedReader):
         with open_reader(reader.path / reader.index.shards[0].path) as first:
             return _layout(first)
-    extents: Extents | None = getattr(reader, "extents", None)
+    extents: Extents | None = (reader.store if isinstance(reader, WindowReader) else reader).extents
     if extents is None:
         return Finding("layout", "note", "no plain extents: read through h5py", "convert it, for speed")
     runs = len(extents.runs)
@@ -144,7 +153,7 @@ def _layout(reader: BatchReader) -> Finding:
 
 def _open_files(reader: BatchReader) -> Finding:
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # the soft one is raised when that is needed
-    shards = len(reader.index.shards) if isinstance(reader, ShardedReader) else 1
+    shards = len(_files(reader))
     kept = min(shards, room_under(limit) // DESCRIPTORS_PER_MAPPED_FILE)
     text = f"hard limit {limit:,}: {kept:,} of {shards:,} shards stay open" if limit >= 0 else "no limit"
     return Finding("open files", "note" if kept < shards else "ok", text, "raise it" if kept < shards else "")

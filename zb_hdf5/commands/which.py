@@ -10,17 +10,25 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.errors import ArgumentError, StateError
-from zb_hdf5.loaders.loader import Loader, Request
+from zb_hdf5.loaders.loader import Loader
 from zb_hdf5.loaders.mixed import MixedLoader
 from zb_hdf5.loaders.states import KINDS
+from zb_hdf5.loaders.steps import Request
+from zb_hdf5.opening import open_reader
+from zb_hdf5.spec import DEFAULT_SPLIT
+from zb_hdf5.store.kinds import is_stream
 from zb_hdf5.store.shards import ShardedReader
+from zb_hdf5.views.windows import WindowReader, windows_of
 
 
 def origins(
     stores: tuple[str, ...], state_path: Path, step: int, batch_size: int | None, world_size: int
 ) -> list[dict[str, Any]]:
     """Return, for each rank, the origin of its batch at a step: source, and rows by shard and stored batch.
+
+    Of a token stream: for each row its file, and which of the file's tokens it has; twice where it lies in two files.
 
     Raises
     ------
@@ -47,7 +55,7 @@ def origins(
         if steps[-1] >= len(loader):
             whole = len(loader) // world_size
             raise ArgumentError(f"step {step:,} is behind the end of the epoch: {whole:,} steps of {world_size} ranks")
-        found = [(loader, stores[0], request) for request in loader.requests_of_steps(steps)]
+        found = [(loader, stores[0], request) for request in loader.plan.requests_of_steps(steps)]
     return [
         {"rank": rank, "source": name, "rows": _rows(loader, request)}
         for rank, (loader, name, request) in enumerate(found)
@@ -55,19 +63,21 @@ def origins(
 
 
 def origins_lines(found: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    """Return the origins as (name, text) lines: one per stored batch that took part."""
-    return [
-        (f"rank {item['rank']}", f"{row['shard']} batch {row['batch']:,} rows {_spans(row['rows'])}")
-        for item in found
-        for row in item["rows"]
-    ]
+    """Return the origins as (name, text) lines: one per stored batch, or window of a stream, that took part."""
+    return [(f"rank {item['rank']}", f"{row['shard']} {_part_of_shard(row)}") for item in found for row in item["rows"]]
+
+
+def _part_of_shard(row: dict[str, Any]) -> str:
+    if "row" in row:
+        return f"tokens {row['start']:,} to {row['stop']:,} (row {row['row']:,})"
+    return f"batch {row['batch']:,} rows {_spans(row['rows'])}"
 
 
 def _loader(stores: tuple[str, ...], state: dict[str, Any], path: Path, batch_size: int | None) -> Loader:
     if len(stores) != 1:
         raise ArgumentError(f"{path}: is the state of one store, found {len(stores)} stores")
     options = _options(state, path)
-    loader = Loader(stores[0], rank=0, world_size=1, batch_size=batch_size, **options)
+    loader = Loader(_opened(stores[0], state, path), rank=0, world_size=1, batch_size=batch_size, **options)
     loader.load_state_dict(state)
     return loader
 
@@ -77,14 +87,25 @@ def _mixed_loader(stores: tuple[str, ...], state: dict[str, Any], path: Path) ->
     try:
         names = [identity["name"] for identity in state["sources"]]
         options = {**_options(state["sources"][0], path), "batch_size": state["sources"][0]["batch_size"]}
+        identities = dict(zip(names, state["sources"], strict=True))
     except (KeyError, IndexError, TypeError) as error:
         raise StateError(f"{path}: not a mixture's state: {error!r}") from error
     if set(sources) != set(names):
         raise StateError(f"{path}: expected NAME=STORE for each of {names}, found {sorted(sources)}")
-    ordered = {name: sources[name] for name in names}
+    ordered = {name: _opened(sources[name], identities[name], path) for name in names}
     mixed = MixedLoader(ordered, dict.fromkeys(ordered, 1.0), rank=0, world_size=1, **options)
     mixed.load_state_dict(state)
     return mixed
+
+
+def _opened(store: str, state: dict[str, Any], path: Path) -> str | BatchReader:
+    """Open a token stream as the windows that a state is of; any other store is opened by the loader."""
+    if not is_stream(store):
+        return store
+    try:
+        return open_reader(store, split=DEFAULT_SPLIT, **windows_of(state.get("fingerprint")))
+    except ArgumentError as error:
+        raise StateError(f"{path}: {error}") from error
 
 
 def _options(state: dict[str, Any], path: Path) -> dict[str, Any]:
@@ -99,6 +120,8 @@ def _options(state: dict[str, Any], path: Path) -> dict[str, Any]:
 def _rows(loader: Loader, request: Request) -> list[dict[str, Any]]:
     """Group the records of a request by the stored batch that holds them, in the order in which they were met."""
     reader = loader.reader
+    if isinstance(reader, WindowReader):
+        return _windows(loader, reader, request)
     per_record = reader.seq_len // loader.seq_len
     records: npt.NDArray[np.int64] = (
         np.arange(request * reader.batch_size, (request + 1) * reader.batch_size)
@@ -110,6 +133,17 @@ def _rows(loader: Loader, request: Request) -> list[dict[str, Any]]:
         batch, row = divmod(record, reader.batch_size)
         rows.setdefault(batch, []).append(row)
     return [{**_shard_of(loader, batch), "rows": numbers} for batch, numbers in rows.items()]
+
+
+def _windows(loader: Loader, reader: WindowReader, request: Request) -> list[dict[str, Any]]:
+    size = reader.batch_size  # a whole batch is asked for only where its windows are the loader's records
+    records = range(request * size, (request + 1) * size) if isinstance(request, int) else request.tolist()
+    starts = [reader.first_token(record, loader.seq_len) for record in records]
+    return [
+        {"row": row, "shard": str(path), "start": start, "stop": stop}
+        for row, first in enumerate(starts)
+        for path, start, stop in reader.store.pieces(first, first + loader.seq_len)
+    ]
 
 
 def _shard_of(loader: Loader, batch: int) -> dict[str, Any]:

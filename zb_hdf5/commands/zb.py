@@ -90,13 +90,14 @@ def verify(ctx: click.Context, path: Path, workers: int | None, as_json: bool, q
     Example: zb verify data/train
     """
     from zb_hdf5.commands.verdict import exit_code, verdict_json, verdict_lines
-    from zb_hdf5.maintenance.size import total_tokens
     from zb_hdf5.store.report import ShardReport
     from zb_hdf5.store.verify import verify_store
 
     try:
-        with Progress("verify", total_tokens(path), enabled=not quiet) as progress:
-            reports = verify_store(path, workers=workers, progress=progress.advance)
+        with Progress("verify", 0, enabled=not quiet) as progress:
+            reports = verify_store(
+                path, workers=workers, progress=progress.advance, announce=lambda total: progress.advance(0, total)
+            )
     except FormatError as error:  # of the index: there is no shard to report on
         reports = [ShardReport(str(path), problem=error)]
     print_report(verdict_json(reports), verdict_lines(path, reports), as_json=as_json, quiet=quiet)
@@ -131,7 +132,7 @@ def which(
     print_report({"step": step, "batches": found}, origins_lines(found), as_json=as_json, quiet=quiet)
 
 
-@zb.command(short_help="Save the good batches in a new file.")
+@zb.command(short_help="Save the good batches or documents in a new file.")
 @click.argument("path", type=_PATH)
 @click.option("--output", type=NewPath(), help="New file; by default beside PATH.")
 @click.option("--batch-size", type=click.IntRange(1), help="Records per batch, if the .batch header was never written.")
@@ -153,7 +154,9 @@ def repair(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Save the good batches of PATH in a new file. PATH itself is never changed.
+    """Save the good batches of PATH in a new file, or the good documents of a token stream.
+
+    PATH itself is never changed.
 
     \b
     Example: zb repair data/train.h5.partial

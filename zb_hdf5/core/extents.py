@@ -116,7 +116,7 @@ class Extents:
 
 def read_fully(fd: int, out: npt.NDArray[Any], offset: int) -> int:
     """Fill `out`, up to the end of the file; return bytes. One call of the kernel reads less than 2 GiB."""
-    buffer = memoryview(out).cast("B")
+    buffer = memoryview(out.reshape(-1).view(np.uint8))  # a structured dtype has no simple buffer
     done = 0
     while done < len(buffer) and (count := os.preadv(fd, (buffer[done:],), offset + done)):
         done += count

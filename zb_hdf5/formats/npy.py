@@ -28,6 +28,10 @@ PLAIN_HEADER: Final = re.compile(
     re.DOTALL,
 )
 PLAIN_BYTES: Final = 128
+#: What a `.npy` file would need to be verified.
+NPY_MISSING: Final = (
+    ".npy files hold no digests; convert them to a store, which keeps digests from then on, or keep their sha256sum"
+)
 #: What numpy raises for headers that are no Python literal, or not the right one.
 MALFORMED_HEADER: Final = (
     ValueError, TypeError, KeyError, SyntaxError, tokenize.TokenError, OverflowError, RecursionError, MemoryError,
@@ -68,6 +72,17 @@ def read_npy_header(path: Path) -> tuple[tuple[int, ...], bool, np.dtype[Any], i
             end = file.tell() + math.prod(shape) * dtype.itemsize
             require_bytes(end, file.fileno(), path, f"an array of shape {shape}")
         return shape, fortran, dtype, file.tell()
+
+
+def undigested(path: Path) -> tuple[int, str]:
+    """Return how many tokens a `.npy` file of any shape has, and what is missing to verify it.
+
+    Raises
+    ------
+    FormatError, IncompleteError
+        As `read_npy_header`: it also compares the size of the array with that of the file.
+    """
+    return math.prod(read_npy_header(path)[0]), NPY_MISSING
 
 
 class NpyWriter(FileWriter):

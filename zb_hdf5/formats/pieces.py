@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.core.pieces import Pieces, ends_of, joined, ranges
+from zb_hdf5.core.pieces import Pieces, concatenate, ends_of, ranges
 from zb_hdf5.errors import FormatError
 from zb_hdf5.spec import PIECES, PIECES_SUFFIX, TABLES
 
@@ -133,7 +133,7 @@ class PiecesFile:
             return self._gather(records)
         runs = np.split(records, breaks) if len(records) else []
         parts = [self._read_run(int(run[0]), int(run[-1]) + 1) for run in runs]
-        return joined(parts) if parts else self._checked(np.zeros(1, np.int64), 0, 0)
+        return concatenate(parts) if parts else self._checked(np.zeros(1, np.int64), 0, 0)
 
     def _read_run(self, start: int, stop: int) -> Pieces:
         edges = self._tables.read("ends", max(0, start - 1), stop).astype(np.int64)

@@ -19,7 +19,8 @@ from zb_hdf5.errors import ConvertError, FormatError
 if TYPE_CHECKING:  # numpy too is imported when it is needed: the command line makes its commands of these rows
     from zb_hdf5.columns.broken import BrokenFile
     from zb_hdf5.columns.reader import BatchReader
-    from zb_hdf5.columns.writer import FileWriter
+    from zb_hdf5.columns.writer import BatchWriter, FileWriter
+    from zb_hdf5.formats.hdf5.stream_writer import HDF5ShardWriter
     from zb_hdf5.spec import StoreMeta
 
 #: The magic bytes of every format stand in this part of a file.
@@ -54,6 +55,8 @@ class FileFormat:
         Whether a folder of its files is a store with a `shards.json`.
     has_sidecar
         Whether a store keeps the crc32 rows of its files in files beside them.
+    holds_fields
+        Whether its files have a place for fields; those of other files lie beside them.
     guards_metadata
         Whether damage to the counts in a file is found by the file itself, so that a store need not compare them.
     has_datasets
@@ -71,13 +74,17 @@ class FileFormat:
     broken
         `(path, shape) -> BrokenFile`, for repair; "": what its reader cannot open is lost.
     checks
-        `(reader) -> names of checks` that were made besides those of the digests.
+        `(reader) -> names of checks` that were made besides those of the digests, each.
     problems
         `(path) -> (problem, remedy)` of this machine with a file.
     recognised
         `(path) -> bool`: whether a whole file has this variant.
     stream
         `(path) -> bool`: whether a file holds a token stream and no batches; "": none does.
+    stream_reader, stream_writer
+        The `BatchReader` of the chunks of such a file, and what writes one of documents.
+    undigested
+        `(path) -> (tokens, what is missing)` of a file that holds no digests, and is no batches.
     facts, fact_lines
         `(path) -> JSON` of what only this format can say of a file, and `(JSON) -> (name, text)` for people.
     """
@@ -96,6 +103,7 @@ class FileFormat:
     other_suffixes: tuple[str, ...] = ()
     indexed: bool = True
     has_sidecar: bool = False
+    holds_fields: bool = False
     guards_metadata: bool = False
     has_datasets: bool = False
     can_grow: bool = False
@@ -104,10 +112,13 @@ class FileFormat:
     size: str = ""
     requirement: str = ""
     broken: str = ""
-    checks: str = ""
+    checks: tuple[str, ...] = ()
     problems: str = ""
     recognised: str = ""
     stream: str = ""
+    stream_reader: str = ""
+    stream_writer: str = ""
+    undigested: str = ""
     facts: str = ""
     fact_lines: str = ""
 
@@ -117,6 +128,28 @@ class FileFormat:
     def writer_class(self) -> type[FileWriter]:
         return cast("type[FileWriter]", _load(self.writer))
 
+    def open(self, path: Path, **options: Any) -> BatchReader:
+        """Open a file of this format, with the fields that lie beside it; `options` are those of its reader."""
+        reader = self.reader_class()(path, **options)
+        beside = fields_beside(path)
+        if beside.exists():
+            from zb_hdf5.formats.hdf5.fields import attach_fields
+
+            attach_fields(reader, beside)
+        return reader
+
+    def begin(self, path: str | os.PathLike[str], meta: StoreMeta, **options: Any) -> BatchWriter:
+        """Begin a file of this format, and one beside it where it has no place for fields; see `FileWriter`."""
+        if not meta.fields or self.holds_fields:
+            return self.writer_class()(path, meta, **options)
+        from zb_hdf5.formats.beside import WriterWithFields
+
+        return WriterWithFields(self.writer_class(), Path(path), meta, **options)
+
+    def stream_writer_class(self) -> Callable[..., HDF5ShardWriter] | None:
+        """Return what writes a token stream, or None if no file of this format holds one."""
+        return cast("Callable[..., HDF5ShardWriter]", _load(self.stream_writer)) if self.stream_writer else None
+
     def has_magic(self, head: bytes) -> bool:
         """Return whether the first `HEAD_BYTES` of a file are those of this format."""
         magic = _load(self.magic) if self.magic else None
@@ -125,6 +158,11 @@ class FileFormat:
     def stored_bytes(self, meta: StoreMeta, num_batches: int) -> int:
         """Return about how many bytes a file of these batches has."""
         return int(_load(self.size)(meta, num_batches)) if self.size else num_batches * meta.padded_batch_bytes
+
+    def total_bytes(self, meta: StoreMeta, num_batches: int) -> int:
+        """Return about how many bytes these batches and their fields take."""
+        fields = (meta.of_field(field.name).padded_batch_bytes for field in meta.fields)
+        return self.stored_bytes(meta, num_batches) + num_batches * sum(fields)
 
     def require(self, meta: StoreMeta, path: Path) -> None:
         """Raise `ArgumentError` if a file of this format cannot hold such batches."""
@@ -143,11 +181,16 @@ class FileFormat:
             return cast("BrokenFile", _load(self.broken)(path, shape))
         from zb_hdf5.columns.broken import open_unfinished
 
-        return open_unfinished(FORMATS[detect_backend(path)].reader_class()(path))
+        return open_unfinished(open_chunks(path))
 
     def extra_checks(self, reader: BatchReader) -> list[str]:
         """Check what no digest covers, and return the names of the checks. Raises `ChecksumError`."""
-        return list(_load(self.checks)(reader)) if self.checks else []
+        return [name for check in self.checks for name in _load(check)(reader)]
+
+    def look_at(self, path: Path) -> tuple[int, str]:
+        """Return how many tokens a file of an `undigested` format has, and what is missing to verify it."""
+        tokens, missing = _load(self.undigested)(path)
+        return int(tokens), str(missing)
 
     def problems_of(self, path: Path) -> Iterator[tuple[str, str]]:
         """Yield what stops this machine from reading a file, and what helps."""
@@ -187,7 +230,7 @@ _ROWS: Final = (
         "return wrong ones",
         size="zb_hdf5.formats.native:stored_bytes",
         broken="zb_hdf5.formats.native:open_broken",
-        checks="zb_hdf5.formats.face:check_face",
+        checks=("zb_hdf5.formats.face:check_face",),
         facts="zb_hdf5.formats.face:describe",
         fact_lines="zb_hdf5.formats.face:lines",
     ),
@@ -202,13 +245,19 @@ _ROWS: Final = (
         as_source=("an HDF5 store", "train-h5"),
         as_target=("an HDF5 store", "train-h5"),
         other_suffixes=(".hdf5", ".hdf", ".he5"),
+        holds_fields=True,
         guards_metadata=True,
         has_datasets=True,
         can_grow=True,
         size="zb_hdf5.formats.hdf5.room:stored_bytes",
-        checks="zb_hdf5.formats.face:check_face",  # of a stamped file whose own header is damaged
+        checks=(
+            "zb_hdf5.formats.face:check_face",  # of a stamped file whose own header is damaged
+            "zb_hdf5.formats.hdf5.stream_reader:check_documents",
+        ),
         problems="zb_hdf5.formats.hdf5.file:missing_filters",
         stream="zb_hdf5.formats.hdf5.stream_reader:is_stream_file",
+        stream_reader="zb_hdf5.formats.hdf5.stream_reader:HDF5StreamReader",
+        stream_writer="zb_hdf5.formats.hdf5.stream_writer:HDF5ShardWriter",
     ),
     FileFormat(
         "dual",
@@ -230,6 +279,7 @@ _ROWS: Final = (
         other_suffixes=(".npz",),
         indexed=False,
         size="zb_hdf5.formats.npy:stored_bytes",
+        undigested="zb_hdf5.formats.npy:undigested",
     ),
 )
 #: The one table of file formats; a file that carries the magic of several is taken for the first.
@@ -281,6 +331,21 @@ def detect_backends(path: str | os.PathLike[str]) -> list[str]:
     raise FormatError(f"{path}: no known file: expected {known}, or the shards.json of a store, found {head!r}")
 
 
+def open_chunks(path: Path) -> BatchReader:
+    """Open a file as what is stored in it: its batches, or the chunks of a stream. Raises as `detect_backends`."""
+    row = FORMATS[detect_backend(path)]
+    return cast("BatchReader", _load(row.stream_reader if row.holds_stream(path) else row.reader)(path))
+
+
+def format_of(path: Path) -> FileFormat:
+    """Return the row of a file: by its magic bytes, or by its suffix where it is neither batches nor a digested stream.
+
+    Raises as `detect_backends`.
+    """
+    plain = (row for row in FORMATS.values() if row.undigested and row.suffix == path.suffix)
+    return next(plain, None) or FORMATS[detect_backend(path)]
+
+
 def backends_in(path: Path) -> list[str]:
     """Return the names of the backends whose magic bytes a file carries, if any."""
     with open(path, "rb", opener=regular) as file:
@@ -307,6 +372,18 @@ def backend_of_suffix(path: str | os.PathLike[str]) -> str:
 def variants_of(name: str) -> list[FileFormat]:
     """Return the formats whose files are read as those of this one."""
     return [row for row in FORMATS.values() if row.variant_of == name]
+
+
+def field_file(path: str, backend: str) -> str:
+    """Return the file that holds the fields of a file of tokens: itself, or one beside it."""
+    return path if FORMATS[backend].holds_fields else str(fields_beside(Path(path)))
+
+
+def fields_beside(path: Path) -> Path:
+    """Return where the fields of a file lie that has no place for them."""
+    from zb_hdf5.spec import FIELDS_SUFFIX
+
+    return path.with_name(path.name + FIELDS_SUFFIX)
 
 
 def _load(target: str) -> Any:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset
 from torch.utils.data.distributed import DistributedSampler
@@ -17,6 +16,8 @@ from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.core.order import ORDER_STEPS
 from zb_hdf5.errors import BatchIndexError
 from zb_hdf5.loaders.states import require_count, require_fields, require_kind, require_same
+from zb_hdf5.loaders.step_reader import Step
+from zb_hdf5.loaders.steps import Request, StepPlan
 
 #: What to add to the message about a state that differs.
 REMEDIES: Final = dict.fromkeys(
@@ -29,14 +30,12 @@ class Steps(Protocol):
 
     reader: BatchReader
     epoch: int
-    world_size: int
-    batch_size: int
+    plan: StepPlan
 
     def __len__(self) -> int: ...
     def identity(self) -> dict[str, Any]: ...
     def set_epoch(self, epoch: int) -> None: ...
-    def requests_of_steps(self, steps: npt.NDArray[np.int64]) -> list[Any]: ...
-    def read(self, request: Any) -> torch.Tensor: ...
+    def read(self, request: Request) -> Step: ...
 
 
 class KnownSteps(NamedTuple):
@@ -44,21 +43,21 @@ class KnownSteps(NamedTuple):
 
     Attributes
     ----------
-    course
-        Epoch and batch size for which this holds.
+    plan
+        For which this holds.
     """
 
-    course: tuple[int, int]
+    plan: StepPlan | None
     first: int
     stride: int
-    requests: list[Any]
+    requests: list[Request]
 
 
-NOTHING_KNOWN: Final = KnownSteps((-1, 0), 0, 1, [])
+NOTHING_KNOWN: Final = KnownSteps(None, 0, 1, [])
 
 
-class BatchDataset(Dataset[torch.Tensor]):
-    """The batches that one rank gets in one epoch: item i is step i.
+class BatchDataset(Dataset[Step]):
+    """The batches that one rank gets in one epoch: item i is step i, as the loader yields it.
 
     Use it with `DataLoader(dataset, batch_size=None)`, with any number of workers and any start method: it is
     picklable, and each process opens the files by itself. Threads (`Loader(prefetch=n)`) are faster than workers.
@@ -122,14 +121,14 @@ class BatchDataset(Dataset[torch.Tensor]):
             self._loader.set_epoch(epoch)
 
     def _identity(self) -> dict[str, Any]:
-        loader = self._loader
-        steps = {"kind": "batches", "batch_size": loader.batch_size, "world_size": loader.world_size}
-        return {**loader.identity(), **steps}
+        plan = self._loader.plan
+        steps = {"kind": "batches", "batch_size": plan.batch_size, "world_size": plan.world_size}
+        return {**self._loader.identity(), **steps}
 
     def __len__(self) -> int:
         return len(self._loader)
 
-    def __getitem__(self, index: int | tuple[int, int]) -> torch.Tensor:
+    def __getitem__(self, index: int | tuple[int, int]) -> Step:
         if isinstance(index, tuple):  # of `sampler`: with its epoch
             epoch, index = index
             self._loader.set_epoch(epoch)
@@ -138,11 +137,11 @@ class BatchDataset(Dataset[torch.Tensor]):
             raise BatchIndexError(f"{loader.reader.path}: no step {step:,}: expected 0..{count - 1:,}")
         return loader.read(self._request(step if step >= 0 else step + count))
 
-    def _request(self, step: int) -> Any:
+    def _request(self, step: int) -> Request:
         """Return what to read at one step: as cheap as at many at once, if the steps come evenly spaced."""
-        known, loader = self._known, self._loader
+        known = self._known
         number, rest = divmod(step - known.first, known.stride)
-        current = known.course == (loader.epoch, loader.batch_size)
+        current = known.plan is self._loader.plan
         if not current or rest or not 0 <= number < len(known.requests):
             known = self._known = self._look_ahead(step, known if current else NOTHING_KNOWN)
             number = 0
@@ -154,16 +153,16 @@ class BatchDataset(Dataset[torch.Tensor]):
         The order of one step costs as much as that of some hundred. Evenly spaced steps are those of a plain sampler,
         or of one worker of several; a sampler that shuffles costs two steps each time, never a block.
         """
-        loader, stride, count = self._loader, before.stride, min(4 * len(before.requests), ORDER_STEPS)
+        plan, stride, count = self._loader.plan, before.stride, min(4 * len(before.requests), ORDER_STEPS)
         if not count or step != before.first + len(before.requests) * stride:
             stride, count = max(1, step - before.first) if before.requests else 1, 2
         steps = np.arange(step, min(step + count * stride, len(self)), stride)
-        return KnownSteps((loader.epoch, loader.batch_size), step, stride, loader.requests_of_steps(steps))
+        return KnownSteps(plan, step, stride, plan.requests_of_steps(steps))
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_known": NOTHING_KNOWN}
 
-    def __getitems__(self, indices: Sequence[int]) -> list[torch.Tensor]:
+    def __getitems__(self, indices: Sequence[int]) -> list[Step]:
         """Return several batches: the order of all of them is computed at once."""
         loader = self._loader
         steps = np.asarray(indices, dtype=np.int64)
@@ -173,7 +172,7 @@ class BatchDataset(Dataset[torch.Tensor]):
         if len(steps) and not -len(self) <= int(steps.min()) <= int(steps.max()) < len(self):
             raise BatchIndexError(f"{loader.reader.path}: no step {indices}: expected 0..{len(self) - 1:,}")
         steps = np.where(steps < 0, steps + len(self), steps)
-        return [loader.read(request) for request in loader.requests_of_steps(steps)]
+        return [loader.read(request) for request in loader.plan.requests_of_steps(steps)]
 
 
 class StepSampler(DistributedSampler[Any]):

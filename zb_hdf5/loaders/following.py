@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, Final
 
 from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.errors import ArgumentError, StateError, UnavailableError
-from zb_hdf5.loaders.loader import Loader, Request
+from zb_hdf5.loaders.loader import Loader
 from zb_hdf5.loaders.states import MAX_COUNT
+from zb_hdf5.loaders.steps import Request, StepPlan
 
 #: A waiting loader looks again after the first of these times, and then after twice as long, up to the second.
 POLL_S: Final = (0.01, 1.0)
@@ -92,7 +94,7 @@ class FollowingLoader(Loader):
         if batch_size < 1:
             raise ArgumentError(f"batch_size must be at least 1, found {batch_size}")
         if batch_size != self.batch_size:
-            self.batch_size = batch_size
+            self.batch_size, self.plan = batch_size, replace(self.plan, batch_size=batch_size)
             self._position = min(self._position, self._end_of_epoch(self.epoch, self.reader))  # if it was filled up
             self._course += 1
 
@@ -100,36 +102,36 @@ class FollowingLoader(Loader):
         # not a ZbError: list() asks for a length, and goes on without one after a TypeError only
         raise TypeError(f"{self.reader.path}: a FollowingLoader has no length: the store still grows")
 
-    def _steps_from(self, position: int, batch_size: int) -> int:
-        left, step = max(0, self.num_records - position), batch_size * self.world_size
-        return left // step if self.drop_last or not self.reader.complete else -(-left // step)
+    def plan_of_epoch(self, epoch: int) -> StepPlan:
+        """Return the steps that are there now: the last one is filled up when the store is complete."""
+        return replace(super().plan_of_epoch(epoch), drop_last=self.drop_last or not self.reader.complete)
 
     def _end_of_epoch(self, epoch: int, reader: BatchReader) -> int:
         if not reader.complete:
             return MAX_COUNT  # the batches of the state may not be visible here yet
-        return reader.num_batches * self._records_per_batch
+        return reader.num_batches * self.plan.records_per_batch
 
-    def _requests(self, position: int, batch_size: int) -> Iterator[Request]:
+    def _requests_from(self, position: int) -> Iterator[Request]:
         start = position
-        while self._wait(position, batch_size):
-            for request in super()._requests(position, batch_size):
+        while self._wait(position):
+            for request in super()._requests_from(position):
                 yield request
-                position += batch_size * self.world_size
+                position += self.plan.step
         if start > self.num_records:
             raise StateError(
                 f"{self.reader.path}: state: expected position in 0..{self.num_records:,}, the records of the store "
                 f"that is complete now, found {start:,}"
             )
 
-    def _wait(self, position: int, batch_size: int) -> bool:
+    def _wait(self, position: int) -> bool:
         """Wait until there is a step at `position`; return False if there will be none."""
         pause_s, last = POLL_S[0], time.monotonic()
-        while not self._steps_from(position, batch_size):
+        while not self.plan.steps_from(position):
             if self.reader.complete:
                 return False
             before = self.num_records
             self.reader.refresh()
-            self._order = self.order_of_epoch(self.epoch)
+            self.plan = self.plan_of_epoch(self.epoch)
             if self.num_records > before:
                 pause_s, last = POLL_S[0], time.monotonic()
             elif not self.reader.complete:

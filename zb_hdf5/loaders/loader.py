@@ -11,18 +11,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, TypeAlias
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from zb_hdf5.columns.reader import BatchReader
-from zb_hdf5.core.extents import network_file_system
-from zb_hdf5.core.order import ORDER_STEPS, Order, make_order
+from zb_hdf5.core.order import make_order
 from zb_hdf5.errors import ArgumentError
-from zb_hdf5.loaders.prefetch import DeviceRing, FirstHints, RunHints, cuda_device, hint_ahead, read_ahead
+from zb_hdf5.loaders.prefetch import cuda_device
 from zb_hdf5.loaders.ranks import resolve_rank
 from zb_hdf5.loaders.states import (
     MAX_COUNT,
@@ -33,6 +30,8 @@ from zb_hdf5.loaders.states import (
     require_same,
     shown,
 )
+from zb_hdf5.loaders.step_reader import Step, StepReader
+from zb_hdf5.loaders.steps import Request, StepPlan
 from zb_hdf5.opening import open_reader
 from zb_hdf5.spec import DEFAULT_SPLIT, DTYPE_BY_NAME, LIVE_PREFIX
 from zb_hdf5.store.kinds import is_stream
@@ -42,16 +41,6 @@ if TYPE_CHECKING:
     import torch
 
     from zb_hdf5.loaders.datasets import BatchDataset, RecordDataset
-
-    Step: TypeAlias = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
-
-AUTO_PREFETCH: Final = 8
-HINTED_STEPS: Final = 64
-#: Batches that "auto" looks up in the page cache before it decides.
-CACHE_SAMPLE: Final = 4
-
-#: What to read for one step: a whole stored batch, or the numbers of its records.
-Request: TypeAlias = int | npt.NDArray[np.int64]
 
 
 class Loader:
@@ -167,35 +156,34 @@ class Loader:
         self.targets = targets
         if self.seq_len < 1 or source.seq_len % self.seq_len:
             raise ArgumentError(f"seq_len must divide the stored {source.seq_len}, found {self.seq_len}")
-        self._records_per_batch = source.meta.batch_tokens // self.seq_len
         if prefetch != "auto" and (not isinstance(prefetch, int) or prefetch < 0):
             raise ArgumentError(f'prefetch must be "auto" or at least 0, found {prefetch!r}')
         self._prefetch = prefetch
-        self._set_target(device, dtype)
+        self._device, self._dtype = cuda_device(device), dtype
+        self._steps = self._step_reader()
         self.epoch = -1  # none yet
         self._course = 0  # counts changes that a running iteration must follow
-        self._reading: Generator[torch.Tensor] | None = None
-        self._ring: DeviceRing | None = None
+        self._reading: Generator[Step] | None = None
         self._forever: Iterator[Step] | None = None
         self.set_epoch(epoch)
         self.set_batch_size(self.batch_size)
 
-    def _set_target(self, device: str | torch.device | None, dtype: torch.dtype | None) -> None:
-        import torch
-
-        self._dtype, self._device = dtype or torch.int64, cuda_device(device)
-        if self._dtype not in (torch.int64, torch.int32):
-            raise ArgumentError(f"dtype must be torch.int64 or torch.int32, found {dtype}")
-        narrow = self._dtype == torch.int32
-        self._read_batch = self.reader.read_batch_int32 if narrow else self.reader.read_batch_torch
-        self._numpy_dtype = np.dtype(np.int32 if narrow else np.int64)
+    def _step_reader(self) -> StepReader:
+        return StepReader(
+            self.reader,
+            self.seq_len,
+            prefetch=self._prefetch,
+            device=self._device,
+            dtype=self._dtype,
+            targets=self.targets,
+        )
 
     # --- position ------------------------------------------------------------------------------------------------
 
     @property
     def num_records(self) -> int:
         """Records of `seq_len` tokens in the epoch: those that the store had when the epoch was chosen."""
-        return self._order.n
+        return self.plan.order.n
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch to iterate over. A resumed position is kept if it belongs to this epoch."""
@@ -203,42 +191,50 @@ class Loader:
             raise ArgumentError(f"epoch must be in 0..{MAX_COUNT:,}, found {epoch}")
         if self.epoch != epoch:
             self.epoch = epoch
-            self._order: Order = self.order_of_epoch(epoch)
+            self.plan = self.plan_of_epoch(epoch)
             self._position = 0
             self._resumed = False
             self._forever = None
             self._course += 1
 
-    def order_of_epoch(self, epoch: int) -> Order:
-        """Return the order of the records in an epoch: position -> record."""
-        return make_order(
+    def plan_of_epoch(self, epoch: int) -> StepPlan:
+        """Return which records this rank reads at each step of an epoch. `plan` is that of the current one."""
+        reader = self.reader
+        records_per_batch = reader.meta.batch_tokens // self.seq_len
+        order = make_order(
             self.shuffle,
-            self.reader.num_batches,
+            reader.num_batches,
             seed=self.seed,
             epoch=epoch,
             block_size=self.block_size,
-            records_per_batch=self._records_per_batch,
+            records_per_batch=records_per_batch,
+        )
+        return StepPlan(
+            order,
+            self.batch_size,
+            self.rank,
+            self.world_size,
+            drop_last=self.drop_last,
+            records_per_batch=records_per_batch,
+            scattered=self.shuffle == "records",
+            whole_records=self.seq_len == reader.seq_len,
         )
 
     def set_batch_size(self, batch_size: int) -> None:
         """Change the batch size from the next step on, also in the middle of an iteration: nothing is skipped."""
-        steps = self._steps_from(0, batch_size) if batch_size >= 1 else 0
-        if steps == 0:
+        plan = replace(self.plan, batch_size=batch_size)
+        if batch_size < 1 or not plan.steps_from(0):
             raise ArgumentError(
                 f"{self.reader.path}: {self.num_records:,} records are too few for {self.world_size:,} ranks with "
                 f"batches of {batch_size:,}; pass a smaller batch_size, or drop_last=False"
             )
         if batch_size != self.batch_size:
-            self.batch_size = batch_size
+            self.batch_size, self.plan = batch_size, plan
             self._course += 1
 
     def __len__(self) -> int:
         """Steps of a whole epoch: the number of batches that this rank, like every rank, yields."""
-        return self._steps_from(0, self.batch_size)
-
-    def _steps_from(self, position: int, batch_size: int) -> int:
-        left, step = max(0, self.num_records - position), batch_size * self.world_size
-        return left // step if self.drop_last else -(-left // step)
+        return self.plan.steps_from(0)
 
     @property
     def sampler(self) -> Self:
@@ -261,13 +257,14 @@ class Loader:
         turned = True
         while turned:  # again after each change of batch size, epoch or position, and if another iteration has read
             course, self._resumed, turned = self._course, False, False
-            batch_size, step = self.batch_size, self.batch_size * self.world_size
+            plan, position = self.plan, self._position
+            taken = plan.step
             self._stop_reading()
-            reading = self._reading = self._read_all(self._requests(self._position, batch_size))
+            reading = self._reading = self._steps.read_all(self._requests_from(position), plan, position)
             with contextlib.closing(reading):
-                for tokens in reading:
-                    self._position += step
-                    yield (tokens[:, :-1], tokens[:, 1:]) if self.targets else tokens
+                for step in reading:
+                    self._position += taken
+                    yield step
                     if turned := self._course != course or self._reading is not reading:
                         break
 
@@ -288,74 +285,13 @@ class Loader:
             self._forever = iter(self)
         return next(self._forever, None)
 
-    def _requests(self, position: int, batch_size: int) -> Iterator[Request]:
+    def _requests_from(self, position: int) -> Iterator[Request]:
         """Yield what this rank reads at each step from `position` to the end of the epoch."""
-        order, step = self._order, batch_size * self.world_size
-        steps = self._steps_from(position, batch_size)
-        for first in range(0, steps, ORDER_STEPS):
-            starts = position + np.arange(first, min(first + ORDER_STEPS, steps)) * step + self.rank * batch_size
-            yield from self.requests_at(order, starts, batch_size)
+        return self.plan.requests_from(position)
 
-    def requests_of_steps(self, steps: npt.NDArray[np.int64]) -> list[Request]:
-        """Return what this rank reads at these steps of the current epoch."""
-        starts = (steps * self.world_size + self.rank) * self.batch_size
-        return self.requests_at(self._order, starts, self.batch_size)
-
-    def requests_at(self, order: Order, starts: npt.NDArray[np.int64], batch_size: int) -> list[Request]:
-        """Return what to read for the batches that begin at these positions of an order."""
-        whole = batch_size == self._records_per_batch == self.reader.batch_size and self.shuffle != "records"
-        if whole and not np.any(starts % batch_size):
-            batches: list[Request] = (order.indices(starts % order.n) // batch_size).tolist()
-            return batches
-        positions = starts[:, np.newaxis] + np.arange(batch_size)
-        return list(order.indices(positions % order.n))
-
-    def _read_all(self, requests: Iterator[Request]) -> Generator[torch.Tensor]:
-        depth = AUTO_PREFETCH if self._prefetch == "auto" else int(self._prefetch)
-        if self._device is not None:
-            ring = self._ring = self._ring or DeviceRing(self._device, self._dtype)
-            for buffer in read_ahead(lambda request: self._read_pinned(ring, request), requests, max(1, depth)):
-                yield ring.send(buffer)
-        elif depth == 0 or (self._prefetch == "auto" and self._is_warm()):
-            read_batch, read = self._read_batch, self.read
-            for request in requests:  # not map: a call less is 6 % of a batch that is only a view
-                yield read_batch(request) if type(request) is int else read(request)
-        elif self._prefetch == "auto" and network_file_system(self.reader.path) is None:
-            # records are gathered from here and there, also where their batches follow each other
-            hint = (FirstHints if self.shuffle == "records" else RunHints)(self.reader.will_need)
-            yield from hint_ahead(self.read, lambda request: self._hint(request, hint), requests, HINTED_STEPS)
-        else:
-            yield from read_ahead(self.read, requests, depth)
-
-    def _is_warm(self) -> bool:
-        """Look up some batches of the rest of this epoch in the page cache.
-
-        They lie far apart: opening a file has the kernel read ahead the first batches of a sequential epoch.
-        """
-        rest = max(0, self.num_records - self._position)
-        positions = self._position + np.arange(CACHE_SAMPLE) * rest // CACHE_SAMPLE
-        records = self._order.indices(positions % self.num_records)
-        return all(self.reader.is_cached(batch) for batch in set((records // self._records_per_batch).tolist()))
-
-    def _hint(self, request: Request, hint: Callable[[int], None]) -> None:
-        if isinstance(request, int):
-            hint(request)
-        else:
-            for batch in np.unique(request // self._records_per_batch).tolist():
-                hint(batch)
-
-    def read(self, request: Request) -> torch.Tensor:
-        """Read one step's tokens on the CPU: a stored batch by its number, or any records by theirs."""
-        if isinstance(request, int):
-            return self._read_batch(request)
-        return self.reader.read_records_torch(request, self.seq_len, self._numpy_dtype)
-
-    def _read_pinned(self, ring: DeviceRing, request: Request) -> torch.Tensor:
-        reader = self.reader
-        if isinstance(request, int):
-            return ring.fill(reader.meta.shape, reader.dtype, lambda out: reader.read_into(request, out))
-        shape = (len(request), self.seq_len)
-        return ring.fill(shape, reader.dtype, lambda out: reader.read_records_into(request, out))
+    def read(self, request: Request) -> Step:
+        """Read one step on the CPU, as iterating yields it: a stored batch by its number, or any records by theirs."""
+        return self._steps.read(request)
 
     # --- state ---------------------------------------------------------------------------------------------------
 
@@ -409,9 +345,8 @@ class Loader:
     def _serve(self, reader: BatchReader) -> None:
         """Go on with a reader of the same records whose batches, and so whose order, are those of a state."""
         self.reader, self._fingerprint = reader, reader.fingerprint
-        self._records_per_batch = reader.meta.batch_tokens // self.seq_len
-        self._set_target(self._device, self._dtype)
-        self._order = self.order_of_epoch(self.epoch)
+        self._steps = self._step_reader()
+        self.plan = self.plan_of_epoch(self.epoch)
         self.set_batch_size(self.batch_size)
 
     def _end_of_epoch(self, epoch: int, reader: BatchReader) -> int:
@@ -462,7 +397,7 @@ class Loader:
             self._reading.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_forever": None, "_reading": None, "_ring": None}
+        return {**self.__dict__, "_forever": None, "_reading": None}
 
 
 def _refuse_other_loaders(backend: str, follow: bool) -> None:

@@ -22,10 +22,12 @@ from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.core.extents import network_file_system
 from zb_hdf5.core.order import ORDER_STEPS
 from zb_hdf5.errors import ArgumentError, StateError
-from zb_hdf5.loaders.loader import AUTO_PREFETCH, Loader, Request
+from zb_hdf5.loaders.loader import Loader
 from zb_hdf5.loaders.prefetch import read_ahead
 from zb_hdf5.loaders.ranks import resolve_rank
 from zb_hdf5.loaders.states import STATE_VERSION, require_count, require_fields, require_kind, require_same, shown
+from zb_hdf5.loaders.step_reader import AUTO_PREFETCH
+from zb_hdf5.loaders.steps import Request
 
 if TYPE_CHECKING:
     import torch
@@ -228,8 +230,7 @@ class MixedLoader:
             epochs, steps = np.divmod(ordinals, len(loader))
             for epoch in np.unique(epochs[sources == number]).tolist():
                 here = np.flatnonzero((sources == number) & (epochs == epoch))
-                order = loader.order_of_epoch(epoch)
-                found = loader.requests_at(order, steps[here] * loader.batch_size, loader.batch_size)
+                found = loader.plan_of_epoch(epoch).requests_of_steps(steps[here])
                 for place, request in zip(here.tolist(), found, strict=True):
                     requests[place] = (name, request)
         return requests
@@ -266,7 +267,7 @@ class MixedLoader:
         for first in count(position + self.rank, ORDER_STEPS * self.world_size):
             yield from self.requests(first + np.arange(ORDER_STEPS) * self.world_size)
 
-    def _read(self, request: MixedRequest) -> torch.Tensor:
+    def _read(self, request: MixedRequest) -> Any:
         name, records = request
         return self.loaders[name].read(records)
 

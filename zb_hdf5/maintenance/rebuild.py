@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import os
 import re
-import zlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.core.publishing import PARTIAL_SUFFIX
 from zb_hdf5.errors import BackendError, ExistsError, FormatError, IncompleteError, ZbError
 from zb_hdf5.formats.registry import BACKENDS, FORMATS
 from zb_hdf5.formats.sidecar import ensure_crc32_file
 from zb_hdf5.opening import open_reader
-from zb_hdf5.spec import INDEX_NAME, NOT_KNOWN, SHARD_PREFIX, StoreMeta
+from zb_hdf5.spec import BATCHES_LAYOUT, DEFAULT_SPLIT, INDEX_NAME, SHARD_PREFIX
 from zb_hdf5.store.index import ShardIndex
-from zb_hdf5.store.kinds import is_stream
-from zb_hdf5.store.streams import index_streams
-from zb_hdf5.store.table import ShardEntry
+from zb_hdf5.store.streams import index_files
 
 _NAME: Final = re.compile(
     re.escape(SHARD_PREFIX) + r"(?P<number>\d+)(-of-(?P<count>\d+))?(?P<repaired>(\.repaired)*)\.\w+"
@@ -53,33 +49,17 @@ def rebuild_index(folder: str | os.PathLike[str], *, force: bool = False) -> Sha
     if old is not None and not force:
         raise ExistsError(f"{folder / INDEX_NAME}: exists already, and is valid")
     paths = _shard_paths(folder, force)
-    if is_stream(paths[0]):
-        index = _index_of_streams(paths, old)
-        index.save(folder)
-        return index
-    metas, entries = [], []
-    for path in paths:
-        with open_reader(path) as reader:
-            if not reader.complete:
-                raise IncompleteError(f"{path}: its writer has not finished; run 'zb repair {path}' first")
-            metas.append(reader.meta)
-            if reader.meta.shape != metas[0].shape or reader.dtype != metas[0].dtype:
-                raise FormatError(
-                    f"{path}: expected {metas[0].shape} {metas[0].dtype.name} as in {paths[0].name}, "
-                    f"found {reader.meta.shape} {reader.dtype.name}"
-                )
-            entries.append(_entry(reader))
-    index = ShardIndex(_common(metas), tuple(entries), UNKNOWN_SHUFFLE)
-    if old is not None:
-        index = _with_old_facts(index, old)
+    known = {} if old is None else {_number(shard.path): shard.split for shard in old.shards}
+    splits = {path.name: known.get(_number(path.name), DEFAULT_SPLIT) for path in paths}
+    if old is None:
+        index = index_files(paths, splits=splits, shuffle=UNKNOWN_SHUFFLE)
+    else:
+        index = index_files(paths, splits=splits, shuffle=old.shuffle, source=old.source)
+        same = known.keys() == {_number(path.name) for path in paths}
+        if same and index.meta.layout == BATCHES_LAYOUT:  # a document may lie in several shards
+            index = replace(index, meta=replace(index.meta, document_count=old.meta.document_count))
     index.save(folder)
     return index
-
-
-def _index_of_streams(paths: list[Path], old: ShardIndex | None) -> ShardIndex:
-    known = {} if old is None else {_number(shard.path): shard.split for shard in old.shards}
-    splits = {path.name: known[_number(path.name)] for path in paths if _number(path.name) in known}
-    return index_streams(paths, splits=splits, source=None if old is None else old.source)
 
 
 def add_crc32_file(path: Path) -> Path | None:
@@ -104,16 +84,6 @@ def _readable_index(folder: Path) -> ShardIndex | None:
         return ShardIndex.load(folder)
     except ZbError:
         return None
-
-
-def _with_old_facts(index: ShardIndex, old: ShardIndex) -> ShardIndex:
-    """Add the facts that only the old index knows; shards are matched by their numbers."""
-    splits = {_number(shard.path): shard.split for shard in old.shards}
-    shards = tuple(replace(shard, split=splits.get(_number(shard.path), shard.split)) for shard in index.shards)
-    meta = index.meta
-    if splits.keys() == {_number(shard.path) for shard in shards}:  # a document may lie in several shards
-        meta = replace(meta, document_count=old.meta.document_count)
-    return replace(index, meta=meta, shards=shards, shuffle=old.shuffle, source=old.source)
 
 
 def _number(name: str) -> str:
@@ -148,30 +118,3 @@ def _shard_paths(folder: Path, force: bool) -> list[Path]:
         numbers = ", ".join(map(str, missing))
         raise IncompleteError(f"{folder}: shards {numbers} are missing; restore them, or pass --force to do without")
     return [found[number] for number in sorted(found)]
-
-
-def _entry(reader: BatchReader) -> ShardEntry:
-    row = FORMATS[reader.backend]
-    if row.has_sidecar:
-        ensure_crc32_file(reader)
-    crc32 = reader.stored_crc32()
-    return ShardEntry(
-        reader.path.name,
-        reader.backend,
-        reader.path.stat().st_size,
-        reader.num_batches,
-        reader.num_batches * reader.meta.batch_tokens,
-        reader.sha256 or reader.token_sha256(),
-        NOT_KNOWN if crc32 is None else zlib.crc32(crc32),
-        reader.meta.document_count or NOT_KNOWN,
-        columns=reader.columns,
-    )
-
-
-def _common(metas: list[StoreMeta]) -> StoreMeta:
-    """Return the meta of the store: the shards' parts of `total_records` and `document_count` add up to the whole."""
-    return replace(
-        metas[0],
-        total_records=sum(meta.total_records for meta in metas),
-        document_count=sum(meta.document_count for meta in metas),
-    )

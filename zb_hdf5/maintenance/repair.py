@@ -1,25 +1,12 @@
-"""Saves the good batches of a damaged or unfinished file in a new file. The original is never touched.
-
-A complete file keeps every batch whose crc32 is right. A file whose writer was killed keeps its committed batches up to
-the first bad one: behind that, nothing says in which order the rest reached the disk.
-"""
+"""Saves the good batches or documents of damaged or unfinished files in new files. The originals are never touched."""
 
 from __future__ import annotations
 
-import hashlib
 import os
-import zlib
-from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
-
-from zb_hdf5.columns.reader import GROUP_BYTES, BatchReader
-from zb_hdf5.core.digests import batch_crc32s
 from zb_hdf5.core.publishing import (
     PARTIAL_SUFFIX,
     fsync_directory,
@@ -27,17 +14,12 @@ from zb_hdf5.core.publishing import (
     partial_path,
     refuse_existing,
 )
-from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError, ZbError
-from zb_hdf5.formats.registry import BACKENDS, FORMATS, backend_of_suffix
-from zb_hdf5.formats.sidecar import ensure_crc32_file
-from zb_hdf5.opening import open_reader
-from zb_hdf5.spec import (
-    INDEX_NAME,
-    NOT_KNOWN,
-    StoreMeta,
-    TokenArray,
-)
+from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError
+from zb_hdf5.formats.registry import BACKENDS, backend_of_suffix, open_chunks
+from zb_hdf5.maintenance.salvage import Salvage, counted, salvage
+from zb_hdf5.spec import INDEX_NAME, NOT_KNOWN, STREAM_LAYOUT, StoreMeta
 from zb_hdf5.store.index import ShardIndex
+from zb_hdf5.store.streams import entry_of
 from zb_hdf5.store.table import ShardEntry
 
 REPAIRED = ".repaired"
@@ -51,9 +33,13 @@ class RepairReport:
     ----------
     state
         "whole": nothing was done. "damaged": a dry run, or one that another file of the store stopped. "repaired":
-        `output` has the good batches. "lost": it has none, and the index no longer names it.
-    dropped
-        Numbers of the bad batches.
+        `output` has the good ones. "lost": it has none, and the index no longer names it.
+    unit
+        What is kept or dropped as a whole: "batch", or "document" of a stream.
+    kept, dropped
+        How many are kept, and the numbers of those that are dropped.
+    kept_tokens, dropped_tokens
+        Tokens of both; those of a document that its writer had not finished are dropped.
     reason
         What is wrong, and what could not be checked.
     """
@@ -64,37 +50,23 @@ class RepairReport:
     kept: int = 0
     dropped: list[int] = field(default_factory=list)
     reason: str = ""
+    unit: str = "batch"
+    kept_tokens: int = 0
+    dropped_tokens: int = 0
 
     def line(self) -> str:
         """Return the outcome as one line."""
+        kept = counted(self.kept, self.unit)
         if self.state == "whole":
-            return f"whole: {_batches(self.kept)}, none bad; nothing to do"
+            return f"whole: {kept}, none bad; nothing to do"
         if self.state == "lost":
-            return f"{self.reason}: left out with its {_batches(len(self.dropped))}"
+            return f"{self.reason}: left out with its {counted(len(self.dropped), self.unit)}"
         verb = "kept" if self.state == "repaired" else "would keep"
         shown = ", ".join(map(str, self.dropped[:20])) + (", ..." if len(self.dropped) > 20 else "")
         dropped = f"dropped {len(self.dropped):,} ({shown})" if self.dropped else "dropped none"
-        return f"{self.reason}: {verb} {_batches(self.kept)} in {self.output}, {dropped}"
-
-
-def _batches(count: int) -> str:
-    return f"{count:,} {'batch' if count == 1 else 'batches'}"
-
-
-@dataclass
-class _Findings:
-    """The good and the bad batches of a file."""
-
-    num_batches: int
-    bad: list[int]
-    kept_sha256: str
-    reason: str
-
-    @property
-    def kept(self) -> list[tuple[int, int]]:
-        """Ranges (start, stop) of the good batches."""
-        edges = [-1, *self.bad, self.num_batches]
-        return [(low + 1, high) for low, high in pairwise(edges) if low + 1 < high]
+        if self.dropped_tokens:
+            dropped += f": {counted(self.dropped_tokens, 'token')} of {self.kept_tokens + self.dropped_tokens:,}"
+        return f"{self.reason}: {verb} {kept} in {self.output}, {dropped}"
 
 
 def repair_file(
@@ -105,7 +77,7 @@ def repair_file(
     overwrite: bool = False,
     dry_run: bool = False,
 ) -> RepairReport:
-    """Write the good batches of `path` to a new file.
+    """Write the good batches of `path`, or the good documents of a stream, to a new file.
 
     Parameters
     ----------
@@ -125,29 +97,31 @@ def repair_file(
     ConvertError
         If the output exists and holds something else.
     IncompleteError, FormatError
-        If no batch can be saved; the message says why.
+        If nothing can be saved; the message says why.
     """
     path = Path(path)
     with ExitStack() as stack:
         if path.name.endswith(PARTIAL_SUFFIX):
             stack.enter_context(leftover_of_dead_writer(path))
         row = BACKENDS[backend_of_suffix(path.with_name(path.name.removesuffix(PARTIAL_SUFFIX)))]
-        reader, stored, reason = row.open_broken(path, shape)
-        stack.enter_context(reader)
+        broken = row.open_broken(path, shape)
+        reader = stack.enter_context(broken.reader)
         if not reader.complete and not path.name.endswith(PARTIAL_SUFFIX):
             stack.enter_context(leftover_of_dead_writer(path))
-        findings = _examine(reader, stored, reason)
-        report = RepairReport(str(path), "damaged", None, findings.num_batches - len(findings.bad), findings.bad)
-        report.reason = findings.reason
-        if reader.complete and not findings.reason and not path.name.endswith(PARTIAL_SUFFIX):
+        found = salvage(broken)
+        report = RepairReport(
+            str(path), "damaged", None, found.kept, found.dropped, found.reason, found.unit, found.kept_tokens,
+            found.dropped_tokens,
+        )  # fmt: skip
+        if reader.complete and not found.reason and not path.name.endswith(PARTIAL_SUFFIX):
             report.state = "whole"
             return report
-        if not report.kept:
-            raise IncompleteError(f"{path}: no batch can be saved: {report.reason}; convert again")
+        if not report.kept_tokens:
+            raise IncompleteError(f"{path}: no {report.unit} can be saved: {report.reason}; convert again")
         output = _default_output(path) if output is None else Path(output)
         report.output = str(output)
         if not dry_run:
-            _write(reader, findings, output, overwrite)
+            _write(found, output, overwrite)
             report.state = "repaired"
         return report
 
@@ -158,82 +132,24 @@ def _default_output(path: Path) -> Path:
     return path.with_name(path.stem + REPAIRED + path.suffix)
 
 
-def _examine(reader: BatchReader, stored: npt.NDArray[np.uint32] | None, reason: str) -> _Findings:
-    """Compare each batch with its crc32; if the crc32 rows are damaged, the sha256 of the whole decides."""
-    whole, kept, bad = hashlib.sha256(), hashlib.sha256(), []
-    for number, batch in _batches_or_none(reader):
-        if batch is not None:
-            whole.update(batch)
-        if batch is None or (stored is not None and batch_crc32s(batch[np.newaxis])[0] != stored[number]):
-            if not reader.complete:
-                lost = f"batch {number:,} is bad, and {reader.num_batches - number:,} are lost with it"
-                tail = list(range(number, reader.num_batches))
-                return _Findings(reader.num_batches, tail, kept.hexdigest(), f"{reason}; {lost}")
-            bad.append(number)
-        else:
-            kept.update(batch)
-    if reader.sha256 is not None and whole.hexdigest() == reader.sha256 and bad:
-        return _Findings(reader.num_batches, [], reader.sha256, f"{len(bad):,} stored crc32 are bad, no token is")
-    reasons = [reason] if reason else []
-    if bad:
-        reasons.append(f"{len(bad):,} batches do not have the tokens that were written")
-    elif reader.sha256 not in (None, whole.hexdigest()):
-        reasons.append("its sha256 is not that of its tokens, though each crc32 is right")
-    return _Findings(reader.num_batches, bad, kept.hexdigest(), "; ".join(reasons))
-
-
-def _batches_or_none(reader: BatchReader) -> Iterator[tuple[int, TokenArray | None]]:
-    """Yield each batch, or None for one that cannot be read; the array is reused."""
-    batch = np.empty(reader.meta.shape, reader.dtype)
-    for number in range(reader.num_batches):
-        try:
-            reader.read_into(number, batch)
-        except FormatError:
-            yield number, None
-        else:
-            yield number, batch
-
-
-def _write(reader: BatchReader, findings: _Findings, output: Path, overwrite: bool) -> None:
-    """Publish the good batches; an output that has them already is left as it is."""
-    if output.resolve() == reader.path.resolve():
+def _write(found: Salvage, output: Path, overwrite: bool) -> None:
+    """Publish what is good; an output that has it already is left as it is."""
+    path = found.reader.path
+    if output.resolve() == path.resolve():
         raise ArgumentError(f"{output}: is the file to repair; it stays as it is: choose another output")
-    if output.exists() and _holds(output, findings.kept_sha256):
+    if output.exists() and found.is_in(output):
         return
     if not overwrite:
         refuse_existing(output)
     # where the original is the output's own `.partial`, a writer of that name would replace it
-    staged = output if partial_path(output) != reader.path else output.with_name(output.stem + REPAIRED + output.suffix)
-    if staged == output or not (staged.exists() and _holds(staged, findings.kept_sha256)):
-        _copy(reader, findings, staged, overwrite)
+    staged = output if partial_path(output) != path else output.with_name(output.stem + REPAIRED + output.suffix)
+    if staged == output or not (staged.exists() and found.is_in(staged)):
+        found.copy(staged, overwrite=overwrite)
     if staged != output:
         if not overwrite:
             refuse_existing(output)
         os.replace(staged, output)
         fsync_directory(output.parent)
-
-
-def _copy(reader: BatchReader, findings: _Findings, path: Path, overwrite: bool) -> None:
-    expected = findings.num_batches - len(findings.bad)
-    writer_class = BACKENDS[backend_of_suffix(path)].writer_class()
-    with writer_class(path, reader.meta, expected_batches=expected, overwrite=overwrite) as writer:
-        group = np.empty((max(1, GROUP_BYTES // reader.meta.batch_bytes), *reader.meta.shape), reader.dtype)
-        for start, stop in findings.kept:
-            for first in range(start, stop, len(group)):
-                batches = group[: min(len(group), stop - first)]
-                reader.read_batches_into(first, batches)
-                writer.write(batches)
-        if writer.sha256() != findings.kept_sha256:
-            raise FormatError(f"{reader.path}: changed while it was read; run it again")
-
-
-def _holds(path: Path, sha256: str) -> bool:
-    """Return whether a whole file has exactly these tokens."""
-    try:
-        with open_reader(path) as reader:
-            return reader.complete and reader.token_sha256() == sha256
-    except (ZbError, OSError):
-        return False
 
 
 def repair_store(
@@ -254,6 +170,8 @@ def repair_store(
     """
     folder = Path(folder)
     index = ShardIndex.load(folder)
+    is_stream = index.meta.layout == STREAM_LAYOUT
+    unit = "document" if is_stream else "batch"
     reports, entries = [], []
     for entry in _shards_with_batches(folder, index):
         path = folder / entry.path
@@ -262,13 +180,12 @@ def repair_store(
         try:
             report = repair_file(path, overwrite=overwrite, dry_run=dry_run)
         except (FormatError, IncompleteError, FileNotFoundError) as error:
+            count = entry.document_count if is_stream else entry.num_batches
             if not (overwrite or dry_run):
-                error.add_note(
-                    f"Restore it, or pass --force to leave its {entry.num_batches:,} batches out of the store."
-                )
+                error.add_note(f"Restore it, or pass --force to leave its {counted(count, unit)} out of the store.")
                 raise
-            lost = list(range(entry.num_batches))
-            reports.append(RepairReport(str(path), "lost", None, 0, lost, f"nothing can be saved: {error}"))
+            reason, lost = f"nothing can be saved: {error}", list(range(count))
+            reports.append(RepairReport(str(path), "lost", None, 0, lost, reason, unit, 0, entry.token_count))
             continue
         if report.state == "repaired" and report.output is not None:
             entry = _entry_of(Path(report.output), entry)
@@ -280,7 +197,10 @@ def repair_store(
         raise IncompleteError(f"{folder}: no shard can be saved; convert again")
     # where batches were dropped, the state of a loader that read the store live no longer names the same records
     live_id = "" if any(report.dropped for report in reports) else index.live_id
-    repaired = replace(index, shards=tuple(entries), complete=True, live_id=live_id)
+    meta = index.meta
+    if is_stream:
+        meta = replace(meta, document_count=sum(entry.document_count for entry in entries))
+    repaired = replace(index, meta=meta, shards=tuple(entries), complete=True, live_id=live_id)
     if not dry_run and repaired != index:
         repaired.save(folder)
     return reports
@@ -291,37 +211,28 @@ def _shards_with_batches(folder: Path, index: ShardIndex) -> tuple[ShardEntry, .
     last = index.shards[-1]
     path = last.file(folder)
     if len(index.shards) > 1 and not last.complete and path.exists():
-        with suppress(FormatError), leftover_of_dead_writer(path), open_reader(path) as reader:
+        with suppress(FormatError), leftover_of_dead_writer(path), open_chunks(path) as reader:
             if reader.num_batches == 0:
                 return tuple(index.shards[:-1])
     return tuple(index.shards)
 
 
 def _entry_of(path: Path, old: ShardEntry) -> ShardEntry:
-    """Describe a repaired shard; its crc32 rows are written first where the format needs that."""
-    with open_reader(path) as reader:
-        if FORMATS[reader.backend].has_sidecar:
-            ensure_crc32_file(reader)
-        crc32 = reader.stored_crc32()
-        return replace(
-            old,
-            path=old.path.rpartition("/")[0] + "/" * ("/" in old.path) + path.name,
-            num_bytes=path.stat().st_size,
-            num_batches=reader.num_batches,
-            token_count=reader.num_batches * reader.meta.batch_tokens,
-            sha256=reader.token_sha256(),
-            crc32=NOT_KNOWN if crc32 is None else zlib.crc32(crc32),
-            complete=True,
-            columns=reader.columns,
-            document_count=old.document_count if reader.num_batches == old.num_batches else NOT_KNOWN,
-        )
+    """Describe a repaired shard."""
+    with open_chunks(path) as reader:
+        entry = entry_of(reader, old.split)
+        if reader.meta.layout != STREAM_LAYOUT:  # which documents are in it, only the index knows
+            same = reader.num_batches == old.num_batches
+            entry = replace(entry, document_count=old.document_count if same else NOT_KNOWN)
+    folder, slash, _ = old.path.rpartition("/")
+    return replace(entry, path=folder + slash + path.name)
 
 
 def _entry_of_whole(path: Path, entry: ShardEntry) -> ShardEntry:
     """Return the entry if the shard agrees with it. A growing one was published, and then its writer was killed."""
     if not entry.complete:
         return _entry_of(path, entry)
-    with open_reader(path) as reader:
+    with open_chunks(path) as reader:
         found = reader.sha256 or reader.token_sha256()
     if found != entry.sha256:
         raise FormatError(
@@ -339,7 +250,9 @@ def repair(
     overwrite: bool = False,
     dry_run: bool = False,
 ) -> list[RepairReport]:
-    """Write the batches that hold of a file, or of each shard of a store, into new files; the originals stay.
+    """Write the batches or documents that hold of a file, or of each shard of a store, into new files.
+
+    The originals stay.
 
     Parameters
     ----------

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.core.open_files import OpenFiles
-from zb_hdf5.core.pieces import Pieces, joined
+from zb_hdf5.core.pieces import Pieces, concatenate
 from zb_hdf5.formats.documents import DocumentTable
 from zb_hdf5.formats.pieces import PiecesFile
 from zb_hdf5.spec import NO_DOCUMENT
@@ -52,7 +52,7 @@ class StoreDocuments:
             return self._read_shard(0, records)
         places = np.empty_like(order)
         places[order] = np.arange(len(order))
-        return joined(parts).take(places)
+        return concatenate(parts).take(places)
 
     def _read_shard(self, shard: int, records: npt.NDArray[np.int64]) -> Pieces:
         file = self._files.known.get(shard) or self._files.open(shard, self._open)

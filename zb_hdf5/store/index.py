@@ -15,10 +15,13 @@ from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.core.files import regular
 from zb_hdf5.core.publishing import PARTIAL_SUFFIX, write_atomically
 from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError
+from zb_hdf5.field import Field
 from zb_hdf5.formats.documents import DocumentPart
-from zb_hdf5.formats.registry import BACKENDS
+from zb_hdf5.formats.registry import BACKENDS, field_file
 from zb_hdf5.spec import (
+    CRC32,
     INDEX_DOCUMENTS_KEYS,
+    INDEX_FIELD_KEYS,
     INDEX_FORMAT,
     INDEX_META_KEYS,
     INDEX_NAME,
@@ -27,6 +30,7 @@ from zb_hdf5.spec import (
     STREAM_LAYOUT,
     StoreMeta,
     combine_sha256,
+    crc32_column,
     is_sha256,
     stored_dtype,
 )
@@ -145,12 +149,43 @@ class ShardIndex:
         if self.live_id:
             content |= {"complete": self.complete, "live_id": self.live_id}
         head = json.dumps(content, indent=1).removesuffix("\n}")
+        parts = self.table.to_json()
+        if meta.fields:
+            parts["fields"] = {field.name: field.to_json() | self._field_json(field.name) for field in meta.fields}
+        parts |= documents_json(self.documents)
         tables = ",\n ".join(
             f'"{name}": {{\n  ' + ",\n  ".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in part.items())
             + "\n }" if part else f'"{name}": {{}}'
-            for name, part in (self.table.to_json() | documents_json(self.documents)).items()
+            for name, part in parts.items()
         )  # fmt: skip
         return _seal(f"{head},\n {tables}")
+
+    def _field_json(self, name: str) -> dict[str, list[Any]]:
+        known = self.table.fields.get(name, {})
+        return {key: list(map(kind, known.get(key, ()))) for key, kind in INDEX_FIELD_KEYS.items()}
+
+    def of_field(self, name: str) -> Self:
+        """Return the index of a field: the same batches, of its values, in the files that they lie in.
+
+        Raises
+        ------
+        ArgumentError
+            If there is no such field.
+        """
+        meta, table = self.meta.of_field(name), self.table
+        facts = table.fields.get(name, {"bytes": [], "sha256": [], "crc32": []})
+        values = {
+            **table.values,
+            "path": list(map(field_file, table.values["path"], table.values["backend"])),
+            "token_count": table.values["num_batches"] * meta.batch_tokens,
+            **facts,
+        }
+        columns = {
+            column: table.columns[stored]
+            for column, stored in ((meta.column, meta.column), (CRC32, crc32_column(meta.column)))
+            if stored in table.columns
+        }
+        return replace(self, meta=meta, shards=ShardTable(values, columns))
 
     @classmethod
     def from_json(cls, text: str, path: str | os.PathLike[str]) -> Self:
@@ -207,7 +242,10 @@ class ShardIndex:
             "shape": (self.meta.shape, reader.meta.shape),
             "dtype": (self.meta.dtype, reader.dtype),
             "sha256": (entry.sha256, reader.sha256 or entry.sha256),
+            "token_count": (entry.token_count, reader.token_count),
         }
+        if self.meta.layout == STREAM_LAYOUT:  # which document belongs to a shard of batches, only the index knows
+            expected["document_count"] = (entry.document_count, reader.meta.document_count)
         for name, (in_index, in_shard) in expected.items():
             if in_index != in_shard:
                 raise FormatError(f"{reader.path}: {INDEX_NAME} says {name} {in_index}, the shard says {in_shard}")
@@ -321,6 +359,7 @@ def _index_meta(value: dict[str, Any], where: str) -> StoreMeta:
     if tokenizer is not None and not isinstance(tokenizer, dict):
         raise FormatError(f"{where}: tokenizer: expected an object or null, found {tokenizer!r}")
     numbers = {key: require_field(value, key, int, where) for key in INDEX_META_KEYS[layout]}
+    fields = require_field({"fields": {}} | value, "fields", dict, where)
     if layout == STREAM_LAYOUT:
         numbers |= {"batch_size": 1, "seq_len": numbers.pop("chunk_tokens")}
     try:
@@ -328,6 +367,7 @@ def _index_meta(value: dict[str, Any], where: str) -> StoreMeta:
             dtype=stored_dtype(require_field(value, "dtype", str, where)),
             tokenizer=json.dumps(tokenizer) if tokenizer else "",
             layout=layout,
+            fields=tuple(Field.from_json(*item) for item in sorted(fields.items())),
             **numbers,
         )
     except ArgumentError as error:

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.columns.reader import BatchReader
-from zb_hdf5.columns.writer import BatchWriter, ShardInfo, as_batches, require_batches
+from zb_hdf5.columns.writer import BatchWriter, FieldArrays, ShardInfo, as_batches, require_batches, stored_fields
 from zb_hdf5.core.digests import crc32_array
 from zb_hdf5.errors import ArgumentError, ClosedError, ConvertError
 from zb_hdf5.formats.hdf5.writer import HDF5BatchWriter
@@ -117,15 +117,16 @@ class LiveStoreWriter(BatchWriter):
         """The largest id among them."""
         return max(self._max_token, 0 if self._shard is None else self._shard.max_token)
 
-    def write(self, batches: npt.ArrayLike) -> None:
+    def write(self, batches: npt.ArrayLike, fields: FieldArrays | None = None) -> None:
         """Append batches, which others may read on return. See `BatchWriter.write`."""
         self._growing()
         tokens = as_batches(batches, self.meta, self.folder)
+        values = stored_fields(fields, self.meta, tokens.shape, self.folder)
         start = 0
         while start < len(tokens):
             shard = self._growing()
             part = tokens[start : start + self.shard_batches - shard.num_batches]
-            shard.write(part)
+            shard.write(part, {name: array[start : start + len(part)] for name, array in values.items()})
             start += len(part)
             self._grow_if_full(shard)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import pickle
 import threading
-import zlib
 from bisect import bisect_right
 from collections.abc import Sequence
+from functools import partial
 from itertools import accumulate, groupby
 from pathlib import Path
 from typing import Any, Final
@@ -17,25 +17,21 @@ import numpy.typing as npt
 
 from zb_hdf5.columns.reader import BatchReader, require_options
 from zb_hdf5.columns.source import BatchSource
-from zb_hdf5.core.extents import ExtentFile, Extents
-from zb_hdf5.core.files import regular
+from zb_hdf5.core.extents import ExtentFile
 from zb_hdf5.core.joined import JoinedFiles, join
 from zb_hdf5.core.open_files import OpenFiles
-from zb_hdf5.errors import BackendError, ChecksumError, FormatError, IncompleteError
+from zb_hdf5.errors import BackendError, FormatError, IncompleteError
 from zb_hdf5.formats.registry import BACKENDS
 from zb_hdf5.spec import (
-    CRC32,
-    CRC32_CHUNK_ROWS,
-    CRC32_SUFFIX,
     INDEX_NAME,
     NOT_KNOWN,
-    StoreMeta,
     TokenArray,
     content_fingerprint,
     live_fingerprint,
 )
 from zb_hdf5.store.documents import StoreDocuments
 from zb_hdf5.store.index import ShardIndex
+from zb_hdf5.store.proof import open_proved, require_proof, tokens_of
 from zb_hdf5.store.table import ShardEntry
 
 #: Shards that are mapped side by side at most: the size of each is asked for before each gather.
@@ -98,10 +94,16 @@ class ShardedReader(BatchReader):
             self._beside = StoreDocuments(folder, index)
         self.backend = " and ".join(sorted(backends))
         self.sha256 = index.sha256 if index.complete else None
+        self._open_field = partial(self._open_field_of_store, folder, index, access, verify)
 
     @staticmethod
     def _open_source(folder: Path, index: ShardIndex, access: str, verify: str) -> ShardedSource:
         return ShardedSource(folder, index, access, verify)
+
+    @classmethod
+    def _open_field_of_store(cls, folder: Path, index: ShardIndex, access: str, verify: str, name: str) -> BatchReader:
+        """Read the values of a field as a store of its own, whose shards are the files that hold them."""
+        return cls(folder, access=access, verify=verify, index=index.of_field(name))
 
     def _compute_fingerprint(self) -> str:
         if self.index.live_id:
@@ -169,7 +171,7 @@ class ShardedSource:
         if joined is not None:
             joined.rows(out.shape[1]).take(records, axis=0, out=out, mode="clip")
             return
-        self._gather_by_shard(records, out)
+        self._gather_by_shard(records, out, per_batch)
         if count <= MAX_JOINED and len(self._sources) == count and count not in self._joined:
             self._joined[count] = self._join(count)
 
@@ -179,8 +181,7 @@ class ShardedSource:
         files = [source for source in sources if isinstance(source, ExtentFile)]
         return join(files, self._index.meta.dtype) if len(files) == count else None
 
-    def _gather_by_shard(self, records: npt.NDArray[np.int64], out: TokenArray) -> None:
-        per_batch = self._index.meta.batch_tokens // out.shape[1]
+    def _gather_by_shard(self, records: npt.NDArray[np.int64], out: TokenArray, per_batch: int) -> None:
         firsts = self._firsts * per_batch
         order = records.argsort()  # the records of one shard then follow each other
         ascending = records[order]
@@ -226,20 +227,27 @@ class ShardedSource:
         entry, path = self._index.shards[shard], self._folder / self._index.table.values["path"][shard]
         by_index = entry.complete and self._access != "h5py" and self._verify == "none"
         by_index = by_index and self._index.meta.column in entry.columns
-        source = open_by_index(path, entry, self._index.meta, self._access) if by_index else None
+        source = open_proved(path, entry, self._index.meta, self._access, batch) if by_index else None
         if source is not None:
-            if is_proved(source, path, entry, self._index.meta, batch):
-                return source
-            source.close()
-        reader = BACKENDS[entry.backend].reader_class()(path, access=self._access, verify=self._verify)
+            return source
+        reader = self._open_file(path, entry)
         if not (entry.complete and reader.complete):
             raise IncompleteError(f"{reader.path}: its writer has not finished; convert again")
         self._index.require_agreement(reader, entry)
         if by_index:
             self._index.require_extents(reader, entry)
         if by_index or (reader.sha256 is None and entry.crc32 != NOT_KNOWN):
-            _require_proof(reader, entry, batch)
+            tokens = tokens_of(reader._source, entry, reader.meta, batch)
+            require_proof(reader.path, entry, reader.meta, reader.stored_crc32(), batch, tokens)
         return reader._source
+
+    def _open_file(self, path: Path, entry: ShardEntry) -> BatchReader:
+        """Open a shard by what its file says."""
+        if (field := self._index.meta.field) is not None:
+            from zb_hdf5.formats.hdf5.fields import HDF5FieldReader  # h5py, which whoever has an index does not need
+
+            return HDF5FieldReader(path, field.name, access=self._access, verify=self._verify)
+        return BACKENDS[entry.backend].open(path, access=self._access, verify=self._verify)
 
     def close(self) -> None:
         for source in self._files.files().values():
@@ -254,72 +262,6 @@ class ShardedSource:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._reset()
-
-
-def open_by_index(path: Path, entry: ShardEntry, meta: StoreMeta, access: str) -> ExtentFile | None:
-    """Open the batches of a shard where the index says that they lie; None if it does not say, or they cannot be there.
-
-    Raises
-    ------
-    FormatError, OSError
-        If there is no such file, or it is none.
-    """
-    extents = entry.extents(meta.column, meta.batch_bytes)
-    if extents is None or entry.crc32 == NOT_KNOWN:
-        return None
-    if any(
-        run.stride not in (meta.batch_bytes, meta.padded_batch_bytes) for run in extents.runs if run.num_batches > 1
-    ):
-        return None  # one batch proves the places of all only where they follow each other as ours do
-    try:
-        source = ExtentFile(path, extents, meta.shape, meta.dtype, access)
-    except IncompleteError:
-        return None
-    if source.num_bytes == entry.num_bytes:
-        return source
-    source.close()
-    return None
-
-
-def is_proved(source: ExtentFile, path: Path, entry: ShardEntry, meta: StoreMeta, batch: int | None) -> bool:
-    """Return whether a file is the shard of this entry: by its rows of crc32, and one batch that they are right of."""
-    rows = _crc32_rows(source, path, entry)
-    if rows is None or zlib.crc32(rows) != entry.crc32:
-        return False
-    return batch is None or _crc32_of(source, meta, batch) == int(rows[batch])
-
-
-def _crc32_of(source: BatchSource, meta: StoreMeta, batch: int) -> int:
-    tokens = np.empty(meta.shape, meta.dtype)
-    source.read_into(batch, tokens)
-    return zlib.crc32(tokens)
-
-
-def _crc32_rows(source: ExtentFile, path: Path, entry: ShardEntry) -> npt.NDArray[np.uint32] | None:
-    """Return the crc32 of each batch, where the index says that they lie, or of the file beside the shard."""
-    rows = np.zeros(entry.num_batches, "<u4")
-    try:
-        if CRC32 not in entry.columns:
-            with open(path.with_name(path.name + CRC32_SUFFIX), "rb", opener=regular) as beside:
-                return rows if beside.readinto(rows) == rows.nbytes and not beside.read(1) else None
-        extents = Extents(list(entry.columns[CRC32]), CRC32_CHUNK_ROWS * rows.itemsize)
-        for number, start in enumerate(range(0, len(rows), CRC32_CHUNK_ROWS)):
-            source.read_at(extents.offset(number), rows[start : start + CRC32_CHUNK_ROWS])
-    except (OSError, IncompleteError, IndexError):
-        return None
-    return rows
-
-
-def _require_proof(reader: BatchReader, entry: ShardEntry, batch: int) -> None:
-    """Raise `ChecksumError` unless the crc32 rows of a file are those of its entry, and `batch` is what they say."""
-    rows = reader.stored_crc32()
-    known = rows is not None and zlib.crc32(rows) == entry.crc32
-    if rows is None or not known or _crc32_of(reader._source, reader.meta, batch) != int(rows[batch]):
-        what = f"batch {batch:,} has not the crc32" if known else "its rows of crc32 are not those"
-        raise ChecksumError(
-            f"{reader.path}: {what} that {INDEX_NAME} knows of: the file is damaged, or belongs elsewhere; "
-            f"run 'zb verify {reader.path.parents[entry.path.count('/')]}'"
-        )
 
 
 def _require_files(folder: Path, index: ShardIndex) -> None:

@@ -1,4 +1,4 @@
-"""The index of a store of token streams, made from what its files say."""
+"""The index of a store, made from what its finished files say: of batches and of streams."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError
 from zb_hdf5.formats.documents import DocumentPart, DocumentTable
-from zb_hdf5.formats.hdf5.stream_reader import StreamInspection, inspect_stream, read_chunk_crc32
-from zb_hdf5.spec import CRC32, DEFAULT_SPLIT, STREAM_LAYOUT, TOKENS, StoreMeta
+from zb_hdf5.formats.registry import FORMATS, open_chunks
+from zb_hdf5.formats.sidecar import ensure_crc32_file
+from zb_hdf5.spec import DEFAULT_SPLIT, NOT_KNOWN, STREAM_LAYOUT, StoreMeta
 from zb_hdf5.store.index import ShardIndex
 from zb_hdf5.store.table import ShardEntry
 
@@ -39,22 +41,37 @@ def index_streams(
     FormatError, IncompleteError
         If a file is no finished stream, or the files are of different dtypes, chunks, vocabularies or tokenizers.
     """
+    index = index_files(paths, splits=splits, source=source)
+    if index.meta.layout != STREAM_LAYOUT:
+        raise FormatError(f"{paths[0]}: expected a token stream, found batches; run 'zb index rebuild'")
+    return index
+
+
+def index_files(
+    paths: Sequence[str | os.PathLike[str]],
+    *,
+    splits: Mapping[str, str] | None = None,
+    source: dict[str, Any] | None = None,
+    shuffle: str = "none",
+) -> ShardIndex:
+    """Return the index of files of batches, or of streams. See `index_streams`."""
     if not paths:
-        raise ArgumentError("expected at least one stream for an index, found none")
+        raise ArgumentError("expected at least one file for an index, found none")
     entries: list[ShardEntry] = []
-    meta: StoreMeta | None = None
+    metas: list[StoreMeta] = []
     for path in map(Path, paths):
-        found = inspect_stream(path)
-        if found.sha256 is None:
-            raise IncompleteError(f"{path}: its writer has not finished; make it again")
-        here = _meta(found)
-        meta = meta or here
-        if here != meta:
-            raise FormatError(f"{path}: expected a stream like {Path(paths[0]).name}, {meta}, found {here}")
-        entries.append(_entry(path, found, (splits or {}).get(path.name, DEFAULT_SPLIT)))
-    documents = sum(entry.document_count for entry in entries)
-    tables = _tables(list(map(Path, paths)), entries)
-    return ShardIndex(replace(meta or here, document_count=documents), entries, source=source or {}, documents=tables)
+        with open_chunks(path) as reader:
+            if not reader.complete:
+                raise IncompleteError(f"{path}: its writer has not finished; run 'zb repair {path}' first")
+            metas.append(reader.meta)
+            expected, found = (_likeness(meta) for meta in (metas[0], metas[-1]))
+            if found != expected:
+                raise FormatError(f"{path}: expected {expected} as in {Path(paths[0]).name}, found {found}")
+            entries.append(entry_of(reader, (splits or {}).get(path.name, DEFAULT_SPLIT)))
+    # the shards' parts add up to the whole
+    records, documents = (sum(getattr(meta, name) for meta in metas) for name in ("total_records", "document_count"))
+    meta = replace(metas[0], total_records=records, document_count=documents)
+    return ShardIndex(meta, entries, shuffle, source or {}, documents=_tables(list(map(Path, paths)), entries))
 
 
 def _tables(paths: Sequence[Path], entries: Sequence[ShardEntry]) -> tuple[DocumentPart, ...]:
@@ -71,20 +88,23 @@ def _tables(paths: Sequence[Path], entries: Sequence[ShardEntry]) -> tuple[Docum
     return tuple(found)
 
 
-def _meta(found: StreamInspection) -> StoreMeta:
-    return StoreMeta(
-        1, found.chunk_tokens, found.dtype, vocab_size=found.vocab_size, tokenizer=found.tokenizer,
-        boundary_token_id=found.boundary_token_id, layout=STREAM_LAYOUT,
-    )  # fmt: skip
+def _likeness(meta: StoreMeta) -> str:
+    """Say what all files of a store have in common; a `.batch` knows neither vocabulary nor tokenizer."""
+    if meta.layout != STREAM_LAYOUT:
+        return f"{meta.shape} {meta.dtype.name}"
+    return (
+        f"a stream of {meta.dtype.name} in chunks of {meta.chunk_tokens:,} tokens, boundary token "
+        f"{meta.boundary_token_id}, vocabulary {meta.vocab_size:,}, tokenizer {meta.tokenizer or 'unknown'}"
+    )
 
 
-def _entry(path: Path, found: StreamInspection, split: str) -> ShardEntry:
-    num_chunks = -(-found.token_count // found.chunk_tokens)
-    rows = read_chunk_crc32(path, num_chunks, found.identity)
-    columns = {} if found.extents is None else {TOKENS: tuple(found.extents.runs)}
-    if columns and found.crc32_runs:
-        columns[CRC32] = found.crc32_runs
+def entry_of(reader: BatchReader, split: str = DEFAULT_SPLIT) -> ShardEntry:
+    """Describe a finished file; its crc32 rows are written first where a store keeps them beside it."""
+    if FORMATS[reader.backend].has_sidecar:
+        ensure_crc32_file(reader)
+    crc32, documents = reader.stored_crc32(), reader.meta.document_count
     return ShardEntry(
-        path.name, "hdf5", path.stat().st_size, num_chunks, found.token_count, str(found.sha256), zlib.crc32(rows),
-        found.document_count, split, columns=columns,
+        reader.path.name, reader.backend, reader.path.stat().st_size, reader.num_batches, reader.token_count,
+        reader.sha256 or reader.token_sha256(), NOT_KNOWN if crc32 is None else zlib.crc32(crc32),
+        documents if documents or reader.meta.layout == STREAM_LAYOUT else NOT_KNOWN, split, columns=reader.columns,
     )  # fmt: skip

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple, Self, overload
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.columns.writer import ShardInfo
+from zb_hdf5.columns.writer import FieldDigest, ShardInfo
 from zb_hdf5.core.extents import Extents, Run
 from zb_hdf5.core.publishing import partial_path
 from zb_hdf5.errors import FormatError
@@ -24,6 +24,7 @@ from zb_hdf5.spec import (
     CRC32,
     DEFAULT_SPLIT,
     INDEX_COLUMN_KEYS,
+    INDEX_FIELD_KEYS,
     INDEX_PIECES_KEYS,
     INDEX_SHARD_KEYS,
     NO_SHA256,
@@ -68,6 +69,8 @@ class ShardEntry:
     columns
         Where the chunks of each column lie in the file, as runs, so that a reader need not ask HDF5. A column whose
         place is not known is not named.
+    fields
+        The digests of each field, and the size of the file that it lies in.
     pieces
         Its file of pieces, which lies beside it; None: it has none.
     """
@@ -83,6 +86,7 @@ class ShardEntry:
     split: str = DEFAULT_SPLIT
     complete: bool = True
     columns: dict[str, tuple[Run, ...]] = field(default_factory=dict)
+    fields: dict[str, FieldDigest] = field(default_factory=dict)
     pieces: PiecesInfo | None = None
 
     @classmethod
@@ -92,18 +96,21 @@ class ShardEntry:
         return cls(
             info.path.name, info.backend, info.path.stat().st_size, info.num_batches, info.token_count, info.sha256,
             zlib.crc32(info.crc32), NOT_KNOWN if known is None else known, split, columns=info.columns,
+            fields=info.fields,
         )  # fmt: skip
 
     def to_json(self) -> dict[str, Any]:
         """Return what `from_json` takes."""
-        return asdict(self) | {"columns": {name: [list(run) for run in runs] for name, runs in self.columns.items()}}
+        columns = {name: [list(run) for run in runs] for name, runs in self.columns.items()}
+        return asdict(self) | {"columns": columns, "fields": {name: list(f) for name, f in self.fields.items()}}
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Self:
         """Return the entry that `to_json` has written, of a journal: the index keeps its arrays otherwise."""
         columns = {name: tuple(Run(*run) for run in runs) for name, runs in value["columns"].items()}
-        pieces = PiecesInfo(*value["pieces"]) if value.get("pieces") else None
-        return cls(**{**value, "columns": columns, "pieces": pieces})
+        fields = {name: FieldDigest(*facts) for name, facts in value["fields"].items()}
+        pieces = PiecesInfo(*value["pieces"]) if value["pieces"] else None
+        return cls(**{**value, "columns": columns, "fields": fields, "pieces": pieces})
 
     def file(self, folder: str | os.PathLike[str]) -> Path:
         """Return where its bytes are now: a growing shard's are in its `.partial` until it is published."""
@@ -126,14 +133,20 @@ class ShardTable(Sequence[ShardEntry]):
         Key of `shards` -> one value for each shard: an int64 array, or a list of texts or truth values.
     columns
         Column -> its runs, of all shards.
+    fields
+        Field -> key of `FieldDigest` -> one value for each shard.
     pieces
         Key of `pieces` -> one value for each shard; None: no shard has pieces.
     """
 
     def __init__(
-        self, values: dict[str, Any], columns: dict[str, RunTable], pieces: dict[str, Any] | None = None
+        self,
+        values: dict[str, Any],
+        columns: dict[str, RunTable],
+        fields: dict[str, dict[str, Any]] | None = None,
+        pieces: dict[str, Any] | None = None,
     ) -> None:
-        self.values, self.columns, self.pieces = values, columns, pieces
+        self.values, self.columns, self.fields, self.pieces = values, columns, fields or {}, pieces
 
     @classmethod
     def of(cls, entries: Iterable[ShardEntry]) -> Self:
@@ -144,11 +157,12 @@ class ShardTable(Sequence[ShardEntry]):
             found = [getattr(entry, name) for entry in entries]
             values[key] = np.array(found, np.int64) if kind is int else found
         names = dict.fromkeys(name for entry in entries for name in entry.columns)
-        runs = {name: RunTable.of([entry.columns.get(name) for entry in entries]) for name in names}
+        columns = {name: RunTable.of([entry.columns.get(name) for entry in entries]) for name in names}
+        fields = {name: [entry.fields.get(name, _GROWING_FIELD) for entry in entries] for name in _fields_of(entries)}
         known = [entry.pieces or NO_PIECES for entry in entries]
         sizes = np.array([each.num_bytes for each in known], np.int64)
         pieces = {"bytes": sizes, "sha256": [each.sha256 for each in known]} if (sizes >= 0).any() else None
-        return cls(values, runs, pieces)
+        return cls(values, columns, {name: _field_arrays(found) for name, found in fields.items()}, pieces)
 
     def __len__(self) -> int:
         return len(self.values["path"])
@@ -162,11 +176,15 @@ class ShardTable(Sequence[ShardEntry]):
             return tuple(self[k] for k in range(*number.indices(len(self))))
         values = {name: kind(self.values[key][number]) for key, (name, kind) in INDEX_SHARD_KEYS.items()}
         runs = {name: column.of_shard(number) for name, column in self.columns.items()}
+        fields = {
+            name: FieldDigest(*(kind(facts[key][number]) for key, kind in INDEX_FIELD_KEYS.items()))
+            for name, facts in self.fields.items()
+        }
+        found = {name: found for name, found in runs.items() if found is not None}
         pieces = None
         if self.pieces is not None and self.pieces["bytes"][number] >= 0:
             pieces = PiecesInfo(int(self.pieces["bytes"][number]), self.pieces["sha256"][number])
-        known = {name: found for name, found in runs.items() if found is not None}
-        return ShardEntry(**values, columns=known, pieces=pieces)
+        return ShardEntry(**values, columns=found, fields=fields, pieces=pieces)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and list(self) == list(other)
@@ -196,7 +214,7 @@ class ShardTable(Sequence[ShardEntry]):
         pieces = None
         if "pieces" in value:
             pieces = require_arrays(value["pieces"], INDEX_PIECES_KEYS, f"{where}: pieces", len(values["path"]))
-        table = cls(values, {}, pieces)
+        table = cls(values, {}, {}, pieces)
         table._require_names(where)
         for key, array in values.items():
             least = NOT_KNOWN if key in ("crc32", "document_count") else 0
@@ -204,9 +222,19 @@ class ShardTable(Sequence[ShardEntry]):
                 raise FormatError(f"{where}: shards: expected {key} >= {least}, found {array.min()}")
         for name, column in require_field(value, "columns", dict, where).items():
             # the rows of crc32 are those of all batches, in chunks of their own
-            chunks = None if name == CRC32 else values["num_batches"]
+            chunks = None if name.endswith(CRC32) else values["num_batches"]
             table.columns[name] = RunTable.from_json(column, len(table), chunks, f"{where}: columns: {name}")
+        for name, facts in value.get("fields", {}).items():
+            table._take_field(name, facts, f"{where}: fields: {name}")
         return table
+
+    def _take_field(self, name: str, value: Any, where: str) -> None:
+        facts = {key: _require_array(value, key, kind, where) for key, kind in INDEX_FIELD_KEYS.items()}
+        if {len(array) for array in facts.values()} != {len(self)}:
+            raise FormatError(f"{where}: expected the digests of each of {len(self):,} shards")
+        if not all(map(is_sha256, facts["sha256"])):
+            raise FormatError(f"{where}: expected {SHA256_CHARS} hexadecimal digits in sha256")
+        self.fields[name] = facts
 
     def _require_names(self, where: str) -> None:
         require_paths(self.values["path"], where)
@@ -214,6 +242,19 @@ class ShardTable(Sequence[ShardEntry]):
         if set(map(len, digests)) - {SHA256_CHARS} or not is_hexadecimal("".join(digests)):
             bad = next((digest for digest in digests if not is_sha256(digest)), "")
             raise FormatError(f"{where}: expected {SHA256_CHARS} hexadecimal digits in sha256, found {bad!r}")
+
+
+#: What is known of a field of a shard that grows.
+_GROWING_FIELD: Final = FieldDigest(0, NO_SHA256, NOT_KNOWN)
+
+
+def _fields_of(entries: list[ShardEntry]) -> list[str]:
+    return sorted({name for entry in entries for name in entry.fields})
+
+
+def _field_arrays(digests: list[FieldDigest]) -> dict[str, Any]:
+    sizes, sha256, crc32 = zip(*digests, strict=True)
+    return {"bytes": np.array(sizes, np.int64), "sha256": list(sha256), "crc32": np.array(crc32, np.int64)}
 
 
 class RunTable:

@@ -13,6 +13,7 @@ from typing import Any, Final, Self
 import numpy as np
 import numpy.typing as npt
 
+from zb_hdf5.core.extents import Extents
 from zb_hdf5.core.files import Identity
 from zb_hdf5.core.open_files import OpenFiles
 from zb_hdf5.core.paths import local_path
@@ -26,7 +27,15 @@ from zb_hdf5.formats.hdf5.stream_reader import (
     read_doc_offsets,
 )
 from zb_hdf5.formats.npy import read_npy_header
-from zb_hdf5.spec import DEFAULT_SPLIT, DOCUMENTS_SUFFIX, INDEX_NAME, NO_BOUNDARY, TokenArray, combine_sha256
+from zb_hdf5.spec import (
+    DEFAULT_SPLIT,
+    DOCUMENTS_SUFFIX,
+    INDEX_NAME,
+    NO_BOUNDARY,
+    StoreMeta,
+    TokenArray,
+    combine_sha256,
+)
 from zb_hdf5.store.index import ShardIndex
 
 FINGERPRINT_SAMPLES: Final = 16
@@ -100,10 +109,7 @@ class MmapTokenStore:
             raise IncompleteError(f"{folder / unfinished.path}: its writer has not finished; make it again")
         self._index = index
         self._document_count = int(np.maximum(values["document_count"], 0).sum())
-        self.dtype: np.dtype[Any] = meta.dtype
-        self.boundary_token_id, self.vocab_size, self.tokenizer = (
-            meta.boundary_token_id, meta.vocab_size, meta.tokenizer,
-        )  # fmt: skip
+        self._take_meta(meta)
         self._sha256 = values["sha256"]
         self.paths = [folder / path for path in values["path"]]
         for path in self.paths:
@@ -111,6 +117,14 @@ class MmapTokenStore:
                 raise FormatError(f"{folder / INDEX_NAME}: names {path.name}, which is not there; restore it")
         counts: list[int] = values["token_count"].tolist()
         return counts
+
+    def _take_meta(self, meta: StoreMeta) -> None:
+        self.dtype: np.dtype[Any] = meta.dtype
+        self.boundary_token_id, self.vocab_size, self.tokenizer = (
+            meta.boundary_token_id,
+            meta.vocab_size,
+            meta.tokenizer,
+        )
 
     def _take_npy(self) -> list[int]:
         self.paths = npy_files(self.path)
@@ -129,9 +143,9 @@ class MmapTokenStore:
         return [shape[0] for shape, *_ in headers]
 
     def _take_file(self, found: StreamInspection) -> list[int]:
-        self.dtype, self.boundary_token_id = found.dtype, found.boundary_token_id
-        self._document_count, self._identities[0] = found.document_count, found.identity
-        self.vocab_size, self.tokenizer, self.paths = found.vocab_size, found.tokenizer, [self.path]
+        self._document_count, self._identities[0] = found.meta.document_count, found.identity
+        self._take_meta(found.meta)
+        self.paths = [self.path]
         self._sha256 = [] if found.sha256 is None else [found.sha256]
         return [found.token_count]
 
@@ -142,6 +156,21 @@ class MmapTokenStore:
     def access(self) -> str:
         """The I/O path of the first file: "auto", "mmap", "pread" or "h5py"."""
         return self._file(0).access
+
+    @property
+    def extents(self) -> Extents | None:
+        """Where the chunks of the first file lie in it; None where only HDF5 knows."""
+        return self._file(0).extents
+
+    def pieces(self, start: int, stop: int) -> list[tuple[Path, int, int]]:
+        """Return the files that hold tokens `start` to `stop`, and for each of them which of its own tokens."""
+        found = []
+        while start < stop:
+            number = bisect_right(self._starts, start) - 1
+            first, end = self._starts[number], min(stop, self._starts[number + 1])
+            found.append((self.paths[number], start - first, end - first))
+            start = end
+        return found
 
     @property
     def fingerprint(self) -> str:

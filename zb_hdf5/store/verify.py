@@ -1,4 +1,4 @@
-"""Checks every stored batch against every digest that was stored with it."""
+"""Checks every stored batch, and every chunk of a stream, against every digest that was stored with it."""
 
 from __future__ import annotations
 
@@ -11,31 +11,41 @@ from pathlib import Path
 from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.core.paths import local_path
 from zb_hdf5.errors import ChecksumError, FormatError, IncompleteError, ZbError
-from zb_hdf5.formats.registry import FORMATS, detect_backend
-from zb_hdf5.spec import INDEX_NAME
+from zb_hdf5.formats.registry import FORMATS, format_of, open_chunks
+from zb_hdf5.spec import BATCHES_LAYOUT, INDEX_NAME
 from zb_hdf5.store.index import ShardIndex
-from zb_hdf5.store.kinds import is_stream
 from zb_hdf5.store.report import ShardReport
 from zb_hdf5.store.table import ShardEntry
-from zb_hdf5.store.verify_stream import verify_stream
+from zb_hdf5.store.tokens import npy_files
 
-Progress = Callable[[int], None]
-
-
+Count = Callable[[int], None]
 EntryCheck = Callable[[BatchReader, ShardReport], None]
 
 
+def _ignore(count: int) -> None:
+    pass
+
+
 def verify_store(
-    path: str | os.PathLike[str], *, workers: int | None = None, progress: Progress = lambda tokens: None
+    path: str | os.PathLike[str],
+    *,
+    split: str | None = None,
+    workers: int | None = None,
+    progress: Count = _ignore,
+    announce: Count = _ignore,
 ) -> list[ShardReport]:
-    """Check a file, or every shard of a store, several shards at a time.
+    """Check a file, or every shard of a store, several shards at a time: batches, streams and `.npy` files.
 
     Parameters
     ----------
+    split
+        Of a store, check the shards of this split only; None: all of them.
     workers
         Threads; by default one per core that this process may use. Hashing and reading release the interpreter lock.
     progress
         Called with the number of tokens checked since the last call, from any of the threads.
+    announce
+        Called once with the number of tokens that there are to check, if there are any.
 
     Returns
     -------
@@ -47,32 +57,31 @@ def verify_store(
     ------
     FormatError
         If `path` is a folder whose `shards.json` cannot be read.
+    ArgumentError
+        If no shard is of that split.
     """
     path = local_path(path)
-    if _is_stream(path):
-        return verify_stream(path, workers=workers, progress=progress)
+    folder = path.parent if path.name == INDEX_NAME else path
+    files = npy_files(path)
     index = None
-    if path.is_dir() or path.name == INDEX_NAME:
-        folder = path if path.is_dir() else path.parent
-        index = ShardIndex.load(path)
+    if path.name == INDEX_NAME or (folder / INDEX_NAME).exists() or not files:
+        index = ShardIndex.load(folder).of_split(split)
+        announce(index.token_count)
         jobs: list[tuple[Path, EntryCheck]] = [
             (entry.file(folder), partial(_check_entry, index, entry)) for entry in index.shards
         ]
+        announce = _ignore
     else:
-        jobs = [(path, lambda reader, report: None)]
+        jobs = [(file, _check_nothing) for file in files]
     with ThreadPoolExecutor(workers or len(os.sched_getaffinity(0)), thread_name_prefix="zb-verify") as pool:
-        reports = list(pool.map(lambda job: _verify_file(job[0], job[1], progress), jobs))
-    if index is not None and not any(report.problem for report in reports):
+        reports = list(pool.map(lambda job: _verify_file(job[0], job[1], progress, announce), jobs))
+    if index is not None and split is None and not any(report.problem for report in reports):
         _check_records(index, reports)
     return reports
 
 
-def _is_stream(path: Path) -> bool:
-    """Return whether there are tokens instead of batches; what is too damaged to say is no stream."""
-    try:
-        return is_stream(path)
-    except (ZbError, OSError):
-        return False
+def _check_nothing(reader: BatchReader, report: ShardReport) -> None:
+    """Check a file that no index names."""
 
 
 def _check_records(index: ShardIndex, reports: list[ShardReport]) -> None:
@@ -88,27 +97,36 @@ def _check_records(index: ShardIndex, reports: list[ShardReport]) -> None:
         )
 
 
-def _verify_file(path: Path, check_entry: EntryCheck, progress: Progress) -> ShardReport:
+def _verify_file(path: Path, check_entry: EntryCheck, progress: Count, announce: Count) -> ShardReport:
     report = ShardReport(str(path))
     try:
-        report.backend = detect_backend(path)
-        row = FORMATS[report.backend]
-        with row.reader_class()(path) as reader:
-            report.total_records = reader.meta.total_records
-            report.num_batches, report.token_count = reader.num_batches, reader.num_batches * reader.meta.batch_tokens
-            report.sha256, report.checks = reader.compare_digests(progress)
-            extra = row.extra_checks(reader)
-            report.checks += extra
-            check_entry(reader, report)
-            if report.checks == extra:  # they say nothing of the tokens
-                report.missing = reader.missing_digests()
-        if not reader.complete:
-            raise IncompleteError(f"{path}: its writer has not finished: {reader.num_batches:,} batches are committed")
+        row = format_of(path)
+        report.backend = row.name
+        if row.undigested:
+            report.token_count, report.missing = row.look_at(path)
+            return report
+        with open_chunks(path) as reader:
+            announce(reader.token_count)
+            _verify_reader(reader, check_entry, report, progress)
     except ZbError as error:
         report.problem = error
     except OSError as error:
         report.problem = IncompleteError(f"{path}: {error}")
     return report
+
+
+def _verify_reader(reader: BatchReader, check_entry: EntryCheck, report: ShardReport, progress: Count) -> None:
+    report.total_records, report.token_count = reader.meta.total_records, reader.token_count
+    report.num_batches = reader.num_batches if reader.meta.layout == BATCHES_LAYOUT else 0
+    report.sha256, report.checks = reader.compare_digests(progress)
+    extra = FORMATS[reader.backend].extra_checks(reader)
+    report.checks += extra
+    check_entry(reader, report)
+    if report.checks == extra:  # they say nothing of the tokens
+        report.missing = reader.missing_digests()
+    if not reader.complete:
+        counted = f"{report.num_batches:,} batches" if report.num_batches else f"{report.token_count:,} tokens"
+        raise IncompleteError(f"{reader.path}: its writer has not finished: {counted} are committed")
 
 
 def _check_entry(index: ShardIndex, entry: ShardEntry, reader: BatchReader, report: ShardReport) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,10 @@ from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.errors import ArgumentError, BackendError, UnverifiableError, ZbError
 from zb_hdf5.spec import DTYPE_BY_NAME, StoreMeta, TokenArray, as_stored, signed
 from zb_hdf5.store.tokens import MmapTokenStore
-from zb_hdf5.store.verify_stream import verify_stream
+from zb_hdf5.store.verify import verify_store
+
+#: What the fingerprint of a `WindowReader` ends with: records in a batch, tokens from one to the next, shared tokens.
+_WINDOWS: Final = re.compile(r":([1-9]\d{0,17})x([1-9]\d{0,17})\+(\d{1,18})$")
 
 
 class WindowReader(BatchReader):
@@ -92,27 +95,42 @@ class WindowReader(BatchReader):
 
     def _compute_fingerprint(self) -> str:
         # the batch size too: a shuffle of batches means other records with another one
-        return f"{self.store.fingerprint}:{self.meta.batch_size}{self._shape_of_windows()}"
-
-    def _shape_of_windows(self) -> str:
-        return f"x{self._stride}+{self.meta.seq_len - self._stride}"
+        return f"{self.store.fingerprint}:{self.meta.batch_size}x{self._stride}+{self.meta.seq_len - self._stride}"
 
     def serving(self, fingerprint: object) -> WindowReader:
         """Return a reader of the same windows in batches of another size, if the fingerprint says so."""
-        same = rf"{re.escape(self.store.fingerprint)}:([1-9]\d{{0,17}}){re.escape(self._shape_of_windows())}"
-        found = re.fullmatch(same, fingerprint) if isinstance(fingerprint, str) else None
-        if found is None or int(found[1]) == self.meta.batch_size:
-            return self
         other = WindowReader.__new__(WindowReader)
         try:
-            other._set_windows(self.store, int(found[1]), self._stride, self.meta.seq_len - self._stride)
+            batch_size = windows_of(fingerprint)["batch_size"]
+            other._set_windows(self.store, batch_size, self._stride, self.meta.seq_len - self._stride)
         except ZbError:  # the stream has no batch of that size
             return self
-        return other
+        return other if other.fingerprint == fingerprint != self.fingerprint else self
+
+    def first_token(self, record: int, seq_len: int) -> int:
+        """Return where a record of `seq_len` tokens, a divisor of those of a window, begins in the stream."""
+        window, part = divmod(record, self.seq_len // seq_len)
+        return window * self._stride + part * seq_len
+
+
+def windows_of(fingerprint: object) -> dict[str, int]:
+    """Return the `batch_size`, `seq_len` and `overlap` of the reader that has this fingerprint.
+
+    Raises
+    ------
+    ArgumentError
+        If it is not that of windows.
+    """
+    found = _WINDOWS.search(fingerprint) if isinstance(fingerprint, str) else None
+    if found is None:
+        raise ArgumentError(f"expected the fingerprint of windows of a token stream, found {fingerprint!r}")
+    return {
+        name: int(number) for name, number in zip(("batch_size", "seq_len", "overlap"), found.groups(), strict=True)
+    }
 
 
 def _require_digests(path: Path, split: str | None) -> None:
-    for report in verify_stream(path, split=split):
+    for report in verify_store(path, split=split):
         if report.problem:
             raise report.problem
         if report.missing:

@@ -18,7 +18,7 @@ from zb_hdf5.core.extents import Extents, Run
 from zb_hdf5.core.files import Identity, identity_of, regular, require_bytes, require_identity, require_regular
 from zb_hdf5.core.locks import NO_LOCKS
 from zb_hdf5.errors import FormatError, IncompleteError, UnavailableError, ZbError
-from zb_hdf5.spec import BATCHES, CRC32_CHUNK_ROWS, HDF5_ALIGNMENT, HDF5_LIBVER
+from zb_hdf5.spec import BATCHES, CRC32, CRC32_CHUNK_ROWS, HDF5_ALIGNMENT, HDF5_LIBVER, TOKENS
 
 #: What zeros and ascending numbers shrink to by the common filters, at most.
 FILTER_RATIO: Final = 4096
@@ -81,6 +81,14 @@ def h5_identity(h5: h5py.File, *, growing: bool) -> Identity:
     return identity_of(h5.id.get_vfd_handle(), growing=growing)
 
 
+def require_version(h5: h5py.File, expected: int, path: Path) -> None:
+    """Raise `FormatError` unless a file is of this version of its format."""
+    found = h5.attrs.get("format_version")
+    if np.ndim(found) != 0 or found != expected:
+        early = "; it was written by an early build: convert again" if np.ndim(found) == 0 and found == 1 else ""
+        raise FormatError(f"{path}: expected format_version {expected}, found {found}{early}")
+
+
 def require_stored(claimed_bytes: int, h5: h5py.File, stored: h5py.Dataset, path: Path) -> None:
     """Raise `IncompleteError` if a file is shorter than the data that it claims to have.
 
@@ -110,9 +118,9 @@ def h5_damage(path: Path) -> Iterator[None]:
 
 
 def missing_filters(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield (problem, remedy) for each filter that the batches of a file need, and this HDF5 library has not."""
+    """Yield (problem, remedy) for each filter that the tokens of a file need, and this HDF5 library has not."""
     with open_h5_for_reading(path) as h5:
-        stored = own_dataset(h5, path, BATCHES)
+        stored = own_dataset(h5, path, BATCHES) or own_dataset(h5, path, TOKENS)
         creation: Any = stored.id.get_create_plist() if stored else h5py.h5p.create(h5py.h5p.DATASET_CREATE)
         for number in range(creation.get_nfilters()):
             code, _, _, name = creation.get_filter(number)
@@ -186,6 +194,43 @@ def chunk_offsets(stored: h5py.Dataset, num_chunks: int | None = None) -> npt.ND
 
     stored.id.chunk_iter(record)
     return offsets
+
+
+def chunk_extents(stored: h5py.Dataset, chunk_bytes: int, num_chunks: int, path: Path) -> tuple[Extents | None, str]:
+    """List the chunks once; return the extents of the first ones, or None and what stands in the way.
+
+    Raises
+    ------
+    FormatError
+        If one has no place.
+    """
+    if stored.id.get_create_plist().get_nfilters():
+        return None, "it is compressed or filtered"
+    offsets = chunk_offsets(stored, num_chunks)
+    missing = np.flatnonzero(offsets < 0)
+    if len(missing):
+        raise FormatError(f"{path}: batch {missing[0]:,} is committed but has no chunk; restore the file")
+    return Extents.from_offsets(offsets, chunk_bytes), ""
+
+
+def read_crc32(h5: h5py.File, path: Path, num_batches: int, name: str = CRC32) -> npt.NDArray[np.uint32]:
+    """Return the stored crc32 of each batch of a column.
+
+    Raises
+    ------
+    FormatError
+        If there is no crc32 for each of them.
+    """
+    stored = own_dataset(h5, path, name)
+    if stored is None or stored.ndim != 1 or len(stored) < num_batches:
+        raise FormatError(f"{path}: expected a dataset {name!r} of {num_batches:,} rows, found {stored!r}")
+    require_stored(num_batches * stored.dtype.itemsize, h5, stored, path)
+    return np.asarray(stored[:num_batches], dtype="<u4")
+
+
+def text_of(value: object) -> object:
+    """Decode a fixed-length text; leave anything else as it is."""
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
 
 def chunk_runs(stored: h5py.Dataset) -> tuple[Run, ...]:

@@ -7,6 +7,7 @@ A published store is opened once, its extents are listed with one `chunk_iter`, 
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -20,15 +21,19 @@ from zb_hdf5.core.extents import ExtentFile, Extents, Run
 from zb_hdf5.core.files import Identity
 from zb_hdf5.errors import ArgumentError, BackendError, FormatError, IncompleteError, UnverifiableError
 from zb_hdf5.formats.documents import DocumentsBeside
+from zb_hdf5.formats.hdf5.fields import HDF5FieldReader, fields_in
 from zb_hdf5.formats.hdf5.file import (
     bytes_elsewhere,
-    chunk_offsets,
+    chunk_extents,
     crc32_runs,
     h5_damage,
     h5_identity,
     open_h5_for_reading,
     own_dataset,
+    read_crc32,
     require_stored,
+    require_version,
+    text_of,
 )
 from zb_hdf5.formats.hdf5.source import H5pySource
 from zb_hdf5.formats.sidecar import crc32_path, no_crc32_file, read_crc32_file
@@ -106,6 +111,9 @@ class HDF5BatchReader(BatchReader):
         super().__init__(path, found.meta, found.num_batches, source)
         self._foreign, self._is_face = dataset is not None, found.is_face
         self.extents, self.complete, self.sha256 = found.extents, found.complete, found.sha256
+        self._open_field = partial(
+            HDF5FieldReader, path, access=access, verify="batch" if verify == "batch" else "none"
+        )
         if found.extents is not None:
             self.columns = {BATCHES: tuple(found.extents.runs)}
             if found.crc32_runs:
@@ -153,6 +161,8 @@ class HDF5BatchReader(BatchReader):
         """Show the batches that a live writer has committed since; return `num_batches`."""
         if not self.complete and isinstance(self._source, H5pySource):
             self.num_batches, self.complete, self.sha256 = self._source.refresh()
+            for field in self._fields.values():  # after the tokens: they are never behind them
+                field.refresh()
         return self.num_batches
 
 
@@ -170,16 +180,14 @@ class _Layout(NamedTuple):
 
 
 def _inspect_store(h5: h5py.File, path: Path) -> _Layout:
-    found = _text(h5.attrs.get("format"))
+    found = text_of(h5.attrs.get("format"))
     if found == STREAM_FORMAT:
         raise FormatError(f"{path}: is a token stream: pass batch_size and seq_len for windows over it")
     if found != HDF5_FORMAT:
         raise FormatError(
             f"{path}: expected root attribute format={HDF5_FORMAT!r}, found {found!r}; {_foreign_hint(h5)}"
         )
-    version = h5.attrs.get("format_version")
-    if np.ndim(version) != 0 or version != HDF5_VERSION:
-        raise FormatError(f"{path}: expected format_version {HDF5_VERSION}, found {version}")
+    require_version(h5, HDF5_VERSION, path)
     missing = [name for name in ROOT_ATTRIBUTES if name not in h5.attrs]
     if missing:
         raise FormatError(f"{path}: root attribute {missing[0]!r} is missing")
@@ -203,14 +211,10 @@ def _meta(h5: h5py.File, stored: h5py.Dataset, path: Path) -> StoreMeta:
     names = ("batch_size", "seq_len", "seed", "total_records", "document_count", "vocab_size")
     try:
         numbers: dict[str, Any] = {name: int(h5.attrs[name]) for name in names}
-        return StoreMeta(dtype=stored.dtype, tokenizer=str(_text(h5.attrs["tokenizer"])), **numbers)
+        text, fields = str(text_of(h5.attrs["tokenizer"])), fields_in(h5, path)
+        return StoreMeta(dtype=stored.dtype, tokenizer=text, fields=fields, **numbers)
     except (ArgumentError, TypeError, ValueError, OverflowError) as error:
         raise FormatError(f"{path}: bad root attributes: {error}") from error
-
-
-def _text(value: object) -> object:
-    """Decode a fixed-length text; leave anything else as it is."""
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
 
 def _inspect_foreign(h5: h5py.File, path: Path, dataset: str) -> _Layout:
@@ -259,29 +263,8 @@ def _chunk_extents(stored: h5py.Dataset, meta: StoreMeta, num_batches: int, path
     batches, rows, tokens = stored.chunks
     if (batches, tokens) != (1, meta.seq_len) or rows < meta.batch_size:
         return None, f"its chunks are {stored.chunks}, not one batch {(1, *meta.shape)}"
-    if stored.id.get_create_plist().get_nfilters():
-        return None, "it is compressed or filtered"
-    offsets = chunk_offsets(stored, num_batches)
-    missing = np.flatnonzero(offsets < 0)
-    if len(missing):
-        raise FormatError(f"{path}: batch {missing[0]:,} is committed but has no chunk; restore the file")
-    return Extents.from_offsets(offsets, meta.batch_bytes), ""
+    return chunk_extents(stored, meta.batch_bytes, num_batches, path)
 
 
 def _required_crc32(h5: h5py.File, path: Path, found: _Layout) -> npt.NDArray[np.uint32]:
     return read_crc32_file(path, found.num_batches) if found.is_face else read_crc32(h5, path, found.num_batches)
-
-
-def read_crc32(h5: h5py.File, path: Path, num_batches: int) -> npt.NDArray[np.uint32]:
-    """Return the stored crc32 of each batch.
-
-    Raises
-    ------
-    FormatError
-        If there is no crc32 for each of them.
-    """
-    stored = own_dataset(h5, path, CRC32)
-    if stored is None or stored.ndim != 1 or len(stored) < num_batches:
-        raise FormatError(f"{path}: expected a dataset {CRC32!r} of {num_batches:,} rows, found {stored!r}")
-    require_stored(num_batches * stored.dtype.itemsize, h5, stored, path)
-    return np.asarray(stored[:num_batches], dtype="<u4")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from errno import EIO
 from pathlib import Path
 from typing import Any, Final
@@ -35,25 +35,56 @@ def stored_bytes(meta: StoreMeta, num_batches: int) -> int:
     return meta_block_bytes(num_batches) + crc32 + HDF5_ALIGNMENT + num_batches * meta.padded_batch_bytes
 
 
+class Places:
+    """Where the chunks of one growing dataset lie, which is allocated early and never filled."""
+
+    def __init__(self, stored: h5py.Dataset) -> None:
+        self.stored = stored
+        self.chunk_bytes = int(np.prod(stored.chunks)) * stored.dtype.itemsize
+        small = self.chunk_bytes < HDF5_ALIGNMENT
+        self.slot_bytes = self.chunk_bytes if small else -(-self.chunk_bytes // HDF5_ALIGNMENT) * HDF5_ALIGNMENT
+        self.offsets = np.empty(0, np.int64)
+
+    def learn(self) -> int:
+        """Learn where the new chunks are; return the number of the first of them."""
+        first, rows = len(self.offsets), self.stored.chunks[0]
+        stop = -(-self.stored.shape[0] // rows)
+        if stop > first:
+            # two questions, not one for each chunk: HDF5 looks at all chunks to answer one
+            begin, last = (self._offset(k * rows) for k in (first, stop - 1))
+            new = begin + np.arange(stop - first) * self.slot_bytes
+            if new[-1] != last:  # metadata lie between them
+                new = chunk_offsets(self.stored)[first:]
+            self.offsets = np.concatenate([self.offsets, new])
+        return first
+
+    def _offset(self, row: int) -> int:
+        place = (row, *(0 for _ in self.stored.chunks[1:]))
+        return int(self.stored.id.get_chunk_info_by_coord(place).byte_offset)
+
+    def runs(self, first: int, stop: int) -> Iterator[tuple[int, int]]:
+        """Yield (begin, end) of the bytes that chunks lie in, each run of them in one."""
+        offsets = self.offsets[first:stop]
+        for run in np.split(offsets, np.flatnonzero(np.diff(offsets) != self.slot_bytes) + 1):
+            if len(run):
+                yield int(run[0]), int(run[-1]) + self.chunk_bytes
+
+
 class Room:
-    """The places of the chunks of a growing dataset, which are allocated before there are bytes for them.
+    """The places of the chunks of growing datasets, which are allocated before there are bytes for them.
 
     Parameters
     ----------
     h5
         The file that is being written.
     stored
-        Its large dataset: allocated early, never filled.
+        Its large datasets, which have as many chunks each; the surplus of the last one can be cut off.
     fd
         A descriptor of the file.
     """
 
-    def __init__(self, h5: h5py.File, stored: h5py.Dataset, fd: int) -> None:
-        self._h5, self._stored, self._fd = h5, stored, fd
-        self._chunk_bytes = int(np.prod(stored.chunks)) * stored.dtype.itemsize
-        small = self._chunk_bytes < HDF5_ALIGNMENT
-        self._slot_bytes = self._chunk_bytes if small else -(-self._chunk_bytes // HDF5_ALIGNMENT) * HDF5_ALIGNMENT
-        self._offsets = np.empty(0, np.int64)
+    def __init__(self, h5: h5py.File, stored: Sequence[h5py.Dataset], fd: int) -> None:
+        self._h5, self._places, self._fd = h5, [Places(dataset) for dataset in stored], fd
         self._end = 0  # of the file
         self._solid = 0  # nothing before this byte can be cut off
         self._reserved = 0  # chunks whose disk space is taken
@@ -61,7 +92,7 @@ class Room:
     @property
     def num_chunks(self) -> int:
         """Chunks that have a place."""
-        return len(self._offsets)
+        return len(self._places[-1].offsets)
 
     def extend(self, lengths: Mapping[h5py.Dataset, int]) -> None:
         """Extend datasets, flush, and take the disk space of all metadata that lie in between.
@@ -69,7 +100,7 @@ class Room:
         Parameters
         ----------
         lengths
-            In the order in which room is made: the large dataset last, so that its surplus can be cut off.
+            In the order in which room is made: the large datasets last, in their order.
         """
         for dataset, length in lengths.items():
             dataset.resize(length, axis=0)
@@ -77,37 +108,19 @@ class Room:
         if os.fstat(self._fd).st_size < end:
             os.ftruncate(self._fd, end)  # before it is announced: HDF5 refuses a file that is shorter than it says
         self._h5.flush()
-        self._take_offsets(end)
+        self._take_space_between(end)
 
-    def _take_offsets(self, end: int) -> None:
+    def _take_space_between(self, end: int) -> None:
         """Learn where the new chunks are; reserve what lies around them."""
-        first, rows = self.num_chunks, self._stored.chunks[0]
-        stop, start = -(-self._stored.shape[0] // rows), self._end
-        if stop > first:
-            # two questions, not one for each chunk: HDF5 looks at all chunks to answer one
-            begin, last = (self._offset(k * rows) for k in (first, stop - 1))
-            new = begin + np.arange(stop - first) * self._slot_bytes
-            if new[-1] != last:  # metadata lie between them
-                new = chunk_offsets(self._stored)[first:]
-            self._offsets = np.concatenate([self._offsets, new])
-        for begin, run_end in self._runs(first, stop):
+        new = sorted(run for places in self._places for run in places.runs(places.learn(), len(places.offsets)))
+        start = self._end
+        for begin, run_end in new:
             self._reserve(start, begin)
             self._solid, start = begin, run_end
         if start < end:
             self._reserve(start, end)
             self._solid = end
         self._end = end
-
-    def _offset(self, row: int) -> int:
-        place = (row, *(0 for _ in self._stored.chunks[1:]))
-        return int(self._stored.id.get_chunk_info_by_coord(place).byte_offset)
-
-    def _runs(self, first: int, stop: int) -> Iterator[tuple[int, int]]:
-        """Yield (begin, end) of the bytes that chunks lie in, each run of them in one."""
-        offsets = self._offsets[first:stop]
-        for run in np.split(offsets, np.flatnonzero(np.diff(offsets) != self._slot_bytes) + 1):
-            if len(run):
-                yield int(run[0]), int(run[-1]) + self._chunk_bytes
 
     def _reserve(self, begin: int, end: int) -> None:
         if begin < end:
@@ -121,27 +134,31 @@ class Room:
         """Take the disk space of the chunks before `stop`: a full disk is an error before HDF5 is touched."""
         if stop <= self._reserved:
             return
-        ahead = min(self.num_chunks, stop + RESERVE_BYTES // self._slot_bytes)
+        ahead = min(self.num_chunks, stop + RESERVE_BYTES // sum(places.slot_bytes for places in self._places))
         try:
             self._reserve_chunks(ahead)
         except OSError:  # a disk that is nearly full may still hold this commit
             self._reserve_chunks(stop)
 
     def _reserve_chunks(self, stop: int) -> None:
-        for begin, end in self._runs(self._reserved, stop):
-            self._reserve(begin, end)
+        for places in self._places:
+            for begin, end in places.runs(self._reserved, stop):
+                self._reserve(begin, end)
         self._reserved = stop
 
     def place(self, first: int, count: int, slot_bytes: int) -> int | None:
-        """Return the byte offset of chunk `first`, if it and those behind it lie in a row of slots of this size."""
-        begin, last = self._offsets[[first, first + count - 1]].tolist()
+        """Return the offset of chunk `first` of the last dataset, if it and those behind it lie in slots of this size.
+
+        None where they do not.
+        """
+        begin, last = self._places[-1].offsets[[first, first + count - 1]].tolist()
         return begin if last - begin == (count - 1) * slot_bytes else None
 
     def cut_off(self, num_chunks: int) -> None:
         """Give back what lies behind the first chunks; the file is closed. HDF5 itself frees nothing in SWMR mode."""
-        end = end_of_file_address(self._fd)
+        end, last = end_of_file_address(self._fd), self._places[-1]
         if end == self._end:
-            kept = int(self._offsets[num_chunks - 1]) + self._chunk_bytes if num_chunks else 0
+            kept = int(last.offsets[num_chunks - 1]) + last.chunk_bytes if num_chunks else 0
             end = max(self._solid, kept)
             _set_end_of_file(self._fd, end)
         os.ftruncate(self._fd, end)

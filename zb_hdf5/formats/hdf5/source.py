@@ -15,7 +15,16 @@ from zb_hdf5.columns.source import gather_from_batches
 from zb_hdf5.core.files import Identity
 from zb_hdf5.errors import FormatError, IncompleteError, UnavailableError
 from zb_hdf5.formats.hdf5.file import h5_damage, open_h5_for_reading
-from zb_hdf5.spec import BATCHES_ATTRIBUTES, NO_SHA256, StoreMeta, TokenArray, as_stored, is_sha256, signed
+from zb_hdf5.spec import (
+    BATCHES_ATTRIBUTES,
+    BATCHES_LAYOUT,
+    NO_SHA256,
+    StoreMeta,
+    TokenArray,
+    as_stored,
+    is_sha256,
+    signed,
+)
 
 
 class WriterState(NamedTuple):
@@ -27,7 +36,7 @@ class WriterState(NamedTuple):
 
 
 class H5pySource:
-    """Reads the batches of one 3-D dataset through the HDF5 library.
+    """Reads the batches of one 3-D dataset, or the chunks of a 1-D one, through the HDF5 library.
 
     The file is opened at the first read of each process, so an instance may be pickled, or inherited by a fork. It is
     refused if another one has its name by then.
@@ -35,8 +44,11 @@ class H5pySource:
 
     access = "h5py"
 
-    def __init__(self, path: Path, dataset: str, meta: StoreMeta, identity: Identity) -> None:
+    def __init__(
+        self, path: Path, dataset: str, meta: StoreMeta, identity: Identity, marker: str | None = None
+    ) -> None:
         self._path, self._name, self._meta, self._identity = path, dataset, meta, identity
+        self._marker = marker or dataset  # the dataset whose attributes are the commit marker
         self._reset()
 
     def _reset(self) -> None:
@@ -47,15 +59,18 @@ class H5pySource:
         self._direct = False
         self._fd, self._size = -1, 0
 
-    def _dataset(self) -> h5py.Dataset:
+    def dataset(self) -> h5py.Dataset:
+        """Return the dataset, opened in this process."""
         if self._pid == os.getpid():
             return self._stored
         with self._lock:
             if self._pid != os.getpid():
                 self._h5 = open_h5_for_reading(self._path, self._identity)
                 self._stored = stored = self._h5[self._name]
+                self._rows = 1 if self._meta.layout == BATCHES_LAYOUT else self._meta.chunk_tokens  # of one chunk
                 # an unfiltered chunk that is one batch is read past HDF5's chunk cache: 6 µs instead of 9 for 64 KiB
-                plain = stored.chunks == (1, *self._meta.shape) and not stored.id.get_create_plist().get_nfilters()
+                plain = stored.chunks == (self._rows, *stored.shape[1:])
+                plain = plain and not stored.id.get_create_plist().get_nfilters()
                 self._direct = plain and stored.dtype == self._meta.dtype
                 self._fd = self._h5.id.get_vfd_handle()
                 # a live file may end up shorter: its writer gives back the room that it had reserved
@@ -76,15 +91,19 @@ class H5pySource:
 
     def read_range_into(self, start: int, out: TokenArray) -> None:
         """Fill `out` with consecutive batches."""
-        stored = self._dataset()
+        stored, rows = self.dataset(), self._rows
         self._check_size()
         try:
             if self._direct:
+                zeros = (0,) * (stored.ndim - 1)
                 for index, batch in enumerate(out, start):
-                    stored.id.read_direct_chunk((index, 0, 0), out=batch.reshape(-1).view(np.uint8))
+                    stored.id.read_direct_chunk((index * rows, *zeros), out=batch.reshape(-1).view(np.uint8))
+            elif self._meta.field is not None:
+                out[...] = stored[start * rows : (start + len(out)) * rows].reshape(out.shape)
             else:
-                tokens = stored[start : start + len(out)]
-                out[...] = as_stored(tokens, self._meta, f"{self._path}: {self._name} (batch {start:,})")
+                tokens = stored[start * rows : (start + len(out)) * rows]
+                stored_tokens = as_stored(tokens, self._meta, f"{self._path}: {self._name} (batch {start:,})")
+                out.reshape(-1)[: tokens.size] = stored_tokens.reshape(-1)  # the last chunk of a stream may hold fewer
         except OSError as error:
             if "filter" in str(error) or "plugin" in str(error):  # HDF5 looks for plugins, and reports that instead
                 raise UnavailableError(
@@ -121,7 +140,8 @@ class H5pySource:
 
     def refresh(self) -> WriterState:
         """Return the progress that the writer has committed by now."""
-        stored = self._dataset()
+        self.dataset()
+        stored = self._h5[self._marker]
         with h5_damage(self._path):
             stored.refresh()  # the low-level refresh leaves h5py's cached shape stale
             state = self.read_state(stored, self._path)
@@ -153,7 +173,7 @@ class H5pySource:
         self._reset()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_path": self._path, "_name": self._name, "_meta": self._meta, "_identity": self._identity}
+        return {name: getattr(self, name) for name in ("_path", "_name", "_meta", "_identity", "_marker")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import threading
+import zlib
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -11,9 +11,11 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
+from zb_hdf5.columns.reader import BatchReader
+from zb_hdf5.columns.source import BatchSource
 from zb_hdf5.core.extents import ExtentFile, Extents, Run
 from zb_hdf5.core.files import Identity
-from zb_hdf5.errors import BackendError, ConvertError, FormatError, IncompleteError
+from zb_hdf5.errors import ArgumentError, BackendError, ChecksumError, ConvertError, FormatError, IncompleteError
 from zb_hdf5.formats.hdf5.file import (
     chunk_offsets,
     crc32_runs,
@@ -22,17 +24,22 @@ from zb_hdf5.formats.hdf5.file import (
     open_h5_for_reading,
     own_dataset,
     require_stored,
+    require_version,
+    text_of,
 )
+from zb_hdf5.formats.hdf5.source import H5pySource
 from zb_hdf5.formats.npy import read_npy_header
 from zb_hdf5.spec import (
     CODE_BY_DTYPE,
     CRC32,
     DOC_OFFSETS,
     STREAM_FORMAT,
+    STREAM_LAYOUT,
     STREAM_ROOT_ATTRIBUTES,
     STREAM_VERSION,
     TOKENS,
     TOKENS_ATTRIBUTES,
+    StoreMeta,
     TokenArray,
     is_sha256,
 )
@@ -43,6 +50,8 @@ class StreamInspection(NamedTuple):
 
     Attributes
     ----------
+    meta
+        One batch is one chunk.
     sha256
         None until its writer has finished.
     extents
@@ -53,20 +62,18 @@ class StreamInspection(NamedTuple):
         Where the rows of crc32 lie; empty where that is not known.
     """
 
-    dtype: np.dtype[Any]
+    meta: StoreMeta
     token_count: int
-    document_count: int
-    max_token: int
-    boundary_token_id: int
-    chunk_tokens: int
     doc_offsets_crc32: int
-    vocab_size: int
-    tokenizer: str
     sha256: str | None
     complete: bool
     extents: Extents | None
     identity: Identity
     crc32_runs: tuple[Run, ...]
+
+    @property
+    def num_chunks(self) -> int:
+        return -(-self.token_count // self.meta.chunk_tokens)
 
 
 class TokenFile(Protocol):
@@ -78,10 +85,13 @@ class TokenFile(Protocol):
         As asked for: "auto", "mmap", "pread" or "h5py"; "h5py" too where only HDF5 can read it.
     identity
         What tells the file from another one that has its name later.
+    extents
+        Where the chunks lie; None where only HDF5 knows.
     """
 
     access: str
     identity: Identity
+    extents: Extents | None
     dtype: np.dtype[Any]
     num_tokens: int
 
@@ -104,7 +114,7 @@ class TokenFile(Protocol):
 def is_stream_file(path: Path) -> bool:
     """Return whether an HDF5 file says that it is a token stream."""
     with h5_damage(path), open_h5_for_reading(path) as h5:
-        return _text(h5.attrs.get("format")) == STREAM_FORMAT
+        return text_of(h5.attrs.get("format")) == STREAM_FORMAT
 
 
 def open_token_file(path: Path, access: str = "auto", identity: Identity | None = None) -> TokenFile:
@@ -124,12 +134,12 @@ def open_token_file(path: Path, access: str = "auto", identity: Identity | None 
     found = inspect_stream(path, identity)
     if found.extents is not None and access != "h5py":
         return ExtentTokens(
-            path, found.extents, found.chunk_tokens, found.token_count, found.dtype, access, found.identity
+            path, found.extents, found.meta.chunk_tokens, found.token_count, found.meta.dtype, access, found.identity
         )
     if access in ("mmap", "pread"):
         why = "it is compressed" if found.complete else "its writer has not finished"
         raise BackendError(f"{path}: access={access!r} needs plain extents, but {why}; use access='h5py' or 'auto'")
-    return H5pyTokens(path, found.token_count, found.dtype, found.identity)
+    return H5pyTokens(path, found)
 
 
 def _open_npy(path: Path, access: str, identity: Identity | None) -> TokenFile:
@@ -154,6 +164,7 @@ class ExtentTokens:
         identity: Identity | None = None,
     ) -> None:
         self.access, self.dtype, self.num_tokens, self._chunk_tokens = access, dtype, num_tokens, chunk_tokens
+        self.extents: Extents | None = extents
         self._file = ExtentFile(path, extents, (1, chunk_tokens), dtype, access, identity)
         self.identity = self._file.identity
 
@@ -182,46 +193,107 @@ class H5pyTokens:
     """Tokens through the HDF5 library: compressed files, and those that are still written. See `TokenFile`."""
 
     access = "h5py"
+    extents: Extents | None = None
 
-    def __init__(self, path: Path, num_tokens: int, dtype: np.dtype[Any], identity: Identity) -> None:
-        self._path, self.num_tokens, self.dtype, self.identity = path, num_tokens, dtype, identity
-        self._reset()
-
-    def _reset(self) -> None:
-        self._lock, self._pid = threading.Lock(), 0
-        self._h5: h5py.File = None
-
-    def _tokens(self) -> h5py.Dataset:
-        with self._lock:
-            if self._pid != os.getpid():
-                self._h5, self._pid = open_h5_for_reading(self._path, self.identity), os.getpid()
-            return self._h5[TOKENS]
+    def __init__(self, path: Path, found: StreamInspection) -> None:
+        self.num_tokens, self.dtype, self.identity = found.token_count, found.meta.dtype, found.identity
+        self._path, self._source = path, H5pySource(path, TOKENS, found.meta, found.identity)
 
     def flat(self) -> TokenArray | None:
         return None
 
     def read_into(self, start: int, out: TokenArray) -> None:
         with h5_damage(self._path):
-            out[...] = self._tokens()[start : start + len(out)]
+            out[...] = self._source.dataset()[start : start + len(out)]
 
     def is_cached(self, start: int) -> bool:
-        """Say yes: HDF5's global lock leaves nothing to gain from reading ahead."""
+        """Say yes, as for batches through HDF5."""
         return True
 
     def will_need(self, start: int) -> None:
         """Do nothing: where the bytes lie is known to HDF5 only."""
 
     def close(self) -> None:
-        if self._h5 is not None and self._pid == os.getpid():
-            self._h5.close()
-        self._reset()
+        self._source.close()
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("_path", "num_tokens", "dtype", "identity")}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._reset()
+class HDF5StreamReader(BatchReader):
+    """Reads an HDF5 stream as its chunks: batches of one record, of which the last may hold fewer tokens.
+
+    This is what is verified, repaired and indexed. `BatchReader` describes its functions; a `WindowReader` cuts
+    windows for training.
+
+    Raises
+    ------
+    FormatError, IncompleteError
+        If the file is no stream, or is damaged.
+    """
+
+    backend = "hdf5"
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        path = Path(path)
+        found = self._found = inspect_stream(path)
+        source: BatchSource
+        if found.extents is not None:
+            source = ExtentFile(path, found.extents, found.meta.shape, found.meta.dtype, "pread", found.identity)
+        else:
+            source = H5pySource(path, TOKENS, found.meta, found.identity)
+        super().__init__(path, found.meta, found.num_chunks, source)
+        self.complete, self.sha256, self.extents = found.complete, found.sha256, found.extents
+        if found.extents is not None:
+            self.columns = {TOKENS: tuple(found.extents.runs)} | ({CRC32: found.crc32_runs} if found.crc32_runs else {})
+
+    @property
+    def token_count(self) -> int:
+        return self._found.token_count
+
+    def name_of(self, number: int) -> str:
+        start, chunk_tokens = number * self.meta.chunk_tokens, self.meta.chunk_tokens
+        return f"chunk {number:,} (tokens {start:,} to {min(start + chunk_tokens, self.token_count):,})"
+
+    def stored_crc32(self) -> npt.NDArray[np.uint32]:
+        """Return the rows of the dataset `crc32`: one for each chunk, of its tokens alone."""
+        with h5_damage(self.path), open_h5_for_reading(self.path, self._found.identity) as h5:
+            return np.asarray(_rows_of(h5, self.path, CRC32, self.num_batches)[: self.num_batches], dtype="<u4")
+
+    def doc_offsets(self) -> npt.NDArray[np.uint64]:
+        """Return where the documents begin and the last one ends, shape (D + 1,): all that are committed.
+
+        Raises
+        ------
+        ChecksumError
+            If they are not those that were written.
+        FormatError
+            If they do not ascend.
+        """
+        offsets = read_doc_offsets(self.path, self._found.identity)
+        if not self.complete:
+            return offsets[offsets <= self.token_count]  # a killed writer may have been ahead with them
+        whole = int(offsets[0]) == 0 and int(offsets[-1]) == self.token_count
+        if not whole or not self.has_written(offsets):
+            raise ChecksumError(
+                f"{self.path}: the places of its documents are damaged; restore the shard, or make it again"
+            )
+        return offsets
+
+    def has_written(self, offsets: npt.NDArray[np.uint64]) -> bool:
+        """Return whether these are the offsets of documents whose crc32 the finished file has."""
+        return zlib.crc32(offsets) == self._found.doc_offsets_crc32
+
+
+def check_documents(reader: BatchReader) -> list[str]:
+    """Compare the places of the documents of a finished stream with their crc32; return the names of the checks.
+
+    Raises
+    ------
+    ChecksumError, FormatError
+        If they are not those that were written.
+    """
+    if not isinstance(reader, HDF5StreamReader) or not reader.complete:
+        return []
+    reader.doc_offsets()
+    return ["documents"]
 
 
 def inspect_stream(path: Path, identity: Identity | None = None) -> StreamInspection:
@@ -247,21 +319,27 @@ def inspect_stream(path: Path, identity: Identity | None = None) -> StreamInspec
         if not is_sha256(sha256):
             raise FormatError(f"{path}: expected 64 hexadecimal digits in sha256, found {sha256!r}")
         return StreamInspection(
-            stored.dtype,
+            _meta(h5, stored, path),
             token_count,
-            int(found["document_count"]),
-            int(found["max_token"]),
-            int(found["boundary_token_id"]),
-            chunk_tokens,
             int(found["doc_offsets_crc32"]),
-            int(h5.attrs["vocab_size"]),
-            str(_text(h5.attrs["tokenizer"])),
             sha256 if complete else None,
             complete,
             _chunk_extents(stored, token_count, path) if complete else None,
             h5_identity(h5, growing=not complete),
             crc32_runs(own_dataset(h5, path, CRC32)) if complete else (),
         )
+
+
+def _meta(h5: h5py.File, stored: h5py.Dataset, path: Path) -> StoreMeta:
+    names = ("chunk_tokens", "document_count", "boundary_token_id")
+    try:
+        chunk_tokens, documents, boundary = (int(stored.attrs[name]) for name in names)
+        return StoreMeta(
+            1, chunk_tokens, stored.dtype, document_count=documents, vocab_size=int(h5.attrs["vocab_size"]),
+            tokenizer=str(text_of(h5.attrs["tokenizer"])), boundary_token_id=boundary, layout=STREAM_LAYOUT,
+        )  # fmt: skip
+    except ArgumentError as error:
+        raise FormatError(f"{path}: bad attributes: {error}") from error
 
 
 def _rows_of(h5: h5py.File, path: Path, name: str, count: int) -> h5py.Dataset:
@@ -274,11 +352,10 @@ def _rows_of(h5: h5py.File, path: Path, name: str, count: int) -> h5py.Dataset:
 
 
 def _checked_tokens(h5: h5py.File, path: Path) -> h5py.Dataset:
-    found = _text(h5.attrs.get("format"))
+    found = text_of(h5.attrs.get("format"))
     if found != STREAM_FORMAT:
         raise FormatError(f"{path}: expected root attribute format={STREAM_FORMAT!r}, found {found!r}")
-    if h5.attrs.get("format_version") != STREAM_VERSION:
-        raise FormatError(f"{path}: expected format_version {STREAM_VERSION}, found {h5.attrs.get('format_version')}")
+    require_version(h5, STREAM_VERSION, path)
     stored = own_dataset(h5, path, TOKENS)
     if stored is None or stored.ndim != 1 or stored.dtype not in CODE_BY_DTYPE:
         raise FormatError(f"{path}: expected a 1-D dataset {TOKENS!r} of uint16 or uint32, found {stored!r}")
@@ -308,13 +385,3 @@ def read_doc_offsets(path: Path, identity: Identity | None = None) -> npt.NDArra
     if np.any(offsets[1:] < offsets[:-1]):
         raise FormatError(f"{path}: {DOC_OFFSETS} do not ascend; restore the file")
     return offsets
-
-
-def read_chunk_crc32(path: Path, num_chunks: int, identity: Identity | None = None) -> npt.NDArray[np.uint32]:
-    """Return the stored crc32 of each chunk."""
-    with h5_damage(path), open_h5_for_reading(path, identity) as h5:
-        return np.asarray(_rows_of(h5, path, CRC32, num_chunks)[:num_chunks], dtype="<u4")
-
-
-def _text(value: object) -> object:
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value

@@ -1,0 +1,190 @@
+"""Boundaries, positions, numbers and targets of documents: equal to a reference that looks at one token at a time."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zb_hdf5.core.pieces import Pieces, concatenate
+from zb_hdf5.errors import ArgumentError
+from zb_hdf5.spec import NO_DOCUMENT
+from zb_hdf5.views.documents import (
+    cu_seqlens,
+    document_ids,
+    document_offsets,
+    max_seqlen,
+    pieces_of_windows,
+    position_ids,
+    targets,
+)
+
+# --- the reference: per token, (number of its segment, offset of its first token, place in it) -------------------
+
+
+def tokens_of(pieces):
+    """Return (segment, offset or None for padding, place in the segment) of each token, row by row."""
+    rows = []
+    for row in range(pieces.num_records):
+        cells = []
+        for piece in range(pieces.ends[row], pieces.ends[row + 1]):
+            last = piece + 1 == pieces.ends[row + 1]
+            length = (pieces.seq_len if last else int(pieces.columns[piece + 1])) - int(pieces.columns[piece])
+            offset = int(pieces.offsets[piece])
+            for place in range(length):
+                cells.append((piece, None if offset == NO_DOCUMENT else offset + place, place))
+        assert len(cells) == pieces.seq_len
+        rows.append(cells)
+    return rows
+
+
+@st.composite
+def some_pieces(draw, seq_len=None, max_records=4):
+    seq_len = seq_len or draw(st.integers(1, 12))
+    ends, columns, offsets = [0], [], []
+    for _ in range(draw(st.integers(0, max_records))):
+        inner = draw(st.sets(st.integers(1, seq_len - 1), max_size=5)) if seq_len > 1 else set()
+        columns += [0, *sorted(inner)]
+        offsets += [draw(st.one_of(st.just(NO_DOCUMENT), st.integers(0, 2**63))) for _ in range(1 + len(inner))]
+        ends.append(len(columns))
+    return Pieces(np.array(ends), np.array(columns, np.uint32), np.array(offsets, np.uint64), seq_len)
+
+
+def same(found, expected):
+    assert (found.ends.dtype, found.columns.dtype, found.offsets.dtype) == (np.int64, np.uint32, np.uint64)
+    assert [part.tolist() for part in found[:3]] == [part.tolist() for part in expected[:3]]
+    assert found.seq_len == expected.seq_len
+
+
+# --- views -------------------------------------------------------------------------------------------------------
+
+
+@given(some_pieces())
+def test_segments_are_those_of_a_walk_over_the_tokens(pieces):
+    rows = tokens_of(pieces)
+    segments = [cell[0] for row in rows for cell in row]
+    begins = [place for place, segment in enumerate(segments) if place == 0 or segments[place - 1] != segment]
+    found = cu_seqlens(pieces)
+    assert found.dtype == np.int32
+    assert found.tolist() == [*begins, len(segments)]
+    assert max_seqlen(pieces) == max((stop - start for start, stop in pairwise(found.tolist())), default=0)
+    positions = position_ids(pieces)
+    assert (positions.dtype, positions.shape) == (np.int32, (len(rows), pieces.seq_len))
+    assert positions.tolist() == [[place for _, _, place in row] for row in rows]
+
+
+@given(some_pieces())
+def test_document_ids_count_the_segments_that_hold_text(pieces):
+    numbers, expected, offsets = {}, [], []
+    for row in tokens_of(pieces):
+        for segment, offset, place in row:
+            if offset is not None and place == 0:
+                numbers[segment] = len(numbers)
+                offsets.append(offset)
+        expected.append([-1 if offset is None else numbers[segment] for segment, offset, _ in row])
+    found = document_ids(pieces)
+    assert found.dtype == np.int32
+    assert found.tolist() == expected
+    assert document_offsets(pieces).tolist() == offsets
+
+
+@given(st.data(), st.sampled_from(["uint16", "uint32", "int64"]))
+def test_a_target_is_the_next_token_of_the_segment(data, dtype):
+    pieces = data.draw(some_pieces())
+    shape = (pieces.num_records, pieces.seq_len)
+    tokens = np.random.default_rng(7).integers(0, 60_000, shape).astype(dtype)
+    expected = [
+        [
+            int(tokens[row, column + 1])
+            if offset is not None and column + 1 < len(cells) and cells[column + 1][0] == segment
+            else -100
+            for column, (segment, offset, _) in enumerate(cells)
+        ]
+        for row, cells in enumerate(tokens_of(pieces))
+    ]
+    found = targets(tokens, pieces)
+    assert (found.dtype, found.shape) == (np.int64, shape)
+    assert found.tolist() == expected
+
+
+def test_the_inputs_of_windows_of_one_more_token_all_have_a_target():
+    pieces = Pieces(np.array([0, 2]), np.array([0, 3], np.uint32), np.array([10, 40], np.uint64), 6)
+    tokens = np.array([[1, 2, 3, 4, 5, 6]])
+    assert targets(tokens, pieces)[:, :-1].tolist() == [[2, 3, -100, 5, 6]]
+    assert cu_seqlens(pieces.first_columns(5)).tolist() == [0, 3, 5]
+
+
+@given(some_pieces(), st.integers(0, 9))
+def test_boundaries_are_filled_up_to_a_capacity(pieces, more):
+    needed = cu_seqlens(pieces)
+    padded = cu_seqlens(pieces, capacity=len(needed) + more)
+    assert padded.tolist() == [*needed.tolist(), *[int(needed[-1])] * more]
+    with pytest.raises(ArgumentError, match=f"at least {len(needed)} for this batch, found {len(needed) - 1}"):
+        cu_seqlens(pieces, capacity=len(needed) - 1)
+
+
+# --- pieces of other records --------------------------------------------------------------------------------------
+
+
+@given(st.data())
+def test_records_are_taken_joined_and_narrowed(data):
+    pieces = data.draw(some_pieces())
+    rows = [[cell[1:] for cell in row] for row in tokens_of(pieces)]
+    records = data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=6)) if rows else []
+    taken = pieces.take(np.array(records, np.int64))
+    assert [[cell[1:] for cell in row] for row in tokens_of(taken)] == [rows[record] for record in records]
+    same(concatenate([pieces.take(np.array([row])) for row in range(len(rows))] or [pieces]), pieces)
+    width = data.draw(st.integers(1, pieces.seq_len))
+    narrow = pieces.first_columns(width)
+    assert [[cell[1:] for cell in row] for row in tokens_of(narrow)] == [row[:width] for row in rows]
+
+
+@given(st.data(), st.integers(1, 4), st.integers(1, 4))
+def test_pieces_are_cut_where_records_are(data, seq_len, parts):
+    pieces = data.draw(some_pieces(seq_len=seq_len * parts))
+    whole = [cell[1] for row in tokens_of(pieces) for cell in row]
+    segments = [cell[0] for row in tokens_of(pieces) for cell in row]
+    cut = pieces.cut(seq_len)
+    assert (cut.num_records, cut.seq_len) == (pieces.num_records * parts, seq_len)
+    assert [cell[1] for row in tokens_of(cut) for cell in row] == whole
+    begins = [place for place in range(len(whole)) if place % seq_len == 0 or segments[place] != segments[place - 1]]
+    assert cut.starts.tolist() == begins
+    same(pieces.cut(pieces.seq_len), pieces)
+
+
+def test_pieces_of_several_lengths_are_refused():
+    pieces = Pieces(np.array([0, 1]), np.zeros(1, np.uint32), np.zeros(1, np.uint64), 6)
+    with pytest.raises(ArgumentError, match="must divide the 6 of the pieces, found 4"):
+        pieces.cut(4)
+    with pytest.raises(ArgumentError, match=r"of one length, found lengths \[3, 6\]"):
+        concatenate([pieces, pieces.cut(3)])
+
+
+# --- windows of a stream ------------------------------------------------------------------------------------------
+
+
+@given(
+    st.lists(st.integers(0, 6), max_size=12),
+    st.lists(st.integers(0, 90), max_size=6),
+    st.integers(1, 20),
+    st.sampled_from(["uint64", "int64", "uint32"]),
+)
+def test_pieces_of_windows_are_those_of_their_tokens(lengths, starts, seq_len, dtype):
+    doc_offsets = np.cumsum([0, *lengths]).astype(dtype)
+    document_of = np.repeat(np.arange(len(lengths)), lengths).tolist()
+    found = pieces_of_windows(doc_offsets, np.array(starts, np.int64), seq_len)
+    ends, columns, offsets = [0], [], []
+    for start in starts:
+        for column in range(seq_len):
+            here, before = (
+                document_of[token] if 0 <= token < len(document_of) else None
+                for token in (start + column, start + column - 1)
+            )
+            if column == 0 or here != before:
+                columns.append(column)
+                offsets.append(NO_DOCUMENT if here is None else start + column)
+        ends.append(len(columns))
+    same(found, Pieces(np.array(ends), np.array(columns, np.uint32), np.array(offsets, np.uint64), seq_len))

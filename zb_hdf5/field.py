@@ -1,0 +1,173 @@
+"""Fields: values that are aligned with the tokens, one value, or one small array, for each token."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Final, Self, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from zb_hdf5.errors import ArgumentError, ConvertError
+
+#: What names fields in a call: a structured dtype, name -> dtype (of a value, or of a small array), or `Field`s.
+Fields: TypeAlias = "np.dtype[Any] | Mapping[str, npt.DTypeLike] | Iterable[Field]"
+
+#: Names that a loader gives to its own values.
+RESERVED_NAMES: Final = frozenset(
+    {"tokens", "inputs", "targets", "cu_seqlens", "max_seqlen", "position_ids", "document_ids", "documents", "spans"}
+)
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+#: Kinds of dtype that HDF5 and numpy both have, of a fixed size.
+_KINDS: Final = "biufcS"
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One array that is aligned with the tokens.
+
+    Attributes
+    ----------
+    name
+        An identifier, and none of `RESERVED_NAMES`.
+    dtype
+        Of one value: of a fixed size, also structured.
+    shape
+        Of the values of one token: () for one value, (8,) for a vector of 8.
+
+    Raises
+    ------
+    ArgumentError
+        If the name or the dtype is none that can be stored.
+    """
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name) or self.name in RESERVED_NAMES:
+            raise ArgumentError(
+                f"expected a name of letters, digits and _ for a field, none of {', '.join(sorted(RESERVED_NAMES))}; "
+                f"found {self.name!r}"
+            )
+        if not _is_stored(self.dtype) or min(self.shape, default=1) < 1:
+            raise ArgumentError(
+                f"field {self.name}: expected numbers, truth values or bytes of a fixed size, found {self.dtype} "
+                f"of shape {self.shape}"
+            )
+
+    @property
+    def size(self) -> int:
+        """Values of one token."""
+        return prod(self.shape)
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of the values of one token."""
+        return self.size * self.dtype.itemsize
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what `from_json` takes."""
+        plain = self.dtype.names is None
+        dtype = self.dtype.str if plain else [list(part) for part in np.lib.format.dtype_to_descr(self.dtype)]
+        return {"dtype": dtype, "shape": list(self.shape)}
+
+    @classmethod
+    def from_json(cls, name: str, value: Any) -> Self:
+        """Return the field that an index describes. Raises `ArgumentError` if it describes none."""
+        try:
+            dtype, shape = value["dtype"], tuple(map(int, value["shape"]))
+            found = np.dtype(dtype if isinstance(dtype, str) else [tuple(part) for part in dtype])
+        except (KeyError, TypeError, ValueError) as error:
+            raise ArgumentError(f"field {name!r}: expected dtype and shape, found {value!r}") from error
+        return cls(name, found, shape)
+
+    def as_stored(self, values: npt.ArrayLike, tokens_shape: tuple[int, ...], what: object) -> npt.NDArray[Any]:
+        """Return values as a C-contiguous array of shape `(*tokens_shape, *shape)` and the stored dtype.
+
+        Raises
+        ------
+        ArgumentError
+            If they have another shape, or a dtype of another kind.
+        ConvertError
+            If a value does not fit the stored dtype.
+        """
+        found = np.asarray(values)
+        expected = (*tokens_shape, *self.shape)
+        if found.shape != expected:
+            raise ArgumentError(f"{what}: field {self.name}: expected shape {expected}, found {found.shape}")
+        if found.dtype == self.dtype:
+            return np.ascontiguousarray(found)
+        if not np.can_cast(found.dtype, self.dtype, "same_kind") and found.dtype.kind + self.dtype.kind not in _COUNTS:
+            raise ArgumentError(f"{what}: field {self.name}: expected {self.dtype}, found {found.dtype}")
+        stored = np.ascontiguousarray(found.astype(self.dtype))
+        if self.dtype.kind in "iub" and not np.array_equal(stored, found):
+            bad = found.reshape(-1)[int((stored != found).reshape(-1).argmax())]
+            raise ConvertError(f"{what}: field {self.name}: {bad} does not fit {self.dtype}")
+        return stored
+
+
+#: Casts between whole numbers and truth values that are checked value by value.
+_COUNTS: Final = frozenset({"iu", "ui", "ib", "ub", "bu", "bi"})
+
+
+def _is_stored(dtype: np.dtype[Any]) -> bool:
+    if dtype.names is not None:
+        return all(_is_stored(dtype[name].base) for name in dtype.names)
+    return dtype.kind in _KINDS and dtype.itemsize > 0 and dtype.isnative
+
+
+def parse_fields(fields: Fields | None) -> tuple[Field, ...]:
+    """Return the fields that a call names, in the order of their names.
+
+    Raises
+    ------
+    ArgumentError
+        If a name or a dtype cannot be stored, or a name comes twice.
+    """
+    if fields is None:
+        return ()
+    if isinstance(fields, np.dtype):
+        if fields.names is None:
+            raise ArgumentError(f"fields: expected a structured dtype, or names and dtypes; found {fields}")
+        fields = {name: fields[name] for name in fields.names}
+    found = [_field_of(name, dtype) for name, dtype in fields.items()] if isinstance(fields, Mapping) else list(fields)
+    names = [field.name for field in found]
+    if len(set(names)) != len(names):
+        raise ArgumentError(f"fields: expected each name once, found {', '.join(names)}")
+    return tuple(sorted(found, key=lambda field: field.name))
+
+
+def _field_of(name: str, described: npt.DTypeLike) -> Field:
+    try:
+        dtype = np.dtype(described)
+    except TypeError as error:
+        raise ArgumentError(f"field {name}: expected a dtype, found {described!r}") from error
+    return Field(name, dtype.base, dtype.shape)
+
+
+def field_values(
+    values: Mapping[str, npt.ArrayLike] | npt.NDArray[Any] | None, fields: tuple[Field, ...], what: object
+) -> dict[str, npt.ArrayLike]:
+    """Return name -> values of exactly these fields, from a dict of arrays or a structured array.
+
+    Raises
+    ------
+    ArgumentError
+        If one is missing, or one is there that was not announced.
+    """
+    found: dict[str, npt.ArrayLike] = {}
+    if isinstance(values, np.ndarray) and values.dtype.names:
+        found = {name: values[name] for name in values.dtype.names}
+    elif isinstance(values, Mapping):
+        found = dict(values)
+    elif values is not None:
+        raise ArgumentError(f"{what}: expected a dict of arrays or a structured array, found {type(values).__name__}")
+    expected = [field.name for field in fields]
+    if set(found) != set(expected):
+        raise ArgumentError(f"{what}: expected the fields {expected or 'none'}, found {sorted(found) or 'none'}")
+    return found

@@ -1,0 +1,289 @@
+"""A growing HDF5 file of aligned columns: one chunk of each column for each batch, under one commit marker.
+
+Every rule here was paid for with an experiment: all objects and attributes exist before SWMR starts and are only
+modified after; data goes through `write_direct_chunk` (dirty data in HDF5's chunk cache turns a full disk into a
+segmentation fault); all datasets are extended, and room is reserved, before the data are written, so that a commit
+modifies the attributes of one dataset only; `file.flush()`, never the dataset's own, brings the superblock along.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import h5py
+import numpy as np
+import numpy.typing as npt
+
+from zb_hdf5.columns.writer import Columns, FieldDigest
+from zb_hdf5.core.digests import batch_crc32s, crc32_array
+from zb_hdf5.core.publishing import PartialFile
+from zb_hdf5.errors import ConvertError
+from zb_hdf5.formats.hdf5.file import chunk_runs, create_for_swmr
+from zb_hdf5.formats.hdf5.room import Room, early_allocation, hdf5_writes
+from zb_hdf5.spec import (
+    CRC32_CHUNK_ROWS,
+    FIELD_ATTRIBUTES,
+    NO_SHA256,
+    StoreMeta,
+    crc32_column,
+    field_column,
+    meta_block_bytes,
+)
+
+
+class ColumnSpec(NamedTuple):
+    """What is created for a column: a dataset whose chunks have this shape."""
+
+    name: str
+    dtype: np.dtype[Any]
+    chunk_shape: tuple[int, ...]
+
+
+class Rows:
+    """A 1-D dataset that is written in whole chunks past HDF5's chunk cache; the last one is written again."""
+
+    def __init__(self, h5: h5py.File, name: str, dtype: str, chunk_rows: int) -> None:
+        self.count = self.crc32 = 0
+        self._tail = np.zeros(chunk_rows, dtype)
+        self.stored = _create(h5, ColumnSpec(name, np.dtype(dtype), (chunk_rows,)))
+
+    def whole_chunks(self, count: int) -> int:
+        """Return how many rows the chunks of `count` rows have room for."""
+        return -(-count // len(self._tail)) * len(self._tail)
+
+    def append(self, rows: npt.NDArray[Any]) -> None:
+        """Write `rows` behind those that are there; there is room for them."""
+        chunk_rows = len(self._tail)
+        self.crc32 = zlib.crc32(np.ascontiguousarray(rows, self._tail.dtype), self.crc32)
+        while len(rows):
+            within = self.count % chunk_rows
+            taken = rows[: chunk_rows - within]
+            self._tail[within : within + len(taken)] = taken
+            self._tail[within + len(taken) :] = 0
+            self.count += len(taken)
+            self.stored.id.write_direct_chunk((self.count - len(taken) - within,), self._tail)
+            rows = rows[len(taken) :]
+
+
+class Column:
+    """A column of tokens, and the crc32 of each of its chunks."""
+
+    def __init__(self, h5: h5py.File, spec: ColumnSpec) -> None:
+        self.name, self.chunk_rows = spec.name, spec.chunk_shape[0]
+        self._zeros = (0,) * (len(spec.chunk_shape) - 1)
+        self.stored = _create(h5, spec)
+        self.crc32 = Rows(h5, crc32_column(spec.name), "<u4", CRC32_CHUNK_ROWS)
+
+    def write(self, first: int, chunks: npt.NDArray[Any]) -> None:
+        """Write whole chunks to their places: they count when the file's `commit` says so."""
+        for number, chunk in enumerate(chunks, first):
+            self.stored.id.write_direct_chunk((number * self.chunk_rows, *self._zeros), chunk)
+
+    def commit(self, crc32: list[int]) -> None:
+        """Write the crc32 of the chunks that were written since."""
+        self.crc32.append(crc32_array(crc32))
+
+    def set_digest(self) -> None:
+        """Do nothing: the digest of the tokens is an attribute of the commit."""
+
+
+class FieldColumn(Column):
+    """The column of a field, which keeps its own digests."""
+
+    def __init__(self, h5: h5py.File, spec: ColumnSpec) -> None:
+        super().__init__(h5, spec)
+        self._sha256, self._waiting, self._rows = hashlib.sha256(), list[int](), list[int]()
+        for name, dtype in FIELD_ATTRIBUTES.items():
+            self.stored.attrs.create(name, NO_SHA256.encode(), dtype=dtype)
+
+    def write(self, first: int, chunks: npt.NDArray[Any], digested: npt.NDArray[Any] | None = None) -> None:
+        """Write whole chunks, and digest them, or what of them is `digested`: what fills up the last one is not."""
+        super().write(first, chunks)
+        values = np.ascontiguousarray(chunks if digested is None else digested)
+        self._waiting += batch_crc32s(values)
+        self._sha256.update(values)
+
+    def commit(self, crc32: list[int]) -> None:
+        super().commit(self._waiting)
+        self._rows, self._waiting = self._rows + self._waiting, []
+
+    def set_digest(self) -> None:
+        """Store the sha256 of all values."""
+        self.stored.attrs.modify("sha256", np.array(self._sha256.hexdigest().encode(), FIELD_ATTRIBUTES["sha256"]))
+
+    def digest(self, num_bytes: int) -> FieldDigest:
+        """Return what the index keeps of the column, of a file of `num_bytes`."""
+        return FieldDigest(num_bytes, self._sha256.hexdigest(), zlib.crc32(crc32_array(self._rows)))
+
+
+class AlignedFile:
+    """A file that is being written: its columns are extended together, ahead of their data, and committed together.
+
+    Parameters
+    ----------
+    file
+        Of the final name.
+    main
+        The column whose dataset has the commit marker; None: the first field.
+    fields
+        The other columns.
+    attributes
+        Of the main dataset: name -> (dtype, first value), all created here.
+    expected
+        How many chunks will come, where known.
+    durable
+        Also flush to disk at each commit.
+    create
+        Called with the new file, to add what else it needs before SWMR starts; returns its tables of rows.
+    """
+
+    def __init__(
+        self,
+        file: PartialFile,
+        main: ColumnSpec | None,
+        fields: Sequence[ColumnSpec],
+        attributes: Mapping[str, tuple[np.dtype[Any], int | bytes]],
+        *,
+        expected: int,
+        durable: bool,
+        create: Callable[[h5py.File], tuple[Rows, ...]],
+    ) -> None:
+        self._file, self._attributes, self._durable = file, attributes, durable
+        self.failure: OSError | None = None
+        self._h5: Any = None
+        file.unlock()
+        try:
+            with self.hdf5():
+                self._create(main, fields, create, expected)
+        except BaseException:
+            self.close()
+            raise
+        file.share_lock()  # from here on HDF5 holds no lock, and another "r+" would get in
+
+    def _create(
+        self,
+        main: ColumnSpec | None,
+        fields: Sequence[ColumnSpec],
+        create: Callable[[h5py.File], tuple[Rows, ...]],
+        expected: int,
+    ) -> None:
+        meta_bytes = (len(fields) + (main is not None)) * meta_block_bytes(expected)
+        h5 = self._h5 = create_for_swmr(self._file.own_path, meta_bytes)
+        self._tables = create(h5)
+        self.fields = {spec.name: FieldColumn(h5, spec) for spec in fields}
+        self.main = next(iter(self.fields.values())) if main is None else Column(h5, main)
+        for name, (dtype, value) in self._attributes.items():
+            self.main.stored.attrs.create(name, value, dtype=dtype)
+        self._columns = [column for column in self.fields.values() if column is not self.main] + [self.main]
+        self.room = Room(h5, [column.stored for column in self._columns], self._file.fd)
+        self._extend(expected, [1] * len(self._tables))
+        for table in self._tables:  # a table of places begins with 0
+            table.append(np.zeros(1, table.stored.dtype))
+        h5.flush()
+        h5.swmr_mode = True
+
+    @contextlib.contextmanager
+    def hdf5(self) -> Iterator[None]:
+        """Make what fails inside HDF5 one OSError, and remember it: HDF5 cannot go on with such a file."""
+        try:
+            with hdf5_writes(self._file.partial_path):
+                yield
+        except OSError as error:
+            self.failure = error
+            raise
+
+    def require_sound(self, written: str) -> None:
+        """Raise `ConvertError` if an earlier write failed; `written` says what was committed before."""
+        if self.failure is not None:
+            raise ConvertError(
+                f"{self._file.path}: an earlier write failed ({self.failure}); the {written} that were committed "
+                f"before it are in {self._file.partial_path}: keep them with 'zb repair', or write again"
+            )
+
+    def _extend(self, num_chunks: int, table_rows: Sequence[int]) -> None:
+        """Make room for chunks and their crc32, and for rows of the tables, in front of them.
+
+        What lies in front never parts the run of the chunks.
+        """
+        wanted = dict(zip(self._tables, table_rows, strict=True))
+        wanted |= {column.crc32: num_chunks for column in self._columns}
+        rows = {table.stored: table.whole_chunks(count) for table, count in wanted.items()}
+        self.room.extend(rows | {column.stored: num_chunks * column.chunk_rows for column in self._columns})
+
+    def make_room(self, stop: int, ahead: int, table_rows: Sequence[int] = ()) -> None:
+        """See that chunks before `stop` and rows of the tables have places and disk space.
+
+        Parameters
+        ----------
+        ahead
+            By how many chunks the file is extended if it must be.
+        table_rows
+            How many rows each table is to have.
+        """
+        there = self.room.num_chunks
+        if stop > there or any(n > len(t.stored) for t, n in zip(self._tables, table_rows, strict=True)):
+            self.room.require_metadata_space()
+            with self.hdf5():
+                rows = [max(table.count, count) for table, count in zip(self._tables, table_rows, strict=True)]
+                self._extend(max(stop, there + ahead) if stop > there else there, rows)
+        self.room.reserve(stop)
+
+    def commit(self, crc32: list[int], **attributes: int | bytes) -> None:
+        """Make the chunks that were written since part of the file; `crc32` are those of the main column."""
+        with self.hdf5():
+            for column in self._columns:
+                column.commit(crc32)
+        if self._durable:
+            os.fdatasync(self._file.fd)
+        self.modify(**attributes)
+
+    def modify(self, **attributes: int | bytes) -> None:
+        """Change attributes of the main dataset, and flush."""
+        with self.hdf5():
+            for name, value in attributes.items():
+                self.main.stored.attrs.modify(name, np.array(value, dtype=self._attributes[name][0]))
+            self._h5.flush()
+        if self._durable:
+            os.fdatasync(self._file.fd)
+
+    def complete(self, num_chunks: int, rows: int, **attributes: int | bytes) -> Columns:
+        """Cut off what was extended ahead, write the last attributes, and close; return where the columns lie."""
+        with self.hdf5():
+            for column in self._columns:
+                column.stored.resize(rows, axis=0)
+                column.set_digest()
+            for table in (*self._tables, *(column.crc32 for column in self._columns)):
+                table.stored.resize(table.count, axis=0)
+            self._h5.flush()  # before the file says that it is complete
+            self.modify(**attributes)
+            columns = {}
+            for column in reversed(self._columns):
+                for stored in (column.stored, column.crc32.stored):
+                    columns[stored.name.strip("/")] = chunk_runs(stored)
+            self._h5.close()
+        self.room.cut_off(num_chunks)
+        return columns
+
+    def close(self) -> None:
+        """Close HDF5 without completing."""
+        if self._h5 is not None:
+            with contextlib.suppress(OSError, RuntimeError):  # HDF5 after a failed write; what was committed is on disk
+                self._h5.close()
+
+
+def _create(h5: h5py.File, spec: ColumnSpec) -> h5py.Dataset:
+    shape, maxshape = (0, *spec.chunk_shape[1:]), (None, *spec.chunk_shape[1:])
+    return h5.create_dataset(
+        spec.name, shape, spec.dtype, maxshape=maxshape, chunks=spec.chunk_shape, fill_time="never",
+        dcpl=early_allocation(),
+    )  # fmt: skip
+
+
+def field_specs(meta: StoreMeta, lead: tuple[int, ...]) -> list[ColumnSpec]:
+    """Return what is created for the fields of a file whose chunks of tokens have the shape `lead`."""
+    return [ColumnSpec(field_column(field.name), field.dtype, (*lead, *field.shape)) for field in meta.fields]

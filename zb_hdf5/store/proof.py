@@ -1,0 +1,97 @@
+"""A shard is opened where its index says that it lies, and proved to be that shard by the chunk that is read anyway."""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from zb_hdf5.columns.source import BatchSource
+from zb_hdf5.core.extents import ExtentFile, Extents
+from zb_hdf5.errors import ChecksumError, FormatError, IncompleteError, UnverifiableError
+from zb_hdf5.formats.sidecar import read_crc32_file
+from zb_hdf5.spec import BATCHES_LAYOUT, CRC32, CRC32_CHUNK_ROWS, INDEX_NAME, NOT_KNOWN, StoreMeta, TokenArray
+from zb_hdf5.store.table import ShardEntry
+
+
+def open_proved(path: Path, entry: ShardEntry, meta: StoreMeta, access: str, batch: int) -> ExtentFile | None:
+    """Open a shard by what its index says of it, without HDF5, and prove it by `batch`.
+
+    Returns None if the index does not say enough, or the file is not what it says.
+
+    Raises
+    ------
+    FormatError, OSError
+        If there is no such file, or it is none.
+    """
+    source = _open_by_index(path, entry, meta, access)
+    if source is not None and _problem(
+        entry, meta, _crc32_rows(source, path, entry), batch, tokens_of(source, entry, meta, batch)
+    ):
+        source.close()
+        return None
+    return source
+
+
+def require_proof(
+    path: Path, entry: ShardEntry, meta: StoreMeta, rows: npt.NDArray[np.uint32] | None, batch: int, tokens: TokenArray
+) -> None:
+    """Raise `ChecksumError` unless the crc32 rows of a file are those of its entry, and `batch` is what they say."""
+    problem = _problem(entry, meta, rows, batch, tokens)
+    if problem:
+        raise ChecksumError(
+            f"{path}: {problem} that {INDEX_NAME} knows of: the file is damaged, or belongs elsewhere; "
+            f"run 'zb verify {path.parents[entry.path.count('/')]}'"
+        )
+
+
+def _problem(
+    entry: ShardEntry, meta: StoreMeta, rows: npt.NDArray[np.uint32] | None, batch: int, tokens: TokenArray
+) -> str:
+    """Say what is not as in the index; "" if the file is proved."""
+    if rows is None or zlib.crc32(rows) != entry.crc32:
+        return "its rows of crc32 are not those"
+    kind = "batch" if meta.layout == BATCHES_LAYOUT else "chunk"
+    return "" if zlib.crc32(tokens) == int(rows[batch]) else f"{kind} {batch:,} has not the crc32"
+
+
+def tokens_of(source: BatchSource, entry: ShardEntry, meta: StoreMeta, batch: int) -> TokenArray:
+    """Return the tokens that the crc32 of a batch is taken of: the last chunk of a stream may hold fewer."""
+    tokens = np.empty(meta.shape, meta.dtype)
+    source.read_into(batch, tokens)
+    return tokens.reshape(-1)[: entry.token_count - batch * meta.batch_tokens]
+
+
+def _open_by_index(path: Path, entry: ShardEntry, meta: StoreMeta, access: str) -> ExtentFile | None:
+    """Open a shard where the index says that its batches lie; None if it does not say, or they cannot be there."""
+    extents = entry.extents(meta.column, meta.batch_bytes)
+    if extents is None or entry.crc32 == NOT_KNOWN:
+        return None
+    if any(
+        run.stride not in (meta.batch_bytes, meta.padded_batch_bytes) for run in extents.runs if run.num_batches > 1
+    ):
+        return None  # one batch proves the places of all only where they follow each other as ours do
+    try:
+        source = ExtentFile(path, extents, meta.shape, meta.dtype, access)
+    except IncompleteError:
+        return None
+    if source.num_bytes == entry.num_bytes:
+        return source
+    source.close()
+    return None
+
+
+def _crc32_rows(source: ExtentFile, path: Path, entry: ShardEntry) -> npt.NDArray[np.uint32] | None:
+    """Return the crc32 of each batch, where the index says that they lie, or of the file beside the shard."""
+    try:
+        if CRC32 not in entry.columns:
+            return read_crc32_file(path, entry.num_batches)
+        rows = np.zeros(entry.num_batches, "<u4")
+        extents = Extents(list(entry.columns[CRC32]), CRC32_CHUNK_ROWS * rows.itemsize)
+        for number, start in enumerate(range(0, len(rows), CRC32_CHUNK_ROWS)):
+            source.read_at(extents.offset(number), rows[start : start + CRC32_CHUNK_ROWS])
+    except (OSError, FormatError, IncompleteError, UnverifiableError, IndexError):
+        return None
+    return rows

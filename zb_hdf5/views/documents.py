@@ -1,0 +1,146 @@
+"""What attention and loss must know of documents: boundaries, positions, numbers and targets, from pieces.
+
+Everything here follows from one thing, the stored pieces, and nothing from token ids: an end-of-text id may be text.
+A *segment* is a piece, of a document or of padding: tokens attend to those of their own segment only. Each row begins
+a segment, so a document that two rows share is two segments.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from zb_hdf5.core.pieces import Pieces, ends_of, ranges
+from zb_hdf5.errors import ArgumentError
+from zb_hdf5.spec import NO_DOCUMENT, TokenArray
+
+#: A target that `torch.nn.functional.cross_entropy` leaves out, as it does by default.
+IGNORED_TARGET: Final = -100
+#: The document id of padding.
+PADDING_ID: Final = -1
+
+
+def cu_seqlens(pieces: Pieces, capacity: int | None = None) -> npt.NDArray[np.int32]:
+    """Return where each segment of the batch begins, and where the last one ends, as flash-attention takes them.
+
+    Parameters
+    ----------
+    pieces
+        Of R records of S tokens; the batch is these R * S tokens in one row.
+    capacity
+        The length of the result: behind the end it is filled up with R * S, which are segments of no token. None: as
+        long as is needed.
+
+    Returns
+    -------
+    numpy.ndarray
+        int32, from 0 to R * S. Padding is a segment of its own.
+
+    Raises
+    ------
+    ArgumentError
+        If `capacity` is too small; the message has the length that is needed.
+    """
+    starts = pieces.starts
+    needed = len(starts) + 1
+    if capacity is not None and capacity < needed:
+        raise ArgumentError(f"capacity of cu_seqlens: expected at least {needed:,} for this batch, found {capacity:,}")
+    found = np.empty(capacity or needed, np.int32)
+    found[: len(starts)] = starts
+    found[len(starts) :] = pieces.num_tokens
+    return found
+
+
+def max_seqlen(pieces: Pieces) -> int:
+    """Return the length of the longest segment, padding included; 0 without records."""
+    lengths = pieces.lengths
+    return int(lengths.max()) if len(lengths) else 0
+
+
+def position_ids(pieces: Pieces) -> npt.NDArray[np.int32]:
+    """Return the place of each token in its segment, from 0: int32, shape (R, S).
+
+    They begin anew with each segment, also where a document goes on from the row before: a row has no other context.
+    """
+    found = pieces.starts.astype(np.int32).repeat(pieces.lengths)
+    return np.subtract(_counting(len(found)), found, out=found).reshape(-1, pieces.seq_len)
+
+
+@lru_cache(maxsize=4)
+def _counting(stop: int) -> npt.NDArray[np.int32]:
+    """Return 0, 1, ... up to `stop`: a third of the time of `position_ids`, and the same for each batch."""
+    return np.arange(stop, dtype=np.int32)
+
+
+def document_ids(pieces: Pieces) -> npt.NDArray[np.int32]:
+    """Return the number of each token's segment among those of the batch that hold text: int32, shape (R, S).
+
+    Padding has -1. Element i of `document_offsets` belongs to number i.
+    """
+    padding = pieces.is_padding
+    numbers = np.cumsum(~padding, dtype=np.int32)
+    numbers -= 1
+    numbers[padding] = PADDING_ID
+    return numbers.repeat(pieces.lengths).reshape(-1, pieces.seq_len)
+
+
+def document_offsets(pieces: Pieces) -> npt.NDArray[np.uint64]:
+    """Return the offset in the document stream of the first token of each segment that holds text, uint64."""
+    return pieces.offsets[~pieces.is_padding]
+
+
+def targets(tokens: TokenArray, pieces: Pieces) -> npt.NDArray[np.int64]:
+    """Return the token that follows each token in its segment, or -100 where none does: int64, shape (R, S).
+
+    None follows the last token of a segment, so none follows the last of a row; and none follows padding.
+
+    Parameters
+    ----------
+    tokens
+        Shape (R, S), of any integer dtype.
+    pieces
+        Theirs.
+
+    Notes
+    -----
+    Of windows of S + 1 tokens, the inputs are `tokens[:, :-1]`, their pieces `pieces.first_columns(S)`, and their
+    targets `targets(tokens, pieces)[:, :-1]`: the last input of a row has a target too.
+    """
+    found = np.empty(pieces.num_tokens, np.int64)
+    if len(found):
+        found[:-1] = tokens.reshape(-1)[1:]
+        found[pieces.starts - 1] = IGNORED_TARGET  # the first segment begins behind the last token
+        padding = pieces.is_padding
+        if padding.any():
+            found[ranges(pieces.starts[padding], pieces.lengths[padding])] = IGNORED_TARGET
+    return found.reshape(-1, pieces.seq_len)
+
+
+def pieces_of_windows(doc_offsets: npt.NDArray[Any], starts: npt.NDArray[np.int64], seq_len: int) -> Pieces:
+    """Return the pieces of windows of a stream.
+
+    Parameters
+    ----------
+    doc_offsets
+        Ascending integers, shape (D + 1,): where each document begins and the last one ends. Documents may be empty.
+    starts
+        The first token of each window, in any order, at or behind `doc_offsets[0]`.
+    seq_len
+        Tokens of a window. What lies behind the last document counts as padding.
+    """
+    starts = starts.astype(doc_offsets.dtype)  # searchsorted would copy all offsets to a common dtype
+    first = doc_offsets.searchsorted(starts, side="right")
+    counts = doc_offsets.searchsorted(starts + doc_offsets.dtype.type(seq_len), side="left") - first + 1
+    ends = ends_of(counts)
+    offsets = doc_offsets[ranges(first - 1, counts)].astype(np.uint64)
+    offsets[ends[:-1]] = starts  # a window begins in a document, the others begin in it
+    kept = np.append(True, offsets[1:] != offsets[:-1])[
+        : len(offsets)
+    ]  # of several that begin there, all but one are empty
+    kept[ends[:-1]] = True
+    columns = offsets - starts.astype(np.uint64).repeat(counts)
+    offsets[offsets >= np.uint64(doc_offsets[-1])] = NO_DOCUMENT
+    return Pieces(ends_of(kept)[ends], columns[kept].astype(np.uint32), offsets[kept], seq_len)

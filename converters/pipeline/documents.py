@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from zb_hdf5.converters.sources.source import Source
-from zb_hdf5.formats.document_writer import DocumentsWriter, join_documents
-from zb_hdf5.formats.documents import DocumentFile, documents_path
+from zb_hdf5.formats.documents import check_documents
 from zb_hdf5.formats.hdf5.tables import copy_tables
 from zb_hdf5.formats.pieces import PiecesWriter, pieces_path
 from zb_hdf5.formats.registry import FORMATS
@@ -38,24 +37,18 @@ def write_pieces(
     return PiecesInfo(info.num_bytes, info.sha256)
 
 
-def write_documents_beside(source: Source, path: Path, split: str, tokens_sha256: str) -> None:
-    """Make one table of the documents of a source, beside the one file that its batches go to."""
-    if not source.document_files:
-        documents_path(path).unlink(missing_ok=True)
-        return
-    first = DocumentFile(source.document_files[0])
-    codec = first.spans_codec
-    first.close()
-    with DocumentsWriter(documents_path(path), codec) as writer:
-        join_documents(source.document_files, writer)
-        writer.publish(split, tokens_sha256)
-
-
 def copy_documents(source: Source, target: str, folder: Path) -> None:
-    """Copy the document tables of a source into the folder of a store."""
+    """Copy the document tables of a source into the folder of a store.
+
+    Raises
+    ------
+    FormatError, ChecksumError
+        If one is not as it was written.
+    """
     if FORMATS[target].indexed:
         for path, part in zip(source.document_files, source.document_parts, strict=True):
             copy_tables(path, folder / part.path)
+            check_documents(folder / part.path, part)
 
 
 def left_behind(source: Source, *, keeps_documents: bool) -> str:

@@ -11,7 +11,7 @@ from zb_hdf5 import ConvertError, ShardIndex, StoreMeta, open_reader
 from zb_hdf5.converters.pipeline.journal import Part, journal_paths, read_journals, remove_journals, require_same
 from zb_hdf5.converters.pipeline.shard import SHARDS, FinishedShard
 from zb_hdf5.core.publishing import PartialDirectory, partial_path, remove
-from zb_hdf5.formats.documents import DocumentFile, DocumentPart
+from zb_hdf5.formats.documents import DocumentPart, check_documents
 from zb_hdf5.formats.pieces import pieces_path
 from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.formats.sidecar import crc32_path
@@ -68,7 +68,7 @@ def _require_whole(folder: Path, target: str, index: ShardIndex) -> None:
                 index.require_agreement(reader, entry)
                 index.require_extents(reader, entry)
         for part in index.documents:
-            DocumentFile(folder / part.path, part).close()
+            check_documents(folder / part.path, part)
 
 
 def _collect(folder: Path) -> tuple[dict[str, Any], dict[int, FinishedShard]]:

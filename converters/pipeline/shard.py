@@ -27,12 +27,13 @@ from zb_hdf5 import (
     verify_store,
 )
 from zb_hdf5.columns.reader import GROUP_BYTES
-from zb_hdf5.converters.pipeline.documents import write_documents_beside, write_pieces
+from zb_hdf5.converters.pipeline.documents import write_pieces
 from zb_hdf5.converters.pipeline.journal import CheckTask, FileState
 from zb_hdf5.converters.pipeline.task import Progress, no_progress
 from zb_hdf5.converters.sources.source import Source
 from zb_hdf5.core.digests import TokenDigest
 from zb_hdf5.core.publishing import partial_path, write_atomically
+from zb_hdf5.formats.document_writer import write_documents_beside
 from zb_hdf5.formats.pieces import pieces_path
 from zb_hdf5.formats.registry import FORMATS, fields_beside
 from zb_hdf5.formats.sidecar import crc32_path
@@ -256,7 +257,7 @@ def _write_beside(task: ShardTask, tokens_sha256: str) -> PiecesInfo | None:
     if not FORMATS[task.target].indexed:
         return None
     if not task.in_store:
-        write_documents_beside(source, task.path, task.split, tokens_sha256)
+        write_documents_beside(source.document_files, task.path, task.split, tokens_sha256)
     return write_pieces(source, task.start, task.stop, task.path, task.split, tokens_sha256)
 
 

@@ -15,6 +15,7 @@ from zb_hdf5.converters.sources.source import Source, TokenCounts
 from zb_hdf5.core.order import GlobalOrder
 from zb_hdf5.core.pieces import Pieces
 from zb_hdf5.formats.documents import documents_path, part_of
+from zb_hdf5.formats.pieces import PiecesFile
 from zb_hdf5.spec import DOCUMENTS_PREFIX, TokenArray, find_bad_token, stored_dtype
 
 
@@ -70,6 +71,7 @@ class StoreSource(Source):
         self._sha256: dict[tuple[int, int], str | None] = {(0, self.num_batches): self._reader.sha256}
         self._shard_path = {} if dataset else {(0, self.num_batches): self._reader.path}
         self._token_bases: dict[str, int] = {}
+        self._checked: set[tuple[int, int]] = set()  # whose pieces were compared with their digests
         if isinstance(self._reader, ShardedReader):
             index = self._reader.index
             self.shuffle, self.description = index.shuffle, index.source
@@ -122,12 +124,29 @@ class StoreSource(Source):
         out[...] = stored
 
     def read_pieces(self, start: int, stop: int) -> Pieces:
-        """Return the pieces of consecutive batches of one split, whose offsets count in that split alone."""
+        """Return the pieces of consecutive batches of one split, whose offsets count in that split alone.
+
+        Raises
+        ------
+        ChecksumError
+            If a file of pieces is not as it was written: copying would hide the damage.
+        """
+        self._check_pieces(start, stop)
         pieces = self._reader.read_pieces(np.arange(start * self.meta.batch_size, stop * self.meta.batch_size))
         shard = int(np.searchsorted(np.cumsum(self.shard_batches), start, side="right"))
         base = self._token_bases.get(self.shard_splits[shard], 0) if self.shard_splits else 0
         local = pieces.offsets - np.where(pieces.is_padding, np.uint64(0), np.uint64(base))
         return pieces._replace(offsets=local)
+
+    def _check_pieces(self, start: int, stop: int) -> None:
+        for cut in self._shard_path.keys() - self._checked:
+            if cut[0] < stop and start < cut[1]:
+                file = PiecesFile(self._shard_path[cut], None, self.meta.seq_len)
+                try:
+                    file.check()
+                finally:
+                    file.close()
+                self._checked.add(cut)
 
     def read_field_into(self, name: str, start: int, out: TokenArray) -> None:
         field = self._reader.field(name)

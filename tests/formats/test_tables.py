@@ -219,18 +219,6 @@ def test_pieces_of_any_records(tmp_path_factory, stored, wanted, mapped):
     file.close()
 
 
-@given(pieces_of_records(), st.data())
-def test_cutting_pieces_is_cutting_tokens(stored, data):
-    seq_len, rows = stored
-    pieces = as_pieces(seq_len, rows)
-    length = data.draw(st.integers(1, seq_len))
-    columns = np.array([data.draw(st.integers(0, seq_len - length)) for _ in rows])
-    expected = np.stack([row[c : c + length] for row, c in zip(per_token(pieces), columns, strict=True)])
-    found = pieces.cut(columns, length)
-    assert (found.columns[found.ends[:-1]] == 0).all()
-    np.testing.assert_array_equal(per_token(found), expected)
-
-
 @pytest.mark.parametrize("suffix", [".h5", ".batch"])
 def test_a_lone_file_has_the_pieces_beside_it(tmp_path, suffix):
     rng = np.random.default_rng(0)

@@ -27,7 +27,7 @@ def encoder(codec: str | Encode) -> tuple[str, Encode]:
     Parameters
     ----------
     codec
-        A name in `CODECS`, or a function that returns bytes.
+        A name in `CODECS`, or a function that returns bytes; "custom" for values that are bytes already.
 
     Raises
     ------
@@ -38,7 +38,7 @@ def encoder(codec: str | Encode) -> tuple[str, Encode]:
     """
     if callable(codec):
         return CUSTOM, codec
-    return codec, _named(codec)[0]
+    return codec, bytes if codec == CUSTOM else _named(codec)[0]
 
 
 def decoder(stored: str, codec: str | Decode | None) -> Decode:

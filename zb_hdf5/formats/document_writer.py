@@ -5,14 +5,21 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError, ConvertError, FormatError
 from zb_hdf5.formats.codecs import Encode
-from zb_hdf5.formats.documents import NO_SOURCE, TEXT_COLUMNS, DocumentFile, DocumentRows
+from zb_hdf5.formats.documents import (
+    NO_SOURCE,
+    TEXT_COLUMNS,
+    DocumentFile,
+    DocumentRows,
+    check_documents,
+    documents_path,
+)
 from zb_hdf5.spec import DEFAULT_SPLIT, DOCUMENTS
 
 if TYPE_CHECKING:
@@ -81,6 +88,9 @@ class DocumentsWriter:
             if texts is not None:
                 self._fill(name)
                 self._tables.append_texts(name, texts)
+        if rows.spans is not None:
+            base = np.uint64(self.token_count)
+            self.append_spans(rows.spans.starts + base, rows.spans.stops + base, rows.spans.values)
         self._tables.append("offsets", self.token_count + np.cumsum(sizes))
         self.count += len(sizes)
         self.token_count += int(sizes.sum())
@@ -122,13 +132,11 @@ class DocumentsWriter:
             self._own = np.array([*known, NO_SOURCE], np.uint32)
         return self._own[np.minimum(rows.sources, len(self._own) - 1)]
 
-    def append_spans(
-        self, starts: npt.NDArray[np.int64], stops: npt.NDArray[np.int64], values: Sequence[bytes]
-    ) -> None:
+    def append_spans(self, starts: npt.NDArray[Any], stops: npt.NDArray[Any], values: Sequence[bytes]) -> None:
         """Append spans behind all earlier ones: their offsets in the document stream, and their encoded values."""
         if len(starts) == 0:
             return
-        befores = np.concatenate([[self._span_stop], stops[:-1]])
+        befores = np.concatenate([np.array([self._span_stop], starts.dtype), stops[:-1]])
         # a gap is a span without bytes: one lies before each span that does not begin where the last one ends
         gaps = (befores < starts) & ((np.arange(len(starts)) > 0) | (self._span_stop > 0))
         places = np.stack([befores, starts], axis=1)[np.stack([gaps, np.ones_like(gaps)], axis=1)]
@@ -195,18 +203,35 @@ def join_documents(paths: Sequence[Path], writer: DocumentsWriter) -> None:
             file.close()
 
 
+def write_documents_beside(tables: Sequence[Path], path: Path, split: str, tokens_sha256: str) -> None:
+    """Make one table of the documents of several, beside the one file that their tokens are in.
+
+    No table: that of an earlier file of the name is removed.
+    """
+    if not tables:
+        documents_path(path).unlink(missing_ok=True)
+        return
+    for table in tables:
+        check_documents(table)
+    first = DocumentFile(tables[0])
+    codec = first.spans_codec
+    first.close()
+    with DocumentsWriter(documents_path(path), codec) as writer:
+        join_documents(tables, writer)
+        writer.publish(split, tokens_sha256)
+
+
 def _append_file(file: DocumentFile, writer: DocumentsWriter) -> None:
     edges = file.offsets.astype(np.int64)
     for start in range(0, len(edges) - 1, BLOCK_DOCUMENTS):
-        stop, base = min(start + BLOCK_DOCUMENTS, len(edges) - 1), writer.token_count - int(edges[start])
-        writer.append(np.diff(edges[start : stop + 1]), file.rows(start, stop))
-        spans = file.encoded_spans(int(edges[start]), int(edges[stop]))
-        if spans.values and file.spans_codec != writer.spans_codec:
+        stop = min(start + BLOCK_DOCUMENTS, len(edges) - 1)
+        rows = file.rows(start, stop)
+        if rows.spans and rows.spans.values and file.spans_codec != writer.spans_codec:
             raise FormatError(
                 f"{file.path}: expected spans encoded as {writer.spans_codec!r}, found {file.spans_codec!r}: tables of "
                 "several encodings cannot become one; write a store of shards"
             )
-        writer.append_spans(spans.starts.astype(np.int64) + base, spans.stops.astype(np.int64) + base, spans.values)
+        writer.append(np.diff(edges[start : stop + 1]), rows)
 
 
 def encoded_spans(

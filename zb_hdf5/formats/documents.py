@@ -70,6 +70,8 @@ class DocumentRows(NamedTuple):
         Names of files, which of them each document is from (`NO_SOURCE`: not known), and its row there, counted from 1.
     ids, metadata
         UTF-8 of each id, and the text of a JSON object for each; None: they have none.
+    spans
+        Of all of them, counted from the first token of the first one; values as they are stored.
     """
 
     names: Sequence[str] = ()
@@ -77,6 +79,7 @@ class DocumentRows(NamedTuple):
     rows: npt.NDArray[np.uint64] | None = None
     ids: Sequence[bytes] | None = None
     metadata: Sequence[bytes] | None = None
+    spans: Spans | None = None
 
 
 class DocumentTable:
@@ -336,7 +339,10 @@ class DocumentFile:
         texts = {
             name: tables.read_texts(name, start, stop) if f"{name}_ends" in tables else None for name in TEXT_COLUMNS
         }
-        return DocumentRows(self.sources, numbers["source"], numbers["row"], texts["ids"], texts["metadata"])
+        first, end = self.offsets[start], self.offsets[stop]
+        spans = self.encoded_spans(int(first), int(end))
+        spans = spans._replace(starts=spans.starts - first, stops=spans.stops - first)
+        return DocumentRows(self.sources, numbers["source"], numbers["row"], texts["ids"], texts["metadata"], spans)
 
     @cached_property
     def sources(self) -> list[str]:
@@ -362,6 +368,21 @@ def part_of(path: Path) -> DocumentPart:
     file = DocumentFile(path)
     try:
         return file.part()
+    finally:
+        file.close()
+
+
+def check_documents(path: Path, part: DocumentPart | None = None) -> None:
+    """Compare a document table with its digests, and with what an index says of it.
+
+    Raises
+    ------
+    FormatError, ChecksumError
+        If something is not as it was written.
+    """
+    file = DocumentFile(path, part)
+    try:
+        file.check()
     finally:
         file.close()
 

@@ -59,7 +59,7 @@ class PiecesFile:
     path
         The file of batches.
     num_records, seq_len
-        What it holds.
+        What it holds; None: not known.
     sha256
         Digest of its tables; "": not known.
     tokens_sha256
@@ -74,7 +74,7 @@ class PiecesFile:
     def __init__(
         self,
         path: str | os.PathLike[str],
-        num_records: int,
+        num_records: int | None,
         seq_len: int,
         *,
         sha256: str = "",
@@ -95,7 +95,7 @@ class PiecesFile:
             "sha256 of the tokens": known["tokens_sha256"] or None,
         }
         for name, value in found.items():
-            if None not in (value, expected[name]) and value != expected[name]:
+            if value is not None and expected[name] is not None and value != expected[name]:
                 raise FormatError(
                     f"{place}: belongs to another file: expected {name} {expected[name]}, found {value}; restore it"
                 )

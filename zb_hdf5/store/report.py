@@ -18,8 +18,10 @@ class ShardReport:
         Computed from the bytes on disk; empty if they could not be read.
     total_records
         Source records behind the batches, as the file says.
+    document_count
+        Documents of a document table; 0 of any other file.
     checks
-        What they were compared with: "crc32", "sha256", "index", "documents", "face" (of a stamped `.batch`).
+        What they were compared with: "crc32", "sha256", "index", "documents", "pieces", "face" (of a stamped `.batch`).
     missing
         What there would have to be to compare the tokens with, and how to get it; empty where they were compared.
     problem
@@ -32,6 +34,7 @@ class ShardReport:
     token_count: int = 0
     sha256: str = ""
     total_records: int = 0
+    document_count: int = 0
     checks: list[str] = field(default_factory=list)
     missing: str = ""
     problem: ZbError | None = None

@@ -224,7 +224,9 @@ class HDF5ShardWriter:
         self._write(stored, sizes, stored_fields(fields, self._meta, stored.shape, self._file.path))
         self._documents.append(sizes, documents)
 
-    def _write(self, stored: npt.NDArray[Any], sizes: npt.NDArray[np.int64], values: dict[str, npt.NDArray[Any]]) -> None:
+    def _write(
+        self, stored: npt.NDArray[Any], sizes: npt.NDArray[np.int64], values: dict[str, npt.NDArray[Any]]
+    ) -> None:
         """Take whole documents."""
         self._require_open()
         if len(sizes):

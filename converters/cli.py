@@ -270,6 +270,7 @@ def _as_json(report: Report) -> dict[str, Any]:
         "shuffle": report.shuffle,
         "sha256": report.sha256,
         "extension": _extension(report),
+        "left_behind": report.left_behind,
         "seconds": round(report.seconds, 3),
         "tokens_per_second": report.tokens_per_second and round(report.tokens_per_second),
     }
@@ -299,7 +300,7 @@ def _as_lines(report: Report, text: Sequence[tuple[str, str]] = ()) -> list[tupl
         *([("padding", _padding(report))] if counts.padded and report.part.num_jobs == 1 else []),
         *([] if text else [("shuffle", report.shuffle)]),
         ("sha256", report.sha256),
-        *([("note", extension)] if (extension := _extension(report)) else []),
+        *[("note", note) for note in (_extension(report), report.left_behind) if note],
         *(text or [("speed", _speed(report))]),
     ]
 

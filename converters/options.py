@@ -107,6 +107,8 @@ class TextCommandOptions(RunOptions):
     layout: str
     tokenizer: str
     text_column: str = "text"
+    id_column: str = ""
+    metadata_columns: str = ""
     boundary_token: str | None
     no_boundary: bool
     max_document_tokens: int | None

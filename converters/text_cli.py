@@ -56,7 +56,8 @@ def _add_command(group: click.Group, kind: str, as_json: AsJson, as_lines: AsLin
 
         options = options_of(TextCommandOptions, given)
         _require_layout(options)
-        files = open_documents(src, kind, options.text_column)
+        metadata = [name.strip() for name in options.metadata_columns.split(",") if name.strip()]
+        files = open_documents(src, kind, options.text_column, options.id_column, metadata)
         recipe = _recipe(options)
         require_own_workers(options.executor, options.workers)
         if options.layout == "stream":
@@ -79,14 +80,18 @@ def _add_command(group: click.Group, kind: str, as_json: AsJson, as_lines: AsLin
         f"Example: zb convert {kind}-to-hdf5 {file_kind.example} train-h5 \\\n"
         "           --tokenizer hf:tok.json --seq-len 2048 --packing best-fit"
     )
-    own = [each for each in _OPTIONS if file_kind.has_columns or each is not _TEXT_COLUMN]
+    own = [each for each in _OPTIONS if file_kind.has_columns or each not in _COLUMNS]
     command = with_options(own, output_options(run))
     command = click.argument("dst", type=NewPath())(command)
     command = click.argument("src", type=ExistingPath(), nargs=-1, required=True)(command)
     group.command(f"{kind}-to-hdf5")(command)
 
 
-_TEXT_COLUMN: Final = option("--text-column", str, "text", "Column, or JSON key, that holds the text.")
+_COLUMNS: Final = [
+    option("--text-column", str, "text", "Column, or JSON key, that holds the text."),
+    click.option("--id-column", default="", help="Column, or JSON key, that names each document: no two the same."),
+    click.option("--metadata-columns", default="", help="Columns to keep of each document, such as author,url."),
+]
 #: Options that make no sense for a stream.
 _BATCHES_ONLY: Final = ("packing", "batch_size", "seq_len", "shuffle", "remainder", "pad_id")
 _OPTIONS: Final = [
@@ -97,7 +102,7 @@ _OPTIONS: Final = [
         "batches: packed rows; stream: the documents one after the other.",
     ),
     click.option("--tokenizer", required=True, help="byte, tiktoken:NAME, tiktoken:FILE or hf:tokenizer.json."),
-    _TEXT_COLUMN,
+    *_COLUMNS,
     click.option("--boundary-token", help="Special token behind each document. [default: <|endoftext|>]"),
     click.option("--no-boundary", is_flag=True, help="Put no token between documents."),
     click.option("--max-document-tokens", type=POSITIVE, help="Cut longer documents."),

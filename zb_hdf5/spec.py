@@ -162,6 +162,37 @@ DEFAULT_SPLIT: Final = "train"
 LIVE_PREFIX: Final = "live:"  # of the fingerprint of a store that was written live
 JOURNAL_PREFIX: Final = "journal-"  # what a conversion has done, in its `.partial/` only
 CRC32_SUFFIX: Final = ".crc32"  # beside a `.batch` shard: raw little-endian uint32, one per batch
+#: Key of `pieces` -> JSON type of each element: of each shard, its file of pieces (bytes -1: it has none).
+INDEX_PIECES_KEYS: Final[dict[str, type[Any]]] = {"bytes": int, "sha256": str}
+#: Key of `documents` -> JSON type of each element: of each document table, what lies in it.
+INDEX_DOCUMENTS_KEYS: Final[dict[str, type[Any]]] = {
+    "path": str, "bytes": int, "sha256": str, "split": str, "first_token": int, "token_count": int,
+    "first_document": int, "document_count": int,
+}  # fmt: skip
+
+# --- HDF5 tables, version 1 ------------------------------------------------------------------------------------
+
+TABLES_FORMAT: Final = "zb-tables"
+TABLES_VERSION: Final = 1
+PIECES: Final = "pieces"
+DOCUMENTS: Final = "documents"
+PIECES_SUFFIX: Final = ".pieces.h5"  # beside a shard or a lone file
+DOCUMENTS_SUFFIX: Final = ".documents.h5"  # beside a lone file or a stream
+DOCUMENTS_PREFIX: Final = "documents-"  # in the folder of a batch store
+#: Kind of a tables file -> its datasets: name -> dtype. All lie in it as they are, in one piece each.
+TABLES: Final[dict[str, dict[str, str]]] = {
+    PIECES: {"ends": "<u8", "columns": "<u4", "offsets": "<u8"},
+    DOCUMENTS: {
+        "offsets": "<u8", "source": "<u4", "row": "<u8", "sources_ends": "<u8", "sources": "|u1",
+        "ids_ends": "<u8", "ids": "|u1", "metadata_ends": "<u8", "metadata": "|u1",
+        "span_starts": "<u8", "span_values_ends": "<u8", "span_values": "|u1",
+    },
+}  # fmt: skip
+#: The attributes of the root group of a tables file: of every kind, and of one kind.
+TABLES_ATTRIBUTES: Final = ("format", "format_version", "creator", "kind")
+TABLES_KIND_ATTRIBUTES: Final = {
+    PIECES: ("seq_len", "split", "tokens_sha256"), DOCUMENTS: ("split", "spans_codec", "tokens_sha256")
+}  # fmt: skip
 
 
 # --- the description of a store --------------------------------------------------------------------------------

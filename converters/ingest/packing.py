@@ -9,6 +9,9 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from zb_hdf5.core.pieces import Pieces, ends_of, ranges
+from zb_hdf5.spec import NO_DOCUMENT
+
 IndexArray = npt.NDArray[np.int64]
 #: Documents that best-fit considers together. Rows are filled to over 99.9 % long before this many; memory is 100 MiB.
 BUFFER_DOCUMENTS: Final = 1 << 20
@@ -73,6 +76,44 @@ class Packing:
         starts = (np.cumsum(document_lengths) - document_lengths)[document_lengths > 0]
         begun = np.searchsorted(starts, self.offsets + self.lengths) - np.searchsorted(starts, self.offsets)
         return np.diff(np.concatenate([[0], np.cumsum(begun)])[self.first])
+
+
+def pieces_of(
+    offsets: IndexArray, lengths: IndexArray, counts: IndexArray, edges: npt.NDArray[np.uint64], seq_len: int
+) -> Pieces:
+    """Return the pieces of rows: what was packed, cut where documents begin, and the padding behind it.
+
+    Parameters
+    ----------
+    offsets, lengths
+        Of what was packed, row after row.
+    counts
+        How many of these each row has.
+    edges
+        Where each document begins in the stream, and the last one ends.
+    """
+    stops = offsets + lengths
+    first = edges.searchsorted(offsets.astype(np.uint64), side="right")
+    inside = edges.searchsorted(stops.astype(np.uint64), side="left") - first  # documents that begin inside
+    begins = edges[ranges(first, inside)].astype(np.int64)
+    packed = np.repeat(np.arange(len(offsets)), inside)
+    rows = np.repeat(np.arange(len(counts)), counts)
+    columns = np.cumsum(lengths) - lengths
+    columns = columns - columns[(np.cumsum(counts) - counts)[rows]] if len(rows) else columns
+    used = np.bincount(rows, lengths, len(counts)).astype(np.int64)
+    padded = np.flatnonzero(used < seq_len)
+    places = np.concatenate([
+        rows * seq_len + columns,
+        rows[packed] * seq_len + columns[packed] + begins - offsets[packed],
+        padded * seq_len + used[padded],
+    ])  # fmt: skip
+    tokens = np.concatenate([
+        offsets.astype(np.uint64), begins.astype(np.uint64), np.full(len(padded), NO_DOCUMENT, np.uint64)
+    ])  # fmt: skip
+    # of several documents that begin at one place only the last has tokens
+    places, order = np.unique(places, return_index=True)
+    ends = ends_of(np.bincount(places // seq_len, minlength=len(counts)))
+    return Pieces(ends, (places % seq_len).astype(np.uint32), tokens[order], seq_len)
 
 
 def concat(document_lengths: IndexArray, seq_len: int) -> Packing:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from zb_hdf5 import ArgumentError, ConvertError
 from zb_hdf5.console import counted
 from zb_hdf5.converters.sources.source import TokenCounts
+from zb_hdf5.formats.documents import DocumentRows
 from zb_hdf5.spec import DEFAULT_SPLIT
 from zb_hdf5.text.documents import Block, DocumentFile, Dropped
 from zb_hdf5.text.tokenizers import TokenIds, Tokenizer, load_tokenizer, with_boundaries
@@ -30,11 +31,22 @@ class Encoded(NamedTuple):
         All documents, one after the other, each with its boundary token; tokens of each.
     cut
         Tokens that were beyond `max_document_tokens`.
+    source, block
+        The file that they are from, and what else is known of them.
     """
 
     tokens: TokenIds
     lengths: npt.NDArray[np.int64]
     cut: int
+    source: str = ""
+    block: Block | None = None
+
+    def rows(self) -> DocumentRows:
+        """Return what is known of the documents, for their table."""
+        block = self.block or Block()
+        sources = np.zeros(len(self.lengths), np.uint32)
+        rows = np.array(block.rows, np.uint64)
+        return DocumentRows([self.source], sources, rows, block.ids or None, block.metadata or None)
 
 
 @dataclass(frozen=True)
@@ -103,8 +115,7 @@ class Holdout:
         for block in blocks:
             held_out = draws.random_sample(len(block.texts)) < self.fraction
             wanted = held_out if split == VAL else ~held_out
-            texts = [text for text, keep in zip(block.texts, wanted.tolist(), strict=True) if keep]
-            yield Block(texts, block.dropped if split == TRAIN else Dropped())
+            yield block.only(wanted.tolist(), block.dropped if split == TRAIN else Dropped())
 
 
 @dataclass(frozen=True)
@@ -123,11 +134,12 @@ class ShardPlan:
     split: str = TRAIN
     holdout: Holdout | None = None
 
-    def blocks(self) -> Iterator[Block]:
-        """Yield the documents."""
+    def blocks(self) -> Iterator[tuple[str, Block]]:
+        """Yield the documents, and the file that they are from."""
         for group in self.groups:
             blocks = group.file.row_group(group.number)
-            yield from blocks if self.holdout is None else self.holdout.keep(group, blocks, self.split)
+            kept = blocks if self.holdout is None else self.holdout.keep(group, blocks, self.split)
+            yield from ((str(group.file.path), block) for block in kept)
 
 
 @dataclass
@@ -158,11 +170,11 @@ class DocumentCounts:
 def encode_shard(plan: ShardPlan, recipe: Recipe, num_threads: int, counts: DocumentCounts) -> Iterator[Encoded]:
     """Yield the documents of a shard, tokenized block by block, and count them in `counts`."""
     tokenizer = load_tokenizer(recipe.tokenizer)
-    for block in plan.blocks():
+    for source, block in plan.blocks():
         counts.dropped.merge(block.dropped)
         if not block.texts:
             continue
-        encoded = recipe.encode(tokenizer, block.texts, num_threads)
+        encoded = recipe.encode(tokenizer, block.texts, num_threads)._replace(source=source, block=block)
         counts.documents += len(encoded.lengths)
         counts.tokens.tokens_in += len(encoded.tokens) + encoded.cut
         counts.tokens.drop("beyond --max-document-tokens", encoded.cut)

@@ -13,57 +13,50 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.converters.ingest.packing import PACKINGS, Packing
+from zb_hdf5.converters.ingest.packing import PACKINGS, Packing, pieces_of
 from zb_hdf5.converters.ingest.routing import DocumentCounts
 from zb_hdf5.converters.ingest.text_plan import FinishedTokens, TokenizeTask, combined
 from zb_hdf5.converters.pipeline.task import Progress, no_progress
 from zb_hdf5.converters.sources.open_files import OpenFiles
 from zb_hdf5.converters.sources.source import TokenCounts
 from zb_hdf5.core.order import Order
+from zb_hdf5.core.pieces import Pieces
 from zb_hdf5.core.publishing import naming
-from zb_hdf5.spec import SHARD_PREFIX, TokenArray
+from zb_hdf5.formats.document_writer import DocumentsWriter, join_documents
+from zb_hdf5.formats.documents import DocumentFile, documents_path
+from zb_hdf5.spec import DOCUMENTS_PREFIX, SHARD_PREFIX, TokenArray
 
 
 class StagingFile(NamedTuple):
-    """Tokenized documents on disk: raw tokens, and beside them the documents' lengths as raw int64."""
+    """Tokenized documents on disk: raw tokens, and beside them the table of the documents."""
 
     path: Path
     split: str
     num_tokens: int
     token_counts: TokenCounts
 
-    @property
-    def lengths_path(self) -> Path:
-        return lengths_path(self.path)
-
-
-def lengths_path(path: Path) -> Path:
-    """Return where the lengths of the documents are whose tokens are at `path`."""
-    return path.with_suffix(".lengths")
-
 
 def staging_paths(folder: Path, number: int) -> tuple[Path, Path]:
-    """Return where a staging file is, and the lengths of its documents."""
+    """Return where a staging file is, and the table of its documents."""
     path = folder / f"{SHARD_PREFIX}{number:05}.tokens"
-    return path, lengths_path(path)
+    return path, documents_path(path)
 
 
 def write_staging_file(task: TokenizeTask, progress: Progress = no_progress) -> FinishedTokens:
     """Tokenize the documents of one staging file."""
-    counts, num_tokens = DocumentCounts(), 0
-    digests = hashlib.sha256(), hashlib.sha256()
-    with naming(task.paths[0]), open(task.paths[0], "wb") as tokens, open(task.paths[1], "wb") as lengths:
+    counts, digest = DocumentCounts(), hashlib.sha256()
+    path, table = task.paths
+    with naming(path), open(path, "wb") as tokens, DocumentsWriter(table) as documents:
         for encoded in task.encode(counts, progress):
-            for file, digest, data in zip(
-                (tokens, lengths), digests, (encoded.tokens.astype(task.dtype), encoded.lengths), strict=True
-            ):
-                file.write(data)
-                digest.update(data)
-            num_tokens += len(encoded.tokens)
-        for file in (tokens, lengths):
-            file.flush()
-            os.fsync(file.fileno())
-    return FinishedTokens(num_tokens, counts, combined(digests))
+            data = encoded.tokens.astype(task.dtype)
+            tokens.write(data)
+            digest.update(data)
+            documents.append(encoded.lengths, encoded.rows())
+        tokens.flush()
+        os.fsync(tokens.fileno())
+        documents.publish(task.shard.split)
+    with open(table, "rb") as written:
+        return FinishedTokens(documents.token_count, counts, combined([digest, hashlib.file_digest(written, "sha256")]))
 
 
 class PackedRows:
@@ -74,24 +67,40 @@ class PackedRows:
     files
         Those of this split: together one stream of documents.
     folder
-        Where the plan is kept.
+        Where the plan is kept, and the table of all documents of the split.
+    number
+        Of the split.
     pad_id
         Fills what the pieces of a row leave of it.
 
     Attributes
     ----------
+    table
+        The table of the documents.
     documents
         How many documents begin in each row. Stays in this process.
     """
 
     def __init__(
-        self, files: Sequence[StagingFile], folder: Path, packing: str, seq_len: int, dtype: np.dtype[Any], pad_id: int
+        self,
+        files: Sequence[StagingFile],
+        folder: Path,
+        number: int,
+        packing: str,
+        seq_len: int,
+        dtype: np.dtype[Any],
+        pad_id: int,
     ) -> None:
         self._open_files, self._dtype, self._pad_id = OpenFiles([file.path for file in files]), dtype, pad_id
         self._starts = [0, *accumulate(file.num_tokens for file in files)]
+        self._table: DocumentFile | None = None
         self._prefix = folder / f"{SHARD_PREFIX}plan-{files[0].split}"
-        lengths = [np.fromfile(file.lengths_path, np.int64) for file in files]
-        document_lengths = np.concatenate(lengths)
+        with DocumentsWriter(folder / f"{DOCUMENTS_PREFIX}{number:05}.h5") as writer:
+            join_documents([documents_path(file.path) for file in files], writer)
+            self.table = writer.publish(files[0].split)
+        edges = self._edges().astype(np.int64)
+        document_lengths = edges[1:] - edges[:-1]
+        self._seq_len = seq_len
         packed = PACKINGS[packing](document_lengths, seq_len)
         for name in ("offsets", "lengths", "first"):
             _save(self._plan_path(name), getattr(packed, name))
@@ -104,7 +113,13 @@ class PackedRows:
         return self._prefix.with_name(f"{self._prefix.name}-{name}.npy")
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "documents": None, "_plan": None}
+        return {**self.__dict__, "documents": None, "_plan": None, "_table": None}
+
+    def _edges(self) -> npt.NDArray[np.uint64]:
+        """Return where each document begins in the stream, and the last one ends."""
+        if self._table is None:
+            self._table = DocumentFile(self.table.path)
+        return self._table.offsets
 
     def tokens_in(self, rows: npt.NDArray[np.int64]) -> int:
         """Return how many tokens, padding aside, some rows hold."""
@@ -125,6 +140,12 @@ class PackedRows:
         places = (in_row * seq_len + columns).tolist()
         for offset, length, place in zip(plan.offsets[pieces].tolist(), lengths.tolist(), places, strict=True):
             self._read_into(offset, flat[place : place + length])
+
+    def read_pieces(self, rows: npt.NDArray[np.int64]) -> Pieces:
+        """Return which parts of documents lie in some rows: what was packed is cut where a document begins."""
+        plan = self._packing()
+        packed, counts = self._pieces_of(rows)
+        return pieces_of(plan.offsets[packed], plan.lengths[packed], counts, self._edges(), self._seq_len)
 
     def _pieces_of(self, rows: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Return the pieces of some rows, in order, and how many each row has."""

@@ -148,6 +148,7 @@ class TextPlan:
         return {
             "source": self._files,
             "text_column": self.files[0].column,
+            "more_columns": [self.files[0].id_column, *self.files[0].metadata_columns],
             "tokenizer": self._tokenizer,
             "files": file_states([file.path for file in self.files]),
             "routing": hashlib.sha256(json.dumps(routes).encode()).hexdigest(),

@@ -18,6 +18,7 @@ from zb_hdf5.converters.ingest.packing import PACKINGS
 from zb_hdf5.converters.ingest.routing import TRAIN, DocumentCounts, Recipe, plan_text_shards
 from zb_hdf5.converters.ingest.staging import PackedRows, SplitRows, StagingFile, staging_paths, write_staging_file
 from zb_hdf5.converters.ingest.text_plan import TextPlan
+from zb_hdf5.converters.ingest.unique_ids import require_unique_ids
 from zb_hdf5.converters.pipeline import run as pipe
 from zb_hdf5.converters.pipeline.journal import how_to_go_on, refuse_interrupted
 from zb_hdf5.converters.pipeline.plan import DEFAULT_SHARD_BYTES
@@ -25,7 +26,9 @@ from zb_hdf5.converters.pipeline.run import WorkOptions
 from zb_hdf5.converters.pipeline.shard import SHARDS
 from zb_hdf5.converters.sources.source import REMAINDERS, Source, TokenCounts
 from zb_hdf5.core.order import GlobalOrder, SequentialOrder, write_order
+from zb_hdf5.core.pieces import Pieces, concatenate, padding
 from zb_hdf5.core.publishing import ScratchDirectory, partial_path, refuse_existing, remove_scratch
+from zb_hdf5.formats.documents import documents_path, part_of
 from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.spec import TokenArray
 from zb_hdf5.text.documents import DocumentFile
@@ -84,6 +87,7 @@ class TextSource(Source):
     """Batches of packed rows of tokenized text, split after split, each in its own order."""
 
     order: GlobalOrder | None = None  # of more than one split there is no order of all rows
+    has_pieces = True
 
     def __init__(
         self,
@@ -95,7 +99,7 @@ class TextSource(Source):
         description: dict[str, Any],
         paths: list[Path],
     ) -> None:
-        self.paths = [*paths, *(path for file in files for path in (file.path, file.lengths_path))]
+        self.paths = [*paths, *(path for file in files for path in (file.path, documents_path(file.path)))]
         self.shuffle, self.reorders = "global" if options.shuffle else "none", options.shuffle
         self.description = description
         self._options, self._pad_id = options, pad_id
@@ -103,9 +107,11 @@ class TextSource(Source):
         for file in files:
             self.token_counts.add(file.token_counts)
         self._splits = [
-            self._pack(split, [file for file in files if file.split == split], folder, meta)
-            for split in dict.fromkeys(file.split for file in files)
+            self._pack(number, split, [file for file in files if file.split == split], folder, meta)
+            for number, split in enumerate(dict.fromkeys(file.split for file in files))
         ]
+        self.document_files = [part.rows.table.path for part in self._splits]
+        self.document_parts = tuple(part_of(path) for path in self.document_files)
         self.num_batches = sum(part.num_batches for part in self._splits)
         self.meta = meta
         self.shard_batches, self.shard_splits = self._cut()
@@ -118,10 +124,10 @@ class TextSource(Source):
         """The number of batches of each split."""
         return {part.split: part.num_batches for part in self._splits}
 
-    def _pack(self, split: str, files: list[StagingFile], folder: Path, meta: StoreMeta) -> SplitRows:
+    def _pack(self, number: int, split: str, files: list[StagingFile], folder: Path, meta: StoreMeta) -> SplitRows:
         """Pack the documents of a split, and count what is not stored."""
         options = self._options
-        rows = PackedRows(files, folder, options.packing, meta.seq_len, meta.dtype, self._pad_id)
+        rows = PackedRows(files, folder, number, options.packing, meta.seq_len, meta.dtype, self._pad_id)
         order = write_order(rows.num_rows, options.seed) if options.shuffle else SequentialOrder(rows.num_rows)
         self.token_counts.drop("cropped by packing", rows.tokens_cropped)
         num_batches, rest = divmod(rows.num_rows, meta.batch_size)
@@ -189,6 +195,18 @@ class TextSource(Source):
                 done += count
             first += part.num_batches
 
+    def read_pieces(self, start: int, stop: int) -> Pieces:
+        """Return the pieces of the rows of batches of one split; rows behind its last one are padding."""
+        first, size = 0, self.meta.batch_size
+        for part in self._splits:
+            if start < first + part.num_batches:
+                break
+            first += part.num_batches
+        rows = np.arange((start - first) * size, min((stop - first) * size, part.rows.num_rows))
+        found = part.rows.read_pieces(part.order.indices(rows))
+        missing = (stop - start) * size - len(rows)
+        return concatenate([found, padding(missing, self.meta.seq_len)]) if missing else found
+
     def _read_split(self, part: SplitRows, start: int, out: TokenArray) -> None:
         rows = out.reshape(-1, self.meta.seq_len)
         first = start * self.meta.batch_size
@@ -242,6 +260,8 @@ def ingest_batches(
         description, paths = plan.source(**_describe(options)), [file.path for file in files]
         try:
             source = TextSource(staged, folder.partial_path, meta, options, pad_id, description, paths)
+            if files[0].id_column:
+                require_unique_ids(source.document_files)
             report = pipe.convert(
                 source, "hdf5", destination, overwrite=work.overwrite, resume=work.resume, engine=work.engine
             )

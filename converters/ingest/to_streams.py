@@ -10,10 +10,12 @@ from pathlib import Path
 
 from zb_hdf5.converters.ingest.routing import DocumentCounts, Recipe, plan_text_shards
 from zb_hdf5.converters.ingest.text_plan import FinishedTokens, TextPlan, TokenizedText, TokenizeTask, files_sha256
+from zb_hdf5.converters.ingest.unique_ids import require_unique_ids
 from zb_hdf5.converters.pipeline.journal import remove_journals
 from zb_hdf5.converters.pipeline.run import WorkOptions
 from zb_hdf5.converters.pipeline.task import Progress, no_progress
 from zb_hdf5.core.publishing import PartialDirectory
+from zb_hdf5.formats.documents import documents_path
 from zb_hdf5.formats.hdf5.stream_writer import HDF5ShardWriter
 from zb_hdf5.spec import NO_BOUNDARY, SHARD_PREFIX
 from zb_hdf5.store.index import ShardIndex
@@ -33,7 +35,7 @@ def write_stream(task: TokenizeTask, progress: Progress = no_progress) -> Finish
         overwrite=True,
     ) as writer:
         for encoded in task.encode(counts, progress):
-            writer.write_documents(encoded.tokens, encoded.lengths)
+            writer.write_documents(encoded.tokens, encoded.lengths, documents=encoded.rows())
         info = writer.finish()
     return FinishedTokens(info.token_count, counts, files_sha256(task.paths))
 
@@ -100,10 +102,12 @@ class ShardedTokenizationPipeline:
         with PartialDirectory(destination, overwrite=work.overwrite) as folder:
             text = self._plan.tokenize(
                 write_stream,
-                lambda number: (folder.partial_path / f"{SHARD_PREFIX}{number:05}-of-{num_shards:05}.h5",),
+                lambda number: _paths(folder.partial_path / f"{SHARD_PREFIX}{number:05}-of-{num_shards:05}.h5"),
                 folder,
                 work,
             )
+            if self._plan.files[0].id_column:
+                require_unique_ids([task.paths[1] for task, _ in text.files])
             index = self._index(text)
             index.save(folder.partial_path)
             folder.on_published(remove_journals)
@@ -113,3 +117,8 @@ class ShardedTokenizationPipeline:
     def _index(self, text: TokenizedText) -> ShardIndex:
         splits = {task.paths[0].name: task.shard.split for task, _ in text.files}
         return index_streams([task.paths[0] for task, _ in text.files], splits=splits, source=self._plan.source())
+
+
+def _paths(path: Path) -> tuple[Path, Path]:
+    """Return where a stream is, and the table of its documents."""
+    return path, documents_path(path)

@@ -6,6 +6,7 @@ import os
 import time
 from pathlib import Path
 
+from zb_hdf5.converters.pipeline.documents import left_behind
 from zb_hdf5.converters.pipeline.plan import cut_into_shards, require_room
 from zb_hdf5.converters.pipeline.run import Report, refuse_bad_destination
 from zb_hdf5.converters.pipeline.shard import read_ahead
@@ -52,4 +53,7 @@ def convert_live(
     seconds = time.monotonic() - start_s
     shuffle = Shuffle("direct", "one process gathers the records, as --live asks") if source.reorders else UNSHUFFLED
     shards = list(writer.index.shards)
-    return Report(destination, source.meta, shards, info.max_token, source.token_counts, str(shuffle), seconds)
+    return Report(
+        destination, source.meta, shards, info.max_token, source.token_counts, str(shuffle), seconds,
+        left_behind=left_behind(source, keeps_documents=False),
+    )  # fmt: skip

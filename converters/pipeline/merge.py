@@ -11,6 +11,8 @@ from zb_hdf5 import ConvertError, ShardIndex, StoreMeta, open_reader
 from zb_hdf5.converters.pipeline.journal import Part, journal_paths, read_journals, remove_journals, require_same
 from zb_hdf5.converters.pipeline.shard import SHARDS, FinishedShard
 from zb_hdf5.core.publishing import PartialDirectory, partial_path, remove
+from zb_hdf5.formats.documents import DocumentPart, check_documents
+from zb_hdf5.formats.pieces import pieces_path
 from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.formats.sidecar import crc32_path
 from zb_hdf5.spec import INDEX_NAME, SHARD_PREFIX, stored_dtype
@@ -35,14 +37,16 @@ def merge_parts(destination: str | os.PathLike[str], *, overwrite: bool = False)
     with PartialDirectory(destination, overwrite=overwrite) as folder:
         folder.keep()
         plan, finished = _collect(waiting)
+        indexed = FORMATS[plan["target"]].indexed
         index = ShardIndex(
             StoreMeta(**{**plan["meta"], "dtype": stored_dtype(plan["meta"]["dtype"])}),
             tuple(done.entry for _, done in sorted(finished.items())),
             plan["shuffle"],
             plan["source"],
+            documents=tuple(DocumentPart(*part) for part in plan["documents"]) if indexed else (),
         )
         _require_whole(waiting, plan["target"], index)
-        if FORMATS[plan["target"]].indexed:
+        if indexed:
             index.save(waiting)
         folder.on_published(remove_journals)
     return index
@@ -50,7 +54,11 @@ def merge_parts(destination: str | os.PathLike[str], *, overwrite: bool = False)
 
 def _require_whole(folder: Path, target: str, index: ShardIndex) -> None:
     """Check every shard once more, and remove files that are no shards: earlier parts of another plan."""
-    named = {name for entry in index.shards for name in (entry.path, crc32_path(Path(entry.path)).name)}
+    named = {
+        name
+        for entry in index.shards
+        for name in (entry.path, crc32_path(Path(entry.path)).name, pieces_path(Path(entry.path)).name)
+    }
     for name in os.listdir(folder):
         if name.startswith(SHARD_PREFIX) and name not in named:
             remove(folder / name)
@@ -59,6 +67,8 @@ def _require_whole(folder: Path, target: str, index: ShardIndex) -> None:
             with open_reader(folder / entry.path) as reader:
                 index.require_agreement(reader, entry)
                 index.require_extents(reader, entry)
+        for part in index.documents:
+            check_documents(folder / part.path, part)
 
 
 def _collect(folder: Path) -> tuple[dict[str, Any], dict[int, FinishedShard]]:

@@ -63,6 +63,8 @@ class Plan:
             "source": self.source.description,
             "identity": self.source.identity,
             "cuts": [list(cut) for cut in self.cuts],
+            "has_pieces": self.source.has_pieces,
+            "documents": [list(part) for part in self.source.document_parts],
         }
 
     def head(self) -> Head:
@@ -79,9 +81,9 @@ class Plan:
         meta, documents = self._shard_meta(shard), self._shard_documents(shard)
         splits = self.source.shard_splits or [DEFAULT_SPLIT]
         split = splits[shard] if len(splits) == len(self.cuts) else splits[0]
-        sidecar = FORMATS[self.target].indexed
+        in_store = FORMATS[self.target].indexed
         path = folder / self.name(shard)
-        return ShardTask(self.source, self.target, path, start, stop, meta, sidecar, split, documents)
+        return ShardTask(self.source, self.target, path, start, stop, meta, in_store, split, documents)
 
     def _shard_meta(self, shard: int) -> StoreMeta:
         """Describe one shard: its part of `total_records`, so that the parts of all shards add up to the whole."""
@@ -111,9 +113,10 @@ class Plan:
 
     def num_inodes(self) -> int:
         """Return how many files and folders the conversion makes."""
-        row = FORMATS[self.target]
-        per_shard = 1 + row.has_sidecar + bool(self.source.meta.fields and not row.holds_fields)
-        return per_shard * len(self.cuts) + 3  # the folder, its index, the journal
+        row, source = FORMATS[self.target], self.source
+        per_shard = 1 + row.has_sidecar + bool(source.meta.fields and not row.holds_fields)
+        per_shard += row.indexed and source.has_pieces
+        return per_shard * len(self.cuts) + len(source.document_parts) + 3  # the folder, its index, the journal
 
     def require_unchanged_sources(self) -> None:
         """Raise `ConvertError` if a source file has changed since the plan was made."""

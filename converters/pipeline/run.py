@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final, NamedTuple, Self
 
 from zb_hdf5 import ArgumentError, ConvertError, ShardEntry, ShardIndex, StoreMeta
+from zb_hdf5.converters.pipeline.documents import copy_documents, left_behind
 from zb_hdf5.converters.pipeline.engines import Inline
 from zb_hdf5.converters.pipeline.journal import WHOLE, Journal, Part, is_result, remove_journals
 from zb_hdf5.converters.pipeline.plan import Plan, require_one_split, require_room
@@ -30,7 +31,7 @@ from zb_hdf5.converters.pipeline.task import Engine, Progress, no_progress
 from zb_hdf5.converters.sources.source import Source, TokenCounts
 from zb_hdf5.core.publishing import PartialDirectory, partial_path, refuse_existing
 from zb_hdf5.formats.registry import FORMATS
-from zb_hdf5.spec import INDEX_NAME, combine_sha256
+from zb_hdf5.spec import DEFAULT_SPLIT, INDEX_NAME, combine_sha256
 
 NOTHING_LEFT: Final = Shuffle("none", "nothing was left to do")
 
@@ -93,6 +94,8 @@ class Report:
         How the records were read, and why that way.
     kept
         The part that an earlier run had written.
+    left_behind
+        What the source has and the target has no place for; "": nothing.
     """
 
     destination: Path
@@ -104,6 +107,7 @@ class Report:
     seconds: float
     part: Part = WHOLE
     kept: Kept = NOTHING_KEPT
+    left_behind: str = ""
 
     @property
     def num_batches(self) -> int:
@@ -198,7 +202,10 @@ def convert(
     place = destination if part == WHOLE else partial_path(destination)
     seconds = time.monotonic() - start_s
     max_token = max((done.max_token for done in finished), default=0)
-    return Report(place, source.meta, shards, max_token, source.token_counts, str(shuffle), seconds, part, was_kept)
+    return Report(
+        place, source.meta, shards, max_token, source.token_counts, str(shuffle), seconds, part, was_kept,
+        left_behind(source, keeps_documents=FORMATS[target].indexed),
+    )  # fmt: skip
 
 
 def is_one_file(target: str, destination: Path, *, several: bool) -> bool:
@@ -256,8 +263,9 @@ def _write_file(source: Source, target: str, path: Path, work: WorkOptions) -> t
     require_room(path.parent, needed_bytes, 1)
     with scattered(source, shuffle, path, work.engine, progress) as readable:
         task = ShardTask(
-            readable, target, path, *cut, source.meta, sidecar=False, overwrite=work.overwrite, files=files
-        )
+            readable, target, path, *cut, source.meta, in_store=False, overwrite=work.overwrite, files=files,
+            split=(source.shard_splits or [DEFAULT_SPLIT])[0],
+        )  # fmt: skip
         return [write_shard(task, progress)], shuffle
 
 
@@ -280,6 +288,8 @@ def _write_folder(plan: Plan, destination: Path, work: WorkOptions) -> tuple[lis
         work.kept(kept.tokens)
         with journal.kept_for_resume():
             finished, shuffle = _write_missing(plan, journal, folder.partial_path, work)
+            if 0 in shards:
+                copy_documents(plan.source, plan.target, folder.partial_path)
             if work.part == WHOLE:
                 save_index(folder.partial_path, plan, finished)
                 # the journal goes along and is removed under the final name: a kill just before loses no shard
@@ -326,4 +336,6 @@ def save_index(folder: Path, plan: Plan, finished: list[FinishedShard]) -> None:
     """Write the `shards.json` of a folder, where its format has one."""
     if FORMATS[plan.target].indexed:
         source, entries = plan.source, tuple(done.entry for done in finished)
-        ShardIndex(source.meta, entries, source.shuffle, source.description).save(folder)
+        ShardIndex(source.meta, entries, source.shuffle, source.description, documents=source.document_parts).save(
+            folder
+        )

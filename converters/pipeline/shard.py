@@ -7,7 +7,7 @@ import hashlib
 import os
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final, Self
@@ -27,14 +27,18 @@ from zb_hdf5 import (
     verify_store,
 )
 from zb_hdf5.columns.reader import GROUP_BYTES
+from zb_hdf5.converters.pipeline.documents import write_pieces
 from zb_hdf5.converters.pipeline.journal import CheckTask, FileState
 from zb_hdf5.converters.pipeline.task import Progress, no_progress
 from zb_hdf5.converters.sources.source import Source
 from zb_hdf5.core.digests import TokenDigest
 from zb_hdf5.core.publishing import partial_path, write_atomically
+from zb_hdf5.formats.document_writer import write_documents_beside
+from zb_hdf5.formats.pieces import pieces_path
 from zb_hdf5.formats.registry import FORMATS, fields_beside
 from zb_hdf5.formats.sidecar import crc32_path
 from zb_hdf5.spec import BATCHES, DEFAULT_SPLIT, TokenArray
+from zb_hdf5.store.table import PiecesInfo
 
 #: What the shards are called in the journal and in messages.
 SHARDS: Final = "shards"
@@ -110,8 +114,9 @@ class ShardTask:
         Its batches.
     meta
         As for the source, with the shard's own part of `total_records` and its own documents.
-    sidecar
-        Whether its crc32 rows are written beside it where it has no place for them: in a store, not as a lone file.
+    in_store
+        Whether it is a shard of a store, and no lone file: then its crc32 rows are written beside it where it has no
+        place for them, and the documents belong to the store.
     split
         Which split of the store it belongs to.
     documents
@@ -126,7 +131,7 @@ class ShardTask:
     start: int
     stop: int
     meta: StoreMeta
-    sidecar: bool
+    in_store: bool
     split: str = DEFAULT_SPLIT
     documents: int | None = None
     overwrite: bool = False
@@ -142,7 +147,7 @@ class ShardTask:
     @property
     def paths(self) -> tuple[Path, ...]:
         """The shard, and the files that it may have beside it."""
-        return self.path, crc32_path(self.path), fields_beside(self.path)
+        return self.path, crc32_path(self.path), fields_beside(self.path), pieces_path(self.path)
 
     @property
     def num_tokens(self) -> int:
@@ -189,8 +194,9 @@ def frame_sha256(task: ShardTask, entry: ShardEntry) -> str:
             end = start + task.meta.batch_bytes
     if _has_sidecar(task):
         digest.update(crc32_path(task.path).read_bytes())
-    if task.meta.fields and not FORMATS[task.target].holds_fields:
-        with open(fields_beside(task.path), "rb") as file:
+    beside = [fields_beside(task.path)] if task.meta.fields and not FORMATS[task.target].holds_fields else []
+    for path in [*beside, *([pieces_path(task.path)] if entry.pieces else [])]:
+        with open(path, "rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()
 
@@ -212,7 +218,7 @@ def _token_places(entry: ShardEntry) -> Iterator[int]:
 
 
 def _has_sidecar(task: ShardTask) -> bool:
-    return task.sidecar and FORMATS[task.target].has_sidecar
+    return task.in_store and FORMATS[task.target].has_sidecar
 
 
 def write_shard(task: ShardTask, progress: Progress = no_progress) -> FinishedShard:
@@ -237,11 +243,22 @@ def write_shard(task: ShardTask, progress: Progress = no_progress) -> FinishedSh
             _require_intact(writer, start, sha256, crc32)
             if task.files is not None:
                 require_unchanged(source.paths, task.files)
+            pieces = _write_beside(task, writer.sha256())
             info = writer.finish()
     if _has_sidecar(task):
         write_atomically(crc32_path(task.path), info.crc32.tobytes())
-    entry = ShardEntry.of(info, task.split, task.documents)
+    entry = replace(ShardEntry.of(info, task.split, task.documents), pieces=pieces)
     return FinishedShard(entry, info.max_token, frame_sha256(task, entry))
+
+
+def _write_beside(task: ShardTask, tokens_sha256: str) -> PiecesInfo | None:
+    """Write what belongs to the documents of a shard, or of a lone file, before it has its name."""
+    source = task.source
+    if not FORMATS[task.target].indexed:
+        return None
+    if not task.in_store:
+        write_documents_beside(source.document_files, task.path, task.split, tokens_sha256)
+    return write_pieces(source, task.start, task.stop, task.path, task.split, tokens_sha256)
 
 
 def _copy(original: BatchReader, writer: BatchWriter, progress: Progress) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 from zb_hdf5 import ArgumentError, BatchReader, ConvertError, StoreMeta
 from zb_hdf5.core.order import GlobalOrder
+from zb_hdf5.core.pieces import Pieces
+from zb_hdf5.formats.documents import DocumentPart
 from zb_hdf5.spec import TokenArray
 
 #: What may become of records that do not fill the last batch.
@@ -81,6 +84,10 @@ class Source(Protocol):
         Whether records are shuffled as they are read: not in a copy, whatever `shuffle` was behind its source.
     order
         Stored record -> source record, if that can be said: then the source is a `ShuffledSource`.
+    has_pieces
+        Whether it is known which parts of documents lie in the records.
+    document_files, document_parts
+        The document tables, and what the index of a store of these batches says of them.
     identity
         JSON of what decides the batches besides the bytes of `paths`: two sources of one identity give the same.
     """
@@ -98,6 +105,13 @@ class Source(Protocol):
     paths: list[Path]
     identity: dict[str, Any]
     order: GlobalOrder | None
+    has_pieces: bool = False
+    document_files: Sequence[Path] = ()
+    document_parts: tuple[DocumentPart, ...] = ()
+
+    def read_pieces(self, start: int, stop: int) -> Pieces:
+        """Return the pieces of consecutive batches of one split, if `has_pieces`."""
+        raise ConvertError(f"{self.paths[0]}: holds no documents")
 
     def read_into(self, start: int, out: TokenArray) -> None:
         """Fill `out`, shape `(count, B, S)` of the stored dtype, with consecutive batches."""

@@ -13,7 +13,10 @@ import numpy as np
 from zb_hdf5 import BatchReader, ConvertError, IncompleteError, ShardedReader, open_reader
 from zb_hdf5.converters.sources.source import Source, TokenCounts
 from zb_hdf5.core.order import GlobalOrder
-from zb_hdf5.spec import TokenArray, find_bad_token, stored_dtype
+from zb_hdf5.core.pieces import Pieces
+from zb_hdf5.formats.documents import documents_path, part_of
+from zb_hdf5.formats.pieces import PiecesFile
+from zb_hdf5.spec import DOCUMENTS_PREFIX, TokenArray, find_bad_token, stored_dtype
 
 
 class StoreSource(Source):
@@ -67,6 +70,8 @@ class StoreSource(Source):
         self.identity = {"fingerprint": self._reader.fingerprint, "dataset": dataset}
         self._sha256: dict[tuple[int, int], str | None] = {(0, self.num_batches): self._reader.sha256}
         self._shard_path = {} if dataset else {(0, self.num_batches): self._reader.path}
+        self._token_bases: dict[str, int] = {}
+        self._checked: set[tuple[int, int]] = set()  # whose pieces were compared with their digests
         if isinstance(self._reader, ShardedReader):
             index = self._reader.index
             self.shuffle, self.description = index.shuffle, index.source
@@ -82,6 +87,15 @@ class StoreSource(Source):
             padding = self.num_batches * self.meta.batch_size - self.meta.total_records
             if len(set(self.shard_splits)) > 1 and 0 < padding < self.num_batches * self.meta.batch_size:
                 self.shard_records = [self._records_of(cut) for cut in cuts]  # padding ends each split, not the store
+            self._token_bases = index.document_parts()[1]
+            self.document_files = [path / part.path for part in index.documents]
+            self.document_parts = index.documents
+        elif not dataset and documents_path(path).exists():
+            self.document_files, self.document_parts = [documents_path(path)], (part_of(documents_path(path)),)
+        self.document_parts = tuple(
+            part._replace(path=f"{DOCUMENTS_PREFIX}{number:05}.h5") for number, part in enumerate(self.document_parts)
+        )
+        self.has_pieces = self._reader.has_pieces
 
     def _records_of(self, cut: tuple[int, int]) -> int:
         with open_reader(self._shard_path[cut]) as shard:
@@ -108,6 +122,31 @@ class StoreSource(Source):
                 f"{self.meta.dtype.name}; leave out --dtype {self.meta.dtype.name}"
             )
         out[...] = stored
+
+    def read_pieces(self, start: int, stop: int) -> Pieces:
+        """Return the pieces of consecutive batches of one split, whose offsets count in that split alone.
+
+        Raises
+        ------
+        ChecksumError
+            If a file of pieces is not as it was written: copying would hide the damage.
+        """
+        self._check_pieces(start, stop)
+        pieces = self._reader.read_pieces(np.arange(start * self.meta.batch_size, stop * self.meta.batch_size))
+        shard = int(np.searchsorted(np.cumsum(self.shard_batches), start, side="right"))
+        base = self._token_bases.get(self.shard_splits[shard], 0) if self.shard_splits else 0
+        local = pieces.offsets - np.where(pieces.is_padding, np.uint64(0), np.uint64(base))
+        return pieces._replace(offsets=local)
+
+    def _check_pieces(self, start: int, stop: int) -> None:
+        for cut in self._shard_path.keys() - self._checked:
+            if cut[0] < stop and start < cut[1]:
+                file = PiecesFile(self._shard_path[cut], None, self.meta.seq_len)
+                try:
+                    file.check()
+                finally:
+                    file.close()
+                self._checked.add(cut)
 
     def read_field_into(self, name: str, start: int, out: TokenArray) -> None:
         field = self._reader.field(name)

@@ -32,7 +32,7 @@ from zb_hdf5.converters.cli import convert
 from zb_hdf5.converters.ingest import text_plan
 from zb_hdf5.converters.ingest.packing import PACKINGS
 from zb_hdf5.converters.ingest.routing import Recipe
-from zb_hdf5.converters.ingest.staging import StagingFile, lengths_path, staging_paths
+from zb_hdf5.converters.ingest.staging import StagingFile, staging_paths
 from zb_hdf5.converters.ingest.to_batches import TextOptions, TextSource, ingest_batches
 from zb_hdf5.converters.ingest.to_streams import ShardedTokenizationPipeline
 from zb_hdf5.converters.pipeline.engines import Inline, open_engine
@@ -41,6 +41,8 @@ from zb_hdf5.converters.pipeline.run import WorkOptions
 from zb_hdf5.converters.sources.source import TokenCounts
 from zb_hdf5.core.order import write_order
 from zb_hdf5.core.publishing import partial_path
+from zb_hdf5.formats.document_writer import DocumentsWriter
+from zb_hdf5.formats.documents import documents_path
 from zb_hdf5.maintenance.rebuild import rebuild_index
 from zb_hdf5.spec import NOT_KNOWN, stored_dtype
 from zb_hdf5.text.documents import open_documents
@@ -210,7 +212,9 @@ def write_staging_file_of(folder, split, lengths):
     path = folder / f"{split}.tokens"
     documents = [np.array([1] + [2] * (length - 1), np.uint32) for length in lengths if length]
     np.concatenate(documents).tofile(path)
-    np.array(lengths, np.int64).tofile(lengths_path(path))
+    with DocumentsWriter(documents_path(path)) as writer:
+        writer.append(lengths)
+        writer.publish(split)
     return StagingFile(path, split, sum(lengths), TokenCounts(sum(lengths)))
 
 

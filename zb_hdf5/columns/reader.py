@@ -16,11 +16,14 @@ import numpy.typing as npt
 from zb_hdf5.columns.source import BatchSource, ClosedSource
 from zb_hdf5.core.digests import batch_crc32s
 from zb_hdf5.core.extents import Extents, Run
-from zb_hdf5.errors import ArgumentError, BatchIndexError, ChecksumError, UnverifiableError
+from zb_hdf5.errors import ArgumentError, BackendError, BatchIndexError, ChecksumError, UnverifiableError
 from zb_hdf5.spec import StoreMeta, TokenArray, content_fingerprint, signed
 
 if TYPE_CHECKING:
     import torch
+
+    from zb_hdf5.core.documents import Documents, RecordDocuments
+    from zb_hdf5.core.pieces import Pieces
 
 ACCESSES: Final = ("auto", "mmap", "pread", "h5py")
 VERIFIES: Final = ("none", "batch", "store")
@@ -65,6 +68,7 @@ class BatchReader:
         self.columns: dict[str, tuple[Run, ...]] = {}
         self._fingerprint: str | None = None
         self._source = source
+        self._beside: RecordDocuments | None = None
         self._is_int32 = meta.dtype == np.uint32
         self._open_field: Callable[[str], BatchReader] | None = None
         self._fields: dict[str, BatchReader] = {}
@@ -353,6 +357,52 @@ class BatchReader:
         """Return the crc32 of each batch as stored with this file, or None where none are."""
         return None
 
+    @property
+    def documents(self) -> Documents | None:
+        """The documents behind the records, by the offsets of tokens; None where none are stored."""
+        return None if self._beside is None else self._beside.documents()
+
+    @property
+    def has_pieces(self) -> bool:
+        """Whether it is stored which parts of documents lie in the records."""
+        return self._beside is not None and self._beside.has_pieces
+
+    def read_pieces(self, records: npt.NDArray[np.int64], seq_len: int | None = None) -> Pieces:
+        """Return which parts of documents lie in any records.
+
+        Parameters
+        ----------
+        records
+            Numbers of records of `seq_len` tokens, in batch order.
+        seq_len
+            A divisor of the stored `seq_len`: each stored record then counts as several, and pieces are cut where those
+            end. None: as stored.
+
+        Raises
+        ------
+        BackendError
+            If no documents are stored.
+        FormatError
+            If what is stored is damaged, or belongs to other batches.
+        """
+        length = seq_len or self.seq_len
+        if length < 1 or self.seq_len % length:
+            raise ArgumentError(f"seq_len must divide the stored {self.seq_len:,}, found {length:,}")
+        parts, numbers = self.seq_len // length, np.asarray(records, np.int64)
+        if len(numbers) and not 0 <= int(numbers.min()) <= int(numbers.max()) < self.num_records * parts:
+            raise BatchIndexError(
+                f"{self.path}: expected records in 0..{self.num_records * parts - 1:,}, found {records}"
+            )
+        if self._beside is None or not self.has_pieces:
+            raise BackendError(
+                f"{self.path}: holds no documents; convert again from text, or from a store that has them, and not "
+                "with --live"
+            )
+        if parts == 1:
+            return self._beside.read_pieces(numbers)
+        stored, places = np.unique(numbers // parts, return_inverse=True)
+        return self._beside.read_pieces(stored).cut(length).take(places * parts + numbers % parts)
+
     def will_need(self, index: SupportsIndex, count: int = 1) -> None:
         """Announce that `count` batches from `index` on will be read soon; the kernel may begin to fetch them."""
         first = self._check(index)
@@ -373,6 +423,8 @@ class BatchReader:
             reader.close()
         self._fields = {}
         self._source.close()
+        if self._beside is not None:
+            self._beside.close()
         self._source = ClosedSource(self.path, self._source.access)
 
     def _check(self, index: SupportsIndex) -> int:

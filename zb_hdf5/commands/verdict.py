@@ -72,6 +72,8 @@ def _line(report: ShardReport) -> str:
         f"{format_count(report.token_count).strip()} tokens",
     )
     size = batches if report.num_batches else tokens
+    if report.document_count:
+        size = counted(report.document_count, "document")
     if report.missing:
         return f"NOT VERIFIED: {size}: {report.missing}"
     return f"verified: {size} ({', '.join(report.checks)})"

@@ -104,6 +104,12 @@ class Pieces(NamedTuple):
         return Pieces(ends, self.columns[kept], self.offsets[kept], min(seq_len, self.seq_len))
 
 
+def padding(num_records: int, seq_len: int) -> Pieces:
+    """Return the pieces of records that hold nothing but padding."""
+    ends = np.arange(num_records + 1)
+    return Pieces(ends, np.zeros(num_records, np.uint32), np.full(num_records, NO_DOCUMENT, np.uint64), seq_len)
+
+
 def concatenate(parts: Sequence[Pieces]) -> Pieces:
     """Return the pieces of the records of all `parts`, at least one, in their order.
 

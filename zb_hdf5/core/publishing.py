@@ -24,7 +24,7 @@ import numpy.typing as npt
 from zb_hdf5.core.files import regular
 from zb_hdf5.core.locks import create_locked, is_at, keep_locked, lock, make_locked_folder, require_at
 from zb_hdf5.errors import ConvertError, ExistsError
-from zb_hdf5.spec import INDEX_NAME, JOURNAL_PREFIX, SHARD_PREFIX
+from zb_hdf5.spec import DOCUMENTS_PREFIX, INDEX_NAME, JOURNAL_PREFIX, SHARD_PREFIX
 
 PARTIAL_SUFFIX: Final = ".partial"
 SYNC_FILE_RANGE_WRITE: Final = 2
@@ -320,7 +320,7 @@ def refuse_foreign_files(folder: Path) -> None:
         raise ConvertError(f"{folder}: is not a folder; remove it yourself, or choose another output")
     for name in os.listdir(folder):
         if name not in (INDEX_NAME, INDEX_NAME + PARTIAL_SUFFIX) and not name.startswith(
-            (SHARD_PREFIX, JOURNAL_PREFIX)
+            (SHARD_PREFIX, JOURNAL_PREFIX, DOCUMENTS_PREFIX)
         ):
             raise ConvertError(
                 f"{folder}: holds {name!r}, which is no part of a store; move it away, or choose another output"

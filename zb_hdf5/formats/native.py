@@ -21,6 +21,7 @@ from zb_hdf5.core.extents import ExtentFile, Extents, Run
 from zb_hdf5.core.files import regular
 from zb_hdf5.core.publishing import write_fully
 from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError
+from zb_hdf5.formats.documents import DocumentsBeside
 from zb_hdf5.formats.sidecar import crc32_path, no_crc32_file, read_any_crc32_file, read_crc32_file
 from zb_hdf5.spec import (
     BATCH_MAGIC,
@@ -80,6 +81,7 @@ class BatchFileReader(BatchReader):
         source = ExtentFile(path, extents, meta.shape, meta.dtype, access)
         super().__init__(path, meta, num_batches, source)
         self.extents, self.columns = extents, {BATCHES: tuple(extents.runs)}
+        self._beside = DocumentsBeside(path, self.num_records, self.seq_len, None)
         if verify == "batch":
             self._source = CheckedSource(source, meta, read_crc32_file(path, num_batches), path)
         elif verify == "store":

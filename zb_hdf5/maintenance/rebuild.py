@@ -13,7 +13,7 @@ from zb_hdf5.errors import BackendError, ExistsError, FormatError, IncompleteErr
 from zb_hdf5.formats.registry import BACKENDS, FORMATS
 from zb_hdf5.formats.sidecar import ensure_crc32_file
 from zb_hdf5.opening import open_reader
-from zb_hdf5.spec import BATCHES_LAYOUT, DEFAULT_SPLIT, INDEX_NAME, SHARD_PREFIX
+from zb_hdf5.spec import BATCHES_LAYOUT, INDEX_NAME, SHARD_PREFIX
 from zb_hdf5.store.index import ShardIndex
 from zb_hdf5.store.streams import index_files
 
@@ -27,8 +27,9 @@ UNKNOWN_SHUFFLE: Final = "unknown"
 def rebuild_index(folder: str | os.PathLike[str], *, force: bool = False) -> ShardIndex:
     """Write `shards.json` from the shards of `folder`, and return it.
 
-    A `.repaired` shard replaces its original. The record shuffle, the source and the splits are stored in the
-    index only: they are taken from the old one if it can still be read, and else are lost with it.
+    A `.repaired` shard replaces its original. The record shuffle and the source are stored in the index only, and so
+    are the splits of shards without pieces: they are taken from the old one if it can still be read, and else are lost
+    with it.
 
     Parameters
     ----------
@@ -50,7 +51,7 @@ def rebuild_index(folder: str | os.PathLike[str], *, force: bool = False) -> Sha
         raise ExistsError(f"{folder / INDEX_NAME}: exists already, and is valid")
     paths = _shard_paths(folder, force)
     known = {} if old is None else {_number(shard.path): shard.split for shard in old.shards}
-    splits = {path.name: known.get(_number(path.name), DEFAULT_SPLIT) for path in paths}
+    splits = {path.name: known[_number(path.name)] for path in paths if _number(path.name) in known}
     if old is None:
         index = index_files(paths, splits=splits, shuffle=UNKNOWN_SHUFFLE)
     else:

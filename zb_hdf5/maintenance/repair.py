@@ -19,7 +19,7 @@ from zb_hdf5.formats.registry import BACKENDS, backend_of_suffix, open_chunks
 from zb_hdf5.maintenance.salvage import Salvage, counted, salvage
 from zb_hdf5.spec import INDEX_NAME, NOT_KNOWN, STREAM_LAYOUT, StoreMeta
 from zb_hdf5.store.index import ShardIndex
-from zb_hdf5.store.streams import entry_of
+from zb_hdf5.store.streams import document_tables, entry_of
 from zb_hdf5.store.table import ShardEntry
 
 REPAIRED = ".repaired"
@@ -200,6 +200,8 @@ def repair_store(
     meta = index.meta
     if is_stream:
         meta = replace(meta, document_count=sum(entry.document_count for entry in entries))
+        tables = document_tables([folder / entry.path for entry in entries], entries)
+        index = replace(index, documents=tables if any(report.output for report in reports) else index.documents)
     repaired = replace(index, meta=meta, shards=tuple(entries), complete=True, live_id=live_id)
     if not dry_run and repaired != index:
         repaired.save(folder)

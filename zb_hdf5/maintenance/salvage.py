@@ -22,9 +22,12 @@ import numpy.typing as npt
 from zb_hdf5.columns.broken import BrokenFile
 from zb_hdf5.columns.reader import GROUP_BYTES, BatchReader
 from zb_hdf5.errors import ArgumentError, ChecksumError, ConvertError, FormatError, IncompleteError, ZbError
+from zb_hdf5.formats.document_writer import write_documents_beside
+from zb_hdf5.formats.documents import DocumentFile, documents_path
 from zb_hdf5.formats.hdf5.stream_reader import HDF5StreamReader
+from zb_hdf5.formats.pieces import PiecesFile, PiecesWriter, pieces_path
 from zb_hdf5.formats.registry import BACKENDS, backend_of_suffix, open_chunks
-from zb_hdf5.spec import NO_BOUNDARY, TokenArray
+from zb_hdf5.spec import DEFAULT_SPLIT, NO_BOUNDARY, TokenArray
 
 
 def counted(count: int, unit: str) -> str:
@@ -215,6 +218,28 @@ class _Batches(Salvage):
                 batches, values = self._chunks.read(start, stop), self._chunks.read_fields(start, stop)
                 fields = {f.name: values[f.name].reshape(*batches.shape, *f.shape) for f in meta.fields}
                 writer.write(batches, fields)
+            self._copy_documents(path, writer.sha256())
+
+    def _copy_documents(self, path: Path, tokens_sha256: str) -> None:
+        """Write the pieces of the kept batches, and the documents of a lone file, beside it."""
+        reader, size = self.reader, self.reader.meta.batch_size
+        table = documents_path(reader.path)
+        write_documents_beside([table] if table.exists() else [], path, DEFAULT_SPLIT, tokens_sha256)
+        if not pieces_path(reader.path).exists():
+            pieces_path(path).unlink(missing_ok=True)
+            return
+        stored, writer = PiecesFile(reader.path, None, reader.seq_len), PiecesWriter(path)
+        try:
+            stored.check()
+            for start, stop in self._chunks.good_runs():
+                writer.append(stored.read(np.arange(start * size, stop * size)))
+            writer.publish(reader.seq_len, stored.split, tokens_sha256)
+        except ZbError as error:
+            error.add_note(f"Restore it, or remove it to repair {reader.path} without its pieces.")
+            raise
+        finally:
+            stored.close()
+            writer.close()
 
     def _has_units(self, other: BatchReader) -> bool:
         return other.meta.shape == self.reader.meta.shape
@@ -252,16 +277,22 @@ class _Documents(Salvage):
         if writer_class is None:
             raise ArgumentError(f"{path}: expected the name of a file that can hold a token stream: one in .h5")
         meta, done = self.reader.meta, 0
+        place = documents_path(self.reader.path)
+        table = DocumentFile(place) if place.exists() else None
+        codec = {"spans_codec": table.spans_codec} if table else {}
         with writer_class(
             path, dtype=meta.dtype.name, chunk_tokens=meta.chunk_tokens, boundary_token_id=meta.boundary_token_id,
-            vocab_size=meta.vocab_size, tokenizer=meta.tokenizer, overwrite=overwrite, fields=meta.fields,
+            vocab_size=meta.vocab_size, tokenizer=meta.tokenizer, overwrite=overwrite, fields=meta.fields, **codec,
         ) as writer:  # fmt: skip
             for first, stop in self._groups():
                 chunks, here = self._place(first, stop)
                 tokens = self._chunks.read(*chunks).reshape(-1)[here]
                 fields = {name: values[here] for name, values in self._chunks.read_fields(*chunks).items()}
-                writer.write_documents(tokens, self._lengths[done : done + stop - first], fields)
+                rows = None if table is None else table.rows(first, stop)
+                writer.write_documents(tokens, self._lengths[done : done + stop - first], fields, documents=rows)
                 done += stop - first
+        if table is not None:
+            table.close()
 
     def _has_units(self, other: BatchReader) -> bool:
         ends = np.cumsum(self._lengths)

@@ -16,21 +16,25 @@ from zb_hdf5.core.files import regular
 from zb_hdf5.core.publishing import PARTIAL_SUFFIX, write_atomically
 from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError
 from zb_hdf5.field import Field
+from zb_hdf5.formats.documents import DocumentPart
 from zb_hdf5.formats.registry import BACKENDS, field_file
 from zb_hdf5.spec import (
     CRC32,
+    INDEX_DOCUMENTS_KEYS,
     INDEX_FIELD_KEYS,
     INDEX_FORMAT,
     INDEX_META_KEYS,
     INDEX_NAME,
     INDEX_VERSION,
+    SHA256_CHARS,
     STREAM_LAYOUT,
     StoreMeta,
     combine_sha256,
     crc32_column,
+    is_sha256,
     stored_dtype,
 )
-from zb_hdf5.store.table import ShardEntry, ShardTable, require_field
+from zb_hdf5.store.table import ShardEntry, ShardTable, plain_arrays, require_arrays, require_field, require_paths
 
 _LAYOUT: Final = re.compile(rb'"layout": "(\w+)"')
 #: Before the digest of all that stands before it: the last key of the file.
@@ -58,6 +62,8 @@ class ShardIndex:
         index knows: the commit marker in its file is the truth.
     live_id
         Identity of a store that was written live; empty for any other.
+    documents
+        The document tables, those of each split in the order of their tokens.
     """
 
     meta: StoreMeta
@@ -66,6 +72,7 @@ class ShardIndex:
     source: dict[str, Any] = field(default_factory=dict)
     complete: bool = True
     live_id: str = ""
+    documents: tuple[DocumentPart, ...] = ()
 
     def __post_init__(self) -> None:
         if not isinstance(self.shards, ShardTable):
@@ -103,7 +110,26 @@ class ShardIndex:
             return self
         if split not in known:
             raise ArgumentError(f"expected a split that this store has ({', '.join(known)}), found {split!r}")
-        return replace(self, shards=[self.shards[number] for number, name in enumerate(splits) if name == split])
+        documents = tuple(part for part in self.documents if part.split == split)
+        shards = [self.shards[number] for number, name in enumerate(splits) if name == split]
+        return replace(self, shards=shards, documents=documents)
+
+    def document_parts(self) -> tuple[list[DocumentPart], dict[str, int]]:
+        """Return the document tables as parts of one stream, split after split, and where each split begins in it."""
+        parts: list[DocumentPart] = []
+        tokens: dict[str, int] = {}
+        token = document = 0
+        for split in dict.fromkeys(self.table.values["split"]):
+            tokens[split] = token
+            here = [part for part in self.documents if part.split == split]
+            parts += [
+                part._replace(first_token=token + part.first_token, first_document=document + part.first_document)
+                for part in here
+            ]
+            if here:
+                token += here[-1].first_token + here[-1].token_count
+                document += here[-1].first_document + here[-1].document_count
+        return parts, tokens
 
     def to_json(self) -> str:
         """Return the text of the file."""
@@ -126,6 +152,7 @@ class ShardIndex:
         parts = self.table.to_json()
         if meta.fields:
             parts["fields"] = {field.name: field.to_json() | self._field_json(field.name) for field in meta.fields}
+        parts |= documents_json(self.documents)
         tables = ",\n ".join(
             f'"{name}": {{\n  ' + ",\n  ".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in part.items())
             + "\n }" if part else f'"{name}": {{}}'
@@ -178,7 +205,8 @@ class ShardIndex:
         table = ShardTable.from_json(value, where)
         shuffle, source = require_field(value, "shuffle", str, where), require_field(value, "source", dict, where)
         live = {key: require_field(value, key, kind, where) for key, kind in _LIVE_TYPES.items() if key in value}
-        index = cls(_index_meta(value, where), table, shuffle, source, **live)
+        documents = documents_from_json(value["documents"], f"{where}: documents") if "documents" in value else ()
+        index = cls(_index_meta(value, where), table, shuffle, source, **live, documents=documents)
         index._check_totals(value, where)
         return index
 
@@ -244,6 +272,34 @@ class ShardIndex:
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write `shards.json` into `folder`, atomically."""
         write_atomically(Path(folder) / INDEX_NAME, self.to_json().encode("utf-8"))
+
+
+def documents_json(parts: Sequence[DocumentPart]) -> dict[str, dict[str, list[Any]]]:
+    """Return the key "documents", where there are tables."""
+    arrays = zip(*parts, strict=True)
+    return {"documents": dict(zip(INDEX_DOCUMENTS_KEYS, map(list, arrays), strict=True))} if parts else {}
+
+
+def documents_from_json(value: Any, where: str) -> tuple[DocumentPart, ...]:
+    """Check and take the key "documents".
+
+    Raises
+    ------
+    FormatError
+        If an array is missing, has elements of another type, or tables of a split lie over each other.
+    """
+    arrays = plain_arrays(require_arrays(value, INDEX_DOCUMENTS_KEYS, where))
+    require_paths(arrays["path"], where)
+    parts = tuple(DocumentPart(*row) for row in zip(*arrays.values(), strict=True))
+    ends: dict[str, tuple[int, int]] = {}
+    for part in parts:
+        token, document = ends.get(part.split, (0, 0))
+        if part.first_token < token or part.first_document < document or min(part.token_count, part.document_count) < 0:
+            raise FormatError(f"{where}: {part.path}: lies over the table before it; run 'zb index rebuild'")
+        if not is_sha256(part.sha256):
+            raise FormatError(f"{where}: expected {SHA256_CHARS} hexadecimal digits in sha256, found {part.sha256!r}")
+        ends[part.split] = part.first_token + part.token_count, part.first_document + part.document_count
+    return parts
 
 
 def layout_of(path: Path) -> str:

@@ -20,8 +20,10 @@ class ShardReport:
         Name -> sha256 of its values, computed from the bytes on disk.
     total_records
         Source records behind the batches, as the file says.
+    document_count
+        Documents of a document table; 0 of any other file.
     checks
-        What they were compared with: "crc32", "sha256", "index", "documents", "face" (of a stamped `.batch`).
+        What they were compared with: "crc32", "sha256", "index", "documents", "pieces", "face" (of a stamped `.batch`).
     missing
         What there would have to be to compare the tokens with, and how to get it; empty where they were compared.
     problem
@@ -34,6 +36,7 @@ class ShardReport:
     token_count: int = 0
     sha256: str = ""
     total_records: int = 0
+    document_count: int = 0
     checks: list[str] = field(default_factory=list)
     fields: dict[str, str] = field(default_factory=dict)
     missing: str = ""

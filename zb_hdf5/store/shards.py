@@ -28,6 +28,7 @@ from zb_hdf5.spec import (
     content_fingerprint,
     live_fingerprint,
 )
+from zb_hdf5.store.documents import StoreDocuments
 from zb_hdf5.store.index import ShardIndex
 from zb_hdf5.store.proof import open_proved, require_proof, tokens_of
 from zb_hdf5.store.table import ShardEntry
@@ -88,6 +89,8 @@ class ShardedReader(BatchReader):
         source = self._open_source(folder, index, access, verify)
         super().__init__(folder, index.meta, index.num_batches, source)
         self.index, self.complete = index, index.complete
+        if index.complete:
+            self._beside = StoreDocuments(folder, index)
         self.backend = " and ".join(sorted(backends))
         self.sha256 = index.sha256 if index.complete else None
         self._options: dict[str, Any] = {"access": access, "verify": verify}

@@ -12,11 +12,13 @@ from typing import Any
 from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.columns.writer import FieldDigest
 from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError
+from zb_hdf5.formats.documents import DocumentPart, DocumentTable, part_of
+from zb_hdf5.formats.pieces import PiecesFile
 from zb_hdf5.formats.registry import FORMATS, open_chunks
 from zb_hdf5.formats.sidecar import ensure_crc32_file
-from zb_hdf5.spec import DEFAULT_SPLIT, NOT_KNOWN, STREAM_LAYOUT, StoreMeta
+from zb_hdf5.spec import DEFAULT_SPLIT, DOCUMENTS_PREFIX, NOT_KNOWN, STREAM_LAYOUT, StoreMeta
 from zb_hdf5.store.index import ShardIndex
-from zb_hdf5.store.table import ShardEntry
+from zb_hdf5.store.table import PiecesInfo, ShardEntry
 
 
 def index_streams(
@@ -67,11 +69,35 @@ def index_files(
             expected, found = (_likeness(meta) for meta in (metas[0], metas[-1]))
             if found != expected:
                 raise FormatError(f"{path}: expected {expected} as in {Path(paths[0]).name}, found {found}")
-            entries.append(entry_of(reader, (splits or {}).get(path.name, DEFAULT_SPLIT)))
+            entries.append(entry_of(reader, (splits or {}).get(path.name)))
     # the shards' parts add up to the whole
     records, documents = (sum(getattr(meta, name) for meta in metas) for name in ("total_records", "document_count"))
     meta = replace(metas[0], total_records=records, document_count=documents)
-    return ShardIndex(meta, entries, shuffle, source or {})
+    return ShardIndex(meta, entries, shuffle, source or {}, documents=document_tables(list(map(Path, paths)), entries))
+
+
+def document_tables(paths: Sequence[Path], entries: Sequence[ShardEntry]) -> tuple[DocumentPart, ...]:
+    """Describe the document tables that lie beside streams, or in the folder of shards of batches."""
+    found: list[DocumentPart] = []
+    places: dict[str, tuple[int, int]] = {}
+
+    def add(part: DocumentPart | None, split: str, tokens: int, documents: int) -> None:
+        token, document = places.get(split, (0, 0))
+        places[split] = token + tokens, document + documents
+        if part is not None:
+            found.append(part._replace(split=split, first_token=token, first_document=document))
+
+    if any(entry.pieces for entry in entries):
+        for path in sorted(paths[0].parent.glob(f"{DOCUMENTS_PREFIX}*.h5")):
+            part = part_of(path)
+            add(part, part.split, part.token_count, part.document_count)
+        return tuple(found)
+    for path, entry in zip(paths, entries, strict=True):
+        table = DocumentTable.beside(path, entry.sha256)
+        add(table.parts[0] if table else None, entry.split, entry.token_count, entry.document_count)
+        if table is not None:
+            table.close()
+    return tuple(found)
 
 
 def _likeness(meta: StoreMeta) -> str:
@@ -85,19 +111,26 @@ def _likeness(meta: StoreMeta) -> str:
     )
 
 
-def entry_of(reader: BatchReader, split: str = DEFAULT_SPLIT) -> ShardEntry:
-    """Describe a finished file; its crc32 rows are written first where a store keeps them beside it."""
+def entry_of(reader: BatchReader, split: str | None = None) -> ShardEntry:
+    """Describe a finished file; its crc32 rows are written first where a store keeps them beside it.
+
+    Parameters
+    ----------
+    split
+        None: what its pieces say, where there are any, else "train".
+    """
     if FORMATS[reader.backend].has_sidecar:
         ensure_crc32_file(reader)
     crc32, documents = reader.stored_crc32(), reader.meta.document_count
     fields = {field.name: reader.field(field.name) for field in reader.meta.fields}
     digests = {name: _digest_of(field) for name, field in fields.items()}
     columns = reader.columns | {column: runs for field in fields.values() for column, runs in field.columns.items()}
+    pieces, known_split = _pieces_of(reader) if reader.has_pieces else (None, DEFAULT_SPLIT)
     return ShardEntry(
         reader.path.name, reader.backend, reader.path.stat().st_size, reader.num_batches, reader.token_count,
         reader.sha256 or reader.token_sha256(), NOT_KNOWN if crc32 is None else zlib.crc32(crc32),
-        documents if documents or reader.meta.layout == STREAM_LAYOUT else NOT_KNOWN, split, columns=columns,
-        fields=digests,
+        documents if documents or reader.meta.layout == STREAM_LAYOUT else NOT_KNOWN, split or known_split,
+        columns=columns, fields=digests, pieces=pieces,
     )  # fmt: skip
 
 
@@ -105,3 +138,11 @@ def _digest_of(field: BatchReader) -> FieldDigest:
     crc32 = field.stored_crc32()
     known = NOT_KNOWN if crc32 is None else zlib.crc32(crc32)
     return FieldDigest(field.path.stat().st_size, field.sha256 or field.token_sha256(), known)
+
+
+def _pieces_of(reader: BatchReader) -> tuple[PiecesInfo, str]:
+    file = PiecesFile(reader.path, reader.num_records, reader.seq_len, tokens_sha256=reader.sha256)
+    try:
+        return PiecesInfo(file.num_bytes, file.sha256), file.split
+    finally:
+        file.close()

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Self, overload
+from typing import Any, Final, NamedTuple, Self, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -25,13 +25,26 @@ from zb_hdf5.spec import (
     DEFAULT_SPLIT,
     INDEX_COLUMN_KEYS,
     INDEX_FIELD_KEYS,
+    INDEX_PIECES_KEYS,
     INDEX_SHARD_KEYS,
+    NO_SHA256,
     NOT_KNOWN,
     SHA256_CHARS,
     is_file_name,
     is_hexadecimal,
     is_sha256,
 )
+
+
+class PiecesInfo(NamedTuple):
+    """The file of pieces of a shard: its size, and the digest of its tables."""
+
+    num_bytes: int
+    sha256: str
+
+
+#: Of a shard without pieces, in the index.
+NO_PIECES: Final = PiecesInfo(NOT_KNOWN, NO_SHA256)
 
 
 @dataclass(frozen=True)
@@ -58,6 +71,8 @@ class ShardEntry:
         place is not known is not named.
     fields
         The digests of each field, and the size of the file that it lies in.
+    pieces
+        Its file of pieces, which lies beside it; None: it has none.
     """
 
     path: str
@@ -72,6 +87,7 @@ class ShardEntry:
     complete: bool = True
     columns: dict[str, tuple[Run, ...]] = field(default_factory=dict)
     fields: dict[str, FieldDigest] = field(default_factory=dict)
+    pieces: PiecesInfo | None = None
 
     @classmethod
     def of(cls, info: ShardInfo, split: str = DEFAULT_SPLIT, document_count: int | None = None) -> Self:
@@ -92,7 +108,9 @@ class ShardEntry:
     def from_json(cls, value: dict[str, Any]) -> Self:
         """Return the entry that `to_json` has written, of a journal: the index keeps its arrays otherwise."""
         columns = {name: tuple(Run(*run) for run in runs) for name, runs in value["columns"].items()}
-        return cls(**{**value, "columns": columns, "fields": {k: FieldDigest(*f) for k, f in value["fields"].items()}})
+        fields = {name: FieldDigest(*facts) for name, facts in value["fields"].items()}
+        pieces = PiecesInfo(*value["pieces"]) if value["pieces"] else None
+        return cls(**{**value, "columns": columns, "fields": fields, "pieces": pieces})
 
     def file(self, folder: str | os.PathLike[str]) -> Path:
         """Return where its bytes are now: a growing shard's are in its `.partial` until it is published."""
@@ -117,12 +135,18 @@ class ShardTable(Sequence[ShardEntry]):
         Column -> its runs, of all shards.
     fields
         Field -> key of `FieldDigest` -> one value for each shard.
+    pieces
+        Key of `pieces` -> one value for each shard; None: no shard has pieces.
     """
 
     def __init__(
-        self, values: dict[str, Any], columns: dict[str, RunTable], fields: dict[str, dict[str, Any]] | None = None
+        self,
+        values: dict[str, Any],
+        columns: dict[str, RunTable],
+        fields: dict[str, dict[str, Any]] | None = None,
+        pieces: dict[str, Any] | None = None,
     ) -> None:
-        self.values, self.columns, self.fields = values, columns, fields or {}
+        self.values, self.columns, self.fields, self.pieces = values, columns, fields or {}, pieces
 
     @classmethod
     def of(cls, entries: Iterable[ShardEntry]) -> Self:
@@ -135,7 +159,10 @@ class ShardTable(Sequence[ShardEntry]):
         names = dict.fromkeys(name for entry in entries for name in entry.columns)
         columns = {name: RunTable.of([entry.columns.get(name) for entry in entries]) for name in names}
         fields = {name: [entry.fields.get(name, FieldDigest()) for entry in entries] for name in _fields_of(entries)}
-        return cls(values, columns, {name: _field_arrays(found) for name, found in fields.items()})
+        known = [entry.pieces or NO_PIECES for entry in entries]
+        sizes = np.array([each.num_bytes for each in known], np.int64)
+        pieces = {"bytes": sizes, "sha256": [each.sha256 for each in known]} if (sizes >= 0).any() else None
+        return cls(values, columns, {name: _field_arrays(found) for name, found in fields.items()}, pieces)
 
     def __len__(self) -> int:
         return len(self.values["path"])
@@ -154,7 +181,10 @@ class ShardTable(Sequence[ShardEntry]):
             for name, facts in self.fields.items()
         }
         found = {name: found for name, found in runs.items() if found is not None}
-        return ShardEntry(**values, columns=found, fields=fields)
+        pieces = None
+        if self.pieces is not None and self.pieces["bytes"][number] >= 0:
+            pieces = PiecesInfo(int(self.pieces["bytes"][number]), self.pieces["sha256"][number])
+        return ShardEntry(**values, columns=found, fields=fields, pieces=pieces)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and list(self) == list(other)
@@ -163,9 +193,12 @@ class ShardTable(Sequence[ShardEntry]):
         return hash(tuple(self.values["sha256"]))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the keys "shards" and "columns"."""
-        shards = {key: array if isinstance(array, list) else array.tolist() for key, array in self.values.items()}
-        return {"shards": shards, "columns": {name: runs.to_json() for name, runs in self.columns.items()}}
+        """Return the keys "shards" and "columns", and "pieces" where shards have some."""
+        found = {
+            "shards": plain_arrays(self.values),
+            "columns": {n: runs.to_json() for n, runs in self.columns.items()},
+        }
+        return found if self.pieces is None else {**found, "pieces": plain_arrays(self.pieces)}
 
     @classmethod
     def from_json(cls, value: dict[str, Any], where: str) -> Self:
@@ -176,14 +209,12 @@ class ShardTable(Sequence[ShardEntry]):
         FormatError
             If an array is missing, has elements of another type, or contradicts another one.
         """
-        shards = require_field(value, "shards", dict, where)
-        values = {
-            key: _require_array(shards, key, kind, f"{where}: shards") for key, (_, kind) in INDEX_SHARD_KEYS.items()
-        }
-        if len({len(array) for array in values.values()}) != 1:
-            lengths = ", ".join(f"{key} {len(array):,}" for key, array in values.items())
-            raise FormatError(f"{where}: shards: expected arrays of one length, found {lengths}")
-        table = cls(values, {})
+        kinds = {key: kind for key, (_, kind) in INDEX_SHARD_KEYS.items()}
+        values = require_arrays(require_field(value, "shards", dict, where), kinds, f"{where}: shards")
+        pieces = None
+        if "pieces" in value:
+            pieces = require_arrays(value["pieces"], INDEX_PIECES_KEYS, f"{where}: pieces", len(values["path"]))
+        table = cls(values, {}, {}, pieces)
         table._require_names(where)
         for key, array in values.items():
             least = NOT_KNOWN if key in ("crc32", "document_count") else 0
@@ -206,15 +237,8 @@ class ShardTable(Sequence[ShardEntry]):
         self.fields[name] = facts
 
     def _require_names(self, where: str) -> None:
-        paths, digests = self.values["path"], self.values["sha256"]
-        together = "/".join(paths)  # one look at all of them: there may be a hundred thousand
-        suspect = ".." in together or "//" in f"/{together}/" or not is_file_name(together)
-        for path in paths if suspect else ():
-            if not (set(path.split("/")).isdisjoint({"", ".."}) and is_file_name(path)):
-                raise FormatError(
-                    f"{where}: path {path!r} leaves the folder of the store, or is no name of a file; restore the "
-                    "index, or run 'zb index rebuild'"
-                )
+        require_paths(self.values["path"], where)
+        digests = self.values["sha256"]
         if set(map(len, digests)) - {SHA256_CHARS} or not is_hexadecimal("".join(digests)):
             bad = next((digest for digest in digests if not is_sha256(digest)), "")
             raise FormatError(f"{where}: expected {SHA256_CHARS} hexadecimal digits in sha256, found {bad!r}")
@@ -283,6 +307,33 @@ def require_field(value: Any, key: str, kind: type[Any], where: str) -> Any:
     if not isinstance(found, kind) or (kind is int and isinstance(found, bool)):
         raise FormatError(f"{where}: {key}: expected {kind.__name__}, found {found!r}")
     return found
+
+
+def plain_arrays(values: dict[str, Any]) -> dict[str, list[Any]]:
+    """Return arrays as JSON has them."""
+    return {key: array if isinstance(array, list) else array.tolist() for key, array in values.items()}
+
+
+def require_arrays(value: Any, kinds: Mapping[str, type[Any]], where: str, length: int | None = None) -> dict[str, Any]:
+    """Return the arrays of a JSON object; raise `FormatError` unless they are of their types and of one length."""
+    values = {key: _require_array(value, key, kind, where) for key, kind in kinds.items()}
+    if len({len(array) for array in values.values()} | ({length} if length is not None else set())) != 1:
+        lengths = ", ".join(f"{key} {len(array):,}" for key, array in values.items())
+        expected = "arrays of one length" if length is None else f"arrays of {length:,} elements"
+        raise FormatError(f"{where}: expected {expected}, found {lengths}")
+    return values
+
+
+def require_paths(paths: list[str], where: str) -> None:
+    """Raise `FormatError` if a path is no name of a file, or leaves the folder of the store."""
+    together = "/".join(paths)  # one look at all of them: there may be a hundred thousand
+    suspect = ".." in together or "//" in f"/{together}/" or not is_file_name(together)
+    for path in paths if suspect else ():
+        if not (set(path.split("/")).isdisjoint({"", ".."}) and is_file_name(path)):
+            raise FormatError(
+                f"{where}: path {path!r} leaves the folder of the store, or is no name of a file; restore the "
+                "index, or run 'zb index rebuild'"
+            )
 
 
 def _require_array(value: Any, key: str, kind: type[Any], where: str) -> Any:

@@ -19,6 +19,7 @@ from zb_hdf5.core.open_files import OpenFiles
 from zb_hdf5.core.paths import local_path
 from zb_hdf5.errors import ArgumentError, BatchIndexError, FormatError, IncompleteError
 from zb_hdf5.field import Field
+from zb_hdf5.formats.documents import DocumentPart, DocumentTable
 from zb_hdf5.formats.hdf5.stream_reader import (
     ExtentTokens,
     StreamInspection,
@@ -32,6 +33,7 @@ from zb_hdf5.formats.hdf5.stream_reader import (
 from zb_hdf5.formats.npy import read_npy_header
 from zb_hdf5.spec import (
     DEFAULT_SPLIT,
+    DOCUMENTS_SUFFIX,
     INDEX_NAME,
     NO_BOUNDARY,
     NOT_KNOWN,
@@ -107,6 +109,7 @@ class MmapTokenStore:
         self._firsts = np.array(self._starts[:-1])
         self.num_tokens = self._starts[-1]
         self._doc_offsets: npt.NDArray[np.uint64] | None = None
+        self._documents: DocumentTable | None = None
         self._reset()
 
     def _take_index(self, index: ShardIndex, folder: Path) -> list[int]:
@@ -299,6 +302,38 @@ class MmapTokenStore:
         return self._doc_offsets
 
     @property
+    def documents(self) -> DocumentTable:
+        """The documents with all that is stored of them; of a file that has no table, their places.
+
+        Offsets are those of the tokens of this store.
+        """
+        if self._documents is None:
+            self._documents = DocumentTable(self.paths[0].parent, self._document_parts())
+        return self._documents
+
+    def _document_parts(self) -> list[DocumentPart]:
+        parts: list[DocumentPart] = []
+        if self._index is None:
+            beside = DocumentTable.beside(self.path, "".join(self._sha256)) if self.path.is_file() else None
+            known = {} if beside is None else {self.path.name: beside.parts[0]}
+            counts = (
+                [self._document_count] if self.path.suffix != ".npy" and self.path.is_file() else [1] * len(self.paths)
+            )
+        else:
+            known = {part.path.removesuffix(DOCUMENTS_SUFFIX): part for part in self._index.documents}
+            counts = self._index.table.values["document_count"].tolist()
+        first = 0
+        for number, (path, count) in enumerate(zip(self.paths, counts, strict=True)):
+            start, stop = self._starts[number : number + 2]
+            name = path.name if self._index is None else self._index.table.values["path"][number]
+            part = known.get(name, DocumentPart(name, 0, ""))
+            parts.append(
+                part._replace(first_token=start, token_count=stop - start, first_document=first, document_count=count)
+            )
+            first += count
+        return parts
+
+    @property
     def document_count(self) -> int:
         return self._document_count
 
@@ -340,6 +375,8 @@ class MmapTokenStore:
         """Close the files. Views that were returned stay valid."""
         for file in self._files.files().values():
             file.close()
+        if self._documents is not None:
+            self._documents.close()
         self._reset()
 
     def __len__(self) -> int:

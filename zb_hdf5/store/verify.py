@@ -17,6 +17,7 @@ from zb_hdf5.store.index import ShardIndex
 from zb_hdf5.store.report import ShardReport
 from zb_hdf5.store.table import ShardEntry
 from zb_hdf5.store.tokens import npy_files
+from zb_hdf5.store.verify_tables import check_beside, check_pieces, verify_documents
 
 Count = Callable[[int], None]
 EntryCheck = Callable[[BatchReader, ShardReport], None]
@@ -50,8 +51,8 @@ def verify_store(
     Returns
     -------
     list of ShardReport
-        One per file, in order. A damaged file is a report with a `problem`, and one that nothing is stored to compare
-        with is a report of what is `missing`; neither is an exception.
+        One per file, in order; those of the document tables come last. A damaged file is a report with a `problem`, and
+        one that nothing is stored to compare with is a report of what is `missing`; neither is an exception.
 
     Raises
     ------
@@ -72,16 +73,13 @@ def verify_store(
         ]
         announce = _ignore
     else:
-        jobs = [(file, _check_nothing) for file in files]
+        jobs = [(file, check_beside) for file in files]
     with ThreadPoolExecutor(workers or len(os.sched_getaffinity(0)), thread_name_prefix="zb-verify") as pool:
         reports = list(pool.map(lambda job: _verify_file(job[0], job[1], progress, announce), jobs))
+        tables = list(pool.map(partial(verify_documents, folder), index.documents if index else ()))
     if index is not None and split is None and not any(report.problem for report in reports):
         _check_records(index, reports)
-    return reports
-
-
-def _check_nothing(reader: BatchReader, report: ShardReport) -> None:
-    """Check a file that no index names."""
+    return reports + tables
 
 
 def _check_records(index: ShardIndex, reports: list[ShardReport]) -> None:
@@ -148,6 +146,8 @@ def _check_entry(index: ShardIndex, entry: ShardEntry, reader: BatchReader, repo
     if not FORMATS[reader.backend].guards_metadata and reader.meta.seed not in (index.meta.seed, 0):
         raise FormatError(f"{reader.path}: {INDEX_NAME} says seed {index.meta.seed}, its header {reader.meta.seed}")
     report.checks.append("index")
+    if entry.pieces is not None:
+        check_pieces(reader, entry.pieces, report)
 
 
 def _compare_sha256(path: Path, expected: str, found: str) -> None:

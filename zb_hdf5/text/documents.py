@@ -12,9 +12,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from importlib import import_module
+from itertools import compress, repeat
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar, Final, NamedTuple, cast
+from typing import Any, BinaryIO, ClassVar, Final, TypeAlias, cast
 
+from zb_hdf5.core.documents import id_bytes, metadata_bytes
 from zb_hdf5.errors import ConvertError, FormatError, UnavailableError
 
 #: A block ends with the document that reaches one of these: enough work for many threads, little memory.
@@ -24,6 +26,8 @@ BLOCK_CHARACTERS: Final = 8 << 20
 ROW_GROUP_BYTES: Final = 64 << 20
 #: How many dropped documents are remembered with file and line.
 FIRST_DROPPED: Final = 5
+#: A text, or why it is none, and the values of its other columns.
+Found: TypeAlias = "tuple[str | Reason, tuple[Any, ...]]"
 
 
 class Reason(StrEnum):
@@ -61,11 +65,28 @@ class Dropped:
         return [("dropped", counts), *(("", place) for place in self.first)]
 
 
-class Block(NamedTuple):
-    """Consecutive documents of one file, and the count of those dropped between them."""
+@dataclass
+class Block:
+    """Consecutive documents of one file, and the count of those dropped between them.
 
-    texts: list[str]
-    dropped: Dropped
+    Attributes
+    ----------
+    rows
+        The row or line of each text, counted from 1.
+    ids, metadata
+        UTF-8 of each id, and the text of a JSON object for each text, where columns of them were named; else empty.
+    """
+
+    texts: list[str] = field(default_factory=list)
+    dropped: Dropped = field(default_factory=Dropped)
+    rows: list[int] = field(default_factory=list)
+    ids: list[bytes] = field(default_factory=list)
+    metadata: list[bytes] = field(default_factory=list)
+
+    def only(self, keep: Sequence[bool], dropped: Dropped) -> Block:
+        """Return the block with some of its documents."""
+        texts, rows = list(compress(self.texts, keep)), list(compress(self.rows, keep))
+        return Block(texts, dropped, rows, list(compress(self.ids, keep)), list(compress(self.metadata, keep)))
 
 
 class DocumentFile(ABC):
@@ -94,6 +115,8 @@ class DocumentFile(ABC):
     ----------
     column
         Name of the column of a table, or of the key of an object, that holds the text.
+    id_column, metadata_columns
+        Those that hold an id, and more that is kept of each document; "" and none: nothing is.
     """
 
     suffixes: ClassVar[tuple[str, ...]]
@@ -103,8 +126,20 @@ class DocumentFile(ABC):
     has_columns: ClassVar[bool] = True
     num_row_groups: int
 
-    def __init__(self, path: Path, column: str = "text") -> None:
+    def __init__(
+        self, path: Path, column: str = "text", id_column: str = "", metadata_columns: Sequence[str] = ()
+    ) -> None:
         self.path, self.column = path, column
+        self.id_column, self.metadata_columns = id_column, tuple(metadata_columns)
+        self._look()
+
+    def _look(self) -> None:  # noqa: B027 - most files say nothing before they are read
+        """Look at the file: count its row groups, and refuse one without the columns."""
+
+    @property
+    def more_columns(self) -> tuple[str, ...]:
+        """The columns that are read besides the text."""
+        return (*([self.id_column] if self.id_column else []), *self.metadata_columns)
 
     def blocks(self) -> Iterator[Block]:
         """Yield all documents in order."""
@@ -119,11 +154,44 @@ class DocumentFile(ABC):
         ------
         FormatError
             If the file as a whole is not what its name says.
+        ConvertError
+            If a document has no id that can be stored.
         """
+
+    def _blocks(self, unit: str, first: int, found: Iterable[Found]) -> Iterator[Block]:
+        """Group documents into blocks; their rows are numbered from `first` on."""
+        block, characters = Block(), 0
+        for number, (text, more) in enumerate(found, first):
+            if isinstance(text, Reason) or not text:
+                reason = text if isinstance(text, Reason) else Reason.EMPTY
+                block.dropped.add(reason, f"{self.path}: {unit} {number:,}")
+                continue
+            block.texts.append(text)
+            block.rows.append(number)
+            if more:
+                self._add_more(block, more, f"{self.path}: {unit} {number:,}")
+            characters += len(text)
+            if len(block.texts) == BLOCK_DOCUMENTS or characters >= BLOCK_CHARACTERS:
+                yield block
+                block, characters = Block(), 0
+        if block.texts or block.dropped.counts:
+            yield block
+
+    def _add_more(self, block: Block, values: Sequence[Any], place: str) -> None:
+        """Add what other columns say of a document."""
+        for name, value in zip(self.more_columns, values, strict=True):
+            if isinstance(value, Reason):
+                raise ConvertError(f"{place}: column {name!r} is {value}; name another column")
+        if self.id_column:
+            block.ids.append(id_bytes(values[0], f"{place}: column {self.id_column!r}"))
+            values = values[1:]
+        if self.metadata_columns:
+            known = dict(zip(self.metadata_columns, values, strict=True))
+            block.metadata.append(metadata_bytes(known, place))
 
 
 class ParquetFile(DocumentFile):
-    """Documents in one column of text of a Parquet file.
+    """Documents in one column of text of a Parquet file. More columns may have any type.
 
     Raises
     ------
@@ -139,14 +207,15 @@ class ParquetFile(DocumentFile):
     noun, example = "Parquet files of text", "corpus/"
     documents = "Each row is a document."
 
-    def __init__(self, path: Path, column: str = "text") -> None:
-        super().__init__(path, column)
+    def _look(self) -> None:
         with self._open() as file:
             self.num_row_groups = file.num_row_groups
             self._rows = [file.metadata.row_group(k).num_rows for k in range(file.num_row_groups)]
             schema = file.schema_arrow
-        if column not in schema.names:
-            raise ConvertError(f"{path}: no column {column!r} for the text; its columns are: {', '.join(schema.names)}")
+        column, path = self.column, self.path
+        for name, what in ((column, "the text"), *((name, "its documents") for name in self.more_columns)):
+            if name not in schema.names:
+                raise ConvertError(f"{path}: no column {name!r} for {what}; its columns are: {', '.join(schema.names)}")
         kind = schema.field(column).type
         if str(getattr(kind, "value_type", kind)) not in ("string", "large_string", "string_view"):
             raise ConvertError(f"{path}: column {column!r}: expected text, found {kind}; name another column")
@@ -154,9 +223,13 @@ class ParquetFile(DocumentFile):
     def row_group(self, number: int) -> Iterator[Block]:
         """Yield the documents of one row group; memory holds one column of it at most."""
         row = sum(self._rows[:number])
+        names = list(dict.fromkeys([self.column, *self.more_columns]))
         with self._open() as file, _parquet_errors(self.path):
-            for batch in file.iter_batches(BLOCK_DOCUMENTS, row_groups=[number], columns=[self.column]):
-                yield from _blocks(f"{self.path}: row", row + 1, _column_texts(batch.column(0)))
+            for batch in file.iter_batches(BLOCK_DOCUMENTS, row_groups=[number], columns=names):
+                texts = _column_texts(batch.column(self.column))
+                columns = [_column_values(batch.column(name)) for name in self.more_columns]
+                more: Iterable[tuple[Any, ...]] = zip(*columns, strict=True) if columns else repeat((), len(texts))
+                yield from self._blocks("row", row + 1, zip(texts, more, strict=True))
                 row += batch.num_rows
 
     def _open(self) -> Any:
@@ -175,10 +248,9 @@ class JsonLinesFile(DocumentFile):
     noun, example = "JSON lines of text", "corpus.jsonl"
     documents = "Each line (.jsonl, .ndjson, also .gz) is a document."
 
-    def __init__(self, path: Path, column: str = "text") -> None:
-        super().__init__(path, column)
-        self._gzip = path.suffix == ".gz"
-        self.num_row_groups = 1 if self._gzip else max(1, -(-path.stat().st_size // ROW_GROUP_BYTES))
+    def _look(self) -> None:
+        self._gzip = self.path.suffix == ".gz"
+        self.num_row_groups = 1 if self._gzip else max(1, -(-self.path.stat().st_size // ROW_GROUP_BYTES))
 
     def row_group(self, number: int) -> Iterator[Block]:
         """Yield the documents of the lines that begin in one range of bytes."""
@@ -187,7 +259,7 @@ class JsonLinesFile(DocumentFile):
             line_number = self._seek_line(file, start) if number else 1
             stop = None if number == self.num_row_groups - 1 else start + ROW_GROUP_BYTES
             try:
-                yield from _blocks(f"{self.path}: line", line_number, map(self._text, _lines_until(file, stop)))
+                yield from self._blocks("line", line_number, map(self._document, _lines_until(file, stop)))
             except (gzip.BadGzipFile, EOFError, zlib.error) as error:
                 raise FormatError(f"{self.path}: damaged or cut off: {error}") from error
 
@@ -204,19 +276,20 @@ class JsonLinesFile(DocumentFile):
             lines, left = lines + data.count(b"\n"), left - len(data)
         return lines + file.readline().count(b"\n") + 1
 
-    def _text(self, line: bytes) -> str | Reason:
+    def _document(self, line: bytes) -> Found:
         try:
             value = json.loads(line.decode("utf-8"))
         except UnicodeDecodeError:
-            return Reason.NOT_UTF8
+            return Reason.NOT_UTF8, ()
         except (ValueError, RecursionError):
-            return Reason.BAD_JSON
+            return Reason.BAD_JSON, ()
         if not isinstance(value, dict):
-            return Reason.BAD_JSON
+            return Reason.BAD_JSON, ()
         text = value.get(self.column)
         if text is None:
-            return Reason.MISSING
-        return text if isinstance(text, str) else Reason.NOT_TEXT
+            return Reason.MISSING, ()
+        more = tuple(value.get(name) for name in self.more_columns)
+        return (text if isinstance(text, str) else Reason.NOT_TEXT), more
 
 
 class PlainTextFile(DocumentFile):
@@ -235,7 +308,7 @@ class PlainTextFile(DocumentFile):
             text: str | Reason = self.path.read_bytes().decode("utf-8")
         except UnicodeDecodeError:
             text = Reason.NOT_UTF8
-        yield from _blocks(f"{self.path}: line", 1, [text])
+        yield from self._blocks("line", 1, [(text, ())])
 
 
 #: The one table of what documents are read from; each kind has its command of `zb convert`.
@@ -247,7 +320,11 @@ FILE_KINDS: Final[dict[str, type[DocumentFile]]] = {
 
 
 def open_documents(
-    paths: Sequence[str | os.PathLike[str]], kind: str | None = None, column: str = "text"
+    paths: Sequence[str | os.PathLike[str]],
+    kind: str | None = None,
+    column: str = "text",
+    id_column: str = "",
+    metadata_columns: Sequence[str] = (),
 ) -> list[DocumentFile]:
     """Open files of documents, in the order given; of a folder those in and below it, in the order of their paths.
 
@@ -255,6 +332,8 @@ def open_documents(
     ----------
     kind
         A name in `FILE_KINDS`, for files of any name; of a folder those with its suffixes are taken. None: by suffix.
+    column, id_column, metadata_columns
+        As for `DocumentFile`.
 
     Raises
     ------
@@ -277,7 +356,12 @@ def open_documents(
             # text may have any name; Parquet is binary
             raise ConvertError(f"{path}: expected files that end in {', '.join(suffixes)}{other}")
         files += found
-    return [next(each for each in kinds if kind or file.name.endswith(each.suffixes))(file, column) for file in files]
+    return [
+        next(each for each in kinds if kind or file.name.endswith(each.suffixes))(
+            file, column, id_column, metadata_columns
+        )
+        for file in files
+    ]
 
 
 def _other_kinds(files: Sequence[Path], kind: str | None) -> str:
@@ -302,36 +386,24 @@ def _lines_until(file: BinaryIO, stop: int | None) -> Iterator[bytes]:
         yield line
 
 
-def _blocks(place: str, first: int, texts: Iterable[str | Reason]) -> Iterator[Block]:
-    """Group documents into blocks; number them from `first` on where they are dropped."""
-    block, characters = Block([], Dropped()), 0
-    for number, text in enumerate(texts, first):
-        if isinstance(text, Reason) or not text:
-            block.dropped.add(text if isinstance(text, Reason) else Reason.EMPTY, f"{place} {number:,}")
-            continue
-        block.texts.append(text)
-        characters += len(text)
-        if len(block.texts) == BLOCK_DOCUMENTS or characters >= BLOCK_CHARACTERS:
-            yield block
-            block, characters = Block([], Dropped()), 0
-    if block.texts or block.dropped.counts:
-        yield block
-
-
 def _column_texts(column: Any) -> list[str | Reason]:
+    return [Reason.MISSING if value is None else value for value in _column_values(column)]
+
+
+def _column_values(column: Any) -> list[Any]:
+    """Return the values of a column, `Reason.NOT_UTF8` for undecodable text."""
     try:
-        values = column.to_pylist()
+        values: list[Any] = column.to_pylist()
     except UnicodeDecodeError:
-        values = [_scalar_text(scalar) for scalar in column]
-    return [Reason.MISSING if value is None else value for value in values]
+        values = [_scalar_value(scalar) for scalar in column]
+    return values
 
 
-def _scalar_text(scalar: Any) -> str | Reason | None:
+def _scalar_value(scalar: Any) -> Any:
     try:
-        text: str | None = scalar.as_py()
+        return scalar.as_py()
     except UnicodeDecodeError:
         return Reason.NOT_UTF8
-    return text
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from zb_hdf5.columns.source import BatchSource, CheckedSource
 from zb_hdf5.core.extents import ExtentFile, Extents, Run
 from zb_hdf5.core.files import Identity
 from zb_hdf5.errors import ArgumentError, BackendError, FormatError, IncompleteError, UnverifiableError
+from zb_hdf5.formats.documents import DocumentsBeside
 from zb_hdf5.formats.hdf5.fields import HDF5FieldReader, fields_in
 from zb_hdf5.formats.hdf5.file import (
     bytes_elsewhere,
@@ -117,6 +118,8 @@ class HDF5BatchReader(BatchReader):
             self.columns = {BATCHES: tuple(found.extents.runs)}
             if found.crc32_runs:
                 self.columns[CRC32] = found.crc32_runs
+        if self.complete and dataset is None:
+            self._beside = DocumentsBeside(path, self.num_records, self.seq_len, self.sha256)
         if not self.complete:
             self.refresh()  # opens the file now: once it is published, its partial's name is gone
         if crc32 is not None:

@@ -7,6 +7,7 @@ and `token_count` says where the stream ends.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -16,9 +17,13 @@ import numpy.typing as npt
 
 from zb_hdf5.columns.writer import Columns, FieldArrays, FieldDigest, ShardInfo, stored_fields
 from zb_hdf5.core.digests import TokenDigest, crc32_array
+from zb_hdf5.core.documents import id_bytes, metadata_bytes
 from zb_hdf5.core.publishing import PartialFile, disk_errors
 from zb_hdf5.errors import ArgumentError, ClosedError, ConvertError
 from zb_hdf5.field import Fields, parse_fields
+from zb_hdf5.formats.codecs import Encode, encoder
+from zb_hdf5.formats.document_writer import DocumentsWriter, encoded_spans
+from zb_hdf5.formats.documents import DocumentRows, documents_path
 from zb_hdf5.formats.hdf5.aligned import AlignedFile, ColumnSpec, Rows, field_specs
 from zb_hdf5.formats.hdf5.file import CREATOR, create_texts
 from zb_hdf5.spec import (
@@ -70,6 +75,9 @@ class HDF5ShardWriter:
         Also flush to disk at each commit.
     fields
         What is aligned with the tokens: name -> dtype, or a structured dtype.
+    spans_codec
+        How the values of spans become bytes: "json", "str", "numpy", "msgpack" (if it is installed), "pickle", or a
+        function that returns bytes.
 
     Examples
     --------
@@ -90,7 +98,9 @@ class HDF5ShardWriter:
         overwrite: bool = False,
         durable: bool = False,
         fields: Fields | None = None,
+        spans_codec: str | Encode = "json",
     ) -> None:
+        codec, self._encode = encoder(spans_codec)
         # one chunk has the limits of one batch
         self._meta = StoreMeta(
             1, chunk_tokens, stored_dtype(dtype), vocab_size=vocab_size, tokenizer=tokenizer, layout=STREAM_LAYOUT,
@@ -112,6 +122,7 @@ class HDF5ShardWriter:
         self._open, self._failed = True, False
         self._opened: AlignedFile | None = None
         self._file = PartialFile(path, overwrite=overwrite)
+        self._documents = DocumentsWriter(documents_path(self._file.path), codec)
         self._digest = TokenDigest()
         try:
             self._begin()
@@ -129,10 +140,30 @@ class HDF5ShardWriter:
         """Documents taken so far."""
         return self._offsets.count - 1 + sum(map(len, self._ends))
 
-    def write_document(self, tokens: npt.ArrayLike, fields: FieldArrays | None = None) -> None:
+    def write_document(
+        self,
+        tokens: npt.ArrayLike,
+        fields: FieldArrays | None = None,
+        *,
+        spans: Sequence[tuple[int, int, object]] = (),
+        id: str | int | None = None,
+        metadata: Mapping[str, object] | None = None,
+    ) -> None:
         """Append one document, and the boundary token behind it where there is one. Raises as `write_documents`.
 
-        The values of the boundary token are 0.
+        The field values of the boundary token are 0. What is said of documents lies in `<path>.documents.h5`, which is
+        published before the stream.
+
+        Parameters
+        ----------
+        fields
+            As for `write_documents`.
+        spans
+            (start, stop, value) of runs of its tokens: they ascend and do not overlap; a value may be a list.
+        id
+            Its name, kept as text.
+        metadata
+            More that is kept, as JSON.
         """
         document = np.asarray(tokens)
         if document.ndim != 1:
@@ -141,13 +172,24 @@ class HDF5ShardWriter:
             document = document.astype(self._meta.dtype)  # an empty list is an array of floats
         stored = as_stored(document, self._meta, f"{self._file.path} (token {self.token_count:,})")
         values = stored_fields(fields, self._meta, stored.shape, self._file.path)
+        where = f"{self._file.path}: document {self.document_count:,}"
+        encoded = encoded_spans(spans, len(stored), self._encode, where) if spans else None
+        text = b"" if id is None else id_bytes(id, where)
+        more = metadata_bytes(metadata, where) if metadata else b""
         stored = np.append(stored, self._boundary.astype(stored.dtype))
         behind = [(0, len(self._boundary))]
-        self.write_documents(
-            stored, [len(stored)], {name: np.pad(v, behind + [(0, 0)] * (v.ndim - 1)) for name, v in values.items()}
-        )
+        padded = {name: np.pad(v, behind + [(0, 0)] * (v.ndim - 1)) for name, v in values.items()}
+        self._write(stored, np.array([len(stored)]), padded)
+        self._documents.add(len(stored), text, more, encoded)
 
-    def write_documents(self, tokens: npt.ArrayLike, lengths: npt.ArrayLike, fields: FieldArrays | None = None) -> None:
+    def write_documents(
+        self,
+        tokens: npt.ArrayLike,
+        lengths: npt.ArrayLike,
+        fields: FieldArrays | None = None,
+        *,
+        documents: DocumentRows | None = None,
+    ) -> None:
         """Append many documents at once.
 
         Parameters
@@ -158,6 +200,8 @@ class HDF5ShardWriter:
             Tokens of each document, its boundary token included.
         fields
             The values of exactly the fields of the stream, for each of the tokens.
+        documents
+            What is known of them.
 
         Raises
         ------
@@ -177,7 +221,14 @@ class HDF5ShardWriter:
                 f"{stored.shape} and {sizes.size:,} lengths that sum to {int(sizes.sum()):,}"
             )
         stored = as_stored(stored, self._meta, f"{self._file.path} (token {self.token_count:,})")
-        values = stored_fields(fields, self._meta, stored.shape, self._file.path)
+        self._write(stored, sizes, stored_fields(fields, self._meta, stored.shape, self._file.path))
+        self._documents.append(sizes, documents)
+
+    def _write(
+        self, stored: npt.NDArray[Any], sizes: npt.NDArray[np.int64], values: dict[str, npt.NDArray[Any]]
+    ) -> None:
+        """Take whole documents."""
+        self._require_open()
         if len(sizes):
             self._ends.append((self.token_count + np.cumsum(sizes)).astype("<u8"))
         try:
@@ -200,6 +251,11 @@ class HDF5ShardWriter:
             )  # fmt: skip
             with disk_errors(self._file.partial_path):
                 info = info._replace(columns=self._complete(info), fields=self._field_digests())
+            if self._documents.says_more:
+                self._documents.publish(tokens_sha256=info.sha256)
+            else:
+                self._documents.close()
+                self._documents.path.unlink(missing_ok=True)  # of the stream that this one replaces
             self._file.publish()
         except BaseException:
             self._release()
@@ -297,6 +353,7 @@ class HDF5ShardWriter:
 
     def _release(self) -> None:
         self._digest.close()
+        self._documents.close()
         if self._opened is not None:
             self._opened.close()
         self._file.discard()

@@ -1,0 +1,58 @@
+"""The pieces and the document tables of what is converted: they go along with the tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from zb_hdf5.converters.sources.source import Source
+from zb_hdf5.formats.documents import check_documents
+from zb_hdf5.formats.hdf5.tables import copy_tables
+from zb_hdf5.formats.pieces import PiecesWriter, pieces_path
+from zb_hdf5.formats.registry import FORMATS
+from zb_hdf5.store.table import PiecesInfo
+
+#: Records whose pieces are moved at once.
+BLOCK_RECORDS: Final = 1 << 15
+
+
+def write_pieces(
+    source: Source, start: int, stop: int, path: Path, split: str, tokens_sha256: str
+) -> PiecesInfo | None:
+    """Write the pieces of some batches beside their file, where the source has any; the leftover of others is removed.
+
+    They are whole before the file of the batches has its name.
+    """
+    if not source.has_pieces:
+        pieces_path(path).unlink(missing_ok=True)
+        return None
+    writer = PiecesWriter(path)
+    try:
+        step = max(1, BLOCK_RECORDS // source.meta.batch_size)
+        for first in range(start, stop, step):
+            writer.append(source.read_pieces(first, min(first + step, stop)))
+        info = writer.publish(source.meta.seq_len, split, tokens_sha256)
+    finally:
+        writer.close()
+    return PiecesInfo(info.num_bytes, info.sha256)
+
+
+def copy_documents(source: Source, target: str, folder: Path) -> None:
+    """Copy the document tables of a source into the folder of a store.
+
+    Raises
+    ------
+    FormatError, ChecksumError
+        If one is not as it was written.
+    """
+    if FORMATS[target].indexed:
+        for path, part in zip(source.document_files, source.document_parts, strict=True):
+            copy_tables(path, folder / part.path)
+            check_documents(folder / part.path, part)
+
+
+def left_behind(source: Source, *, keeps_documents: bool) -> str:
+    """Say what a source has that a target has no place for, or ""."""
+    parts = {"which documents lie in which records": source.has_pieces, "the document table": source.document_files}
+    lost = [what for what, there in parts.items() if there]
+    return "" if keeps_documents or not lost else f"leaves behind {' and '.join(lost)}"

@@ -1,0 +1,483 @@
+"""Pieces and document tables from text to a store, and from store to store: each token is that of its document."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+from interrupted import Failing, Stops
+
+from zb_hdf5 import ConvertError, FormatError, HDF5ShardWriter, MmapTokenStore, ShardIndex, open_reader
+from zb_hdf5.converters.cli import convert
+from zb_hdf5.converters.ingest.packing import PACKINGS, pieces_of
+from zb_hdf5.converters.ingest.routing import Recipe
+from zb_hdf5.converters.ingest.to_batches import TextOptions, ingest_batches
+from zb_hdf5.converters.ingest.to_streams import ShardedTokenizationPipeline
+from zb_hdf5.converters.pipeline.engines import Inline, open_engine
+from zb_hdf5.converters.pipeline.run import WorkOptions
+from zb_hdf5.core.pieces import padding
+from zb_hdf5.formats.documents import documents_path
+from zb_hdf5.formats.pieces import pieces_path
+from zb_hdf5.spec import NO_DOCUMENT
+from zb_hdf5.text import documents
+from zb_hdf5.text.documents import open_documents
+
+PAD, BOUNDARY = 0, 256
+BYTES = Recipe("byte", BOUNDARY)
+
+
+@pytest.fixture
+def corpus(tmp_path, monkeypatch):
+    """Return the rows of two files of JSON lines, in several row groups; some lines are dropped."""
+    monkeypatch.setattr(documents, "ROW_GROUP_BYTES", 1500)
+    rng = np.random.default_rng(3)
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    known = {}
+    for name, count in (("a.jsonl", 70), ("b.jsonl", 40)):
+        lines = []
+        for row in range(1, count + 1):
+            text = (
+                "" if row % 9 == 0 else f"{name}{row} " + "".join(map(chr, rng.integers(97, 123, rng.integers(0, 60))))
+            )
+            value = {"text": text, "id": f"{name}-{row}", "author": f"é{row % 3}", "n": row}
+            lines.append(json.dumps(value) + "\n")
+            if text:
+                known[str(folder / name), row] = value
+        (folder / name).write_text("".join(lines))
+    return folder, known
+
+
+def open_corpus(folder):
+    return open_documents([folder], "jsonl", "text", "id", ["author", "n"])
+
+
+def ingest(folder, destination, options, **work):
+    return ingest_batches(open_corpus(folder), "jsonl", destination, BYTES, options, WorkOptions(**work))
+
+
+def require_tokens(reader, known, *, at_least=0.8):
+    """Compare each token with the text of the document that the pieces and the table say it is of."""
+    pieces = reader.read_pieces(np.arange(reader.num_records))
+    tokens = np.concatenate(list(reader)).astype(np.int64)
+    table = reader.documents
+    numbers = table.number_of(pieces.offsets)
+    stops = np.append(pieces.columns[1:], 0)
+    stops[pieces.ends[1:] - 1] = pieces.seq_len
+    seen, covered = set(), 0
+    for row, column, stop, offset, number in zip(
+        pieces.rows, pieces.columns.tolist(), stops.tolist(), pieces.offsets.tolist(), numbers.tolist(), strict=True
+    ):
+        found = tokens[row, column:stop]
+        if number < 0:
+            assert offset == NO_DOCUMENT
+            assert (found == PAD).all()
+            continue
+        document = table.document(number)
+        value = known[document.source, document.row]
+        assert (document.id, document.metadata) == (value["id"], {"author": value["author"], "n": value["n"]})
+        text = [*value["text"].encode(), BOUNDARY]
+        assert document.length == len(text)
+        at = offset - document.offset
+        assert found.tolist() == text[at : at + stop - column]
+        seen.add(number)
+        covered += stop - column
+    assert len(seen) >= at_least * len(table)
+    return covered
+
+
+# --- packings --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("packing", sorted(PACKINGS))
+@given(st.lists(st.integers(0, 20), max_size=20), st.integers(1, 9))
+def test_pieces_of_a_packing_are_those_of_its_tokens(packing, lengths, seq_len):
+    lengths = np.array(lengths, np.int64)
+    plan, edges = PACKINGS[packing](lengths, seq_len), np.concatenate([[0], np.cumsum(lengths)])
+    document_of = np.repeat(np.arange(len(lengths)), lengths)
+    pieces = pieces_of(plan.offsets, plan.lengths, np.diff(plan.first), edges.astype("u8"), seq_len)
+    rows = np.full((plan.num_rows, seq_len), -1)  # the place of each token in the stream, one by one
+    for offset, length, row, column in zip(plan.offsets, plan.lengths, plan.rows, plan.columns, strict=True):
+        for k in range(length):
+            rows[row, column + k] = offset + k
+    expected = []
+    for row in rows.tolist():
+        found = []
+        for column, place in enumerate(row):
+            before = row[column - 1] if column else None
+            begins = column == 0 or (place < 0) != (before < 0)
+            if not begins and place >= 0:
+                begins = place != before + 1 or document_of[place] != document_of[before]
+            if begins:
+                found.append((column, place if place >= 0 else NO_DOCUMENT))
+        expected.append(found)
+    ends = pieces.ends.tolist()
+    flat = list(zip(pieces.columns.tolist(), pieces.offsets.tolist(), strict=True))
+    assert [flat[a:b] for a, b in zip(ends, ends[1:], strict=False)] == expected  # noqa: RUF007
+
+
+# --- text ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("packing", sorted(PACKINGS))
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_every_token_of_a_store_of_text_has_its_document(tmp_path, corpus, packing, shuffle):
+    folder, known = corpus
+    options = TextOptions(4, 32, seed=5, shuffle=shuffle, packing=packing, pad_id=PAD, num_shards=3, val_fraction=0.3)
+    report = ingest(folder, tmp_path / "out", options)
+    index = ShardIndex.load(tmp_path / "out")
+    assert [part.split for part in index.documents] == ["train", "val"]
+    covered = {}
+    for split in ("train", "val", None):
+        with open_reader(tmp_path / "out", split=split) as reader:
+            covered[split] = require_tokens(reader, known)
+            assert reader.has_pieces
+            if split is None:
+                assert len(reader.documents) == report.counts.documents == len(known)
+            rng = np.random.default_rng(0)
+            some = rng.integers(0, reader.num_records, 30)  # from all shards, in any order, some twice
+            whole = reader.read_pieces(np.arange(reader.num_records))
+            for name, found, expected in zip(whole._fields, reader.read_pieces(some), whole.take(some), strict=True):
+                np.testing.assert_array_equal(found, expected, err_msg=name)
+            halves = reader.read_pieces(np.arange(2 * reader.num_records), seq_len=16)
+            assert halves.seq_len == 16
+            assert halves.num_records == 2 * reader.num_records
+    assert covered[None] == covered["train"] + covered["val"]
+    cropped = sum(report.counts.tokens.dropped.values()) + sum(report.conversion.token_counts.dropped.values())
+    assert covered[None] == report.counts.tokens.tokens_in - cropped
+
+
+@pytest.mark.parametrize("num_shards", [None, 3])
+def test_every_token_of_streams_of_text_has_its_document(tmp_path, corpus, num_shards):
+    folder, known = corpus
+    pipeline = ShardedTokenizationPipeline(open_corpus(folder), "jsonl", BYTES, num_shards=num_shards, val_fraction=0.2)
+    pipeline.run(tmp_path / "out")
+    for split in (None, "train", "val"):
+        with MmapTokenStore(tmp_path / "out", split=split) as store:
+            table = store.documents
+            assert len(table) == store.document_count
+            for number in range(len(table)):
+                document = table.document(number)
+                value = known[document.source, document.row]
+                assert document.id == value["id"]
+                assert store.document(number).tolist() == [*value["text"].encode(), BOUNDARY]
+                assert store.doc_offsets[number] == document.offset
+            assert table.number_of(store.doc_offsets[:-1]).tolist() == list(range(len(table)))
+
+
+def files_in(folder):
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+@pytest.mark.parametrize("layout", ["batches", "stream"])
+def test_workers_and_resumes_give_the_same_tables(tmp_path, corpus, layout, monkeypatch):
+    folder, _ = corpus
+    monkeypatch.undo()  # other processes have row groups of the real size
+    options = TextOptions(4, 32, seed=5, packing="best-fit", num_shards=3, val_fraction=0.3)
+
+    def run(destination, **work):
+        if layout == "batches":
+            ingest(folder, destination, options, **work)
+        else:
+            ShardedTokenizationPipeline(open_corpus(folder), "jsonl", BYTES, num_shards=2).run(
+                destination, WorkOptions(**work)
+            )
+
+    run(tmp_path / "whole")
+    expected = files_in(tmp_path / "whole")
+    assert any("documents" in name for name in expected)
+    with open_engine("local", 2, None) as engine:
+        run(tmp_path / "workers", engine=engine)
+    assert files_in(tmp_path / "workers") == expected
+    for tasks in (1, 1):
+        with pytest.raises(Stops):
+            run(tmp_path / "out", engine=Failing(tasks), resume=True)
+    run(tmp_path / "out", resume=True)
+    assert files_in(tmp_path / "out") == expected
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus", "out", "whole", "workers"]
+
+
+def test_a_damaged_table_of_an_interrupted_run_is_made_again(tmp_path, corpus):
+    folder, _ = corpus
+    options = TextOptions(4, 32, num_shards=3)
+    ingest(folder, tmp_path / "whole", options)
+    with pytest.raises(Stops):
+        ingest(folder, tmp_path / "out", options, engine=Failing(2), resume=True)
+    waiting = tmp_path / "out.tokens.partial"
+    tables = sorted(waiting.glob("*.documents.h5"))
+    assert tables
+    tables[0].write_bytes(tables[0].read_bytes()[:-1] + b"\xff")
+    ingest(folder, tmp_path / "out", options, resume=True)
+    assert files_in(tmp_path / "out") == files_in(tmp_path / "whole")
+
+
+# --- columns ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        (["a", None, "c"], r"\w+ 2: column 'id': expected an id, a text or a whole number, found None"),
+        (["a", "", "c"], r"\w+ 2: column 'id': expected an id"),
+        (["a", "b", "a"], r"row 3: the id 'a' was there before, in .*, row 1"),
+    ],
+)
+@pytest.mark.parametrize("layout", ["batches", "stream"])
+def test_bad_ids_are_refused(tmp_path, kind, ids, message, layout):
+    path = write_table(tmp_path, kind, {"text": ["some text"] * 3, "id": ids})
+    result = run_text(kind, path, tmp_path / "out", "--id-column", "id", "--layout", layout)
+    assert result.exit_code == 1
+    assert re.search(message, one_line(result.output)), result.output
+    assert not (tmp_path / "out").exists()
+
+
+def one_line(text):
+    return " ".join(text.split())
+
+
+def write_table(folder, kind, columns):
+    path = folder / f"x.{kind}"
+    if kind == "jsonl":
+        rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        arrow = pytest.importorskip("pyarrow")
+        arrow.parquet = pytest.importorskip("pyarrow.parquet")
+        arrow.parquet.write_table(arrow.table(columns), path)
+    return path
+
+
+def run_text(kind, path, destination, *more):
+    size = [] if "stream" in more else ["--batch-size", "1", "--seq-len", "4"]
+    arguments = [f"{kind}-to-hdf5", path, destination, "--tokenizer", "byte", "--workers", 1, "--quiet", *size, *more]
+    return CliRunner().invoke(convert, list(map(str, arguments)))
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_columns_of_any_type_are_kept(tmp_path, kind):
+    columns = {"text": ["abc", "", "de"], "key": [7, 8, 9], "tags": [["x"], [], None], "score": [0.5, 1.5, None]}
+    path = write_table(tmp_path, kind, columns)
+    done = run_text(kind, path, tmp_path / "out", "--id-column", "key", "--metadata-columns", "tags,score")
+    assert done.exit_code == 0, done.output
+    with open_reader(tmp_path / "out") as reader:
+        first, last = (reader.documents.document(number) for number in range(2))
+    assert (first.row, first.id, first.metadata) == (1, "7", {"tags": ["x"], "score": 0.5})
+    assert (last.row, last.id, last.metadata) == (3, "9", {"tags": None, "score": None})
+
+
+def test_a_missing_column_of_parquet_is_named(tmp_path):
+    path = write_table(tmp_path, "parquet", {"text": ["abc"]})
+    done = run_text("parquet", path, tmp_path / "out", "--metadata-columns", "author")
+    assert "no column 'author' for its documents; its columns are: text" in one_line(done.output)
+
+
+def test_undecodable_values_are_refused(tmp_path):
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    bad = arrow.array([b"ok", b"\xff"], arrow.binary()).view(arrow.string())
+    parquet.write_table(arrow.table({"text": arrow.array(["abc", "def"]), "id": bad}), tmp_path / "x.parquet")
+    done = run_text("parquet", tmp_path / "x.parquet", tmp_path / "out", "--id-column", "id")
+    assert "row 2: column 'id' is not UTF-8" in one_line(done.output)
+    (tmp_path / "x.jsonl").write_text('{"text": "abc", "id": "\\ud800"}\n')
+    done = run_text("jsonl", tmp_path / "x.jsonl", tmp_path / "out", "--id-column", "id")
+    assert r"line 1: column 'id': the id '\ud800' is no Unicode text" in one_line(done.output)
+
+
+# --- conversions -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def store(tmp_path, corpus):
+    """Return a store of text of one split, and what is known of its documents."""
+    ingest(corpus[0], tmp_path / "store", TextOptions(4, 32, pad_id=PAD, num_shards=3))
+    return tmp_path / "store", corpus[1]
+
+
+def run_convert(*arguments):
+    done = CliRunner().invoke(convert, list(map(str, arguments)))
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+@pytest.mark.parametrize("shards", [[], ["--shards", 2]])
+@pytest.mark.parametrize("between", ["batch", "dual"])
+def test_documents_survive_there_and_back(tmp_path, store, shards, between):
+    source, known = store
+    dual = ["--dual"] if between == "dual" else []
+    run_convert("hdf5-to-batch", source, tmp_path / "batch", *dual, *shards)
+    run_convert("batch-to-hdf5", tmp_path / "batch", tmp_path / "back", "--workers", 2)
+    with open_reader(source) as reader:
+        expected = reader.read_pieces(np.arange(reader.num_records))
+    for name in ("batch", "back"):
+        with open_reader(tmp_path / name) as reader:
+            require_tokens(reader, known)
+            found = reader.read_pieces(np.arange(reader.num_records))
+            for a, b in zip(found, expected, strict=True):
+                np.testing.assert_array_equal(a, b)
+    if not shards:  # written once, the same from then on
+        for path in source.glob("*.h5"):
+            assert path.read_bytes() == (tmp_path / "back" / path.name).read_bytes(), path.name
+
+
+@pytest.mark.parametrize("suffix", [".h5", ".batch"])
+def test_documents_survive_one_file(tmp_path, store, suffix):
+    source, known = store
+    to = {".h5": "batch-to-hdf5", ".batch": "hdf5-to-batch"}
+    run_convert("hdf5-to-batch", source, tmp_path / "batch")
+    begin = source if suffix == ".batch" else tmp_path / "batch"
+    one = tmp_path / f"one{suffix}"
+    run_convert(to[suffix], begin, one)
+    assert pieces_path(one).exists()
+    with open_reader(one) as reader:
+        require_tokens(reader, known)
+    other = {".h5": ".batch", ".batch": ".h5"}[suffix]
+    run_convert(to[other], one, tmp_path / "again", "--shards", 4)
+    with open_reader(tmp_path / "again") as reader:
+        require_tokens(reader, known)
+
+
+def test_a_file_without_documents_does_not_keep_those_of_its_predecessor(tmp_path, store):
+    source, _ = store
+    one = tmp_path / "one.batch"
+    run_convert("hdf5-to-batch", source, one)
+    np.save(tmp_path / "x.npy", np.arange(64, dtype="u4"))
+    run_convert("npy-to-batch", tmp_path / "x.npy", one, "--batch-size", 2, "--seq-len", 8, "--force")
+    assert not pieces_path(one).exists()
+    assert not documents_path(one).exists()
+    with open_reader(one) as reader:
+        assert reader.documents is None
+
+
+def test_splits_stay_apart(tmp_path, corpus):
+    folder, known = corpus
+    ingest(folder, tmp_path / "store", TextOptions(4, 32, pad_id=PAD, num_shards=2, val_fraction=0.4))
+    run_convert("hdf5-to-batch", tmp_path / "store", tmp_path / "batch")
+    for split in ("train", "val"):
+        with open_reader(tmp_path / "batch", split=split) as reader:
+            require_tokens(reader, known)
+
+
+def test_parts_of_a_job_array_are_one_store(tmp_path, store):
+    from zb_hdf5.commands.zb import zb
+
+    source, known = store
+    run_convert("hdf5-to-batch", source, tmp_path / "whole")
+    for part in (2, 0, 1, 3):
+        run_convert("hdf5-to-batch", source, tmp_path / "out", "--shard-range", f"{part}/4")
+    done = CliRunner().invoke(zb, ["index", "merge", str(tmp_path / "out")])
+    assert done.exit_code == 0, done.output
+    assert files_in(tmp_path / "out") == files_in(tmp_path / "whole")
+    with open_reader(tmp_path / "out") as reader:
+        require_tokens(reader, known)
+
+
+def test_a_resumed_copy_checks_its_pieces(tmp_path, store):
+    from zb_hdf5.converters.pipeline import run as pipe
+    from zb_hdf5.converters.sources.store import StoreSource
+
+    source, known = store
+
+    def copy(engine):
+        return pipe.convert(StoreSource(source, "hdf5"), "batch", tmp_path / "out", engine=engine, resume=True)
+
+    with pytest.raises(Stops):
+        copy(Failing(2))
+    [damaged, *_] = sorted((tmp_path / "out.partial").glob("*.pieces.h5"))
+    data = bytearray(damaged.read_bytes())
+    data[-1] ^= 1
+    damaged.write_bytes(data)
+    report = copy(Inline())
+    assert report.kept.shards < 2
+    with open_reader(tmp_path / "out") as reader:
+        require_tokens(reader, known)
+
+
+def test_npy_says_what_it_leaves_behind(tmp_path, store):
+    output = run_convert("hdf5-to-npy", store[0], tmp_path / "npy")
+    assert "leaves behind which documents lie in which records and the document table" in output
+    assert all(path.suffix == ".npy" for path in (tmp_path / "npy").iterdir())
+
+
+def test_pieces_of_another_store_are_refused(tmp_path, corpus, store):
+    source, _ = store
+    ingest(corpus[0], tmp_path / "other", TextOptions(4, 32, seed=9, num_shards=3))
+    for path in source.glob("*.pieces.h5"):
+        os.replace(tmp_path / "other" / path.name, path)
+    with open_reader(source) as reader, pytest.raises(FormatError, match="belongs to another store"):
+        reader.read_pieces(np.arange(3))
+
+
+# --- the writer of documents -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("boundary", [-1, 9])
+def test_documents_are_written_with_what_is_known_of_them(tmp_path, boundary):
+    path = tmp_path / "x.h5"
+    with HDF5ShardWriter(path, boundary_token_id=boundary, chunk_tokens=8) as writer:
+        writer.write_document([1, 2, 3])
+        writer.write_document([4] * 10, id="second", spans=[(0, 2, ["a"]), (2, 3, {"b": 1}), (9, 10, None)])
+        writer.write_document([], metadata={"author": "ü"})
+        writer.write_documents([5, 6, 7], [2, 1])
+        writer.write_document([8, 8], id=5, spans=[(1, 2, "c")])
+    assert sorted(os.listdir(tmp_path)) == ["x.h5", "x.h5.documents.h5"]
+    end = int(boundary >= 0)
+    with MmapTokenStore(path) as store:
+        table = store.documents
+        assert [table.document(number).id for number in range(6)] == [None, "second", None, None, None, "5"]
+        assert table.document(2).metadata == {"author": "ü"}
+        offsets = store.doc_offsets.tolist()
+        assert [table.document(number).offset for number in range(6)] == offsets[:-1]
+        second, last = offsets[1], offsets[5]
+        spans = table.spans(0, store.num_tokens)
+        edges = [(second, second + 2), (second + 2, second + 3), (second + 9, second + 10), (last + 1, last + 2)]
+        assert list(zip(spans.starts.tolist(), spans.stops.tolist(), strict=True)) == edges
+        assert spans.values == [["a"], {"b": 1}, None, "c"]
+        assert table.spans(second + 3, second + 9).values == []
+        assert table.number_of([offsets[1] - end, offsets[1]]).tolist() == [0 if end else 1, 1]
+
+
+def test_a_stream_without_facts_has_no_table(tmp_path):
+    path = tmp_path / "x.h5"
+    with HDF5ShardWriter(path) as writer:
+        writer.write_document([1, 2], id="a")
+    assert documents_path(path).exists()
+    with HDF5ShardWriter(path, overwrite=True) as writer:
+        writer.write_document([1, 2])
+        writer.write_document([3])
+    assert os.listdir(tmp_path) == ["x.h5"]
+    with MmapTokenStore(path) as store:
+        assert store.documents.document(1) == (1, 2, 1, None, None, None, {})
+        assert store.documents.number_of([0, 2]).tolist() == [0, 1]
+
+
+def test_a_refused_document_changes_nothing(tmp_path):
+    path = tmp_path / "x.h5"
+    with HDF5ShardWriter(path) as writer:
+        writer.write_document([1], id="a")
+        for bad in ({"spans": [(0, 3, 1)]}, {"id": 1.5}, {"id": ""}, {"metadata": {(): 1}}, {"spans": [(0, 1, {1})]}):
+            with pytest.raises((ConvertError, ValueError), match=r"x\.h5: document 1"):
+                writer.write_document([1, 2], **bad)
+        writer.write_document([2], id="b")
+    with MmapTokenStore(path) as store:
+        assert store.num_tokens == 2
+        assert [store.documents.document(number).id for number in range(2)] == ["a", "b"]
+
+
+def test_an_aborted_writer_leaves_nothing(tmp_path):
+    writer = HDF5ShardWriter(tmp_path / "x.h5")
+    writer.write_document([1], id="a")
+    writer.abort()
+    assert os.listdir(tmp_path) == []
+
+
+def test_padding_is_no_document():
+    assert padding(2, 5).is_padding.all()
+    assert padding(2, 5).lengths.tolist() == [5, 5]

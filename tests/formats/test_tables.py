@@ -1,0 +1,453 @@
+"""Tables files, and the pieces and documents in them, against slow references."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pickle
+import sys
+from itertools import pairwise
+
+import h5py
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from zb_hdf5 import BackendError, BatchIndexError, ChecksumError, FormatError, open_reader, open_writer
+from zb_hdf5.core.pieces import Pieces
+from zb_hdf5.errors import ArgumentError, ConvertError, UnavailableError
+from zb_hdf5.formats import codecs
+from zb_hdf5.formats.document_writer import DocumentsWriter, encoded_spans, join_documents
+from zb_hdf5.formats.documents import DocumentFile, DocumentPart, DocumentRows, DocumentTable, documents_path
+from zb_hdf5.formats.hdf5 import tables as tables_module
+from zb_hdf5.formats.hdf5.tables import TablesFile, TablesWriter, copy_tables
+from zb_hdf5.formats.pieces import PiecesFile, PiecesWriter, pieces_path
+from zb_hdf5.spec import DOCUMENTS, NO_DOCUMENT, PIECES, TABLES_ATTRIBUTES, TABLES_KIND_ATTRIBUTES
+
+FACTS = {"seq_len": 8, "split": "train", "tokens_sha256": ""}
+
+
+def some_tables(path, columns=(0, 3, 0), offsets=(0, 3, 90)):
+    with TablesWriter(path, PIECES) as writer:
+        writer.append("columns", columns)
+        writer.append("offsets", offsets)
+        return writer.publish(**FACTS)
+
+
+@st.composite
+def pieces_of_records(draw):
+    """Return (seq_len, one list of (column, offset) for each record)."""
+    seq_len = draw(st.integers(1, 9))
+    offsets = st.integers(0, 10**12) | st.just(NO_DOCUMENT)
+    record = st.sets(st.integers(1, max(1, seq_len - 1)), max_size=4).map(lambda rest: [0, *sorted(rest)])
+    record = st.just([0]) if seq_len == 1 else record
+    rows = draw(st.lists(record, min_size=1, max_size=12))
+    return seq_len, [[(column, draw(offsets)) for column in row] for row in rows]
+
+
+def as_pieces(seq_len, rows):
+    ends = np.cumsum([0, *map(len, rows)])
+    flat = [piece for row in rows for piece in row]
+    columns, offsets = zip(*flat, strict=True)
+    return Pieces(ends, np.array(columns, "u4"), np.array(offsets, "u8"), seq_len)
+
+
+def per_token(pieces):
+    """Return the offset of each token, by a loop."""
+    found = []
+    for record in range(pieces.num_records):
+        row = [NO_DOCUMENT] * pieces.seq_len
+        first, last = pieces.ends[record : record + 2]
+        columns = [*pieces.columns[first:last].tolist(), pieces.seq_len]
+        for piece in range(first, last):
+            offset = int(pieces.offsets[piece])
+            for column in range(columns[piece - first], columns[piece - first + 1]):
+                padding = offset == NO_DOCUMENT
+                row[column] = offset if padding else offset + column - columns[piece - first]
+        found.append(row)
+    return np.array(found, "u8").reshape(-1, pieces.seq_len)
+
+
+# --- tables ----------------------------------------------------------------------------------------------------
+
+
+def test_what_was_appended_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables_module, "BLOCK_BYTES", 64)  # the columns go on in files
+    path, rng = tmp_path / "x.h5", np.random.default_rng(0)
+    columns = [rng.integers(0, 2**32, n).astype("u4") for n in (0, 1, 700, 13)]
+    with TablesWriter(path, PIECES) as writer:
+        for rows in columns:
+            writer.append("columns", rows)
+        info = writer.publish(**FACTS)
+    assert os.listdir(tmp_path) == ["x.h5"]
+    with TablesFile(path, PIECES, info.sha256) as file:
+        assert (file.num_bytes, file.sha256) == (path.stat().st_size, info.sha256)
+        assert file.attributes == FACTS
+        expected = np.concatenate(columns)
+        np.testing.assert_array_equal(file.column("columns"), expected)
+        np.testing.assert_array_equal(file.read("columns", 3, 500), expected[3:500])
+        file.check()
+        assert "ends" not in file
+        copy = pickle.loads(pickle.dumps(file))
+        np.testing.assert_array_equal(copy.read("columns", 0, 9), expected[:9])
+        copy.close()
+    with h5py.File(path) as h5:  # what other programs see
+        np.testing.assert_array_equal(h5["columns"], expected)
+        assert {*h5.attrs} == {*TABLES_ATTRIBUTES, *TABLES_KIND_ATTRIBUTES[PIECES]}
+
+
+def test_the_same_rows_give_the_same_bytes(tmp_path):
+    assert some_tables(tmp_path / "a.h5").sha256 == some_tables(tmp_path / "b.h5").sha256
+    assert (tmp_path / "a.h5").read_bytes() == (tmp_path / "b.h5").read_bytes()
+    copy_tables(tmp_path / "a.h5", tmp_path / "c.h5")
+    assert (tmp_path / "a.h5").read_bytes() == (tmp_path / "c.h5").read_bytes()
+    assert some_tables(tmp_path / "a.h5", offsets=(0, 3, 91)).sha256 != TablesFile(tmp_path / "b.h5", PIECES).sha256
+
+
+def test_a_mapped_column_is_aligned(tmp_path):
+    with TablesWriter(tmp_path / "x.h5", DOCUMENTS) as writer:
+        for name in ("source", "ids", "offsets", "row"):
+            writer.append(name, np.arange(5))
+        writer.publish(split="train", spans_codec="json", tokens_sha256="")
+    with TablesFile(tmp_path / "x.h5", DOCUMENTS) as file:
+        assert all(file.column(name).flags.aligned for name in ("source", "offsets", "row"))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_reader_reads(tmp_path):
+    some_tables(tmp_path / "x.h5")
+    with TablesFile(tmp_path / "x.h5", PIECES) as file:
+        pid = os.fork()
+        if pid == 0:
+            os._exit(int(file.read("offsets", 2, 3)[0]))
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 90
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda h5: h5.attrs.modify("format", "other"), "expected root attribute format='zb-tables', found"),
+        (lambda h5: h5.attrs.modify("format_version", 2), "expected root attribute format_version=1, found 2"),
+        (lambda h5: h5.attrs.modify("kind", "documents"), "expected root attribute kind='pieces'"),
+        (lambda h5: h5.attrs.pop("split"), "attribute 'split' is missing"),
+        (lambda h5: h5.create_dataset("more", data=[1]), "found 'more'"),
+        (lambda h5: h5.create_dataset("ends", data=np.zeros((2, 2), "u8")), "each 1-D"),
+        (lambda h5: h5.create_dataset("ends", data=np.zeros(2, "i8")), "each 1-D"),
+        (lambda h5: h5.create_dataset("ends", data=np.zeros(2, "u8"), chunks=(1,)), "does not lie in one piece"),
+        (lambda h5: h5.create_dataset("ends", data=np.zeros(2, "u8")), "64 hexadecimal digits"),
+    ],
+)
+def test_another_file_is_refused(tmp_path, damage, message):
+    some_tables(tmp_path / "x.h5")
+    with h5py.File(tmp_path / "x.h5", "a") as h5:
+        damage(h5)
+    with pytest.raises(FormatError, match=message) as caught:
+        TablesFile(tmp_path / "x.h5", PIECES)
+    assert str(tmp_path / "x.h5") in str(caught.value)
+
+
+def test_a_truncated_file_is_refused(tmp_path):
+    some_tables(tmp_path / "x.h5", columns=np.zeros(5000))
+    for size in (0, 5, 100, (tmp_path / "x.h5").stat().st_size - 1):
+        os.truncate(tmp_path / "x.h5", size)
+        with pytest.raises(FormatError, match=r"x\.h5"):
+            TablesFile(tmp_path / "x.h5", PIECES)
+        some_tables(tmp_path / "x.h5", columns=np.zeros(5000))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 255))
+def test_any_damaged_byte_is_found(tmp_path_factory, place, mask):
+    path = tmp_path_factory.mktemp("damage") / "x.h5"
+    info = some_tables(path)
+    data = bytearray(path.read_bytes())
+    data[place % len(data)] ^= mask
+    path.write_bytes(data)
+    try:
+        with TablesFile(path, PIECES, info.sha256) as file:
+            rows = [file.read(name, 0, 3).tolist() for name in ("columns", "offsets")]
+            file.check()
+            assert rows == [[0, 3, 0], [0, 3, 90]]  # a byte that means nothing
+    except (FormatError, ChecksumError, UnavailableError):
+        pass
+
+
+def test_tables_of_another_store_are_refused(tmp_path):
+    info = some_tables(tmp_path / "x.h5")
+    some_tables(tmp_path / "x.h5", offsets=(0, 3, 91))
+    with pytest.raises(FormatError, match="belongs to another store"):
+        TablesFile(tmp_path / "x.h5", PIECES, info.sha256)
+
+
+def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(tables_module, "write_fully", full)
+    with pytest.raises(OSError, match=r"x\.h5\.partial"):
+        some_tables(tmp_path / "x.h5")
+    assert os.listdir(tmp_path) == []
+
+
+# --- pieces ----------------------------------------------------------------------------------------------------
+
+
+def write_pieces(path, seq_len, rows, groups=3):
+    writer = PiecesWriter(path)
+    for start in range(0, len(rows), groups):
+        writer.append(as_pieces(seq_len, rows[start : start + groups]))
+    return writer.publish(seq_len, "train", "")
+
+
+@settings(deadline=None)
+@given(pieces_of_records(), st.lists(st.integers(0, 10**6), max_size=12), st.booleans())
+def test_pieces_of_any_records(tmp_path_factory, stored, wanted, mapped):
+    seq_len, rows = stored
+    path = tmp_path_factory.mktemp("pieces") / "x.h5"
+    info = write_pieces(path, seq_len, rows)
+    records = np.array([number % len(rows) for number in wanted], np.int64)
+    file = PiecesFile(path, len(rows), seq_len, sha256=info.sha256)
+    if not mapped:  # as on a network file system
+        file._tables._file._mappable = False
+    found = file.read(records)
+    expected = [rows[record] for record in records]
+    assert found.ends.tolist() == np.cumsum([0, *map(len, expected)]).tolist()
+    assert list(zip(found.columns.tolist(), found.offsets.tolist(), strict=True)) == [
+        p for row in expected for p in row
+    ]
+    file.close()
+
+
+@pytest.mark.parametrize("suffix", [".h5", ".batch"])
+def test_a_lone_file_has_the_pieces_beside_it(tmp_path, suffix):
+    rng = np.random.default_rng(0)
+    path, rows = tmp_path / f"x{suffix}", [[(0, 5)], [(0, 9), (3, 0)], [(0, NO_DOCUMENT)], [(0, 13), (7, 90)]]
+    with open_writer(path, batch_size=2, seq_len=8, backend="auto") as writer:
+        writer.write(rng.integers(0, 9, (2, 2, 8)))
+    with open_reader(path) as reader:
+        assert reader.documents is None
+        with pytest.raises(BackendError, match="holds no documents; convert again from text"):
+            reader.read_pieces(np.arange(2))
+    write_pieces(path, 8, rows)
+    with open_reader(path) as reader:
+        np.testing.assert_array_equal(
+            per_token(reader.read_pieces(np.array([3, 1]))), per_token(as_pieces(8, rows))[[3, 1]]
+        )
+        halves = reader.read_pieces(np.arange(8), seq_len=4)
+        np.testing.assert_array_equal(per_token(halves), per_token(as_pieces(8, rows)).reshape(8, 4))
+        for bad in ([4], [-1], [0, 9]):
+            with pytest.raises(BatchIndexError):
+                reader.read_pieces(np.array(bad))
+        with pytest.raises(ArgumentError, match="divide"):
+            reader.read_pieces(np.arange(2), seq_len=3)
+        again = pickle.loads(pickle.dumps(reader))
+        assert again.read_pieces(np.arange(1)).offsets.tolist() == [5]
+        again.close()
+    write_pieces(path, 8, rows[:3])
+    with open_reader(path) as reader, pytest.raises(FormatError, match="belongs to another file: expected records 4"):
+        reader.read_pieces(np.arange(2))
+
+
+def test_ends_that_do_not_ascend_are_damage(tmp_path):
+    with TablesWriter(pieces_path(tmp_path / "x.h5"), PIECES) as writer:
+        writer.append("ends", [1, 9, 2])
+        writer.append("columns", [0, 0, 0])
+        writer.append("offsets", [0, 0, 0])
+        writer.publish(**FACTS)
+    file = PiecesFile(tmp_path / "x.h5", 3, 8)
+    for records in ([0, 1], [1], [2, 0], [2]):
+        with pytest.raises(FormatError, match="damaged"):
+            file.read(np.array(records))
+    file.close()
+    pieces_path(tmp_path / "x.h5").unlink()
+    with pytest.raises(FormatError, match="is not there"):
+        PiecesFile(tmp_path / "x.h5", 3, 8)
+
+
+# --- documents -------------------------------------------------------------------------------------------------
+
+SPAN_VALUES = st.none() | st.integers(-5, 5) | st.text(max_size=3) | st.lists(st.integers(0, 3), max_size=2)
+
+
+@st.composite
+def documents(draw):
+    """Return documents as (length, source, row, id, metadata, spans), with or without each of them."""
+    has = {name: draw(st.booleans()) for name in ("source", "ids", "metadata", "spans")}
+    found = []
+    for number in range(draw(st.integers(0, 12))):
+        length = draw(st.integers(0, 9))
+        edges = sorted(draw(st.sets(st.integers(0, length), max_size=6))) if has["spans"] and length else []
+        spans = [(a, b, draw(SPAN_VALUES)) for a, b in pairwise(edges) if draw(st.booleans())]
+        source = draw(st.sampled_from(["a.txt", "b.txt", "ü/c.txt"])) if has["source"] else None
+        text = f"id-{number}" if has["ids"] and draw(st.booleans()) else None
+        metadata = {"n": number} if has["metadata"] and draw(st.booleans()) else {}
+        found.append((length, source, number + 1 if source else None, text, metadata, spans))
+    return found
+
+
+def write_documents(path, found, together=2):
+    encode = codecs.encoder("json")[1]
+    with DocumentsWriter(path) as writer:
+        for start in range(0, len(found), together):
+            group = found[start : start + together]
+            token = writer.token_count
+            rows = DocumentRows(
+                [d[1] for d in group] if group[0][1] else (),
+                np.arange(len(group), dtype="u4") if group[0][1] else None,
+                np.array([d[2] for d in group], "u8") if group[0][1] else None,
+                [(d[3] or "").encode() for d in group] if any(d[3] for d in group) else None,
+                [encode(d[4]) if d[4] else b"" for d in group] if any(d[4] for d in group) else None,
+            )
+            writer.append([d[0] for d in group], rows)
+            for length, *_, spans in group:
+                starts, stops, values = encoded_spans(spans, length, encode, "x")
+                writer.append_spans(starts + token, stops + token, values)
+                token += length
+        return writer.publish()
+
+
+def require_documents(table, found):
+    """Compare a table with the documents that it was made of, one by one and token by token."""
+    assert len(table) == len(found)
+    token, expected, all_spans = 0, [], []
+    for number, (length, source, row, text, metadata, spans) in enumerate(found):
+        document = table.document(number)
+        assert document == (number, token, length, source, row, text, metadata)
+        expected += [number] * length
+        all_spans += [(a + token, b + token, value) for a, b, value in spans]
+        token += length
+    assert table.token_count == token
+    assert table.number_of(np.arange(token)).tolist() == expected
+    assert table.number_of([NO_DOCUMENT]).tolist() == [-1]
+    for start, stop in [(0, token), *((k, k + 3) for k in range(token))]:
+        got = table.spans(start, stop)
+        wanted = [span for span in all_spans if span[0] < stop and span[1] > start]
+        assert list(zip(got.starts.tolist(), got.stops.tolist(), got.values, strict=True)) == wanted
+    for number in (-1, len(found)):
+        with pytest.raises(BatchIndexError, match="no document"):
+            table.document(number)
+    with pytest.raises(BatchIndexError, match="no token"):
+        table.number_of([token])
+
+
+@settings(deadline=None)
+@given(documents(), st.integers(1, 4))
+def test_documents_and_their_spans(tmp_path_factory, found, together):
+    path = tmp_path_factory.mktemp("documents") / "x.h5"
+    write_documents(documents_path(path), found, together)
+    table = DocumentTable.beside(path)
+    require_documents(table, found)
+    again = pickle.loads(pickle.dumps(table))
+    require_documents(again, found)
+    for each in (table, again):
+        each.close()
+
+
+@settings(deadline=None)
+@given(st.lists(documents(), min_size=1, max_size=4))
+def test_several_tables_are_one(tmp_path_factory, groups):
+    folder = tmp_path_factory.mktemp("documents")
+    parts, token, document = [], 0, 0
+    for number, found in enumerate(groups):
+        info = write_documents(folder / f"{number}.h5", found)
+        length = sum(each[0] for each in found)
+        parts.append(
+            DocumentPart(f"{number}.h5", info.num_bytes, info.sha256, "train", token, length, document, len(found))
+        )
+        token, document = token + length, document + len(found)
+    table = DocumentTable(folder, parts)
+    together = [each for found in groups for each in found]
+    require_documents(table, together)
+    table.close()
+    with DocumentsWriter(folder / "all.h5.documents.h5") as writer:
+        join_documents([folder / part.path for part in parts], writer)
+        writer.publish()
+    joined = DocumentTable.beside(folder / "all.h5")
+    require_documents(joined, together)
+    joined.close()
+
+
+def test_a_table_of_another_file_is_refused(tmp_path):
+    with DocumentsWriter(documents_path(tmp_path / "x.h5")) as writer:
+        writer.append([3])
+        info = writer.publish(tokens_sha256="0" * 64)
+    with pytest.raises(FormatError, match="belongs to another file"):
+        DocumentTable.beside(tmp_path / "x.h5", "1" * 64)
+    part = DocumentPart(documents_path(tmp_path / "x.h5").name, info.num_bytes, info.sha256, "train", 0, 9, 0, 2)
+    with pytest.raises(FormatError, match="expected 2 documents, found 1"):
+        DocumentFile(documents_path(tmp_path / "x.h5"), part)
+    table = DocumentTable(tmp_path, [DocumentPart("none.h5", 1, "0" * 64, "train", 0, 9, 0, 2)])
+    with pytest.raises(FormatError, match="is not there"):
+        table.document(0)
+
+
+# --- spans -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("spans", "message"),
+    [
+        (
+            [(0, 2, 1), (1, 3, 1)],
+            "span 1 is tokens 1 to 3: spans must ascend and not overlap: give a list as the value",
+        ),
+        ([(4, 6, 1), (0, 2, 1)], "span 1 is tokens 0 to 2: spans must ascend"),
+        ([(2, 2, 1)], r"span 0 is tokens 2 to 2: expected 0 <= start < stop <= 8"),
+        ([(7, 9, 1)], "span 0 is tokens 7 to 9: expected"),
+        ([(-1, 2, 1)], "span 0 is tokens -1 to 2: expected"),
+    ],
+)
+def test_bad_spans_are_refused(spans, message):
+    with pytest.raises(ArgumentError, match=message):
+        encoded_spans(spans, 8, codecs.encoder("json")[1], "x.h5: document 3")
+
+
+@pytest.mark.parametrize(
+    ("codec", "value", "message"),
+    [("json", {1j}, "cannot be encoded"), ("str", 3, "expected a str, found int"), ("str", "", "at least one"),
+     (lambda value: value, 3, "must be encoded to bytes"), ("numpy", object(), "cannot be encoded")],
+)  # fmt: skip
+def test_values_that_cannot_be_encoded(codec, value, message):
+    with pytest.raises(ConvertError, match=message):
+        encoded_spans([(0, 1, value)], 8, codecs.encoder(codec)[1], "x")
+
+
+@pytest.mark.parametrize(
+    ("codec", "value"),
+    [("json", {"concept": ["a", 1.5, None]}), ("str", "größe"), ("numpy", np.arange(6.0).reshape(2, 3)),
+     ("msgpack", {"a": [1, b"x"]}), ("pickle", {1, 2})],
+)  # fmt: skip
+def test_each_codec_gives_back_its_value(codec, value):
+    name, encode = codecs.encoder(codec)
+    found = codecs.decoder(name, codec)(encode(value))
+    np.testing.assert_equal(found, value)
+
+
+def test_codecs_are_chosen_by_their_stored_names(monkeypatch):
+    assert codecs.decoder("json", None)(b"[1]") == [1]
+    with pytest.raises(BackendError, match=r"runs code: pass codec='pickle'"):
+        codecs.decoder("pickle", None)
+    with pytest.raises(BackendError, match="encoded by a function"):
+        codecs.decoder("custom", None)
+    assert codecs.decoder("custom", len)(b"abc") == 3
+    with pytest.raises(ArgumentError, match="expected codec 'json'"):
+        codecs.decoder("json", "str")
+    with pytest.raises(ArgumentError, match="must be one of json"):
+        codecs.encoder("yaml")
+    monkeypatch.setitem(sys.modules, "msgpack", None)
+    with pytest.raises(UnavailableError, match="pip install msgpack"):
+        codecs.encoder("msgpack")
+
+
+def test_a_value_that_cannot_be_decoded_names_its_span(tmp_path):
+    with DocumentsWriter(documents_path(tmp_path / "x.h5")) as writer:
+        writer.append([9])
+        writer.append_spans(np.array([4]), np.array([6]), [b"{"])
+        writer.publish()
+    table = DocumentTable.beside(tmp_path / "x.h5")
+    assert table.spans(0, 4).values == []
+    with pytest.raises(FormatError, match="the span at token 4 cannot be decoded"):
+        table.spans(0, 5)
+    assert table.spans(0, 5, codec=bytes).values == [b"{"]
+    table.close()

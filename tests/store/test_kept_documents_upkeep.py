@@ -1,0 +1,259 @@
+"""Verify, repair and rebuild with the pieces of shards and the document tables."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+import h5py
+import numpy as np
+import pytest
+
+from zb_hdf5 import FormatError, HDF5ShardWriter, MmapTokenStore, ShardIndex, open_reader, verify_store
+from zb_hdf5.converters.pipeline import run as pipe
+from zb_hdf5.converters.sources.store import StoreSource
+from zb_hdf5.core.pieces import Pieces
+from zb_hdf5.errors import ChecksumError
+from zb_hdf5.formats.document_writer import DocumentsWriter
+from zb_hdf5.formats.documents import DocumentRows, documents_path
+from zb_hdf5.formats.pieces import PiecesWriter, pieces_path
+from zb_hdf5.maintenance.rebuild import rebuild_index
+from zb_hdf5.maintenance.repair import repair
+from zb_hdf5.opening import open_writer
+from zb_hdf5.spec import INDEX_NAME
+from zb_hdf5.store.streams import index_files, index_streams
+
+B, S = 2, 8
+
+
+def write_file(path, num_batches, first=0, split="train", documents=True):
+    """Write batches whose token t of the document stream is t % 97, two pieces a record, from offset `first` on."""
+    records = num_batches * B
+    tokens = (first + np.arange(records * S)) % 97
+    with open_writer(path, batch_size=B, seq_len=S, backend="auto") as writer:
+        writer.write(tokens.reshape(num_batches, B, S))
+        sha256 = writer.sha256()
+    offsets = first + np.stack([np.arange(records) * S, np.arange(records) * S + 3], axis=1).reshape(-1)
+    pieces = PiecesWriter(path)
+    pieces.append(Pieces(2 * np.arange(records + 1), np.tile([0, 3], records).astype("u4"), offsets.astype("u8"), S))
+    pieces.publish(S, split, sha256)
+    if documents:
+        with DocumentsWriter(documents_path(path)) as table:
+            table.append([5] * 4, DocumentRows(ids=[b"a", b"b", b"c", b"d"]))
+            table.publish(split, sha256)
+
+
+@pytest.fixture(params=["h5", "batch"])
+def store(request, tmp_path):
+    """Return a store of two splits, of two shards each."""
+    folder = tmp_path / "store"
+    folder.mkdir()
+    paths = []
+    for number in range(4):
+        paths.append(folder / f"shard-{number:05}-of-00004.{request.param}")
+        split, first = ("train", "val")[number // 2], number % 2 * 3 * B * S
+        write_file(paths[-1], 3, first, split, documents=False)
+    for number, split in enumerate(("train", "val")):
+        with DocumentsWriter(folder / f"documents-{number:05}.h5") as table:
+            table.append([16] * 6, DocumentRows(ids=[f"{split}{k}".encode() for k in range(6)]))
+            table.publish(split)
+    index = index_files(paths)
+    index.save(folder)
+    return folder
+
+
+def require_whole(folder, per_split=6 * B):
+    for split in ("train", "val"):
+        with open_reader(folder, split=split) as reader:
+            pieces = reader.read_pieces(np.arange(reader.num_records))
+            tokens = np.concatenate(list(reader))
+            assert reader.num_records == per_split
+            rows, columns = pieces.rows, pieces.columns
+            np.testing.assert_array_equal(tokens[rows, columns], pieces.offsets % 97)
+            numbers = reader.documents.number_of(pieces.offsets)
+            assert reader.documents.document(int(numbers[-1])).id == f"{split}{int(pieces.offsets[-1]) // 16}"
+
+
+def problems(path):
+    return [(os.path.basename(report.path), report.problem) for report in verify_store(path) if report.problem]
+
+
+def test_a_whole_store_is_verified(store):
+    require_whole(store)
+    reports = verify_store(store)
+    assert not problems(store)
+    assert [report.document_count for report in reports] == [0] * 4 + [6] * 2
+    assert all("pieces" in report.checks for report in reports[:4])
+    assert [report.checks for report in reports[4:]] == [["documents"]] * 2
+
+
+@pytest.mark.parametrize("name", ["shard-00002-of-00004.{}.pieces.h5", "documents-00001.h5"])
+def test_each_table_is_checked(store, name):
+    path = next(iter(store.glob(name.format("*"))))
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    [(where, problem)] = problems(store)
+    assert where.startswith(path.name[:11])
+    assert isinstance(problem, ChecksumError)
+    os.truncate(path, len(data) - 5)
+    assert len(problems(store)) == 1
+    path.unlink()
+    [(_, problem)] = problems(store)
+    assert isinstance(problem, FormatError)
+    assert "is not there" in str(problem)
+
+
+def test_a_lone_file_is_checked_with_what_lies_beside_it(tmp_path):
+    for suffix in ("h5", "batch"):
+        path = tmp_path / f"x.{suffix}"
+        write_file(path, 3)
+        [report] = verify_store(path)
+        assert report.problem is None
+        assert {"pieces", "documents"} <= {*report.checks}
+        for beside in (pieces_path(path), documents_path(path)):
+            before = beside.read_bytes()
+            beside.write_bytes(before[:-1] + bytes([before[-1] ^ 1]))
+            assert isinstance(verify_store(path)[0].problem, ChecksumError)
+            beside.write_bytes(before)
+
+
+def test_a_lost_index_is_made_again(store):
+    before = ShardIndex.load(store)
+    (store / INDEX_NAME).unlink()
+    rebuild_index(store)
+    after = ShardIndex.load(store)
+    assert list(after.shards) == list(before.shards)  # their splits too, which the pieces know
+    assert after.documents == before.documents
+    require_whole(store)
+    assert not problems(store)
+
+
+def damage_batch(path, number):
+    """Flip a bit of a token."""
+    with open_reader(path) as reader:
+        place = reader.extents.offset(number)
+    data = bytearray(path.read_bytes())
+    data[place] ^= 1
+    path.write_bytes(data)
+
+
+def test_repair_keeps_the_pieces_of_the_kept_batches(store):
+    shard = next(
+        path
+        for path in store.glob("shard-00001-of-00004.*")
+        if path.suffix in (".h5", ".batch") and "pieces" not in path.name
+    )
+    crc32 = shard.with_name(shard.name + ".crc32")
+    damage_batch(shard, 1)
+    reports = repair(store)
+    assert [report.state for report in reports] == ["whole", "repaired", "whole", "whole"]
+    assert reports[1].dropped == [1]
+    assert shard.suffix == ".h5" or crc32.exists()
+    assert not problems(store)
+    with open_reader(store, split="train") as reader:
+        assert reader.num_batches == 5
+        pieces = reader.read_pieces(np.arange(reader.num_records))
+        np.testing.assert_array_equal(np.concatenate(list(reader))[pieces.rows, pieces.columns], pieces.offsets % 97)
+    shutil.copytree(store, store.with_name("again"))
+    rebuild_index(store.with_name("again"), force=True)
+    require_same_documents(store, store.with_name("again"))
+
+
+def require_same_documents(one, other):
+    with open_reader(one) as first, open_reader(other) as second:
+        records = np.arange(first.num_records)
+        for a, b in zip(first.read_pieces(records), second.read_pieces(records), strict=True):
+            np.testing.assert_array_equal(a, b)
+        assert first.documents.parts == second.documents.parts
+
+
+@pytest.mark.parametrize("suffix", ["h5", "batch"])
+def test_repair_of_a_lone_file_keeps_its_documents(tmp_path, suffix):
+    path = tmp_path / f"x.{suffix}"
+    write_file(path, 4)
+    if suffix == "batch":
+        from zb_hdf5.maintenance.rebuild import add_crc32_file
+
+        add_crc32_file(path)
+    damage_batch(path, 2)
+    [report] = repair(path)
+    with open_reader(report.output) as reader:
+        pieces = reader.read_pieces(np.arange(reader.num_records))
+        np.testing.assert_array_equal(np.concatenate(list(reader))[pieces.rows, pieces.columns], pieces.offsets % 97)
+        assert reader.documents.document(3).id == "d"
+    pieces_path(path).write_bytes(pieces_path(path).read_bytes()[:-9] + b"123456789")
+    for left in (report.output, *map(str, tmp_path.glob("*.repaired.*"))):
+        if os.path.exists(left):
+            os.unlink(left)
+    with pytest.raises(ChecksumError) as caught:
+        repair(path)
+    assert "without its pieces" in caught.value.__notes__[0]
+
+
+@pytest.fixture
+def streams(tmp_path):
+    """Return a store of two streams; the documents of the first have ids and spans."""
+    folder = tmp_path / "streams"
+    folder.mkdir()
+    paths = [folder / f"shard-{number:05}-of-00002.h5" for number in range(2)]
+    for number, path in enumerate(paths):
+        with HDF5ShardWriter(path, chunk_tokens=16) as writer:
+            for k in range(20):
+                facts = {} if number else {"id": f"d{k}", "spans": [(1, 3, f"v{k}")]}
+                writer.write_document(np.full(5, k), **facts)
+    index_streams(paths).save(folder)
+    return folder
+
+
+def require_stream(store, kept):
+    table = store.documents
+    numbers = [number for number in range(len(table)) if table.document(number).id]
+    assert [table.document(number).id for number in numbers] == [f"d{k}" for k in kept]
+    for number, k in zip(numbers, kept, strict=True):
+        document = table.document(number)
+        assert store.document(number).tolist() == [k] * 5
+        spans = table.spans(document.offset, document.offset + document.length)
+        assert (spans.starts.tolist(), spans.values) == ([document.offset + 1], [f"v{k}"])
+
+
+def test_streams_are_verified_rebuilt_and_repaired(streams):
+    with MmapTokenStore(streams) as store:
+        require_stream(store, range(20))
+        assert store.documents.document(25) == (25, 125, 5, None, None, None, {})
+    assert not problems(streams)
+    assert [report.checks for report in verify_store(streams)][-1] == ["documents"]
+    before = ShardIndex.load(streams)
+    (streams / INDEX_NAME).unlink()
+    assert rebuild_index(streams).documents == before.documents
+    first = streams / "shard-00000-of-00002.h5"
+    with h5py.File(first) as h5:
+        place = h5["tokens"].id.get_chunk_info(2).byte_offset
+    data = bytearray(first.read_bytes())
+    data[place] ^= 1
+    first.write_bytes(data)
+    assert len(problems(streams)) == 1
+    [report, _] = repair(streams)
+    assert report.dropped == [6, 7, 8, 9]
+    assert not problems(streams)
+    with MmapTokenStore(streams) as store:
+        require_stream(store, [*range(6), *range(10, 20)])
+        assert len(store.documents) == 36
+
+
+def test_a_damaged_source_is_not_copied(store, tmp_path):
+    [pieces, *_] = sorted(store.glob("*.pieces.h5"))
+    data = bytearray(pieces.read_bytes())
+    data[-1] ^= 1
+    pieces.write_bytes(data)
+    with pytest.raises(ChecksumError, match=r"pieces\.h5: offsets: expected sha256"):
+        pipe.convert(StoreSource(store, "auto"), "batch", tmp_path / "out")
+    data[-1] ^= 1
+    pieces.write_bytes(data)
+    table = store / "documents-00000.h5"
+    data = bytearray(table.read_bytes())
+    data[-1] ^= 1
+    table.write_bytes(data)
+    with pytest.raises(ChecksumError, match=r"documents-00000\.h5: \w+: expected sha256"):
+        pipe.convert(StoreSource(store, "auto"), "batch", tmp_path / "out")
+    assert not (tmp_path / "out").exists()

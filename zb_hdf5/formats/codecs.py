@@ -1,0 +1,116 @@
+"""Values of spans as bytes: what turns a value into bytes when it is written, and back when it is read."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+
+from zb_hdf5.errors import ArgumentError, BackendError, UnavailableError
+
+Encode: TypeAlias = Callable[[Any], bytes]
+Decode: TypeAlias = Callable[[bytes], Any]
+#: The stored name of a function of the user.
+CUSTOM: Final = "custom"
+#: The codec that runs code when it reads: never without being asked for by name.
+PICKLE: Final = "pickle"
+
+
+def encoder(codec: str | Encode) -> tuple[str, Encode]:
+    """Return the name under which a codec is stored, and what encodes.
+
+    Parameters
+    ----------
+    codec
+        A name in `CODECS`, or a function that returns bytes; "custom" for values that are bytes already.
+
+    Raises
+    ------
+    ArgumentError
+        If there is no such codec.
+    UnavailableError
+        If its package is not installed.
+    """
+    if callable(codec):
+        return CUSTOM, codec
+    return codec, bytes if codec == CUSTOM else _named(codec)[0]
+
+
+def decoder(stored: str, codec: str | Decode | None) -> Decode:
+    """Return what decodes values that were stored under a name.
+
+    Parameters
+    ----------
+    codec
+        None: by the stored name; "pickle" must be named, and a function of the user given.
+
+    Raises
+    ------
+    BackendError
+        If the values are pickled and `codec` does not say so, or were encoded by a function that is not given.
+    ArgumentError, UnavailableError
+        As `encoder`.
+    """
+    if callable(codec):
+        return codec
+    if stored == CUSTOM:
+        raise BackendError("the spans were encoded by a function: pass the one that decodes them as codec")
+    if stored == PICKLE != codec:
+        raise BackendError(
+            "the spans are pickled, and reading them runs code: pass codec='pickle' if you trust the file"
+        )
+    if codec not in (None, stored):
+        raise ArgumentError(f"expected codec {stored!r}, with which the spans were written, found {codec!r}")
+    return _named(stored)[1]
+
+
+def _named(name: str) -> tuple[Encode, Decode]:
+    if name not in CODECS:
+        raise ArgumentError(f"spans_codec must be one of {', '.join(CODECS)} or a function, found {name!r}")
+    return CODECS[name]()
+
+
+def _json() -> tuple[Encode, Decode]:
+    encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False).encode
+    return lambda value: encode(value).encode("utf-8"), json.loads
+
+
+def _str() -> tuple[Encode, Decode]:
+    def encode(value: Any) -> bytes:
+        if not isinstance(value, str):
+            raise TypeError(f"expected a str, found {type(value).__name__}")
+        return value.encode("utf-8")
+
+    return encode, lambda data: data.decode("utf-8")
+
+
+def _numpy() -> tuple[Encode, Decode]:
+    def encode(value: Any) -> bytes:
+        file = io.BytesIO()
+        np.save(file, np.asarray(value), allow_pickle=False)
+        return file.getvalue()
+
+    return encode, lambda data: np.load(io.BytesIO(data), allow_pickle=False)
+
+
+def _msgpack() -> tuple[Encode, Decode]:
+    try:
+        msgpack = import_module("msgpack")
+    except ImportError as error:
+        raise UnavailableError("spans_codec='msgpack' needs the package msgpack: pip install msgpack") from error
+    return msgpack.packb, msgpack.unpackb
+
+
+def _pickle() -> tuple[Encode, Decode]:
+    return pickle.dumps, pickle.loads
+
+
+#: Name of a codec -> what gives its two functions.
+CODECS: Final[dict[str, Callable[[], tuple[Encode, Decode]]]] = {
+    "json": _json, "str": _str, "numpy": _numpy, "msgpack": _msgpack, PICKLE: _pickle
+}  # fmt: skip

@@ -1,0 +1,277 @@
+"""Writes document tables, and puts several together."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from zb_hdf5.errors import ArgumentError, ConvertError, FormatError
+from zb_hdf5.formats.codecs import Encode
+from zb_hdf5.formats.documents import (
+    NO_SOURCE,
+    TEXT_COLUMNS,
+    DocumentFile,
+    DocumentRows,
+    check_documents,
+    documents_path,
+)
+from zb_hdf5.spec import DEFAULT_SPLIT, DOCUMENTS
+
+if TYPE_CHECKING:
+    from zb_hdf5.formats.hdf5.tables import TablesInfo
+
+#: What fills up a column for the documents that have no value in it.
+_NOTHING: Final = {"source": NO_SOURCE, "row": 0}
+#: Documents that are moved from table to table at once.
+BLOCK_DOCUMENTS: Final = 1 << 14
+#: Documents that wait to be appended together.
+WAITING_DOCUMENTS: Final = 1 << 10
+#: Starts and stops of spans, and their values as bytes.
+EncodedSpans: TypeAlias = "tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], list[bytes]]"
+_OneDocument: TypeAlias = "tuple[int, bytes, bytes, int, EncodedSpans | None]"
+
+
+class DocumentsWriter:
+    """Takes documents in order, and publishes their table. Not thread-safe.
+
+    Parameters
+    ----------
+    path
+        The file to publish; one that is there is replaced at the end.
+    spans_codec
+        The stored name of what encodes the values of spans.
+
+    Attributes
+    ----------
+    count, token_count
+        Documents so far, and their tokens.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], spans_codec: str = "json") -> None:
+        from zb_hdf5.formats.hdf5.tables import TablesWriter  # h5py
+
+        self._tables, self.spans_codec = TablesWriter(path, DOCUMENTS), spans_codec
+        self._tables.append("offsets", [0])
+        self._sources: dict[str, int] = {}
+        self._names: Sequence[str] = ()
+        self._own = np.array([NO_SOURCE], np.uint32)
+        self._span_stop = 0
+        self.count = self.token_count = 0
+        self._waiting: list[_OneDocument] = []
+        self._waiting_tokens = 0
+
+    @property
+    def path(self) -> Path:
+        """The file to publish."""
+        return self._tables.path
+
+    @property
+    def says_more(self) -> bool:
+        """Whether something besides the places of the documents is known."""
+        self._take_waiting()
+        return any(self._tables.num_rows(name) for name in (*_NOTHING, "ids_ends", "metadata_ends", "span_starts"))
+
+    def append(self, lengths: npt.ArrayLike, rows: DocumentRows | None = None) -> None:
+        """Append documents of these lengths."""
+        self._take_waiting()
+        sizes, rows = np.asarray(lengths, np.int64), rows or DocumentRows()
+        for name, values in (("source", self._numbers(rows)), ("row", rows.rows)):
+            if values is not None:
+                self._fill(name)
+                self._tables.append(name, values)
+        for name, texts in (("ids", rows.ids), ("metadata", rows.metadata)):
+            if texts is not None:
+                self._fill(name)
+                self._tables.append_texts(name, texts)
+        if rows.spans is not None:
+            base = np.uint64(self.token_count)
+            self.append_spans(rows.spans.starts + base, rows.spans.stops + base, rows.spans.values)
+        self._tables.append("offsets", self.token_count + np.cumsum(sizes))
+        self.count += len(sizes)
+        self.token_count += int(sizes.sum())
+
+    def add(self, length: int, text: bytes = b"", metadata: bytes = b"", spans: EncodedSpans | None = None) -> None:
+        """Append one document; it waits for others, since rows are moved faster together.
+
+        Parameters
+        ----------
+        text, metadata
+            UTF-8 of its id, and the text of a JSON object; empty: it has none.
+        spans
+            Of the document, counted from its first token.
+        """
+        self._waiting.append((length, text, metadata, self.token_count + self._waiting_tokens, spans))
+        self._waiting_tokens += length
+        if len(self._waiting) == WAITING_DOCUMENTS:
+            self._take_waiting()
+
+    def _take_waiting(self) -> None:
+        waiting, self._waiting, self._waiting_tokens = self._waiting, [], 0
+        if not waiting:
+            return
+        lengths, ids, metadata, _, _ = zip(*waiting, strict=True)
+        self.append(lengths, DocumentRows(ids=ids if any(ids) else None, metadata=metadata if any(metadata) else None))
+        spans = [(base, each) for _, _, _, base, each in waiting if each is not None and each[2]]
+        if spans:
+            starts = np.concatenate([base + each[0] for base, each in spans])
+            stops = np.concatenate([base + each[1] for base, each in spans])
+            self.append_spans(starts, stops, [value for _, each in spans for value in each[2]])
+
+    def _numbers(self, rows: DocumentRows) -> npt.NDArray[np.uint32] | None:
+        """Return the sources of some documents by the numbers that they have in this table."""
+        if rows.sources is None:
+            return None
+        if rows.names is not self._names:  # the next rows have the same ones, as a rule
+            self._names = rows.names
+            known = [self._sources.setdefault(name, len(self._sources)) for name in rows.names]
+            self._own = np.array([*known, NO_SOURCE], np.uint32)
+        return self._own[np.minimum(rows.sources, len(self._own) - 1)]
+
+    def append_spans(self, starts: npt.NDArray[Any], stops: npt.NDArray[Any], values: Sequence[bytes]) -> None:
+        """Append spans behind all earlier ones: their offsets in the document stream, and their encoded values."""
+        if len(starts) == 0:
+            return
+        befores = np.concatenate([np.array([self._span_stop], starts.dtype), stops[:-1]])
+        # a gap is a span without bytes: one lies before each span that does not begin where the last one ends
+        gaps = (befores < starts) & ((np.arange(len(starts)) > 0) | (self._span_stop > 0))
+        places = np.stack([befores, starts], axis=1)[np.stack([gaps, np.ones_like(gaps)], axis=1)]
+        texts = [
+            text
+            for gap, value in zip(gaps.tolist(), values, strict=True)
+            for text in ((b"", value) if gap else (value,))
+        ]
+        self._tables.append("span_starts", places)
+        self._tables.append_texts("span_values", texts)
+        self._span_stop = int(stops[-1])
+
+    def _fill(self, name: str) -> None:
+        """Say of the documents before that they have no value in a column."""
+        if name in TEXT_COLUMNS:
+            missing = self.count - self._tables.num_rows(f"{name}_ends")
+            self._tables.append(f"{name}_ends", np.full(missing, self._tables.num_rows(name), np.uint64))
+        else:
+            self._tables.append(name, np.full(self.count - self._tables.num_rows(name), _NOTHING[name], np.uint64))
+
+    def publish(self, split: str = DEFAULT_SPLIT, tokens_sha256: str = "") -> TablesInfo:
+        """Write the file.
+
+        Parameters
+        ----------
+        tokens_sha256
+            Of the tokens of the one file that the table belongs to; "": it belongs to a store.
+        """
+        self._take_waiting()
+        for name in (*_NOTHING, *TEXT_COLUMNS):
+            if self._tables.num_rows(f"{name}_ends" if name in TEXT_COLUMNS else name):
+                self._fill(name)
+        if self._sources:
+            self._tables.append_texts("sources", [name.encode("utf-8", "surrogateescape") for name in self._sources])
+        if self._span_stop:
+            self._tables.append("span_starts", [self._span_stop])
+            self._tables.append_texts("span_values", [b""])
+        return self._tables.publish(split=split, spans_codec=self.spans_codec, tokens_sha256=tokens_sha256)
+
+    def close(self) -> None:
+        """Give up the documents that were not published."""
+        self._tables.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def join_documents(paths: Sequence[Path], writer: DocumentsWriter) -> None:
+    """Append the documents of several tables, with all that they say.
+
+    Raises
+    ------
+    FormatError
+        If a table is damaged, or the values of its spans are encoded in another way.
+    """
+    for path in paths:
+        file = DocumentFile(path)
+        try:
+            _append_file(file, writer)
+        finally:
+            file.close()
+
+
+def write_documents_beside(tables: Sequence[Path], path: Path, split: str, tokens_sha256: str) -> None:
+    """Make one table of the documents of several, beside the one file that their tokens are in.
+
+    No table: that of an earlier file of the name is removed.
+    """
+    if not tables:
+        documents_path(path).unlink(missing_ok=True)
+        return
+    for table in tables:
+        check_documents(table)
+    first = DocumentFile(tables[0])
+    codec = first.spans_codec
+    first.close()
+    with DocumentsWriter(documents_path(path), codec) as writer:
+        join_documents(tables, writer)
+        writer.publish(split, tokens_sha256)
+
+
+def _append_file(file: DocumentFile, writer: DocumentsWriter) -> None:
+    edges = file.offsets.astype(np.int64)
+    for start in range(0, len(edges) - 1, BLOCK_DOCUMENTS):
+        stop = min(start + BLOCK_DOCUMENTS, len(edges) - 1)
+        rows = file.rows(start, stop)
+        if rows.spans and rows.spans.values and file.spans_codec != writer.spans_codec:
+            raise FormatError(
+                f"{file.path}: expected spans encoded as {writer.spans_codec!r}, found {file.spans_codec!r}: tables of "
+                "several encodings cannot become one; write a store of shards"
+            )
+        writer.append(np.diff(edges[start : stop + 1]), rows)
+
+
+def encoded_spans(
+    spans: Sequence[tuple[int, int, object]], num_tokens: int, encode: Encode, where: str
+) -> EncodedSpans:
+    """Check the spans of one document, and encode their values.
+
+    Raises
+    ------
+    ArgumentError
+        If a span is empty, not inside the document, or not behind the one before.
+    ConvertError
+        If a value cannot be encoded.
+    """
+    edges = np.array([span[:2] for span in spans], np.int64).reshape(-1, 2)
+    starts, stops = edges[:, 0], edges[:, 1]
+    befores = np.concatenate([np.zeros(1, np.int64), stops[:-1]])[: len(starts)]
+    bad = np.flatnonzero((starts < befores) | (stops <= starts) | (stops > num_tokens))
+    if len(bad):
+        number = int(bad[0])
+        start, stop = edges[number].tolist()
+        inside = 0 <= start < stop <= num_tokens
+        advice = (
+            "spans must ascend and not overlap: give a list as the value of one span"
+            if inside
+            else (f"expected 0 <= start < stop <= {num_tokens:,}")
+        )
+        raise ArgumentError(f"{where}: span {number:,} is tokens {start:,} to {stop:,}: {advice}")
+    values = []
+    for number, (_, _, value) in enumerate(spans):
+        try:
+            data = encode(value)
+        except Exception as error:  # whatever an encoder of the user raises
+            raise ConvertError(
+                f"{where}: the value of span {number:,} cannot be encoded: {error}; choose another spans_codec"
+            ) from error
+        if not isinstance(data, bytes) or not data:
+            raise ConvertError(
+                f"{where}: the value of span {number:,} must be encoded to bytes, at least one, found {data!r}; leave "
+                "the span out, or choose another spans_codec"
+            )
+        values.append(data)
+    return starts, stops, values

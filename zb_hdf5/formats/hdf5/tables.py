@@ -1,0 +1,387 @@
+"""Tables: HDF5 files of contiguous datasets, written once and read by their places, without the HDF5 library.
+
+Pieces and documents are of any number, so that they lie in files of their own, beside the tokens.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from tempfile import SpooledTemporaryFile
+from typing import Any, Final, NamedTuple, Self
+
+import h5py
+import numpy as np
+import numpy.typing as npt
+
+from zb_hdf5.core.extents import ExtentFile, Extents, Run, copy_range
+from zb_hdf5.core.files import regular, require_bytes
+from zb_hdf5.core.paths import local_path
+from zb_hdf5.core.publishing import PartialFile, disk_errors, write_fully
+from zb_hdf5.errors import ChecksumError, FormatError
+from zb_hdf5.formats.hdf5.file import (
+    CREATOR,
+    create_texts,
+    h5_damage,
+    h5_identity,
+    open_h5,
+    open_h5_for_reading,
+    own_dataset,
+)
+from zb_hdf5.formats.hdf5.room import early_allocation, hdf5_writes
+from zb_hdf5.spec import (
+    HDF5_LIBVER,
+    SHA256_CHARS,
+    TABLES,
+    TABLES_ATTRIBUTES,
+    TABLES_FORMAT,
+    TABLES_KIND_ATTRIBUTES,
+    TABLES_VERSION,
+    is_sha256,
+)
+
+#: What a column keeps in memory before it goes on in a temporary file, and what is copied or digested at once.
+BLOCK_BYTES: Final = 4 << 20
+
+
+class TablesInfo(NamedTuple):
+    """A tables file that was published: where, how large, and the digest of all that it says."""
+
+    path: Path
+    num_bytes: int
+    sha256: str
+
+
+class _Place(NamedTuple):
+    """Where the rows of a dataset lie, and the digest of their bytes."""
+
+    offset: int
+    dtype: np.dtype[Any]
+    num_rows: int
+    sha256: str
+
+    @property
+    def num_bytes(self) -> int:
+        return self.num_rows * self.dtype.itemsize
+
+
+class _Column:
+    """Rows on their way to a file: a few in memory, more in a file that has no name."""
+
+    def __init__(self, folder: Path, dtype: str) -> None:
+        self.dtype, self.num_rows, self.sha256 = np.dtype(dtype), 0, hashlib.sha256()
+        self._file = SpooledTemporaryFile(BLOCK_BYTES, dir=str(folder))  # noqa: SIM115 - closed with the column
+
+    def append(self, rows: npt.NDArray[Any] | bytes) -> None:
+        data = rows if isinstance(rows, bytes) else np.ascontiguousarray(rows, self.dtype).data.cast("B")
+        self._file.write(data)
+        self.sha256.update(data)
+        self.num_rows += len(data) // self.dtype.itemsize
+
+    def copy_to(self, fd: int, offset: int) -> None:
+        self._file.seek(0)
+        while data := self._file.read(BLOCK_BYTES):
+            write_fully(fd, data, offset)
+            offset += len(data)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class TablesWriter:
+    """Takes the rows of tables, and publishes them as one file. Not thread-safe.
+
+    Memory holds some MiB of each dataset; what is more waits in temporary files in the folder of the file, which have
+    no names: a kill leaves nothing but a `.partial`. A context manager: leaving the block gives them up.
+
+    Parameters
+    ----------
+    path
+        The file to publish; one that is there is replaced, at the end and whole.
+    kind
+        A key of `TABLES`.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], kind: str) -> None:
+        self.path, self.kind = local_path(path), kind
+        self._columns: dict[str, _Column] = {}
+
+    def append(self, name: str, rows: npt.ArrayLike) -> None:
+        """Append rows to the dataset of this name, 1-D."""
+        self._column(name).append(np.asarray(rows, self._column(name).dtype))
+
+    def append_texts(self, name: str, texts: Sequence[bytes]) -> None:
+        """Append byte strings of any lengths to `name`, and where each of them ends to `<name>_ends`."""
+        lengths = np.fromiter(map(len, texts), np.uint64, len(texts))
+        self.append(f"{name}_ends", np.uint64(self.num_rows(name)) + np.cumsum(lengths, dtype=np.uint64))
+        self._column(name).append(b"".join(texts))
+
+    def num_rows(self, name: str) -> int:
+        """Return how many rows a dataset has so far."""
+        return self._columns[name].num_rows if name in self._columns else 0
+
+    def publish(self, **attributes: str | int) -> TablesInfo:
+        """Write the file and give it its name.
+
+        Parameters
+        ----------
+        attributes
+            Of the root group: whole numbers and texts.
+
+        Raises
+        ------
+        UnavailableError
+            If another process is writing the same file.
+        OSError
+            If the disk is full or fails; then nothing has the name.
+        """
+        file = PartialFile(self.path, overwrite=True)
+        try:
+            with disk_errors(file.partial_path):
+                for name, offset in self._lay_out(file, attributes).items():
+                    self._columns[name].copy_to(file.fd, offset)
+                num_bytes = os.fstat(file.fd).st_size
+            file.publish()
+        except BaseException:
+            file.discard()
+            raise
+        finally:
+            self.close()
+        facts = {name: (column.dtype.str, column.num_rows) for name, column in self._columns.items()}
+        digests = {name: column.sha256.hexdigest() for name, column in self._columns.items()}
+        return TablesInfo(self.path, num_bytes, _digest(self.kind, attributes, facts, digests))
+
+    def _lay_out(self, file: PartialFile, attributes: Mapping[str, str | int]) -> dict[str, int]:
+        """Make all objects of the file, and return where the rows of each dataset go."""
+        # a place that is no multiple of 8 would have numpy copy a whole mapped array for one search in it
+        layout = {"libver": HDF5_LIBVER, "alignment_threshold": 1, "alignment_interval": 8}
+        with (
+            hdf5_writes(file.partial_path),
+            open_h5(file.own_path, "w", locking=False, **layout) as h5,
+        ):
+            create_texts(h5, format=TABLES_FORMAT, creator=CREATOR, kind=self.kind)
+            h5.attrs.create("format_version", TABLES_VERSION, dtype="<u4")
+            create_texts(h5, **{name: value for name, value in attributes.items() if isinstance(value, str)})
+            for name, value in attributes.items():
+                if not isinstance(value, str):
+                    h5.attrs.create(name, value, dtype="<u8")
+            stored = {name: _create(h5, name, column) for name, column in self._columns.items()}
+            return {name: each.id.get_offset() for name, each in stored.items() if len(each)}
+
+    def _column(self, name: str) -> _Column:
+        if name not in self._columns:
+            self._columns[name] = _Column(self.path.parent, TABLES[self.kind][name])
+        return self._columns[name]
+
+    def close(self) -> None:
+        """Give up the rows."""
+        for column in self._columns.values():
+            column.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _create(h5: h5py.File, name: str, column: _Column) -> h5py.Dataset:
+    rows = h5.create_dataset(name, (column.num_rows,), column.dtype, fill_time="never", dcpl=early_allocation())
+    rows.attrs.create("sha256", column.sha256.hexdigest().encode(), dtype=f"S{SHA256_CHARS}")
+    return rows
+
+
+class TablesFile:
+    """Reads a tables file. HDF5 looks at it once, when it is opened, and holds no lock afterwards.
+
+    Thread-safe, usable after fork, picklable: a copy opens the file by its path, and refuses another one. `close` must
+    not race with reads.
+
+    Parameters
+    ----------
+    path
+        The file.
+    kind
+        A key of `TABLES`: what it is expected to hold.
+    sha256
+        The digest that it is expected to have; "": not known. It covers the stored digest of each dataset, so that a
+        file of another store is refused; `check` compares the bytes themselves.
+
+    Attributes
+    ----------
+    attributes
+        Of the root group.
+    sha256, num_bytes
+        Digest of all that the file says, and its size.
+
+    Raises
+    ------
+    FormatError, IncompleteError
+        If it is no such file, damaged, cut short or of another store.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], kind: str, sha256: str = "") -> None:
+        self.path, self.kind = local_path(path), kind
+        with h5_damage(self.path), open_h5_for_reading(self.path) as h5:
+            self.attributes = _attributes(h5, self.path, kind)
+            self._places = {name: _place(h5, self.path, name, kind) for name in h5}
+            identity = h5_identity(h5, growing=False)
+            self.num_bytes = identity[0]
+            end = max((place.offset + place.num_bytes for place in self._places.values()), default=0)
+            require_bytes(end, h5.id.get_vfd_handle(), self.path, "its tables")
+        facts = {name: (place.dtype.str, place.num_rows) for name, place in self._places.items()}
+        digests = {name: place.sha256 for name, place in self._places.items()}
+        self.sha256 = _digest(kind, self.attributes, facts, digests)
+        if sha256 not in ("", self.sha256):
+            raise FormatError(
+                f"{self.path}: belongs to another store, or was made anew: expected tables of sha256 {sha256}, found "
+                f"{self.sha256}; restore it"
+            )
+        size = Extents([Run(0, self.num_bytes, 1)], self.num_bytes)
+        self._file = ExtentFile(self.path, size, (1, self.num_bytes), np.dtype("u1"), "auto", identity)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._places
+
+    def num_rows(self, name: str) -> int:
+        """Return how many rows a dataset has; 0 if there is none of this name."""
+        return self._places[name].num_rows if name in self._places else 0
+
+    def column(self, name: str) -> npt.NDArray[Any]:
+        """Return all rows of a dataset, read-only: a view of a mapping, or a copy on a network file system.
+
+        Do not touch a view after another process has cut the file in place: that is a bus error.
+        """
+        place, data = self._places[name], self._file.flat()
+        if data is None:
+            return self.read(name, 0, place.num_rows)
+        return data[place.offset : place.offset + place.num_bytes].view(place.dtype)
+
+    @property
+    def is_mapped(self) -> bool:
+        """Whether `column` is a view: not on a network file system."""
+        return self._file.flat() is not None
+
+    def read(self, name: str, start: int, stop: int) -> npt.NDArray[Any]:
+        """Return some rows of a dataset, in one positioned read.
+
+        Raises
+        ------
+        FormatError
+            If it has no such rows: what points there is damaged.
+        """
+        place = self._places[name]
+        if not 0 <= start <= stop <= place.num_rows:
+            raise FormatError(
+                f"{self.path}: {name} has {place.num_rows:,} rows, something in it points to {start:,} to {stop:,}: "
+                "it is damaged; run 'zb verify' on the store"
+            )
+        rows = np.empty(stop - start, place.dtype)
+        self._file.read_at(place.offset + start * place.dtype.itemsize, rows)
+        return rows
+
+    def read_texts(self, name: str, start: int, stop: int) -> list[bytes]:
+        """Return some byte strings: two reads, however many they are."""
+        before = 1 if start else 0
+        ends = self.read(f"{name}_ends", start - before, stop).tolist()
+        edges = ends if before else [0, *ends]
+        data = self.read(name, edges[0], edges[-1]).tobytes()
+        return [data[a - edges[0] : b - edges[0]] for a, b in pairwise(edges)]
+
+    def check(self) -> None:
+        """Read all rows, and compare each dataset with its digest.
+
+        Raises
+        ------
+        ChecksumError
+            If one differs.
+        """
+        for name, place in self._places.items():
+            digest, rows = hashlib.sha256(), max(1, BLOCK_BYTES // place.dtype.itemsize)
+            for start in range(0, place.num_rows, rows):
+                digest.update(self.read(name, start, min(start + rows, place.num_rows)))
+            if digest.hexdigest() != place.sha256:
+                raise ChecksumError(
+                    f"{self.path}: {name}: expected sha256 {place.sha256}, found {digest.hexdigest()}; restore it"
+                )
+
+    def close(self) -> None:
+        """Close the file. Views stay valid."""
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _attributes(h5: h5py.File, path: Path, kind: str) -> dict[str, str | int]:
+    """Return the attributes of a tables file of one kind."""
+    found = {name: _plain(value) for name, value in h5.attrs.items()}
+    for name, expected in (("format", TABLES_FORMAT), ("format_version", TABLES_VERSION), ("kind", kind)):
+        if found.get(name) != expected:
+            raise FormatError(f"{path}: expected root attribute {name}={expected!r}, found {found.get(name)!r}")
+    missing = [name for name in TABLES_KIND_ATTRIBUTES[kind] if name not in found]
+    if missing:
+        raise FormatError(f"{path}: attribute {missing[0]!r} is missing")
+    return {name: value for name, value in found.items() if name not in TABLES_ATTRIBUTES}
+
+
+def _plain(value: Any) -> str | int:
+    return (
+        value.decode("utf-8", "replace")
+        if isinstance(value, bytes)
+        else value
+        if isinstance(value, str)
+        else int(value)
+    )
+
+
+def _place(h5: h5py.File, path: Path, name: str, kind: str) -> _Place:
+    """Return where a dataset lies, of those that a tables file of this kind may have."""
+    rows, dtype = own_dataset(h5, path, name), TABLES[kind].get(name)
+    if rows is None or dtype is None or rows.ndim != 1 or rows.dtype != np.dtype(dtype):
+        raise FormatError(f"{path}: expected datasets {', '.join(TABLES[kind])}, each 1-D, found {name!r}: {rows!r}")
+    offset = rows.id.get_offset()
+    if rows.chunks or (offset is None and len(rows)):
+        raise FormatError(f"{path}: {name!r} does not lie in one piece: it was repacked by another tool; restore it")
+    sha256 = bytes(rows.attrs.get("sha256", b"")).decode("ascii", "replace")
+    if not is_sha256(sha256):
+        raise FormatError(f"{path}: {name}: expected 64 hexadecimal digits in sha256, found {sha256!r}")
+    return _Place(offset or 0, rows.dtype, len(rows), sha256)
+
+
+def _digest(
+    kind: str, attributes: Mapping[str, str | int], facts: Mapping[str, tuple[str, int]], digests: Mapping[str, str]
+) -> str:
+    """Return the digest of all that a tables file says, from the digests of its datasets."""
+    columns = [[name, *facts[name], digests[name]] for name in sorted(facts)]
+    text = json.dumps([kind, sorted(attributes.items()), columns])
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def copy_tables(source: Path, target: Path) -> None:
+    """Copy a published file whole; what has the name of the target is replaced.
+
+    Raises
+    ------
+    UnavailableError
+        If another process is writing the target.
+    """
+    file = PartialFile(target, overwrite=True)
+    try:
+        with open(source, "rb", opener=regular) as original, disk_errors(file.partial_path):
+            if not copy_range(original.fileno(), file.fd, os.fstat(original.fileno()).st_size, 0, 0):
+                os.ftruncate(file.fd, 0)
+                with open(file.fd, "wb", closefd=False) as copy:
+                    shutil.copyfileobj(original, copy, BLOCK_BYTES)
+        file.publish()
+    except BaseException:
+        file.discard()
+        raise

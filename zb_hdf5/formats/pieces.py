@@ -1,0 +1,176 @@
+"""The pieces of a shard or a lone file: which parts of documents lie in its records, in `<file>.pieces.h5`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from zb_hdf5.core.pieces import Pieces, concatenate, ends_of, ranges
+from zb_hdf5.errors import FormatError
+from zb_hdf5.spec import PIECES, PIECES_SUFFIX, TABLES
+
+if TYPE_CHECKING:
+    from zb_hdf5.formats.hdf5.tables import TablesInfo
+
+
+def pieces_path(path: Path) -> Path:
+    """Return where the pieces of a file of batches are."""
+    return path.with_name(path.name + PIECES_SUFFIX)
+
+
+class PiecesWriter:
+    """Takes the pieces of records in order, and publishes `<path>.pieces.h5`. Not thread-safe.
+
+    Parameters
+    ----------
+    path
+        The file of batches that the pieces belong to.
+    """
+
+    def __init__(self, path: Path) -> None:
+        from zb_hdf5.formats.hdf5.tables import TablesWriter  # h5py
+
+        self._tables = TablesWriter(pieces_path(path), PIECES)
+
+    def append(self, pieces: Pieces) -> None:
+        """Append the pieces of consecutive records."""
+        self._tables.append("ends", pieces.ends[1:].astype(np.uint64) + np.uint64(self._tables.num_rows("offsets")))
+        self._tables.append("columns", pieces.columns)
+        self._tables.append("offsets", pieces.offsets)
+
+    def publish(self, seq_len: int, split: str, tokens_sha256: str) -> TablesInfo:
+        """Write the file; `tokens_sha256` names the batches that it belongs to."""
+        return self._tables.publish(seq_len=seq_len, split=split, tokens_sha256=tokens_sha256)
+
+    def close(self) -> None:
+        """Give up the pieces that were not published."""
+        self._tables.close()
+
+
+class PiecesFile:
+    """Reads the pieces of one file of batches. Thread-safe, usable after fork, picklable.
+
+    Parameters
+    ----------
+    path
+        The file of batches.
+    num_records, seq_len
+        What it holds; None: not known.
+    sha256
+        Digest of its tables; "": not known.
+    tokens_sha256
+        Digest of the batches; None: not known.
+
+    Raises
+    ------
+    FormatError, IncompleteError
+        If `<path>.pieces.h5` is not there, damaged, or belongs to other batches.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        num_records: int | None,
+        seq_len: int,
+        *,
+        sha256: str = "",
+        tokens_sha256: str | None = None,
+    ) -> None:
+        from zb_hdf5.formats.hdf5.tables import TablesFile  # h5py
+
+        place = pieces_path(Path(path))
+        try:
+            self._tables = TablesFile(place, PIECES, sha256)
+        except FileNotFoundError as error:
+            raise FormatError(f"{place}: is not there; restore it, or convert again") from error
+        known = self._tables.attributes
+        expected = {"records": num_records, "seq_len": seq_len, "sha256 of the tokens": tokens_sha256}
+        found = {
+            "records": self._tables.num_rows("ends"),
+            "seq_len": known["seq_len"],
+            "sha256 of the tokens": known["tokens_sha256"] or None,
+        }
+        for name, value in found.items():
+            if value is not None and expected[name] is not None and value != expected[name]:
+                raise FormatError(
+                    f"{place}: belongs to another file: expected {name} {expected[name]}, found {value}; restore it"
+                )
+        if any(name not in self._tables for name in TABLES[PIECES]):
+            raise FormatError(f"{place}: expected datasets {', '.join(TABLES[PIECES])}; restore it")
+
+    @property
+    def split(self) -> str:
+        """The split whose document stream the offsets count."""
+        return str(self._tables.attributes["split"])
+
+    @property
+    def sha256(self) -> str:
+        """Digest of the tables."""
+        return self._tables.sha256
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the file."""
+        return self._tables.num_bytes
+
+    @property
+    def seq_len(self) -> int:
+        """Tokens of a record."""
+        return int(self._tables.attributes["seq_len"])
+
+    def read(self, records: npt.NDArray[np.int64]) -> Pieces:
+        """Return the pieces of any records, which the caller has checked.
+
+        Three reads of consecutive bytes for each run of consecutive records; where the file may be mapped, records that
+        lie apart are gathered at once.
+        """
+        breaks = np.flatnonzero(np.diff(records) != 1) + 1
+        if len(breaks) and self._tables.is_mapped:
+            return self._gather(records)
+        runs = np.split(records, breaks) if len(records) else []
+        parts = [self._read_run(int(run[0]), int(run[-1]) + 1) for run in runs]
+        return concatenate(parts) if parts else self._checked(np.zeros(1, np.int64), 0, 0)
+
+    def _read_run(self, start: int, stop: int) -> Pieces:
+        edges = self._tables.read("ends", max(0, start - 1), stop).astype(np.int64)
+        edges = edges if start else np.concatenate([np.zeros(1, np.int64), edges])
+        return self._checked(edges - edges[0], int(edges[0]), int(edges[-1]))
+
+    def _checked(self, ends: npt.NDArray[np.int64], start: int, stop: int) -> Pieces:
+        self._require(ends[1:] - ends[:-1])
+        columns, offsets = (self._tables.read(name, start, stop) for name in ("columns", "offsets"))
+        return Pieces(ends, columns, offsets, self.seq_len)
+
+    def _gather(self, records: npt.NDArray[np.int64]) -> Pieces:
+        ends, columns, offsets = (self._tables.column(name) for name in ("ends", "columns", "offsets"))
+        stops = ends[records].astype(np.int64)
+        starts = np.where(records > 0, ends[records - 1], 0).astype(np.int64)
+        counts = stops - starts
+        self._require(counts, int(stops.max()))
+        index = ranges(starts, counts)
+        return Pieces(ends_of(counts), columns[index], offsets[index], self.seq_len)
+
+    def _require(self, counts: npt.NDArray[np.int64], stop: int = 0) -> None:
+        """Raise `FormatError` if the numbers that were read cannot be: they would point anywhere."""
+        if (counts < 1).any() or stop > self._tables.num_rows("offsets"):
+            raise FormatError(
+                f"{self._tables.path}: its ends do not ascend: it is damaged; run 'zb verify' on the store"
+            )
+
+    def check(self) -> None:
+        """Compare all that it says with its digests.
+
+        Raises
+        ------
+        ChecksumError
+            If something is not as it was written.
+        """
+        self._tables.check()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._tables.close()

@@ -1,0 +1,68 @@
+"""Checks the pieces of shards and the document tables against every digest that was stored of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from zb_hdf5.columns.reader import BatchReader
+from zb_hdf5.errors import FormatError, IncompleteError, ZbError
+from zb_hdf5.formats.documents import DocumentPart, DocumentTable, check_documents
+from zb_hdf5.formats.pieces import PiecesFile, pieces_path
+from zb_hdf5.spec import INDEX_NAME
+from zb_hdf5.store.report import ShardReport
+from zb_hdf5.store.table import PiecesInfo
+
+
+def check_pieces(reader: BatchReader, expected: PiecesInfo | None, report: ShardReport) -> None:
+    """Check the pieces of a file of batches.
+
+    Parameters
+    ----------
+    expected
+        What the index says of them; None: it says nothing of them, or there is none.
+
+    Raises
+    ------
+    FormatError, ChecksumError
+        If they are not what was written.
+    """
+    file = PiecesFile(
+        reader.path, reader.num_records, reader.seq_len, sha256=expected.sha256 if expected else "",
+        tokens_sha256=report.sha256,
+    )  # fmt: skip
+    try:
+        if expected is not None and expected.num_bytes != file.num_bytes:
+            raise FormatError(
+                f"{pieces_path(reader.path)}: {INDEX_NAME} says {expected.num_bytes:,} bytes, found {file.num_bytes:,}"
+            )
+        file.check()
+    finally:
+        file.close()
+    report.checks.append("pieces")
+
+
+def check_beside(reader: BatchReader, report: ShardReport) -> None:
+    """Check what lies beside a lone file. Raises as `check_pieces` does."""
+    if pieces_path(reader.path).exists():
+        check_pieces(reader, None, report)
+    table = DocumentTable.beside(reader.path, report.sha256)
+    if table is not None:
+        try:
+            table.file(0).check()
+        finally:
+            table.close()
+        if "documents" not in report.checks:
+            report.checks.append("documents")
+
+
+def verify_documents(folder: Path, part: DocumentPart) -> ShardReport:
+    """Check one document table of a store."""
+    report = ShardReport(str(folder / part.path), backend="hdf5", document_count=part.document_count)
+    try:
+        check_documents(folder / part.path, part)
+        report.sha256, report.checks = part.sha256, ["documents"]
+    except ZbError as error:
+        report.problem = error
+    except OSError as error:
+        report.problem = IncompleteError(f"{report.path}: {error}")
+    return report

@@ -141,8 +141,9 @@ class FileFormat:
     @staticmethod
     def _attach_fields(reader: BatchReader, path: Path) -> None:
         from zb_hdf5.core.publishing import PARTIAL_SUFFIX, partial_path
+        from zb_hdf5.formats.sidecar import fields_path
 
-        published = fields_beside(path.with_name(path.name.removesuffix(PARTIAL_SUFFIX)))
+        published = fields_path(path.with_name(path.name.removesuffix(PARTIAL_SUFFIX)))
         for beside in (published, partial_path(published)):
             if beside.exists() and (reader.complete or beside != published):
                 from zb_hdf5.formats.hdf5.fields import attach_fields
@@ -398,14 +399,9 @@ def variants_of(name: str) -> list[FileFormat]:
 
 def field_file(path: str, backend: str) -> str:
     """Return the file that holds the fields of a file of tokens: itself, or one beside it."""
-    return path if FORMATS[backend].holds_fields else str(fields_beside(Path(path)))
+    from zb_hdf5.formats.sidecar import fields_path
 
-
-def fields_beside(path: Path) -> Path:
-    """Return where the fields of a file lie that has no place for them."""
-    from zb_hdf5.spec import FIELDS_SUFFIX
-
-    return path.with_name(path.name + FIELDS_SUFFIX)
+    return path if FORMATS[backend].holds_fields else str(fields_path(Path(path)))
 
 
 def _load(target: str) -> Any:

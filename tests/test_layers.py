@@ -139,7 +139,6 @@ def test_converters_touch_no_private_attribute_of_others(module):
         if isinstance(node, ast.Attribute)
         and node.attr.startswith("_")
         and not node.attr.startswith("__")
-        and node.attr not in ("_replace", "_asdict")  # public functions of a named tuple
         and not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls", "os"))
     ]
     assert not private

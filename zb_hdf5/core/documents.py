@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from zb_hdf5.errors import ConvertError
 
-if TYPE_CHECKING:  # the command line imports this for its options, and does without numpy until it works
+if TYPE_CHECKING:  # the command line names kinds of text files without numpy
     import numpy as np
     import numpy.typing as npt
 

@@ -66,6 +66,24 @@ def test_index_tables_are_the_spec():
     assert {key for keys in spec.INDEX_META_KEYS.values() for key in keys} <= set(re.findall(r"\w+", keys))
 
 
+def test_tables_of_documents_are_the_spec():
+    kinds = {"uint64": "<u8", "uint32": "<u4", "uint8": "|u1"}
+    for kind, datasets in spec.TABLES.items():
+        rows = rows_of("formats.md", f"| dataset of `{kind}` | type | holds |")
+        documented = [
+            (name.strip("`"), kinds[dtype])
+            for names, dtypes, _ in rows
+            for name, dtype in zip(names.split(", "), dtypes.split(", "), strict=True)
+        ]
+        assert dict(documented) == datasets
+    text = TEXT["formats.md"].split("## HDF5 tables")[1].split("\n## ")[0]
+    names = {*spec.TABLES_ATTRIBUTES, *(name for names in spec.TABLES_KIND_ATTRIBUTES.values() for name in names)}
+    assert names <= set(re.findall(r"`(\w+)`", text))
+    for kind, keys in (("pieces", spec.INDEX_PIECES_KEYS), ("documents", spec.INDEX_DOCUMENTS_KEYS)):
+        documented = [row[0] for row in rows_of("formats.md", f"| key of `{kind}` | element |")]
+        assert re.findall(r"\w+", " ".join(documented)) == list(keys)
+
+
 def test_backends_table_is_the_registry():
     documented = {row[0]: row[1] for row in rows_of("formats.md", "| backend | files | access | for |")}
     assert documented == {name: backend.suffix for name, backend in BACKENDS.items()}

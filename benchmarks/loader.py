@@ -48,6 +48,7 @@ from benchmarks.measure import (
     resident_share,
     run_fresh,
     say_progress,
+    seconds_of,
     verdict,
     wait_for_quiet,
     warm,
@@ -114,22 +115,15 @@ def _fresh(function: Callable[..., Any], *arguments: Any) -> Any:
     return result
 
 
-def _seconds(batches: Iterable[Any]) -> float:
-    start_s = time.perf_counter()
-    for _ in batches:
-        pass
-    return time.perf_counter() - start_s
-
-
 def _in_turn(epochs: dict[str, Epoch], rounds: int) -> dict[str, list[float]]:
     """Run all epochs in turn, beginning with another one each round; return seconds."""
     for epoch in epochs.values():
-        _seconds(epoch())
+        seconds_of(epoch())
     names, seconds = list(epochs), {name: [] for name in epochs}
     for number in range(rounds):
         for name in names[number % len(names) :] + names[: number % len(names)]:
             say_progress(f"{name}, round {number + 1} of {rounds}")
-            seconds[name].append(_seconds(epochs[name]()))
+            seconds[name].append(seconds_of(epochs[name]()))
     return seconds
 
 
@@ -154,7 +148,7 @@ def measure_one_pass(folder: Path, num_batches: int, rounds: int) -> list[dict[s
 
 def _seconds_of_one_pass(folder: Path, name: str) -> float:
     torch.from_numpy(np.zeros((BATCH_SIZE, SEQ_LEN), np.uint32).astype(np.int64))  # first use of the libraries
-    return _seconds(_ONE_PASS_OPENERS[name](folder))
+    return seconds_of(_ONE_PASS_OPENERS[name](folder))
 
 
 def _open_store(folder: Path, name: str, **options: Any) -> Iterable[torch.Tensor]:
@@ -275,7 +269,7 @@ def measure_cold(folder: Path) -> dict[str, Any]:
         evict(path)
         cached = resident_share(path)
         loader = Loader(path, shuffle="global", access="pread", prefetch=prefetch, rank=0, world_size=1)
-        rate = loader.num_records * SEQ_LEN * loader.reader.dtype.itemsize / _seconds(loader)
+        rate = loader.num_records * SEQ_LEN * loader.reader.dtype.itemsize / seconds_of(loader)
         found[f"prefetch {prefetch}"] = {"bytes_per_s": rate, "cached": cached}
         loader.close()
     found["direct_bytes_per_s"] = max(found["direct_bytes_per_s"], _direct_bandwidth(path))
@@ -334,7 +328,7 @@ def measure_memory(folder: Path, access: str) -> dict[str, float]:
     """Return the growth of the process over an epoch in global order, in MiB."""
     before = memory_mib()
     loader = Loader(folder / "t.h5", access=access, prefetch=8, rank=0, world_size=1)
-    _seconds(loader)
+    seconds_of(loader)
     after = memory_mib()
     return {key: after[key] - before[key] for key in ("RssAnon", "RssFile")}
 

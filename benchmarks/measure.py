@@ -15,7 +15,7 @@ import statistics
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import version
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -145,6 +145,14 @@ def wait_for_quiet(patience_s: float) -> None:
         before = busy_cpu_s()
         time.sleep(0.1)
         busy = (busy_cpu_s() - before) / 0.1
+
+
+def seconds_of(batches: Iterable[Any]) -> float:
+    """Return how long it takes to go through them."""
+    start_s = time.perf_counter()
+    for _ in batches:
+        pass
+    return time.perf_counter() - start_s
 
 
 class Watch:

@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import zb_hdf5.formats.hdf5.reader
 import zb_hdf5.formats.native  # noqa: F401  (imports are not part of the time to the first batch)
-from benchmarks.loader import _direct_bandwidth, _fresh, _in_turn, _make_many_shards, _seconds
+from benchmarks.loader import _direct_bandwidth, _fresh, _in_turn, _make_many_shards
 from benchmarks.measure import (
     BATCH_SIZE,
     BATCH_TOKENS,
@@ -38,6 +38,7 @@ from benchmarks.measure import (
     machine_line,
     markdown_table,
     memory_mib,
+    seconds_of,
     write_tokens,
 )
 from zb_hdf5 import Loader, open_reader
@@ -136,7 +137,7 @@ def measure_cold(folder: Path, num_batches: int, rounds: int) -> list[dict[str, 
         for order in COLD_ORDERS:
             evict(path)
             with Loader(path, shuffle=order, **ONE_RANK) as loader:
-                rates[order].append(num_batches * BATCH_TOKENS * 4 / _seconds(loader))
+                rates[order].append(num_batches * BATCH_TOKENS * 4 / seconds_of(loader))
     return [
         {
             "name": order,

@@ -39,6 +39,7 @@ from benchmarks.measure import (
     memory_mib,
     resident_share,
     run_fresh,
+    seconds_of,
     verdict,
     wait_for_quiet,
     warm,
@@ -165,7 +166,7 @@ def measure_row(setup: Setup, name: str, check: bool) -> dict[str, Any]:
     rates: list[float] = []
     start_s = time.perf_counter()
     while len(rates) < MAX_WARM_EPOCHS and (not rates or time.perf_counter() - start_s < WARM_SECONDS):
-        rates.append(setup.tokens / _seconds(epoch_of(len(rates) + 1)))
+        rates.append(setup.tokens / seconds_of(epoch_of(len(rates) + 1)))
     latencies_us = _latencies_us(epoch_of(MAX_WARM_EPOCHS + 1))
     anon.append(memory_mib()["RssAnon"])
     mapped.append(mapped_mib(setup.folder))
@@ -204,13 +205,6 @@ def _open_and_read(setup: Setup, row: Row) -> tuple[dict[str, Any], Epoch]:
     return figures, epoch_of
 
 
-def _seconds(batches: Iterable[Any]) -> float:
-    start_s = time.perf_counter()
-    for _ in batches:
-        pass
-    return time.perf_counter() - start_s
-
-
 def _latencies_us(batches: Iterable[Any]) -> list[float]:
     ticks = [time.perf_counter_ns()]
     for _ in batches:
@@ -236,12 +230,12 @@ def measure_in_turn(setup: Setup, rounds: int) -> dict[str, list[float]]:
     """Run warm epochs of all contestants in turn in one process; return tokens/s of each, one value a round."""
     epochs = {name: BY_NAME[name].open(setup, BY_NAME[name].file) for name in CONTESTANTS}
     for epoch_of in epochs.values():
-        _seconds(epoch_of(0))
+        seconds_of(epoch_of(0))
     rates: dict[str, list[float]] = {name: [] for name in CONTESTANTS}
     for number in range(rounds):
         first = number % len(CONTESTANTS)
         for name in CONTESTANTS[first:] + CONTESTANTS[:first]:  # nobody always follows the same neighbour's noise
-            rates[name].append(setup.tokens / _seconds(epochs[name](number + 1)))
+            rates[name].append(setup.tokens / seconds_of(epochs[name](number + 1)))
     return rates
 
 

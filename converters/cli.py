@@ -179,8 +179,7 @@ def _open_store(path: Path, source: FileFormat, options: StoreOptions) -> Source
 def _open_arrays(paths: tuple[Path, ...], target: FileFormat, options: NpyOptions) -> Source:
     from zb_hdf5.converters.sources.npy import NpySource
 
-    # what every reader of the format knows
-    dtype = "uint32" if target.uint16_note and options.dtype == "auto" else options.dtype
+    dtype = target.default_dtype if options.dtype == "auto" else options.dtype
     how = {"vocab_size": options.vocab_size or 0, "shuffle": options.shuffle == "global", "dtype": dtype}
     return NpySource(paths, **{**asdict(options), **how})
 
@@ -192,6 +191,7 @@ def run_conversion(
 
     In a rank of an MPI job that only serves the first one, it runs tasks and prints nothing.
     """
+    from zb_hdf5.converters.conversion import workers_of
     from zb_hdf5.converters.pipeline import run as pipe
     from zb_hdf5.converters.pipeline.engines import open_engine, require_own_workers
     from zb_hdf5.converters.pipeline.journal import WHOLE, Part
@@ -200,7 +200,7 @@ def run_conversion(
     require_own_workers(options.executor, options.workers)
     source = None if options.executor == "mpi" else open_source()
     memory_bytes = options.memory or DEFAULT_MEMORY_BYTES
-    workers = 1 if source is None else _num_workers(source, options.workers, memory_bytes)
+    workers = 1 if source is None else options.workers or workers_of(source, memory_bytes)
     with open_engine(options.executor, workers, options.scheduler_file) as engine:
         if engine is None:
             return
@@ -246,12 +246,6 @@ def _run_live(open_source: Callable[[], Source], name: str, dst: Path, options: 
             source, dst, num_shards=options.shards, shard_bytes=options.shard_size, progress=progress.advance
         )
     print_report(_as_json(report), _as_lines(report), as_json=options.as_json, quiet=options.quiet)
-
-
-def _num_workers(source: Source, asked: int | None, memory_bytes: int) -> int:
-    from zb_hdf5.converters.conversion import workers_of
-
-    return workers_of(source, memory_bytes) if asked is None else asked
 
 
 def _as_json(report: Report) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from zb_hdf5.converters.sources.source import Source
 from zb_hdf5.converters.sources.store import StoreSource
 from zb_hdf5.formats.registry import FORMATS
 
-SOURCE_FORMATS: Final = ("npy", "hdf5", "batch")
+SOURCE_FORMATS: Final = tuple(name for name, row in FORMATS.items() if row.as_source)
 #: Less than this is written by one process: starting others takes longer.
 SMALL_BYTES: Final = 256 << 20
 #: Memory that makes a worker worth its while.
@@ -116,14 +116,11 @@ def convert(
         "remainder": remainder, "pad_id": pad_id,
     }  # fmt: skip
     given = {name: value for name, value in records.items() if value is not None}
-    if kind == "npy":
+    if kind in FORMATS and not FORMATS[kind].reader:
         opened = _open_npy(paths, target, dtype, dataset, given)
     else:
         opened = _open_store(paths, kind, dtype, dataset, given)
-    if target == "dual":
-        from zb_hdf5.formats.dual import require_whole_records
-
-        require_whole_records(opened.meta, Path(destination))  # before any work
+    FORMATS[target].require(opened.meta, Path(destination))  # before any work
     num_workers = workers or workers_of(opened, memory_bytes)
     with open_engine(executor, num_workers, Path(scheduler_file) if scheduler_file else None) as engine:
         if engine is None:
@@ -143,9 +140,8 @@ def _open_npy(
 ) -> Source:
     if dataset is not None:
         raise ArgumentError("dataset: belongs to an HDF5 source, found .npy files")
-    # uint32 is what every reader of .batch files knows; uint16 is ours
     options: dict[str, object] = {"batch_size": 32, "seq_len": 512, "seed": 42, **given}
-    options["dtype"] = dtype or ("uint32" if target in ("batch", "dual") else "auto")
+    options["dtype"] = dtype or FORMATS[target].default_dtype
     return NpySource(paths, **options)  # type: ignore[arg-type]
 
 
@@ -160,8 +156,12 @@ def _open_store(
 
 
 def _format_of(path: Path) -> str:
-    """Return "npy", or "auto": any store says by itself what it is."""
-    return "npy" if path.suffix == ".npy" or (path.is_dir() and any(path.glob("*.npy"))) else "auto"
+    """Return the format of records that are no batches, which a suffix tells, or "auto": a store says what it is."""
+    for name in SOURCE_FORMATS:
+        suffix = FORMATS[name].suffix
+        if not FORMATS[name].reader and (path.suffix == suffix or (path.is_dir() and any(path.glob(f"*{suffix}")))):
+            return name
+    return "auto"
 
 
 def workers_of(source: Source, memory_bytes: int) -> int:

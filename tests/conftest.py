@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import signal
+import subprocess
 import threading
 from itertools import pairwise
 from multiprocessing import forkserver, resource_tracker
@@ -104,6 +106,25 @@ def _no_leaked_thread(request):
         gc.collect()
         leaked = our_threads() - before
         assert not leaked, f"left running: {leaked}"
+
+
+@pytest.fixture
+def mount_disk(tmp_path):
+    """Return `mount_disk(size_kib, name="disk") -> folder`: a file system of that size, to the end of the test."""
+    mounted = []
+
+    def mount(size_kib, name="disk"):
+        folder = tmp_path / name
+        folder.mkdir(exist_ok=True)
+        command = ["mount", "-t", "tmpfs", "-o", f"size={size_kib}k", "tmpfs", str(folder)]
+        if os.geteuid() != 0 or shutil.which("mount") is None or subprocess.run(command).returncode:
+            pytest.skip("needs root to mount a small tmpfs")
+        mounted.append(folder)
+        return folder
+
+    yield mount
+    for folder in mounted:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 # --- tokens, files, stores -------------------------------------------------------------------------------------

@@ -128,7 +128,8 @@ def test_zb_convert_is_the_form_that_is_shown():
 
 def helps_of(group, name):
     """Return the help of a group, and of all commands and groups in it, as a terminal shows it."""
-    yield group.get_help(click.Context(group, info_name=name))
+    # with the names of the real command: click keeps the help option that it makes first
+    yield group.get_help(click.Context(group, info_name=name, help_option_names=["-h", "--help"]))
     for each, command in getattr(group, "commands", {}).items():
         yield from helps_of(command, f"{name} {each}")
 

@@ -15,6 +15,7 @@ from zb_hdf5 import (
     BatchFileWriter,
     BatchNativeLoader,
     DatasetLoader,
+    DocumentLoader,
     FollowingLoader,
     HDF5BatchReader,
     HDF5BatchWriter,
@@ -57,6 +58,7 @@ from zb_hdf5.converters.sources.npy import NpySource
 from zb_hdf5.converters.sources.store import StoreSource
 from zb_hdf5.formats.dual import check, stamp, unstamp
 from zb_hdf5.maintenance.repair import repair_file
+from zb_hdf5.maintenance.statistics import measure
 from zb_hdf5.store.streams import index_streams
 from zb_hdf5.text.documents import open_documents
 
@@ -115,6 +117,10 @@ READERS = {
     "open_reader": ("x.h5", lambda path: close(open_reader(path))),
     "Loader": ("store", lambda path: close(Loader(path, **ALONE))),
     "Loader of a stream": ("stream.h5", lambda path: close(Loader(path, batch_size=2, seq_len=64, **ALONE))),
+    "DocumentLoader": (
+        "stream.h5",
+        lambda path: close(DocumentLoader(path, collate="pack", max_tokens=10**6, **ALONE)),
+    ),
     "MixedLoader": ("store", lambda path: close(MixedLoader({"a": path, "b": path}, {"a": 1, "b": 1}, **ALONE))),
     "FollowingLoader": ("store", lambda path: close(FollowingLoader(path, **ALONE))),
     "BatchFileReader": ("x.batch", lambda path: close(BatchFileReader(path))),
@@ -137,6 +143,7 @@ READERS = {
     "ShardIndex.from_json": ("store/shards.json", lambda path: ShardIndex.from_json(Path(path).read_text(), path)),
     "ShardEntry.file": ("store", lambda path: ShardIndex.load(path).shards[0].file(path)),
     "describe": ("store", describe),
+    "measure": ("store", measure),
     "diagnose": ("store", diagnose),
     "stamp, check, unstamp": ("x.batch", lambda path: (stamp(path), check(path), unstamp(path))),
     "rebuild_index": ("store", lambda path: rebuild_index(path, force=True)),

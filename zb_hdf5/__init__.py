@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from zb_hdf5.formats.native import BatchFileReader, BatchFileWriter
     from zb_hdf5.formats.registry import BACKENDS
     from zb_hdf5.loaders.datasets import BatchDataset, RecordDataset
+    from zb_hdf5.loaders.documents import DocumentLoader
     from zb_hdf5.loaders.following import FollowingLoader
     from zb_hdf5.loaders.loader import Loader
     from zb_hdf5.loaders.mixed import MixedLoader
@@ -80,6 +81,7 @@ _HOME = {
     "formats.native": ("BatchFileReader", "BatchFileWriter"),
     "formats.registry": ("BACKENDS",),
     "loaders.datasets": ("BatchDataset", "RecordDataset"),
+    "loaders.documents": ("DocumentLoader",),
     "loaders.following": ("FollowingLoader",),
     "loaders.loader": ("Loader",),
     "loaders.mixed": ("MixedLoader",),
@@ -116,6 +118,7 @@ __all__ = [  # written out: type checkers take what it names for what this packa
     "ClosedError",
     "ConvertError",
     "DatasetLoader",
+    "DocumentLoader",
     "ExistsError",
     "FetchReport",
     "FollowingLoader",

@@ -16,7 +16,7 @@ from zb_hdf5.converters.sources.source import TokenCounts
 from zb_hdf5.formats.documents import DocumentRows
 from zb_hdf5.spec import DEFAULT_SPLIT
 from zb_hdf5.text.documents import Block, DocumentFile, Dropped
-from zb_hdf5.text.tokenizers import TokenIds, Tokenizer, load_tokenizer
+from zb_hdf5.text.tokenizers import TokenIds, Tokenizer, load_tokenizer, with_boundaries
 
 TRAIN: Final = DEFAULT_SPLIT
 VAL: Final = "val"
@@ -77,8 +77,7 @@ class Recipe:
             cut = len(tokens) - int(kept.sum())
             tokens, lengths = tokens[place < self.max_document_tokens], kept
         if self.boundary_token_id is not None:
-            tokens = np.insert(tokens, np.cumsum(lengths), np.uint32(self.boundary_token_id))
-            lengths = lengths + 1
+            tokens, lengths = with_boundaries(tokens, lengths, self.boundary_token_id)
         return Encoded(tokens, lengths, cut)
 
 

@@ -25,11 +25,11 @@ from zb_hdf5.text.documents import DocumentFile
 
 def write_stream(task: TokenizeTask, progress: Progress = no_progress) -> FinishedTokens:
     """Tokenize the documents of one shard into its file."""
-    counts = DocumentCounts()
+    counts, boundary = DocumentCounts(), task.recipe.boundary_token_id
     with HDF5ShardWriter(
         task.paths[0],
         dtype=task.dtype.name,
-        boundary_token_id=_boundary(task.recipe),
+        boundary_token_id=NO_BOUNDARY if boundary is None else boundary,
         vocab_size=task.vocab_size,
         tokenizer=task.tokenizer,
         overwrite=True,
@@ -122,7 +122,3 @@ class ShardedTokenizationPipeline:
 def _paths(path: Path) -> tuple[Path, Path]:
     """Return where a stream is, and the table of its documents."""
     return path, documents_path(path)
-
-
-def _boundary(recipe: Recipe) -> int:
-    return NO_BOUNDARY if recipe.boundary_token_id is None else recipe.boundary_token_id

@@ -35,8 +35,8 @@ from zb_hdf5.core.digests import TokenDigest
 from zb_hdf5.core.publishing import partial_path, write_atomically
 from zb_hdf5.formats.document_writer import write_documents_beside
 from zb_hdf5.formats.pieces import pieces_path
-from zb_hdf5.formats.registry import FORMATS, fields_beside
-from zb_hdf5.formats.sidecar import crc32_path
+from zb_hdf5.formats.registry import FORMATS
+from zb_hdf5.formats.sidecar import crc32_path, fields_path
 from zb_hdf5.spec import BATCHES, DEFAULT_SPLIT, TokenArray
 from zb_hdf5.store.table import PiecesInfo
 
@@ -147,7 +147,7 @@ class ShardTask:
     @property
     def paths(self) -> tuple[Path, ...]:
         """The shard, and the files that it may have beside it."""
-        return self.path, crc32_path(self.path), fields_beside(self.path), pieces_path(self.path)
+        return self.path, crc32_path(self.path), fields_path(self.path), pieces_path(self.path)
 
     @property
     def num_tokens(self) -> int:
@@ -194,7 +194,7 @@ def frame_sha256(task: ShardTask, entry: ShardEntry) -> str:
             end = start + task.meta.batch_bytes
     if _has_sidecar(task):
         digest.update(crc32_path(task.path).read_bytes())
-    beside = [fields_beside(task.path)] if task.meta.fields and not FORMATS[task.target].holds_fields else []
+    beside = [fields_path(task.path)] if task.meta.fields and not FORMATS[task.target].holds_fields else []
     for path in [*beside, *([pieces_path(task.path)] if entry.pieces else [])]:
         with open(path, "rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())

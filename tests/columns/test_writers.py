@@ -1,11 +1,12 @@
 """One contract for every writer: of a file of each format, and of a live store."""
 
 import hashlib
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
 
-from zb_hdf5 import BACKENDS, BatchWriter, ShardIndex, open_reader, open_writer
+from zb_hdf5 import BACKENDS, BatchWriter, ConvertError, ShardIndex, open_reader, open_writer
 from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.spec import StoreMeta, combine_sha256
 from zb_hdf5.testing import check_writer, random_tokens
@@ -55,6 +56,40 @@ def test_every_writer_keeps_the_contract(name, shape, dtype, tmp_path, write_fil
     read_back = {"npy": read_npy}.get(name, read_store if name.startswith("live") else read_file)
     with open_reader(tmp_path / "original.h5") as original:
         check_writer(make, read_back, expected, original)
+
+
+@pytest.fixture(params=[".h5", ".batch"])
+def path(request, tmp_path, tokens, write_file):
+    """A file that is there already."""
+    return write_file(tmp_path / f"x{request.param}", tokens).path
+
+
+def test_what_exists_is_replaced_only_on_request(path, tokens, write_file):
+    before = path.read_bytes()
+    with pytest.raises(ConvertError, match="exists already"):
+        write_file(path, tokens[:2])
+    assert path.read_bytes() == before
+    write_file(path, tokens[:2], overwrite=True)
+    with open_reader(path) as reader:
+        np.testing.assert_array_equal(list(reader), tokens[:2])
+    assert list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("way", ["abort", "a bad id", "an error of the caller"])
+def test_a_replacement_that_is_not_finished_leaves_what_was_there(way, path, tokens):
+    before = path.read_bytes()
+    error = {"a bad id": ConvertError, "an error of the caller": ZeroDivisionError}.get(way)
+    with pytest.raises(error) if error else nullcontext():  # noqa: SIM117
+        with open_writer(path, batch_size=3, seq_len=10, overwrite=True) as writer:
+            writer.write(tokens[:1])
+            if way == "abort":
+                writer.abort()
+            elif way == "a bad id":
+                writer.write(np.concatenate([tokens.astype(np.int64), np.full((1, 3, 10), -1)]))
+            else:
+                raise error
+    assert path.read_bytes() == before
+    assert list(path.parent.iterdir()) == [path]
 
 
 def test_open_writer_returns_what_it_says(tmp_path):

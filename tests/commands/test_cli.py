@@ -119,8 +119,8 @@ def arguments_of(name, places, out):
         return (out,)
     if name == "index rebuild":
         return (places["h5-store"], "--force")  # its index is valid
-    if name == "index crc32":
-        return (places["batch"],)
+    if name in ("index crc32", "report"):
+        return (places["batch"], *(("-o", out) if name == "report" else ()))
     if name == "fetch":  # what is there already needs no server
         (out.parent / "s_0.parquet").write_bytes(b"fetched")
         return ("http://localhost/s_{}.parquet", "-n", 1, "-o", out.parent)
@@ -557,7 +557,7 @@ def test_info_of_a_stream(tmp_path):
     assert (found["tokenizer"]["name"], found["source"]["format"]) == ("byte", "jsonl")
     assert "token stream in 1 file\n" in run(zb, "info", tmp_path / "s").stdout
     verified = run(zb, "verify", tmp_path / "s").stdout
-    assert "verified: 50 k tokens (crc32, sha256, index, documents)" in verified
+    assert "verified: 50 k tokens (crc32, sha256, documents, index)" in verified
     assert "batch" not in verified
 
 

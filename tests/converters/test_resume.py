@@ -779,35 +779,28 @@ SIZES_KIB = [pytest.param(1550 * k, marks=() if k % 5 == 0 else pytest.mark.slow
 
 
 @pytest.mark.parametrize("size_kib", SIZES_KIB)
-def test_a_disk_that_fills_ends_in_one_error_and_can_be_resumed(size_kib, tmp_path):
+def test_a_disk_that_fills_ends_in_one_error_and_can_be_resumed(size_kib, mount_disk, tmp_path):
     """The conversion writes 31 MiB of tokens; someone else takes more or less of the room while it runs."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", f"size={size_kib}k", "tmpfs", str(disk)]
-    if os.geteuid() != 0 or subprocess.run(command, capture_output=True).returncode:
-        pytest.skip("needs root to mount a small tmpfs")
-    try:
-        source = save(tmp_path / "in.npy", num_batches=8000)
-        arguments = ("npy-to-hdf5", source, disk / "out", *OPTIONS[:-2], "--shard-size", "4MiB", "--quiet")
-        crowded = (
-            "import zb_hdf5.converters.pipeline.run; zb_hdf5.converters.pipeline.run.require_room = lambda *_: None\n"
-            + CONVERT
-        )
-        with started(*arguments, code=crowded) as process:
-            _, err = process.communicate(timeout=100)
-        assert process.returncode == 1
-        assert err.startswith("Error: ")
-        assert "No space left" in err
-        assert not (disk / "out").exists()
-        subprocess.run(["mount", "-o", "remount,size=100m", str(disk)], check=True)
-        with started(*arguments, "--resume") as process:
-            _, err = process.communicate(timeout=100)
-        assert process.returncode == 0, err
-        with open_reader(disk / "out", verify="store") as reader:
-            assert reader.num_batches == 8000
-        assert [path.name for path in disk.iterdir()] == ["out"]
-    finally:
-        subprocess.run(["umount", "-l", str(disk)], check=True)
+    disk = mount_disk(size_kib)
+    source = save(tmp_path / "in.npy", num_batches=8000)
+    arguments = ("npy-to-hdf5", source, disk / "out", *OPTIONS[:-2], "--shard-size", "4MiB", "--quiet")
+    crowded = (
+        "import zb_hdf5.converters.pipeline.run; zb_hdf5.converters.pipeline.run.require_room = lambda *_: None\n"
+        + CONVERT
+    )
+    with started(*arguments, code=crowded) as process:
+        _, err = process.communicate(timeout=100)
+    assert process.returncode == 1
+    assert err.startswith("Error: ")
+    assert "No space left" in err
+    assert not (disk / "out").exists()
+    subprocess.run(["mount", "-o", "remount,size=100m", str(disk)], check=True)
+    with started(*arguments, "--resume") as process:
+        _, err = process.communicate(timeout=100)
+    assert process.returncode == 0, err
+    with open_reader(disk / "out", verify="store") as reader:
+        assert reader.num_batches == 8000
+    assert [path.name for path in disk.iterdir()] == ["out"]
 
 
 def test_of_two_conversions_with_workers_one_wins(source, whole, tmp_path):

@@ -605,35 +605,6 @@ def test_a_flipped_token_is_found_by_every_kind_of_verify(path, tokens):
 # --- writing ---------------------------------------------------------------------------------------------------
 
 
-def test_what_exists_is_replaced_only_on_request(path, tokens, write_file):
-    before = path.read_bytes()
-    with pytest.raises(ConvertError, match="exists already"):
-        write_file(path, tokens[:2])
-    assert path.read_bytes() == before
-    write_file(path, tokens[:2], overwrite=True)
-    np.testing.assert_array_equal(all_of(path), tokens[:2])
-    assert [entry.name for entry in path.parent.iterdir()] == [path.name]
-
-
-def test_an_error_inside_the_block_leaves_nothing(tmp_path, tokens):
-    batches = np.concatenate([tokens.astype(np.int64), np.full((1, 3, 10), -1)])
-    with (
-        pytest.raises(ConvertError, match="token id -1"),
-        open_writer(tmp_path / "x.h5", batch_size=3, seq_len=10) as w,
-    ):
-        w.write(batches)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_an_aborted_replacement_leaves_what_was_there(path, tokens):
-    before = path.read_bytes()
-    writer = open_writer(path, batch_size=3, seq_len=10, overwrite=True)
-    writer.write(tokens[:1])
-    writer.abort()
-    assert path.read_bytes() == before
-    assert [entry.name for entry in path.parent.iterdir()] == [path.name]
-
-
 def test_the_leftover_of_a_dead_writer_is_replaced(tmp_path, tokens, write_file):
     (tmp_path / "x.h5.partial").write_bytes(b"leftover" * 500_000)
     path = write_file(tmp_path / "x.h5", tokens).path

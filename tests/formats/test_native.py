@@ -16,7 +16,6 @@ from zb_hdf5 import (
     ArgumentError,
     BatchFileWriter,
     ChecksumError,
-    ClosedError,
     ConvertError,
     FormatError,
     IncompleteError,
@@ -256,26 +255,6 @@ def test_nothing_has_its_final_name_before_it_is_whole(tmp_path, tokens):
         with pytest.raises(FormatError):
             open_reader(tmp_path / "x.batch.partial")
     assert [entry.name for entry in tmp_path.iterdir()] == ["x.batch"]
-
-
-def test_an_error_inside_the_block_leaves_nothing(tmp_path, tokens):
-    with pytest.raises(ZeroDivisionError), open_writer(tmp_path / "x.batch", batch_size=3, seq_len=10) as writer:  # noqa: PT012
-        writer.write(tokens)
-        raise ZeroDivisionError
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_an_aborted_replacement_leaves_what_was_there(path, tokens):
-    before = path.read_bytes()
-    writer = open_writer(path, batch_size=3, seq_len=10, overwrite=True)
-    writer.write(tokens[:1])
-    writer.abort()
-    writer.abort()
-    assert path.read_bytes() == before
-    with pytest.raises(ClosedError):
-        writer.write(tokens[:1])
-    with pytest.raises(ClosedError):
-        writer.finish()
 
 
 def test_batches_may_come_one_by_one_or_many_at_a_time(tmp_path, path, tokens):

@@ -738,3 +738,5 @@ def test_other_loaders_are_made_by_their_names(tmp_path):
         Loader(tmp_path, follow=True)
     with pytest.raises(ArgumentError, match="TextLoader"):
         Loader(tmp_path, backend="parquet")
+    with pytest.raises(ArgumentError, match="DocumentLoader"):
+        Loader(tmp_path, batch_by="documents")

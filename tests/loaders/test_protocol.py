@@ -11,6 +11,7 @@ from zb_hdf5 import (
     ArgumentError,
     BatchNativeLoader,
     DatasetLoader,
+    DocumentLoader,
     FollowingLoader,
     HDF5ShardWriter,
     Loader,
@@ -45,6 +46,9 @@ def data(tmp_path_factory):
             writer.write(random_tokens(20, 3, 8, seed=seed))
     with HDF5ShardWriter(folder / "stream.h5", dtype="uint32") as writer:
         writer.write_documents(np.arange(1000), [1000])
+    with HDF5ShardWriter(folder / "documents.h5", dtype="uint16") as writer:
+        for length in np.random.default_rng(1).integers(0, 30, 90).tolist():
+            writer.write_document(np.arange(length))
     (folder / "npy").mkdir()
     for name, size in (("0.npy", 300), ("1.npy", 401)):
         np.save(folder / "npy" / name, np.arange(size, dtype=np.uint16))
@@ -70,6 +74,13 @@ LOADERS = {
     "TextLoader, after": lambda data: TextLoader(
         data / "text", tokenizer="byte", batch_size=2, seq_len=9, targets=True, boundary_position="after", **RANK
     ),
+    "DocumentLoader": lambda data: documents(data, collate="pad", batch_size=3, targets=True, **ALONE),
+    "DocumentLoader, lengths": lambda data: documents(
+        data, collate="pad", batch_size=3, shuffle="lengths", bucket_batches=4, drop_last=False, **RANK
+    ),
+    "DocumentLoader, pack": lambda data: documents(
+        data, collate="pack", max_tokens=64, pad_to_multiple_of=16, targets=True, prefetch=2, **RANK
+    ),
     "BatchNativeLoader": lambda data: BatchNativeLoader(data / "b.batch", block_size=4),
     "DatasetLoader": lambda data: DatasetLoader(2, 8, 1, 2, data / "npy"),
     "SlidingWindowDataloader": lambda data: windows(data),
@@ -82,6 +93,10 @@ LOADERS = {
 
 def mixture(data, **options):
     return MixedLoader({"a": data / "a.h5", "b": data / "b.batch"}, {"a": 2, "b": 1}, **options)
+
+
+def documents(data, **options):
+    return DocumentLoader(data / "documents.h5", **options)
 
 
 def windows(data, **options):
@@ -98,6 +113,7 @@ STATEFUL = {
     "loader": "Loader",
     "mixture": "MixedLoader",
     "text": "TextLoader",
+    "documents": "DocumentLoader",
     "windows": "SlidingWindowDataloader",
 }
 
@@ -136,14 +152,16 @@ def test_a_state_of_an_early_build_is_refused_in_one_sentence(data):
 
 @pytest.mark.parametrize("argument", ["prefetch", "split", "rank", "world_size", "targets", "device", "batch_size"])
 def test_an_argument_has_one_default(argument):
-    makers = (Loader, FollowingLoader, MixedLoader, TextLoader)
+    makers = (Loader, FollowingLoader, MixedLoader, TextLoader, DocumentLoader)
     found = {make: inspect.signature(make).parameters.get(argument) for make in makers}
     defaults = {make: each.default for make, each in found.items() if each is not None}
     given = {default for default in defaults.values() if default is not inspect.Parameter.empty}
     assert len(given) == 1, defaults
 
 
-@pytest.mark.parametrize("name", ["Loader", "MixedLoader", "SlidingWindowDataloader", "DatasetLoader"])
+@pytest.mark.parametrize(
+    "name", ["Loader", "MixedLoader", "SlidingWindowDataloader", "DatasetLoader", "DocumentLoader"]
+)
 def test_next_and_an_iteration_share_one_position(name, data):
     """Whoever gives the next batch, none is given twice, and the state counts what was given."""
     with LOADERS[name](data) as loader, LOADERS[name](data) as other:
@@ -162,6 +180,8 @@ def test_next_and_an_iteration_share_one_position(name, data):
 
 
 def parts(batch):
+    if isinstance(batch, dict):
+        return tuple(batch[name] for name in sorted(batch))
     return batch if isinstance(batch, tuple) else (batch,)
 
 

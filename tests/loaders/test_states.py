@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from zb_hdf5 import (
     BatchNativeLoader,
     DatasetLoader,
+    DocumentLoader,
     FollowingLoader,
     HDF5ShardWriter,
     Loader,
@@ -23,7 +24,7 @@ from zb_hdf5 import (
     open_reader,
     open_writer,
 )
-from zb_hdf5.core.order import SHUFFLES
+from zb_hdf5.core.order import SHUFFLES, GlobalOrder
 
 B, S, N = 2, 4, 15
 RECORDS = N * B
@@ -114,6 +115,7 @@ def loaders(stores, tmp_path):
             batches.dataset().sampler,
             stack.enter_context(FollowingLoader(stores / "a.h5", **ALONE)),
             stack.enter_context(Loader(stores / "stream.h5", batch_size=2, seq_len=5, **ALONE)),
+            stack.enter_context(DocumentLoader(stores / "stream.h5", collate="pad", batch_size=1, **ALONE)),
             stack.enter_context(BatchNativeLoader(stores / "b.batch")),
             stack.enter_context(MixedLoader({"a": stores / "a.h5"}, {"a": 1}, **ALONE)),
             stack.enter_context(contextlib.closing(DatasetLoader(2, 5, 0, 1, tmp_path / "tokens.npy"))),
@@ -321,6 +323,24 @@ def test_segments_that_contradict_each_other_are_refused(stores):
             with pytest.raises(StateError, match=message):
                 mixed.load_state_dict({**state, "segments": segments})
         assert mixed.state_dict() == state
+
+
+# --- documents -------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=100)
+@given(data=st.data())
+def test_a_document_loader_refuses_a_state_or_resumes_exactly(tmp_path_factory, data):
+    path = tmp_path_factory.getbasetemp() / "documents.h5"
+    if not path.exists():
+        with HDF5ShardWriter(path) as writer:
+            writer.write_documents(np.arange(RECORDS), [1] * RECORDS)
+    with DocumentLoader(path, collate="pack", max_tokens=1, **ALONE) as loader:
+        state = data.draw(damaged(loader.state_dict()))
+        if load(loader, state):
+            assert loader.state_dict() == state
+            order = GlobalOrder(RECORDS, loader.seed, state["epoch"]).indices(np.arange(RECORDS)).tolist()
+            assert [batch["documents"].item() for batch in loader] == order[state["position"] :]
 
 
 # --- text ------------------------------------------------------------------------------------------------------

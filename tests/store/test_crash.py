@@ -302,18 +302,9 @@ def test_a_replacement_killed_at_any_moment_leaves_the_old_or_the_new(trials, ba
 
 
 @pytest.fixture
-def small_disk(tmp_path):
+def small_disk(mount_disk):
     """A file system of 8 MiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    if os.geteuid() != 0 or shutil.which("mount") is None:
-        pytest.skip("needs root to mount a small tmpfs")
-    command = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(folder)]
-    mounted = subprocess.run(command, capture_output=True, text=True)
-    if mounted.returncode != 0:
-        pytest.skip(f"cannot mount a small tmpfs: {mounted.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
+    return mount_disk(8 << 10)
 
 
 @pytest.mark.parametrize(("backend", "target"), TARGETS)

@@ -22,6 +22,7 @@ from zb_hdf5 import (
     ArgumentError,
     BackendError,
     BatchIndexError,
+    ChecksumError,
     ConvertError,
     DatasetLoader,
     FormatError,
@@ -212,18 +213,11 @@ def test_a_killed_writer_keeps_its_committed_chunks(count, tmp_path):
     assert (result.exit_code, "has not finished" in result.stdout) == (4, True)
 
 
-def test_a_full_disk_is_one_error(tmp_path):
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(disk)]
-    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("needs root to mount a small tmpfs")
-    try:
-        with pytest.raises(OSError, match="No space left"):
-            write(disk / "s.h5", np.tile(TOKENS, 1000))
-        assert list(disk.iterdir()) == []
-    finally:
-        subprocess.run(["umount", "-l", str(disk)], check=True)
+def test_a_full_disk_is_one_error(mount_disk):
+    disk = mount_disk(4 << 10)
+    with pytest.raises(OSError, match="No space left"):
+        write(disk / "s.h5", np.tile(TOKENS, 1000))
+    assert list(disk.iterdir()) == []
 
 
 # --- slices ----------------------------------------------------------------------------------------------------
@@ -648,3 +642,31 @@ def test_the_window_reader_obeys_the_contract(stream):
     with open_reader(stream, batch_size=2, seq_len=100) as reader:
         expected = TOKENS[: reader.num_batches * 200].reshape(-1, 2, 100).astype(reader.dtype)
         check_reader(reader, expected)
+
+
+def test_a_store_is_read_where_its_index_says_and_hdf5_is_not_asked(tmp_path, monkeypatch):
+    folder = write_store(tmp_path / "store", [(TOKENS[:3000], "train"), (TOKENS[3000:], "train")])
+    for access in ("auto", "mmap", "pread"):
+        with monkeypatch.context() as patch:
+            patch.setattr("zb_hdf5.store.tokens.open_token_file", None)
+            with MmapTokenStore(folder, access=access) as store:
+                for start in (4999, 2990):  # the last chunk of a shard holds fewer tokens
+                    np.testing.assert_array_equal(store.get_slice(start, 5000), TOKENS[start:])
+                again = pickle.loads(pickle.dumps(store))
+            with again:
+                np.testing.assert_array_equal(again.get_slice(0, 5000), TOKENS)
+
+
+@pytest.mark.parametrize("access", ["auto", "h5py"])
+def test_a_shard_of_other_tokens_or_a_damaged_chunk_is_told_at_the_first_read(access, tmp_path):
+    folder = write_store(tmp_path / "store", [(TOKENS[:3000], "train"), (TOKENS[3000:], "train")])
+    (folder / "shard-00001.h5").unlink()
+    write(folder / "shard-00001.h5", TOKENS[3000:] + 1)
+    with h5py.File(folder / "shard-00000.h5", "r+") as h5:
+        h5["tokens"][2900] += 1
+    with MmapTokenStore(folder, access=access) as store:
+        with pytest.raises(ChecksumError, match=r"shard-00000\.h5: chunk 11 has not the crc32"):
+            store.get_slice(2817, 2818)
+        with pytest.raises(ChecksumError, match=r"shard-00001\.h5: its rows of crc32 are not those"):
+            store.get_slice(3000, 5000)
+        np.testing.assert_array_equal(store.get_slice(0, 2816), TOKENS[:2816])  # of a chunk that is whole

@@ -132,10 +132,13 @@ class BatchReader:
         """
         if name not in self._fields:
             self.meta.of_field(name)  # says which there are
-            if self._open_field is None:
-                raise ArgumentError(f"{self.path}: cannot be read with its fields")
-            self._fields[name] = self._open_field(name)
+            self._fields[name] = self._field_reader(name)
         return self._fields[name]
+
+    def _field_reader(self, name: str) -> BatchReader:
+        if self._open_field is None:
+            raise ArgumentError(f"{self.path}: cannot be read with its fields")
+        return self._open_field(name)
 
     def serving(self, fingerprint: object) -> BatchReader:
         """Return the reader of the same content that has this fingerprint, if it can be had; else this one."""

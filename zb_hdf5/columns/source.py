@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -10,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.errors import ChecksumError, ClosedError
-from zb_hdf5.spec import StoreMeta, TokenArray
+from zb_hdf5.spec import StoreMeta, TokenArray, signed
 
 
 class BatchSource(Protocol):
@@ -44,6 +45,33 @@ class BatchSource(Protocol):
 
     def close(self) -> None:
         """Close files and mappings."""
+
+
+class CopyingSource(ABC):
+    """A source that maps nothing: whatever is read is a fresh copy. See `BatchSource` for the rest of its functions."""
+
+    _meta: StoreMeta
+
+    @abstractmethod
+    def read_range_into(self, start: int, out: TokenArray) -> None:
+        """Fill `out`, shape `(count, B, S)`, with consecutive batches."""
+
+    def read_into(self, index: int, out: TokenArray) -> None:
+        self.read_range_into(index, out[np.newaxis])
+
+    def _read(self, index: int) -> TokenArray:
+        tokens = np.empty(self._meta.shape, self._meta.dtype)
+        self.read_into(index, tokens)
+        return tokens
+
+    def read(self, index: int) -> TokenArray:
+        tokens = self._read(index)
+        tokens.flags.writeable = False
+        return tokens
+
+    def read_private(self, index: int) -> npt.NDArray[Any]:
+        tokens = self._read(index)
+        return tokens.view(signed(tokens.dtype))
 
 
 class ClosedSource:

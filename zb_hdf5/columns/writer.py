@@ -19,7 +19,7 @@ from zb_hdf5.core.files import regular
 from zb_hdf5.core.publishing import PartialFile, disk_errors
 from zb_hdf5.errors import ArgumentError, ClosedError
 from zb_hdf5.field import field_values
-from zb_hdf5.spec import StoreMeta, TokenArray, as_stored
+from zb_hdf5.spec import NO_SHA256, NOT_KNOWN, StoreMeta, TokenArray, as_stored
 
 if TYPE_CHECKING:
     from zb_hdf5.core.digests import GroupDigest, PendingDigest
@@ -36,11 +36,14 @@ Columns: TypeAlias = dict[str, tuple[Run, ...]]
 
 
 class FieldDigest(NamedTuple):
-    """What tells the column of a field: the size of its file, the sha256 of its values, the crc32 of its crc32 rows."""
+    """What tells the column of a field: the size of its file, the sha256 of its values, the crc32 of its crc32 rows.
 
-    num_bytes: int
-    sha256: str
-    crc32: int
+    Without arguments: that of a shard that still grows.
+    """
+
+    num_bytes: int = 0
+    sha256: str = NO_SHA256
+    crc32: int = NOT_KNOWN
 
 
 class ShardInfo(NamedTuple):

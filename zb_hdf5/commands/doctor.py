@@ -64,9 +64,9 @@ def diagnose(path: str | os.PathLike[str]) -> list[Finding]:
         *_space(folder),
     ]
     start = time.perf_counter()
-    shape = dict.fromkeys(("batch_size", "seq_len"), 1) if is_stream(path) else {}
+    size = 1 if is_stream(path) else None
     try:
-        reader = open_reader(path, **shape)
+        reader = open_reader(path, batch_size=size, seq_len=size)
     except UnavailableError as error:
         return [*findings, Finding("open", "problem", str(error))]
     except OSError as error:
@@ -81,7 +81,7 @@ def diagnose(path: str | os.PathLike[str]) -> list[Finding]:
             findings.append(Finding("first batch", "ok", f"after {(time.perf_counter() - start) * 1000:.1f} ms"))
             findings.append(_cache(reader))
         findings += [_layout(reader), _open_files(reader)]
-        more = "batch_size=..., seq_len=..., " if shape else ""
+        more = "batch_size=..., seq_len=..., " if size else ""
         findings.append(Finding("use", "ok", f"Loader({str(path)!r}, {more}access={reader.access!r})"))
     return findings
 

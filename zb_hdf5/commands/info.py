@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from pathlib import Path
@@ -18,6 +17,7 @@ from zb_hdf5.store.index import ShardIndex
 from zb_hdf5.store.kinds import is_stream
 from zb_hdf5.store.shards import ShardedReader
 from zb_hdf5.store.tokens import MmapTokenStore
+from zb_hdf5.text.readable import tokenizer_named
 
 
 def describe(path: str | os.PathLike[str], dataset: str | None = None) -> dict[str, Any]:
@@ -47,7 +47,7 @@ def describe(path: str | os.PathLike[str], dataset: str | None = None) -> dict[s
             "seed": meta.seed,
             "vocab_size": meta.vocab_size or None,
             "documents": meta.document_count or None,
-            "tokenizer": _tokenizer(meta.tokenizer),
+            "tokenizer": tokenizer_named(meta.tokenizer) or None,
             "sha256": reader.sha256,
             "fingerprint": reader.fingerprint,
             "file_system": network_file_system(path) or "local",
@@ -60,15 +60,6 @@ def describe(path: str | os.PathLike[str], dataset: str | None = None) -> dict[s
             description |= FORMATS[reader.backend].facts_of(path)
             description["layout"] = _layout(getattr(reader, "extents", None), meta.batch_bytes)
     return description
-
-
-def _tokenizer(text: str) -> dict[str, Any] | None:
-    """Return the tokenizer that a store names; a file of another program may hold any text."""
-    try:
-        found = json.loads(text) if text else None
-    except ValueError:
-        found = text
-    return found if found is None or isinstance(found, dict) else {"name": str(found)}
 
 
 def _describe_index(index: ShardIndex, num_batches: int) -> dict[str, Any]:
@@ -121,7 +112,7 @@ def _describe_stream(path: Path) -> dict[str, Any]:
             "documents": store.document_count,
             "boundary_token_id": None if store.boundary_token_id == NO_BOUNDARY else store.boundary_token_id,
             "vocab_size": store.vocab_size or None,
-            "tokenizer": _tokenizer(store.tokenizer),
+            "tokenizer": tokenizer_named(store.tokenizer) or None,
             **indexed,
             "fingerprint": store.fingerprint,
             "file_system": network_file_system(path) or "local",

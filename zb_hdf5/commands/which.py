@@ -103,7 +103,8 @@ def _opened(store: str, state: dict[str, Any], path: Path) -> str | BatchReader:
     if not is_stream(store):
         return store
     try:
-        return open_reader(store, split=DEFAULT_SPLIT, **windows_of(state.get("fingerprint")))
+        batch_size, seq_len, overlap = windows_of(state.get("fingerprint"))
+        return open_reader(store, split=DEFAULT_SPLIT, batch_size=batch_size, seq_len=seq_len, overlap=overlap)
     except ArgumentError as error:
         raise StateError(f"{path}: {error}") from error
 

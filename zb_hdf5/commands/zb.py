@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from zb_hdf5 import __version__
+from zb_hdf5.commands.look_cli import report, show
 from zb_hdf5.console import (
     CommandGroup,
     ExistingPath,
@@ -68,6 +69,10 @@ def info(path: Path, dataset: str | None, as_json: bool, quiet: bool) -> None:
         return
     description = describe(path, dataset)
     print_report(description, describe_lines(description), as_json=as_json, quiet=quiet)
+
+
+zb.add_command(show)
+zb.add_command(report)
 
 
 @zb.command(short_help="Compare every batch with its stored digests.")

@@ -203,14 +203,14 @@ class ExtentFile:
         access: str,
         identity: Identity | None = None,
     ) -> None:
-        self._path, self._extents, self._shape, self._dtype, self.access = path, extents, shape, dtype, access
+        self._path, self.extents, self.shape, self.dtype, self.access = path, extents, shape, dtype, access
         self._known = identity
         self._open()
 
     def _open(self) -> None:
         self._fd = regular(self._path)
         self._close_fd = weakref.finalize(self, os.close, self._fd)
-        self._end = self._extents.end
+        self._end = self.extents.end
         self._views: list[TokenArray] = []
         self._private_views: list[TokenArray] = []
         self._mappings: dict[bool, list[TokenArray]] = {}
@@ -242,12 +242,12 @@ class ExtentFile:
         flags = mmap.MAP_PRIVATE | MAP_NORESERVE if private else mmap.MAP_SHARED
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if private else 0)
         mapping = mmap.mmap(self._fd, self._end, flags=flags, prot=protection)
-        itemsize = self._dtype.itemsize
-        dtype = signed(self._dtype) if private else self._dtype
-        inner = (self._shape[1] * itemsize, itemsize)
+        itemsize = self.dtype.itemsize
+        dtype = signed(self.dtype) if private else self.dtype
+        inner = (self.shape[1] * itemsize, itemsize)
         views = [
-            np.ndarray((run.num_batches, *self._shape), dtype, mapping, run.base, (run.stride, *inner))
-            for run in self._extents.runs
+            np.ndarray((run.num_batches, *self.shape), dtype, mapping, run.base, (run.stride, *inner))
+            for run in self.extents.runs
         ]
         # of two threads that map at once one keeps its mapping: no lock, which a fork could inherit in a locked state
         return self._mappings.setdefault(private, views)
@@ -270,7 +270,7 @@ class ExtentFile:
             views = self._views = self._map()
         if views:
             return self._view(views, index)
-        tokens = np.empty(self._shape, self._dtype)
+        tokens = np.empty(self.shape, self.dtype)
         self.read_into(index, tokens)
         tokens.flags.writeable = False
         return tokens
@@ -281,7 +281,7 @@ class ExtentFile:
             self._check_size(lseek(self._fd, 0, SEEK_END))
         if len(views) == 1:
             return views[0][index]  # type: ignore[no-any-return]
-        number, within = self._extents.locate(index)
+        number, within = self.extents.locate(index)
         return views[number][within]  # type: ignore[no-any-return]
 
     def read_into(self, index: int, out: TokenArray) -> None:
@@ -289,17 +289,17 @@ class ExtentFile:
         if self.access == "mmap":
             out[...] = self._view(self._views, index)
             return
-        offset = self._extents.offset(index)
-        if os.preadv(self._fd, (out,), offset) != self._extents.batch_bytes:
+        offset = self.extents.offset(index)
+        if os.preadv(self._fd, (out,), offset) != self.extents.batch_bytes:
             self._read_fully(out, offset)
 
     def read_range_into(self, start: int, out: TokenArray) -> None:
         """Fill `out`, shape `(count, B, S)`, with consecutive batches: one read per unpadded run they lie in."""
         done, count = 0, len(out)
         while done < count:
-            number, within = self._extents.locate(start + done)
-            run = self._extents.runs[number]
-            packed = run.stride == self._extents.batch_bytes
+            number, within = self.extents.locate(start + done)
+            run = self.extents.runs[number]
+            packed = run.stride == self.extents.batch_bytes
             take = min(count - done, run.num_batches - within) if packed else 1
             self._read_fully(out[done : done + take], run.base + within * run.stride)
             done += take
@@ -307,9 +307,9 @@ class ExtentFile:
     def flat(self) -> TokenArray | None:
         """Return the tokens of all batches as one 1-D view, if they may be mapped and lie one after the other."""
         if self._flat is None:
-            if self._extents.packed and not self._views:
+            if self.extents.packed and not self._views:
                 self._views = self._map()
-            if not self._extents.packed or not self._views:
+            if not self.extents.packed or not self._views:
                 return None
             self._flat = self._views[0].reshape(-1)
         self._check_size(lseek(self._fd, 0, SEEK_END))
@@ -320,17 +320,17 @@ class ExtentFile:
         """Where `flat` lies, if there is one: the descriptor, and the first byte and the one behind the last."""
         if self.flat() is None:
             return None
-        return self._fd, self._extents.runs[0].base, self._end
+        return self._fd, self.extents.runs[0].base, self._end
 
     def read_tokens_into(self, start: int, out: TokenArray) -> None:
         """Fill 1-D `out` with consecutive tokens, counted over all batches."""
-        batch_tokens, itemsize = self._shape[0] * self._shape[1], self._dtype.itemsize
+        batch_tokens, itemsize = self.shape[0] * self.shape[1], self.dtype.itemsize
         done = 0
         while done < len(out):
             batch, token = divmod(start + done, batch_tokens)
-            number, within = self._extents.locate(batch)
-            run = self._extents.runs[number]
-            whole = run.num_batches - within if run.stride == self._extents.batch_bytes else 1
+            number, within = self.extents.locate(batch)
+            run = self.extents.runs[number]
+            whole = run.num_batches - within if run.stride == self.extents.batch_bytes else 1
             take = min(len(out) - done, whole * batch_tokens - token)
             self._read_fully(out[done : done + take], run.base + within * run.stride + token * itemsize)
             done += take
@@ -343,13 +343,13 @@ class ExtentFile:
             rows = tokens.reshape(-1, record_tokens)
             rows.take(records, axis=0, out=out, mode="clip")  # "clip" lets numpy write into `out` without a buffer
             return
-        per_batch = self._shape[0] * self._shape[1] // record_tokens
+        per_batch = self.shape[0] * self.shape[1] // record_tokens
         batches, rows_in_batch = np.divmod(records, per_batch)
         follows = (np.diff(records) == 1) & (np.diff(batches) == 0)
         starts = [0, *(np.flatnonzero(~follows) + 1).tolist()]
         for start, stop in zip(starts, [*starts[1:], len(records)], strict=True):
-            row_bytes = int(rows_in_batch[start]) * record_tokens * self._dtype.itemsize
-            self._read_fully(out[start:stop], self._extents.offset(int(batches[start])) + row_bytes)
+            row_bytes = int(rows_in_batch[start]) * record_tokens * self.dtype.itemsize
+            self._read_fully(out[start:stop], self.extents.offset(int(batches[start])) + row_bytes)
 
     def read_private(self, index: int) -> npt.NDArray[Any]:
         """Return batch `index` writable and signed: a view of a private mapping, or fresh where nothing is mapped.
@@ -366,16 +366,16 @@ class ExtentFile:
             if len(views) == 1:
                 return views[0][index]  # type: ignore[no-any-return]
             return self._view(views, index)
-        tokens = np.empty(self._shape, self._dtype)
+        tokens = np.empty(self.shape, self.dtype)
         self.read_into(index, tokens)
-        return tokens.view(signed(self._dtype))
+        return tokens.view(signed(self.dtype))
 
     def will_need(self, index: int, count: int = 1) -> None:
         """Ask the kernel to read batches into the page cache, without waiting: those that lie together at once."""
-        batch_bytes = self._extents.batch_bytes
+        batch_bytes = self.extents.batch_bytes
         while count:
-            number, within = self._extents.locate(index)
-            base, stride, num_batches = self._extents.runs[number]
+            number, within = self.extents.locate(index)
+            base, stride, num_batches = self.extents.runs[number]
             take = min(count, num_batches - within) if batch_bytes <= stride < 2 * batch_bytes else 1
             length = (take - 1) * stride + batch_bytes
             os.posix_fadvise(self._fd, base + within * stride, length, os.POSIX_FADV_WILLNEED)
@@ -384,7 +384,7 @@ class ExtentFile:
     def is_cached(self, index: int) -> bool:
         """Return whether the first page of batch `index` is in the page cache: a read that may not wait."""
         try:
-            return os.preadv(self._fd, (bytearray(1),), self._extents.offset(index), os.RWF_NOWAIT) == 1
+            return os.preadv(self._fd, (bytearray(1),), self.extents.offset(index), os.RWF_NOWAIT) == 1
         except (OSError, AttributeError):  # it would wait, or this system cannot tell
             return False
 

@@ -27,7 +27,7 @@ from zb_hdf5.errors import ConvertError
 from zb_hdf5.formats.hdf5.aligned import AlignedFile, Rows, field_specs
 from zb_hdf5.formats.hdf5.file import CREATOR, create_texts
 from zb_hdf5.formats.hdf5.writer import batches_attributes
-from zb_hdf5.formats.registry import fields_beside
+from zb_hdf5.formats.sidecar import fields_path
 from zb_hdf5.spec import FIELDS_FORMAT, HDF5_VERSION, StoreMeta, as_stored, batches_ahead, field_column
 
 
@@ -117,7 +117,7 @@ class WriterWithFields(BatchWriter):
         self._tokens = writer_class(path, replace(meta, fields=()), **options)
         kept = {key: options[key] for key in ("expected_batches", "overwrite", "durable") if key in options}
         try:
-            self._fields = FieldsFile(fields_beside(path), meta, **kept)
+            self._fields = FieldsFile(fields_path(path), meta, **kept)
         except BaseException:
             self._tokens.abort()
             raise

@@ -131,12 +131,25 @@ class FileFormat:
     def open(self, path: Path, **options: Any) -> BatchReader:
         """Open a file of this format, with the fields that lie beside it; `options` are those of its reader."""
         reader = self.reader_class()(path, **options)
-        beside = fields_beside(path)
-        if beside.exists():
-            from zb_hdf5.formats.hdf5.fields import attach_fields
-
-            attach_fields(reader, beside)
+        try:
+            self._attach_fields(reader, path)
+        except BaseException:
+            reader.close()
+            raise
         return reader
+
+    @staticmethod
+    def _attach_fields(reader: BatchReader, path: Path) -> None:
+        from zb_hdf5.core.publishing import PARTIAL_SUFFIX, partial_path
+        from zb_hdf5.formats.sidecar import fields_path
+
+        published = fields_path(path.with_name(path.name.removesuffix(PARTIAL_SUFFIX)))
+        for beside in (published, partial_path(published)):
+            if beside.exists() and (reader.complete or beside != published):
+                from zb_hdf5.formats.hdf5.fields import attach_fields
+
+                attach_fields(reader, beside)
+                return
 
     def begin(self, path: str | os.PathLike[str], meta: StoreMeta, **options: Any) -> BatchWriter:
         """Begin a file of this format, and one beside it where it has no place for fields; see `FileWriter`."""
@@ -149,6 +162,11 @@ class FileFormat:
     def stream_writer_class(self) -> Callable[..., HDF5ShardWriter] | None:
         """Return what writes a token stream, or None if no file of this format holds one."""
         return cast("Callable[..., HDF5ShardWriter]", _load(self.stream_writer)) if self.stream_writer else None
+
+    @property
+    def default_dtype(self) -> str:
+        """The dtype of new tokens: uint32 where other readers know no other one, else "auto", what fits."""
+        return "uint32" if self.uint16_note else "auto"
 
     def has_magic(self, head: bytes) -> bool:
         """Return whether the first `HEAD_BYTES` of a file are those of this format."""
@@ -178,7 +196,9 @@ class FileFormat:
             Shape and dtype of the batches, for a file whose header was never written.
         """
         if self.broken:
-            return cast("BrokenFile", _load(self.broken)(path, shape))
+            found = cast("BrokenFile", _load(self.broken)(path, shape))
+            self._attach_fields(found.reader, path)
+            return found
         from zb_hdf5.columns.broken import open_unfinished
 
         return open_unfinished(open_chunks(path))
@@ -214,6 +234,9 @@ class FileFormat:
         return list(_load(self.fact_lines)(facts)) if self.fact_lines else []
 
 
+_UINT16_BATCH: Final = (
+    "uint16 .batch files are an extension: other ZeroBatch v2 readers take the ids for uint32 and return wrong ones"
+)
 _ROWS: Final = (
     FileFormat(
         "batch",
@@ -226,8 +249,7 @@ _ROWS: Final = (
         as_target=("a .batch store", "train-batch"),
         has_sidecar=True,
         stamped_as="hdf5",
-        uint16_note="uint16 .batch files are an extension: other ZeroBatch v2 readers take the ids for uint32 and "
-        "return wrong ones",
+        uint16_note=_UINT16_BATCH,
         size="zb_hdf5.formats.native:stored_bytes",
         broken="zb_hdf5.formats.native:open_broken",
         checks=("zb_hdf5.formats.face:check_face",),
@@ -266,6 +288,7 @@ _ROWS: Final = (
         variant_of="batch",
         variant_help="Make files that are HDF5 files as well.",
         has_sidecar=True,
+        uint16_note=_UINT16_BATCH,
         size="zb_hdf5.formats.native:stored_bytes",
         requirement="zb_hdf5.formats.dual:require_whole_records",
         recognised="zb_hdf5.formats.face:is_stamped",
@@ -334,7 +357,7 @@ def detect_backends(path: str | os.PathLike[str]) -> list[str]:
 def open_chunks(path: Path) -> BatchReader:
     """Open a file as what is stored in it: its batches, or the chunks of a stream. Raises as `detect_backends`."""
     row = FORMATS[detect_backend(path)]
-    return cast("BatchReader", _load(row.stream_reader if row.holds_stream(path) else row.reader)(path))
+    return cast("BatchReader", _load(row.stream_reader)(path)) if row.holds_stream(path) else row.open(path)
 
 
 def format_of(path: Path) -> FileFormat:
@@ -376,14 +399,9 @@ def variants_of(name: str) -> list[FileFormat]:
 
 def field_file(path: str, backend: str) -> str:
     """Return the file that holds the fields of a file of tokens: itself, or one beside it."""
-    return path if FORMATS[backend].holds_fields else str(fields_beside(Path(path)))
+    from zb_hdf5.formats.sidecar import fields_path
 
-
-def fields_beside(path: Path) -> Path:
-    """Return where the fields of a file lie that has no place for them."""
-    from zb_hdf5.spec import FIELDS_SUFFIX
-
-    return path.with_name(path.name + FIELDS_SUFFIX)
+    return path if FORMATS[backend].holds_fields else str(fields_path(Path(path)))
 
 
 def _load(target: str) -> Any:

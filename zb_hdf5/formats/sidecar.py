@@ -13,12 +13,17 @@ from zb_hdf5.core.digests import batch_crc32s, crc32_array
 from zb_hdf5.core.files import regular
 from zb_hdf5.core.publishing import PARTIAL_SUFFIX, write_atomically
 from zb_hdf5.errors import FormatError, UnverifiableError
-from zb_hdf5.spec import CRC32_SUFFIX
+from zb_hdf5.spec import CRC32_SUFFIX, FIELDS_SUFFIX
 
 
 def crc32_path(path: Path) -> Path:
     """Return where a store keeps the crc32 rows of a file."""
     return path.with_name(path.name + CRC32_SUFFIX)
+
+
+def fields_path(path: Path) -> Path:
+    """Return where the fields of a file lie that has no place for them."""
+    return path.with_name(path.name + FIELDS_SUFFIX)
 
 
 def no_crc32_file(path: Path) -> str:

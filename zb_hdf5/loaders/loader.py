@@ -84,8 +84,9 @@ class Loader:
         True: yield `(x, y)`, the records without their last and without their first token: views of one tensor.
     tokenizer
         As for `load_tokenizer`, or a tokenizer: refuse a store whose tokens another one has made.
-    follow
-        False: a `FollowingLoader` waits for the batches of a live writer, and a `TextLoader` tokenizes text.
+    follow, batch_by
+        False and "records": a `FollowingLoader` waits for the batches of a live writer, a `DocumentLoader` gives whole
+        documents of a stream, and a `TextLoader` tokenizes text.
 
     Raises
     ------
@@ -132,8 +133,9 @@ class Loader:
         targets: bool = False,
         tokenizer: str | Tokenizer | None = None,
         follow: bool = False,
+        batch_by: str = "records",
     ) -> None:
-        _refuse_other_loaders(backend, follow)
+        _refuse_other_loaders(backend, follow, batch_by)
         if not isinstance(source, BatchReader):
             shape: dict[str, Any] = {}
             if batch_size is not None and seq_len is not None and is_stream(Path(source), backend):
@@ -400,8 +402,13 @@ class Loader:
         return {**self.__dict__, "_forever": None, "_reading": None}
 
 
-def _refuse_other_loaders(backend: str, follow: bool) -> None:
+def _refuse_other_loaders(backend: str, follow: bool, batch_by: str) -> None:
     """Name the class to use instead: each loader is made by its own name."""
+    if batch_by != "records":
+        raise ArgumentError(
+            f"batch_by={batch_by!r}: expected 'records'; make a DocumentLoader(path, collate=...), which gives "
+            "whole documents of a stream, padded or packed"
+        )
     if follow:
         raise ArgumentError("follow=True: make a FollowingLoader(path, timeout_s=...), which waits for new batches")
     if backend == "parquet":

@@ -14,6 +14,7 @@ KINDS: Final = {
     "loader": "a Loader",
     "mixture": "a MixedLoader",
     "text": "a TextLoader",
+    "documents": "a DocumentLoader",
     "batches": "the dataset() of a Loader",
     "steps": "the sampler of a dataset()",
     "windows": "a SlidingWindowDataloader",

@@ -28,13 +28,11 @@ from zb_hdf5.loaders.ranks import resolve_rank
 from zb_hdf5.loaders.states import MAX_COUNT, STATE_VERSION, require_count, require_fields, require_kind, require_same
 from zb_hdf5.spec import DEFAULT_SPLIT
 from zb_hdf5.text.documents import ParquetFile
-from zb_hdf5.text.tokenizers import DEFAULT_BOUNDARY, Tokenizer, load_tokenizer
+from zb_hdf5.text.tokenizers import BOUNDARY_POSITIONS, DEFAULT_BOUNDARY, Tokenizer, load_tokenizer, with_boundaries
 
 if TYPE_CHECKING:
     import torch
 
-#: Where the boundary token stands.
-BOUNDARY_POSITIONS: Final = ("before", "after")
 SPLITS: Final = (DEFAULT_SPLIT, "val")
 #: Batches that "auto" makes ahead.
 AUTO_PREFETCH: Final = 2
@@ -106,7 +104,7 @@ class TokenRun:
         self.row_groups = dict(list(enumerate(all_groups))[rank::world_size])
         self.start = Place(0, rank, 0, 0)
         self._tokenizer, self._num_threads = tokenizer, num_threads
-        self._boundary, self._is_before = boundary_token_id, boundary_position == "before"
+        self._boundary = (boundary_token_id, boundary_position)
 
     def batches(self, place: Place, tokens: int, overlap: int) -> Iterator[tuple[npt.NDArray[np.uint32], Place]]:
         """Return runs of `tokens + overlap` tokens, each `tokens` after the one before, and the place of the next.
@@ -162,9 +160,8 @@ class TokenRun:
             document += len(block.texts) - len(texts)
             for some in _runs(texts):
                 tokens, lengths = self._tokenizer.encode(some, self._num_threads)
-                ends = np.cumsum(lengths)
-                with_boundaries = np.insert(tokens, ends - lengths if self._is_before else ends, self._boundary)
-                yield Piece(epoch, number, document, with_boundaries, ends + np.arange(1, len(ends) + 1))
+                tokens, lengths = with_boundaries(tokens, lengths, *self._boundary)
+                yield Piece(epoch, number, document, tokens, np.cumsum(lengths))
                 document += len(some)
         if document < skip:
             raise StateError(

@@ -72,6 +72,16 @@ class _Chunks:
             raise FormatError(f"{self.reader.path}: changed while it was read; run it again")
         return chunks
 
+    def read_fields(self, start: int, stop: int) -> dict[str, TokenArray]:
+        """Return the values of good chunks: of each field, shape `(count * B * S, ...)`."""
+        found = {}
+        for field in self.reader.meta.fields:
+            reader = self.reader.field(field.name)
+            values = np.empty((stop - start, *reader.meta.shape), reader.dtype)
+            reader.read_batches_into(start, values)
+            found[field.name] = values.reshape(-1, *field.shape)
+        return found
+
 
 def _crc32(reader: BatchReader, number: int, chunk: TokenArray) -> int:
     """Return the crc32 of a chunk: of its tokens, without what fills up the last one of a stream."""
@@ -87,11 +97,12 @@ def _examine(broken: BrokenFile) -> _Chunks:
     reader, stored, reason = broken
     found = _Chunks(reader, [], [], reason)
     whole, total = hashlib.sha256(), reader.num_batches
+    bad_values = _bad_values(reader)
     for number, chunk in _chunks_or_none(reader):
         found.crc32.append(-1 if chunk is None else _crc32(reader, number, chunk))
         if chunk is not None:
             whole.update(_tokens_of(reader, number, chunk))
-        if chunk is None or (stored is not None and found.crc32[-1] != stored[number]):
+        if chunk is None or number in bad_values or (stored is not None and found.crc32[-1] != stored[number]):
             if not reader.complete:
                 found.bad = list(range(number, total))
                 found.reason += f"; {reader.name_of(number)} is bad, and {total - number:,} are lost with it"
@@ -99,15 +110,30 @@ def _examine(broken: BrokenFile) -> _Chunks:
             found.bad.append(number)
     bad = len(found.bad)
     same = reader.sha256 == whole.hexdigest()
-    if bad and same:
+    if bad and same and not bad_values:
         found.bad, found.reason = [], f"{bad:,} stored crc32 are bad, no token is"
     elif bad:
-        unit = "chunks" if isinstance(reader, HDF5StreamReader) else "batches"
-        found.reason = "; ".join([*filter(None, [reason]), f"{bad:,} {unit} do not have the tokens that were written"])
+        unit = "chunk" if isinstance(reader, HDF5StreamReader) else "batch"
+        found.reason = _joined(reason, f"the tokens of {counted(bad, unit)} are not those that were written")
     elif reader.sha256 is not None and not same:
-        wrong = "its sha256 is not that of its tokens, though each crc32 is right"
-        found.reason = "; ".join([*filter(None, [reason]), wrong])
+        found.reason = _joined(reason, "its sha256 is not that of its tokens, though each crc32 is right")
     return found
+
+
+def _joined(*reasons: str) -> str:
+    return "; ".join(filter(None, reasons))
+
+
+def _bad_values(reader: BatchReader) -> set[int]:
+    """Return the chunks in which the values of a field are not those that were written."""
+    bad = set[int]()
+    for field in reader.meta.fields:
+        values = reader.field(field.name)
+        stored = values.stored_crc32()
+        for number, chunk in _chunks_or_none(values):
+            if chunk is None or stored is None or _crc32(values, number, chunk) != stored[number]:
+                bad.add(number)
+    return bad
 
 
 def _chunks_or_none(reader: BatchReader) -> Iterator[tuple[int, TokenArray | None]]:
@@ -186,10 +212,12 @@ class _Batches(Salvage):
         self.kept_tokens = self.kept * self.reader.meta.batch_tokens
 
     def copy(self, path: Path, *, overwrite: bool) -> None:
-        writer_class = BACKENDS[backend_of_suffix(path)].writer_class()
-        with writer_class(path, self.reader.meta, expected_batches=self.kept, overwrite=overwrite) as writer:
-            for batches in self._tokens():
-                writer.write(batches)
+        row, meta = BACKENDS[backend_of_suffix(path)], self.reader.meta
+        with row.begin(path, meta, expected_batches=self.kept, overwrite=overwrite) as writer:
+            for start, stop in self._groups():
+                batches, values = self._chunks.read(start, stop), self._chunks.read_fields(start, stop)
+                fields = {f.name: values[f.name].reshape(*batches.shape, *f.shape) for f in meta.fields}
+                writer.write(batches, fields)
             self._copy_documents(path, writer.sha256())
 
     def _copy_documents(self, path: Path, tokens_sha256: str) -> None:
@@ -216,11 +244,14 @@ class _Batches(Salvage):
     def _has_units(self, other: BatchReader) -> bool:
         return other.meta.shape == self.reader.meta.shape
 
-    def _tokens(self) -> Iterator[TokenArray]:
+    def _groups(self) -> Iterator[tuple[int, int]]:
         step = max(1, GROUP_BYTES // self.reader.meta.batch_bytes)
         for start, stop in self._chunks.good_runs():
             for first in range(start, stop, step):
-                yield self._chunks.read(first, min(first + step, stop))
+                yield first, min(first + step, stop)
+
+    def _tokens(self) -> Iterator[TokenArray]:
+        return (self._chunks.read(start, stop) for start, stop in self._groups())
 
 
 class _Documents(Salvage):
@@ -229,7 +260,7 @@ class _Documents(Salvage):
     def __init__(self, chunks: _Chunks, reader: HDF5StreamReader) -> None:
         super().__init__(chunks)
         self._offsets, trouble = _offsets_of(reader, chunks)
-        self.reason = "; ".join(filter(None, [self.reason, trouble]))
+        self.reason = _joined(self.reason, trouble)
         starts, ends = self._offsets[:-1], self._offsets[1:]
         chunk_tokens, bad = reader.meta.chunk_tokens, np.array(chunks.bad, np.int64)
         first_bad = bad.searchsorted(starts // chunk_tokens)  # the bad chunks that a document touches
@@ -251,11 +282,14 @@ class _Documents(Salvage):
         codec = {"spans_codec": table.spans_codec} if table else {}
         with writer_class(
             path, dtype=meta.dtype.name, chunk_tokens=meta.chunk_tokens, boundary_token_id=meta.boundary_token_id,
-            vocab_size=meta.vocab_size, tokenizer=meta.tokenizer, overwrite=overwrite, **codec,
+            vocab_size=meta.vocab_size, tokenizer=meta.tokenizer, overwrite=overwrite, fields=meta.fields, **codec,
         ) as writer:  # fmt: skip
-            for (first, stop), tokens in zip(self._groups(), self._tokens(), strict=True):
+            for first, stop in self._groups():
+                chunks, here = self._place(first, stop)
+                tokens = self._chunks.read(*chunks).reshape(-1)[here]
+                fields = {name: values[here] for name, values in self._chunks.read_fields(*chunks).items()}
                 rows = None if table is None else table.rows(first, stop)
-                writer.write_documents(tokens, self._lengths[done : done + stop - first], documents=rows)
+                writer.write_documents(tokens, self._lengths[done : done + stop - first], fields, documents=rows)
                 done += stop - first
         if table is not None:
             table.close()
@@ -277,12 +311,17 @@ class _Documents(Salvage):
                 first = stop
 
     def _tokens(self) -> Iterator[TokenArray]:
-        chunk_tokens = self.reader.meta.chunk_tokens
         for first, stop in self._groups():
-            start, end = self._offsets[[first, stop]].tolist()
-            chunk = start // chunk_tokens
-            chunks = self._chunks.read(chunk, max(chunk, -(-end // chunk_tokens)) if start < end else chunk)
-            yield chunks.reshape(-1)[start - chunk * chunk_tokens : end - chunk * chunk_tokens]
+            chunks, here = self._place(first, stop)
+            yield self._chunks.read(*chunks).reshape(-1)[here]
+
+    def _place(self, first: int, stop: int) -> tuple[tuple[int, int], slice]:
+        """Return the chunks that documents lie in, and which of their tokens these are."""
+        chunk_tokens = self.reader.meta.chunk_tokens
+        start, end = self._offsets[[first, stop]].tolist()
+        chunk = start // chunk_tokens
+        behind = -(-end // chunk_tokens) if start < end else chunk
+        return (chunk, behind), slice(start - chunk * chunk_tokens, end - chunk * chunk_tokens)
 
 
 def _offsets_of(reader: HDF5StreamReader, chunks: _Chunks) -> tuple[npt.NDArray[np.int64], str]:
@@ -295,10 +334,8 @@ def _offsets_of(reader: HDF5StreamReader, chunks: _Chunks) -> tuple[npt.NDArray[
     except (FormatError, ChecksumError) as error:
         boundary = reader.meta.boundary_token_id
         if reader.complete and not chunks.bad and boundary != NO_BOUNDARY:
-            places = np.concatenate([
-                number * reader.meta.chunk_tokens + np.flatnonzero(tokens.reshape(-1) == boundary)
-                for number, tokens in reader.groups()
-            ])  # fmt: skip
+            groups = ((number * reader.meta.chunk_tokens, tokens.reshape(-1)) for number, tokens in reader.groups())
+            places = np.fromiter((at for first, t in groups for at in first + np.flatnonzero(t == boundary)), np.int64)
             for found in (np.append(0, places + 1), np.append(places, reader.token_count)):  # it ends or begins one
                 if reader.has_written(found.astype("<u8")):
                     return found, "the places of its documents are damaged: its boundary tokens gave them back"

@@ -177,7 +177,7 @@ class ShardIndex:
         values = {
             **table.values,
             "path": list(map(field_file, table.values["path"], table.values["backend"])),
-            "token_count": table.values["num_batches"] * meta.batch_tokens,
+            "token_count": table.values["token_count"] * (meta.batch_tokens // self.meta.batch_tokens),
             **facts,
         }
         columns = {

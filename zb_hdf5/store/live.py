@@ -17,7 +17,15 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.columns.reader import BatchReader
-from zb_hdf5.columns.writer import BatchWriter, FieldArrays, ShardInfo, as_batches, require_batches, stored_fields
+from zb_hdf5.columns.writer import (
+    BatchWriter,
+    FieldArrays,
+    FieldDigest,
+    ShardInfo,
+    as_batches,
+    require_batches,
+    stored_fields,
+)
 from zb_hdf5.core.digests import crc32_array
 from zb_hdf5.errors import ArgumentError, ClosedError, ConvertError
 from zb_hdf5.formats.hdf5.writer import HDF5BatchWriter
@@ -200,7 +208,8 @@ class LiveStoreWriter(BatchWriter):
         expected = min(self.shard_batches, CRC32_CHUNK_ROWS)
         shard = _GrowingShard(self.folder / name, self.index.meta, expected_batches=expected, durable=self._durable)
         try:
-            growing = ShardEntry(name, shard.backend, 0, 0, 0, NO_SHA256, complete=False)
+            fields = {field.name: FieldDigest() for field in self.meta.fields}
+            growing = ShardEntry(name, shard.backend, 0, 0, 0, NO_SHA256, complete=False, fields=fields)
             self._save(replace(self.index, shards=(*finished, growing)))
         except BaseException:
             shard.remove()

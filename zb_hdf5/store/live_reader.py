@@ -5,14 +5,18 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.columns.source import BatchSource
 from zb_hdf5.core.publishing import partial_path
 from zb_hdf5.errors import FormatError, UnavailableError
+from zb_hdf5.formats.hdf5.fields import HDF5FieldReader
 from zb_hdf5.formats.hdf5.reader import HDF5BatchReader
-from zb_hdf5.spec import INDEX_NAME
+from zb_hdf5.spec import INDEX_NAME, StoreMeta
 from zb_hdf5.store.index import ShardIndex
 from zb_hdf5.store.shards import ShardedReader, ShardedSource
 from zb_hdf5.store.table import ShardEntry
@@ -40,7 +44,9 @@ class LiveReader(ShardedReader):
 
     def __init__(self, path: str | os.PathLike[str], **options: Any) -> None:
         path = Path(path)
-        self._seen = _signature(path / INDEX_NAME if path.is_dir() else path)  # before the index is read: never too new
+        index = path / INDEX_NAME if path.is_dir() else path
+        # before the index is read: never too new; one that was read already may be too old
+        self._seen = None if "index" in options else _signature(index)
         super().__init__(path, **options)
         try:
             self.refresh()
@@ -51,6 +57,10 @@ class LiveReader(ShardedReader):
     @staticmethod
     def _open_source(folder: Path, index: ShardIndex, access: str, verify: str) -> LiveSource:
         return LiveSource(folder, index, access, verify)
+
+    def _newest_index(self) -> ShardIndex:
+        index = ShardIndex.load(self.path)
+        return index if self.meta.field is None else index.of_field(self.meta.field.name)
 
     def refresh(self) -> int:
         """See what the writer has committed since; return `num_batches`."""
@@ -64,7 +74,7 @@ class LiveReader(ShardedReader):
 
     def _look(self, source: LiveSource) -> int:
         seen = _signature(self.path / INDEX_NAME)
-        index = self.index if seen == self._seen else ShardIndex.load(self.path)
+        index = self.index if seen == self._seen else self._newest_index()
         if index.live_id != self.index.live_id:  # its batches may have other numbers
             raise FormatError(
                 f"{self.path}: was replaced or repaired: expected live_id {self.index.live_id!r}, "
@@ -74,6 +84,8 @@ class LiveReader(ShardedReader):
         self.index, self._seen = index, seen
         if index.complete:
             self.complete, self.sha256 = True, index.sha256
+        for field in self._fields.values():  # after the tokens: they are never behind them
+            field.refresh()
         return self.num_batches
 
 
@@ -82,7 +94,7 @@ class LiveSource(ShardedSource):
 
     def _reset(self) -> None:
         super()._reset()
-        self._followed: tuple[int, str, HDF5BatchReader] | None = None  # process, shard, its reader
+        self._followed: tuple[int, str, BatchReader] | None = None  # process, shard, its reader
 
     def refresh(self, index: ShardIndex) -> int:
         """See what was committed since, under the newest index; return how many batches there are."""
@@ -98,7 +110,7 @@ class LiveSource(ShardedSource):
         entry = self._index.shards[shard]
         return super()._source(shard, batch) if entry.complete else self._follow(entry)._source
 
-    def _follow(self, entry: ShardEntry) -> HDF5BatchReader:
+    def _follow(self, entry: ShardEntry) -> BatchReader:
         """Return the reader of the growing shard, opened once in each process.
 
         That of the last one closes when no thread reads from it any more.
@@ -106,7 +118,7 @@ class LiveSource(ShardedSource):
         with self._lock:
             process = os.getpid()
             if self._followed is None or self._followed[:2] != (process, entry.path):
-                reader = _open_growing(self._folder / entry.path, self._access, self._verify)
+                reader = _open_growing(self._folder / entry.path, self._index.meta, self._access, self._verify)
                 if (reader.meta.shape, reader.dtype) != (self._index.meta.shape, self._index.meta.dtype):
                     reader.close()
                     raise FormatError(
@@ -124,8 +136,8 @@ class LiveSource(ShardedSource):
         return {name: value for name, value in super().__getstate__().items() if name != "_followed"}
 
 
-def _open_growing(path: Path, access: str, verify: str) -> HDF5BatchReader:
-    """Open the growing shard `path`, under the name that it has at this moment.
+def _open_growing(path: Path, meta: StoreMeta, access: str, verify: str) -> BatchReader:
+    """Open the growing shard `path`, or its field that `meta` describes, under the name that it has at this moment.
 
     Raises
     ------
@@ -134,15 +146,17 @@ def _open_growing(path: Path, access: str, verify: str) -> HDF5BatchReader:
     """
     for wait_s in RETRY_WAITS_S:
         with contextlib.suppress(FormatError, UnavailableError):  # opened while it was closed, perhaps
-            return _open_now(path, access, verify)
+            return _open_now(path, meta, access, verify)
         time.sleep(wait_s)
-    return _open_now(path, access, verify)
+    return _open_now(path, meta, access, verify)
 
 
-def _open_now(path: Path, access: str, verify: str) -> HDF5BatchReader:
+def _open_now(path: Path, meta: StoreMeta, access: str, verify: str) -> BatchReader:
+    open_file: Callable[..., BatchReader]
+    open_file = HDF5BatchReader if meta.field is None else partial(HDF5FieldReader, name=meta.field.name)
     with contextlib.suppress(FileNotFoundError):
-        return HDF5BatchReader(partial_path(path), access=access, verify=verify)
-    return HDF5BatchReader(path, access=access, verify=verify)
+        return open_file(partial_path(path), access=access, verify=verify)
+    return open_file(path, access=access, verify=verify)
 
 
 def _signature(path: Path) -> tuple[int, int, int]:

@@ -10,14 +10,17 @@ import numpy.typing as npt
 
 from zb_hdf5.columns.source import BatchSource
 from zb_hdf5.core.extents import ExtentFile, Extents
+from zb_hdf5.core.files import Identity
 from zb_hdf5.errors import ChecksumError, FormatError, IncompleteError, UnverifiableError
 from zb_hdf5.formats.sidecar import read_crc32_file
 from zb_hdf5.spec import BATCHES_LAYOUT, CRC32, CRC32_CHUNK_ROWS, INDEX_NAME, NOT_KNOWN, StoreMeta, TokenArray
 from zb_hdf5.store.table import ShardEntry
 
 
-def open_proved(path: Path, entry: ShardEntry, meta: StoreMeta, access: str, batch: int) -> ExtentFile | None:
-    """Open a shard by what its index says of it, without HDF5, and prove it by `batch`.
+def open_proved(
+    path: Path, entry: ShardEntry, meta: StoreMeta, access: str, batch: int, identity: Identity | None = None
+) -> ExtentFile | None:
+    """Open a shard by what its index says of it, without HDF5, and prove it by `batch`, or by the identity it had.
 
     Returns None if the index does not say enough, or the file is not what it says.
 
@@ -26,9 +29,11 @@ def open_proved(path: Path, entry: ShardEntry, meta: StoreMeta, access: str, bat
     FormatError, OSError
         If there is no such file, or it is none.
     """
-    source = _open_by_index(path, entry, meta, access)
-    if source is not None and _problem(
-        entry, meta, _crc32_rows(source, path, entry), batch, tokens_of(source, entry, meta, batch)
+    source = _open_by_index(path, entry, meta, access, identity)
+    if (
+        source is not None
+        and identity is None
+        and _problem(entry, meta, _crc32_rows(source, path, entry), batch, tokens_of(source, entry, meta, batch))
     ):
         source.close()
         return None
@@ -64,7 +69,9 @@ def tokens_of(source: BatchSource, entry: ShardEntry, meta: StoreMeta, batch: in
     return tokens.reshape(-1)[: entry.token_count - batch * meta.batch_tokens]
 
 
-def _open_by_index(path: Path, entry: ShardEntry, meta: StoreMeta, access: str) -> ExtentFile | None:
+def _open_by_index(
+    path: Path, entry: ShardEntry, meta: StoreMeta, access: str, identity: Identity | None
+) -> ExtentFile | None:
     """Open a shard where the index says that its batches lie; None if it does not say, or they cannot be there."""
     extents = entry.extents(meta.column, meta.batch_bytes)
     if extents is None or entry.crc32 == NOT_KNOWN:
@@ -74,7 +81,7 @@ def _open_by_index(path: Path, entry: ShardEntry, meta: StoreMeta, access: str) 
     ):
         return None  # one batch proves the places of all only where they follow each other as ours do
     try:
-        source = ExtentFile(path, extents, meta.shape, meta.dtype, access)
+        source = ExtentFile(path, extents, meta.shape, meta.dtype, access, identity)
     except IncompleteError:
         return None
     if source.num_bytes == entry.num_bytes:

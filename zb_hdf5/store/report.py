@@ -16,6 +16,8 @@ class ShardReport:
     ----------
     sha256
         Computed from the bytes on disk; empty if they could not be read.
+    fields
+        Name -> sha256 of its values, computed from the bytes on disk.
     total_records
         Source records behind the batches, as the file says.
     document_count
@@ -36,6 +38,7 @@ class ShardReport:
     total_records: int = 0
     document_count: int = 0
     checks: list[str] = field(default_factory=list)
+    fields: dict[str, str] = field(default_factory=dict)
     missing: str = ""
     problem: ZbError | None = None
 

@@ -7,7 +7,6 @@ import pickle
 import threading
 from bisect import bisect_right
 from collections.abc import Sequence
-from functools import partial
 from itertools import accumulate, groupby
 from pathlib import Path
 from typing import Any, Final
@@ -94,16 +93,15 @@ class ShardedReader(BatchReader):
             self._beside = StoreDocuments(folder, index)
         self.backend = " and ".join(sorted(backends))
         self.sha256 = index.sha256 if index.complete else None
-        self._open_field = partial(self._open_field_of_store, folder, index, access, verify)
+        self._options: dict[str, Any] = {"access": access, "verify": verify}
 
     @staticmethod
     def _open_source(folder: Path, index: ShardIndex, access: str, verify: str) -> ShardedSource:
         return ShardedSource(folder, index, access, verify)
 
-    @classmethod
-    def _open_field_of_store(cls, folder: Path, index: ShardIndex, access: str, verify: str, name: str) -> BatchReader:
+    def _field_reader(self, name: str) -> BatchReader:
         """Read the values of a field as a store of its own, whose shards are the files that hold them."""
-        return cls(folder, access=access, verify=verify, index=index.of_field(name))
+        return type(self)(self.path, index=self.index.of_field(name), **self._options)
 
     def _compute_fingerprint(self) -> str:
         if self.index.live_id:

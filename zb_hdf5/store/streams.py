@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from zb_hdf5.columns.reader import BatchReader
+from zb_hdf5.columns.writer import FieldDigest
 from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError
 from zb_hdf5.formats.documents import DocumentPart, DocumentTable, part_of
 from zb_hdf5.formats.pieces import PiecesFile
@@ -101,11 +102,12 @@ def document_tables(paths: Sequence[Path], entries: Sequence[ShardEntry]) -> tup
 
 def _likeness(meta: StoreMeta) -> str:
     """Say what all files of a store have in common; a `.batch` knows neither vocabulary nor tokenizer."""
+    fields = "".join(f", {field.name} {field.dtype}{field.shape or ''}" for field in meta.fields)
     if meta.layout != STREAM_LAYOUT:
-        return f"{meta.shape} {meta.dtype.name}"
+        return f"{meta.shape} {meta.dtype.name}{fields}"
     return (
         f"a stream of {meta.dtype.name} in chunks of {meta.chunk_tokens:,} tokens, boundary token "
-        f"{meta.boundary_token_id}, vocabulary {meta.vocab_size:,}, tokenizer {meta.tokenizer or 'unknown'}"
+        f"{meta.boundary_token_id}, vocabulary {meta.vocab_size:,}, tokenizer {meta.tokenizer or 'unknown'}{fields}"
     )
 
 
@@ -120,13 +122,22 @@ def entry_of(reader: BatchReader, split: str | None = None) -> ShardEntry:
     if FORMATS[reader.backend].has_sidecar:
         ensure_crc32_file(reader)
     crc32, documents = reader.stored_crc32(), reader.meta.document_count
+    fields = {field.name: reader.field(field.name) for field in reader.meta.fields}
+    digests = {name: _digest_of(field) for name, field in fields.items()}
+    columns = reader.columns | {column: runs for field in fields.values() for column, runs in field.columns.items()}
     pieces, known_split = _pieces_of(reader) if reader.has_pieces else (None, DEFAULT_SPLIT)
     return ShardEntry(
         reader.path.name, reader.backend, reader.path.stat().st_size, reader.num_batches, reader.token_count,
         reader.sha256 or reader.token_sha256(), NOT_KNOWN if crc32 is None else zlib.crc32(crc32),
         documents if documents or reader.meta.layout == STREAM_LAYOUT else NOT_KNOWN, split or known_split,
-        columns=reader.columns, pieces=pieces,
+        columns=columns, fields=digests, pieces=pieces,
     )  # fmt: skip
+
+
+def _digest_of(field: BatchReader) -> FieldDigest:
+    crc32 = field.stored_crc32()
+    known = NOT_KNOWN if crc32 is None else zlib.crc32(crc32)
+    return FieldDigest(field.path.stat().st_size, field.sha256 or field.token_sha256(), known)
 
 
 def _pieces_of(reader: BatchReader) -> tuple[PiecesInfo, str]:

@@ -158,7 +158,7 @@ class ShardTable(Sequence[ShardEntry]):
             values[key] = np.array(found, np.int64) if kind is int else found
         names = dict.fromkeys(name for entry in entries for name in entry.columns)
         columns = {name: RunTable.of([entry.columns.get(name) for entry in entries]) for name in names}
-        fields = {name: [entry.fields.get(name, _GROWING_FIELD) for entry in entries] for name in _fields_of(entries)}
+        fields = {name: [entry.fields.get(name, FieldDigest()) for entry in entries] for name in _fields_of(entries)}
         known = [entry.pieces or NO_PIECES for entry in entries]
         sizes = np.array([each.num_bytes for each in known], np.int64)
         pieces = {"bytes": sizes, "sha256": [each.sha256 for each in known]} if (sizes >= 0).any() else None
@@ -242,10 +242,6 @@ class ShardTable(Sequence[ShardEntry]):
         if set(map(len, digests)) - {SHA256_CHARS} or not is_hexadecimal("".join(digests)):
             bad = next((digest for digest in digests if not is_sha256(digest)), "")
             raise FormatError(f"{where}: expected {SHA256_CHARS} hexadecimal digits in sha256, found {bad!r}")
-
-
-#: What is known of a field of a shard that grows.
-_GROWING_FIELD: Final = FieldDigest(0, NO_SHA256, NOT_KNOWN)
 
 
 def _fields_of(entries: list[ShardEntry]) -> list[str]:

@@ -18,12 +18,16 @@ from zb_hdf5.core.files import Identity
 from zb_hdf5.core.open_files import OpenFiles
 from zb_hdf5.core.paths import local_path
 from zb_hdf5.errors import ArgumentError, BatchIndexError, FormatError, IncompleteError
+from zb_hdf5.field import Field
 from zb_hdf5.formats.documents import DocumentPart, DocumentTable
 from zb_hdf5.formats.hdf5.stream_reader import (
+    ExtentTokens,
     StreamInspection,
     TokenFile,
     inspect_stream,
+    open_field_file,
     open_token_file,
+    read_chunk_crc32,
     read_doc_offsets,
 )
 from zb_hdf5.formats.npy import read_npy_header
@@ -32,11 +36,15 @@ from zb_hdf5.spec import (
     DOCUMENTS_SUFFIX,
     INDEX_NAME,
     NO_BOUNDARY,
+    NOT_KNOWN,
     StoreMeta,
     TokenArray,
     combine_sha256,
+    crc32_column,
 )
 from zb_hdf5.store.index import ShardIndex
+from zb_hdf5.store.proof import open_proved, require_proof
+from zb_hdf5.store.table import ShardEntry
 
 FINGERPRINT_SAMPLES: Final = 16
 SAMPLE_TOKENS: Final = 4096
@@ -85,6 +93,8 @@ class MmapTokenStore:
         self.boundary_token_id, self.vocab_size, self.tokenizer = NO_BOUNDARY, 0, ""
         self._sha256: list[str] = []
         self._index: ShardIndex | None = None
+        self._field: Field | None = None
+        self.fields: tuple[Field, ...] = ()
         self._identities: dict[int, Identity] = {}  # of the files that were open once
         folder = self.path.parent if self.path.name == INDEX_NAME else self.path
         if (folder / INDEX_NAME).exists():
@@ -125,6 +135,27 @@ class MmapTokenStore:
             meta.vocab_size,
             meta.tokenizer,
         )
+        self.fields = meta.fields
+
+    def field(self, name: str) -> MmapTokenStore:
+        """Return the values of a field as a store of their own: each token counts as `size` values of it.
+
+        Raises
+        ------
+        ArgumentError
+            If there is no such field.
+        """
+        found = next((field for field in self.fields if field.name == name), None)
+        if found is None:
+            known = ", ".join(field.name for field in self.fields) or "none is"
+            raise ArgumentError(f"{self.path}: expected a field that is stored ({known}), found {name!r}")
+        other = MmapTokenStore.__new__(MmapTokenStore)
+        other.__setstate__(self.__getstate__())
+        other._field, other.dtype, other.fields, other._identities, other._sha256 = found, found.dtype, (), {}, []
+        other._index = None if self._index is None else self._index.of_field(name)
+        other._starts = [start * found.size for start in self._starts]
+        other._firsts, other.num_tokens = np.array(other._starts[:-1]), other._starts[-1]
+        return other
 
     def _take_npy(self) -> list[int]:
         self.paths = npy_files(self.path)
@@ -155,12 +186,12 @@ class MmapTokenStore:
     @property
     def access(self) -> str:
         """The I/O path of the first file: "auto", "mmap", "pread" or "h5py"."""
-        return self._file(0).access
+        return self._file(0, 0).access
 
     @property
     def extents(self) -> Extents | None:
         """Where the chunks of the first file lie in it; None where only HDF5 knows."""
-        return self._file(0).extents
+        return self._file(0, 0).extents
 
     def pieces(self, start: int, stop: int) -> list[tuple[Path, int, int]]:
         """Return the files that hold tokens `start` to `stop`, and for each of them which of its own tokens."""
@@ -204,7 +235,7 @@ class MmapTokenStore:
             raise BatchIndexError(f"{self.path}: no tokens {start:,} to {stop:,}: it has {self.num_tokens:,}")
         number = bisect_right(self._starts, start) - 1
         if start < stop <= self._starts[number + 1]:
-            tokens = self._file(number).flat()
+            tokens = self._file(number, start).flat()
             if tokens is not None and tokens.dtype == self.dtype:
                 return tokens[start - self._starts[number] : stop - self._starts[number]]
         out = np.empty(stop - start, self.dtype)
@@ -216,7 +247,7 @@ class MmapTokenStore:
         done = 0
         while done < len(out):
             number = bisect_right(self._starts, start + done) - 1
-            file, within = self._file(number), start + done - self._starts[number]
+            file, within = self._file(number, start + done), start + done - self._starts[number]
             part = out[done : done + self._starts[number + 1] - start - done]
             if file.dtype == out.dtype:
                 file.read_into(within, part)
@@ -234,7 +265,7 @@ class MmapTokenStore:
         places = zip(files.tolist(), (starts - self._firsts[files]).tolist(), strict=True)
         for row, (number, start) in enumerate(places):
             if number not in mapped:
-                mapped[number] = self._file(number).flat()
+                mapped[number] = self._file(number, int(starts[row])).flat()
             tokens = mapped[number]
             if tokens is not None and start + length <= len(tokens):
                 out[row] = tokens[start : start + length]
@@ -244,12 +275,12 @@ class MmapTokenStore:
     def is_cached(self, start: int) -> bool:
         """Return whether a token can be read without waiting for a disk."""
         number = bisect_right(self._starts, start) - 1
-        return self._file(number).is_cached(start - self._starts[number])
+        return self._file(number, start).is_cached(start - self._starts[number])
 
     def will_need(self, start: int) -> None:
         """Announce that the chunk of a token will be read soon."""
         number = bisect_right(self._starts, start) - 1
-        self._file(number).will_need(start - self._starts[number])
+        self._file(number, start).will_need(start - self._starts[number])
 
     @property
     def doc_offsets(self) -> npt.NDArray[np.uint64]:
@@ -313,12 +344,18 @@ class MmapTokenStore:
         start, stop = self.doc_offsets[number : number + 2].tolist()
         return self.get_slice(start, stop)
 
-    def _file(self, number: int) -> TokenFile:
-        return self._files.known.get(number) or self._files.open(number, self._open_file)
+    def _file(self, number: int, start: int) -> TokenFile:
+        """Return a file, of which token `start` of the store is about to be read."""
+        known = self._files.known.get(number)
+        return known or self._files.open(number, lambda number: self._open_file(number, start - self._starts[number]))
 
-    def _open_file(self, number: int) -> TokenFile:
+    def _open_file(self, number: int, start: int) -> TokenFile:
         path, expected = self.paths[number], self._starts[number + 1] - self._starts[number]
-        file = open_token_file(path, self._access, self._identities.get(number))
+        before = self._identities.get(number)
+        if self._index is None or not expected:
+            file = self._open_named(path, before)
+        else:
+            file = _open_shard(path, self._index.shards[number], self._index.meta, self._access, start, before)
         if file.num_tokens != expected:
             file.close()
             raise FormatError(
@@ -327,6 +364,12 @@ class MmapTokenStore:
             )
         self._identities[number] = file.identity
         return file
+
+    def _open_named(self, path: Path, identity: Identity | None) -> TokenFile:
+        """Open a file by what it says of itself."""
+        if self._field is not None:
+            return open_field_file(path, self._field.name, self._access)
+        return open_token_file(path, self._access, identity)
 
     def close(self) -> None:
         """Close the files. Views that were returned stay valid."""
@@ -352,3 +395,31 @@ class MmapTokenStore:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._reset()
+
+
+def _open_shard(
+    path: Path, entry: ShardEntry, meta: StoreMeta, access: str, start: int, identity: Identity | None
+) -> TokenFile:
+    """Open a shard by what the index says of it, without HDF5, if that is so; else by what the file says.
+
+    The chunk of token `start` proves it, once: later it has an identity.
+    """
+    chunk = start // meta.chunk_tokens
+    plain = None if access == "h5py" else open_proved(path, entry, meta, access, chunk, identity)
+    if plain is not None:
+        return ExtentTokens(plain, entry.token_count)
+    if meta.field is not None:
+        file = open_field_file(path, meta.field.name, access)
+    else:
+        file = open_token_file(path, access, identity)
+    if identity is None and file.num_tokens == entry.token_count and entry.crc32 != NOT_KNOWN:
+        try:
+            rows = read_chunk_crc32(path, entry.num_batches, file.identity, crc32_column(meta.column))
+            first = chunk * meta.chunk_tokens
+            tokens = np.empty(min(meta.chunk_tokens, entry.token_count - first), file.dtype)
+            file.read_into(first, tokens)
+            require_proof(path, entry, meta, rows, chunk, tokens)
+        except BaseException:
+            file.close()
+            raise
+    return file

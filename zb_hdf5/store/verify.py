@@ -119,9 +119,12 @@ def _verify_reader(reader: BatchReader, check_entry: EntryCheck, report: ShardRe
     report.sha256, report.checks = reader.compare_digests(progress)
     extra = FORMATS[reader.backend].extra_checks(reader)
     report.checks += extra
+    for field in reader.meta.fields:
+        report.fields[field.name], _ = reader.field(field.name).compare_digests()
     check_entry(reader, report)
     if report.checks == extra:  # they say nothing of the tokens
         report.missing = reader.missing_digests()
+    report.checks += [f"field {name}" for name in report.fields]
     if not reader.complete:
         counted = f"{report.num_batches:,} batches" if report.num_batches else f"{report.token_count:,} tokens"
         raise IncompleteError(f"{reader.path}: its writer has not finished: {counted} are committed")
@@ -132,6 +135,10 @@ def _check_entry(index: ShardIndex, entry: ShardEntry, reader: BatchReader, repo
         raise IncompleteError(f"{reader.path}: is growing, or its writer was killed: then run 'zb repair'")
     if entry.num_batches == reader.num_batches:
         _compare_sha256(reader.path, entry.sha256, report.sha256)
+    if (names := {field.name for field in reader.meta.fields}) != entry.fields.keys():
+        raise FormatError(f"{reader.path}: {INDEX_NAME} names the fields {sorted(entry.fields)}, found {sorted(names)}")
+    for name, found in report.fields.items():
+        _compare_sha256(reader.field(name).path, entry.fields[name].sha256, found)
     if entry.backend != reader.backend:
         raise FormatError(f"{reader.path}: {INDEX_NAME} says backend {entry.backend!r}, found {reader.backend!r}")
     index.require_agreement(reader, entry)
@@ -145,4 +152,4 @@ def _check_entry(index: ShardIndex, entry: ShardEntry, reader: BatchReader, repo
 
 def _compare_sha256(path: Path, expected: str, found: str) -> None:
     if expected != found:
-        raise ChecksumError(f"{path}: {INDEX_NAME} says sha256 {expected}, its tokens give {found}; restore it")
+        raise ChecksumError(f"{path}: {INDEX_NAME} says sha256 {expected}, its bytes give {found}; restore it")

@@ -17,7 +17,7 @@ from zb_hdf5.testing.refusals import refuses
 
 #: A new loader, at its begin.
 Make: TypeAlias = Callable[[], TokenLoader]
-#: A batch as arrays: one, or inputs and targets.
+#: A batch as arrays: one, inputs and targets, or those of a dictionary by their names.
 Arrays: TypeAlias = tuple[npt.NDArray[Any], ...]
 
 
@@ -50,6 +50,8 @@ def taken(batches: Iterable[Any], count: int) -> list[Arrays]:
 
 
 def parts_of(batch: Any) -> tuple[Any, ...]:
+    if isinstance(batch, dict):
+        return tuple(batch[name] for name in sorted(batch))
     return batch if isinstance(batch, tuple) else (batch,)
 
 

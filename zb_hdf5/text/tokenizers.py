@@ -21,8 +21,19 @@ from zb_hdf5.text.bytepair import byte_pair_digest, digest_as_ranks, split_patte
 
 TokenIds = npt.NDArray[np.uint32]
 DEFAULT_BOUNDARY: Final = "<|endoftext|>"
+#: Where the boundary token of a document stands.
+BOUNDARY_POSITIONS: Final = ("before", "after")
 #: Tasks per thread: the documents of a block differ in length, and the last task should be a short one.
 TASKS_PER_THREAD: Final = 4
+
+
+def with_boundaries(
+    tokens: TokenIds, lengths: npt.NDArray[np.int64], boundary_token_id: int, position: str = "after"
+) -> tuple[TokenIds, npt.NDArray[np.int64]]:
+    """Return documents, given as their tokens and the length of each, with one more token before or after each."""
+    ends = np.cumsum(lengths)
+    places = ends - lengths if position == "before" else ends
+    return np.insert(tokens, places, np.uint32(boundary_token_id)), lengths + 1
 
 
 class Tokenizer(ABC):

@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.columns.reader import BatchReader
+from zb_hdf5.columns.source import CopyingSource
 from zb_hdf5.errors import ArgumentError, BackendError, UnverifiableError, ZbError
-from zb_hdf5.spec import DTYPE_BY_NAME, StoreMeta, TokenArray, as_stored, signed
+from zb_hdf5.spec import DTYPE_BY_NAME, StoreMeta, TokenArray, as_stored
 from zb_hdf5.store.tokens import MmapTokenStore
 from zb_hdf5.store.verify import verify_store
 
@@ -41,6 +42,8 @@ class WindowReader(BatchReader):
     ----------
     store
         The tokens.
+    stride
+        Tokens from one record to the next.
     dropped_tokens
         Those at the end that do not fill a batch.
 
@@ -83,26 +86,32 @@ class WindowReader(BatchReader):
             total_records=num_batches * batch_size,
             vocab_size=store.vocab_size,
             tokenizer=store.tokenizer,
+            fields=store.fields,
         )
         if num_batches == 0:
             raise ArgumentError(
                 f"{store.path}: {store.num_tokens:,} tokens do not fill one batch of {batch_size:,} x {seq_len:,}"
                 + (f" and {overlap} more" if overlap else "")
             )
-        self._stride = seq_len
+        self.stride = seq_len
         super().__init__(store.path, meta, num_batches, _WindowSource(store, meta, seq_len))
         self.dropped_tokens = store.num_tokens - overlap - num_batches * batch_size * seq_len
 
+    def _field_reader(self, name: str) -> BatchReader:
+        meta = self.meta.of_field(name)
+        stride = self.stride * meta.seq_len // self.meta.seq_len
+        return BatchReader(self.path, meta, self.num_batches, _WindowSource(self.store.field(name), meta, stride))
+
     def _compute_fingerprint(self) -> str:
         # the batch size too: a shuffle of batches means other records with another one
-        return f"{self.store.fingerprint}:{self.meta.batch_size}x{self._stride}+{self.meta.seq_len - self._stride}"
+        return f"{self.store.fingerprint}:{self.meta.batch_size}x{self.stride}+{self.meta.seq_len - self.stride}"
 
     def serving(self, fingerprint: object) -> WindowReader:
         """Return a reader of the same windows in batches of another size, if the fingerprint says so."""
         other = WindowReader.__new__(WindowReader)
         try:
-            batch_size = windows_of(fingerprint)["batch_size"]
-            other._set_windows(self.store, batch_size, self._stride, self.meta.seq_len - self._stride)
+            batch_size = windows_of(fingerprint)[0]
+            other._set_windows(self.store, batch_size, self.stride, self.meta.seq_len - self.stride)
         except ZbError:  # the stream has no batch of that size
             return self
         return other if other.fingerprint == fingerprint != self.fingerprint else self
@@ -110,11 +119,11 @@ class WindowReader(BatchReader):
     def first_token(self, record: int, seq_len: int) -> int:
         """Return where a record of `seq_len` tokens, a divisor of those of a window, begins in the stream."""
         window, part = divmod(record, self.seq_len // seq_len)
-        return window * self._stride + part * seq_len
+        return window * self.stride + part * seq_len
 
 
-def windows_of(fingerprint: object) -> dict[str, int]:
-    """Return the `batch_size`, `seq_len` and `overlap` of the reader that has this fingerprint.
+def windows_of(fingerprint: object) -> tuple[int, int, int]:
+    """Return batch size, sequence length and overlap of the reader that has this fingerprint.
 
     Raises
     ------
@@ -124,9 +133,8 @@ def windows_of(fingerprint: object) -> dict[str, int]:
     found = _WINDOWS.search(fingerprint) if isinstance(fingerprint, str) else None
     if found is None:
         raise ArgumentError(f"expected the fingerprint of windows of a token stream, found {fingerprint!r}")
-    return {
-        name: int(number) for name, number in zip(("batch_size", "seq_len", "overlap"), found.groups(), strict=True)
-    }
+    batch_size, seq_len, overlap = map(int, found.groups())
+    return batch_size, seq_len, overlap
 
 
 def _require_digests(path: Path, split: str | None) -> None:
@@ -137,21 +145,12 @@ def _require_digests(path: Path, split: str | None) -> None:
             raise UnverifiableError(f"{report.path}: cannot be verified: {report.missing}")
 
 
-class _WindowSource:
+class _WindowSource(CopyingSource):
     """Gathers windows. See `BatchSource`."""
 
     def __init__(self, store: MmapTokenStore, meta: StoreMeta, stride: int) -> None:
         self._store, self._meta, self._stride = store, meta, stride
         self.access = store.access
-
-    def read(self, index: int) -> TokenArray:
-        tokens = np.empty(self._meta.shape, self._meta.dtype)
-        self.read_into(index, tokens)
-        tokens.flags.writeable = False
-        return tokens
-
-    def read_into(self, index: int, out: TokenArray) -> None:
-        self.read_range_into(index, out[np.newaxis])
 
     def read_range_into(self, start: int, out: TokenArray) -> None:
         first = start * self._meta.batch_size
@@ -172,11 +171,6 @@ class _WindowSource:
             tokens = np.empty(out.shape, self._store.dtype)
             self._store.gather_into(starts, tokens)
             out[...] = as_stored(tokens, self._meta, f"{self._store.path} (windows from token {int(starts[0]):,})")
-
-    def read_private(self, index: int) -> npt.NDArray[Any]:
-        tokens = np.empty(self._meta.shape, self._meta.dtype)
-        self.read_into(index, tokens)
-        return tokens.view(signed(tokens.dtype))
 
     def is_cached(self, index: int) -> bool:
         return self._store.is_cached(index * self._meta.batch_size * self._stride)

@@ -6,7 +6,7 @@ import os
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import h5py
 import numpy as np
@@ -32,12 +32,17 @@ from zb_hdf5.formats.hdf5.file import (
 from zb_hdf5.formats.hdf5.source import H5pySource
 from zb_hdf5.spec import (
     BATCHES,
+    BATCHES_LAYOUT,
     CRC32,
+    DTYPE_BY_NAME,
     FIELDS_FORMAT,
     FIELDS_GROUP,
     HDF5_FORMAT,
     HDF5_VERSION,
     NO_SHA256,
+    STREAM_FORMAT,
+    STREAM_LAYOUT,
+    TOKENS,
     StoreMeta,
     crc32_column,
     field_column,
@@ -70,29 +75,29 @@ class HDF5FieldReader(BatchReader):
         path = Path(path)
         column = field_column(name)
         with h5_damage(path), open_h5_for_reading(path) as h5:
-            marker = marker_of(h5, path)
+            tokens = tokens_in(h5, path)
             stored = own_dataset(h5, path, column)
-            if stored is None or stored.ndim < 3:
-                raise FormatError(f"{path}: expected a field {name!r}, found {[f.name for f in fields_in(h5, path)]}")
-            state = H5pySource.read_state(h5[marker], path)
-            meta = _batch_meta(h5, path, stored, name)
-            require_stored(state.num_batches * meta.batch_bytes, h5, stored, path)
-            extents, obstacle = chunk_extents(stored, meta.batch_bytes, state.num_batches, path)
-            if not state.complete:
+            if stored is None or name not in {field.name for field in tokens.meta.fields}:
+                raise FormatError(f"{path}: expected a field {name!r}, found {[f.name for f in tokens.meta.fields]}")
+            meta, num_batches = tokens.meta.of_field(name), -(-tokens.token_count // tokens.meta.batch_tokens)
+            self._token_count = tokens.token_count * meta.batch_tokens // tokens.meta.batch_tokens
+            require_stored(self._token_count * meta.dtype.itemsize, h5, stored, path)
+            extents, obstacle = chunk_extents(stored, meta.batch_bytes, num_batches, path)
+            if not tokens.complete:
                 extents, obstacle = None, "its writer has not finished"
-            self._identity = h5_identity(h5, growing=not state.complete)
+            self.identity = h5_identity(h5, growing=not tokens.complete)
             rows = crc32_runs(own_dataset(h5, path, crc32_column(column)))
             sha256 = bytes(stored.attrs["sha256"]).decode("ascii", "replace")
         source: BatchSource
         if extents is not None and access != "h5py":
-            source = ExtentFile(path, extents, meta.shape, meta.dtype, access, self._identity)
+            source = ExtentFile(path, extents, meta.shape, meta.dtype, access, self.identity)
         elif access in ("mmap", "pread"):
             raise BackendError(f"{path}: access={access!r} needs plain extents, but {obstacle}; use access='h5py'")
         else:
-            source = H5pySource(path, column, meta, self._identity, marker)
-        super().__init__(path, meta, state.num_batches, source)
-        self.complete, self.extents = state.complete, extents
-        self.sha256 = sha256 if state.complete and sha256 != NO_SHA256 else None
+            source = H5pySource(path, column, meta, self.identity, tokens.marker)
+        super().__init__(path, meta, num_batches, source)
+        self.complete, self.extents = tokens.complete, extents
+        self.sha256 = sha256 if tokens.complete and sha256 != NO_SHA256 else None
         if extents is not None:
             self.columns = {column: tuple(extents.runs)} | ({crc32_column(column): rows} if rows else {})
         if not self.complete:
@@ -105,67 +110,89 @@ class HDF5FieldReader(BatchReader):
         elif verify == "store":
             self.require_digests()
 
+    @property
+    def token_count(self) -> int:
+        """Values that are committed: those behind them fill up the last chunk of a stream."""
+        return self._token_count
+
     def stored_crc32(self) -> npt.NDArray[np.uint32] | None:
         """Return the crc32 of each batch of values."""
-        with h5_damage(self.path), open_h5_for_reading(self.path, self._identity) as h5:
+        with h5_damage(self.path), open_h5_for_reading(self.path, self.identity) as h5:
             return read_crc32(h5, self.path, self.num_batches, crc32_column(self.meta.column))
 
     def refresh(self) -> int:
         """Show the batches that a live writer has committed since; return `num_batches`."""
         if not self.complete and isinstance(self._source, H5pySource):
             self.num_batches, self.complete, _ = self._source.refresh()
+            self._token_count = self.num_batches * self.meta.batch_tokens
         return self.num_batches
 
 
-def fields_in(h5: h5py.File, path: Path) -> tuple[Field, ...]:
-    """Return the fields of a file, in the order of their names, from what its datasets are."""
-    group = h5.get(FIELDS_GROUP, getlink=False) if FIELDS_GROUP in h5 else None
+class TokensOfFile(NamedTuple):
+    """What a file says of the tokens that its fields are aligned with.
+
+    Attributes
+    ----------
+    meta
+        Their shape, and the fields in the file; the dtype is not that of the tokens.
+    marker
+        The dataset whose attributes are the commit marker.
+    """
+
+    meta: StoreMeta
+    token_count: int
+    complete: bool
+    marker: str
+
+
+def fields_in(h5: h5py.File, path: Path, axes: int) -> tuple[Field, ...]:
+    """Return the fields of a file, in the order of their names; the first axes of each are those of the tokens."""
+    group = h5[FIELDS_GROUP] if isinstance(h5.get(FIELDS_GROUP, getlink=True), h5py.HardLink) else None
     if not isinstance(group, h5py.Group):
         return ()
+    names = [name for name in sorted(group) if not name.endswith(f".{CRC32}")]
+    found = [(name, own_dataset(h5, path, field_column(name))) for name in names]
     try:
-        return tuple(
-            Field(name, stored.dtype, stored.shape[len(_lead(h5)) :])
-            for name, stored in sorted(group.items())
-            if not name.endswith(f".{CRC32}")
-        )
-    except (ArgumentError, AttributeError) as error:
-        raise FormatError(f"{path}: {FIELDS_GROUP}: {error}") from error
+        return tuple(Field(name, stored.dtype, stored.shape[axes:]) for name, stored in found if stored is not None)
+    except ArgumentError as error:
+        raise FormatError(f"{path}: {error}") from error
 
 
-def _lead(h5: h5py.File) -> tuple[str, ...]:
-    """Return the axes of the tokens, which come before those of the values."""
-    return ("batch", "record", "token") if "batch_size" in h5.attrs else ("token",)
-
-
-def marker_of(h5: h5py.File, path: Path) -> str:
-    """Return the dataset whose attributes are the commit marker of a file of batches, or of fields only.
+def tokens_in(h5: h5py.File, path: Path) -> TokensOfFile:
+    """Return what a file of batches, of a stream, or of fields only says of the tokens.
 
     Raises
     ------
     FormatError
-        If the file is neither.
+        If it is none of these, or its fields are of another shape.
     """
     found = text_of(h5.attrs.get("format"))
-    if found not in (HDF5_FORMAT, FIELDS_FORMAT):
+    if found not in (HDF5_FORMAT, FIELDS_FORMAT, STREAM_FORMAT):
         raise FormatError(f"{path}: expected root attribute format={FIELDS_FORMAT!r}, found {found!r}")
     require_version(h5, HDF5_VERSION, path)
-    if found == HDF5_FORMAT:
-        return BATCHES
-    fields = fields_in(h5, path)
+    is_stream = found == STREAM_FORMAT
+    fields = fields_in(h5, path, 1 if is_stream else 3)
     if not fields:
         raise FormatError(f"{path}: expected fields, found none")
-    return field_column(fields[0].name)
-
-
-def _batch_meta(h5: h5py.File, path: Path, stored: h5py.Dataset, name: str) -> StoreMeta:
     try:
-        size = int(h5.attrs["batch_size"]), int(h5.attrs["seq_len"])
-        field = Field(name, stored.dtype, stored.shape[3:])
-        if stored.shape[1:3] != size:
-            raise FormatError(f"{path}: field {name}: expected batches of {size}, found {stored.shape[1:]}")
-        return StoreMeta(*size, np.dtype("<u4"), fields=(field,)).of_field(name)
+        if is_stream:
+            attributes = h5[TOKENS].attrs
+            size, layout, marker = (1, int(attributes["chunk_tokens"])), STREAM_LAYOUT, TOKENS
+            count, complete = int(attributes["token_count"]), bool(attributes["complete"])
+        else:
+            size, layout = (int(h5.attrs["batch_size"]), int(h5.attrs["seq_len"])), BATCHES_LAYOUT
+            marker = BATCHES if found == HDF5_FORMAT else field_column(fields[0].name)
+            state = H5pySource.read_state(h5[marker], path)
+            count, complete = state.num_batches * size[0] * size[1], state.complete
+        meta = StoreMeta(*size, DTYPE_BY_NAME["uint32"], layout=layout, fields=fields)
     except (ArgumentError, KeyError, TypeError, ValueError) as error:
-        raise FormatError(f"{path}: field {name}: {error}") from error
+        raise FormatError(f"{path}: bad attributes: {error}") from error
+    for field in fields:
+        chunk = ((size[1],) if is_stream else (1, *size)) + field.shape
+        stored = h5[field_column(field.name)]
+        if stored.chunks != chunk:
+            raise FormatError(f"{path}: field {field.name}: expected chunks of {chunk}, found {stored.chunks}")
+    return TokensOfFile(meta, count, complete, marker)
 
 
 def attach_fields(reader: BatchReader, beside: Path) -> None:
@@ -177,16 +204,14 @@ def attach_fields(reader: BatchReader, beside: Path) -> None:
         If they are not of as many batches of the same shape.
     """
     with h5_damage(beside), open_h5_for_reading(beside) as h5:
-        marker = marker_of(h5, beside)
-        state = H5pySource.read_state(h5[marker], beside)
-        shape = tuple(int(h5.attrs[key]) for key in ("batch_size", "seq_len"))
-        found = fields_in(h5, beside)
-    if shape != reader.meta.shape or (state.num_batches != reader.num_batches and reader.complete):
+        found = tokens_in(h5, beside)
+    few, many = found.token_count < reader.token_count, found.token_count > reader.token_count
+    if found.meta.shape != reader.meta.shape or few or (many and reader.complete):
         raise FormatError(
-            f"{beside}: expected the fields of {reader.num_batches:,} batches of {reader.meta.shape}, found "
-            f"{state.num_batches:,} of {shape}; it belongs to another file"
+            f"{beside}: expected the fields of {reader.token_count:,} tokens in batches of {reader.meta.shape}, found "
+            f"those of {found.token_count:,} in {found.meta.shape}; it belongs to another file"
         )
-    reader.meta = replace(reader.meta, fields=found)
+    reader.meta = replace(reader.meta, fields=found.meta.fields)
     options: dict[str, Any] = {"access": reader.access if reader.access in ("mmap", "pread") else "auto"}
     if isinstance(reader._source, CheckedSource):
         options["verify"] = "batch"

@@ -121,12 +121,19 @@ def missing_filters(path: Path) -> Iterator[tuple[str, str]]:
     """Yield (problem, remedy) for each filter that the tokens of a file need, and this HDF5 library has not."""
     with open_h5_for_reading(path) as h5:
         stored = own_dataset(h5, path, BATCHES) or own_dataset(h5, path, TOKENS)
-        creation: Any = stored.id.get_create_plist() if stored else h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-        for number in range(creation.get_nfilters()):
-            code, _, _, name = creation.get_filter(number)
-            if not h5py.h5z.filter_avail(code):
-                what = f"{path}: filter {code} ({name.decode('utf-8', 'replace')}) is not available"
-                yield what, "'pip install hdf5plugin' and import it before reading"
+        for name in lacking_filters(stored) if stored else ():
+            yield f"{path}: {name} is not available", "'pip install hdf5plugin' and import it before reading"
+
+
+def lacking_filters(stored: h5py.Dataset) -> list[str]:
+    """Name the filters that a dataset needs, and this HDF5 library has not."""
+    creation: Any = stored.id.get_create_plist()
+    found = (creation.get_filter(number) for number in range(creation.get_nfilters()))
+    return [
+        f"filter {code} ({name.decode('utf-8', 'replace')})"
+        for code, _, _, name in found
+        if not h5py.h5z.filter_avail(code)
+    ]
 
 
 def own_dataset(h5: h5py.File, path: Path, name: str) -> h5py.Dataset | None:

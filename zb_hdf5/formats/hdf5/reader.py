@@ -211,7 +211,7 @@ def _meta(h5: h5py.File, stored: h5py.Dataset, path: Path) -> StoreMeta:
     names = ("batch_size", "seq_len", "seed", "total_records", "document_count", "vocab_size")
     try:
         numbers: dict[str, Any] = {name: int(h5.attrs[name]) for name in names}
-        text, fields = str(text_of(h5.attrs["tokenizer"])), fields_in(h5, path)
+        text, fields = str(text_of(h5.attrs["tokenizer"])), fields_in(h5, path, 3)
         return StoreMeta(dtype=stored.dtype, tokenizer=text, fields=fields, **numbers)
     except (ArgumentError, TypeError, ValueError, OverflowError) as error:
         raise FormatError(f"{path}: bad root attributes: {error}") from error

@@ -11,20 +11,11 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.columns.source import gather_from_batches
+from zb_hdf5.columns.source import CopyingSource, gather_from_batches
 from zb_hdf5.core.files import Identity
 from zb_hdf5.errors import FormatError, IncompleteError, UnavailableError
-from zb_hdf5.formats.hdf5.file import h5_damage, open_h5_for_reading
-from zb_hdf5.spec import (
-    BATCHES_ATTRIBUTES,
-    BATCHES_LAYOUT,
-    NO_SHA256,
-    StoreMeta,
-    TokenArray,
-    as_stored,
-    is_sha256,
-    signed,
-)
+from zb_hdf5.formats.hdf5.file import h5_damage, lacking_filters, open_h5_for_reading
+from zb_hdf5.spec import BATCHES_ATTRIBUTES, BATCHES_LAYOUT, NO_SHA256, StoreMeta, TokenArray, as_stored, is_sha256
 
 
 class WriterState(NamedTuple):
@@ -35,7 +26,7 @@ class WriterState(NamedTuple):
     sha256: str | None
 
 
-class H5pySource:
+class H5pySource(CopyingSource):
     """Reads the batches of one 3-D dataset, or the chunks of a 1-D one, through the HDF5 library.
 
     The file is opened at the first read of each process, so an instance may be pickled, or inherited by a fork. It is
@@ -78,17 +69,6 @@ class H5pySource:
                 self._pid = os.getpid()
         return self._stored
 
-    def read(self, index: int) -> TokenArray:
-        """Return a fresh, read-only array."""
-        tokens = np.empty(self._meta.shape, self._meta.dtype)
-        self.read_into(index, tokens)
-        tokens.flags.writeable = False
-        return tokens
-
-    def read_into(self, index: int, out: TokenArray) -> None:
-        """Fill `out` with one batch."""
-        self.read_range_into(index, out[np.newaxis])
-
     def read_range_into(self, start: int, out: TokenArray) -> None:
         """Fill `out` with consecutive batches."""
         stored, rows = self.dataset(), self._rows
@@ -105,9 +85,9 @@ class H5pySource:
                 stored_tokens = as_stored(tokens, self._meta, f"{self._path}: {self._name} (batch {start:,})")
                 out.reshape(-1)[: tokens.size] = stored_tokens.reshape(-1)  # the last chunk of a stream may hold fewer
         except OSError as error:
-            if "filter" in str(error) or "plugin" in str(error):  # HDF5 looks for plugins, and reports that instead
+            if lacking := lacking_filters(stored):
                 raise UnavailableError(
-                    f"{self._path}: this HDF5 installation lacks a filter that the file needs: {error}; "
+                    f"{self._path}: this HDF5 installation lacks a filter that the file needs: {lacking[0]}; "
                     "'pip install hdf5plugin' has the common ones: import it before reading"
                 ) from error
             raise FormatError(f"{self._path}: batch {start:,}: HDF5 cannot read it: {error}") from error
@@ -125,12 +105,6 @@ class H5pySource:
         """Fill `out`, shape `(count, L)`, with records of L tokens."""
         gather_from_batches(self, self._meta, records, out)
 
-    def read_private(self, index: int) -> npt.NDArray[Any]:
-        """Return a fresh, writable array of signed integers."""
-        tokens = np.empty(self._meta.shape, self._meta.dtype)
-        self.read_into(index, tokens)
-        return tokens.view(signed(tokens.dtype))
-
     def will_need(self, index: int, count: int = 1) -> None:
         """Do nothing: where the bytes lie is known to HDF5 only."""
 
@@ -139,16 +113,20 @@ class H5pySource:
         return True
 
     def refresh(self) -> WriterState:
-        """Return the progress that the writer has committed by now."""
-        self.dataset()
-        stored = self._h5[self._marker]
+        """Return the progress that the writer has committed by now.
+
+        Of a field it is what the reader of the tokens has seen: HDF5 shares one file between both, and a refresh of a
+        dataset that another one reads breaks its chunk index.
+        """
+        stored = self.dataset()
+        marker = stored if self._marker == self._name else self._h5[self._marker]
         with h5_damage(self._path):
             stored.refresh()  # the low-level refresh leaves h5py's cached shape stale
-            state = self.read_state(stored, self._path)
+            state = self.read_state(marker, self._path)
             if not state.complete:
                 return state
             stored.refresh()  # a finish may have come between the parts of that look; now nothing changes any more
-            return self.read_state(stored, self._path)
+            return self.read_state(marker, self._path)
 
     @staticmethod
     def read_state(stored: h5py.Dataset, path: Path) -> WriterState:

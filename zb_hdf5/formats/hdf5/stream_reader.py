@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 import zlib
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import h5py
 import numpy as np
@@ -16,6 +18,7 @@ from zb_hdf5.columns.source import BatchSource
 from zb_hdf5.core.extents import ExtentFile, Extents, Run
 from zb_hdf5.core.files import Identity
 from zb_hdf5.errors import ArgumentError, BackendError, ChecksumError, ConvertError, FormatError, IncompleteError
+from zb_hdf5.formats.hdf5.fields import HDF5FieldReader, fields_in
 from zb_hdf5.formats.hdf5.file import (
     chunk_offsets,
     crc32_runs,
@@ -134,12 +137,26 @@ def open_token_file(path: Path, access: str = "auto", identity: Identity | None 
     found = inspect_stream(path, identity)
     if found.extents is not None and access != "h5py":
         return ExtentTokens(
-            path, found.extents, found.meta.chunk_tokens, found.token_count, found.meta.dtype, access, found.identity
+            ExtentFile(path, found.extents, found.meta.shape, found.meta.dtype, access, found.identity),
+            found.token_count,
         )
     if access in ("mmap", "pread"):
         why = "it is compressed" if found.complete else "its writer has not finished"
         raise BackendError(f"{path}: access={access!r} needs plain extents, but {why}; use access='h5py' or 'auto'")
-    return H5pyTokens(path, found)
+    source = H5pySource(path, TOKENS, found.meta, found.identity)
+    return H5pyTokens(path, source, found.token_count, found.meta.dtype, found.identity)
+
+
+def open_field_file(path: Path, name: str, access: str = "auto") -> TokenFile:
+    """Open the values of a field of an HDF5 stream: each token counts as the values that it has.
+
+    Raises as `open_token_file`.
+    """
+    reader = HDF5FieldReader(path, name, access=access)
+    source = reader._source
+    if isinstance(source, H5pySource):
+        return H5pyTokens(path, source, reader.token_count, reader.dtype, reader.identity)
+    return ExtentTokens(cast(ExtentFile, source), reader.token_count)
 
 
 def _open_npy(path: Path, access: str, identity: Identity | None) -> TokenFile:
@@ -147,26 +164,17 @@ def _open_npy(path: Path, access: str, identity: Identity | None) -> TokenFile:
     if len(shape) != 1 or dtype.kind not in "iu":
         raise ConvertError(f"{path}: expected a 1-D array of integers, found shape {shape} {dtype}")
     extents = Extents([Run(byte_offset, shape[0] * dtype.itemsize, 1)] if shape[0] else [], shape[0] * dtype.itemsize)
-    return ExtentTokens(path, extents, shape[0], shape[0], dtype, access, identity)
+    return ExtentTokens(ExtentFile(path, extents, (1, shape[0]), dtype, access, identity), shape[0])
 
 
 class ExtentTokens:
     """Tokens read outside any format library. See `TokenFile`, and `ExtentFile` for views of files that change."""
 
-    def __init__(
-        self,
-        path: Path,
-        extents: Extents,
-        chunk_tokens: int,
-        num_tokens: int,
-        dtype: np.dtype[Any],
-        access: str,
-        identity: Identity | None = None,
-    ) -> None:
-        self.access, self.dtype, self.num_tokens, self._chunk_tokens = access, dtype, num_tokens, chunk_tokens
-        self.extents: Extents | None = extents
-        self._file = ExtentFile(path, extents, (1, chunk_tokens), dtype, access, identity)
-        self.identity = self._file.identity
+    def __init__(self, file: ExtentFile, num_tokens: int) -> None:
+        self._file, self.num_tokens = file, num_tokens
+        self.access, self.dtype, self.identity = file.access, file.dtype, file.identity
+        self._chunk_tokens = file.shape[1]
+        self.extents: Extents | None = file.extents
 
     def flat(self) -> TokenArray | None:
         tokens = self._file.flat()
@@ -190,21 +198,29 @@ class ExtentTokens:
 
 
 class H5pyTokens:
-    """Tokens through the HDF5 library: compressed files, and those that are still written. See `TokenFile`."""
+    """Tokens through the HDF5 library: compressed files, and those that are still written. See `TokenFile`.
+
+    Of a field each token counts as the values that it has.
+    """
 
     access = "h5py"
     extents: Extents | None = None
 
-    def __init__(self, path: Path, found: StreamInspection) -> None:
-        self.num_tokens, self.dtype, self.identity = found.token_count, found.meta.dtype, found.identity
-        self._path, self._source = path, H5pySource(path, TOKENS, found.meta, found.identity)
+    def __init__(
+        self, path: Path, source: H5pySource, num_tokens: int, dtype: np.dtype[Any], identity: Identity
+    ) -> None:
+        self._path, self._source = path, source
+        self.num_tokens, self.dtype, self.identity = num_tokens, dtype, identity
 
     def flat(self) -> TokenArray | None:
         return None
 
     def read_into(self, start: int, out: TokenArray) -> None:
         with h5_damage(self._path):
-            out[...] = self._source.dataset()[start : start + len(out)]
+            stored = self._source.dataset()
+            size = math.prod(stored.shape[1:])
+            first, within = divmod(start, size)
+            out[...] = stored[first : -(-(start + len(out)) // size)].reshape(-1)[within : within + len(out)]
 
     def is_cached(self, start: int) -> bool:
         """Say yes, as for batches through HDF5."""
@@ -241,6 +257,7 @@ class HDF5StreamReader(BatchReader):
             source = H5pySource(path, TOKENS, found.meta, found.identity)
         super().__init__(path, found.meta, found.num_chunks, source)
         self.complete, self.sha256, self.extents = found.complete, found.sha256, found.extents
+        self._open_field = partial(HDF5FieldReader, path)
         if found.extents is not None:
             self.columns = {TOKENS: tuple(found.extents.runs)} | ({CRC32: found.crc32_runs} if found.crc32_runs else {})
 
@@ -254,8 +271,7 @@ class HDF5StreamReader(BatchReader):
 
     def stored_crc32(self) -> npt.NDArray[np.uint32]:
         """Return the rows of the dataset `crc32`: one for each chunk, of its tokens alone."""
-        with h5_damage(self.path), open_h5_for_reading(self.path, self._found.identity) as h5:
-            return np.asarray(_rows_of(h5, self.path, CRC32, self.num_batches)[: self.num_batches], dtype="<u4")
+        return read_chunk_crc32(self.path, self.num_batches, self._found.identity)
 
     def doc_offsets(self) -> npt.NDArray[np.uint64]:
         """Return where the documents begin and the last one ends, shape (D + 1,): all that are committed.
@@ -337,6 +353,7 @@ def _meta(h5: h5py.File, stored: h5py.Dataset, path: Path) -> StoreMeta:
         return StoreMeta(
             1, chunk_tokens, stored.dtype, document_count=documents, vocab_size=int(h5.attrs["vocab_size"]),
             tokenizer=str(text_of(h5.attrs["tokenizer"])), boundary_token_id=boundary, layout=STREAM_LAYOUT,
+            fields=fields_in(h5, path, 1),
         )  # fmt: skip
     except ArgumentError as error:
         raise FormatError(f"{path}: bad attributes: {error}") from error
@@ -385,3 +402,11 @@ def read_doc_offsets(path: Path, identity: Identity | None = None) -> npt.NDArra
     if np.any(offsets[1:] < offsets[:-1]):
         raise FormatError(f"{path}: {DOC_OFFSETS} do not ascend; restore the file")
     return offsets
+
+
+def read_chunk_crc32(
+    path: Path, num_chunks: int, identity: Identity | None = None, column: str = CRC32
+) -> npt.NDArray[np.uint32]:
+    """Return the stored crc32 of each chunk of the tokens, or of another column."""
+    with h5_damage(path), open_h5_for_reading(path, identity) as h5:
+        return np.asarray(_rows_of(h5, path, column, num_chunks)[:num_chunks], dtype="<u4")

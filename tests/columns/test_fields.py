@@ -1,0 +1,381 @@
+"""Fields: what is aligned with the tokens is stored, read, checked and carried with them, in every format."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+
+import h5py
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from zb_hdf5 import (
+    ArgumentError,
+    ChecksumError,
+    ConvertError,
+    FormatError,
+    HDF5ShardWriter,
+    ShardIndex,
+    open_reader,
+    open_writer,
+    rebuild_index,
+    repair,
+    verify_store,
+)
+from zb_hdf5.converters.pipeline import run as pipe
+from zb_hdf5.converters.sources.store import StoreSource
+from zb_hdf5.field import Field, parse_fields
+from zb_hdf5.formats.registry import open_chunks
+
+SHAPE = (4, 50)
+NUM_BATCHES = 23
+PAIR = np.dtype([("left", "u1"), ("right", "<f4")])
+FIELDS = {"loss_mask": "u1", "concept": "<u2", "vector": ("<f4", (3,)), "pair": PAIR, "seen": "?"}
+RNG = np.random.default_rng(5)
+TOKENS = RNG.integers(0, 60000, (NUM_BATCHES, *SHAPE)).astype("u4")
+
+
+def values_of(shape, rng=RNG):
+    pair = np.zeros(shape, PAIR)
+    pair["left"], pair["right"] = rng.integers(0, 256, shape), rng.random(shape)
+    return {
+        "loss_mask": rng.integers(0, 2, shape).astype("u1"),
+        "concept": rng.integers(0, 2**16, shape).astype("<u2"),
+        "vector": rng.random((*shape, 3)).astype("<f4"),
+        "pair": pair,
+        "seen": rng.integers(0, 2, shape).astype(bool),
+    }
+
+
+VALUES = values_of(TOKENS.shape)
+
+
+def write(path, *, groups=(7, 1, 15), **options):
+    """Write the tokens and their values in groups; return what `finish` says."""
+    with open_writer(path, batch_size=SHAPE[0], seq_len=SHAPE[1], fields=FIELDS, **options) as writer:
+        start = 0
+        for count in groups:
+            here = slice(start, start + count)
+            writer.write(TOKENS[here], {name: values[here] for name, values in VALUES.items()})
+            start += count
+        return writer.finish()
+
+
+def stored(reader, name):
+    """Return all values of a field, in the shape in which they were written."""
+    field = reader.field(name)
+    assert field.meta.field is not None
+    return np.array([np.array(batch) for batch in field]).reshape(-1, *SHAPE, *field.meta.field.shape)
+
+
+def check(path, tokens=TOKENS, values=VALUES, **options):
+    with open_reader(path, **options) as reader:
+        assert [field.name for field in reader.meta.fields] == sorted(FIELDS)
+        np.testing.assert_array_equal(np.array([np.array(batch) for batch in reader]), tokens)
+        for name, expected in values.items():
+            np.testing.assert_array_equal(stored(reader, name), expected)
+
+
+@pytest.fixture(params=["x.h5", "x.batch"])
+def path(request, tmp_path):
+    write(tmp_path / request.param)
+    return tmp_path / request.param
+
+
+def file_of_fields(path):
+    return path if path.suffix == ".h5" else path.with_name(path.name + ".fields.h5")
+
+
+@pytest.mark.parametrize("access", ["auto", "mmap", "pread", "h5py"])
+def test_values_come_back_by_every_access(path, access):
+    if (path.suffix, access) == (".batch", "h5py"):
+        pytest.skip("a .batch is not read through h5py")
+    check(path, access=access)
+    records = np.array([0, 91, 5, 5, 40])
+    with open_reader(path, access=access) as reader:
+        for name, values in VALUES.items():
+            field = reader.field(name)
+            out = np.empty((len(records), field.seq_len), field.dtype)
+            field.read_records_into(records, out)
+            expected = values.reshape(-1, SHAPE[1], *values.shape[3:])[records]
+            np.testing.assert_array_equal(out.reshape(expected.shape), expected)
+
+
+def test_they_lie_beside_the_tokens_where_h5py_finds_them(path):
+    with h5py.File(file_of_fields(path)) as h5:
+        for name, values in VALUES.items():
+            np.testing.assert_array_equal(h5["fields"][name][:], values)
+    beside = sorted(p.name for p in path.parent.iterdir())
+    assert beside == (["x.h5"] if path.suffix == ".h5" else ["x.batch", "x.batch.fields.h5"])
+
+
+def test_the_tokens_of_a_batch_file_do_not_change(tmp_path):
+    write(tmp_path / "with.batch")
+    with open_writer(tmp_path / "without.batch", batch_size=SHAPE[0], seq_len=SHAPE[1]) as writer:
+        writer.write(TOKENS)
+    assert (tmp_path / "with.batch").read_bytes() == (tmp_path / "without.batch").read_bytes()
+
+
+def test_a_structured_array_names_its_fields(tmp_path):
+    dtype = np.dtype([("mask", "u1"), ("weight", "<f4", (2,))])
+    values = np.zeros(TOKENS.shape, dtype)
+    values["mask"], values["weight"] = VALUES["loss_mask"], VALUES["vector"][..., :2]
+    with open_writer(tmp_path / "x.h5", batch_size=SHAPE[0], seq_len=SHAPE[1], fields=dtype) as writer:
+        writer.write(TOKENS, values)
+    with open_reader(tmp_path / "x.h5") as reader:
+        assert reader.meta.fields == (Field("mask", np.dtype("u1")), Field("weight", np.dtype("<f4"), (2,)))
+        np.testing.assert_array_equal(stored(reader, "weight"), values["weight"])
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    dtype=st.sampled_from(["u1", "<i2", "<u4", "<i8", "<f2", "<f8", "<c8", "?", "S3"]),
+    shape=st.lists(st.integers(1, 4), max_size=2).map(tuple),
+    sizes=st.tuples(st.integers(1, 3), st.integers(1, 9), st.integers(1, 40)),
+    suffix=st.sampled_from([".h5", ".batch"]),
+    data=st.data(),
+)
+def test_any_dtype_and_shape_comes_back(tmp_path_factory, dtype, shape, sizes, suffix, data):
+    path = tmp_path_factory.mktemp("fields") / f"x{suffix}"
+    batch_size, seq_len, count = sizes
+    whole = (count, batch_size, seq_len, *shape)
+    raw = np.random.default_rng(data.draw(st.integers(0, 99))).integers(0, 100, whole)
+    values = raw.astype(dtype)
+    with open_writer(path, batch_size=batch_size, seq_len=seq_len, fields={"f": (dtype, shape)}) as writer:
+        writer.write(np.zeros(whole[:3], "u4"), {"f": values})
+    with open_reader(path) as reader:
+        field = reader.field("f")
+        assert field.meta.field == Field("f", np.dtype(dtype), shape)
+        np.testing.assert_array_equal(np.array([np.array(b) for b in field]).reshape(whole), values)
+        assert field.compare_digests()[1] == ["crc32", "sha256"]
+
+
+def test_a_field_reader_is_pickled_and_closed_with_its_tokens(path):
+    with open_reader(path) as reader:
+        copy = pickle.loads(pickle.dumps(reader))
+        field = reader.field("concept")
+        assert reader.field("concept") is field
+    np.testing.assert_array_equal(stored(copy, "concept"), VALUES["concept"])
+    with pytest.raises(ValueError, match="closed"):
+        field.read_batch(0)
+    copy.close()
+
+
+@pytest.mark.parametrize(
+    ("fields", "match"),
+    [
+        ({"tokens": "u1"}, "none of"),
+        ({"a b": "u1"}, "letters, digits"),
+        ({"x": "O"}, "fixed size"),
+        ({"x": "U3"}, "fixed size"),
+        ({"x": ">u2"}, "fixed size"),
+        ({"x": "nonsense"}, "expected a dtype"),
+        (np.dtype("u1"), "structured dtype"),
+    ],
+)
+def test_what_cannot_be_stored_is_refused(fields, match, tmp_path):
+    with pytest.raises(ArgumentError, match=match):
+        open_writer(tmp_path / "x.h5", batch_size=1, seq_len=4, fields=fields)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("suffix", [".h5", ".batch"])
+@pytest.mark.parametrize(
+    ("fields", "error", "match"),
+    [
+        (None, ArgumentError, r"expected the fields \['mask'\], found none"),
+        ({"other": np.zeros((1, *SHAPE), "u1")}, ArgumentError, r"found \['other'\]"),
+        ({"mask": np.zeros((2, *SHAPE), "u1")}, ArgumentError, "expected shape"),
+        ({"mask": np.full((1, *SHAPE), 256)}, ConvertError, "256 does not fit uint8"),
+        ({"mask": np.zeros((1, *SHAPE), "f4")}, ArgumentError, "expected uint8, found float32"),
+    ],
+)
+def test_values_of_another_kind_are_refused_and_nothing_is_written(suffix, fields, error, match, tmp_path):
+    path = tmp_path / f"x{suffix}"
+    with open_writer(path, batch_size=SHAPE[0], seq_len=SHAPE[1], fields={"mask": "u1"}) as writer:
+        with pytest.raises(error, match=match):
+            writer.write(TOKENS[:1], fields)
+        writer.write(TOKENS[:1], {"mask": np.ones((1, *SHAPE), int)})
+    with open_reader(path) as reader:
+        assert reader.num_batches == 1
+        assert (reader.field("mask").read_batch(0) == 1).all()
+
+
+def test_an_unknown_field_is_refused_with_those_that_are_there(path):
+    with open_reader(path) as reader, pytest.raises(ArgumentError, match=r"concept, loss_mask.*found 'nothing'"):
+        reader.field("nothing")
+
+
+def test_a_flipped_bit_in_a_value_is_found(path):
+    with open_reader(path) as reader:
+        field = reader.field("concept")
+        assert field.extents is not None
+        place, offset = field.path, field.extents.offset(11)
+    with open(place, "r+b") as file:
+        byte = os.pread(file.fileno(), 1, offset)[0]
+        os.pwrite(file.fileno(), bytes([byte ^ 4]), offset)
+    [report] = verify_store(path)
+    assert isinstance(report.problem, ChecksumError)
+    assert "batch 11 is the first bad one" in str(report.problem)
+    if path.suffix == ".h5":
+        with open_reader(path, verify="batch") as reader:
+            reader.read_batch(11)
+            with pytest.raises(ChecksumError, match="batch 11"):
+                reader.field("concept").read_batch(11)
+    [outcome] = repair(path)
+    kept = [n for n in range(NUM_BATCHES) if n != 11]
+    check(outcome.output, TOKENS[kept], {name: values[kept] for name, values in VALUES.items()})
+
+
+def test_fields_of_another_file_are_refused(tmp_path):
+    write(tmp_path / "x.batch")
+    write(tmp_path / "y.batch", groups=(3,))
+    shutil.copy(tmp_path / "y.batch.fields.h5", tmp_path / "x.batch.fields.h5")
+    with pytest.raises(FormatError, match="belongs to another file"):
+        open_reader(tmp_path / "x.batch")
+
+
+@pytest.fixture
+def store(tmp_path):
+    """A store of three shards with fields, in HDF5."""
+    write(tmp_path / "lone.h5")
+    pipe.convert(StoreSource(tmp_path / "lone.h5", "hdf5"), "hdf5", tmp_path / "store", num_shards=3)
+    return tmp_path / "store"
+
+
+def test_a_store_of_shards_has_the_fields_of_its_shards(store):
+    for access in ("auto", "mmap", "pread", "h5py"):
+        check(store, access=access)
+    check(store, verify="batch")
+    index = ShardIndex.load(store)
+    assert [field.name for field in index.meta.fields] == sorted(FIELDS)
+    assert ShardIndex.from_json(index.to_json(), store).to_json() == index.to_json()
+    assert {f"field {name}" for name in FIELDS} <= {*verify_store(store)[0].checks}
+
+
+def test_fields_survive_the_way_to_batch_files_and_back(store, tmp_path):
+    there, back = tmp_path / "there", tmp_path / "back"
+    pipe.convert(StoreSource(store, "hdf5"), "batch", there)
+    assert sorted(p.suffixes[-2:] for p in there.glob("*.fields.h5")) == [[".fields", ".h5"]] * 3
+    check(there)
+    check(there, verify="batch")
+    assert all(report.problem is None for report in verify_store(there))
+    pipe.convert(StoreSource(there, "batch"), "hdf5", back)
+    check(back)
+    before, after = ({p.name: p.read_bytes() for p in folder.glob("shard-*")} for folder in (store, back))
+    assert before == after
+    assert ShardIndex.load(back).shards == ShardIndex.load(store).shards
+
+
+def test_fields_survive_another_cut(store, tmp_path):
+    pipe.convert(StoreSource(store, "hdf5"), "batch", tmp_path / "cut", num_shards=4)
+    check(tmp_path / "cut")
+
+
+def test_damage_of_a_field_is_never_copied(store, tmp_path):
+    with open_reader(store) as reader:
+        field = ShardIndex.load(store).of_field("vector")
+        assert field.meta.field == reader.field("vector").meta.field
+    shard = store / field.shards[1].path
+    with open(shard, "r+b") as file:
+        offset = field.shards[1].columns["fields/vector"][0].base
+        os.pwrite(file.fileno(), b"\xff", offset + 5)
+    for target in ("batch", "hdf5"):
+        with pytest.raises(ChecksumError):
+            pipe.convert(StoreSource(store, "hdf5"), target, tmp_path / target)
+        assert not (tmp_path / target).exists()
+
+
+def test_a_lost_index_is_made_anew_with_the_fields(store, tmp_path):
+    for folder in (store, tmp_path / "there"):
+        if folder != store:
+            pipe.convert(StoreSource(store, "hdf5"), "batch", folder)
+        before = ShardIndex.load(folder)
+        (folder / "shards.json").unlink()
+        rebuild_index(folder)
+        assert ShardIndex.load(folder).shards == before.shards
+        assert ShardIndex.load(folder).meta.fields == before.meta.fields
+        check(folder)
+
+
+def test_a_shard_without_its_fields_is_a_problem(store, tmp_path):
+    pipe.convert(StoreSource(store, "hdf5"), "batch", tmp_path / "there")
+    sorted((tmp_path / "there").glob("*.fields.h5"))[0].unlink()
+    assert isinstance(verify_store(tmp_path / "there")[0].problem, FormatError)
+    with open_reader(tmp_path / "there") as reader, pytest.raises((FormatError, FileNotFoundError)):
+        reader.field("concept").read_batch(0)
+
+
+def test_a_live_store_shows_fields_as_they_are_committed(tmp_path):
+    size = {"batch_size": SHAPE[0], "seq_len": SHAPE[1]}
+    with open_writer(tmp_path / "live", **size, fields=FIELDS, live=True, shard_batches=5) as writer:
+        writer.write(TOKENS[:3], {name: values[:3] for name, values in VALUES.items()})
+        with open_reader(tmp_path / "live") as reader:
+            assert reader.num_batches == 3
+            np.testing.assert_array_equal(stored(reader, "concept"), VALUES["concept"][:3])
+            writer.write(TOKENS[3:12], {name: values[3:12] for name, values in VALUES.items()})
+            assert reader.refresh() == 12
+            np.testing.assert_array_equal(stored(reader, "concept"), VALUES["concept"][:12])
+            np.testing.assert_array_equal(stored(reader, "vector"), VALUES["vector"][:12])
+    check(tmp_path / "live", TOKENS[:12], {name: values[:12] for name, values in VALUES.items()})
+
+
+def test_a_stream_keeps_fields_of_each_token_and_repair_keeps_them(tmp_path):
+    lengths = [7, 0, 40, 3, 90, 21]
+    tokens = RNG.integers(0, 500, sum(lengths))
+    values = values_of(tokens.shape)
+    path = tmp_path / "s.h5"
+    with HDF5ShardWriter(path, chunk_tokens=16, fields=FIELDS) as writer:
+        writer.write_documents(tokens, lengths, values)
+    with open_chunks(path) as reader:
+        for name, expected in values.items():
+            field = reader.field(name)
+            flat = np.concatenate([np.array(chunk).reshape(-1) for chunk in field])[: field.token_count]
+            np.testing.assert_array_equal(flat.reshape(expected.shape), expected)
+        place = reader.field("concept").extents.offset(4)
+    assert verify_store(path)[0].problem is None
+    with open(path, "r+b") as file:
+        byte = os.pread(file.fileno(), 1, place)[0]
+        os.pwrite(file.fileno(), bytes([byte ^ 1]), place)
+    assert isinstance(verify_store(path)[0].problem, ChecksumError)
+    [outcome] = repair(path)
+    ends = np.cumsum(lengths)
+    kept = np.concatenate([np.arange(e - n, e) for n, e in zip(lengths, ends, strict=True) if e <= 64 or e - n >= 80])
+    assert outcome.dropped == [4]
+    with open_chunks(outcome.output) as reader:
+        field = reader.field("concept")
+        flat = np.concatenate([np.array(chunk).reshape(-1) for chunk in field])[: field.token_count]
+        np.testing.assert_array_equal(flat, values["concept"][kept])
+
+
+def test_the_boundary_token_of_a_document_has_zeros(tmp_path):
+    with HDF5ShardWriter(tmp_path / "s.h5", chunk_tokens=8, boundary_token_id=9, fields={"mask": "u1"}) as writer:
+        writer.write_document([1, 2, 3], {"mask": [1, 0, 1]})
+        writer.write_document([4], {"mask": [1]})
+    with open_chunks(tmp_path / "s.h5") as reader:
+        assert np.array(reader.field("mask").read_batch(0)).reshape(-1)[:6].tolist() == [1, 0, 1, 0, 1, 0]
+
+
+def test_the_command_line_carries_them(store, tmp_path):
+    from zb_hdf5.commands.zb import zb
+
+    def run(*arguments):
+        done = CliRunner().invoke(zb, [str(argument) for argument in arguments])
+        assert done.exit_code == 0, done.output
+        return done.stdout
+
+    run("convert", "hdf5-to-batch", store, tmp_path / "batch", "--workers", 1)
+    check(tmp_path / "batch")
+    assert json.loads(run("verify", tmp_path / "batch", "--json"))["ok"]
+
+
+def test_fields_are_named_in_one_order():
+    names = [field.name for field in parse_fields({"b": "u1", "a": "u2"})]
+    assert names == ["a", "b"]
+    with pytest.raises(ArgumentError, match="each name once"):
+        parse_fields([Field("a", np.dtype("u1"))] * 2)

@@ -1,0 +1,375 @@
+"""`zb show` and `zb report`: what they say is so, and nothing in the data can harm the terminal or the page."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import unicodedata
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zb_hdf5 import HDF5ShardWriter, MmapTokenStore, ShardIndex, open_reader, open_writer
+from zb_hdf5.commands.page import tag
+from zb_hdf5.commands.report import report_page
+from zb_hdf5.commands.show import row_lines, rows_json
+from zb_hdf5.commands.zb import zb
+from zb_hdf5.converters.cli import convert
+from zb_hdf5.maintenance.statistics import measure
+from zb_hdf5.text.readable import NEWLINE, printable, readable, readable_runs, tokenizer_of
+from zb_hdf5.text.tokenizers import load_tokenizer
+from zb_hdf5.views.rows import PADDING, UNKNOWN, Row, document_row, parts_of, rows_of
+
+BYTE = load_tokenizer("byte")
+TEXT = "Once upon a time, 水 and\ttabs\nand \x1b[31mred\x1b[0m \u202eevil\u202c <script>alert('x')</script> &amp;\r\n"
+NASTY = "</td></pre><script>alert(1)</script>\"'\x1b]0;title\x07"
+
+
+def run(group, *arguments):
+    return CliRunner().invoke(group, [str(argument) for argument in arguments], catch_exceptions=False)
+
+
+def ids_of(text):
+    return BYTE.encode(text).astype(np.uint16)
+
+
+def shown_text(lines):
+    """Return the text that lines of `zb show` show."""
+    joined = "".join(line.removeprefix("│ ") for line in lines if line.startswith("│ "))
+    return joined.replace(NEWLINE, f"{NEWLINE}\n")
+
+
+def spelt_out(text):
+    return "".join(f"{NEWLINE}\n" if each == "\n" else printable(each) for each in text)
+
+
+@pytest.fixture
+def kinds(tmp_path, write_file, write_store):
+    """The same tokens in everything that holds some: 4 batches of 2 x 160."""
+    tokens = ids_of(TEXT * 40)[: 4 * 2 * 160].reshape(4, 2, 160)
+    made = {"h5": tmp_path / "a.h5", "batch": tmp_path / "a.batch", "npy": tmp_path / "a.npy"}
+    write_file(made["h5"], tokens)
+    write_file(made["batch"], tokens)
+    np.save(made["npy"], tokens.reshape(-1))
+    made["store"] = write_store(tmp_path / "store", tokens, (1, 3), ("hdf5", "batch"))
+    made["npys"] = tmp_path / "npys"
+    made["npys"].mkdir()
+    for number, part in enumerate(np.array_split(tokens.reshape(-1), 3)):
+        np.save(made["npys"] / f"{number}.npy", part)
+    made["stream"] = tmp_path / "s.h5"
+    with HDF5ShardWriter(made["stream"], chunk_tokens=64) as writer:
+        for document in np.array_split(tokens.reshape(-1), 5):
+            writer.write_document(document)
+    return tokens, made
+
+
+KINDS = ["h5", "batch", "store", "npy", "npys", "stream"]
+
+
+# --- show ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_batch_of_every_kind_is_shown(kind, kinds):
+    tokens, made = kinds
+    shape = ("--batch-size", 2, "--seq-len", 160) if kind in ("npy", "npys", "stream") else ()
+    result = run(zb, "show", made[kind], "--batch", 2, "--tokenizer", "byte", *shape)
+    assert result.exit_code == 0, result.output
+    assert result.stderr == ""
+    assert not [each for each in result.stdout if unicodedata.category(each) == "Cc" and each != "\n"]
+    assert "\u202e" not in result.stdout
+    report = json.loads(run(zb, "show", made[kind], "--batch", 2, "--tokenizer", "byte", *shape, "--json").stdout)
+    shown = [[token for part in row["parts"] for token in part["tokens"]] for row in report["rows"]]
+    assert shown == tokens[2].tolist()
+    if kind in ("h5", "batch", "store"):  # nothing between the pieces
+        wanted = "".join(spelt_out(readable(BYTE, row)) for row in tokens[2])
+        assert shown_text(result.stdout.split("\n")) == wanted
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_sample_is_the_same_for_the_same_seed(kind, kinds):
+    shown = [run(zb, "show", kinds[1][kind], "--sample", 1, "--seed", seed).stdout for seed in (*range(8), 0)]
+    assert shown[0] == shown[-1]
+    assert len(set(shown)) > 1
+
+
+def test_ids_are_shown_where_the_tokenizer_is_not_known(kinds):
+    tokens, made = kinds
+    result = run(zb, "show", made["h5"], "--batch", 0)
+    assert "ids are shown; pass --tokenizer" in result.stdout
+    assert shown_text(result.stdout.splitlines()).split() == [str(token) for token in tokens[0].reshape(-1)]
+
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=120)
+
+
+@given(TEXTS, st.integers(20, 90))
+def test_lines_fit_and_hold_the_whole_text(text, columns):
+    row = Row("row", ids_of(text), np.zeros(1, np.int64), np.array([UNKNOWN]), np.zeros(1, np.int64))
+    lines = list(row_lines(row, BYTE, limit=None, columns=columns, colour=False))
+    assert all(line.isprintable() for line in lines)
+    for line in lines:
+        seen = [each for each in line if not unicodedata.combining(each)]
+        assert sum(1 + (unicodedata.east_asian_width(each) in "WF") for each in seen) <= columns
+    if "".join(text for text, is_count in readable_runs(BYTE, row.tokens) if not is_count) == text:
+        assert shown_text(lines) == spelt_out(text)
+
+
+def test_colours_are_all_that_a_terminal_is_told(kinds):
+    row = Row("row", ids_of(TEXT), np.zeros(1, np.int64), np.array([3]), np.zeros(1, np.int64), {}, [(2, 6, "x")])
+    lines = list(row_lines(row, BYTE, limit=None, columns=80, colour=True))
+    plain = list(row_lines(row, BYTE, limit=None, columns=80, colour=False))
+    assert any("\x1b[4m" in line for line in lines)  # the span is underlined
+    assert [re.sub(r"\x1b\[\d+m", "", line) for line in lines] == plain
+
+
+@pytest.mark.parametrize("no_color", ["", "1"])
+def test_colours_are_for_terminals_that_want_them(no_color, kinds):
+    ours, theirs = os.openpty()
+    command = [sys.executable, "-c", "from zb_hdf5.commands.zb import zb; zb()", "show", str(kinds[1]["stream"])]
+    environment = {**os.environ, "NO_COLOR": no_color, "COLUMNS": "60"}
+    subprocess.run(command, stdout=theirs, stderr=subprocess.DEVNULL, env=environment, check=True)
+    os.close(theirs)
+    printed = os.read(ours, 1 << 16).decode()
+    os.close(ours)
+    assert ("\x1b[" in printed) == (not no_color)
+    assert all(len(re.sub(r"\x1b\[\d+m", "", line)) <= 60 for line in printed.split("\r\n")[4:])
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=12), st.data())
+def test_boundaries_of_windows_are_those_of_the_documents(tmp_path_factory, lengths, data):
+    if not sum(lengths):
+        return
+    path = tmp_path_factory.mktemp("s") / "s.h5"
+    with HDF5ShardWriter(path, chunk_tokens=64) as writer:
+        writer.write_documents(np.arange(sum(lengths), dtype=np.uint16), lengths)
+    origin = [(number, at) for number, length in enumerate(lengths) for at in range(length)]
+    seq_len = data.draw(st.integers(1, sum(lengths)))
+    with open_reader(path, batch_size=1, seq_len=seq_len) as reader:
+        for record, row in enumerate(rows_of(reader, np.arange(reader.num_records))):
+            limit = data.draw(st.none() | st.integers(1, seq_len + 1))
+            seen = {}
+            for part in parts_of(row, limit):
+                for place, token in enumerate(part.tokens.tolist()):
+                    seen[part.column + place] = (token, (part.document, part.within + place))
+            wanted = range(seq_len)
+            if limit is not None and limit < seq_len:
+                tail = limit // 4
+                wanted = [*range(limit - tail), *range(seq_len - tail, seq_len)]
+            first = record * seq_len
+            assert seen == {column: (first + column, origin[first + column]) for column in wanted}
+    with MmapTokenStore(path) as store:
+        for number, length in enumerate(lengths):
+            assert len(document_row(store, number).tokens) == length
+
+
+def test_a_document_is_shown_by_its_number(kinds):
+    tokens, made = kinds
+    third = np.array_split(tokens.reshape(-1), 5)[3]
+    result = run(zb, "show", made["stream"], "--document", 3, "--tokenizer", "byte", "--tokens", 20)
+    assert f"document 3 · {len(third)} tokens" in result.stdout
+    assert f"{len(third) - 20} tokens left out; --all shows them" in result.stdout
+    whole = run(zb, "show", made["stream"], "--document", 3, "--tokenizer", "byte", "--all").stdout
+    assert shown_text(whole.split("\n")) == spelt_out(readable(BYTE, third))
+    assert "left out" not in whole
+
+
+def test_what_cannot_be_shown(kinds):
+    made = kinds[1]
+    for arguments, code, message in (
+        ((made["h5"], "--document", 1), 1, "found batches, with which no table of documents is stored"),
+        ((made["stream"], "--document", 5), 1, "no document 5: it has 5"),
+        ((made["h5"], "--batch", 4), 1, "no batch 4: it has 4"),
+        ((made["h5"], "--batch", 1, "--sample", 2), 2, "exclude each other"),
+        ((made["h5"], "--tokenizer", "abc"), 2, "tokenizer must be byte"),
+        ((made["h5"], "--seq-len", 4), 2, "is no token stream"),
+    ):
+        result = run(zb, "show", *arguments)
+        assert (result.exit_code, result.stdout) == (code, "")
+        assert message in result.stderr
+
+
+def test_a_run_of_one_token_is_written_once():
+    ids = np.concatenate([ids_of("a"), np.full(500, 256, np.uint16), ids_of(" " * 50 + "b")])
+    found = list(readable_runs(BYTE, ids))
+    assert found == [("a<|endoftext|>", False), ("⟨× 500⟩", True), (" " * 50 + "b", False)]
+
+
+def test_ids_that_the_tokenizer_does_not_have_are_numbers():
+    assert readable(BYTE, np.array([300, 97, 98, 70000, 70001, 99])) == "<300>ab<70000><70001>c"
+    assert readable(BYTE, np.array([], np.uint16)) == ""
+
+
+def fields_and_spans():
+    text = ids_of("the river runs to the sea")
+    mask = np.repeat([0, 1, 0], [4, 11, 10]).astype(np.uint8)
+    vectors = np.linspace(0, 1, 50, dtype=np.float32).reshape(25, 2)
+    pieces = (np.array([0, 10, 22]), np.array([7, 8, PADDING]), np.array([90, 0, 0]))
+    spans = [(4, 9, {"concept": NASTY}), (12, 23, "to\x1b[0m")]
+    return Row("batch 0 row 0", text, *pieces, {"loss_mask": mask, "vector": vectors}, spans)
+
+
+def test_fields_and_spans_are_shown():
+    lines = list(row_lines(fields_and_spans(), BYTE, limit=None, columns=80, colour=False))
+    assert all(line.isprintable() and len(line) <= 80 for line in lines)
+    titles = [line.strip("─ ") for line in lines if line.startswith("──")]
+    assert titles == ["document 7, from its token 90", "document 8", "padding, 3 tokens"]
+    assert "  loss_mask: 0 × 4, 1 × 6" in lines
+    assert "  loss_mask: 1 × 5, 0 × 7" in lines
+    assert "  vector: float32[2], 0.0 to 0.3877550959587097" in lines
+    assert any(line.startswith('  4 to 9: {"concept": ') for line in lines)
+    assert "  12 to 23: to\\x1b[0m" in lines
+    found = rows_json([fields_and_spans()], BYTE, None)[0]
+    assert [part.get("document") for part in found["parts"]] == [7, 8, None]
+    assert found["parts"][1]["text"] == "runs to the "
+    assert found["spans"][0] == {"start": 4, "stop": 9, "value": {"concept": NASTY}}
+
+
+# --- tokenizer -------------------------------------------------------------------------------------------------
+
+
+def test_the_tokenizer_that_a_store_names_is_found(tmp_path, monkeypatch):
+    (tmp_path / "in.txt").write_text(TEXT * 30)
+    store = tmp_path / "store"
+    run(convert, "text-to-hdf5", tmp_path / "in.txt", store, "--tokenizer", "byte", "--seq-len", 32, "--batch-size", 2)
+    assert "and\\ttabs" in run(zb, "show", store, "--sample", 100).stdout
+    pytest.importorskip("tiktoken")
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps({"text": TEXT * count}) + "\n" for count in range(1, 30)))
+    train = ("tokenizer", "train", tmp_path / "in.jsonl", "-o", folder / "tok.json", "--vocab-size", 270)
+    assert run(zb, *train).exit_code == 0
+    spec = f"tiktoken:{folder / 'tok.tiktoken'}"
+    other = tmp_path / "other"
+    arguments = ("--tokenizer", spec, "--seq-len", 32, "--batch-size", 2)
+    assert run(convert, "text-to-hdf5", tmp_path / "in.txt", other, *arguments).exit_code == 0
+    assert "ids are shown" in run(zb, "show", other).stdout
+    assert "upon" in run(zb, "show", other, "--tokenizer", spec, "--sample", 100).stdout
+    monkeypatch.chdir(folder)
+    assert "upon" in run(zb, "show", other, "--sample", 100).stdout
+    refused = run(zb, "show", other, "--tokenizer", "byte")
+    assert refused.exit_code == 1
+    assert "expected the tokenizer that it was made with" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    "stored", ["", "gpt2", "[1]", "{", '{"kind": 3}', '{"digest": 5}', "[" * 100_000, '{"name": "/"}']
+)
+def test_any_text_may_stand_for_a_tokenizer(stored, tmp_path):
+    assert tokenizer_of(stored, None, [tmp_path], "x") is None
+    assert tokenizer_of(stored, "byte", [tmp_path], "x").spec == "byte"
+
+
+# --- report ----------------------------------------------------------------------------------------------------
+
+
+class Page(HTMLParser):
+    """Reads a page as a browser does, and notes what a browser would do with it."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.tags, self.text, self.attributes = [], set(), [], []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.add(tag)
+        self.attributes += attributes
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+def harmless(text):
+    page = Page(text)
+    assert not page.tags & {"script", "img", "link", "iframe", "object", "form", "a"}
+    assert not [name for name, _ in page.attributes if name.startswith("on") or name in ("src", "href")]
+    assert not re.search(r"url\(|@import|[\x00-\x08\x0b-\x1f\u202a-\u202e]", text)
+    return "".join(page.text)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_report_of_every_kind(kind, kinds, tmp_path):
+    tokens, made = kinds
+    out = tmp_path / "r.html"
+    result = run(zb, "report", made[kind], "-o", out, "--tokenizer", "byte", "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    ids, counts = np.unique(tokens, return_counts=True)
+    assert found["tokens"] == found["tokens_counted"] == tokens.size
+    assert found["ids_used"] == len(ids)
+    assert found["ids_never_used"] == 257 - len(ids)
+    assert sorted(map(tuple, found["most_frequent"]), key=lambda pair: (-pair[1], pair[0]))[0][1] == counts.max()
+    assert dict(found["most_frequent"]).items() <= dict(zip(ids.tolist(), counts.tolist(), strict=True)).items()
+    text = harmless(out.read_text(encoding="utf-8"))
+    assert f"{257 - len(ids)} of the 257 ids of the vocabulary" in text
+    assert "<script>alert('x')</script>" in text  # as text
+    before = out.read_bytes()
+    assert run(zb, "report", made[kind], "-o", out, "--tokenizer", "byte").exit_code == 1  # it exists
+    assert run(zb, "report", made[kind], "-o", out, "--tokenizer", "byte", "--force").exit_code == 0
+    assert out.read_bytes() == before
+
+
+def test_nothing_in_metadata_harms_a_page(tmp_path, write_store):
+    tokens = np.arange(96, dtype=np.uint16).reshape(4, 2, 12)
+    folder = write_store(tmp_path / "a<b>&", tokens)
+    index = ShardIndex.load(folder)
+    named = {"kind": "hf", "name": NASTY, "digest": NASTY}
+    meta = index.meta.__class__(2, 12, index.meta.dtype, tokenizer=json.dumps(named), vocab_size=100)
+    source = {"format": NASTY, "files": [NASTY] * 30, NASTY: {NASTY: [NASTY]}}
+    ShardIndex(meta, index.shards, source=source).save(folder)
+    assert run(zb, "report", folder, "-o", tmp_path / "r.html").exit_code == 0
+    text = harmless((tmp_path / "r.html").read_text(encoding="utf-8"))
+    assert text.count(printable(NASTY)) >= 20 + 3
+    assert "and 10 files more" in text
+    assert "a<b>&" in text
+
+
+def test_fields_and_spans_are_in_the_page(kinds):
+    path = kinds[1]["h5"]
+    with open_reader(path) as reader:
+        page = report_page(path, measure(path), reader, [fields_and_spans()], BYTE)
+    text = harmless(page)
+    for part in (
+        "document 7, from its token 90",
+        "document 8",
+        "padding, 3 tokens",
+        "loss_mask: 0 × 4",
+        "12 to 23: to",
+    ):
+        assert part in text
+    assert 'class="span"' in page
+
+
+def test_the_page_says_that_it_is_of_a_sample(tmp_path, write_file):
+    tokens = np.arange(40 * 2 * 8, dtype=np.uint16).reshape(40, 2, 8)
+    write_file(tmp_path / "a.h5", tokens)
+    result = run(zb, "report", tmp_path / "a.h5", "-o", tmp_path / "r.html", "--sample-batches", 4, "--json")
+    assert json.loads(result.stdout)["tokens_counted"] == 4 * 16
+    text = harmless((tmp_path / "r.html").read_text(encoding="utf-8"))
+    assert "An even sample: 64 of 640 tokens (10.00%) were looked at" in text
+
+
+def test_an_element_escapes_all_that_is_not_an_element():
+    inner = tag("b", "<i>")
+    assert tag("p", "a<b", inner, title='"<') == '<p title="&quot;&lt;">a&lt;b<b>&lt;i&gt;</b></p>'
+
+
+def test_a_growing_store_without_tokens_is_refused(tmp_path):
+    with open_writer(tmp_path / "live", batch_size=2, seq_len=4, live=True, shard_batches=4):
+        result = run(zb, "report", tmp_path / "live", "-o", tmp_path / "r.html")
+    assert result.exit_code != 0
+    assert not (tmp_path / "r.html").exists()

@@ -1,0 +1,207 @@
+"""Whole documents as batches: what each batch holds, and that a stop is never noticed, on any number of ranks."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from itertools import chain, islice
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from zb_hdf5 import ArgumentError, DocumentLoader, HDF5ShardWriter, MmapTokenStore, StateError, open_writer
+
+BOUNDARY = 60_000
+LENGTHS = np.random.default_rng(3).integers(0, 25, 140).tolist()
+LENGTHS[7] = LENGTHS[70] = 40
+#: The document of number n holds tokens 100 * n, 100 * n + 1, ...; and a boundary token behind them.
+DOCUMENTS = [[*range(100 * number, 100 * number + length), BOUNDARY] for number, length in enumerate(LENGTHS)]
+WAYS = {
+    "pad": {"collate": "pad", "batch_size": 3},
+    "lengths": {"collate": "pad", "batch_size": 3, "shuffle": "lengths", "bucket_batches": 5},
+    "pack": {"collate": "pack", "max_tokens": 96},
+    "sequential": {"collate": "pack", "max_tokens": 64, "shuffle": "sequential", "pad_to_multiple_of": 8},
+    "truncate": {"collate": "pad", "batch_size": 4, "max_tokens": 16, "too_long": "truncate"},
+    "drop": {"collate": "pack", "max_tokens": 32, "too_long": "drop"},
+}
+
+
+@pytest.fixture(scope="module")
+def stream(tmp_path_factory):
+    """A stream of documents."""
+    path = tmp_path_factory.mktemp("documents") / "stream.h5"
+    with HDF5ShardWriter(path, dtype="uint16", boundary_token_id=BOUNDARY) as writer:
+        for document in DOCUMENTS:
+            writer.write_document(np.array(document[:-1]))
+    return path
+
+
+def loader_of(stream, way, rank=0, world_size=1, **options):
+    return DocumentLoader(stream, **{**WAYS[way], "rank": rank, "world_size": world_size, **options})
+
+
+def seen(batch):
+    """Return the documents of a batch by number, having checked every value of it against the documents."""
+    numbers, lengths = batch["documents"].tolist(), batch["seq_lens"].tolist()
+    texts = [DOCUMENTS[number][:length] for number, length in zip(numbers, lengths, strict=True)]
+    shifted = [[*text[1:], -100] for text in texts]
+    if "max_seqlen" in batch:
+        total, size = sum(lengths), len(batch["tokens"])
+        rest = size - total
+        assert batch["tokens"].tolist() == [*chain.from_iterable(texts), *[0] * rest]
+        assert batch["targets"].tolist() == [*chain.from_iterable(shifted), *[-100] * rest]
+        ends = np.cumsum([0, *lengths]).tolist() + [size] * (rest > 0)
+        assert batch["cu_seqlens"].tolist() == ends
+        assert batch["cu_seqlens"].dtype == batch["position_ids"].dtype == torch.int32
+        assert batch["max_seqlen"] == max(np.diff(ends))
+        places = [place for length in [*lengths, rest] for place in range(length)]
+        assert batch["position_ids"].tolist() == places
+    else:
+        longest = max(lengths)
+        assert batch["tokens"].tolist() == [[*text, *[0] * (longest - len(text))] for text in texts]
+        assert batch["targets"].tolist() == [[*text, *[-100] * (longest - len(text))] for text in shifted]
+    assert batch["tokens"].dtype == batch["targets"].dtype == batch["documents"].dtype == torch.int64
+    return numbers
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_epoch_gives_each_document_once_as_it_is(way, stream):
+    with loader_of(stream, way, drop_last=False, targets=True) as loader:
+        longest = loader.max_tokens if way == "drop" else 10**9
+        expected = [number for number, text in enumerate(DOCUMENTS) if len(text) <= longest]
+        found = [number for batch in loader for number in seen(batch)]
+        assert sorted(set(found)) == expected
+        assert len(found) < len(expected) + (loader.batch_size or 1)
+        if way == "sequential":
+            assert found == expected
+        else:
+            loader.set_epoch(1)
+            assert [number for batch in loader for number in seen(batch)] != found
+
+
+def test_what_max_tokens_costs_is_counted(stream):
+    lost = [len(text) - 16 for text in DOCUMENTS if len(text) > 16]
+    with loader_of(stream, "truncate") as loader:
+        found = loader.documents
+        assert (found.truncated_documents, found.truncated_tokens) == (len(lost), sum(lost))
+        assert all(max(batch["seq_lens"].tolist()) <= 16 for batch in loader)
+    with loader_of(stream, "drop") as loader:
+        assert loader.documents.dropped_documents == 2
+    with pytest.raises(ArgumentError, match=rf"{stream.name}: expected documents of at most max_tokens=32 .* 2 longer"):
+        loader_of(stream, "drop", too_long="refuse")
+
+
+@pytest.mark.parametrize("way", ["pad", "pack"])
+def test_all_batches_have_one_shape_if_they_are_filled_up(way, stream):
+    with loader_of(stream, way, max_tokens=48, pad_to_multiple_of=48) as loader:
+        assert {tuple(batch["tokens"].shape) for batch in loader} == {(48,) if way == "pack" else (3, 48)}
+
+
+def test_documents_of_similar_length_share_a_batch(stream):
+    padding = {}
+    for way in ("pad", "lengths"):
+        with loader_of(stream, way, bucket_batches=40) as loader:
+            padding[way] = sum(batch["tokens"].numel() - int(batch["seq_lens"].sum()) for batch in loader)
+    assert padding["lengths"] < padding["pad"] / 4
+
+
+@settings(max_examples=60)
+@given(data=st.data(), way=st.sampled_from(sorted(WAYS)), before=st.integers(1, 3), after=st.integers(1, 4))
+def test_other_ranks_go_on_with_the_next_document(stream, data, way, before, after):
+    """Whatever the ranks were: all of them together see the batches of one rank that never stopped, in their order."""
+    with loader_of(stream, way, epoch=1) as loader:
+        expected = [batch["documents"].tolist() for batch in loader]
+    steps = data.draw(st.integers(0, len(expected) // before))
+    found, states = [[] for _ in range(steps * before)], []
+    for rank in range(before):
+        with loader_of(stream, way, rank, before, prefetch=data.draw(st.sampled_from([0, 2])), epoch=1) as loader:
+            for step, batch in enumerate(islice(loader, steps) if steps else ()):
+                found[step * before + rank] = batch["documents"].tolist()
+            states.append(json.loads(json.dumps(loader.state_dict())))
+    assert found == expected[: steps * before]
+    assert all(state == states[0] for state in states)
+    rest = []
+    for rank in range(after):
+        with loader_of(stream, way, rank, after) as loader:
+            loader.load_state_dict(states[0])
+            rest.append([batch["documents"].tolist() for batch in loader])
+    dealt = [batch for step in zip(*rest, strict=True) for batch in step]
+    left = expected[steps * before :]
+    assert dealt == left[: len(left) // after * after]
+
+
+def test_a_packed_epoch_goes_on_with_batches_of_another_size(stream):
+    with (
+        loader_of(stream, "pack", shuffle="sequential") as loader,
+        loader_of(stream, "pack", shuffle="sequential", max_tokens=128) as other,
+    ):
+        first = [number for batch in islice(loader, 4) for number in batch["documents"].tolist()]
+        other.load_state_dict(loader.state_dict())
+        second = [number for batch in other for number in batch["documents"].tolist()]
+        assert [*first, *second] == list(range(len(first) + len(second)))
+
+
+@pytest.mark.parametrize(("field", "options"), [
+    ("seed", {"seed": 1}),
+    ("shuffle", {"shuffle": "sequential"}),
+    ("batch_size", {"batch_size": 4}),
+    ("bucket_batches", {"bucket_batches": 6}),
+    ("longest", {"max_tokens": 30, "too_long": "drop"}),
+])  # fmt: skip
+def test_a_state_of_other_documents_or_another_order_is_refused(field, options, stream):
+    with loader_of(stream, "lengths") as loader:
+        next(loader)
+        state = loader.state_dict()
+    with loader_of(stream, "lengths", **options) as other:
+        with pytest.raises(StateError, match=f"state has {'shuffle|' * (field == 'shuffle')}{field} .*force=True"):
+            other.load_state_dict(state)
+        other.load_state_dict(state, force=True)
+        assert other.state_dict()["position"] == 3
+        with pytest.raises(StateError, match=r"expected position in 0\.\.\d+, the documents of an epoch, found 10000"):
+            other.load_state_dict(state | {"position": 10_000}, force=True)
+
+
+def test_the_same_tokens_with_other_boundaries_are_other_documents(tmp_path):
+    for name, lengths in (("a.h5", [4, 4, 4]), ("b.h5", [4, 5, 3])):
+        with HDF5ShardWriter(tmp_path / name) as writer:
+            writer.write_documents(np.arange(12), lengths)
+    with DocumentLoader(tmp_path / "a.h5", **WAYS["pack"]) as loader:
+        state = loader.state_dict()
+    with DocumentLoader(tmp_path / "b.h5", **WAYS["pack"]) as loader, pytest.raises(StateError, match="fingerprint"):
+        loader.load_state_dict(state)
+
+
+def test_a_loader_is_pickled_and_takes_a_store(stream):
+    with MmapTokenStore(stream) as store, DocumentLoader(store, **WAYS["pack"]) as loader:
+        next(loader)
+        with pickle.loads(pickle.dumps(loader)) as other:
+            assert other.state_dict() == loader.state_dict()
+            assert torch.equal(next(other)["tokens"], next(loader)["tokens"])
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    ({"collate": "stack"}, "collate must be one of pad, pack"),
+    ({"collate": "pad"}, "needs batch_size"),
+    ({"collate": "pack"}, "needs max_tokens"),
+    ({"collate": "pack", "max_tokens": 99, "batch_size": 2}, "found max_tokens=99, batch_size=2"),
+    ({"collate": "pack", "max_tokens": 99, "shuffle": "lengths"}, "shuffle='lengths'"),
+    ({"collate": "pad", "batch_size": 0}, "batch_size must be at least 1"),
+    ({"collate": "pad", "batch_size": 2, "max_tokens": 99, "pad_to_multiple_of": 8}, "a multiple of 8"),
+    ({"collate": "pad", "batch_size": 2, "too_long": "cut"}, "too_long must be one of"),
+    ({"collate": "pad", "batch_size": 2, "bucket_batches": 0}, "bucket_batches"),
+    ({"collate": "pad", "batch_size": 2, "prefetch": -1}, "prefetch"),
+    ({"collate": "pad", "batch_size": 999}, "140 documents are too few for a step of 1 ranks"),
+])  # fmt: skip
+def test_arguments_that_contradict_each_other_are_refused(options, message, stream):
+    with pytest.raises(ArgumentError, match=message):
+        DocumentLoader(stream, **options)
+
+
+def test_batches_that_are_stored_are_no_documents(tmp_path):
+    with open_writer(tmp_path / "a.h5", batch_size=2, seq_len=4) as writer:
+        writer.write(np.zeros((1, 2, 4), int))
+    with pytest.raises(ArgumentError, match=r"a\.h5: expected a token stream, whose documents are whole"):
+        DocumentLoader(tmp_path / "a.h5", **WAYS["pack"])

@@ -1,0 +1,245 @@
+"""Every command of maintenance over every kind of store: batches and streams, lone files, stores and `.npy` files."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from zb_hdf5 import HDF5ShardWriter, Loader, MixedLoader, ShardIndex, open_reader, rebuild_index, verify_store
+from zb_hdf5.commands.doctor import diagnose
+from zb_hdf5.commands.zb import zb
+from zb_hdf5.maintenance.rebuild import UNKNOWN_SHUFFLE
+from zb_hdf5.maintenance.repair import repair
+from zb_hdf5.spec import INDEX_NAME
+from zb_hdf5.store.streams import index_streams
+
+TOKENS = np.random.default_rng(5).integers(0, 50_000, 6000).astype("<u2")
+CHUNK = 256
+DIGESTED = ("batches", "dual", "batch store", "stream", "stream store")
+KINDS = (*DIGESTED, "npy", "npy folder")
+STORES = ("batch store", "stream store")
+STREAMS = ("stream", "stream store", "npy", "npy folder")
+
+
+def write_stream(path, tokens, lengths=None):
+    with HDF5ShardWriter(path, chunk_tokens=CHUNK, vocab_size=50_000) as writer:
+        writer.write_documents(tokens, [len(tokens)] if lengths is None else lengths)
+    return path
+
+
+def write_stream_store(folder, cuts=(1, 2500)):
+    folder.mkdir()
+    parts = np.split(TOKENS, cuts)
+    paths = [write_stream(folder / f"shard-{number:05}.h5", part) for number, part in enumerate(parts)]
+    index_streams(paths, source={"format": "test"}).save(folder)
+    return folder
+
+
+@pytest.fixture
+def make(tmp_path, write_file, write_store):
+    """Return `make(kind) -> path`, of the same tokens in each kind of store."""
+    batches = TOKENS.reshape(-1, 3, 20)
+
+    def of_kind(kind):
+        if kind == "batches":
+            return write_file(tmp_path / "b.h5", batches).path
+        if kind == "dual":
+            info = write_file(tmp_path / "b.batch", batches)
+            info.path.with_name("b.batch.crc32").write_bytes(info.crc32.tobytes())
+            return info.path
+        if kind == "batch store":
+            return write_store(tmp_path / "b", batches, (7, 50), ("hdf5", "batch"))
+        if kind == "stream":
+            return write_stream(tmp_path / "s.h5", TOKENS, [1000, 0, 5000])
+        if kind == "stream store":
+            return write_stream_store(tmp_path / "s")
+        if kind == "npy":
+            np.save(tmp_path / "n.npy", TOKENS)
+            return tmp_path / "n.npy"
+        (tmp_path / "n").mkdir()
+        for number, part in enumerate(np.split(TOKENS, [10, 3000])):
+            np.save(tmp_path / "n" / f"{number}.npy", part)
+        return tmp_path / "n"
+
+    return of_kind
+
+
+def run(*arguments, code=0):
+    result = CliRunner().invoke(zb, [*map(str, arguments), "--json"], catch_exceptions=False)
+    assert result.exit_code == code, result.output
+    return json.loads(result.stdout) if result.stdout else result.stderr
+
+
+def snapshot(folder):
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+# --- one contract ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_verify_says_how_much_it_has_compared(kind, make):
+    path, seen, totals = make(kind), [], []
+    reports = verify_store(path, progress=seen.append, announce=totals.append)
+    assert sum(report.token_count for report in reports) == 6000
+    if kind in DIGESTED:
+        assert (totals, sum(seen)) == ([6000], 6000)
+        assert {report.outcome for report in reports} == {"verified"}
+        assert ("index" in reports[0].checks) == (kind in STORES)
+        assert ("documents" in reports[0].checks) == (kind in STREAMS)
+        assert run("verify", path)["ok"]
+    else:
+        assert (totals, seen) == ([], [])
+        assert ".npy files hold no digests" in run("verify", path, code=6)["files"][0]["missing"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_info_and_doctor_describe_it_and_change_nothing(kind, make, tmp_path):
+    path = make(kind)
+    before = snapshot(tmp_path)
+    assert run("info", path)["tokens"] == 6000
+    found = {finding.name: finding for finding in diagnose(str(path))}
+    assert {"locks", "filters", "layout", "open files", "page cache", "first batch", "use"} <= found.keys()
+    assert "problem" not in {finding.state for finding in found.values()}
+    assert "1 run, " in found["layout"].text
+    assert ("batch_size=" in found["use"].text) == (kind in STREAMS)
+    files = len([name for name in before if name.name.startswith("shard-") and name.suffix != ".crc32"])
+    assert f"of {files or (3 if kind == 'npy folder' else 1)} shards" in found["open files"].text
+    assert run("doctor", path)["ok"]
+    assert snapshot(tmp_path) == before
+
+
+@pytest.mark.parametrize("kind", DIGESTED)
+def test_repair_finds_a_good_one_whole_and_leaves_it_alone(kind, make, tmp_path):
+    path = make(kind)
+    before = snapshot(tmp_path)
+    reports = repair(str(path))
+    assert {(report.state, report.dropped_tokens) for report in reports} == {("whole", 0)}
+    assert sum(report.kept_tokens for report in reports) == 6000
+    unit = "document" if kind in STREAMS else "batch"
+    assert {report.unit for report in reports} == {unit}
+    assert f"whole: {reports[0].kept} {unit}" in reports[0].line()
+    assert snapshot(tmp_path) == before
+
+
+@pytest.mark.parametrize(("kind", "said"), [("npy", "ends in .batch or .h5"), ("npy folder", "no shards.json")])
+def test_repair_refuses_npy_files(kind, said, make, tmp_path):
+    path = make(kind)
+    before = snapshot(tmp_path)
+    assert said in run("repair", path, code=1)
+    assert snapshot(tmp_path) == before
+
+
+@pytest.mark.parametrize("kind", STORES)
+def test_a_rebuilt_index_is_the_old_one(kind, make):
+    path = make(kind)
+    before = ShardIndex.load(path)
+    assert rebuild_index(path, force=True) == before
+    (path / INDEX_NAME).unlink()
+    made = rebuild_index(path)
+    assert (made.shards, made.meta, made.shuffle) == (before.shards, before.meta, UNKNOWN_SHUFFLE)
+    assert {report.outcome for report in verify_store(path)} == {"verified"}
+
+
+@pytest.mark.parametrize("kind", [kind for kind in DIGESTED if kind != "dual"])
+def test_damage_is_found_by_verify_and_gone_after_repair(kind, make):
+    path = make(kind)
+    at = TOKENS[4000:4030].tobytes()
+    [file] = [file for file in ([path] if path.is_file() else path.iterdir()) if at in file.read_bytes()]
+    data = bytearray(file.read_bytes())
+    data[data.index(at)] ^= 4
+    file.write_bytes(data)
+    assert "bad" in {report.outcome for report in verify_store(path)}
+    run("verify", path, code=3)
+    if kind == "stream store":  # the only document of its shard is bad
+        assert "--force to leave its 1 document out" in run("repair", path, code=4)
+        run("repair", path, "--force")
+    else:
+        run("repair", path)
+    after = path if path.is_dir() else path.with_name(f"{path.stem}.repaired.h5")
+    assert {report.outcome for report in verify_store(after)} == {"verified"}
+
+
+# --- which -----------------------------------------------------------------------------------------------------
+
+
+def tokens_of(rows):
+    """Read the rows that a report names from the files, one by one."""
+    found = {}
+    for part in rows:
+        if "row" not in part:
+            with open_reader(part["shard"]) as reader:
+                found |= {len(found) + k: list(reader.read_batch(part["batch"])[r]) for k, r in enumerate(part["rows"])}
+        elif part["shard"].endswith(".npy"):
+            found.setdefault(part["row"], []).extend(np.load(part["shard"])[part["start"] : part["stop"]])
+        else:
+            with open_reader(part["shard"], batch_size=1, seq_len=1) as reader:
+                found.setdefault(part["row"], []).extend(reader.store.get_slice(part["start"], part["stop"]))
+    return np.array([found[row] for row in sorted(found)])
+
+
+def shape_for(kind, batch_size, seq_len):
+    return {"batch_size": batch_size, "seq_len": seq_len} if kind in STREAMS else {"batch_size": batch_size}
+
+
+@pytest.mark.parametrize("shuffle", ["global", "records", "sequential"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_which_names_the_tokens_of_a_step(kind, shuffle, make, tmp_path):
+    path, state = make(kind), tmp_path / "state.json"
+    options = shape_for(kind, 3, 20)
+    loaders = [Loader(path, shuffle=shuffle, rank=rank, world_size=2, epoch=1, **options) for rank in range(2)]
+    steps = list(zip(*loaders, strict=True))
+    state.write_text(json.dumps(loaders[0].state_dict()))
+    for step in (0, 1, len(steps) - 1):
+        found = run("which", path, "--state", state, "--step", step, "--world-size", 2)["batches"]
+        for batch, expected in zip(found, steps[step], strict=True):
+            named = tokens_of(batch["rows"])
+            if kind in STREAMS:
+                np.testing.assert_array_equal(named, expected)
+            else:  # grouped by stored batch
+                assert sorted(named.tolist()) == sorted(expected.tolist())
+    for loader in loaders:
+        loader.close()
+
+
+@pytest.mark.parametrize("kind", STREAMS)
+def test_which_knows_the_targets_and_another_batch_size(kind, make, tmp_path):
+    path, state = make(kind), tmp_path / "state.json"
+    with Loader(path, batch_size=4, seq_len=33, targets=True, rank=0, world_size=1) as first:
+        state.write_text(json.dumps(first.state_dict()))
+        first.set_batch_size(7)
+        steps = list(first)
+    found = run("which", path, "--state", state, "--step", 5, "--batch-size", 7)["batches"][0]
+    inputs, targets = steps[5]
+    np.testing.assert_array_equal(tokens_of(found["rows"])[:, :-1], inputs)
+    np.testing.assert_array_equal(tokens_of(found["rows"])[:, 1:], targets)
+    shown = CliRunner().invoke(zb, ["which", str(path), "--state", str(state), "--step", "5", "--batch-size", "7"])
+    row = found["rows"][0]
+    assert f"{row['shard']} tokens {row['start']:,} to {row['stop']:,} (row 0)" in " ".join(shown.stdout.split())
+
+
+def test_which_answers_for_a_mixture_of_streams(make, tmp_path):
+    sources, state = {"a": make("stream store"), "b": make("npy folder")}, tmp_path / "state.json"
+    with MixedLoader(sources, {"a": 2, "b": 1}, rank=0, world_size=1, batch_size=2, seq_len=50) as mixed:
+        steps = [next(mixed) for _ in range(9)]
+        state.write_text(json.dumps(mixed.state_dict()))
+    for step in (0, 3, 8):
+        named = (f"{name}={path}" for name, path in sources.items())
+        [batch] = run("which", *named, "--state", state, "--step", step)["batches"]
+        np.testing.assert_array_equal(tokens_of(batch["rows"]), steps[step])
+
+
+def test_which_refuses_states_of_something_else(make, tmp_path):
+    stream, state = make("stream"), tmp_path / "state.json"
+    with Loader(make("batch store"), rank=0, world_size=1) as batches:
+        state.write_text(json.dumps(batches.state_dict()))
+    assert "expected the fingerprint of windows" in run("which", stream, "--state", state, "--step", 0, code=1)
+    with Loader(make("npy folder"), batch_size=2, seq_len=8, rank=0, world_size=1) as other:
+        state.write_text(json.dumps(other.state_dict()))
+    assert "fingerprint" in run("which", stream, "--state", state, "--step", 0, code=1)
+    with Loader(stream, batch_size=2, seq_len=8, rank=0, world_size=1) as windows:
+        state.write_text(json.dumps(windows.state_dict()))
+    assert "behind the end" in run("which", stream, "--state", state, "--step", 10**6, code=2)

@@ -1,0 +1,456 @@
+"""Repair of streams: whole documents that touch no bad chunk are kept, and nothing else is touched."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import h5py
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from zb_hdf5 import HDF5ShardWriter, IncompleteError, MmapTokenStore, ShardIndex, UnavailableError, verify_store
+from zb_hdf5.commands.doctor import diagnose
+from zb_hdf5.commands.zb import zb
+from zb_hdf5.errors import ArgumentError, ConvertError, FormatError
+from zb_hdf5.formats.registry import open_chunks
+from zb_hdf5.maintenance.rebuild import rebuild_index
+from zb_hdf5.maintenance.repair import repair, repair_file
+from zb_hdf5.spec import CRC32, DOC_OFFSETS, INDEX_NAME, TOKENS
+from zb_hdf5.store.streams import index_streams
+
+CHUNK = 64
+RANDOM = np.random.default_rng(11)
+
+
+def documents_of(lengths, boundary=-1):
+    """Make documents that nothing else looks like; a boundary token ends each of them."""
+    made = [RANDOM.integers(100, 60_000, length) for length in lengths]
+    return [np.append(tokens, boundary) if boundary >= 0 else tokens for tokens in made]
+
+
+def write(path, documents, **options):
+    with HDF5ShardWriter(path, chunk_tokens=CHUNK, **options) as writer:
+        writer.write_documents(np.concatenate([np.empty(0, np.int64), *documents]), [len(found) for found in documents])
+    return path
+
+
+def content(path):
+    with MmapTokenStore(path) as store:
+        return [store.document(number).tolist() for number in range(store.document_count)]
+
+
+def flip_chunk(path, number, within=0):
+    with open_chunks(path) as reader:
+        offset = reader.extents.offset(number)
+    with open(path, "r+b") as file:
+        file.seek(offset + within)
+        value = file.read(1)[0]
+        file.seek(offset + within)
+        file.write(bytes([value ^ 16]))
+
+
+def kept_of(documents, bad):
+    """Say slowly which documents have no token in a bad chunk."""
+    kept, place = [], 0
+    for number, document in enumerate(documents):
+        if not {token // CHUNK for token in range(place, place + len(document))} & set(bad):
+            kept.append(number)
+        place += len(document)
+    return kept
+
+
+def snapshot(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def require_good(path):
+    reports = verify_store(path)
+    assert [report.problem for report in reports] == [None] * len(reports)
+
+
+def run(*arguments):
+    return CliRunner().invoke(zb, [*map(str, arguments)], catch_exceptions=False)
+
+
+# --- bad chunks ------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60)
+@given(
+    lengths=st.lists(st.integers(0, 200), min_size=1, max_size=12),
+    chosen=st.sets(st.integers(0, 100), max_size=5),
+    group_bytes=st.sampled_from([2, 100, 1 << 20]),
+)
+def test_documents_that_touch_no_bad_chunk_are_kept(lengths, chosen, group_bytes, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("s")
+    documents = documents_of(lengths)
+    path = write(folder / "s.h5", documents)
+    num_chunks = -(-sum(lengths) // CHUNK)
+    bad = sorted({number % num_chunks for number in chosen}) if num_chunks else []
+    for number in bad:
+        flip_chunk(path, number)
+    kept = kept_of(documents, bad)
+    tokens = sum(len(documents[number]) for number in kept)
+    before = path.read_bytes()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("zb_hdf5.maintenance.salvage.GROUP_BYTES", group_bytes)
+        if bad and not tokens:
+            with pytest.raises(IncompleteError, match="no document can be saved"):
+                repair_file(path)
+            assert [file.name for file in folder.iterdir()] == ["s.h5"]
+            return
+        dry = repair_file(path, dry_run=True)
+        assert [file.name for file in folder.iterdir()] == ["s.h5"]
+        [report] = repair(path)
+    assert (report.unit, report.kept, report.kept_tokens) == ("document", len(kept), tokens)
+    assert report.dropped == dry.dropped == [number for number in range(len(documents)) if number not in kept]
+    assert report.kept_tokens + report.dropped_tokens == sum(lengths)
+    assert path.read_bytes() == before
+    if not bad:
+        assert report.state == "whole"
+        return
+    assert content(folder / "s.repaired.h5") == [documents[number].tolist() for number in kept]
+    require_good(folder / "s.repaired.h5")
+    after = snapshot(folder)
+    assert repair_file(path).state == "repaired"  # it has them already
+    assert snapshot(folder) == after
+
+
+def test_what_a_stream_says_of_itself_is_kept(tmp_path):
+    options = {"dtype": "uint32", "boundary_token_id": 7, "vocab_size": 60_001, "tokenizer": '{"name": "t"}'}
+    path = write(tmp_path / "s.h5", documents_of([50] * 9, 7), **options)
+    flip_chunk(path, 3)
+    result = run("repair", path)
+    said = " ".join(result.stdout.split())
+    assert "the tokens of 1 chunk are not those that were written: kept 6 documents" in said
+    assert "dropped 3 (3, 4, 5): 153 tokens of 459" in said
+    with open_chunks(path) as old, open_chunks(tmp_path / "s.repaired.h5") as new:
+        assert old.meta.document_count == 9
+        for name in ("shape", "dtype", "boundary_token_id", "vocab_size", "tokenizer", "layout"):
+            assert getattr(old.meta, name) == getattr(new.meta, name), name
+
+
+def test_a_damaged_crc32_row_costs_no_document(tmp_path):
+    documents = documents_of([300, 4, 100])
+    path = write(tmp_path / "s.h5", documents)
+    with h5py.File(path, "r+") as h5:
+        h5[CRC32][2] ^= 1
+    report = repair_file(path)
+    assert (report.kept, report.dropped, report.dropped_tokens) == (3, [], 0)
+    assert "no token is" in report.reason
+    require_good(tmp_path / "s.repaired.h5")
+    assert content(tmp_path / "s.repaired.h5") == [document.tolist() for document in documents]
+
+
+def test_a_compressed_stream_is_saved_too(tmp_path):
+    documents = documents_of([90] * 8)
+    path = write(tmp_path / "plain.h5", documents)
+    with h5py.File(path) as old, h5py.File(tmp_path / "s.h5", "w") as new:
+        new.attrs.update(old.attrs)
+        made = new.create_dataset(TOKENS, data=old[TOKENS][:], chunks=(CHUNK,), compression="gzip")
+        for name, value in old[TOKENS].attrs.items():
+            made.attrs.create(name, value, dtype=np.asarray(value).dtype)
+        old.copy(DOC_OFFSETS, new)
+        old.copy(CRC32, new)
+        place = made.id.get_chunk_info(4)
+    require_good(tmp_path / "s.h5")
+    with open(tmp_path / "s.h5", "r+b") as file:
+        file.seek(place.byte_offset + 10)
+        file.write(b"damaged!")
+    assert verify_store(tmp_path / "s.h5")[0].problem is not None
+    report = repair_file(tmp_path / "s.h5")
+    kept = kept_of(documents, [4])
+    assert report.kept == len(kept) == 6
+    assert content(tmp_path / "s.repaired.h5") == [documents[number].tolist() for number in kept]
+
+
+def test_the_output_is_chosen_and_never_replaced_by_mistake(tmp_path):
+    path = write(tmp_path / "s.h5", documents_of([60] * 9))
+    flip_chunk(path, 0)
+    with pytest.raises(ArgumentError, match="can hold a token stream"):
+        repair_file(path, output=tmp_path / "o.batch")
+    with pytest.raises(ArgumentError, match="is the file to repair"):
+        repair_file(path, output=path)
+    other = write(tmp_path / "o.h5", documents_of([3])).read_bytes()
+    with pytest.raises(ConvertError, match="exists already"):
+        repair_file(path, output=tmp_path / "o.h5")
+    assert (tmp_path / "o.h5").read_bytes() == other
+    assert repair_file(path, output=tmp_path / "o.h5", overwrite=True).kept == 7
+    require_good(tmp_path / "o.h5")
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["o.h5", "s.h5"]
+
+
+def test_other_documents_of_the_same_tokens_are_not_taken_for_the_repaired_ones(tmp_path):
+    documents = documents_of([CHUNK] * 4)
+    path = write(tmp_path / "s.h5", documents)
+    flip_chunk(path, 3)
+    write(tmp_path / "s.repaired.h5", [np.concatenate(documents[:3])])
+    with pytest.raises(ConvertError, match="exists already"):
+        repair_file(path)
+
+
+@pytest.mark.parametrize("cut", [100, 5000, -1])
+def test_a_truncated_stream_is_refused_as_a_truncated_batch_file_is(cut, tmp_path):
+    path = write(tmp_path / "s.h5", documents_of([500] * 9))
+    os.truncate(path, cut if cut > 0 else path.stat().st_size - 1)
+    before = snapshot(tmp_path)
+    with pytest.raises(FormatError, match=r"s\.h5"):
+        repair_file(path)
+    assert snapshot(tmp_path) == before
+
+
+# --- the places of the documents -------------------------------------------------------------------------------
+
+
+def damage_offsets(path, rows):
+    with h5py.File(path, "r+") as h5:
+        for row, value in rows.items():
+            h5[DOC_OFFSETS][row] = value
+
+
+DAMAGE = {"still ascending": {2: 61}, "not ascending": {1: 2000}, "the end": {-1: 10**6}}
+
+
+@pytest.mark.parametrize("in_front", [False, True])
+@pytest.mark.parametrize("rows", DAMAGE.values(), ids=DAMAGE)
+def test_damaged_places_of_documents_are_found_again_by_the_boundary_token(rows, in_front, tmp_path):
+    documents = documents_of([20, 30, 0, 70, 100], 7)
+    if in_front:
+        documents = [np.roll(document, 1) for document in documents]
+    path = write(tmp_path / "s.h5", documents, boundary_token_id=7)
+    damage_offsets(path, rows)
+    assert verify_store(path)[0].problem is not None
+    report = repair_file(path)
+    assert (report.kept, report.dropped_tokens) == (5, 0)
+    assert "its boundary tokens gave them back" in report.reason
+    assert content(tmp_path / "s.repaired.h5") == [document.tolist() for document in documents]
+    require_good(tmp_path / "s.repaired.h5")
+
+
+def bad_chunk_too(path):
+    flip_chunk(path, 1)
+
+
+@pytest.mark.parametrize(
+    ("documents", "boundary", "more"),
+    [
+        (documents_of([20, 30, 70]), -1, None),
+        (documents_of([20, 30, 70]), 7, None),  # it is nowhere
+        ([np.array([1, 7, 2, 7]), np.array([5] * 60)], 7, None),  # it is elsewhere
+        (documents_of([20, 30, 70], 7), 7, bad_chunk_too),
+    ],
+)
+def test_places_of_documents_are_never_guessed(documents, boundary, more, tmp_path):
+    path = write(tmp_path / "s.h5", documents, boundary_token_id=boundary)
+    damage_offsets(path, {1: 3})
+    if more is not None:
+        more(path)
+    before = snapshot(tmp_path)
+    with pytest.raises(IncompleteError, match="the places of its documents are damaged"):
+        repair_file(path)
+    assert run("repair", path).exit_code == 4
+    assert snapshot(tmp_path) == before
+
+
+# --- killed writers --------------------------------------------------------------------------------------------
+
+WRITER = """
+import sys
+import numpy as np
+from zb_hdf5 import HDF5ShardWriter
+writer = HDF5ShardWriter(sys.argv[1], chunk_tokens=512)
+number = 0
+while True:
+    writer.write_document(np.arange(number, number + 100) % 60000)
+    number += 100
+    print(number, flush=True)
+"""
+
+
+def killed(path, documents):
+    """Return the partial of a writer that was killed when it had said that it has so many documents."""
+    with subprocess.Popen([sys.executable, "-c", WRITER, path], stdout=subprocess.PIPE, text=True) as process:
+        for _ in range(documents):
+            process.stdout.readline()
+        with pytest.raises(UnavailableError, match="another process is writing it"):
+            repair_file(path.with_name(path.name + ".partial"))
+        process.send_signal(signal.SIGKILL)
+        written = sum(1 for _ in process.stdout) + documents
+    return path.with_name(path.name + ".partial"), written
+
+
+def expected_of(numbers):
+    return [(np.arange(number * 100, number * 100 + 100) % 60000).tolist() for number in numbers]
+
+
+@pytest.mark.parametrize("documents", [30, 400])
+def test_the_whole_documents_of_a_killed_writer_are_published(documents, tmp_path):
+    path = tmp_path / "s.h5"
+    partial, written = killed(path, documents)
+    before = partial.read_bytes()
+    findings = {finding.name: finding for finding in diagnose(partial)}
+    assert "no plain extents" in findings["layout"].text
+    report = repair_file(partial)
+    committed = report.kept_tokens + report.dropped_tokens
+    assert (report.state, report.output, report.dropped) == ("repaired", str(path), [])
+    assert committed >= written * 100 // 512 * 512
+    assert (report.kept, report.dropped_tokens) == divmod(committed, 100)
+    require_good(path)
+    assert content(path) == expected_of(range(report.kept))
+    assert partial.read_bytes() == before
+    after = snapshot(tmp_path)
+    repair_file(partial)
+    assert snapshot(tmp_path) == after
+    assert sorted(after) == [path.name, partial.name]
+
+
+def test_an_unfinished_stream_is_kept_up_to_its_first_bad_chunk(tmp_path):
+    partial, _ = killed(tmp_path / "s.h5", 60)
+    data = bytearray(partial.read_bytes())
+    at = data.index((np.arange(2 * 512, 3 * 512)).astype("<u2").tobytes())
+    data[at + 9] ^= 1
+    partial.write_bytes(data)
+    report = repair_file(partial)
+    assert report.kept == 10  # 1,024 good tokens
+    assert report.dropped[0] == 10
+    assert "chunk 2 (tokens 1,024 to 1,536) is bad" in report.reason
+    assert content(tmp_path / "s.h5") == expected_of(range(10))
+    require_good(tmp_path / "s.h5")
+
+
+def test_an_unfinished_stream_without_a_whole_document_is_told(tmp_path):
+    code = (
+        "import os, sys, numpy as np; from zb_hdf5 import HDF5ShardWriter\n"
+        "writer = HDF5ShardWriter(sys.argv[1], chunk_tokens=64)\n"
+        "writer.write_documents(np.arange(1000), [1000])\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code, tmp_path / "s.h5"]).returncode == -9
+    with pytest.raises(IncompleteError, match="no document can be saved: its writer has not finished"):
+        repair_file(tmp_path / "s.h5.partial")
+    assert [file.name for file in tmp_path.iterdir()] == ["s.h5.partial"]
+
+
+# --- stores ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def store(tmp_path):
+    """A store of three streams of five documents each, of which the last is for validation."""
+    folder = tmp_path / "store"
+    folder.mkdir()
+    documents = [documents_of([70] * 5) for _ in range(3)]
+    paths = [write(folder / f"shard-{number:05}.h5", found) for number, found in enumerate(documents)]
+    index_streams(paths, splits={"shard-00002.h5": "val"}, source={"format": "test"}).save(folder)
+    return folder, documents
+
+
+def test_a_store_of_streams_is_repaired(store):
+    folder, documents = store
+    flip_chunk(folder / "shard-00001.h5", 2)
+    before = snapshot(folder)
+    repair(folder, dry_run=True)
+    assert snapshot(folder) == before
+    reports = repair(folder)
+    assert [(report.state, report.kept, report.dropped) for report in reports] == [
+        ("whole", 5, []), ("repaired", 3, [1, 2]), ("whole", 5, []),
+    ]  # fmt: skip
+    require_good(folder)
+    index = ShardIndex.load(folder)
+    assert [entry.path for entry in index.shards] == ["shard-00000.h5", "shard-00001.repaired.h5", "shard-00002.h5"]
+    assert [entry.split for entry in index.shards] == ["train", "train", "val"]
+    assert (index.meta.document_count, index.token_count, index.source) == (13, 13 * 70, {"format": "test"})
+    expected = [*documents[0], *(documents[1][number] for number in (0, 3, 4)), *documents[2]]
+    assert content(folder) == [document.tolist() for document in expected]
+    after = snapshot(folder)
+    assert {name: after[name] for name in before if name != INDEX_NAME} == {
+        name: text for name, text in before.items() if name != INDEX_NAME
+    }
+    assert {report.state for report in repair(folder)} == {"whole"}
+    assert snapshot(folder) == after
+    assert rebuild_index(folder, force=True) == index
+
+
+def test_a_repair_that_was_stopped_before_the_index_goes_on(store, monkeypatch):
+    folder, _ = store
+    flip_chunk(folder / "shard-00000.h5", 0)
+    index = (folder / INDEX_NAME).read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr("zb_hdf5.store.index.ShardIndex.save", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
+        with pytest.raises(KeyboardInterrupt):
+            repair(folder)
+    assert (folder / INDEX_NAME).read_bytes() == index
+    made = (folder / "shard-00000.repaired.h5").stat()
+    repair(folder)
+    assert (folder / "shard-00000.repaired.h5").stat() == made
+    require_good(folder)
+
+
+@pytest.mark.parametrize("damage", ["missing", "no HDF5 file", "documents"])
+def test_a_stream_that_cannot_be_saved_is_left_out_only_with_force(damage, store):
+    folder, documents = store
+    shard = folder / "shard-00001.h5"
+    if damage == "missing":
+        shard.unlink()
+    elif damage == "documents":
+        damage_offsets(shard, {1: 3})
+    else:
+        shard.write_bytes(b"x" * 5000)
+    before = snapshot(folder)
+    result = run("repair", folder)
+    assert result.exit_code in (1, 4)
+    assert "--force to leave its 5 documents out" in result.stderr
+    assert snapshot(folder) == before
+    assert run("repair", folder, "--force").exit_code == 0
+    require_good(folder)
+    assert content(folder) == [document.tolist() for document in [*documents[0], *documents[2]]]
+    assert ShardIndex.load(folder).meta.document_count == 10
+
+
+def test_an_index_that_counts_other_documents_is_told(store):
+    folder, _ = store
+    write(folder / "other.h5", [np.concatenate(store[1][0])])
+    os.replace(folder / "other.h5", folder / "shard-00000.h5")
+    [problem, *rest] = [report.problem for report in verify_store(folder)]
+    assert "says document_count 5, the shard says 1" in str(problem)
+    assert rest == [None, None]
+
+
+def test_one_split_is_verified_without_the_other(store):
+    folder, _ = store
+    flip_chunk(folder / "shard-00000.h5", 1)
+    assert [report.outcome for report in verify_store(folder, split="val")] == ["verified"]
+    assert [report.outcome for report in verify_store(folder, split="train")] == ["bad", "verified"]
+    with pytest.raises(ArgumentError, match="split"):
+        verify_store(folder, split="test")
+
+
+def test_an_unfinished_stream_has_no_place_in_an_index(tmp_path):
+    partial, _ = killed(tmp_path / "shard-00000.h5", 20)
+    with pytest.raises(IncompleteError, match="run 'zb repair"):
+        index_streams([partial])
+    os.unlink(partial)
+    write(tmp_path / "shard-00000.h5", documents_of([9]))
+    write(tmp_path / "shard-00001.h5", documents_of([9]), vocab_size=60_001)
+    with pytest.raises(FormatError, match=r"expected a stream of uint16.*found a stream.*vocabulary 60,001"):
+        rebuild_index(tmp_path)
+
+
+def test_batches_are_no_streams(tmp_path, tokens, write_file):
+    with pytest.raises(FormatError, match="expected a token stream, found batches"):
+        index_streams([write_file(tmp_path / "b.h5", tokens).path])
+
+
+def test_the_report_is_plain_json(store):
+    folder, _ = store
+    flip_chunk(folder / "shard-00001.h5", 2)
+    [_, found, _] = json.loads(run("repair", folder, "--dry-run", "--json").stdout)["files"]
+    assert (found["unit"], found["kept"], found["dropped"]) == ("document", 3, [1, 2])
+    assert (found["kept_tokens"], found["dropped_tokens"]) == (210, 140)

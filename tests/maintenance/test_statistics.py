@@ -1,0 +1,126 @@
+"""Statistics of stores, against counts that are made one token and one document after the other."""
+
+from collections import Counter, defaultdict
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zb_hdf5 import ArgumentError, HDF5ShardWriter, open_writer
+from zb_hdf5.maintenance import statistics
+from zb_hdf5.maintenance.statistics import MAX_COUNTED_ID, measure
+
+#: Few tokens and short documents: many of them are equal.
+DOCUMENTS = st.lists(st.lists(st.integers(0, 2), max_size=3), min_size=1, max_size=40)
+
+
+def slow(units):
+    """Return repeated units, their tokens, and the groups of equal ones."""
+    groups = defaultdict(list)
+    for number, unit in enumerate(units):
+        if len(unit):
+            groups[tuple(unit)].append(number)
+    again = {unit: numbers for unit, numbers in groups.items() if len(numbers) > 1}
+    copies = sum(len(numbers) - 1 for numbers in again.values())
+    tokens = sum((len(numbers) - 1) * len(unit) for unit, numbers in again.items())
+    ordered = sorted(again.items(), key=lambda item: (-(len(item[1]) - 1) * len(item[0]), item[1][0]))
+    return copies, tokens, [(numbers, len(unit)) for unit, numbers in ordered[: statistics.MAX_GROUPS]]
+
+
+def check(found, units):
+    tokens = [token for unit in units for token in unit]
+    assert {token: int(count) for token, count in enumerate(found.counts) if count} == Counter(tokens)
+    assert (found.tokens, found.units) == (len(tokens), len(units))
+    copies, repeated, groups = slow(units)
+    assert (found.duplicates.units, found.duplicates.tokens) == (copies, repeated)
+    assert [(group.units.tolist(), group.length) for group in found.duplicates.groups] == groups
+
+
+def write_stream(path, documents):
+    with HDF5ShardWriter(path, chunk_tokens=64) as writer:
+        for document in documents:
+            writer.write_document(np.array(document, np.uint16))
+
+
+@given(DOCUMENTS, st.sampled_from([1, 5, 1 << 18]), st.booleans())
+def test_a_stream(tmp_path_factory, documents, stretch, collide):
+    if not any(documents):
+        return
+    path = tmp_path_factory.mktemp("s") / "s.h5"
+    write_stream(path, documents)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(statistics, "STRETCH_TOKENS", stretch)
+        if collide:  # all hashes become one of two
+            scan = statistics._scan
+            patch.setattr(statistics, "_scan", lambda *arguments: scan(*arguments) & np.uint64(1))
+        found = measure(path)
+    check(found, documents)
+    assert found.unit == "document"
+    assert found.lengths.tolist() == [len(document) for document in documents]
+
+
+@given(st.integers(1, 5), st.integers(1, 4), st.integers(1, 3), st.integers(0, 99), st.sampled_from([1, 64, 4 << 20]))
+def test_batches(tmp_path_factory, num_batches, batch_size, seq_len, seed, group_bytes):
+    tokens = np.random.default_rng(seed).integers(0, 3, (num_batches, batch_size, seq_len)).astype(np.uint16)
+    path = tmp_path_factory.mktemp("b") / "b.h5"
+    with open_writer(path, batch_size=batch_size, seq_len=seq_len, dtype="uint16") as writer:
+        writer.write(tokens)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(statistics, "GROUP_BYTES", group_bytes)
+        found = measure(path)
+    check(found, tokens.reshape(-1, seq_len).tolist())
+    assert (found.unit, found.lengths) == ("record", None)
+
+
+def test_a_sample_is_spread_evenly_and_names_units_of_the_store(tmp_path):
+    tokens = np.arange(20 * 2 * 4, dtype=np.uint16).reshape(20, 2, 4)
+    tokens[19, 1] = tokens[0, 0]
+    with open_writer(tmp_path / "b.h5", batch_size=2, seq_len=4, dtype="uint16") as writer:
+        writer.write(tokens)
+    found = measure(tmp_path / "b.h5", sample_batches=3)
+    assert (found.num_tokens, found.tokens, found.num_units, found.units) == (160, 24, 40, 6)
+    assert np.flatnonzero(found.counts).tolist() == np.unique(tokens[[0, 10, 19]]).tolist()
+    assert [group.units.tolist() for group in found.duplicates.groups] == [[0, 39]]
+    assert measure(tmp_path / "b.h5", sample_batches=1000).tokens == 160
+
+
+def test_a_sample_of_a_stream_has_whole_documents(tmp_path, monkeypatch):
+    monkeypatch.setattr(statistics, "STRETCH_TOKENS", 10)
+    documents = [[number] * 7 for number in range(30)]
+    write_stream(tmp_path / "s.h5", documents)
+    found = measure(tmp_path / "s.h5", sample_batches=4)
+    assert found.units == found.tokens // 7 < 30
+    assert set(found.counts.tolist()) == {0, 7}
+
+
+def test_files_of_npy_are_compared_whole(tmp_path, monkeypatch):
+    monkeypatch.setattr(statistics, "STRETCH_TOKENS", 16)
+    parts = [np.arange(100), np.arange(100) + 1, np.arange(100)]
+    for number, part in enumerate(parts):
+        np.save(tmp_path / f"{number}.npy", part.astype(np.uint16))
+    found = measure(tmp_path)
+    check(found, [part.tolist() for part in parts])
+    assert found.unit == "file"
+
+
+def test_ids_that_no_tokenizer_has_are_counted_together(tmp_path):
+    np.save(tmp_path / "a.npy", np.array([-1, 3, 3, MAX_COUNTED_ID, 2**40, MAX_COUNTED_ID - 1]))
+    found = measure(tmp_path / "a.npy")
+    assert found.uncounted == 3
+    assert (len(found.counts), found.counts[3], found.counts[-1]) == (MAX_COUNTED_ID, 2, 1)
+
+
+def test_progress_ends_at_the_total(tmp_path):
+    np.save(tmp_path / "a.npy", np.zeros(1000, np.uint16))
+    seen = []
+    measure(tmp_path / "a.npy", progress=lambda tokens, total: seen.append((tokens, total)))
+    assert sum(tokens for tokens, _ in seen) == 1000 == seen[-1][1]
+
+
+def test_what_cannot_be_measured(tmp_path):
+    np.save(tmp_path / "a.npy", np.zeros(0, np.uint16))
+    with pytest.raises(ArgumentError, match="expected tokens to count, found none"):
+        measure(tmp_path / "a.npy")
+    with pytest.raises(ArgumentError, match="sample_batches must be at least 1, found 0"):
+        measure(tmp_path / "a.npy", sample_batches=0)

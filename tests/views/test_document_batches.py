@@ -1,0 +1,169 @@
+"""Which documents a step takes, and where they lie in a batch: equal to a reference, one document at a time."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zb_hdf5.core.order import GlobalOrder
+from zb_hdf5.errors import ArgumentError
+from zb_hdf5.views import document_batches
+from zb_hdf5.views.document_batches import (
+    Documents,
+    LengthOrder,
+    gather,
+    packed_pieces,
+    packed_steps,
+    padded_pieces,
+    padded_steps,
+)
+from zb_hdf5.views.documents import cu_seqlens, document_ids
+
+LENGTHS = st.lists(st.integers(0, 9), min_size=1, max_size=60)
+
+
+@pytest.fixture(autouse=True)
+def _small_parts(monkeypatch):
+    """Compute few documents at once, so that the borders between the parts are met."""
+    monkeypatch.setattr(document_batches, "STEPS_AT_ONCE", 3)
+    monkeypatch.setattr(document_batches, "DOCUMENTS_AT_ONCE", 5)
+
+
+def offsets_of(lengths):
+    return np.cumsum([0, *lengths]).astype(np.uint64)
+
+
+class Numbers:
+    """A column whose values are the numbers of its tokens."""
+
+    def get_slice(self, start, stop):
+        return np.arange(start, stop, dtype=np.uint32)
+
+
+@given(LENGTHS, st.integers(1, 9), st.sampled_from(["truncate", "drop"]))
+def test_empty_and_long_documents_are_left_out_or_cut_and_counted(lengths, max_tokens, too_long):
+    documents = Documents(offsets_of(lengths), max_tokens, too_long)
+    kept = [
+        number for number, length in enumerate(lengths) if length and (length <= max_tokens or too_long == "truncate")
+    ]
+    everyone = np.arange(documents.count)
+    assert documents.numbers(everyone).tolist() == kept
+    assert documents.starts(everyone).tolist() == [sum(lengths[:number]) for number in kept]
+    assert documents.lengths(everyone).tolist() == [min(lengths[number], max_tokens) for number in kept]
+    longer = [length - max_tokens for length in lengths if length > max_tokens]
+    cut = (len(longer), sum(longer), 0) if too_long == "truncate" else (0, 0, len(longer))
+    assert (documents.truncated_documents, documents.truncated_tokens, documents.dropped_documents) == cut
+
+
+def test_a_document_that_is_too_long_is_refused_unless_it_may_be_cut():
+    with pytest.raises(ArgumentError, match=r"at most max_tokens=4 tokens, found 2 longer ones, up to 6"):
+        Documents(offsets_of([5, 4, 6]), 4, "refuse")
+    assert Documents(offsets_of([5, 4, 6]), None, "refuse").count == 3
+
+
+@given(st.integers(0, 50), st.integers(1, 5), st.integers(1, 4), st.booleans(), st.data())
+def test_padded_steps_are_consecutive_positions(count, batch_size, world_size, drop_last, data):
+    position = data.draw(st.integers(0, count))
+    order = GlobalOrder(count, 1, 2)
+    ranks = [
+        [(part.tolist(), stop) for part, stop in padded_steps(order, position, batch_size, rank, world_size, drop_last)]
+        for rank in range(world_size)
+    ]
+    expected = order.indices(np.arange(position, count)).tolist()
+    step = batch_size * world_size
+    whole = len(expected) // step if drop_last else -(-len(expected) // step)
+    found = [document for parts in zip(*ranks, strict=True) for part, _ in parts for document in part]
+    assert len(found) == whole * step
+    assert found[: len(expected)] == expected[: len(found)]
+    if len(found) > len(expected):
+        again = order.indices(np.arange(len(found) - len(expected)) % count).tolist()
+        assert found[len(expected) :] == again
+    for stops in zip(*ranks, strict=True):
+        assert len({stop for _, stop in stops}) == 1
+    assert [stop for _, stop in ranks[0]] == [min(count, position + step * (k + 1)) for k in range(whole)]
+
+
+def packed(lengths, order, position, max_tokens):
+    """Return the documents of each batch: a document that does not fit begins the next one."""
+    batches, tokens = [], 0
+    for document in order[position:]:
+        if not batches or tokens + lengths[document] > max_tokens:
+            batches.append([])
+            tokens = 0
+        batches[-1].append(document)
+        tokens += lengths[document]
+    return batches
+
+
+@given(LENGTHS, st.integers(9, 30), st.integers(1, 4), st.booleans(), st.data())
+def test_packed_steps_deal_out_batches_that_no_rank_changes(lengths, max_tokens, world_size, drop_last, data):
+    lengths = [length or 1 for length in lengths]
+    documents = Documents(offsets_of(lengths), max_tokens, "refuse")
+    position = data.draw(st.integers(0, len(lengths)))
+    order = GlobalOrder(len(lengths), 3, 1)
+    plain = order.indices(np.arange(len(lengths))).tolist()
+    expected = packed(lengths, plain, position, max_tokens)
+    again = packed(lengths, plain, 0, max_tokens)
+    if drop_last:
+        expected = expected[: len(expected) // world_size * world_size]
+    done = len(expected)
+    while len(expected) % world_size:
+        expected.append(again[(len(expected) - done) % len(again)])
+    ranks = [
+        list(packed_steps(order, documents, position, max_tokens, rank, world_size, drop_last))
+        for rank in range(world_size)
+    ]
+    found = [part.tolist() for parts in zip(*ranks, strict=True) for part, _ in parts]
+    assert found == expected
+    stops = [
+        min(len(lengths), position + sum(map(len, found[: k + world_size]))) for k in range(0, len(found), world_size)
+    ]
+    assert all([stop for _, stop in rank] == stops for rank in ranks)
+
+
+@given(LENGTHS, st.integers(1, 5), st.integers(1, 6), st.integers(0, 3))
+def test_an_order_by_length_is_a_permutation_and_sorts_each_bucket(lengths, batch_size, bucket_batches, epoch):
+    documents = Documents(offsets_of([length or 1 for length in lengths]), None, "refuse")
+    order = LengthOrder(documents, batch_size, bucket_batches, seed=5, epoch=epoch)
+    found = order.indices(np.arange(order.n))
+    assert sorted(found.tolist()) == list(range(documents.count))
+    assert [order.index(position) for position in range(order.n)] == found.tolist()
+    size = batch_size * bucket_batches
+    plain = GlobalOrder(order.n, 5, epoch).indices(np.arange(order.n))
+    for first in range(0, order.n, size):
+        bucket, members = found[first : first + size], plain[first : first + size]
+        assert sorted(bucket.tolist()) == sorted(members.tolist())
+        batches = [bucket[k : k + batch_size].tolist() for k in range(0, len(bucket), batch_size)]
+        by_length = members[np.argsort(documents.lengths(members), kind="stable")].tolist()
+        cut = [by_length[k : k + batch_size] for k in range(0, len(bucket), batch_size)]
+        assert sorted(batches) == sorted(cut)
+
+
+def test_the_order_by_length_never_changes():
+    """It is a part of every state: these are the numbers of the first version."""
+    documents = Documents(offsets_of([1 + 7 * number % 10 for number in range(20)]), None, "refuse")
+    found = [LengthOrder(documents, 2, 4, seed=42, epoch=epoch).indices(np.arange(20)).tolist() for epoch in range(2)]
+    assert found == [
+        [8, 1, 11, 7, 19, 2, 15, 18, 14, 17, 10, 0, 12, 4, 3, 9, 16, 5, 13, 6],
+        [0, 13, 12, 18, 9, 2, 14, 17, 8, 11, 10, 3, 5, 15, 1, 4, 6, 16, 19, 7],
+    ]
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(1, 8), st.data())
+def test_documents_lie_in_a_batch_as_its_pieces_say(lengths, multiple, data):
+    starts = np.array([data.draw(st.integers(0, 10**9)) for _ in lengths], np.uint64)
+    texts = [list(range(start, start + length)) for start, length in zip(starts.tolist(), lengths, strict=True)]
+    longest = -(-max(lengths) // multiple) * multiple
+    padded = padded_pieces(starts, np.array(lengths), multiple)
+    rows = [[*text, *[7] * (longest - len(text))] for text in texts]
+    assert gather(Numbers(), padded, 7, np.int64).tolist() == rows
+    total = sum(lengths)
+    whole = -(-total // multiple) * multiple
+    one = packed_pieces(starts, np.array(lengths), multiple)
+    flat = [token for text in texts for token in text]
+    assert gather(Numbers(), one, 7).tolist() == [[*flat, *[7] * (whole - total)]]
+    ends = np.cumsum([0, *lengths]).tolist()
+    assert cu_seqlens(one).tolist() == ends + [whole] * (whole > total)
+    assert document_ids(one)[0].tolist() == np.repeat([*range(len(lengths)), -1], [*lengths, whole - total]).tolist()

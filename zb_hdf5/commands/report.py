@@ -1,0 +1,315 @@
+"""`zb report`: one page that shows what a store consists of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from zb_hdf5.columns.reader import BatchReader
+from zb_hdf5.commands.info import describe
+from zb_hdf5.commands.page import Markup, bars, cards, facts, page, section, table, tag
+from zb_hdf5.commands.show import COLOURS, part_title, value_text
+from zb_hdf5.console import counted, format_count
+from zb_hdf5.maintenance.statistics import Counts, Statistics
+from zb_hdf5.spec import TokenArray
+from zb_hdf5.text.readable import NEWLINE, printable, readable, readable_runs
+from zb_hdf5.text.tokenizers import Tokenizer
+from zb_hdf5.views.rows import NO_SPAN, PADDING, Part, Row, cut_by_spans, parts_of, summary_of_field
+from zb_hdf5.views.windows import WindowReader
+
+FREQUENT: Final = 30
+NEVER_SHOWN: Final = 120
+EXCERPT_TOKENS: Final = 48
+SAMPLE_TOKENS: Final = 384
+BINS: Final = 128
+FILES_SHOWN: Final = 20
+QUANTILES: Final = (0.05, 0.25, 0.5, 0.75, 0.95)
+
+
+def report_json(path: Path, found: Statistics, vocab_size: int) -> dict[str, Any]:
+    """Return the numbers of the page for programs."""
+    used = int(np.count_nonzero(found.counts[: vocab_size or None]))
+    return {
+        "path": str(path),
+        "tokens": found.num_tokens,
+        "tokens_counted": found.tokens,
+        f"{found.unit}s": found.num_units,
+        f"{found.unit}s_compared": found.units,
+        "vocab_size": vocab_size or None,
+        "ids_used": used,
+        "ids_never_used": max(0, vocab_size - used) if vocab_size else None,
+        "tokens_outside_vocabulary": _outside(found, vocab_size),
+        "most_frequent": [[token, int(found.counts[token])] for token in _frequent(found)],
+        "document_lengths": None if found.lengths is None else _length_facts(found.lengths),
+        "duplicates": found.duplicates.units,
+        "duplicate_tokens": found.duplicates.tokens,
+        "duplicate_groups": [group.units.tolist() for group in found.duplicates.groups],
+    }
+
+
+def report_page(
+    path: Path, found: Statistics, reader: BatchReader, rows: list[Row], tokenizer: Tokenizer | None
+) -> str:
+    """Return the page. The same store gives the same bytes."""
+    description = describe(path)
+    vocab_size = vocabulary(reader, tokenizer)
+    name = path.resolve().name
+    parts = [
+        tag("h1", printable(name)),
+        tag("p", _subtitle(description), class_="soft"),
+        _cards(description, found, vocab_size),
+        *([_sample_note(found)] if found.tokens < found.num_tokens else []),
+        section("What it is", facts(_facts(description, reader))),
+        section("Tokens", *_token_parts(found, vocab_size, tokenizer)),
+        section("Documents", *_document_parts(description, found)),
+        section(f"{found.unit.capitalize()}s that are there twice", *_duplicate_parts(found, reader, tokenizer)),
+        section("Samples", *(_row(row, tokenizer) for row in rows)),
+    ]
+    return page(f"{printable(name)} · zb report", *parts)
+
+
+def vocabulary(reader: BatchReader, tokenizer: Tokenizer | None) -> int:
+    """Return the size of the vocabulary: as stored, else as the tokenizer has it, else 0."""
+    return reader.meta.vocab_size or (tokenizer.vocab_size if tokenizer else 0)
+
+
+def _subtitle(d: dict[str, Any]) -> str:
+    if d["kind"] == "stream":
+        return f"A token stream in {counted(d['num_files'], 'file')}"
+    shards = f" in {counted(d['shards']['count'], 'shard')}" if "shards" in d else ""
+    return f"{d['num_batches']:,} batches of {d['batch_size']:,} × {d['seq_len']:,} tokens{shards}, {d['state']}"
+
+
+def _cards(d: dict[str, Any], found: Statistics, vocab_size: int) -> Markup:
+    used = int(np.count_nonzero(found.counts[: vocab_size or None]))
+    outside = _outside(found, vocab_size)
+    items = [(format_count(found.num_tokens), "tokens", False)]
+    if d["documents"]:
+        items.append((f"{d['documents']:,}", f"{'file' if found.unit == 'file' else 'document'}s", False))
+    if d["kind"] != "stream":
+        items.append((f"{found.num_units:,}", "records", False))
+    items.append((f"{used:,}", f"ids used of {vocab_size:,}" if vocab_size else "ids used", False))
+    if outside:
+        items.append((f"{outside:,}", "tokens outside the vocabulary", True))
+    share = found.duplicates.units / max(1, found.units)
+    items.append((f"{found.duplicates.units:,}", f"repeated {found.unit}s ({share:.2%})", share > 0.01))
+    return cards(*items)
+
+
+def _sample_note(found: Statistics) -> Markup:
+    share = found.tokens / found.num_tokens
+    return tag(
+        "p",
+        f"An even sample: {found.tokens:,} of {found.num_tokens:,} tokens ({share:.2%}) were looked at, in "
+        f"{found.units:,} of {found.num_units:,} {found.unit}s. Counts are those of the sample; repeats are those "
+        "within it.",
+        class_="box",
+    )
+
+
+def _facts(d: dict[str, Any], reader: BatchReader) -> list[tuple[str, str]]:
+    """Return what a store says of itself, less what depends on the machine that reads it."""
+    source, tokenizer = d.get("source") or {}, d["tokenizer"] or {}
+    lines = [("path", d["path"]), ("format", d.get("backend", d["kind"])), ("tokens", f"{d['tokens']:,} {d['dtype']}")]
+    if "batch_size" in d:
+        lines.append(("batches", f"{d['num_batches']:,} of {d['batch_size']:,} × {d['seq_len']:,}"))
+        lines.append(("seed", str(d["seed"])))
+    elif d["boundary_token_id"] is not None:
+        lines.append(("boundary", f"token {d['boundary_token_id']}"))
+    lines += [(f"split {name}", f"{counted(split['shards'], 'shard')}, {split['tokens']:,} tokens")
+              for name, split in d.get("splits", {}).items()]  # fmt: skip
+    if tokenizer:
+        lines.append(("tokenizer", ":".join(str(tokenizer[key]) for key in ("kind", "name") if key in tokenizer)))
+        lines.append(("its digest", str(tokenizer.get("digest", "unknown"))))
+    files = source.get("files") or source.get("path")
+    files = files if isinstance(files, list) else [files] if files else []
+    lines += [("source" if not number else "", str(file)) for number, file in enumerate(files[:FILES_SHOWN])]
+    if len(files) > FILES_SHOWN:
+        lines.append(("", f"and {len(files) - FILES_SHOWN:,} files more"))
+    lines += [(f"source {key}", value_text(value)) for key, value in source.items()
+              if key not in ("files", "path") and value is not None]  # fmt: skip
+    lines += [("sha256", d["sha256"] or "none stored")] if "sha256" in d else []
+    lines.append(("fingerprint", d["fingerprint"]))
+    return [(printable(name), printable(text)) for name, text in lines]
+
+
+# --- tokens ----------------------------------------------------------------------------------------------------
+
+
+def _frequent(found: Statistics) -> list[int]:
+    """Return the ids that occur most often; of equal ones the smaller first."""
+    order = np.argsort(-found.counts, kind="stable")[:FREQUENT]
+    return order[found.counts[order] > 0].tolist()  # type: ignore[no-any-return]
+
+
+def _outside(found: Statistics, vocab_size: int) -> int:
+    return found.uncounted + (int(found.counts[vocab_size:].sum()) if vocab_size else 0)
+
+
+def _token_parts(found: Statistics, vocab_size: int, tokenizer: Tokenizer | None) -> list[Markup]:
+    parts = [_id_histogram(found, vocab_size)]
+    total = max(1, found.tokens)
+    ids = _frequent(found)
+    most = max(found.counts[ids].tolist(), default=1)
+    head = ["id", *(["token"] if tokenizer else []), "count", "share", ""]
+    rows = []
+    for token in ids:
+        count = int(found.counts[token])
+        bar = tag("div", class_="share", style=f"width:{100 * count / most:.1f}%")
+        text: list[str] = [_token(tokenizer, token)] if tokenizer else []
+        rows.append([str(token), *text, f"{count:,}", f"{count / total:.2%}", bar])
+    shift = bool(tokenizer)
+    parts += [tag("p", f"The {len(ids)} most frequent of them:"), table(head, rows, numbers=(0, 1 + shift, 2 + shift))]
+    return [*parts, *_never_used(found, vocab_size, tokenizer)]
+
+
+def _id_histogram(found: Statistics, vocab_size: int) -> Markup:
+    size = max(vocab_size, len(found.counts), 1)
+    step = -(-size // BINS)
+    starts = np.arange(0, size, step)
+    padded = np.zeros(len(starts) * step, np.int64)
+    padded[: len(found.counts)] = found.counts
+    values = padded.reshape(-1, step).sum(axis=1).tolist()
+    titles = [
+        f"ids {a:,} to {min(a + step, size) - 1:,}: {value:,}" for a, value in zip(starts.tolist(), values, strict=True)
+    ]
+    marks = [(0.0, "0"), (len(values) / 2, f"{len(values) // 2 * step:,}"), (float(len(values)), f"id {size - 1:,}")]
+    return bars(
+        values, titles, marks, log=True, caption=f"How often ids occur; a bar is {counted(step, 'id')}; logarithmic."
+    )
+
+
+def _never_used(found: Statistics, vocab_size: int, tokenizer: Tokenizer | None) -> list[Markup]:
+    if not vocab_size:
+        return [tag("p", "Which tokens are never used is not known: the store names no vocabulary.", class_="soft")]
+    counts = np.zeros(max(vocab_size, len(found.counts)), np.int64)
+    counts[: len(found.counts)] = found.counts
+    never = np.flatnonzero(counts[:vocab_size] == 0)
+    if not len(never):
+        return [tag("p", f"Each of the {vocab_size:,} ids of the vocabulary is used.")]
+    more = len(never) - NEVER_SHOWN
+    shown = [_token(tokenizer, token) + " " for token in never[:NEVER_SHOWN].tolist()]
+    text = f"{len(never):,} of the {vocab_size:,} ids of the vocabulary ({len(never) / vocab_size:.2%}) are never used:"
+    last = [tag("span", f"and {more:,} more", class_="soft")] if more > 0 else []
+    return [tag("p", text), tag("div", (Markup(each) for each in shown), *last, class_="box")]
+
+
+def _token(tokenizer: Tokenizer | None, token: int) -> Markup:
+    text = str(token) if tokenizer is None else _visible(readable(tokenizer, np.array([token])))
+    if "\ufffd" in text:  # a part of a character
+        text = f"id {token}"
+    return tag("span", text, class_="token", title=f"id {token}")
+
+
+def _visible(text: str) -> str:
+    """Return one token as it can be told from others: spaces are seen."""
+    return printable(text).replace(" ", "␣") if text.strip() != text or not text else printable(text)
+
+
+# --- documents -------------------------------------------------------------------------------------------------
+
+
+def _length_facts(lengths: Counts) -> dict[str, float]:
+    if not len(lengths):
+        return {}
+    points = np.quantile(lengths, QUANTILES, method="inverted_cdf").tolist()
+    named = {f"{quantile:.0%}": int(point) for quantile, point in zip(QUANTILES, points, strict=True)}
+    return {"min": int(lengths.min()), **named, "max": int(lengths.max()), "mean": round(float(lengths.mean()), 1)}
+
+
+def _document_parts(d: dict[str, Any], found: Statistics) -> list[Markup]:
+    if found.lengths is None:
+        count = f"{d['documents']:,} documents were packed into the records. " if d["documents"] else ""
+        text = "Which tokens belong to which document, and what is padding, is not stored with these batches."
+        return [tag("p", count + text)]
+    named = _length_facts(found.lengths)
+    if not named:
+        return [tag("p", "There are none.")]
+    powers = np.bincount(np.frexp(found.lengths.astype(np.float64))[1])  # 2**(k-1) <= length < 2**k
+    low = int(np.flatnonzero(powers)[0])
+    values = powers[low:].tolist()
+    edges = [0 if k == 0 else 1 << (k - 1) for k in range(low, len(powers) + 1)]
+    titles = [
+        f"{a:,} to {max(a, b - 1):,} tokens: {value:,}" for a, b, value in zip(edges, edges[1:], values, strict=False)
+    ]
+    marks = [(float(number), f"{edge:,}") for number, edge in enumerate(edges)]
+    what = "files" if found.unit == "file" else "documents"
+    figure = bars(
+        values,
+        titles,
+        marks,
+        log=False,
+        caption=f"Lengths of {what}, in tokens; each bar is twice as wide as the one before.",
+    )
+    row = [f"{value:,}" for value in named.values()]
+    whole = "Each lies in one file, whole: a stream is cut into records only when it is read."
+    return [figure, table(list(named), [row], numbers=range(len(row))), tag("p", whole, class_="soft")]
+
+
+def _duplicate_parts(found: Statistics, reader: BatchReader, tokenizer: Tokenizer | None) -> list[Markup]:
+    repeats = found.duplicates
+    if not repeats.units:
+        return [tag("p", f"None: no two of the {found.units:,} {found.unit}s have the same tokens.")]
+    share = repeats.tokens / max(1, found.tokens)
+    text = f"{repeats.units:,} {found.unit}s repeat an earlier one: {repeats.tokens:,} tokens, {share:.2%} of all."
+    rows = []
+    for group in repeats.groups:
+        units = ", ".join(f"{unit:,}" for unit in group.units[:4].tolist()) + (" …" if len(group.units) > 4 else "")
+        excerpt = readable(tokenizer, _beginning(reader, int(group.units[0])))
+        rows.append([f"{len(group.units):,}", f"{group.length:,}", units, tag("code", _lines(excerpt))])
+    head = ["copies", "tokens", f"{found.unit}s", "begins with"]
+    return [tag("p", text), table(head, rows, numbers=(0, 1))]
+
+
+def _beginning(reader: BatchReader, unit: int) -> TokenArray:
+    """Return the first tokens of a document of a stream, or of a record."""
+    tokens = reader.store.document(unit) if isinstance(reader, WindowReader) else reader.read_record(unit)
+    return tokens[:EXCERPT_TOKENS]
+
+
+# --- samples ---------------------------------------------------------------------------------------------------
+
+
+def _row(row: Row, tokenizer: Tokenizer | None) -> Markup:
+    parts, at = [], 0
+    left = len(row.tokens) - min(SAMPLE_TOKENS, len(row.tokens))
+    for part in parts_of(row, SAMPLE_TOKENS):
+        if part.column > at:
+            parts.append(tag("p", f"… {left:,} tokens left out …", class_="note"))
+        at = part.stop
+        parts.append(_part(row, part, tokenizer))
+    return tag(
+        "div", tag("b", row.name), tag("span", f" · {len(row.tokens):,} tokens", class_="soft"), *parts, class_="box"
+    )
+
+
+def _part(row: Row, part: Part, tokenizer: Tokenizer | None) -> Markup:
+    title = part_title(part)
+    inside = [tag("div", title, class_="note")] if title else []
+    if part.document != PADDING:
+        colour = f"d d{part.document % len(COLOURS)}" if part.document >= 0 else "d"
+        texts = [_stretch(row, *stretch, tokenizer) for stretch in cut_by_spans(row, part)]
+        inside.append(tag("pre", *texts, class_=colour))
+    for name, values in row.fields.items():
+        text = f"{printable(name)}: {summary_of_field(values[part.column : part.stop])}"
+        inside.append(tag("div", text, class_="note"))
+    for start, stop, value in row.spans:
+        if start < part.stop and stop > part.column:
+            inside.append(tag("div", f"{start:,} to {stop:,}: {value_text(value)}", class_="note"))
+    return tag("div", *inside, class_="part")
+
+
+def _stretch(row: Row, first: int, last: int, span: int, tokenizer: Tokenizer | None) -> Markup:
+    texts = [
+        tag("span", _lines(text), class_="note" if is_count else None)
+        for text, is_count in readable_runs(tokenizer, row.tokens[first:last])
+    ]
+    known = {} if span == NO_SPAN else {"class_": "span", "title": value_text(row.spans[span][2])}
+    return tag("span", *texts, **known)
+
+
+def _lines(text: str) -> str:
+    """Return text with its line breaks, and without other control characters."""
+    return f"{NEWLINE}\n".join(printable(line) for line in text.split("\n"))

@@ -1,0 +1,224 @@
+"""`zb show`: rows of tokens as text, with the documents, fields and spans that are known."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import numpy as np
+
+from zb_hdf5.columns.reader import BatchReader
+from zb_hdf5.errors import BatchIndexError
+from zb_hdf5.opening import open_reader
+from zb_hdf5.spec import INDEX_NAME
+from zb_hdf5.store.kinds import is_stream
+from zb_hdf5.store.tokens import MmapTokenStore
+from zb_hdf5.text.readable import NEWLINE, columns_of, printable, readable, readable_runs, tokenizer_of
+from zb_hdf5.text.tokenizers import Tokenizer
+from zb_hdf5.views.rows import (
+    NO_SPAN,
+    PADDING,
+    UNKNOWN,
+    Part,
+    Row,
+    cut_by_spans,
+    document_row,
+    parts_of,
+    require_documents,
+    rows_of,
+    sample_of,
+    summary_of_field,
+)
+
+#: What a record of a stream has, if nothing is said.
+STREAM_SEQ_LEN: Final = 512
+COLOURS: Final = ("cyan", "yellow", "green", "magenta", "blue")
+#: A line of text is broken at a space that lies in this share of its end, else where it is full.
+BREAKABLE: Final = 0.4
+
+#: Text of one character of the data, and how it is drawn: "", "span" or "escape".
+Cell = tuple[str, str]
+
+
+def open_to_look(path: Path, batch_size: int | None = None, seq_len: int | None = None) -> BatchReader:
+    """Open anything as a reader; a stream has windows of one row if nothing is said.
+
+    Raises
+    ------
+    ArgumentError
+        If these are batches, which have a shape already, or a stream that does not fill one batch.
+    """
+    if not is_stream(path):
+        return open_reader(path, batch_size=batch_size or seq_len, seq_len=seq_len or batch_size)
+    with MmapTokenStore(path) as store:
+        length = min(STREAM_SEQ_LEN, max(1, store.num_tokens))
+    return open_reader(path, batch_size=batch_size or 1, seq_len=seq_len or length)
+
+
+def tokenizer_to_look(reader: BatchReader, asked: str | None) -> Tokenizer | None:
+    """Return the tokenizer of a store: files of its name are looked for beside it, and where the user is."""
+    folder = reader.path.parent if reader.path.name == INDEX_NAME else reader.path
+    return tokenizer_of(reader.meta.tokenizer, asked, (folder, folder.parent, Path()), reader.path)
+
+
+def chosen_rows(reader: BatchReader, batch: int | None, document: int | None, sample: int, seed: int) -> list[Row]:
+    """Return the rows of a batch, a document, or a sample of all rows.
+
+    Raises
+    ------
+    BackendError
+        If a document is asked of batches.
+    BatchIndexError
+        If there is no such batch or document.
+    """
+    if document is not None:
+        return [document_row(require_documents(reader), document)]
+    if batch is None:
+        return rows_of(reader, sample_of(reader.num_records, sample, seed))
+    if batch >= reader.num_batches:
+        raise BatchIndexError(f"{reader.path}: no batch {batch:,}: it has {reader.num_batches:,}")
+    return rows_of(reader, np.arange(reader.batch_size) + batch * reader.batch_size)
+
+
+def rows_json(rows: list[Row], tokenizer: Tokenizer | None, limit: int | None) -> list[dict[str, Any]]:
+    """Return the rows for programs: of each, the parts that are shown."""
+    return [
+        {
+            "name": row.name,
+            "num_tokens": len(row.tokens),
+            "parts": [_part_json(row, part, tokenizer) for part in parts_of(row, limit)],
+            "spans": [{"start": start, "stop": stop, "value": _plain(value)} for start, stop, value in row.spans],
+        }
+        for row in rows
+    ]
+
+
+def _part_json(row: Row, part: Part, tokenizer: Tokenizer | None) -> dict[str, Any]:
+    known = {} if part.document == UNKNOWN else {"document": None if part.document == PADDING else part.document}
+    return {
+        "column": part.column,
+        **known,
+        "first_token": part.within,
+        "tokens": part.tokens.tolist(),
+        "text": None if tokenizer is None else readable(tokenizer, part.tokens),
+        "fields": {name: values[part.column : part.stop].tolist() for name, values in row.fields.items()},
+    }
+
+
+def value_text(value: object) -> str:
+    """Return what a span holds, on one line and without control characters."""
+    return printable(value if isinstance(value, str) else json.dumps(_plain(value), ensure_ascii=False))
+
+
+def _plain(value: object) -> object:
+    """Return a value as JSON has it, or else as Python prints it."""
+    try:
+        return json.loads(json.dumps(value))
+    except (TypeError, ValueError):
+        return repr(value)
+
+
+def part_title(part: Part) -> str:
+    """Say which document a part is of; "" if none are known."""
+    if part.document == UNKNOWN:
+        return ""
+    if part.document == PADDING:
+        return f"padding, {len(part.tokens):,} tokens"
+    return f"document {part.document:,}" + (f", from its token {part.within:,}" if part.within else "")
+
+
+def row_lines(row: Row, tokenizer: Tokenizer | None, *, limit: int | None, columns: int, colour: bool) -> Iterator[str]:
+    """Yield the lines that show a row.
+
+    Parameters
+    ----------
+    limit
+        Tokens that are shown; None: all.
+    columns
+        Of the terminal.
+    colour
+        Draw documents, spans and escaped characters in colours; else no line has a control character.
+    """
+    paint = _paint if colour else lambda text, **_: text
+    left = len(row.tokens) - (len(row.tokens) if limit is None else min(limit, len(row.tokens)))
+    yield paint(f"{row.name} · {len(row.tokens):,} tokens", bold=True)
+    at = 0
+    for part in parts_of(row, limit):
+        shade = COLOURS[part.document % len(COLOURS)] if part.document >= 0 else "bright_black"
+        if part.column > at:
+            yield paint(f"┄┄ {left:,} tokens left out; --all shows them ┄┄", fg="bright_black")
+        if (title := part_title(part)) and (part.column > at or part.column in row.columns):
+            yield paint(f"── {title} ".ljust(columns, "─")[:columns], fg=shade)
+        at = part.stop
+        if part.document == PADDING:
+            continue
+        for line in _wrapped(_cells(row, part, tokenizer), columns - 2):
+            yield paint("│ ", fg=shade) + "".join(_drawn(line, paint))
+        yield from _notes(row, part, columns, paint)
+
+
+def _paint(text: str, **style: Any) -> str:
+    return click.style(text, **style)
+
+
+def _cells(row: Row, part: Part, tokenizer: Tokenizer | None) -> Iterator[Cell]:
+    for first, last, span in cut_by_spans(row, part):
+        style = "" if span == NO_SPAN else "span"
+        for text, is_count in readable_runs(tokenizer, row.tokens[first:last]):
+            for each in text:
+                plain = each.isprintable()
+                yield each if plain or each == "\n" else printable(each), style if plain and not is_count else "escape"
+
+
+def _wrapped(cells: Iterable[Cell], width: int) -> Iterator[list[Cell]]:
+    """Cut cells into lines: behind each newline of the data, and where a line is full."""
+    line: list[Cell] = []
+    used = 0
+    for text, style in cells:
+        size = 1 if text == "\n" else columns_of(text)
+        if used + size > width:
+            cut = _break_of(line, width)
+            yield line[:cut]
+            line = line[cut:]
+            used = sum(columns_of(each) for each, _ in line)
+        line.append((NEWLINE if text == "\n" else text, style))
+        used += size
+        if text == "\n":
+            yield line
+            line, used = [], 0
+    if line:
+        yield line
+
+
+def _break_of(line: list[Cell], width: int) -> int:
+    """Return the cell before which a full line is broken."""
+    for at in range(len(line), round(len(line) * (1 - BREAKABLE)), -1):
+        if line[at - 1][0] == " ":
+            return at
+    return len(line)
+
+
+def _drawn(line: list[Cell], paint: Any) -> Iterator[str]:
+    styles: dict[str, dict[str, Any]] = {"": {}, "span": {"underline": True}, "escape": {"fg": "bright_black"}}
+    for style, cells in groupby(line, key=lambda cell: cell[1]):
+        text = "".join(each for each, _ in cells)
+        yield paint(text, **styles[style]) if style else text
+
+
+def _notes(row: Row, part: Part, columns: int, paint: Any) -> Iterator[str]:
+    """Yield what is stored beside the tokens of a part."""
+    for name, values in row.fields.items():
+        text = f"  {printable(name)}: {summary_of_field(values[part.column : part.stop])}"
+        yield paint(_cut(text, columns), fg="bright_black")
+    for start, stop, value in row.spans:
+        if start < part.stop and stop > part.column:
+            yield paint(_cut(f"  {start:,} to {stop:,}: {value_text(value)}", columns), fg="bright_black")
+
+
+def _cut(text: str, columns: int) -> str:
+    """Return the beginning of a text that fits into a line."""
+    return text if columns_of(text) <= columns else text[: columns // (1 if text.isascii() else 2) - 1] + "…"

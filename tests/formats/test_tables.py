@@ -190,6 +190,14 @@ def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == []
 
 
+def test_a_full_disk_is_named_while_rows_wait(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        tables_module._Column, "append", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full"))
+    )
+    with TablesWriter(tmp_path / "x.h5", PIECES) as writer, pytest.raises(OSError, match=r"full: .*x\.h5"):
+        writer.append("columns", [1])
+
+
 # --- pieces ----------------------------------------------------------------------------------------------------
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from test_layers import FILES, FLOORS
 
 from zb_hdf5 import BACKENDS, open_writer, spec
@@ -230,6 +231,8 @@ def test_python_examples_run(page, tmp_path, monkeypatch):
     Path("text").mkdir()
     for name in ("shard_00000", "shard_00001"):
         parquet.write_table(table({"text": ["once upon a time"] * 5000}), f"text/{name}.parquet")
+    arguments = ["parquet-to-hdf5", "text", "text-h5", "--tokenizer", "byte", "--workers", "1", "--quiet"]
+    assert page != "text.md" or CliRunner().invoke(convert, arguments).exit_code == 0
     seen = []
     names = {"step": seen.append, "tokenized": lambda: tokens, "documents": lambda: tokens[0]}
     examples = re.findall(r"```python\n(.*?)```", TEXT[page], re.DOTALL)

@@ -15,7 +15,7 @@ from zb_hdf5.formats.documents import DocumentPart, check_documents
 from zb_hdf5.formats.pieces import pieces_path
 from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.formats.sidecar import crc32_path
-from zb_hdf5.spec import INDEX_NAME, SHARD_PREFIX, stored_dtype
+from zb_hdf5.spec import DOCUMENTS_PREFIX, INDEX_NAME, SHARD_PREFIX, stored_dtype
 
 
 def merge_parts(destination: str | os.PathLike[str], *, overwrite: bool = False) -> ShardIndex:
@@ -58,9 +58,9 @@ def _require_whole(folder: Path, target: str, index: ShardIndex) -> None:
         name
         for entry in index.shards
         for name in (entry.path, crc32_path(Path(entry.path)).name, pieces_path(Path(entry.path)).name)
-    }
+    } | {part.path for part in index.documents}
     for name in os.listdir(folder):
-        if name.startswith(SHARD_PREFIX) and name not in named:
+        if name.startswith((SHARD_PREFIX, DOCUMENTS_PREFIX)) and name not in named:
             remove(folder / name)
     if FORMATS[target].indexed:
         for entry in index.shards:

@@ -216,8 +216,7 @@ class FileWriter(BatchWriter):
         """Append batches. See `BatchWriter.write`."""
         self._require_open()
         path = self._file.path
-        tokens = as_batches(batches, self.meta, path)
-        values = stored_fields(fields, self.meta, tokens.shape, path)
+        tokens, values = as_batches(batches, fields, self.meta, path)
         group = max(1, GROUP_BYTES // self.meta.batch_bytes)
         for start in range(0, len(tokens), group):
             stored = as_stored(tokens[start : start + group], self.meta, f"{path} (batch {self.num_batches:,})")
@@ -383,26 +382,29 @@ class FileWriter(BatchWriter):
         """Close everything but the partial's descriptor, without completing."""
 
 
-def as_batches(batches: npt.ArrayLike, meta: StoreMeta, path: Path) -> npt.NDArray[Any]:
-    """Return one batch `(B, S)` or several `(count, B, S)` as an array of several.
+def as_batches(
+    batches: npt.ArrayLike, fields: FieldArrays | None, meta: StoreMeta, path: Path
+) -> tuple[npt.NDArray[Any], dict[str, npt.NDArray[Any]]]:
+    """Return one batch `(B, S)` or several `(count, B, S)`, and the values of each field, as arrays of several.
 
     Raises
     ------
-    ArgumentError
-        If the shape is another one.
+    ArgumentError, ConvertError
+        If the shape is another one; as `stored_fields`.
     """
     tokens = np.asarray(batches)
-    if tokens.shape == meta.shape:
-        tokens = tokens[np.newaxis]
-    if tokens.ndim != 3 or tokens.shape[1:] != meta.shape:
+    if tokens.shape != meta.shape and (tokens.ndim != 3 or tokens.shape[1:] != meta.shape):
         raise ArgumentError(f"{path}: expected batches of shape {meta.shape}, found {tokens.shape}")
-    return tokens
+    values = stored_fields(fields, meta, tokens.shape, path)
+    if tokens.ndim == 2:
+        tokens, values = tokens[np.newaxis], {name: array[np.newaxis] for name, array in values.items()}
+    return tokens, values
 
 
 def stored_fields(
     fields: FieldArrays | None, meta: StoreMeta, shape: tuple[int, ...], path: Path
 ) -> dict[str, npt.NDArray[Any]]:
-    """Return the values of each field of a store, as they are stored, of batches of this shape `(count, B, S)`.
+    """Return the values of each field of a store, as they are stored, of tokens of this shape.
 
     Raises
     ------

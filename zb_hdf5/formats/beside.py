@@ -20,7 +20,6 @@ from zb_hdf5.columns.writer import (
     FileWriter,
     ShardInfo,
     as_batches,
-    stored_fields,
 )
 from zb_hdf5.core.publishing import PartialFile, disk_errors
 from zb_hdf5.errors import ConvertError
@@ -138,8 +137,7 @@ class WriterWithFields(BatchWriter):
     def write(self, batches: npt.ArrayLike, fields: FieldArrays | None = None) -> None:
         """Append batches: the values of their fields first, so that no batch is without them."""
         self._require_equal()
-        tokens = as_batches(batches, self.meta, self._path)
-        values = stored_fields(fields, self.meta, tokens.shape, self._path)
+        tokens, values = as_batches(batches, fields, self.meta, self._path)
         stored = as_stored(tokens, self.meta, f"{self._path} (batch {self.num_batches:,})")
         if len(stored):
             self._fields.write(values, len(stored))

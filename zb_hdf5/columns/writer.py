@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Self, TypeAlias
@@ -290,8 +290,14 @@ class FileWriter(BatchWriter):
         """Return the crc32 of each batch written so far."""
         return crc32_array(self._crc32)
 
-    def finish(self) -> ShardInfo:
-        """Complete the file and publish it under its final name."""
+    def finish(self, first: Callable[[], None] | None = None) -> ShardInfo:
+        """Complete the file and publish it under its final name.
+
+        Parameters
+        ----------
+        first
+            Called when the file is complete, before it gets its name. What it raises ends the writer as any failure.
+        """
         self._require_open()
         self._open = False
         try:
@@ -307,6 +313,8 @@ class FileWriter(BatchWriter):
             self._end_unpublished()
             raise
         try:
+            if first is not None:
+                first()
             self._file.publish()
         except BaseException:
             self._end_unpublished()

@@ -13,8 +13,8 @@ from zb_hdf5.converters.pipeline.shard import SHARDS, FinishedShard
 from zb_hdf5.core.publishing import PartialDirectory, partial_path, remove
 from zb_hdf5.formats.documents import DocumentPart, check_documents
 from zb_hdf5.formats.pieces import pieces_path
-from zb_hdf5.formats.registry import FORMATS, fields_beside
-from zb_hdf5.formats.sidecar import crc32_path
+from zb_hdf5.formats.registry import FORMATS
+from zb_hdf5.formats.sidecar import crc32_path, fields_path
 from zb_hdf5.spec import DOCUMENTS_PREFIX, INDEX_NAME, SHARD_PREFIX, stored_dtype
 
 
@@ -56,7 +56,7 @@ def _require_whole(folder: Path, target: str, index: ShardIndex) -> None:
     """Check every shard once more, and remove files that are no shards: earlier parts of another plan."""
     named = {part.path for part in index.documents}
     for path in (Path(entry.path) for entry in index.shards):
-        named |= {path.name, crc32_path(path).name, pieces_path(path).name, fields_beside(path).name}
+        named |= {path.name, crc32_path(path).name, pieces_path(path).name, fields_path(path).name}
     for name in os.listdir(folder):
         if name.startswith((SHARD_PREFIX, DOCUMENTS_PREFIX)) and name not in named:
             remove(folder / name)

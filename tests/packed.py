@@ -60,7 +60,8 @@ def write_packed(path, lengths, *, seq_len=8, batch_size=2, seed=0, vocab=50, lo
         if not cells or len(cells[-1]) + b - a > seq_len:
             cells.append([])
             pieces.append([])
-        pieces[-1].append((len(cells[-1]), sum(lengths[:number]) + a))
+        if not cells[-1] or cells[-1][-1][1:] != (number, a - 1):  # else the piece before goes on
+            pieces[-1].append((len(cells[-1]), sum(lengths[:number]) + a))
         cells[-1] += [(documents[number][place], number, place) for place in range(a, b)]
     while not cells or len(cells) % batch_size:
         cells.append([])

@@ -363,9 +363,19 @@ class BatchReader:
         return None if self._beside is None else self._beside.documents()
 
     @property
+    def overlap(self) -> int:
+        """Tokens at the end of each record that begin the next one: of windows that were asked for with targets."""
+        return 0
+
+    @property
     def has_pieces(self) -> bool:
         """Whether it is stored which parts of documents lie in the records."""
         return self._beside is not None and self._beside.has_pieces
+
+    @property
+    def has_padding(self) -> bool:
+        """Whether padding may lie in the records, and it is stored where."""
+        return self.has_pieces
 
     def read_pieces(self, records: npt.NDArray[np.int64], seq_len: int | None = None) -> Pieces:
         """Return which parts of documents lie in any records.

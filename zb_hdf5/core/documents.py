@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from numbers import Integral
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-import numpy as np
-import numpy.typing as npt
-
-from zb_hdf5.core.pieces import Pieces
 from zb_hdf5.errors import ConvertError
+
+if TYPE_CHECKING:  # the command line names kinds of text files without numpy
+    import numpy as np
+    import numpy.typing as npt
+
+    from zb_hdf5.core.pieces import Pieces
 
 
 class Document(NamedTuple):
@@ -95,7 +98,7 @@ def id_bytes(value: object, where: str) -> bytes:
     ConvertError
         If it is no text and no whole number.
     """
-    if isinstance(value, bool) or not isinstance(value, (str, int, np.integer)) or value == "":
+    if isinstance(value, bool) or not isinstance(value, (str, Integral)) or value == "":
         raise ConvertError(f"{where}: expected an id, a text or a whole number, found {value!r}")
     try:
         return str(value).encode("utf-8")

@@ -12,7 +12,6 @@ from zb_hdf5.core.open_files import OpenFiles
 from zb_hdf5.core.pieces import Pieces, concatenate
 from zb_hdf5.formats.documents import DocumentTable
 from zb_hdf5.formats.pieces import PiecesFile
-from zb_hdf5.spec import NO_DOCUMENT
 from zb_hdf5.store.index import ShardIndex
 
 
@@ -57,10 +56,7 @@ class StoreDocuments:
     def _read_shard(self, shard: int, records: npt.NDArray[np.int64]) -> Pieces:
         file = self._files.known.get(shard) or self._files.open(shard, self._open)
         pieces = file.read(records - self._starts[shard])
-        if self._bases[shard]:
-            shifted = pieces.offsets + np.uint64(self._bases[shard])
-            pieces = pieces._replace(offsets=np.where(pieces.is_padding, np.uint64(NO_DOCUMENT), shifted))
-        return pieces
+        return pieces.moved(self._bases[shard]) if self._bases[shard] else pieces
 
     def _open(self, shard: int) -> PiecesFile:
         entry = self._index.shards[shard]

@@ -12,10 +12,13 @@ import numpy.typing as npt
 
 from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.columns.source import CopyingSource
+from zb_hdf5.core.pieces import Pieces
 from zb_hdf5.errors import ArgumentError, BackendError, UnverifiableError, ZbError
+from zb_hdf5.formats.documents import DocumentTable
 from zb_hdf5.spec import DTYPE_BY_NAME, StoreMeta, TokenArray, as_stored
 from zb_hdf5.store.tokens import MmapTokenStore
 from zb_hdf5.store.verify import verify_store
+from zb_hdf5.views.documents import pieces_of_windows
 
 #: What the fingerprint of a `WindowReader` ends with: records in a batch, tokens from one to the next, shared tokens.
 _WINDOWS: Final = re.compile(r":([1-9]\d{0,17})x([1-9]\d{0,17})\+(\d{1,18})$")
@@ -95,7 +98,16 @@ class WindowReader(BatchReader):
             )
         self.stride = seq_len
         super().__init__(store.path, meta, num_batches, _WindowSource(store, meta, seq_len))
+        self._beside = _WindowDocuments(store, meta.seq_len, seq_len)
         self.dropped_tokens = store.num_tokens - overlap - num_batches * batch_size * seq_len
+
+    @property
+    def overlap(self) -> int:
+        return self.seq_len - self.stride
+
+    @property
+    def has_padding(self) -> bool:
+        return False
 
     def _field_reader(self, name: str) -> BatchReader:
         meta = self.meta.of_field(name)
@@ -143,6 +155,24 @@ def _require_digests(path: Path, split: str | None) -> None:
             raise report.problem
         if report.missing:
             raise UnverifiableError(f"{report.path}: cannot be verified: {report.missing}")
+
+
+class _WindowDocuments:
+    """The documents of a stream by its windows. See `RecordDocuments`."""
+
+    has_pieces = True
+
+    def __init__(self, store: MmapTokenStore, seq_len: int, stride: int) -> None:
+        self._store, self._seq_len, self._stride = store, seq_len, stride
+
+    def read_pieces(self, records: npt.NDArray[np.int64]) -> Pieces:
+        return pieces_of_windows(self._store.doc_offsets, records * self._stride, self._seq_len)
+
+    def documents(self) -> DocumentTable:
+        return self._store.documents
+
+    def close(self) -> None:
+        pass  # the store closes its files
 
 
 class _WindowSource(CopyingSource):

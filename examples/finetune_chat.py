@@ -108,7 +108,9 @@ def train(model: GPT, loader: DocumentLoader, steps: int, lr: float) -> None:
         optimizer.step()
         if step % 10 == 0 or step in (1, steps):
             counted = int((batch["targets"] != -100).sum())
-            print(f"step {step:>4}  loss {loss.item():.3f}  {counted} of {len(batch['tokens'])} tokens count", flush=True)
+            print(
+                f"step {step:>4}  loss {loss.item():.3f}  {counted} of {len(batch['tokens'])} tokens count", flush=True
+            )
 
 
 def gradients(model: GPT, batch: dict[str, Any]) -> tuple[float, float]:

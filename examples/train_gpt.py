@@ -4,7 +4,7 @@
     torchrun --nproc-per-node 2 examples/train_gpt.py train-h5 --out run --steps 200
     torchrun --nproc-per-node 4 examples/train_gpt.py train-h5 --out run --steps 400    # from 200 on
     srun --ntasks 4 python examples/train_gpt.py train-h5 --out run --steps 600         # in a Slurm job, on any hosts
-    torchrun --nproc-per-node 2 examples/train_gpt.py packed --out run2 --document-masks # no token sees another document
+    python examples/train_gpt.py packed --out other --document-masks     # no token attends to another document
 
 Every step of all processes together takes `--global-batch` records, whatever their number, so the order of the data
 does not depend on it. The folder `--out` gets `checkpoint.pt`, `log.rank*.jsonl` (a line per step) and `loss.png`.
@@ -86,7 +86,7 @@ def document_mask(cu_seqlens: Tensor, rows: int, seq_len: int) -> Tensor:
 def model_inputs(step: Any) -> tuple[Tensor, ...]:
     """Return what the model takes of what the loader yields."""
     if isinstance(step, dict):
-        x = step["inputs"]
+        x = step["tokens"]
         return x, step["targets"], document_mask(step["cu_seqlens"], *x.shape), step["position_ids"]
     return step
 

@@ -1,4 +1,4 @@
-"""Reads the documents of a step and lays them into one batch of tensors: tokens, targets, fields, boundaries."""
+"""Reads the documents of a step and lays them into one batch: tokens, targets, fields, boundaries, spans."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import numpy as np
 
 from zb_hdf5.core.order import IndexArray
 from zb_hdf5.errors import ArgumentError
+from zb_hdf5.loaders.extras import as_tensor
 from zb_hdf5.store.tokens import MmapTokenStore
 from zb_hdf5.views.document_batches import Documents, FieldColumn, gather, packed_pieces, padded_pieces
 from zb_hdf5.views.documents import cu_seqlens, max_seqlen, position_ids, targets
+from zb_hdf5.views.spans import spans_of_pieces
 
 
 class Collation(NamedTuple):
@@ -20,8 +22,9 @@ class Collation(NamedTuple):
     multiple: int
     pad_token_id: int
     targets: bool
-    fields: tuple[str, ...]
     loss_mask: str | None
+    fields: tuple[str, ...]
+    spans: bool
 
 
 class DocumentBatches(NamedTuple):
@@ -34,24 +37,24 @@ class DocumentBatches(NamedTuple):
 
     def read(self, documents: IndexArray) -> dict[str, Any]:
         """Return the batch of these documents, numbered as in `Documents`."""
-        import torch
-
         starts, lengths = self.documents.starts(documents), self.documents.lengths(documents)
         packed = self.how.collate == "pack"
         pieces = (packed_pieces if packed else padded_pieces)(starts, lengths, self.how.multiple)
         read = {name: gather(column, pieces) for name, column in self.columns.items()}
-        values = {name: read[name] for name in self.how.fields}
-        values["tokens"] = gather(self.store, pieces, self.how.pad_token_id, np.int64)
+        values = {"tokens": gather(self.store, pieces, self.how.pad_token_id, np.int64)}
         if self.how.targets:
             mask = None if self.how.loss_mask is None else read[self.how.loss_mask]
             values["targets"] = targets(values["tokens"], pieces, mask)
+        values |= {name: read[name] for name in self.how.fields}
+        others: dict[str, Any] = {}
+        if self.how.spans:
+            others["spans"], values["span_index"] = spans_of_pieces(pieces, self.store.documents.spans)
         if packed:
             values["position_ids"] = position_ids(pieces)
             values = {name: rows[0] for name, rows in values.items()} | {"cu_seqlens": cu_seqlens(pieces)}
-        values["documents"] = self.documents.numbers(documents)
-        values["seq_lens"] = lengths.astype(np.int32)
-        batch: dict[str, Any] = {name: torch.from_numpy(array) for name, array in values.items()}
-        return batch | {"max_seqlen": max_seqlen(pieces)} if packed else batch
+            others["max_seqlen"] = max_seqlen(pieces)
+        values |= {"documents": self.documents.numbers(documents), "seq_lens": lengths.astype(np.int32)}
+        return {name: as_tensor(array) for name, array in values.items()} | others
 
     def close(self) -> None:
         """Close the files."""
@@ -65,26 +68,18 @@ def open_batches(store: MmapTokenStore, documents: Documents, how: Collation) ->
     Raises
     ------
     ArgumentError
-        If a field is not there, or is none for tensors or for a mask.
+        If a field is not there, or is no mask.
     """
-    import torch
-
     if how.loss_mask is not None and not how.targets:
         raise ArgumentError(f"loss_mask={how.loss_mask!r} says which targets count; pass targets=True too")
     masks = () if how.loss_mask is None else (how.loss_mask,)
+    shapes = {field.name: field.shape for field in store.fields}
     columns = {}
     for name in dict.fromkeys((*how.fields, *masks)):
-        values = store.field(name)
-        columns[name] = FieldColumn(values, next(field.shape for field in store.fields if field.name == name))
-        try:
-            torch.from_numpy(np.empty(0, values.dtype))
-        except TypeError:
+        columns[name] = FieldColumn(store.field(name), shapes[name])
+        if name in masks and (columns[name].shape or columns[name].values.dtype.kind not in "biuf"):
             raise ArgumentError(
-                f"{store.path}: field {name}: {values.dtype} is no dtype of tensors; read it with store.field({name!r})"
-            ) from None
-        if name in masks and columns[name].shape:
-            raise ArgumentError(
-                f"{store.path}: expected loss_mask to name a field of one number for each token, found {name!r} of "
-                f"shape {columns[name].shape}"
+                f"{store.path}: expected loss_mask to name a field of one number for each token, found {name!r}, "
+                f"{columns[name].values.dtype} of shape {columns[name].shape}"
             )
     return DocumentBatches(store, columns, documents, how)

@@ -64,8 +64,8 @@ class DocumentLoader:
     loss_mask
         The name of a field that is 0 for the tokens that nobody shall learn to say: where one of them follows, the
         target is -100. They are read all the same. It is yielded only if it is one of `fields`.
-    fields
-        Names of fields of the stream to yield beside the tokens.
+    fields, spans
+        As for `Loader`.
     shuffle
         "global": a uniform permutation of all documents. "lengths": the same in buckets of `bucket_batches` batches, in
         which documents of similar length share a batch, so that "pad" fills up little. "sequential": as stored.
@@ -93,10 +93,10 @@ class DocumentLoader:
     Notes
     -----
     A batch holds `tokens` (int64, shape (batch_size, longest), or (tokens,) if packed), `documents` (int64, their
-    numbers in the stream), `seq_lens` (int32, the tokens of each), with `targets=True` `targets` (as `tokens`), and
-    the `fields` by their names (shape of `tokens` and that of a token's values; dtype as stored; 0 for padding). A
-    packed one also has `cu_seqlens` (int32) and `max_seqlen` (int) as flash-attention takes them, padding being a
-    segment of its own, and `position_ids` (int32), which begin anew with each document.
+    numbers in the stream), `seq_lens` (int32, the tokens of each), and what is asked for: `targets` (as `tokens`), the
+    fields by their names (0 for padding), `spans` and `span_index`. A packed one also has `cu_seqlens` (int32) and
+    `max_seqlen` (int) as flash-attention takes them, padding being a segment of its own, and `position_ids` (int32),
+    which begin anew with each document.
 
     A new iteration starts the epoch anew, except the first one after `load_state_dict`. Not thread-safe; picklable. The
     offsets of all documents are in memory, 8 bytes each.
@@ -121,6 +121,7 @@ class DocumentLoader:
         targets: bool = False,
         loss_mask: str | None = None,
         fields: Sequence[str] = (),
+        spans: bool = False,
         shuffle: str = "global",
         bucket_batches: int = 100,
         seed: int = 42,
@@ -151,7 +152,7 @@ class DocumentLoader:
             self.documents = Documents(offsets, max_tokens, too_long)
         except ArgumentError as error:
             raise ArgumentError(f"{self.path}: {error}") from None
-        how = Collation(collate, pad_to_multiple_of, pad_token_id, targets, tuple(fields), loss_mask)
+        how = Collation(collate, pad_to_multiple_of, pad_token_id, targets, loss_mask, tuple(fields), spans)
         self._batches = open_batches(self.store, self.documents, how)
         # the same tokens with other boundaries are other documents
         self._fingerprint = f"{self.store.fingerprint}:{len(offsets) - 1}:{zlib.crc32(offsets.data):08x}"

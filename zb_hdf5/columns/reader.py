@@ -413,6 +413,13 @@ class BatchReader:
         stored, places = np.unique(numbers // parts, return_inverse=True)
         return self._beside.read_pieces(stored).cut(length).take(places * parts + numbers % parts)
 
+    def read_batch_pieces(self, index: SupportsIndex) -> Pieces:
+        """Return which parts of documents lie in the records of one batch. Raises as `read_pieces` does."""
+        number, size = self._check(index), self.meta.batch_size
+        if self._beside is None:
+            return self.read_pieces(np.arange(number * size, (number + 1) * size))  # says what is missing
+        return self._beside.read_run(number * size, (number + 1) * size)
+
     def will_need(self, index: SupportsIndex, count: int = 1) -> None:
         """Announce that `count` batches from `index` on will be read soon; the kernel may begin to fetch them."""
         first = self._check(index)

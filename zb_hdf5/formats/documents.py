@@ -414,6 +414,11 @@ class DocumentsBeside:
             self._pieces = PiecesFile(self._path, *self._facts, tokens_sha256=self._sha256)
         return self._pieces.read(records)
 
+    def read_run(self, start: int, stop: int) -> Pieces:
+        if self._pieces is None:
+            return self.read_pieces(np.arange(start, stop))
+        return self._pieces.read_run(start, stop)
+
     def documents(self) -> DocumentTable | None:
         if self._documents is None:
             self._documents = DocumentTable.beside(self._path, self._sha256)

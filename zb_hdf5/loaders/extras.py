@@ -139,11 +139,9 @@ class Extras:
 
     def pieces(self, request: Request) -> Pieces:
         """Return the pieces of the records of a request, all columns."""
-        records = request
         if isinstance(request, int):
-            size = self._reader.batch_size
-            records = np.arange(request * size, (request + 1) * size)
-        return self._reader.read_pieces(records, self._seq_len)  # type: ignore[arg-type]
+            return self._reader.read_batch_pieces(request)
+        return self._reader.read_pieces(request, self._seq_len)
 
     def targets(self, tokens: npt.NDArray[Any], pieces: Pieces | None) -> npt.NDArray[np.int64]:
         """Return the next token of each input, or -100: shape (B, inputs)."""

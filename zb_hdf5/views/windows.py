@@ -168,6 +168,9 @@ class _WindowDocuments:
     def read_pieces(self, records: npt.NDArray[np.int64]) -> Pieces:
         return pieces_of_windows(self._store.doc_offsets, records * self._stride, self._seq_len)
 
+    def read_run(self, start: int, stop: int) -> Pieces:
+        return self.read_pieces(np.arange(start, stop))
+
     def documents(self) -> DocumentTable:
         return self._store.documents
 

@@ -56,6 +56,12 @@ def test_hdf5_tables_are_the_spec():
     }
     stream = [row[0] for row in rows_of("formats.md", "| object of a stream | shape | holds |")]
     assert stream == [spec.TOKENS, spec.DOC_OFFSETS, spec.CRC32]
+    field = spec.field_column("<name>")
+    rows = rows_of("formats.md", "| object of a field | shape | holds |")
+    assert [row[0] for row in rows] == [field, spec.crc32_column(field)]
+    versions = re.findall(r"^## .*version (\d)$", TEXT["formats.md"], re.MULTILINE)
+    known = spec.BATCH_VERSION, spec.HDF5_VERSION, spec.STREAM_VERSION, spec.TABLES_VERSION, spec.INDEX_VERSION
+    assert tuple(map(int, versions)) == known
     text = TEXT["formats.md"].split("The root group carries")[1].split("\n\n")[0]
     assert set(spec.ROOT_ATTRIBUTES) <= set(re.findall(r"`(\w+)`", text))
 
@@ -63,6 +69,7 @@ def test_hdf5_tables_are_the_spec():
 def test_index_tables_are_the_spec():
     assert [row[0] for row in rows_of("formats.md", "| key of `shards` | element |")] == list(spec.INDEX_SHARD_KEYS)
     assert [row[0] for row in rows_of("formats.md", "| key of a column | array |")] == list(spec.INDEX_COLUMN_KEYS)
+    assert [row[0] for row in rows_of("formats.md", "| key of a field | element |")] == list(spec.INDEX_FIELD_KEYS)
     keys = ", ".join(row[0] for row in rows_of("formats.md", "| key | value |"))
     assert {key for keys in spec.INDEX_META_KEYS.values() for key in keys} <= set(re.findall(r"\w+", keys))
 

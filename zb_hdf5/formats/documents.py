@@ -139,6 +139,12 @@ class DocumentTable:
         """Tokens of the document stream."""
         return self.parts[-1].first_token + self.parts[-1].token_count if self.parts else 0
 
+    @property
+    def offsets(self) -> npt.NDArray[np.uint64]:
+        """Where each document begins and the last one ends, of all files: shape (D + 1,)."""
+        ends = [self.file(k).offsets[1:] + np.uint64(part.first_token) for k, part in enumerate(self.parts)]
+        return np.concatenate([np.zeros(1, np.uint64), *ends])
+
     def number_of(self, offsets: npt.ArrayLike) -> npt.NDArray[np.int64]:
         """Return the numbers of the documents of tokens, of any shape; -1 for `NO_DOCUMENT`.
 
@@ -361,6 +367,12 @@ class DocumentFile:
         count = tables.num_rows("sources_ends") if tables else 0
         names = tables.read_texts("sources", 0, count) if tables and count else []
         return [name.decode("utf-8", "surrogateescape") for name in names]
+
+    def sources_of(self, start: int, stop: int) -> npt.NDArray[np.uint32]:
+        """Return which of the `sources` some documents are from; `NO_SOURCE` where that is not known."""
+        if self._tables is None or "source" not in self._tables:
+            return np.full(stop - start, NO_SOURCE, np.uint32)
+        return self._tables.read("source", start, stop).astype(np.uint32, copy=False)
 
     def check(self) -> None:
         """Compare all that it says with its digests. Raises `ChecksumError`."""

@@ -135,21 +135,21 @@ class PiecesFile:
     def read_run(self, start: int, stop: int) -> Pieces:
         """Return the pieces of consecutive records, which the caller has checked: views where the file is mapped."""
         edges = np.zeros(stop - start + 1, np.int64)
-        if self._tables.is_mapped:
-            ends = self._columns()[0]
-            first = int(ends[start - 1]) if start else 0
-            np.subtract(ends[start:stop], first, out=edges[1:])
-        else:
+        if not self._tables.is_mapped:
             known = self._tables.read("ends", max(0, start - 1), stop).astype(np.int64)
             first = int(known[0]) if start else 0
             np.subtract(known[1 if start else 0 :], first, out=edges[1:])
+            self._require(edges[1:] - edges[:-1], first + int(edges[-1]))
+            columns, offsets = (
+                self._tables.read(name, first, first + int(edges[-1])) for name in ("columns", "offsets")
+            )
+            return Pieces(edges, columns, offsets, self.seq_len)
+        ends, columns, offsets = self._views or self._columns()
+        first = int(ends[start - 1]) if start else 0
+        np.subtract(ends[start:stop], first, out=edges[1:])
         last = first + int(edges[-1])
         self._require(edges[1:] - edges[:-1], last)
-        if self._tables.is_mapped:
-            _, columns, offsets = self._columns()
-            return Pieces(edges, columns[first:last], offsets[first:last], self.seq_len)
-        columns, offsets = (self._tables.read(name, first, last) for name in ("columns", "offsets"))
-        return Pieces(edges, columns, offsets, self.seq_len)
+        return Pieces(edges, columns[first:last], offsets[first:last], self.seq_len)
 
     def _columns(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32], npt.NDArray[np.uint64]]:
         """Return views of all rows of a mapped file."""

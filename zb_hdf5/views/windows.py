@@ -175,7 +175,7 @@ class _WindowDocuments:
         return self._store.documents
 
     def close(self) -> None:
-        pass  # the store closes its files
+        """Do nothing: the store closes its files."""
 
 
 class _WindowSource(CopyingSource):

@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from test_layers import FILES, FLOORS
 
 from zb_hdf5 import BACKENDS, open_writer, spec
@@ -55,6 +56,12 @@ def test_hdf5_tables_are_the_spec():
     }
     stream = [row[0] for row in rows_of("formats.md", "| object of a stream | shape | holds |")]
     assert stream == [spec.TOKENS, spec.DOC_OFFSETS, spec.CRC32]
+    field = spec.field_column("<name>")
+    rows = rows_of("formats.md", "| object of a field | shape | holds |")
+    assert [row[0] for row in rows] == [field, spec.crc32_column(field)]
+    versions = re.findall(r"^## .*version (\d)$", TEXT["formats.md"], re.MULTILINE)
+    known = spec.BATCH_VERSION, spec.HDF5_VERSION, spec.STREAM_VERSION, spec.TABLES_VERSION, spec.INDEX_VERSION
+    assert tuple(map(int, versions)) == known
     text = TEXT["formats.md"].split("The root group carries")[1].split("\n\n")[0]
     assert set(spec.ROOT_ATTRIBUTES) <= set(re.findall(r"`(\w+)`", text))
 
@@ -62,8 +69,27 @@ def test_hdf5_tables_are_the_spec():
 def test_index_tables_are_the_spec():
     assert [row[0] for row in rows_of("formats.md", "| key of `shards` | element |")] == list(spec.INDEX_SHARD_KEYS)
     assert [row[0] for row in rows_of("formats.md", "| key of a column | array |")] == list(spec.INDEX_COLUMN_KEYS)
+    assert [row[0] for row in rows_of("formats.md", "| key of a field | element |")] == list(spec.INDEX_FIELD_KEYS)
     keys = ", ".join(row[0] for row in rows_of("formats.md", "| key | value |"))
     assert {key for keys in spec.INDEX_META_KEYS.values() for key in keys} <= set(re.findall(r"\w+", keys))
+
+
+def test_tables_of_documents_are_the_spec():
+    kinds = {"uint64": "<u8", "uint32": "<u4", "uint8": "|u1"}
+    for kind, datasets in spec.TABLES.items():
+        rows = rows_of("formats.md", f"| dataset of `{kind}` | type | holds |")
+        documented = [
+            (name.strip("`"), kinds[dtype])
+            for names, dtypes, _ in rows
+            for name, dtype in zip(names.split(", "), dtypes.split(", "), strict=True)
+        ]
+        assert dict(documented) == datasets
+    text = TEXT["formats.md"].split("## HDF5 tables")[1].split("\n## ")[0]
+    names = {*spec.TABLES_ATTRIBUTES, *(name for names in spec.TABLES_KIND_ATTRIBUTES.values() for name in names)}
+    assert names <= set(re.findall(r"`(\w+)`", text))
+    for kind, keys in (("pieces", spec.INDEX_PIECES_KEYS), ("documents", spec.INDEX_DOCUMENTS_KEYS)):
+        documented = [row[0] for row in rows_of("formats.md", f"| key of `{kind}` | element |")]
+        assert re.findall(r"\w+", " ".join(documented)) == list(keys)
 
 
 def test_backends_table_is_the_registry():
@@ -212,6 +238,8 @@ def test_python_examples_run(page, tmp_path, monkeypatch):
     Path("text").mkdir()
     for name in ("shard_00000", "shard_00001"):
         parquet.write_table(table({"text": ["once upon a time"] * 5000}), f"text/{name}.parquet")
+    arguments = ["parquet-to-hdf5", "text", "text-h5", "--tokenizer", "byte", "--workers", "1", "--quiet"]
+    assert page != "text.md" or CliRunner().invoke(convert, arguments).exit_code == 0
     seen = []
     names = {"step": seen.append, "tokenized": lambda: tokens, "documents": lambda: tokens[0]}
     examples = re.findall(r"```python\n(.*?)```", TEXT[page], re.DOTALL)

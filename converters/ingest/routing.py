@@ -174,7 +174,8 @@ def encode_shard(plan: ShardPlan, recipe: Recipe, num_threads: int, counts: Docu
         counts.dropped.merge(block.dropped)
         if not block.texts:
             continue
-        encoded = recipe.encode(tokenizer, block.texts, num_threads)._replace(source=source, block=block)
+        tokens, lengths, cut, *_ = recipe.encode(tokenizer, block.texts, num_threads)
+        encoded = Encoded(tokens, lengths, cut, source, block)
         counts.documents += len(encoded.lengths)
         counts.tokens.tokens_in += len(encoded.tokens) + encoded.cut
         counts.tokens.drop("beyond --max-document-tokens", encoded.cut)

@@ -107,7 +107,7 @@ class ShardedTokenizationPipeline:
                 work,
             )
             if self._plan.files[0].id_column:
-                require_unique_ids([task.paths[1] for task, _ in text.files])
+                require_unique_ids([task.paths[1] for task, _ in text.files if task.paths[1].exists()])
             index = self._index(text)
             index.save(folder.partial_path)
             folder.on_published(remove_journals)

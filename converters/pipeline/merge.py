@@ -14,8 +14,8 @@ from zb_hdf5.core.publishing import PartialDirectory, partial_path, remove
 from zb_hdf5.formats.documents import DocumentPart, check_documents
 from zb_hdf5.formats.pieces import pieces_path
 from zb_hdf5.formats.registry import FORMATS
-from zb_hdf5.formats.sidecar import crc32_path
-from zb_hdf5.spec import INDEX_NAME, SHARD_PREFIX, stored_dtype
+from zb_hdf5.formats.sidecar import crc32_path, fields_path
+from zb_hdf5.spec import DOCUMENTS_PREFIX, INDEX_NAME, SHARD_PREFIX, stored_dtype
 
 
 def merge_parts(destination: str | os.PathLike[str], *, overwrite: bool = False) -> ShardIndex:
@@ -54,13 +54,11 @@ def merge_parts(destination: str | os.PathLike[str], *, overwrite: bool = False)
 
 def _require_whole(folder: Path, target: str, index: ShardIndex) -> None:
     """Check every shard once more, and remove files that are no shards: earlier parts of another plan."""
-    named = {
-        name
-        for entry in index.shards
-        for name in (entry.path, crc32_path(Path(entry.path)).name, pieces_path(Path(entry.path)).name)
-    }
+    named = {part.path for part in index.documents}
+    for path in (Path(entry.path) for entry in index.shards):
+        named |= {path.name, crc32_path(path).name, pieces_path(path).name, fields_path(path).name}
     for name in os.listdir(folder):
-        if name.startswith(SHARD_PREFIX) and name not in named:
+        if name.startswith((SHARD_PREFIX, DOCUMENTS_PREFIX)) and name not in named:
             remove(folder / name)
     if FORMATS[target].indexed:
         for entry in index.shards:

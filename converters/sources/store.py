@@ -93,7 +93,7 @@ class StoreSource(Source):
         elif not dataset and documents_path(path).exists():
             self.document_files, self.document_parts = [documents_path(path)], (part_of(documents_path(path)),)
         self.document_parts = tuple(
-            part._replace(path=f"{DOCUMENTS_PREFIX}{number:05}.h5") for number, part in enumerate(self.document_parts)
+            part.changed(path=f"{DOCUMENTS_PREFIX}{number:05}.h5") for number, part in enumerate(self.document_parts)
         )
         self.has_pieces = self._reader.has_pieces
 
@@ -135,8 +135,7 @@ class StoreSource(Source):
         pieces = self._reader.read_pieces(np.arange(start * self.meta.batch_size, stop * self.meta.batch_size))
         shard = int(np.searchsorted(np.cumsum(self.shard_batches), start, side="right"))
         base = self._token_bases.get(self.shard_splits[shard], 0) if self.shard_splits else 0
-        local = pieces.offsets - np.where(pieces.is_padding, np.uint64(0), np.uint64(base))
-        return pieces._replace(offsets=local)
+        return pieces.moved(-base) if base else pieces
 
     def _check_pieces(self, start: int, stop: int) -> None:
         for cut in self._shard_path.keys() - self._checked:

@@ -190,6 +190,14 @@ def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == []
 
 
+def test_a_full_disk_is_named_while_rows_wait(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        tables_module._Column, "append", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full"))
+    )
+    with TablesWriter(tmp_path / "x.h5", PIECES) as writer, pytest.raises(OSError, match=r"full: .*x\.h5"):
+        writer.append("columns", [1])
+
+
 # --- pieces ----------------------------------------------------------------------------------------------------
 
 
@@ -302,7 +310,7 @@ def write_documents(path, found, together=2):
             writer.append([d[0] for d in group], rows)
             for length, *_, spans in group:
                 starts, stops, values = encoded_spans(spans, length, encode, "x")
-                writer.append_spans(starts + token, stops + token, values)
+                writer.append_spans(np.array(starts, int) + token, np.array(stops, int) + token, values)
                 token += length
         return writer.publish()
 
@@ -420,17 +428,17 @@ def test_values_that_cannot_be_encoded(codec, value, message):
 )  # fmt: skip
 def test_each_codec_gives_back_its_value(codec, value):
     name, encode = codecs.encoder(codec)
-    found = codecs.decoder(name, codec)(encode(value))
-    np.testing.assert_equal(found, value)
+    found = codecs.decoder(name, codec)([encode(value)] * 3)
+    np.testing.assert_equal(found, [value] * 3)
 
 
 def test_codecs_are_chosen_by_their_stored_names(monkeypatch):
-    assert codecs.decoder("json", None)(b"[1]") == [1]
+    assert codecs.decoder("json", None)([b"[1]", b"2"]) == [[1], 2]
     with pytest.raises(BackendError, match=r"runs code: pass codec='pickle'"):
         codecs.decoder("pickle", None)
     with pytest.raises(BackendError, match="encoded by a function"):
         codecs.decoder("custom", None)
-    assert codecs.decoder("custom", len)(b"abc") == 3
+    assert codecs.decoder("custom", len)([b"abc"]) == [3]
     with pytest.raises(ArgumentError, match="expected codec 'json'"):
         codecs.decoder("json", "str")
     with pytest.raises(ArgumentError, match="must be one of json"):
@@ -440,14 +448,15 @@ def test_codecs_are_chosen_by_their_stored_names(monkeypatch):
         codecs.encoder("msgpack")
 
 
-def test_a_value_that_cannot_be_decoded_names_its_span(tmp_path):
+@pytest.mark.parametrize("bad", [b"{", b"1,2", b"\xff"])
+def test_a_value_that_cannot_be_decoded_names_its_span(tmp_path, bad):
     with DocumentsWriter(documents_path(tmp_path / "x.h5")) as writer:
         writer.append([9])
-        writer.append_spans(np.array([4]), np.array([6]), [b"{"])
+        writer.append_spans(np.array([1, 4, 6]), np.array([2, 6, 7]), [b"1", bad, b"2"])
         writer.publish()
     table = DocumentTable.beside(tmp_path / "x.h5")
-    assert table.spans(0, 4).values == []
+    assert table.spans(0, 4).values == [1]
     with pytest.raises(FormatError, match="the span at token 4 cannot be decoded"):
         table.spans(0, 5)
-    assert table.spans(0, 5, codec=bytes).values == [b"{"]
+    assert table.spans(0, 5, codec=bytes).values == [b"1", bad]
     table.close()

@@ -363,9 +363,19 @@ class BatchReader:
         return None if self._beside is None else self._beside.documents()
 
     @property
+    def overlap(self) -> int:
+        """Tokens at the end of each record that begin the next one: of windows that were asked for with targets."""
+        return 0
+
+    @property
     def has_pieces(self) -> bool:
         """Whether it is stored which parts of documents lie in the records."""
         return self._beside is not None and self._beside.has_pieces
+
+    @property
+    def has_padding(self) -> bool:
+        """Whether padding may lie in the records, and it is stored where."""
+        return self.has_pieces
 
     def read_pieces(self, records: npt.NDArray[np.int64], seq_len: int | None = None) -> Pieces:
         """Return which parts of documents lie in any records.
@@ -402,6 +412,13 @@ class BatchReader:
             return self._beside.read_pieces(numbers)
         stored, places = np.unique(numbers // parts, return_inverse=True)
         return self._beside.read_pieces(stored).cut(length).take(places * parts + numbers % parts)
+
+    def read_batch_pieces(self, index: SupportsIndex) -> Pieces:
+        """Return which parts of documents lie in the records of one batch. Raises as `read_pieces` does."""
+        number, size = self._check(index), self.meta.batch_size
+        if self._beside is None:
+            return self.read_pieces(np.arange(number * size, (number + 1) * size))  # says what is missing
+        return self._beside.read_run(number * size, (number + 1) * size)
 
     def will_need(self, index: SupportsIndex, count: int = 1) -> None:
         """Announce that `count` batches from `index` on will be read soon; the kernel may begin to fetch them."""

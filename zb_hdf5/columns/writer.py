@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Self, TypeAlias
@@ -216,8 +216,7 @@ class FileWriter(BatchWriter):
         """Append batches. See `BatchWriter.write`."""
         self._require_open()
         path = self._file.path
-        tokens = as_batches(batches, self.meta, path)
-        values = stored_fields(fields, self.meta, tokens.shape, path)
+        tokens, values = as_batches(batches, fields, self.meta, path)
         group = max(1, GROUP_BYTES // self.meta.batch_bytes)
         for start in range(0, len(tokens), group):
             stored = as_stored(tokens[start : start + group], self.meta, f"{path} (batch {self.num_batches:,})")
@@ -291,8 +290,14 @@ class FileWriter(BatchWriter):
         """Return the crc32 of each batch written so far."""
         return crc32_array(self._crc32)
 
-    def finish(self) -> ShardInfo:
-        """Complete the file and publish it under its final name."""
+    def finish(self, first: Callable[[], None] | None = None) -> ShardInfo:
+        """Complete the file and publish it under its final name.
+
+        Parameters
+        ----------
+        first
+            Called when the file is complete, before it gets its name. What it raises ends the writer as any failure.
+        """
         self._require_open()
         self._open = False
         try:
@@ -308,6 +313,8 @@ class FileWriter(BatchWriter):
             self._end_unpublished()
             raise
         try:
+            if first is not None:
+                first()
             self._file.publish()
         except BaseException:
             self._end_unpublished()
@@ -383,26 +390,29 @@ class FileWriter(BatchWriter):
         """Close everything but the partial's descriptor, without completing."""
 
 
-def as_batches(batches: npt.ArrayLike, meta: StoreMeta, path: Path) -> npt.NDArray[Any]:
-    """Return one batch `(B, S)` or several `(count, B, S)` as an array of several.
+def as_batches(
+    batches: npt.ArrayLike, fields: FieldArrays | None, meta: StoreMeta, path: Path
+) -> tuple[npt.NDArray[Any], dict[str, npt.NDArray[Any]]]:
+    """Return one batch `(B, S)` or several `(count, B, S)`, and the values of each field, as arrays of several.
 
     Raises
     ------
-    ArgumentError
-        If the shape is another one.
+    ArgumentError, ConvertError
+        If the shape is another one; as `stored_fields`.
     """
     tokens = np.asarray(batches)
-    if tokens.shape == meta.shape:
-        tokens = tokens[np.newaxis]
-    if tokens.ndim != 3 or tokens.shape[1:] != meta.shape:
+    if tokens.shape != meta.shape and (tokens.ndim != 3 or tokens.shape[1:] != meta.shape):
         raise ArgumentError(f"{path}: expected batches of shape {meta.shape}, found {tokens.shape}")
-    return tokens
+    values = stored_fields(fields, meta, tokens.shape, path)
+    if tokens.ndim == 2:
+        tokens, values = tokens[np.newaxis], {name: array[np.newaxis] for name, array in values.items()}
+    return tokens, values
 
 
 def stored_fields(
     fields: FieldArrays | None, meta: StoreMeta, shape: tuple[int, ...], path: Path
 ) -> dict[str, npt.NDArray[Any]]:
-    """Return the values of each field of a store, as they are stored, of batches of this shape `(count, B, S)`.
+    """Return the values of each field of a store, as they are stored, of tokens of this shape.
 
     Raises
     ------

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from numbers import Integral
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-import numpy as np
-import numpy.typing as npt
-
-from zb_hdf5.core.pieces import Pieces
 from zb_hdf5.errors import ConvertError
+
+if TYPE_CHECKING:  # the command line names kinds of text files without numpy
+    import numpy as np
+    import numpy.typing as npt
+
+    from zb_hdf5.core.pieces import Pieces
 
 
 class Document(NamedTuple):
@@ -80,6 +83,9 @@ class RecordDocuments(Protocol):
     def read_pieces(self, records: npt.NDArray[np.int64]) -> Pieces:
         """Return the pieces of records that exist."""
 
+    def read_run(self, start: int, stop: int) -> Pieces:
+        """Return the pieces of consecutive records that exist."""
+
     def documents(self) -> Documents | None:
         """Return the table of the documents, where there is one."""
 
@@ -95,7 +101,7 @@ def id_bytes(value: object, where: str) -> bytes:
     ConvertError
         If it is no text and no whole number.
     """
-    if isinstance(value, bool) or not isinstance(value, (str, int, np.integer)) or value == "":
+    if isinstance(value, bool) or not isinstance(value, (str, Integral)) or value == "":
         raise ConvertError(f"{where}: expected an id, a text or a whole number, found {value!r}")
     try:
         return str(value).encode("utf-8")

@@ -97,6 +97,11 @@ class Pieces(NamedTuple):
         ends = np.append(starts.searchsorted(begins), len(starts))
         return Pieces(ends, (starts % seq_len).astype(np.uint32), offsets, seq_len)
 
+    def moved(self, tokens: int) -> Pieces:
+        """Return the same pieces of a document stream that begins so many tokens earlier; padding stays padding."""
+        shift = np.where(self.is_padding, np.uint64(0), np.uint64(tokens % 2**64))  # a negative number is a large one
+        return self._replace(offsets=self.offsets + shift)
+
     def first_columns(self, seq_len: int) -> Pieces:
         """Return the pieces of the first `seq_len` columns of each record, as of the inputs of windows of one more."""
         kept = self.columns < seq_len

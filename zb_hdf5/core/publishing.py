@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import fcntl
 import os
+import re
 import shutil
 import tempfile
 from abc import ABC, abstractmethod
@@ -28,6 +29,7 @@ from zb_hdf5.spec import DOCUMENTS_PREFIX, INDEX_NAME, JOURNAL_PREFIX, SHARD_PRE
 
 PARTIAL_SUFFIX: Final = ".partial"
 SYNC_FILE_RANGE_WRITE: Final = 2
+_DOCUMENTS: Final = re.compile(rf"{DOCUMENTS_PREFIX}\d{{5}}\.h5(\.partial)?")
 
 
 class PartialFile:
@@ -319,9 +321,8 @@ def refuse_foreign_files(folder: Path) -> None:
     if not folder.is_dir():
         raise ConvertError(f"{folder}: is not a folder; remove it yourself, or choose another output")
     for name in os.listdir(folder):
-        if name not in (INDEX_NAME, INDEX_NAME + PARTIAL_SUFFIX) and not name.startswith(
-            (SHARD_PREFIX, JOURNAL_PREFIX, DOCUMENTS_PREFIX)
-        ):
+        known = name in (INDEX_NAME, INDEX_NAME + PARTIAL_SUFFIX) or name.startswith((SHARD_PREFIX, JOURNAL_PREFIX))
+        if not known and not _DOCUMENTS.fullmatch(name):
             raise ConvertError(
                 f"{folder}: holds {name!r}, which is no part of a store; move it away, or choose another output"
             )

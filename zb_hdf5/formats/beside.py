@@ -20,7 +20,6 @@ from zb_hdf5.columns.writer import (
     FileWriter,
     ShardInfo,
     as_batches,
-    stored_fields,
 )
 from zb_hdf5.core.publishing import PartialFile, disk_errors
 from zb_hdf5.errors import ConvertError
@@ -47,7 +46,7 @@ class FieldsFile:
     def __init__(
         self, path: Path, meta: StoreMeta, *, expected_batches: int = 0, overwrite: bool = False, durable: bool = False
     ) -> None:
-        self._meta, self.num_batches = meta, 0
+        self._meta, self.num_batches, self._open = meta, 0, True
         self._file = PartialFile(path, overwrite=overwrite)
         lead = (1, *meta.shape)
         try:
@@ -66,9 +65,12 @@ class FieldsFile:
             h5.attrs.create(name, getattr(self._meta, name), dtype="<u8")
         return ()
 
+    def require_sound(self) -> None:
+        """Raise `ConvertError` if an earlier write failed in HDF5."""
+        self._aligned.require_sound(f"values of {self.num_batches:,} batches")
+
     def write(self, fields: dict[str, npt.NDArray[Any]], count: int) -> None:
         """Append and commit the values of `count` batches, each as it is stored."""
-        self._aligned.require_sound(f"values of {self.num_batches:,} batches")
         stop = self.num_batches + count
         with disk_errors(self._file.partial_path):
             self._aligned.make_room(stop, batches_ahead(self._aligned.room.num_chunks, self._meta))
@@ -78,26 +80,28 @@ class FieldsFile:
             self._aligned.commit([], num_batches=stop, token_count=stop * self._meta.batch_tokens)
         self.num_batches = stop
 
-    def finish(self) -> tuple[Columns, dict[str, FieldDigest]]:
-        """Complete and publish the file; return where its columns lie, and their digests."""
-        try:
-            with disk_errors(self._file.partial_path):
-                columns = self._aligned.complete(self.num_batches, self.num_batches, complete=1)
-                num_bytes = os.fstat(self._file.fd).st_size
-                digests = {
-                    field.name: self._aligned.fields[field_column(field.name)].digest(num_bytes)
-                    for field in self._meta.fields
-                }
-            self._file.publish()
-        except BaseException:
-            self.abort()
-            raise
-        return columns, digests
+    def complete(self) -> tuple[Columns, dict[str, FieldDigest]]:
+        """Complete the file, which has no name yet; return where its columns lie, and their digests."""
+        with disk_errors(self._file.partial_path):
+            columns = self._aligned.complete(self.num_batches, self.num_batches, complete=1)
+            num_bytes = os.fstat(self._file.fd).st_size
+        fields = self._aligned.fields
+        names = [field.name for field in self._meta.fields]
+        return columns, {name: fields[field_column(name)].digest(num_bytes) for name in names}
+
+    def publish(self) -> None:
+        """Give the complete file its name."""
+        self._file.publish()
+        self._open = False
 
     def abort(self) -> None:
-        """Remove the unfinished file."""
-        self._aligned.close()
-        self._file.discard()
+        """Remove the file, also under its final name."""
+        if self._open:
+            self._open = False
+            self._aligned.close()
+            self._file.discard()
+        else:
+            self._file.path.unlink(missing_ok=True)
 
 
 class WriterWithFields(BatchWriter):
@@ -113,7 +117,7 @@ class WriterWithFields(BatchWriter):
 
     def __init__(self, writer_class: type[FileWriter], path: Path, meta: StoreMeta, **options: Any) -> None:
         self.meta, self.backend = meta, writer_class.backend  # type: ignore[misc]
-        self._path, self._open = path, True
+        self._path, self._overwrite, self._open = path, bool(options.get("overwrite")), True
         self._tokens = writer_class(path, replace(meta, fields=()), **options)
         kept = {key: options[key] for key in ("expected_batches", "overwrite", "durable") if key in options}
         try:
@@ -138,8 +142,7 @@ class WriterWithFields(BatchWriter):
     def write(self, batches: npt.ArrayLike, fields: FieldArrays | None = None) -> None:
         """Append batches: the values of their fields first, so that no batch is without them."""
         self._require_equal()
-        tokens = as_batches(batches, self.meta, self._path)
-        values = stored_fields(fields, self.meta, tokens.shape, self._path)
+        tokens, values = as_batches(batches, fields, self.meta, self._path)
         stored = as_stored(tokens, self.meta, f"{self._path} (batch {self.num_batches:,})")
         if len(stored):
             self._fields.write(values, len(stored))
@@ -147,6 +150,7 @@ class WriterWithFields(BatchWriter):
 
     def _require_equal(self) -> None:
         self._tokens._require_open()
+        self._fields.require_sound()
         if self._fields.num_batches != self.num_batches:
             raise ConvertError(
                 f"{self._path}: an earlier write failed: {self._fields.num_batches:,} batches have fields, "
@@ -164,16 +168,26 @@ class WriterWithFields(BatchWriter):
         return self._tokens.crc32()
 
     def finish(self) -> ShardInfo:
-        """Publish the fields, and then the tokens."""
+        """Complete both files, then publish the fields, and then the tokens."""
         self._require_equal()
         self._open = False
         try:
-            columns, digests = self._fields.finish()
+            columns, digests = self._fields.complete()
+            info = self._tokens.finish(self._publish_fields)
         except BaseException:
+            self._fields.abort()
             self._tokens.abort()
             raise
-        info = self._tokens.finish()
         return info._replace(columns=info.columns | columns, fields=digests)
+
+    def _publish_fields(self) -> None:
+        """Give the fields their name; tokens that are replaced go first, so that they never have the fields of others.
+
+        A kill leaves the new tokens as a complete `.partial`, and fields that belong to it.
+        """
+        if self._overwrite:
+            self._path.unlink(missing_ok=True)
+        self._fields.publish()
 
     def abort(self) -> None:
         """Remove the unfinished files."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from itertools import chain
+from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
@@ -32,7 +34,7 @@ BLOCK_DOCUMENTS: Final = 1 << 14
 #: Documents that wait to be appended together.
 WAITING_DOCUMENTS: Final = 1 << 10
 #: Starts and stops of spans, and their values as bytes.
-EncodedSpans: TypeAlias = "tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], list[bytes]]"
+EncodedSpans: TypeAlias = tuple[list[int], list[int], list[bytes]]
 _OneDocument: TypeAlias = "tuple[int, bytes, bytes, int, EncodedSpans | None]"
 
 
@@ -118,9 +120,11 @@ class DocumentsWriter:
         self.append(lengths, DocumentRows(ids=ids if any(ids) else None, metadata=metadata if any(metadata) else None))
         spans = [(base, each) for _, _, _, base, each in waiting if each is not None and each[2]]
         if spans:
-            starts = np.concatenate([base + each[0] for base, each in spans])
-            stops = np.concatenate([base + each[1] for base, each in spans])
-            self.append_spans(starts, stops, [value for _, each in spans for value in each[2]])
+            bases = np.repeat([base for base, _ in spans], [len(each[2]) for _, each in spans])
+            starts, stops = (
+                list(chain.from_iterable(edges)) for edges in zip(*(each[:2] for _, each in spans), strict=True)
+            )
+            self.append_spans(bases + starts, bases + stops, [value for _, each in spans for value in each[2]])
 
     def _numbers(self, rows: DocumentRows) -> npt.NDArray[np.uint32] | None:
         """Return the sources of some documents by the numbers that they have in this table."""
@@ -139,12 +143,11 @@ class DocumentsWriter:
         befores = np.concatenate([np.array([self._span_stop], starts.dtype), stops[:-1]])
         # a gap is a span without bytes: one lies before each span that does not begin where the last one ends
         gaps = (befores < starts) & ((np.arange(len(starts)) > 0) | (self._span_stop > 0))
-        places = np.stack([befores, starts], axis=1)[np.stack([gaps, np.ones_like(gaps)], axis=1)]
-        texts = [
-            text
-            for gap, value in zip(gaps.tolist(), values, strict=True)
-            for text in ((b"", value) if gap else (value,))
-        ]
+        places, texts = starts, values
+        if gaps.any():
+            places = np.stack([befores, starts], axis=1)[np.stack([gaps, np.ones_like(gaps)], axis=1)]
+            pairs = zip(gaps.tolist(), values, strict=True)
+            texts = [text for gap, value in pairs for text in ((b"", value) if gap else (value,))]
         self._tables.append("span_starts", places)
         self._tables.append_texts("span_values", texts)
         self._span_stop = int(stops[-1])
@@ -246,32 +249,29 @@ def encoded_spans(
     ConvertError
         If a value cannot be encoded.
     """
-    edges = np.array([span[:2] for span in spans], np.int64).reshape(-1, 2)
-    starts, stops = edges[:, 0], edges[:, 1]
-    befores = np.concatenate([np.zeros(1, np.int64), stops[:-1]])[: len(starts)]
-    bad = np.flatnonzero((starts < befores) | (stops <= starts) | (stops > num_tokens))
-    if len(bad):
-        number = int(bad[0])
-        start, stop = edges[number].tolist()
-        inside = 0 <= start < stop <= num_tokens
-        advice = (
-            "spans must ascend and not overlap: give a list as the value of one span"
-            if inside
-            else (f"expected 0 <= start < stop <= {num_tokens:,}")
-        )
-        raise ArgumentError(f"{where}: span {number:,} is tokens {start:,} to {stop:,}: {advice}")
-    values = []
-    for number, (_, _, value) in enumerate(spans):
+    starts: list[int] = []
+    stops: list[int] = []
+    values: list[bytes] = []
+    before = 0
+    for start, stop, value in spans:
+        if not before <= index(start) < index(stop) <= num_tokens:
+            inside = 0 <= start < stop <= num_tokens
+            advice = "spans must ascend and not overlap: give a list as the value of one span"
+            advice = advice if inside else f"expected 0 <= start < stop <= {num_tokens:,}"
+            raise ArgumentError(f"{where}: span {len(values):,} is tokens {start:,} to {stop:,}: {advice}")
         try:
             data = encode(value)
         except Exception as error:  # whatever an encoder of the user raises
             raise ConvertError(
-                f"{where}: the value of span {number:,} cannot be encoded: {error}; choose another spans_codec"
+                f"{where}: the value of span {len(values):,} cannot be encoded: {error}; choose another spans_codec"
             ) from error
-        if not isinstance(data, bytes) or not data:
+        if not data or not isinstance(data, bytes):
             raise ConvertError(
-                f"{where}: the value of span {number:,} must be encoded to bytes, at least one, found {data!r}; leave "
-                "the span out, or choose another spans_codec"
+                f"{where}: the value of span {len(values):,} must be encoded to bytes, at least one, found {data!r}; "
+                "leave the span out, or choose another spans_codec"
             )
+        starts.append(start)
+        stops.append(stop)
         values.append(data)
+        before = stop
     return starts, stops, values

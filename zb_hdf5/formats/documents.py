@@ -6,6 +6,7 @@ shuffling. The offset of a token in it names the token and its document, whateve
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ from zb_hdf5.core.documents import Document, Spans
 from zb_hdf5.core.paths import local_path
 from zb_hdf5.core.pieces import Pieces
 from zb_hdf5.errors import BatchIndexError, FormatError
-from zb_hdf5.formats.codecs import Decode, decoder
+from zb_hdf5.formats.codecs import Decode, DecodeAll, decoder
 from zb_hdf5.formats.pieces import PiecesFile, pieces_path
 from zb_hdf5.spec import DEFAULT_SPLIT, DOCUMENTS, DOCUMENTS_SUFFIX, NO_DOCUMENT, U32_MAX
 
@@ -59,6 +60,10 @@ class DocumentPart(NamedTuple):
     token_count: int = 0
     first_document: int = 0
     document_count: int = 0
+
+    def changed(self, **facts: Any) -> DocumentPart:
+        """Return the same part but for some facts."""
+        return self._replace(**facts)
 
 
 class DocumentRows(NamedTuple):
@@ -311,8 +316,7 @@ class DocumentFile:
         starts, stops, texts = self.encoded_spans(start, stop)
         if not texts or self._tables is None:
             return Spans(starts, stops, [])
-        decode = decoder(self.spans_codec, codec)
-        return Spans(starts, stops, [self._decoded(decode, text, at) for text, at in zip(texts, starts, strict=True)])
+        return Spans(starts, stops, self._decoded(decoder(self.spans_codec, codec), texts, starts))
 
     def encoded_spans(self, start: int, stop: int) -> Spans:
         """Return the spans that have a token in a stretch, their values as they are stored."""
@@ -320,20 +324,26 @@ class DocumentFile:
         if tables is None or "span_starts" not in tables or start >= stop:
             return Spans(empty, empty, [])
         places = tables.column("span_starts")
-        low, high = np.searchsorted(places, np.array([start + 1, stop], np.uint64)).tolist()
+        low, high = places.searchsorted(np.array([start + 1, stop], np.uint64)).tolist()
         low = max(0, low - 1)
         texts, starts = tables.read_texts("span_values", low, high), places[low:high]
         stops = np.append(places[low + 1 : high + 1], places[-1:])[: high - low]  # the last place ends the last span
+        if all(texts):
+            return Spans(starts, stops, texts)
         kept = [number for number, text in enumerate(texts) if text]
         return Spans(starts[kept], stops[kept], [texts[number] for number in kept])
 
-    def _decoded(self, decode: Decode, text: bytes, start: np.uint64) -> Any:
+    def _decoded(self, decode: DecodeAll, texts: list[bytes], starts: npt.NDArray[np.uint64]) -> list[Any]:
         try:
-            return decode(text)
+            return decode(texts)
         except Exception as error:  # whatever a decoder of the user raises
+            place = 0
+            with contextlib.suppress(Exception):
+                for place, text in enumerate(texts):  # noqa: B007 - the one that cannot be decoded
+                    decode([text])
             raise FormatError(
-                f"{self.path}: the value of the span at token {int(start):,} cannot be decoded: {error}; pass the "
-                "codec that it was written with, or run 'zb verify'"
+                f"{self.path}: the value of the span at token {int(starts[place]):,} cannot be decoded: {error}; pass "
+                "the codec that it was written with, or run 'zb verify'"
             ) from error
 
     def rows(self, start: int, stop: int) -> DocumentRows:
@@ -415,6 +425,11 @@ class DocumentsBeside:
         if self._pieces is None:
             self._pieces = PiecesFile(self._path, *self._facts, tokens_sha256=self._sha256)
         return self._pieces.read(records)
+
+    def read_run(self, start: int, stop: int) -> Pieces:
+        if self._pieces is None:
+            return self.read_pieces(np.arange(start, stop))
+        return self._pieces.read_run(start, stop)
 
     def documents(self) -> DocumentTable | None:
         if self._documents is None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from zb_hdf5.core.files import regular
-from zb_hdf5.errors import ConvertError, FormatError
+from zb_hdf5.errors import ConvertError, ExistsError, FormatError
 
 if TYPE_CHECKING:  # numpy too is imported when it is needed: the command line makes its commands of these rows
     from zb_hdf5.columns.broken import BrokenFile
@@ -140,24 +140,33 @@ class FileFormat:
 
     @staticmethod
     def _attach_fields(reader: BatchReader, path: Path) -> None:
-        from zb_hdf5.core.publishing import PARTIAL_SUFFIX, partial_path
-        from zb_hdf5.formats.sidecar import fields_path
+        from zb_hdf5.formats.sidecar import find_fields
 
-        published = fields_path(path.with_name(path.name.removesuffix(PARTIAL_SUFFIX)))
-        for beside in (published, partial_path(published)):
-            if beside.exists() and (reader.complete or beside != published):
-                from zb_hdf5.formats.hdf5.fields import attach_fields
+        beside = find_fields(path)
+        if beside is not None:
+            from zb_hdf5.formats.hdf5.fields import attach_fields
 
-                attach_fields(reader, beside)
-                return
+            attach_fields(reader, beside)
 
     def begin(self, path: str | os.PathLike[str], meta: StoreMeta, **options: Any) -> BatchWriter:
-        """Begin a file of this format, and one beside it where it has no place for fields; see `FileWriter`."""
-        if not meta.fields or self.holds_fields:
-            return self.writer_class()(path, meta, **options)
-        from zb_hdf5.formats.beside import WriterWithFields
+        """Begin a file of this format, and one beside it where it has no place for fields; see `FileWriter`.
 
-        return WriterWithFields(self.writer_class(), Path(path), meta, **options)
+        Raises
+        ------
+        ExistsError
+            Also if tokens without fields would have those of another file beside them.
+        """
+        if self.holds_fields:
+            return self.writer_class()(path, meta, **options)
+        from zb_hdf5.formats.sidecar import fields_path
+
+        if meta.fields:
+            from zb_hdf5.formats.beside import WriterWithFields
+
+            return WriterWithFields(self.writer_class(), Path(path), meta, **options)
+        if (beside := fields_path(Path(path))).exists():
+            raise ExistsError(f"{beside}: holds the fields of another {Path(path).name}; remove it, or move it away")
+        return self.writer_class()(path, meta, **options)
 
     def stream_writer_class(self) -> Callable[..., HDF5ShardWriter] | None:
         """Return what writes a token stream, or None if no file of this format holds one."""

@@ -16,6 +16,7 @@ from zb_hdf5.core.publishing import (
 )
 from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError
 from zb_hdf5.formats.registry import BACKENDS, backend_of_suffix, open_chunks
+from zb_hdf5.formats.sidecar import fields_path
 from zb_hdf5.maintenance.salvage import Salvage, counted, salvage
 from zb_hdf5.spec import INDEX_NAME, NOT_KNOWN, STREAM_LAYOUT, StoreMeta
 from zb_hdf5.store.index import ShardIndex
@@ -148,6 +149,8 @@ def _write(found: Salvage, output: Path, overwrite: bool) -> None:
     if staged != output:
         if not overwrite:
             refuse_existing(output)
+        if fields_path(staged).exists():
+            os.replace(fields_path(staged), fields_path(output))
         os.replace(staged, output)
         fsync_directory(output.parent)
 

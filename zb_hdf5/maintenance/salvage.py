@@ -179,15 +179,20 @@ class Salvage(ABC):
         """Return whether a whole file has exactly the kept batches or documents."""
         try:
             with open_chunks(path) as other:
-                return other.complete and self._has_units(other) and other.token_sha256() == self._sha256()
+                if not (other.complete and self._has_units(other) and other.meta.fields == self.reader.meta.fields):
+                    return False
+                found = {field.name: other.field(field.name).token_sha256() for field in other.meta.fields}
+                return found | {"": other.token_sha256()} == self._sha256()
         except (ZbError, OSError):
             return False
 
-    def _sha256(self) -> str:
-        digest = hashlib.sha256()
-        for tokens in self._tokens():
-            digest.update(tokens)
-        return digest.hexdigest()
+    def _sha256(self) -> dict[str, str]:
+        """Return the digest of the kept values of each field, and under no name that of the kept tokens."""
+        digests = {name: hashlib.sha256() for name in ("", *(field.name for field in self.reader.meta.fields))}
+        for tokens, fields in self._parts():
+            for name, values in {"": tokens, **fields}.items():
+                digests[name].update(np.ascontiguousarray(values))
+        return {name: digest.hexdigest() for name, digest in digests.items()}
 
     @abstractmethod
     def copy(self, path: Path, *, overwrite: bool) -> None:
@@ -198,8 +203,8 @@ class Salvage(ABC):
         """Return whether another file, of the same tokens, has the kept batches or documents."""
 
     @abstractmethod
-    def _tokens(self) -> Iterator[TokenArray]:
-        """Yield the kept tokens, in parts that fit into memory."""
+    def _parts(self) -> Iterator[tuple[TokenArray, dict[str, TokenArray]]]:
+        """Yield the kept tokens and the values of their fields, in parts that fit into memory."""
 
 
 class _Batches(Salvage):
@@ -214,8 +219,7 @@ class _Batches(Salvage):
     def copy(self, path: Path, *, overwrite: bool) -> None:
         row, meta = BACKENDS[backend_of_suffix(path)], self.reader.meta
         with row.begin(path, meta, expected_batches=self.kept, overwrite=overwrite) as writer:
-            for start, stop in self._groups():
-                batches, values = self._chunks.read(start, stop), self._chunks.read_fields(start, stop)
+            for batches, values in self._parts():
                 fields = {f.name: values[f.name].reshape(*batches.shape, *f.shape) for f in meta.fields}
                 writer.write(batches, fields)
             self._copy_documents(path, writer.sha256())
@@ -244,14 +248,12 @@ class _Batches(Salvage):
     def _has_units(self, other: BatchReader) -> bool:
         return other.meta.shape == self.reader.meta.shape
 
-    def _groups(self) -> Iterator[tuple[int, int]]:
+    def _parts(self) -> Iterator[tuple[TokenArray, dict[str, TokenArray]]]:
         step = max(1, GROUP_BYTES // self.reader.meta.batch_bytes)
         for start, stop in self._chunks.good_runs():
             for first in range(start, stop, step):
-                yield first, min(first + step, stop)
-
-    def _tokens(self) -> Iterator[TokenArray]:
-        return (self._chunks.read(start, stop) for start, stop in self._groups())
+                part = first, min(first + step, stop)
+                yield self._chunks.read(*part), self._chunks.read_fields(*part)
 
 
 class _Documents(Salvage):
@@ -284,10 +286,7 @@ class _Documents(Salvage):
             path, dtype=meta.dtype.name, chunk_tokens=meta.chunk_tokens, boundary_token_id=meta.boundary_token_id,
             vocab_size=meta.vocab_size, tokenizer=meta.tokenizer, overwrite=overwrite, fields=meta.fields, **codec,
         ) as writer:  # fmt: skip
-            for first, stop in self._groups():
-                chunks, here = self._place(first, stop)
-                tokens = self._chunks.read(*chunks).reshape(-1)[here]
-                fields = {name: values[here] for name, values in self._chunks.read_fields(*chunks).items()}
+            for (first, stop), (tokens, fields) in zip(self._groups(), self._parts(), strict=True):
                 rows = None if table is None else table.rows(first, stop)
                 writer.write_documents(tokens, self._lengths[done : done + stop - first], fields, documents=rows)
                 done += stop - first
@@ -310,10 +309,11 @@ class _Documents(Salvage):
                 yield first, stop
                 first = stop
 
-    def _tokens(self) -> Iterator[TokenArray]:
+    def _parts(self) -> Iterator[tuple[TokenArray, dict[str, TokenArray]]]:
         for first, stop in self._groups():
             chunks, here = self._place(first, stop)
-            yield self._chunks.read(*chunks).reshape(-1)[here]
+            fields = {name: values[here] for name, values in self._chunks.read_fields(*chunks).items()}
+            yield self._chunks.read(*chunks).reshape(-1)[here], fields
 
     def _place(self, first: int, stop: int) -> tuple[tuple[int, int], slice]:
         """Return the chunks that documents lie in, and which of their tokens these are."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,6 @@ from zb_hdf5.core.open_files import OpenFiles
 from zb_hdf5.core.pieces import Pieces, concatenate
 from zb_hdf5.formats.documents import DocumentTable
 from zb_hdf5.formats.pieces import PiecesFile
-from zb_hdf5.spec import NO_DOCUMENT
 from zb_hdf5.store.index import ShardIndex
 
 
@@ -27,6 +27,7 @@ class StoreDocuments:
         self._folder, self._index = folder, index
         records = index.table.values["num_batches"] * index.meta.batch_size
         self._starts = np.concatenate([[0], np.cumsum(records)])
+        self._firsts: list[int] = self._starts[:-1].tolist()
         self._parts, bases = index.document_parts()
         self._bases = [bases.get(split, 0) for split in index.table.values["split"]]
         self._reset()
@@ -54,13 +55,17 @@ class StoreDocuments:
         places[order] = np.arange(len(order))
         return concatenate(parts).take(places)
 
+    def read_run(self, start: int, stop: int) -> Pieces:
+        shard = bisect_right(self._firsts, start) - 1
+        file, base = self._files.known.get(shard), self._starts[shard]
+        if file is None or self._bases[shard] or stop > self._starts[shard + 1]:
+            return self.read_pieces(np.arange(start, stop))
+        return file.read_run(start - int(base), stop - int(base))
+
     def _read_shard(self, shard: int, records: npt.NDArray[np.int64]) -> Pieces:
         file = self._files.known.get(shard) or self._files.open(shard, self._open)
         pieces = file.read(records - self._starts[shard])
-        if self._bases[shard]:
-            shifted = pieces.offsets + np.uint64(self._bases[shard])
-            pieces = pieces._replace(offsets=np.where(pieces.is_padding, np.uint64(NO_DOCUMENT), shifted))
-        return pieces
+        return pieces.moved(self._bases[shard]) if self._bases[shard] else pieces
 
     def _open(self, shard: int) -> PiecesFile:
         entry = self._index.shards[shard]

@@ -24,7 +24,6 @@ from zb_hdf5.columns.writer import (
     ShardInfo,
     as_batches,
     require_batches,
-    stored_fields,
 )
 from zb_hdf5.core.digests import crc32_array
 from zb_hdf5.errors import ArgumentError, ClosedError, ConvertError
@@ -128,8 +127,7 @@ class LiveStoreWriter(BatchWriter):
     def write(self, batches: npt.ArrayLike, fields: FieldArrays | None = None) -> None:
         """Append batches, which others may read on return. See `BatchWriter.write`."""
         self._growing()
-        tokens = as_batches(batches, self.meta, self.folder)
-        values = stored_fields(fields, self.meta, tokens.shape, self.folder)
+        tokens, values = as_batches(batches, fields, self.meta, self.folder)
         start = 0
         while start < len(tokens):
             shard = self._growing()

@@ -119,6 +119,31 @@ def targets(tokens: TokenArray, pieces: Pieces) -> npt.NDArray[np.int64]:
     return found.reshape(-1, pieces.seq_len)
 
 
+def next_tokens(tokens: TokenArray, pieces: Pieces | None) -> npt.NDArray[np.int64]:
+    """Return the token that follows each token in its row, of whichever document: int64, shape (R, S).
+
+    -100 for the last one of a row, and where the next one is padding.
+
+    Parameters
+    ----------
+    tokens, pieces
+        As for `targets`; None: there is no padding.
+    """
+    found = np.full(tokens.shape, IGNORED_TARGET, np.int64)
+    found[:, :-1] = tokens[:, 1:]
+    if pieces is not None and (padding := pieces.is_padding).any():
+        # of padding that begins a row this is the last token of the row before, which has no target
+        found.reshape(-1)[ranges(pieces.starts[padding], pieces.lengths[padding]) - 1] = IGNORED_TARGET
+    return found
+
+
+def ignore(found: npt.NDArray[np.int64], pieces: Pieces, chosen: npt.NDArray[np.bool_]) -> None:
+    """Take the targets away that are tokens of the chosen pieces. `found` is what `targets` or `next_tokens` gave."""
+    first = pieces.columns[chosen] == 0  # its first token is nobody's target
+    starts, lengths = pieces.starts[chosen] - 1, pieces.lengths[chosen]
+    found.reshape(-1)[ranges(starts + first, lengths - first)] = IGNORED_TARGET
+
+
 def pieces_of_windows(doc_offsets: npt.NDArray[Any], starts: npt.NDArray[np.int64], seq_len: int) -> Pieces:
     """Return the pieces of windows of a stream.
 

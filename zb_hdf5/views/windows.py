@@ -101,6 +101,14 @@ class WindowReader(BatchReader):
         self._beside = _WindowDocuments(store, meta.seq_len, seq_len)
         self.dropped_tokens = store.num_tokens - overlap - num_batches * batch_size * seq_len
 
+    @property
+    def overlap(self) -> int:
+        return self.seq_len - self.stride
+
+    @property
+    def has_padding(self) -> bool:
+        return False
+
     def _field_reader(self, name: str) -> BatchReader:
         meta = self.meta.of_field(name)
         stride = self.stride * meta.seq_len // self.meta.seq_len
@@ -150,7 +158,7 @@ def _require_digests(path: Path, split: str | None) -> None:
 
 
 class _WindowDocuments:
-    """The pieces of windows: those of the documents of the stream. See `RecordDocuments`."""
+    """The documents of a stream by its windows. See `RecordDocuments`."""
 
     has_pieces = True
 
@@ -160,11 +168,14 @@ class _WindowDocuments:
     def read_pieces(self, records: npt.NDArray[np.int64]) -> Pieces:
         return pieces_of_windows(self._store.doc_offsets, records * self._stride, self._seq_len)
 
+    def read_run(self, start: int, stop: int) -> Pieces:
+        return self.read_pieces(np.arange(start, stop))
+
     def documents(self) -> DocumentTable:
         return self._store.documents
 
     def close(self) -> None:
-        """The store closes them."""
+        """Do nothing: the store closes its files."""
 
 
 class _WindowSource(CopyingSource):

@@ -205,8 +205,10 @@ def attach_fields(reader: BatchReader, beside: Path) -> None:
     """
     with h5_damage(beside), open_h5_for_reading(beside) as h5:
         found = tokens_in(h5, beside)
-    few, many = found.token_count < reader.token_count, found.token_count > reader.token_count
-    if found.meta.shape != reader.meta.shape or few or (many and reader.complete):
+    same_shape, many = found.meta.shape == reader.meta.shape, found.token_count > reader.token_count
+    if same_shape and not reader.complete:  # what has no fields was not written to its end
+        reader.num_batches = min(reader.num_batches, found.token_count // found.meta.batch_tokens)
+    if not same_shape or found.token_count < reader.token_count or (many and reader.complete):
         raise FormatError(
             f"{beside}: expected the fields of {reader.token_count:,} tokens in batches of {reader.meta.shape}, found "
             f"those of {found.token_count:,} in {found.meta.shape}; it belongs to another file"

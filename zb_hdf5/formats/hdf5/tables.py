@@ -113,13 +113,16 @@ class TablesWriter:
 
     def append(self, name: str, rows: npt.ArrayLike) -> None:
         """Append rows to the dataset of this name, 1-D."""
-        self._column(name).append(np.asarray(rows, self._column(name).dtype))
+        column = self._column(name)
+        with disk_errors(self.path):  # the file that a column goes on in has no name
+            column.append(np.asarray(rows, column.dtype))
 
     def append_texts(self, name: str, texts: Sequence[bytes]) -> None:
         """Append byte strings of any lengths to `name`, and where each of them ends to `<name>_ends`."""
         lengths = np.fromiter(map(len, texts), np.uint64, len(texts))
         self.append(f"{name}_ends", np.uint64(self.num_rows(name)) + np.cumsum(lengths, dtype=np.uint64))
-        self._column(name).append(b"".join(texts))
+        with disk_errors(self.path):
+            self._column(name).append(b"".join(texts))
 
     def num_rows(self, name: str) -> int:
         """Return how many rows a dataset has so far."""

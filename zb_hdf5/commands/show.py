@@ -253,4 +253,9 @@ def _notes(row: Row, part: Part, columns: int, paint: Any) -> Iterator[str]:
 
 def _cut(text: str, columns: int) -> str:
     """Return the beginning of a text that fits into a line."""
-    return text if columns_of(text) <= columns else text[: columns // (1 if text.isascii() else 2) - 1] + "…"
+    if columns_of(text) <= columns:
+        return text
+    end = columns - 1
+    while columns_of(text[:end]) >= columns:
+        end -= 1
+    return text[:end] + "…"

@@ -157,6 +157,16 @@ def test_a_stored_batch_needs_no_state(packed):
             require_documents(found, reader.read_batch(batch), packed.documents)
 
 
+def test_a_batch_of_a_growing_store_lies_in_its_unfinished_shard(tmp_path):
+    with open_writer(tmp_path / "live", batch_size=4, seq_len=16, live=True, shard_batches=4) as writer:
+        for batch in TOKENS[:6]:
+            writer.write(batch[None])
+        [found] = run(tmp_path / "live", "--batch", 5)
+        assert np.array_equal(rows_named(found), TOKENS[5])
+    [found] = run(tmp_path / "live", "--batch", 5)
+    assert np.array_equal(rows_named(found), TOKENS[5])
+
+
 def printed(*arguments):
     result = CliRunner().invoke(zb, ["which", *map(str, arguments)])
     assert result.exit_code == 0, result.output

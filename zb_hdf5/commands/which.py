@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final
 
@@ -255,10 +254,10 @@ def _windows(reader: WindowReader, records: npt.NDArray[np.int64], seq_len: int)
 def _shard_of(reader: BatchReader, batch: int) -> dict[str, Any]:
     if not isinstance(reader, ShardedReader):
         return {"shard": str(reader.path), "batch": batch}
-    stops = list(accumulate(shard.num_batches for shard in reader.index.shards))
-    number = int(np.searchsorted(stops, batch, side="right"))
-    shard = reader.index.shards[number]
-    return {"shard": str(reader.path / shard.path), "batch": batch - stops[number] + shard.num_batches}
+    counts = reader.index.table.values["num_batches"]
+    starts = np.cumsum(counts) - counts
+    number = int(starts.searchsorted(batch, side="right")) - 1  # the index does not count a growing shard, the last one
+    return {"shard": str(reader.index.shards[number].file(reader.path)), "batch": batch - int(starts[number])}
 
 
 def _spans(numbers: list[int]) -> str:

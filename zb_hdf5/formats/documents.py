@@ -267,6 +267,11 @@ class DocumentFile:
         return str(self._tables.attributes["tokens_sha256"]) if self._tables else ""
 
     @property
+    def has_spans(self) -> bool:
+        """Whether a document has one."""
+        return self._tables is not None and "span_starts" in self._tables
+
+    @property
     def spans_codec(self) -> str:
         """Name of what encoded the values of spans."""
         return str(self._tables.attributes["spans_codec"]) if self._tables else ""

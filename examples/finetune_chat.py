@@ -98,19 +98,26 @@ def inputs_of(batch: dict[str, Any]) -> tuple[torch.Tensor, ...]:
     return x, y, document_mask(batch["cu_seqlens"], *x.shape), positions
 
 
+def next_batch(loader: DocumentLoader) -> dict[str, Any]:
+    """Return the next batch in which a target counts: the mean loss of none would be no number."""
+    for _ in range(len(loader) + 1):
+        batch = loader.get_batch()
+        if (batch["targets"] != -100).any():
+            return batch
+    raise SystemExit("the assistant says nothing in the first --max-tokens tokens of any conversation")
+
+
 def train(model: GPT, loader: DocumentLoader, steps: int, lr: float) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
     for step in range(1, steps + 1):
-        batch = loader.get_batch()
+        batch = next_batch(loader)
         optimizer.zero_grad()
         loss = model(*inputs_of(batch))
         loss.backward()
         optimizer.step()
         if step % 10 == 0 or step in (1, steps):
-            counted = int((batch["targets"] != -100).sum())
-            print(
-                f"step {step:>4}  loss {loss.item():.3f}  {counted} of {len(batch['tokens'])} tokens count", flush=True
-            )
+            counted, total = int((batch["targets"] != -100).sum()), len(batch["targets"])
+            print(f"step {step:>4}  loss {loss.item():.3f}  {counted} of {total} targets count", flush=True)
 
 
 def gradients(model: GPT, batch: dict[str, Any]) -> tuple[float, float]:
@@ -157,9 +164,10 @@ def main() -> None:
         loss_mask="loss_mask",
         seed=options.seed,
     ) as loader:
-        print(f"{loader.documents.count:,} conversations, {len(loader):,} steps an epoch")
+        found = loader.documents
+        print(f"{found.count:,} conversations, {found.truncated_documents:,} cut, {len(loader):,} steps an epoch")
         train(model, loader, options.steps, options.lr)
-        masked, counted = gradients(model, loader.get_batch())
+        masked, counted = gradients(model, next_batch(loader))
     print(f"gradient of the logits: at most {masked} where no target counts, at least {counted:.1e} where one does")
 
 

@@ -84,3 +84,12 @@ def test_a_template_that_marks_nothing_is_refused(run, chats, tmp_path):
     done = finetune("--data", chats[0], "--out", tmp_path / "run", "--tokenizer", folder)
     assert done.returncode == 1
     assert "its chat template has no {% generation %}: nothing would be learned" in done.stderr
+
+
+@pytest.mark.slow
+def test_conversations_of_which_nothing_would_be_learned_are_told(tmp_path):
+    chats = [{"messages": [{"role": "user", "content": f"{n}"}]} for n in range(30)]
+    (tmp_path / "chats.jsonl").write_text("\n".join(map(json.dumps, chats)), encoding="utf-8")
+    done = finetune("--data", tmp_path / "chats.jsonl", "--out", tmp_path / "run")
+    assert done.returncode == 1
+    assert "the assistant says nothing in the first --max-tokens tokens of any conversation" in done.stderr

@@ -147,7 +147,8 @@ def _to_batches(
 
     text = TextOptions(
         options.batch_size, options.seq_len, options.seed, options.shuffle == "global", options.packing,
-        options.remainder, options.pad_id, options.shards, options.val_fraction, options.val_last_shard,
+        options.remainder, options.pad_id, options.shards, val_fraction=options.val_fraction,
+        val_last_shard=options.val_last_shard,
     )  # fmt: skip
 
     def write(work: WorkOptions) -> Printed:

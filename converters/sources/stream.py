@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
 from pathlib import Path
 
-from zb_hdf5 import ArgumentError, StoreMeta, UnverifiableError, verify_store
+from zb_hdf5 import ArgumentError, StoreMeta
 from zb_hdf5.converters.ingest.packed import PackedSource, PackOptions
+from zb_hdf5.converters.pipeline.journal import WHOLE, Part
+from zb_hdf5.converters.pipeline.run import is_one_file, refuse_bad_destination
 from zb_hdf5.converters.sources.source import TokenCounts
+from zb_hdf5.core.publishing import scratch_directory
 from zb_hdf5.formats.documents import DocumentFile
 from zb_hdf5.spec import (
     DEFAULT_SPLIT,
@@ -22,6 +26,7 @@ from zb_hdf5.spec import (
 from zb_hdf5.store.index import ShardIndex
 from zb_hdf5.store.kinds import stream_format
 from zb_hdf5.store.tokens import MmapTokenStore
+from zb_hdf5.views.windows import require_digests
 
 
 class StreamTokens:
@@ -76,7 +81,7 @@ class StreamSource(PackedSource):
         pad_id = max(0, store.boundary_token_id) if options.pad_id is None else options.pad_id
         if not 0 <= pad_id <= token_limit(meta.dtype, meta.vocab_size):
             raise ArgumentError(bad_token_message("--pad-id", "the padding", pad_id, meta))
-        description = {"format": "stream", "path": str(path), "packing": options.packing, "pad_id": pad_id}
+        description = {"format": "stream", "files": [str(path)], "packing": options.packing, "pad_id": pad_id}
         tables = [file.with_name(file.name + DOCUMENTS_SUFFIX) for stream in streams for file in stream.store.paths]
         files = [file for stream in streams for file in stream.store.paths]
         super().__init__(
@@ -94,14 +99,27 @@ class StreamSource(PackedSource):
         ZbError
             If something is not as it was written, or nothing is stored to compare with.
         """
-        if self._checked:
-            return
-        for report in verify_store(self._path):
-            if report.problem:
-                raise report.problem
-            if report.missing:
-                raise UnverifiableError(f"{report.path}: cannot be verified: {report.missing}")
+        if not self._checked:
+            require_digests(self._path)
         self._checked = True
+
+
+@contextmanager
+def open_stream(
+    path: Path, target: str, destination: Path, options: PackOptions, dtype: str = "keep", part: Part = WHOLE
+) -> Generator[StreamSource]:
+    """Open a `StreamSource` whose plan lies in `<destination>.plan.partial/` inside the block; each job has its own.
+
+    Raises
+    ------
+    ConvertError
+        If shards are asked for and the destination is one file, or it cannot be there.
+    """
+    refuse_bad_destination([path], destination)
+    is_one_file(target, destination, several=bool(options.num_shards or options.shard_bytes) or part != WHOLE)
+    plan = destination.with_name(destination.name + (".plan" if part == WHOLE else f".plan-{part.job}"))
+    with scratch_directory(plan) as folder:
+        yield StreamSource(path, folder, options, dtype)
 
 
 def _splits(path: Path) -> list[str]:

@@ -280,7 +280,9 @@ class MmapTokenStore:
         if tokens is None or not len(starts) or int(starts.max()) + out.shape[1] > len(tokens):
             return False
         # what numpy's sliding_window_view returns, in a tenth of its time
-        windows = np.ndarray((len(tokens) - out.shape[1] + 1, out.shape[1]), tokens.dtype, tokens, 0, tokens.strides * 2)
+        windows = np.ndarray(
+            (len(tokens) - out.shape[1] + 1, out.shape[1]), tokens.dtype, tokens, 0, tokens.strides * 2
+        )
         out[...] = windows[starts]
         return True
 

@@ -12,7 +12,7 @@ from zb_hdf5 import ChecksumError, ZbError, open_reader, open_writer, verify_sto
 from zb_hdf5.converters.pipeline.run import convert
 from zb_hdf5.converters.sources.npy import NpySource
 from zb_hdf5.converters.sources.store import StoreSource
-from zb_hdf5.formats.hdf5.writer import HDF5BatchWriter
+from zb_hdf5.formats.hdf5.aligned import AlignedFile
 from zb_hdf5.testing import random_tokens
 
 SUFFIXES = {"hdf5": ".h5", "batch": ".batch"}
@@ -96,7 +96,7 @@ def test_a_commit_that_fails_is_not_tried_again(at, tmp_path, monkeypatch):
     tokens = random_tokens(40, 64, 4096)  # 1 MiB each: five groups
     with open_writer(tmp_path / "in.batch", batch_size=64, seq_len=4096) as writer:
         writer.write(tokens)
-    real, calls = HDF5BatchWriter._modify, []
+    real, calls = AlignedFile.modify, []
 
     def full(self, **attributes):
         calls.append(attributes)
@@ -105,7 +105,7 @@ def test_a_commit_that_fails_is_not_tried_again(at, tmp_path, monkeypatch):
         real(self, **attributes)
 
     writer = open_writer(tmp_path / "out.h5", batch_size=64, seq_len=4096, expected_batches=40)
-    monkeypatch.setattr(HDF5BatchWriter, "_modify", full)
+    monkeypatch.setattr(AlignedFile, "modify", full)
     with open_reader(tmp_path / "in.batch") as reader, pytest.raises(OSError, match="No space left"):
         writer.write_from(reader, 0, 40)
     assert len(calls) in (at + 1, at + 2)  # what was digested besides may be committed or not, but not the same again

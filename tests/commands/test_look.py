@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zb_hdf5 import HDF5ShardWriter, MmapTokenStore, ShardIndex, open_reader, open_writer
+from zb_hdf5 import HDF5ShardWriter, ShardIndex, open_reader, open_writer
 from zb_hdf5.commands.page import tag
 from zb_hdf5.commands.report import report_page
 from zb_hdf5.commands.show import row_lines, rows_json
@@ -165,9 +165,10 @@ def test_boundaries_of_windows_are_those_of_the_documents(tmp_path_factory, leng
                 wanted = [*range(limit - tail), *range(seq_len - tail, seq_len)]
             first = record * seq_len
             assert seen == {column: (first + column, origin[first + column]) for column in wanted}
-    with MmapTokenStore(path) as store:
         for number, length in enumerate(lengths):
-            assert len(document_row(store, number).tokens) == length
+            row = document_row(reader, number)
+            assert row.tokens.tolist() == [place for place, (of, _) in enumerate(origin) if of == number]
+            assert [len(part.tokens) for part in parts_of(row, None)] == [length] * (length > 0)
 
 
 def test_a_document_is_shown_by_its_number(kinds):
@@ -184,7 +185,7 @@ def test_a_document_is_shown_by_its_number(kinds):
 def test_what_cannot_be_shown(kinds):
     made = kinds[1]
     for arguments, code, message in (
-        ((made["h5"], "--document", 1), 1, "found batches, with which no table of documents is stored"),
+        ((made["h5"], "--document", 1), 1, "a.h5: holds no documents"),
         ((made["stream"], "--document", 5), 1, "no document 5: it has 5"),
         ((made["h5"], "--batch", 4), 1, "no batch 4: it has 4"),
         ((made["h5"], "--batch", 1, "--sample", 2), 2, "exclude each other"),

@@ -481,3 +481,14 @@ def test_an_aborted_writer_leaves_nothing(tmp_path):
 def test_padding_is_no_document():
     assert padding(2, 5).is_padding.all()
     assert padding(2, 5).lengths.tolist() == [5, 5]
+
+
+@pytest.mark.parametrize("name", ["documents-mine.txt", "documents-00000.h5.txt", "documents-.h5"])
+def test_documents_of_others_are_not_replaced(tmp_path, store, name):
+    run_convert("hdf5-to-batch", store[0], tmp_path / "out")
+    (tmp_path / "out" / name).write_text("mine")
+    done = CliRunner().invoke(convert, ["hdf5-to-batch", str(store[0]), str(tmp_path / "out"), "--force"])
+    assert done.exit_code == 1
+    assert f"holds '{name}', which is no part of a store" in one_line(done.output)
+    (tmp_path / "out" / name).unlink()
+    run_convert("hdf5-to-batch", store[0], tmp_path / "out", "--force")

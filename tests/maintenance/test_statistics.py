@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from packed import write_packed
 
 from zb_hdf5 import ArgumentError, HDF5ShardWriter, open_writer
 from zb_hdf5.maintenance import statistics
+from zb_hdf5.maintenance import units as units_module
 from zb_hdf5.maintenance.statistics import MAX_COUNTED_ID, measure
+from zb_hdf5.maintenance.units import Part
 
 #: Few tokens and short documents: many of them are equal.
 DOCUMENTS = st.lists(st.lists(st.integers(0, 2), max_size=3), min_size=1, max_size=40)
@@ -18,7 +21,7 @@ DOCUMENTS = st.lists(st.lists(st.integers(0, 2), max_size=3), min_size=1, max_si
 def slow(units):
     """Return repeated units, their tokens, and the groups of equal ones."""
     groups = defaultdict(list)
-    for number, unit in enumerate(units):
+    for number, unit in units.items():
         if len(unit):
             groups[tuple(unit)].append(number)
     again = {unit: numbers for unit, numbers in groups.items() if len(numbers) > 1}
@@ -28,13 +31,19 @@ def slow(units):
     return copies, tokens, [(numbers, len(unit)) for unit, numbers in ordered[: statistics.MAX_GROUPS]]
 
 
-def check(found, units):
-    tokens = [token for unit in units for token in unit]
+def check(found, units, tokens=None):
+    """Compare with units, a list or number -> tokens, and with all tokens if these are more."""
+    units = dict(enumerate(units)) if isinstance(units, list) else units
+    tokens = [token for unit in units.values() for token in unit] if tokens is None else tokens
     assert {token: int(count) for token, count in enumerate(found.counts) if count} == Counter(tokens)
-    assert (found.tokens, found.units) == (len(tokens), len(units))
+    assert found.units == len(units)
     copies, repeated, groups = slow(units)
     assert (found.duplicates.units, found.duplicates.tokens) == (copies, repeated)
     assert [(group.units.tolist(), group.length) for group in found.duplicates.groups] == groups
+    for group in found.duplicates.groups:
+        beginning = group.beginning.tolist()
+        assert beginning
+        assert beginning == list(units[int(group.units[0])])[: len(beginning)]
 
 
 def write_stream(path, documents):
@@ -43,19 +52,20 @@ def write_stream(path, documents):
             writer.write_document(np.array(document, np.uint16))
 
 
-@given(DOCUMENTS, st.sampled_from([1, 5, 1 << 18]), st.booleans())
-def test_a_stream(tmp_path_factory, documents, stretch, collide):
+@given(DOCUMENTS, st.sampled_from([1, 5, 1 << 18]), st.sampled_from([1, 3, 1 << 14]), st.booleans())
+def test_a_stream(tmp_path_factory, documents, stretch, hashed, collide):
     if not any(documents):
         return
     path = tmp_path_factory.mktemp("s") / "s.h5"
     write_stream(path, documents)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(statistics, "STRETCH_TOKENS", stretch)
-        if collide:  # all hashes become one of two
-            scan = statistics._scan
-            patch.setattr(statistics, "_scan", lambda *arguments: scan(*arguments) & np.uint64(1))
+        patch.setattr(units_module, "STRETCH_TOKENS", stretch)
+        patch.setattr(statistics, "HASHED_TOKENS", hashed)
+        if collide:  # all hashes are equal
+            patch.setattr(statistics, "_hashes", lambda part: np.zeros(len(part.starts), np.uint64))
         found = measure(path)
     check(found, documents)
+    assert (found.tokens, found.packing, found.sources) == (sum(map(len, documents)), None, [])
     assert found.unit == "document"
     assert found.lengths.tolist() == [len(document) for document in documents]
 
@@ -67,10 +77,41 @@ def test_batches(tmp_path_factory, num_batches, batch_size, seq_len, seed, group
     with open_writer(path, batch_size=batch_size, seq_len=seq_len, dtype="uint16") as writer:
         writer.write(tokens)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(statistics, "GROUP_BYTES", group_bytes)
+        patch.setattr(units_module, "GROUP_BYTES", group_bytes)
         found = measure(path)
     check(found, tokens.reshape(-1, seq_len).tolist())
-    assert (found.unit, found.lengths) == ("record", None)
+    assert (found.unit, found.lengths, found.tokens) == ("record", None, tokens.size)
+
+
+@given(
+    st.lists(st.integers(0, 20), min_size=1, max_size=20), st.integers(0, 999), st.sampled_from([0, 0.1, 0.5]),
+    st.sampled_from([1, 4 << 20]), st.booleans(),
+)  # fmt: skip
+def test_documents_in_batches(tmp_path_factory, lengths, seed, lost, group_bytes, collide):
+    packed = write_packed(tmp_path_factory.mktemp("p") / "x.h5", lengths, seed=seed, lost=lost, vocab=2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(units_module, "GROUP_BYTES", group_bytes)
+        if collide:
+            patch.setattr(statistics, "_hashes", lambda part: np.zeros(len(part.starts), np.uint64))
+        found = measure(packed.path)
+    held = {number: packed.held(number) for number in range(len(lengths))}
+    whole = {number: packed.documents[number] for number, there in held.items() if len(there) == lengths[number]}
+    check(found, whole, [token for there in held.values() for _, token in there])
+    assert (found.unit, found.lengths.tolist(), found.num_units) == ("document", lengths, len(lengths))
+    there = [len(held[number]) for number in range(len(lengths))]
+    assert found.packing.padding == sum(of < 0 for row in packed.cells for _, of, _ in row)
+    assert found.packing.absent == sum(length > 0 == now for length, now in zip(lengths, there, strict=True))
+    assert found.packing.cropped == sum(length > now > 0 for length, now in zip(lengths, there, strict=True))
+    assert found.packing.lost == sum(lengths) - sum(there)
+    begins = Counter()
+    for row in packed.cells:
+        befores = [(-1, 0), *((of, place) for _, of, place in row)]
+        begins.update(of for (_, of, place), before in zip(row, befores, strict=False) if before != (of, place - 1))
+    assert found.packing.split == sum(count > 1 for of, count in begins.items() if of >= 0)
+    names = {f"{k}.jsonl": lengths[k::2] for k in range(2) if lengths[k::2]}
+    assert {name: (documents, tokens) for name, documents, tokens in found.sources} == {
+        name: (len(part), sum(part)) for name, part in names.items()
+    }
 
 
 def test_a_sample_is_spread_evenly_and_names_units_of_the_store(tmp_path):
@@ -86,7 +127,7 @@ def test_a_sample_is_spread_evenly_and_names_units_of_the_store(tmp_path):
 
 
 def test_a_sample_of_a_stream_has_whole_documents(tmp_path, monkeypatch):
-    monkeypatch.setattr(statistics, "STRETCH_TOKENS", 10)
+    monkeypatch.setattr(units_module, "STRETCH_TOKENS", 10)
     documents = [[number] * 7 for number in range(30)]
     write_stream(tmp_path / "s.h5", documents)
     found = measure(tmp_path / "s.h5", sample_batches=4)
@@ -95,7 +136,7 @@ def test_a_sample_of_a_stream_has_whole_documents(tmp_path, monkeypatch):
 
 
 def test_files_of_npy_are_compared_whole(tmp_path, monkeypatch):
-    monkeypatch.setattr(statistics, "STRETCH_TOKENS", 16)
+    monkeypatch.setattr(units_module, "STRETCH_TOKENS", 16)
     parts = [np.arange(100), np.arange(100) + 1, np.arange(100)]
     for number, part in enumerate(parts):
         np.save(tmp_path / f"{number}.npy", part.astype(np.uint16))
@@ -124,3 +165,14 @@ def test_what_cannot_be_measured(tmp_path):
         measure(tmp_path / "a.npy")
     with pytest.raises(ArgumentError, match="sample_batches must be at least 1, found 0"):
         measure(tmp_path / "a.npy", sample_batches=0)
+
+
+def test_hashes_tell_short_documents_apart_and_add_up():
+    pairs = np.stack(np.meshgrid(np.arange(300), np.arange(300)), axis=-1).reshape(-1, 2)
+    units = np.arange(len(pairs))
+    whole = statistics._hashes(Part(pairs.reshape(-1), units * 2, units, units * 0))
+    assert len(np.unique(whole)) == len(pairs)
+    halves = statistics._hashes(
+        Part(pairs.reshape(-1), np.arange(pairs.size), units.repeat(2), np.tile([0, 1], len(pairs)))
+    )
+    assert np.array_equal(halves[::2] + halves[1::2], whole)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 
@@ -257,3 +258,23 @@ def test_a_damaged_source_is_not_copied(store, tmp_path):
     with pytest.raises(ChecksumError, match=r"documents-00000\.h5: \w+: expected sha256"):
         pipe.convert(StoreSource(store, "auto"), "batch", tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("key", "change", "message"),
+    [
+        ("pieces", {"bytes": [1]}, "pieces: expected arrays of 4 elements"),
+        ("pieces", {"sha256": [1] * 4}, r"pieces: sha256\[0\]: expected str"),
+        ("documents", {"path": ["../x", "y"]}, "documents: path '../x' leaves the folder"),
+        ("documents", {"sha256": ["0", "1"]}, "documents: expected 64 hexadecimal digits"),
+        ("documents", {"split": ["train", "train"]}, "documents: documents-00001.h5: lies over the table before it"),
+        ("documents", {"token_count": [-1, 5]}, "documents: documents-00000.h5: lies over"),
+        ("documents", {"first_token": ["a", 0]}, r"documents: first_token\[0\]: expected int"),
+    ],
+)
+def test_an_index_that_contradicts_itself_is_refused(store, key, change, message):
+    value = json.loads((store / INDEX_NAME).read_text())
+    del value["check"]
+    value[key] |= change
+    with pytest.raises(FormatError, match=message):
+        ShardIndex.from_json(json.dumps(value), "x")

@@ -208,12 +208,12 @@ class BatchReader:
         """
         number = self._check(index)
         narrow = self._source.read_private(number) if self._is_int32 else self._borrow(number).astype(np.int32)
-        tokens: torch.Tensor = _from_numpy()(narrow)
+        tokens: torch.Tensor = from_numpy()(narrow)
         return tokens
 
     def read_batch_torch(self, index: SupportsIndex) -> torch.Tensor:
         """Return one batch as a new `torch.int64` tensor, shape (B, S). Raises as `read_batch` does."""
-        tokens: torch.Tensor = _from_numpy()(self._borrow(self._check(index)).astype(np.int64))
+        tokens: torch.Tensor = from_numpy()(self._borrow(self._check(index)).astype(np.int64))
         return tokens
 
     def read_records_torch(self, records: npt.NDArray[np.int64], seq_len: int, dtype: npt.DTypeLike) -> torch.Tensor:
@@ -223,7 +223,7 @@ class BatchReader:
         if scratch is None or scratch.shape != shape:
             scratch = self._local.rows = np.empty(shape, self.dtype)
         self._source.gather_into(records, scratch)
-        tokens: torch.Tensor = _from_numpy()(scratch.astype(dtype))
+        tokens: torch.Tensor = from_numpy()(scratch.astype(dtype))
         return tokens
 
     def read_into(self, index: SupportsIndex, out: TokenArray) -> None:
@@ -363,9 +363,19 @@ class BatchReader:
         return None if self._beside is None else self._beside.documents()
 
     @property
+    def overlap(self) -> int:
+        """Tokens at the end of each record that begin the next one: of windows that were asked for with targets."""
+        return 0
+
+    @property
     def has_pieces(self) -> bool:
         """Whether it is stored which parts of documents lie in the records."""
         return self._beside is not None and self._beside.has_pieces
+
+    @property
+    def has_padding(self) -> bool:
+        """Whether padding may lie in the records, and it is stored where."""
+        return self.has_pieces
 
     def read_pieces(self, records: npt.NDArray[np.int64], seq_len: int | None = None) -> Pieces:
         """Return which parts of documents lie in any records.
@@ -402,6 +412,13 @@ class BatchReader:
             return self._beside.read_pieces(numbers)
         stored, places = np.unique(numbers // parts, return_inverse=True)
         return self._beside.read_pieces(stored).cut(length).take(places * parts + numbers % parts)
+
+    def read_batch_pieces(self, index: SupportsIndex) -> Pieces:
+        """Return which parts of documents lie in the records of one batch. Raises as `read_pieces` does."""
+        number, size = self._check(index), self.meta.batch_size
+        if self._beside is None:
+            return self.read_pieces(np.arange(number * size, (number + 1) * size))  # says what is missing
+        return self._beside.read_run(number * size, (number + 1) * size)
 
     def will_need(self, index: SupportsIndex, count: int = 1) -> None:
         """Announce that `count` batches from `index` on will be read soon; the kernel may begin to fetch them."""
@@ -477,7 +494,7 @@ class BatchReader:
 
 
 @cache
-def _from_numpy() -> Any:
+def from_numpy() -> Any:
     """Import torch when it is first needed; an import statement would cost a fiftieth of each read."""
     import torch
 

@@ -10,21 +10,22 @@ import numpy as np
 from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.commands.info import describe
 from zb_hdf5.commands.page import Markup, bars, cards, facts, page, section, table, tag
-from zb_hdf5.commands.show import COLOURS, part_title, value_text
+from zb_hdf5.commands.show import COLOURS, document_json, origin_text, part_title, value_text
 from zb_hdf5.console import counted, format_count
-from zb_hdf5.maintenance.statistics import Counts, Statistics
-from zb_hdf5.spec import TokenArray
+from zb_hdf5.maintenance.statistics import Statistics
+from zb_hdf5.maintenance.units import Counts, Packing
 from zb_hdf5.text.readable import NEWLINE, printable, readable, readable_runs
 from zb_hdf5.text.tokenizers import Tokenizer
 from zb_hdf5.views.rows import NO_SPAN, PADDING, Part, Row, cut_by_spans, parts_of, summary_of_field
-from zb_hdf5.views.windows import WindowReader
 
 FREQUENT: Final = 30
 NEVER_SHOWN: Final = 120
-EXCERPT_TOKENS: Final = 48
 SAMPLE_TOKENS: Final = 384
 BINS: Final = 128
 FILES_SHOWN: Final = 20
+SOURCES_SHOWN: Final = 30
+#: Share of padding that is worth a warning.
+MUCH_PADDING: Final = 0.05
 QUANTILES: Final = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
@@ -42,6 +43,8 @@ def report_json(path: Path, found: Statistics, vocab_size: int) -> dict[str, Any
         "ids_never_used": max(0, vocab_size - used) if vocab_size else None,
         "tokens_outside_vocabulary": _outside(found, vocab_size),
         "most_frequent": [[token, int(found.counts[token])] for token in _frequent(found)],
+        "packing": None if found.packing is None else found.packing._asdict(),
+        "sources": [source._asdict() for source in found.sources],
         "document_lengths": None if found.lengths is None else _length_facts(found.lengths),
         "duplicates": found.duplicates.units,
         "duplicate_tokens": found.duplicates.tokens,
@@ -59,11 +62,12 @@ def report_page(
     parts = [
         tag("h1", printable(name)),
         tag("p", _subtitle(description), class_="soft"),
-        _cards(description, found, vocab_size),
+        _cards(description, found, reader, vocab_size),
         *([_sample_note(found)] if found.tokens < found.num_tokens else []),
         section("What it is", facts(_facts(description, reader))),
         section("Tokens", *_token_parts(found, vocab_size, tokenizer)),
         section("Documents", *_document_parts(description, found)),
+        *([section("Sources", *_source_parts(found))] if found.sources else []),
         section(f"{found.unit.capitalize()}s that are there twice", *_duplicate_parts(found, reader, tokenizer)),
         section("Samples", *(_row(row, tokenizer) for row in rows)),
     ]
@@ -82,14 +86,17 @@ def _subtitle(d: dict[str, Any]) -> str:
     return f"{d['num_batches']:,} batches of {d['batch_size']:,} × {d['seq_len']:,} tokens{shards}, {d['state']}"
 
 
-def _cards(d: dict[str, Any], found: Statistics, vocab_size: int) -> Markup:
+def _cards(d: dict[str, Any], found: Statistics, reader: BatchReader, vocab_size: int) -> Markup:
     used = int(np.count_nonzero(found.counts[: vocab_size or None]))
     outside = _outside(found, vocab_size)
     items = [(format_count(found.num_tokens), "tokens", False)]
     if d["documents"]:
         items.append((f"{d['documents']:,}", f"{'file' if found.unit == 'file' else 'document'}s", False))
     if d["kind"] != "stream":
-        items.append((f"{found.num_units:,}", "records", False))
+        items.append((f"{reader.num_records:,}", "records", False))
+    if found.packing is not None:
+        share = found.packing.padding / max(1, found.num_tokens)
+        items.append((f"{share:.2%}", "padding", share > MUCH_PADDING))
     items.append((f"{used:,}", f"ids used of {vocab_size:,}" if vocab_size else "ids used", False))
     if outside:
         items.append((f"{outside:,}", "tokens outside the vocabulary", True))
@@ -150,7 +157,7 @@ def _outside(found: Statistics, vocab_size: int) -> int:
 
 def _token_parts(found: Statistics, vocab_size: int, tokenizer: Tokenizer | None) -> list[Markup]:
     parts = [_id_histogram(found, vocab_size)]
-    total = max(1, found.tokens)
+    total = max(1, int(found.counts.sum()) + found.uncounted)  # padding is not counted
     ids = _frequent(found)
     most = max(found.counts[ids].tolist(), default=1)
     head = ["id", *(["token"] if tokenizer else []), "count", "share", ""]
@@ -244,29 +251,65 @@ def _document_parts(d: dict[str, Any], found: Statistics) -> list[Markup]:
         caption=f"Lengths of {what}, in tokens; each bar is twice as wide as the one before.",
     )
     row = [f"{value:,}" for value in named.values()]
-    whole = "Each lies in one file, whole: a stream is cut into records only when it is read."
-    return [figure, table(list(named), [row], numbers=range(len(row))), tag("p", whole, class_="soft")]
+    parts = [figure, table(list(named), [row], numbers=range(len(row)))]
+    if found.packing is None:
+        whole = "Each lies in one file, whole: a stream is cut into records only when it is read."
+        return [*parts, tag("p", whole, class_="soft")]
+    return [*parts, facts(_packing_facts(found, found.packing))]
+
+
+def _packing_facts(found: Statistics, packing: Packing) -> list[tuple[str, str]]:
+    """Say how the documents lie in the records."""
+    count = max(1, found.num_units)
+    whole = found.num_units - packing.cropped - packing.absent
+    lines = [
+        ("padding", f"{packing.padding:,} tokens, {packing.padding / found.num_tokens:.2%} of all; not counted above"),
+        ("whole", f"{whole:,} documents, {whole / count:.2%}, are in the store with all of their tokens"),
+        ("split", f"{packing.split:,} documents, {packing.split / count:.2%}, lie in several pieces"),
+    ]
+    if packing.lost:
+        lost = f"{packing.cropped:,} documents are there in part, and {packing.absent:,} not at all: "
+        lines.append(("not there", f"{lost}{packing.lost:,} tokens"))
+    return lines
+
+
+def _source_parts(found: Statistics) -> list[Markup]:
+    total = max(1, sum(source.tokens for source in found.sources))
+    rows = [
+        [printable(source.name) or "not known", f"{source.documents:,}", f"{source.tokens:,}",
+         f"{source.tokens / total:.2%}", tag("div", class_="share", style=f"width:{100 * source.tokens / total:.1f}%")]
+        for source in found.sources[:SOURCES_SHOWN]
+    ]  # fmt: skip
+    left = found.sources[SOURCES_SHOWN:]
+    if left:
+        documents, tokens = (sum(getattr(source, name) for source in left) for name in ("documents", "tokens"))
+        rows.append([f"{len(left):,} more", f"{documents:,}", f"{tokens:,}", f"{tokens / total:.2%}", ""])
+    return [table(["source", "documents", "tokens", "share", ""], rows, numbers=(1, 2, 3))]
 
 
 def _duplicate_parts(found: Statistics, reader: BatchReader, tokenizer: Tokenizer | None) -> list[Markup]:
     repeats = found.duplicates
+    compared = f"{found.units:,} {found.unit}s" + (" that are there whole" if found.packing is not None else "")
     if not repeats.units:
-        return [tag("p", f"None: no two of the {found.units:,} {found.unit}s have the same tokens.")]
+        return [tag("p", f"None: no two of the {compared} have the same tokens.")]
     share = repeats.tokens / max(1, found.tokens)
-    text = f"{repeats.units:,} {found.unit}s repeat an earlier one: {repeats.tokens:,} tokens, {share:.2%} of all."
+    text = f"{repeats.units:,} of the {compared} repeat an earlier one: {repeats.tokens:,} tokens, {share:.2%} of all."
     rows = []
     for group in repeats.groups:
         units = ", ".join(f"{unit:,}" for unit in group.units[:4].tolist()) + (" …" if len(group.units) > 4 else "")
-        excerpt = readable(tokenizer, _beginning(reader, int(group.units[0])))
-        rows.append([f"{len(group.units):,}", f"{group.length:,}", units, tag("code", _lines(excerpt))])
+        origins = [_origin(found, reader, unit) for unit in group.units[:2].tolist()]
+        names = [tag("div", origin, class_="note") for origin in origins if origin]
+        excerpt = tag("code", _lines(readable(tokenizer, group.beginning)))
+        rows.append([f"{len(group.units):,}", f"{group.length:,}", units, tag("div", excerpt, *names)])
     head = ["copies", "tokens", f"{found.unit}s", "begins with"]
     return [tag("p", text), table(head, rows, numbers=(0, 1))]
 
 
-def _beginning(reader: BatchReader, unit: int) -> TokenArray:
-    """Return the first tokens of a document of a stream, or of a record."""
-    tokens = reader.store.document(unit) if isinstance(reader, WindowReader) else reader.read_record(unit)
-    return tokens[:EXCERPT_TOKENS]
+def _origin(found: Statistics, reader: BatchReader, unit: int) -> str:
+    documents = reader.documents if found.unit == "document" else None
+    if documents is None or unit >= len(documents):  # tokens behind the last document count as one
+        return ""
+    return origin_text(document_json(documents.document(unit)))
 
 
 # --- samples ---------------------------------------------------------------------------------------------------
@@ -287,7 +330,9 @@ def _row(row: Row, tokenizer: Tokenizer | None) -> Markup:
 
 def _part(row: Row, part: Part, tokenizer: Tokenizer | None) -> Markup:
     title = part_title(part)
-    inside = [tag("div", title, class_="note")] if title else []
+    document = row.known.get(part.document)
+    origin = "" if document is None else origin_text(document_json(document))
+    inside = [tag("div", " · ".join(filter(None, (title, origin))), class_="note")] if title else []
     if part.document != PADDING:
         colour = f"d d{part.document % len(COLOURS)}" if part.document >= 0 else "d"
         texts = [_stretch(row, *stretch, tokenizer) for stretch in cut_by_spans(row, part)]

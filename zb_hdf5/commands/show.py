@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
@@ -12,6 +12,7 @@ import click
 import numpy as np
 
 from zb_hdf5.columns.reader import BatchReader
+from zb_hdf5.core.documents import Document
 from zb_hdf5.errors import BatchIndexError
 from zb_hdf5.opening import open_reader
 from zb_hdf5.spec import INDEX_NAME
@@ -28,7 +29,6 @@ from zb_hdf5.views.rows import (
     cut_by_spans,
     document_row,
     parts_of,
-    require_documents,
     rows_of,
     sample_of,
     summary_of_field,
@@ -71,12 +71,12 @@ def chosen_rows(reader: BatchReader, batch: int | None, document: int | None, sa
     Raises
     ------
     BackendError
-        If a document is asked of batches.
+        If a document is asked for, and none are stored.
     BatchIndexError
         If there is no such batch or document.
     """
     if document is not None:
-        return [document_row(require_documents(reader), document)]
+        return [document_row(reader, document)]
     if batch is None:
         return rows_of(reader, sample_of(reader.num_records, sample, seed))
     if batch >= reader.num_batches:
@@ -98,15 +98,33 @@ def rows_json(rows: list[Row], tokenizer: Tokenizer | None, limit: int | None) -
 
 
 def _part_json(row: Row, part: Part, tokenizer: Tokenizer | None) -> dict[str, Any]:
-    known = {} if part.document == UNKNOWN else {"document": None if part.document == PADDING else part.document}
+    known: dict[str, Any] = {}
+    if part.document != UNKNOWN:
+        known["document"] = None if part.document == PADDING else part.document
+    if part.document in row.known:
+        known |= document_json(row.known[part.document])
     return {
         "column": part.column,
         **known,
         "first_token": part.within,
         "tokens": part.tokens.tolist(),
         "text": None if tokenizer is None else readable(tokenizer, part.tokens),
-        "fields": {name: values[part.column : part.stop].tolist() for name, values in row.fields.items()},
+        "fields": {name: _plain(values[part.column : part.stop].tolist()) for name, values in row.fields.items()},
     }
+
+
+def document_json(document: Document) -> dict[str, Any]:
+    """Return where a document came from, for programs: what is not known of it is left out."""
+    found = {"id": document.id, "source": document.source, "source_row": document.row, "metadata": document.metadata}
+    return {name: value for name, value in found.items() if value not in (None, {})}
+
+
+def origin_text(known: Mapping[str, Any]) -> str:
+    """Say where a document came from, of what `document_json` has; "" if that is not known."""
+    found = [f"id {known['id']}"] if "id" in known else []
+    if "source" in known:
+        found.append((f"row {known['source_row']:,} of " if "source_row" in known else "") + known["source"])
+    return printable(", ".join(found))
 
 
 def value_text(value: object) -> str:
@@ -117,7 +135,7 @@ def value_text(value: object) -> str:
 def _plain(value: object) -> object:
     """Return a value as JSON has it, or else as Python prints it."""
     try:
-        return json.loads(json.dumps(value))
+        return json.loads(json.dumps(value, default=repr))
     except (TypeError, ValueError):
         return repr(value)
 
@@ -146,19 +164,33 @@ def row_lines(row: Row, tokenizer: Tokenizer | None, *, limit: int | None, colum
     paint = _paint if colour else lambda text, **_: text
     left = len(row.tokens) - (len(row.tokens) if limit is None else min(limit, len(row.tokens)))
     yield paint(f"{row.name} · {len(row.tokens):,} tokens", bold=True)
-    at = 0
+    at, told = 0, set[int]()
     for part in parts_of(row, limit):
         shade = COLOURS[part.document % len(COLOURS)] if part.document >= 0 else "bright_black"
         if part.column > at:
             yield paint(f"┄┄ {left:,} tokens left out; --all shows them ┄┄", fg="bright_black")
         if (title := part_title(part)) and (part.column > at or part.column in row.columns):
-            yield paint(f"── {title} ".ljust(columns, "─")[:columns], fg=shade)
+            document = None if part.document in told else row.known.get(part.document)
+            told.add(part.document)
+            yield from _headline(title, document, columns, paint, shade)
         at = part.stop
         if part.document == PADDING:
             continue
         for line in _wrapped(_cells(row, part, tokenizer), columns - 2):
             yield paint("│ ", fg=shade) + "".join(_drawn(line, paint))
         yield from _notes(row, part, columns, paint)
+
+
+def _headline(title: str, document: Document | None, columns: int, paint: Any, shade: str) -> Iterator[str]:
+    """Yield a line that begins a part, and what is known of its document: on the same line if it fits there."""
+    origin = "" if document is None else origin_text(document_json(document))
+    together = f"── {title} · {origin} "
+    fits = bool(origin) and columns_of(together) <= columns
+    line = together if fits else f"── {title} "
+    yield paint(line + "─" * (columns - columns_of(line)), fg=shade)
+    notes = [] if fits or not origin else [origin]
+    for note in [*notes, *([value_text(document.metadata)] if document and document.metadata else [])]:
+        yield paint(_cut(f"  {note}", columns), fg="bright_black")
 
 
 def _paint(text: str, **style: Any) -> str:
@@ -221,4 +253,9 @@ def _notes(row: Row, part: Part, columns: int, paint: Any) -> Iterator[str]:
 
 def _cut(text: str, columns: int) -> str:
     """Return the beginning of a text that fits into a line."""
-    return text if columns_of(text) <= columns else text[: columns // (1 if text.isascii() else 2) - 1] + "…"
+    if columns_of(text) <= columns:
+        return text
+    end = columns - 1
+    while columns_of(text[:end]) >= columns:
+        end -= 1
+    return text[:end] + "…"

@@ -83,6 +83,9 @@ class RecordDocuments(Protocol):
     def read_pieces(self, records: npt.NDArray[np.int64]) -> Pieces:
         """Return the pieces of records that exist."""
 
+    def read_run(self, start: int, stop: int) -> Pieces:
+        """Return the pieces of consecutive records that exist."""
+
     def documents(self) -> Documents | None:
         """Return the table of the documents, where there is one."""
 

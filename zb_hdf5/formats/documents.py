@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
@@ -139,6 +139,12 @@ class DocumentTable:
         """Tokens of the document stream."""
         return self.parts[-1].first_token + self.parts[-1].token_count if self.parts else 0
 
+    @property
+    def offsets(self) -> npt.NDArray[np.uint64]:
+        """Where each document begins and the last one ends, of all files: shape (D + 1,)."""
+        ends = [self.file(k).offsets[1:] + np.uint64(part.first_token) for k, part in enumerate(self.parts)]
+        return np.concatenate([np.zeros(1, np.uint64), *ends])
+
     def number_of(self, offsets: npt.ArrayLike) -> npt.NDArray[np.int64]:
         """Return the numbers of the documents of tokens, of any shape; -1 for `NO_DOCUMENT`.
 
@@ -215,6 +221,10 @@ class DocumentTable:
             file = self._files.setdefault(place, DocumentFile(self._folder / part.path, part))
         return file
 
+    def open_files(self) -> Iterator[DocumentFile]:
+        """Open the files one after the other, for who closes each of them."""
+        return (DocumentFile(self._folder / part.path, part) for part in self.parts)
+
     def close(self) -> None:
         """Close the files."""
         for file in self._files.values():
@@ -259,6 +269,11 @@ class DocumentFile:
     def tokens_sha256(self) -> str:
         """Digest of the tokens of the one file that it belongs to, "" if it belongs to a store."""
         return str(self._tables.attributes["tokens_sha256"]) if self._tables else ""
+
+    @property
+    def has_spans(self) -> bool:
+        """Whether a document has one."""
+        return self._tables is not None and "span_starts" in self._tables
 
     @property
     def spans_codec(self) -> str:
@@ -362,6 +377,12 @@ class DocumentFile:
         names = tables.read_texts("sources", 0, count) if tables and count else []
         return [name.decode("utf-8", "surrogateescape") for name in names]
 
+    def sources_of(self, start: int, stop: int) -> npt.NDArray[np.uint32]:
+        """Return which of the `sources` some documents are from; `NO_SOURCE` where that is not known."""
+        if self._tables is None or "source" not in self._tables:
+            return np.full(stop - start, NO_SOURCE, np.uint32)
+        return self._tables.read("source", start, stop).astype(np.uint32, copy=False)
+
     def check(self) -> None:
         """Compare all that it says with its digests. Raises `ChecksumError`."""
         if self._tables is not None:
@@ -413,6 +434,11 @@ class DocumentsBeside:
         if self._pieces is None:
             self._pieces = PiecesFile(self._path, *self._facts, tokens_sha256=self._sha256)
         return self._pieces.read(records)
+
+    def read_run(self, start: int, stop: int) -> Pieces:
+        if self._pieces is None:
+            return self.read_pieces(np.arange(start, stop))
+        return self._pieces.read_run(start, stop)
 
     def documents(self) -> DocumentTable | None:
         if self._documents is None:

@@ -14,10 +14,12 @@ from torch.utils.data.distributed import DistributedSampler
 
 from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.core.order import ORDER_STEPS
+from zb_hdf5.core.pieces import ranges
 from zb_hdf5.errors import BatchIndexError
 from zb_hdf5.loaders.states import require_count, require_fields, require_kind, require_same
 from zb_hdf5.loaders.step_reader import Step
 from zb_hdf5.loaders.steps import Request, StepPlan
+from zb_hdf5.views.documents import IGNORED_TARGET, position_ids
 
 #: What to add to the message about a state that differs.
 REMEDIES: Final = dict.fromkeys(
@@ -231,13 +233,22 @@ class StepSampler(DistributedSampler[Any]):
 
 
 class RecordDataset(Dataset[dict[str, torch.Tensor]]):
-    """All records of a store, in stored order, as `{"input_ids", "labels"}`: equal tensors of int64, shape (S,).
+    """All records of a store, in stored order, as `{"input_ids", "labels"}`: tensors of int64, shape (S,).
 
-    For trainers that shuffle, batch and distribute by themselves, and whose models shift the labels.
+    For trainers that shuffle, batch and distribute by themselves, and whose models shift the labels. Labels are the
+    tokens; padding has -100, where it is stored what is padding.
+
+    Parameters
+    ----------
+    documents
+        True: add `position_ids`, which begin anew with each document, and give the first token of each the label -100,
+        as no token before it is of its document.
     """
 
-    def __init__(self, reader: BatchReader) -> None:
-        self._reader = reader
+    def __init__(self, reader: BatchReader, *, documents: bool = False) -> None:
+        self._reader, self._documents = reader, documents
+        if documents:
+            reader.read_pieces(np.empty(0, np.int64))  # says what is missing
 
     def __len__(self) -> int:
         return self._reader.num_records
@@ -248,7 +259,17 @@ class RecordDataset(Dataset[dict[str, torch.Tensor]]):
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, torch.Tensor]]:
         """Return several records, gathered at once."""
         records = np.asarray(indices, dtype=np.int64)
-        tokens = np.empty((len(records), self._reader.seq_len), self._reader.dtype)
-        self._reader.read_records_into(np.where(records < 0, records + len(self), records), tokens)
-        rows = torch.from_numpy(tokens.astype(np.int64))
-        return [{"input_ids": row, "labels": row.clone()} for row in rows]
+        records = np.where(records < 0, records + len(self), records)
+        stored = np.empty((len(records), self._reader.seq_len), self._reader.dtype)
+        self._reader.read_records_into(records, stored)
+        tokens = stored.astype(np.int64)
+        values = {"input_ids": tokens, "labels": tokens.copy()}
+        if self._documents or self._reader.has_padding:
+            pieces = self._reader.read_pieces(records)
+            flat, padding = values["labels"].reshape(-1), pieces.is_padding
+            flat[ranges(pieces.starts[padding], pieces.lengths[padding])] = IGNORED_TARGET
+            if self._documents:
+                flat[pieces.starts] = IGNORED_TARGET
+                values["position_ids"] = position_ids(pieces).astype(np.int64)
+        rows = {name: torch.from_numpy(array) for name, array in values.items()}
+        return [{name: array[number] for name, array in rows.items()} for number in range(len(records))]

@@ -116,7 +116,7 @@ class FollowingLoader(Loader):
         while self._wait(position):
             for request in super()._requests_from(position):
                 yield request
-                position += self.plan.step
+                position = self.plan.position_after(position)
         if start > self.num_records:
             raise StateError(
                 f"{self.reader.path}: state: expected position in 0..{self.num_records:,}, the records of the store "

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Generator, Iterator
+from collections.abc import Collection, Generator, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Self
@@ -19,11 +19,13 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.core.order import make_order
 from zb_hdf5.errors import ArgumentError
+from zb_hdf5.loaders.extras import ExtraOptions
 from zb_hdf5.loaders.prefetch import cuda_device
 from zb_hdf5.loaders.ranks import resolve_rank
 from zb_hdf5.loaders.states import (
     MAX_COUNT,
     STATE_VERSION,
+    chosen_in,
     require_count,
     require_fields,
     require_kind,
@@ -31,7 +33,7 @@ from zb_hdf5.loaders.states import (
     shown,
 )
 from zb_hdf5.loaders.step_reader import Step, StepReader
-from zb_hdf5.loaders.steps import Request, StepPlan
+from zb_hdf5.loaders.steps import Request, Skip, StepPlan, checked_skip
 from zb_hdf5.opening import open_reader
 from zb_hdf5.spec import DEFAULT_SPLIT, DTYPE_BY_NAME, LIVE_PREFIX
 from zb_hdf5.store.kinds import is_stream
@@ -81,9 +83,29 @@ class Loader:
         `torch.int64`, or `torch.int32`: half the memory; a mapped uint32 store then needs no copy
         (`BatchReader.read_batch_int32` says what that means for writing into it).
     targets
-        True: yield `(x, y)`, the records without their last and without their first token: views of one tensor.
+        True: yield `(x, y)`, the records without their last and without their first token: views of one tensor. Where
+        it is stored which parts of the records are padding, y is -100 there, and with `documents` or `spans` also where
+        the next token belongs to another document.
     tokenizer
         As for `load_tokenizer`, or a tokenizer: refuse a store whose tokens another one has made.
+    fields
+        Names of fields: their values come beside the tokens, shape (batch_size, seq_len, ...). See the notes.
+    documents
+        True for `cu_seqlens`, or names of what to add of the documents in the batch: `cu_seqlens` (int32: where each
+        segment of the whole batch begins and the last one ends, as flash-attention's variable-length functions take
+        it), `max_seqlen` (int), `seq_lens` (int32), `position_ids` (int32, (batch_size, seq_len), from 0 in each
+        segment), `document_ids` (int32, the same shape: the number of the segment in the batch, -1 for padding) and
+        `documents` (int64: the store's number of each of those). A segment is a part of one document in one row, or
+        padding: all follow from what is stored, and nothing from ids.
+    cu_seqlens_capacity
+        Fill up `cu_seqlens` to this length, for `torch.compile` and CUDA graphs.
+    spans
+        True: add `spans`, the list of the values of the spans in the batch, and `span_index` (int32, (batch_size,
+        seq_len)): the place in it of the span of each token, -1 for none.
+    skip
+        (epoch, start, stop): jump over these positions of an epoch, such as those of bad data that made the loss jump.
+    mask_documents
+        Numbers of documents whose tokens get the target -100. Shapes and positions stay.
     follow, batch_by
         False and "records": a `FollowingLoader` waits for the batches of a live writer, a `DocumentLoader` gives whole
         documents of a stream, and a `TextLoader` tokenizes text.
@@ -98,6 +120,10 @@ class Loader:
     A new iteration starts the epoch anew, except the first one after `load_state_dict`, which goes on where the state
     was taken. `next(loader)` and `get_batch()` need no iteration, and go on from epoch to epoch. Not thread-safe;
     picklable. `DataLoader` and trainers take `dataset()` or `records()`.
+
+    With `fields`, `documents` or `spans` each step is a dictionary: "tokens", "targets" if asked for (of the same
+    shape, -100 where there is none), and the other values by their names. `skip` and `mask_documents` are kept in the
+    state: a loader that resumes has those of the state and its own.
 
     Examples
     --------
@@ -131,6 +157,12 @@ class Loader:
         device: str | torch.device | None = None,
         dtype: torch.dtype | None = None,
         targets: bool = False,
+        fields: Sequence[str] = (),
+        documents: bool | Collection[str] = False,
+        cu_seqlens_capacity: int | None = None,
+        spans: bool = False,
+        skip: Collection[tuple[int, int, int]] = (),
+        mask_documents: Collection[int] = (),
         tokenizer: str | Tokenizer | None = None,
         follow: bool = False,
         batch_by: str = "records",
@@ -162,6 +194,8 @@ class Loader:
             raise ArgumentError(f'prefetch must be "auto" or at least 0, found {prefetch!r}')
         self._prefetch = prefetch
         self._device, self._dtype = cuda_device(device), dtype
+        self._extras = ExtraOptions.of(fields, documents, spans, cu_seqlens_capacity, mask_documents)
+        self.skip = checked_skip(skip)
         self._steps = self._step_reader()
         self.epoch = -1  # none yet
         self._course = 0  # counts changes that a running iteration must follow
@@ -178,7 +212,13 @@ class Loader:
             device=self._device,
             dtype=self._dtype,
             targets=self.targets,
+            extras=self._extras,
         )
+
+    @property
+    def mask_documents(self) -> tuple[int, ...]:
+        """Numbers of the documents whose tokens get the target -100."""
+        return self._extras.mask_documents
 
     # --- position ------------------------------------------------------------------------------------------------
 
@@ -220,6 +260,7 @@ class Loader:
             records_per_batch=records_per_batch,
             scattered=self.shuffle == "records",
             whole_records=self.seq_len == reader.seq_len,
+            skip=Skip.of(((start, stop) for number, start, stop in self.skip if number == epoch), order.n),
         )
 
     def set_batch_size(self, batch_size: int) -> None:
@@ -260,12 +301,11 @@ class Loader:
         while turned:  # again after each change of batch size, epoch or position, and if another iteration has read
             course, self._resumed, turned = self._course, False, False
             plan, position = self.plan, self._position
-            taken = plan.step
             self._stop_reading()
             reading = self._reading = self._steps.read_all(self._requests_from(position), plan, position)
             with contextlib.closing(reading):
                 for step in reading:
-                    self._position += taken
+                    self._position = plan.position_after(self._position)
                     yield step
                     if turned := self._course != course or self._reading is not reading:
                         break
@@ -305,7 +345,9 @@ class Loader:
         step (`drop_last=False`) are not counted again.
         """
         position = min(self._position, self._end_of_epoch(self.epoch, self.reader))
-        return {**self.identity(), "epoch": self.epoch, "position": position}
+        chosen = {"skip": [list(triple) for triple in self.skip], "mask_documents": list(self.mask_documents)}
+        kept = {name: value for name, value in chosen.items() if value}
+        return {**self.identity(), "epoch": self.epoch, "position": position, **kept}
 
     def load_state_dict(self, state_dict: dict[str, Any], *, force: bool = False) -> None:
         """Continue exactly where `state_dict` was taken, in O(1), whatever the ranks, batch size or backend were then.
@@ -322,7 +364,8 @@ class Loader:
             all; the message names the field. Nothing is taken over then.
         """
         where, reader = self.reader.path, self.reader
-        state = require_kind(where, state_dict, "loader")
+        state = dict(require_kind(where, state_dict, "loader"))
+        skip, masked = chosen_in(where, state)
         if not force:
             identity = self.identity()
             require_fields(where, state, [*identity, "epoch", "position"])
@@ -338,11 +381,21 @@ class Loader:
         position = require_count(where, state, "position", self._end_of_epoch(epoch, reader), "the records of an epoch")
         if reader is not self.reader:
             self._serve(reader)
+        self._choose({*self.skip, *skip}, {*self.mask_documents, *masked})
         self.set_epoch(epoch)
         self._position = position
         self._resumed = True
         self._forever = None
         self._course += 1
+
+    def _choose(self, skip: Collection[tuple[int, int, int]], mask_documents: Collection[int]) -> None:
+        """Jump over these positions, and mask these documents, from the next step on."""
+        if set(skip) != set(self.skip):
+            self.skip = checked_skip(skip)
+            self.plan = self.plan_of_epoch(self.epoch)
+        if set(mask_documents) != set(self.mask_documents):
+            self._extras = replace(self._extras, mask_documents=tuple(sorted(mask_documents)))
+            self._steps = self._step_reader()
 
     def _serve(self, reader: BatchReader) -> None:
         """Go on with a reader of the same records whose batches, and so whose order, are those of a state."""
@@ -377,10 +430,13 @@ class Loader:
         return BatchDataset(self)
 
     def records(self) -> RecordDataset:
-        """Return all records as a map-style dataset of `{"input_ids", "labels"}`, as trainers expect them."""
+        """Return all records as a map-style dataset of `{"input_ids", "labels"}`, as trainers expect them.
+
+        With `documents` they have `position_ids` too, and no label at the beginning of a document.
+        """
         from zb_hdf5.loaders.datasets import RecordDataset
 
-        return RecordDataset(self.reader)
+        return RecordDataset(self.reader, documents=self._extras.as_dict)
 
     def __enter__(self) -> Self:
         return self

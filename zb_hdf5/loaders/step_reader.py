@@ -10,14 +10,15 @@ import numpy as np
 from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.core.extents import network_file_system
 from zb_hdf5.errors import ArgumentError
+from zb_hdf5.loaders.extras import ExtraOptions, Extras
 from zb_hdf5.loaders.prefetch import DeviceRing, FirstHints, RunHints, hint_ahead, read_ahead
 from zb_hdf5.loaders.steps import Request, StepPlan
 
 if TYPE_CHECKING:
     import torch
 
-#: What a loader yields: tokens, or `(x, y)`.
-Step: TypeAlias = "torch.Tensor | tuple[torch.Tensor, torch.Tensor]"
+#: What a loader yields: tokens, `(x, y)`, or a dictionary of tensors.
+Step: TypeAlias = "torch.Tensor | tuple[torch.Tensor, torch.Tensor] | dict[str, Any]"
 
 AUTO_PREFETCH: Final = 8
 HINTED_STEPS: Final = 64
@@ -30,7 +31,7 @@ class StepReader:
 
     Parameters
     ----------
-    prefetch, device, dtype, targets
+    prefetch, device, dtype, targets, extras
         As for `Loader`.
 
     Notes
@@ -47,6 +48,7 @@ class StepReader:
         device: torch.device | None,
         dtype: torch.dtype | None,
         targets: bool,
+        extras: ExtraOptions,
     ) -> None:
         import torch
 
@@ -55,6 +57,10 @@ class StepReader:
             raise ArgumentError(f"dtype must be torch.int64 or torch.int32, found {dtype}")
         narrow = dtype == torch.int32
         self._reader, self._seq_len, self._targets = reader, seq_len, targets
+        self._inputs = seq_len - reader.overlap if targets else seq_len
+        needed = extras.as_dict or extras.mask_documents or (targets and reader.has_padding)
+        self._extras = Extras(reader, seq_len, self._inputs, extras, targets=targets) if needed else None
+        self._as_dict = extras.as_dict
         self._prefetch, self._device, self._dtype = prefetch, device, dtype
         self._read_batch = reader.read_batch_int32 if narrow else reader.read_batch_torch
         self._numpy_dtype = np.dtype(np.int32 if narrow else np.int64)
@@ -63,22 +69,31 @@ class StepReader:
     def read(self, request: Request) -> Step:
         """Read one step on the CPU: a stored batch by its number, or any records by theirs."""
         if isinstance(request, int):
-            return self._step(self._read_batch(request))
-        return self._step(self._reader.read_records_torch(request, self._seq_len, self._numpy_dtype))
+            return self._step(request, self._read_batch(request))
+        return self._step(request, self._reader.read_records_torch(request, self._seq_len, self._numpy_dtype))
 
-    def _step(self, tokens: torch.Tensor) -> Step:
-        return (tokens[:, :-1], tokens[:, 1:]) if self._targets else tokens
+    def _step(self, request: Request, tokens: torch.Tensor) -> Step:
+        if self._extras is None:
+            return (tokens[:, :-1], tokens[:, 1:]) if self._targets else tokens
+        return self._joined(tokens, self._extras.beside(request, tokens.numpy() if self._targets else None))
+
+    def _joined(self, tokens: torch.Tensor, beside: dict[str, Any]) -> Step:
+        """Return the tokens of a step with what it carries besides them."""
+        if self._as_dict:
+            # to cut a tensor takes as long as to compute `cu_seqlens`
+            return {"tokens": tokens if self._inputs == self._seq_len else tokens[:, : self._inputs], **beside}
+        return tokens[:, :-1], beside["targets"][:, : tokens.shape[1] - 1]
 
     def read_all(self, requests: Iterator[Request], plan: StepPlan, position: int) -> Generator[Step]:
         """Yield the step of each request, in order. They are those of `plan` from `position` on."""
         depth = AUTO_PREFETCH if self._prefetch == "auto" else int(self._prefetch)
         if self._device is not None:
             ring = self._ring = self._ring or DeviceRing(self._device, self._dtype)
-            for buffer in read_ahead(lambda request: self._read_pinned(ring, request), requests, max(1, depth)):
-                yield self._step(ring.send(buffer))
+            for buffer, beside in read_ahead(lambda request: self._read_pinned(ring, request), requests, max(1, depth)):
+                yield self._sent(ring, buffer, beside)
         elif depth == 0 or (self._prefetch == "auto" and self._is_warm(plan, position)):
             read = self.read
-            read_batch = read if self._targets else self._read_batch
+            read_batch = read if self._targets or self._extras is not None else self._read_batch
             for request in requests:  # not map: a call less is 6 % of a batch that is only a view
                 yield read_batch(request) if type(request) is int else read(request)
         elif self._prefetch == "auto" and network_file_system(self._reader.path) is None:
@@ -110,12 +125,35 @@ class StepReader:
 
         return hint_of
 
-    def _read_pinned(self, ring: DeviceRing, request: Request) -> torch.Tensor:
+    def _read_pinned(self, ring: DeviceRing, request: Request) -> tuple[torch.Tensor, dict[str, Any] | None]:
+        """Read the tokens of a step into a pinned buffer, and what it carries besides them."""
         reader = self._reader
         if isinstance(request, int):
-            return ring.fill(reader.meta.shape, reader.dtype, lambda out: reader.read_into(request, out))
-        shape = (len(request), self._seq_len)
-        return ring.fill(shape, reader.dtype, lambda out: reader.read_records_into(request, out))
+            buffer = ring.fill(reader.meta.shape, reader.dtype, lambda out: reader.read_into(request, out))
+        else:
+            shape = (len(request), self._seq_len)
+            buffer = ring.fill(shape, reader.dtype, lambda out: reader.read_records_into(request, out))
+        if self._extras is None:
+            return buffer, None
+        beside = self._extras.beside(request, buffer.numpy().view(reader.dtype))
+        return buffer, {name: _pinned(value) for name, value in beside.items()}
+
+    def _sent(self, ring: DeviceRing, buffer: torch.Tensor, beside: dict[str, Any] | None) -> Step:
+        """Start the copies of a step to the device."""
+        tokens = ring.send(buffer)
+        if beside is None:
+            return (tokens[:, :-1], tokens[:, 1:]) if self._targets else tokens
+        return self._joined(tokens, {name: _moved(value, tokens.device) for name, value in beside.items()})
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_ring": None}
+
+
+def _pinned(value: Any) -> Any:
+    """Pin a tensor, so that its copy to a device does not wait."""
+    return value.pin_memory() if hasattr(value, "pin_memory") else value
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    """Start the copy of a tensor to a device, on the current stream; `max_seqlen` and spans stay where they are."""
+    return value.to(device, non_blocking=True) if hasattr(value, "pin_memory") else value

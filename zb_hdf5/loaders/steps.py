@@ -2,17 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.core.order import ORDER_STEPS, Order
+from zb_hdf5.errors import ArgumentError
 
 #: What to read for one step: a whole stored batch, or the numbers of its records.
 Request: TypeAlias = int | npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Skip:
+    """Ranges of positions that an epoch jumps over. Live positions are those that are left, counted from 0.
+
+    Attributes
+    ----------
+    ranges
+        (start, stop), ascending, without a position in common.
+    """
+
+    ranges: tuple[tuple[int, int], ...] = ()
+
+    @classmethod
+    def of(cls, ranges: Iterable[tuple[int, int]], end: int) -> Skip:
+        """Join ranges of positions before `end` that touch or overlap."""
+        joined: list[tuple[int, int]] = []
+        for start, stop in sorted((start, min(stop, end)) for start, stop in ranges):
+            if joined and start <= joined[-1][1]:
+                joined[-1] = joined[-1][0], max(stop, joined[-1][1])
+            elif start < stop:
+                joined.append((start, stop))
+        return cls(tuple(joined))
+
+    def live(self, position: int) -> int:
+        """Return how many live positions are before one."""
+        return position - sum(min(position, stop) - start for start, stop in self.ranges if start < position)
+
+    def positions_of(self, live: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return the positions of live ones."""
+        if not self.ranges:
+            return live
+        starts, stops = np.array(self.ranges, np.int64).T
+        skipped = np.concatenate([[0], np.cumsum(stops - starts)])
+        found: npt.NDArray[np.int64] = live + skipped[(starts - skipped[:-1]).searchsorted(live, side="right")]
+        return found
 
 
 @dataclass(frozen=True)
@@ -33,6 +71,8 @@ class StepPlan:
         True: the order parts the records of a stored batch.
     whole_records
         True: a record is a stored record. False: a part of one.
+    skip
+        Positions that are jumped over.
     """
 
     order: Order
@@ -43,6 +83,7 @@ class StepPlan:
     records_per_batch: int
     scattered: bool
     whole_records: bool
+    skip: Skip = Skip()
 
     @property
     def step(self) -> int:
@@ -51,26 +92,53 @@ class StepPlan:
 
     def steps_from(self, position: int) -> int:
         """Return how many steps there are from `position` to the end of the epoch."""
-        left = max(0, self.order.n - position)
+        left = max(0, self.skip.live(self.order.n) - self.skip.live(position))
         return left // self.step if self.drop_last else -(-left // self.step)
+
+    def position_after(self, position: int) -> int:
+        """Return the position behind the step that begins at one."""
+        if not self.skip.ranges:
+            return position + self.step
+        return int(self.skip.positions_of(np.array(self.skip.live(position) + self.step)))
 
     def requests_from(self, position: int) -> Iterator[Request]:
         """Yield what this rank reads at each step from `position` to the end of the epoch."""
-        steps = self.steps_from(position)
+        steps, start = self.steps_from(position), self.skip.live(position)
         for first in range(0, steps, ORDER_STEPS):
             numbers = np.arange(first, min(first + ORDER_STEPS, steps))
-            yield from self._requests_at(position + numbers * self.step)
+            yield from self._requests_at(start + numbers * self.step)
 
     def requests_of_steps(self, steps: npt.NDArray[np.int64]) -> list[Request]:
         """Return what this rank reads at these steps, counted from the start of the epoch."""
         return self._requests_at(steps * self.step)
 
-    def _requests_at(self, positions: npt.NDArray[np.int64]) -> list[Request]:
-        """Return what this rank reads at the steps that begin at these positions."""
+    def _requests_at(self, live: npt.NDArray[np.int64]) -> list[Request]:
+        """Return what this rank reads at the steps that begin at these live positions."""
         order, batch_size = self.order, self.batch_size
-        starts = positions + self.rank * batch_size
+        starts = live + self.rank * batch_size
+        if self.skip.ranges:
+            rows = (starts[:, np.newaxis] + np.arange(batch_size)) % self.skip.live(order.n)
+            return list(order.indices(self.skip.positions_of(rows)))
         whole = self.whole_records and not self.scattered and batch_size == self.records_per_batch
         if whole and not np.any(starts % batch_size):
             batches: list[Request] = (order.indices(starts % order.n) // batch_size).tolist()
             return batches
         return list(order.indices((starts[:, np.newaxis] + np.arange(batch_size)) % order.n))
+
+
+def checked_skip(skip: Collection[Any]) -> tuple[tuple[int, int, int], ...]:
+    """Return triples (epoch, start, stop), ascending.
+
+    Raises
+    ------
+    ArgumentError
+        If one is none.
+    """
+    try:
+        found = sorted({(int(epoch), int(start), int(stop)) for epoch, start, stop in skip})
+    except (TypeError, ValueError) as error:
+        raise ArgumentError(f"skip: expected (epoch, start, stop) of positions, found {skip!r}") from error
+    for epoch, start, stop in found:
+        if epoch < 0 or not 0 <= start <= stop:
+            raise ArgumentError(f"skip: expected epoch >= 0 and 0 <= start <= stop, found {(epoch, start, stop)}")
+    return tuple(found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ class StoreDocuments:
         self._folder, self._index = folder, index
         records = index.table.values["num_batches"] * index.meta.batch_size
         self._starts = np.concatenate([[0], np.cumsum(records)])
+        self._edges: list[int] = self._starts.tolist()
         self._parts, bases = index.document_parts()
         self._bases = [bases.get(split, 0) for split in index.table.values["split"]]
         self._reset()
@@ -52,6 +54,15 @@ class StoreDocuments:
         places = np.empty_like(order)
         places[order] = np.arange(len(order))
         return concatenate(parts).take(places)
+
+    def read_run(self, start: int, stop: int) -> Pieces:
+        shard = bisect_right(self._edges, start) - 1
+        file = self._files.known.get(shard)
+        if file is None or stop > self._edges[shard + 1]:
+            return self.read_pieces(np.arange(start, stop))
+        first, base = self._edges[shard], self._bases[shard]
+        pieces = file.read_run(start - first, stop - first)
+        return pieces.moved(base) if base else pieces
 
     def _read_shard(self, shard: int, records: npt.NDArray[np.int64]) -> Pieces:
         file = self._files.known.get(shard) or self._files.open(shard, self._open)

@@ -49,8 +49,8 @@ def cu_seqlens(pieces: Pieces, capacity: int | None = None) -> npt.NDArray[np.in
     if capacity is not None and capacity < needed:
         raise ArgumentError(f"capacity of cu_seqlens: expected at least {needed:,} for this batch, found {capacity:,}")
     found = np.empty(capacity or needed, np.int32)
-    found[: len(starts)] = starts
-    found[len(starts) :] = pieces.num_tokens
+    found[: needed - 1] = starts
+    found[needed - 1 :] = pieces.num_tokens
     return found
 
 
@@ -69,10 +69,12 @@ def position_ids(pieces: Pieces) -> npt.NDArray[np.int32]:
     return np.subtract(_counting(len(found)), found, out=found).reshape(-1, pieces.seq_len)
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=256)  # few have the tokens of a batch, which are its large ones
 def _counting(stop: int) -> npt.NDArray[np.int32]:
     """Return 0, 1, ... up to `stop`: a third of the time of `position_ids`, and the same for each batch."""
-    return np.arange(stop, dtype=np.int32)
+    counting = np.arange(stop, dtype=np.int32)
+    counting.flags.writeable = False
+    return counting
 
 
 def document_ids(pieces: Pieces) -> npt.NDArray[np.int32]:
@@ -80,10 +82,11 @@ def document_ids(pieces: Pieces) -> npt.NDArray[np.int32]:
 
     Padding has -1. Element i of `document_offsets` belongs to number i.
     """
-    padding = pieces.is_padding
-    numbers = np.cumsum(~padding, dtype=np.int32)
-    numbers -= 1
-    numbers[padding] = PADDING_ID
+    numbers, padding = _counting(len(pieces.offsets)), pieces.is_padding
+    if padding.any():
+        numbers = np.cumsum(~padding, dtype=np.int32)
+        numbers -= 1
+        numbers[padding] = PADDING_ID
     return numbers.repeat(pieces.lengths).reshape(-1, pieces.seq_len)
 
 
@@ -92,7 +95,7 @@ def document_offsets(pieces: Pieces) -> npt.NDArray[np.uint64]:
     return pieces.offsets[~pieces.is_padding]
 
 
-def targets(tokens: TokenArray, pieces: Pieces) -> npt.NDArray[np.int64]:
+def targets(tokens: TokenArray, pieces: Pieces, mask: npt.NDArray[Any] | None = None) -> npt.NDArray[np.int64]:
     """Return the token that follows each token in its segment, or -100 where none does: int64, shape (R, S).
 
     None follows the last token of a segment, so none follows the last of a row; and none follows padding.
@@ -103,6 +106,8 @@ def targets(tokens: TokenArray, pieces: Pieces) -> npt.NDArray[np.int64]:
         Shape (R, S), of any integer dtype.
     pieces
         Theirs.
+    mask
+        Numbers of shape (R, S): a token with 0 is nobody's target. It is read all the same.
 
     Notes
     -----
@@ -112,11 +117,38 @@ def targets(tokens: TokenArray, pieces: Pieces) -> npt.NDArray[np.int64]:
     found = np.empty(pieces.num_tokens, np.int64)
     if len(found):
         found[:-1] = tokens.reshape(-1)[1:]
+        if mask is not None:
+            found[:-1][mask.reshape(-1)[1:] == 0] = IGNORED_TARGET
         found[pieces.starts - 1] = IGNORED_TARGET  # the first segment begins behind the last token
         padding = pieces.is_padding
         if padding.any():
             found[ranges(pieces.starts[padding], pieces.lengths[padding])] = IGNORED_TARGET
     return found.reshape(-1, pieces.seq_len)
+
+
+def next_tokens(tokens: TokenArray, pieces: Pieces | None) -> npt.NDArray[np.int64]:
+    """Return the token that follows each token in its row, of whichever document: int64, shape (R, S).
+
+    -100 for the last one of a row, and where the next one is padding.
+
+    Parameters
+    ----------
+    tokens, pieces
+        As for `targets`; None: there is no padding.
+    """
+    found = np.full(tokens.shape, IGNORED_TARGET, np.int64)
+    found[:, :-1] = tokens[:, 1:]
+    if pieces is not None and (padding := pieces.is_padding).any():
+        # of padding that begins a row this is the last token of the row before, which has no target
+        found.reshape(-1)[ranges(pieces.starts[padding], pieces.lengths[padding]) - 1] = IGNORED_TARGET
+    return found
+
+
+def ignore(found: npt.NDArray[np.int64], pieces: Pieces, chosen: npt.NDArray[np.bool_]) -> None:
+    """Take the targets away that are tokens of the chosen pieces. `found` is what `targets` or `next_tokens` gave."""
+    first = pieces.columns[chosen] == 0  # its first token is nobody's target
+    starts, lengths = pieces.starts[chosen] - 1, pieces.lengths[chosen]
+    found.reshape(-1)[ranges(starts + first, lengths - first)] = IGNORED_TARGET
 
 
 def pieces_of_windows(doc_offsets: npt.NDArray[Any], starts: npt.NDArray[np.int64], seq_len: int) -> Pieces:

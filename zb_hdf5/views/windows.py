@@ -12,10 +12,13 @@ import numpy.typing as npt
 
 from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.columns.source import CopyingSource
+from zb_hdf5.core.pieces import Pieces
 from zb_hdf5.errors import ArgumentError, BackendError, UnverifiableError, ZbError
+from zb_hdf5.formats.documents import DocumentTable
 from zb_hdf5.spec import DTYPE_BY_NAME, StoreMeta, TokenArray, as_stored
 from zb_hdf5.store.tokens import MmapTokenStore
 from zb_hdf5.store.verify import verify_store
+from zb_hdf5.views.documents import pieces_of_windows
 
 #: What the fingerprint of a `WindowReader` ends with: records in a batch, tokens from one to the next, shared tokens.
 _WINDOWS: Final = re.compile(r":([1-9]\d{0,17})x([1-9]\d{0,17})\+(\d{1,18})$")
@@ -71,7 +74,7 @@ class WindowReader(BatchReader):
         if verify == "batch":
             raise BackendError(f"{path}: verify='batch' needs stored batches, found a token stream; use verify='store'")
         if verify == "store":
-            _require_digests(Path(path), split)
+            require_digests(Path(path), split)
         self._set_windows(MmapTokenStore(path, split=split, access=access), batch_size, seq_len, overlap)
 
     def _set_windows(self, store: MmapTokenStore, batch_size: int, seq_len: int, overlap: int) -> None:
@@ -95,7 +98,16 @@ class WindowReader(BatchReader):
             )
         self.stride = seq_len
         super().__init__(store.path, meta, num_batches, _WindowSource(store, meta, seq_len))
+        self._beside = _WindowDocuments(store, meta.seq_len, seq_len)
         self.dropped_tokens = store.num_tokens - overlap - num_batches * batch_size * seq_len
+
+    @property
+    def overlap(self) -> int:
+        return self.seq_len - self.stride
+
+    @property
+    def has_padding(self) -> bool:
+        return False
 
     def _field_reader(self, name: str) -> BatchReader:
         meta = self.meta.of_field(name)
@@ -137,12 +149,40 @@ def windows_of(fingerprint: object) -> tuple[int, int, int]:
     return batch_size, seq_len, overlap
 
 
-def _require_digests(path: Path, split: str | None) -> None:
+def require_digests(path: Path, split: str | None = None) -> None:
+    """Compare a stream with its digests.
+
+    Raises
+    ------
+    ZbError
+        If something is not as it was written, or nothing is stored to compare with.
+    """
     for report in verify_store(path, split=split):
         if report.problem:
             raise report.problem
         if report.missing:
             raise UnverifiableError(f"{report.path}: cannot be verified: {report.missing}")
+
+
+class _WindowDocuments:
+    """The documents of a stream by its windows. See `RecordDocuments`."""
+
+    has_pieces = True
+
+    def __init__(self, store: MmapTokenStore, seq_len: int, stride: int) -> None:
+        self._store, self._seq_len, self._stride = store, seq_len, stride
+
+    def read_pieces(self, records: npt.NDArray[np.int64]) -> Pieces:
+        return pieces_of_windows(self._store.doc_offsets, records * self._stride, self._seq_len)
+
+    def read_run(self, start: int, stop: int) -> Pieces:
+        return self.read_pieces(np.arange(start, stop))
+
+    def documents(self) -> DocumentTable:
+        return self._store.documents
+
+    def close(self) -> None:
+        """Do nothing: the store closes its files."""
 
 
 class _WindowSource(CopyingSource):

@@ -1,0 +1,365 @@
+"""What a step carries besides tokens is, for each token, what its source token has: fields, documents, spans."""
+
+from __future__ import annotations
+
+import json
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from source_tokens import ALL, FIELDS, check_step, spans_of
+from torch.utils.data import DataLoader
+
+from zb_hdf5 import (
+    ArgumentError,
+    FollowingLoader,
+    HDF5ShardWriter,
+    Loader,
+    MixedLoader,
+    StateError,
+    open_reader,
+    open_writer,
+)
+from zb_hdf5.converters.pipeline import run as pipe
+from zb_hdf5.converters.sources.store import StoreSource
+from zb_hdf5.core.pieces import Pieces
+from zb_hdf5.errors import BackendError
+from zb_hdf5.formats.codecs import encoder
+from zb_hdf5.formats.document_writer import DocumentsWriter, encoded_spans
+from zb_hdf5.formats.documents import documents_path
+from zb_hdf5.formats.pieces import PiecesWriter
+from zb_hdf5.spec import NO_DOCUMENT
+
+HOW = {"rank": 0, "world_size": 1, "shuffle": "records", "seed": 7}
+
+
+def packed(lengths, batch_size, seq_len):
+    """Return, for each column of each row, the place in the stream of its token, -1 for padding; and its piece.
+
+    Documents follow each other and break at the end of a row; a document is cut there.
+    """
+    starts = np.concatenate([[0], np.cumsum(lengths)])
+    rows = -(-int(starts[-1]) // seq_len)
+    rows += -rows % batch_size
+    places = np.full(rows * seq_len, -1, np.int64)
+    places[: starts[-1]] = np.arange(starts[-1])
+    begins = np.zeros(rows * seq_len, bool)
+    begins[::seq_len] = True
+    begins[starts[starts < len(begins)]] = True  # of each document, and of the padding behind the last one
+    return places.reshape(rows, seq_len), begins.reshape(rows, seq_len)
+
+
+def pieces_of(places, begins):
+    """Return the pieces that begin at these columns."""
+    ends = np.concatenate([[0], np.cumsum(begins.sum(axis=1))])
+    columns = np.nonzero(begins)[1].astype(np.uint32)
+    offsets = places[begins]
+    return Pieces(ends, columns, np.where(offsets < 0, NO_DOCUMENT, offsets).astype(np.uint64), places.shape[1])
+
+
+def make(path, lengths, *, batch_size=3, seq_len=8):
+    """Write documents of these lengths; the field `number` is the place of each token in their stream.
+
+    Token t of the stream is `t + 1000`, padding is 0. Returns the place of the token of each column of each row.
+    """
+    places, begins = packed(lengths, batch_size, seq_len)
+    tokens = np.where(places < 0, 0, places + 1000).reshape(-1, batch_size, seq_len)
+    values = np.where(places < 0, 0, places).reshape(tokens.shape)
+    size = {"batch_size": batch_size, "seq_len": seq_len}
+    with open_writer(path, **size, fields=FIELDS) as writer:
+        writer.write(tokens, {"number": values, "pair": np.stack([values % 7, values % 11], axis=-1)})
+        sha256 = writer.sha256()
+    beside = PiecesWriter(path)
+    beside.append(pieces_of(places, begins))
+    beside.publish(seq_len, "train", sha256)
+    beside.close()
+    documents = DocumentsWriter(documents_path(path), "json")
+    for number, length in enumerate(lengths):
+        spans = encoded_spans(spans_of(number, length), length, encoder("json")[1], "test")
+        documents.add(length, f"doc-{number}".encode(), b"", spans)
+    documents.publish(split="train", tokens_sha256=sha256)
+    documents.close()
+    return places
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 30), min_size=1, max_size=12),
+    batch_size=st.integers(1, 3),
+    seq_len=st.sampled_from([4, 8, 12]),
+    wanted=st.integers(1, 4),
+    cut=st.sampled_from([1, 2, 4]),
+    shuffle=st.sampled_from(["global", "records", "sequential"]),
+    suffix=st.sampled_from([".h5", ".batch"]),
+    world=st.integers(1, 2),
+)
+def test_each_value_is_that_of_its_source_token(
+    tmp_path_factory, lengths, batch_size, seq_len, wanted, cut, shuffle, suffix, world
+):
+    path = tmp_path_factory.mktemp("extras") / f"x{suffix}"
+    places = make(path, lengths, batch_size=batch_size, seq_len=seq_len)
+    seen = []
+    for rank in range(world):
+        with Loader(
+            path, rank=rank, world_size=world, shuffle=shuffle, seed=3, batch_size=wanted, seq_len=seq_len // cut,
+            drop_last=False, targets=True, fields=("number", "pair"), documents=ALL, spans=True,
+        ) as loader:  # fmt: skip
+            for step in loader:
+                check_step(step, lengths, seq_len=seq_len // cut)
+                seen.append(step["tokens"].numpy())
+    tokens = np.concatenate(seen).reshape(-1)
+    assert set(tokens[tokens > 0].tolist()) == set((places[places >= 0] + 1000).tolist())
+
+
+@pytest.fixture(scope="module")
+def lone(tmp_path_factory):
+    path = tmp_path_factory.mktemp("lone") / "x.h5"
+    lengths = [5, 17, 3, 8, 40, 1, 1, 22, 9, 30]
+    make(path, lengths)
+    return path, lengths
+
+
+@pytest.mark.parametrize("access", ["auto", "mmap", "pread", "h5py"])
+@pytest.mark.parametrize("prefetch", [0, 3])
+def test_every_access_and_prefetch_gives_the_same(lone, access, prefetch):
+    path, lengths = lone
+    options = {"targets": True, "fields": ("number", "pair"), "documents": ALL, "spans": True}
+    with Loader(path, access=access, prefetch=prefetch, **HOW, **options) as loader:
+        for step in loader:
+            check_step(step, lengths, seq_len=8)
+
+
+def test_a_store_of_shards_and_a_data_set_give_the_same(lone, tmp_path):
+    path, lengths = lone
+    pipe.convert(StoreSource(path, "hdf5"), "batch", tmp_path / "store", num_shards=2)
+    options = {"targets": True, "fields": ("number", "pair"), "documents": ALL, "spans": True}
+    with Loader(tmp_path / "store", **HOW, **options) as loader:
+        steps = list(loader)
+        for step in [*steps, *DataLoader(loader.dataset(), batch_size=None)]:
+            check_step(step, lengths, seq_len=8)
+        copy = pickle.loads(pickle.dumps(loader))
+        np.testing.assert_array_equal(next(iter(copy))["tokens"], steps[0]["tokens"])
+    with Loader(path, **HOW, **options) as other:
+        for step, same in zip(steps, other, strict=True):
+            np.testing.assert_array_equal(step["targets"], same["targets"])
+
+
+def test_windows_of_a_stream_have_them_too(tmp_path):
+    lengths = [5, 17, 3, 8, 40, 1, 1, 22]
+    with HDF5ShardWriter(tmp_path / "s.h5", chunk_tokens=16, fields=FIELDS) as writer:
+        start = 0
+        for number, length in enumerate(lengths):
+            places = np.arange(start, start + length)
+            values = {"number": places, "pair": np.stack([places % 7, places % 11], axis=-1)}
+            writer.write_document(places + 1000, values, spans=spans_of(number, length), id=number)
+            start += length
+    options = {"targets": True, "fields": ("number", "pair"), "documents": ALL, "spans": True}
+    with Loader(tmp_path / "s.h5", batch_size=3, seq_len=8, **HOW, **options) as loader:
+        steps = 0
+        for step in loader:
+            steps += 1
+            targets = step["targets"].numpy()
+            ends = np.cumsum(lengths)
+            after = step["tokens"].numpy() - 1000 + 1
+            np.testing.assert_array_equal(targets, np.where(np.isin(after, ends), -100, after + 1000))
+            step["targets"] = step["targets"].clone()
+            step["targets"][:, -1] = -100  # a window knows the token behind it, a stored row does not
+            check_step(step, lengths, seq_len=8)
+        assert steps == len(loader) > 2
+
+
+def test_fields_alone_need_no_documents(tmp_path):
+    with open_writer(tmp_path / "x.h5", batch_size=2, seq_len=4, fields={"mask": "u2"}) as writer:
+        writer.write(np.arange(16).reshape(2, 2, 4), {"mask": np.arange(16).reshape(2, 2, 4)})
+    with Loader(tmp_path / "x.h5", fields=("mask",), targets=True, **HOW | {"shuffle": "sequential"}) as loader:
+        step = next(iter(loader))
+    assert set(step) == {"tokens", "targets", "mask"}
+    assert step["mask"].dtype == torch.int32
+    assert step["targets"].tolist() == [[1, 2, 3, -100], [5, 6, 7, -100]]
+    with pytest.raises(BackendError, match="holds no documents"):
+        Loader(tmp_path / "x.h5", documents=True, **HOW)
+    with pytest.raises(ArgumentError, match="expected a field that is stored"):
+        Loader(tmp_path / "x.h5", fields=("nothing",), **HOW)
+
+
+def test_padding_is_never_a_target(tmp_path):
+    make(tmp_path / "x.h5", [5, 4, 3], batch_size=2, seq_len=4)
+    with Loader(tmp_path / "x.h5", targets=True, **HOW | {"shuffle": "sequential"}) as loader:
+        pairs = [(x.tolist(), y.tolist()) for x, y in loader]
+    flat = [(a, b) for x, y in pairs for row, ys in zip(x, y, strict=True) for a, b in zip(row, ys, strict=True)]
+    assert all(b in (-100, a + 1) for a, b in flat)
+    assert all(b != 0 for _, b in flat)
+    assert (1004, 1005) in flat  # the next document is a target here: only documents= takes it away
+    with Loader(tmp_path / "x.h5", **HOW) as loader:
+        labels = np.concatenate([record["labels"].numpy() for record in loader.records()])
+    assert 0 not in labels
+    assert sorted(labels[labels >= 0]) == list(range(1000, 1012))
+
+
+def test_records_for_trainers_have_positions_and_no_label_where_a_document_begins(lone):
+    path, lengths = lone
+    with Loader(path, documents=True, **HOW) as loader:
+        records = loader.records()
+        for number in range(len(records)):
+            record = records[number]
+            tokens, labels, positions = (record[name].numpy() for name in ("input_ids", "labels", "position_ids"))
+            begins = positions == 0
+            np.testing.assert_array_equal(labels, np.where(begins | (tokens == 0), -100, tokens))
+            starts = np.concatenate([[0], np.cumsum(lengths)]) + 1000
+            assert begins[0]
+            assert all(begins[column] for column in range(8) if tokens[column] in starts)
+
+
+def test_cu_seqlens_are_filled_up_to_a_capacity(lone):
+    path, _ = lone
+    with Loader(path, documents=True, cu_seqlens_capacity=32, **HOW) as loader:
+        for step in loader:
+            assert step["cu_seqlens"].shape == (32,)
+            assert int(step["cu_seqlens"][-1]) == 24
+    with (
+        Loader(path, documents=True, cu_seqlens_capacity=3, **HOW) as loader,
+        pytest.raises(ArgumentError),
+    ):
+        list(loader)
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"documents": "cu_seqlens"}, "names of"),
+        ({"documents": ("nothing",)}, "documents must be one of"),
+        ({"fields": "number"}, "names of fields"),
+        ({"cu_seqlens_capacity": 9}, "needs documents"),
+        ({"mask_documents": [0]}, "needs targets=True"),
+        ({"mask_documents": [99], "targets": True}, r"expected numbers in 0\.\.9, found 99"),
+        ({"skip": [(0, 5)]}, r"expected \(epoch, start, stop\)"),
+        ({"skip": [(0, 5, 3)]}, "0 <= start <= stop"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(lone, options, match):
+    with pytest.raises(ArgumentError, match=match):
+        Loader(lone[0], **HOW, **options)
+
+
+def test_masked_documents_lose_their_targets_and_nothing_else(lone):
+    path, lengths = lone
+    starts = np.concatenate([[0], np.cumsum(lengths)])
+    for documents in (False, True):
+        whole = Loader(path, targets=True, fields=("number",), documents=documents, **HOW)
+        masked = Loader(path, targets=True, fields=("number",), documents=documents, mask_documents=[4, 0], **HOW)
+        with whole, masked:
+            for before, after in zip(whole, masked, strict=True):
+                np.testing.assert_array_equal(before["tokens"], after["tokens"])
+                targets = before["targets"].numpy()
+                number = np.searchsorted(starts, targets - 1000, side="right") - 1
+                expected = np.where((targets >= 0) & np.isin(number, [0, 4]), -100, targets)
+                np.testing.assert_array_equal(after["targets"], expected)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    ranges=st.lists(st.tuples(st.integers(0, 40), st.integers(0, 12)), max_size=4),
+    shuffle=st.sampled_from(["global", "records", "block", "sequential"]),
+    batch_size=st.integers(1, 5),
+    world=st.integers(1, 3),
+    data=st.data(),
+)
+def test_skipped_positions_are_jumped_over_and_a_resumed_run_jumps_too(
+    tmp_path_factory, ranges, shuffle, batch_size, world, data
+):
+    path = tmp_path_factory.mktemp("skip") / "x.h5"
+    with open_writer(path, batch_size=3, seq_len=4) as writer:
+        writer.write(np.arange(36).repeat(4).reshape(12, 3, 4))
+    skip = [(0, start, start + count) for start, count in ranges]
+    how = {"shuffle": shuffle, "seed": 5, "block_size": 2, "batch_size": batch_size}
+    with Loader(path, rank=0, world_size=1, drop_last=False, **{**how, "batch_size": 1}) as plain:
+        order = [int(step[0, 0]) for step in plain]
+    dropped = {position for start, count in ranges for position in range(start, start + count)}
+    expected = [record for position, record in enumerate(order) if position not in dropped]
+    whole = len(expected) // (batch_size * world)
+    loaders = [Loader(path, rank=rank, world_size=world, skip=skip, **how) for rank in range(world)] if whole else []
+    if not whole:
+        with pytest.raises(ArgumentError, match="too few"):
+            Loader(path, rank=0, world_size=world, skip=skip, **how)
+        return
+    assert {len(loader) for loader in loaders} == {whole}
+    stop = data.draw(st.integers(0, whole))
+    found, states = [], []
+    running = [iter(loader) for loader in loaders]
+    for _ in range(stop):
+        for steps in running:
+            found += next(steps)[:, 0].tolist()
+    states = [json.loads(json.dumps(loader.state_dict())) for loader in loaders]
+    assert all(state == states[0] for state in states)
+    with Loader(path, rank=0, world_size=1, drop_last=False, **{**how, "batch_size": 1}) as rest:  # knows of no skip
+        rest.load_state_dict(states[0])
+        found += [int(step[0, 0]) for step in rest]
+    assert found == expected
+    for loader in loaders:
+        loader.close()
+
+
+def test_a_state_keeps_what_was_chosen_and_adds_what_is_new(lone):
+    path, _ = lone
+    with Loader(path, targets=True, skip=[(0, 3, 5)], mask_documents=[2], **HOW) as loader:
+        state = json.loads(json.dumps(loader.state_dict()))
+    with Loader(path, targets=True, skip=[(1, 0, 2)], mask_documents=[7], **HOW) as loader:
+        loader.load_state_dict(state)
+        assert loader.skip == ((0, 3, 5), (1, 0, 2))
+        assert loader.mask_documents == (2, 7)
+        with pytest.raises(StateError, match="skip"):
+            loader.load_state_dict({**state, "skip": [[1]]})
+    with Loader(path, **HOW) as loader:
+        assert {"skip", "mask_documents"}.isdisjoint(loader.state_dict())
+
+
+def test_a_skipped_epoch_is_that_epoch_only(lone):
+    path, _ = lone
+    with Loader(path, skip=[(1, 0, 6)], batch_size=1, **HOW) as loader:
+        all_steps = len(loader)
+        loader.set_epoch(1)
+        assert len(loader) == all_steps - 6
+        loader.set_epoch(2)
+        assert len(loader) == all_steps
+
+
+def test_reading_pieces_through_the_reader(lone):
+    path, lengths = lone
+    with open_reader(path) as reader:
+        assert len(reader.documents) == len(lengths)
+        assert reader.documents.document(4).id == "doc-4"
+
+
+def test_a_mixture_carries_them_and_never_has_padding_as_a_target(lone, tmp_path):
+    path, _ = lone
+    make(tmp_path / "y.h5", [7, 7, 7, 2])
+    options = {"targets": True, "fields": ("number", "pair"), "documents": ALL, "spans": True}
+    with MixedLoader({"x": path, "y": tmp_path / "y.h5"}, {"x": 1, "y": 1}, rank=0, world_size=1, **options) as mixed:
+        for _ in range(8):
+            step = next(mixed)
+            assert set(step) == {"tokens", "targets", "number", "pair", *ALL, "spans", "span_index"}
+            assert 0 not in step["targets"]
+    with MixedLoader({"y": tmp_path / "y.h5"}, {"y": 1}, rank=0, world_size=1, targets=True) as mixed:
+        _, targets = next(mixed)
+        assert 0 not in targets
+    with pytest.raises(ArgumentError, match="has no mask_documents, skip"):
+        MixedLoader({"x": path}, {"x": 1}, rank=0, world_size=1, skip=[(0, 1, 2)], mask_documents=[1])
+
+
+def test_a_following_loader_gives_the_fields_that_are_committed(tmp_path):
+    size = {"batch_size": 2, "seq_len": 4}
+    values = np.arange(10 * 8).reshape(10, 2, 4)
+    with open_writer(tmp_path / "live", **size, fields={"mask": "u2"}, live=True, shard_batches=3) as writer:
+        writer.write(values[:4], {"mask": values[:4] + 7})
+        loader = FollowingLoader(tmp_path / "live", timeout_s=20, rank=0, world_size=1, fields=("mask",))
+        steps = [next(loader) for _ in range(4)]
+        writer.write(values[4:], {"mask": values[4:] + 7})
+        steps += [next(loader) for _ in range(6)]
+    steps += list(loader)[10:]
+    loader.close()
+    for number, step in enumerate(steps):
+        np.testing.assert_array_equal(step["tokens"], values[number])
+        np.testing.assert_array_equal(step["mask"], values[number] + 7)

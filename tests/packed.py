@@ -1,0 +1,120 @@
+"""Batches of pieces of documents at random places, with all that can be stored beside them, and what is where."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from zb_hdf5 import open_writer
+from zb_hdf5.core.pieces import Pieces, ends_of
+from zb_hdf5.formats.document_writer import DocumentsWriter
+from zb_hdf5.formats.documents import DocumentRows, documents_path
+from zb_hdf5.formats.pieces import PiecesWriter
+from zb_hdf5.spec import NO_DOCUMENT
+
+FIELDS = {"mask": "u1", "vector": ("f4", (2,)), "mark": "S1", "both": [("x", "u1"), ("y", "f4")]}
+
+
+class Packed(NamedTuple):
+    """A file of batches, and what it holds.
+
+    Attributes
+    ----------
+    cells
+        Of each row, (token, document, place in it) of each column; padding is of document -1.
+    documents
+        The tokens of each document.
+    spans
+        Document -> (start, stop, value) of its spans.
+    fields
+        Name -> values, shape (R, S, ...).
+    """
+
+    path: Path
+    cells: list[list[tuple[int, int, int]]]
+    documents: list[list[int]]
+    spans: dict[int, list[tuple[int, int, Any]]]
+    fields: dict[str, np.ndarray]
+
+    def held(self, document: int) -> list[tuple[int, int]]:
+        """Return (place, token) of the tokens of a document that are in the file."""
+        return sorted((place, token) for row in self.cells for token, of, place in row if of == document)
+
+
+def write_packed(path, lengths, *, seq_len=8, batch_size=2, seed=0, vocab=50, lost=0.2) -> Packed:
+    """Write documents of these lengths in pieces, in any order; a share of the pieces is lost."""
+    rng = np.random.default_rng(seed)
+    documents = [rng.integers(0, vocab, length).tolist() for length in lengths]
+    chunks = []
+    for number, length in enumerate(lengths):
+        cuts = sorted(
+            {0, length, *rng.integers(0, length + 1, rng.integers(0, 3)).tolist(), *range(0, length, seq_len)}
+        )
+        chunks += [(number, a, b) for a, b in zip(cuts, cuts[1:], strict=False) if rng.random() >= lost]  # noqa: RUF007
+    rng.shuffle(chunks)
+    cells, pieces = [], []
+    for number, a, b in chunks:
+        if not cells or len(cells[-1]) + b - a > seq_len:
+            cells.append([])
+            pieces.append([])
+        if not cells[-1] or cells[-1][-1][1:] != (number, a - 1):  # else the piece before goes on
+            pieces[-1].append((len(cells[-1]), sum(lengths[:number]) + a))
+        cells[-1] += [(documents[number][place], number, place) for place in range(a, b)]
+    while not cells or len(cells) % batch_size:
+        cells.append([])
+        pieces.append([])
+    for row, found in zip(cells, pieces, strict=True):
+        if len(row) < seq_len:
+            found.append((len(row), NO_DOCUMENT))
+            row += [(0, -1, 0)] * (seq_len - len(row))
+    spans = _spans(documents, rng)
+    fields = _field_values(np.array([[of * 100 + place for _, of, place in row] for row in cells]))
+    _write(Path(path), cells, pieces, lengths, spans, fields, batch_size)
+    return Packed(Path(path), cells, documents, spans, fields)
+
+
+def _spans(documents, rng):
+    found = {}
+    for number, tokens in enumerate(documents):
+        edges = sorted(set(rng.integers(0, len(tokens) + 1, 4).tolist()))
+        pairs = list(zip(edges, edges[1:], strict=False))[:: rng.integers(1, 3)]  # noqa: RUF007
+        found[number] = [(a, b, {"document": number, "span": k}) for k, (a, b) in enumerate(pairs)]
+    return found
+
+
+def _field_values(seeds):
+    both = np.zeros(seeds.shape, np.dtype(FIELDS["both"]))
+    both["x"], both["y"] = seeds % 7, seeds / 4
+    marks = np.array([b"a", b"b", b"c"])[seeds % 3]
+    vector = np.stack([seeds, -seeds], axis=-1).astype("f4")
+    return {"mask": (seeds % 2).astype("u1"), "vector": vector, "mark": marks, "both": both}
+
+
+def _write(path, cells, pieces, lengths, spans, fields, batch_size):
+    tokens = np.array([[token for token, _, _ in row] for row in cells], np.uint16).reshape(
+        -1, batch_size, len(cells[0])
+    )
+    shape = {"batch_size": batch_size, "seq_len": len(cells[0]), "dtype": "uint16"}
+    with open_writer(path, **shape, fields={name: FIELDS[name] for name in fields}) as writer:
+        values = {name: each.reshape(*tokens.shape, *each.shape[2:]) for name, each in fields.items()}
+        writer.write(tokens, fields=values)
+        sha256 = writer.finish().sha256
+    flat = np.array([piece for found in pieces for piece in found], object).reshape(-1, 2)
+    ends = ends_of(np.array([len(found) for found in pieces]))
+    writer = PiecesWriter(path)
+    writer.append(Pieces(ends, flat[:, 0].astype("u4"), flat[:, 1].astype("u8"), len(cells[0])))
+    writer.publish(len(cells[0]), "train", sha256)
+    table = DocumentsWriter(documents_path(path))
+    for number, length in enumerate(lengths):
+        rows = DocumentRows(
+            [f"{number % 2}.jsonl"], np.zeros(1, "u4"), np.array([number + 1], "u8"), [f"id-{number}".encode()],
+            [json.dumps({"n": number}).encode()],
+        )  # fmt: skip
+        table.append([length], rows)
+        start = table.token_count - length
+        starts, stops = (np.array([start + span[k] for span in spans[number]], np.int64) for k in (0, 1))
+        table.append_spans(starts, stops, [json.dumps(value).encode() for *_, value in spans[number]])
+    table.publish(tokens_sha256=sha256)

@@ -1,0 +1,203 @@
+"""What a step carries besides its tokens: targets, fields, documents and spans. All follow from what is stored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from zb_hdf5.columns.reader import BatchReader, from_numpy, require_choice
+from zb_hdf5.core.pieces import Pieces
+from zb_hdf5.errors import ArgumentError
+from zb_hdf5.loaders.steps import Request
+from zb_hdf5.views import documents as views
+from zb_hdf5.views.spans import spans_of_pieces
+
+if TYPE_CHECKING:
+    import torch
+
+#: Name of a value -> what computes it from the pieces of the inputs.
+DOCUMENT_VALUES: Final[dict[str, Callable[..., Any]]] = {
+    "cu_seqlens": views.cu_seqlens,
+    "max_seqlen": views.max_seqlen,
+    "seq_lens": lambda pieces: pieces.lengths.astype(np.int32),
+    "position_ids": views.position_ids,
+    "document_ids": views.document_ids,
+}
+DOCUMENTS: Final = "documents"
+#: Unsigned dtypes that torch does not calculate with -> those that hold their values, of 8 bytes up to 2**63 - 1.
+_SIGNED: Final = {2: np.int32, 4: np.int64, 8: np.int64}
+
+
+@dataclass(frozen=True)
+class ExtraOptions:
+    """What a loader is asked for besides tokens. See `Loader`."""
+
+    fields: tuple[str, ...] = ()
+    documents: tuple[str, ...] = ()
+    spans: bool = False
+    cu_seqlens_capacity: int | None = None
+    mask_documents: tuple[int, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        fields: Sequence[str],
+        documents: bool | Collection[str],
+        spans: bool,
+        cu_seqlens_capacity: int | None,
+        mask_documents: Collection[int],
+    ) -> ExtraOptions:
+        """Check what a call asks for.
+
+        Raises
+        ------
+        ArgumentError
+            If a name is unknown.
+        """
+        wanted = documents if isinstance(documents, Collection) and not isinstance(documents, str) else ()
+        if documents is True:
+            wanted = ("cu_seqlens",)
+        elif documents is not False and not wanted and documents != ():
+            raise ArgumentError(f"documents must be True or names of {_names()}, found {documents!r}")
+        for name in wanted:
+            require_choice("documents", name, (*DOCUMENT_VALUES, DOCUMENTS))
+        if isinstance(fields, str):
+            raise ArgumentError(f"fields must be names of fields, such as ({fields!r},), found {fields!r}")
+        if cu_seqlens_capacity is not None and "cu_seqlens" not in wanted:
+            raise ArgumentError("cu_seqlens_capacity needs documents=True, or 'cu_seqlens' in documents")
+        masked = tuple(sorted({int(number) for number in mask_documents}))
+        return cls(tuple(fields), tuple(wanted), spans, cu_seqlens_capacity, masked)
+
+    @property
+    def as_dict(self) -> bool:
+        """Whether steps are dictionaries."""
+        return bool(self.fields or self.documents or self.spans)
+
+
+def _names() -> str:
+    return ", ".join((*DOCUMENT_VALUES, DOCUMENTS))
+
+
+class Extras:
+    """Reads what a step carries besides its tokens. As thread-safe as the reader; picklable.
+
+    Parameters
+    ----------
+    reader, seq_len
+        Of the loader.
+    inputs
+        Columns of the inputs: one less than `seq_len` where the last token of a record is a target only.
+    targets
+        Whether targets are asked for.
+
+    Raises
+    ------
+    ArgumentError, BackendError
+        If the store has no such field, or no documents.
+    """
+
+    def __init__(self, reader: BatchReader, seq_len: int, inputs: int, options: ExtraOptions, *, targets: bool) -> None:
+        self._reader, self._seq_len, self._inputs, self._targets = reader, seq_len, inputs, targets
+        self._options = options
+        for name in options.fields:
+            reader.field(name)
+        asks = bool(options.documents or options.spans or options.mask_documents)
+        if asks and not reader.has_pieces:
+            reader.read_pieces(np.empty(0, np.int64))  # says what is missing
+        self._needs_pieces = asks or (targets and reader.has_padding)
+        self._ends_documents = bool(options.documents or options.spans)
+        numbered = DOCUMENTS in options.documents or options.mask_documents or options.spans
+        if numbered and reader.documents is None:
+            raise ArgumentError(f"{reader.path}: holds pieces, and no table of the documents; restore it")
+        if options.mask_documents and not targets:
+            raise ArgumentError("mask_documents gives tokens the target -100: it needs targets=True")
+        if options.mask_documents and reader.documents is not None:
+            _require_documents(options.mask_documents, len(reader.documents), reader)
+        self._cut = inputs < seq_len
+        self._values = [(name, DOCUMENT_VALUES[name]) for name in options.documents if name in DOCUMENT_VALUES]
+
+    def beside(self, request: Request, tokens: npt.NDArray[Any] | None) -> dict[str, Any]:
+        """Return the values of one step but its tokens, as tensors where torch has their dtype.
+
+        Parameters
+        ----------
+        tokens
+            What was read, shape (B, seq_len), where targets are asked for.
+        """
+        step: dict[str, Any] = {}
+        pieces = self.pieces(request) if self._needs_pieces else None
+        if tokens is not None and self._targets:
+            step["targets"] = as_tensor(self.targets(tokens, pieces))
+        for name in self._options.fields:
+            step[name] = as_tensor(self._field(name, request))
+        if pieces is not None:
+            self._add_documents(step, pieces.first_columns(self._inputs) if self._cut else pieces)
+        return step
+
+    def pieces(self, request: Request) -> Pieces:
+        """Return the pieces of the records of a request, all columns."""
+        if isinstance(request, int):
+            return self._reader.read_batch_pieces(request)
+        return self._reader.read_pieces(request, self._seq_len)
+
+    def targets(self, tokens: npt.NDArray[Any], pieces: Pieces | None) -> npt.NDArray[np.int64]:
+        """Return the next token of each input, or -100: shape (B, inputs)."""
+        if pieces is not None and self._ends_documents:
+            found = views.targets(tokens, pieces)
+        else:
+            found = views.next_tokens(tokens, pieces)
+        if pieces is not None and self._options.mask_documents:
+            masked = np.isin(self._numbers_of(pieces.offsets), self._options.mask_documents)
+            views.ignore(found, pieces, masked)
+        return found[:, : self._inputs]
+
+    def _numbers_of(self, offsets: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
+        table = self._reader.documents
+        if table is None:
+            raise ArgumentError(f"{self._reader.path}: holds no table of documents any more")
+        return table.number_of(offsets)
+
+    def _field(self, name: str, request: Request) -> npt.NDArray[Any]:
+        values = self._reader.field(name)
+        field = values.meta.field
+        size, shape = (1, ()) if field is None else (field.size, field.shape)
+        count = self._reader.meta.batch_size if isinstance(request, int) else len(request)
+        out = np.empty((count, self._seq_len * size), values.dtype)
+        if isinstance(request, int):
+            values.read_into(request, out)
+        else:
+            values.read_records_into(request, out)
+        return out.reshape(count, self._seq_len, *shape)[:, : self._inputs]
+
+    def _add_documents(self, step: dict[str, Any], pieces: Pieces) -> None:
+        options = self._options
+        for name, value_of in self._values:
+            if name == "cu_seqlens":
+                step[name] = from_numpy()(value_of(pieces, options.cu_seqlens_capacity))
+            else:
+                found = value_of(pieces)
+                step[name] = found if isinstance(found, int) else from_numpy()(found)
+        if DOCUMENTS in options.documents:
+            step[DOCUMENTS] = as_tensor(self._numbers_of(views.document_offsets(pieces)))
+        if options.spans and self._reader.documents is not None:
+            step["spans"], index = spans_of_pieces(pieces, self._reader.documents.spans)
+            step["span_index"] = as_tensor(index)
+
+
+def _require_documents(numbers: tuple[int, ...], count: int, reader: BatchReader) -> None:
+    unknown = [number for number in numbers if not 0 <= number < count]
+    if unknown:
+        raise ArgumentError(
+            f"{reader.path}: mask_documents: expected numbers in 0..{count - 1:,}, found {unknown[0]:,}"
+        )
+
+
+def as_tensor(values: npt.NDArray[Any]) -> torch.Tensor | npt.NDArray[Any]:
+    """Return a tensor; the array itself where torch has no such dtype (structured values, bytes)."""
+    if values.dtype.kind == "u" and values.dtype.itemsize > 1:
+        values = values.astype(_SIGNED[values.dtype.itemsize])
+    return from_numpy()(values) if values.dtype.kind in "biufc" else values

@@ -29,7 +29,7 @@ RESERVED_NAMES: Final = frozenset(
         "documents",
         "spans",
         "span_index",
-    }  # fmt: skip
+    }
 )
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 #: Kinds of dtype that HDF5 and numpy both have, of a fixed size.

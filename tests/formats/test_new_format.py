@@ -37,7 +37,7 @@ from zb_hdf5.core.files import regular
 from zb_hdf5.core.publishing import write_fully
 from zb_hdf5.formats.registry import FORMATS, FileFormat
 from zb_hdf5.formats.sidecar import crc32_path, read_any_crc32_file, read_crc32_file
-from zb_hdf5.testing import check_closing, check_reader, check_writer, random_tokens
+from zb_hdf5.testing import check_closing, check_reader, check_writer, check_writer_of_fields, random_tokens
 
 # --- the one file: slots behind a header of 64 bytes, and crc32 rows in a sidecar or in a trailer ----------------
 
@@ -447,6 +447,15 @@ def masked(any_row, tmp_path, expected):
     write_masked(lone, expected)
     pipe.convert(StoreSource(lone, any_row.name), any_row.name, tmp_path / "masked", num_shards=3)
     return tmp_path / "masked"
+
+
+def test_a_field_is_written_and_read_as_the_contract_says(any_row, tmp_path, expected):
+    size = {"batch_size": SHAPE[0], "seq_len": SHAPE[1], "dtype": "uint16", "fields": MASK}
+    check_writer_of_fields(
+        lambda number: open_writer(tmp_path / f"{number}{any_row.suffix}", **size),
+        expected,
+        {"mask": mask_of(expected)},
+    )
 
 
 def test_a_field_is_written_and_read_by_every_access(any_row, masked, run, expected):

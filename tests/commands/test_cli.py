@@ -244,7 +244,8 @@ def test_the_json_of_a_conversion(places, tmp_path):
         digest = reader.sha256
     assert report == {
         "path": str(tmp_path / "out"), "batch_size": 4, "seq_len": SEQ_LEN, "dtype": "uint32", "num_batches": 12,
-        "num_shards": 3, "shards_kept": 0, "shards_written": 3, "tokens_in": 384, "tokens_stored": 384,
+        "num_shards": 3, "shards_kept": 0, "shards_written": 3, "left_behind": "",
+        "tokens_in": 384, "tokens_stored": 384,
         "tokens_written": 384, "tokens_padded": 0, "tokens_dropped": {},
         "max_token": 383, "shuffle": "direct: 100% of a sample of the source are in the page cache", "sha256": digest,
         "padding_rows": 0, "extension": None,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
@@ -220,6 +220,10 @@ class DocumentTable:
             part = self.parts[place]
             file = self._files.setdefault(place, DocumentFile(self._folder / part.path, part))
         return file
+
+    def open_files(self) -> Iterator[DocumentFile]:
+        """Open the files one after the other, for who closes each of them."""
+        return (DocumentFile(self._folder / part.path, part) for part in self.parts)
 
     def close(self) -> None:
         """Close the files."""

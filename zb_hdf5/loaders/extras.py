@@ -129,9 +129,9 @@ class Extras:
         options, step = self._options, dict[str, Any]()
         pieces = self.pieces(request) if self._needs_pieces else None
         if self._targets:
-            step["targets"] = _tensor(self.targets(tokens, pieces))
+            step["targets"] = as_tensor(self.targets(tokens, pieces))
         for name in options.fields:
-            step[name] = _tensor(self._field(name, request, len(tokens)))
+            step[name] = as_tensor(self._field(name, request, len(tokens)))
         if pieces is not None:
             shown = pieces if self._inputs == self._seq_len else pieces.first_columns(self._inputs)
             step |= self._of_documents(shown)
@@ -175,16 +175,16 @@ class Extras:
         options, found = self._options, dict[str, Any]()
         for name in options.documents:
             if name == DOCUMENTS:
-                found[name] = _tensor(self._numbers_of(views.document_offsets(pieces)))
+                found[name] = as_tensor(self._numbers_of(views.document_offsets(pieces)))
             elif name == "cu_seqlens":
-                found[name] = _tensor(views.cu_seqlens(pieces, options.cu_seqlens_capacity))
+                found[name] = as_tensor(views.cu_seqlens(pieces, options.cu_seqlens_capacity))
             elif name == "max_seqlen":
                 found[name] = views.max_seqlen(pieces)
             else:
-                found[name] = _tensor(DOCUMENT_VALUES[name](pieces))
+                found[name] = as_tensor(DOCUMENT_VALUES[name](pieces))
         if options.spans and self._reader.documents is not None:
             found["spans"], index = spans_of_pieces(pieces, self._reader.documents.spans)
-            found["span_index"] = _tensor(index)
+            found["span_index"] = as_tensor(index)
         return found
 
 
@@ -196,7 +196,7 @@ def _require_documents(numbers: tuple[int, ...], count: int, reader: BatchReader
         )
 
 
-def _tensor(values: npt.NDArray[Any]) -> torch.Tensor | npt.NDArray[Any]:
+def as_tensor(values: npt.NDArray[Any]) -> torch.Tensor | npt.NDArray[Any]:
     """Return a tensor; the array itself where torch has no such dtype (structured values, bytes)."""
     import torch
 

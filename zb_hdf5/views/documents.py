@@ -49,9 +49,14 @@ def cu_seqlens(pieces: Pieces, capacity: int | None = None) -> npt.NDArray[np.in
     if capacity is not None and capacity < needed:
         raise ArgumentError(f"capacity of cu_seqlens: expected at least {needed:,} for this batch, found {capacity:,}")
     found = np.empty(capacity or needed, np.int32)
-    found[: len(starts)] = starts
-    found[len(starts) :] = pieces.num_tokens
+    found[: needed - 1] = starts
+    found[needed - 1 :] = pieces.num_tokens
     return found
+
+
+def seq_lens(pieces: Pieces) -> npt.NDArray[np.int32]:
+    """Return the length of each segment, padding included: int32."""
+    return pieces.lengths.astype(np.int32)
 
 
 def max_seqlen(pieces: Pieces) -> int:
@@ -69,10 +74,12 @@ def position_ids(pieces: Pieces) -> npt.NDArray[np.int32]:
     return np.subtract(_counting(len(found)), found, out=found).reshape(-1, pieces.seq_len)
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=256)  # few have the tokens of a batch, which are its large ones
 def _counting(stop: int) -> npt.NDArray[np.int32]:
     """Return 0, 1, ... up to `stop`: a third of the time of `position_ids`, and the same for each batch."""
-    return np.arange(stop, dtype=np.int32)
+    counting = np.arange(stop, dtype=np.int32)
+    counting.flags.writeable = False
+    return counting
 
 
 def document_ids(pieces: Pieces) -> npt.NDArray[np.int32]:
@@ -80,10 +87,11 @@ def document_ids(pieces: Pieces) -> npt.NDArray[np.int32]:
 
     Padding has -1. Element i of `document_offsets` belongs to number i.
     """
-    padding = pieces.is_padding
-    numbers = np.cumsum(~padding, dtype=np.int32)
-    numbers -= 1
-    numbers[padding] = PADDING_ID
+    numbers, padding = _counting(len(pieces.offsets)), pieces.is_padding
+    if padding.any():
+        numbers = np.cumsum(~padding, dtype=np.int32)
+        numbers -= 1
+        numbers[padding] = PADDING_ID
     return numbers.repeat(pieces.lengths).reshape(-1, pieces.seq_len)
 
 

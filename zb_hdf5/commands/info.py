@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from zb_hdf5.columns.reader import BatchReader
-from zb_hdf5.console import counted, format_bytes, format_count
+from zb_hdf5.console import counted, format_bytes, format_count, typed
 from zb_hdf5.core.extents import Extents, network_file_system
 from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.opening import open_reader
@@ -201,7 +201,8 @@ def describe_lines(description: dict[str, Any]) -> list[tuple[str, str]]:
     if "splits" in d:
         lines += _split_lines(d)
     else:
-        lines += [*FORMATS[d["backend"]].lines_of(d), ("layout", _layout_text(d["layout"]))]
+        lines += [(name, typed(text, d["path"])) for name, text in FORMATS[d["backend"]].lines_of(d)]
+        lines.append(("layout", _layout_text(d["layout"])))
     return [
         *lines,
         ("access", _access_text(d["access"], d["file_system"])),

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from zb_hdf5.columns.reader import BatchReader
-from zb_hdf5.console import counted, format_bytes, format_count
+from zb_hdf5.console import counted, format_bytes, format_count, typed
 from zb_hdf5.core.extents import Extents, network_file_system
 from zb_hdf5.errors import ZbError
 from zb_hdf5.formats.documents import DocumentTable
@@ -204,7 +204,8 @@ def describe_lines(description: dict[str, Any]) -> list[tuple[str, str]]:
         lines += [("batches", shape), ("tokens", size), ("records", _records_text(d))]
     lines += [*_document_lines(d), *_field_lines(d), *_origin_lines(d), *_split_lines(d)]
     if "layout" in d:
-        lines += [*FORMATS[d["backend"]].lines_of(d), ("layout", _layout_text(d["layout"]))]
+        lines += [(name, typed(text, d["path"])) for name, text in FORMATS[d["backend"]].lines_of(d)]
+        lines.append(("layout", _layout_text(d["layout"])))
     lines.append(("access", _access_text(d["access"], d["file_system"])))
     lines += [] if is_stream else [("sha256", d["sha256"] or "none stored")]
     return [*lines, ("fingerprint", _short_fingerprint(d["fingerprint"]))]

@@ -183,7 +183,10 @@ def row_lines(row: Row, tokenizer: Tokenizer | None, *, limit: int | None, colum
 
 def _headline(title: str, document: Document | None, columns: int, paint: Any, shade: str) -> Iterator[str]:
     """Yield a line that begins a part, and what is known of its document: on the same line if it fits there."""
-    origin = "" if document is None else origin_text(document_json(document))
+    known = {} if document is None else document_json(document)
+    origin = origin_text(known)
+    if columns_of(origin) > columns - 2 and "source" in known:
+        origin = origin_text(known | {"source": f"…/{Path(known['source']).name}"})
     together = f"── {title} · {origin} "
     fits = bool(origin) and columns_of(together) <= columns
     line = together if fits else f"── {title} "

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from zb_hdf5.core.documents import Document, Spans
 from zb_hdf5.core.paths import local_path
 from zb_hdf5.core.pieces import Pieces
-from zb_hdf5.errors import BatchIndexError, FormatError
+from zb_hdf5.errors import BatchIndexError, FormatError, Remedy
 from zb_hdf5.formats.codecs import Decode, DecodeAll, decoder
 from zb_hdf5.formats.pieces import PiecesFile, pieces_path
 from zb_hdf5.spec import DEFAULT_SPLIT, DOCUMENTS, DOCUMENTS_SUFFIX, NO_DOCUMENT, U32_MAX
@@ -352,7 +352,9 @@ class DocumentFile:
                     decode([text])
             raise FormatError(
                 f"{self.path}: the value of the span at token {int(starts[place]):,} cannot be decoded: {error}; pass "
-                "the codec that it was written with, or run 'zb verify'"
+                "the codec that it was written with",
+                remedy=Remedy.VERIFY,
+                at=self.path.parent,
             ) from error
 
     def rows(self, start: int, stop: int) -> DocumentRows:

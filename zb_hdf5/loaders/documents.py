@@ -326,7 +326,7 @@ def _open_stream(source: str | os.PathLike[str], split: str, access: str) -> Mma
     path = local_path(source)
     if path.exists() and not is_stream(path):
         raise ArgumentError(
-            f"{path}: expected a token stream, whose documents are whole, found none; convert text with --layout stream"
+            f"{path}: expected a token stream, whose documents are whole, found none; convert text into a stream"
         )
     return MmapTokenStore(path, split=split, access=access)
 

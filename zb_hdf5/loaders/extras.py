@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 DOCUMENT_VALUES: Final[dict[str, Callable[..., Any]]] = {
     "cu_seqlens": views.cu_seqlens,
     "max_seqlen": views.max_seqlen,
-    "seq_lens": lambda pieces: pieces.lengths.astype(np.int32),
+    "seq_lens": views.seq_lens,
     "position_ids": views.position_ids,
     "document_ids": views.document_ids,
 }

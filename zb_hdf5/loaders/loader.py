@@ -476,5 +476,5 @@ def _remedy_of_dtype(found: str) -> str:
         return ""
     return (
         "; digests are over the stored bytes, so the same tokens in another dtype count as other data: convert the "
-        f"store with --dtype {found}, or, if it is that store in another dtype, pass force=True"
+        f"store to dtype {found}, or, if it is that store in another dtype, pass force=True"
     )

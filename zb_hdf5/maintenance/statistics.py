@@ -233,20 +233,24 @@ def _find_duplicates(source: Units, whole: npt.NDArray[np.bool_], hashes: npt.ND
     by_hash = np.argsort(hashes[units], kind="stable")
     alike, ids = units[by_hash], hashes[units[by_hash]]
     count = tokens = 0
-    best: list[tuple[int, int, DuplicateGroup]] = []
+    best: list[tuple[int, int, Counts]] = []
     if len(units):
         source.find(units)
     for candidates in np.split(alike, np.flatnonzero(ids[1:] != ids[:-1]) + 1) if len(alike) else []:
         for group in _equal_units(source, candidates):
-            copies = len(group.units) - 1
-            count, tokens = count + copies, tokens + copies * group.length
-            heapq.heappush(best, (copies * group.length, -int(group.units[0]), group))
+            repeated_tokens = (len(group) - 1) * int(source.sizes[group[0]])
+            count, tokens = count + len(group) - 1, tokens + repeated_tokens
+            heapq.heappush(best, (repeated_tokens, -int(group[0]), group))
             if len(best) > MAX_GROUPS:
                 heapq.heappop(best)
-    return Duplicates(count, tokens, [group for _, _, group in sorted(best, key=lambda item: item[:2], reverse=True)])
+    groups = []
+    for _, _, group in sorted(best, key=lambda item: item[:2], reverse=True):
+        beginning = next(source.tokens_of(int(group[0])))[:BEGINNING_TOKENS].copy()
+        groups.append(DuplicateGroup(group, int(source.sizes[group[0]]), beginning))
+    return Duplicates(count, tokens, groups)
 
 
-def _equal_units(source: Units, units: Counts) -> Iterator[DuplicateGroup]:
+def _equal_units(source: Units, units: Counts) -> Iterator[Counts]:
     """Yield the groups of equal units."""
     classes: list[list[int]] = []
     for unit in units.tolist():
@@ -256,10 +260,7 @@ def _equal_units(source: Units, units: Counts) -> Iterator[DuplicateGroup]:
                 break
         else:
             classes.append([unit])
-    for members in classes:
-        if len(members) > 1:
-            beginning = next(source.tokens_of(members[0]))[:BEGINNING_TOKENS].copy()
-            yield DuplicateGroup(np.array(members), int(source.sizes[members[0]]), beginning)
+    yield from (np.array(members) for members in classes if len(members) > 1)
 
 
 def _same(source: Units, one: int, other: int) -> bool:

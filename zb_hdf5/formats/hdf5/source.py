@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from zb_hdf5.columns.source import CopyingSource, gather_from_batches
 from zb_hdf5.core.files import Identity
-from zb_hdf5.errors import FormatError, IncompleteError, UnavailableError
+from zb_hdf5.errors import FormatError, IncompleteError, Remedy, UnavailableError
 from zb_hdf5.formats.hdf5.file import h5_damage, lacking_filters, open_h5_for_reading
 from zb_hdf5.spec import BATCHES_ATTRIBUTES, BATCHES_LAYOUT, NO_SHA256, StoreMeta, TokenArray, as_stored, is_sha256
 
@@ -100,7 +100,9 @@ class H5pySource(CopyingSource):
         if size < self._size:
             raise IncompleteError(
                 f"{self._path}: expected at least {self._size:,} bytes, found {size:,}: the file was cut short; "
-                "restore it, then run 'zb verify'"
+                "restore it",
+                remedy=Remedy.VERIFY,
+                at=self._path,
             )
 
     def gather_into(self, records: npt.NDArray[np.int64], out: TokenArray) -> None:

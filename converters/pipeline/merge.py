@@ -11,6 +11,7 @@ from zb_hdf5 import ConvertError, ShardIndex, StoreMeta, open_reader
 from zb_hdf5.converters.pipeline.journal import Part, journal_paths, read_journals, remove_journals, require_same
 from zb_hdf5.converters.pipeline.shard import SHARDS, FinishedShard
 from zb_hdf5.core.publishing import PartialDirectory, partial_path, remove
+from zb_hdf5.field import Field
 from zb_hdf5.formats.documents import DocumentPart, check_documents
 from zb_hdf5.formats.pieces import pieces_path
 from zb_hdf5.formats.registry import FORMATS
@@ -38,8 +39,9 @@ def merge_parts(destination: str | os.PathLike[str], *, overwrite: bool = False)
         folder.keep()
         plan, finished = _collect(waiting)
         indexed = FORMATS[plan["target"]].indexed
+        fields = tuple(Field.from_json(name, value) for name, value in plan["meta"]["fields"].items())
         index = ShardIndex(
-            StoreMeta(**{**plan["meta"], "dtype": stored_dtype(plan["meta"]["dtype"])}),
+            StoreMeta(**{**plan["meta"], "dtype": stored_dtype(plan["meta"]["dtype"]), "fields": fields}),
             tuple(done.entry for _, done in sorted(finished.items())),
             plan["shuffle"],
             plan["source"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import pickle
 import sys
@@ -428,7 +429,7 @@ def test_values_that_cannot_be_encoded(codec, value, message):
 )  # fmt: skip
 def test_each_codec_gives_back_its_value(codec, value):
     name, encode = codecs.encoder(codec)
-    found = codecs.decoder(name, codec)([encode(value)] * 3)
+    found = codecs.decoder(name, codec)(encode([value] * 3))
     np.testing.assert_equal(found, [value] * 3)
 
 
@@ -460,3 +461,12 @@ def test_a_value_that_cannot_be_decoded_names_its_span(tmp_path, bad):
         table.spans(0, 5)
     assert table.spans(0, 5, codec=bytes).values == [b"1", bad]
     table.close()
+
+
+@pytest.mark.parametrize(
+    "values", [["\x1e"], [1, "\x1e", 2], [["a", "\x1e", "b"]], ["", [], {}, None], ['"', '","', "ü"]], ids=repr
+)
+def test_json_values_are_told_apart_whatever_is_in_them(values):
+    texts = codecs.encoder("json")[1](values)
+    assert texts == [json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() for value in values]
+    assert codecs.decoder("json", None)(texts) == values

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 from itertools import chain
-from operator import index
+from operator import index, le, lt
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
@@ -13,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError, ConvertError, FormatError
-from zb_hdf5.formats.codecs import Encode
+from zb_hdf5.formats.codecs import EncodeAll
 from zb_hdf5.formats.documents import (
     NO_SOURCE,
     TEXT_COLUMNS,
@@ -238,7 +239,7 @@ def _append_file(file: DocumentFile, writer: DocumentsWriter) -> None:
 
 
 def encoded_spans(
-    spans: Sequence[tuple[int, int, object]], num_tokens: int, encode: Encode, where: str
+    spans: Sequence[tuple[int, int, object]], num_tokens: int, encode: EncodeAll, where: str
 ) -> EncodedSpans:
     """Check the spans of one document, and encode their values.
 
@@ -249,29 +250,38 @@ def encoded_spans(
     ConvertError
         If a value cannot be encoded.
     """
-    starts: list[int] = []
-    stops: list[int] = []
-    values: list[bytes] = []
+    starts, stops, given = map(list, zip(*spans, strict=True))
+    # whole lists at once: a loop over the spans takes as long as to write the tokens
+    inside = all(map(lt, starts, stops)) and index(starts[0]) >= 0 and stops[-1] <= num_tokens
+    if not inside or not all(map(le, stops, starts[1:])):
+        _refuse_places(spans, num_tokens, where)
+    starts, stops = list(map(index, starts)), list(map(index, stops))
+    try:
+        values = encode(given)
+    except Exception as error:  # whatever an encoder of the user raises
+        number = 0
+        with contextlib.suppress(Exception):
+            for number, value in enumerate(given):  # noqa: B007 - the one that cannot be encoded
+                encode([value])
+        raise ConvertError(
+            f"{where}: the value of span {number:,} cannot be encoded: {error}; choose another spans_codec"
+        ) from error
+    if not all(values) or set(map(type, values)) != {bytes}:
+        number, data = next((k, v) for k, v in enumerate(values) if not v or type(v) is not bytes)
+        raise ConvertError(
+            f"{where}: the value of span {number:,} must be encoded to bytes, at least one, found {data!r}; "
+            "leave the span out, or choose another spans_codec"
+        )
+    return starts, stops, values
+
+
+def _refuse_places(spans: Sequence[tuple[int, int, object]], num_tokens: int, where: str) -> None:
+    """Raise `ArgumentError` for the first span that is not where it may be."""
     before = 0
-    for start, stop, value in spans:
-        if not before <= index(start) < index(stop) <= num_tokens:
+    for number, (start, stop, _) in enumerate(spans):
+        if not before <= start < stop <= num_tokens:
             inside = 0 <= start < stop <= num_tokens
             advice = "spans must ascend and not overlap: give a list as the value of one span"
             advice = advice if inside else f"expected 0 <= start < stop <= {num_tokens:,}"
-            raise ArgumentError(f"{where}: span {len(values):,} is tokens {start:,} to {stop:,}: {advice}")
-        try:
-            data = encode(value)
-        except Exception as error:  # whatever an encoder of the user raises
-            raise ConvertError(
-                f"{where}: the value of span {len(values):,} cannot be encoded: {error}; choose another spans_codec"
-            ) from error
-        if not data or not isinstance(data, bytes):
-            raise ConvertError(
-                f"{where}: the value of span {len(values):,} must be encoded to bytes, at least one, found {data!r}; "
-                "leave the span out, or choose another spans_codec"
-            )
-        starts.append(start)
-        stops.append(stop)
-        values.append(data)
+            raise ArgumentError(f"{where}: span {number:,} is tokens {start:,} to {stop:,}: {advice}")
         before = stop
-    return starts, stops, values

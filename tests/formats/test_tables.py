@@ -306,7 +306,7 @@ def write_documents(path, found, together=2):
                 np.arange(len(group), dtype="u4") if group[0][1] else None,
                 np.array([d[2] for d in group], "u8") if group[0][1] else None,
                 [(d[3] or "").encode() for d in group] if any(d[3] for d in group) else None,
-                [encode(d[4]) if d[4] else b"" for d in group] if any(d[4] for d in group) else None,
+                [encode([d[4]])[0] if d[4] else b"" for d in group] if any(d[4] for d in group) else None,
             )
             writer.append([d[0] for d in group], rows)
             for length, *_, spans in group:

@@ -144,13 +144,12 @@ class DocumentsWriter:
         befores = np.concatenate([np.array([self._span_stop], starts.dtype), stops[:-1]])
         # a gap is a span without bytes: one lies before each span that does not begin where the last one ends
         gaps = (befores < starts) & ((np.arange(len(starts)) > 0) | (self._span_stop > 0))
-        places, texts = starts, values
-        if gaps.any():
-            places = np.stack([befores, starts], axis=1)[np.stack([gaps, np.ones_like(gaps)], axis=1)]
-            pairs = zip(gaps.tolist(), values, strict=True)
-            texts = [text for gap, value in pairs for text in ((b"", value) if gap else (value,))]
+        kept = np.stack([gaps, np.ones_like(gaps)], axis=1)
+        places, is_span = np.stack([befores, starts], axis=1)[kept], (kept & [False, True])[kept]
+        lengths = np.zeros(len(places), np.uint64)
+        lengths[is_span] = np.fromiter(map(len, values), np.uint64, len(values))
         self._tables.append("span_starts", places)
-        self._tables.append_texts("span_values", texts)
+        self._tables.append_texts("span_values", values, lengths)
         self._span_stop = int(stops[-1])
 
     def _fill(self, name: str) -> None:
@@ -250,6 +249,8 @@ def encoded_spans(
     ConvertError
         If a value cannot be encoded.
     """
+    if not spans:
+        return [], [], []
     starts, stops, given = map(list, zip(*spans, strict=True))
     # whole lists at once: a loop over the spans takes as long as to write the tokens
     inside = all(map(lt, starts, stops)) and index(starts[0]) >= 0 and stops[-1] <= num_tokens

@@ -30,7 +30,7 @@ def describe(
     ConvertError
         If the conversion would refuse the destination.
     """
-    refuse_bad_destination(source, destination)
+    refuse_bad_destination(source.paths, destination)
     one_file = is_one_file(target, destination, several=bool(num_shards or shard_bytes))
     cuts = [(0, source.num_batches)] if one_file else cut_into_shards(source, num_shards, shard_bytes)
     plan = Plan(source, target, cuts, {})

@@ -36,7 +36,7 @@ def convert_live(
     """
     destination = Path(destination)
     start_s = time.monotonic()
-    refuse_bad_destination(source, destination)
+    refuse_bad_destination(source.paths, destination)
     cuts = cut_into_shards(source, num_shards, shard_bytes)
     needed_bytes = FORMATS[LiveStoreWriter.backend].stored_bytes(source.meta, source.num_batches)
     require_room(destination.absolute().parent, needed_bytes, len(cuts) + 2)

@@ -185,7 +185,7 @@ def convert(
     """
     destination = Path(destination)
     start_s = time.monotonic()
-    refuse_bad_destination(source, destination)
+    refuse_bad_destination(source.paths, destination)
     work = WorkOptions(
         engine or Inline(), overwrite, resume, part, shuffle_method, memory_bytes, progress=progress, kept=kept
     )
@@ -230,7 +230,7 @@ def is_one_file(target: str, destination: Path, *, several: bool) -> bool:
     return destination.suffix == suffix
 
 
-def refuse_bad_destination(source: Source, destination: Path) -> None:
+def refuse_bad_destination(sources: Iterable[Path], destination: Path) -> None:
     """Raise `ConvertError` if the destination has no folder to be in, or is or holds a source."""
     if not destination.absolute().parent.is_dir():
         raise ConvertError(f"{destination.absolute().parent}: no such folder; make it first, or choose another output")
@@ -239,7 +239,7 @@ def refuse_bad_destination(source: Source, destination: Path) -> None:
     places = {
         path.resolve() for path in (destination, partial_path(destination), partial_path(scatter_path(destination)))
     }
-    for path in source.paths:
+    for path in sources:
         if places & {path.resolve(), *path.resolve().parents}:
             raise ConvertError(f"{destination}: is or holds the source {path}; choose another output")
 

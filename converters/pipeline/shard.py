@@ -147,12 +147,16 @@ class ShardTask:
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        """The shard, and the files that it may have beside it."""
-        return self.path, crc32_path(self.path), fields_path(self.path), pieces_path(self.path)
+        return files_of_shard(self.path)
 
     @property
     def num_tokens(self) -> int:
         return (self.stop - self.start) * self.meta.batch_tokens
+
+
+def files_of_shard(path: Path) -> tuple[Path, ...]:
+    """Return the file of a shard, and those that it may have beside it."""
+    return path, crc32_path(path), fields_path(path), pieces_path(path)
 
 
 def is_intact(check: CheckTask[ShardTask, FinishedShard], progress: Progress = no_progress) -> bool:

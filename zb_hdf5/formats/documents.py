@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
@@ -221,6 +221,10 @@ class DocumentTable:
             file = self._files.setdefault(place, DocumentFile(self._folder / part.path, part))
         return file
 
+    def open_files(self) -> Iterator[DocumentFile]:
+        """Open the files one after the other, for who closes each of them."""
+        return (DocumentFile(self._folder / part.path, part) for part in self.parts)
+
     def close(self) -> None:
         """Close the files."""
         for file in self._files.values():
@@ -265,6 +269,11 @@ class DocumentFile:
     def tokens_sha256(self) -> str:
         """Digest of the tokens of the one file that it belongs to, "" if it belongs to a store."""
         return str(self._tables.attributes["tokens_sha256"]) if self._tables else ""
+
+    @property
+    def has_spans(self) -> bool:
+        """Whether a document has one."""
+        return self._tables is not None and "span_starts" in self._tables
 
     @property
     def spans_codec(self) -> str:

@@ -134,22 +134,21 @@ class PiecesFile:
 
     def read_run(self, start: int, stop: int) -> Pieces:
         """Return the pieces of consecutive records, which the caller has checked: views where the file is mapped."""
-        edges = np.zeros(stop - start + 1, np.int64)
         if not self._tables.is_mapped:
-            known = self._tables.read("ends", max(0, start - 1), stop).astype(np.int64)
-            first = int(known[0]) if start else 0
-            np.subtract(known[1 if start else 0 :], first, out=edges[1:])
-            self._require(edges[1:] - edges[:-1], first + int(edges[-1]))
-            columns, offsets = (
-                self._tables.read(name, first, first + int(edges[-1])) for name in ("columns", "offsets")
-            )
-            return Pieces(edges, columns, offsets, self.seq_len)
-        ends, columns, offsets = self._views or self._columns()
-        first = int(ends[start - 1]) if start else 0
-        np.subtract(ends[start:stop], first, out=edges[1:])
-        last = first + int(edges[-1])
-        self._require(edges[1:] - edges[:-1], last)
-        return Pieces(edges, columns[first:last], offsets[first:last], self.seq_len)
+            ends = self._tables.read("ends", max(0, start - 1), stop).view(np.int64)
+            ends, first, last = self._own_ends(ends if start else np.append(0, ends))
+            columns, offsets = (self._tables.read(name, first, last) for name in ("columns", "offsets"))
+            return Pieces(ends, columns, offsets, self.seq_len)
+        known, columns, offsets = self._views or self._columns()
+        ends, first, last = self._own_ends(known[start - 1 : stop] if start else np.append(0, known[:stop]))
+        return Pieces(ends, columns[first:last], offsets[first:last], self.seq_len)
+
+    def _own_ends(self, ends: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], int, int]:
+        """Return the ends of some records, counted from the first one, and which pieces of the file they have."""
+        first, last = int(ends[0]), int(ends[-1])
+        ends = ends - first
+        self._require(ends[1:] - ends[:-1], last)
+        return ends, first, last
 
     def _columns(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32], npt.NDArray[np.uint64]]:
         """Return views of all rows of a mapped file."""
@@ -169,7 +168,8 @@ class PiecesFile:
 
     def _require(self, counts: npt.NDArray[np.int64], stop: int) -> None:
         """Raise `FormatError` if the numbers that were read cannot be: they would point anywhere."""
-        if counts.min(initial=1) < 1 or not 0 <= stop <= self._tables.num_rows("offsets"):
+        # the method `min` does the same in twice the time
+        if (len(counts) and np.minimum.reduce(counts) < 1) or not 0 <= stop <= self._tables.num_rows("offsets"):
             raise FormatError(
                 f"{self._tables.path}: its ends do not ascend: it is damaged",
                 remedy=Remedy.VERIFY,

@@ -75,12 +75,13 @@ class StepReader:
     def _step(self, request: Request, tokens: torch.Tensor) -> Step:
         if self._extras is None:
             return (tokens[:, :-1], tokens[:, 1:]) if self._targets else tokens
-        return self._joined(tokens, self._extras.beside(request, tokens.numpy()))
+        return self._joined(tokens, self._extras.beside(request, tokens.numpy() if self._targets else None))
 
     def _joined(self, tokens: torch.Tensor, beside: dict[str, Any]) -> Step:
         """Return the tokens of a step with what it carries besides them."""
         if self._as_dict:
-            return {"tokens": tokens[:, : self._inputs], **beside}
+            # to cut a tensor takes as long as to compute `cu_seqlens`
+            return {"tokens": tokens if self._inputs == self._seq_len else tokens[:, : self._inputs], **beside}
         return tokens[:, :-1], beside["targets"][:, : tokens.shape[1] - 1]
 
     def read_all(self, requests: Iterator[Request], plan: StepPlan, position: int) -> Generator[Step]:

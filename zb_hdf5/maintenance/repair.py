@@ -181,8 +181,7 @@ def repair_store(
         if not path.exists() and partial_path(path).exists():
             path = partial_path(path)
         try:
-            _require_file(path)
-            report = repair_file(path, overwrite=overwrite, dry_run=dry_run)
+            report = _repair_shard(path, index, overwrite, dry_run)
         except FormatError as error:
             count = entry.document_count if is_stream else entry.num_batches
             if not (overwrite or dry_run):
@@ -212,9 +211,17 @@ def repair_store(
     return reports
 
 
-def _require_file(path: Path) -> None:
+def _repair_shard(path: Path, index: ShardIndex, overwrite: bool, dry_run: bool) -> RepairReport:
+    """Repair one shard. Raises `FormatError` also if it is not there, or lacks the fields of its store."""
     if not path.exists():
         raise FormatError(f"{path}: {INDEX_NAME} names this shard, found no such file")
+    report = repair_file(path, overwrite=overwrite, dry_run=dry_run)
+    if report.state != "damaged":
+        with open_chunks(Path(report.output or path)) as reader:
+            found, expected = ([field.name for field in meta.fields] for meta in (reader.meta, index.meta))
+        if found != expected:
+            raise FormatError(f"{path}: {INDEX_NAME} names the fields {expected}, found {found}")
+    return report
 
 
 def _shards_with_batches(folder: Path, index: ShardIndex) -> tuple[ShardEntry, ...]:

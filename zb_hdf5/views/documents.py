@@ -49,9 +49,14 @@ def cu_seqlens(pieces: Pieces, capacity: int | None = None) -> npt.NDArray[np.in
     if capacity is not None and capacity < needed:
         raise ArgumentError(f"capacity of cu_seqlens: expected at least {needed:,} for this batch, found {capacity:,}")
     found = np.empty(capacity or needed, np.int32)
-    found[: len(starts)] = starts
-    found[len(starts) :] = pieces.num_tokens
+    found[: needed - 1] = starts
+    found[needed - 1 :] = pieces.num_tokens
     return found
+
+
+def seq_lens(pieces: Pieces) -> npt.NDArray[np.int32]:
+    """Return the length of each segment, padding included: int32."""
+    return pieces.lengths.astype(np.int32)
 
 
 def max_seqlen(pieces: Pieces) -> int:
@@ -69,10 +74,12 @@ def position_ids(pieces: Pieces) -> npt.NDArray[np.int32]:
     return np.subtract(_counting(len(found)), found, out=found).reshape(-1, pieces.seq_len)
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=256)  # few have the tokens of a batch, which are its large ones
 def _counting(stop: int) -> npt.NDArray[np.int32]:
     """Return 0, 1, ... up to `stop`: a third of the time of `position_ids`, and the same for each batch."""
-    return np.arange(stop, dtype=np.int32)
+    counting = np.arange(stop, dtype=np.int32)
+    counting.flags.writeable = False
+    return counting
 
 
 def document_ids(pieces: Pieces) -> npt.NDArray[np.int32]:
@@ -80,10 +87,11 @@ def document_ids(pieces: Pieces) -> npt.NDArray[np.int32]:
 
     Padding has -1. Element i of `document_offsets` belongs to number i.
     """
-    padding = pieces.is_padding
-    numbers = np.cumsum(~padding, dtype=np.int32)
-    numbers -= 1
-    numbers[padding] = PADDING_ID
+    numbers, padding = _counting(len(pieces.offsets)), pieces.is_padding
+    if padding.any():
+        numbers = np.cumsum(~padding, dtype=np.int32)
+        numbers -= 1
+        numbers[padding] = PADDING_ID
     return numbers.repeat(pieces.lengths).reshape(-1, pieces.seq_len)
 
 
@@ -92,7 +100,7 @@ def document_offsets(pieces: Pieces) -> npt.NDArray[np.uint64]:
     return pieces.offsets[~pieces.is_padding]
 
 
-def targets(tokens: TokenArray, pieces: Pieces) -> npt.NDArray[np.int64]:
+def targets(tokens: TokenArray, pieces: Pieces, mask: npt.NDArray[Any] | None = None) -> npt.NDArray[np.int64]:
     """Return the token that follows each token in its segment, or -100 where none does: int64, shape (R, S).
 
     None follows the last token of a segment, so none follows the last of a row; and none follows padding.
@@ -103,6 +111,8 @@ def targets(tokens: TokenArray, pieces: Pieces) -> npt.NDArray[np.int64]:
         Shape (R, S), of any integer dtype.
     pieces
         Theirs.
+    mask
+        Numbers of shape (R, S): a token with 0 is nobody's target. It is read all the same.
 
     Notes
     -----
@@ -112,6 +122,8 @@ def targets(tokens: TokenArray, pieces: Pieces) -> npt.NDArray[np.int64]:
     found = np.empty(pieces.num_tokens, np.int64)
     if len(found):
         found[:-1] = tokens.reshape(-1)[1:]
+        if mask is not None:
+            found[:-1][mask.reshape(-1)[1:] == 0] = IGNORED_TARGET
         found[pieces.starts - 1] = IGNORED_TARGET  # the first segment begins behind the last token
         padding = pieces.is_padding
         if padding.any():

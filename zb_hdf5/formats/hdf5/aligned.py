@@ -13,7 +13,7 @@ import hashlib
 import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import h5py
 import numpy as np
@@ -34,6 +34,9 @@ from zb_hdf5.spec import (
     field_column,
     meta_block_bytes,
 )
+
+#: By how many rows a table is extended at most: they keep their disk space.
+TABLE_ROWS_AHEAD: Final = 1 << 19
 
 
 class ColumnSpec(NamedTuple):
@@ -231,7 +234,7 @@ class AlignedFile:
         if stop > there or any(n > len(t.stored) for t, n in zip(self._tables, table_rows, strict=True)):
             self.room.require_metadata_space()
             with self.hdf5():
-                rows = [max(table.count, count) for table, count in zip(self._tables, table_rows, strict=True)]
+                rows = [count + min(count, TABLE_ROWS_AHEAD) for count in table_rows]
                 self._extend(max(stop, there + ahead) if stop > there else there, rows)
         self.room.reserve(stop)
 

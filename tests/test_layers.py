@@ -135,7 +135,7 @@ def test_the_test_sees_what_is_typed(tmp_path, monkeypatch):
     late = tmp_path / "late.py"
     late.write_text('"""Of zb verify."""\nA = f"{1}: run \'zb verify {2}\'"\nB = "pass --force"\nC = "a -- b"\n')
     monkeypatch.setitem(FILES, "zb_hdf5.core.late", late)
-    assert typed_words_in("zb_hdf5.core.late") == [": run 'zb verify ", "pass --force"]
+    assert typed_words_in("zb_hdf5.core.late") == ["pass --force", ": run 'zb verify "]
 
 
 def test_converters_are_imported_as_a_part_of_the_package():

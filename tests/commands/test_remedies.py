@@ -72,14 +72,10 @@ def test_a_remedy_survives_the_way_out_of_a_process(tmp_path):
 # --- at the command line ---------------------------------------------------------------------------------------
 
 
-def write(path, *, backend="hdf5", finish=True):
+def write(path, *, backend="hdf5"):
     path.parent.mkdir(exist_ok=True)
-    writer = open_writer(path, batch_size=2, seq_len=8, dtype="uint16", backend=backend)
-    writer.write(np.arange(48, dtype=np.uint16).reshape(3, 2, 8))
-    if finish:
-        writer.finish()
-    else:
-        writer.abort()
+    with open_writer(path, batch_size=2, seq_len=8, dtype="uint16", backend=backend) as writer:
+        writer.write(np.arange(48, dtype=np.uint16).reshape(3, 2, 8))
     return path
 
 
@@ -127,7 +123,7 @@ def missing_shard_and_index(tmp_path):
 def unfinished_shard(tmp_path):
     folder = tmp_path / "store"
     write(folder / "shard-00000-of-00002.h5")
-    partial = write(folder / "shard-00001-of-00002.h5", finish=False).with_name("shard-00001-of-00002.h5.partial")
+    partial = write(folder / "other.h5").rename(folder / "shard-00001-of-00002.h5.partial")
     return ("index", "rebuild"), folder, 4, f"if no writer is at work on it, run 'zb repair {partial}'"
 
 

@@ -42,7 +42,7 @@ TYPED: Final = {
     Remedy.STAMP: "run 'zb convert batch-to-hdf5 --in-place --unstamp {at}', then the same without --unstamp",
     Remedy.CRC32: "restore it, or make one of the batches as they are now with 'zb index crc32 {at}'",
     Remedy.SHAPE: "pass --batch-size, --seq-len and --dtype as they were at conversion",
-    Remedy.DATASET: "pass --dataset to 'zb convert' or 'zb info'",
+    Remedy.DATASET: "to read one of them, pass --dataset to 'zb convert' or 'zb info'",
     Remedy.TRAIN: "train both with 'zb tokenizer train'",
     Remedy.OTHER_KIND: "run 'zb convert {at}-to-hdf5' for them",
 }

@@ -42,9 +42,9 @@ class Remedy(StrEnum):
     STAMP = "unstamp the file, then stamp it again"
     CRC32 = "restore it, or make one of the batches as they are now with add_crc32_file"
     SHAPE = "pass its shape as it was at conversion"
-    DATASET = "pass dataset= to open_reader"
+    DATASET = "to read one of them, pass dataset= to open_reader"
     TRAIN = "train both with train_tokenizer"
-    OTHER_KIND = "open them as what they are"
+    OTHER_KIND = "leave out the kind to open them"
 
 
 class ZbError(Exception):

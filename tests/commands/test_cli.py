@@ -728,7 +728,7 @@ def test_a_repacked_shard_names_its_cause_and_cure(how, places):
     assert result.stdout.count("BAD: ") == 2  # the shard, and the verdict
     assert f"{shard}: is the shard that {INDEX_NAME} names" in result.stdout
     assert cure in result.stdout
-    with open_reader(store) as reader, pytest.raises(FormatError, match=re.escape(cure)):
+    with open_reader(store) as reader, pytest.raises(FormatError, match="make the index anew"):
         reader.read_batch(4)
     with open_reader(store, access="h5py") as reader:  # which asks the file itself
         np.testing.assert_array_equal(reader.read_batch(4), batches(12)[4])
@@ -748,7 +748,7 @@ def test_a_swapped_batch_shard_is_not_read(places):
         (store / "aside").rename(other)
     for verify in ("none", "batch"):
         with (
-            pytest.raises(ChecksumError, match="belongs elsewhere; run 'zb verify"),
+            pytest.raises(ChecksumError, match="belongs elsewhere; verify it"),
             open_reader(store, verify=verify) as r,
         ):
             r.read_batch(0)

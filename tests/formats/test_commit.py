@@ -323,4 +323,4 @@ def test_a_failed_writer_says_what_became_of_its_batches(shim, tmp_path):
     then = (last / "said").read_text().partition("\n")[2]
     assert "Input/output error" in then
     assert "3 batches" in then
-    assert "zb repair" in then
+    assert "repair it" in then

@@ -326,7 +326,8 @@ class ExtentFile:
             self._flat = self._map_flat()
             if self._flat is None:
                 return None
-        self._check_size(lseek(self._fd, 0, SEEK_END))
+        if (size := lseek(self._fd, 0, SEEK_END)) < self._end:
+            self._check_size(size)
         return self._flat
 
     def _map_flat(self) -> TokenArray | None:

@@ -100,7 +100,7 @@ class PiecesFile:
                 raise FormatError(
                     f"{place}: belongs to another file: expected {name} {expected[name]}, found {value}; restore it"
                 )
-        self.seq_len = int(known["seq_len"])
+        self.seq_len, self._num_pieces = int(known["seq_len"]), self._tables.num_rows("offsets")
         if any(name not in self._tables for name in TABLES[PIECES]):
             raise FormatError(f"{place}: expected datasets {', '.join(TABLES[PIECES])}; restore it")
 
@@ -134,21 +134,26 @@ class PiecesFile:
 
     def read_run(self, start: int, stop: int) -> Pieces:
         """Return the pieces of consecutive records, which the caller has checked: views where the file is mapped."""
-        if not self._tables.is_mapped:
-            ends = self._tables.read("ends", max(0, start - 1), stop).view(np.int64)
-            ends, first, last = self._own_ends(ends if start else np.append(0, ends))
+        if self._tables.is_mapped:
+            ends, columns, offsets = self._views or self._columns()
+            known = ends[start - 1 : stop] if start else np.append(0, ends[:stop])
+            counts, first, last = self._counts(known)
+            columns, offsets = columns[first:last], offsets[first:last]
+        else:
+            known = self._tables.read("ends", max(0, start - 1), stop).view(np.int64)
+            known = known if start else np.append(0, known)
+            counts, first, last = self._counts(known)
             columns, offsets = (self._tables.read(name, first, last) for name in ("columns", "offsets"))
-            return Pieces(ends, columns, offsets, self.seq_len)
-        known, columns, offsets = self._views or self._columns()
-        ends, first, last = self._own_ends(known[start - 1 : stop] if start else np.append(0, known[:stop]))
-        return Pieces(ends, columns[first:last], offsets[first:last], self.seq_len)
+        pieces = Pieces(known - first, columns, offsets, self.seq_len)
+        pieces.counts = counts  # computed already
+        return pieces
 
-    def _own_ends(self, ends: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], int, int]:
-        """Return the ends of some records, counted from the first one, and which pieces of the file they have."""
-        first, last = int(ends[0]), int(ends[-1])
-        ends = ends - first
-        self._require(ends[1:] - ends[:-1], last)
-        return ends, first, last
+    def _counts(self, ends: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], int, int]:
+        """Return how many pieces each record has, and which of the file they are."""
+        counts = ends[1:] - ends[:-1]
+        first, last = ends.item(0), ends.item(-1)
+        self._require(counts, last)
+        return counts, first, last
 
     def _columns(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32], npt.NDArray[np.uint64]]:
         """Return views of all rows of a mapped file."""
@@ -169,7 +174,7 @@ class PiecesFile:
     def _require(self, counts: npt.NDArray[np.int64], stop: int) -> None:
         """Raise `FormatError` if the numbers that were read cannot be: they would point anywhere."""
         # the method `min` does the same in twice the time
-        if (len(counts) and np.minimum.reduce(counts) < 1) or not 0 <= stop <= self._tables.num_rows("offsets"):
+        if (len(counts) and np.minimum.reduce(counts) < 1) or not 0 <= stop <= self._num_pieces:
             raise FormatError(
                 f"{self._tables.path}: its ends do not ascend: it is damaged",
                 remedy=Remedy.VERIFY,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     import torch
 
 #: Name of a value -> what computes it from the pieces of the inputs.
-DOCUMENT_VALUES: Final[dict[str, Callable[..., Any]]] = {
+DOCUMENT_VALUES: Final[dict[str, Callable[[Pieces], Any]]] = {
     "cu_seqlens": views.cu_seqlens,
     "max_seqlen": views.max_seqlen,
     "seq_lens": views.seq_lens,
@@ -117,26 +118,31 @@ class Extras:
             raise ArgumentError("mask_documents gives tokens the target -100: it needs targets=True")
         if options.mask_documents and reader.documents is not None:
             _require_documents(options.mask_documents, len(reader.documents), reader)
-        self._cut = inputs < seq_len
-        self._values = [(name, DOCUMENT_VALUES[name]) for name in options.documents if name in DOCUMENT_VALUES]
+        self._cut, self._looks_up = inputs < seq_len, DOCUMENTS in options.documents or options.spans
+        values = DOCUMENT_VALUES | {"cu_seqlens": partial(views.cu_seqlens, capacity=options.cu_seqlens_capacity)}
+        self._values = [(name, values[name]) for name in options.documents if name in values]
 
-    def beside(self, request: Request, tokens: npt.NDArray[Any] | None) -> dict[str, Any]:
-        """Return the values of one step but its tokens, as tensors where torch has their dtype.
+    def add_to(self, step: dict[str, Any], request: Request, tokens: npt.NDArray[Any] | None) -> None:
+        """Add the values of one step but its tokens, as tensors where torch has their dtype.
 
         Parameters
         ----------
         tokens
             What was read, shape (B, seq_len), where targets are asked for.
         """
-        step: dict[str, Any] = {}
         pieces = self.pieces(request) if self._needs_pieces else None
         if tokens is not None and self._targets:
             step["targets"] = as_tensor(self.targets(tokens, pieces))
         for name in self._options.fields:
             step[name] = as_tensor(self._field(name, request))
-        if pieces is not None:
-            self._add_documents(step, pieces.first_columns(self._inputs) if self._cut else pieces)
-        return step
+        if pieces is None:
+            return
+        pieces = pieces.first_columns(self._inputs) if self._cut else pieces
+        for name, value_of in self._values:
+            found = value_of(pieces)
+            step[name] = found if type(found) is int else from_numpy()(found)
+        if self._looks_up:
+            self._add_looked_up(step, pieces)
 
     def pieces(self, request: Request) -> Pieces:
         """Return the pieces of the records of a request, all columns."""
@@ -173,14 +179,9 @@ class Extras:
             values.read_records_into(request, out)
         return out.reshape(count, self._seq_len, *shape)[:, : self._inputs]
 
-    def _add_documents(self, step: dict[str, Any], pieces: Pieces) -> None:
+    def _add_looked_up(self, step: dict[str, Any], pieces: Pieces) -> None:
+        """Add what the table of the documents says."""
         options = self._options
-        for name, value_of in self._values:
-            if name == "cu_seqlens":
-                step[name] = from_numpy()(value_of(pieces, options.cu_seqlens_capacity))
-            else:
-                found = value_of(pieces)
-                step[name] = found if isinstance(found, int) else from_numpy()(found)
         if DOCUMENTS in options.documents:
             step[DOCUMENTS] = as_tensor(self._numbers_of(views.document_offsets(pieces)))
         if options.spans and self._reader.documents is not None:

@@ -351,7 +351,8 @@ def open_documents(
         others = _other_kinds(found or inside, kind)
         if not found or (kind is not None and others and "parquet" in (kind, *others)):
             # text may have any name; Parquet is binary
-            there = f"; {FILE_KINDS[others[0]].suffixes[0]} files are there" if others else ", found none"
+            there = ", found none" if not found else ""
+            there += f"; {FILE_KINDS[others[0]].suffixes[0]} files are there" if others else ""
             remedy, at = (Remedy.OTHER_KIND, others[0]) if others else (None, "")
             raise ConvertError(f"{path}: expected files that end in {', '.join(suffixes)}{there}", remedy=remedy, at=at)
         files += found

@@ -44,13 +44,16 @@ def cu_seqlens(pieces: Pieces, capacity: int | None = None) -> npt.NDArray[np.in
     ArgumentError
         If `capacity` is too small; the message has the length that is needed.
     """
-    starts = pieces.starts
-    needed = len(starts) + 1
-    if capacity is not None and capacity < needed:
-        raise ArgumentError(f"capacity of cu_seqlens: expected at least {needed:,} for this batch, found {capacity:,}")
-    found = np.empty(capacity or needed, np.int32)
-    found[: needed - 1] = starts
-    found[needed - 1 :] = pieces.num_tokens
+    columns, num_records = pieces.columns, len(pieces.counts)
+    count = len(columns)
+    if capacity is not None and capacity <= count:
+        raise ArgumentError(
+            f"capacity of cu_seqlens: expected at least {count + 1:,} for this batch, found {capacity:,}"
+        )
+    found = np.empty(capacity or count + 1, np.int32)
+    rows = _row_starts(num_records, pieces.seq_len).repeat(pieces.counts)
+    np.add(rows, columns.view(np.int32), out=found[:count])  # `pieces.starts`, in a third of the time
+    found[count:] = num_records * pieces.seq_len
     return found
 
 
@@ -65,6 +68,11 @@ def max_seqlen(pieces: Pieces) -> int:
     return int(lengths.max()) if len(lengths) else 0
 
 
+def seq_lens(pieces: Pieces) -> npt.NDArray[np.int32]:
+    """Return the length of each segment, padding included: int32."""
+    return pieces.lengths.astype(np.int32)
+
+
 def position_ids(pieces: Pieces) -> npt.NDArray[np.int32]:
     """Return the place of each token in its segment, from 0: int32, shape (R, S).
 
@@ -72,6 +80,11 @@ def position_ids(pieces: Pieces) -> npt.NDArray[np.int32]:
     """
     found = pieces.starts.astype(np.int32).repeat(pieces.lengths)
     return np.subtract(_counting(len(found)), found, out=found).reshape(-1, pieces.seq_len)
+
+
+@lru_cache(maxsize=16)
+def _row_starts(num_records: int, seq_len: int) -> npt.NDArray[np.int32]:
+    return np.arange(0, num_records * seq_len, seq_len, dtype=np.int32)
 
 
 @lru_cache(maxsize=256)  # few have the tokens of a batch, which are its large ones

@@ -243,7 +243,7 @@ def _foreign(h5: h5py.File, problem: str) -> FormatError:
     if not names:
         return FormatError(f"{problem}; it has no 3-D integer dataset")
     found = ", ".join(sorted(names)[:5])
-    return FormatError(f"{problem}; its 3-D integer datasets: {found}; to read one of them", remedy=Remedy.DATASET)
+    return FormatError(f"{problem}; its 3-D integer datasets: {found}", remedy=Remedy.DATASET)
 
 
 def _chunk_extents(stored: h5py.Dataset, meta: StoreMeta, num_batches: int, path: Path) -> tuple[Extents | None, str]:

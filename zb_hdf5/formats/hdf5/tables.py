@@ -117,9 +117,16 @@ class TablesWriter:
         with disk_errors(self.path):  # the file that a column goes on in has no name
             column.append(np.asarray(rows, column.dtype))
 
-    def append_texts(self, name: str, texts: Sequence[bytes]) -> None:
-        """Append byte strings of any lengths to `name`, and where each of them ends to `<name>_ends`."""
-        lengths = np.fromiter(map(len, texts), np.uint64, len(texts))
+    def append_texts(self, name: str, texts: Sequence[bytes], lengths: npt.NDArray[np.uint64] | None = None) -> None:
+        """Append byte strings of any lengths to `name`, and where each of them ends to `<name>_ends`.
+
+        Parameters
+        ----------
+        lengths
+            Of the strings, and of empty ones among them that `texts` leaves out; None: it leaves out none.
+        """
+        if lengths is None:
+            lengths = np.fromiter(map(len, texts), np.uint64, len(texts))
         self.append(f"{name}_ends", np.uint64(self.num_rows(name)) + np.cumsum(lengths, dtype=np.uint64))
         with disk_errors(self.path):
             self._column(name).append(b"".join(texts))

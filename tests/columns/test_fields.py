@@ -377,6 +377,29 @@ def test_the_command_line_carries_them(store, tmp_path):
     assert json.loads(run("verify", tmp_path / "batch", "--json"))["ok"]
 
 
+def test_npy_says_which_fields_it_leaves_behind(store, tmp_path):
+    from zb_hdf5.commands.zb import zb
+
+    for out, command in (("one.npy", ("--json",)), ("folder", ("--json",)), ("lines.npy", ())):
+        arguments = ["convert", "hdf5-to-npy", store, tmp_path / out, "--workers", 1, *command]
+        done = CliRunner().invoke(zb, [str(argument) for argument in arguments])
+        assert done.exit_code == 0, done.output
+        lost = "leaves behind the fields concept, loss_mask, pair, seen, vector"
+        assert lost == json.loads(done.stdout)["left_behind"] if command else lost in done.output
+        parts = [tmp_path / out] if out.endswith(".npy") else sorted((tmp_path / out).glob("*.npy"))
+        found = np.concatenate([np.load(part) for part in parts])
+        np.testing.assert_array_equal(found.reshape(TOKENS.shape), TOKENS)
+    assert not list(tmp_path.glob("**/*.npy.fields.h5"))
+
+
+def test_a_live_conversion_keeps_fields(store, tmp_path):
+    from zb_hdf5.converters.pipeline.live import convert_live
+
+    report = convert_live(StoreSource(store, "hdf5"), tmp_path / "live", num_shards=2, progress=lambda tokens: None)
+    assert report.left_behind == ""
+    check(tmp_path / "live")
+
+
 def test_fields_are_named_in_one_order():
     names = [field.name for field in parse_fields({"b": "u1", "a": "u2"})]
     assert names == ["a", "b"]

@@ -562,17 +562,19 @@ def test_lost_values_are_a_problem_that_no_command_hides(row, tmp_path, run, exp
     require_masks(masked, np.delete(expected, range(4, 8), axis=0))
 
 
-def test_training_goes_on_beside_a_field(any_row, other, masked, tmp_path, run):
+def test_training_goes_on_with_a_field(any_row, other, masked, tmp_path, run):
     run("convert", f"{any_row.name}-to-{other}", masked, tmp_path / "there", "--workers", 1)
     how = {"shuffle": "records", "seed": 3, "rank": 0, "world_size": 1}
     with Loader(tmp_path / "there", **how) as whole:
         expected = [batch.numpy() for batch in whole]
-    with Loader(masked, **how) as first:
-        begun = [next(first).numpy() for _ in range(5)]
+    with Loader(masked, **how, fields=("mask",)) as first:
+        steps = [next(first) for _ in range(5)]
         state = first.state_dict()
-    with Loader(tmp_path / "there", **how) as second:
+    with Loader(tmp_path / "there", **how, fields=("mask",)) as second:
         second.load_state_dict(state)
-        np.testing.assert_array_equal(begun + [batch.numpy() for batch in second], expected)
+        steps += list(second)
+    np.testing.assert_array_equal([step["tokens"].numpy() for step in steps], expected)
+    np.testing.assert_array_equal([step["mask"].numpy() for step in steps], mask_of(expected))
 
 
 def test_a_store_of_two_formats_has_one_field(row, tmp_path, run, expected):

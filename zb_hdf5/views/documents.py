@@ -57,11 +57,6 @@ def cu_seqlens(pieces: Pieces, capacity: int | None = None) -> npt.NDArray[np.in
     return found
 
 
-def seq_lens(pieces: Pieces) -> npt.NDArray[np.int32]:
-    """Return the length of each segment, padding included: int32."""
-    return pieces.lengths.astype(np.int32)
-
-
 def max_seqlen(pieces: Pieces) -> int:
     """Return the length of the longest segment, padding included; 0 without records."""
     lengths = pieces.lengths

@@ -249,7 +249,8 @@ def test_no_public_function_is_left_out():
     taking = {
         name
         for name, thing in found.items()
-        if thing not in (zb_hdf5.BACKENDS, zb_hdf5.ZbError)
+        if thing is not zb_hdf5.BACKENDS
+        and not (inspect.isclass(thing) and issubclass(thing, zb_hdf5.ZbError))  # they say a path, and open none
         and _has_signature(thing)
         and any(map(takes_path, inspect.signature(thing).parameters.values()))
     }

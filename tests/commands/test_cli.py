@@ -23,6 +23,7 @@ from zb_hdf5 import (
     ArgumentError,
     ChecksumError,
     FormatError,
+    HDF5ShardWriter,
     Loader,
     ShardIndex,
     open_reader,
@@ -106,6 +107,10 @@ def arguments_of(name, places, out):
         return (places["npy"], out, *SHAPE)
     if name.startswith(("convert parquet", "convert jsonl", "convert text", "tokenizer")):
         return text_arguments(name, out)
+    if name.startswith("convert stream-to"):
+        with HDF5ShardWriter(out.parent / "stream.h5") as writer:
+            writer.write_document(np.arange(5000))
+        return (out.parent / "stream.h5", out, *SHAPE)
     if name.startswith("convert"):
         return (places["batch" if " batch-to" in name else "h5"], out)
     if name == "which":

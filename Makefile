@@ -22,6 +22,7 @@ bench: .venv/installed-dev
 	$(BIN)/python -m benchmarks paths
 	$(BIN)/python -m benchmarks convert
 	$(BIN)/python -m benchmarks window
+	$(BIN)/python -m benchmarks spans
 	$(BIN)/python -m benchmarks tokenize
 
 # the demo needs the package and nothing else; the tools come on top of it

@@ -110,5 +110,14 @@ def window(**options: Any) -> None:
     _run(benchmark, **options)
 
 
+@benchmarks.command()
+@_options
+def spans(**options: Any) -> None:
+    """What documents, fields and spans add to a step, and spans to writing."""
+    from benchmarks import spans as benchmark
+
+    _run(benchmark, **options)
+
+
 if __name__ == "__main__":
     benchmarks(prog_name="python -m benchmarks")

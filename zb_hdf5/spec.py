@@ -115,7 +115,6 @@ TOKENS: Final = "tokens"
 DOC_OFFSETS: Final = "doc_offsets"  # document d is tokens[doc_offsets[d]:doc_offsets[d + 1]]
 DOC_OFFSETS_CHUNK_ROWS: Final = 8192  # 64 KiB: what one commit rewrites
 DEFAULT_CHUNK_TOKENS: Final = 1 << 18
-STREAM_CHUNKS_AHEAD: Final = 16  # what a stream is extended by
 NO_BOUNDARY: Final = -1
 STREAM_ROOT_ATTRIBUTES: Final = ("format", "format_version", "creator", "vocab_size", "tokenizer")
 #: Attributes of `tokens`, under the same rules as those of `batches`.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import pickle
 import sys
@@ -305,7 +306,7 @@ def write_documents(path, found, together=2):
                 np.arange(len(group), dtype="u4") if group[0][1] else None,
                 np.array([d[2] for d in group], "u8") if group[0][1] else None,
                 [(d[3] or "").encode() for d in group] if any(d[3] for d in group) else None,
-                [encode(d[4]) if d[4] else b"" for d in group] if any(d[4] for d in group) else None,
+                [encode([d[4]])[0] if d[4] else b"" for d in group] if any(d[4] for d in group) else None,
             )
             writer.append([d[0] for d in group], rows)
             for length, *_, spans in group:
@@ -428,7 +429,7 @@ def test_values_that_cannot_be_encoded(codec, value, message):
 )  # fmt: skip
 def test_each_codec_gives_back_its_value(codec, value):
     name, encode = codecs.encoder(codec)
-    found = codecs.decoder(name, codec)([encode(value)] * 3)
+    found = codecs.decoder(name, codec)(encode([value] * 3))
     np.testing.assert_equal(found, [value] * 3)
 
 
@@ -460,3 +461,12 @@ def test_a_value_that_cannot_be_decoded_names_its_span(tmp_path, bad):
         table.spans(0, 5)
     assert table.spans(0, 5, codec=bytes).values == [b"1", bad]
     table.close()
+
+
+@pytest.mark.parametrize(
+    "values", [["\x1e"], [1, "\x1e", 2], [["a", "\x1e", "b"]], ["", [], {}, None], ['"', '","', "ü"]], ids=repr
+)
+def test_json_values_are_told_apart_whatever_is_in_them(values):
+    texts = codecs.encoder("json")[1](values)
+    assert texts == [json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() for value in values]
+    assert codecs.decoder("json", None)(texts) == values

@@ -13,7 +13,16 @@ from hypothesis import strategies as st
 from source_tokens import ALL, FIELDS, check_step, spans_of
 from torch.utils.data import DataLoader
 
-from zb_hdf5 import ArgumentError, HDF5ShardWriter, Loader, StateError, open_reader, open_writer
+from zb_hdf5 import (
+    ArgumentError,
+    FollowingLoader,
+    HDF5ShardWriter,
+    Loader,
+    MixedLoader,
+    StateError,
+    open_reader,
+    open_writer,
+)
 from zb_hdf5.converters.pipeline import run as pipe
 from zb_hdf5.converters.sources.store import StoreSource
 from zb_hdf5.core.pieces import Pieces
@@ -322,3 +331,35 @@ def test_reading_pieces_through_the_reader(lone):
     with open_reader(path) as reader:
         assert len(reader.documents) == len(lengths)
         assert reader.documents.document(4).id == "doc-4"
+
+
+def test_a_mixture_carries_them_and_never_has_padding_as_a_target(lone, tmp_path):
+    path, _ = lone
+    make(tmp_path / "y.h5", [7, 7, 7, 2])
+    options = {"targets": True, "fields": ("number", "pair"), "documents": ALL, "spans": True}
+    with MixedLoader({"x": path, "y": tmp_path / "y.h5"}, {"x": 1, "y": 1}, rank=0, world_size=1, **options) as mixed:
+        for _ in range(8):
+            step = next(mixed)
+            assert set(step) == {"tokens", "targets", "number", "pair", *ALL, "spans", "span_index"}
+            assert 0 not in step["targets"]
+    with MixedLoader({"y": tmp_path / "y.h5"}, {"y": 1}, rank=0, world_size=1, targets=True) as mixed:
+        _, targets = next(mixed)
+        assert 0 not in targets
+    with pytest.raises(ArgumentError, match="has no mask_documents, skip"):
+        MixedLoader({"x": path}, {"x": 1}, rank=0, world_size=1, skip=[(0, 1, 2)], mask_documents=[1])
+
+
+def test_a_following_loader_gives_the_fields_that_are_committed(tmp_path):
+    size = {"batch_size": 2, "seq_len": 4}
+    values = np.arange(10 * 8).reshape(10, 2, 4)
+    with open_writer(tmp_path / "live", **size, fields={"mask": "u2"}, live=True, shard_batches=3) as writer:
+        writer.write(values[:4], {"mask": values[:4] + 7})
+        loader = FollowingLoader(tmp_path / "live", timeout_s=20, rank=0, world_size=1, fields=("mask",))
+        steps = [next(loader) for _ in range(4)]
+        writer.write(values[4:], {"mask": values[4:] + 7})
+        steps += [next(loader) for _ in range(6)]
+    steps += list(loader)[10:]
+    loader.close()
+    for number, step in enumerate(steps):
+        np.testing.assert_array_equal(step["tokens"], values[number])
+        np.testing.assert_array_equal(step["mask"], values[number] + 7)

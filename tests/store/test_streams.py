@@ -27,6 +27,7 @@ from zb_hdf5 import (
     DatasetLoader,
     FormatError,
     HDF5ShardWriter,
+    IncompleteError,
     Loader,
     MmapTokenStore,
     ShardIndex,
@@ -670,3 +671,39 @@ def test_a_shard_of_other_tokens_or_a_damaged_chunk_is_told_at_the_first_read(ac
         with pytest.raises(ChecksumError, match=r"shard-00001\.h5: its rows of crc32 are not those"):
             store.get_slice(3000, 5000)
         np.testing.assert_array_equal(store.get_slice(0, 2816), TOKENS[:2816])  # of a chunk that is whole
+
+
+@settings(max_examples=20, deadline=None)
+@given(data=st.data())
+def test_a_stream_in_several_runs_is_read_as_in_one(data, tmp_path_factory):
+    """Its length was not known: between runs of chunks lie tables. Mapped side by side they are as one array."""
+    folder = tmp_path_factory.mktemp("runs")
+    tokens = np.random.default_rng(data.draw(st.integers(0, 99))).integers(
+        0, 60_000, data.draw(st.integers(150_000, 200_000))
+    )
+    with HDF5ShardWriter(folder / "s.h5", chunk_tokens=2048) as writer:
+        for part in np.split(tokens, [5000, 40_000, 90_000]):
+            writer.write_documents(part, [1] * len(part))
+    with MmapTokenStore(folder / "s.h5") as mapped, MmapTokenStore(folder / "s.h5", access="pread") as slow:
+        assert len(mapped.extents.runs) > 1
+        assert mapped._file(0, 0).flat() is not None
+        assert slow._file(0, 0).flat() is None
+        np.testing.assert_array_equal(mapped.get_slice(0, len(tokens)), tokens)
+        length = data.draw(st.sampled_from([1, 512, 513, 2048, 50_000]))
+        starts = np.array(data.draw(st.lists(st.integers(0, len(tokens) - length), min_size=1, max_size=40)))
+        for store in (mapped, slow, pickle.loads(pickle.dumps(mapped))):
+            out = np.empty((len(starts), length), "<u2")
+            store.gather_into(starts, out)
+            np.testing.assert_array_equal(out, tokens[starts[:, None] + np.arange(length)])
+            start = int(starts[0])
+            np.testing.assert_array_equal(store.get_slice(start, start + length), tokens[start : start + length])
+
+
+def test_a_stream_in_several_runs_that_was_cut_short_is_an_error(tmp_path):
+    write(tmp_path / "s.h5", np.arange(120_000) % 60_000, [1] * 120_000, chunk_tokens=2048)
+    with MmapTokenStore(tmp_path / "s.h5") as store:
+        assert len(store.extents.runs) > 1
+        store.get_slice(0, 10)
+        os.truncate(tmp_path / "s.h5", (tmp_path / "s.h5").stat().st_size - 4096)
+        with pytest.raises(IncompleteError, match="cut short"):
+            store.get_slice(0, 10)

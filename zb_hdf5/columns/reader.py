@@ -208,12 +208,12 @@ class BatchReader:
         """
         number = self._check(index)
         narrow = self._source.read_private(number) if self._is_int32 else self._borrow(number).astype(np.int32)
-        tokens: torch.Tensor = _from_numpy()(narrow)
+        tokens: torch.Tensor = from_numpy()(narrow)
         return tokens
 
     def read_batch_torch(self, index: SupportsIndex) -> torch.Tensor:
         """Return one batch as a new `torch.int64` tensor, shape (B, S). Raises as `read_batch` does."""
-        tokens: torch.Tensor = _from_numpy()(self._borrow(self._check(index)).astype(np.int64))
+        tokens: torch.Tensor = from_numpy()(self._borrow(self._check(index)).astype(np.int64))
         return tokens
 
     def read_records_torch(self, records: npt.NDArray[np.int64], seq_len: int, dtype: npt.DTypeLike) -> torch.Tensor:
@@ -223,7 +223,7 @@ class BatchReader:
         if scratch is None or scratch.shape != shape:
             scratch = self._local.rows = np.empty(shape, self.dtype)
         self._source.gather_into(records, scratch)
-        tokens: torch.Tensor = _from_numpy()(scratch.astype(dtype))
+        tokens: torch.Tensor = from_numpy()(scratch.astype(dtype))
         return tokens
 
     def read_into(self, index: SupportsIndex, out: TokenArray) -> None:
@@ -405,8 +405,8 @@ class BatchReader:
             )
         if self._beside is None or not self.has_pieces:
             raise BackendError(
-                f"{self.path}: holds no documents; convert again from text, or from a store that has them, and not "
-                "with --live"
+                f"{self.path}: holds no documents (a store that is written live never has them); convert again from "
+                "text, or from a store that has them"
             )
         if parts == 1:
             return self._beside.read_pieces(numbers)
@@ -494,7 +494,7 @@ class BatchReader:
 
 
 @cache
-def _from_numpy() -> Any:
+def from_numpy() -> Any:
     """Import torch when it is first needed; an import statement would cost a fiftieth of each read."""
     import torch
 

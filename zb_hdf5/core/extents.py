@@ -14,7 +14,7 @@ import sys
 import weakref
 from bisect import bisect_right
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cached_property
 from itertools import accumulate
 from os import SEEK_END, lseek
 from pathlib import Path
@@ -24,7 +24,8 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.core.files import Identity, identity_of, regular, require_identity
-from zb_hdf5.errors import IncompleteError
+from zb_hdf5.core.mapping import MAP_NORESERVE, Place, libc, map_side_by_side
+from zb_hdf5.errors import IncompleteError, Remedy
 from zb_hdf5.spec import TokenArray, signed
 
 #: statfs(2) type -> name, for file systems whose pages come over a network. There a page fault is a round trip
@@ -40,7 +41,8 @@ NO_COPY_RANGE: Final = frozenset(
     {errno.EXDEV, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.EPERM, errno.ETXTBSY}
 )
 
-MAP_NORESERVE: Final = 0x4000  # Linux on x86 and Arm; the mmap module has it from Python 3.13 on
+#: Parts of a file that are mapped one by one: a process may have 65,530 mappings.
+MAX_STRETCHES: Final = 512
 
 
 class Run(NamedTuple):
@@ -97,10 +99,20 @@ class Extents:
             (max(r.base, r.base + (r.num_batches - 1) * r.stride) + self.batch_bytes for r in self.runs), default=0
         )
 
-    @property
-    def packed(self) -> bool:
-        """Whether the batches follow each other without a gap."""
-        return len(self.runs) == 1 and self.runs[0].stride == self.batch_bytes
+    @cached_property
+    def stretches(self) -> list[tuple[int, int]]:
+        """Where batches follow each other without a gap, in batch order: first byte, and the one behind the last.
+
+        None where there are more than `MAX_STRETCHES`, or several that do not fill whole pages.
+        """
+        found: list[tuple[int, int]] = []
+        for base, stride, num_batches in self.runs:
+            parts = 1 if stride == self.batch_bytes else num_batches
+            if len(found) + parts > MAX_STRETCHES:
+                return []
+            size = num_batches // parts * self.batch_bytes
+            found += [(first, first + size) for first in range(base, base + parts * stride, stride)]
+        return found if len(found) == 1 or not any(edge % mmap.PAGESIZE for part in found for edge in part) else []
 
     def locate(self, index: int) -> tuple[int, int]:
         """Return (run number, index within that run) of a batch, in O(log runs)."""
@@ -144,12 +156,6 @@ def copy_range(source_fd: int, target_fd: int, num_bytes: int, source_offset: in
             return False
         num_bytes, source_offset, target_offset = num_bytes - copied, source_offset + copied, target_offset + copied
     return True
-
-
-@cache
-def libc() -> ctypes.CDLL:
-    """Return the C library of this process, for what Python has no name for."""
-    return ctypes.CDLL(None, use_errno=True)
 
 
 def network_file_system(file: Path | int) -> str | None:
@@ -233,11 +239,8 @@ class ExtentFile:
 
     def _map(self, private: bool = False) -> list[TokenArray]:
         """Return a view of each run; no view where the access is not by mapping."""
-        if self._mappable is None:
-            self._mappable = network_file_system(self._fd) is None
-        if not self._mappable or not self._end:
+        if not self._may_map():
             return []
-        self._check_size(lseek(self._fd, 0, SEEK_END))
         # a private writable mapping of a file larger than memory is refused unless it gives up its reservation
         flags = mmap.MAP_PRIVATE | MAP_NORESERVE if private else mmap.MAP_SHARED
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if private else 0)
@@ -252,11 +255,21 @@ class ExtentFile:
         # of two threads that map at once one keeps its mapping: no lock, which a fork could inherit in a locked state
         return self._mappings.setdefault(private, views)
 
+    def _may_map(self) -> bool:
+        """Return whether there is something to map, and it may be; the size of the file is right."""
+        if self._mappable is None:
+            self._mappable = network_file_system(self._fd) is None
+        if self._mappable and self._end:
+            self._check_size(lseek(self._fd, 0, SEEK_END))
+        return self._mappable and self._end > 0
+
     def _check_size(self, size: int) -> None:
         if size < self._end:
             raise IncompleteError(
                 f"{self._path}: expected at least {self._end:,} bytes, found {size:,}: the file was cut short; "
-                "restore it, then run 'zb verify'"
+                "restore it",
+                remedy=Remedy.VERIFY,
+                at=self._path,
             )
 
     def read(self, index: int) -> TokenArray:
@@ -305,22 +318,30 @@ class ExtentFile:
             done += take
 
     def flat(self) -> TokenArray | None:
-        """Return the tokens of all batches as one 1-D view, if they may be mapped and lie one after the other."""
+        """Return the tokens of all batches as one 1-D view, if they may be mapped.
+
+        They lie one after the other in the file, or in few parts of whole pages, which are mapped side by side.
+        """
         if self._flat is None:
-            if self.extents.packed and not self._views:
-                self._views = self._map()
-            if not self.extents.packed or not self._views:
+            self._flat = self._map_flat()
+            if self._flat is None:
                 return None
-            self._flat = self._views[0].reshape(-1)
-        self._check_size(lseek(self._fd, 0, SEEK_END))
+        if (size := lseek(self._fd, 0, SEEK_END)) < self._end:
+            self._check_size(size)
         return self._flat
 
+    def _map_flat(self) -> TokenArray | None:
+        if len(self.extents.stretches) == 1:
+            self._views = self._views or self._map()
+            return self._views[0].reshape(-1) if self._views else None
+        places = self.flat_places
+        tokens = map_side_by_side(places) if places else None
+        return None if tokens is None else tokens.view(self.dtype)
+
     @property
-    def flat_place(self) -> tuple[int, int, int] | None:
-        """Where `flat` lies, if there is one: the descriptor, and the first byte and the one behind the last."""
-        if self.flat() is None:
-            return None
-        return self._fd, self.extents.runs[0].base, self._end
+    def flat_places(self) -> list[Place]:
+        """Where `flat` lies, if it may be mapped."""
+        return [(self._fd, start, stop) for start, stop in self.extents.stretches] if self._may_map() else []
 
     def read_tokens_into(self, start: int, out: TokenArray) -> None:
         """Fill 1-D `out` with consecutive tokens, counted over all batches."""

@@ -5,24 +5,16 @@ A gather of records that lie in many files is then one call of numpy, as if they
 
 from __future__ import annotations
 
-import ctypes
-import mmap
-import sys
-import weakref
 from collections.abc import Sequence
+from itertools import chain
 from os import SEEK_END, lseek
-from typing import Any, Final, TypeAlias
+from typing import Any
 
 import numpy as np
 
-from zb_hdf5.core.extents import MAP_NORESERVE, ExtentFile, libc
+from zb_hdf5.core.extents import ExtentFile
+from zb_hdf5.core.mapping import Place, map_side_by_side
 from zb_hdf5.spec import TokenArray
-
-MAP_FIXED: Final = 0x10  # Linux on x86 and Arm
-PROT_NONE: Final = 0
-
-#: A descriptor, the first byte, and the one behind the last.
-Place: TypeAlias = tuple[int, int, int]
 
 
 class JoinedFiles:
@@ -31,9 +23,9 @@ class JoinedFiles:
     The files stay open for as long as this lives, the mapping for as long as an array of it does.
     """
 
-    def __init__(self, files: Sequence[ExtentFile], places: Sequence[Place], tokens: TokenArray) -> None:
+    def __init__(self, files: Sequence[ExtentFile], places: Sequence[list[Place]], tokens: TokenArray) -> None:
         self._rows = tokens.reshape(1, -1)
-        self._ends = [(file, fd, stop) for file, (fd, _, stop) in zip(files, places, strict=True)]
+        self._ends = [(file, own[0][0], file.extents.end) for file, own in zip(files, places, strict=True)]
 
     def rows(self, length: int) -> TokenArray:
         """Return all tokens as rows of `length`, read-only.
@@ -53,37 +45,9 @@ class JoinedFiles:
 
 
 def join(files: Sequence[ExtentFile], dtype: np.dtype[Any]) -> JoinedFiles | None:
-    """Map files side by side; None where one may not be mapped, has gaps, or does not lie in whole pages."""
-    places = [place for file in files if (place := file.flat_place) is not None]
-    if len(places) < len(files) or not sys.platform.startswith("linux"):
+    """Map files side by side; None where one may not be mapped, or does not lie in whole pages."""
+    places = [file.flat_places for file in files]
+    if not all(places):
         return None
-    inner = [start for _, start, _ in places] + [stop for *_, stop in places[:-1]]  # the last file may end anywhere
-    if any(offset % mmap.PAGESIZE for offset in inner):
-        return None
-    tokens = _map_side_by_side(places)
+    tokens = map_side_by_side(list(chain.from_iterable(places)))
     return None if tokens is None else JoinedFiles(files, places, tokens.view(dtype))
-
-
-def _map_side_by_side(places: Sequence[Place]) -> TokenArray | None:
-    """Return the bytes of all places as one read-only array; None if the system will not."""
-    map_memory, unmap = libc().mmap, libc().munmap
-    map_memory.restype, unmap.argtypes = ctypes.c_void_p, (ctypes.c_void_p, ctypes.c_size_t)
-    map_memory.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int,) * 3, ctypes.c_long)
-    failed = ctypes.c_void_p(-1).value
-    total = sum(stop - start for _, start, stop in places)
-    anonymous = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
-    address = map_memory(None, total, PROT_NONE, anonymous, -1, 0)
-    if address == failed:
-        return None
-    memory = (ctypes.c_ubyte * total).from_address(address)
-    owner = weakref.finalize(memory, unmap, address, total)
-    owner.atexit = False  # a thread may still read when the interpreter goes, and the system unmaps all
-    done = 0
-    for fd, start, stop in places:
-        shared = mmap.MAP_SHARED | MAP_FIXED
-        if map_memory(address + done, stop - start, mmap.PROT_READ, shared, fd, start) == failed:
-            return None
-        done += stop - start
-    tokens = np.frombuffer(memory, np.uint8)
-    tokens.flags.writeable = False
-    return tokens

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,8 +14,11 @@ from zb_hdf5.errors import ArgumentError
 from zb_hdf5.spec import NO_DOCUMENT
 
 
-class Pieces(NamedTuple):
+@dataclass(eq=False)
+class Pieces:
     """The pieces of records of equal length. Every record begins a piece at column 0, so they cover all columns.
+
+    Not to be changed: what follows from them is computed once.
 
     Attributes
     ----------
@@ -42,22 +47,24 @@ class Pieces(NamedTuple):
         """Tokens of all records, padding included."""
         return self.num_records * self.seq_len
 
-    @property
+    @cached_property
     def counts(self) -> npt.NDArray[np.int64]:
         """Pieces of each record, int64."""
         return self.ends[1:] - self.ends[:-1]
 
-    @property
+    @cached_property
     def rows(self) -> npt.NDArray[np.int64]:
         """The record of each piece, int64."""
         return np.arange(self.num_records).repeat(self.counts)
 
-    @property
+    @cached_property
     def starts(self) -> npt.NDArray[np.int64]:
         """The place of the first token of each piece in all records one after the other, int64."""
-        return np.arange(0, self.num_tokens, self.seq_len).repeat(self.counts) + self.columns
+        starts = _row_starts(self.num_records, self.seq_len).repeat(self.counts)
+        starts += self.columns
+        return starts
 
-    @property
+    @cached_property
     def lengths(self) -> npt.NDArray[np.int64]:
         """Tokens of each piece, int64."""
         starts = self.starts
@@ -66,7 +73,7 @@ class Pieces(NamedTuple):
         lengths[-1:] = self.num_tokens - starts[-1:]
         return lengths
 
-    @property
+    @cached_property
     def is_padding(self) -> npt.NDArray[np.bool_]:
         """Whether a piece holds no token of a document."""
         return np.equal(self.offsets, np.uint64(NO_DOCUMENT))
@@ -100,13 +107,19 @@ class Pieces(NamedTuple):
     def moved(self, tokens: int) -> Pieces:
         """Return the same pieces of a document stream that begins so many tokens earlier; padding stays padding."""
         shift = np.where(self.is_padding, np.uint64(0), np.uint64(tokens % 2**64))  # a negative number is a large one
-        return self._replace(offsets=self.offsets + shift)
+        return replace(self, offsets=self.offsets + shift)
 
     def first_columns(self, seq_len: int) -> Pieces:
         """Return the pieces of the first `seq_len` columns of each record, as of the inputs of windows of one more."""
         kept = self.columns < seq_len
         ends = ends_of(kept)[self.ends]
         return Pieces(ends, self.columns[kept], self.offsets[kept], min(seq_len, self.seq_len))
+
+
+@lru_cache(maxsize=16)
+def _row_starts(num_records: int, seq_len: int) -> npt.NDArray[np.int64]:
+    """Return the place of the first token of each record, the same for each batch. Not to be changed."""
+    return np.arange(0, num_records * seq_len, seq_len)
 
 
 def padding(num_records: int, seq_len: int) -> Pieces:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable, Sequence
 from itertools import chain
-from operator import index
+from operator import index, le, lt
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
@@ -13,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError, ConvertError, FormatError
-from zb_hdf5.formats.codecs import Encode
+from zb_hdf5.formats.codecs import EncodeAll
 from zb_hdf5.formats.documents import (
     NO_SOURCE,
     TEXT_COLUMNS,
@@ -148,13 +149,12 @@ class DocumentsWriter:
         befores = np.concatenate([np.array([self._span_stop], starts.dtype), stops[:-1]])
         # a gap is a span without bytes: one lies before each span that does not begin where the last one ends
         gaps = (befores < starts) & ((np.arange(len(starts)) > 0) | (self._span_stop > 0))
-        places, texts = starts, values
-        if gaps.any():
-            places = np.stack([befores, starts], axis=1)[np.stack([gaps, np.ones_like(gaps)], axis=1)]
-            pairs = zip(gaps.tolist(), values, strict=True)
-            texts = [text for gap, value in pairs for text in ((b"", value) if gap else (value,))]
+        kept = np.stack([gaps, np.ones_like(gaps)], axis=1)
+        places, is_span = np.stack([befores, starts], axis=1)[kept], (kept & [False, True])[kept]
+        lengths = np.zeros(len(places), np.uint64)
+        lengths[is_span] = np.fromiter(map(len, values), np.uint64, len(values))
         self._tables.append("span_starts", places)
-        self._tables.append_texts("span_values", texts)
+        self._tables.append_texts("span_values", values, lengths)
         self._span_stop = int(stops[-1])
 
     def _fill(self, name: str) -> None:
@@ -243,7 +243,7 @@ def _append_file(file: DocumentFile, writer: DocumentsWriter) -> None:
 
 
 def encoded_spans(
-    spans: Sequence[tuple[int, int, object]], num_tokens: int, encode: Encode, where: str
+    spans: Sequence[tuple[int, int, object]], num_tokens: int, encode: EncodeAll, where: str
 ) -> EncodedSpans:
     """Check the spans of one document, and encode their values.
 
@@ -254,29 +254,40 @@ def encoded_spans(
     ConvertError
         If a value cannot be encoded.
     """
-    starts: list[int] = []
-    stops: list[int] = []
-    values: list[bytes] = []
+    if not spans:
+        return [], [], []
+    starts, stops, given = map(list, zip(*spans, strict=True))
+    # whole lists at once: a loop over the spans takes as long as to write the tokens
+    inside = all(map(lt, starts, stops)) and index(starts[0]) >= 0 and stops[-1] <= num_tokens
+    if not inside or not all(map(le, stops, starts[1:])):
+        _refuse_places(spans, num_tokens, where)
+    starts, stops = list(map(index, starts)), list(map(index, stops))
+    try:
+        values = encode(given)
+    except Exception as error:  # whatever an encoder of the user raises
+        number = 0
+        with contextlib.suppress(Exception):
+            for number, value in enumerate(given):  # noqa: B007 - the one that cannot be encoded
+                encode([value])
+        raise ConvertError(
+            f"{where}: the value of span {number:,} cannot be encoded: {error}; choose another spans_codec"
+        ) from error
+    if not all(values) or set(map(type, values)) != {bytes}:
+        number, data = next((k, v) for k, v in enumerate(values) if not v or type(v) is not bytes)
+        raise ConvertError(
+            f"{where}: the value of span {number:,} must be encoded to bytes, at least one, found {data!r}; "
+            "leave the span out, or choose another spans_codec"
+        )
+    return starts, stops, values
+
+
+def _refuse_places(spans: Sequence[tuple[int, int, object]], num_tokens: int, where: str) -> None:
+    """Raise `ArgumentError` for the first span that is not where it may be."""
     before = 0
-    for start, stop, value in spans:
-        if not before <= index(start) < index(stop) <= num_tokens:
+    for number, (start, stop, _) in enumerate(spans):
+        if not before <= start < stop <= num_tokens:
             inside = 0 <= start < stop <= num_tokens
             advice = "spans must ascend and not overlap: give a list as the value of one span"
             advice = advice if inside else f"expected 0 <= start < stop <= {num_tokens:,}"
-            raise ArgumentError(f"{where}: span {len(values):,} is tokens {start:,} to {stop:,}: {advice}")
-        try:
-            data = encode(value)
-        except Exception as error:  # whatever an encoder of the user raises
-            raise ConvertError(
-                f"{where}: the value of span {len(values):,} cannot be encoded: {error}; choose another spans_codec"
-            ) from error
-        if not data or not isinstance(data, bytes):
-            raise ConvertError(
-                f"{where}: the value of span {len(values):,} must be encoded to bytes, at least one, found {data!r}; "
-                "leave the span out, or choose another spans_codec"
-            )
-        starts.append(start)
-        stops.append(stop)
-        values.append(data)
+            raise ArgumentError(f"{where}: span {number:,} is tokens {start:,} to {stop:,}: {advice}")
         before = stop
-    return starts, stops, values

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from zb_hdf5.core.documents import Document, Spans
 from zb_hdf5.core.paths import local_path
 from zb_hdf5.core.pieces import Pieces
-from zb_hdf5.errors import BatchIndexError, FormatError
+from zb_hdf5.errors import BatchIndexError, FormatError, Remedy
 from zb_hdf5.formats.codecs import Decode, DecodeAll, decoder
 from zb_hdf5.formats.pieces import PiecesFile, pieces_path
 from zb_hdf5.spec import DEFAULT_SPLIT, DOCUMENTS, DOCUMENTS_SUFFIX, NO_DOCUMENT, U32_MAX
@@ -202,6 +202,8 @@ class DocumentTable:
             If a value cannot be decoded.
         """
         first = max(0, int(self._first_tokens.searchsorted(start, side="right")) - 1)
+        if len(self.parts) == 1 and not self.parts[0].first_token:
+            return self.file(0).spans(start, stop, codec)
         starts, stops, values = [np.empty(0, np.uint64)], [np.empty(0, np.uint64)], list[Any]()
         for place in range(first, len(self.parts)):
             base = self.parts[place].first_token
@@ -271,6 +273,11 @@ class DocumentFile:
         return str(self._tables.attributes["tokens_sha256"]) if self._tables else ""
 
     @property
+    def has_spans(self) -> bool:
+        """Whether a document has one."""
+        return self._tables is not None and "span_starts" in self._tables
+
+    @property
     def spans_codec(self) -> str:
         """Name of what encoded the values of spans."""
         return str(self._tables.attributes["spans_codec"]) if self._tables else ""
@@ -329,13 +336,13 @@ class DocumentFile:
             return Spans(empty, empty, [])
         places = tables.column("span_starts")
         low, high = places.searchsorted(np.array([start + 1, stop], np.uint64)).tolist()
-        low = max(0, low - 1)
-        texts, starts = tables.read_texts("span_values", low, high), places[low:high]
-        stops = np.append(places[low + 1 : high + 1], places[-1:])[: high - low]  # the last place ends the last span
+        low, high = max(0, low - 1), min(high, len(places) - 1)  # the last place ends the last span
+        texts = tables.read_texts("span_values", low, high)
+        starts, stops = places[low:high], places[low + 1 : high + 1]
         if all(texts):
             return Spans(starts, stops, texts)
-        kept = [number for number, text in enumerate(texts) if text]
-        return Spans(starts[kept], stops[kept], [texts[number] for number in kept])
+        kept = np.array(list(map(bool, texts)))
+        return Spans(starts[kept], stops[kept], list(filter(None, texts)))
 
     def _decoded(self, decode: DecodeAll, texts: list[bytes], starts: npt.NDArray[np.uint64]) -> list[Any]:
         try:
@@ -347,7 +354,9 @@ class DocumentFile:
                     decode([text])
             raise FormatError(
                 f"{self.path}: the value of the span at token {int(starts[place]):,} cannot be decoded: {error}; pass "
-                "the codec that it was written with, or run 'zb verify'"
+                "the codec that it was written with",
+                remedy=Remedy.VERIFY,
+                at=self.path.parent,
             ) from error
 
     def rows(self, start: int, stop: int) -> DocumentRows:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.columns.reader import BatchReader, require_choice
+from zb_hdf5.columns.reader import BatchReader, from_numpy, require_choice
 from zb_hdf5.core.pieces import Pieces
 from zb_hdf5.errors import ArgumentError
 from zb_hdf5.loaders.steps import Request
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 DOCUMENT_VALUES: Final[dict[str, Callable[[Pieces], Any]]] = {
     "cu_seqlens": views.cu_seqlens,
     "max_seqlen": views.max_seqlen,
-    "seq_lens": lambda pieces: pieces.lengths.astype(np.int32),
+    "seq_lens": views.seq_lens,
     "position_ids": views.position_ids,
     "document_ids": views.document_ids,
 }
@@ -117,25 +118,31 @@ class Extras:
             raise ArgumentError("mask_documents gives tokens the target -100: it needs targets=True")
         if options.mask_documents and reader.documents is not None:
             _require_documents(options.mask_documents, len(reader.documents), reader)
+        self._cut, self._looks_up = inputs < seq_len, DOCUMENTS in options.documents or options.spans
+        values = DOCUMENT_VALUES | {"cu_seqlens": partial(views.cu_seqlens, capacity=options.cu_seqlens_capacity)}
+        self._values = [(name, values[name]) for name in options.documents if name in values]
 
-    def beside(self, request: Request, tokens: npt.NDArray[Any]) -> dict[str, Any]:
-        """Return the values of one step but its tokens, as tensors where torch has their dtype.
+    def add_to(self, step: dict[str, Any], request: Request, tokens: npt.NDArray[Any] | None) -> None:
+        """Add the values of one step but its tokens, as tensors where torch has their dtype.
 
         Parameters
         ----------
         tokens
-            What was read, shape (B, seq_len).
+            What was read, shape (B, seq_len), where targets are asked for.
         """
-        options, step = self._options, dict[str, Any]()
         pieces = self.pieces(request) if self._needs_pieces else None
-        if self._targets:
-            step["targets"] = _tensor(self.targets(tokens, pieces))
-        for name in options.fields:
-            step[name] = _tensor(self._field(name, request, len(tokens)))
-        if pieces is not None:
-            shown = pieces if self._inputs == self._seq_len else pieces.first_columns(self._inputs)
-            step |= self._of_documents(shown)
-        return step
+        if tokens is not None and self._targets:
+            step["targets"] = as_tensor(self.targets(tokens, pieces))
+        for name in self._options.fields:
+            step[name] = as_tensor(self._field(name, request))
+        if pieces is None:
+            return
+        pieces = pieces.first_columns(self._inputs) if self._cut else pieces
+        for name, value_of in self._values:
+            found = value_of(pieces)
+            step[name] = found if type(found) is int else from_numpy()(found)
+        if self._looks_up:
+            self._add_looked_up(step, pieces)
 
     def pieces(self, request: Request) -> Pieces:
         """Return the pieces of the records of a request, all columns."""
@@ -160,10 +167,11 @@ class Extras:
             raise ArgumentError(f"{self._reader.path}: holds no table of documents any more")
         return table.number_of(offsets)
 
-    def _field(self, name: str, request: Request, count: int) -> npt.NDArray[Any]:
+    def _field(self, name: str, request: Request) -> npt.NDArray[Any]:
         values = self._reader.field(name)
         field = values.meta.field
         size, shape = (1, ()) if field is None else (field.size, field.shape)
+        count = self._reader.meta.batch_size if isinstance(request, int) else len(request)
         out = np.empty((count, self._seq_len * size), values.dtype)
         if isinstance(request, int):
             values.read_into(request, out)
@@ -171,21 +179,14 @@ class Extras:
             values.read_records_into(request, out)
         return out.reshape(count, self._seq_len, *shape)[:, : self._inputs]
 
-    def _of_documents(self, pieces: Pieces) -> dict[str, Any]:
-        options, found = self._options, dict[str, Any]()
-        for name in options.documents:
-            if name == DOCUMENTS:
-                found[name] = _tensor(self._numbers_of(views.document_offsets(pieces)))
-            elif name == "cu_seqlens":
-                found[name] = _tensor(views.cu_seqlens(pieces, options.cu_seqlens_capacity))
-            elif name == "max_seqlen":
-                found[name] = views.max_seqlen(pieces)
-            else:
-                found[name] = _tensor(DOCUMENT_VALUES[name](pieces))
+    def _add_looked_up(self, step: dict[str, Any], pieces: Pieces) -> None:
+        """Add what the table of the documents says."""
+        options = self._options
+        if DOCUMENTS in options.documents:
+            step[DOCUMENTS] = as_tensor(self._numbers_of(views.document_offsets(pieces)))
         if options.spans and self._reader.documents is not None:
-            found["spans"], index = spans_of_pieces(pieces, self._reader.documents.spans)
-            found["span_index"] = _tensor(index)
-        return found
+            step["spans"], index = spans_of_pieces(pieces, self._reader.documents.spans)
+            step["span_index"] = as_tensor(index)
 
 
 def _require_documents(numbers: tuple[int, ...], count: int, reader: BatchReader) -> None:
@@ -196,10 +197,8 @@ def _require_documents(numbers: tuple[int, ...], count: int, reader: BatchReader
         )
 
 
-def _tensor(values: npt.NDArray[Any]) -> torch.Tensor | npt.NDArray[Any]:
+def as_tensor(values: npt.NDArray[Any]) -> torch.Tensor | npt.NDArray[Any]:
     """Return a tensor; the array itself where torch has no such dtype (structured values, bytes)."""
-    import torch
-
     if values.dtype.kind == "u" and values.dtype.itemsize > 1:
         values = values.astype(_SIGNED[values.dtype.itemsize])
-    return torch.from_numpy(values) if values.dtype.kind in "biufc" else values
+    return from_numpy()(values) if values.dtype.kind in "biufc" else values

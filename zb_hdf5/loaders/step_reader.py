@@ -75,12 +75,14 @@ class StepReader:
     def _step(self, request: Request, tokens: torch.Tensor) -> Step:
         if self._extras is None:
             return (tokens[:, :-1], tokens[:, 1:]) if self._targets else tokens
-        return self._joined(tokens, self._extras.beside(request, tokens.numpy()))
-
-    def _joined(self, tokens: torch.Tensor, beside: dict[str, Any]) -> Step:
-        """Return the tokens of a step with what it carries besides them."""
+        beside: dict[str, Any] = {}
         if self._as_dict:
-            return {"tokens": tokens[:, : self._inputs], **beside}
+            beside["tokens"] = tokens if self._inputs == self._seq_len else tokens[:, : self._inputs]
+        self._extras.add_to(beside, request, tokens.numpy() if self._targets else None)
+        return beside if self._as_dict else self._pair(tokens, beside)
+
+    @staticmethod
+    def _pair(tokens: torch.Tensor, beside: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
         return tokens[:, :-1], beside["targets"][:, : tokens.shape[1] - 1]
 
     def read_all(self, requests: Iterator[Request], plan: StepPlan, position: int) -> Generator[Step]:
@@ -134,7 +136,8 @@ class StepReader:
             buffer = ring.fill(shape, reader.dtype, lambda out: reader.read_records_into(request, out))
         if self._extras is None:
             return buffer, None
-        beside = self._extras.beside(request, buffer.numpy().view(reader.dtype))
+        beside: dict[str, Any] = {}
+        self._extras.add_to(beside, request, buffer.numpy().view(reader.dtype))
         return buffer, {name: _pinned(value) for name, value in beside.items()}
 
     def _sent(self, ring: DeviceRing, buffer: torch.Tensor, beside: dict[str, Any] | None) -> Step:
@@ -142,7 +145,8 @@ class StepReader:
         tokens = ring.send(buffer)
         if beside is None:
             return (tokens[:, :-1], tokens[:, 1:]) if self._targets else tokens
-        return self._joined(tokens, {name: _moved(value, tokens.device) for name, value in beside.items()})
+        beside = {name: _moved(value, tokens.device) for name, value in beside.items()}
+        return {"tokens": tokens[:, : self._inputs], **beside} if self._as_dict else self._pair(tokens, beside)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_ring": None}

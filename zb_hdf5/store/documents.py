@@ -27,7 +27,7 @@ class StoreDocuments:
         self._folder, self._index = folder, index
         records = index.table.values["num_batches"] * index.meta.batch_size
         self._starts = np.concatenate([[0], np.cumsum(records)])
-        self._firsts: list[int] = self._starts[:-1].tolist()
+        self._edges: list[int] = self._starts.tolist()
         self._parts, bases = index.document_parts()
         self._bases = [bases.get(split, 0) for split in index.table.values["split"]]
         self._reset()
@@ -56,11 +56,13 @@ class StoreDocuments:
         return concatenate(parts).take(places)
 
     def read_run(self, start: int, stop: int) -> Pieces:
-        shard = bisect_right(self._firsts, start) - 1
-        file, base = self._files.known.get(shard), self._starts[shard]
-        if file is None or self._bases[shard] or stop > self._starts[shard + 1]:
+        shard = bisect_right(self._edges, start) - 1
+        file = self._files.known.get(shard)
+        if file is None or stop > self._edges[shard + 1]:
             return self.read_pieces(np.arange(start, stop))
-        return file.read_run(start - int(base), stop - int(base))
+        first, base = self._edges[shard], self._bases[shard]
+        pieces = file.read_run(start - first, stop - first)
+        return pieces.moved(base) if base else pieces
 
     def _read_shard(self, shard: int, records: npt.NDArray[np.int64]) -> Pieces:
         file = self._files.known.get(shard) or self._files.open(shard, self._open)

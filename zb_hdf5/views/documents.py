@@ -44,13 +44,16 @@ def cu_seqlens(pieces: Pieces, capacity: int | None = None) -> npt.NDArray[np.in
     ArgumentError
         If `capacity` is too small; the message has the length that is needed.
     """
-    starts = pieces.starts
-    needed = len(starts) + 1
-    if capacity is not None and capacity < needed:
-        raise ArgumentError(f"capacity of cu_seqlens: expected at least {needed:,} for this batch, found {capacity:,}")
-    found = np.empty(capacity or needed, np.int32)
-    found[: len(starts)] = starts
-    found[len(starts) :] = pieces.num_tokens
+    columns, num_records = pieces.columns, len(pieces.counts)
+    count = len(columns)
+    if capacity is not None and capacity <= count:
+        raise ArgumentError(
+            f"capacity of cu_seqlens: expected at least {count + 1:,} for this batch, found {capacity:,}"
+        )
+    found = np.empty(capacity or count + 1, np.int32)
+    rows = _row_starts(num_records, pieces.seq_len).repeat(pieces.counts)
+    np.add(rows, columns.view(np.int32), out=found[:count])  # `pieces.starts`, in a third of the time
+    found[count:] = num_records * pieces.seq_len
     return found
 
 
@@ -58,6 +61,11 @@ def max_seqlen(pieces: Pieces) -> int:
     """Return the length of the longest segment, padding included; 0 without records."""
     lengths = pieces.lengths
     return int(lengths.max()) if len(lengths) else 0
+
+
+def seq_lens(pieces: Pieces) -> npt.NDArray[np.int32]:
+    """Return the length of each segment, padding included: int32."""
+    return pieces.lengths.astype(np.int32)
 
 
 def position_ids(pieces: Pieces) -> npt.NDArray[np.int32]:
@@ -69,10 +77,17 @@ def position_ids(pieces: Pieces) -> npt.NDArray[np.int32]:
     return np.subtract(_counting(len(found)), found, out=found).reshape(-1, pieces.seq_len)
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=16)
+def _row_starts(num_records: int, seq_len: int) -> npt.NDArray[np.int32]:
+    return np.arange(0, num_records * seq_len, seq_len, dtype=np.int32)
+
+
+@lru_cache(maxsize=256)  # few have the tokens of a batch, which are its large ones
 def _counting(stop: int) -> npt.NDArray[np.int32]:
     """Return 0, 1, ... up to `stop`: a third of the time of `position_ids`, and the same for each batch."""
-    return np.arange(stop, dtype=np.int32)
+    counting = np.arange(stop, dtype=np.int32)
+    counting.flags.writeable = False
+    return counting
 
 
 def document_ids(pieces: Pieces) -> npt.NDArray[np.int32]:
@@ -80,10 +95,11 @@ def document_ids(pieces: Pieces) -> npt.NDArray[np.int32]:
 
     Padding has -1. Element i of `document_offsets` belongs to number i.
     """
-    padding = pieces.is_padding
-    numbers = np.cumsum(~padding, dtype=np.int32)
-    numbers -= 1
-    numbers[padding] = PADDING_ID
+    numbers, padding = _counting(len(pieces.offsets)), pieces.is_padding
+    if padding.any():
+        numbers = np.cumsum(~padding, dtype=np.int32)
+        numbers -= 1
+        numbers[padding] = PADDING_ID
     return numbers.repeat(pieces.lengths).reshape(-1, pieces.seq_len)
 
 
@@ -92,7 +108,7 @@ def document_offsets(pieces: Pieces) -> npt.NDArray[np.uint64]:
     return pieces.offsets[~pieces.is_padding]
 
 
-def targets(tokens: TokenArray, pieces: Pieces) -> npt.NDArray[np.int64]:
+def targets(tokens: TokenArray, pieces: Pieces, mask: npt.NDArray[Any] | None = None) -> npt.NDArray[np.int64]:
     """Return the token that follows each token in its segment, or -100 where none does: int64, shape (R, S).
 
     None follows the last token of a segment, so none follows the last of a row; and none follows padding.
@@ -103,6 +119,8 @@ def targets(tokens: TokenArray, pieces: Pieces) -> npt.NDArray[np.int64]:
         Shape (R, S), of any integer dtype.
     pieces
         Theirs.
+    mask
+        Numbers of shape (R, S): a token with 0 is nobody's target. It is read all the same.
 
     Notes
     -----
@@ -112,6 +130,8 @@ def targets(tokens: TokenArray, pieces: Pieces) -> npt.NDArray[np.int64]:
     found = np.empty(pieces.num_tokens, np.int64)
     if len(found):
         found[:-1] = tokens.reshape(-1)[1:]
+        if mask is not None:
+            found[:-1][mask.reshape(-1)[1:] == 0] = IGNORED_TARGET
         found[pieces.starts - 1] = IGNORED_TARGET  # the first segment begins behind the last token
         padding = pieces.is_padding
         if padding.any():

@@ -29,6 +29,10 @@ def spans_of_pieces(pieces: Pieces, read: Callable[[int, int], Spans]) -> tuple[
         The values in the order of the document stream, each span once; and int32, shape (R, S): the place in `values`
         of the span of each token, -1 for a token without one.
     """
+    if len(pieces.offsets) and (pieces.offsets - pieces.starts.view(np.uint64) == pieces.offsets[0]).all():
+        start = int(pieces.offsets[0])  # one window of a stream, or several that follow each other
+        found = read(start, start + pieces.num_tokens)
+        return found.values, _labels(found, start, start + pieces.num_tokens, 0).reshape(-1, pieces.seq_len)
     order = np.flatnonzero(~pieces.is_padding)
     order = order[pieces.offsets[order].argsort(kind="stable")]
     starts, lengths = pieces.offsets[order].astype(np.int64), pieces.lengths[order]
@@ -72,4 +76,4 @@ def _labels(found: Spans, start: int, stop: int, base: int) -> npt.NDArray[np.in
     edges = edges.clip(start, stop)
     names = np.full(2 * count + 1, -1, np.int32)
     names[1::2] = np.arange(base, base + count)
-    return names.repeat(np.diff(edges))
+    return names.repeat(edges[1:] - edges[:-1])

@@ -13,7 +13,7 @@ import hashlib
 import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import h5py
 import numpy as np
@@ -22,7 +22,7 @@ import numpy.typing as npt
 from zb_hdf5.columns.writer import Columns, FieldDigest
 from zb_hdf5.core.digests import batch_crc32s, crc32_array
 from zb_hdf5.core.publishing import PartialFile
-from zb_hdf5.errors import ConvertError
+from zb_hdf5.errors import ConvertError, Remedy
 from zb_hdf5.formats.hdf5.file import chunk_runs, create_for_swmr
 from zb_hdf5.formats.hdf5.room import Room, early_allocation, hdf5_writes
 from zb_hdf5.spec import (
@@ -34,6 +34,9 @@ from zb_hdf5.spec import (
     field_column,
     meta_block_bytes,
 )
+
+#: By how many rows a table is extended at most: they keep their disk space.
+TABLE_ROWS_AHEAD: Final = 1 << 19
 
 
 class ColumnSpec(NamedTuple):
@@ -202,7 +205,9 @@ class AlignedFile:
         if self.failure is not None:
             raise ConvertError(
                 f"{self._file.path}: an earlier write failed ({self.failure}); the {written} that were committed "
-                f"before it are in {self._file.partial_path}: keep them with 'zb repair', or write again"
+                f"before it are in {self._file.partial_path}",
+                remedy=Remedy.REPAIR,
+                at=self._file.partial_path,
             )
 
     def _extend(self, num_chunks: int, table_rows: Sequence[int]) -> None:
@@ -229,7 +234,7 @@ class AlignedFile:
         if stop > there or any(n > len(t.stored) for t, n in zip(self._tables, table_rows, strict=True)):
             self.room.require_metadata_space()
             with self.hdf5():
-                rows = [max(table.count, count) for table, count in zip(self._tables, table_rows, strict=True)]
+                rows = [count + min(count, TABLE_ROWS_AHEAD) for count in table_rows]
                 self._extend(max(stop, there + ahead) if stop > there else there, rows)
         self.room.reserve(stop)
 

@@ -32,7 +32,6 @@ from zb_hdf5.spec import (
     DOC_OFFSETS_CHUNK_ROWS,
     NO_BOUNDARY,
     NO_SHA256,
-    STREAM_CHUNKS_AHEAD,
     STREAM_FORMAT,
     STREAM_LAYOUT,
     STREAM_VERSION,
@@ -40,6 +39,7 @@ from zb_hdf5.spec import (
     TOKENS_ATTRIBUTES,
     StoreMeta,
     as_stored,
+    batches_ahead,
     field_column,
     stored_dtype,
 )
@@ -322,7 +322,7 @@ class HDF5ShardWriter:
         file, stop = self._aligned, self._committed + self._buffered
         number, num_chunks = len(self._crc32), -(-stop // self._meta.chunk_tokens)
         whole = int(np.searchsorted(ends, stop, side="right"))
-        file.make_room(num_chunks, STREAM_CHUNKS_AHEAD, [self._offsets.count + whole])
+        file.make_room(num_chunks, batches_ahead(number, self._meta), [self._offsets.count + whole])
         crc32: list[int] = []
         with file.hdf5():
             if self._buffered:

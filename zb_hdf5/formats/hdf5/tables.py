@@ -23,7 +23,7 @@ from zb_hdf5.core.extents import ExtentFile, Extents, Run, copy_range
 from zb_hdf5.core.files import regular, require_bytes
 from zb_hdf5.core.paths import local_path
 from zb_hdf5.core.publishing import PartialFile, disk_errors, write_fully
-from zb_hdf5.errors import ChecksumError, FormatError
+from zb_hdf5.errors import ChecksumError, FormatError, Remedy
 from zb_hdf5.formats.hdf5.file import (
     CREATOR,
     create_texts,
@@ -117,9 +117,16 @@ class TablesWriter:
         with disk_errors(self.path):  # the file that a column goes on in has no name
             column.append(np.asarray(rows, column.dtype))
 
-    def append_texts(self, name: str, texts: Sequence[bytes]) -> None:
-        """Append byte strings of any lengths to `name`, and where each of them ends to `<name>_ends`."""
-        lengths = np.fromiter(map(len, texts), np.uint64, len(texts))
+    def append_texts(self, name: str, texts: Sequence[bytes], lengths: npt.NDArray[np.uint64] | None = None) -> None:
+        """Append byte strings of any lengths to `name`, and where each of them ends to `<name>_ends`.
+
+        Parameters
+        ----------
+        lengths
+            Of the strings, and of empty ones among them that `texts` leaves out; None: it leaves out none.
+        """
+        if lengths is None:
+            lengths = np.fromiter(map(len, texts), np.uint64, len(texts))
         self.append(f"{name}_ends", np.uint64(self.num_rows(name)) + np.cumsum(lengths, dtype=np.uint64))
         with disk_errors(self.path):
             self._column(name).append(b"".join(texts))
@@ -282,7 +289,9 @@ class TablesFile:
         if not 0 <= start <= stop <= place.num_rows:
             raise FormatError(
                 f"{self.path}: {name} has {place.num_rows:,} rows, something in it points to {start:,} to {stop:,}: "
-                "it is damaged; run 'zb verify' on the store"
+                "it is damaged",
+                remedy=Remedy.VERIFY,
+                at=self.path.parent,
             )
         rows = np.empty(stop - start, place.dtype)
         self._file.read_at(place.offset + start * place.dtype.itemsize, rows)

@@ -1,0 +1,227 @@
+"""Spans and documents: what a step costs with what belongs to its tokens, beside its tokens alone.
+
+Windows of 4,096 tokens of a stream whose documents have 20 spans of 160 bytes each; and batches of 32 x 512 of packed
+documents. All rows run in turn in one process, page cache warm; ratios are of pairs that follow each other. The bars:
+
+- windows with their spans, with `prefetch`, reach 0.5 of windows alone, and 100 times a loop of one seek and read for
+  each span;
+- writing documents with spans reaches 0.7 of writing them without;
+- `documents=True` reaches 0.6 of tokens alone, with `document_ids` and `position_ids` 0.2; a field of the same size
+  reaches 0.45.
+
+The project that this package learned from reports 45 batches per second with a seek for each span, and 6,508 with two
+reads for each batch, on 12 cores (EPYC 7J13).
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from benchmarks.measure import (
+    BATCH_SIZE,
+    SEQ_LEN,
+    Bar,
+    Spread,
+    bar_plot,
+    machine,
+    machine_line,
+    markdown_table,
+    say_progress,
+    verdict,
+    warm,
+)
+from zb_hdf5 import HDF5ShardWriter, Loader, open_writer
+from zb_hdf5.core.pieces import Pieces
+from zb_hdf5.formats.pieces import PiecesWriter
+
+WINDOW: Final = 4096
+SPANS: Final = 20
+VALUE_BYTES: Final = 160
+#: Tokens of a document of the batches.
+DOCUMENT_TOKENS: Final = 500
+REPORTED: Final = "reported by the seed on 12 cores: 45 batches/s with a seek for each span, 6,508 with two reads"
+PREFETCH: Final = 4
+#: Row -> the row that it is compared with, and the least share of its rate.
+BARS: Final = {
+    "spans": ("windows", None),
+    "spans, prefetch": ("windows, prefetch", 0.5),
+    "spans, seek and read each": ("windows", None),
+    "cu_seqlens": ("batches", 0.6),
+    "document_ids, position_ids": ("batches", 0.2),
+    "field": ("batches", 0.45),
+    "write with spans": ("write", 0.7),
+    "write with spans, as JSON": ("write", None),
+}
+#: Of "spans, prefetch" over the loop.
+SEEK_BAR: Final = 100.0
+
+
+def measure(folder: Path, *, quick: bool, repeats: int | None) -> dict[str, Any]:
+    """Measure all rows in turn; steps, or documents written, per second."""
+    documents = 40 if quick else 4000
+    write_stream(folder / "stream.h5", documents)
+    write_batches(folder / "batches.h5", 64 if quick else 1024)
+    warm(folder)
+    ways = _reading(folder) | _writing(folder, 40 if quick else 1000)
+    steps = 5 if quick else 200
+    rates: dict[str, list[float]] = {name: [] for name in ways}
+    for number in range(repeats or (1 if quick else 21)):
+        for name, way in ways.items():
+            say_progress(f"{name}, round {number + 1}")
+            start_s = time.perf_counter()
+            count = way(steps)
+            rates[name].append(count / (time.perf_counter() - start_s))
+    rows = []
+    for name, found in rates.items():
+        other, bar = BARS.get(name, (name, None))
+        ratios = [a / b for a, b in zip(found, rates[other], strict=True)]
+        row = {"name": name, "beside": other, "bar": bar, "per_s": Spread.quartiles(found).as_json()}
+        rows.append({**row, "ratio": Spread.quartiles(ratios).as_json()})
+    pairs = zip(rates["spans, prefetch"], rates["spans, seek and read each"], strict=True)
+    seeks = Spread.quartiles([a / b for a, b in pairs]).as_json()
+    about = {"machine": machine(), "machine_line": machine_line()}
+    return {"benchmark": "spans", **about, "quick": quick, "rows": rows, "over_seeks": seeks}
+
+
+# --- data --------------------------------------------------------------------------------------------------------
+
+
+def spans_of(number: int) -> list[tuple[int, int, str]]:
+    """Return the spans of a document."""
+    starts = range(0, WINDOW - WINDOW // SPANS, WINDOW // SPANS)
+    return [(start, start + 100, f"{number:08}{start:08}".ljust(VALUE_BYTES, "x")) for start in starts]
+
+
+def write_stream(path: Path, count: int) -> None:
+    """Write documents of a window each, and beside them each span again as the loop of seeks reads it."""
+    with HDF5ShardWriter(path, spans_codec="str") as writer, open(path.with_suffix(".values"), "wb") as values:
+        for number in range(count):
+            writer.write_document(_document(number), spans=spans_of(number))
+            for start, stop, value in spans_of(number):
+                values.write(struct.pack("<QQ", number * WINDOW + start, number * WINDOW + stop) + value.encode())
+
+
+def _document(number: int) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(number).integers(0, 50_257, WINDOW).astype("<u2")
+
+
+def write_batches(path: Path, count: int) -> None:
+    """Write packed documents of `DOCUMENT_TOKENS` with their pieces, and a field of the dtype of the tokens."""
+    shape = (count, BATCH_SIZE, SEQ_LEN)
+    tokens = np.random.default_rng(1).integers(0, 50_257, shape).astype("<u2")
+    with open_writer(
+        path, batch_size=BATCH_SIZE, seq_len=SEQ_LEN, dtype="uint16", expected_batches=count, fields={"field": "<u2"}
+    ) as writer:
+        writer.write(tokens, {"field": tokens})
+        sha256 = writer.sha256()
+    starts = np.union1d(np.arange(0, tokens.size, SEQ_LEN), np.arange(0, tokens.size, DOCUMENT_TOKENS))
+    ends = starts.searchsorted(np.arange(0, tokens.size + 1, SEQ_LEN))
+    pieces = PiecesWriter(path)
+    pieces.append(Pieces(ends, (starts % SEQ_LEN).astype(np.uint32), starts.astype(np.uint64), SEQ_LEN))
+    pieces.publish(SEQ_LEN, "train", sha256)
+
+
+# --- ways --------------------------------------------------------------------------------------------------------
+
+
+def _reading(folder: Path) -> dict[str, Callable[[int], int]]:
+    whole = {"seed": 1, "rank": 0, "world_size": 1}
+    windows = {"batch_size": 1, "seq_len": WINDOW, **whole}
+    documents = ("document_ids", "position_ids")
+    loaders = {
+        "windows": Loader(folder / "stream.h5", prefetch=0, **windows),
+        "spans": Loader(folder / "stream.h5", prefetch=0, spans=True, **windows),
+        "windows, prefetch": Loader(folder / "stream.h5", prefetch=PREFETCH, **windows),
+        "spans, prefetch": Loader(folder / "stream.h5", prefetch=PREFETCH, spans=True, **windows),
+        "batches": Loader(folder / "batches.h5", prefetch=0, **whole),
+        "cu_seqlens": Loader(folder / "batches.h5", prefetch=0, documents=True, **whole),
+        "document_ids, position_ids": Loader(folder / "batches.h5", prefetch=0, documents=documents, **whole),
+        "field": Loader(folder / "batches.h5", prefetch=0, fields=("field",), **whole),
+    }
+    ways = {name: lambda steps, loader=loader: _steps(loader, steps) for name, loader in loaders.items()}
+    plain = Loader(folder / "stream.h5", prefetch=0, **windows)
+    return {**ways, "spans, seek and read each": lambda steps: _seeks(plain, folder / "stream.values", steps)}
+
+
+def _steps(loader: Loader, steps: int) -> int:
+    for _ in range(steps):
+        loader.get_batch()
+    return steps
+
+
+def _seeks(loader: Loader, path: Path, steps: int) -> int:
+    """Read windows, and each of their spans by a seek and a read of its place and another one of its value."""
+    order = np.random.default_rng(1).permutation(path.stat().st_size // (16 + VALUE_BYTES) // SPANS)
+    with open(path, "rb") as values:
+        for number in order[:steps].tolist():
+            loader.get_batch()
+            found = []
+            for span in range(number * SPANS, (number + 1) * SPANS):
+                values.seek(span * (16 + VALUE_BYTES))
+                struct.unpack("<QQ", values.read(16))
+                found.append(values.read(VALUE_BYTES).decode())
+    return min(steps, len(order))
+
+
+def _writing(folder: Path, count: int) -> dict[str, Callable[[int], int]]:
+    documents = [_document(number) for number in range(count)]
+    spans: list[Any] = [spans_of(number) for number in range(count)]
+    objects = [[(start, stop, {"concept": value[:146]}) for start, stop, value in each] for each in spans]
+
+    def write(values: list[Any], codec: str) -> int:
+        with HDF5ShardWriter(folder / "written.h5", overwrite=True, spans_codec=codec) as writer:
+            for document, each in zip(documents, values, strict=True):
+                writer.write_document(document, spans=each)
+        return count
+
+    return {
+        "write": lambda _: write([()] * count, "str"),
+        "write with spans": lambda _: write(spans, "str"),
+        "write with spans, as JSON": lambda _: write(objects, "json"),
+    }
+
+
+# --- report ------------------------------------------------------------------------------------------------------
+
+
+def report(result: dict[str, Any]) -> str:
+    """Return the table and the bars, as markdown."""
+    quick = result["quick"]
+    table = [
+        [row["name"], Spread(**row["per_s"]).text(), "" if row["beside"] == row["name"] else
+         f"{Spread(**row['ratio']).text(2)} of {row['beside']}"]
+        for row in result["rows"]
+    ]  # fmt: skip
+    lines = [
+        f"## Windows of {WINDOW:,} tokens with {SPANS} spans of {VALUE_BYTES} bytes, batches of {BATCH_SIZE} x "
+        f"{SEQ_LEN}",
+        f"{result['machine_line']}. Interleaved; median (quartiles) of steps, or documents written, per second.",
+        f"For comparison, {REPORTED}.",
+        "",
+        markdown_table(("row", "per second", "ratio"), table),
+        "",
+    ]
+    for row in result["rows"]:
+        if row["bar"]:
+            met = verdict(row["ratio"]["median"] >= row["bar"], quick)
+            lines.append(f"- {row['name']}: {row['ratio']['median']:.2f} of {row['beside']}, bar {row['bar']}: {met}")
+    over = result["over_seeks"]["median"]
+    lines.append(
+        f"- spans, prefetch: {over:.1f} times the loop of seeks, bar {SEEK_BAR:.0f}: {verdict(over >= SEEK_BAR, quick)}"
+    )
+    return "\n".join(lines)
+
+
+def plot(path: Path, result: dict[str, Any]) -> None:
+    """Draw the rates of all rows that read."""
+    rows = [row for row in result["rows"] if not row["name"].startswith("write")]
+    bars = [Bar(row["name"], Spread(**row["per_s"]), row["beside"]) for row in rows]
+    about = result["machine"]
+    subtitle = f"page cache warm, {about['cores']} cores ({about['cpu']})"
+    bar_plot(path, bars, title="Tokens with what belongs to them", subtitle=subtitle, unit="steps per second")

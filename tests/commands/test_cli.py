@@ -106,8 +106,8 @@ def arguments_of(name, places, out):
     """Return arguments with which a command succeeds."""
     if name.startswith("convert npy-to"):
         return (places["npy"], out, *SHAPE)
-    if name.startswith(("convert parquet", "convert jsonl", "convert text", "tokenizer")):
-        return text_arguments(name, out)
+    if name.startswith(("convert parquet", "convert jsonl", "convert text", "convert stream", "tokenizer")):
+        return document_arguments(name, out)
     if name.startswith("convert"):
         return (places["batch" if " batch-to" in name else "h5"], out)
     if name == "which":
@@ -129,8 +129,12 @@ def arguments_of(name, places, out):
     return (places["h5-store"],)
 
 
-def text_arguments(name, out):
-    """Return arguments with which a command that reads text succeeds."""
+def document_arguments(name, out):
+    """Return arguments with which a command that reads documents succeeds."""
+    if name.startswith("convert stream"):
+        with HDF5ShardWriter(out.parent / "stream.h5") as writer:
+            writer.write_document(np.arange(5000))
+        return (out.parent / "stream.h5", out, *SHAPE)
     texts = ["one document of text " * 5, "and another one " * 5]
     if name == "convert parquet-to-hdf5":
         pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")

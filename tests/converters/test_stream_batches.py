@@ -129,6 +129,7 @@ PACKED = {
 def make_packed(folder, documents, packing, shuffle, shape, target, per_shard, cuts):
     """Write random documents, pack them, and return the store and the places of the tokens in it."""
     (lengths, spans), (batch_size, seq_len) = documents, shape
+    target = "batch" if target == "dual" and seq_len & (seq_len - 1) else target  # HDF5 cannot describe its slots
     expected = kept_places(lengths, packing, seq_len)
     assume(expected)
     inside = [cut for cut in cuts if 0 < cut < len(lengths)]
@@ -145,7 +146,7 @@ def make_packed(folder, documents, packing, shuffle, shape, target, per_shard, c
     return folder / "packed", expected
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     **PACKED,
     order=st.sampled_from(["global", "records", "block", "sequential"]),
@@ -167,7 +168,7 @@ def test_each_value_is_that_of_its_source_token(
     )  # fmt: skip
 
 
-@settings(max_examples=3, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(**PACKED, parts=st.integers(1, 3))
 def test_it_stays_that_after_other_conversions(tmp_path_factory, documents, shape, parts, **how):
     folder = tmp_path_factory.mktemp("again")
@@ -283,7 +284,7 @@ def test_a_damaged_stream_is_not_packed(tmp_path, stream):
 @pytest.mark.parametrize("of_a_store", [False, True])
 def test_a_document_table_of_another_stream_is_refused(tmp_path, of_a_store):
     folders = [tmp_path / name for name in ("one", "other")]
-    for folder, lengths in zip(folders, (LENGTHS, LENGTHS[:-1]), strict=True):
+    for folder, lengths in zip(folders, (LENGTHS, LENGTHS[2:]), strict=True):
         if of_a_store:
             make_streams(folder, lengths, [4])
         else:

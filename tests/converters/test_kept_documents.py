@@ -143,8 +143,9 @@ def test_every_token_of_a_store_of_text_has_its_document(tmp_path, corpus, packi
             rng = np.random.default_rng(0)
             some = rng.integers(0, reader.num_records, 30)  # from all shards, in any order, some twice
             whole = reader.read_pieces(np.arange(reader.num_records))
-            for name, found, expected in zip(whole._fields, reader.read_pieces(some), whole.take(some), strict=True):
-                np.testing.assert_array_equal(found, expected, err_msg=name)
+            found, expected = reader.read_pieces(some), whole.take(some)
+            for name in ("ends", "columns", "offsets"):
+                np.testing.assert_array_equal(getattr(found, name), getattr(expected, name), err_msg=name)
             halves = reader.read_pieces(np.arange(2 * reader.num_records), seq_len=16)
             assert halves.seq_len == 16
             assert halves.num_records == 2 * reader.num_records

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from contextlib import ExitStack
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,8 @@ from zb_hdf5.converters.options import (
     EXECUTORS,
     FORCE,
     NATURAL,
+    NO_SHUFFLE,
+    PACKING_OPTIONS,
     POSITIVE,
     REMAINDERS,
     SCHEDULER_FILE,
@@ -41,6 +44,7 @@ from zb_hdf5.converters.text_cli import add_text_commands
 from zb_hdf5.formats.registry import FORMATS, FileFormat, variants_of
 
 if TYPE_CHECKING:
+    from zb_hdf5.converters.pipeline.journal import Part
     from zb_hdf5.converters.pipeline.run import Report
     from zb_hdf5.converters.sources.source import Source
 
@@ -78,7 +82,7 @@ def _npy_options(command: Callable[..., Any]) -> Callable[..., Any]:
         option("--seq-len", POSITIVE, 512, "Tokens per record."),
         option("--seed", NATURAL, 42, "Seed of the record shuffle."),
         option("--shuffle", SHUFFLES, "global", "global: all records of all files; none: the order of the source."),
-        click.option("--no-shuffle", "shuffle", flag_value="none", help="The same as --shuffle none."),
+        NO_SHUFFLE,
         option("--dtype", dtypes, "auto", "auto: uint16 if the source or --vocab-size fits (HDF5), else uint32."),
         click.option("--vocab-size", type=POSITIVE, help="Refuse ids at or above it."),
         option(
@@ -157,6 +161,51 @@ def _add_command(source: FileFormat, target: FileFormat) -> None:
     convert.command(name)(command)
 
 
+def _add_stream_command(target: FileFormat) -> None:
+    """Register `stream-to-target`: documents that are tokens already, to packed batches."""
+    name, variants = f"stream-to-{target.name}", variants_of(target.name)
+
+    def run(src: Path, dst: Path, **given: Any) -> None:
+        options = options_of(ConvertOptions, given)
+        written = next((variant for variant in variants if given[variant.name]), target)
+        with ExitStack() as stack:  # the plan lies on disk until the store is written
+
+            def open_source() -> Source:
+                from zb_hdf5.converters.ingest.packed import PackOptions
+                from zb_hdf5.converters.sources.stream import open_stream
+
+                shards = {"num_shards": options.shards, "shard_bytes": options.shard_size}
+                packing = options_of(PackOptions, {**given, **shards, "shuffle": given["shuffle"] == "global"})
+                part = _part_of(options)
+                source = stack.enter_context(open_stream(src, written.name, dst, packing, given["dtype"], part))
+                written.require(source.meta, dst)  # before any work
+                return source
+
+            run_conversion(open_source, name, written.name, dst, replace(options, shards=None, shard_size=None))
+
+    result, example = target.as_target or ("", "")
+    run.__doc__ = (
+        f"Convert a token stream of documents to {result}.\n\n"
+        "The documents are packed into rows of --seq-len tokens, with their fields, spans, ids and metadata.\n\n\b\n"
+        f"Example: zb convert {name} stream {example} \\\n           --seq-len 2048 --packing best-fit"
+    )
+    command: Callable[..., Any] = work_options(run)
+    for variant in variants:
+        command = click.option(f"--{variant.name}", is_flag=True, help=variant.variant_help)(command)
+    dtypes = click.Choice(["keep", "uint32"])
+    command = option("--dtype", dtypes, "keep", "Stored dtype; uint16 .batch files are an extension.")(command)
+    command = with_options(PACKING_OPTIONS, command)
+    command = click.argument("dst", type=NewPath())(command)
+    command = click.argument("src", type=ExistingPath())(command)
+    convert.command(name)(command)
+
+
+def _part_of(options: ConvertOptions) -> Part:
+    from zb_hdf5.converters.pipeline.journal import WHOLE, Part
+
+    return Part(*options.shard_range) if options.shard_range else WHOLE
+
+
 def _format_options(source: FileFormat, target: FileFormat) -> Iterator[Callable[..., Any]]:
     """Yield the options that the facts of the two formats ask for."""
     if source.reader and target.reader:
@@ -194,7 +243,6 @@ def run_conversion(
     from zb_hdf5.converters.conversion import workers_of
     from zb_hdf5.converters.pipeline import run as pipe
     from zb_hdf5.converters.pipeline.engines import open_engine, require_own_workers
-    from zb_hdf5.converters.pipeline.journal import WHOLE, Part
     from zb_hdf5.converters.pipeline.shuffle import DEFAULT_MEMORY_BYTES, require_memory
 
     require_own_workers(options.executor, options.workers)
@@ -226,7 +274,7 @@ def run_conversion(
             report = pipe.convert(
                 source, target, dst, num_shards=options.shards, shard_bytes=options.shard_size,
                 overwrite=options.force, resume=options.resume,
-                part=Part(*options.shard_range) if options.shard_range else WHOLE, engine=engine,
+                part=_part_of(options), engine=engine,
                 shuffle_method=method, memory_bytes=memory_bytes, progress=progress.advance, kept=progress.keep,
             )  # fmt: skip
     print_report(_as_json(report), _as_lines(report), as_json=options.as_json, quiet=options.quiet)
@@ -338,5 +386,8 @@ for _source in FORMATS.values():
     for _target in FORMATS.values():
         if _source != _target and _source.as_source and _target.as_target:
             _add_command(_source, _target)
+for _target in FORMATS.values():
+    if _target.as_target and _target.indexed:
+        _add_stream_command(_target)
 
 add_text_commands(convert, _as_json, _as_lines)

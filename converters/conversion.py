@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Final
 
 from zb_hdf5 import ArgumentError
 from zb_hdf5.columns.reader import require_choice
+from zb_hdf5.converters.ingest.packed import PackOptions
 from zb_hdf5.converters.pipeline import run
 from zb_hdf5.converters.pipeline.engines import default_workers, open_engine, require_own_workers
 from zb_hdf5.converters.pipeline.journal import WHOLE, Part
@@ -17,9 +19,13 @@ from zb_hdf5.converters.pipeline.task import Progress, no_progress
 from zb_hdf5.converters.sources.npy import NpySource
 from zb_hdf5.converters.sources.source import Source
 from zb_hdf5.converters.sources.store import StoreSource
+from zb_hdf5.converters.sources.stream import open_stream
 from zb_hdf5.formats.registry import FORMATS
+from zb_hdf5.store.kinds import is_stream
 
 SOURCE_FORMATS: Final = tuple(name for name, row in FORMATS.items() if row.as_source)
+#: The source format of an HDF5 stream of documents.
+STREAM: Final = "stream"
 #: Less than this is written by one process: starting others takes longer.
 SMALL_BYTES: Final = 256 << 20
 #: Memory that makes a worker worth its while.
@@ -36,6 +42,7 @@ def convert(
     seq_len: int | None = None,
     shuffle: bool | None = None,
     seed: int | None = None,
+    packing: str | None = None,
     dtype: str | None = None,
     vocab_size: int | None = None,
     remainder: str | None = None,
@@ -58,15 +65,18 @@ def convert(
     Parameters
     ----------
     source
-        Of `.npy` files one or more, or folders of them; else one file or store.
+        Of `.npy` files one or more, or folders of them; else one file or store, of batches or of streams.
     target
         "hdf5", "batch", "npy", or "dual" (a `.batch` that is an HDF5 file as well).
     destination
         One file if it ends in the format's suffix, else a folder of shards.
     source_format
-        "npy", "hdf5", "batch"; "auto": what the first file is.
+        "npy", "hdf5", "batch", or "stream": an HDF5 stream of documents, to be packed; "auto": what the first file is.
     batch_size, seq_len, shuffle, seed, remainder, pad_id, vocab_size
-        Of `.npy` sources only, which are records without batches. By default 32, 512, True, 42, "drop", 0 and unknown.
+        Of `.npy` sources and streams only, which are no batches. By default 32, 512, True, 42, "drop", 0 and unknown;
+        of a stream the remainder is "pad", `pad_id` its boundary token, and the vocabulary its own.
+    packing
+        How the documents of a stream become rows: "concat" (the default), "best-fit" or "pad".
     dtype
         "uint16" or "uint32". None: what fits, from `.npy` files to HDF5; uint32 in `.batch`; else as it is.
     dataset
@@ -105,34 +115,58 @@ def convert(
     >>> report = convert("tokens", "hdf5", "train-h5", batch_size=32, seq_len=512)  # doctest: +SKIP
     """
     require_choice("target", target, tuple(FORMATS))
-    require_choice("source_format", source_format, ("auto", *SOURCE_FORMATS))
+    require_choice("source_format", source_format, ("auto", *SOURCE_FORMATS, STREAM))
     require_own_workers(executor, workers)
     paths = [Path(source)] if isinstance(source, str | os.PathLike) else [Path(each) for each in source]
     if not paths:
         raise ArgumentError("source: expected one path or more, found none")
-    kind = _format_of(paths[0]) if source_format == "auto" else source_format
+    kind = _format_of(paths[0], dataset) if source_format == "auto" else source_format
     records = {
         "batch_size": batch_size, "seq_len": seq_len, "shuffle": shuffle, "seed": seed, "vocab_size": vocab_size,
-        "remainder": remainder, "pad_id": pad_id,
+        "remainder": remainder, "pad_id": pad_id, "packing": packing,
     }  # fmt: skip
     given = {name: value for name, value in records.items() if value is not None}
-    if kind in FORMATS and not FORMATS[kind].reader:
-        opened = _open_npy(paths, target, dtype, dataset, given)
-    else:
-        opened = _open_store(paths, kind, dtype, dataset, given)
-    FORMATS[target].require(opened.meta, Path(destination))  # before any work
-    num_workers = workers or workers_of(opened, memory_bytes)
-    with open_engine(executor, num_workers, Path(scheduler_file) if scheduler_file else None) as engine:
+    shards = {"num_shards": num_shards, "shard_bytes": shard_bytes}
+    destination, job = Path(destination), Part(*part) if part else WHOLE
+
+    def open_source() -> Source:
+        if kind == STREAM:
+            opened = stack.enter_context(_open_stream(paths, target, destination, dtype, job, {**given, **shards}))
+        elif kind in FORMATS and not FORMATS[kind].reader:
+            opened = _open_npy(paths, target, dtype, dataset, given)
+        else:
+            opened = _open_store(paths, kind, dtype, dataset, given)
+        FORMATS[target].require(opened.meta, destination)  # before any work
+        return opened
+
+    with ExitStack() as stack:
+        opened = None if executor == "mpi" else open_source()  # of MPI ranks only the first one needs it
+        num_workers = workers or (1 if opened is None else workers_of(opened, memory_bytes))
+        engine = stack.enter_context(
+            open_engine(executor, num_workers, Path(scheduler_file) if scheduler_file else None)
+        )
         if engine is None:
             return None
+        opened = opened or open_source()
         if opened.order is not None:
-            one_file = Path(destination).suffix == FORMATS[target].suffix  # written by this process alone
+            one_file = destination.suffix == FORMATS[target].suffix  # written by this process alone
             require_memory(memory_bytes, 1 if one_file else engine.workers_per_node, opened.meta.batch_bytes)
         return run.convert(
-            opened, target, destination, num_shards=num_shards, shard_bytes=shard_bytes, overwrite=overwrite,
-            resume=resume, part=Part(*part) if part else WHOLE, engine=engine, shuffle_method=shuffle_method,
-            memory_bytes=memory_bytes, progress=progress,
+            opened, target, destination, num_shards=None if kind == STREAM else num_shards,
+            shard_bytes=None if kind == STREAM else shard_bytes, overwrite=overwrite, resume=resume, part=job,
+            engine=engine, shuffle_method=shuffle_method, memory_bytes=memory_bytes, progress=progress,
         )  # fmt: skip
+
+
+def _open_stream(
+    paths: list[Path], target: str, destination: Path, dtype: str | None, part: Part, given: Mapping[str, object]
+) -> AbstractContextManager[Source]:
+    if len(paths) > 1 or "vocab_size" in given:
+        raise ArgumentError(
+            f"{paths[0]}: expected one stream, which has its own vocab_size, found {len(paths)} sources"
+        )
+    options = PackOptions(**{"batch_size": 32, "seq_len": 512, **given})  # type: ignore[arg-type]
+    return open_stream(paths[0], target, destination, options, dtype or "keep", part)
 
 
 def _open_npy(
@@ -140,6 +174,8 @@ def _open_npy(
 ) -> Source:
     if dataset is not None:
         raise ArgumentError("dataset: belongs to an HDF5 source, found .npy files")
+    if "packing" in given:
+        raise ArgumentError(f"{paths[0]}: packing belongs to streams of documents, found .npy files")
     options: dict[str, object] = {"batch_size": 32, "seq_len": 512, "seed": 42, **given}
     options["dtype"] = dtype or FORMATS[target].default_dtype
     return NpySource(paths, **options)  # type: ignore[arg-type]
@@ -151,17 +187,19 @@ def _open_store(
     if len(paths) > 1:
         raise ArgumentError(f"source: expected one {kind} file or store, found {len(paths)}")
     if given:
-        raise ArgumentError(f"{paths[0]}: {', '.join(given)} belong to .npy sources: batches stay as they are stored")
+        raise ArgumentError(
+            f"{paths[0]}: {', '.join(given)} belong to .npy files and streams: batches stay as they are stored"
+        )
     return StoreSource(paths[0], kind, dataset, dtype or "keep")
 
 
-def _format_of(path: Path) -> str:
-    """Return the format of records that are no batches, which a suffix tells, or "auto": a store says what it is."""
+def _format_of(path: Path, dataset: str | None) -> str:
+    """Return the format of records that are no batches, or "auto": a store says what it is."""
     for name in SOURCE_FORMATS:
         suffix = FORMATS[name].suffix
         if not FORMATS[name].reader and (path.suffix == suffix or (path.is_dir() and any(path.glob(f"*{suffix}")))):
             return name
-    return "auto"
+    return STREAM if dataset is None and is_stream(path) else "auto"
 
 
 def workers_of(source: Source, memory_bytes: int) -> int:

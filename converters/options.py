@@ -24,6 +24,7 @@ SCHEDULER_FILE: Final = click.option(
 FORCE: Final = click.option(
     "--force", is_flag=True, help="Replace what exists, at the end and whole; also with --resume."
 )
+NO_SHUFFLE: Final = click.option("--no-shuffle", "shuffle", flag_value="none", help="The same as --shuffle none.")
 
 
 def option(name: str, kind: Any, default: Any, help_text: str) -> Callable[..., Any]:
@@ -38,6 +39,17 @@ def with_options(options: Iterable[Callable[..., Any]], command: Callable[..., A
     return command
 
 
+#: How documents become batches, whether they are text or tokens already.
+PACKING_OPTIONS: Final = (
+    option("--packing", click.Choice(["concat", "best-fit", "pad"]), "concat", "How documents become rows."),
+    option("--batch-size", POSITIVE, 32, "Rows per batch."),
+    option("--seq-len", POSITIVE, 512, "Tokens per row."),
+    option("--seed", NATURAL, 42, "Seed of the shuffle of rows; of text also of the draw of documents held out."),
+    option("--shuffle", SHUFFLES, "global", "Order of the rows within a split."),
+    NO_SHUFFLE,
+    option("--remainder", REMAINDERS, "pad", "Rows that do not fill the last batch: leave out, fill up, or fail."),
+    click.option("--pad-id", type=NATURAL, help="Token of padding. [default: the boundary token, else 0]"),
+)
 Options = TypeVar("Options", bound="DataclassInstance")
 
 

@@ -12,11 +12,9 @@ from zb_hdf5.console import ExistingPath, NewPath, Progress, counted, format_cou
 from zb_hdf5.converters.options import (
     EXECUTORS,
     FORCE,
-    NATURAL,
+    PACKING_OPTIONS,
     POSITIVE,
-    REMAINDERS,
     SCHEDULER_FILE,
-    SHUFFLES,
     TextCommandOptions,
     option,
     options_of,
@@ -106,13 +104,7 @@ _OPTIONS: Final = [
     click.option("--boundary-token", help="Special token behind each document. [default: <|endoftext|>]"),
     click.option("--no-boundary", is_flag=True, help="Put no token between documents."),
     click.option("--max-document-tokens", type=POSITIVE, help="Cut longer documents."),
-    option("--packing", click.Choice(["concat", "best-fit", "pad"]), "concat", "How documents become rows."),
-    option("--batch-size", POSITIVE, 32, "Rows per batch."),
-    option("--seq-len", POSITIVE, 512, "Tokens per row."),
-    option("--seed", NATURAL, 42, "Seed of the shuffle of rows, and of the draw of documents held out."),
-    option("--shuffle", SHUFFLES, "global", "Order of the rows within a split."),
-    option("--remainder", REMAINDERS, "pad", "Rows that do not fill the last batch: leave out, fill up, or fail."),
-    click.option("--pad-id", type=NATURAL, help="Token of padding. [default: the boundary token, else 0]"),
+    *PACKING_OPTIONS,
     click.option(
         "--val-fraction",
         type=click.FloatRange(0, 1, max_open=True),
@@ -147,7 +139,8 @@ def _to_batches(
 
     text = TextOptions(
         options.batch_size, options.seq_len, options.seed, options.shuffle == "global", options.packing,
-        options.remainder, options.pad_id, options.shards, options.val_fraction, options.val_last_shard,
+        options.remainder, options.pad_id, options.shards, val_fraction=options.val_fraction,
+        val_last_shard=options.val_last_shard,
     )  # fmt: skip
 
     def write(work: WorkOptions) -> Printed:

@@ -127,7 +127,7 @@ def train(run: Run, validation: Validation, result: dict[str, Any], options: arg
         if run.step >= options.steps:
             return
         start = time.perf_counter()
-        x, y, wait_s = next(source)
+        (x, y), wait_s = next(source)
         run.optimizer.zero_grad()
         loss = run.model(x, y)
         loss.backward()
@@ -199,7 +199,8 @@ def main() -> None:
     result = begin(out, {"data": str(books.resolve()), **{name: getattr(options, name) for name in same}})
     prepare(books, out, options)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    settings = {**vars(options), "data": out / "store", "global_batch": BATCH_SIZE, "vocab_size": 0}
+    settings = {**vars(options), "data": out / "store", "global_batch": BATCH_SIZE, "vocab_size": 0,
+                "document_masks": False}  # fmt: skip
     run = Run(argparse.Namespace(**settings), 0, 1, device)  # 0: the store knows its vocabulary
     run.resume()
     result["evaluations"] = [row for row in result["evaluations"] if row["step"] <= run.step]

@@ -4,6 +4,7 @@
     torchrun --nproc-per-node 2 examples/train_gpt.py train-h5 --out run --steps 200
     torchrun --nproc-per-node 4 examples/train_gpt.py train-h5 --out run --steps 400    # from 200 on
     srun --ntasks 4 python examples/train_gpt.py train-h5 --out run --steps 600         # in a Slurm job, on any hosts
+    python examples/train_gpt.py packed --out other --document-masks     # no token attends to another document
 
 Every step of all processes together takes `--global-batch` records, whatever their number, so the order of the data
 does not depend on it. The folder `--out` gets `checkpoint.pt`, `log.rank*.jsonl` (a line per step) and `loss.png`.
@@ -42,9 +43,9 @@ class Block(nn.Module):
         self.qkv, self.project = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.feed = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         q, k, v = self.qkv(self.norm1(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        attended = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        attended = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
         x = x + self.project(attended.transpose(1, 2).flatten(2))
         return x + self.feed(self.norm2(x))
 
@@ -55,14 +56,39 @@ class GPT(nn.Module):
     def __init__(self, vocab_size: int, seq_len: int, width: int, layers: int, heads: int = 4) -> None:
         super().__init__()
         self.tokens, self.positions = nn.Embedding(vocab_size, width), nn.Embedding(seq_len, width)
-        self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
+        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocab_size, bias=False)
 
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return the mean cross-entropy in nats."""
-        hidden = self.tokens(x) + self.positions.weight[: x.shape[1]]
-        logits = self.head(self.norm(self.blocks(hidden)))
-        return functional.cross_entropy(logits.flatten(0, 1), y.flatten())
+    def forward(self, x: Tensor, y: Tensor, mask: Tensor | None = None, positions: Tensor | None = None) -> Tensor:
+        """Return the mean cross-entropy in nats, over the targets that are not -100."""
+        return functional.cross_entropy(self.logits(x, mask, positions).flatten(0, 1), y.flatten())
+
+    def logits(self, x: Tensor, mask: Tensor | None = None, positions: Tensor | None = None) -> Tensor:
+        """Return those of the next token. Without a mask, each row is one text."""
+        places = self.positions.weight[: x.shape[1]] if positions is None else self.positions(positions)
+        hidden = self.tokens(x) + places
+        for block in self.blocks:
+            hidden = block(hidden, mask)
+        return self.head(self.norm(hidden))
+
+
+def document_mask(cu_seqlens: Tensor, rows: int, seq_len: int) -> Tensor:
+    """Return which tokens each token attends to, those before it in its document: bool, (rows, 1, seq_len, seq_len).
+
+    One byte for each pair of tokens of a row, on any device. On a GPU, `torch.nn.attention.varlen` and flash-attention
+    take `cu_seqlens` as they are.
+    """
+    places = torch.arange(rows * seq_len, dtype=cu_seqlens.dtype, device=cu_seqlens.device)
+    documents = torch.searchsorted(cu_seqlens, places, right=True).view(rows, 1, seq_len)
+    return (documents[..., :, None] == documents[..., None, :]).tril()
+
+
+def model_inputs(step: Any) -> tuple[Tensor, ...]:
+    """Return what the model takes of what the loader yields."""
+    if isinstance(step, dict):
+        x = step["tokens"]
+        return x, step["targets"], document_mask(step["cu_seqlens"], *x.shape), step["position_ids"]
+    return step
 
 
 class Run:
@@ -81,6 +107,7 @@ class Run:
             batch_size=options.global_batch // world_size,
             device=device,
             targets=True,
+            documents=("cu_seqlens", "position_ids") if options.document_masks else (),
         )
         vocab_size = options.vocab_size or self.loader.reader.meta.vocab_size
         if not vocab_size:
@@ -106,12 +133,12 @@ class Run:
             self.loader.load_state_dict(checkpoint["loader"])
 
 
-def batches(loader: Loader) -> Iterator[tuple[Tensor, Tensor, float]]:
-    """Yield (x, y, seconds that the step had to wait for them), for ever."""
+def batches(loader: Loader) -> Iterator[tuple[Any, float]]:
+    """Yield (what the loader yields, seconds that the step had to wait for it), for ever."""
     while True:
         start = time.perf_counter()
-        x, y = loader.get_batch()
-        yield x, y, time.perf_counter() - start
+        step = loader.get_batch()
+        yield step, time.perf_counter() - start
 
 
 def train(run: Run, options: argparse.Namespace, log: Path) -> None:
@@ -120,9 +147,10 @@ def train(run: Run, options: argparse.Namespace, log: Path) -> None:
     waited = total = 0.0
     while run.step < options.steps:
         start = time.perf_counter()
-        x, y, wait = next(source)
+        step, wait = next(source)
+        inputs = model_inputs(step)
         run.optimizer.zero_grad()
-        loss = model(x, y)
+        loss = model(*inputs)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         run.optimizer.step()
@@ -131,7 +159,7 @@ def train(run: Run, options: argparse.Namespace, log: Path) -> None:
         run.step += 1
         waited, total = waited + wait, total + time.perf_counter() - start
         record = {"step": run.step, "loss": mean.item() / dist.get_world_size(), "data_wait_share": waited / total}
-        digest = hashlib.sha256(x.cpu().contiguous().numpy()).hexdigest()[:16]
+        digest = hashlib.sha256(inputs[0].cpu().contiguous().numpy()).hexdigest()[:16]
         with open(log.with_suffix(f".rank{run.rank}.jsonl"), "a", encoding="utf-8") as file:
             file.write(json.dumps({**record, "data": digest}) + "\n")
         if run.rank == 0 and (run.step % options.log_every == 0 or run.step == options.steps):
@@ -167,6 +195,7 @@ def parse() -> argparse.Namespace:
     for name, default in numbers.items():
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--document-masks", action="store_true", help="tokens attend to their own document only")
     return parser.parse_args()
 
 

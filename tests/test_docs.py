@@ -1,6 +1,7 @@
 """The documentation says what is so: its tables, commands, files, links and examples are compared with the code."""
 
 import re
+import shlex
 from pathlib import Path
 
 import click
@@ -222,6 +223,10 @@ def test_the_readme_is_short():
 # --- examples --------------------------------------------------------------------------------------------------
 
 
+#: Pages whose commands run between their Python examples.
+COMMANDS_RUN = {"documents.md"}
+
+
 @pytest.mark.parametrize("page", [name for name, text in TEXT.items() if "```python" in text])
 def test_python_examples_run(page, tmp_path, monkeypatch):
     """The examples of a page run one after the other, as a reader would type them."""
@@ -242,8 +247,12 @@ def test_python_examples_run(page, tmp_path, monkeypatch):
     assert page != "text.md" or CliRunner().invoke(convert, arguments).exit_code == 0
     seen = []
     names = {"step": seen.append, "tokenized": lambda: tokens, "documents": lambda: tokens[0]}
-    examples = re.findall(r"```python\n(.*?)```", TEXT[page], re.DOTALL)
-    for example in examples:
-        exec(example, names)
+    for language, example in re.findall(r"^```(\w*)\n(.*?)^```", TEXT[page], re.DOTALL | re.MULTILINE):
+        if language == "python":
+            exec(example, names)
+        elif page in COMMANDS_RUN:
+            for line in example.splitlines():
+                done = CliRunner().invoke(zb, shlex.split(line, comments=True)[1:])
+                assert done.exit_code == 0, done.output
     steps = {"README.md": 3 * len(tokens), "train.md": 3 * len(tokens) + 20, "live.md": len(tokens)}
     assert len(seen) == steps.get(page, 0)

@@ -11,8 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from click.testing import CliRunner
 
-from zb_hdf5 import Loader, open_writer
+from zb_hdf5 import HDF5ShardWriter, Loader, open_writer
+from zb_hdf5.commands.zb import zb
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "train_gpt.py"
 
@@ -118,3 +121,54 @@ def test_a_batch_script_without_srun_is_one_process(data, tmp_path):
     text = task.communicate(timeout=120)[0]
     assert task.returncode == 0, text
     assert "1 processes, from step 0 to 2, 100 steps an epoch" in text
+
+
+# --- documents ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def documents(tmp_path):
+    """A stream of 60 documents of random tokens below 100."""
+    rng = np.random.default_rng(4)
+    lengths = rng.integers(3, 30, 60)
+    with HDF5ShardWriter(tmp_path / "s.h5", vocab_size=100) as writer:
+        writer.write_documents(rng.integers(0, 100, lengths.sum()), lengths)
+    return tmp_path / "s.h5"
+
+
+def test_the_logits_of_a_document_do_not_depend_on_its_row_mates(documents, monkeypatch):
+    """With the masks they are those of the document alone; without them other row-mates change them."""
+    monkeypatch.syspath_prepend(EXAMPLE.parent)
+    from train_gpt import GPT, model_inputs
+
+    wanted = ("cu_seqlens", "position_ids", "document_ids")
+    with Loader(documents, batch_size=4, seq_len=48, targets=True, documents=wanted, rank=0, world_size=1) as loader:
+        step = next(loader)
+    torch.manual_seed(0)
+    model = GPT(100, 48, 32, 2)
+    x, _, mask, positions = model_inputs(step)
+    with torch.no_grad():
+        masked, plain = model.logits(x, mask, positions), model.logits(x)
+        for number in range(int(step["document_ids"].max()) + 1):
+            ours = step["document_ids"] == number
+            others = torch.where(ours, x, (x + torch.randint(1, 100, x.shape)) % 100)  # each one is another token
+            torch.testing.assert_close(model.logits(others, mask, positions)[ours], masked[ours])
+            torch.testing.assert_close(model.logits(x[ours].unsqueeze(0))[0], masked[ours])
+            if not ours[:, 0].any():  # something lies before it in its row
+                assert (model.logits(others)[ours] - plain[ours]).abs().amax(-1).min() > 1e-3
+
+
+@pytest.mark.slow
+def test_it_trains_on_packed_text_with_document_masks(tmp_path):
+    text, packed, out = (str(tmp_path / name) for name in ("text.jsonl", "packed", "run"))
+    lines = [json.dumps({"text": f"document {number} " * (1 + number % 9)}) for number in range(300)]
+    Path(text).write_text("\n".join(lines), encoding="utf-8")
+    sizes = ["--seq-len", "128", "--batch-size", "8", "--packing", "best-fit"]
+    done = CliRunner().invoke(zb, ["convert", "jsonl-to-hdf5", text, packed, "--tokenizer", "byte", *sizes])
+    assert done.exit_code == 0, done.output
+    command = [sys.executable, str(EXAMPLE), packed, "--out", out, "--document-masks", *SHAPE]
+    task = run([*command, "--vocab-size", "257", "--steps", "20", "--lr", "0.03"], {})
+    printed = task.communicate(timeout=120)[0]
+    assert task.returncode == 0, printed
+    losses = [record["loss"] for record in logged(Path(out), 0)]
+    assert losses[-1] < 0.8 * losses[0]

@@ -113,6 +113,31 @@ def test_the_test_sees_imports_by_text(tmp_path, monkeypatch):
     assert needs_of("zb_hdf5.core.late") == {"zb_hdf5.loaders.loader", "zb_hdf5.store.index"}
 
 
+#: A command or an option, as it is typed.
+TYPED = re.compile(r"\bzb [a-z]|(^|[\s'\"(/])--[a-z]|\bconvert [a-z0-9]+-to-")
+LIBRARY = [module for module in MODULES if floor_of(module) < FLOOR_OF["console"]]
+
+
+def typed_words_in(module):
+    """Return the texts of a module that tell somebody what to type; docstrings may."""
+    tree = ast.parse(FILES[module].read_text(encoding="utf-8"))
+    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    texts = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    return [text.value for text in texts if id(text) not in docstrings and TYPED.search(text.value)]
+
+
+@pytest.mark.parametrize("module", LIBRARY)
+def test_the_library_states_facts_and_the_command_line_what_to_type(module):
+    assert typed_words_in(module) == []
+
+
+def test_the_test_sees_what_is_typed(tmp_path, monkeypatch):
+    late = tmp_path / "late.py"
+    late.write_text('"""Of zb verify."""\nA = f"{1}: run \'zb verify {2}\'"\nB = "pass --force"\nC = "a -- b"\n')
+    monkeypatch.setitem(FILES, "zb_hdf5.core.late", late)
+    assert typed_words_in("zb_hdf5.core.late") == ["pass --force", ": run 'zb verify "]
+
+
 def test_converters_are_imported_as_a_part_of_the_package():
     """`import converters` in the source tree would make a second copy of each module."""
     for path in [*(ROOT / "tests").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py"), *FILES.values()]:

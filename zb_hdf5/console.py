@@ -22,15 +22,30 @@ from typing import Any, Final, NoReturn, Self, TextIO, TypeVar
 
 import click
 
-from zb_hdf5.errors import ArgumentError, ExistsError, ZbError
+from zb_hdf5.errors import ArgumentError, Remedy, ZbError
 
 INTERRUPTED: Final = 130
 TERMINATED: Final = 143
 BAR_WIDTH: Final = 30
 _SIZE: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*((?:[kmgt]i?)?)b?\s*", re.IGNORECASE)
 
-#: The command to type next: errors of the library state facts only.
-_REMEDIES: Final[dict[type[ZbError], str]] = {ExistsError: "; pass --force to replace it"}
+#: What to type for each remedy: the library states facts only.
+TYPED: Final = {
+    Remedy.VERIFY: "run 'zb verify {at}'",
+    Remedy.REPAIR: "if no writer is at work on it, run 'zb repair {at}'",
+    Remedy.REBUILD: "restore the index, or run 'zb index rebuild {at}'",
+    Remedy.REBUILD_FORCE: "if the shards are the right ones, run 'zb index rebuild --force {at}'",
+    Remedy.DO_WITHOUT: "restore them, or pass --force to do without",
+    Remedy.LEAVE_OUT: "restore it, or pass --force to leave its {at} out of the store",
+    Remedy.REPLACE: "pass --force to replace it",
+    Remedy.RESUME: "'zb info {at}' says how far it is",
+    Remedy.STAMP: "run 'zb convert batch-to-hdf5 --in-place --unstamp {at}', then the same without --unstamp",
+    Remedy.CRC32: "restore it, or make one of the batches as they are now with 'zb index crc32 {at}'",
+    Remedy.SHAPE: "pass --batch-size, --seq-len and --dtype as they were at conversion",
+    Remedy.DATASET: "to read one of them, pass --dataset to 'zb convert' or 'zb info'",
+    Remedy.TRAIN: "train both with 'zb tokenizer train'",
+    Remedy.OTHER_KIND: "run 'zb convert {at}-to-hdf5' for them",
+}
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -45,7 +60,7 @@ class CommandGroup(click.Group):
         except BrokenPipeError:
             raise  # click itself ends quietly for `zb ... | head`
         except ZbError as error:
-            _fail(ctx, error, str(error) + _REMEDIES.get(type(error), ""), error.exit_code)
+            _fail(ctx, error, message_of(error), error.exit_code)
         except MemoryError as error:
             _fail(ctx, error, f"out of memory: {error}", 1)
         except OSError as error:
@@ -56,6 +71,17 @@ class CommandGroup(click.Group):
             _fail(ctx, error, "terminated; nothing unfinished was left under its final name", TERMINATED)
         finally:
             _on_sigterm(previous)
+
+
+def message_of(error: ZbError) -> str:
+    """Return the message of an error, with what to type in the place of its remedy."""
+    return typed(str(error), error.at) if error.remedy else str(error)
+
+
+def typed(text: str, at: str) -> str:
+    """Put what to type in the place of the remedy that a text of the library may end with."""
+    found = next((remedy for remedy in Remedy if text.endswith(remedy)), None)
+    return text if found is None else text.removesuffix(found) + TYPED[found].format(at=at)
 
 
 def _fail(ctx: click.Context, error: BaseException, message: str, code: int) -> NoReturn:

@@ -17,19 +17,63 @@
     ├── BatchIndexError  (IndexError)   1  no batch has this index
     └── ClosedError      (ValueError)   1  the reader or writer was closed
 
-Each message states the path, the expected and the found value and, where one exists, the command that helps.
-`OSError` passes through unchanged. The command line exits with `exit_code`.
+Each message states the path, the expected and the found value and, where one exists, the `Remedy`. The command line
+puts what to type in its place (`zb_hdf5/console.py`), and exits with `exit_code`. `OSError` passes through unchanged.
 """
 
 from __future__ import annotations
 
+import os
+from enum import StrEnum
 from typing import ClassVar
 
 
+class Remedy(StrEnum):
+    """What helps, in the words of somebody who calls the library."""
+
+    VERIFY = "verify it to find all that is damaged"
+    REPAIR = "if no writer is at work on it, repair it"
+    REBUILD = "restore the index, or make it anew with rebuild_index"
+    REBUILD_FORCE = "if the shards are the right ones, make the index anew with rebuild_index(force=True)"
+    DO_WITHOUT = "restore them, or pass force=True to do without"
+    LEAVE_OUT = "restore it, or pass overwrite=True to leave it out of the store"
+    REPLACE = "remove it, or ask to replace it"
+    RESUME = "resume the conversion"
+    STAMP = "unstamp the file, then stamp it again"
+    CRC32 = "restore it, or make one of the batches as they are now with add_crc32_file"
+    SHAPE = "pass its shape as it was at conversion"
+    DATASET = "to read one of them, pass dataset= to open_reader"
+    TRAIN = "train both with train_tokenizer"
+    OTHER_KIND = "leave out the kind to open them"
+
+
 class ZbError(Exception):
-    """Base of every error raised on purpose."""
+    """Base of every error raised on purpose.
+
+    Attributes
+    ----------
+    remedy
+        What helps; None where the message says all. The text of the error ends with it.
+    at
+        What to apply it to: a path; of `LEAVE_OUT` how much is left out, of `OTHER_KIND` the kind.
+    """
 
     exit_code: ClassVar[int] = 1
+    remedy: Remedy | None = None
+    at: str = ""
+
+    def __init__(self, *args: object, remedy: Remedy | None = None, at: str | os.PathLike[str] = "") -> None:
+        super().__init__(*args)
+        if remedy is not None:
+            self.remedy, self.at = remedy, os.fspath(at)
+
+    @property
+    def facts(self) -> str:
+        """The message without the remedy."""
+        return super().__str__()
+
+    def __str__(self) -> str:
+        return self.facts if self.remedy is None else f"{self.facts}; {self.remedy}"
 
 
 class ArgumentError(ZbError, ValueError):
@@ -80,6 +124,8 @@ class ConvertError(ZbError, ValueError):
 
 class ExistsError(ConvertError, FileExistsError):
     """The destination exists already."""
+
+    remedy = Remedy.REPLACE
 
 
 class BatchIndexError(ZbError, IndexError):

@@ -18,7 +18,18 @@ Fields: TypeAlias = "np.dtype[Any] | Mapping[str, npt.DTypeLike] | Iterable[Fiel
 
 #: Names that a loader gives to its own values.
 RESERVED_NAMES: Final = frozenset(
-    {"tokens", "inputs", "targets", "cu_seqlens", "max_seqlen", "position_ids", "document_ids", "documents", "spans"}
+    {
+        "tokens",
+        "targets",
+        "cu_seqlens",
+        "max_seqlen",
+        "seq_lens",
+        "position_ids",
+        "document_ids",
+        "documents",
+        "spans",
+        "span_index",
+    }
 )
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 #: Kinds of dtype that HDF5 and numpy both have, of a fixed size.

@@ -1,7 +1,9 @@
-"""The pieces and the document tables of what is converted: they go along with the tokens."""
+"""What belongs to the tokens that are converted: pieces and document tables go along, or the report says so."""
 
 from __future__ import annotations
 
+from copy import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -51,8 +53,22 @@ def copy_documents(source: Source, target: str, folder: Path) -> None:
             check_documents(folder / part.path, part)
 
 
-def left_behind(source: Source, *, keeps_documents: bool) -> str:
+def without_fields(source: Source, target: str) -> Source:
+    """Return a source that has the fields that a target keeps: all of them, or none."""
+    if FORMATS[target].indexed or not source.meta.fields:
+        return source
+    plain = copy(source)
+    plain.meta = replace(source.meta, fields=())
+    return plain
+
+
+def left_behind(source: Source, *, keeps_fields: bool, keeps_documents: bool) -> str:
     """Say what a source has that a target has no place for, or ""."""
-    parts = {"which documents lie in which records": source.has_pieces, "the document table": source.document_files}
+    names = [field.name for field in source.meta.fields]
+    parts = {
+        f"the field{'s' * (len(names) > 1)} {', '.join(names)}": bool(names) and not keeps_fields,
+        "which documents lie in which records": source.has_pieces and not keeps_documents,
+        "the document table": bool(source.document_files) and not keeps_documents,
+    }
     lost = [what for what, there in parts.items() if there]
-    return "" if keeps_documents or not lost else f"leaves behind {' and '.join(lost)}"
+    return f"leaves behind {' and '.join(lost)}" if lost else ""

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from zb_hdf5.console import format_bytes
+from zb_hdf5.converters.pipeline.documents import without_fields
 from zb_hdf5.converters.pipeline.plan import Plan, cut_into_shards, free_room
 from zb_hdf5.converters.pipeline.run import is_one_file, refuse_bad_destination
 from zb_hdf5.converters.pipeline.shuffle import DEFAULT_MEMORY_BYTES, choose_shuffle
@@ -30,7 +31,8 @@ def describe(
     ConvertError
         If the conversion would refuse the destination.
     """
-    refuse_bad_destination(source, destination)
+    refuse_bad_destination(source.paths, destination)
+    source = without_fields(source, target)
     one_file = is_one_file(target, destination, several=bool(num_shards or shard_bytes))
     cuts = [(0, source.num_batches)] if one_file else cut_into_shards(source, num_shards, shard_bytes)
     plan = Plan(source, target, cuts, {})

@@ -36,9 +36,9 @@ def convert_live(
     """
     destination = Path(destination)
     start_s = time.monotonic()
-    refuse_bad_destination(source, destination)
+    refuse_bad_destination(source.paths, destination)
     cuts = cut_into_shards(source, num_shards, shard_bytes)
-    needed_bytes = FORMATS[LiveStoreWriter.backend].stored_bytes(source.meta, source.num_batches)
+    needed_bytes = FORMATS[LiveStoreWriter.backend].total_bytes(source.meta, source.num_batches)
     require_room(destination.absolute().parent, needed_bytes, len(cuts) + 2)
     source.check_reads()
     shard_batches = max(stop - start for start, stop in cuts)
@@ -55,5 +55,5 @@ def convert_live(
     shards = list(writer.index.shards)
     return Report(
         destination, source.meta, shards, info.max_token, source.token_counts, str(shuffle), seconds,
-        left_behind=left_behind(source, keeps_documents=False),
+        left_behind=left_behind(source, keeps_fields=True, keeps_documents=False),
     )  # fmt: skip

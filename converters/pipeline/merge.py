@@ -9,12 +9,11 @@ from typing import Any
 
 from zb_hdf5 import ConvertError, ShardIndex, StoreMeta, open_reader
 from zb_hdf5.converters.pipeline.journal import Part, journal_paths, read_journals, remove_journals, require_same
-from zb_hdf5.converters.pipeline.shard import SHARDS, FinishedShard
+from zb_hdf5.converters.pipeline.shard import SHARDS, FinishedShard, files_of_shard
 from zb_hdf5.core.publishing import PartialDirectory, partial_path, remove
+from zb_hdf5.field import Field
 from zb_hdf5.formats.documents import DocumentPart, check_documents
-from zb_hdf5.formats.pieces import pieces_path
 from zb_hdf5.formats.registry import FORMATS
-from zb_hdf5.formats.sidecar import crc32_path, fields_path
 from zb_hdf5.spec import DOCUMENTS_PREFIX, INDEX_NAME, SHARD_PREFIX, stored_dtype
 
 
@@ -39,7 +38,7 @@ def merge_parts(destination: str | os.PathLike[str], *, overwrite: bool = False)
         plan, finished = _collect(waiting)
         indexed = FORMATS[plan["target"]].indexed
         index = ShardIndex(
-            StoreMeta(**{**plan["meta"], "dtype": stored_dtype(plan["meta"]["dtype"])}),
+            _meta_of(plan["meta"]),
             tuple(done.entry for _, done in sorted(finished.items())),
             plan["shuffle"],
             plan["source"],
@@ -52,11 +51,16 @@ def merge_parts(destination: str | os.PathLike[str], *, overwrite: bool = False)
     return index
 
 
+def _meta_of(value: dict[str, Any]) -> StoreMeta:
+    """Return the meta that a plan describes."""
+    fields = tuple(Field.from_json(*item) for item in value["fields"].items())
+    return StoreMeta(**{**value, "dtype": stored_dtype(value["dtype"]), "fields": fields})
+
+
 def _require_whole(folder: Path, target: str, index: ShardIndex) -> None:
     """Check every shard once more, and remove files that are no shards: earlier parts of another plan."""
-    named = {part.path for part in index.documents}
-    for path in (Path(entry.path) for entry in index.shards):
-        named |= {path.name, crc32_path(path).name, pieces_path(path).name, fields_path(path).name}
+    named = {path.name for entry in index.shards for path in files_of_shard(Path(entry.path))}
+    named |= {part.path for part in index.documents}
     for name in os.listdir(folder):
         if name.startswith((SHARD_PREFIX, DOCUMENTS_PREFIX)) and name not in named:
             remove(folder / name)

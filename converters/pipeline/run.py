@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final, NamedTuple, Self
 
 from zb_hdf5 import ArgumentError, ConvertError, ShardEntry, ShardIndex, StoreMeta
-from zb_hdf5.converters.pipeline.documents import copy_documents, left_behind
+from zb_hdf5.converters.pipeline.documents import copy_documents, left_behind, without_fields
 from zb_hdf5.converters.pipeline.engines import Inline
 from zb_hdf5.converters.pipeline.journal import WHOLE, Journal, Part, is_result, remove_journals
 from zb_hdf5.converters.pipeline.plan import Plan, require_one_split, require_room
@@ -185,7 +185,10 @@ def convert(
     """
     destination = Path(destination)
     start_s = time.monotonic()
-    refuse_bad_destination(source, destination)
+    refuse_bad_destination(source.paths, destination)
+    keeps = FORMATS[target].indexed
+    lost = left_behind(source, keeps_fields=keeps, keeps_documents=keeps)
+    source = without_fields(source, target)
     work = WorkOptions(
         engine or Inline(), overwrite, resume, part, shuffle_method, memory_bytes, progress=progress, kept=kept
     )
@@ -203,8 +206,7 @@ def convert(
     seconds = time.monotonic() - start_s
     max_token = max((done.max_token for done in finished), default=0)
     return Report(
-        place, source.meta, shards, max_token, source.token_counts, str(shuffle), seconds, part, was_kept,
-        left_behind(source, keeps_documents=FORMATS[target].indexed),
+        place, source.meta, shards, max_token, source.token_counts, str(shuffle), seconds, part, was_kept, lost,
     )  # fmt: skip
 
 
@@ -230,7 +232,7 @@ def is_one_file(target: str, destination: Path, *, several: bool) -> bool:
     return destination.suffix == suffix
 
 
-def refuse_bad_destination(source: Source, destination: Path) -> None:
+def refuse_bad_destination(sources: Iterable[Path], destination: Path) -> None:
     """Raise `ConvertError` if the destination has no folder to be in, or is or holds a source."""
     if not destination.absolute().parent.is_dir():
         raise ConvertError(f"{destination.absolute().parent}: no such folder; make it first, or choose another output")
@@ -239,7 +241,7 @@ def refuse_bad_destination(source: Source, destination: Path) -> None:
     places = {
         path.resolve() for path in (destination, partial_path(destination), partial_path(scatter_path(destination)))
     }
-    for path in source.paths:
+    for path in sources:
         if places & {path.resolve(), *path.resolve().parents}:
             raise ConvertError(f"{destination}: is or holds the source {path}; choose another output")
 

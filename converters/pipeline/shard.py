@@ -33,6 +33,7 @@ from zb_hdf5.converters.pipeline.task import Progress, no_progress
 from zb_hdf5.converters.sources.source import Source
 from zb_hdf5.core.digests import TokenDigest
 from zb_hdf5.core.publishing import partial_path, write_atomically
+from zb_hdf5.errors import Remedy
 from zb_hdf5.formats.document_writer import write_documents_beside
 from zb_hdf5.formats.pieces import pieces_path
 from zb_hdf5.formats.registry import FORMATS
@@ -146,12 +147,16 @@ class ShardTask:
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        """The shard, and the files that it may have beside it."""
-        return self.path, crc32_path(self.path), fields_path(self.path), pieces_path(self.path)
+        return files_of_shard(self.path)
 
     @property
     def num_tokens(self) -> int:
         return (self.stop - self.start) * self.meta.batch_tokens
+
+
+def files_of_shard(path: Path) -> tuple[Path, ...]:
+    """Return the file of a shard, and those that it may have beside it."""
+    return path, crc32_path(path), fields_path(path), pieces_path(path)
 
 
 def is_intact(check: CheckTask[ShardTask, FinishedShard], progress: Progress = no_progress) -> bool:
@@ -240,7 +245,7 @@ def write_shard(task: ShardTask, progress: Progress = no_progress) -> FinishedSh
             for batches, fields in read_ahead(source, start + writer.num_batches, stop):
                 writer.write(batches, fields)
                 progress(batches.size)
-            _require_intact(writer, start, sha256, crc32)
+            _require_intact(source.paths[0], writer, start, sha256, crc32)
             if task.files is not None:
                 require_unchanged(source.paths, task.files)
             pieces = _write_beside(task, writer.sha256())
@@ -283,20 +288,25 @@ def source_sha256(task: ShardTask) -> str:
     return digest.sha256()
 
 
-def _require_intact(writer: BatchWriter, start: int, sha256: str | None, crc32: npt.NDArray[np.uint32] | None) -> None:
+def _require_intact(
+    source: Path, writer: BatchWriter, start: int, sha256: str | None, crc32: npt.NDArray[np.uint32] | None
+) -> None:
     """Raise `ChecksumError` if the tokens do not have the digest that the source states."""
-    remedy = "run 'zb verify' on the source: copying would hide the damage"
     if crc32 is not None:
         found = writer.crc32()
         for bad in np.flatnonzero(found != crc32)[:1].tolist():
             raise ChecksumError(
-                f"batch {start + bad:,} of the source: expected crc32 {crc32[bad]:08x}, "
-                f"found {found[bad]:08x}; {remedy}"
+                f"batch {start + bad:,} of the source: expected crc32 {crc32[bad]:08x}, found {found[bad]:08x}; "
+                "copying would hide the damage",
+                remedy=Remedy.VERIFY,
+                at=source,
             )
     if sha256 not in (None, writer.sha256()):
         raise ChecksumError(
             f"batches {start:,} to {start + writer.num_batches - 1:,} of the source: expected sha256 {sha256}, "
-            f"found {writer.sha256()}; {remedy}"
+            f"found {writer.sha256()}; copying would hide the damage",
+            remedy=Remedy.VERIFY,
+            at=source,
         )
 
 

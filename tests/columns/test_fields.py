@@ -18,9 +18,11 @@ from zb_hdf5 import (
     ArgumentError,
     ChecksumError,
     ConvertError,
+    ExistsError,
     FormatError,
     HDF5ShardWriter,
     ShardIndex,
+    StoreMeta,
     open_reader,
     open_writer,
     rebuild_index,
@@ -29,8 +31,9 @@ from zb_hdf5 import (
 )
 from zb_hdf5.converters.pipeline import run as pipe
 from zb_hdf5.converters.sources.store import StoreSource
+from zb_hdf5.core.publishing import partial_path
 from zb_hdf5.field import Field, parse_fields
-from zb_hdf5.formats.registry import open_chunks
+from zb_hdf5.formats.registry import BACKENDS, backend_of_suffix, open_chunks
 
 SHAPE = (4, 50)
 NUM_BATCHES = 23
@@ -374,8 +377,130 @@ def test_the_command_line_carries_them(store, tmp_path):
     assert json.loads(run("verify", tmp_path / "batch", "--json"))["ok"]
 
 
+def test_npy_says_which_fields_it_leaves_behind(store, tmp_path):
+    from zb_hdf5.commands.zb import zb
+
+    for out, command in (("one.npy", ("--json",)), ("folder", ("--json",)), ("lines.npy", ())):
+        arguments = ["convert", "hdf5-to-npy", store, tmp_path / out, "--workers", 1, *command]
+        done = CliRunner().invoke(zb, [str(argument) for argument in arguments])
+        assert done.exit_code == 0, done.output
+        lost = "leaves behind the fields concept, loss_mask, pair, seen, vector"
+        assert lost == json.loads(done.stdout)["left_behind"] if command else lost in done.output
+        parts = [tmp_path / out] if out.endswith(".npy") else sorted((tmp_path / out).glob("*.npy"))
+        found = np.concatenate([np.load(part) for part in parts])
+        np.testing.assert_array_equal(found.reshape(TOKENS.shape), TOKENS)
+    assert not list(tmp_path.glob("**/*.npy.fields.h5"))
+
+
+def test_a_live_conversion_keeps_fields(store, tmp_path):
+    from zb_hdf5.converters.pipeline.live import convert_live
+
+    report = convert_live(StoreSource(store, "hdf5"), tmp_path / "live", num_shards=2, progress=lambda tokens: None)
+    assert report.left_behind == ""
+    check(tmp_path / "live")
+
+
 def test_fields_are_named_in_one_order():
     names = [field.name for field in parse_fields({"b": "u1", "a": "u2"})]
     assert names == ["a", "b"]
     with pytest.raises(ArgumentError, match="each name once"):
         parse_fields([Field("a", np.dtype("u1"))] * 2)
+
+
+# --- a file beside another -------------------------------------------------------------------------------------
+
+
+def test_a_full_disk_in_the_middle_of_fields_leaves_nothing_half_written(mount_disk):
+    for suffix in (".h5", ".batch"):
+        disk = mount_disk(6 << 10, suffix)
+        path, meta = disk / f"x{suffix}", StoreMeta(32, 256, np.dtype("<u2"))
+        writer = open_writer(path, batch_size=32, seq_len=256, dtype="uint16", fields={"vector": ("<f4", (32,))})
+        values = np.arange(32 * 256 * 32, dtype="<f4").reshape(1, 32, 256, 32)
+
+        def fill(writer=writer, values=values):
+            for number in range(20):
+                writer.write(np.full((1, 32, 256), number), {"vector": values + number})
+
+        with pytest.raises(OSError, match="No space left") as caught:
+            fill()
+        assert str(caught.value.filename).startswith(str(path))
+        kept = writer.num_batches
+        assert 0 < kept < 20
+        with BACKENDS[backend_of_suffix(path)].open_broken(partial_path(path), meta).reader as reader:
+            assert reader.num_batches == kept
+            for number in range(kept):
+                assert (reader.read_batch(number) == number).all()
+                found = reader.field("vector").read_batch(number).reshape(values.shape[1:])
+                np.testing.assert_array_equal(found, values[0] + number)
+        writer.abort()
+        assert not list(disk.iterdir())
+
+
+def test_a_writer_does_not_go_on_when_tokens_and_fields_differ(tmp_path, monkeypatch):
+    from zb_hdf5.formats.native import BatchFileWriter
+
+    def fails(*_):
+        raise OSError(28, "No space left on device")
+
+    values = {name: array[:1] for name, array in VALUES.items()}
+    with open_writer(tmp_path / "x.batch", batch_size=SHAPE[0], seq_len=SHAPE[1], fields=FIELDS) as writer:
+        writer.write(TOKENS[:1], values)
+        with monkeypatch.context() as patch:
+            patch.setattr(BatchFileWriter, "_append", fails)
+            with pytest.raises(OSError, match="No space"):
+                writer.write(TOKENS[:1], values)
+        for use in (lambda: writer.write(TOKENS[:1], values), writer.finish):
+            with pytest.raises(ConvertError, match="2 batches have fields, 1 have tokens; write the file again"):
+                use()
+        writer.abort()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("at", [1, 2, 3])
+@pytest.mark.parametrize("replaces", [False, True])
+def test_a_kill_between_two_names_never_gives_tokens_the_fields_of_others(replaces, at, tmp_path):
+    """`finish` removes the old tokens, names the fields, and names the tokens: each step may be the last one."""
+    path, old = tmp_path / "x.batch", TOKENS[::-1]
+    flipped = {name: array[::-1] for name, array in VALUES.items()}
+    size = {"batch_size": SHAPE[0], "seq_len": SHAPE[1], "fields": FIELDS}
+    if replaces:
+        with open_writer(path, **size) as writer:
+            writer.write(old, flipped)
+    child = os.fork()
+    if child == 0:
+        steps = [0]
+
+        def dies(call):
+            def counted(*arguments, **options):
+                steps[0] += 1
+                if steps[0] == at:
+                    os._exit(9)
+                return call(*arguments, **options)
+
+            return counted
+
+        writer = open_writer(path, **size, overwrite=replaces)
+        writer.write(TOKENS, VALUES)
+        os.replace, os.unlink = dies(os.replace), dies(os.unlink)
+        writer.finish()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] in (0, 9 << 8)
+    if path.exists():
+        with open_reader(path) as reader:
+            is_old = bool((reader.read_batch(0) == old[0]).all())
+        check(path, *((old, flipped) if is_old else (TOKENS, VALUES)))
+    if partial_path(path).exists():
+        [outcome] = repair(partial_path(path), output=tmp_path / "saved.batch")
+        check(outcome.output)
+    assert path.exists() or outcome.output
+
+
+def test_tokens_without_fields_do_not_take_over_those_of_the_file_that_they_replace(tmp_path):
+    write(tmp_path / "x.batch")
+    for overwrite in (False, True):
+        with pytest.raises(ExistsError, match=r"x\.batch\.fields\.h5: holds the fields of another x\.batch"):
+            open_writer(tmp_path / "x.batch", batch_size=SHAPE[0], seq_len=SHAPE[1], overwrite=overwrite)
+    check(tmp_path / "x.batch")
+    write(tmp_path / "x.batch", groups=(5,), overwrite=True)
+    check(tmp_path / "x.batch", TOKENS[:5], {name: values[:5] for name, values in VALUES.items()})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["x.batch", "x.batch.fields.h5"]

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from zb_hdf5 import BACKENDS, BatchWriter, ConvertError, ShardIndex, open_reader, open_writer
+from zb_hdf5.field import parse_fields
 from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.spec import StoreMeta, combine_sha256
-from zb_hdf5.testing import check_writer, random_tokens
+from zb_hdf5.testing import check_writer, check_writer_of_fields, random_tokens
 
 EXPECTED = 9
 
@@ -56,6 +57,22 @@ def test_every_writer_keeps_the_contract(name, shape, dtype, tmp_path, write_fil
     read_back = {"npy": read_npy}.get(name, read_store if name.startswith("live") else read_file)
     with open_reader(tmp_path / "original.h5") as original:
         check_writer(make, read_back, expected, original)
+
+
+@pytest.mark.parametrize("name", ["batch", "dual", "hdf5", "live-1", "live-4", "live-100"])
+def test_every_writer_keeps_the_contract_of_fields(name, tmp_path):
+    expected = random_tokens(EXPECTED, 4, 1024, "uint16")
+    values = {"mask": (expected % 2).astype("u1"), "vector": np.stack([expected, expected], -1).astype("<f4")}
+    how = {"batch_size": 4, "seq_len": 1024, "dtype": "uint16", "fields": {"mask": "u1", "vector": ("<f4", (2,))}}
+
+    def make(number):
+        path = tmp_path / f"{number}"
+        if name.startswith("live"):
+            return open_writer(path, **how, live=True, shard_batches=int(name.removeprefix("live-")))
+        meta = StoreMeta(4, 1024, expected.dtype, fields=parse_fields(how["fields"]))
+        return FORMATS[name].begin(path.with_suffix(FORMATS[name].suffix), meta)
+
+    check_writer_of_fields(make, expected, values)
 
 
 @pytest.fixture(params=[".h5", ".batch"])

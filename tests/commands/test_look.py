@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
+from packed import write_packed
 
 from zb_hdf5 import HDF5ShardWriter, ShardIndex, open_reader, open_writer
 from zb_hdf5.commands.page import tag
@@ -231,6 +232,53 @@ def test_fields_and_spans_are_shown():
     assert [part.get("document") for part in found["parts"]] == [7, 8, None]
     assert found["parts"][1]["text"] == "runs to the "
     assert found["spans"][0] == {"start": 4, "stop": 9, "value": {"concept": NASTY}}
+
+
+def test_headlines_say_where_a_document_came_from(tmp_path):
+    packed = write_packed(tmp_path / "p.h5", [60], seq_len=8, lost=0)
+    with open_reader(packed.path) as reader:
+        row = document_row(reader, 0)
+    for source, shown in (
+        ("a.jsonl", ["── document 0 · id id-0, row 1 of a.jsonl ".ljust(60, "─"), '  {"n": 0}']),
+        (
+            "/some/folder" * 2 + "/a.jsonl",
+            [f"── document 0 {'─' * 46}", f"  id id-0, row 1 of {'/some/folder' * 2}/a.jsonl"],
+        ),
+        (
+            "/some/folder" * 9 + "/a.jsonl",
+            ["── document 0 · id id-0, row 1 of …/a.jsonl ".ljust(60, "─"), '  {"n": 0}'],
+        ),
+        ("x\x1b[0m", ["── document 0 · id id-0, row 1 of x\\x1b[0m ".ljust(60, "─"), '  {"n": 0}']),
+    ):
+        known = {0: row.known[0]._replace(source=source)}
+        lines = list(row_lines(row._replace(known=known), None, limit=None, columns=60, colour=False))
+        assert lines[1:3] == shown
+
+
+def test_a_document_of_batches_is_shown_with_all_that_is_known(tmp_path):
+    packed = write_packed(tmp_path / "p.h5", [30, 40], lost=0.3, seed=4)
+    found = json.loads(run(zb, "show", packed.path, "--document", 1, "--json").stdout)["rows"][0]
+    tokens = [token for part in found["parts"] for token in part["tokens"]]
+    held = packed.held(1)
+    assert tokens == [token for _, token in held]
+    assert 0 < len(held) < 40
+    assert f"less {40 - len(held)} tokens that are not in the store" in found["name"]
+    part = found["parts"][0]
+    assert (part["id"], part["source"], part["source_row"], part["metadata"]) == ("id-1", "1.jsonl", 2, {"n": 1})
+    assert set(part["fields"]) == set(packed.fields)
+    lines = run(zb, "show", packed.path, "--document", 1).stdout
+    assert "── document 1" in lines
+    assert '{"document": 1, "span": 0}' in lines
+
+
+def test_a_report_of_batches_with_documents(tmp_path):
+    packed = write_packed(tmp_path / "p.h5", [5] * 40, vocab=2, lost=0.1)
+    found = json.loads(run(zb, "report", packed.path, "-o", tmp_path / "r.html", "--json").stdout)
+    assert found["duplicates"] > 0
+    assert found["packing"]["lost"] == 200 - sum(len(packed.held(number)) for number in range(40))
+    text = harmless((tmp_path / "r.html").read_text(encoding="utf-8"))
+    for part in ("Sources", "0.jsonl", "that are there whole repeat an earlier one", "lie in several pieces", "id id-"):
+        assert part in text
 
 
 # --- tokenizer -------------------------------------------------------------------------------------------------

@@ -5,8 +5,9 @@ import json
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from packed import write_packed
 
-from zb_hdf5 import Loader, MixedLoader, ShardEntry, ShardIndex, StoreMeta, open_reader, open_writer
+from zb_hdf5 import HDF5ShardWriter, Loader, MixedLoader, ShardEntry, ShardIndex, StoreMeta, open_reader, open_writer
 from zb_hdf5.commands.zb import zb
 
 TOKENS = np.random.default_rng(8).integers(0, 60_000, (30, 4, 16), dtype=np.uint16)
@@ -87,3 +88,124 @@ def test_wrong_states_are_told(store, tmp_path):
     assert "kind" in run(store, "--state", state, "--step", 0, code=1)
     state.write_text(json.dumps(good))
     assert "end" in run(store, "--state", state, "--step", 10**6, code=2)
+
+
+# --- documents -------------------------------------------------------------------------------------------------
+
+
+def require_documents(found, rows, documents):
+    """Compare the tokens of a step, and their text, with those of the documents that are named."""
+    covered = 0
+    for piece in found["documents"]:
+        tokens = rows[piece["row"]][piece["column"] : piece["column"] + piece["tokens"]].tolist()
+        covered += len(tokens)
+        number = piece["document"]
+        if number is None:
+            assert set(tokens) == {0}
+            continue
+        first = piece["first_token"]
+        assert tokens == documents[number][first : first + len(tokens)]
+        assert piece["offset"] == sum(map(len, documents[:number])) + first
+        assert piece["id"] == f"id-{number}"
+        if "text" in piece:
+            assert piece["text"].encode() == bytes(tokens)
+    assert covered == rows.size
+
+
+LENGTHS = np.random.default_rng(2).integers(0, 40, 30).tolist()
+
+
+@pytest.fixture
+def packed(tmp_path):
+    return write_packed(tmp_path / "p.h5", LENGTHS, vocab=100, batch_size=4)
+
+
+@pytest.mark.parametrize("options", [{}, {"shuffle": "records", "batch_size": 3}, {"seq_len": 4}])
+def test_documents_behind_a_step_are_those_of_its_tokens(packed, tmp_path, options):
+    loaders = [Loader(packed.path, rank=r, world_size=2, **options) for r in range(2)]
+    steps = list(zip(*loaders, strict=True))
+    (tmp_path / "state.json").write_text(json.dumps(loaders[0].state_dict()))
+    for step in (0, 2, len(steps) - 1):
+        asked = ("--state", tmp_path / "state.json", "--step", step, "--world-size", 2, "--text", "--tokenizer", "byte")
+        size = ("--batch-size", options["batch_size"]) if "batch_size" in options else ()
+        found = run(packed.path, *asked, *size)
+        for item, rows in zip(found, steps[step], strict=True):
+            require_documents(item, rows.numpy(), packed.documents)
+            assert {(p["source"], p["source_row"]) for p in item["documents"] if p["document"] is not None} <= {
+                (f"{number % 2}.jsonl", number + 1) for number in range(len(LENGTHS))
+            }
+
+
+def test_documents_behind_windows_are_those_of_their_tokens(tmp_path):
+    documents = [np.random.default_rng(n).integers(0, 100, length).tolist() for n, length in enumerate(LENGTHS)]
+    with HDF5ShardWriter(tmp_path / "s.h5", chunk_tokens=64) as writer:
+        for number, document in enumerate(documents):
+            writer.write_document(document, id=f"id-{number}")
+    loader = Loader(tmp_path / "s.h5", batch_size=3, seq_len=20, targets=True, rank=0, world_size=1)
+    steps = list(loader)
+    (tmp_path / "state.json").write_text(json.dumps(loader.state_dict()))
+    for step, (x, y) in enumerate(steps):
+        [found] = run(tmp_path / "s.h5", "--state", tmp_path / "state.json", "--step", step, "--batch-size", 3)
+        require_documents(found, np.concatenate([x.numpy(), y.numpy()[:, -1:]], axis=1), documents)
+
+
+def test_a_stored_batch_needs_no_state(packed):
+    with open_reader(packed.path) as reader:
+        for batch in range(len(reader)):
+            [found] = run(packed.path, "--batch", batch)
+            assert found["rows"] == [{"shard": str(packed.path), "batch": batch, "rows": [0, 1, 2, 3]}]
+            require_documents(found, reader.read_batch(batch), packed.documents)
+
+
+def test_a_batch_of_a_growing_store_lies_in_its_unfinished_shard(tmp_path):
+    with open_writer(tmp_path / "live", batch_size=4, seq_len=16, live=True, shard_batches=4) as writer:
+        for batch in TOKENS[:6]:
+            writer.write(batch[None])
+        [found] = run(tmp_path / "live", "--batch", 5)
+        assert np.array_equal(rows_named(found), TOKENS[5])
+    [found] = run(tmp_path / "live", "--batch", 5)
+    assert np.array_equal(rows_named(found), TOKENS[5])
+
+
+def printed(*arguments):
+    result = CliRunner().invoke(zb, ["which", *map(str, arguments)])
+    assert result.exit_code == 0, result.output
+    return result.stdout.splitlines()
+
+
+def test_lines_are_limited_and_say_so(packed, monkeypatch):
+    from zb_hdf5.commands import look_cli
+
+    whole = printed(packed.path, "--batch", 0, "--all")
+    [found] = run(packed.path, "--batch", 0)
+    assert len(whole) == 1 + len(found["documents"])
+    piece = next(piece for piece in found["documents"] if piece["document"] is not None)
+    wanted = f"document {piece['document']} (id {piece['id']}, row {piece['source_row']} of {piece['source']}), tokens"
+    assert any(wanted in line for line in whole)
+    monkeypatch.setattr(look_cli, "PIECES_SHOWN", 2)
+    some = printed(packed.path, "--batch", 0)
+    assert len(some) == 4
+    assert f"{len(found['documents']) - 2} pieces more; --all names them" in some[-1]
+    assert all(line.isprintable() for line in printed(packed.path, "--batch", 0, "--text", "--tokenizer", "byte"))
+
+
+def test_batches_without_documents_say_so(store):
+    assert "none are stored with these tokens" in printed(store, "--batch", 3)[-1]
+    [found] = run(store, "--batch", 12)
+    assert (found["documents"], found["rows"][0]["batch"]) == (None, 2)
+    [found] = run(store, "--batch", 12, "--text", "--tokenizer", "byte")
+    assert [piece["row"] for piece in found["documents"]] == [0, 1, 2, 3]
+    assert all("document" not in piece and piece["text"] for piece in found["documents"])
+
+
+def test_what_cannot_be_named(store, packed, tmp_path):
+    (tmp_path / "state.json").write_text("{}")
+    assert "no batch 30: it has 30" in run(store, "--batch", 30, code=1)
+    assert "pass --tokenizer" in run(packed.path, "--batch", 0, "--text", code=2)
+    for arguments in (
+        (store,),
+        (store, store, "--batch", 0),
+        (store, "--batch", 0, "--step", 1),
+        (store, "--state", tmp_path / "state.json"),
+    ):
+        assert "pass one STORE and --batch, or --state and --step" in run(*arguments, code=2)

@@ -9,12 +9,14 @@ import os
 import shutil
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from zb_hdf5 import MmapTokenStore, open_reader, open_writer, verify_store
+from zb_hdf5 import BACKENDS, MmapTokenStore, StoreMeta, open_reader, open_writer, verify_store
+from zb_hdf5.formats.registry import backend_of_suffix, open_chunks
 from zb_hdf5.maintenance.repair import repair_file
 
 SHIM = Path(__file__).parents[1] / "failing_disk.c"
@@ -32,32 +34,47 @@ def documents_of(first, count, length):
     return (numbers * 31 + np.arange(len(numbers)) % length) % 65536
 
 
+def fields_of(tokens):
+    """Return the values of two fields: each is told by its token alone."""
+    return {"mask": (tokens * 7 % 251).astype("u1"), "pair": np.stack([tokens * 3, tokens], -1).astype("u4")}
+
+
+FIELDS = {"mask": "u1", "pair": ("<u4", (2,))}
+
 #: Makes a file, arms the shim, and goes on. A forked child for each write: importing takes longer than all the rest.
 DRIVER = (
     "import ctypes, errno, json, os, sys\nimport numpy as np\nfrom zb_hdf5 import HDF5ShardWriter, open_writer\n"
     + inspect.getsource(tokens_of)
     + inspect.getsource(documents_of)
+    + inspect.getsource(fields_of)
+    + f"FIELDS = {FIELDS}"
     + """
 shim = ctypes.CDLL(None)
 
-def batches(path, arm, shape, before, count, expected):
+def batches(path, arm, shape, before, count, expected, fields=None):
     size = {"batch_size": shape[0], "seq_len": shape[1], "dtype": "uint16", "expected_batches": expected}
-    writer = open_writer(path, **size)
+    writer = open_writer(path, **size, fields=fields)
+    def write(first, count):
+        tokens = tokens_of(first, count, shape)
+        writer.write(tokens, fields and fields_of(tokens))
     if before:
-        writer.write(tokens_of(0, before, shape))
+        write(0, before)
     arm(writer)
-    writer.write(tokens_of(before, count, shape)) if count else writer.finish()
+    write(before, count) if count else writer.finish()
 
-def stream(path, arm, chunk, length, before, count):
-    writer = HDF5ShardWriter(path, chunk_tokens=chunk)
-    writer.write_documents(documents_of(0, before, length), [length] * before)
+def stream(path, arm, chunk, length, before, count, fields=None):
+    writer = HDF5ShardWriter(path, chunk_tokens=chunk, fields=fields)
+    def write(first, count):
+        tokens = documents_of(first, count, length)
+        writer.write_documents(tokens, [length] * count, fields and fields_of(tokens))
+    write(0, before)
     arm(writer)
-    if count:
-        writer.write_documents(documents_of(before, count, length), [length] * count)
-    else:
-        writer.finish()
+    write(before, count) if count else writer.finish()
 
 kind, folder, error, arguments = sys.argv[1], sys.argv[2], int(sys.argv[3]), json.loads(sys.argv[4])
+name = arguments.pop("name", "x.h5")
+if arguments.pop("with_fields", False):
+    arguments["fields"] = FIELDS
 for at in range(1, 1000):
     child = os.fork()
     if child == 0:
@@ -69,14 +86,15 @@ for at in range(1, 1000):
             armed.append(writer)
             shim.arm(ctypes.c_long(at), error)
         try:
-            globals()[kind](f"{folder}/{at}/x.h5", arm, **arguments)
+            globals()[kind](f"{folder}/{at}/{name}", arm, **arguments)
             said.write("done")
         except OSError as failure:
             said.write(f"{failure.errno} {failure.filename}\\n")
             said.flush()
             shim.arm(ctypes.c_long(0), 0)  # the disk is well again
             try:
-                armed[0].write(tokens_of(0, 1, arguments["shape"]))
+                tokens = tokens_of(0, 1, arguments["shape"])
+                armed[0].write(tokens, arguments.get("fields") and fields_of(tokens))
                 said.write("written again")
             except Exception as failure:
                 said.write(f"{type(failure).__name__}: {failure}")
@@ -111,8 +129,8 @@ def hit_each_write(shim, folder, kind, error=0, **arguments):
 
 
 def unfinished(folder):
-    """Return the file that a kill has left, under either name."""
-    [path] = [path for path in folder.iterdir() if path.name.startswith("x.h5")]
+    """Return the file of tokens that a kill has left, under either name."""
+    [path] = [path for path in folder.iterdir() if path.name.removesuffix(".partial") in ("x.h5", "x.batch")]
     return path
 
 
@@ -154,6 +172,17 @@ def test_a_batch_writer_killed_in_any_write_of_a_commit_loses_nothing(arguments,
         assert [found.problem for found in verify_store(folder / "x.h5")] == [None]
 
 
+#: In the file of the tokens, and beside it.
+WITH_FIELDS = {
+    "inside, known": COMMITS["known"] | {"name": "x.h5"},
+    "inside, extended": COMMITS["extended"] | {"name": "x.h5"},
+    "inside, finish": COMMITS["finish"] | {"name": "x.h5"},
+    "beside, first": COMMITS["first"] | {"name": "x.batch"},
+    "beside, known": COMMITS["known"] | {"name": "x.batch"},
+    "beside, padded": COMMITS["padded"] | {"name": "x.batch"},
+    "beside, finish": COMMITS["finish"] | {"name": "x.batch"},
+}
+
 STREAMS = {
     "chunk": {"chunk": 2048, "length": 500, "before": 10, "count": 5},
     "chunk 17": {"chunk": 2048, "length": 2048, "before": 16, "count": 1},
@@ -177,6 +206,79 @@ def test_a_stream_writer_killed_in_any_write_of_a_commit_loses_nothing(arguments
             assert (len(ends) - 1) * length <= store.num_tokens < len(ends) * length
         problem = verify_store(path)[0].problem
         assert problem is None or "has not finished" in str(problem), folder.name
+
+
+def require_values(reader, expected, num_batches):
+    """Check every value of every field that is committed, and the crc32 of each of its chunks."""
+    assert sorted(FIELDS) == [field.name for field in reader.meta.fields]
+    for name, values in fields_of(expected).items():
+        field = reader.field(name)
+        assert field.num_batches >= num_batches
+        crc32, flat = field.stored_crc32(), values.reshape(-1)
+        for number in range(num_batches):
+            place = slice(number * field.meta.batch_tokens, (number + 1) * field.meta.batch_tokens)
+            found = field.read_batch(number).reshape(-1)[: len(flat[place])]  # the last of a stream has fewer
+            np.testing.assert_array_equal(found, flat[place])
+            assert zlib.crc32(found) == crc32[number]
+
+
+@pytest.mark.parametrize("arguments", WITH_FIELDS.values(), ids=WITH_FIELDS)
+def test_fields_are_committed_with_their_batches(arguments, shim, tmp_path):
+    shape, before, count = arguments["shape"], arguments["before"], arguments["count"]
+    meta = StoreMeta(*shape, np.dtype("<u2"))
+    for folder in hit_each_write(shim, tmp_path, "batches", with_fields=True, **arguments):
+        path = unfinished(folder)
+        with BACKENDS[backend_of_suffix(arguments["name"])].open_broken(path, meta).reader as reader:
+            assert before <= reader.num_batches <= before + count, folder.name
+            kept = reader.num_batches
+            np.testing.assert_array_equal(all_batches(reader), tokens_of(0, kept, shape))
+            require_values(reader, tokens_of(0, kept, shape), kept)
+        if kept and path.name.endswith(".partial"):
+            report = repair_file(path, shape=meta, dry_run=True)
+            assert (report.kept, report.dropped) == (kept, []), folder.name
+    repair_file(path, shape=meta)
+    with open_reader(folder / arguments["name"]) as reader:
+        np.testing.assert_array_equal(all_batches(reader), tokens_of(0, kept, shape))
+        require_values(reader, tokens_of(0, kept, shape), kept)
+
+
+@pytest.mark.parametrize("arguments", [STREAMS["chunk 17"], STREAMS["finish"]], ids=["chunk 17", "finish"])
+def test_fields_are_committed_with_the_chunks_of_a_stream(arguments, shim, tmp_path):
+    length = arguments["length"]
+    for folder in hit_each_write(shim, tmp_path, "stream", with_fields=True, **arguments):
+        path = unfinished(folder)
+        with open_chunks(path) as reader:
+            expected = documents_of(0, arguments["before"] + arguments["count"], length)[: reader.token_count]
+            require_values(reader, expected, reader.num_batches)
+        if path.name.endswith(".partial"):
+            assert repair_file(path, dry_run=True).dropped == []
+    repair_file(path)
+    with MmapTokenStore(folder / "x.h5") as store:
+        expected = documents_of(0, len(store.doc_offsets) - 1, length)
+        for name, values in fields_of(expected).items():
+            field = store.field(name)
+            np.testing.assert_array_equal(field.get_slice(0, field.num_tokens), values.reshape(-1))
+
+
+@pytest.mark.parametrize("name", ["inside, extended", "beside, first", "beside, known", "beside, finish"])
+def test_a_disk_that_fails_leaves_tokens_and_fields_equal(name, shim, tmp_path):
+    """Whatever of the two could not be written: the writer names the file, and goes on only if both can be."""
+    arguments, code = WITH_FIELDS[name], errno.ENOSPC
+    shape, before = arguments["shape"], arguments["before"]
+    meta = StoreMeta(*shape, np.dtype("<u2"))
+    for folder in hit_each_write(shim, tmp_path, "batches", code, with_fields=True, **arguments):
+        first, _, then = (folder / "said").read_text().partition("\n")
+        assert first.startswith(f"{code} {folder}/x."), first
+        assert "Traceback" not in (folder / "log").read_text()
+        if not arguments["count"]:
+            assert then.startswith("ClosedError"), then
+            assert not [path for path in folder.iterdir() if path.name.startswith("x.")]
+            continue
+        assert then == "written again" or (then.startswith("ConvertError") and f"{folder}/x." in then), then
+        with BACKENDS[backend_of_suffix(arguments["name"])].open_broken(unfinished(folder), meta).reader as reader:
+            assert reader.num_batches >= before
+            np.testing.assert_array_equal(all_batches(reader)[:before], tokens_of(0, before, shape))
+            require_values(reader, tokens_of(0, before, shape), before)
 
 
 FAILING = {name: COMMITS[name] for name in ("known", "extended", "finish")}
@@ -221,4 +323,4 @@ def test_a_failed_writer_says_what_became_of_its_batches(shim, tmp_path):
     then = (last / "said").read_text().partition("\n")[2]
     assert "Input/output error" in then
     assert "3 batches" in then
-    assert "zb repair" in then
+    assert "repair it" in then

@@ -137,7 +137,7 @@ def test_nothing_outside_of_a_foreign_file_is_followed(make, tmp_path):
         make(h5, "batches", (2, *SHAPE), np.dtype("<u4"))
     with pytest.raises(FormatError, match="nothing outside"):
         open_reader(tmp_path / "x.h5", dataset="batches")
-    with pytest.raises(FormatError, match=r"pass dataset= to open_reader.*: there/batches$"):
+    with pytest.raises(FormatError, match=r": there/batches; to read .* pass dataset= to open_reader$"):
         open_reader(tmp_path / "x.h5")
     with open_reader(tmp_path / "x.h5", dataset="same") as reader:  # a soft link that stays in the file
         assert len(reader) == 2

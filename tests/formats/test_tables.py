@@ -370,7 +370,7 @@ def test_several_tables_are_one(tmp_path_factory, groups):
     require_documents(table, together)
     table.close()
     with DocumentsWriter(folder / "all.h5.documents.h5") as writer:
-        join_documents([folder / part.path for part in parts], writer)
+        join_documents((DocumentFile(folder / part.path) for part in parts), writer)
         writer.publish()
     joined = DocumentTable.beside(folder / "all.h5")
     require_documents(joined, together)

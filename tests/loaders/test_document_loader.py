@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
-from itertools import chain, islice
+from itertools import chain, count, islice
 
 import numpy as np
 import pytest
@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zb_hdf5 import ArgumentError, DocumentLoader, HDF5ShardWriter, MmapTokenStore, StateError, open_writer
+from zb_hdf5.store.streams import index_streams
 
 BOUNDARY = 60_000
 LENGTHS = np.random.default_rng(3).integers(0, 25, 140).tolist()
@@ -205,3 +206,124 @@ def test_batches_that_are_stored_are_no_documents(tmp_path):
         writer.write(np.zeros((1, 2, 4), int))
     with pytest.raises(ArgumentError, match=r"a\.h5: expected a token stream, whose documents are whole"):
         DocumentLoader(tmp_path / "a.h5", **WAYS["pack"])
+
+
+# --- fields ------------------------------------------------------------------------------------------------------
+
+FIELDS = {"loss_mask": "u1", "weight": "f4", "vector": ("i2", (2, 3))}
+DTYPES = {
+    "tokens": torch.int64,
+    "loss_mask": torch.uint8,
+    "weight": torch.float32,
+    "vector": torch.int16,
+    "span_index": torch.int32,
+}
+#: Ways that cut documents of up to 13 tokens, and share them out in every manner.
+SIZES = {"pad": {}, "pack": {"max_tokens": 24}, "truncate": {"max_tokens": 8}}
+
+
+def columns_of(drawn):
+    """Return the tokens and the fields of a document of which (token, mask, weight) of each token were drawn."""
+    tokens, mask, weight = np.array(drawn, np.int64).reshape(-1, 3).T
+    return tokens, {
+        "loss_mask": mask,
+        "weight": weight / 2,
+        "vector": weight[:, None, None] + np.arange(6).reshape(2, 3),
+    }
+
+
+def spans_of(number, length):
+    """Return the spans of a document: the second, fourth, ... pair of its tokens."""
+    return [(start, min(start + 2, length), [number, start // 2]) for start in range(2, length, 4)]
+
+
+def expected_of(batch, documents, mask):
+    """Return tokens, targets and fields of a batch of these documents, filled in one token at a time."""
+    packed = batch["tokens"].dim() == 1
+    found = {name: torch.zeros_like(batch[name]) for name in (*DTYPES, "targets")}
+    found["tokens"][:], found["targets"][:], found["span_index"][:] = 7, -100, -1
+    spans = {tuple(value): place for place, value in enumerate(batch["spans"])}
+    assert len(spans) == len(batch["spans"])
+    start = 0
+    for row, (number, length) in enumerate(zip(batch["documents"].tolist(), batch["seq_lens"].tolist(), strict=True)):
+        tokens, fields = documents[number]
+        for token in range(length):
+            place = (start + token,) if packed else (row, token)
+            found["span_index"][place] = spans.get((number, token // 2), -1)
+            for name, values in {"tokens": tokens, **fields}.items():
+                found[name][place] = torch.from_numpy(values)[token]
+            if token + 1 < length and (mask is None or fields[mask][token + 1] != 0):
+                found["targets"][place] = int(tokens[token + 1])
+        start += length
+    assert set(found["span_index"].unique().tolist()) - {-1} == set(range(len(spans)))
+    return found
+
+
+@settings(max_examples=25)
+@given(
+    drawn=st.lists(
+        st.lists(
+            st.lists(st.tuples(st.integers(0, 99), st.integers(0, 2), st.integers(-3, 3)), max_size=12), max_size=6
+        ),
+        min_size=1,
+        max_size=3,
+    ).filter(lambda files: any(map(any, files))),
+    chunk_tokens=st.integers(1, 20),
+    way=st.sampled_from(sorted(SIZES)),
+    multiple=st.sampled_from([1, 8]),
+    mask=st.sampled_from([None, "loss_mask", "weight"]),
+)
+def test_fields_spans_and_targets_are_those_of_each_token(drawn, chunk_tokens, way, multiple, mask, tmp_path_factory):
+    """Of a store of several files, whose chunks end anywhere."""
+    folder = tmp_path_factory.mktemp("fields")
+    paths, number = [folder / f"{place}.h5" for place in range(len(drawn))], count()
+    for path, file in zip(paths, drawn, strict=True):
+        with HDF5ShardWriter(path, chunk_tokens=chunk_tokens, fields=FIELDS) as writer:
+            for document in file:
+                writer.write_document(*columns_of(document), spans=spans_of(next(number), len(document)))
+    index_streams(paths).save(folder)
+    documents = [columns_of(document) for file in drawn for document in file]
+    options = {
+        "fields": list(FIELDS),
+        "pad_to_multiple_of": multiple,
+        "pad_token_id": 7,
+        "drop_last": False,
+        "spans": True,
+    }
+    with loader_of(folder, way, targets=True, loss_mask=mask, **options, **SIZES[way]) as loader:
+        seen = set()
+        for batch in loader:
+            seen |= set(batch["documents"].tolist())
+            assert {name: batch[name].dtype for name in DTYPES} == DTYPES
+            expected = expected_of(batch, documents, mask)
+            assert all(torch.equal(batch[name], values) for name, values in expected.items())
+    assert seen == {number for number, (tokens, _) in enumerate(documents) if len(tokens)}
+
+
+@pytest.fixture
+def with_fields(tmp_path):
+    fields = FIELDS | {"name": "S4"}
+    with HDF5ShardWriter(tmp_path / "f.h5", boundary_token_id=9, fields=fields) as writer:
+        tokens, values = columns_of([(1, 1, 1), (2, 1, 1)])
+        writer.write_document(tokens, values | {"name": np.array([b"a", b"b"])})
+    return tmp_path / "f.h5"
+
+
+def test_the_mask_is_yielded_if_it_is_asked_for(with_fields):
+    for fields in ((), ("weight",)):
+        first = loader_of(with_fields, "pack", fields=fields, loss_mask="loss_mask", targets=True)
+        with first, pickle.loads(pickle.dumps(first)) as loader:
+            batch = loader.get_batch()
+            assert set(batch) & set(FIELDS) == set(fields)
+            assert batch["targets"].tolist() == [2, -100, -100]  # the boundary token is of no field: it does not count
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    ({"fields": ["other"]}, r"f\.h5: expected a field that is stored .* found 'other'"),
+    ({"loss_mask": "name", "targets": True}, r"expected loss_mask .* found 'name', \|S4 of shape \(\)"),
+    ({"loss_mask": "loss_mask"}, "pass targets=True"),
+    ({"loss_mask": "vector", "targets": True}, r"expected loss_mask .* found 'vector', int16 of shape \(2, 3\)"),
+])  # fmt: skip
+def test_fields_that_are_not_there_are_refused(options, message, with_fields):
+    with pytest.raises(ArgumentError, match=message):
+        loader_of(with_fields, "pack", **options)

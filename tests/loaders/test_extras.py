@@ -10,9 +10,19 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from source_tokens import ALL, FIELDS, check_step, spans_of
 from torch.utils.data import DataLoader
 
-from zb_hdf5 import ArgumentError, HDF5ShardWriter, Loader, StateError, open_reader, open_writer
+from zb_hdf5 import (
+    ArgumentError,
+    FollowingLoader,
+    HDF5ShardWriter,
+    Loader,
+    MixedLoader,
+    StateError,
+    open_reader,
+    open_writer,
+)
 from zb_hdf5.converters.pipeline import run as pipe
 from zb_hdf5.converters.sources.store import StoreSource
 from zb_hdf5.core.pieces import Pieces
@@ -24,8 +34,6 @@ from zb_hdf5.formats.pieces import PiecesWriter
 from zb_hdf5.spec import NO_DOCUMENT
 
 HOW = {"rank": 0, "world_size": 1, "shuffle": "records", "seed": 7}
-ALL = ("cu_seqlens", "max_seqlen", "seq_lens", "position_ids", "document_ids", "documents")
-FIELDS = {"number": "u4", "pair": ("<u2", (2,))}
 
 
 def packed(lengths, batch_size, seq_len):
@@ -75,65 +83,6 @@ def make(path, lengths, *, batch_size=3, seq_len=8):
     documents.publish(split="train", tokens_sha256=sha256)
     documents.close()
     return places
-
-
-def spans_of(number, length):
-    """Return the spans of a document: every other pair of tokens."""
-    return [(start, min(start + 2, length), [number, start]) for start in range(0, length, 4) if number % 3]
-
-
-def span_at(lengths, place):
-    """Return the value of the span of a token of the stream, or None."""
-    starts = np.concatenate([[0], np.cumsum(lengths)])
-    number = int(np.searchsorted(starts, place, side="right")) - 1
-    for start, stop, value in spans_of(number, int(lengths[number])):
-        if start <= place - starts[number] < stop:
-            return value
-    return None
-
-
-def check_step(step, lengths, *, seq_len):
-    """Compare every value of every token with that of its source token."""
-    tokens = step["tokens"].numpy()
-    starts = np.concatenate([[0], np.cumsum(lengths)])
-    places = np.where(tokens == 0, -1, tokens - 1000)
-    number = np.searchsorted(starts, places, side="right") - 1
-    np.testing.assert_array_equal(step["number"].numpy(), np.maximum(places, 0))
-    expected = np.stack([np.maximum(places, 0) % 7, np.maximum(places, 0) % 11], axis=-1)
-    np.testing.assert_array_equal(step["pair"].numpy(), expected)
-    edges, position, segment, ids, targets = [], np.empty_like(places), -1, np.empty_like(places), np.empty_like(places)
-    known = []
-    for row in range(len(places)):
-        for column in range(seq_len):
-            here, before = places[row, column], places[row, column - 1] if column else None
-            same = column and (
-                (here == -1 and before == -1) or (here == before + 1 and here not in starts and here >= 0)
-            )
-            if not same:
-                edges.append(row * seq_len + column)
-                begin = column
-                if here >= 0:
-                    segment += 1
-                    known.append(number[row, column])
-            position[row, column] = column - begin
-            ids[row, column] = segment if here >= 0 else -1
-            after = places[row, column + 1] if column + 1 < seq_len else -1
-            goes_on = here >= 0 and after == here + 1 and after not in starts
-            targets[row, column] = after + 1000 if goes_on else -100
-    edges.append(places.size)
-    assert step["cu_seqlens"].tolist() == edges
-    assert step["max_seqlen"] == max(np.diff(edges))
-    assert step["seq_lens"].tolist() == np.diff(edges).tolist()
-    np.testing.assert_array_equal(step["position_ids"], position)
-    np.testing.assert_array_equal(step["document_ids"], ids)
-    assert step["documents"].tolist() == known
-    np.testing.assert_array_equal(step["targets"], targets)
-    index, spans = step["span_index"].numpy(), step["spans"]
-    for row in range(len(places)):
-        for column in range(seq_len):
-            expected = span_at(lengths, places[row, column]) if places[row, column] >= 0 else None
-            assert (None if index[row, column] < 0 else spans[index[row, column]]) == expected
-    assert len({json.dumps(span) for span in spans}) == len(spans)
 
 
 @settings(max_examples=25, deadline=None)
@@ -382,3 +331,35 @@ def test_reading_pieces_through_the_reader(lone):
     with open_reader(path) as reader:
         assert len(reader.documents) == len(lengths)
         assert reader.documents.document(4).id == "doc-4"
+
+
+def test_a_mixture_carries_them_and_never_has_padding_as_a_target(lone, tmp_path):
+    path, _ = lone
+    make(tmp_path / "y.h5", [7, 7, 7, 2])
+    options = {"targets": True, "fields": ("number", "pair"), "documents": ALL, "spans": True}
+    with MixedLoader({"x": path, "y": tmp_path / "y.h5"}, {"x": 1, "y": 1}, rank=0, world_size=1, **options) as mixed:
+        for _ in range(8):
+            step = next(mixed)
+            assert set(step) == {"tokens", "targets", "number", "pair", *ALL, "spans", "span_index"}
+            assert 0 not in step["targets"]
+    with MixedLoader({"y": tmp_path / "y.h5"}, {"y": 1}, rank=0, world_size=1, targets=True) as mixed:
+        _, targets = next(mixed)
+        assert 0 not in targets
+    with pytest.raises(ArgumentError, match="has no mask_documents, skip"):
+        MixedLoader({"x": path}, {"x": 1}, rank=0, world_size=1, skip=[(0, 1, 2)], mask_documents=[1])
+
+
+def test_a_following_loader_gives_the_fields_that_are_committed(tmp_path):
+    size = {"batch_size": 2, "seq_len": 4}
+    values = np.arange(10 * 8).reshape(10, 2, 4)
+    with open_writer(tmp_path / "live", **size, fields={"mask": "u2"}, live=True, shard_batches=3) as writer:
+        writer.write(values[:4], {"mask": values[:4] + 7})
+        loader = FollowingLoader(tmp_path / "live", timeout_s=20, rank=0, world_size=1, fields=("mask",))
+        steps = [next(loader) for _ in range(4)]
+        writer.write(values[4:], {"mask": values[4:] + 7})
+        steps += [next(loader) for _ in range(6)]
+    steps += list(loader)[10:]
+    loader.close()
+    for number, step in enumerate(steps):
+        np.testing.assert_array_equal(step["tokens"], values[number])
+        np.testing.assert_array_equal(step["mask"], values[number] + 7)

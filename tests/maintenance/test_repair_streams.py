@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from zb_hdf5 import HDF5ShardWriter, IncompleteError, MmapTokenStore, ShardIndex, UnavailableError, verify_store
 from zb_hdf5.commands.doctor import diagnose
 from zb_hdf5.commands.zb import zb
-from zb_hdf5.errors import ArgumentError, ConvertError, FormatError
+from zb_hdf5.errors import ArgumentError, ConvertError, FormatError, Remedy
 from zb_hdf5.formats.registry import open_chunks
 from zb_hdf5.maintenance.rebuild import rebuild_index
 from zb_hdf5.maintenance.repair import repair, repair_file
@@ -434,8 +434,9 @@ def test_one_split_is_verified_without_the_other(store):
 
 def test_an_unfinished_stream_has_no_place_in_an_index(tmp_path):
     partial, _ = killed(tmp_path / "shard-00000.h5", 20)
-    with pytest.raises(IncompleteError, match="run 'zb repair"):
+    with pytest.raises(IncompleteError, match="repair it") as caught:
         index_streams([partial])
+    assert (caught.value.remedy, caught.value.at) == (Remedy.REPAIR, str(partial))
     os.unlink(partial)
     write(tmp_path / "shard-00000.h5", documents_of([9]))
     write(tmp_path / "shard-00001.h5", documents_of([9]), vocab_size=60_001)

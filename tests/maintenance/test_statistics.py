@@ -12,6 +12,7 @@ from zb_hdf5 import ArgumentError, HDF5ShardWriter, open_writer
 from zb_hdf5.maintenance import statistics
 from zb_hdf5.maintenance import units as units_module
 from zb_hdf5.maintenance.statistics import MAX_COUNTED_ID, measure
+from zb_hdf5.maintenance.units import Part
 
 #: Few tokens and short documents: many of them are equal.
 DOCUMENTS = st.lists(st.lists(st.integers(0, 2), max_size=3), min_size=1, max_size=40)
@@ -51,14 +52,15 @@ def write_stream(path, documents):
             writer.write_document(np.array(document, np.uint16))
 
 
-@given(DOCUMENTS, st.sampled_from([1, 5, 1 << 18]), st.booleans())
-def test_a_stream(tmp_path_factory, documents, stretch, collide):
+@given(DOCUMENTS, st.sampled_from([1, 5, 1 << 18]), st.sampled_from([1, 3, 1 << 14]), st.booleans())
+def test_a_stream(tmp_path_factory, documents, stretch, hashed, collide):
     if not any(documents):
         return
     path = tmp_path_factory.mktemp("s") / "s.h5"
     write_stream(path, documents)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(units_module, "STRETCH_TOKENS", stretch)
+        patch.setattr(statistics, "HASHED_TOKENS", hashed)
         if collide:  # all hashes are equal
             patch.setattr(statistics, "_hashes", lambda part: np.zeros(len(part.starts), np.uint64))
         found = measure(path)
@@ -163,3 +165,14 @@ def test_what_cannot_be_measured(tmp_path):
         measure(tmp_path / "a.npy")
     with pytest.raises(ArgumentError, match="sample_batches must be at least 1, found 0"):
         measure(tmp_path / "a.npy", sample_batches=0)
+
+
+def test_hashes_tell_short_documents_apart_and_add_up():
+    pairs = np.stack(np.meshgrid(np.arange(300), np.arange(300)), axis=-1).reshape(-1, 2)
+    units = np.arange(len(pairs))
+    whole = statistics._hashes(Part(pairs.reshape(-1), units * 2, units, units * 0))
+    assert len(np.unique(whole)) == len(pairs)
+    halves = statistics._hashes(
+        Part(pairs.reshape(-1), np.arange(pairs.size), units.repeat(2), np.tile([0, 1], len(pairs)))
+    )
+    assert np.array_equal(halves[::2] + halves[1::2], whole)

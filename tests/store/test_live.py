@@ -236,7 +236,7 @@ def test_a_step_waits_for_the_records_of_all_ranks(tmp_path):
                 steps = iter(loader)
                 expected = batches(0, 4).reshape(2, 2 * B, S)
                 np.testing.assert_array_equal(next(steps).numpy(), expected[rank])
-                with pytest.raises(UnavailableError, match=r"no new batch for 0.05 s after 5 batches.*zb repair"):
+                with pytest.raises(UnavailableError, match=r"no new batch for 0.05 s after 5 batches.*repair it"):
                     next(steps)
 
 
@@ -513,7 +513,7 @@ def test_a_failure_to_publish_loses_nothing_that_was_committed(tmp_path, monkeyp
         patch.setattr(PartialFile, "publish", fail)
         with pytest.raises(OSError, match="No space"):
             writer.write(batches(6, 2))
-    with pytest.raises(ClosedError, match="zb repair"):
+    with pytest.raises(ClosedError, match="repair it"):
         writer.finish()
     writer.abort()
     with open_reader(folder) as reader:

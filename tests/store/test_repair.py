@@ -138,7 +138,7 @@ def test_what_has_the_final_name_is_replaced_only_with_force(data, tmp_path, wri
     write_file(tmp_path / "y.h5", data[:2])
     os.rename(tmp_path / "y.h5", tmp_path / "x.h5")
     before = snapshot(tmp_path)
-    with pytest.raises(ConvertError, match=r"exists already$"):
+    with pytest.raises(ConvertError, match="exists already; remove it"):
         repair_file(partial)
     assert snapshot(tmp_path) == before
     repair_file(partial, overwrite=True)

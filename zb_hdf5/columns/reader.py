@@ -405,8 +405,8 @@ class BatchReader:
             )
         if self._beside is None or not self.has_pieces:
             raise BackendError(
-                f"{self.path}: holds no documents; convert again from text, or from a store that has them, and not "
-                "with --live"
+                f"{self.path}: holds no documents (a store that is written live never has them); convert again from "
+                "text, or from a store that has them"
             )
         if parts == 1:
             return self._beside.read_pieces(numbers)

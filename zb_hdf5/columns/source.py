@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.errors import ChecksumError, ClosedError
+from zb_hdf5.errors import ChecksumError, ClosedError, Remedy
 from zb_hdf5.spec import StoreMeta, TokenArray, signed
 
 
@@ -131,8 +131,9 @@ class CheckedSource:
         found, expected = zlib.crc32(np.ascontiguousarray(tokens)), int(self._crc32[index])
         if found != expected:
             raise ChecksumError(
-                f"{self._path}: batch {index:,}: expected crc32 {expected:08x}, found {found:08x}; "
-                f"run 'zb verify {self._path}'"
+                f"{self._path}: batch {index:,}: expected crc32 {expected:08x}, found {found:08x}",
+                remedy=Remedy.VERIFY,
+                at=self._path,
             )
 
 

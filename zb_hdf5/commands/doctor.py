@@ -14,7 +14,7 @@ from pathlib import Path
 import h5py
 
 from zb_hdf5.columns.reader import BatchReader
-from zb_hdf5.console import counted, format_bytes
+from zb_hdf5.console import counted, format_bytes, message_of
 from zb_hdf5.core.extents import Extents, network_file_system
 from zb_hdf5.core.locks import NO_LOCKS
 from zb_hdf5.core.open_files import DESCRIPTORS_PER_MAPPED_FILE, room_under
@@ -68,7 +68,7 @@ def diagnose(path: str | os.PathLike[str]) -> list[Finding]:
     try:
         reader = open_reader(path, batch_size=size, seq_len=size)
     except UnavailableError as error:
-        return [*findings, Finding("open", "problem", str(error))]
+        return [*findings, Finding("open", "problem", message_of(error))]
     except OSError as error:
         if error.errno not in NO_LOCKS:
             raise

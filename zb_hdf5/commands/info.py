@@ -7,17 +7,21 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from zb_hdf5.columns.reader import BatchReader
-from zb_hdf5.console import counted, format_bytes, format_count
+from zb_hdf5.console import counted, format_bytes, format_count, typed
 from zb_hdf5.core.extents import Extents, network_file_system
+from zb_hdf5.errors import ZbError
+from zb_hdf5.formats.documents import DocumentTable
 from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.opening import open_reader
-from zb_hdf5.spec import DEFAULT_SPLIT, INDEX_NAME, NO_BOUNDARY, PAGE_BYTES
+from zb_hdf5.spec import DEFAULT_SPLIT, INDEX_NAME, NO_BOUNDARY, PAGE_BYTES, STREAM_LAYOUT, StoreMeta
 from zb_hdf5.store.index import ShardIndex
 from zb_hdf5.store.kinds import is_stream
 from zb_hdf5.store.shards import ShardedReader
 from zb_hdf5.store.tokens import MmapTokenStore
-from zb_hdf5.text.readable import tokenizer_named
+from zb_hdf5.text.readable import printable, tokenizer_named
 
 
 def describe(path: str | os.PathLike[str], dataset: str | None = None) -> dict[str, Any]:
@@ -29,117 +33,115 @@ def describe(path: str | os.PathLike[str], dataset: str | None = None) -> dict[s
         If it cannot be opened.
     """
     path = Path(path)
-    if dataset is None and is_stream(path):
-        return _describe_stream(path)
-    with open_reader(path, dataset=dataset) as reader:
-        meta = reader.meta
-        description: dict[str, Any] = {
-            "path": str(path),
-            "kind": "store" if isinstance(reader, ShardedReader) else "file",
-            "backend": reader.backend,
-            "state": "complete" if reader.complete else "growing: its writer is at work, or was killed",
-            "batch_size": meta.batch_size,
-            "seq_len": meta.seq_len,
-            "dtype": meta.dtype.name,
-            "num_batches": reader.num_batches,
-            "tokens": reader.num_batches * meta.batch_tokens,
-            "total_records": meta.total_records,
-            "seed": meta.seed,
-            "vocab_size": meta.vocab_size or None,
-            "documents": meta.document_count or None,
-            "tokenizer": tokenizer_named(meta.tokenizer) or None,
-            "sha256": reader.sha256,
-            "fingerprint": reader.fingerprint,
-            "file_system": network_file_system(path) or "local",
-            "access": reader.access,
-            "bytes": _bytes_on_disk(reader),
-        }
-        if isinstance(reader, ShardedReader):
-            description |= _describe_index(reader.index, reader.num_batches)
+    is_tokens = dataset is None and is_stream(path)
+    with MmapTokenStore(path) if is_tokens else open_reader(path, dataset=dataset) as opened:
+        meta: MmapTokenStore | StoreMeta
+        if isinstance(opened, MmapTokenStore):
+            named = path.name == INDEX_NAME or (path / INDEX_NAME).exists()
+            own, meta, index = _describe_stream(opened), opened, ShardIndex.load(path) if named else None
+            files, batches_of = opened.paths, [0] * len(opened.paths)
         else:
-            description |= FORMATS[reader.backend].facts_of(path)
-            description["layout"] = _layout(getattr(reader, "extents", None), meta.batch_bytes)
-    return description
+            own, meta, index = _describe_batches(opened, path), opened.meta, getattr(opened, "index", None)
+            files = [opened.path] if index is None else [shard.file(opened.path) for shard in index.shards]
+            batches_of = [] if index is None else _batches_of_shards(index, opened.num_batches)
+        return {
+            "path": str(path),
+            **own,
+            "dtype": meta.dtype.name,
+            "vocab_size": meta.vocab_size or None,
+            "tokenizer": tokenizer_named(meta.tokenizer) or None,
+            "fields": {field.name: field.to_json() for field in meta.fields},
+            "document_tables": _describe_documents(opened),
+            "fingerprint": opened.fingerprint,
+            "file_system": network_file_system(path) or "local",
+            "access": opened.access,
+            "bytes": sum(file.stat().st_blocks * 512 for file in files),  # as a quota counts: HDF5 shards have holes
+            **({} if index is None else _describe_index(index, batches_of)),
+        }
 
 
-def _describe_index(index: ShardIndex, num_batches: int) -> dict[str, Any]:
-    """Return what only the `shards.json` of a store knows."""
+def _describe_stream(store: MmapTokenStore) -> dict[str, Any]:
+    return {
+        "kind": "stream",
+        "num_files": len(store.paths),
+        "tokens": store.num_tokens,
+        "documents": store.document_count,
+        "boundary_token_id": None if store.boundary_token_id == NO_BOUNDARY else store.boundary_token_id,
+    }
+
+
+def _describe_batches(reader: BatchReader, path: Path) -> dict[str, Any]:
+    meta, is_store = reader.meta, isinstance(reader, ShardedReader)
+    own: dict[str, Any] = {
+        "kind": "store" if is_store else "file",
+        "backend": reader.backend,
+        "state": "complete" if reader.complete else "growing: its writer is at work, or was killed",
+        "batch_size": meta.batch_size,
+        "seq_len": meta.seq_len,
+        "num_batches": reader.num_batches,
+        "tokens": reader.num_batches * meta.batch_tokens,
+        "total_records": meta.total_records,
+        "seed": meta.seed,
+        "documents": meta.document_count or None,
+        "pieces": reader.has_pieces,
+        "sha256": reader.sha256,
+    }
+    if not is_store:
+        own |= FORMATS[reader.backend].facts_of(path)
+        own["layout"] = _layout(getattr(reader, "extents", None), meta.batch_bytes)
+    return own
+
+
+def _describe_documents(opened: BatchReader | MmapTokenStore) -> dict[str, Any] | None:
+    """Return what the first table of documents has; None if there is no table, or only where the documents begin."""
+    try:
+        table = opened.documents
+        if not isinstance(table, DocumentTable) or not len(table) or not table.parts[0].sha256:
+            return None
+        file, first = table.file(0), table.document(0)
+        return {
+            "count": len(table.parts),
+            "documents": len(table),
+            "ids": first.id is not None,
+            "metadata": list(first.metadata),
+            "sources": len(file.sources),
+            "spans": file.spans_codec if file.has_spans else None,
+        }
+    except ZbError as error:
+        return {"problem": str(error)}
+
+
+def _batches_of_shards(index: ShardIndex, num_batches: int) -> list[int]:
     sizes = [shard.num_batches for shard in index.shards]
     sizes[-1] += num_batches - sum(sizes)  # the index does not count a growing shard
-    splits: dict[str, list[int]] = {}
-    for shard, size in zip(index.shards, sizes, strict=True):
-        splits.setdefault(shard.split, []).append(size)
+    return sizes
+
+
+def _describe_index(index: ShardIndex, batches: list[int]) -> dict[str, Any]:
+    """Return what only the `shards.json` of a store knows; `batches` of a stream are not counted."""
+    is_stream, splits = index.meta.layout == STREAM_LAYOUT, dict[str, dict[str, Any]]()
+    for split in dict.fromkeys(index.table.values["split"]):
+        here = [(shard, size) for shard, size in zip(index.shards, batches, strict=True) if shard.split == split]
+        if is_stream:
+            tokens, documents = (sum(max(getattr(s, k), 0) for s, _ in here) for k in ("token_count", "document_count"))
+            splits[split] = {"shards": len(here), "tokens": tokens, "documents": documents}
+        else:
+            sizes = [size for _, size in here]
+            splits[split] = {"shards": len(here), **_range(sizes), "num_batches": sum(sizes)}
+            splits[split]["tokens"] = sum(sizes) * index.meta.batch_tokens
+    if is_stream:
+        return {"splits": splits, "source": index.source}
     return {
-        "shards": {"count": len(sizes), "min_batches": min(sizes), "max_batches": max(sizes)},
-        "splits": {split: _describe_split(found, index.meta.batch_tokens) for split, found in splits.items()},
+        "shards": {"count": len(batches), **_range(batches)},
+        "splits": splits,
         "shuffle": index.shuffle,
         "packing": index.source.get("packing"),
         "source": index.source,
     }
 
 
-def _describe_split(sizes: list[int], batch_tokens: int) -> dict[str, int]:
-    return {
-        "shards": len(sizes),
-        "num_batches": sum(sizes),
-        "min_batches": min(sizes),
-        "max_batches": max(sizes),
-        "tokens": sum(sizes) * batch_tokens,
-    }
-
-
-def _describe_stream_index(index: ShardIndex) -> dict[str, Any]:
-    """Return what only the `shards.json` of a store of streams knows."""
-    splits: dict[str, dict[str, int]] = {}
-    for shard in index.shards:
-        found = splits.setdefault(shard.split, {"shards": 0, "tokens": 0, "documents": 0})
-        found["shards"] += 1
-        found["tokens"] += shard.token_count
-        found["documents"] += max(shard.document_count, 0)
-    return {"splits": splits, "source": index.source}
-
-
-def _describe_stream(path: Path) -> dict[str, Any]:
-    with MmapTokenStore(path) as store:
-        is_store = path.name == INDEX_NAME or (path / INDEX_NAME).exists()
-        indexed = _describe_stream_index(ShardIndex.load(path)) if is_store else {}
-        return {
-            "path": str(path),
-            "kind": "stream",
-            "dtype": store.dtype.name,
-            "num_files": len(store.paths),
-            "tokens": store.num_tokens,
-            "documents": store.document_count,
-            "boundary_token_id": None if store.boundary_token_id == NO_BOUNDARY else store.boundary_token_id,
-            "vocab_size": store.vocab_size or None,
-            "tokenizer": tokenizer_named(store.tokenizer) or None,
-            **indexed,
-            "fingerprint": store.fingerprint,
-            "file_system": network_file_system(path) or "local",
-            "access": store.access,
-            "bytes": sum(file.stat().st_blocks * 512 for file in store.paths),
-        }
-
-
-def _stream_lines(d: dict[str, Any]) -> list[tuple[str, str]]:
-    size = f"{d['tokens']:,} {d['dtype']} ({format_count(d['tokens']).strip()}), {format_bytes(d['bytes'])} on disk"
-    boundary = "none" if d["boundary_token_id"] is None else str(d["boundary_token_id"])
-    return [
-        ("path", d["path"]),
-        ("what", f"token stream in {counted(d['num_files'], 'file')}"),
-        ("tokens", size),
-        ("documents", f"{d['documents']:,}, boundary token {boundary}"),
-        *_origin_lines(d),
-        *map(_stream_split_line, d.get("splits", {}).items()),
-        ("access", _access_text(d["access"], d["file_system"])),
-        ("fingerprint", _short_fingerprint(d["fingerprint"])),
-    ]
-
-
-def _stream_split_line(item: tuple[str, dict[str, int]]) -> tuple[str, str]:
-    split, found = item
-    size = f"{found['tokens']:,} tokens, {counted(found['documents'], 'document')}"
-    return split, f"{counted(found['shards'], 'shard')}, {size}"
+def _range(sizes: list[int]) -> dict[str, int]:
+    return {"min_batches": min(sizes), "max_batches": max(sizes)}
 
 
 def _origin_lines(d: dict[str, Any]) -> list[tuple[str, str]]:
@@ -166,14 +168,15 @@ def _short_fingerprint(fingerprint: str) -> str:
 
 
 def _split_lines(d: dict[str, Any]) -> list[tuple[str, str]]:
-    """Say how the batches lie in shards: each split for itself."""
-    splits = d["splits"]
-    if list(splits) == [DEFAULT_SPLIT]:
-        return [("shards", f"{splits[DEFAULT_SPLIT]['shards']:,} of {_range_of_batches(splits[DEFAULT_SPLIT])}")]
-    return [
-        (split, f"{counted(found['shards'], 'shard')} of {_range_of_batches(found)}, {found['tokens']:,} tokens")
-        for split, found in splits.items()
-    ]
+    """Say what lies in the shards: of each split for itself."""
+    if d["kind"] == "store" and list(d["splits"]) == [DEFAULT_SPLIT]:
+        return [("shards", f"{d['shards']['count']:,} of {_range_of_batches(d['splits'][DEFAULT_SPLIT])}")]
+    lines = []
+    for split, found in d.get("splits", {}).items():
+        of = f" of {_range_of_batches(found)}" if "num_batches" in found else ""
+        documents = f", {counted(found['documents'], 'document')}" if "documents" in found else ""
+        lines.append((split, f"{counted(found['shards'], 'shard')}{of}, {found['tokens']:,} tokens{documents}"))
+    return lines
 
 
 def _range_of_batches(found: dict[str, int]) -> str:
@@ -186,28 +189,66 @@ def _range_of_batches(found: dict[str, int]) -> str:
 def describe_lines(description: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the description as (name, text) lines."""
     d = description
-    if d["kind"] == "stream":
-        return _stream_lines(d)
-    lines = [
-        ("path", d["path"]),
-        ("what", f"{d['backend']} {d['kind']}, {d['state']}"),
-        ("batches", f"{d['num_batches']:,} of {d['batch_size']:,} x {d['seq_len']:,} {d['dtype']}"),
-        ("tokens", f"{d['tokens']:,} ({format_count(d['tokens']).strip()}), {format_bytes(d['bytes'])} on disk"),
-        ("records", _records_text(d)),
-    ]
-    if d["documents"]:
-        lines.append(("documents", f"{d['documents']:,}" + (f", {d['packing']} packing" if d.get("packing") else "")))
-    lines += _origin_lines(d)
-    if "splits" in d:
-        lines += _split_lines(d)
+    is_stream = d["kind"] == "stream"
+    what = (
+        f"token stream in {counted(d['num_files'], 'file')}"
+        if is_stream
+        else f"{d['backend']} {d['kind']}, {d['state']}"
+    )
+    size = f"{d['tokens']:,} {d['dtype']} ({format_count(d['tokens']).strip()}), {format_bytes(d['bytes'])} on disk"
+    lines = [("path", d["path"]), ("what", what)]
+    if is_stream:
+        lines.append(("tokens", size))
     else:
-        lines += [*FORMATS[d["backend"]].lines_of(d), ("layout", _layout_text(d["layout"]))]
-    return [
-        *lines,
-        ("access", _access_text(d["access"], d["file_system"])),
-        ("sha256", d["sha256"] or "none stored"),
-        ("fingerprint", _short_fingerprint(d["fingerprint"])),
+        shape = f"{d['num_batches']:,} of {d['batch_size']:,} x {d['seq_len']:,} {d['dtype']}"
+        lines += [("batches", shape), ("tokens", size), ("records", _records_text(d))]
+    lines += [*_document_lines(d), *_field_lines(d), *_origin_lines(d), *_split_lines(d)]
+    if "layout" in d:
+        lines += [(name, typed(text, d["path"])) for name, text in FORMATS[d["backend"]].lines_of(d)]
+        lines.append(("layout", _layout_text(d["layout"])))
+    lines.append(("access", _access_text(d["access"], d["file_system"])))
+    lines += [] if is_stream else [("sha256", d["sha256"] or "none stored")]
+    return [*lines, ("fingerprint", _short_fingerprint(d["fingerprint"]))]
+
+
+def _document_lines(d: dict[str, Any]) -> list[tuple[str, str]]:
+    """Say how many documents there are, and what is stored of them."""
+    tables = d["document_tables"] or {}
+    count = d["documents"] or tables.get("documents")
+    if count is None and not tables:
+        return []
+    parts = [f"{count:,}" if count is not None else "unknown number"]
+    if d["kind"] == "stream":
+        parts.append("boundary token " + ("none" if d["boundary_token_id"] is None else str(d["boundary_token_id"])))
+    elif d.get("packing"):
+        parts.append(f"{d['packing']} packing")
+    lines = [("documents", ", ".join(parts))]
+    if "problem" in tables:
+        return [*lines, ("", tables["problem"])]
+    if tables:
+        known = {
+            "ids": tables["ids"],
+            f"metadata ({', '.join(map(printable, tables['metadata']))})": tables["metadata"],
+            counted(tables["sources"], "source"): tables["sources"],
+            f"spans ({tables['spans']})": tables["spans"],
+        }
+        stored = ", ".join(text for text, is_there in known.items() if is_there) or "their places"
+        lines.append(("of them", f"{stored}, in {counted(tables['count'], 'table')}"))
+    if d["kind"] != "stream":
+        lines.append(("pieces", f"where each lies in the records is {'' if d['pieces'] else 'not '}stored"))
+    return lines
+
+
+def _field_lines(d: dict[str, Any]) -> list[tuple[str, str]]:
+    shown = [
+        f"{name} {_dtype_text(field['dtype'])}" + (str(field["shape"]) if field["shape"] else "")
+        for name, field in d["fields"].items()
     ]
+    return [("fields", ", ".join(shown))] if shown else []
+
+
+def _dtype_text(dtype: Any) -> str:
+    return np.dtype(dtype).name if isinstance(dtype, str) else str([name for name, *_ in dtype])
 
 
 def _records_text(d: dict[str, Any]) -> str:
@@ -223,14 +264,6 @@ def _access_text(access: str, file_system: str) -> str:
         ("auto", False): ": all tokens are read by position, none are mapped",
     }.get((access, file_system == "local"), "")
     return f"{access} ({file_system} file system{meaning})"
-
-
-def _bytes_on_disk(reader: BatchReader) -> int:
-    if isinstance(reader, ShardedReader):
-        paths = [shard.file(reader.path) for shard in reader.index.shards]
-    else:
-        paths = [reader.path]
-    return sum(path.stat().st_blocks * 512 for path in paths)  # as a quota counts: HDF5 shards have holes
 
 
 def _layout(extents: Extents | None, batch_bytes: int) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""`zb show` and `zb report`: their words and options."""
+"""`zb show`, `zb report` and `zb which`: their words and options."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ _TOKENIZER: Final = (
 #: Of a pipe or file.
 PLAIN_COLUMNS: Final = 80
 SAMPLE: Final = 3
+PIECES_SHOWN: Final = 64
 NO_TOKENIZER: Final = "not known here, so ids are shown; pass --tokenizer to see text"
 
 
@@ -130,3 +131,48 @@ def report(
         ("repeated", f"{found.duplicates.units:,} of {found.units:,} {found.unit}s"),
     ]
     print_report({"output": str(output), **numbers}, lines, as_json=as_json, quiet=quiet)
+
+
+@click.command(short_help="Name the rows and documents of a training step or a batch.")
+@click.argument("stores", nargs=-1, required=True, metavar="STORE | NAME=STORE...")
+@click.option("--batch", type=click.IntRange(0), help="A stored batch of STORE; needs no state.")
+@click.option("--state", "state_path", type=_PATH, help="A loader's state_dict() as JSON.")
+@click.option("--step", type=click.IntRange(0), help="Step of the state's epoch (of the run, if mixed).")
+@click.option("--batch-size", type=click.IntRange(1), help="Records per rank and step; by default as stored.")
+@click.option("--world-size", type=click.IntRange(1), default=1, show_default=True, help="Ranks of the run.")
+@click.option("--text", is_flag=True, help="Print the text of the documents' parts too.")
+@click.option("--tokenizer", help=_TOKENIZER)
+@click.option("--all", "all_pieces", is_flag=True, help=f"Name all parts of documents, not the first {PIECES_SHOWN}.")
+@output_options
+def which(
+    stores: tuple[str, ...],
+    batch: int | None,
+    state_path: Path | None,
+    step: int | None,
+    batch_size: int | None,
+    world_size: int,
+    text: bool,
+    tokenizer: str | None,
+    all_pieces: bool,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Name the shard, batch and rows of a training step, from the loader state of a checkpoint, and the documents in
+    them where documents are stored. Or those of a stored batch.
+
+    \b
+    Example: zb which data/train --state loader.json --step 1200 --world-size 8
+    Example: zb which web=data/web code=data/code --state mixed.json --step 1200
+    Example: zb which data/train --batch 12 --text --tokenizer hf:tok.json
+    """
+    from zb_hdf5.commands.which import origins, origins_lines, origins_of_batch
+
+    if batch is not None and state_path is None and step is None and len(stores) == 1:
+        asked, found = {"batch": batch}, origins_of_batch(stores[0], batch, tokenizer, text)
+    elif batch is None and state_path is not None and step is not None:
+        asked = {"step": step}
+        found = origins(stores, state_path, step, batch_size, world_size, tokenizer, text)
+    else:
+        raise click.UsageError("pass one STORE and --batch, or --state and --step")
+    lines = origins_lines(found, None if all_pieces else PIECES_SHOWN)
+    print_report({**asked, "batches": found}, lines, as_json=as_json, quiet=quiet)

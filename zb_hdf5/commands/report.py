@@ -10,7 +10,7 @@ import numpy as np
 from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.commands.info import describe
 from zb_hdf5.commands.page import Markup, bars, cards, facts, page, section, table, tag
-from zb_hdf5.commands.show import COLOURS, origin_text, part_title, value_text
+from zb_hdf5.commands.show import COLOURS, document_json, origin_text, part_title, value_text
 from zb_hdf5.console import counted, format_count
 from zb_hdf5.maintenance.statistics import Statistics
 from zb_hdf5.maintenance.units import Counts, Packing
@@ -289,24 +289,27 @@ def _source_parts(found: Statistics) -> list[Markup]:
 
 def _duplicate_parts(found: Statistics, reader: BatchReader, tokenizer: Tokenizer | None) -> list[Markup]:
     repeats = found.duplicates
+    compared = f"{found.units:,} {found.unit}s" + (" that are there whole" if found.packing is not None else "")
     if not repeats.units:
-        return [tag("p", f"None: no two of the {found.units:,} {found.unit}s have the same tokens.")]
+        return [tag("p", f"None: no two of the {compared} have the same tokens.")]
     share = repeats.tokens / max(1, found.tokens)
-    text = f"{repeats.units:,} {found.unit}s repeat an earlier one: {repeats.tokens:,} tokens, {share:.2%} of all."
+    text = f"{repeats.units:,} of the {compared} repeat an earlier one: {repeats.tokens:,} tokens, {share:.2%} of all."
     rows = []
     for group in repeats.groups:
         units = ", ".join(f"{unit:,}" for unit in group.units[:4].tolist()) + (" …" if len(group.units) > 4 else "")
         origins = [_origin(found, reader, unit) for unit in group.units[:2].tolist()]
         names = [tag("div", origin, class_="note") for origin in origins if origin]
         excerpt = tag("code", _lines(readable(tokenizer, group.beginning)))
-        rows.append([f"{len(group.units):,}", f"{group.length:,}", tag("div", units, *names), excerpt])
+        rows.append([f"{len(group.units):,}", f"{group.length:,}", units, tag("div", excerpt, *names)])
     head = ["copies", "tokens", f"{found.unit}s", "begins with"]
     return [tag("p", text), table(head, rows, numbers=(0, 1))]
 
 
 def _origin(found: Statistics, reader: BatchReader, unit: int) -> str:
     documents = reader.documents if found.unit == "document" else None
-    return "" if documents is None or unit >= len(documents) else origin_text(documents.document(unit))
+    if documents is None or unit >= len(documents):  # tokens behind the last document count as one
+        return ""
+    return origin_text(document_json(documents.document(unit)))
 
 
 # --- samples ---------------------------------------------------------------------------------------------------
@@ -327,7 +330,8 @@ def _row(row: Row, tokenizer: Tokenizer | None) -> Markup:
 
 def _part(row: Row, part: Part, tokenizer: Tokenizer | None) -> Markup:
     title = part_title(part)
-    origin = origin_text(row.known.get(part.document))
+    document = row.known.get(part.document)
+    origin = "" if document is None else origin_text(document_json(document))
     inside = [tag("div", " · ".join(filter(None, (title, origin))), class_="note")] if title else []
     if part.document != PADDING:
         colour = f"d d{part.document % len(COLOURS)}" if part.document >= 0 else "d"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
@@ -119,13 +119,11 @@ def document_json(document: Document) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value not in (None, {})}
 
 
-def origin_text(document: Document | None) -> str:
-    """Say where a document came from; "" if that is not known."""
-    if document is None:
-        return ""
-    found = [] if document.id is None else [f"id {document.id}"]
-    if document.source is not None:
-        found.append((f"row {document.row:,} of " if document.row else "") + document.source)
+def origin_text(known: Mapping[str, Any]) -> str:
+    """Say where a document came from, of what `document_json` has; "" if that is not known."""
+    found = [f"id {known['id']}"] if "id" in known else []
+    if "source" in known:
+        found.append((f"row {known['source_row']:,} of " if "source_row" in known else "") + known["source"])
     return printable(", ".join(found))
 
 
@@ -185,7 +183,10 @@ def row_lines(row: Row, tokenizer: Tokenizer | None, *, limit: int | None, colum
 
 def _headline(title: str, document: Document | None, columns: int, paint: Any, shade: str) -> Iterator[str]:
     """Yield a line that begins a part, and what is known of its document: on the same line if it fits there."""
-    origin = origin_text(document)
+    known = {} if document is None else document_json(document)
+    origin = origin_text(known)
+    if columns_of(origin) > columns - 2 and "source" in known:
+        origin = origin_text(known | {"source": f"…/{Path(known['source']).name}"})
     together = f"── {title} · {origin} "
     fits = bool(origin) and columns_of(together) <= columns
     line = together if fits else f"── {title} "
@@ -255,4 +256,9 @@ def _notes(row: Row, part: Part, columns: int, paint: Any) -> Iterator[str]:
 
 def _cut(text: str, columns: int) -> str:
     """Return the beginning of a text that fits into a line."""
-    return text if columns_of(text) <= columns else text[: columns // (1 if text.isascii() else 2) - 1] + "…"
+    if columns_of(text) <= columns:
+        return text
+    end = columns - 1
+    while columns_of(text[:end]) >= columns:
+        end -= 1
+    return text[:end] + "…"

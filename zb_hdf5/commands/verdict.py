@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, Final
 
-from zb_hdf5.console import counted, format_count
+from zb_hdf5.console import counted, format_count, message_of, typed
 from zb_hdf5.errors import ChecksumError, FormatError, UnverifiableError, ZbError
 from zb_hdf5.store.report import Outcome, ShardReport
 
@@ -42,7 +42,12 @@ def verdict_json(reports: list[ShardReport]) -> dict[str, Any]:
     """Return the verdict and every report."""
     outcome = outcome_of(reports)
     files = [
-        {**vars(report), "outcome": report.outcome, "problem": None if report.problem is None else str(report.problem)}
+        {
+            **vars(report),
+            "outcome": report.outcome,
+            "missing": _missing(report),
+            "problem": None if report.problem is None else message_of(report.problem),
+        }
         for report in reports
     ]
     return {"ok": outcome is Outcome.VERIFIED, "outcome": outcome, "files": files}
@@ -66,7 +71,7 @@ def _name(report: ShardReport, folder: Path) -> str:
 
 def _line(report: ShardReport) -> str:
     if report.problem is not None:
-        return f"BAD: {report.problem}"
+        return f"BAD: {message_of(report.problem)}"
     batches, tokens = (
         counted(report.num_batches, "batch", "batches"),
         f"{format_count(report.token_count).strip()} tokens",
@@ -75,8 +80,12 @@ def _line(report: ShardReport) -> str:
     if report.document_count:
         size = counted(report.document_count, "document")
     if report.missing:
-        return f"NOT VERIFIED: {size}: {report.missing}"
+        return f"NOT VERIFIED: {size}: {_missing(report)}"
     return f"verified: {size} ({', '.join(report.checks)})"
+
+
+def _missing(report: ShardReport) -> str:
+    return typed(report.missing, report.path)
 
 
 def _result(reports: list[ShardReport]) -> str:

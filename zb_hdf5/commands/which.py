@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-from itertools import accumulate
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.columns.reader import BatchReader
-from zb_hdf5.errors import ArgumentError, StateError
+from zb_hdf5.commands.show import document_json, origin_text, tokenizer_to_look
+from zb_hdf5.console import counted
+from zb_hdf5.errors import ArgumentError, BatchIndexError, StateError
 from zb_hdf5.loaders.loader import Loader
 from zb_hdf5.loaders.mixed import MixedLoader
 from zb_hdf5.loaders.states import KINDS
@@ -20,15 +22,51 @@ from zb_hdf5.opening import open_reader
 from zb_hdf5.spec import DEFAULT_SPLIT
 from zb_hdf5.store.kinds import is_stream
 from zb_hdf5.store.shards import ShardedReader
+from zb_hdf5.text.readable import printable, readable
+from zb_hdf5.text.tokenizers import Tokenizer
+from zb_hdf5.views.rows import PADDING, Row, parts_of, rows_of
 from zb_hdf5.views.windows import WindowReader, windows_of
+
+#: Characters of the text of a piece that are printed.
+TEXT_SHOWN: Final = 200
+
+
+def origins_of_batch(store: str, batch: int, tokenizer: str | None, text: bool) -> list[dict[str, Any]]:
+    """Return the origin of a stored batch, as `origins` does.
+
+    Raises
+    ------
+    ArgumentError
+        If the store is a token stream: nothing says how long its rows are.
+    BatchIndexError
+        If there is no such batch.
+    """
+    with open_reader(store) as reader:
+        if not 0 <= batch < reader.num_batches:
+            raise BatchIndexError(f"{reader.path}: no batch {batch:,}: it has {reader.num_batches:,}")
+        records = np.arange(batch * reader.batch_size, (batch + 1) * reader.batch_size)
+        return [{"source": store, **_origin(reader, records, reader.seq_len, tokenizer, text)}]
 
 
 def origins(
-    stores: tuple[str, ...], state_path: Path, step: int, batch_size: int | None, world_size: int
+    stores: tuple[str, ...],
+    state_path: Path,
+    step: int,
+    batch_size: int | None,
+    world_size: int,
+    tokenizer: str | None = None,
+    text: bool = False,
 ) -> list[dict[str, Any]]:
-    """Return, for each rank, the origin of its batch at a step: source, and rows by shard and stored batch.
+    """Return, for each rank, the origin of its batch at a step: source, rows by shard and stored batch, and documents.
 
     Of a token stream: for each row its file, and which of the file's tokens it has; twice where it lies in two files.
+    Of documents, where they are stored: each piece in each row, its document (None: padding), and the offset of its
+    first token in the document stream.
+
+    Parameters
+    ----------
+    tokenizer, text
+        Whether the text of each piece is wanted, and what decodes it; None: what the store names.
 
     Raises
     ------
@@ -57,14 +95,53 @@ def origins(
             raise ArgumentError(f"step {step:,} is behind the end of the epoch: {whole:,} steps of {world_size} ranks")
         found = [(loader, stores[0], request) for request in loader.plan.requests_of_steps(steps)]
     return [
-        {"rank": rank, "source": name, "rows": _rows(loader, request)}
+        {
+            "rank": rank,
+            "source": name,
+            **_origin(loader.reader, _records(loader, request), loader.seq_len, tokenizer, text),
+        }
         for rank, (loader, name, request) in enumerate(found)
     ]
 
 
-def origins_lines(found: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    """Return the origins as (name, text) lines: one per stored batch, or window of a stream, that took part."""
-    return [(f"rank {item['rank']}", f"{row['shard']} {_part_of_shard(row)}") for item in found for row in item["rows"]]
+def origins_lines(found: list[dict[str, Any]], limit: int | None) -> list[tuple[str, str]]:
+    """Return the origins as (name, text) lines: the stored batches or windows of a stream, and then the documents.
+
+    Parameters
+    ----------
+    limit
+        Pieces of documents that are named, and characters of the text of each; None: all.
+    """
+    lines = [(_rank(item), f"{row['shard']} {_part_of_shard(row)}") for item in found for row in item["rows"]]
+    pieces = [(item, piece) for item in found for piece in item["documents"] or []]
+    for item, piece in pieces[:limit]:
+        lines.append((f"{_rank(item)} row {piece['row']}".strip(), _piece_text(piece)))
+        if piece.get("text") is not None:
+            lines.append(("", _cut(printable(piece["text"]), None if limit is None else TEXT_SHOWN)))
+    if left := len(pieces) - len(pieces[:limit]):
+        lines.append(("left out", f"{counted(left, 'piece')} more; --all names them, --json has them"))
+    if any(item["documents"] is None for item in found):
+        lines.append(("documents", "none are stored with these tokens"))
+    return lines
+
+
+def _rank(item: dict[str, Any]) -> str:
+    return f"rank {item['rank']}" if "rank" in item else ""
+
+
+def _piece_text(piece: dict[str, Any]) -> str:
+    columns = f"columns {piece['column']:,} to {piece['column'] + piece['tokens']:,}"
+    if piece.get("document") is None:
+        return f"{columns}: {'padding' if 'document' in piece else 'no document is known'}"
+    first, origin = piece["first_token"], origin_text(piece)
+    origin = f" ({origin})" if origin else ""
+    where = f"tokens {first:,} to {first + piece['tokens']:,} of it, offset {piece['offset']:,}"
+    return f"{columns}: document {piece['document']:,}{origin}, {where}"
+
+
+def _cut(text: str, limit: int | None) -> str:
+    left = 0 if limit is None else len(text) - limit
+    return text if left <= 0 else f"{text[:limit]} … {left:,} characters more"
 
 
 def _part_of_shard(row: dict[str, Any]) -> str:
@@ -118,43 +195,69 @@ def _options(state: dict[str, Any], path: Path) -> dict[str, Any]:
         raise StateError(f"{path}: not a loader's state: key {error} is missing") from error
 
 
-def _rows(loader: Loader, request: Request) -> list[dict[str, Any]]:
-    """Group the records of a request by the stored batch that holds them, in the order in which they were met."""
-    reader = loader.reader
-    if isinstance(reader, WindowReader):
-        return _windows(loader, reader, request)
-    per_record = reader.seq_len // loader.seq_len
-    records: npt.NDArray[np.int64] = (
-        np.arange(request * reader.batch_size, (request + 1) * reader.batch_size)
-        if isinstance(request, int)
-        else request // per_record
-    )
+def _records(loader: Loader, request: Request) -> npt.NDArray[np.int64]:
+    """Return the records of a request, each of the loader's `seq_len`."""
+    size = loader.reader.batch_size  # a whole batch is asked for only where its records are the loader's
+    return np.arange(request * size, (request + 1) * size) if isinstance(request, int) else request
+
+
+def _origin(
+    reader: BatchReader, records: npt.NDArray[np.int64], seq_len: int, tokenizer: str | None, text: bool
+) -> dict[str, Any]:
+    rows = _windows(reader, records, seq_len) if isinstance(reader, WindowReader) else _rows(reader, records, seq_len)
+    known = tokenizer_to_look(reader, tokenizer) if text else None
+    if text and known is None:
+        raise ArgumentError(f"{reader.path}: the tokenizer of its text is not known here; pass --tokenizer")
+    if not (reader.has_pieces or text):
+        return {"rows": rows, "documents": None}
+    found = rows_of(reader, records, seq_len)
+    return {"rows": rows, "documents": [piece for n, row in enumerate(found) for piece in _pieces(n, row, known)]}
+
+
+def _pieces(number: int, row: Row, tokenizer: Tokenizer | None) -> Iterator[dict[str, Any]]:
+    """Yield what is known of the pieces of a row."""
+    for part in parts_of(row, None):
+        document = row.known.get(part.document)
+        piece: dict[str, Any] = {"row": number, "column": part.column, "tokens": len(part.tokens)}
+        if part.document == PADDING:
+            piece["document"] = None
+        elif tokenizer is not None:
+            piece["text"] = readable(tokenizer, part.tokens)
+        if document is not None:
+            piece |= {
+                "document": part.document,
+                "first_token": part.within,
+                "offset": document.offset + part.within,
+                **document_json(document),
+            }
+        yield piece
+
+
+def _rows(reader: BatchReader, records: npt.NDArray[np.int64], seq_len: int) -> list[dict[str, Any]]:
+    """Group records by the stored batch that holds them, in the order in which they were met."""
     rows: dict[int, list[int]] = {}
-    for record in records.tolist():
+    for record in (records // (reader.seq_len // seq_len)).tolist():
         batch, row = divmod(record, reader.batch_size)
         rows.setdefault(batch, []).append(row)
-    return [{**_shard_of(loader, batch), "rows": numbers} for batch, numbers in rows.items()]
+    return [{**_shard_of(reader, batch), "rows": numbers} for batch, numbers in rows.items()]
 
 
-def _windows(loader: Loader, reader: WindowReader, request: Request) -> list[dict[str, Any]]:
-    size = reader.batch_size  # a whole batch is asked for only where its windows are the loader's records
-    records = range(request * size, (request + 1) * size) if isinstance(request, int) else request.tolist()
-    starts = [reader.first_token(record, loader.seq_len) for record in records]
+def _windows(reader: WindowReader, records: npt.NDArray[np.int64], seq_len: int) -> list[dict[str, Any]]:
+    starts = [reader.first_token(record, seq_len) for record in records.tolist()]
     return [
         {"row": row, "shard": str(path), "start": start, "stop": stop}
         for row, first in enumerate(starts)
-        for path, start, stop in reader.store.pieces(first, first + loader.seq_len)
+        for path, start, stop in reader.store.pieces(first, first + seq_len)
     ]
 
 
-def _shard_of(loader: Loader, batch: int) -> dict[str, Any]:
-    reader = loader.reader
+def _shard_of(reader: BatchReader, batch: int) -> dict[str, Any]:
     if not isinstance(reader, ShardedReader):
         return {"shard": str(reader.path), "batch": batch}
-    stops = list(accumulate(shard.num_batches for shard in reader.index.shards))
-    number = int(np.searchsorted(stops, batch, side="right"))
-    shard = reader.index.shards[number]
-    return {"shard": str(reader.path / shard.path), "batch": batch - stops[number] + shard.num_batches}
+    counts = reader.index.table.values["num_batches"]
+    starts = np.cumsum(counts) - counts
+    number = int(starts.searchsorted(batch, side="right")) - 1  # the index does not count a growing shard, the last one
+    return {"shard": str(reader.index.shards[number].file(reader.path)), "batch": batch - int(starts[number])}
 
 
 def _spans(numbers: list[int]) -> str:

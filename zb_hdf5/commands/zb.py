@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from zb_hdf5 import __version__
-from zb_hdf5.commands.look_cli import report, show
+from zb_hdf5.commands.look_cli import report, show, which
 from zb_hdf5.console import (
     CommandGroup,
     ExistingPath,
@@ -73,6 +73,7 @@ def info(path: Path, dataset: str | None, as_json: bool, quiet: bool) -> None:
 
 zb.add_command(show)
 zb.add_command(report)
+zb.add_command(which)
 
 
 @zb.command(short_help="Compare every batch with its stored digests.")
@@ -107,34 +108,6 @@ def verify(ctx: click.Context, path: Path, workers: int | None, as_json: bool, q
         reports = [ShardReport(str(path), problem=error)]
     print_report(verdict_json(reports), verdict_lines(path, reports), as_json=as_json, quiet=quiet)
     ctx.exit(exit_code(reports))
-
-
-@zb.command(short_help="Name the shard, batch and rows of a training step.")
-@click.argument("stores", nargs=-1, required=True, metavar="STORE | NAME=STORE...")
-@click.option("--state", "state_path", required=True, type=_PATH, help="A loader's state_dict() as JSON.")
-@click.option("--step", required=True, type=click.IntRange(0), help="Step of the state's epoch (of the run, if mixed).")
-@click.option("--batch-size", type=click.IntRange(1), help="Records per rank and step; by default as stored.")
-@click.option("--world-size", type=click.IntRange(1), default=1, show_default=True, help="Ranks of the run.")
-@output_options
-def which(
-    stores: tuple[str, ...],
-    state_path: Path,
-    step: int,
-    batch_size: int | None,
-    world_size: int,
-    as_json: bool,
-    quiet: bool,
-) -> None:
-    """Name the shard, batch and rows of a training step, from the loader state of a checkpoint.
-
-    \b
-    Example: zb which data/train --state loader.json --step 1200 --world-size 8
-    Example: zb which web=data/web code=data/code --state mixed.json --step 1200
-    """
-    from zb_hdf5.commands.which import origins, origins_lines
-
-    found = origins(stores, state_path, step, batch_size, world_size)
-    print_report({"step": step, "batches": found}, origins_lines(found), as_json=as_json, quiet=quiet)
 
 
 @zb.command(short_help="Save the good batches or documents in a new file.")

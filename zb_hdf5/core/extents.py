@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from zb_hdf5.core.files import Identity, identity_of, regular, require_identity
 from zb_hdf5.core.mapping import MAP_NORESERVE, Place, libc, map_side_by_side
-from zb_hdf5.errors import IncompleteError
+from zb_hdf5.errors import IncompleteError, Remedy
 from zb_hdf5.spec import TokenArray, signed
 
 #: statfs(2) type -> name, for file systems whose pages come over a network. There a page fault is a round trip
@@ -267,7 +267,9 @@ class ExtentFile:
         if size < self._end:
             raise IncompleteError(
                 f"{self._path}: expected at least {self._end:,} bytes, found {size:,}: the file was cut short; "
-                "restore it, then run 'zb verify'"
+                "restore it",
+                remedy=Remedy.VERIFY,
+                at=self._path,
             )
 
     def read(self, index: int) -> TokenArray:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from operator import index, le, lt
 from pathlib import Path
@@ -78,6 +78,11 @@ class DocumentsWriter:
         """Whether something besides the places of the documents is known."""
         self._take_waiting()
         return any(self._tables.num_rows(name) for name in (*_NOTHING, "ids_ends", "metadata_ends", "span_starts"))
+
+    @property
+    def has_spans(self) -> bool:
+        """Whether a document has had a span."""
+        return self._span_stop > 0
 
     def append(self, lengths: npt.ArrayLike, rows: DocumentRows | None = None) -> None:
         """Append documents of these lengths."""
@@ -190,16 +195,17 @@ class DocumentsWriter:
         self.close()
 
 
-def join_documents(paths: Sequence[Path], writer: DocumentsWriter) -> None:
-    """Append the documents of several tables, with all that they say.
+def join_documents(files: Iterable[DocumentFile], writer: DocumentsWriter) -> None:
+    """Append the documents of several tables, with all that they say; values of spans are moved as they are stored.
+
+    Each table is closed when it is done. A writer without spans takes over how the first ones are encoded.
 
     Raises
     ------
     FormatError
-        If a table is damaged, or the values of its spans are encoded in another way.
+        If a table is damaged, or the values of its spans are encoded in another way than those before.
     """
-    for path in paths:
-        file = DocumentFile(path)
+    for file in files:
         try:
             _append_file(file, writer)
         finally:
@@ -216,11 +222,8 @@ def write_documents_beside(tables: Sequence[Path], path: Path, split: str, token
         return
     for table in tables:
         check_documents(table)
-    first = DocumentFile(tables[0])
-    codec = first.spans_codec
-    first.close()
-    with DocumentsWriter(documents_path(path), codec) as writer:
-        join_documents(tables, writer)
+    with DocumentsWriter(documents_path(path)) as writer:
+        join_documents(map(DocumentFile, tables), writer)
         writer.publish(split, tokens_sha256)
 
 
@@ -230,10 +233,12 @@ def _append_file(file: DocumentFile, writer: DocumentsWriter) -> None:
         stop = min(start + BLOCK_DOCUMENTS, len(edges) - 1)
         rows = file.rows(start, stop)
         if rows.spans and rows.spans.values and file.spans_codec != writer.spans_codec:
-            raise FormatError(
-                f"{file.path}: expected spans encoded as {writer.spans_codec!r}, found {file.spans_codec!r}: tables of "
-                "several encodings cannot become one; write a store of shards"
-            )
+            if writer.has_spans:
+                raise FormatError(
+                    f"{file.path}: expected spans encoded as {writer.spans_codec!r}, found {file.spans_codec!r}: "
+                    "tables of several encodings cannot become one; keep them in stores of their own"
+                )
+            writer.spans_codec = file.spans_codec
         writer.append(np.diff(edges[start : stop + 1]), rows)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
@@ -20,7 +20,7 @@ import numpy.typing as npt
 from zb_hdf5.core.documents import Document, Spans
 from zb_hdf5.core.paths import local_path
 from zb_hdf5.core.pieces import Pieces
-from zb_hdf5.errors import BatchIndexError, FormatError
+from zb_hdf5.errors import BatchIndexError, FormatError, Remedy
 from zb_hdf5.formats.codecs import Decode, DecodeAll, decoder
 from zb_hdf5.formats.pieces import PiecesFile, pieces_path
 from zb_hdf5.spec import DEFAULT_SPLIT, DOCUMENTS, DOCUMENTS_SUFFIX, NO_DOCUMENT, U32_MAX
@@ -223,6 +223,10 @@ class DocumentTable:
             file = self._files.setdefault(place, DocumentFile(self._folder / part.path, part))
         return file
 
+    def open_files(self) -> Iterator[DocumentFile]:
+        """Open the files one after the other, for who closes each of them."""
+        return (DocumentFile(self._folder / part.path, part) for part in self.parts)
+
     def close(self) -> None:
         """Close the files."""
         for file in self._files.values():
@@ -267,6 +271,11 @@ class DocumentFile:
     def tokens_sha256(self) -> str:
         """Digest of the tokens of the one file that it belongs to, "" if it belongs to a store."""
         return str(self._tables.attributes["tokens_sha256"]) if self._tables else ""
+
+    @property
+    def has_spans(self) -> bool:
+        """Whether a document has one."""
+        return self._tables is not None and "span_starts" in self._tables
 
     @property
     def spans_codec(self) -> str:
@@ -345,7 +354,9 @@ class DocumentFile:
                     decode([text])
             raise FormatError(
                 f"{self.path}: the value of the span at token {int(starts[place]):,} cannot be decoded: {error}; pass "
-                "the codec that it was written with, or run 'zb verify'"
+                "the codec that it was written with",
+                remedy=Remedy.VERIFY,
+                at=self.path.parent,
             ) from error
 
     def rows(self, start: int, stop: int) -> DocumentRows:

@@ -22,7 +22,15 @@ from zb_hdf5.columns.writer import Columns, ShardInfo
 from zb_hdf5.core.extents import Extents, Run
 from zb_hdf5.core.locks import NO_LOCKS
 from zb_hdf5.core.publishing import write_fully
-from zb_hdf5.errors import ArgumentError, BackendError, ChecksumError, FormatError, IncompleteError, UnavailableError
+from zb_hdf5.errors import (
+    ArgumentError,
+    BackendError,
+    ChecksumError,
+    FormatError,
+    IncompleteError,
+    Remedy,
+    UnavailableError,
+)
 from zb_hdf5.formats.hdf5.reader import HDF5BatchReader
 from zb_hdf5.formats.hdf5.writer import create_root_attributes
 from zb_hdf5.formats.native import BatchFileWriter, Face, face_of, read_header
@@ -103,20 +111,23 @@ def check(path: str | os.PathLike[str]) -> None:
     """
     path = Path(path)
     meta, num_batches = read_header(path)
-    remedy = "run 'zb convert batch-to-hdf5 --in-place --unstamp', then the same without --unstamp"
     if face_of(path) is Face.TORN:
-        raise ChecksumError(f"{path}: --in-place was interrupted: valid .batch, not HDF5; {remedy}")
+        raise ChecksumError(f"{path}: a stamp was interrupted: valid .batch, not HDF5", remedy=Remedy.STAMP, at=path)
     try:
         with HDF5BatchReader(path, access="pread") as face:
             # a header has no room for the rest of `meta`: only the HDF5 metadata hold it
             found = (replace(face.meta, document_count=0, vocab_size=0, tokenizer=""), face.num_batches, face.extents)
     except (FormatError, IncompleteError, BackendError) as error:
-        raise ChecksumError(f"{path}: its HDF5 metadata are damaged: {error}; {remedy}") from error
+        raise ChecksumError(
+            f"{path}: its HDF5 metadata are damaged: {error.facts}", remedy=Remedy.STAMP, at=path
+        ) from error
     stride = meta.padded_batch_bytes if num_batches > 1 else meta.batch_bytes  # one batch has no next one
     expected = (meta, num_batches, Extents([Run(HEADER_BYTES, stride, num_batches)], meta.batch_bytes))
     if found != expected:
         raise ChecksumError(
-            f"{path}: its HDF5 metadata contradict its header: expected {expected}, found {found}; {remedy}"
+            f"{path}: its HDF5 metadata contradict its header: expected {expected}, found {found}",
+            remedy=Remedy.STAMP,
+            at=path,
         )
 
 

@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from zb_hdf5.columns.reader import BatchReader
+from zb_hdf5.errors import Remedy
 from zb_hdf5.formats.native import Face, face_of
 
 _LINES: Final[dict[str, list[tuple[str, str]]]] = {
     Face.NONE: [],
     Face.HDF5: [("face", "both .batch and HDF5: open_reader(..., backend='hdf5'), h5py and h5dump read it too")],
-    Face.TORN: [("face", "an interrupted stamp: whole as .batch; 'convert batch-to-hdf5 --in-place' finishes it")],
+    Face.TORN: [("face", f"an interrupted stamp: whole as .batch; {Remedy.STAMP}")],
 }
 
 

@@ -20,7 +20,7 @@ from zb_hdf5.columns.writer import Columns, FileWriter, ShardInfo
 from zb_hdf5.core.extents import ExtentFile, Extents, Run
 from zb_hdf5.core.files import regular
 from zb_hdf5.core.publishing import write_fully
-from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError
+from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError, Remedy
 from zb_hdf5.formats.documents import DocumentsBeside
 from zb_hdf5.formats.sidecar import crc32_path, no_crc32_file, read_any_crc32_file, read_crc32_file
 from zb_hdf5.spec import (
@@ -191,8 +191,7 @@ def open_broken(path: Path, shape: StoreMeta | None) -> BrokenFile:
         meta, announced = unpack_header(header, path)
     elif shape is None:
         raise ArgumentError(
-            f"{path}: its header was never written, so nothing says what its batches are; "
-            "pass --batch-size, --seq-len and --dtype as they were at conversion"
+            f"{path}: its header was never written, so nothing says what its batches are", remedy=Remedy.SHAPE
         )
     elif any(header):
         raise FormatError(f"{path}: not a .batch file: expected magic {BATCH_MAGIC!r}, found {header[:8]!r}")

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.core.pieces import Pieces, concatenate, ends_of, ranges
-from zb_hdf5.errors import FormatError
+from zb_hdf5.errors import FormatError, Remedy
 from zb_hdf5.spec import PIECES, PIECES_SUFFIX, TABLES
 
 if TYPE_CHECKING:
@@ -176,7 +176,9 @@ class PiecesFile:
         # the method `min` does the same in twice the time
         if (len(counts) and np.minimum.reduce(counts) < 1) or not 0 <= stop <= self._num_pieces:
             raise FormatError(
-                f"{self._tables.path}: its ends do not ascend: it is damaged; run 'zb verify' on the store"
+                f"{self._tables.path}: its ends do not ascend: it is damaged",
+                remedy=Remedy.VERIFY,
+                at=self._tables.path.parent,
             )
 
     def check(self) -> None:

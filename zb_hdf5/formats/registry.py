@@ -165,7 +165,7 @@ class FileFormat:
 
             return WriterWithFields(self.writer_class(), Path(path), meta, **options)
         if (beside := fields_path(Path(path))).exists():
-            raise ExistsError(f"{beside}: holds the fields of another {Path(path).name}; remove it, or move it away")
+            raise ExistsError(f"{beside}: holds the fields of another {Path(path).name}")
         return self.writer_class()(path, meta, **options)
 
     def stream_writer_class(self) -> Callable[..., HDF5ShardWriter] | None:

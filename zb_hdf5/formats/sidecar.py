@@ -12,7 +12,7 @@ from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.core.digests import batch_crc32s, crc32_array
 from zb_hdf5.core.files import regular
 from zb_hdf5.core.publishing import PARTIAL_SUFFIX, partial_path, write_atomically
-from zb_hdf5.errors import FormatError, UnverifiableError
+from zb_hdf5.errors import FormatError, Remedy, UnverifiableError
 from zb_hdf5.spec import CRC32_SUFFIX, FIELDS_SUFFIX
 
 
@@ -40,10 +40,7 @@ def find_fields(path: Path) -> Path | None:
 
 def no_crc32_file(path: Path) -> str:
     """Say what a file needs to be verified, and how to get it."""
-    return (
-        f"{crc32_path(path).name} is not beside it; restore it, or make one of the batches as they are now with "
-        f"'zb index crc32 {path}'"
-    )
+    return f"{crc32_path(path).name} is not beside it; {Remedy.CRC32}"
 
 
 def read_crc32_file(path: Path, num_batches: int) -> npt.NDArray[np.uint32]:
@@ -64,7 +61,9 @@ def read_crc32_file(path: Path, num_batches: int) -> npt.NDArray[np.uint32]:
                 raise FormatError(f"{place}: expected {4 * num_batches:,} bytes, found {size:,}")
             return np.frombuffer(file.read(size), dtype="<u4")
     except FileNotFoundError as error:
-        raise UnverifiableError(f"{path}: cannot be verified: {no_crc32_file(path)}") from error
+        raise UnverifiableError(
+            f"{path}: cannot be verified: {place.name} is not beside it", remedy=Remedy.CRC32, at=path
+        ) from error
 
 
 def read_any_crc32_file(path: Path) -> npt.NDArray[np.uint32] | None:

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Generator, Iterator
-from typing import Any, Final, NamedTuple, Self
-
-import numpy as np
+from collections.abc import Generator, Iterator, Sequence
+from typing import Any, Final, Self
 
 from zb_hdf5.columns.reader import require_choice
 from zb_hdf5.core.extents import network_file_system
 from zb_hdf5.core.order import GlobalOrder, IndexArray, Order, SequentialOrder
 from zb_hdf5.core.paths import local_path
 from zb_hdf5.errors import ArgumentError
+from zb_hdf5.loaders.collate import Collation, DocumentBatches, open_batches
 from zb_hdf5.loaders.prefetch import read_ahead
 from zb_hdf5.loaders.ranks import resolve_rank
 from zb_hdf5.loaders.states import MAX_COUNT, STATE_VERSION, require_count, require_fields, require_kind, require_same
@@ -27,16 +26,11 @@ from zb_hdf5.store.kinds import is_stream
 from zb_hdf5.store.tokens import MmapTokenStore
 from zb_hdf5.views.document_batches import (
     TOO_LONG,
-    Column,
     Documents,
     LengthOrder,
-    gather,
-    packed_pieces,
     packed_steps,
-    padded_pieces,
     padded_steps,
 )
-from zb_hdf5.views.documents import cu_seqlens, max_seqlen, position_ids, targets
 
 COLLATES: Final = ("pad", "pack")
 SHUFFLES: Final = ("global", "lengths", "sequential")
@@ -67,6 +61,11 @@ class DocumentLoader:
         What they are filled with. It is never a target.
     targets
         True: add the token that follows each one, and -100 for the last one of a document and for padding.
+    loss_mask
+        The name of a field that is 0 for the tokens that nobody shall learn to say: where one of them follows, the
+        target is -100. They are read all the same. It is yielded only if it is one of `fields`.
+    fields, spans
+        As for `Loader`.
     shuffle
         "global": a uniform permutation of all documents. "lengths": the same in buckets of `bucket_batches` batches, in
         which documents of similar length share a batch, so that "pad" fills up little. "sequential": as stored.
@@ -88,14 +87,16 @@ class DocumentLoader:
     Raises
     ------
     ArgumentError
-        If the arguments contradict each other, a document is too long, or there are too few for one step.
+        If the arguments contradict each other, a document is too long, there are too few for one step, or a field is
+        not there.
 
     Notes
     -----
     A batch holds `tokens` (int64, shape (batch_size, longest), or (tokens,) if packed), `documents` (int64, their
-    numbers in the stream), `seq_lens` (int32, the tokens of each), and with `targets=True` `targets` (as `tokens`). A
-    packed one also has `cu_seqlens` (int32) and `max_seqlen` (int) as flash-attention takes them, padding being a
-    segment of its own, and `position_ids` (int32), which begin anew with each document.
+    numbers in the stream), `seq_lens` (int32, the tokens of each), and what is asked for: `targets` (as `tokens`), the
+    fields by their names (0 for padding), `spans` and `span_index`. A packed one also has `cu_seqlens` (int32) and
+    `max_seqlen` (int) as flash-attention takes them, padding being a segment of its own, and `position_ids` (int32),
+    which begin anew with each document.
 
     A new iteration starts the epoch anew, except the first one after `load_state_dict`. Not thread-safe; picklable. The
     offsets of all documents are in memory, 8 bytes each.
@@ -118,6 +119,9 @@ class DocumentLoader:
         pad_to_multiple_of: int = 1,
         pad_token_id: int = 0,
         targets: bool = False,
+        loss_mask: str | None = None,
+        fields: Sequence[str] = (),
+        spans: bool = False,
         shuffle: str = "global",
         bucket_batches: int = 100,
         seed: int = 42,
@@ -148,8 +152,8 @@ class DocumentLoader:
             self.documents = Documents(offsets, max_tokens, too_long)
         except ArgumentError as error:
             raise ArgumentError(f"{self.path}: {error}") from None
-        columns: dict[str, Column] = {"tokens": self.store}
-        self._batches = _Batches(columns, self.documents, collate, pad_to_multiple_of, pad_token_id, targets)
+        how = Collation(collate, pad_to_multiple_of, pad_token_id, targets, loss_mask, tuple(fields), spans)
+        self._batches = open_batches(self.store, self.documents, how)
         # the same tokens with other boundaries are other documents
         self._fingerprint = f"{self.store.fingerprint}:{len(offsets) - 1}:{zlib.crc32(offsets.data):08x}"
         self._reading: Generator[tuple[dict[str, Any], int]] | None = None
@@ -294,7 +298,7 @@ class DocumentLoader:
     def close(self) -> None:
         """End the reading threads, and close the files."""
         self._stop()
-        self.store.close()
+        self._batches.close()
 
     def __enter__(self) -> Self:
         return self
@@ -306,38 +310,8 @@ class DocumentLoader:
         return {**self.__dict__, "_reading": None}
 
 
-class _Batches(NamedTuple):
-    """Reads batches. Knows no loader, so that threads that read ahead end with it. Thread-safe."""
-
-    columns: dict[str, Column]
-    documents: Documents
-    collate: str
-    multiple: int
-    pad_token_id: int
-    targets: bool
-
-    def read(self, documents: IndexArray) -> dict[str, Any]:
-        """Return the batch of these documents, numbered as in `Documents`."""
-        import torch
-
-        starts, lengths = self.documents.starts(documents), self.documents.lengths(documents)
-        packed = self.collate == "pack"
-        pieces = (packed_pieces if packed else padded_pieces)(starts, lengths, self.multiple)
-        values = {name: gather(column, pieces) for name, column in self.columns.items() if name != "tokens"}
-        values["tokens"] = gather(self.columns["tokens"], pieces, self.pad_token_id, np.int64)
-        if self.targets:
-            values["targets"] = targets(values["tokens"], pieces)
-        if packed:
-            values["position_ids"] = position_ids(pieces)
-            values = {name: rows[0] for name, rows in values.items()} | {"cu_seqlens": cu_seqlens(pieces)}
-        values["documents"] = self.documents.numbers(documents)
-        values["seq_lens"] = lengths.astype(np.int32)
-        batch: dict[str, Any] = {name: torch.from_numpy(array) for name, array in values.items()}
-        return batch | {"max_seqlen": max_seqlen(pieces)} if packed else batch
-
-
 def _read_all(
-    batches: _Batches, steps: Iterator[tuple[IndexArray, int]], depth: int
+    batches: DocumentBatches, steps: Iterator[tuple[IndexArray, int]], depth: int
 ) -> Generator[tuple[dict[str, Any], int]]:
     """Yield batches, and the position behind each."""
 
@@ -352,7 +326,7 @@ def _open_stream(source: str | os.PathLike[str], split: str, access: str) -> Mma
     path = local_path(source)
     if path.exists() and not is_stream(path):
         raise ArgumentError(
-            f"{path}: expected a token stream, whose documents are whole, found none; convert text with --layout stream"
+            f"{path}: expected a token stream, whose documents are whole, found none; convert text into a stream"
         )
     return MmapTokenStore(path, split=split, access=access)
 

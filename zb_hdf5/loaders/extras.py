@@ -132,9 +132,9 @@ class Extras:
         """
         pieces = self.pieces(request) if self._needs_pieces else None
         if tokens is not None and self._targets:
-            step["targets"] = _tensor(self.targets(tokens, pieces))
+            step["targets"] = as_tensor(self.targets(tokens, pieces))
         for name in self._options.fields:
-            step[name] = _tensor(self._field(name, request))
+            step[name] = as_tensor(self._field(name, request))
         if pieces is None:
             return
         pieces = pieces.first_columns(self._inputs) if self._cut else pieces
@@ -183,10 +183,10 @@ class Extras:
         """Add what the table of the documents says."""
         options = self._options
         if DOCUMENTS in options.documents:
-            step[DOCUMENTS] = _tensor(self._numbers_of(views.document_offsets(pieces)))
+            step[DOCUMENTS] = as_tensor(self._numbers_of(views.document_offsets(pieces)))
         if options.spans and self._reader.documents is not None:
             step["spans"], index = spans_of_pieces(pieces, self._reader.documents.spans)
-            step["span_index"] = _tensor(index)
+            step["span_index"] = as_tensor(index)
 
 
 def _require_documents(numbers: tuple[int, ...], count: int, reader: BatchReader) -> None:
@@ -197,7 +197,7 @@ def _require_documents(numbers: tuple[int, ...], count: int, reader: BatchReader
         )
 
 
-def _tensor(values: npt.NDArray[Any]) -> torch.Tensor | npt.NDArray[Any]:
+def as_tensor(values: npt.NDArray[Any]) -> torch.Tensor | npt.NDArray[Any]:
     """Return a tensor; the array itself where torch has no such dtype (structured values, bytes)."""
     if values.dtype.kind == "u" and values.dtype.itemsize > 1:
         values = values.astype(_SIGNED[values.dtype.itemsize])

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from zb_hdf5.columns.reader import BatchReader
-from zb_hdf5.errors import ArgumentError, StateError, UnavailableError
+from zb_hdf5.errors import ArgumentError, Remedy, StateError, UnavailableError
 from zb_hdf5.loaders.loader import Loader
 from zb_hdf5.loaders.states import MAX_COUNT
 from zb_hdf5.loaders.steps import Request, StepPlan
@@ -143,6 +143,8 @@ class FollowingLoader(Loader):
         if waited_s >= self.timeout_s:
             raise UnavailableError(
                 f"{self.reader.path}: no new batch for {self.timeout_s:g} s after {self.reader.num_batches:,} batches: "
-                f"its writer may have died: then run 'zb repair {self.reader.path}'; or pass a larger timeout_s"
+                "its writer may have died, or timeout_s is too small",
+                remedy=Remedy.REPAIR,
+                at=self.reader.path,
             )
         time.sleep(min(pause_s, self.timeout_s - waited_s))

@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.core.order import make_order
-from zb_hdf5.errors import ArgumentError, StateError
+from zb_hdf5.errors import ArgumentError
 from zb_hdf5.loaders.extras import ExtraOptions
 from zb_hdf5.loaders.prefetch import cuda_device
 from zb_hdf5.loaders.ranks import resolve_rank
 from zb_hdf5.loaders.states import (
     MAX_COUNT,
     STATE_VERSION,
+    chosen_in,
     require_count,
     require_fields,
     require_kind,
@@ -32,7 +33,7 @@ from zb_hdf5.loaders.states import (
     shown,
 )
 from zb_hdf5.loaders.step_reader import Step, StepReader
-from zb_hdf5.loaders.steps import Request, Skip, StepPlan
+from zb_hdf5.loaders.steps import Request, Skip, StepPlan, checked_skip
 from zb_hdf5.opening import open_reader
 from zb_hdf5.spec import DEFAULT_SPLIT, DTYPE_BY_NAME, LIVE_PREFIX
 from zb_hdf5.store.kinds import is_stream
@@ -194,7 +195,7 @@ class Loader:
         self._prefetch = prefetch
         self._device, self._dtype = cuda_device(device), dtype
         self._extras = ExtraOptions.of(fields, documents, spans, cu_seqlens_capacity, mask_documents)
-        self.skip = _checked_skip(skip)
+        self.skip = checked_skip(skip)
         self._steps = self._step_reader()
         self.epoch = -1  # none yet
         self._course = 0  # counts changes that a running iteration must follow
@@ -364,7 +365,7 @@ class Loader:
         """
         where, reader = self.reader.path, self.reader
         state = dict(require_kind(where, state_dict, "loader"))
-        skip, masked = _chosen_in(where, state)
+        skip, masked = chosen_in(where, state)
         if not force:
             identity = self.identity()
             require_fields(where, state, [*identity, "epoch", "position"])
@@ -390,7 +391,7 @@ class Loader:
     def _choose(self, skip: Collection[tuple[int, int, int]], mask_documents: Collection[int]) -> None:
         """Jump over these positions, and mask these documents, from the next step on."""
         if set(skip) != set(self.skip):
-            self.skip = _checked_skip(skip)
+            self.skip = checked_skip(skip)
             self.plan = self.plan_of_epoch(self.epoch)
         if set(mask_documents) != set(self.mask_documents):
             self._extras = replace(self._extras, mask_documents=tuple(sorted(mask_documents)))
@@ -470,36 +471,10 @@ def _refuse_other_loaders(backend: str, follow: bool, batch_by: str) -> None:
         raise ArgumentError('backend="parquet": make a TextLoader(path, ...), which tokenizes text while training runs')
 
 
-def _checked_skip(skip: Collection[Any]) -> tuple[tuple[int, int, int], ...]:
-    """Return triples (epoch, start, stop), ascending.
-
-    Raises
-    ------
-    ArgumentError
-        If one is none.
-    """
-    try:
-        found = sorted({(int(epoch), int(start), int(stop)) for epoch, start, stop in skip})
-    except (TypeError, ValueError) as error:
-        raise ArgumentError(f"skip: expected (epoch, start, stop) of positions, found {skip!r}") from error
-    for epoch, start, stop in found:
-        if epoch < 0 or not 0 <= start <= stop:
-            raise ArgumentError(f"skip: expected epoch >= 0 and 0 <= start <= stop, found {(epoch, start, stop)}")
-    return tuple(found)
-
-
-def _chosen_in(where: Path, state: dict[str, Any]) -> tuple[tuple[tuple[int, int, int], ...], list[int]]:
-    """Take `skip` and `mask_documents` out of a state, which has them where something was chosen."""
-    try:
-        return _checked_skip(state.pop("skip", ())), [int(number) for number in state.pop("mask_documents", ())]
-    except (ArgumentError, TypeError, ValueError) as error:
-        raise StateError(f"{where}: state: skip and mask_documents: {error}") from error
-
-
 def _remedy_of_dtype(found: str) -> str:
     if found not in DTYPE_BY_NAME:
         return ""
     return (
         "; digests are over the stored bytes, so the same tokens in another dtype count as other data: convert the "
-        f"store with --dtype {found}, or, if it is that store in another dtype, pass force=True"
+        f"store to dtype {found}, or, if it is that store in another dtype, pass force=True"
     )

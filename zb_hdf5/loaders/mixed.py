@@ -30,7 +30,7 @@ from zb_hdf5.loaders.step_reader import AUTO_PREFETCH
 from zb_hdf5.loaders.steps import Request
 
 if TYPE_CHECKING:
-    import torch
+    pass
 
 #: Weights are rounded to shares of a period of at most this many batches.
 MAX_PERIOD: Final = 1 << 14
@@ -125,6 +125,10 @@ class Segment:
     counts: tuple[int, ...]
 
 
+#: Options of a `Loader` that mean nothing in a mixture, or something else in each source.
+_UNFIT: Final = frozenset({"device", "epoch", "drop_last", "prefetch", "follow", "skip", "mask_documents"})
+
+
 class MixedLoader:
     """Yields batches of several stores in given shares, for ever; each source in its own order and with its own epochs.
 
@@ -139,7 +143,7 @@ class MixedLoader:
     prefetch
         Batches to read ahead in background threads. "auto": 8 if a source lies on a network file system, else none.
     options
-        Of each source's `Loader`: `shuffle`, `seed`, `access`, `batch_size`, `dtype`, ...
+        Of each source's `Loader`: `shuffle`, `seed`, `access`, `batch_size`, `dtype`, `targets`, `fields`, ...
 
     Raises
     ------
@@ -168,7 +172,7 @@ class MixedLoader:
         **options: Any,
     ) -> None:
         self.rank, self.world_size = resolve_rank(rank, world_size)
-        unfit = sorted({"device", "targets", "epoch", "drop_last", "prefetch", "follow"} & set(options))
+        unfit = sorted(_UNFIT & set(options))
         if unfit:
             raise ArgumentError(
                 f"a mixture has no {', '.join(unfit)}: its sources are read one batch at a time, for ever"
@@ -186,8 +190,8 @@ class MixedLoader:
         self._prefetch = self._resolve(prefetch)
         self._position = 0
         self._course = 0  # counts what makes a running iteration turn
-        self._reading: Generator[torch.Tensor] | None = None
-        self._forever: Iterator[torch.Tensor] | None = None
+        self._reading: Generator[Any] | None = None
+        self._forever: Iterator[Any] | None = None
         self._segments = [Segment(0, self._ordered(weights), (0,) * len(self.loaders))]
 
     def _resolve(self, prefetch: int | str) -> int:
@@ -235,7 +239,7 @@ class MixedLoader:
                     requests[place] = (name, request)
         return requests
 
-    def __iter__(self) -> Iterator[torch.Tensor]:
+    def __iter__(self) -> Iterator[Any]:
         """Yield this rank's batches from the current position on, for ever."""
         turned = True
         while turned:  # again after each change of the weights or position, and if another iteration has read
@@ -249,17 +253,17 @@ class MixedLoader:
                     if turned := self._course != course or self._reading is not reading:
                         break
 
-    def get_batch(self) -> torch.Tensor:
+    def get_batch(self) -> Any:
         """Return this rank's next batch."""
         if self._forever is None:
             self._forever = iter(self)
         return next(self._forever)
 
-    def __next__(self) -> torch.Tensor:
+    def __next__(self) -> Any:
         """Return this rank's next batch."""
         return self.get_batch()
 
-    def _read_all(self, position: int) -> Generator[torch.Tensor]:
+    def _read_all(self, position: int) -> Generator[Any]:
         requests = self._all_requests(position)
         yield from read_ahead(self._read, requests, self._prefetch) if self._prefetch else map(self._read, requests)
 

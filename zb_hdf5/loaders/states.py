@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, Final
 
-from zb_hdf5.errors import StateError
+from zb_hdf5.errors import ArgumentError, StateError
+from zb_hdf5.loaders.steps import checked_skip
 
 #: The version of every state, whatever its kind.
 STATE_VERSION: Final = 2
@@ -111,3 +112,11 @@ def shown(value: object) -> str:
     except ValueError:  # Python refuses to write integers of thousands of digits
         text = f"a {type(value).__name__} that is too long to show"
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."
+
+
+def chosen_in(where: object, state: dict[str, Any]) -> tuple[tuple[tuple[int, int, int], ...], list[int]]:
+    """Take `skip` and `mask_documents` out of a state, which has them where something was chosen."""
+    try:
+        return checked_skip(state.pop("skip", ())), [int(number) for number in state.pop("mask_documents", ())]
+    except (ArgumentError, TypeError, ValueError) as error:
+        raise StateError(f"{where}: state: skip and mask_documents: {error}") from error

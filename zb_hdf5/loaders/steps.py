@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.core.order import ORDER_STEPS, Order
+from zb_hdf5.errors import ArgumentError
 
 #: What to read for one step: a whole stored batch, or the numbers of its records.
 Request: TypeAlias = int | npt.NDArray[np.int64]
@@ -123,3 +124,21 @@ class StepPlan:
             batches: list[Request] = (order.indices(starts % order.n) // batch_size).tolist()
             return batches
         return list(order.indices((starts[:, np.newaxis] + np.arange(batch_size)) % order.n))
+
+
+def checked_skip(skip: Collection[Any]) -> tuple[tuple[int, int, int], ...]:
+    """Return triples (epoch, start, stop), ascending.
+
+    Raises
+    ------
+    ArgumentError
+        If one is none.
+    """
+    try:
+        found = sorted({(int(epoch), int(start), int(stop)) for epoch, start, stop in skip})
+    except (TypeError, ValueError) as error:
+        raise ArgumentError(f"skip: expected (epoch, start, stop) of positions, found {skip!r}") from error
+    for epoch, start, stop in found:
+        if epoch < 0 or not 0 <= start <= stop:
+            raise ArgumentError(f"skip: expected epoch >= 0 and 0 <= start <= stop, found {(epoch, start, stop)}")
+    return tuple(found)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from zb_hdf5.core.publishing import PARTIAL_SUFFIX
-from zb_hdf5.errors import BackendError, ExistsError, FormatError, IncompleteError, ZbError
+from zb_hdf5.errors import BackendError, ExistsError, FormatError, IncompleteError, Remedy, ZbError
 from zb_hdf5.formats.registry import BACKENDS, FORMATS
 from zb_hdf5.formats.sidecar import ensure_crc32_file
 from zb_hdf5.opening import open_reader
@@ -109,7 +109,7 @@ def _shard_paths(folder: Path, force: bool) -> list[Path]:
     unfinished = sorted(path.name for path in folder.glob(f"{SHARD_PREFIX}*{PARTIAL_SUFFIX}"))
     waiting = [name for name in unfinished if not (folder / name.removesuffix(PARTIAL_SUFFIX)).exists()]
     if waiting and not force:
-        raise IncompleteError(f"{folder}: {waiting[0]} is not finished; run 'zb repair {folder / waiting[0]}' first")
+        raise IncompleteError(f"{folder}: {waiting[0]} is not finished", remedy=Remedy.REPAIR, at=folder / waiting[0])
     if not found:
         raise FormatError(f"{folder}: no file is called {SHARD_PREFIX}*: not a store; convert again")
     if len(counts) > 1:
@@ -117,5 +117,5 @@ def _shard_paths(folder: Path, force: bool) -> list[Path]:
     missing = sorted(set(range(counts.pop() or max(found) + 1)) - found.keys())
     if missing and not force:
         numbers = ", ".join(map(str, missing))
-        raise IncompleteError(f"{folder}: shards {numbers} are missing; restore them, or pass --force to do without")
+        raise IncompleteError(f"{folder}: shards {numbers} are missing", remedy=Remedy.DO_WITHOUT)
     return [found[number] for number in sorted(found)]

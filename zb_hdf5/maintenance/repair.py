@@ -14,7 +14,7 @@ from zb_hdf5.core.publishing import (
     partial_path,
     refuse_existing,
 )
-from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError
+from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError, Remedy
 from zb_hdf5.formats.registry import BACKENDS, backend_of_suffix, open_chunks
 from zb_hdf5.formats.sidecar import fields_path
 from zb_hdf5.maintenance.salvage import Salvage, counted, salvage
@@ -181,13 +181,13 @@ def repair_store(
         if not path.exists() and partial_path(path).exists():
             path = partial_path(path)
         try:
-            report = repair_file(path, overwrite=overwrite, dry_run=dry_run)
-        except (FormatError, IncompleteError, FileNotFoundError) as error:
+            report = _repair_shard(path, index, overwrite, dry_run)
+        except FormatError as error:
             count = entry.document_count if is_stream else entry.num_batches
             if not (overwrite or dry_run):
-                error.add_note(f"Restore it, or pass --force to leave its {counted(count, unit)} out of the store.")
+                error.remedy, error.at = Remedy.LEAVE_OUT, counted(count, unit)
                 raise
-            reason, lost = f"nothing can be saved: {error}", list(range(count))
+            reason, lost = f"nothing can be saved: {error.facts}", list(range(count))
             reports.append(RepairReport(str(path), "lost", None, 0, lost, reason, unit, 0, entry.token_count))
             continue
         if report.state == "repaired" and report.output is not None:
@@ -209,6 +209,19 @@ def repair_store(
     if not dry_run and repaired != index:
         repaired.save(folder)
     return reports
+
+
+def _repair_shard(path: Path, index: ShardIndex, overwrite: bool, dry_run: bool) -> RepairReport:
+    """Repair one shard. Raises `FormatError` also if it is not there, or lacks the fields of its store."""
+    if not path.exists():
+        raise FormatError(f"{path}: {INDEX_NAME} names this shard, found no such file")
+    report = repair_file(path, overwrite=overwrite, dry_run=dry_run)
+    if report.state != "damaged":
+        with open_chunks(Path(report.output or path)) as reader:
+            found, expected = ([field.name for field in meta.fields] for meta in (reader.meta, index.meta))
+        if found != expected:
+            raise FormatError(f"{path}: {INDEX_NAME} names the fields {expected}, found {found}")
+    return report
 
 
 def _shards_with_batches(folder: Path, index: ShardIndex) -> tuple[ShardEntry, ...]:
@@ -241,8 +254,9 @@ def _entry_of_whole(path: Path, entry: ShardEntry) -> ShardEntry:
         found = reader.sha256 or reader.token_sha256()
     if found != entry.sha256:
         raise FormatError(
-            f"{path}: is whole, but {INDEX_NAME} says sha256 {entry.sha256}, found {found}; "
-            f"if the shard is the right one, run 'zb index rebuild --force {path.parent}'"
+            f"{path}: is whole, but {INDEX_NAME} says sha256 {entry.sha256}, found {found}",
+            remedy=Remedy.REBUILD_FORCE,
+            at=path.parent,
         )
     return entry
 

@@ -27,8 +27,10 @@ MAX_GROUPS: Final = 10
 HASHES_AT_ONCE: Final = 1 << 20
 #: Tokens that are kept of units that are there twice.
 BEGINNING_TOKENS: Final = 48
+#: Tokens whose hashes are taken together: they stay in the cache of the processor.
+HASHED_TOKENS: Final = 1 << 14
 #: Odd numbers that mix places and tokens, of which hashes are sums: so that pieces may come in any order.
-_MIXERS: Final = np.array([0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB], np.uint64)
+_MIXERS: Final = np.array([0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93, 0xBF58476D1CE4E5B9], np.uint64)
 
 
 class DuplicateGroup(NamedTuple):
@@ -200,15 +202,21 @@ class _Counter:
 
 def _hashes(part: Part) -> npt.NDArray[np.uint64]:
     """Return a number for each run. Those of all runs of a unit, in any order, add up to the hash of the unit."""
-    places = np.arange(len(part.tokens)) - (part.starts - part.within).repeat(part.lengths)
-    mixed = places.view(np.uint64)
-    mixed *= _MIXERS[0]
-    mixed += part.tokens.astype(np.uint64) * _MIXERS[1]
-    for mixer in _MIXERS[2:]:
-        mixed ^= mixed >> np.uint64(31)
-        mixed *= mixer
-    mixed ^= mixed >> np.uint64(32)
-    return np.add.reduceat(mixed, part.starts)
+    sums, bases = np.zeros(len(part.starts), np.uint64), part.starts - part.within
+    for at in range(0, len(part.tokens), HASHED_TOKENS):
+        tokens = part.tokens[at : at + HASHED_TOKENS].astype(np.uint64)
+        first, last = np.searchsorted(part.starts, [at + 1, at + len(tokens)]).tolist()
+        starts = np.maximum(part.starts[first - 1 : last] - at, 0)
+        places = np.arange(at, at + len(tokens)) - bases[first - 1 : last].repeat(np.diff(starts, append=len(tokens)))
+        mixed = places.view(np.uint64)
+        mixed *= _MIXERS[0]
+        tokens *= _MIXERS[1]
+        mixed += tokens
+        mixed ^= np.right_shift(mixed, 31, out=tokens)
+        mixed *= _MIXERS[2]
+        mixed ^= np.right_shift(mixed, 29, out=tokens)
+        sums[first - 1 : last] += np.add.reduceat(mixed, starts)
+    return sums
 
 
 def _find_duplicates(source: Units, whole: npt.NDArray[np.bool_], hashes: npt.NDArray[np.uint64]) -> Duplicates:
@@ -225,20 +233,24 @@ def _find_duplicates(source: Units, whole: npt.NDArray[np.bool_], hashes: npt.ND
     by_hash = np.argsort(hashes[units], kind="stable")
     alike, ids = units[by_hash], hashes[units[by_hash]]
     count = tokens = 0
-    best: list[tuple[int, int, DuplicateGroup]] = []
+    best: list[tuple[int, int, Counts]] = []
     if len(units):
         source.find(units)
     for candidates in np.split(alike, np.flatnonzero(ids[1:] != ids[:-1]) + 1) if len(alike) else []:
         for group in _equal_units(source, candidates):
-            copies = len(group.units) - 1
-            count, tokens = count + copies, tokens + copies * group.length
-            heapq.heappush(best, (copies * group.length, -int(group.units[0]), group))
+            repeated_tokens = (len(group) - 1) * int(source.sizes[group[0]])
+            count, tokens = count + len(group) - 1, tokens + repeated_tokens
+            heapq.heappush(best, (repeated_tokens, -int(group[0]), group))
             if len(best) > MAX_GROUPS:
                 heapq.heappop(best)
-    return Duplicates(count, tokens, [group for _, _, group in sorted(best, key=lambda item: item[:2], reverse=True)])
+    groups = []
+    for _, _, group in sorted(best, key=lambda item: item[:2], reverse=True):
+        beginning = next(source.tokens_of(int(group[0])))[:BEGINNING_TOKENS].copy()
+        groups.append(DuplicateGroup(group, int(source.sizes[group[0]]), beginning))
+    return Duplicates(count, tokens, groups)
 
 
-def _equal_units(source: Units, units: Counts) -> Iterator[DuplicateGroup]:
+def _equal_units(source: Units, units: Counts) -> Iterator[Counts]:
     """Yield the groups of equal units."""
     classes: list[list[int]] = []
     for unit in units.tolist():
@@ -248,10 +260,7 @@ def _equal_units(source: Units, units: Counts) -> Iterator[DuplicateGroup]:
                 break
         else:
             classes.append([unit])
-    for members in classes:
-        if len(members) > 1:
-            beginning = next(source.tokens_of(members[0]))[:BEGINNING_TOKENS].copy()
-            yield DuplicateGroup(np.array(members), int(source.sizes[members[0]]), beginning)
+    yield from (np.array(members) for members in classes if len(members) > 1)
 
 
 def _same(source: Units, one: int, other: int) -> bool:

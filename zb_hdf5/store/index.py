@@ -14,7 +14,7 @@ from typing import Any, Final, Self, cast
 from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.core.files import regular
 from zb_hdf5.core.publishing import PARTIAL_SUFFIX, write_atomically
-from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError
+from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError, Remedy
 from zb_hdf5.field import Field
 from zb_hdf5.formats.documents import DocumentPart
 from zb_hdf5.formats.registry import BACKENDS, field_file
@@ -228,7 +228,7 @@ class ShardIndex:
             raise FormatError(f"{where}: expected backend {' or '.join(BACKENDS)}, found {sorted(unknown)[0]!r}")
         column = self.table.columns.get(self.meta.column)
         if column is not None and column.overlaps(self.meta.batch_bytes):
-            raise FormatError(f"{where}: columns: batches lie over each other; run 'zb index rebuild'")
+            raise FormatError(f"{where}: columns: batches lie over each other", remedy=Remedy.REBUILD)
         if not self.complete and not (self.live_id and all(self.table.values["complete"][:-1])):
             raise FormatError(f"{where}: is not complete: expected a live_id, and that only its last shard grows")
         for key in ("sha256", "token_count"):
@@ -258,8 +258,9 @@ class ShardIndex:
             how = "have no plain places in it" if found is None else "lie in other places of it"
             raise FormatError(
                 f"{reader.path}: is the shard that {INDEX_NAME} names, but its batches {how}: it was repacked or "
-                "compressed after the index was written; "
-                f"run 'zb index rebuild --force {reader.path.parents[entry.path.count('/')]}'"
+                "compressed after the index was written",
+                remedy=Remedy.REBUILD_FORCE,
+                at=reader.path.parents[entry.path.count("/")],
             )
 
     @classmethod
@@ -267,7 +268,11 @@ class ShardIndex:
         """Read a `shards.json`, given itself or its folder."""
         path = Path(path)
         path = path / INDEX_NAME if path.is_dir() else path
-        return cls.from_json(_read_text(path), path)
+        try:
+            return cls.from_json(_read_text(path), path)
+        except FormatError as error:
+            error.at = error.at or str(path.parent)  # what is wrong inside does not know the folder
+            raise
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write `shards.json` into `folder`, atomically."""
@@ -295,7 +300,7 @@ def documents_from_json(value: Any, where: str) -> tuple[DocumentPart, ...]:
     for part in parts:
         token, document = ends.get(part.split, (0, 0))
         if part.first_token < token or part.first_document < document or min(part.token_count, part.document_count) < 0:
-            raise FormatError(f"{where}: {part.path}: lies over the table before it; run 'zb index rebuild'")
+            raise FormatError(f"{where}: {part.path}: lies over the table before it", remedy=Remedy.REBUILD)
         if not is_sha256(part.sha256):
             raise FormatError(f"{where}: expected {SHA256_CHARS} hexadecimal digits in sha256, found {part.sha256!r}")
         ends[part.split] = part.first_token + part.token_count, part.first_document + part.document_count
@@ -322,10 +327,8 @@ def _read_text(path: Path) -> str:
 
 def _no_index(folder: Path) -> FormatError:
     if folder.name.endswith(PARTIAL_SUFFIX):
-        return IncompleteError(f"{folder}: its conversion is not finished; 'zb info {folder}' says how far it is")
-    return FormatError(
-        f"{folder}: no {INDEX_NAME}: not a store, or its index was lost: then run 'zb index rebuild {folder}'"
-    )
+        return IncompleteError(f"{folder}: its conversion is not finished", remedy=Remedy.RESUME, at=folder)
+    return FormatError(f"{folder}: no {INDEX_NAME}: no store, or its index was lost", remedy=Remedy.REBUILD, at=folder)
 
 
 def _seal(body: str) -> str:
@@ -338,8 +341,9 @@ def _parse_sealed(text: str, path: str | os.PathLike[str]) -> Any:
     body, check, digest = text.rpartition(_CHECK)
     if check and digest[:64] != _digest(body):
         raise FormatError(
-            f"{path}: damaged, or edited by hand: its text does not have the digest in its last key; restore it, "
-            "run 'zb index rebuild', or remove the key \"check\" if you have edited it"
+            f'{path}: damaged, or edited by hand (then remove the key "check"): its text does not have the digest in '
+            "its last key",
+            remedy=Remedy.REBUILD,
         )
     try:
         return json.loads(text)

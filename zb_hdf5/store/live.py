@@ -26,7 +26,7 @@ from zb_hdf5.columns.writer import (
     require_batches,
 )
 from zb_hdf5.core.digests import crc32_array
-from zb_hdf5.errors import ArgumentError, ClosedError, ConvertError
+from zb_hdf5.errors import ArgumentError, ClosedError, ConvertError, Remedy
 from zb_hdf5.formats.hdf5.writer import HDF5BatchWriter
 from zb_hdf5.formats.registry import BACKENDS
 from zb_hdf5.spec import CRC32_CHUNK_ROWS, NO_SHA256, SHARD_PREFIX, StoreMeta, combine_sha256
@@ -182,7 +182,7 @@ class LiveStoreWriter(BatchWriter):
 
     def _growing(self) -> _GrowingShard:
         if not self._open or self._shard is None:
-            raise ClosedError(f"{self.folder}: this writer was closed, or has failed; 'zb repair' saves what it has")
+            raise ClosedError(f"{self.folder}: this writer was closed or failed", remedy=Remedy.REPAIR, at=self.folder)
         return self._shard
 
     def _finished_before(self) -> tuple[ShardEntry, ...]:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from zb_hdf5.columns.source import BatchSource
 from zb_hdf5.core.extents import ExtentFile, Extents
 from zb_hdf5.core.files import Identity
-from zb_hdf5.errors import ChecksumError, FormatError, IncompleteError, UnverifiableError
+from zb_hdf5.errors import ChecksumError, FormatError, IncompleteError, Remedy, UnverifiableError
 from zb_hdf5.formats.sidecar import read_crc32_file
 from zb_hdf5.spec import BATCHES_LAYOUT, CRC32, CRC32_CHUNK_ROWS, INDEX_NAME, NOT_KNOWN, StoreMeta, TokenArray
 from zb_hdf5.store.table import ShardEntry
@@ -47,8 +47,9 @@ def require_proof(
     problem = _problem(entry, meta, rows, batch, tokens)
     if problem:
         raise ChecksumError(
-            f"{path}: {problem} that {INDEX_NAME} knows of: the file is damaged, or belongs elsewhere; "
-            f"run 'zb verify {path.parents[entry.path.count('/')]}'"
+            f"{path}: {problem} that {INDEX_NAME} knows of: the file is damaged, or belongs elsewhere",
+            remedy=Remedy.VERIFY,
+            at=path.parents[entry.path.count("/")],
         )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.columns.writer import FieldDigest
-from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError
+from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError, Remedy
 from zb_hdf5.formats.documents import DocumentPart, DocumentTable, part_of
 from zb_hdf5.formats.pieces import PiecesFile
 from zb_hdf5.formats.registry import FORMATS, open_chunks
@@ -45,7 +45,7 @@ def index_streams(
     """
     index = index_files(paths, splits=splits, source=source)
     if index.meta.layout != STREAM_LAYOUT:
-        raise FormatError(f"{paths[0]}: expected a token stream, found batches; run 'zb index rebuild'")
+        raise FormatError(f"{paths[0]}: expected a token stream, found batches, whose index rebuild_index makes")
     return index
 
 
@@ -64,7 +64,7 @@ def index_files(
     for path in map(Path, paths):
         with open_chunks(path) as reader:
             if not reader.complete:
-                raise IncompleteError(f"{path}: its writer has not finished; run 'zb repair {path}' first")
+                raise IncompleteError(f"{path}: its writer has not finished", remedy=Remedy.REPAIR, at=path)
             metas.append(reader.meta)
             expected, found = (_likeness(meta) for meta in (metas[0], metas[-1]))
             if found != expected:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from zb_hdf5.columns.writer import FieldDigest, ShardInfo
 from zb_hdf5.core.extents import Extents, Run
 from zb_hdf5.core.publishing import partial_path
-from zb_hdf5.errors import FormatError
+from zb_hdf5.errors import FormatError, Remedy
 from zb_hdf5.spec import (
     CRC32,
     DEFAULT_SPLIT,
@@ -331,8 +331,7 @@ def require_paths(paths: list[str], where: str) -> None:
     for path in paths if suspect else ():
         if not (set(path.split("/")).isdisjoint({"", ".."}) and is_file_name(path)):
             raise FormatError(
-                f"{where}: path {path!r} leaves the folder of the store, or is no name of a file; restore the "
-                "index, or run 'zb index rebuild'"
+                f"{where}: path {path!r} leaves the folder of the store, or is no name of a file", remedy=Remedy.REBUILD
             )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.core.paths import local_path
-from zb_hdf5.errors import ChecksumError, FormatError, IncompleteError, ZbError
+from zb_hdf5.errors import ChecksumError, FormatError, IncompleteError, Remedy, ZbError
 from zb_hdf5.formats.registry import FORMATS, format_of, open_chunks
 from zb_hdf5.spec import BATCHES_LAYOUT, INDEX_NAME
 from zb_hdf5.store.index import ShardIndex
@@ -78,11 +78,11 @@ def verify_store(
         reports = list(pool.map(lambda job: _verify_file(job[0], job[1], progress, announce), jobs))
         tables = list(pool.map(partial(verify_documents, folder), index.documents if index else ()))
     if index is not None and split is None and not any(report.problem for report in reports):
-        _check_records(index, reports)
+        _check_records(folder, index, reports)
     return reports + tables
 
 
-def _check_records(index: ShardIndex, reports: list[ShardReport]) -> None:
+def _check_records(folder: Path, index: ShardIndex, reports: list[ShardReport]) -> None:
     """Compare what no digest covers: the counts in the headers of the shards."""
     if any(FORMATS[report.backend].guards_metadata for report in reports):
         return
@@ -91,7 +91,9 @@ def _check_records(index: ShardIndex, reports: list[ShardReport]) -> None:
         where = reports[0]
         where.problem = FormatError(
             f"{where.path}: {INDEX_NAME} says {expected:,} records, the headers of the shards add up to {found:,}: one "
-            "of them is damaged; its batches are whole: run 'zb index rebuild' or convert again"
+            "of them is damaged; its batches are whole",
+            remedy=Remedy.REBUILD_FORCE,
+            at=folder,
         )
 
 
@@ -127,12 +129,16 @@ def _verify_reader(reader: BatchReader, check_entry: EntryCheck, report: ShardRe
     report.checks += [f"field {name}" for name in report.fields]
     if not reader.complete:
         counted = f"{report.num_batches:,} batches" if report.num_batches else f"{report.token_count:,} tokens"
-        raise IncompleteError(f"{reader.path}: its writer has not finished: {counted} are committed")
+        raise IncompleteError(
+            f"{reader.path}: its writer has not finished: {counted} are committed", remedy=Remedy.REPAIR, at=reader.path
+        )
 
 
 def _check_entry(index: ShardIndex, entry: ShardEntry, reader: BatchReader, report: ShardReport) -> None:
     if not entry.complete:
-        raise IncompleteError(f"{reader.path}: is growing, or its writer was killed: then run 'zb repair'")
+        raise IncompleteError(
+            f"{reader.path}: is growing, or its writer was killed", remedy=Remedy.REPAIR, at=reader.path
+        )
     if entry.num_batches == reader.num_batches:
         _compare_sha256(reader.path, entry.sha256, report.sha256)
     if (names := {field.name for field in reader.meta.fields}) != entry.fields.keys():

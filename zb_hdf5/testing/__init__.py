@@ -15,6 +15,7 @@ from zb_hdf5.testing.loaders import check_loader
 from zb_hdf5.testing.readers import (
     check_byte_order,
     check_closing,
+    check_fields,
     check_pickling,
     check_read_only_buffers,
     check_reader,
@@ -22,16 +23,18 @@ from zb_hdf5.testing.readers import (
 )
 from zb_hdf5.testing.refusals import refuses
 from zb_hdf5.testing.tokens import random_tokens
-from zb_hdf5.testing.writers import check_writer
+from zb_hdf5.testing.writers import check_writer, check_writer_of_fields
 
 __all__ = [
     "check_byte_order",
     "check_closing",
+    "check_fields",
     "check_loader",
     "check_pickling",
     "check_read_only_buffers",
     "check_reader",
     "check_writer",
+    "check_writer_of_fields",
     "random_tokens",
     "read_everything",
     "refuses",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,11 @@ from zb_hdf5.spec import TokenArray
 from zb_hdf5.testing.refusals import refuses
 
 
-def check_reader(reader: BatchReader, expected: TokenArray) -> None:
-    """Check everything that leaves the reader open; `check_read_only_buffers` and `check_byte_order` come apart."""
+def check_reader(reader: BatchReader, expected: TokenArray, fields: Mapping[str, TokenArray] | None = None) -> None:
+    """Check everything that leaves the reader open; `check_read_only_buffers` and `check_byte_order` come apart.
+
+    `fields` has the values of each field that is stored, shape `(N, B, S, ...)`.
+    """
     check_description(reader, expected)
     check_read_batch(reader, expected)
     check_torch(reader, expected)
@@ -30,6 +34,28 @@ def check_reader(reader: BatchReader, expected: TokenArray) -> None:
     check_indices(reader, expected)
     check_sequence(reader, expected)
     check_pickling(reader, expected)
+    check_fields(reader, fields or {})
+
+
+def check_fields(reader: BatchReader, expected: Mapping[str, TokenArray]) -> None:
+    """The values of a field are read like tokens; where each chunk has a crc32, it is the right one."""
+    assert [field.name for field in reader.meta.fields] == sorted(expected)
+    for field in reader.meta.fields:
+        values, found = expected[field.name], reader.field(field.name)
+        assert reader.field(field.name) is found
+        assert (found.meta.field, found.dtype) == (field, values.dtype)
+        batches = values.reshape(len(values), *found.meta.shape)
+        check_sequence(found, batches)
+        check_read_batches_into(found, batches)
+        numbers = np.random.default_rng(0).integers(0, found.num_records, 23)
+        out = np.zeros((len(numbers), found.seq_len), found.dtype)
+        found.read_records_into(numbers, out)
+        np.testing.assert_array_equal(out, batches.reshape(-1, found.seq_len)[numbers])
+        crc32 = found.stored_crc32()
+        if crc32 is not None:  # a store leaves them to its shards
+            assert crc32.tolist() == [zlib.crc32(batch.tobytes()) for batch in batches]
+    with refuses(ArgumentError, match="expected a field"):
+        reader.field("no_such_field")
 
 
 def check_description(reader: BatchReader, expected: TokenArray) -> None:

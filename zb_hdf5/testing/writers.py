@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 import numpy as np
@@ -12,7 +12,9 @@ from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.columns.writer import BatchWriter, ShardInfo
 from zb_hdf5.errors import ArgumentError, ClosedError, ConvertError
 from zb_hdf5.formats.registry import FORMATS
+from zb_hdf5.opening import open_reader
 from zb_hdf5.spec import TokenArray
+from zb_hdf5.testing.readers import check_reader
 from zb_hdf5.testing.refusals import refuses
 
 #: Returns the batches of what was finished, and their digest.
@@ -37,6 +39,32 @@ def check_writer(
         leave_with_an_error(left, expected[0])
     with refuses(ClosedError, match="closed"):
         left.finish()
+
+
+def check_writer_of_fields(
+    make: Callable[[int], BatchWriter], expected: TokenArray, values: Mapping[str, TokenArray]
+) -> None:
+    """What a writer must do besides, if it was begun with the fields that `values` names, shape `(N, B, S, ...)`.
+
+    `make(number)` begins a new file or store for `expected`.
+    """
+    writer, first = make(0), {name: array[0] for name, array in values.items()}
+    short = {name: array[:, :-1] for name, array in values.items()}
+    for bad in (None, {}, first | {"no_such_field": first}, short):
+        with refuses(ArgumentError, match="expected"):
+            writer.write(expected[0], bad)
+    check_written(writer, expected[:0])
+    writer.write(expected[0], first)
+    check_written(writer, expected[:1])
+    writer.write(expected[1:], {name: array[1:] for name, array in values.items()})
+    check_written(writer, expected)
+    with open_reader(writer.finish().path) as reader:
+        check_reader(reader, expected, values)
+    left = make(1)
+    left.write(expected[0], first)
+    left.abort()
+    with refuses(ClosedError, match="closed"):
+        left.write(expected[0], first)
 
 
 def leave_with_an_error(writer: BatchWriter, batch: TokenArray) -> None:

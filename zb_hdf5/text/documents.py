@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, Final, TypeAlias, cast
 
 from zb_hdf5.core.documents import id_bytes, metadata_bytes
-from zb_hdf5.errors import ConvertError, FormatError, UnavailableError
+from zb_hdf5.errors import ConvertError, FormatError, Remedy, UnavailableError
 
 #: A block ends with the document that reaches one of these: enough work for many threads, little memory.
 BLOCK_DOCUMENTS: Final = 1024
@@ -348,13 +348,13 @@ def open_documents(
     for path in map(Path, paths):
         inside = sorted(path.rglob("*")) if path.is_dir() else [path]
         found = [file for file in inside if file.name.endswith(suffixes)] if path.is_dir() or kind is None else inside
-        if not found:
-            raise ConvertError(
-                f"{path}: expected files that end in {', '.join(suffixes)}, found none{_other_kinds(inside, kind)}"
-            )
-        if kind is not None and (other := _other_kinds(found, kind)) and "parquet" in f"{kind}{other}":
+        others = _other_kinds(found or inside, kind)
+        if not found or (kind is not None and others and "parquet" in (kind, *others)):
             # text may have any name; Parquet is binary
-            raise ConvertError(f"{path}: expected files that end in {', '.join(suffixes)}{other}")
+            there = ", found none" if not found else ""
+            there += f"; {FILE_KINDS[others[0]].suffixes[0]} files are there" if others else ""
+            remedy, at = (Remedy.OTHER_KIND, others[0]) if others else (None, "")
+            raise ConvertError(f"{path}: expected files that end in {', '.join(suffixes)}{there}", remedy=remedy, at=at)
         files += found
     return [
         next(each for each in kinds if kind or file.name.endswith(each.suffixes))(
@@ -364,16 +364,13 @@ def open_documents(
     ]
 
 
-def _other_kinds(files: Sequence[Path], kind: str | None) -> str:
-    """Say which commands read the files that this one does not; "" if none does."""
-    others = [
+def _other_kinds(files: Sequence[Path], kind: str | None) -> list[str]:
+    """Return the other kinds that files are of."""
+    return [
         name
         for name, each in FILE_KINDS.items()
         if name != kind and any(file.name.endswith(each.suffixes) for file in files)
     ]
-    return "".join(
-        f"; {FILE_KINDS[name].suffixes[0]} files are there, for 'zb convert {name}-to-hdf5'" for name in others
-    )
 
 
 def _lines_until(file: BinaryIO, stop: int | None) -> Iterator[bytes]:

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Final, overload
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.errors import ArgumentError, FormatError, StateError, UnavailableError
+from zb_hdf5.errors import ArgumentError, FormatError, Remedy, StateError, UnavailableError
 from zb_hdf5.text.bytepair import byte_pair_digest, digest_as_ranks, split_pattern
 
 TokenIds = npt.NDArray[np.uint32]
@@ -315,8 +315,9 @@ def _encoding_of_file(path: Path) -> Any:
     beside = path.with_suffix(".json")
     if beside == path or not beside.is_file():
         raise ArgumentError(
-            f"{path}: expected {beside.name} beside it: a file of ranks does not say how text is split; train both "
-            "with 'zb tokenizer train', or pass hf:tokenizer.json, or the name of an encoding, tiktoken:cl100k_base"
+            f"{path}: expected {beside.name} beside it: a file of ranks does not say how text is split; pass "
+            "hf:tokenizer.json, or the name of an encoding, tiktoken:cl100k_base",
+            remedy=Remedy.TRAIN,
         )
     content = _read_tokenizer_json(beside)
     try:

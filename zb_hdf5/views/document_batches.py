@@ -8,7 +8,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator
 from itertools import chain, islice, repeat
-from typing import Any, Final, Protocol
+from math import prod
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,7 @@ from zb_hdf5.core.order import GlobalOrder, IndexArray, Order
 from zb_hdf5.core.pieces import Pieces, ends_of
 from zb_hdf5.errors import ArgumentError
 from zb_hdf5.spec import NO_DOCUMENT
+from zb_hdf5.store.tokens import MmapTokenStore
 
 #: What to do with a document that is longer than `max_tokens`.
 TOO_LONG: Final = ("refuse", "truncate", "drop")
@@ -33,6 +35,26 @@ class Column(Protocol):
 
     def get_slice(self, start: int, stop: int) -> npt.NDArray[Any]:
         """Return those of tokens `start` to `stop`, shape (stop - start, ...)."""
+
+
+class FieldColumn(NamedTuple):
+    """The values of a field, counted by tokens.
+
+    Attributes
+    ----------
+    values
+        As `MmapTokenStore.field` gives them: a token counts as all the values that it has.
+    shape
+        Of the values of one token.
+    """
+
+    values: MmapTokenStore
+    shape: tuple[int, ...]
+
+    def get_slice(self, start: int, stop: int) -> npt.NDArray[Any]:
+        """Return those of tokens `start` to `stop`, shape (stop - start, *shape)."""
+        size = prod(self.shape)
+        return self.values.get_slice(start * size, stop * size).reshape(stop - start, *self.shape)
 
 
 class Documents:

@@ -108,7 +108,7 @@ def document_offsets(pieces: Pieces) -> npt.NDArray[np.uint64]:
     return pieces.offsets[~pieces.is_padding]
 
 
-def targets(tokens: TokenArray, pieces: Pieces) -> npt.NDArray[np.int64]:
+def targets(tokens: TokenArray, pieces: Pieces, mask: npt.NDArray[Any] | None = None) -> npt.NDArray[np.int64]:
     """Return the token that follows each token in its segment, or -100 where none does: int64, shape (R, S).
 
     None follows the last token of a segment, so none follows the last of a row; and none follows padding.
@@ -119,6 +119,8 @@ def targets(tokens: TokenArray, pieces: Pieces) -> npt.NDArray[np.int64]:
         Shape (R, S), of any integer dtype.
     pieces
         Theirs.
+    mask
+        Numbers of shape (R, S): a token with 0 is nobody's target. It is read all the same.
 
     Notes
     -----
@@ -128,6 +130,8 @@ def targets(tokens: TokenArray, pieces: Pieces) -> npt.NDArray[np.int64]:
     found = np.empty(pieces.num_tokens, np.int64)
     if len(found):
         found[:-1] = tokens.reshape(-1)[1:]
+        if mask is not None:
+            found[:-1][mask.reshape(-1)[1:] == 0] = IGNORED_TARGET
         found[pieces.starts - 1] = IGNORED_TARGET  # the first segment begins behind the last token
         padding = pieces.is_padding
         if padding.any():

@@ -193,9 +193,7 @@ def document_row(reader: BatchReader, number: int) -> Row:
     """
     table = reader.documents
     if table is None or not reader.has_pieces:
-        raise BackendError(
-            f"{reader.path}: holds no documents; look at a --batch or a --sample, or convert again from text"
-        )
+        raise BackendError(f"{reader.path}: holds no documents; look at a batch or sample, or convert again from text")
     document = table.document(number)
     if isinstance(reader, WindowReader):
         start, stop = document.offset, document.offset + document.length

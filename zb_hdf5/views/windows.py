@@ -74,7 +74,7 @@ class WindowReader(BatchReader):
         if verify == "batch":
             raise BackendError(f"{path}: verify='batch' needs stored batches, found a token stream; use verify='store'")
         if verify == "store":
-            _require_digests(Path(path), split)
+            require_digests(Path(path), split)
         self._set_windows(MmapTokenStore(path, split=split, access=access), batch_size, seq_len, overlap)
 
     def _set_windows(self, store: MmapTokenStore, batch_size: int, seq_len: int, overlap: int) -> None:
@@ -149,7 +149,14 @@ def windows_of(fingerprint: object) -> tuple[int, int, int]:
     return batch_size, seq_len, overlap
 
 
-def _require_digests(path: Path, split: str | None) -> None:
+def require_digests(path: Path, split: str | None = None) -> None:
+    """Compare a stream with its digests.
+
+    Raises
+    ------
+    ZbError
+        If something is not as it was written, or nothing is stored to compare with.
+    """
     for report in verify_store(path, split=split):
         if report.problem:
             raise report.problem

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from zb_hdf5.columns.writer import Columns, FieldDigest
 from zb_hdf5.core.digests import batch_crc32s, crc32_array
 from zb_hdf5.core.publishing import PartialFile
-from zb_hdf5.errors import ConvertError
+from zb_hdf5.errors import ConvertError, Remedy
 from zb_hdf5.formats.hdf5.file import chunk_runs, create_for_swmr
 from zb_hdf5.formats.hdf5.room import Room, early_allocation, hdf5_writes
 from zb_hdf5.spec import (
@@ -205,7 +205,9 @@ class AlignedFile:
         if self.failure is not None:
             raise ConvertError(
                 f"{self._file.path}: an earlier write failed ({self.failure}); the {written} that were committed "
-                f"before it are in {self._file.partial_path}: keep them with 'zb repair', or write again"
+                f"before it are in {self._file.partial_path}",
+                remedy=Remedy.REPAIR,
+                at=self._file.partial_path,
             )
 
     def _extend(self, num_chunks: int, table_rows: Sequence[int]) -> None:

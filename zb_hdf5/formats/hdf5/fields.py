@@ -100,8 +100,9 @@ class HDF5FieldReader(BatchReader):
         self.sha256 = sha256 if tokens.complete and sha256 != NO_SHA256 else None
         if extents is not None:
             self.columns = {column: tuple(extents.runs)} | ({crc32_column(column): rows} if rows else {})
-        if not self.complete:
-            self.refresh()  # opens the file now: once it is published, its partial's name is gone
+        if not self.complete and isinstance(source, H5pySource):
+            source.dataset()  # opens the file now: once it is published, its partial's name is gone
+            self.refresh()
         if verify == "batch":
             crc32 = self.stored_crc32()
             if crc32 is None:
@@ -121,8 +122,8 @@ class HDF5FieldReader(BatchReader):
             return read_crc32(h5, self.path, self.num_batches, crc32_column(self.meta.column))
 
     def refresh(self) -> int:
-        """Show the batches that a live writer has committed since; return `num_batches`."""
-        if not self.complete and isinstance(self._source, H5pySource):
+        """Show the batches that a live writer has committed since; return `num_batches`. A stream stays as it is."""
+        if not self.complete and isinstance(self._source, H5pySource) and self.meta.layout == BATCHES_LAYOUT:
             self.num_batches, self.complete, _ = self._source.refresh()
             self._token_count = self.num_batches * self.meta.batch_tokens
         return self.num_batches
@@ -214,7 +215,8 @@ def attach_fields(reader: BatchReader, beside: Path) -> None:
             f"those of {found.token_count:,} in {found.meta.shape}; it belongs to another file"
         )
     reader.meta = replace(reader.meta, fields=found.meta.fields)
-    options: dict[str, Any] = {"access": reader.access if reader.access in ("mmap", "pread") else "auto"}
+    plain = found.complete and reader.access in ("mmap", "pread")  # a growing file is read by the library
+    options: dict[str, Any] = {"access": reader.access if plain else "auto"}
     if isinstance(reader._source, CheckedSource):
         options["verify"] = "batch"
     reader._open_field = partial(HDF5FieldReader, beside, **options)

@@ -19,7 +19,7 @@ from zb_hdf5.columns.reader import BatchReader, require_options
 from zb_hdf5.columns.source import BatchSource, CheckedSource
 from zb_hdf5.core.extents import ExtentFile, Extents, Run
 from zb_hdf5.core.files import Identity
-from zb_hdf5.errors import ArgumentError, BackendError, FormatError, IncompleteError, UnverifiableError
+from zb_hdf5.errors import ArgumentError, BackendError, FormatError, IncompleteError, Remedy, UnverifiableError
 from zb_hdf5.formats.documents import DocumentsBeside
 from zb_hdf5.formats.hdf5.fields import HDF5FieldReader, fields_in
 from zb_hdf5.formats.hdf5.file import (
@@ -184,9 +184,7 @@ def _inspect_store(h5: h5py.File, path: Path) -> _Layout:
     if found == STREAM_FORMAT:
         raise FormatError(f"{path}: is a token stream: pass batch_size and seq_len for windows over it")
     if found != HDF5_FORMAT:
-        raise FormatError(
-            f"{path}: expected root attribute format={HDF5_FORMAT!r}, found {found!r}; {_foreign_hint(h5)}"
-        )
+        raise _foreign(h5, f"{path}: expected root attribute format={HDF5_FORMAT!r}, found {found!r}")
     require_version(h5, HDF5_VERSION, path)
     missing = [name for name in ROOT_ATTRIBUTES if name not in h5.attrs]
     if missing:
@@ -229,11 +227,11 @@ def _inspect_foreign(h5: h5py.File, path: Path, dataset: str) -> _Layout:
 def _dataset(h5: h5py.File, path: Path, name: str) -> h5py.Dataset:
     stored = own_dataset(h5, path, name)
     if stored is None or stored.ndim != 3:
-        raise FormatError(f"{path}: expected a 3-D dataset {name!r}, found {stored!r}; {_foreign_hint(h5)}")
+        raise _foreign(h5, f"{path}: expected a 3-D dataset {name!r}, found {stored!r}")
     return stored
 
 
-def _foreign_hint(h5: h5py.File) -> str:
+def _foreign(h5: h5py.File, problem: str) -> FormatError:
     names: list[str] = []
 
     def visit(name: str, item: Any) -> None:
@@ -243,11 +241,9 @@ def _foreign_hint(h5: h5py.File) -> str:
 
     h5.visititems(visit)
     if not names:
-        return "it has no 3-D integer dataset"
+        return FormatError(f"{problem}; it has no 3-D integer dataset")
     found = ", ".join(sorted(names)[:5])
-    return (
-        f"to read a dataset of another origin, pass dataset= to open_reader, or --dataset to convert and info: {found}"
-    )
+    return FormatError(f"{problem}; its 3-D integer datasets: {found}", remedy=Remedy.DATASET)
 
 
 def _chunk_extents(stored: h5py.Dataset, meta: StoreMeta, num_batches: int, path: Path) -> tuple[Extents | None, str]:

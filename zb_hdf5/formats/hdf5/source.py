@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from zb_hdf5.columns.source import CopyingSource, gather_from_batches
 from zb_hdf5.core.files import Identity
-from zb_hdf5.errors import FormatError, IncompleteError, UnavailableError
+from zb_hdf5.errors import FormatError, IncompleteError, Remedy, UnavailableError
 from zb_hdf5.formats.hdf5.file import h5_damage, lacking_filters, open_h5_for_reading
 from zb_hdf5.spec import BATCHES_ATTRIBUTES, BATCHES_LAYOUT, NO_SHA256, StoreMeta, TokenArray, as_stored, is_sha256
 
@@ -58,7 +58,10 @@ class H5pySource(CopyingSource):
             if self._pid != os.getpid():
                 self._h5 = open_h5_for_reading(self._path, self._identity)
                 self._stored = stored = self._h5[self._name]
-                self._rows = 1 if self._meta.layout == BATCHES_LAYOUT else self._meta.chunk_tokens  # of one chunk
+                values = 1 if self._meta.field is None else self._meta.field.size  # of a row
+                self._rows = (
+                    1 if self._meta.layout == BATCHES_LAYOUT else self._meta.batch_tokens // values
+                )  # of a chunk
                 # an unfiltered chunk that is one batch is read past HDF5's chunk cache: 6 µs instead of 9 for 64 KiB
                 plain = stored.chunks == (self._rows, *stored.shape[1:])
                 plain = plain and not stored.id.get_create_plist().get_nfilters()
@@ -78,12 +81,11 @@ class H5pySource(CopyingSource):
                 zeros = (0,) * (stored.ndim - 1)
                 for index, batch in enumerate(out, start):
                     stored.id.read_direct_chunk((index * rows, *zeros), out=batch.reshape(-1).view(np.uint8))
-            elif self._meta.field is not None:
-                out[...] = stored[start * rows : (start + len(out)) * rows].reshape(out.shape)
             else:
-                tokens = stored[start * rows : (start + len(out)) * rows]
-                stored_tokens = as_stored(tokens, self._meta, f"{self._path}: {self._name} (batch {start:,})")
-                out.reshape(-1)[: tokens.size] = stored_tokens.reshape(-1)  # the last chunk of a stream may hold fewer
+                values = stored[start * rows : (start + len(out)) * rows]
+                if self._meta.field is None:
+                    values = as_stored(values, self._meta, f"{self._path}: {self._name} (batch {start:,})")
+                out.reshape(-1)[: values.size] = values.reshape(-1)  # the last chunk of a stream may hold fewer
         except OSError as error:
             if lacking := lacking_filters(stored):
                 raise UnavailableError(
@@ -98,7 +100,9 @@ class H5pySource(CopyingSource):
         if size < self._size:
             raise IncompleteError(
                 f"{self._path}: expected at least {self._size:,} bytes, found {size:,}: the file was cut short; "
-                "restore it, then run 'zb verify'"
+                "restore it",
+                remedy=Remedy.VERIFY,
+                at=self._path,
             )
 
     def gather_into(self, records: npt.NDArray[np.int64], out: TokenArray) -> None:

@@ -23,7 +23,7 @@ from zb_hdf5.core.extents import ExtentFile, Extents, Run, copy_range
 from zb_hdf5.core.files import regular, require_bytes
 from zb_hdf5.core.paths import local_path
 from zb_hdf5.core.publishing import PartialFile, disk_errors, write_fully
-from zb_hdf5.errors import ChecksumError, FormatError
+from zb_hdf5.errors import ChecksumError, FormatError, Remedy
 from zb_hdf5.formats.hdf5.file import (
     CREATOR,
     create_texts,
@@ -289,7 +289,9 @@ class TablesFile:
         if not 0 <= start <= stop <= place.num_rows:
             raise FormatError(
                 f"{self.path}: {name} has {place.num_rows:,} rows, something in it points to {start:,} to {stop:,}: "
-                "it is damaged; run 'zb verify' on the store"
+                "it is damaged",
+                remedy=Remedy.VERIFY,
+                at=self.path.parent,
             )
         rows = np.empty(stop - start, place.dtype)
         self._file.read_at(place.offset + start * place.dtype.itemsize, rows)

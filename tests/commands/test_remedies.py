@@ -1,0 +1,177 @@
+"""What helps: the library says it in the words of Python, the command line by the command to type."""
+
+import multiprocessing
+import os
+import re
+from concurrent.futures import ProcessPoolExecutor
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from zb_hdf5 import ExistsError, FormatError, IncompleteError, ZbError, open_writer
+from zb_hdf5.commands.zb import zb
+from zb_hdf5.console import TYPED, message_of
+from zb_hdf5.errors import Remedy
+from zb_hdf5.formats.dual import stamp
+from zb_hdf5.spec import HDF5_MAGIC, INDEX_NAME, USER_BLOCK_BYTES
+
+
+def run(*arguments):
+    return CliRunner().invoke(zb, [str(argument) for argument in arguments])
+
+
+def fail_in_worker(path):
+    error = IncompleteError(f"{path}: cut", remedy=Remedy.REPAIR, at=path)
+    error.add_note("a note")
+    raise error
+
+
+def find_in_worker(path):
+    raise ExistsError(f"{path}: exists already")
+
+
+def test_every_remedy_has_its_row():
+    assert set(TYPED) == set(Remedy)
+    assert len(set(Remedy)) == len(list(Remedy))
+
+
+@pytest.mark.parametrize("remedy", Remedy)
+def test_what_to_type_takes_the_place_of_the_words(remedy):
+    error = FormatError("/a{b}: expected 1, found 2", remedy=remedy, at="/a{b}")
+    assert str(error) == f"/a{{b}}: expected 1, found 2; {remedy}"
+    assert error.facts == "/a{b}: expected 1, found 2"
+    assert message_of(error) == f"{error.facts}; {TYPED[remedy].replace('{at}', '/a{b}')}"
+    assert re.search(r"'zb \w+|pass --", message_of(error))
+
+
+def test_an_error_without_a_remedy_is_its_facts():
+    error = ZbError("a: b")
+    assert (str(error), error.facts, message_of(error), error.remedy) == ("a: b", "a: b", "a: b", None)
+
+
+def test_an_error_that_quotes_another_gives_no_command():
+    """Nobody knows the path any more."""
+    error = FormatError(f"x: {FormatError('y: bad', remedy=Remedy.VERIFY, at='y')}")
+    assert message_of(error) == str(error)
+
+
+def test_a_remedy_survives_the_way_out_of_a_process(tmp_path):
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        with pytest.raises(IncompleteError) as caught:
+            pool.submit(fail_in_worker, tmp_path).result()
+        with pytest.raises(ExistsError) as found:
+            pool.submit(find_in_worker, tmp_path).result()
+    error = caught.value
+    assert (error.facts, error.remedy, error.at) == (f"{tmp_path}: cut", Remedy.REPAIR, str(tmp_path))
+    assert "a note" in error.__notes__
+    assert message_of(error) == f"{tmp_path}: cut; if no writer is at work on it, run 'zb repair {tmp_path}'"
+    assert message_of(found.value) == f"{tmp_path}: exists already; pass --force to replace it"
+
+
+# --- at the command line ---------------------------------------------------------------------------------------
+
+
+def write(path, *, backend="hdf5"):
+    path.parent.mkdir(exist_ok=True)
+    with open_writer(path, batch_size=2, seq_len=8, dtype="uint16", backend=backend) as writer:
+        writer.write(np.arange(48, dtype=np.uint16).reshape(3, 2, 8))
+    return path
+
+
+def store_of(folder):
+    for number in range(2):
+        write(folder / f"shard-0000{number}-of-00002.h5")
+    assert run("index", "rebuild", folder).exit_code == 0
+    return folder
+
+
+def without_index(tmp_path):
+    folder = store_of(tmp_path / "store")
+    (folder / INDEX_NAME).unlink()
+    return "info", folder, 1, f"restore the index, or run 'zb index rebuild {folder}'"
+
+
+def edited_index(tmp_path):
+    folder = store_of(tmp_path / "store")
+    text = (folder / INDEX_NAME).read_text()
+    (folder / INDEX_NAME).write_text(text.replace('"seq_len": 8', '"seq_len": 4'))
+    return "verify", folder, 3, f"restore the index, or run 'zb index rebuild {folder}'"
+
+
+def swapped_shard(tmp_path):
+    folder = store_of(tmp_path / "store")
+    with open_writer(tmp_path / "other.h5", batch_size=2, seq_len=8, dtype="uint16") as writer:
+        writer.write(np.ones((3, 2, 8), np.uint16))
+    os.replace(tmp_path / "other.h5", folder / "shard-00001-of-00002.h5")
+    return "repair", folder, 1, f"if the shards are the right ones, run 'zb index rebuild --force {folder}'"
+
+
+def missing_shard(tmp_path):
+    folder = store_of(tmp_path / "store")
+    (folder / "shard-00001-of-00002.h5").unlink()
+    return "repair", folder, 1, "restore it, or pass --force to leave its 3 batches out of the store"
+
+
+def missing_shard_and_index(tmp_path):
+    folder = store_of(tmp_path / "store")
+    (folder / "shard-00001-of-00002.h5").unlink()
+    (folder / INDEX_NAME).unlink()
+    return ("index", "rebuild"), folder, 4, "restore them, or pass --force to do without"
+
+
+def unfinished_shard(tmp_path):
+    folder = tmp_path / "store"
+    write(folder / "shard-00000-of-00002.h5")
+    partial = write(folder / "other.h5").rename(folder / "shard-00001-of-00002.h5.partial")
+    return ("index", "rebuild"), folder, 4, f"if no writer is at work on it, run 'zb repair {partial}'"
+
+
+def unfinished_conversion(tmp_path):
+    folder = tmp_path / "store.partial"
+    folder.mkdir()
+    return "verify", folder, 4, f"'zb info {folder}' says how far it is"
+
+
+def existing_index(tmp_path):
+    return (
+        ("index", "rebuild"),
+        store_of(tmp_path / "store"),
+        1,
+        "exists already, and is valid; pass --force to replace it",
+    )
+
+
+def lone_batch_file(tmp_path):
+    path = write(tmp_path / "x.batch", backend="batch")
+    return "verify", path, 6, f"restore it, or make one of the batches as they are now with 'zb index crc32 {path}'"
+
+
+def torn_stamp(tmp_path):
+    path = write(tmp_path / "x.batch", backend="batch")
+    stamp(path)
+    with open(path, "r+b") as file:
+        file.seek(USER_BLOCK_BYTES)
+        file.write(bytes(len(HDF5_MAGIC)))
+    return "info", path, 0, f"run 'zb convert batch-to-hdf5 --in-place --unstamp {path}', then the same without"
+
+
+def another_program(tmp_path):
+    import h5py
+
+    with h5py.File(tmp_path / "x.h5", "w") as h5:
+        h5["tokens"] = np.ones((2, 3, 4), "u2")
+    return "info", tmp_path / "x.h5", 1, "datasets: tokens; to read one of them, pass --dataset"
+
+
+CASES = [
+    without_index, edited_index, swapped_shard, missing_shard, missing_shard_and_index, unfinished_shard,
+    unfinished_conversion, existing_index, lone_batch_file, torn_stamp, another_program,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+def test_a_command_that_fails_names_the_next_one(case, tmp_path):
+    command, path, code, expected = case(tmp_path)
+    result = run(*([command] if isinstance(command, str) else command), path)
+    assert (result.exit_code, expected in result.output) == (code, True), result.output

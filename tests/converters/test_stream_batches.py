@@ -1,0 +1,371 @@
+"""Documents of a stream, packed into batches: what is known of each token is that of its source token, wherever it is.
+
+Each token says which one of the stream it is.
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from interrupted import Failing, Stops
+from source_tokens import ALL, FIELDS, check_step, spans_of
+
+from zb_hdf5 import ArgumentError, ChecksumError, FormatError, HDF5ShardWriter, Loader, convert, open_reader
+from zb_hdf5.converters.cli import convert as command
+from zb_hdf5.converters.ingest.packed import PackOptions
+from zb_hdf5.converters.pipeline import run as pipe
+from zb_hdf5.converters.pipeline.engines import open_engine
+from zb_hdf5.converters.pipeline.merge import merge_parts
+from zb_hdf5.converters.sources.stream import open_stream
+from zb_hdf5.errors import ConvertError
+from zb_hdf5.formats.documents import documents_path
+from zb_hdf5.store.streams import index_streams
+from zb_hdf5.store.verify import verify_store
+
+LENGTHS = [5, 17, 3, 0, 8, 40, 1, 1, 22, 9, 30]
+HOW = {"seed": 3, "rank": 0, "world_size": 1, "drop_last": False}
+CARRIED = {"targets": True, "fields": ("number", "pair"), "documents": ALL, "spans": True}
+
+
+def write_documents(writer, lengths, first, *, spans=spans_of, named=True):
+    """Write documents of these lengths; `first` is the number of the first one and of its first token.
+
+    A document without spans is one of which only its place is known, unless it is `named`.
+    """
+    number, start = first
+    for length in lengths:
+        places = np.arange(start, start + length)
+        values = {"number": places.astype("u4"), "pair": np.stack([places % 7, places % 11], axis=-1).astype("u2")}
+        facts = {"id": f"doc-{number}", "metadata": {"place": start}} if named else {}
+        writer.write_document(places + 1000, values, spans=spans(number, length), **facts)
+        start, number = start + length, number + 1
+    return number, start
+
+
+def make_stream(path, lengths, **how):
+    with HDF5ShardWriter(path, chunk_tokens=16, fields=FIELDS) as writer:
+        write_documents(writer, lengths, (0, 0), **how)
+    return path
+
+
+def make_streams(folder, lengths, cuts, *, splits=None, spans=spans_of, named=None):
+    """Write a store of streams: the documents are cut at `cuts`, and each split counts by itself.
+
+    Parameters
+    ----------
+    splits, named
+        Of each file: its split, and whether more than places is known of its documents.
+    """
+    folder.mkdir()
+    edges = [0, *sorted(cuts), len(lengths)]
+    splits, named = splits or ["train"] * len(edges), named or [True] * len(edges)
+    reached, paths = {}, []
+    for file, (a, b) in enumerate(pairwise(edges)):
+        paths.append(folder / f"s{file}.h5")
+        with HDF5ShardWriter(paths[-1], chunk_tokens=16, fields=FIELDS) as writer:
+            first = reached.get(splits[file], (0, 0))
+            how = {"spans": spans, "named": named[file]}
+            reached[splits[file]] = write_documents(writer, lengths[a:b], first, **how)
+    index_streams(paths, splits=dict(zip([p.name for p in paths], splits, strict=False))).save(folder)
+    return folder
+
+
+def kept_places(lengths, packing, seq_len):
+    """Return the places of the tokens that a packing keeps."""
+    starts, total = np.cumsum(lengths) - lengths, int(np.sum(lengths))
+    if packing == "concat":
+        return set(range(total // seq_len * seq_len))
+    if packing == "best-fit":
+        return set(range(total))
+    return {start + k for start, length in zip(starts.tolist(), lengths, strict=True) for k in range(length)[:seq_len]}
+
+
+def require_tokens(path, lengths, expected, *, seq_len, spans=spans_of, ranks=1, **how):
+    """Read all of a store, and compare all that comes with each token with its source token."""
+    seen = []
+    for rank in range(ranks):
+        with Loader(path, seq_len=seq_len, **{**HOW, "rank": rank, "world_size": ranks}, **how, **CARRIED) as loader:
+            for step in loader:
+                check_step(step, lengths, seq_len=seq_len, spans=spans)
+                seen.append(step["tokens"].numpy().reshape(-1))
+    tokens = np.concatenate(seen)
+    assert set((tokens[tokens > 0] - 1000).tolist()) == expected
+
+
+# --- the property ----------------------------------------------------------------------------------------------
+
+
+@st.composite
+def random_documents(draw):
+    """Draw lengths and the spans of each document: ascending, with gaps and without."""
+    lengths, spans = [], []
+    for number in range(draw(st.integers(1, 12))):
+        length = draw(st.integers(0, 25))
+        edges = sorted(draw(st.sets(st.integers(0, length), max_size=6)))
+        step = draw(st.sampled_from([1, 2]))
+        pairs = list(pairwise(edges))[::step]
+        spans.append([(start, stop, [number, start]) for start, stop in pairs])
+        lengths.append(length)
+    return lengths, lambda number, length: spans[number]
+
+
+PACKED = {
+    "documents": random_documents(),
+    "packing": st.sampled_from(["concat", "best-fit", "pad"]),
+    "shuffle": st.booleans(),
+    "shape": st.tuples(st.integers(1, 3), st.sampled_from([4, 8, 12])),
+    "target": st.sampled_from(["hdf5", "batch", "dual"]),
+    "per_shard": st.integers(1, 4),
+    "cuts": st.sets(st.integers(0, 12), max_size=2),
+}
+
+
+def make_packed(folder, documents, packing, shuffle, shape, target, per_shard, cuts):
+    """Write random documents, pack them, and return the store and the places of the tokens in it."""
+    (lengths, spans), (batch_size, seq_len) = documents, shape
+    expected = kept_places(lengths, packing, seq_len)
+    assume(expected)
+    inside = [cut for cut in cuts if 0 < cut < len(lengths)]
+    named = [True, False, True]  # of the middle one only what its spans are
+    stream = (
+        make_streams(folder / "streams", lengths, inside, spans=spans, named=named)
+        if inside
+        else make_stream(folder / "s.h5", lengths, spans=spans)
+    )
+    convert(
+        stream, target, folder / "packed", batch_size=batch_size, seq_len=seq_len, packing=packing, shuffle=shuffle,
+        seed=5, shard_bytes=per_shard * batch_size * seq_len * 2,
+    )  # fmt: skip
+    return folder / "packed", expected
+
+
+@settings(max_examples=6, deadline=None)
+@given(
+    **PACKED,
+    order=st.sampled_from(["global", "records", "block", "sequential"]),
+    access=st.sampled_from(["auto", "mmap", "pread", "h5py"]),
+    wanted=st.integers(1, 4),
+    cut=st.sampled_from([1, 2, 4]),
+    ranks=st.integers(1, 3),
+)
+def test_each_value_is_that_of_its_source_token(
+    tmp_path_factory, documents, shape, target, order, access, wanted, cut, ranks, **how
+):
+    store, expected = make_packed(
+        tmp_path_factory.mktemp("packed"), documents=documents, shape=shape, target=target, **how
+    )
+    access = access if target == "hdf5" or access != "h5py" else "auto"
+    require_tokens(
+        store, documents[0], expected, spans=documents[1], seq_len=shape[1] // cut, shuffle=order, access=access,
+        batch_size=wanted, ranks=ranks,
+    )  # fmt: skip
+
+
+@settings(max_examples=3, deadline=None)
+@given(**PACKED, parts=st.integers(1, 3))
+def test_it_stays_that_after_other_conversions(tmp_path_factory, documents, shape, parts, **how):
+    folder = tmp_path_factory.mktemp("again")
+    store, expected = make_packed(folder, documents=documents, shape=shape, **how)
+    read = {"spans": documents[1], "seq_len": shape[1], "shuffle": "records"}
+    convert(store, "batch", folder / "batch", num_shards=1)
+    require_tokens(folder / "batch", documents[0], expected, **read)
+    for job in range(parts):  # the jobs of an array, in another cut
+        convert(folder / "batch", "hdf5", folder / "back", part=(job, parts), shard_bytes=3 * shape[0] * shape[1] * 2)
+    if parts > 1:
+        merge_parts(folder / "back")
+    require_tokens(folder / "back", documents[0], expected, **read)
+    assert not any(report.problem or report.missing for report in verify_store(folder / "back"))
+
+
+# --- by example ------------------------------------------------------------------------------------------------
+
+
+def pack(stream, destination, *, target="hdf5", dtype="keep", work=None, **options):
+    options = PackOptions(**{"batch_size": 2, "seq_len": 8, "packing": "best-fit", "shard_bytes": 96, **options})
+    work = work or {}
+    part = work.get("part", pipe.WHOLE)
+    with open_stream(stream, target, destination, options, dtype, part) as source:
+        return pipe.convert(source, target, destination, **work)
+
+
+def files_in(folder):
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+@pytest.fixture
+def stream(tmp_path):
+    return make_stream(tmp_path / "s.h5", LENGTHS)
+
+
+def test_workers_resumes_and_array_parts_give_the_same_files(tmp_path, stream):
+    report = pack(stream, tmp_path / "whole")
+    expected = files_in(tmp_path / "whole")
+    assert len(report.shards) == 3
+    with open_engine("local", 2, None) as engine:
+        pack(stream, tmp_path / "workers", work={"engine": engine})
+    assert files_in(tmp_path / "workers") == expected
+    with pytest.raises(Stops):
+        pack(stream, tmp_path / "resumed", work={"engine": Failing(1)})
+    resumed = pack(stream, tmp_path / "resumed", work={"resume": True})
+    assert resumed.kept.shards == 1
+    assert files_in(tmp_path / "resumed") == expected
+    for job in (1, 0, 2):
+        pack(stream, tmp_path / "parts", work={"part": pipe.Part(job, 3)})
+    merge_parts(tmp_path / "parts")
+    assert files_in(tmp_path / "parts") == expected
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["parts", "resumed", "whole", "workers"]
+
+
+def test_each_split_is_packed_by_itself(tmp_path):
+    splits = ["val", "train", "train"]
+    streams = make_streams(tmp_path / "streams", LENGTHS, [4, 7], splits=splits)
+    pack(streams, tmp_path / "out", pad_id=0)
+    for split, lengths in (("val", LENGTHS[:4]), ("train", LENGTHS[4:])):
+        require_tokens(tmp_path / "out", lengths, set(range(sum(lengths))), seq_len=8, split=split, shuffle="records")
+        with open_reader(tmp_path / "out", split=split) as reader:
+            assert len(reader.documents) == len(lengths)
+            last = reader.documents.document(len(lengths) - 1)
+    assert (last.id, last.metadata) == (f"doc-{len(lengths) - 1}", {"place": sum(lengths) - lengths[-1]})
+    with pytest.raises(ConvertError, match="must not be mixed"):
+        pack(streams, tmp_path / "one.h5", shard_bytes=None)
+
+
+def test_one_file_keeps_all_of_it_beside_it(tmp_path, stream):
+    for name, target in (("x.h5", "hdf5"), ("x.batch", "batch")):
+        pack(stream, tmp_path / name, target=target, shard_bytes=None)
+        require_tokens(tmp_path / name, LENGTHS, set(range(sum(LENGTHS))), seq_len=8, shuffle="global")
+    assert not [path for path in tmp_path.iterdir() if "plan" in path.name]
+
+
+def test_command_and_function_write_the_same(tmp_path, stream):
+    shape = {"batch_size": 2, "seq_len": 8, "packing": "pad", "shuffle": False, "pad_id": 7, "num_shards": 2}
+    report = convert(stream, "batch", tmp_path / "function", **shape, dtype="uint32")
+    given = "--batch-size 2 --seq-len 8 --packing pad --no-shuffle --pad-id 7 --shards 2 --dtype uint32 --quiet"
+    done = CliRunner().invoke(command, ["stream-to-batch", str(stream), str(tmp_path / "command"), *given.split()])
+    assert done.exit_code == 0, done.output
+    assert files_in(tmp_path / "command") == files_in(tmp_path / "function")
+    assert report.meta.dtype == np.uint32
+    planned = CliRunner().invoke(
+        command, ["stream-to-hdf5", str(stream), str(tmp_path / "dry"), "--seq-len", "8", "--dry-run"]
+    )
+    assert planned.exit_code == 0, planned.output
+    assert "would write" in planned.output
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["command", "function"]
+
+
+def test_padding_has_no_values(tmp_path, stream):
+    pack(stream, tmp_path / "out", packing="pad", pad_id=9)
+    with open_reader(tmp_path / "out") as reader:
+        tokens = np.concatenate(list(reader))
+        number = np.concatenate(list(reader.field("number"))).reshape(tokens.shape)
+    assert (tokens == 9).sum() > 10
+    np.testing.assert_array_equal(number, np.where(tokens == 9, 0, tokens.astype(int) - 1000))
+
+
+# --- bad input -------------------------------------------------------------------------------------------------
+
+
+def test_a_damaged_stream_is_not_packed(tmp_path, stream):
+    data = stream.read_bytes()
+    place = data.index(np.arange(1020, 1030).astype("<u2").tobytes())
+    stream.write_bytes(data[:place] + b"\x01" + data[place + 1 :])
+    with pytest.raises(ChecksumError, match="crc32"):
+        pack(stream, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("of_a_store", [False, True])
+def test_a_document_table_of_another_stream_is_refused(tmp_path, of_a_store):
+    folders = [tmp_path / name for name in ("one", "other")]
+    for folder, lengths in zip(folders, (LENGTHS, LENGTHS[:-1]), strict=True):
+        if of_a_store:
+            make_streams(folder, lengths, [4])
+        else:
+            folder.mkdir()
+            make_stream(folder / "s0.h5", lengths)
+    ours, other = (documents_path(folder / "s0.h5") for folder in folders)
+    ours.write_bytes(other.read_bytes())
+    path = folders[0] if of_a_store else folders[0] / "s0.h5"
+    with pytest.raises(FormatError, match=r"belongs to another (store|file).* restore it"):
+        pack(path, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_spans_of_several_encodings_are_refused(tmp_path):
+    (tmp_path / "s").mkdir()
+    for name, codec in (("a.h5", "json"), ("b.h5", "str")):
+        with HDF5ShardWriter(tmp_path / "s" / name, spans_codec=codec) as writer:
+            writer.write_document(np.arange(9), spans=[(0, 3, "a value")])
+    index_streams([tmp_path / "s" / "a.h5", tmp_path / "s" / "b.h5"]).save(tmp_path / "s")
+    with pytest.raises(FormatError, match=r"expected spans encoded as 'json', found 'str'.*stores of their own"):
+        pack(tmp_path / "s", tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("tokens", "facts", "message"),
+    [
+        (9, {"spans": [(5, 10, "x")]}, r"document 0: span 0 is tokens 5 to 10: expected 0 <= start < stop <= 9"),
+        (9, {"spans": [(-1, 2, "x")]}, r"span 0 is tokens -1 to 2: expected 0 <= start < stop <= 9"),
+        (9, {"spans": [(4, 4, "x")]}, r"span 0 is tokens 4 to 4: expected 0 <= start < stop"),
+        (9, {"spans": [(0, 4, "x"), (3, 5, "y")]}, r"span 1 is tokens 3 to 5: spans must ascend and not overlap"),
+        (9, {"spans": [(0, 4, b"\xff")]}, r"the value of span 0 cannot be encoded: .*choose another spans_codec"),
+        (9, {"id": b"\xff"}, r"document 0: expected an id, a text or a whole number, found b'\\xff'"),
+        (9, {"id": "\ud800"}, r"the id '\\ud800' is no Unicode text"),
+        (9, {"metadata": {1: {(): 2}}}, r"expected metadata that JSON can hold"),
+        (9, {"fields": {"number": np.zeros(8, "u4")}}, r"field number: expected shape \(9,\).*found.*\(8,\)"),
+        (9, {"fields": {}}, r"number"),
+    ],
+)
+def test_bad_documents_are_refused_and_nothing_of_them_is_written(tmp_path, tokens, facts, message):
+    facts = {"fields": {"number": np.zeros(tokens, "u4")}, **facts}
+    with HDF5ShardWriter(tmp_path / "s.h5", fields={"number": "u4"}) as writer:
+        with pytest.raises((ArgumentError, ConvertError), match=message) as refused:
+            writer.write_document(np.arange(tokens), **facts)
+        assert str(refused.value).startswith(str(tmp_path / "s.h5"))
+        assert "\n" not in str(refused.value)
+        writer.write_document(np.arange(4), {"number": np.zeros(4, "u4")}, id="good")
+    with open_reader(tmp_path / "s.h5", batch_size=1, seq_len=4) as reader:
+        assert reader.documents.document(0).id == "good"
+        assert len(reader.documents) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"packing": "tight"}, "packing must be one of"),
+        ({"remainder": "keep"}, "remainder must be one of"),
+        ({"pad_id": 2**16}, "--pad-id"),
+        ({"num_shards": 2}, "either a number of shards or their size"),
+        ({"seq_len": 1000, "packing": "concat"}, "do not fill one batch"),
+        ({"num_shards": 10**6, "shard_bytes": None}, "cannot fill 1,000,000 shards"),
+        ({"remainder": "error", "batch_size": 7}, "left over; pass --remainder"),
+    ],
+)
+def test_bad_options_are_refused(tmp_path, stream, options, message):
+    with pytest.raises((ArgumentError, ConvertError), match=message):
+        pack(stream, tmp_path / "out", **options)
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == []
+
+
+def test_other_sources_are_refused(tmp_path, stream):
+    np.save(tmp_path / "x.npy", np.arange(100))
+    pack(stream, tmp_path / "packed")
+    shape = ["--batch-size", "2", "--seq-len", "8", "--quiet"]
+    for path in (tmp_path / "x.npy", tmp_path / "packed"):
+        done = CliRunner().invoke(command, ["stream-to-hdf5", str(path), str(tmp_path / "out"), *shape])
+        assert done.exit_code == 2
+        assert "expected a token stream of documents in HDF5" in re.sub(r"\s+", " ", done.output)
+    with pytest.raises(ArgumentError, match="packing belongs to streams"):
+        convert(tmp_path / "x.npy", "hdf5", tmp_path / "out", packing="pad")
+    with pytest.raises(ArgumentError, match="vocab_size"):
+        convert(stream, "hdf5", tmp_path / "out", vocab_size=9)
+    with pytest.raises(ConvertError, match="is or holds the source"):
+        pack(stream, stream, shard_bytes=None)
+    with pytest.raises(ConvertError, match="no such folder"):
+        pack(stream, tmp_path / "nowhere" / "out")

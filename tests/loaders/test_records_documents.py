@@ -1,0 +1,70 @@
+"""Documents and fields in the libraries of Hugging Face: `Loader.records()`, and files that `datasets` opens."""
+
+from __future__ import annotations
+
+import h5py
+import numpy as np
+import pytest
+import torch
+
+from zb_hdf5 import HDF5ShardWriter, Loader, open_writer
+
+LENGTHS = [5, 9, 1, 20, 13, 2, 7, 30, 11, 4, 16, 10]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_the_loss_of_a_trainer_is_that_of_each_document_alone(tmp_path):
+    """A model of transformers makes its masks from `position_ids`, where no `attention_mask` and no cache is."""
+    transformers = pytest.importorskip("transformers")
+    tokens = np.random.default_rng(5).integers(0, 50, sum(LENGTHS))
+    with HDF5ShardWriter(tmp_path / "s.h5", vocab_size=50) as writer:
+        writer.write_documents(tokens, LENGTHS)
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=50, **sizes))
+    options = transformers.TrainingArguments(
+        output_dir=str(tmp_path / "out"), max_steps=1, per_device_train_batch_size=4, report_to=[], use_cpu=True,
+        save_strategy="no", disable_tqdm=True,
+    )  # fmt: skip
+    with Loader(tmp_path / "s.h5", batch_size=4, seq_len=32, documents=True, rank=0, world_size=1) as loader:
+        records = loader.records()
+        assert {name: values.dtype for name, values in records[0].items()} == dict.fromkeys(
+            ("input_ids", "labels", "position_ids"), torch.int64
+        )
+        total, count = 0.0, 0
+        for record in records:
+            starts = torch.where(record["position_ids"] == 0)[0]
+            for part in torch.tensor_split(record["input_ids"], starts[1:]):
+                if len(part) > 1:
+                    loss = model(input_ids=part[None], labels=part[None]).loss
+                    total, count = total + loss.item() * (len(part) - 1), count + len(part) - 1
+        found = transformers.Trainer(model, options, train_dataset=records).train().training_loss
+    assert len(records) == 4
+    assert found == pytest.approx(total / count, rel=1e-5)
+
+
+@pytest.fixture
+def shard(tmp_path):
+    """Three batches with fields."""
+    tokens = np.arange(24).reshape(3, 2, 4)
+    fields = {"loss_mask": "u1", "concept": ("f4", (2,))}
+    with open_writer(tmp_path / "a.h5", batch_size=2, seq_len=4, dtype="uint16", fields=fields) as writer:
+        writer.write(tokens, {"loss_mask": tokens % 2, "concept": np.stack([tokens, -tokens], axis=-1)})
+    return tmp_path / "a.h5"
+
+
+def test_every_dataset_of_a_shard_has_a_row_for_each_batch(shard):
+    """`datasets.load_dataset("hdf5")` takes each dataset as a column, and refuses columns of unequal length."""
+    lengths = {}
+    with h5py.File(shard) as file:
+        file.visititems(lambda name, item: lengths.update({name: len(item)} if isinstance(item, h5py.Dataset) else {}))
+    assert {"batches", "fields/loss_mask", "fields/concept"} < set(lengths)
+    assert set(lengths.values()) == {3}
+
+
+def test_datasets_opens_a_shard(shard, tmp_path):
+    datasets = pytest.importorskip("datasets")
+    found = datasets.load_dataset("hdf5", data_files=str(shard), split="train", cache_dir=str(tmp_path / "cache"))
+    assert found[1]["batches"] == np.arange(8, 16).reshape(2, 4).tolist()
+    assert found[1]["fields/loss_mask"] == [[0, 1, 0, 1], [0, 1, 0, 1]]

@@ -1,0 +1,72 @@
+"""A slow reference for what a step of a loader carries besides its tokens."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+
+ALL = ("cu_seqlens", "max_seqlen", "seq_lens", "position_ids", "document_ids", "documents")
+FIELDS = {"number": "u4", "pair": ("<u2", (2,))}
+
+
+def spans_of(number, length):
+    """Return the spans of a document: every other pair of tokens."""
+    return [(start, min(start + 2, length), [number, start]) for start in range(0, length, 4) if number % 3]
+
+
+def span_at(lengths, place, spans):
+    """Return the value of the span of a token of the stream, or None."""
+    starts = np.concatenate([[0], np.cumsum(lengths)])
+    number = int(np.searchsorted(starts, place, side="right")) - 1
+    for start, stop, value in spans(number, int(lengths[number])):
+        if start <= place - starts[number] < stop:
+            return value
+    return None
+
+
+def check_step(step, lengths, *, seq_len, spans=spans_of):
+    """Compare every value of every token with that of its source token.
+
+    Token t of the document stream is `t + 1000`, its field `number` is t, padding is 0.
+    """
+    tokens = step["tokens"].numpy()
+    starts = np.concatenate([[0], np.cumsum(lengths)])
+    places = np.where(tokens == 0, -1, tokens - 1000)
+    number = np.searchsorted(starts, places, side="right") - 1
+    np.testing.assert_array_equal(step["number"].numpy(), np.maximum(places, 0))
+    expected = np.stack([np.maximum(places, 0) % 7, np.maximum(places, 0) % 11], axis=-1)
+    np.testing.assert_array_equal(step["pair"].numpy(), expected)
+    edges, position, segment, ids, targets = [], np.empty_like(places), -1, np.empty_like(places), np.empty_like(places)
+    known = []
+    for row in range(len(places)):
+        for column in range(seq_len):
+            here, before = places[row, column], places[row, column - 1] if column else None
+            same = column and (
+                (here == -1 and before == -1) or (here == before + 1 and here not in starts and here >= 0)
+            )
+            if not same:
+                edges.append(row * seq_len + column)
+                begin = column
+                if here >= 0:
+                    segment += 1
+                    known.append(number[row, column])
+            position[row, column] = column - begin
+            ids[row, column] = segment if here >= 0 else -1
+            after = places[row, column + 1] if column + 1 < seq_len else -1
+            goes_on = here >= 0 and after == here + 1 and after not in starts
+            targets[row, column] = after + 1000 if goes_on else -100
+    edges.append(places.size)
+    assert step["cu_seqlens"].tolist() == edges
+    assert step["max_seqlen"] == max(np.diff(edges))
+    assert step["seq_lens"].tolist() == np.diff(edges).tolist()
+    np.testing.assert_array_equal(step["position_ids"], position)
+    np.testing.assert_array_equal(step["document_ids"], ids)
+    assert step["documents"].tolist() == known
+    np.testing.assert_array_equal(step["targets"], targets)
+    index, found = step["span_index"].numpy(), step["spans"]
+    for row in range(len(places)):
+        for column in range(seq_len):
+            expected = span_at(lengths, places[row, column], spans) if places[row, column] >= 0 else None
+            assert (None if index[row, column] < 0 else found[index[row, column]]) == expected
+    assert len({json.dumps(span) for span in found}) == len(found)

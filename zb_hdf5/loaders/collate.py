@@ -1,0 +1,85 @@
+"""Reads the documents of a step and lays them into one batch: tokens, targets, fields, boundaries, spans."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from zb_hdf5.core.order import IndexArray
+from zb_hdf5.errors import ArgumentError
+from zb_hdf5.loaders.extras import as_tensor
+from zb_hdf5.store.tokens import MmapTokenStore
+from zb_hdf5.views.document_batches import Documents, FieldColumn, gather, packed_pieces, padded_pieces
+from zb_hdf5.views.documents import cu_seqlens, max_seqlen, position_ids, targets
+from zb_hdf5.views.spans import spans_of_pieces
+
+
+class Collation(NamedTuple):
+    """How documents become a batch: see `DocumentLoader`."""
+
+    collate: str
+    multiple: int
+    pad_token_id: int
+    targets: bool
+    loss_mask: str | None
+    fields: tuple[str, ...]
+    spans: bool
+
+
+class DocumentBatches(NamedTuple):
+    """Reads batches. Knows no loader, so that threads that read ahead end with it. Thread-safe."""
+
+    store: MmapTokenStore
+    columns: dict[str, FieldColumn]
+    documents: Documents
+    how: Collation
+
+    def read(self, documents: IndexArray) -> dict[str, Any]:
+        """Return the batch of these documents, numbered as in `Documents`."""
+        starts, lengths = self.documents.starts(documents), self.documents.lengths(documents)
+        packed = self.how.collate == "pack"
+        pieces = (packed_pieces if packed else padded_pieces)(starts, lengths, self.how.multiple)
+        read = {name: gather(column, pieces) for name, column in self.columns.items()}
+        values = {"tokens": gather(self.store, pieces, self.how.pad_token_id, np.int64)}
+        if self.how.targets:
+            mask = None if self.how.loss_mask is None else read[self.how.loss_mask]
+            values["targets"] = targets(values["tokens"], pieces, mask)
+        values |= {name: read[name] for name in self.how.fields}
+        others: dict[str, Any] = {}
+        if self.how.spans:
+            others["spans"], values["span_index"] = spans_of_pieces(pieces, self.store.documents.spans)
+        if packed:
+            values["position_ids"] = position_ids(pieces)
+            values = {name: rows[0] for name, rows in values.items()} | {"cu_seqlens": cu_seqlens(pieces)}
+            others["max_seqlen"] = max_seqlen(pieces)
+        values |= {"documents": self.documents.numbers(documents), "seq_lens": lengths.astype(np.int32)}
+        return {name: as_tensor(array) for name, array in values.items()} | others
+
+    def close(self) -> None:
+        """Close the files."""
+        for store in (self.store, *(column.values for column in self.columns.values())):
+            store.close()
+
+
+def open_batches(store: MmapTokenStore, documents: Documents, how: Collation) -> DocumentBatches:
+    """Return what reads the batches.
+
+    Raises
+    ------
+    ArgumentError
+        If a field is not there, or is no mask.
+    """
+    if how.loss_mask is not None and not how.targets:
+        raise ArgumentError(f"loss_mask={how.loss_mask!r} says which targets count; pass targets=True too")
+    masks = () if how.loss_mask is None else (how.loss_mask,)
+    shapes = {field.name: field.shape for field in store.fields}
+    columns = {}
+    for name in dict.fromkeys((*how.fields, *masks)):
+        columns[name] = FieldColumn(store.field(name), shapes[name])
+        if name in masks and (columns[name].shape or columns[name].values.dtype.kind not in "biuf"):
+            raise ArgumentError(
+                f"{store.path}: expected loss_mask to name a field of one number for each token, found {name!r}, "
+                f"{columns[name].values.dtype} of shape {columns[name].shape}"
+            )
+    return DocumentBatches(store, columns, documents, how)

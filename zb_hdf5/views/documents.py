@@ -182,10 +182,11 @@ def pieces_of_windows(doc_offsets: npt.NDArray[Any], starts: npt.NDArray[np.int6
     ends = ends_of(counts)
     offsets = doc_offsets[ranges(first - 1, counts)].astype(np.uint64)
     offsets[ends[:-1]] = starts  # a window begins in a document, the others begin in it
-    kept = np.append(True, offsets[1:] != offsets[:-1])[
-        : len(offsets)
-    ]  # of several that begin there, all but one are empty
+    kept = np.empty(len(offsets), np.bool_)
+    np.not_equal(offsets[1:], offsets[:-1], out=kept[1:])  # of several that begin there, all but one are empty
     kept[ends[:-1]] = True
-    columns = offsets - starts.astype(np.uint64).repeat(counts)
+    columns = (offsets - starts.astype(np.uint64).repeat(counts)).astype(np.uint32)
     offsets[offsets >= np.uint64(doc_offsets[-1])] = NO_DOCUMENT
-    return Pieces(ends_of(kept)[ends], columns[kept].astype(np.uint32), offsets[kept], seq_len)
+    if kept.all():
+        return Pieces(ends, columns, offsets, seq_len)
+    return Pieces(ends_of(kept)[ends], columns[kept], offsets[kept], seq_len)

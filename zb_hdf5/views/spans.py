@@ -29,8 +29,8 @@ def spans_of_pieces(pieces: Pieces, read: Callable[[int, int], Spans]) -> tuple[
         The values in the order of the document stream, each span once; and int32, shape (R, S): the place in `values`
         of the span of each token, -1 for a token without one.
     """
-    if len(pieces.offsets) and (pieces.offsets - pieces.starts.view(np.uint64) == pieces.offsets[0]).all():
-        start = int(pieces.offsets[0])  # one window of a stream, or several that follow each other
+    if _is_one_stretch(pieces):
+        start = int(pieces.offsets[0])
         found = read(start, start + pieces.num_tokens)
         return found.values, _labels(found, start, start + pieces.num_tokens, 0).reshape(-1, pieces.seq_len)
     order = np.flatnonzero(~pieces.is_padding)
@@ -53,6 +53,13 @@ def spans_of_pieces(pieces: Pieces, read: Callable[[int, int], Spans]) -> tuple[
             ranges(firsts[stretch_of] + starts, lengths)
         ]
     return values, index.reshape(-1, pieces.seq_len)
+
+
+def _is_one_stretch(pieces: Pieces) -> bool:
+    """Return whether the records are one window of a stream, or several that follow each other."""
+    if not len(pieces.offsets) or pieces.is_padding[0]:
+        return False
+    return bool((pieces.offsets - pieces.starts.view(np.uint64) == pieces.offsets[0]).all())
 
 
 def _stretches(

@@ -23,7 +23,6 @@ puts what to type in its place (`zb_hdf5/console.py`), and exits with `exit_code
 
 from __future__ import annotations
 
-import os
 from enum import StrEnum
 from typing import ClassVar
 
@@ -62,10 +61,10 @@ class ZbError(Exception):
     remedy: Remedy | None = None
     at: str = ""
 
-    def __init__(self, *args: object, remedy: Remedy | None = None, at: str | os.PathLike[str] = "") -> None:
+    def __init__(self, *args: object, remedy: Remedy | None = None, at: object = "") -> None:
         super().__init__(*args)
         if remedy is not None:
-            self.remedy, self.at = remedy, os.fspath(at)
+            self.remedy, self.at = remedy, str(at)
 
     @property
     def facts(self) -> str:

@@ -328,7 +328,9 @@ def _read_text(path: Path) -> str:
 def _no_index(folder: Path) -> FormatError:
     if folder.name.endswith(PARTIAL_SUFFIX):
         return IncompleteError(f"{folder}: its conversion is not finished", remedy=Remedy.RESUME, at=folder)
-    return FormatError(f"{folder}: no {INDEX_NAME}: no store, or its index was lost", remedy=Remedy.REBUILD, at=folder)
+    return FormatError(
+        f"{folder}: no {INDEX_NAME}: not a store, or its index was lost", remedy=Remedy.REBUILD, at=folder
+    )
 
 
 def _seal(body: str) -> str:

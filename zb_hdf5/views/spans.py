@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from zb_hdf5.core.documents import Spans
 from zb_hdf5.core.pieces import Pieces, ends_of, ranges
+from zb_hdf5.spec import NO_DOCUMENT
 
 
 def spans_of_pieces(pieces: Pieces, read: Callable[[int, int], Spans]) -> tuple[list[Any], npt.NDArray[np.int32]]:
@@ -29,8 +30,9 @@ def spans_of_pieces(pieces: Pieces, read: Callable[[int, int], Spans]) -> tuple[
         The values in the order of the document stream, each span once; and int32, shape (R, S): the place in `values`
         of the span of each token, -1 for a token without one.
     """
-    if len(pieces.offsets) and (pieces.offsets - pieces.starts.view(np.uint64) == pieces.offsets[0]).all():
-        start = int(pieces.offsets[0])  # one window of a stream, or several that follow each other
+    start = int(pieces.offsets[0]) if len(pieces.offsets) else NO_DOCUMENT
+    if start != NO_DOCUMENT and (pieces.offsets - pieces.starts.view(np.uint64) == pieces.offsets[0]).all():
+        # one window of a stream, or several that follow each other
         found = read(start, start + pieces.num_tokens)
         return found.values, _labels(found, start, start + pieces.num_tokens, 0).reshape(-1, pieces.seq_len)
     order = np.flatnonzero(~pieces.is_padding)

@@ -269,6 +269,14 @@ def test_padding_has_no_values(tmp_path, stream):
     np.testing.assert_array_equal(number, np.where(tokens == 9, 0, tokens.astype(int) - 1000))
 
 
+def test_a_step_of_padding_alone_has_no_spans(tmp_path, stream):
+    pack(stream, tmp_path / "out", packing="pad", batch_size=3, pad_id=0)
+    with Loader(tmp_path / "out", shuffle="sequential", batch_size=1, **HOW, **CARRIED) as loader:
+        empty = [step for step in loader if not step["tokens"].any()]
+    assert [step["spans"] for step in empty] == [[]] * 2  # ten documents have tokens: two rows fill the last batch
+    assert all((step["span_index"] == -1).all() for step in empty)
+
+
 # --- bad input -------------------------------------------------------------------------------------------------
 
 

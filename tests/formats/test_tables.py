@@ -236,7 +236,7 @@ def test_a_lone_file_has_the_pieces_beside_it(tmp_path, suffix):
         writer.write(rng.integers(0, 9, (2, 2, 8)))
     with open_reader(path) as reader:
         assert reader.documents is None
-        with pytest.raises(BackendError, match="holds no documents; convert again from text"):
+        with pytest.raises(BackendError, match=r"holds no documents .*convert again from text"):
             reader.read_pieces(np.arange(2))
     write_pieces(path, 8, rows)
     with open_reader(path) as reader:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from zb_hdf5.errors import ArgumentError, ConvertError
 
 #: What names fields in a call: a structured dtype, name -> dtype (of a value, or of a small array), or `Field`s.
-Fields: TypeAlias = "np.dtype[Any] | Mapping[str, npt.DTypeLike] | Iterable[Field]"
+Fields: TypeAlias = "np.dtype[Any] | Mapping[str, Any] | Iterable[Field]"
 
 #: Names that a loader gives to its own values.
 RESERVED_NAMES: Final = frozenset(

@@ -22,6 +22,7 @@ FLOORS = (
     ("columns",),
     ("formats",),
     ("store",),
+    ("remote",),
     ("views",),
     ("opening",),
     ("maintenance",),

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parent.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT = PYPROJECT["project"]
 #: What users install; `ecosystem` and `dev` are for this project's own tests.
-EXTRAS = ("text", "mpi", "dask", "test")
+EXTRAS = ("text", "remote", "codecs", "mpi", "dask", "test")
 
 
 def pinned(name):
@@ -23,7 +23,7 @@ def pinned(name):
 
 def floors():
     wanted = [*PROJECT["dependencies"], *(each for extra in EXTRAS for each in PROJECT["optional-dependencies"][extra])]
-    found = [re.fullmatch(r"([\w-]+)>=([\d.]+)", each).groups() for each in wanted]
+    found = [re.fullmatch(r"([\w-]+)(?:\[\w+\])?>=([\d.]+)(?:; .*)?", each).groups() for each in wanted]
     return {package: Version(least) for package, least in found}
 
 

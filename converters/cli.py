@@ -40,6 +40,7 @@ from zb_hdf5.converters.options import (
     options_of,
     with_options,
 )
+from zb_hdf5.converters.stream_cli import add_stream_command
 from zb_hdf5.converters.text_cli import add_text_commands
 from zb_hdf5.formats.registry import FORMATS, FileFormat, variants_of
 
@@ -390,4 +391,5 @@ for _target in FORMATS.values():
     if _target.as_target and _target.indexed:
         _add_stream_command(_target)
 
+add_stream_command(convert)
 add_text_commands(convert, _as_json, _as_lines)

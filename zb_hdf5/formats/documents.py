@@ -430,7 +430,7 @@ class DocumentsBeside:
         self._pieces: PiecesFile | None = None
         self._documents: DocumentTable | None = None
 
-    @property
+    @cached_property
     def has_pieces(self) -> bool:
         return pieces_path(self._path).exists()
 

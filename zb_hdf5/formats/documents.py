@@ -6,7 +6,6 @@ shuffling. The offset of a token in it names the token and its document, whateve
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -21,8 +20,8 @@ from zb_hdf5.core.documents import Document, Spans
 from zb_hdf5.core.paths import local_path
 from zb_hdf5.core.pieces import Pieces
 from zb_hdf5.errors import BatchIndexError, FormatError, Remedy
-from zb_hdf5.formats.codecs import Decode, DecodeAll, decoder
 from zb_hdf5.formats.pieces import PiecesFile, pieces_path
+from zb_hdf5.formats.span_values import Decode, DecodeAll, decoder, first_refused
 from zb_hdf5.spec import DEFAULT_SPLIT, DOCUMENTS, DOCUMENTS_SUFFIX, NO_DOCUMENT, U32_MAX
 
 if TYPE_CHECKING:
@@ -348,12 +347,9 @@ class DocumentFile:
         try:
             return decode(texts)
         except Exception as error:  # whatever a decoder of the user raises
-            place = 0
-            with contextlib.suppress(Exception):
-                for place, text in enumerate(texts):  # noqa: B007 - the one that cannot be decoded
-                    decode([text])
+            token = int(starts[first_refused(decode, texts)])
             raise FormatError(
-                f"{self.path}: the value of the span at token {int(starts[place]):,} cannot be decoded: {error}; pass "
+                f"{self.path}: the value of the span at token {token:,} cannot be decoded: {error}; pass "
                 "the codec that it was written with",
                 remedy=Remedy.VERIFY,
                 at=self.path.parent,

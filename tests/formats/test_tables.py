@@ -19,8 +19,9 @@ from zb_hdf5 import BackendError, BatchIndexError, ChecksumError, FormatError, o
 from zb_hdf5.core.pieces import Pieces
 from zb_hdf5.errors import ArgumentError, ConvertError, UnavailableError
 from zb_hdf5.formats import span_values
+from zb_hdf5.formats.document_file import DocumentFile, DocumentPart, DocumentRows, documents_path
 from zb_hdf5.formats.document_writer import DocumentsWriter, encoded_spans, join_documents
-from zb_hdf5.formats.documents import DocumentFile, DocumentPart, DocumentRows, DocumentTable, documents_path
+from zb_hdf5.formats.documents import DocumentTable
 from zb_hdf5.formats.hdf5 import tables as tables_module
 from zb_hdf5.formats.hdf5.tables import TablesFile, TablesWriter, copy_tables
 from zb_hdf5.formats.pieces import PiecesFile, PiecesWriter, pieces_path

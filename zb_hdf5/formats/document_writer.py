@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError, ConvertError, FormatError
-from zb_hdf5.formats.documents import (
+from zb_hdf5.formats.document_file import (
     NO_SOURCE,
     TEXT_COLUMNS,
     DocumentFile,

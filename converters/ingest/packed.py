@@ -18,7 +18,7 @@ from zb_hdf5.converters.pipeline.plan import DEFAULT_SHARD_BYTES
 from zb_hdf5.converters.sources.source import REMAINDERS, Source, TokenCounts
 from zb_hdf5.core.order import GlobalOrder, SequentialOrder, write_order
 from zb_hdf5.core.pieces import Pieces, concatenate, padding
-from zb_hdf5.formats.documents import part_of
+from zb_hdf5.formats.document_file import part_of
 from zb_hdf5.spec import TokenArray
 
 

@@ -21,7 +21,7 @@ from zb_hdf5.converters.pipeline.run import WorkOptions
 from zb_hdf5.converters.pipeline.shard import SHARDS
 from zb_hdf5.converters.sources.source import TokenCounts
 from zb_hdf5.core.publishing import ScratchDirectory, partial_path, refuse_existing, remove_scratch
-from zb_hdf5.formats.documents import documents_path
+from zb_hdf5.formats.document_file import documents_path
 from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.text.documents import DocumentFile
 

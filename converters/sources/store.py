@@ -14,7 +14,7 @@ from zb_hdf5 import BatchReader, ConvertError, IncompleteError, ShardedReader, o
 from zb_hdf5.converters.sources.source import Source, TokenCounts
 from zb_hdf5.core.order import GlobalOrder
 from zb_hdf5.core.pieces import Pieces
-from zb_hdf5.formats.documents import documents_path, part_of
+from zb_hdf5.formats.document_file import documents_path, part_of
 from zb_hdf5.formats.pieces import PiecesFile
 from zb_hdf5.spec import DOCUMENTS_PREFIX, TokenArray, find_bad_token, stored_dtype
 

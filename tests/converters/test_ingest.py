@@ -42,8 +42,8 @@ from zb_hdf5.converters.pipeline.run import WorkOptions
 from zb_hdf5.converters.sources.source import TokenCounts
 from zb_hdf5.core.order import write_order
 from zb_hdf5.core.publishing import partial_path
+from zb_hdf5.formats.document_file import documents_path
 from zb_hdf5.formats.document_writer import DocumentsWriter
-from zb_hdf5.formats.documents import documents_path
 from zb_hdf5.maintenance.rebuild import rebuild_index
 from zb_hdf5.spec import NOT_KNOWN, stored_dtype
 from zb_hdf5.text.documents import open_documents

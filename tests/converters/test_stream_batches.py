@@ -24,7 +24,7 @@ from zb_hdf5.converters.pipeline.engines import open_engine
 from zb_hdf5.converters.pipeline.merge import merge_parts
 from zb_hdf5.converters.sources.stream import open_stream
 from zb_hdf5.errors import ConvertError
-from zb_hdf5.formats.documents import documents_path
+from zb_hdf5.formats.document_file import documents_path
 from zb_hdf5.store.streams import index_streams
 from zb_hdf5.store.verify import verify_store
 

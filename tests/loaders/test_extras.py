@@ -27,10 +27,10 @@ from zb_hdf5.converters.pipeline import run as pipe
 from zb_hdf5.converters.sources.store import StoreSource
 from zb_hdf5.core.pieces import Pieces
 from zb_hdf5.errors import BackendError
-from zb_hdf5.formats.codecs import encoder
+from zb_hdf5.formats.document_file import documents_path
 from zb_hdf5.formats.document_writer import DocumentsWriter, encoded_spans
-from zb_hdf5.formats.documents import documents_path
 from zb_hdf5.formats.pieces import PiecesWriter
+from zb_hdf5.formats.span_values import encoder
 from zb_hdf5.spec import NO_DOCUMENT
 
 HOW = {"rank": 0, "world_size": 1, "shuffle": "records", "seed": 7}

@@ -22,8 +22,8 @@ import numpy.typing as npt
 from zb_hdf5.columns.broken import BrokenFile
 from zb_hdf5.columns.reader import GROUP_BYTES, BatchReader
 from zb_hdf5.errors import ArgumentError, ChecksumError, ConvertError, FormatError, IncompleteError, ZbError
+from zb_hdf5.formats.document_file import DocumentFile, documents_path
 from zb_hdf5.formats.document_writer import write_documents_beside
-from zb_hdf5.formats.documents import DocumentFile, documents_path
 from zb_hdf5.formats.hdf5.stream_reader import HDF5StreamReader
 from zb_hdf5.formats.pieces import PiecesFile, PiecesWriter, pieces_path
 from zb_hdf5.formats.registry import BACKENDS, backend_of_suffix, open_chunks

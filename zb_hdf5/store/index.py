@@ -16,7 +16,7 @@ from zb_hdf5.core.files import regular
 from zb_hdf5.core.publishing import PARTIAL_SUFFIX, write_atomically
 from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError, Remedy
 from zb_hdf5.field import Field
-from zb_hdf5.formats.documents import DocumentPart
+from zb_hdf5.formats.document_file import DocumentPart
 from zb_hdf5.formats.registry import BACKENDS, field_file
 from zb_hdf5.spec import (
     CRC32,

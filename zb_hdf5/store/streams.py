@@ -12,7 +12,8 @@ from typing import Any
 from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.columns.writer import FieldDigest
 from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError, Remedy
-from zb_hdf5.formats.documents import DocumentPart, DocumentTable, part_of
+from zb_hdf5.formats.document_file import DocumentPart, part_of
+from zb_hdf5.formats.documents import DocumentTable
 from zb_hdf5.formats.pieces import PiecesFile
 from zb_hdf5.formats.registry import FORMATS, open_chunks
 from zb_hdf5.formats.sidecar import ensure_crc32_file

@@ -19,7 +19,8 @@ from zb_hdf5.core.open_files import OpenFiles
 from zb_hdf5.core.paths import local_path
 from zb_hdf5.errors import ArgumentError, BatchIndexError, FormatError, IncompleteError
 from zb_hdf5.field import Field
-from zb_hdf5.formats.documents import DocumentPart, DocumentTable
+from zb_hdf5.formats.document_file import DocumentPart
+from zb_hdf5.formats.documents import DocumentTable
 from zb_hdf5.formats.hdf5.stream_reader import (
     ExtentTokens,
     StreamInspection,

@@ -21,11 +21,11 @@ from zb_hdf5.core.documents import id_bytes, metadata_bytes
 from zb_hdf5.core.publishing import PartialFile, disk_errors
 from zb_hdf5.errors import ArgumentError, ClosedError, ConvertError
 from zb_hdf5.field import Fields, parse_fields
-from zb_hdf5.formats.codecs import Encode, encoder
+from zb_hdf5.formats.document_file import DocumentRows, documents_path
 from zb_hdf5.formats.document_writer import DocumentsWriter, encoded_spans
-from zb_hdf5.formats.documents import DocumentRows, documents_path
 from zb_hdf5.formats.hdf5.aligned import AlignedFile, ColumnSpec, Rows, field_specs
 from zb_hdf5.formats.hdf5.file import CREATOR, create_texts
+from zb_hdf5.formats.span_values import Encode, encoder
 from zb_hdf5.spec import (
     DEFAULT_CHUNK_TOKENS,
     DOC_OFFSETS,

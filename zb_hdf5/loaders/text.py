@@ -16,16 +16,24 @@ from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, count, repeat
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.columns.reader import require_choice
 from zb_hdf5.errors import ArgumentError, FormatError, StateError
-from zb_hdf5.loaders.prefetch import DeviceRing, cuda_device, read_ahead
+from zb_hdf5.loaders.prefetch import DeviceRing, cuda_device, read_ahead, require_prefetch
 from zb_hdf5.loaders.ranks import resolve_rank
-from zb_hdf5.loaders.states import MAX_COUNT, STATE_VERSION, require_count, require_fields, require_kind, require_same
+from zb_hdf5.loaders.reading import ReadingLoader
+from zb_hdf5.loaders.states import (
+    STATE_VERSION,
+    require_count,
+    require_epoch,
+    require_fields,
+    require_kind,
+    require_same,
+)
 from zb_hdf5.spec import DEFAULT_SPLIT
 from zb_hdf5.text.documents import ParquetFile
 from zb_hdf5.text.tokenizers import BOUNDARY_POSITIONS, DEFAULT_BOUNDARY, Tokenizer, load_tokenizer, with_boundaries
@@ -180,7 +188,7 @@ def _runs(texts: list[str]) -> Iterator[list[str]]:
             start, characters = stop, 0
 
 
-class TextLoader:
+class TextLoader(ReadingLoader):
     """Tokenizes Parquet text while training runs.
 
     Parameters
@@ -249,8 +257,7 @@ class TextLoader:
         for name, value in {"batch_size": batch_size, "seq_len": seq_len, "num_threads": num_threads}.items():
             if value < 1:
                 raise ArgumentError(f"{name} must be at least 1, found {value}")
-        if prefetch != "auto" and (not isinstance(prefetch, int) or prefetch < 1):
-            raise ArgumentError(f'prefetch must be "auto" or at least 1, found {prefetch!r}')
+        require_prefetch(prefetch, 1)
         require_choice("boundary_position", boundary_position, BOUNDARY_POSITIONS)
         self.path, self.split = Path(source), split
         self.batch_size, self.seq_len, self.targets = batch_size, seq_len, targets
@@ -271,7 +278,6 @@ class TextLoader:
             )
         self._fingerprint = _fingerprint(paths, text_column)
         self._place = self._run.start
-        self._reading: Generator[tuple[torch.Tensor, Place]] | None = None
 
     @property
     def epoch(self) -> int:
@@ -280,20 +286,15 @@ class TextLoader:
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the begin of an epoch, unless this rank stands in it: then it keeps its position."""
-        if not 0 <= epoch <= MAX_COUNT:
-            raise ArgumentError(f"epoch must be in 0..{MAX_COUNT:,}, found {epoch}")
+        require_epoch(epoch)
         if epoch != self.epoch:
-            self._stop()
+            self._stop_reading()
             self._place = self._run.start._replace(epoch=epoch)
 
     def __iter__(self) -> Iterator[Any]:
         """Yield this rank's batches from the current position on, for ever."""
         while True:
             yield self.get_batch()
-
-    def __next__(self) -> Any:
-        """Return the next batch, as `get_batch` does."""
-        return self.get_batch()
 
     def get_batch(self) -> Any:
         """Return the next batch: int64, shape (batch_size, seq_len), or a pair of them with `targets=True`.
@@ -350,7 +351,7 @@ class TextLoader:
             groups = f"one of the {len(self._run.row_groups):,} of this rank"
             raise StateError(f"{self.path}: state: expected row_group {groups}, found {place.row_group:,}")
         reading = self._begin(place)  # refuses a place that does not exist
-        self._stop()
+        self._stop_reading()
         self._place, self._reading = place, reading
 
     def _identity(self) -> dict[str, Any]:
@@ -368,23 +369,9 @@ class TextLoader:
             "rank": self.rank,
         }
 
-    def _stop(self) -> None:
-        if self._reading is not None:
-            self._reading.close()
-        self._reading = None
-
     def close(self) -> None:
         """End the threads and drop the batches made ahead; the next `get_batch` makes them again."""
-        self._stop()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_reading": None}
+        self._stop_reading()
 
 
 def _ahead(

@@ -100,7 +100,7 @@ class FieldColumn(Column):
 
     def __init__(self, h5: h5py.File, spec: ColumnSpec) -> None:
         super().__init__(h5, spec)
-        self._sha256, self._waiting, self._rows = hashlib.sha256(), list[int](), list[int]()
+        self._sha256, self._waiting = hashlib.sha256(), list[int]()
         for name, dtype in FIELD_ATTRIBUTES.items():
             self.stored.attrs.create(name, NO_SHA256.encode(), dtype=dtype)
 
@@ -113,7 +113,7 @@ class FieldColumn(Column):
 
     def commit(self, crc32: list[int]) -> None:
         super().commit(self._waiting)
-        self._rows, self._waiting = self._rows + self._waiting, []
+        self._waiting = []
 
     def set_digest(self) -> None:
         """Store the sha256 of all values."""
@@ -121,7 +121,7 @@ class FieldColumn(Column):
 
     def digest(self, num_bytes: int) -> FieldDigest:
         """Return what the index keeps of the column, of a file of `num_bytes`."""
-        return FieldDigest(num_bytes, self._sha256.hexdigest(), zlib.crc32(crc32_array(self._rows)))
+        return FieldDigest(num_bytes, self._sha256.hexdigest(), self.crc32.crc32)
 
 
 class AlignedFile:

@@ -32,6 +32,7 @@ from zb_hdf5.spec import (
     StoreMeta,
     crc32_column,
     field_column,
+    field_name,
     meta_block_bytes,
 )
 
@@ -178,7 +179,7 @@ class AlignedFile:
         meta_bytes = (len(fields) + (main is not None)) * meta_block_bytes(expected)
         h5 = self._h5 = create_for_swmr(self._file.own_path, meta_bytes)
         self._tables = create(h5)
-        self.fields = {spec.name: FieldColumn(h5, spec) for spec in fields}
+        self.fields = {field_name(spec.name): FieldColumn(h5, spec) for spec in fields}
         self.main = next(iter(self.fields.values())) if main is None else Column(h5, main)
         for name, (dtype, value) in self._attributes.items():
             self.main.stored.attrs.create(name, value, dtype=dtype)
@@ -273,6 +274,11 @@ class AlignedFile:
             self._h5.close()
         self.room.cut_off(num_chunks)
         return columns
+
+    def digests(self) -> dict[str, FieldDigest]:
+        """Return the digests of each field of the complete file."""
+        num_bytes = os.fstat(self._file.fd).st_size
+        return {name: column.digest(num_bytes) for name, column in self.fields.items()}
 
     def close(self) -> None:
         """Close HDF5 without completing."""

@@ -15,7 +15,7 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.columns.writer import Columns, FieldArrays, FieldDigest, ShardInfo, stored_fields
+from zb_hdf5.columns.writer import Columns, FieldArrays, ShardInfo, stored_fields
 from zb_hdf5.core.digests import TokenDigest, crc32_array
 from zb_hdf5.core.documents import id_bytes, metadata_bytes
 from zb_hdf5.core.publishing import PartialFile, disk_errors
@@ -40,7 +40,6 @@ from zb_hdf5.spec import (
     StoreMeta,
     as_stored,
     batches_ahead,
-    field_column,
     stored_dtype,
 )
 
@@ -250,7 +249,7 @@ class HDF5ShardWriter:
                 crc32_array(self._crc32), document_count=self._offsets.count - 1,
             )  # fmt: skip
             with disk_errors(self._file.partial_path):
-                info = info._replace(columns=self._complete(info), fields=self._field_digests())
+                info = info._replace(columns=self._complete(info), fields=self._aligned.digests())
             if self._documents.says_more:
                 self._documents.publish(tokens_sha256=info.sha256)
             else:
@@ -328,7 +327,7 @@ class HDF5ShardWriter:
             if self._buffered:
                 for field in self._meta.fields:
                     values = self._buffers[field.name][np.newaxis]
-                    file.fields[field_column(field.name)].write(number, values, values[:, : self._buffered])
+                    file.fields[field.name].write(number, values, values[:, : self._buffered])
                 file.main.write(number, self._buffers[""][np.newaxis])
                 group = pending.result()
                 crc32, self._max_token = group.crc32, max(self._max_token, group.max_token)
@@ -346,10 +345,6 @@ class HDF5ShardWriter:
             "complete": 1,
         }
         return self._aligned.complete(info.num_batches, self._committed, **digests)
-
-    def _field_digests(self) -> dict[str, FieldDigest]:
-        num_bytes = os.fstat(self._file.fd).st_size
-        return {f.name: self._aligned.fields[field_column(f.name)].digest(num_bytes) for f in self._meta.fields}
 
     def _release(self) -> None:
         self._digest.close()

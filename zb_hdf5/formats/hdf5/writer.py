@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -25,7 +24,6 @@ from zb_hdf5.spec import (
     StoreMeta,
     TokenArray,
     batches_ahead,
-    field_column,
 )
 
 if TYPE_CHECKING:
@@ -66,7 +64,7 @@ class HDF5BatchWriter(FileWriter):
         self._make_room(self.num_batches + count)
         with self._aligned.hdf5():
             for name, values in fields.items():
-                self._aligned.fields[field_column(name)].write(self.num_batches, values)
+                self._aligned.fields[name].write(self.num_batches, values)
 
     def _append(self, batches: TokenArray, digest: PendingDigest) -> None:
         self._make_room(self.num_batches + len(batches))
@@ -88,10 +86,7 @@ class HDF5BatchWriter(FileWriter):
         return self._aligned.complete(info.num_batches, info.num_batches, sha256=info.sha256.encode(), complete=1)
 
     def _field_digests(self) -> dict[str, FieldDigest]:
-        num_bytes = os.fstat(self._file.fd).st_size
-        return {
-            field.name: self._aligned.fields[field_column(field.name)].digest(num_bytes) for field in self.meta.fields
-        }
+        return self._aligned.digests()
 
     def _release(self) -> None:
         if self._opened is not None:

@@ -12,7 +12,7 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.columns.writer import Columns, FieldDigest, FileWriter, ShardInfo
+from zb_hdf5.columns.writer import Columns, CompressedTokens, FieldDigest, FileWriter, ShardInfo
 from zb_hdf5.formats.hdf5.aligned import AlignedFile, ColumnSpec, Rows, field_specs
 from zb_hdf5.formats.hdf5.file import CREATOR, create_texts
 from zb_hdf5.spec import (
@@ -39,13 +39,15 @@ class HDF5BatchWriter(FileWriter):
 
     backend: ClassVar[str] = "hdf5"
     holds_fields: ClassVar[bool] = True
+    holds_codecs: ClassVar[bool] = True
 
     _opened: AlignedFile | None = None
 
     def _begin(self) -> None:
         lead = (1, *self.meta.shape)
+        main = ColumnSpec(BATCHES, self.meta.dtype, lead, self.meta.codec)
         self._opened = self._aligned = AlignedFile(
-            self._file, ColumnSpec(BATCHES, self.meta.dtype, lead), field_specs(self.meta, lead), batches_attributes(),
+            self._file, main, field_specs(self.meta, lead), batches_attributes(),
             expected=self._expected_batches, durable=self._durable, create=self._create_root,
         )  # fmt: skip
 
@@ -87,6 +89,9 @@ class HDF5BatchWriter(FileWriter):
 
     def _field_digests(self) -> dict[str, FieldDigest]:
         return self._aligned.digests()
+
+    def _compressed(self) -> CompressedTokens | None:
+        return self._aligned.compressed
 
     def _release(self) -> None:
         if self._opened is not None:

@@ -13,7 +13,7 @@ from zb_hdf5.core.publishing import PARTIAL_SUFFIX, partial_path
 from zb_hdf5.errors import ArgumentError, BackendError
 from zb_hdf5.field import Fields, parse_fields
 from zb_hdf5.formats.registry import BACKENDS, FORMATS, backend_of_suffix, detect_backends
-from zb_hdf5.spec import DEFAULT_SPLIT, INDEX_NAME, StoreMeta, stored_dtype
+from zb_hdf5.spec import DEFAULT_SPLIT, INDEX_NAME, StoreMeta, codec_named, stored_dtype
 from zb_hdf5.store.kinds import is_stream, stream_format
 
 
@@ -138,6 +138,7 @@ def open_writer(
     live: bool = False,
     shard_batches: int = 0,
     fields: Fields | None = None,
+    codec: str | None = None,
 ) -> BatchWriter:
     """Open a new file for writing; `backend="auto"` goes by the suffix (`.batch`, `.h5`).
 
@@ -150,6 +151,9 @@ def open_writer(
         What is aligned with the tokens: name -> dtype, of one value or of a small array (`("f4", (8,))`), or a
         structured dtype. `write` then takes their values. They lie in an HDF5 file, or in `<path>.fields.h5` beside
         any other.
+    codec
+        "zstd" or "gzip", with a level behind a colon, to compress the batches of an HDF5 file; None: they are stored as
+        they are.
     live
         Return a `LiveStoreWriter` of the folder `path`, with HDF5 shards of `shard_batches` batches.
 
@@ -167,7 +171,7 @@ def open_writer(
     path = local_path(path)
     meta = StoreMeta(
         batch_size, seq_len, stored_dtype(dtype), seed, total_records, vocab_size=vocab_size,
-        fields=parse_fields(fields),
+        fields=parse_fields(fields), codec=codec_named(codec),
     )  # fmt: skip
     if live:
         from zb_hdf5.store.live import LiveStoreWriter

@@ -78,6 +78,11 @@ class FileRanges:
             raise
 
     @property
+    def identity(self) -> Identity:
+        """What tells this file from another one that has its name later."""
+        return self._known or identity_of(self._fd)
+
+    @property
     def name(self) -> str:
         return str(self._path)
 

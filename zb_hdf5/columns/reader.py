@@ -22,6 +22,7 @@ from zb_hdf5.spec import StoreMeta, TokenArray, content_fingerprint, signed
 if TYPE_CHECKING:
     import torch
 
+    from zb_hdf5.columns.writer import CompressedTokens
     from zb_hdf5.core.documents import Documents, RecordDocuments
     from zb_hdf5.core.pieces import Pieces
 
@@ -54,9 +55,12 @@ class BatchReader:
         Where the batches lie in the one file, or None where they are in several or no plain extents.
     columns
         Where the chunks of each column lie in the one file, for those that a reader may look for without HDF5.
+    compressed
+        The codec of the tokens of the one file, and the bytes that they take; None: they are stored as they are.
     """
 
     backend: str
+    compressed: CompressedTokens | None = None
 
     def __init__(self, path: Path, meta: StoreMeta, num_batches: int, source: BatchSource) -> None:
         self.path = path
@@ -95,6 +99,11 @@ class BatchReader:
     def access(self) -> str:
         """The I/O path, as asked for: "auto", "mmap", "pread" or "h5py"; "h5py" too where only HDF5 can read it."""
         return self._source.access
+
+    @property
+    def wants_threads(self) -> bool:
+        """Whether reading in several threads is faster also where nothing waits for a disk."""
+        return self._source.wants_threads
 
     @property
     def fingerprint(self) -> str:

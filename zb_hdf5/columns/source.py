@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,6 +19,7 @@ class BatchSource(Protocol):
     """Gives a reader its bytes: from extents of a file, or through h5py."""
 
     access: str
+    wants_threads: bool  # whether reading in several threads is faster also where nothing waits for a disk
 
     def read(self, index: int) -> TokenArray:
         """Return batch `index`, read-only."""
@@ -51,6 +53,7 @@ class CopyingSource(ABC):
     """A source that maps nothing: whatever is read is a fresh copy. See `BatchSource` for the rest of its functions."""
 
     _meta: StoreMeta
+    wants_threads = False
 
     @abstractmethod
     def read_range_into(self, start: int, out: TokenArray) -> None:
@@ -78,7 +81,7 @@ class ClosedSource:
     """The source of a closed reader: every use is an error, and open readers pay nothing for the check."""
 
     def __init__(self, path: Path, access: str) -> None:
-        self._path, self.access = path, access
+        self._path, self.access, self.wants_threads = path, access, False
 
     def _refuse(self, *_: object) -> Any:
         raise ClosedError(f"{self._path}: this reader was closed")
@@ -94,7 +97,7 @@ class CheckedSource:
 
     def __init__(self, source: BatchSource, meta: StoreMeta, crc32: npt.NDArray[np.uint32], path: Path) -> None:
         self._source, self._meta, self._crc32, self._path = source, meta, crc32, path
-        self.access = source.access
+        self.access, self.wants_threads = source.access, source.wants_threads
 
     def read(self, index: int) -> TokenArray:
         tokens = self._source.read(index)
@@ -111,7 +114,7 @@ class CheckedSource:
             self._compare(number, batch)
 
     def gather_into(self, records: npt.NDArray[np.int64], out: TokenArray) -> None:
-        gather_from_batches(self, self._meta, records, out)
+        gather_from_batches(self.read, self._meta, records, out)
 
     def read_private(self, index: int) -> npt.NDArray[Any]:
         tokens = self._source.read_private(index)
@@ -137,10 +140,12 @@ class CheckedSource:
             )
 
 
-def gather_from_batches(source: BatchSource, meta: StoreMeta, records: npt.NDArray[np.int64], out: TokenArray) -> None:
+def gather_from_batches(
+    read: Callable[[int], TokenArray], meta: StoreMeta, records: npt.NDArray[np.int64], out: TokenArray
+) -> None:
     """Gather records by whole batches, each read once: for sources that cannot read less."""
     per_batch = meta.batch_tokens // out.shape[1]
     batches = records // per_batch
     for number in np.unique(batches).tolist():
         here = np.flatnonzero(batches == number)
-        out[here] = source.read(number).reshape(per_batch, -1)[records[here] % per_batch]
+        out[here] = read(number).reshape(per_batch, -1)[records[here] % per_batch]

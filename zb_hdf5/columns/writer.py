@@ -19,7 +19,7 @@ from zb_hdf5.core.files import regular
 from zb_hdf5.core.publishing import PartialFile, disk_errors
 from zb_hdf5.errors import ArgumentError, ClosedError
 from zb_hdf5.field import field_values
-from zb_hdf5.spec import NO_SHA256, NOT_KNOWN, StoreMeta, TokenArray, as_stored
+from zb_hdf5.spec import NO_CODEC, NO_SHA256, NOT_KNOWN, StoreMeta, TokenArray, as_stored
 
 if TYPE_CHECKING:
     from zb_hdf5.core.digests import GroupDigest, PendingDigest
@@ -46,6 +46,13 @@ class FieldDigest(NamedTuple):
     crc32: int = NOT_KNOWN
 
 
+class CompressedTokens(NamedTuple):
+    """The codec of the tokens of a file, with its level, and the bytes that they take."""
+
+    codec: str
+    num_bytes: int
+
+
 class ShardInfo(NamedTuple):
     """The facts about a file, or a store, that a writer has finished."""
 
@@ -59,6 +66,7 @@ class ShardInfo(NamedTuple):
     columns: Columns = {}  # noqa: RUF012 - nobody changes it
     document_count: int | None = None
     fields: dict[str, FieldDigest] = {}  # noqa: RUF012 - nobody changes it
+    compressed: CompressedTokens | None = None
 
 
 class BatchWriter(ABC):
@@ -178,6 +186,7 @@ class FileWriter(BatchWriter):
     """
 
     holds_fields: ClassVar[bool] = False
+    holds_codecs: ClassVar[bool] = False
     num_batches = 0
     token_count = 0
     max_token = 0
@@ -198,6 +207,7 @@ class FileWriter(BatchWriter):
             raise ArgumentError(
                 f"{path}: a {self.backend} file has no place for fields; open_writer puts them beside it"
             )
+        self.require_codec(meta, path)
         self.meta = meta
         self._durable = durable
         self._expected_batches = expected_batches
@@ -211,6 +221,12 @@ class FileWriter(BatchWriter):
         except BaseException:
             self.abort()
             raise
+
+    @classmethod
+    def require_codec(cls, meta: StoreMeta, path: object) -> None:
+        """Raise `ArgumentError` if batches are to be compressed, and no file of this backend is."""
+        if meta.codec != NO_CODEC and not cls.holds_codecs:
+            raise ArgumentError(f"{path}: a {cls.backend} file is never compressed: leave out the codec {meta.codec}")
 
     def write(self, batches: npt.ArrayLike, fields: FieldArrays | None = None) -> None:
         """Append batches. See `BatchWriter.write`."""
@@ -308,6 +324,7 @@ class FileWriter(BatchWriter):
             )  # fmt: skip
             with disk_errors(self._file.partial_path):
                 info = info._replace(columns=self._complete(info), fields=self._field_digests())
+                info = info._replace(compressed=self._compressed())
         except BaseException:
             self._release()
             self._end_unpublished()
@@ -360,6 +377,10 @@ class FileWriter(BatchWriter):
     def _field_digests(self) -> dict[str, FieldDigest]:
         """Return the digests of the fields of a complete file."""
         return {}
+
+    def _compressed(self) -> CompressedTokens | None:
+        """Return the codec and the bytes of the tokens of a complete file; None: they are stored as they are."""
+        return None
 
     @abstractmethod
     def _append(self, batches: TokenArray, digest: PendingDigest) -> None:

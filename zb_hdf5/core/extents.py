@@ -200,6 +200,8 @@ class ExtentFile:
         If it is another file than the one that was looked at.
     """
 
+    wants_threads = False
+
     def __init__(
         self,
         path: Path,

@@ -193,6 +193,7 @@ class FileFormat:
 
     def require(self, meta: StoreMeta, path: Path) -> None:
         """Raise `ArgumentError` if a file of this format cannot hold such batches."""
+        self.writer_class().require_codec(meta, path)
         if self.requirement:
             _load(self.requirement)(meta, path)
 

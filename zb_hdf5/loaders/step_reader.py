@@ -88,16 +88,17 @@ class StepReader:
     def read_all(self, requests: Iterator[Request], plan: StepPlan, position: int) -> Generator[Step]:
         """Yield the step of each request, in order. They are those of `plan` from `position` on."""
         depth = AUTO_PREFETCH if self._prefetch == "auto" else int(self._prefetch)
+        threads = self._reader.wants_threads
         if self._device is not None:
             ring = self._ring = self._ring or DeviceRing(self._device, self._dtype)
             for buffer, beside in read_ahead(lambda request: self._read_pinned(ring, request), requests, max(1, depth)):
                 yield self._sent(ring, buffer, beside)
-        elif depth == 0 or (self._prefetch == "auto" and self._is_warm(plan, position)):
+        elif depth == 0 or (self._prefetch == "auto" and not threads and self._is_warm(plan, position)):
             read = self.read
             read_batch = read if self._targets or self._extras is not None else self._read_batch
             for request in requests:  # not map: a call less is 6 % of a batch that is only a view
                 yield read_batch(request) if type(request) is int else read(request)
-        elif self._prefetch == "auto" and network_file_system(self._reader.path) is None:
+        elif self._prefetch == "auto" and not threads and network_file_system(self._reader.path) is None:
             yield from hint_ahead(self.read, self._hint_of(plan), requests, HINTED_STEPS)
         else:
             yield from read_ahead(self.read, requests, depth)

@@ -142,7 +142,7 @@ def _chunks_or_none(reader: BatchReader) -> Iterator[tuple[int, TokenArray | Non
     for number in range(reader.num_batches):
         try:
             reader.read_into(number, chunk)
-        except (FormatError, ConvertError):
+        except (FormatError, ConvertError, ChecksumError):  # the last one: it does not unpack
             yield number, None
         else:
             yield number, chunk
@@ -281,10 +281,11 @@ class _Documents(Salvage):
         meta, done = self.reader.meta, 0
         place = documents_path(self.reader.path)
         table = DocumentFile(place) if place.exists() else None
-        codec = {"spans_codec": table.spans_codec} if table else {}
+        spans = {"spans_codec": table.spans_codec} if table else {}
         with writer_class(
             path, dtype=meta.dtype.name, chunk_tokens=meta.chunk_tokens, boundary_token_id=meta.boundary_token_id,
-            vocab_size=meta.vocab_size, tokenizer=meta.tokenizer, overwrite=overwrite, fields=meta.fields, **codec,
+            vocab_size=meta.vocab_size, tokenizer=meta.tokenizer, overwrite=overwrite, fields=meta.fields,
+            codec=meta.codec, **spans,
         ) as writer:  # fmt: skip
             for (first, stop), (tokens, fields) in zip(self._groups(), self._parts(), strict=True):
                 rows = None if table is None else table.rows(first, stop)

@@ -31,6 +31,7 @@ from zb_hdf5.spec import (
     StoreMeta,
     combine_sha256,
     crc32_column,
+    extents_column,
     is_sha256,
     stored_dtype,
 )
@@ -77,6 +78,8 @@ class ShardIndex:
     def __post_init__(self) -> None:
         if not isinstance(self.shards, ShardTable):
             object.__setattr__(self, "shards", ShardTable.of(self.shards))
+        if self.meta.codec != self.table.codec:
+            object.__setattr__(self, "meta", replace(self.meta, codec=self.table.codec))
 
     @property
     def table(self) -> ShardTable:
@@ -180,12 +183,10 @@ class ShardIndex:
             "token_count": table.values["token_count"] * (meta.batch_tokens // self.meta.batch_tokens),
             **facts,
         }
-        columns = {
-            column: table.columns[stored]
-            for column, stored in ((meta.column, meta.column), (CRC32, crc32_column(meta.column)))
-            if stored in table.columns
-        }
-        return replace(self, meta=meta, shards=ShardTable(values, columns))
+        places = {meta.column: meta.column, CRC32: crc32_column(meta.column)}
+        places |= {extents_column(meta.column): extents_column(meta.column)}
+        columns = {column: table.columns[stored] for column, stored in places.items() if stored in table.columns}
+        return replace(self, meta=meta, shards=ShardTable(values, columns, codecs=table.codecs))
 
     @classmethod
     def from_json(cls, text: str, path: str | os.PathLike[str]) -> Self:
@@ -252,10 +253,9 @@ class ShardIndex:
 
     def require_extents(self, reader: BatchReader, entry: ShardEntry) -> None:
         """Raise `FormatError` if the batches of a shard, which is the right one, do not lie where its entry says."""
-        expected = entry.columns.get(self.meta.column)
-        found = None if reader.extents is None else tuple(reader.extents.runs)
-        if expected is not None and found != expected:
-            how = "have no plain places in it" if found is None else "lie in other places of it"
+        names = (self.meta.column, extents_column(self.meta.column))
+        if any(name in entry.columns and entry.columns[name] != reader.columns.get(name) for name in names):
+            how = "have no plain places in it" if reader.extents is None else "lie in other places of it"
             raise FormatError(
                 f"{reader.path}: is the shard that {INDEX_NAME} names, but its batches {how}: it was repacked or "
                 "compressed after the index was written",

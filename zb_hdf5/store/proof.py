@@ -8,18 +8,29 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from zb_hdf5.columns.decoded import CodedChunks, DecodedSource, read_extents
+from zb_hdf5.columns.ranges import FileRanges
 from zb_hdf5.columns.source import BatchSource
 from zb_hdf5.core.extents import ExtentFile, Extents
 from zb_hdf5.core.files import Identity
 from zb_hdf5.errors import ChecksumError, FormatError, IncompleteError, Remedy, UnverifiableError
 from zb_hdf5.formats.sidecar import read_crc32_file
-from zb_hdf5.spec import BATCHES_LAYOUT, CRC32, CRC32_CHUNK_ROWS, INDEX_NAME, NOT_KNOWN, StoreMeta, TokenArray
+from zb_hdf5.spec import (
+    BATCHES_LAYOUT,
+    CRC32,
+    CRC32_CHUNK_ROWS,
+    INDEX_NAME,
+    NOT_KNOWN,
+    StoreMeta,
+    TokenArray,
+    extents_column,
+)
 from zb_hdf5.store.table import ShardEntry
 
 
 def open_proved(
     path: Path, entry: ShardEntry, meta: StoreMeta, access: str, batch: int, identity: Identity | None = None
-) -> ExtentFile | None:
+) -> ExtentFile | DecodedSource | None:
     """Open a shard by what its index says of it, without HDF5, and prove it by `batch`, or by the identity it had.
 
     Returns None if the index does not say enough, or the file is not what it says.
@@ -29,12 +40,17 @@ def open_proved(
     FormatError, OSError
         If there is no such file, or it is none.
     """
-    source = _open_by_index(path, entry, meta, access, identity)
-    if (
-        source is not None
-        and identity is None
-        and _problem(entry, meta, _crc32_rows(source, path, entry), batch, tokens_of(source, entry, meta, batch))
-    ):
+    compressed = extents_column(meta.column) in entry.columns
+    source = (_open_compressed if compressed else _open_by_index)(path, entry, meta, access, identity)
+    if source is None or identity is not None:
+        return source
+    try:
+        tokens = tokens_of(source, entry, meta, batch)
+    except ChecksumError:  # it does not unpack
+        problem = "is damaged"
+    else:
+        problem = _problem(entry, meta, _crc32_rows(source, path, entry), batch, tokens)
+    if problem:
         source.close()
         return None
     return source
@@ -91,7 +107,28 @@ def _open_by_index(
     return None
 
 
-def _crc32_rows(source: ExtentFile, path: Path, entry: ShardEntry) -> npt.NDArray[np.uint32] | None:
+def _open_compressed(
+    path: Path, entry: ShardEntry, meta: StoreMeta, access: str, identity: Identity | None
+) -> DecodedSource | None:
+    """Open a compressed shard where the index says that its extents are; None as above."""
+    if entry.compressed is None or entry.crc32 == NOT_KNOWN or access == "mmap":
+        return None
+    ranges = FileRanges(path, identity)
+    try:
+        if ranges.num_bytes == entry.num_bytes:
+            table = read_extents(ranges, entry.columns[extents_column(meta.column)], entry.num_batches)
+            chunks = CodedChunks(entry.compressed.codec, table)
+            return DecodedSource(ranges, chunks, meta, "pread", ranges.identity)
+    except FormatError:
+        pass
+    except BaseException:
+        ranges.close()
+        raise
+    ranges.close()
+    return None
+
+
+def _crc32_rows(source: ExtentFile | DecodedSource, path: Path, entry: ShardEntry) -> npt.NDArray[np.uint32] | None:
     """Return the crc32 of each batch, where the index says that they lie, or of the file beside the shard."""
     try:
         if CRC32 not in entry.columns:

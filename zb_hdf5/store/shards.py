@@ -23,6 +23,7 @@ from zb_hdf5.errors import BackendError, FormatError, IncompleteError
 from zb_hdf5.formats.registry import BACKENDS
 from zb_hdf5.spec import (
     INDEX_NAME,
+    NO_CODEC,
     NOT_KNOWN,
     TokenArray,
     content_fingerprint,
@@ -123,6 +124,7 @@ class ShardedSource:
         # what the index knows is opened when it is first read; else the first shard says how it can be read
         known = index.meta.column in index.shards[0].columns and access != "h5py"
         self.access = access if known else self._source(0, 0).access
+        self.wants_threads = index.meta.codec != NO_CODEC
 
     def _number(self, counts: Sequence[int]) -> None:
         """Give every batch its number, from the counts of the shards."""
@@ -224,7 +226,7 @@ class ShardedSource:
         """Open a shard by what the index says of it, without HDF5, if that is so; else by what the file says."""
         entry, path = self._index.shards[shard], self._folder / self._index.table.values["path"][shard]
         by_index = entry.complete and self._access != "h5py" and self._verify == "none"
-        by_index = by_index and self._index.meta.column in entry.columns
+        by_index = by_index and entry.is_placed(self._index.meta.column)
         source = open_proved(path, entry, self._index.meta, self._access, batch) if by_index else None
         if source is not None:
             return source

@@ -131,7 +131,7 @@ def entry_of(reader: BatchReader, split: str | None = None) -> ShardEntry:
         reader.path.name, reader.backend, reader.path.stat().st_size, reader.num_batches, reader.token_count,
         reader.sha256 or reader.token_sha256(), NOT_KNOWN if crc32 is None else zlib.crc32(crc32),
         documents if documents or reader.meta.layout == STREAM_LAYOUT else NOT_KNOWN, split or known_split,
-        columns=columns, fields=digests, pieces=pieces,
+        columns=columns, fields=digests, pieces=pieces, compressed=reader.compressed,
     )  # fmt: skip
 
 

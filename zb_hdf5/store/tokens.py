@@ -37,6 +37,7 @@ from zb_hdf5.spec import (
     DOCUMENTS_SUFFIX,
     INDEX_NAME,
     NO_BOUNDARY,
+    NO_CODEC,
     NOT_KNOWN,
     StoreMeta,
     TokenArray,
@@ -136,7 +137,7 @@ class MmapTokenStore:
             meta.vocab_size,
             meta.tokenizer,
         )
-        self.fields = meta.fields
+        self.fields, self.codec = meta.fields, meta.codec
 
     def field(self, name: str) -> MmapTokenStore:
         """Return the values of a field as a store of their own: each token counts as `size` values of it.
@@ -159,6 +160,7 @@ class MmapTokenStore:
         return other
 
     def _take_npy(self) -> list[int]:
+        self.codec = NO_CODEC
         self.paths = npy_files(self.path)
         self._document_count = len(self.paths)
         if not self.paths:
@@ -422,7 +424,7 @@ def _open_shard(
     chunk = start // meta.chunk_tokens
     plain = None if access == "h5py" else open_proved(path, entry, meta, access, chunk, identity)
     if plain is not None:
-        return ExtentTokens(plain, entry.token_count)
+        return ExtentTokens(plain, entry.token_count, plain.identity)
     if meta.field is not None:
         file = open_field_file(path, meta.field.name, access)
     else:

@@ -15,7 +15,7 @@ from zb_hdf5.columns.source import CopyingSource
 from zb_hdf5.core.pieces import Pieces
 from zb_hdf5.errors import ArgumentError, BackendError, UnverifiableError, ZbError
 from zb_hdf5.formats.documents import DocumentTable
-from zb_hdf5.spec import DTYPE_BY_NAME, StoreMeta, TokenArray, as_stored
+from zb_hdf5.spec import DTYPE_BY_NAME, NO_CODEC, StoreMeta, TokenArray, as_stored
 from zb_hdf5.store.tokens import MmapTokenStore
 from zb_hdf5.store.verify import verify_store
 from zb_hdf5.views.documents import pieces_of_windows
@@ -190,7 +190,7 @@ class _WindowSource(CopyingSource):
 
     def __init__(self, store: MmapTokenStore, meta: StoreMeta, stride: int) -> None:
         self._store, self._meta, self._stride = store, meta, stride
-        self.access = store.access
+        self.access, self.wants_threads = store.access, store.codec != NO_CODEC
 
     def read_range_into(self, start: int, out: TokenArray) -> None:
         first = start * self._meta.batch_size

@@ -17,25 +17,29 @@ import numpy.typing as npt
 
 from zb_hdf5.columns.reader import BatchReader, require_options
 from zb_hdf5.columns.source import BatchSource, CheckedSource
-from zb_hdf5.core.extents import ExtentFile, Extents, Run
-from zb_hdf5.core.files import Identity
-from zb_hdf5.errors import ArgumentError, BackendError, FormatError, IncompleteError, Remedy, UnverifiableError
+from zb_hdf5.columns.writer import Columns
+from zb_hdf5.core.extents import Extents, Run
+from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError, Remedy, UnverifiableError
 from zb_hdf5.formats.documents import DocumentsBeside
 from zb_hdf5.formats.hdf5.fields import HDF5FieldReader, fields_in
 from zb_hdf5.formats.hdf5.file import (
+    Places,
     bytes_elsewhere,
-    chunk_extents,
-    crc32_runs,
+    chunk_places,
+    codec_of,
+    column_runs,
+    compressed_tokens,
     h5_damage,
     h5_identity,
     open_h5_for_reading,
     own_dataset,
+    plain_extents,
     read_crc32,
     require_stored,
     require_version,
     text_of,
 )
-from zb_hdf5.formats.hdf5.source import H5pySource
+from zb_hdf5.formats.hdf5.source import H5pySource, open_source
 from zb_hdf5.formats.sidecar import crc32_path, no_crc32_file, read_crc32_file
 from zb_hdf5.spec import (
     BATCHES,
@@ -44,6 +48,7 @@ from zb_hdf5.spec import (
     DTYPE_BY_NAME,
     HDF5_FORMAT,
     HDF5_VERSION,
+    NO_CODEC,
     ROOT_ATTRIBUTES,
     STREAM_FORMAT,
     USER_BLOCK_BYTES,
@@ -107,17 +112,14 @@ class HDF5BatchReader(BatchReader):
             if verify != "none" and dataset is not None:
                 raise UnverifiableError(f"{path}: cannot be verified: {_FOREIGN}")
             crc32 = _required_crc32(h5, path, found) if verify == "batch" else None
-        source = self._open_source(path, found, access, dataset or BATCHES, self._identity)
+        source = open_source(path, dataset or BATCHES, found.meta, found.places, found.obstacle, access, self._identity)
         super().__init__(path, found.meta, found.num_batches, source)
         self._foreign, self._is_face = dataset is not None, found.is_face
-        self.extents, self.complete, self.sha256 = found.extents, found.complete, found.sha256
+        self.complete, self.sha256, self.columns = found.complete, found.sha256, found.columns
+        self.extents, self.compressed = plain_extents(found.places), compressed_tokens(found.places)
         self._open_field = partial(
             HDF5FieldReader, path, access=access, verify="batch" if verify == "batch" else "none"
         )
-        if found.extents is not None:
-            self.columns = {BATCHES: tuple(found.extents.runs)}
-            if found.crc32_runs:
-                self.columns[CRC32] = found.crc32_runs
         if self.complete and dataset is None:
             self._beside = DocumentsBeside(path, self.num_records, self.seq_len, self.sha256)
         if not self.complete:
@@ -126,16 +128,6 @@ class HDF5BatchReader(BatchReader):
             self._source = CheckedSource(source, found.meta, crc32, path)
         elif verify == "store":
             self.require_digests()
-
-    @staticmethod
-    def _open_source(path: Path, found: _Layout, access: str, dataset: str, identity: Identity) -> BatchSource:
-        if found.extents is not None and access != "h5py":
-            return ExtentFile(path, found.extents, found.meta.shape, found.meta.dtype, access, identity)
-        if access in ("mmap", "pread"):
-            raise BackendError(
-                f"{path}: access={access!r} needs plain extents, but {found.obstacle}; use access='h5py' or 'auto'"
-            )
-        return H5pySource(path, dataset, found.meta, identity)
 
     def stored_crc32(self) -> npt.NDArray[np.uint32] | None:
         """Return the rows of the dataset `crc32`, or of the file beside a stamped `.batch`, or None."""
@@ -173,10 +165,10 @@ class _Layout(NamedTuple):
     num_batches: int
     complete: bool
     sha256: str | None
-    extents: Extents | None
-    obstacle: str  # why there are no extents or digests
+    places: Places | None  # of the chunks
+    obstacle: str  # why there are no plain extents, or no digests
     is_face: bool = False  # of a stamped `.batch` file, which has no digests of its own
-    crc32_runs: tuple[Run, ...] = ()  # where the rows of crc32 lie
+    columns: Columns = {}  # noqa: RUF012 - nobody changes it
 
 
 def _inspect_store(h5: h5py.File, path: Path) -> _Layout:
@@ -199,10 +191,10 @@ def _inspect_store(h5: h5py.File, path: Path) -> _Layout:
     require_stored(state.num_batches * meta.batch_bytes, h5, stored, path)
     if not state.complete:
         return _Layout(meta, state.num_batches, False, None, None, "its writer has not finished")
-    extents, obstacle = _chunk_extents(stored, meta, state.num_batches, path)
-    rows = own_dataset(h5, path, CRC32)
-    is_face = h5.userblock_size == USER_BLOCK_BYTES and rows is None
-    return _Layout(meta, state.num_batches, True, state.sha256, extents, obstacle, is_face, crc32_runs(rows))
+    places, obstacle = _chunk_places(stored, meta, state.num_batches, path)
+    is_face = h5.userblock_size == USER_BLOCK_BYTES and own_dataset(h5, path, CRC32) is None
+    columns = column_runs(h5, path, BATCHES, places)
+    return _Layout(meta, state.num_batches, True, state.sha256, places, obstacle, is_face, columns)
 
 
 def _meta(h5: h5py.File, stored: h5py.Dataset, path: Path) -> StoreMeta:
@@ -210,7 +202,8 @@ def _meta(h5: h5py.File, stored: h5py.Dataset, path: Path) -> StoreMeta:
     try:
         numbers: dict[str, Any] = {name: int(h5.attrs[name]) for name in names}
         text, fields = str(text_of(h5.attrs["tokenizer"])), fields_in(h5, path, 3)
-        return StoreMeta(dtype=stored.dtype, tokenizer=text, fields=fields, **numbers)
+        codec = codec_of(stored) or NO_CODEC
+        return StoreMeta(dtype=stored.dtype, tokenizer=text, fields=fields, codec=codec, **numbers)
     except (ArgumentError, TypeError, ValueError, OverflowError) as error:
         raise FormatError(f"{path}: bad root attributes: {error}") from error
 
@@ -246,8 +239,8 @@ def _foreign(h5: h5py.File, problem: str) -> FormatError:
     return FormatError(f"{problem}; its 3-D integer datasets: {found}", remedy=Remedy.DATASET)
 
 
-def _chunk_extents(stored: h5py.Dataset, meta: StoreMeta, num_batches: int, path: Path) -> tuple[Extents | None, str]:
-    """List the chunks once; return their extents, or None and what stands in the way.
+def _chunk_places(stored: h5py.Dataset, meta: StoreMeta, num_batches: int, path: Path) -> tuple[Places | None, str]:
+    """List the chunks once; return where they lie, or None and what stands in the way.
 
     A chunk may hold more rows than a batch has: the padding of a `.batch` slot.
     """
@@ -259,7 +252,7 @@ def _chunk_extents(stored: h5py.Dataset, meta: StoreMeta, num_batches: int, path
     batches, rows, tokens = stored.chunks
     if (batches, tokens) != (1, meta.seq_len) or rows < meta.batch_size:
         return None, f"its chunks are {stored.chunks}, not one batch {(1, *meta.shape)}"
-    return chunk_extents(stored, meta.batch_bytes, num_batches, path)
+    return chunk_places(stored, meta.batch_bytes, num_batches, path)
 
 
 def _required_crc32(h5: h5py.File, path: Path, found: _Layout) -> npt.NDArray[np.uint32]:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import os
 import threading
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import h5py
 import numpy as np
 import numpy.typing as npt
 
+from zb_hdf5.columns.decoded import CodedChunks, DecodedSource
+from zb_hdf5.columns.ranges import FileRanges
 from zb_hdf5.columns.source import CopyingSource, gather_from_batches
+from zb_hdf5.core.extents import ExtentFile, Extents
 from zb_hdf5.core.files import Identity
-from zb_hdf5.errors import FormatError, IncompleteError, Remedy, UnavailableError
-from zb_hdf5.formats.hdf5.file import h5_damage, lacking_filters, open_h5_for_reading
+from zb_hdf5.errors import BackendError, FormatError, IncompleteError, Remedy, UnavailableError
+from zb_hdf5.formats.hdf5.file import Places, h5_damage, lacking_filters, load_filters, open_h5_for_reading
 from zb_hdf5.spec import BATCHES_ATTRIBUTES, BATCHES_LAYOUT, NO_SHA256, StoreMeta, TokenArray, as_stored, is_sha256
 
 
@@ -24,6 +27,46 @@ class WriterState(NamedTuple):
     num_batches: int
     complete: bool
     sha256: str | None
+
+
+#: What reads the chunks of one HDF5 file.
+FileSource: TypeAlias = "ExtentFile | DecodedSource | H5pySource"
+
+
+def open_source(
+    path: Path,
+    dataset: str,
+    meta: StoreMeta,
+    places: Places | None,
+    obstacle: str,
+    access: str,
+    identity: Identity,
+    marker: str | None = None,
+) -> FileSource:
+    """Open the batches of a dataset where its chunks lie, or through h5py where that is not known.
+
+    Parameters
+    ----------
+    obstacle
+        Why there are no plain extents.
+    marker
+        The dataset whose attributes are the commit marker, where it is another one.
+
+    Raises
+    ------
+    BackendError
+        If `access` needs extents, and there are none.
+    UnavailableError
+        If the library of their codec is not installed.
+    """
+    if isinstance(places, Extents) and access != "h5py":
+        return ExtentFile(path, places, meta.shape, meta.dtype, access, identity)
+    if isinstance(places, CodedChunks) and access in ("auto", "pread"):
+        return DecodedSource(FileRanges(path, identity), places, meta, "pread", identity)
+    if access in ("mmap", "pread"):
+        others = "'h5py' or 'auto'" if places is None else "'pread', 'h5py' or 'auto'"
+        raise BackendError(f"{path}: access={access!r} needs plain extents, but {obstacle}; use access={others}")
+    return H5pySource(path, dataset, meta, identity, marker)
 
 
 class H5pySource(CopyingSource):
@@ -42,6 +85,10 @@ class H5pySource(CopyingSource):
         self._marker = marker or dataset  # the dataset whose attributes are the commit marker
         self._reset()
 
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self._meta.dtype
+
     def _reset(self) -> None:
         self._lock = threading.Lock()
         self._pid = 0
@@ -58,6 +105,7 @@ class H5pySource(CopyingSource):
             if self._pid != os.getpid():
                 self._h5 = open_h5_for_reading(self._path, self._identity)
                 self._stored = stored = self._h5[self._name]
+                load_filters(stored)
                 values = 1 if self._meta.field is None else self._meta.field.size  # of a row
                 self._rows = (
                     1 if self._meta.layout == BATCHES_LAYOUT else self._meta.batch_tokens // values
@@ -90,7 +138,7 @@ class H5pySource(CopyingSource):
             if lacking := lacking_filters(stored):
                 raise UnavailableError(
                     f"{self._path}: this HDF5 installation lacks a filter that the file needs: {lacking[0]}; "
-                    "'pip install hdf5plugin' has the common ones: import it before reading"
+                    "pip install 'zb_hdf5[codecs]' has the common ones"
                 ) from error
             raise FormatError(f"{self._path}: batch {start:,}: HDF5 cannot read it: {error}") from error
 
@@ -107,7 +155,7 @@ class H5pySource(CopyingSource):
 
     def gather_into(self, records: npt.NDArray[np.int64], out: TokenArray) -> None:
         """Fill `out`, shape `(count, L)`, with records of L tokens."""
-        gather_from_batches(self, self._meta, records, out)
+        gather_from_batches(self.read, self._meta, records, out)
 
     def will_need(self, index: int, count: int = 1) -> None:
         """Do nothing: where the bytes lie is known to HDF5 only."""

@@ -32,7 +32,12 @@ class Slurm:
     def run(self, *command: str | Path) -> str:
         """Run a command to its end; return what it printed."""
         done = subprocess.run(
-            [*map(str, command)], cwd=self.work, env=self.environment, capture_output=True, text=True, timeout=PATIENCE_S
+            [*map(str, command)],
+            cwd=self.work,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
         )
         assert done.returncode == 0, f"{command}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done.stdout
@@ -61,12 +66,12 @@ class Slurm:
                 subprocess.run(["scontrol", "update", f"jobid={job}", "starttime=now"], env=self.environment)
         raise AssertionError
 
-    def freeze(self, job: str, folder: Path) -> None:
+    def freeze(self, job: str, journal: Path) -> None:
         """Stop the processes of a conversion when some of its shards are finished, and most are not."""
-        for _ in within(f"finished shards in {folder}"):
-            if sum(path.read_text().count("\n") > 2 for path in folder.glob("journal-*")):
+        for _ in within(f"finished shards in {journal}"):
+            if journal.exists() and journal.read_text().count("\n") > 2:  # the first line is the plan
                 break
-        self.run("scancel", "--signal=STOP", job)
+        self.run("scancel", "--signal=STOP", f"{job}.0")  # a whole job would be in a state of its own
 
     def log(self, job: str) -> str:
         """Return what a job has printed."""
@@ -97,7 +102,9 @@ def cluster() -> Iterator[Slurm]:
     if lacking := missing():
         pytest.skip(f"no Slurm here ({', '.join(lacking)} missing): apt-get install slurm-wlm munge")
     script = [sys.executable, Path(__file__).with_name("slurm_cluster.py")]
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # sbatch hands it on: zb and dask are those of the tests
+    path = (
+        f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # sbatch hands it on: zb and dask are those of the tests
+    )
     environment = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     command = [*script, "sh", "-c", f"echo ${FOLDER_VARIABLE}; exec cat"]
     with subprocess.Popen(

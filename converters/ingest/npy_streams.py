@@ -23,7 +23,7 @@ from zb_hdf5.converters.pipeline.shard import file_states
 from zb_hdf5.converters.pipeline.task import Progress, no_progress
 from zb_hdf5.converters.sources.npy import NpyFile, expand
 from zb_hdf5.core.publishing import PartialDirectory, partial_path
-from zb_hdf5.formats.documents import DocumentRows, documents_path
+from zb_hdf5.formats.document_file import DocumentRows, documents_path
 from zb_hdf5.formats.hdf5.stream_writer import HDF5ShardWriter
 from zb_hdf5.formats.npy import read_npy_header
 from zb_hdf5.spec import SHARD_PREFIX, TokenArray

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import repeat
 from typing import Any, Final, NamedTuple
@@ -22,7 +21,7 @@ import numpy.typing as npt
 
 from zb_hdf5.columns.codecs import Encoder, require_codec
 from zb_hdf5.columns.writer import Columns, CompressedTokens, FieldDigest
-from zb_hdf5.core.digests import batch_crc32s, crc32_array
+from zb_hdf5.core.digests import batch_crc32s, crc32_array, crc32_of
 from zb_hdf5.core.publishing import PartialFile
 from zb_hdf5.errors import ConvertError, Remedy
 from zb_hdf5.formats.hdf5.file import chunk_runs, chunk_table, create_for_swmr
@@ -69,7 +68,7 @@ class Rows:
     def append(self, rows: npt.NDArray[Any]) -> None:
         """Write `rows` behind those that are there; there is room for them."""
         chunk_rows = len(self._tail)
-        self.crc32 = zlib.crc32(np.ascontiguousarray(rows, self._tail.dtype), self.crc32)
+        self.crc32 = crc32_of(np.ascontiguousarray(rows, self._tail.dtype), self.crc32)
         while len(rows):
             within = self.count % chunk_rows
             taken = rows[: chunk_rows - within]

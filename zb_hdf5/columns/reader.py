@@ -54,6 +54,8 @@ class BatchReader:
         Where the batches lie in the one file, or None where they are in several or no plain extents.
     columns
         Where the chunks of each column lie in the one file, for those that a reader may look for without HDF5.
+    in_front
+        What puts a cache in front of other readers of the same tokens and fields; None where there is no cache.
     """
 
     backend: str
@@ -72,6 +74,7 @@ class BatchReader:
         self._is_int32 = meta.dtype == np.uint32
         self._open_field: Callable[[str], BatchReader] | None = None
         self._fields: dict[str, BatchReader] = {}
+        self.in_front: Callable[[BatchReader], None] | None = None
         self._local = threading.local()
 
     @property
@@ -132,7 +135,9 @@ class BatchReader:
         """
         if name not in self._fields:
             self.meta.of_field(name)  # says which there are
-            self._fields[name] = self._field_reader(name)
+            found = self._fields[name] = self._field_reader(name)
+            if self.in_front is not None:
+                self.in_front(found)
         return self._fields[name]
 
     def _field_reader(self, name: str) -> BatchReader:

@@ -119,6 +119,19 @@ def _files_of(path: Path) -> str:
     return f"{path.resolve()}:{[(name, each.st_ino, each.st_size, each.st_mtime_ns) for name, each in found]}"
 
 
+def column_of(reader: BatchReader) -> CachedColumn:
+    """Return what a reader's cache holds.
+
+    Raises
+    ------
+    ArgumentError
+        If it has no cache.
+    """
+    if not isinstance(reader._source, CachedSource):
+        raise ArgumentError(f"{reader.path}: expected a reader with a cache")
+    return reader._source.column
+
+
 class CachedSource(CopyingSource):
     """A source that keeps whole batches in a cache, and reads them there the next time. See `BatchSource`.
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import signal
 import sys
@@ -22,12 +21,12 @@ from typing import Any, Final, NoReturn, Self, TextIO, TypeVar
 
 import click
 
+from zb_hdf5.core.sizes import parse_size
 from zb_hdf5.errors import ArgumentError, Remedy, ZbError
 
 INTERRUPTED: Final = 130
 TERMINATED: Final = 143
 BAR_WIDTH: Final = 30
-_SIZE: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*((?:[kmgt]i?)?)b?\s*", re.IGNORECASE)
 
 #: What to type for each remedy: the library states facts only.
 TYPED: Final = {
@@ -192,17 +191,10 @@ class Size(click.ParamType[int]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         if isinstance(value, int):
             return value
-        match = _SIZE.fullmatch(value)
-        size = int(float(match[1]) * _unit(match[2])) if match else 0
-        if size < 1:
-            self.fail(f"{value!r} is not a size such as 512MB or 1GiB", param, ctx)
-        return size
-
-
-def _unit(prefix: str) -> int:
-    """Return 1000 for "k", 1024 for "Ki", and so on; 1 for no prefix."""
-    base = 1024 if prefix[1:] else 1000
-    return int(base ** " kmgt".index(prefix[:1].lower() or " "))
+        try:
+            return parse_size(value)
+        except ArgumentError as error:
+            self.fail(str(error), param, ctx)
 
 
 class Progress:

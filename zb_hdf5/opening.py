@@ -28,6 +28,8 @@ def open_reader(
     batch_size: int | None = None,
     seq_len: int | None = None,
     overlap: int = 0,
+    cache: str | os.PathLike[str] | None = None,
+    cache_bytes: int | str | None = None,
 ) -> BatchReader:
     """Open a file, a folder with a `shards.json`, or the `shards.json` itself; or a token stream as batches of windows.
 
@@ -51,9 +53,15 @@ def open_reader(
     batch_size, seq_len, overlap
         Of a token stream (an HDF5 stream, a store of them, 1-D `.npy` files): the shape of its windows, and how many
         tokens each of them shares with the next. See `WindowReader`.
+    cache, cache_bytes
+        A folder on a fast local disk, in which batches are kept when they are first read, and how much it may hold in
+        all (200 * 2**30 or "200GiB"; None: nine tenths of what is free). Several readers, processes and jobs may share
+        it. What is read again comes from there as a copy, compared with its crc32. Not for a store that still grows.
 
     Raises
     ------
+    ArgumentError
+        If an argument is not possible, or the cache folder cannot be written.
     FormatError, IncompleteError, ChecksumError
         If the file is malformed, truncated, or fails `verify`.
     BackendError
@@ -61,6 +69,10 @@ def open_reader(
     OSError
         If it cannot be opened.
     """
+    if cache is not None or cache_bytes is not None:
+        options: dict[str, Any] = {"backend": backend, "access": access, "verify": verify, "dataset": dataset}
+        options |= {"split": split, "batch_size": batch_size, "seq_len": seq_len, "overlap": overlap}
+        return _open_cached(path, cache, cache_bytes, options)
     require_options(access, verify)
     require_choice("backend", backend, ("auto", *(name for name, row in FORMATS.items() if not row.variant_of)))
     path = local_path(path)
@@ -83,14 +95,37 @@ def open_reader(
         raise FileNotFoundError(
             f"{path} is not finished: {path.name}{PARTIAL_SUFFIX} beside it is being written, or its writer died"
         )
+    return _open_file(path, backend, dataset, access=access, verify=verify)
+
+
+def _open_file(path: Path, backend: str, dataset: str | None, **options: Any) -> BatchReader:
     detected = detect_backends(path)
     found = detected[0] if backend == "auto" else backend
     if found not in detected:
         raise BackendError(f"{path}: asked for backend {backend!r}, found a {detected[0]!r} file")
-    options = {} if dataset is None else {"dataset": dataset}
-    if options and not BACKENDS[found].has_datasets:
+    named = {} if dataset is None else {"dataset": dataset}
+    if named and not BACKENDS[found].has_datasets:
         raise BackendError(f"{path}: dataset={dataset!r} needs an HDF5 file, found a {found!r} file")
-    return BACKENDS[found].open(path, access=access, verify=verify, **options)
+    return BACKENDS[found].open(path, **named, **options)
+
+
+def _open_cached(
+    path: str | os.PathLike[str],
+    folder: str | os.PathLike[str] | None,
+    max_bytes: int | str | None,
+    options: dict[str, Any],
+) -> BatchReader:
+    from zb_hdf5.remote.cache import Cache
+
+    if folder is None:
+        raise ArgumentError(f"{path}: cache_bytes={max_bytes!r} needs a cache folder: pass cache")
+    cache, reader = Cache.of(folder, max_bytes), open_reader(path, **options)
+    try:
+        cache.attach(reader)
+    except BaseException:
+        reader.close()
+        raise
+    return reader
 
 
 def _open_windows(path: Path, backend: str, dataset: str | None, **options: Any) -> BatchReader:

@@ -62,9 +62,9 @@ def make_stored(write_file, write_store, gzip_copy):
     return make
 
 
-def open_stored(stored, path, access, verify="none"):
+def open_stored(stored, path, access, verify="none", **options):
     dataset = "group/data" if stored == "foreign hdf5" else None
-    return open_reader(path, access=access, verify=verify, dataset=dataset)
+    return open_reader(path, access=access, verify=verify, dataset=dataset, **options)
 
 
 @pytest.mark.parametrize("dtype", ["uint32", "uint16"])
@@ -87,6 +87,15 @@ def test_verifying_reader_keeps_the_contract(stored, access, verify, tokens, tmp
     reader = open_stored(stored, make_stored(stored, tmp_path, tokens), access, verify)
     check_reader(reader, tokens)
     check_closing(reader, tokens)
+
+
+@each_case
+def test_reader_behind_a_cache_keeps_the_contract(stored, access, tokens, tmp_path, make_stored):
+    path = make_stored(stored, tmp_path, tokens)
+    for _ in ("while the cache is filled", "when it is full"):
+        reader = open_stored(stored, path, access, cache=tmp_path / "cache")
+        check_reader(reader, tokens)
+        check_closing(reader, tokens)
 
 
 @pytest.mark.parametrize(("stored", "access"), CASES[:5], ids=lambda value: value.replace(" ", "-"))

@@ -57,6 +57,8 @@ class BatchReader:
         Where the chunks of each column lie in the one file, for those that a reader may look for without HDF5.
     compressed
         The codec of the tokens of the one file, and the bytes that they take; None: they are stored as they are.
+    in_front
+        What puts a cache in front of other readers of the same tokens and fields; None where there is no cache.
     """
 
     backend: str
@@ -76,6 +78,7 @@ class BatchReader:
         self._is_int32 = meta.dtype == np.uint32
         self._open_field: Callable[[str], BatchReader] | None = None
         self._fields: dict[str, BatchReader] = {}
+        self.in_front: Callable[[BatchReader], None] | None = None
         self._local = threading.local()
 
     @property
@@ -141,7 +144,9 @@ class BatchReader:
         """
         if name not in self._fields:
             self.meta.of_field(name)  # says which there are
-            self._fields[name] = self._field_reader(name)
+            found = self._fields[name] = self._field_reader(name)
+            if self.in_front is not None:
+                self.in_front(found)
         return self._fields[name]
 
     def _field_reader(self, name: str) -> BatchReader:

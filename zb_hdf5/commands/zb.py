@@ -9,6 +9,7 @@ import click
 
 from zb_hdf5 import __version__
 from zb_hdf5.commands.look_cli import report, show, which
+from zb_hdf5.commands.stage import stage
 from zb_hdf5.console import (
     CommandGroup,
     ExistingPath,
@@ -74,6 +75,7 @@ def info(path: Path, dataset: str | None, as_json: bool, quiet: bool) -> None:
 zb.add_command(show)
 zb.add_command(report)
 zb.add_command(which)
+zb.add_command(stage)
 
 
 @zb.command(short_help="Compare every batch with its stored digests.")

@@ -54,7 +54,7 @@ class Loader(ReadingLoader):
     ----------
     source
         A path for `open_reader`, or a reader.
-    backend, access, verify
+    backend, access, verify, cache, cache_bytes
         As for `open_reader`; without effect on a reader.
     split
         Of a store with several splits: the one to read.
@@ -145,6 +145,8 @@ class Loader(ReadingLoader):
         backend: str = "auto",
         access: str = "auto",
         verify: str = "none",
+        cache: str | os.PathLike[str] | None = None,
+        cache_bytes: int | str | None = None,
         split: str = DEFAULT_SPLIT,
         shuffle: str = "global",
         block_size: int = 256,
@@ -171,11 +173,11 @@ class Loader(ReadingLoader):
     ) -> None:
         _refuse_other_loaders(backend, follow, batch_by)
         if not isinstance(source, BatchReader):
-            shape: dict[str, Any] = {}
+            options: dict[str, Any] = {"access": access, "verify": verify, "cache": cache, "cache_bytes": cache_bytes}
             if batch_size is not None and seq_len is not None and is_stream(Path(source), backend):
-                shape = {"batch_size": batch_size, "seq_len": seq_len, "overlap": int(targets)}
+                options |= {"batch_size": batch_size, "seq_len": seq_len, "overlap": int(targets)}
                 batch_size = seq_len = None  # what is opened has it
-            source = open_reader(source, backend=backend, access=access, verify=verify, split=split, **shape)
+            source = open_reader(source, backend=backend, split=split, **options)
         self.reader: BatchReader = source
         if tokenizer is not None:
             require_tokenizer(source.meta.tokenizer, tokenizer, source.path)

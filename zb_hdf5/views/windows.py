@@ -126,7 +126,11 @@ class WindowReader(BatchReader):
             other._set_windows(self.store, batch_size, self.stride, self.meta.seq_len - self.stride)
         except ZbError:  # the stream has no batch of that size
             return self
-        return other if other.fingerprint == fingerprint != self.fingerprint else self
+        if not other.fingerprint == fingerprint != self.fingerprint:
+            return self
+        if self.in_front is not None:
+            self.in_front(other)
+        return other
 
     def first_token(self, record: int, seq_len: int) -> int:
         """Return where a record of `seq_len` tokens, a divisor of those of a window, begins in the stream."""

@@ -14,8 +14,7 @@ import numpy.typing as npt
 
 from zb_hdf5.columns.reader import BatchReader, require_options
 from zb_hdf5.columns.source import BatchSource, CheckedSource
-from zb_hdf5.core.extents import ExtentFile
-from zb_hdf5.errors import ArgumentError, BackendError, FormatError, UnverifiableError
+from zb_hdf5.errors import ArgumentError, FormatError, UnverifiableError
 from zb_hdf5.field import Field
 from zb_hdf5.formats.hdf5.file import (
     chunk_extents,
@@ -29,7 +28,7 @@ from zb_hdf5.formats.hdf5.file import (
     require_version,
     text_of,
 )
-from zb_hdf5.formats.hdf5.source import H5pySource
+from zb_hdf5.formats.hdf5.source import H5pySource, open_source
 from zb_hdf5.spec import (
     BATCHES,
     BATCHES_LAYOUT,
@@ -88,13 +87,7 @@ class HDF5FieldReader(BatchReader):
             self.identity = h5_identity(h5, growing=not tokens.complete)
             rows = crc32_runs(own_dataset(h5, path, crc32_column(column)))
             sha256 = bytes(stored.attrs["sha256"]).decode("ascii", "replace")
-        source: BatchSource
-        if extents is not None and access != "h5py":
-            source = ExtentFile(path, extents, meta.shape, meta.dtype, access, self.identity)
-        elif access in ("mmap", "pread"):
-            raise BackendError(f"{path}: access={access!r} needs plain extents, but {obstacle}; use access='h5py'")
-        else:
-            source = H5pySource(path, column, meta, self.identity, tokens.marker)
+        source = open_source(path, column, meta, extents, obstacle, access, self.identity, tokens.marker)
         super().__init__(path, meta, num_batches, source)
         self.complete, self.extents = tokens.complete, extents
         self.sha256 = sha256 if tokens.complete and sha256 != NO_SHA256 else None

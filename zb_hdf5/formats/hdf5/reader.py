@@ -17,9 +17,8 @@ import numpy.typing as npt
 
 from zb_hdf5.columns.reader import BatchReader, require_options
 from zb_hdf5.columns.source import BatchSource, CheckedSource
-from zb_hdf5.core.extents import ExtentFile, Extents, Run
-from zb_hdf5.core.files import Identity
-from zb_hdf5.errors import ArgumentError, BackendError, FormatError, IncompleteError, Remedy, UnverifiableError
+from zb_hdf5.core.extents import Extents, Run
+from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError, Remedy, UnverifiableError
 from zb_hdf5.formats.documents import DocumentsBeside
 from zb_hdf5.formats.hdf5.fields import HDF5FieldReader, fields_in
 from zb_hdf5.formats.hdf5.file import (
@@ -35,7 +34,7 @@ from zb_hdf5.formats.hdf5.file import (
     require_version,
     text_of,
 )
-from zb_hdf5.formats.hdf5.source import H5pySource
+from zb_hdf5.formats.hdf5.source import H5pySource, open_source
 from zb_hdf5.formats.sidecar import crc32_path, no_crc32_file, read_crc32_file
 from zb_hdf5.spec import (
     BATCHES,
@@ -107,7 +106,9 @@ class HDF5BatchReader(BatchReader):
             if verify != "none" and dataset is not None:
                 raise UnverifiableError(f"{path}: cannot be verified: {_FOREIGN}")
             crc32 = _required_crc32(h5, path, found) if verify == "batch" else None
-        source = self._open_source(path, found, access, dataset or BATCHES, self._identity)
+        source = open_source(
+            path, dataset or BATCHES, found.meta, found.extents, found.obstacle, access, self._identity
+        )
         super().__init__(path, found.meta, found.num_batches, source)
         self._foreign, self._is_face = dataset is not None, found.is_face
         self.extents, self.complete, self.sha256 = found.extents, found.complete, found.sha256
@@ -126,16 +127,6 @@ class HDF5BatchReader(BatchReader):
             self._source = CheckedSource(source, found.meta, crc32, path)
         elif verify == "store":
             self.require_digests()
-
-    @staticmethod
-    def _open_source(path: Path, found: _Layout, access: str, dataset: str, identity: Identity) -> BatchSource:
-        if found.extents is not None and access != "h5py":
-            return ExtentFile(path, found.extents, found.meta.shape, found.meta.dtype, access, identity)
-        if access in ("mmap", "pread"):
-            raise BackendError(
-                f"{path}: access={access!r} needs plain extents, but {found.obstacle}; use access='h5py' or 'auto'"
-            )
-        return H5pySource(path, dataset, found.meta, identity)
 
     def stored_crc32(self) -> npt.NDArray[np.uint32] | None:
         """Return the rows of the dataset `crc32`, or of the file beside a stamped `.batch`, or None."""

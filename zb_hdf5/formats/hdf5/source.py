@@ -12,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.columns.source import CopyingSource, gather_from_batches
+from zb_hdf5.core.extents import ExtentFile, Extents
 from zb_hdf5.core.files import Identity
-from zb_hdf5.errors import FormatError, IncompleteError, Remedy, UnavailableError
+from zb_hdf5.errors import BackendError, FormatError, IncompleteError, Remedy, UnavailableError
 from zb_hdf5.formats.hdf5.file import h5_damage, lacking_filters, open_h5_for_reading
 from zb_hdf5.spec import BATCHES_ATTRIBUTES, BATCHES_LAYOUT, NO_SHA256, StoreMeta, TokenArray, as_stored, is_sha256
 
@@ -24,6 +25,39 @@ class WriterState(NamedTuple):
     num_batches: int
     complete: bool
     sha256: str | None
+
+
+def open_source(
+    path: Path,
+    dataset: str,
+    meta: StoreMeta,
+    extents: Extents | None,
+    obstacle: str,
+    access: str,
+    identity: Identity,
+    marker: str | None = None,
+) -> ExtentFile | H5pySource:
+    """Open the batches of a dataset by their extents, or through h5py where they have none.
+
+    Parameters
+    ----------
+    obstacle
+        Why there are no extents.
+    marker
+        The dataset whose attributes are the commit marker, where it is another one.
+
+    Raises
+    ------
+    BackendError
+        If `access` needs extents, and there are none.
+    """
+    if extents is not None and access != "h5py":
+        return ExtentFile(path, extents, meta.shape, meta.dtype, access, identity)
+    if access in ("mmap", "pread"):
+        raise BackendError(
+            f"{path}: access={access!r} needs plain extents, but {obstacle}; use access='h5py' or 'auto'"
+        )
+    return H5pySource(path, dataset, meta, identity, marker)
 
 
 class H5pySource(CopyingSource):
@@ -41,6 +75,10 @@ class H5pySource(CopyingSource):
         self._path, self._name, self._meta, self._identity = path, dataset, meta, identity
         self._marker = marker or dataset  # the dataset whose attributes are the commit marker
         self._reset()
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self._meta.dtype
 
     def _reset(self) -> None:
         self._lock = threading.Lock()

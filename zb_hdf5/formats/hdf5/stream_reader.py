@@ -30,7 +30,7 @@ from zb_hdf5.formats.hdf5.file import (
     require_version,
     text_of,
 )
-from zb_hdf5.formats.hdf5.source import H5pySource
+from zb_hdf5.formats.hdf5.source import H5pySource, open_source
 from zb_hdf5.formats.npy import read_npy_header
 from zb_hdf5.spec import (
     CODE_BY_DTYPE,
@@ -135,16 +135,9 @@ def open_token_file(path: Path, access: str = "auto", identity: Identity | None 
             raise BackendError(f"{path}: access='h5py' needs an HDF5 file, found a .npy file")
         return _open_npy(path, access, identity)
     found = inspect_stream(path, identity)
-    if found.extents is not None and access != "h5py":
-        return ExtentTokens(
-            ExtentFile(path, found.extents, found.meta.shape, found.meta.dtype, access, found.identity),
-            found.token_count,
-        )
-    if access in ("mmap", "pread"):
-        why = "it is compressed" if found.complete else "its writer has not finished"
-        raise BackendError(f"{path}: access={access!r} needs plain extents, but {why}; use access='h5py' or 'auto'")
-    source = H5pySource(path, TOKENS, found.meta, found.identity)
-    return H5pyTokens(path, source, found.token_count, found.meta.dtype, found.identity)
+    why = "it is compressed" if found.complete else "its writer has not finished"
+    source = open_source(path, TOKENS, found.meta, found.extents, why, access, found.identity)
+    return _tokens_of(path, source, found.token_count, found.identity)
 
 
 def open_field_file(path: Path, name: str, access: str = "auto") -> TokenFile:
@@ -153,10 +146,13 @@ def open_field_file(path: Path, name: str, access: str = "auto") -> TokenFile:
     Raises as `open_token_file`.
     """
     reader = HDF5FieldReader(path, name, access=access)
-    source = reader._source
+    return _tokens_of(path, cast("ExtentFile | H5pySource", reader._source), reader.token_count, reader.identity)
+
+
+def _tokens_of(path: Path, source: ExtentFile | H5pySource, num_tokens: int, identity: Identity) -> TokenFile:
     if isinstance(source, H5pySource):
-        return H5pyTokens(path, source, reader.token_count, reader.dtype, reader.identity)
-    return ExtentTokens(cast(ExtentFile, source), reader.token_count)
+        return H5pyTokens(path, source, num_tokens, identity)
+    return ExtentTokens(source, num_tokens)
 
 
 def _open_npy(path: Path, access: str, identity: Identity | None) -> TokenFile:
@@ -206,11 +202,9 @@ class H5pyTokens:
     access = "h5py"
     extents: Extents | None = None
 
-    def __init__(
-        self, path: Path, source: H5pySource, num_tokens: int, dtype: np.dtype[Any], identity: Identity
-    ) -> None:
+    def __init__(self, path: Path, source: H5pySource, num_tokens: int, identity: Identity) -> None:
         self._path, self._source = path, source
-        self.num_tokens, self.dtype, self.identity = num_tokens, dtype, identity
+        self.num_tokens, self.dtype, self.identity = num_tokens, source.dtype, identity
 
     def flat(self) -> TokenArray | None:
         return None

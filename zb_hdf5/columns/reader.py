@@ -97,6 +97,12 @@ class BatchReader:
         return self._source.access
 
     @property
+    def in_flight(self) -> tuple[int, int] | None:
+        """How many bytes and reads to keep under way, where each read waits for a far server; None: for a disk."""
+        found: tuple[int, int] | None = getattr(self._source, "in_flight", None)
+        return found
+
+    @property
     def fingerprint(self) -> str:
         """Identity of the content, the same in every backend for the same tokens, shape and shards.
 

@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from zb_hdf5.columns.ranges import RangeSource, open_extents
 from zb_hdf5.columns.source import BatchSource
-from zb_hdf5.core.extents import ExtentFile, Extents
+from zb_hdf5.core.extents import ExtentFile, Extents, FilePart
 from zb_hdf5.core.files import Identity
 from zb_hdf5.errors import ChecksumError, FormatError, IncompleteError, Remedy, UnverifiableError
 from zb_hdf5.formats.sidecar import read_crc32_file
@@ -19,7 +20,7 @@ from zb_hdf5.store.table import ShardEntry
 
 def open_proved(
     path: Path, entry: ShardEntry, meta: StoreMeta, access: str, batch: int, identity: Identity | None = None
-) -> ExtentFile | None:
+) -> ExtentFile | RangeSource | None:
     """Open a shard by what its index says of it, without HDF5, and prove it by `batch`, or by the identity it had.
 
     Returns None if the index does not say enough, or the file is not what it says.
@@ -30,13 +31,15 @@ def open_proved(
         If there is no such file, or it is none.
     """
     source = _open_by_index(path, entry, meta, access, identity)
-    if (
-        source is not None
-        and identity is None
-        and _problem(entry, meta, _crc32_rows(source, path, entry), batch, tokens_of(source, entry, meta, batch))
-    ):
+    if source is None or identity is not None:
+        return source
+    tokens = np.empty(meta.shape, meta.dtype)
+    rows = _read_proof(source, path, entry, batch, tokens)
+    if _problem(entry, meta, rows, batch, _stored_part(tokens, entry, meta, batch)):
         source.close()
         return None
+    if isinstance(source, RangeSource):
+        source.remember(batch, tokens)
     return source
 
 
@@ -67,12 +70,16 @@ def tokens_of(source: BatchSource, entry: ShardEntry, meta: StoreMeta, batch: in
     """Return the tokens that the crc32 of a batch is taken of: the last chunk of a stream may hold fewer."""
     tokens = np.empty(meta.shape, meta.dtype)
     source.read_into(batch, tokens)
+    return _stored_part(tokens, entry, meta, batch)
+
+
+def _stored_part(tokens: TokenArray, entry: ShardEntry, meta: StoreMeta, batch: int) -> TokenArray:
     return tokens.reshape(-1)[: entry.token_count - batch * meta.batch_tokens]
 
 
 def _open_by_index(
     path: Path, entry: ShardEntry, meta: StoreMeta, access: str, identity: Identity | None
-) -> ExtentFile | None:
+) -> ExtentFile | RangeSource | None:
     """Open a shard where the index says that its batches lie; None if it does not say, or they cannot be there."""
     extents = entry.extents(meta.column, meta.batch_bytes)
     if extents is None or entry.crc32 == NOT_KNOWN:
@@ -82,24 +89,33 @@ def _open_by_index(
     ):
         return None  # one batch proves the places of all only where they follow each other as ours do
     try:
-        source = ExtentFile(path, extents, meta.shape, meta.dtype, access, identity)
+        source = open_extents(path, extents, meta, access, identity, entry.num_bytes)
     except IncompleteError:
         return None
-    if source.num_bytes == entry.num_bytes:
+    if isinstance(source, RangeSource) or source.num_bytes == entry.num_bytes:
         return source
     source.close()
     return None
 
 
-def _crc32_rows(source: ExtentFile, path: Path, entry: ShardEntry) -> npt.NDArray[np.uint32] | None:
-    """Return the crc32 of each batch, where the index says that they lie, or of the file beside the shard."""
+def _read_proof(
+    source: ExtentFile | RangeSource, path: Path, entry: ShardEntry, batch: int, tokens: TokenArray
+) -> npt.NDArray[np.uint32] | None:
+    """Fill `tokens` with a batch, and return the crc32 of all: where the index says that they lie, or beside the shard.
+
+    None: they cannot be read. Of an object all is asked for at once, and its own errors say more.
+    """
+    parts: list[FilePart] = []
     try:
-        if CRC32 not in entry.columns:
-            return read_crc32_file(path, entry.num_batches)
-        rows = np.zeros(entry.num_batches, "<u4")
-        extents = Extents(list(entry.columns[CRC32]), CRC32_CHUNK_ROWS * rows.itemsize)
-        for number, start in enumerate(range(0, len(rows), CRC32_CHUNK_ROWS)):
-            source.read_at(extents.offset(number), rows[start : start + CRC32_CHUNK_ROWS])
+        rows: npt.NDArray[np.uint32] | None = None
+        if CRC32 in entry.columns:
+            rows = np.zeros(entry.num_batches, "<u4")
+            extents = Extents(list(entry.columns[CRC32]), CRC32_CHUNK_ROWS * rows.itemsize)
+            for number, start in enumerate(range(0, len(rows), CRC32_CHUNK_ROWS)):
+                parts.append((extents.offset(number), rows[start : start + CRC32_CHUNK_ROWS]))
+        source.read_at((source.extents.offset(batch), tokens), *parts)
+        return read_crc32_file(path, entry.num_batches) if rows is None else rows
     except (OSError, FormatError, IncompleteError, UnverifiableError, IndexError):
+        if isinstance(source, RangeSource):
+            raise
         return None
-    return rows

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import zlib
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, cast
@@ -13,10 +14,12 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
+from zb_hdf5.columns.ranges import RangeSource, open_extents
 from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.columns.source import BatchSource
 from zb_hdf5.core.extents import ExtentFile, Extents, Run
 from zb_hdf5.core.files import Identity
+from zb_hdf5.core.paths import RemotePath, any_path
 from zb_hdf5.errors import ArgumentError, BackendError, ChecksumError, ConvertError, FormatError, IncompleteError
 from zb_hdf5.formats.hdf5.fields import HDF5FieldReader, fields_in
 from zb_hdf5.formats.hdf5.file import (
@@ -104,6 +107,9 @@ class TokenFile(Protocol):
     def read_into(self, start: int, out: TokenArray) -> None:
         """Fill 1-D `out`, of the file's dtype, with consecutive tokens."""
 
+    def read_runs(self, runs: Sequence[tuple[int, TokenArray]]) -> None:
+        """Fill each 1-D array with consecutive tokens from its place on; all at once, where that is faster."""
+
     def is_cached(self, start: int) -> bool:
         """Return whether a token can be read without waiting for a disk."""
 
@@ -146,10 +152,14 @@ def open_field_file(path: Path, name: str, access: str = "auto") -> TokenFile:
     Raises as `open_token_file`.
     """
     reader = HDF5FieldReader(path, name, access=access)
-    return _tokens_of(path, cast("ExtentFile | H5pySource", reader._source), reader.token_count, reader.identity)
+    return _tokens_of(
+        path, cast("ExtentFile | RangeSource | H5pySource", reader._source), reader.token_count, reader.identity
+    )
 
 
-def _tokens_of(path: Path, source: ExtentFile | H5pySource, num_tokens: int, identity: Identity) -> TokenFile:
+def _tokens_of(
+    path: Path, source: ExtentFile | RangeSource | H5pySource, num_tokens: int, identity: Identity
+) -> TokenFile:
     if isinstance(source, H5pySource):
         return H5pyTokens(path, source, num_tokens, identity)
     return ExtentTokens(source, num_tokens)
@@ -166,7 +176,7 @@ def _open_npy(path: Path, access: str, identity: Identity | None) -> TokenFile:
 class ExtentTokens:
     """Tokens read outside any format library. See `TokenFile`, and `ExtentFile` for views of files that change."""
 
-    def __init__(self, file: ExtentFile, num_tokens: int) -> None:
+    def __init__(self, file: ExtentFile | RangeSource, num_tokens: int) -> None:
         self._file, self.num_tokens = file, num_tokens
         self.access, self.dtype, self.identity = file.access, file.dtype, file.identity
         self._chunk_tokens = file.shape[1]
@@ -179,9 +189,12 @@ class ExtentTokens:
     def read_into(self, start: int, out: TokenArray) -> None:
         tokens = self.flat()
         if tokens is None:
-            self._file.read_tokens_into(start, out)
+            self._file.read_runs_of_tokens([(start, out)])
         else:
             out[...] = tokens[start : start + len(out)]
+
+    def read_runs(self, runs: Sequence[tuple[int, TokenArray]]) -> None:
+        self._file.read_runs_of_tokens(runs)
 
     def is_cached(self, start: int) -> bool:
         return self._file.is_cached(start // self._chunk_tokens)
@@ -216,6 +229,10 @@ class H5pyTokens:
             first, within = divmod(start, size)
             out[...] = stored[first : -(-(start + len(out)) // size)].reshape(-1)[within : within + len(out)]
 
+    def read_runs(self, runs: Sequence[tuple[int, TokenArray]]) -> None:
+        for start, out in runs:
+            self.read_into(start, out)
+
     def is_cached(self, start: int) -> bool:
         """Say yes, as for batches through HDF5."""
         return True
@@ -242,11 +259,13 @@ class HDF5StreamReader(BatchReader):
     backend = "hdf5"
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        path = Path(path)
+        path = any_path(path)
         found = self._found = inspect_stream(path)
         source: BatchSource
         if found.extents is not None:
-            source = ExtentFile(path, found.extents, found.meta.shape, found.meta.dtype, "pread", found.identity)
+            source = open_extents(
+                path, found.extents, found.meta, "auto" if isinstance(path, RemotePath) else "pread", found.identity
+            )
         else:
             source = H5pySource(path, TOKENS, found.meta, found.identity)
         super().__init__(path, found.meta, found.num_chunks, source)

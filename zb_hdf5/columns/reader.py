@@ -93,7 +93,10 @@ class BatchReader:
 
     @property
     def access(self) -> str:
-        """The I/O path, as asked for: "auto", "mmap", "pread" or "h5py"; "h5py" too where only HDF5 can read it."""
+        """The I/O path as asked for: "auto", "mmap", "pread", "h5py"; "h5py" too where only HDF5 can read it.
+
+        "remote": of objects, by ranges.
+        """
         return self._source.access
 
     @property

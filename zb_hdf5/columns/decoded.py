@@ -12,7 +12,7 @@ import numpy.typing as npt
 from zb_hdf5.columns.codecs import decoder, require_codec
 from zb_hdf5.columns.ranges import Ranges
 from zb_hdf5.columns.source import CopyingSource, gather_from_batches
-from zb_hdf5.core.extents import Extents, Run
+from zb_hdf5.core.extents import Extents, FilePart, Run
 from zb_hdf5.core.files import Identity
 from zb_hdf5.errors import ChecksumError, FormatError, Remedy
 from zb_hdf5.spec import BATCHES_LAYOUT, EXTENTS_CHUNK_ROWS, StoreMeta, TokenArray
@@ -119,9 +119,9 @@ class DecodedSource(CopyingSource):
         """Size of the file now."""
         return self._ranges.num_bytes
 
-    def read_at(self, offset: int, out: npt.NDArray[Any]) -> None:
-        """Fill `out` with the bytes of the file from `offset` on."""
-        self._ranges.read_ranges([(offset, out)])
+    def read_at(self, *parts: FilePart) -> None:
+        """Fill each array with the bytes of the file from its offset on."""
+        self._ranges.read_ranges(parts)
 
     def flat(self) -> None:
         """Return nothing: no mapping holds the tokens."""
@@ -193,6 +193,11 @@ class DecodedSource(CopyingSource):
             part = self._remembered(number).reshape(-1)[within : within + len(out) - done]
             out[done : done + len(part)] = part
             done += len(part)
+
+    def read_runs_of_tokens(self, runs: Iterable[tuple[int, TokenArray]]) -> None:
+        """Fill each 1-D array with consecutive tokens from its place on, counted over all batches."""
+        for start, out in runs:
+            self.read_tokens_into(start, out)
 
     def will_need(self, index: int, count: int = 1) -> None:
         """Do nothing: whoever reads ahead reads in threads."""

@@ -100,13 +100,22 @@ class BatchReader:
 
     @property
     def access(self) -> str:
-        """The I/O path, as asked for: "auto", "mmap", "pread" or "h5py"; "h5py" too where only HDF5 can read it."""
+        """The I/O path as asked for: "auto", "mmap", "pread", "h5py"; "h5py" too where only HDF5 can read it.
+
+        "remote": of objects, by ranges.
+        """
         return self._source.access
 
     @property
     def wants_threads(self) -> bool:
         """Whether reading in several threads is faster also where nothing waits for a disk."""
         return self._source.wants_threads
+
+    @property
+    def in_flight(self) -> tuple[int, int] | None:
+        """How many bytes and reads to keep under way, where each read waits for a far server; None: for a disk."""
+        found: tuple[int, int] | None = getattr(self._source, "in_flight", None)
+        return found
 
     @property
     def fingerprint(self) -> str:

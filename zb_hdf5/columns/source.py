@@ -98,6 +98,7 @@ class CheckedSource:
     def __init__(self, source: BatchSource, meta: StoreMeta, crc32: npt.NDArray[np.uint32], path: Path) -> None:
         self._source, self._meta, self._crc32, self._path = source, meta, crc32, path
         self.access, self.wants_threads = source.access, source.wants_threads
+        self.in_flight: tuple[int, int] | None = getattr(source, "in_flight", None)
 
     def read(self, index: int) -> TokenArray:
         tokens = self._source.read(index)

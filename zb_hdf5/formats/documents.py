@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.core.documents import Document, Spans
-from zb_hdf5.core.paths import local_path
+from zb_hdf5.core.paths import any_path
 from zb_hdf5.core.pieces import Pieces
 from zb_hdf5.errors import BatchIndexError, FormatError
 from zb_hdf5.formats.document_file import DocumentFile, DocumentPart, documents_path
@@ -40,7 +40,7 @@ class DocumentTable:
     """
 
     def __init__(self, folder: str | os.PathLike[str], parts: Sequence[DocumentPart]) -> None:
-        self._folder, self.parts = local_path(folder), tuple(parts)
+        self._folder, self.parts = any_path(folder), tuple(parts)
         self._first_tokens = np.array([part.first_token for part in self.parts], np.uint64)
         self._first_documents = np.array([part.first_document for part in self.parts], np.int64)
         self._files: dict[int, DocumentFile] = {}

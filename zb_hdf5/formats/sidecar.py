@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +9,7 @@ import numpy.typing as npt
 
 from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.core.digests import batch_crc32s, crc32_array
-from zb_hdf5.core.files import regular
+from zb_hdf5.core.files import handle_of, open_file, regular, size_of
 from zb_hdf5.core.publishing import PARTIAL_SUFFIX, partial_path, write_atomically
 from zb_hdf5.errors import FormatError, Remedy, UnverifiableError
 from zb_hdf5.spec import CRC32_SUFFIX, FIELDS_SUFFIX
@@ -55,11 +54,11 @@ def read_crc32_file(path: Path, num_batches: int) -> npt.NDArray[np.uint32]:
     """
     place = crc32_path(path)
     try:
-        with open(place, "rb", opener=regular) as file:
-            size = os.fstat(file.fileno()).st_size
-            if size != 4 * num_batches:
-                raise FormatError(f"{place}: expected {4 * num_batches:,} bytes, found {size:,}")
-            return np.frombuffer(file.read(size), dtype="<u4")
+        with open_file(place) as file:
+            rows, size = file.read(4 * num_batches), size_of(handle_of(file))
+        if size != 4 * num_batches:
+            raise FormatError(f"{place}: expected {4 * num_batches:,} bytes, found {size:,}")
+        return np.frombuffer(rows, dtype="<u4")
     except FileNotFoundError as error:
         raise UnverifiableError(
             f"{path}: cannot be verified: {place.name} is not beside it", remedy=Remedy.CRC32, at=path

@@ -15,7 +15,7 @@ from zb_hdf5.columns.reader import require_choice
 from zb_hdf5.core.digests import crc32_of
 from zb_hdf5.core.extents import network_file_system
 from zb_hdf5.core.order import GlobalOrder, IndexArray, Order, SequentialOrder
-from zb_hdf5.core.paths import local_path
+from zb_hdf5.core.paths import any_path
 from zb_hdf5.errors import ArgumentError
 from zb_hdf5.loaders.collate import Collation, DocumentBatches, open_batches
 from zb_hdf5.loaders.prefetch import read_ahead, require_prefetch
@@ -310,7 +310,7 @@ def _read_all(
 
 
 def _open_stream(source: str | os.PathLike[str], split: str, access: str) -> MmapTokenStore:
-    path = local_path(source)
+    path = any_path(source)
     if path.exists() and not is_stream(path):
         raise ArgumentError(
             f"{path}: expected a token stream, whose documents are whole, found none; convert text into a stream"

@@ -13,7 +13,6 @@ import contextlib
 import os
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from zb_hdf5.columns.reader import BatchReader
@@ -36,9 +35,8 @@ from zb_hdf5.loaders.states import (
 )
 from zb_hdf5.loaders.step_reader import Step, StepReader
 from zb_hdf5.loaders.steps import Request, Skip, StepPlan, checked_skip
-from zb_hdf5.opening import open_reader
+from zb_hdf5.opening import open_for_loader, open_reader
 from zb_hdf5.spec import DEFAULT_SPLIT, DTYPE_BY_NAME, LIVE_PREFIX
-from zb_hdf5.store.kinds import is_stream
 from zb_hdf5.text.tokenizers import Tokenizer, require_tokenizer
 
 if TYPE_CHECKING:
@@ -173,11 +171,14 @@ class Loader(ReadingLoader):
     ) -> None:
         _refuse_other_loaders(backend, follow, batch_by)
         if not isinstance(source, BatchReader):
-            options: dict[str, Any] = {"access": access, "verify": verify, "cache": cache, "cache_bytes": cache_bytes}
-            if batch_size is not None and seq_len is not None and is_stream(Path(source), backend):
-                options |= {"batch_size": batch_size, "seq_len": seq_len, "overlap": int(targets)}
-                batch_size = seq_len = None  # what is opened has it
-            source = open_reader(source, backend=backend, split=split, **options)
+            options: dict[str, Any] = {"backend": backend, "access": access, "verify": verify, "split": split}
+            options |= {"cache": cache, "cache_bytes": cache_bytes}
+            if batch_size is None or seq_len is None:
+                source = open_reader(source, **options)
+            else:
+                source, is_shaped = open_for_loader(source, batch_size, seq_len, int(targets), **options)
+                if is_shaped:
+                    batch_size = seq_len = None  # what is opened has it
         self.reader: BatchReader = source
         if tokenizer is not None:
             require_tokenizer(source.meta.tokenizer, tokenizer, source.path)

@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.columns.decoded import CodedChunks, DecodedSource, read_extents
-from zb_hdf5.columns.ranges import FileRanges
+from zb_hdf5.columns.ranges import RangeSource, open_extents, open_ranges
 from zb_hdf5.columns.source import BatchSource
 from zb_hdf5.core.digests import crc32_of
-from zb_hdf5.core.extents import ExtentFile, Extents
+from zb_hdf5.core.extents import ExtentFile, Extents, FilePart
 from zb_hdf5.core.files import Identity
 from zb_hdf5.errors import ChecksumError, FormatError, IncompleteError, Remedy, UnverifiableError
 from zb_hdf5.formats.sidecar import read_crc32_file
@@ -30,7 +30,7 @@ from zb_hdf5.store.table import ShardEntry
 
 def open_proved(
     path: Path, entry: ShardEntry, meta: StoreMeta, access: str, batch: int, identity: Identity | None = None
-) -> ExtentFile | DecodedSource | None:
+) -> ExtentFile | RangeSource | DecodedSource | None:
     """Open a shard by what its index says of it, without HDF5, and prove it by `batch`, or by the identity it had.
 
     Returns None if the index does not say enough, or the file is not what it says.
@@ -44,15 +44,13 @@ def open_proved(
     source = (_open_compressed if compressed else _open_by_index)(path, entry, meta, access, identity)
     if source is None or identity is not None:
         return source
-    try:
-        tokens = tokens_of(source, entry, meta, batch)
-    except ChecksumError:  # it does not unpack
-        problem = "is damaged"
-    else:
-        problem = _problem(entry, meta, _crc32_rows(source, path, entry), batch, tokens)
-    if problem:
+    tokens = np.empty(meta.shape, meta.dtype)
+    rows = _read_proof(source, path, entry, batch, tokens)
+    if _problem(entry, meta, rows, batch, _stored_part(tokens, entry, meta, batch)):
         source.close()
         return None
+    if isinstance(source, RangeSource):
+        source.remember(batch, tokens)
     return source
 
 
@@ -83,12 +81,16 @@ def tokens_of(source: BatchSource, entry: ShardEntry, meta: StoreMeta, batch: in
     """Return the tokens that the crc32 of a batch is taken of: the last chunk of a stream may hold fewer."""
     tokens = np.empty(meta.shape, meta.dtype)
     source.read_into(batch, tokens)
+    return _stored_part(tokens, entry, meta, batch)
+
+
+def _stored_part(tokens: TokenArray, entry: ShardEntry, meta: StoreMeta, batch: int) -> TokenArray:
     return tokens.reshape(-1)[: entry.token_count - batch * meta.batch_tokens]
 
 
 def _open_by_index(
     path: Path, entry: ShardEntry, meta: StoreMeta, access: str, identity: Identity | None
-) -> ExtentFile | None:
+) -> ExtentFile | RangeSource | None:
     """Open a shard where the index says that its batches lie; None if it does not say, or they cannot be there."""
     extents = entry.extents(meta.column, meta.batch_bytes)
     if extents is None or entry.crc32 == NOT_KNOWN:
@@ -98,10 +100,10 @@ def _open_by_index(
     ):
         return None  # one batch proves the places of all only where they follow each other as ours do
     try:
-        source = ExtentFile(path, extents, meta.shape, meta.dtype, access, identity)
+        source = open_extents(path, extents, meta, access, identity, entry.num_bytes)
     except IncompleteError:
         return None
-    if source.num_bytes == entry.num_bytes:
+    if isinstance(source, RangeSource) or source.num_bytes == entry.num_bytes:
         return source
     source.close()
     return None
@@ -113,7 +115,7 @@ def _open_compressed(
     """Open a compressed shard where the index says that its extents are; None as above."""
     if entry.compressed is None or entry.crc32 == NOT_KNOWN or access == "mmap":
         return None
-    ranges = FileRanges(path, identity)
+    ranges = open_ranges(path, identity, entry.num_bytes)
     try:
         if ranges.num_bytes == entry.num_bytes:
             table = read_extents(ranges, entry.columns[extents_column(meta.column)], entry.num_batches)
@@ -128,15 +130,28 @@ def _open_compressed(
     return None
 
 
-def _crc32_rows(source: ExtentFile | DecodedSource, path: Path, entry: ShardEntry) -> npt.NDArray[np.uint32] | None:
-    """Return the crc32 of each batch, where the index says that they lie, or of the file beside the shard."""
+def _read_proof(
+    source: ExtentFile | RangeSource | DecodedSource, path: Path, entry: ShardEntry, batch: int, tokens: TokenArray
+) -> npt.NDArray[np.uint32] | None:
+    """Fill `tokens` with a batch, and return the crc32 of all: where the index says that they lie, or beside the shard.
+
+    None: they cannot be read. Of an object all is asked for at once, and its own errors say more.
+    """
+    parts: list[FilePart] = []
     try:
-        if CRC32 not in entry.columns:
-            return read_crc32_file(path, entry.num_batches)
-        rows = np.zeros(entry.num_batches, "<u4")
-        extents = Extents(list(entry.columns[CRC32]), CRC32_CHUNK_ROWS * rows.itemsize)
-        for number, start in enumerate(range(0, len(rows), CRC32_CHUNK_ROWS)):
-            source.read_at(extents.offset(number), rows[start : start + CRC32_CHUNK_ROWS])
-    except (OSError, FormatError, IncompleteError, UnverifiableError, IndexError):
+        rows: npt.NDArray[np.uint32] | None = None
+        if CRC32 in entry.columns:
+            rows = np.zeros(entry.num_batches, "<u4")
+            extents = Extents(list(entry.columns[CRC32]), CRC32_CHUNK_ROWS * rows.itemsize)
+            for number, start in enumerate(range(0, len(rows), CRC32_CHUNK_ROWS)):
+                parts.append((extents.offset(number), rows[start : start + CRC32_CHUNK_ROWS]))
+        if isinstance(source, DecodedSource):
+            source.read_at(*parts)
+            source.read_into(batch, tokens)
+        else:
+            source.read_at((source.extents.offset(batch), tokens), *parts)
+        return read_crc32_file(path, entry.num_batches) if rows is None else rows
+    except (OSError, ChecksumError, FormatError, IncompleteError, UnverifiableError, IndexError):
+        if isinstance(source, RangeSource):
+            raise
         return None
-    return rows

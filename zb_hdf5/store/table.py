@@ -18,6 +18,7 @@ import numpy.typing as npt
 from zb_hdf5.columns.writer import CompressedTokens, FieldDigest, ShardInfo
 from zb_hdf5.core.digests import crc32_of
 from zb_hdf5.core.extents import Extents, Run
+from zb_hdf5.core.paths import any_path
 from zb_hdf5.core.publishing import partial_path
 from zb_hdf5.errors import FormatError, Remedy
 from zb_hdf5.spec import (
@@ -125,7 +126,7 @@ class ShardEntry:
 
     def file(self, folder: str | os.PathLike[str]) -> Path:
         """Return where its bytes are now: a growing shard's are in its `.partial` until it is published."""
-        path = Path(folder) / self.path
+        path = any_path(folder) / self.path
         growing = not self.complete and partial_path(path).exists()
         return partial_path(path) if growing else path
 

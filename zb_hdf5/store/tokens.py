@@ -13,10 +13,12 @@ from typing import Any, Final, Self
 import numpy as np
 import numpy.typing as npt
 
+from zb_hdf5.columns.ranges import REMOTE
 from zb_hdf5.core.extents import Extents
 from zb_hdf5.core.files import Identity
+from zb_hdf5.core.objects import IN_FLIGHT
 from zb_hdf5.core.open_files import OpenFiles
-from zb_hdf5.core.paths import local_path
+from zb_hdf5.core.paths import RemotePath, any_path, require_remote_access
 from zb_hdf5.errors import ArgumentError, BatchIndexError, FormatError, IncompleteError
 from zb_hdf5.field import Field
 from zb_hdf5.formats.document_file import DocumentPart
@@ -44,7 +46,7 @@ from zb_hdf5.spec import (
     combine_sha256,
     crc32_column,
 )
-from zb_hdf5.store.index import ShardIndex
+from zb_hdf5.store.index import ShardIndex, find_index
 from zb_hdf5.store.proof import open_proved, require_proof
 from zb_hdf5.store.table import ShardEntry
 
@@ -90,8 +92,16 @@ class MmapTokenStore:
         If there are no tokens, or a file is not what it should be.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, split: str | None = None, access: str = "auto") -> None:
-        self.path, self._access = local_path(path), access
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        split: str | None = None,
+        access: str = "auto",
+        index: ShardIndex | None = None,
+    ) -> None:
+        self.path, self._access = any_path(path), access
+        require_remote_access(self.path, access)
         self.boundary_token_id, self.vocab_size, self.tokenizer = NO_BOUNDARY, 0, ""
         self._sha256: list[str] = []
         self._index: ShardIndex | None = None
@@ -99,8 +109,8 @@ class MmapTokenStore:
         self.fields: tuple[Field, ...] = ()
         self._identities: dict[int, Identity] = {}  # of the files that were open once
         folder = self.path.parent if self.path.name == INDEX_NAME else self.path
-        if (folder / INDEX_NAME).exists():
-            counts = self._take_index(ShardIndex.load(folder).of_split(split), folder)
+        if index is not None or find_index(self.path):
+            counts = self._take_index((index or ShardIndex.load(folder)).of_split(split), folder)
         elif split not in (None, DEFAULT_SPLIT):
             raise ArgumentError(f"{self.path}: split={split!r} needs a store, found none")
         elif self.path.is_dir() or self.path.suffix == ".npy":
@@ -125,7 +135,7 @@ class MmapTokenStore:
         self._sha256 = values["sha256"]
         self.paths = [folder / path for path in values["path"]]
         for path in self.paths:
-            if not path.exists():
+            if not (isinstance(path, RemotePath) or path.exists()):
                 raise FormatError(f"{folder / INDEX_NAME}: names {path.name}, which is not there; restore it")
         counts: list[int] = values["token_count"].tolist()
         return counts
@@ -188,8 +198,15 @@ class MmapTokenStore:
 
     @property
     def access(self) -> str:
-        """The I/O path of the first file: "auto", "mmap", "pread" or "h5py"."""
+        """The I/O path of the first file: "auto", "mmap", "pread" or "h5py"; "remote" for objects."""
+        if isinstance(self.path, RemotePath) and self._index is not None and self._access != "h5py":
+            return REMOTE  # without a look at the file
         return self._file(0, 0).access
+
+    @property
+    def in_flight(self) -> tuple[int, int] | None:
+        """See `BatchReader.in_flight`."""
+        return IN_FLIGHT if isinstance(self.path, RemotePath) else None
 
     @property
     def extents(self) -> Extents | None:
@@ -267,6 +284,7 @@ class MmapTokenStore:
             return
         files = self._firsts.searchsorted(starts, side="right") - 1
         mapped: dict[int, TokenArray | None] = {}
+        together: dict[int, list[tuple[int, TokenArray]]] = {}
         places = zip(files.tolist(), (starts - self._firsts[files]).tolist(), strict=True)
         for row, (number, start) in enumerate(places):
             if number not in mapped:
@@ -274,8 +292,12 @@ class MmapTokenStore:
             tokens = mapped[number]
             if tokens is not None and start + length <= len(tokens):
                 out[row] = tokens[start : start + length]
+            elif self._firsts[number] + start + length <= self._starts[number + 1] and tokens is None:
+                together.setdefault(number, []).append((start, out[row]))
             else:
                 self.read_into(int(starts[row]), out[row])
+        for number, runs in together.items():
+            self._file(number, runs[0][0]).read_runs(runs)
 
     def _gather_views(self, starts: npt.NDArray[np.int64], out: TokenArray) -> bool:
         """Gather from a view that has every window of the one file as a row; False where it is not mapped."""
@@ -424,7 +446,7 @@ def _open_shard(
     chunk = start // meta.chunk_tokens
     plain = None if access == "h5py" else open_proved(path, entry, meta, access, chunk, identity)
     if plain is not None:
-        return ExtentTokens(plain, entry.token_count, plain.identity)
+        return ExtentTokens(plain, entry.token_count)
     if meta.field is not None:
         file = open_field_file(path, meta.field.name, access)
     else:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from zb_hdf5.columns.reader import BatchReader, require_options
 from zb_hdf5.columns.source import BatchSource, CheckedSource
+from zb_hdf5.core.paths import any_path
 from zb_hdf5.errors import ArgumentError, FormatError, UnverifiableError
 from zb_hdf5.field import Field
 from zb_hdf5.formats.hdf5.file import (
@@ -74,7 +75,7 @@ class HDF5FieldReader(BatchReader):
 
     def __init__(self, path: str | os.PathLike[str], name: str, *, access: str = "auto", verify: str = "none") -> None:
         require_options(access, verify)
-        path = Path(path)
+        path = any_path(path)
         column = field_column(name)
         with h5_damage(path), open_h5_for_reading(path) as h5:
             tokens = tokens_in(h5, path)

@@ -19,8 +19,18 @@ from zb_hdf5.columns.codecs import require_codec
 from zb_hdf5.columns.decoded import CodedChunks
 from zb_hdf5.columns.writer import CompressedTokens
 from zb_hdf5.core.extents import Extents, Run
-from zb_hdf5.core.files import Identity, identity_of, regular, require_bytes, require_identity, require_regular
+from zb_hdf5.core.files import (
+    Handle,
+    Identity,
+    identity_of,
+    open_file,
+    require_bytes,
+    require_identity,
+    require_regular,
+)
 from zb_hdf5.core.locks import NO_LOCKS
+from zb_hdf5.core.objects import ObjectFile
+from zb_hdf5.core.paths import RemotePath
 from zb_hdf5.errors import FormatError, IncompleteError, UnavailableError, ZbError
 from zb_hdf5.spec import (
     BATCHES,
@@ -53,6 +63,8 @@ def open_h5(path: Path | str, mode: str = "r", **options: Any) -> h5py.File:
     IncompleteError, FormatError
         If HDF5 finds the file truncated, or cannot read it at all.
     """
+    if isinstance(path, RemotePath):
+        return _RemoteFile(path.open_object())
     if mode == "r":
         require_regular(os.stat(path).st_mode, path)  # HDF5 would wait for ever for the other end of a FIFO
     try:
@@ -62,6 +74,22 @@ def open_h5(path: Path | str, mode: str = "r", **options: Any) -> h5py.File:
             warnings.warn(f"{path}: this file system has no file locks; opening without them", stacklevel=2)
             return h5py.File(path, mode, locking=False, **options)
         raise _translate(error, path) from error
+
+
+class _RemoteFile(h5py.File):  # type: ignore[misc]
+    """An object, of which HDF5 reads blocks."""
+
+    def __init__(self, file: ObjectFile) -> None:
+        self.source = file.source
+        try:
+            super().__init__(file, "r")
+        except OSError as error:
+            raise _translate(error, self.source.name) from error
+
+
+def handle_of_h5(h5: h5py.File) -> Handle:
+    """Return what tells the size and identity of an open file."""
+    return h5.source if isinstance(h5, _RemoteFile) else h5.id.get_vfd_handle()
 
 
 def open_h5_for_reading(path: Path, identity: Identity | None = None) -> h5py.File:
@@ -85,7 +113,7 @@ def open_h5_for_reading(path: Path, identity: Identity | None = None) -> h5py.Fi
         h5 = open_h5(path, swmr=True)
     if identity is not None:
         try:
-            require_identity(h5.id.get_vfd_handle(), identity, path)
+            require_identity(handle_of_h5(h5), identity, path)
         except BaseException:
             h5.close()
             raise
@@ -94,7 +122,7 @@ def open_h5_for_reading(path: Path, identity: Identity | None = None) -> h5py.Fi
 
 def h5_identity(h5: h5py.File, *, growing: bool) -> Identity:
     """Return what tells an open file from another one that has its name later."""
-    return identity_of(h5.id.get_vfd_handle(), growing=growing)
+    return identity_of(handle_of_h5(h5), growing=growing)
 
 
 def require_version(h5: h5py.File, expected: int, path: Path) -> None:
@@ -112,7 +140,7 @@ def require_stored(claimed_bytes: int, h5: h5py.File, stored: h5py.Dataset, path
     """
     filtered = stored.id.get_create_plist().get_nfilters() > 0
     claimed = claimed_bytes // FILTER_RATIO if filtered else claimed_bytes
-    require_bytes(claimed, h5.id.get_vfd_handle(), path, f"{stored.name}")
+    require_bytes(claimed, handle_of_h5(h5), path, f"{stored.name}")
 
 
 @contextlib.contextmanager
@@ -355,7 +383,7 @@ def crc32_runs(rows: h5py.Dataset | None) -> tuple[Run, ...]:
 
 def is_marked_open(path: Path) -> bool:
     """Return whether the superblock says that a writer has the file open (or was killed). Byte 11 of version 3."""
-    with open(path, "rb", opener=regular) as file:
+    with open_file(path) as file:
         superblock = file.read(12)
     return len(superblock) == 12 and superblock[8] == 3 and superblock[11] != 0
 

@@ -19,6 +19,7 @@ from zb_hdf5.columns.reader import BatchReader, require_options
 from zb_hdf5.columns.source import BatchSource, CheckedSource
 from zb_hdf5.columns.writer import Columns
 from zb_hdf5.core.extents import Extents, Run
+from zb_hdf5.core.paths import any_path
 from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError, Remedy, UnverifiableError
 from zb_hdf5.formats.documents import DocumentsBeside
 from zb_hdf5.formats.hdf5.fields import HDF5FieldReader, fields_in
@@ -103,7 +104,7 @@ class HDF5BatchReader(BatchReader):
         dataset: str | None = None,
     ) -> None:
         require_options(access, verify)
-        path = Path(path)
+        path = any_path(path)
         with h5_damage(path), open_h5_for_reading(path) as h5:
             found = _inspect_store(h5, path) if dataset is None else _inspect_foreign(h5, path, dataset)
             self._identity = h5_identity(h5, growing=not found.complete)

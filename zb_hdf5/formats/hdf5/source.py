@@ -12,12 +12,19 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.columns.decoded import CodedChunks, DecodedSource
-from zb_hdf5.columns.ranges import FileRanges
+from zb_hdf5.columns.ranges import RangeSource, open_extents, open_ranges
 from zb_hdf5.columns.source import CopyingSource, gather_from_batches
 from zb_hdf5.core.extents import ExtentFile, Extents
-from zb_hdf5.core.files import Identity
+from zb_hdf5.core.files import Handle, Identity, size_of
 from zb_hdf5.errors import BackendError, FormatError, IncompleteError, Remedy, UnavailableError
-from zb_hdf5.formats.hdf5.file import Places, h5_damage, lacking_filters, load_filters, open_h5_for_reading
+from zb_hdf5.formats.hdf5.file import (
+    Places,
+    h5_damage,
+    handle_of_h5,
+    lacking_filters,
+    load_filters,
+    open_h5_for_reading,
+)
 from zb_hdf5.spec import BATCHES_ATTRIBUTES, BATCHES_LAYOUT, NO_SHA256, StoreMeta, TokenArray, as_stored, is_sha256
 
 
@@ -30,7 +37,7 @@ class WriterState(NamedTuple):
 
 
 #: What reads the chunks of one HDF5 file.
-FileSource: TypeAlias = "ExtentFile | DecodedSource | H5pySource"
+FileSource: TypeAlias = "ExtentFile | RangeSource | DecodedSource | H5pySource"
 
 
 def open_source(
@@ -60,9 +67,9 @@ def open_source(
         If the library of their codec is not installed.
     """
     if isinstance(places, Extents) and access != "h5py":
-        return ExtentFile(path, places, meta.shape, meta.dtype, access, identity)
+        return open_extents(path, places, meta, access, identity)
     if isinstance(places, CodedChunks) and access in ("auto", "pread"):
-        return DecodedSource(FileRanges(path, identity), places, meta, "pread", identity)
+        return DecodedSource(open_ranges(path, identity), places, meta, "pread", identity)
     if access in ("mmap", "pread"):
         others = "'h5py' or 'auto'" if places is None else "'pread', 'h5py' or 'auto'"
         raise BackendError(f"{path}: access={access!r} needs plain extents, but {obstacle}; use access={others}")
@@ -95,7 +102,8 @@ class H5pySource(CopyingSource):
         self._h5: h5py.File = None
         self._stored: h5py.Dataset = None
         self._direct = False
-        self._fd, self._size = -1, 0
+        self._handle: Handle = -1
+        self._size = 0
 
     def dataset(self) -> h5py.Dataset:
         """Return the dataset, opened in this process."""
@@ -114,9 +122,9 @@ class H5pySource(CopyingSource):
                 plain = stored.chunks == (self._rows, *stored.shape[1:])
                 plain = plain and not stored.id.get_create_plist().get_nfilters()
                 self._direct = plain and stored.dtype == self._meta.dtype
-                self._fd = self._h5.id.get_vfd_handle()
+                self._handle = handle_of_h5(self._h5)
                 # a live file may end up shorter: its writer gives back the room that it had reserved
-                self._size = 0 if self._h5.swmr_mode else os.fstat(self._fd).st_size
+                self._size = 0 if self._h5.swmr_mode else size_of(self._handle)
                 self._pid = os.getpid()
         return self._stored
 
@@ -144,7 +152,7 @@ class H5pySource(CopyingSource):
 
     def _check_size(self) -> None:
         """Refuse a file that has become shorter: HDF5 returns zeros for missing bytes."""
-        size = os.fstat(self._fd).st_size
+        size = size_of(self._handle)
         if size < self._size:
             raise IncompleteError(
                 f"{self._path}: expected at least {self._size:,} bytes, found {size:,}: the file was cut short; "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, cast
@@ -13,11 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.columns.decoded import DecodedSource
+from zb_hdf5.columns.ranges import RangeSource
 from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.columns.writer import Columns
 from zb_hdf5.core.digests import crc32_of
 from zb_hdf5.core.extents import ExtentFile, Extents, Run
 from zb_hdf5.core.files import Identity
+from zb_hdf5.core.paths import RemotePath, any_path
 from zb_hdf5.errors import ArgumentError, BackendError, ChecksumError, ConvertError, FormatError, IncompleteError
 from zb_hdf5.formats.hdf5.fields import HDF5FieldReader, fields_in
 from zb_hdf5.formats.hdf5.file import (
@@ -110,6 +113,9 @@ class TokenFile(Protocol):
     def read_into(self, start: int, out: TokenArray) -> None:
         """Fill 1-D `out`, of the file's dtype, with consecutive tokens."""
 
+    def read_runs(self, runs: Sequence[tuple[int, TokenArray]]) -> None:
+        """Fill each 1-D array with consecutive tokens from its place on; all at once, where that is faster."""
+
     def is_cached(self, start: int) -> bool:
         """Return whether a token can be read without waiting for a disk."""
 
@@ -158,7 +164,7 @@ def open_field_file(path: Path, name: str, access: str = "auto") -> TokenFile:
 def _tokens_of(path: Path, source: FileSource, num_tokens: int, identity: Identity) -> TokenFile:
     if isinstance(source, H5pySource):
         return H5pyTokens(path, source, num_tokens, identity)
-    return ExtentTokens(source, num_tokens, identity)
+    return ExtentTokens(source, num_tokens)
 
 
 def _open_npy(path: Path, access: str, identity: Identity | None) -> TokenFile:
@@ -167,15 +173,15 @@ def _open_npy(path: Path, access: str, identity: Identity | None) -> TokenFile:
         raise ConvertError(f"{path}: expected a 1-D array of integers, found shape {shape} {dtype}")
     extents = Extents([Run(byte_offset, shape[0] * dtype.itemsize, 1)] if shape[0] else [], shape[0] * dtype.itemsize)
     file = ExtentFile(path, extents, (1, shape[0]), dtype, access, identity)
-    return ExtentTokens(file, shape[0], file.identity)
+    return ExtentTokens(file, shape[0])
 
 
 class ExtentTokens:
     """Tokens read outside any format library. See `TokenFile`, and `ExtentFile` for views of files that change."""
 
-    def __init__(self, file: ExtentFile | DecodedSource, num_tokens: int, identity: Identity) -> None:
+    def __init__(self, file: ExtentFile | RangeSource | DecodedSource, num_tokens: int) -> None:
         self._file, self.num_tokens = file, num_tokens
-        self.access, self.dtype, self.identity = file.access, file.dtype, identity
+        self.access, self.dtype, self.identity = file.access, file.dtype, file.identity
         self._chunk_tokens = file.shape[1]
         self.extents: Extents | None = file.extents
 
@@ -186,9 +192,12 @@ class ExtentTokens:
     def read_into(self, start: int, out: TokenArray) -> None:
         tokens = self.flat()
         if tokens is None:
-            self._file.read_tokens_into(start, out)
+            self._file.read_runs_of_tokens([(start, out)])
         else:
             out[...] = tokens[start : start + len(out)]
+
+    def read_runs(self, runs: Sequence[tuple[int, TokenArray]]) -> None:
+        self._file.read_runs_of_tokens(runs)
 
     def is_cached(self, start: int) -> bool:
         return self._file.is_cached(start // self._chunk_tokens)
@@ -223,6 +232,10 @@ class H5pyTokens:
             first, within = divmod(start, size)
             out[...] = stored[first : -(-(start + len(out)) // size)].reshape(-1)[within : within + len(out)]
 
+    def read_runs(self, runs: Sequence[tuple[int, TokenArray]]) -> None:
+        for start, out in runs:
+            self.read_into(start, out)
+
     def is_cached(self, start: int) -> bool:
         """Say yes, as for batches through HDF5."""
         return True
@@ -249,9 +262,9 @@ class HDF5StreamReader(BatchReader):
     backend = "hdf5"
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        path = Path(path)
+        path = any_path(path)
         found = self._found = inspect_stream(path)
-        access = "h5py" if found.places is None else "pread"
+        access = "h5py" if found.places is None else "auto" if isinstance(path, RemotePath) else "pread"
         source = open_source(path, TOKENS, found.meta, found.places, "", access, found.identity)
         super().__init__(path, found.meta, found.num_chunks, source)
         self.complete, self.sha256, self.columns = found.complete, found.sha256, found.columns

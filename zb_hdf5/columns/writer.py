@@ -207,7 +207,8 @@ class FileWriter(BatchWriter):
             raise ArgumentError(
                 f"{path}: a {self.backend} file has no place for fields; open_writer puts them beside it"
             )
-        self.require_codec(meta, path)
+        if meta.codec != NO_CODEC and not self.holds_codecs:
+            raise ArgumentError(f"{path}: {self.backend} files are never compressed: leave out the codec {meta.codec}")
         self.meta = meta
         self._durable = durable
         self._expected_batches = expected_batches
@@ -221,12 +222,6 @@ class FileWriter(BatchWriter):
         except BaseException:
             self.abort()
             raise
-
-    @classmethod
-    def require_codec(cls, meta: StoreMeta, path: object) -> None:
-        """Raise `ArgumentError` if batches are to be compressed, and no file of this backend is."""
-        if meta.codec != NO_CODEC and not cls.holds_codecs:
-            raise ArgumentError(f"{path}: a {cls.backend} file is never compressed: leave out the codec {meta.codec}")
 
     def write(self, batches: npt.ArrayLike, fields: FieldArrays | None = None) -> None:
         """Append batches. See `BatchWriter.write`."""

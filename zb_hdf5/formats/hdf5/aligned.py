@@ -274,6 +274,16 @@ class AlignedFile:
                 self._extend(max(stop, there + ahead) if stop > there else there, rows)
         self.room.reserve(stop)
 
+    def end_at(self, rows: int) -> None:
+        """Say where the columns end, before a last chunk is written that they do not fill.
+
+        Later, HDF5 would unpack that chunk, and pack it again, to clear what lies behind the end.
+        """
+        if self._encode is not None:
+            with self.hdf5():
+                for column in self._columns:
+                    column.stored.resize(rows, axis=0)
+
     def commit(self, crc32: list[int], **attributes: int | bytes) -> None:
         """Make the chunks that were written since part of the file; `crc32` are those of the main column."""
         with self.hdf5():

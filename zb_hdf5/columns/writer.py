@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Self, TypeAl
 import numpy as np
 import numpy.typing as npt
 
+from zb_hdf5.columns.codecs import CompressedTokens
 from zb_hdf5.columns.reader import GROUP_BYTES, BatchReader
 from zb_hdf5.core.digests import TokenDigest, crc32_array
 from zb_hdf5.core.extents import Extents, Run, copy_range, read_fully
@@ -44,13 +45,6 @@ class FieldDigest(NamedTuple):
     num_bytes: int = 0
     sha256: str = NO_SHA256
     crc32: int = NOT_KNOWN
-
-
-class CompressedTokens(NamedTuple):
-    """The codec of the tokens of a file, with its level, and the bytes that they take."""
-
-    codec: str
-    num_bytes: int
 
 
 class ShardInfo(NamedTuple):

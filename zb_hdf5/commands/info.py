@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from zb_hdf5.columns.codecs import CompressedTokens
 from zb_hdf5.columns.reader import BatchReader
-from zb_hdf5.columns.writer import CompressedTokens
 from zb_hdf5.console import counted, format_bytes, format_count, typed
 from zb_hdf5.core.extents import Extents, network_file_system
 from zb_hdf5.errors import ZbError

@@ -16,7 +16,8 @@ from typing import Any, Final, NamedTuple, Self, overload
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.columns.writer import CompressedTokens, FieldDigest, ShardInfo
+from zb_hdf5.columns.codecs import CompressedTokens
+from zb_hdf5.columns.writer import FieldDigest, ShardInfo
 from zb_hdf5.core.extents import Extents, Run
 from zb_hdf5.core.publishing import partial_path
 from zb_hdf5.errors import FormatError, Remedy

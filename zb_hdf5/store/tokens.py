@@ -13,7 +13,7 @@ from typing import Any, Final, Self
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.columns.writer import CompressedTokens
+from zb_hdf5.columns.codecs import CompressedTokens
 from zb_hdf5.core.extents import Extents
 from zb_hdf5.core.files import Identity
 from zb_hdf5.core.open_files import OpenFiles

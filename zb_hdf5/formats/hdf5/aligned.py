@@ -20,8 +20,8 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.columns.codecs import Encoder, require_codec
-from zb_hdf5.columns.writer import Columns, CompressedTokens, FieldDigest
+from zb_hdf5.columns.codecs import CompressedTokens, Encoder, require_codec
+from zb_hdf5.columns.writer import Columns, FieldDigest
 from zb_hdf5.core.digests import batch_crc32s, crc32_array
 from zb_hdf5.core.publishing import PartialFile
 from zb_hdf5.errors import ConvertError, Remedy

@@ -1,4 +1,4 @@
-"""Compressed HDF5 files: what they say, that any HDF5 tool reads them, and what damage and a missing library lead to."""
+"""Compressed HDF5 files: what they say, that any HDF5 tool reads them, and what damage and missing libraries do."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from zb_hdf5.columns.ranges import FileRanges
 from zb_hdf5.spec import EXTENTS, INDEX_NAME, NO_CODEC, codec_named
 
 CODECS = ("zstd:3", "gzip:1")
-SHAPE = (40, 4, 32)
+SHAPE = (40, 8, 128)
 
 
 @pytest.fixture(scope="module")
@@ -151,10 +151,10 @@ def test_a_store_is_opened_by_its_index_alone(tokens, tmp_path, write_store, mon
     with open_reader(folder) as reader:
         assert (reader.access, reader.meta.codec, reader.wants_threads) == ("pread", "zstd:3", True)
         np.testing.assert_array_equal(np.stack(list(reader)), tokens)
-        rows = np.random.default_rng(1).permutation(160)[:50]
-        found = np.empty((50, 32), "<u2")
+        rows = np.random.default_rng(1).permutation(320)[:50]
+        found = np.empty((50, 128), "<u2")
         reader.read_records_into(rows, found)
-        np.testing.assert_array_equal(found, tokens.reshape(-1, 32)[rows])
+        np.testing.assert_array_equal(found, tokens.reshape(-1, 128)[rows])
 
 
 def test_shards_of_several_codecs_are_one_store(tokens, tmp_path, write_file, write_store):
@@ -178,7 +178,7 @@ def test_another_file_of_the_same_size_is_not_taken_for_the_shard(tokens, tmp_pa
         first, size = h5[EXTENTS][0].tolist()
     data[first : first + size] = bytes(size)
     path.write_bytes(data)
-    with open_reader(folder) as reader, pytest.raises(ChecksumError, match=r"shard-00000.h5: batch 0"):
+    with pytest.raises(ChecksumError, match=r"shard-00000.h5: batch 0 is damaged"), open_reader(folder) as reader:
         reader.read_batch(0)
 
 

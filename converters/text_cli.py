@@ -10,6 +10,7 @@ import click
 
 from zb_hdf5.console import ExistingPath, NewPath, Progress, counted, output_options, print_report
 from zb_hdf5.converters.options import (
+    CODEC,
     EXECUTORS,
     FORCE,
     PACKING_OPTIONS,
@@ -124,6 +125,7 @@ _OPTIONS: Final = [
     click.option(
         "--threads", type=POSITIVE, help="Threads that tokenize, per process. [default: its share of the cores]"
     ),
+    CODEC,
     option("--executor", EXECUTORS, "local", "Who tokenizes: local processes, MPI ranks, a dask cluster."),
     SCHEDULER_FILE,
     click.option("--resume", is_flag=True, help="Keep the finished work of an interrupted run, do the rest."),
@@ -136,11 +138,12 @@ def _to_batches(
     as_json: AsJson, as_lines: AsLines,
 ) -> Task:  # fmt: skip
     from zb_hdf5.converters.ingest.to_batches import TextOptions, ingest_batches, is_ingested
+    from zb_hdf5.spec import NO_CODEC
 
     text = TextOptions(
         options.batch_size, options.seq_len, options.seed, options.shuffle == "global", options.packing,
         options.remainder, options.pad_id, options.shards, val_fraction=options.val_fraction,
-        val_last_shard=options.val_last_shard,
+        val_last_shard=options.val_last_shard, codec=options.codec or NO_CODEC,
     )  # fmt: skip
 
     def write(work: WorkOptions) -> Printed:
@@ -153,10 +156,11 @@ def _to_batches(
 
 def _to_streams(files: list[DocumentFile], kind: str, dst: Path, recipe: Recipe, options: TextCommandOptions) -> Task:
     from zb_hdf5.converters.ingest.to_streams import ShardedTokenizationPipeline
+    from zb_hdf5.spec import NO_CODEC
 
     pipeline = ShardedTokenizationPipeline(
         files, kind, recipe, num_shards=options.shards, val_fraction=options.val_fraction,
-        val_last_shard=options.val_last_shard, seed=options.seed,
+        val_last_shard=options.val_last_shard, seed=options.seed, codec=options.codec or NO_CODEC,
     )  # fmt: skip
 
     def write(work: WorkOptions) -> Printed:

@@ -154,13 +154,13 @@ def write_file():
 
 @pytest.fixture(scope="session")
 def write_store(write_file):
-    """Return `write_store(folder, tokens, cuts, backends) -> folder`.
+    """Return `write_store(folder, tokens, cuts, backends, **options) -> folder`.
 
     `cuts` are the batch numbers where shards begin and end (0 and the number of batches are added); shard k is of the
-    k-th of `backends`, which are taken in turn.
+    k-th of `backends`, which are taken in turn; `options` are those of each writer.
     """
 
-    def write(folder, tokens, cuts=(), backends=("hdf5",)):
+    def write(folder, tokens, cuts=(), backends=("hdf5",), **options):
         folder = Path(folder)
         folder.mkdir()
         limits = [0, *cuts, len(tokens)]
@@ -168,7 +168,7 @@ def write_store(write_file):
         for number, (start, stop) in enumerate(pairwise(limits)):
             backend = backends[number % len(backends)]
             path = folder / f"{SHARD_PREFIX}{number:05}{BACKENDS[backend].suffix}"
-            info = write_file(path, tokens[start:stop])
+            info = write_file(path, tokens[start:stop], **options)
             if backend == "batch":
                 path.with_name(path.name + CRC32_SUFFIX).write_bytes(info.crc32.tobytes())
             entries.append(ShardEntry.of(info))

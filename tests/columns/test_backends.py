@@ -30,10 +30,11 @@ from zb_hdf5.testing import (
 ACCESSES = {
     "batch": ("mmap", "pread"),
     "hdf5": ("mmap", "pread", "h5py"),
-    "compressed hdf5": ("h5py",),
+    "compressed hdf5": ("pread", "h5py"),
     "foreign hdf5": ("h5py",),
     "batch store": ("mmap", "pread"),
     "hdf5 store": ("mmap", "pread", "h5py"),
+    "compressed store": ("pread", "h5py"),
     "mixed store": ("mmap", "pread"),
 }
 CASES = [(stored, access) for stored, accesses in ACCESSES.items() for access in accesses]
@@ -50,6 +51,8 @@ def make_stored(write_file, write_store, gzip_copy):
     def make(stored, folder, tokens, cuts=(1, 3)):
         if stored in BACKENDS_OF:
             return write_store(folder / stored.replace(" ", "-"), tokens, cuts, BACKENDS_OF[stored])
+        if stored == "compressed store":
+            return write_store(folder / "compressed-store", tokens, cuts, codec="zstd")
         if stored == "batch":
             return write_file(folder / "one.batch", tokens).path
         if stored == "foreign hdf5":

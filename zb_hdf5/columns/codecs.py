@@ -7,7 +7,7 @@ import threading
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,13 @@ except ImportError:  # pragma: no cover - where it has no wheel
 Decode = Callable[[npt.NDArray[np.uint8], npt.NDArray[np.uint8]], None]
 #: What compresses and decompresses is not thread-safe, and costs more to make than to use.
 _local = threading.local()
+
+
+class CompressedTokens(NamedTuple):
+    """The codec of the tokens of a file, with its level, and the bytes that they take."""
+
+    codec: str
+    num_bytes: int
 
 
 def require_codec(codec: str, what: object) -> None:

@@ -22,7 +22,7 @@ from zb_hdf5.spec import StoreMeta, TokenArray, content_fingerprint, signed
 if TYPE_CHECKING:
     import torch
 
-    from zb_hdf5.columns.writer import CompressedTokens
+    from zb_hdf5.columns.codecs import CompressedTokens
     from zb_hdf5.core.documents import Documents, RecordDocuments
     from zb_hdf5.core.pieces import Pieces
 

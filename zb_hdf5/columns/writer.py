@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Self, TypeAl
 import numpy as np
 import numpy.typing as npt
 
+from zb_hdf5.columns.codecs import CompressedTokens
 from zb_hdf5.columns.reader import GROUP_BYTES, BatchReader
 from zb_hdf5.core.digests import TokenDigest, crc32_array
 from zb_hdf5.core.extents import Extents, Run, copy_range, read_fully
@@ -44,13 +45,6 @@ class FieldDigest(NamedTuple):
     num_bytes: int = 0
     sha256: str = NO_SHA256
     crc32: int = NOT_KNOWN
-
-
-class CompressedTokens(NamedTuple):
-    """The codec of the tokens of a file, with its level, and the bytes that they take."""
-
-    codec: str
-    num_bytes: int
 
 
 class ShardInfo(NamedTuple):
@@ -207,7 +201,8 @@ class FileWriter(BatchWriter):
             raise ArgumentError(
                 f"{path}: a {self.backend} file has no place for fields; open_writer puts them beside it"
             )
-        self.require_codec(meta, path)
+        if meta.codec != NO_CODEC and not self.holds_codecs:
+            raise ArgumentError(f"{path}: {self.backend} files are never compressed: leave out the codec {meta.codec}")
         self.meta = meta
         self._durable = durable
         self._expected_batches = expected_batches
@@ -221,12 +216,6 @@ class FileWriter(BatchWriter):
         except BaseException:
             self.abort()
             raise
-
-    @classmethod
-    def require_codec(cls, meta: StoreMeta, path: object) -> None:
-        """Raise `ArgumentError` if batches are to be compressed, and no file of this backend is."""
-        if meta.codec != NO_CODEC and not cls.holds_codecs:
-            raise ArgumentError(f"{path}: a {cls.backend} file is never compressed: leave out the codec {meta.codec}")
 
     def write(self, batches: npt.ArrayLike, fields: FieldArrays | None = None) -> None:
         """Append batches. See `BatchWriter.write`."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from zb_hdf5.columns.codecs import CompressedTokens
 from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.console import counted, format_bytes, format_count, typed
 from zb_hdf5.core.extents import Extents, network_file_system
@@ -56,8 +57,31 @@ def describe(path: str | os.PathLike[str], dataset: str | None = None) -> dict[s
             "file_system": network_file_system(path) or "local",
             "access": opened.access,
             "bytes": sum(file.stat().st_blocks * 512 for file in files),  # as a quota counts: HDF5 shards have holes
+            **_describe_codec(opened, index),
             **({} if index is None else _describe_index(index, batches_of)),
         }
+
+
+def _describe_codec(opened: BatchReader | MmapTokenStore, index: ShardIndex | None) -> dict[str, Any]:
+    """Return what compression makes of the tokens, where there is any."""
+    found: list[tuple[CompressedTokens | None, int]]
+    if index is None:
+        found = [(opened.compressed, opened.num_tokens if isinstance(opened, MmapTokenStore) else opened.token_count)]
+    else:
+        found = [(shard.compressed, shard.token_count) for shard in index.shards] if index.table.codecs else []
+    packed = [(each, tokens) for each, tokens in found if each is not None]
+    if not packed:
+        return {}
+    stored, plain = (
+        sum(each.num_bytes for each, _ in packed),
+        sum(tokens for _, tokens in packed) * opened.dtype.itemsize,
+    )
+    return {
+        "codec": " and ".join(dict.fromkeys(each.codec for each, _ in packed)),
+        "compressed_bytes": stored,
+        "uncompressed_bytes": plain,
+        "ratio": round(plain / stored, 3) if stored else None,
+    }
 
 
 def _describe_stream(store: MmapTokenStore) -> dict[str, Any]:
@@ -205,7 +229,11 @@ def describe_lines(description: dict[str, Any]) -> list[tuple[str, str]]:
     lines += [*_document_lines(d), *_field_lines(d), *_origin_lines(d), *_split_lines(d)]
     if "layout" in d:
         lines += [(name, typed(text, d["path"])) for name, text in FORMATS[d["backend"]].lines_of(d)]
-        lines.append(("layout", _layout_text(d["layout"])))
+        packed = "a compressed chunk for each batch" if "codec" in d and d["access"] != "h5py" else ""
+        lines.append(("layout", packed or _layout_text(d["layout"])))
+    if "codec" in d:
+        sizes = f"{format_bytes(d['compressed_bytes'])} for {format_bytes(d['uncompressed_bytes'])} of tokens"
+        lines.append(("codec", f"{d['codec']}: {sizes}, {d['ratio']} to 1"))
     lines.append(("access", _access_text(d["access"], d["file_system"])))
     lines += [] if is_stream else [("sha256", d["sha256"] or "none stored")]
     return [*lines, ("fingerprint", _short_fingerprint(d["fingerprint"]))]

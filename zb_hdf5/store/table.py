@@ -15,7 +15,8 @@ from typing import Any, Final, NamedTuple, Self, overload
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.columns.writer import CompressedTokens, FieldDigest, ShardInfo
+from zb_hdf5.columns.codecs import CompressedTokens
+from zb_hdf5.columns.writer import FieldDigest, ShardInfo
 from zb_hdf5.core.digests import crc32_of
 from zb_hdf5.core.extents import Extents, Run
 from zb_hdf5.core.paths import any_path

@@ -13,6 +13,7 @@ from typing import Any, Final, Self
 import numpy as np
 import numpy.typing as npt
 
+from zb_hdf5.columns.codecs import CompressedTokens
 from zb_hdf5.columns.ranges import REMOTE
 from zb_hdf5.core.extents import Extents
 from zb_hdf5.core.files import Identity
@@ -23,6 +24,7 @@ from zb_hdf5.errors import ArgumentError, BatchIndexError, FormatError, Incomple
 from zb_hdf5.field import Field
 from zb_hdf5.formats.document_file import DocumentPart
 from zb_hdf5.formats.documents import DocumentTable
+from zb_hdf5.formats.hdf5.file import compressed_tokens
 from zb_hdf5.formats.hdf5.stream_reader import (
     ExtentTokens,
     StreamInspection,
@@ -107,6 +109,8 @@ class MmapTokenStore:
         self._index: ShardIndex | None = None
         self._field: Field | None = None
         self.fields: tuple[Field, ...] = ()
+        self.codec = NO_CODEC
+        self.compressed: CompressedTokens | None = None  # of a lone file
         self._identities: dict[int, Identity] = {}  # of the files that were open once
         folder = self.path.parent if self.path.name == INDEX_NAME else self.path
         if index is not None or find_index(self.path):
@@ -170,7 +174,6 @@ class MmapTokenStore:
         return other
 
     def _take_npy(self) -> list[int]:
-        self.codec = NO_CODEC
         self.paths = npy_files(self.path)
         self._document_count = len(self.paths)
         if not self.paths:
@@ -188,6 +191,7 @@ class MmapTokenStore:
 
     def _take_file(self, found: StreamInspection) -> list[int]:
         self._document_count, self._identities[0] = found.meta.document_count, found.identity
+        self.compressed = compressed_tokens(found.places)
         self._take_meta(found.meta)
         self.paths = [self.path]
         self._sha256 = [] if found.sha256 is None else [found.sha256]

@@ -19,8 +19,8 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.columns.codecs import Encoder, require_codec
-from zb_hdf5.columns.writer import Columns, CompressedTokens, FieldDigest
+from zb_hdf5.columns.codecs import CompressedTokens, Encoder, require_codec
+from zb_hdf5.columns.writer import Columns, FieldDigest
 from zb_hdf5.core.digests import batch_crc32s, crc32_array, crc32_of
 from zb_hdf5.core.publishing import PartialFile
 from zb_hdf5.errors import ConvertError, Remedy
@@ -272,6 +272,16 @@ class AlignedFile:
                 rows = [count + min(count, TABLE_ROWS_AHEAD) for count in table_rows]
                 self._extend(max(stop, there + ahead) if stop > there else there, rows)
         self.room.reserve(stop)
+
+    def end_at(self, rows: int) -> None:
+        """Say where the columns end, before a last chunk is written that they do not fill.
+
+        Later, HDF5 would unpack that chunk, and pack it again, to clear what lies behind the end.
+        """
+        if self._encode is not None:
+            with self.hdf5():
+                for column in self._columns:
+                    column.stored.resize(rows, axis=0)
 
     def commit(self, crc32: list[int], **attributes: int | bytes) -> None:
         """Make the chunks that were written since part of the file; `crc32` are those of the main column."""

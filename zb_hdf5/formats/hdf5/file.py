@@ -15,9 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5 import __version__
-from zb_hdf5.columns.codecs import require_codec
+from zb_hdf5.columns.codecs import CompressedTokens, require_codec
 from zb_hdf5.columns.decoded import CodedChunks
-from zb_hdf5.columns.writer import CompressedTokens
 from zb_hdf5.core.extents import Extents, Run
 from zb_hdf5.core.files import (
     Handle,

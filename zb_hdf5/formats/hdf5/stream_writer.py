@@ -328,6 +328,8 @@ class HDF5ShardWriter:
         whole = int(np.searchsorted(ends, stop, side="right"))
         file.make_room(num_chunks, batches_ahead(number, self._meta), [self._offsets.count + whole])
         crc32: list[int] = []
+        if self._buffered % self._meta.chunk_tokens:
+            file.end_at(stop)
         with file.hdf5():
             if self._buffered:
                 for field in self._meta.fields:

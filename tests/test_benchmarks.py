@@ -95,6 +95,7 @@ def test_convert_measures_every_row(tmp_path):
     assert any("growth" in bar["name"] for bar in figures["bars"])
 
 
+@pytest.mark.slow
 def test_convert_profile_measures_stages(tmp_path):
     _, figures = run_benchmark(tmp_path, "convert", "--profile")
     assert {stage["kind"] for stage in figures["stages"]} == {"reader", "digest", "writer"}

@@ -141,6 +141,23 @@ def test_window_measures_every_row(tmp_path):
 
 
 @pytest.mark.slow
+def test_spans_measures_every_row(tmp_path):
+    printed, figures = run_benchmark(tmp_path, "spans")
+    assert {row["name"]: (row["beside"], row["bar"]) for row in figures["rows"] if row["bar"]} == {
+        "spans, prefetch": ("windows, prefetch", 0.5), "cu_seqlens": ("batches", 0.6),
+        "document_ids, position_ids": ("batches", 0.2), "field": ("batches", 0.45), "write with spans": ("write", 0.7),
+    }  # fmt: skip
+    assert {row["name"] for row in figures["rows"] if row["name"] == row["beside"]} == {
+        "windows", "windows, prefetch", "batches", "write",
+    }  # fmt: skip
+    assert len(figures["rows"]) == 12
+    for row in figures["rows"]:
+        assert row["name"] in printed
+        assert_positive(row, "per_s", "ratio")
+    assert figures["over_seeks"]["median"] > 0
+
+
+@pytest.mark.slow
 def test_paths_measures_every_row(tmp_path):
     printed, figures = run_benchmark(tmp_path, "paths")
     assert [row["name"] for row in figures["warm"]] == [

@@ -98,7 +98,10 @@ def wait_until(condition, process):
 def size_of(path):
     """Return the bytes of a file, or of a folder's files, while they come and go."""
     try:
-        return sum(entry.stat().st_size for entry in os.scandir(path)) if path.is_dir() else path.stat().st_size
+        if not path.is_dir():
+            return path.stat().st_size
+        with os.scandir(path) as entries:
+            return sum(entry.stat().st_size for entry in entries)
     except FileNotFoundError:
         return 0
 

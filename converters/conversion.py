@@ -202,7 +202,7 @@ def _open_store(
 
 
 def _format_of(path: Path, dataset: str | None) -> str:
-    """Return the format of records that are no batches, or "auto": a store says what it is."""
+    """Return the format of a source: by its suffix where the files do not say, else "auto"."""
     for name in SOURCE_FORMATS:
         suffix = FORMATS[name].suffix
         if not FORMATS[name].reader and (path.suffix == suffix or (path.is_dir() and any(path.glob(f"*{suffix}")))):

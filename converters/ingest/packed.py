@@ -112,7 +112,7 @@ class PackedSource(Source):
         return {part.split: part.num_batches for part in self._splits}
 
     def _pack(self, number: int, stream: DocumentStream, folder: Path, meta: StoreMeta, pad_id: int) -> SplitRows:
-        """Pack the documents of a split, and count what is not stored."""
+        """Pack the documents of a split into rows, and count the tokens that get no place in one."""
         options, split = self._options, stream.split
         rows = PackedRows(stream, folder, number, options.packing, meta.seq_len, pad_id)
         order = write_order(rows.num_rows, options.seed) if options.shuffle else SequentialOrder(rows.num_rows)

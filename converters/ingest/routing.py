@@ -82,7 +82,7 @@ class Recipe:
 
 
 class Group(NamedTuple):
-    """One row group of one file. All of it goes to one shard.
+    """A row group of a file: its documents all go to the same shard.
 
     Attributes
     ----------

@@ -12,9 +12,10 @@ from multiprocessing import get_context
 import h5py
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from examples import examples
 from zb_hdf5 import ArgumentError, BackendError, FormatError, HDF5BatchReader, open_reader
 from zb_hdf5.maintenance.rebuild import add_crc32_file
 from zb_hdf5.testing import (
@@ -116,7 +117,7 @@ def stores(draw):
     return tokens, sorted(draw(st.lists(st.integers(0, shape[0]), max_size=3)))
 
 
-@settings(max_examples=15)
+@examples(15)
 @given(stores())
 def test_every_access_reads_what_was_written(tmp_path_factory, make_stored, store):
     expected, cuts = store

@@ -542,6 +542,7 @@ def test_a_killed_ingest_leaves_nothing_under_the_final_name(tmp_path, number):
     assert {path.name for path in tmp_path.iterdir()} == {"a.jsonl", "out"}
 
 
+@pytest.mark.slow
 def test_real_text_packs_well(tmp_path):
     """Of Python's sources, best-fit loses nothing and pads less than 2 %, where a document a row loses most of it."""
     files = open_documents(sorted(Path(json.__file__).parent.parent.glob("*.py")), "text")

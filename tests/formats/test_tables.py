@@ -12,9 +12,10 @@ from itertools import pairwise
 import h5py
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from examples import examples
 from zb_hdf5 import BackendError, BatchIndexError, ChecksumError, FormatError, open_reader, open_writer
 from zb_hdf5.core.pieces import Pieces
 from zb_hdf5.errors import ArgumentError, ConvertError, UnavailableError
@@ -158,7 +159,7 @@ def test_a_truncated_file_is_refused(tmp_path):
         some_tables(tmp_path / "x.h5", columns=np.zeros(5000))
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.integers(0, 10**6), st.integers(1, 255))
 def test_any_damaged_byte_is_found(tmp_path_factory, place, mask):
     path = tmp_path_factory.mktemp("damage") / "x.h5"
@@ -210,7 +211,6 @@ def write_pieces(path, seq_len, rows, groups=3):
     return writer.publish(seq_len, "train", "")
 
 
-@settings(deadline=None)
 @given(pieces_of_records(), st.lists(st.integers(0, 10**6), max_size=12), st.booleans())
 def test_pieces_of_any_records(tmp_path_factory, stored, wanted, mapped):
     seq_len, rows = stored
@@ -341,7 +341,6 @@ def require_documents(table, found):
         table.number_of([token])
 
 
-@settings(deadline=None)
 @given(documents(), st.integers(1, 4))
 def test_documents_and_their_spans(tmp_path_factory, found, together):
     path = tmp_path_factory.mktemp("documents") / "x.h5"
@@ -354,7 +353,6 @@ def test_documents_and_their_spans(tmp_path_factory, found, together):
         each.close()
 
 
-@settings(deadline=None)
 @given(st.lists(documents(), min_size=1, max_size=4))
 def test_several_tables_are_one(tmp_path_factory, groups):
     folder = tmp_path_factory.mktemp("documents")

@@ -5,9 +5,10 @@ import json
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from examples import examples
 from zb_hdf5 import ArgumentError, BatchIndexError, Loader, StateError, open_reader, open_writer
 
 NUM_BATCHES, BATCH_SIZE, SEQ_LEN = 40, 8, 64
@@ -96,7 +97,7 @@ def test_records_are_gathered_across_shards(tmp_path):
             np.testing.assert_array_equal(found, TOKENS.reshape(-1, SEQ_LEN)[order])
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     ramp=st.lists(st.tuples(st.integers(1, 20), st.integers(1, 4)), min_size=1, max_size=5),
     shuffle=st.sampled_from(["global", "records", "sequential"]),

@@ -448,6 +448,7 @@ def test_pickled_with_its_place(folder, texts):
     np.testing.assert_array_equal(take(copy, 1).ravel(), expected)
 
 
+@pytest.mark.slow
 def test_a_process_that_never_closes_ends_quietly(folder):
     code = (
         "import sys; from zb_hdf5 import TextLoader\n"

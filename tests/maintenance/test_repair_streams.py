@@ -12,9 +12,10 @@ import h5py
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from examples import examples
 from zb_hdf5 import HDF5ShardWriter, IncompleteError, MmapTokenStore, ShardIndex, UnavailableError, verify_store
 from zb_hdf5.commands.doctor import diagnose
 from zb_hdf5.commands.zb import zb
@@ -82,7 +83,7 @@ def run(*arguments):
 # --- bad chunks ------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     lengths=st.lists(st.integers(0, 200), min_size=1, max_size=12),
     chosen=st.sets(st.integers(0, 100), max_size=5),

@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import zb_hdf5.store.tokens
+from examples import examples
 from zb_hdf5 import (
     ArgumentError,
     BackendError,
@@ -119,7 +120,7 @@ def test_a_stream_file_is_what_every_hdf5_tool_reads(tmp_path):
         assert len(h5["crc32"]) == 20
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(
     lengths=st.lists(st.integers(0, 90), max_size=12),
     chunk_tokens=st.sampled_from([7, 64, 256, 1000]),
@@ -673,7 +674,7 @@ def test_a_shard_of_other_tokens_or_a_damaged_chunk_is_told_at_the_first_read(ac
         np.testing.assert_array_equal(store.get_slice(0, 2816), TOKENS[:2816])  # of a chunk that is whole
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(data=st.data())
 def test_a_stream_in_several_runs_is_read_as_in_one(data, tmp_path_factory):
     """Its length was not known: between runs of chunks lie tables. Mapped side by side they are as one array."""

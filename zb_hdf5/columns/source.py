@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, Protocol
@@ -10,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from zb_hdf5.core.digests import crc32_of
 from zb_hdf5.errors import ChecksumError, ClosedError, Remedy
 from zb_hdf5.spec import StoreMeta, TokenArray, signed
 
@@ -128,7 +128,7 @@ class CheckedSource:
         self._source.close()
 
     def _compare(self, index: int, tokens: TokenArray) -> None:
-        found, expected = zlib.crc32(np.ascontiguousarray(tokens)), int(self._crc32[index])
+        found, expected = crc32_of(np.ascontiguousarray(tokens)), int(self._crc32[index])
         if found != expected:
             raise ChecksumError(
                 f"{self._path}: batch {index:,}: expected crc32 {expected:08x}, found {found:08x}",

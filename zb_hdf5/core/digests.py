@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-import zlib
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.spec import TokenArray
+
+try:  # by the processor's carry-less multiplication: 64 KiB in 1.4 µs, where zlib takes 19
+    from isal.isal_zlib import crc32
+except ImportError:  # it has no wheel for this processor
+    from zlib import crc32
+
+#: `zlib.crc32`: of any C-contiguous buffer, from a start value on. It releases the interpreter lock above 5 KiB.
+crc32_of: Final[Callable[..., int]] = crc32
 
 
 class GroupDigest(NamedTuple):
@@ -36,7 +44,7 @@ class PendingDigest:
 class TokenDigest:
     """Digests of batches of tokens as stored, in order, without padding.
 
-    `hashlib`, `zlib` and numpy release the interpreter lock, so `submit` overlaps with the caller's writing. Not
+    `hashlib`, `crc32_of` and numpy release the interpreter lock, so `submit` overlaps with the caller's writing. Not
     thread-safe: one caller submits a group, leaves it unchanged until its result is there, and accepts it before it
     submits the next.
 
@@ -80,8 +88,8 @@ def _crc32s_and_max(batches: TokenArray) -> tuple[list[int], int]:
 
 
 def batch_crc32s(batches: TokenArray) -> list[int]:
-    """Return `zlib.crc32` of each batch's token bytes."""
-    return [zlib.crc32(batch) for batch in batches]
+    """Return the crc32 of each batch's token bytes."""
+    return [crc32_of(batch) for batch in batches]
 
 
 def crc32_array(values: list[int]) -> npt.NDArray[np.uint32]:

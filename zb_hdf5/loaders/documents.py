@@ -8,11 +8,11 @@ A position counts the documents that all ranks together have consumed in the epo
 from __future__ import annotations
 
 import os
-import zlib
 from collections.abc import Generator, Iterator, Sequence
 from typing import Any, Final, Self
 
 from zb_hdf5.columns.reader import require_choice
+from zb_hdf5.core.digests import crc32_of
 from zb_hdf5.core.extents import network_file_system
 from zb_hdf5.core.order import GlobalOrder, IndexArray, Order, SequentialOrder
 from zb_hdf5.core.paths import local_path
@@ -155,7 +155,7 @@ class DocumentLoader:
         how = Collation(collate, pad_to_multiple_of, pad_token_id, targets, loss_mask, tuple(fields), spans)
         self._batches = open_batches(self.store, self.documents, how)
         # the same tokens with other boundaries are other documents
-        self._fingerprint = f"{self.store.fingerprint}:{len(offsets) - 1}:{zlib.crc32(offsets.data):08x}"
+        self._fingerprint = f"{self.store.fingerprint}:{len(offsets) - 1}:{crc32_of(offsets.data):08x}"
         self._reading: Generator[tuple[dict[str, Any], int]] | None = None
         self.epoch = -1  # none yet
         self.set_epoch(epoch)

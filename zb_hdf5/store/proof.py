@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import zlib
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.columns.source import BatchSource
+from zb_hdf5.core.digests import crc32_of
 from zb_hdf5.core.extents import ExtentFile, Extents
 from zb_hdf5.core.files import Identity
 from zb_hdf5.errors import ChecksumError, FormatError, IncompleteError, Remedy, UnverifiableError
@@ -57,10 +57,10 @@ def _problem(
     entry: ShardEntry, meta: StoreMeta, rows: npt.NDArray[np.uint32] | None, batch: int, tokens: TokenArray
 ) -> str:
     """Say what is not as in the index; "" if the file is proved."""
-    if rows is None or zlib.crc32(rows) != entry.crc32:
+    if rows is None or crc32_of(rows) != entry.crc32:
         return "its rows of crc32 are not those"
     kind = "batch" if meta.layout == BATCHES_LAYOUT else "chunk"
-    return "" if zlib.crc32(tokens) == int(rows[batch]) else f"{kind} {batch:,} has not the crc32"
+    return "" if crc32_of(tokens) == int(rows[batch]) else f"{kind} {batch:,} has not the crc32"
 
 
 def tokens_of(source: BatchSource, entry: ShardEntry, meta: StoreMeta, batch: int) -> TokenArray:

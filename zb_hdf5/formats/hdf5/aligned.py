@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -20,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.columns.writer import Columns, FieldDigest
-from zb_hdf5.core.digests import batch_crc32s, crc32_array
+from zb_hdf5.core.digests import batch_crc32s, crc32_array, crc32_of
 from zb_hdf5.core.publishing import PartialFile
 from zb_hdf5.errors import ConvertError, Remedy
 from zb_hdf5.formats.hdf5.file import chunk_runs, create_for_swmr
@@ -62,7 +61,7 @@ class Rows:
     def append(self, rows: npt.NDArray[Any]) -> None:
         """Write `rows` behind those that are there; there is room for them."""
         chunk_rows = len(self._tail)
-        self.crc32 = zlib.crc32(np.ascontiguousarray(rows, self._tail.dtype), self.crc32)
+        self.crc32 = crc32_of(np.ascontiguousarray(rows, self._tail.dtype), self.crc32)
         while len(rows):
             within = self.count % chunk_rows
             taken = rows[: chunk_rows - within]
@@ -121,7 +120,7 @@ class FieldColumn(Column):
 
     def digest(self, num_bytes: int) -> FieldDigest:
         """Return what the index keeps of the column, of a file of `num_bytes`."""
-        return FieldDigest(num_bytes, self._sha256.hexdigest(), zlib.crc32(crc32_array(self._rows)))
+        return FieldDigest(num_bytes, self._sha256.hexdigest(), crc32_of(crc32_array(self._rows)))
 
 
 class AlignedFile:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import zlib
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, cast
@@ -15,6 +14,7 @@ import numpy.typing as npt
 
 from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.columns.source import BatchSource
+from zb_hdf5.core.digests import crc32_of
 from zb_hdf5.core.extents import ExtentFile, Extents, Run
 from zb_hdf5.core.files import Identity
 from zb_hdf5.errors import ArgumentError, BackendError, ChecksumError, ConvertError, FormatError, IncompleteError
@@ -295,7 +295,7 @@ class HDF5StreamReader(BatchReader):
 
     def has_written(self, offsets: npt.NDArray[np.uint64]) -> bool:
         """Return whether these are the offsets of documents whose crc32 the finished file has."""
-        return zlib.crc32(offsets) == self._found.doc_offsets_crc32
+        return crc32_of(offsets) == self._found.doc_offsets_crc32
 
 
 def check_documents(reader: BatchReader) -> list[str]:

@@ -14,15 +14,15 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.columns.broken import BrokenFile
+from zb_hdf5.columns.checked import Crc32Rows
 from zb_hdf5.columns.reader import BatchReader, require_options
-from zb_hdf5.columns.source import CheckedSource
 from zb_hdf5.columns.writer import Columns, FileWriter, ShardInfo
 from zb_hdf5.core.extents import ExtentFile, Extents, Run
 from zb_hdf5.core.files import regular
 from zb_hdf5.core.publishing import write_fully
 from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError, Remedy
 from zb_hdf5.formats.documents import DocumentsBeside
-from zb_hdf5.formats.sidecar import crc32_path, no_crc32_file, read_any_crc32_file, read_crc32_file
+from zb_hdf5.formats.sidecar import crc32_path, no_crc32_file, read_any_crc32_file, read_crc32_file, sidecar_rows
 from zb_hdf5.spec import (
     BATCH_MAGIC,
     BATCHES,
@@ -58,8 +58,8 @@ class BatchFileReader(BatchReader):
     access
         "mmap", "pread" or "auto".
     verify
-        "batch" and "store" need the `<path>.crc32` that a store keeps beside its shards. "store" compares the whole
-        file first, which also turns the sampled fingerprint into one of content.
+        As for `open_reader`. "auto" checks nothing without the `<path>.crc32` that a store keeps beside its shards, and
+        "batch" and "store" need it. "store" also turns the sampled fingerprint into one of content.
 
     Raises
     ------
@@ -71,7 +71,7 @@ class BatchFileReader(BatchReader):
 
     backend = "batch"
 
-    def __init__(self, path: str | os.PathLike[str], *, access: str = "auto", verify: str = "none") -> None:
+    def __init__(self, path: str | os.PathLike[str], *, access: str = "auto", verify: str = "auto") -> None:
         require_options(access, verify)
         path = Path(path)
         if access == "h5py":
@@ -82,10 +82,7 @@ class BatchFileReader(BatchReader):
         super().__init__(path, meta, num_batches, source)
         self.extents, self.columns = extents, {BATCHES: tuple(extents.runs)}
         self._beside = DocumentsBeside(path, self.num_records, self.seq_len, None)
-        if verify == "batch":
-            self._source = CheckedSource(source, meta, read_crc32_file(path, num_batches), path)
-        elif verify == "store":
-            self.require_digests()
+        self.check_reads(verify)
 
     @property
     def padded_batch_bytes(self) -> int:
@@ -95,6 +92,9 @@ class BatchFileReader(BatchReader):
     def stored_crc32(self) -> npt.NDArray[np.uint32] | None:
         """Return the rows of the `<path>.crc32` that a store keeps beside its shards."""
         return read_crc32_file(self.path, self.num_batches) if crc32_path(self.path).exists() else None
+
+    def crc32_rows(self) -> Crc32Rows | None:
+        return sidecar_rows(self.path, self.num_batches) if crc32_path(self.path).exists() else None
 
     def missing_digests(self) -> str:
         return no_crc32_file(self.path)

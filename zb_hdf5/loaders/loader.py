@@ -142,7 +142,7 @@ class Loader:
         *,
         backend: str = "auto",
         access: str = "auto",
-        verify: str = "none",
+        verify: str = "auto",
         split: str = DEFAULT_SPLIT,
         shuffle: str = "global",
         block_size: int = 256,

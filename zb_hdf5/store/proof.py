@@ -7,22 +7,24 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from zb_hdf5.columns.checked import Crc32Rows
 from zb_hdf5.columns.source import BatchSource
 from zb_hdf5.core.digests import crc32_of
-from zb_hdf5.core.extents import ExtentFile, Extents
+from zb_hdf5.core.extents import ExtentFile
 from zb_hdf5.core.files import Identity
 from zb_hdf5.errors import ChecksumError, FormatError, IncompleteError, Remedy, UnverifiableError
-from zb_hdf5.formats.sidecar import read_crc32_file
-from zb_hdf5.spec import BATCHES_LAYOUT, CRC32, CRC32_CHUNK_ROWS, INDEX_NAME, NOT_KNOWN, StoreMeta, TokenArray
+from zb_hdf5.formats.sidecar import sidecar_rows
+from zb_hdf5.spec import BATCHES_LAYOUT, CRC32, INDEX_NAME, NOT_KNOWN, StoreMeta, TokenArray
 from zb_hdf5.store.table import ShardEntry
 
 
 def open_proved(
     path: Path, entry: ShardEntry, meta: StoreMeta, access: str, batch: int, identity: Identity | None = None
-) -> ExtentFile | None:
+) -> tuple[ExtentFile, Crc32Rows] | None:
     """Open a shard by what its index says of it, without HDF5, and prove it by `batch`, or by the identity it had.
 
-    Returns None if the index does not say enough, or the file is not what it says.
+    Returns None if the index does not say enough, or the file is not what it says; else the file and the crc32 of its
+    batches, which the proof has read.
 
     Raises
     ------
@@ -30,14 +32,13 @@ def open_proved(
         If there is no such file, or it is none.
     """
     source = _open_by_index(path, entry, meta, access, identity)
-    if (
-        source is not None
-        and identity is None
-        and _problem(entry, meta, _crc32_rows(source, path, entry), batch, tokens_of(source, entry, meta, batch))
-    ):
+    if source is None:
+        return None
+    rows = _crc32_rows(source, path, entry)
+    if identity is None and _problem(entry, meta, _all(rows), batch, tokens_of(source, entry, meta, batch)):
         source.close()
         return None
-    return source
+    return source, rows
 
 
 def require_proof(
@@ -91,15 +92,15 @@ def _open_by_index(
     return None
 
 
-def _crc32_rows(source: ExtentFile, path: Path, entry: ShardEntry) -> npt.NDArray[np.uint32] | None:
+def _crc32_rows(source: ExtentFile, path: Path, entry: ShardEntry) -> Crc32Rows:
     """Return the crc32 of each batch, where the index says that they lie, or of the file beside the shard."""
+    if CRC32 not in entry.columns:
+        return sidecar_rows(path, entry.num_batches)
+    return Crc32Rows.placed(entry.num_batches, source, entry.columns[CRC32])
+
+
+def _all(rows: Crc32Rows) -> npt.NDArray[np.uint32] | None:
     try:
-        if CRC32 not in entry.columns:
-            return read_crc32_file(path, entry.num_batches)
-        rows = np.zeros(entry.num_batches, "<u4")
-        extents = Extents(list(entry.columns[CRC32]), CRC32_CHUNK_ROWS * rows.itemsize)
-        for number, start in enumerate(range(0, len(rows), CRC32_CHUNK_ROWS)):
-            source.read_at(extents.offset(number), rows[start : start + CRC32_CHUNK_ROWS])
+        return rows.all()
     except (OSError, FormatError, IncompleteError, UnverifiableError, IndexError):
         return None
-    return rows

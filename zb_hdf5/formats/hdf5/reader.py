@@ -15,8 +15,9 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
+from zb_hdf5.columns.checked import Crc32Rows
 from zb_hdf5.columns.reader import BatchReader, require_options
-from zb_hdf5.columns.source import BatchSource, CheckedSource
+from zb_hdf5.columns.source import BatchSource
 from zb_hdf5.core.extents import ExtentFile, Extents, Run
 from zb_hdf5.core.files import Identity
 from zb_hdf5.errors import ArgumentError, BackendError, FormatError, IncompleteError, Remedy, UnverifiableError
@@ -31,12 +32,14 @@ from zb_hdf5.formats.hdf5.file import (
     open_h5_for_reading,
     own_dataset,
     read_crc32,
+    require_crc32,
     require_stored,
     require_version,
+    rows_by_library,
     text_of,
 )
 from zb_hdf5.formats.hdf5.source import H5pySource
-from zb_hdf5.formats.sidecar import crc32_path, no_crc32_file, read_crc32_file
+from zb_hdf5.formats.sidecar import crc32_path, no_crc32_file, read_crc32_file, sidecar_rows
 from zb_hdf5.spec import (
     BATCHES,
     CODE_BY_DTYPE,
@@ -65,7 +68,7 @@ class HDF5BatchReader(BatchReader):
         "mmap" and "pread" use the extents of the chunks and need a published, unfiltered file; "h5py" reads anything;
         "auto" takes extents where it can.
     verify
-        "batch": compare each batch with its stored crc32 when it is read. "store": check every digest first.
+        As for `open_reader`. What still grows is not checked.
     dataset
         Name of a 3-D integer dataset of another origin, read through h5py; an id that does not fit uint32 is an error
         when it is met.
@@ -94,7 +97,7 @@ class HDF5BatchReader(BatchReader):
         path: str | os.PathLike[str],
         *,
         access: str = "auto",
-        verify: str = "none",
+        verify: str = "auto",
         dataset: str | None = None,
     ) -> None:
         require_options(access, verify)
@@ -102,18 +105,17 @@ class HDF5BatchReader(BatchReader):
         with h5_damage(path), open_h5_for_reading(path) as h5:
             found = _inspect_store(h5, path) if dataset is None else _inspect_foreign(h5, path, dataset)
             self._identity = h5_identity(h5, growing=not found.complete)
-            if verify != "none" and not found.complete:
+            if verify in ("batch", "store") and not found.complete:
                 raise UnverifiableError(f"{path}: verify={verify!r} needs all of its digests, but {found.obstacle}")
-            if verify != "none" and dataset is not None:
+            if verify in ("batch", "store") and dataset is not None:
                 raise UnverifiableError(f"{path}: cannot be verified: {_FOREIGN}")
-            crc32 = _required_crc32(h5, path, found) if verify == "batch" else None
+            if verify == "batch" and not found.is_face:
+                require_crc32(h5, path, found.num_batches)
         source = self._open_source(path, found, access, dataset or BATCHES, self._identity)
         super().__init__(path, found.meta, found.num_batches, source)
-        self._foreign, self._is_face = dataset is not None, found.is_face
+        self._foreign, self._is_face, self._has_crc32 = dataset is not None, found.is_face, found.has_crc32
         self.extents, self.complete, self.sha256 = found.extents, found.complete, found.sha256
-        self._open_field = partial(
-            HDF5FieldReader, path, access=access, verify="batch" if verify == "batch" else "none"
-        )
+        self._open_field = partial(HDF5FieldReader, path, access=access, verify="none" if verify == "store" else verify)
         if found.extents is not None:
             self.columns = {BATCHES: tuple(found.extents.runs)}
             if found.crc32_runs:
@@ -122,10 +124,8 @@ class HDF5BatchReader(BatchReader):
             self._beside = DocumentsBeside(path, self.num_records, self.seq_len, self.sha256)
         if not self.complete:
             self.refresh()  # opens the file now: once it is published, its partial's name is gone
-        if crc32 is not None:
-            self._source = CheckedSource(source, found.meta, crc32, path)
-        elif verify == "store":
-            self.require_digests()
+        if self.complete:
+            self.check_reads(verify)
 
     @staticmethod
     def _open_source(path: Path, found: _Layout, access: str, dataset: str, identity: Identity) -> BatchSource:
@@ -152,6 +152,15 @@ class HDF5BatchReader(BatchReader):
                 raise IncompleteError(f"{self.path}: expected {rows:,} batches, found {self.num_batches:,}")
             return crc32
 
+    def crc32_rows(self) -> Crc32Rows | None:
+        if self._is_face:
+            return sidecar_rows(self.path, self.num_batches) if crc32_path(self.path).exists() else None
+        if self._foreign or not self._has_crc32:
+            return None
+        if isinstance(self._source, ExtentFile) and CRC32 in self.columns:
+            return Crc32Rows.placed(self.num_batches, self._source, self.columns[CRC32])
+        return rows_by_library(self.path, self.num_batches, self._identity)
+
     def missing_digests(self) -> str:
         if self._foreign:
             return _FOREIGN
@@ -176,7 +185,8 @@ class _Layout(NamedTuple):
     extents: Extents | None
     obstacle: str  # why there are no extents or digests
     is_face: bool = False  # of a stamped `.batch` file, which has no digests of its own
-    crc32_runs: tuple[Run, ...] = ()  # where the rows of crc32 lie
+    has_crc32: bool = False
+    crc32_runs: tuple[Run, ...] = ()  # where the rows of crc32 lie, if they do so in the chunks that we write
 
 
 def _inspect_store(h5: h5py.File, path: Path) -> _Layout:
@@ -202,7 +212,9 @@ def _inspect_store(h5: h5py.File, path: Path) -> _Layout:
     extents, obstacle = _chunk_extents(stored, meta, state.num_batches, path)
     rows = own_dataset(h5, path, CRC32)
     is_face = h5.userblock_size == USER_BLOCK_BYTES and rows is None
-    return _Layout(meta, state.num_batches, True, state.sha256, extents, obstacle, is_face, crc32_runs(rows))
+    runs = crc32_runs(rows) if rows is not None and len(rows) >= state.num_batches else ()
+    found = _Layout(meta, state.num_batches, True, state.sha256, extents, obstacle)
+    return found._replace(is_face=is_face, has_crc32=rows is not None, crc32_runs=runs)
 
 
 def _meta(h5: h5py.File, stored: h5py.Dataset, path: Path) -> StoreMeta:
@@ -260,7 +272,3 @@ def _chunk_extents(stored: h5py.Dataset, meta: StoreMeta, num_batches: int, path
     if (batches, tokens) != (1, meta.seq_len) or rows < meta.batch_size:
         return None, f"its chunks are {stored.chunks}, not one batch {(1, *meta.shape)}"
     return chunk_extents(stored, meta.batch_bytes, num_batches, path)
-
-
-def _required_crc32(h5: h5py.File, path: Path, found: _Layout) -> npt.NDArray[np.uint32]:
-    return read_crc32_file(path, found.num_batches) if found.is_face else read_crc32(h5, path, found.num_batches)

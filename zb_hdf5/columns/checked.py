@@ -42,11 +42,16 @@ class Crc32Rows:
         How many chunks there are.
     read
         Reads some of the rows. What it raises, `rows[number]` raises.
+
+    Attributes
+    ----------
+    blocks
+        Those that are kept, each of 4,096 rows, by their numbers.
     """
 
     def __init__(self, num_rows: int, read: ReadRows) -> None:
         self._num_rows, self._read = num_rows, read
-        self._blocks: dict[int, memoryview] = {}
+        self.blocks: dict[int, memoryview] = {}
 
     @classmethod
     def placed(cls, num_rows: int, ranges: Ranges, runs: tuple[Run, ...]) -> Crc32Rows:
@@ -60,7 +65,7 @@ class Crc32Rows:
 
     def __getitem__(self, number: int) -> int:
         block = number // CRC32_CHUNK_ROWS
-        rows = self._blocks.get(block) or self._read_block(block)
+        rows = self.blocks.get(block) or self._read_block(block)
         found: int = rows[number % CRC32_CHUNK_ROWS]
         return found
 
@@ -81,13 +86,13 @@ class Crc32Rows:
         return rows
 
     def _keep(self, block: int, rows: npt.NDArray[np.uint32]) -> memoryview:
-        kept = self._blocks[block] = rows.astype("u4", copy=False).data  # whose elements are plain numbers of Python
+        kept = self.blocks[block] = rows.astype("u4", copy=False).data  # whose elements are plain numbers of Python
         _KEPT.add(self, block, rows.nbytes)
         return kept
 
     def forget(self, block: int) -> None:
         """Drop what was read of the rows; they are read again when they are needed."""
-        self._blocks.pop(block, None)
+        self.blocks.pop(block, None)
 
     def __getstate__(self) -> tuple[int, ReadRows]:
         return self._num_rows, self._read
@@ -167,7 +172,8 @@ class CheckedSource(CopyingSource):
         self._bind()
 
     def _bind(self) -> None:
-        source = self.unchecked
+        """Take from the source what passes by without a check."""
+        self._blocks, source = self._rows.blocks, self.unchecked
         self.access, self.will_need, self.is_cached = source.access, source.will_need, source.is_cached
         self.gather_into = source.gather_into
         if isinstance(source, ExtentFile) and source.maps:
@@ -176,7 +182,9 @@ class CheckedSource(CopyingSource):
     def read_into(self, index: int, out: TokenArray) -> None:
         """Fill `out`, of the stored shape and dtype."""
         self.unchecked.read_into(index, out)
-        if crc32_of(out) != self._rows[index]:
+        # a call for the row would be a tenth of the check
+        rows = self._blocks.get(index // CRC32_CHUNK_ROWS)
+        if rows is None or crc32_of(out) != rows[index % CRC32_CHUNK_ROWS]:
             self._compare(index, out)
 
     def read_range_into(self, start: int, out: TokenArray) -> None:
@@ -213,7 +221,7 @@ class StrictSource(CheckedSource):
     """Compares every read: views too, and records, for which it reads the whole chunks that they lie in."""
 
     def _bind(self) -> None:
-        source = self.unchecked
+        self._blocks, source = self._rows.blocks, self.unchecked
         self.access, self.will_need, self.is_cached = source.access, source.will_need, source.is_cached
 
     def read(self, index: int) -> TokenArray:

@@ -130,6 +130,7 @@ class BatchFileWriter(FileWriter):
     def _complete(self, info: ShardInfo) -> Columns:
         os.ftruncate(self._file.fd, batch_file_bytes(self.meta, info.num_batches))  # up to the last slot's padding
         write_fully(self._file.fd, pack_header(self.meta, info.num_batches), 0)
+        crc32_path(self._file.path).unlink(missing_ok=True)  # of a file that this one replaces: no read would agree
         return {BATCHES: (slots_of(self.meta, info.num_batches),)}
 
     def _release(self) -> None:

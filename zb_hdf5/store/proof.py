@@ -48,7 +48,7 @@ def require_proof(
     problem = _problem(entry, meta, rows, batch, tokens)
     if problem:
         raise ChecksumError(
-            f"{path}: {problem} that {INDEX_NAME} knows of: the file is damaged, or belongs elsewhere",
+            f"{path}: {problem}: the file is damaged, or belongs elsewhere",
             remedy=Remedy.VERIFY,
             at=path.parents[entry.path.count("/")],
         )
@@ -59,9 +59,10 @@ def _problem(
 ) -> str:
     """Say what is not as in the index; "" if the file is proved."""
     if rows is None or crc32_of(rows) != entry.crc32:
-        return "its rows of crc32 are not those"
+        return f"its rows of crc32 are not those that {INDEX_NAME} knows of"
+    found, expected = crc32_of(tokens), int(rows[batch])
     kind = "batch" if meta.layout == BATCHES_LAYOUT else "chunk"
-    return "" if crc32_of(tokens) == int(rows[batch]) else f"{kind} {batch:,} has not the crc32"
+    return "" if found == expected else f"{kind} {batch:,}: expected crc32 {expected:08x}, found {found:08x}"
 
 
 def tokens_of(source: BatchSource, entry: ShardEntry, meta: StoreMeta, batch: int) -> TokenArray:

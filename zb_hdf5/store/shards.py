@@ -234,6 +234,7 @@ class ShardedSource:
         entry, path = self._index.shards[shard], self._folder / self._index.table.values["path"][shard]
         meta = self._index.meta
         by_index = entry.complete and self._access != "h5py" and meta.column in entry.columns
+        by_index = by_index and entry.crc32 != NOT_KNOWN
         found = open_proved(path, entry, meta, self._access, batch) if by_index else None
         if found is not None:
             return checked(*found, meta, path, self._verify)

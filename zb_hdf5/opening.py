@@ -25,7 +25,7 @@ def open_reader(
     *,
     backend: str = "auto",
     access: str = "auto",
-    verify: str = "none",
+    verify: str = "auto",
     dataset: str | None = None,
     split: str | None = None,
     batch_size: int | None = None,
@@ -47,8 +47,10 @@ def open_reader(
         converted tokens are read by position, and the file is mapped at the first call that needs a mapping (a view,
         int32 of uint32, records), but never on a network file system; h5py where batches are no plain extents.
     verify
-        "none"; "batch": compare each batch with its stored crc32 when it is read; "store": check every digest before
-        returning.
+        "auto": compare what is read whole into a buffer with its crc32 (batches, except through views of a mapping; no
+        records, windows or batches of another size), where a crc32 is stored. "batch": compare whatever is read, for
+        which whole batches, or chunks of a stream, are read. "store": check every digest before returning. "none".
+        `reader.verified` says what is compared.
     dataset
         Name of a 3-D integer dataset in an HDF5 file of another origin, read through h5py.
     split
@@ -67,6 +69,8 @@ def open_reader(
         If an argument is not possible, or the cache folder cannot be written.
     FormatError, IncompleteError, ChecksumError
         If the file is malformed, truncated, or fails `verify`.
+    UnverifiableError
+        If "batch" or "store" has nothing to compare with.
     BackendError
         If `backend` or `access` cannot serve this file.
     OSError
@@ -200,14 +204,16 @@ def _open_store(
         problems = [report.problem for report in verify_store(path, split=split) if report.problem]
         if problems:
             raise problems[0]
-        verify = "none"
-    options: dict[str, Any] = {"backend": backend, "access": access, "verify": verify, "split": split}
+    options: dict[str, Any] = {"backend": backend, "access": access, "split": split}
+    options["verify"] = "none" if verify == "store" else verify
     index = index or ShardIndex.load(path)
     if not index.complete:
         from zb_hdf5.store.live_reader import LiveReader  # h5py, which a finished store does not need
 
         return LiveReader(path, **options)
-    return ShardedReader(path, index=index, **options)
+    reader = ShardedReader(path, index=index, **options)
+    reader.verify = verify
+    return reader
 
 
 def open_writer(

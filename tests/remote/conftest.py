@@ -30,7 +30,7 @@ FEW_RETRIES = {
 
 @pytest.fixture(scope="session", autouse=True)
 def proxies():
-    """Return two proxies, and start the runtime of the library: their descriptors stay open to the end of the session."""
+    """Return two proxies, and start the runtime of the library: their descriptors stay open to the end."""
     obstore.put(obstore.store.MemoryStore(), "a", b"a")
     made = [Proxy() for _ in range(2)]
     for proxy in made:

@@ -401,8 +401,6 @@ def test_a_stream_needs_a_shape_and_a_store_has_one(tmp_path, tokens, write_file
     write_file(tmp_path / "b.h5", tokens)
     with pytest.raises(ArgumentError, match="is no token stream"):
         open_reader(tmp_path / "b.h5", batch_size=1, seq_len=5)
-    with pytest.raises(BackendError, match="verify='batch'"):
-        open_reader(tmp_path / "s.h5", batch_size=1, seq_len=5, verify="batch")
     with open_reader(tmp_path / "s.h5", batch_size=1, seq_len=5, overlap=1) as reader, pytest.raises(ArgumentError):
         reader.read_records_into(np.array([0]), np.empty((1, 3), reader.dtype))
 
@@ -667,7 +665,7 @@ def test_a_shard_of_other_tokens_or_a_damaged_chunk_is_told_at_the_first_read(ac
     with h5py.File(folder / "shard-00000.h5", "r+") as h5:
         h5["tokens"][2900] += 1
     with MmapTokenStore(folder, access=access) as store:
-        with pytest.raises(ChecksumError, match=r"shard-00000\.h5: chunk 11 has not the crc32"):
+        with pytest.raises(ChecksumError, match=r"shard-00000\.h5: chunk 11: expected crc32"):
             store.get_slice(2817, 2818)
         with pytest.raises(ChecksumError, match=r"shard-00001\.h5: its rows of crc32 are not those"):
             store.get_slice(3000, 5000)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -119,9 +119,14 @@ class DecodedSource(CopyingSource):
         """Size of the file now."""
         return self._ranges.num_bytes
 
-    def read_at(self, *parts: FilePart) -> None:
+    @property
+    def name(self) -> str:
+        """Path or URL of the file."""
+        return self._ranges.name
+
+    def read_ranges(self, ranges: Sequence[FilePart]) -> None:
         """Fill each array with the bytes of the file from its offset on."""
-        self._ranges.read_ranges(parts)
+        self._ranges.read_ranges(ranges)
 
     def flat(self) -> None:
         """Return nothing: no mapping holds the tokens."""

@@ -170,9 +170,14 @@ class RangeSource(CopyingSource):
         """Fill each 1-D array with consecutive tokens from its place on, counted over all batches; all at once."""
         self._ranges.read_ranges([p for start, out in runs for p in self.extents.places_of_tokens(start, out)])
 
-    def read_at(self, *parts: FilePart) -> None:
+    @property
+    def name(self) -> str:
+        """Path or URL of the file."""
+        return self._ranges.name
+
+    def read_ranges(self, ranges: Sequence[FilePart]) -> None:
         """Fill each array with the bytes of the file from its offset on; all at once."""
-        self._ranges.read_ranges(parts)
+        self._ranges.read_ranges(ranges)
 
     def flat(self) -> None:
         """Nothing is mapped."""

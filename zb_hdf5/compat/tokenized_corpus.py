@@ -47,17 +47,13 @@ class MmapTokenStore(tokens.MmapTokenStore):
 
     Parameters
     ----------
-    path, split, access
+    path, split, access, verify
         As for `open_reader`: a stream file, a folder of them with its `shards.json`, or 1-D `.npy` files.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, split: str | None = None, access: str = "auto") -> None:
-        super().__init__(path, split=split, access=access)
-        self._split = split
-
     def refresh(self) -> int:
         """See what was committed, or added to `shards.json`, since the store was opened. Return `num_tokens`."""
-        fresh = type(self)(self.path, split=self._split, access=self._access)
+        fresh = type(self)(self.path, split=self._split, access=self._access, verify=self._verify)
         self.close()
         self.__dict__.update(fresh.__dict__)
         return self.num_tokens

@@ -13,7 +13,7 @@ import os
 import sys
 import weakref
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
@@ -302,11 +302,16 @@ class ExtentFile:
 
     def _may_map(self) -> bool:
         """Return whether there is something to map, and it may be; the size of the file is right."""
+        if self.maps and self._end:
+            self._check_size(lseek(self._fd, 0, SEEK_END))
+        return self.maps and self._end > 0
+
+    @property
+    def maps(self) -> bool:
+        """Whether `read` and `read_private` return views of a mapping."""
         if self._mappable is None:
             self._mappable = network_file_system(self._fd) is None
-        if self._mappable and self._end:
-            self._check_size(lseek(self._fd, 0, SEEK_END))
-        return self._mappable and self._end > 0
+        return self._mappable
 
     def _check_size(self, size: int) -> None:
         if size < self._end:
@@ -440,9 +445,14 @@ class ExtentFile:
         """Size of the file now."""
         return os.fstat(self._fd).st_size
 
-    def read_at(self, *parts: FilePart) -> None:
+    @property
+    def name(self) -> str:
+        """Path of the file, in messages."""
+        return str(self._path)
+
+    def read_ranges(self, ranges: Sequence[FilePart]) -> None:
         """Fill each array with the bytes of the file from its offset on."""
-        for offset, out in parts:
+        for offset, out in ranges:
             self._read_fully(out, offset)
 
     def read_runs_of_tokens(self, runs: Iterable[tuple[int, TokenArray]]) -> None:

@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.columns.broken import BrokenFile
+from zb_hdf5.columns.checked import Crc32Rows
 from zb_hdf5.columns.ranges import open_extents
 from zb_hdf5.columns.reader import BatchReader, require_options
-from zb_hdf5.columns.source import CheckedSource
 from zb_hdf5.columns.writer import Columns, FileWriter, ShardInfo
 from zb_hdf5.core.extents import ExtentFile, Extents, Run
 from zb_hdf5.core.files import handle_of, open_file, regular, size_of
@@ -24,7 +24,7 @@ from zb_hdf5.core.paths import any_path
 from zb_hdf5.core.publishing import write_fully
 from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError, Remedy
 from zb_hdf5.formats.documents import DocumentsBeside
-from zb_hdf5.formats.sidecar import crc32_path, no_crc32_file, read_any_crc32_file, read_crc32_file
+from zb_hdf5.formats.sidecar import crc32_path, no_crc32_file, read_any_crc32_file, read_crc32_file, sidecar_rows
 from zb_hdf5.spec import (
     BATCH_MAGIC,
     BATCHES,
@@ -60,8 +60,8 @@ class BatchFileReader(BatchReader):
     access
         "mmap", "pread" or "auto".
     verify
-        "batch" and "store" need the `<path>.crc32` that a store keeps beside its shards. "store" compares the whole
-        file first, which also turns the sampled fingerprint into one of content.
+        As for `open_reader`. "auto" checks nothing without the `<path>.crc32` that a store keeps beside its shards, and
+        "batch" and "store" need it. "store" also turns the sampled fingerprint into one of content.
 
     Raises
     ------
@@ -73,7 +73,7 @@ class BatchFileReader(BatchReader):
 
     backend = "batch"
 
-    def __init__(self, path: str | os.PathLike[str], *, access: str = "auto", verify: str = "none") -> None:
+    def __init__(self, path: str | os.PathLike[str], *, access: str = "auto", verify: str = "auto") -> None:
         require_options(access, verify)
         path = any_path(path)
         if access == "h5py":
@@ -84,10 +84,7 @@ class BatchFileReader(BatchReader):
         super().__init__(path, meta, num_batches, source)
         self.extents, self.columns = extents, {BATCHES: tuple(extents.runs)}
         self._beside = DocumentsBeside(path, self.num_records, self.seq_len, None)
-        if verify == "batch":
-            self._source = CheckedSource(source, meta, read_crc32_file(path, num_batches), path)
-        elif verify == "store":
-            self.require_digests()
+        self.check_reads(verify)
 
     @property
     def padded_batch_bytes(self) -> int:
@@ -97,6 +94,9 @@ class BatchFileReader(BatchReader):
     def stored_crc32(self) -> npt.NDArray[np.uint32] | None:
         """Return the rows of the `<path>.crc32` that a store keeps beside its shards."""
         return read_crc32_file(self.path, self.num_batches) if crc32_path(self.path).exists() else None
+
+    def crc32_rows(self) -> Crc32Rows | None:
+        return sidecar_rows(self.path, self.num_batches) if crc32_path(self.path).exists() else None
 
     def missing_digests(self) -> str:
         return no_crc32_file(self.path)
@@ -132,6 +132,7 @@ class BatchFileWriter(FileWriter):
     def _complete(self, info: ShardInfo) -> Columns:
         os.ftruncate(self._file.fd, batch_file_bytes(self.meta, info.num_batches))  # up to the last slot's padding
         write_fully(self._file.fd, pack_header(self.meta, info.num_batches), 0)
+        crc32_path(self._file.path).unlink(missing_ok=True)  # of a file that this one replaces: no read would agree
         return {BATCHES: (slots_of(self.meta, info.num_batches),)}
 
     def _release(self) -> None:

@@ -371,9 +371,14 @@ def detect_backends(path: str | os.PathLike[str]) -> list[str]:
 
 
 def open_chunks(path: Path) -> BatchReader:
-    """Open a file as what is stored in it: its batches, or the chunks of a stream. Raises as `detect_backends`."""
+    """Open a file as what is stored in it: its batches, or the chunks of a stream. No read is checked.
+
+    Raises as `detect_backends`.
+    """
     row = FORMATS[detect_backend(path)]
-    return cast("BatchReader", _load(row.stream_reader)(path)) if row.holds_stream(path) else row.open(path)
+    if row.holds_stream(path):
+        return cast("BatchReader", _load(row.stream_reader)(path))
+    return row.open(path, verify="none")
 
 
 def format_of(path: Path) -> FileFormat:

@@ -83,6 +83,8 @@ class DocumentLoader(ReadingLoader):
         As for `Loader`. "pack" fills up the last step with batches from the start of the order.
     split, access
         As for `open_reader`.
+    verify
+        As for `MmapTokenStore`.
 
     Attributes
     ----------
@@ -140,6 +142,7 @@ class DocumentLoader(ReadingLoader):
         prefetch: int | str = "auto",
         split: str = DEFAULT_SPLIT,
         access: str = "auto",
+        verify: str = "auto",
     ) -> None:
         require_choice("collate", collate, COLLATES)
         require_choice("too_long", too_long, TOO_LONG)
@@ -148,7 +151,8 @@ class DocumentLoader(ReadingLoader):
         require_prefetch(prefetch)
         if bucket_batches < 1:
             raise ArgumentError(f"bucket_batches must be at least 1, found {bucket_batches}")
-        self.store = source if isinstance(source, MmapTokenStore) else _open_stream(source, split, access)
+        options: dict[str, Any] = {"split": split, "access": access, "verify": verify}
+        self.store = source if isinstance(source, MmapTokenStore) else _open_stream(source, options)
         self.path = self.store.path
         self.collate, self.batch_size, self.max_tokens, self.too_long = collate, batch_size, max_tokens, too_long
         self.shuffle, self.bucket_batches, self.seed = shuffle, bucket_batches, seed
@@ -309,13 +313,13 @@ def _read_all(
     yield from read_ahead(read, steps, depth) if depth else map(read, steps)
 
 
-def _open_stream(source: str | os.PathLike[str], split: str, access: str) -> MmapTokenStore:
+def _open_stream(source: str | os.PathLike[str], options: dict[str, Any]) -> MmapTokenStore:
     path = any_path(source)
     if path.exists() and not is_stream(path):
         raise ArgumentError(
             f"{path}: expected a token stream, whose documents are whole, found none; convert text into a stream"
         )
-    return MmapTokenStore(path, split=split, access=access)
+    return MmapTokenStore(path, **options)
 
 
 def _require_sizes(

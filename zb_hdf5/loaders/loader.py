@@ -142,7 +142,7 @@ class Loader(ReadingLoader):
         *,
         backend: str = "auto",
         access: str = "auto",
-        verify: str = "none",
+        verify: str = "auto",
         cache: str | os.PathLike[str] | None = None,
         cache_bytes: int | str | None = None,
         split: str = DEFAULT_SPLIT,

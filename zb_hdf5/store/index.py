@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Self, cast
 
+import numpy as np
+
 from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.core.files import open_file, regular
 from zb_hdf5.core.paths import RemotePath, any_path
@@ -27,6 +29,7 @@ from zb_hdf5.spec import (
     INDEX_META_KEYS,
     INDEX_NAME,
     INDEX_VERSION,
+    NOT_KNOWN,
     SHA256_CHARS,
     STREAM_LAYOUT,
     StoreMeta,
@@ -167,6 +170,11 @@ class ShardIndex:
     def _field_json(self, name: str) -> dict[str, list[Any]]:
         known = self.table.fields.get(name, {})
         return {key: list(map(kind, known.get(key, ()))) for key, kind in INDEX_FIELD_KEYS.items()}
+
+    def without_crc32(self) -> str:
+        """Return the path of the first shard whose index has no crc32 of its batches; "" if there is none."""
+        unknown = np.flatnonzero(self.table.values["crc32"] == NOT_KNOWN)
+        return str(self.table.values["path"][unknown[0]]) if len(unknown) else ""
 
     def of_field(self, name: str) -> Self:
         """Return the index of a field: the same batches, of its values, in the files that they lie in.

@@ -35,7 +35,7 @@ class LiveReader(ShardedReader):
     Parameters
     ----------
     path, options
-        As for `ShardedReader`. A growing shard is read through h5py, and has no digests to verify by batch.
+        As for `ShardedReader`. A growing shard is read through h5py, and is not checked: "batch" refuses it.
 
     Raises
     ------

@@ -7,33 +7,26 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from zb_hdf5.columns.checked import Crc32Rows
 from zb_hdf5.columns.decoded import CodedChunks, DecodedSource, read_extents
 from zb_hdf5.columns.ranges import RangeSource, open_extents, open_ranges
 from zb_hdf5.columns.source import BatchSource
 from zb_hdf5.core.digests import crc32_of
-from zb_hdf5.core.extents import ExtentFile, Extents, FilePart
+from zb_hdf5.core.extents import ExtentFile
 from zb_hdf5.core.files import Identity
 from zb_hdf5.errors import ChecksumError, FormatError, IncompleteError, Remedy, UnverifiableError
-from zb_hdf5.formats.sidecar import read_crc32_file
-from zb_hdf5.spec import (
-    BATCHES_LAYOUT,
-    CRC32,
-    CRC32_CHUNK_ROWS,
-    INDEX_NAME,
-    NOT_KNOWN,
-    StoreMeta,
-    TokenArray,
-    extents_column,
-)
+from zb_hdf5.formats.sidecar import sidecar_rows
+from zb_hdf5.spec import BATCHES_LAYOUT, CRC32, INDEX_NAME, NOT_KNOWN, StoreMeta, TokenArray, extents_column
 from zb_hdf5.store.table import ShardEntry
 
 
 def open_proved(
     path: Path, entry: ShardEntry, meta: StoreMeta, access: str, batch: int, identity: Identity | None = None
-) -> ExtentFile | RangeSource | DecodedSource | None:
+) -> tuple[ExtentFile | RangeSource | DecodedSource, Crc32Rows] | None:
     """Open a shard by what its index says of it, without HDF5, and prove it by `batch`, or by the identity it had.
 
-    Returns None if the index does not say enough, or the file is not what it says.
+    Returns None if the index does not say enough, or the file is not what it says; else the file and the crc32 of its
+    batches, which the proof has read.
 
     Raises
     ------
@@ -42,16 +35,19 @@ def open_proved(
     """
     compressed = extents_column(meta.column) in entry.columns
     source = (_open_compressed if compressed else _open_by_index)(path, entry, meta, access, identity)
-    if source is None or identity is not None:
-        return source
+    if source is None:
+        return None
+    rows = _crc32_rows(source, path, entry)
+    if identity is not None:
+        return source, rows
     tokens = np.empty(meta.shape, meta.dtype)
-    rows = _read_proof(source, path, entry, batch, tokens)
-    if _problem(entry, meta, rows, batch, _stored_part(tokens, entry, meta, batch)):
+    known = _read_proof(source, rows, batch, tokens)
+    if _problem(entry, meta, known, batch, _stored_part(tokens, entry, meta, batch)):
         source.close()
         return None
     if isinstance(source, RangeSource):
         source.remember(batch, tokens)
-    return source
+    return source, rows
 
 
 def require_proof(
@@ -61,7 +57,7 @@ def require_proof(
     problem = _problem(entry, meta, rows, batch, tokens)
     if problem:
         raise ChecksumError(
-            f"{path}: {problem} that {INDEX_NAME} knows of: the file is damaged, or belongs elsewhere",
+            f"{path}: {problem}: the file is damaged, or belongs elsewhere",
             remedy=Remedy.VERIFY,
             at=path.parents[entry.path.count("/")],
         )
@@ -72,9 +68,10 @@ def _problem(
 ) -> str:
     """Say what is not as in the index; "" if the file is proved."""
     if rows is None or crc32_of(rows) != entry.crc32:
-        return "its rows of crc32 are not those"
+        return f"its rows of crc32 are not those that {INDEX_NAME} knows of"
+    found, expected = crc32_of(tokens), int(rows[batch])
     kind = "batch" if meta.layout == BATCHES_LAYOUT else "chunk"
-    return "" if crc32_of(tokens) == int(rows[batch]) else f"{kind} {batch:,} has not the crc32"
+    return "" if found == expected else f"{kind} {batch:,}: expected crc32 {expected:08x}, found {found:08x}"
 
 
 def tokens_of(source: BatchSource, entry: ShardEntry, meta: StoreMeta, batch: int) -> TokenArray:
@@ -130,27 +127,23 @@ def _open_compressed(
     return None
 
 
-def _read_proof(
-    source: ExtentFile | RangeSource | DecodedSource, path: Path, entry: ShardEntry, batch: int, tokens: TokenArray
-) -> npt.NDArray[np.uint32] | None:
-    """Fill `tokens` with a batch, and return the crc32 of all: where the index says that they lie, or beside the shard.
+def _crc32_rows(source: ExtentFile | RangeSource | DecodedSource, path: Path, entry: ShardEntry) -> Crc32Rows:
+    """Return the crc32 of each batch, where the index says that they lie, or of the file beside the shard."""
+    if CRC32 not in entry.columns:
+        return sidecar_rows(path, entry.num_batches)
+    return Crc32Rows.placed(entry.num_batches, source, entry.columns[CRC32])
 
-    None: they cannot be read. Of an object all is asked for at once, and its own errors say more.
+
+def _read_proof(
+    source: ExtentFile | RangeSource | DecodedSource, rows: Crc32Rows, batch: int, tokens: TokenArray
+) -> npt.NDArray[np.uint32] | None:
+    """Fill `tokens` with a batch, and return the crc32 of all; None: they cannot be read.
+
+    The errors of an object say more than that.
     """
-    parts: list[FilePart] = []
     try:
-        rows: npt.NDArray[np.uint32] | None = None
-        if CRC32 in entry.columns:
-            rows = np.zeros(entry.num_batches, "<u4")
-            extents = Extents(list(entry.columns[CRC32]), CRC32_CHUNK_ROWS * rows.itemsize)
-            for number, start in enumerate(range(0, len(rows), CRC32_CHUNK_ROWS)):
-                parts.append((extents.offset(number), rows[start : start + CRC32_CHUNK_ROWS]))
-        if isinstance(source, DecodedSource):
-            source.read_at(*parts)
-            source.read_into(batch, tokens)
-        else:
-            source.read_at((source.extents.offset(batch), tokens), *parts)
-        return read_crc32_file(path, entry.num_batches) if rows is None else rows
+        source.read_into(batch, tokens)
+        return rows.all()
     except (OSError, ChecksumError, FormatError, IncompleteError, UnverifiableError, IndexError):
         if isinstance(source, RangeSource):
             raise

@@ -13,8 +13,10 @@ from typing import Any, Final, Self
 import numpy as np
 import numpy.typing as npt
 
+from zb_hdf5.columns.checked import checked
 from zb_hdf5.columns.codecs import CompressedTokens
 from zb_hdf5.columns.ranges import REMOTE
+from zb_hdf5.columns.reader import require_choice
 from zb_hdf5.core.extents import Extents
 from zb_hdf5.core.files import Identity
 from zb_hdf5.core.objects import IN_FLIGHT
@@ -26,10 +28,12 @@ from zb_hdf5.formats.document_file import DocumentPart
 from zb_hdf5.formats.documents import DocumentTable
 from zb_hdf5.formats.hdf5.file import compressed_tokens
 from zb_hdf5.formats.hdf5.stream_reader import (
+    ChunkTokens,
     ExtentTokens,
     StreamInspection,
     TokenFile,
     inspect_stream,
+    open_checked_file,
     open_field_file,
     open_token_file,
     read_chunk_crc32,
@@ -80,6 +84,9 @@ class MmapTokenStore:
         Of a store, take the shards of this split only; None: all of them.
     access
         As for `open_reader`.
+    verify
+        "batch": read whole chunks, and compare each with its crc32. "auto", "none": tokens are read as they are asked
+        for, which is seldom a whole chunk, and nothing is compared.
 
     Attributes
     ----------
@@ -92,6 +99,8 @@ class MmapTokenStore:
     ------
     FormatError, IncompleteError
         If there are no tokens, or a file is not what it should be.
+    UnverifiableError
+        If `verify="batch"` has no crc32 to compare with.
     """
 
     def __init__(
@@ -100,9 +109,11 @@ class MmapTokenStore:
         *,
         split: str | None = None,
         access: str = "auto",
+        verify: str = "auto",
         index: ShardIndex | None = None,
     ) -> None:
-        self.path, self._access = any_path(path), access
+        require_choice("verify", verify, ("auto", "none", "batch"))
+        self.path, self._split, self._access, self._verify = any_path(path), split, access, verify
         require_remote_access(self.path, access)
         self.boundary_token_id, self.vocab_size, self.tokenizer = NO_BOUNDARY, 0, ""
         self._sha256: list[str] = []
@@ -127,6 +138,8 @@ class MmapTokenStore:
         self._doc_offsets: npt.NDArray[np.uint64] | None = None
         self._documents: DocumentTable | None = None
         self._reset()
+        if verify == "batch":
+            self._file(0, 0)  # says what is missing
 
     def _take_index(self, index: ShardIndex, folder: Path) -> list[int]:
         meta, values = index.meta, index.table.values
@@ -206,6 +219,11 @@ class MmapTokenStore:
         if isinstance(self.path, RemotePath) and self._index is not None and self._access != "h5py":
             return REMOTE  # without a look at the file
         return self._file(0, 0).access
+
+    @property
+    def verified(self) -> str:
+        """What is compared with its crc32 when it is read: "all reads" or "none"."""
+        return "all reads" if self._verify == "batch" else "none"
 
     @property
     def in_flight(self) -> tuple[int, int] | None:
@@ -398,7 +416,7 @@ class MmapTokenStore:
         if self._index is None or not expected:
             file = self._open_named(path, before)
         else:
-            file = _open_shard(path, self._index.shards[number], self._index.meta, self._access, start, before)
+            file = self._open_shard(path, self._index.shards[number], self._index.meta, start, before)
         if file.num_tokens != expected:
             file.close()
             raise FormatError(
@@ -408,10 +426,40 @@ class MmapTokenStore:
         self._identities[number] = file.identity
         return file
 
+    def _open_shard(
+        self, path: Path, entry: ShardEntry, meta: StoreMeta, start: int, identity: Identity | None
+    ) -> TokenFile:
+        """Open a shard by what the index says of it, without HDF5, if that is so; else by what the file says.
+
+        The chunk of token `start` proves it, once: later it has an identity.
+        """
+        chunk = start // meta.chunk_tokens
+        plain = None if self._access == "h5py" else open_proved(path, entry, meta, self._access, chunk, identity)
+        if plain is not None:
+            if self._verify != "batch":
+                return ExtentTokens(plain[0], entry.token_count)
+            source = checked(*plain, meta, path, self._verify, entry.token_count)
+            return ChunkTokens(source, meta.shape, meta.dtype, entry.token_count, plain[0].identity)
+        file = self._open_named(path, identity)
+        if identity is None and file.num_tokens == entry.token_count and entry.crc32 != NOT_KNOWN:
+            try:
+                rows = read_chunk_crc32(path, entry.num_batches, file.identity, crc32_column(meta.column))
+                first = chunk * meta.chunk_tokens
+                tokens = np.empty(min(meta.chunk_tokens, entry.token_count - first), file.dtype)
+                file.read_into(first, tokens)
+                require_proof(path, entry, meta, rows, chunk, tokens)
+            except BaseException:
+                file.close()
+                raise
+        return file
+
     def _open_named(self, path: Path, identity: Identity | None) -> TokenFile:
         """Open a file by what it says of itself."""
-        if self._field is not None:
-            return open_field_file(path, self._field.name, self._access)
+        field = None if self._field is None else self._field.name
+        if self._verify == "batch":
+            return open_checked_file(path, field, identity)
+        if field is not None:
+            return open_field_file(path, field, self._access)
         return open_token_file(path, self._access, identity)
 
     def close(self) -> None:
@@ -438,31 +486,3 @@ class MmapTokenStore:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._reset()
-
-
-def _open_shard(
-    path: Path, entry: ShardEntry, meta: StoreMeta, access: str, start: int, identity: Identity | None
-) -> TokenFile:
-    """Open a shard by what the index says of it, without HDF5, if that is so; else by what the file says.
-
-    The chunk of token `start` proves it, once: later it has an identity.
-    """
-    chunk = start // meta.chunk_tokens
-    plain = None if access == "h5py" else open_proved(path, entry, meta, access, chunk, identity)
-    if plain is not None:
-        return ExtentTokens(plain, entry.token_count)
-    if meta.field is not None:
-        file = open_field_file(path, meta.field.name, access)
-    else:
-        file = open_token_file(path, access, identity)
-    if identity is None and file.num_tokens == entry.token_count and entry.crc32 != NOT_KNOWN:
-        try:
-            rows = read_chunk_crc32(path, entry.num_batches, file.identity, crc32_column(meta.column))
-            first = chunk * meta.chunk_tokens
-            tokens = np.empty(min(meta.chunk_tokens, entry.token_count - first), file.dtype)
-            file.read_into(first, tokens)
-            require_proof(path, entry, meta, rows, chunk, tokens)
-        except BaseException:
-            file.close()
-            raise
-    return file

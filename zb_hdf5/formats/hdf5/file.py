@@ -6,6 +6,7 @@ import contextlib
 import os
 import warnings
 from collections.abc import Iterator
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -15,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5 import __version__
+from zb_hdf5.columns.checked import Crc32Rows
 from zb_hdf5.columns.codecs import CompressedTokens, require_codec
 from zb_hdf5.columns.decoded import CodedChunks
 from zb_hdf5.core.extents import Extents, Run
@@ -347,7 +349,12 @@ def column_runs(h5: h5py.File, path: Path, column: str, places: Places | None) -
 
 
 def read_crc32(h5: h5py.File, path: Path, num_batches: int, name: str = CRC32) -> npt.NDArray[np.uint32]:
-    """Return the stored crc32 of each batch of a column.
+    """Return the stored crc32 of each batch of a column. Raises as `require_crc32`."""
+    return np.asarray(require_crc32(h5, path, num_batches, name)[:num_batches], dtype="<u4")
+
+
+def require_crc32(h5: h5py.File, path: Path, num_batches: int, name: str = CRC32) -> h5py.Dataset:
+    """Return the dataset of the crc32 of each batch of a column.
 
     Raises
     ------
@@ -358,7 +365,22 @@ def read_crc32(h5: h5py.File, path: Path, num_batches: int, name: str = CRC32) -
     if stored is None or stored.ndim != 1 or len(stored) < num_batches:
         raise FormatError(f"{path}: expected a dataset {name!r} of {num_batches:,} rows, found {stored!r}")
     require_stored(num_batches * stored.dtype.itemsize, h5, stored, path)
-    return np.asarray(stored[:num_batches], dtype="<u4")
+    return stored
+
+
+def rows_by_library(path: Path, num_batches: int, identity: Identity, name: str = CRC32) -> Crc32Rows:
+    """Return the crc32 of each batch of a column that only HDF5 can find, read when they are needed.
+
+    Raises `FormatError`, when it reads, if there is no crc32 for each of them.
+    """
+    return Crc32Rows(num_batches, partial(_read_by_library, path, num_batches, identity, name))
+
+
+def _read_by_library(
+    path: Path, num_batches: int, identity: Identity, name: str, start: int, out: npt.NDArray[np.uint32]
+) -> None:
+    with h5_damage(path), open_h5_for_reading(path, identity) as h5:
+        out[...] = read_crc32(h5, path, num_batches, name)[start : start + len(out)]
 
 
 def text_of(value: object) -> object:

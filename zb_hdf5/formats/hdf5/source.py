@@ -11,8 +11,10 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
+from zb_hdf5.columns.checked import Crc32Rows
 from zb_hdf5.columns.decoded import CodedChunks, DecodedSource
 from zb_hdf5.columns.ranges import RangeSource, open_extents, open_ranges
+from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.columns.source import CopyingSource, gather_from_batches
 from zb_hdf5.core.extents import ExtentFile, Extents
 from zb_hdf5.core.files import Handle, Identity, size_of
@@ -24,6 +26,7 @@ from zb_hdf5.formats.hdf5.file import (
     lacking_filters,
     load_filters,
     open_h5_for_reading,
+    rows_by_library,
 )
 from zb_hdf5.spec import BATCHES_ATTRIBUTES, BATCHES_LAYOUT, NO_SHA256, StoreMeta, TokenArray, as_stored, is_sha256
 
@@ -74,6 +77,14 @@ def open_source(
         others = "'h5py' or 'auto'" if places is None else "'pread', 'h5py' or 'auto'"
         raise BackendError(f"{path}: access={access!r} needs plain extents, but {obstacle}; use access={others}")
     return H5pySource(path, dataset, meta, identity, marker)
+
+
+def crc32_rows_of(reader: BatchReader, name: str, identity: Identity) -> Crc32Rows:
+    """Return the rows of crc32 of a column from the places that its reader knows, else through HDF5."""
+    source, runs = reader._source, reader.columns.get(name)
+    if runs and isinstance(source, ExtentFile | RangeSource | DecodedSource):
+        return Crc32Rows.placed(reader.num_batches, source, runs)
+    return rows_by_library(reader.path, reader.num_batches, identity, name)
 
 
 class H5pySource(CopyingSource):

@@ -297,7 +297,7 @@ class TablesFile:
                 at=self.path.parent,
             )
         rows = np.empty(stop - start, place.dtype)
-        self._file.read_at((place.offset + start * place.dtype.itemsize, rows))
+        self._file.read_ranges([(place.offset + start * place.dtype.itemsize, rows)])
         return rows
 
     def read_texts(self, name: str, start: int, stop: int) -> list[bytes]:

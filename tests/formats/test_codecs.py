@@ -107,13 +107,13 @@ def test_threads_and_copies_of_a_reader_read_the_same(packed, tokens):
 
 def test_a_loader_unpacks_in_threads_unless_told_otherwise(packed, tokens, monkeypatch):
     seen = set()
-    read = DecodedSource.read_range_into
+    read = DecodedSource.read_into
 
-    def noted(self, start, out):
+    def noted(self, index, out):
         seen.add(threading.current_thread().name.partition("_")[0])
-        read(self, start, out)
+        read(self, index, out)
 
-    monkeypatch.setattr(DecodedSource, "read_range_into", noted)
+    monkeypatch.setattr(DecodedSource, "read_into", noted)
     for prefetch, names in (("auto", {"zb-prefetch"}), (0, {"MainThread"})):
         seen.clear()
         with Loader(packed[0], shuffle="sequential", prefetch=prefetch, rank=0, world_size=1) as loader:

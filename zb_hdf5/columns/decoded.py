@@ -131,6 +131,15 @@ class DecodedSource(CopyingSource):
     def flat(self) -> None:
         """Return nothing: no mapping holds the tokens."""
 
+    def read_into(self, index: int, out: TokenArray) -> None:
+        """Fill `out` with one batch. Raises as `read_range_into`."""
+        offset, size = self._chunks.table[index].tolist()
+        whole = out.reshape(-1).view(np.uint8)
+        stored = whole if size == len(whole) else self._scratch(size)  # it did not shrink
+        self._ranges.read_ranges([(offset, stored)])
+        if stored is not whole:
+            self._unpack(index, stored, whole)
+
     def read_range_into(self, start: int, out: TokenArray) -> None:
         """Fill `out` with consecutive batches: one range for all that follow each other in the file.
 
@@ -151,14 +160,14 @@ class DecodedSource(CopyingSource):
         self._ranges.read_ranges(parts)
         begin = 0
         for number, (end, batch) in enumerate(zip(ends.tolist(), out, strict=True), start):
-            self._unpack(number, stored[begin:end], batch)
+            whole = batch.reshape(-1).view(np.uint8)
+            if end - begin == len(whole):
+                whole[:] = stored[begin:end]
+            else:
+                self._unpack(number, stored[begin:end], whole)
             begin = end
 
-    def _unpack(self, number: int, stored: npt.NDArray[np.uint8], batch: TokenArray) -> None:
-        out = batch.reshape(-1).view(np.uint8)
-        if len(stored) == len(out):  # it did not shrink
-            out[:] = stored
-            return
+    def _unpack(self, number: int, stored: npt.NDArray[np.uint8], out: npt.NDArray[np.uint8]) -> None:
         try:
             self._decode(stored, out)
         except ValueError as error:

@@ -16,6 +16,7 @@ import torch
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
+from interrupted import STREAM_WRITER
 
 import zb_hdf5.store.tokens
 from examples import examples
@@ -185,22 +186,9 @@ def test_bad_tokens_are_refused_and_nothing_of_them_is_written(tokens, lengths, 
         np.testing.assert_array_equal(store.get_slice(0, store.num_tokens), [5])
 
 
-WRITER = """
-import sys
-import numpy as np
-from zb_hdf5 import HDF5ShardWriter
-writer = HDF5ShardWriter(sys.argv[1], chunk_tokens=512)
-number = 0
-while True:
-    writer.write_document(np.arange(number, number + 100) % 60000)
-    number += 100
-    print(number, flush=True)
-"""
-
-
 @pytest.mark.parametrize("count", [1, 30, 500])
 def test_a_killed_writer_keeps_its_committed_chunks(count, tmp_path):
-    command = [sys.executable, "-c", WRITER, str(tmp_path / "s.h5")]
+    command = [sys.executable, "-c", STREAM_WRITER, str(tmp_path / "s.h5")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         written = [int(process.stdout.readline()) for _ in range(count)][-1]
         process.send_signal(signal.SIGKILL)

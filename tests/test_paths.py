@@ -186,6 +186,8 @@ WRITERS = {
     "ingest_batches": ("out", lambda path, made: ingest(path, made)),
     "ShardedTokenizationPipeline.run": ("out", lambda path, made: ShardedTokenizationPipeline(["a text"]).run(path)),
     "the pipeline of files of documents": ("out", lambda path, made: tokenize(path, made)),
+    "a cache": ("cache", lambda path, made: close(open_reader(made / "store", cache=path))),
+    "the cache of a Loader": ("cache", lambda path, made: close(Loader(made / "store", cache=path, **ALONE))),
     "merge_parts": ("merged", lambda path, made: merge(path, made)),
     "train_tokenizer": ("tok.json", lambda path, made: train(path, made)),
 }

@@ -1,5 +1,6 @@
 """The cache: whatever happens to its files, each token is the right one, and nothing is fetched twice that was kept."""
 
+import fcntl
 import json
 import os
 import pickle
@@ -542,6 +543,24 @@ def test_a_column_that_is_removed_while_it_is_opened_is_made_anew(three, folder,
         assert not column_of(reader).has(0)
         list(reader)
         assert column_of(reader).has(0)
+
+
+def test_a_column_that_was_made_anew_is_not_removed_with_the_old_one(three, folder, monkeypatch):
+    """Of two that make room one is faster; the other one has the old file open, which nobody uses any more."""
+    open_reader(three[0], cache=folder).close()
+    (column,) = folder.iterdir()
+    opened, flock = [], fcntl.flock
+
+    def lock_late(fd, kind):
+        if kind & fcntl.LOCK_EX and not opened:
+            shutil.rmtree(column)
+            opened.append(open_reader(three[0], cache=folder))
+        flock(fd, kind)
+
+    monkeypatch.setattr(fcntl, "flock", lock_late)
+    cache_folder._remove_unused(column)
+    with opened[0]:
+        assert {path.name for path in column.iterdir()} == {"data", "marks"}
 
 
 # --- arguments -------------------------------------------------------------------------------------------------

@@ -413,6 +413,8 @@ class BatchReader:
             rows = self.crc32_rows()
             if rows is None and verify == "batch":
                 raise UnverifiableError(f"{self.path}: cannot be verified: {self.missing_digests()}")
+            if rows is not None and verify == "batch" and self.num_batches:
+                rows[0]  # damaged ones are an error now
             self._source = checked(self._source, rows, self.meta, self.path, verify, self.token_count)
             verify = verify if rows is not None else "none"
         self._checks = verify

@@ -56,6 +56,7 @@ def describe(path: str | os.PathLike[str], dataset: str | None = None) -> dict[s
             "fingerprint": opened.fingerprint,
             "file_system": network_file_system(path) or "local",
             "access": opened.access,
+            "verified": opened.verified,
             "bytes": sum(file.stat().st_blocks * 512 for file in files),  # as a quota counts: HDF5 shards have holes
             **_describe_codec(opened, index),
             **({} if index is None else _describe_index(index, batches_of)),
@@ -234,7 +235,7 @@ def describe_lines(description: dict[str, Any]) -> list[tuple[str, str]]:
     if "codec" in d:
         sizes = f"{format_bytes(d['compressed_bytes'])} for {format_bytes(d['uncompressed_bytes'])} of tokens"
         lines.append(("codec", f"{d['codec']}: {sizes}, {d['ratio']} to 1"))
-    lines.append(("access", _access_text(d["access"], d["file_system"])))
+    lines += [("access", _access_text(d["access"], d["file_system"])), ("reads", _reads_text(d))]
     lines += [] if is_stream else [("sha256", d["sha256"] or "none stored")]
     return [*lines, ("fingerprint", _short_fingerprint(d["fingerprint"]))]
 
@@ -292,6 +293,15 @@ def _access_text(access: str, file_system: str) -> str:
         ("auto", False): ": all tokens are read by position, none are mapped",
     }.get((access, file_system == "local"), "")
     return f"{access} ({file_system} file system{meaning})"
+
+
+def _reads_text(d: dict[str, Any]) -> str:
+    """Say what is compared with its crc32 when it is read."""
+    if d["verified"] != "none":
+        return "each batch that is read whole is compared with its crc32"
+    if d["kind"] == "stream":
+        return 'not checked: a window is less than a chunk; verify="batch" reads and checks whole chunks'
+    return "not checked: " + ("no crc32 is stored" if d["state"] == "complete" else "its writer has not finished")
 
 
 def _layout(extents: Extents | None, batch_bytes: int) -> dict[str, Any] | None:

@@ -188,6 +188,8 @@ class AlignedFile:
             table.append(np.zeros(1, table.stored.dtype))
         h5.flush()
         h5.swmr_mode = True
+        # opening them for each commit would take most of its time; SWMR cannot begin while one is open
+        self._marker = {name: h5py.h5a.open(self.main.stored.id, name.encode()) for name in self._attributes}
 
     @contextlib.contextmanager
     def hdf5(self) -> Iterator[None]:
@@ -250,7 +252,7 @@ class AlignedFile:
         """Change attributes of the main dataset, and flush."""
         with self.hdf5():
             for name, value in attributes.items():
-                self.main.stored.attrs.modify(name, np.array(value, dtype=self._attributes[name][0]))
+                self._marker[name].write(np.array(value, dtype=self._attributes[name][0]))
             self._h5.flush()
         if self._durable:
             os.fdatasync(self._file.fd)

@@ -209,7 +209,7 @@ class NpySource(Source):
 
     def _gather(self, records: npt.NDArray[np.int64], rows: TokenArray) -> None:
         files = np.searchsorted(self._ends, records, side="right")
-        for number in np.unique(files).tolist():
+        for number in np.flatnonzero(np.bincount(files)).tolist():
             here = np.flatnonzero(files == number)
             inside = records[here] - (self._ends[number] - self._files[number].num_records)
             self._gather_from(number, inside, rows, here)

@@ -1,10 +1,12 @@
 """A permutation of more records than memory holds, in two sequential passes.
 
-Stored position p gets source record `order.indices(p)`. The positions are cut into buckets, the source into runs; two
-buckets, or two runs, fit in memory: while one is written, the next is read. The first pass reads a run, groups its
-records by bucket, and writes them to a run file. The second pass reads a bucket's segment from every run file. In run
-order those records come by increasing source number, so the row of a position is the rank of its source number among
-those of the bucket: nothing else is stored.
+Stored position p gets source record `order.indices(p)`. The positions are cut into buckets, the source into runs; a
+bucket and a run each fit in memory. The first pass reads a run, groups its records by bucket, and writes them to a run
+file. The second pass reads a bucket's segment from every run file. In run order those records come by increasing source
+number, so the row of a position is the rank of its source number among those of the bucket: nothing else is stored.
+
+While one run or bucket is written, the next is read, where there is memory for two. Each is half as large then, and a
+segment a quarter: so not where segments would become so short that a disk seeks more than it reads.
 
 Runs and buckets are independent: any process can do any of them. Run files live within one run of one program and are
 made again after a kill.
@@ -15,13 +17,14 @@ from __future__ import annotations
 import io
 import os
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -39,8 +42,10 @@ PROCESS_BYTES: Final = 96 << 20
 #: Records that come with a run or bucket: number, rank and bucket of each, and what numpy needs to sort them.
 BYTES_PER_RECORD: Final = 48
 
-#: Runs or buckets that are in memory at the same time.
-IN_MEMORY: Final = 2
+#: Two runs, or buckets, are in memory where their segments are at least as long.
+SEGMENT_BYTES: Final = 1 << 20
+#: Into how many runs and buckets the records are cut then, however large the memory: the first is not read beside one.
+PARTS: Final = 8
 
 #: Fills its second argument with source records, from the number in its first.
 ReadRecords = Callable[[int, TokenArray], None]
@@ -62,6 +67,8 @@ class ScatterPlan:
         (start, stop) in stored positions, ascending. Records of other positions are left out.
     ends
         Those stops of buckets behind which another process may go on.
+    in_memory
+        Runs, or buckets, that are in memory at the same time.
     """
 
     order: GlobalOrder
@@ -70,6 +77,7 @@ class ScatterPlan:
     run_records: int
     buckets: tuple[tuple[int, int], ...]
     ends: frozenset[int] = frozenset()
+    in_memory: int = 2
 
     @classmethod
     def fit(
@@ -93,18 +101,21 @@ class ScatterPlan:
             If there is no room for one record beside the program itself.
         """
         record_bytes = record_tokens * dtype.itemsize
-        fitting = (memory_bytes - PROCESS_BYTES) // (IN_MEMORY * (record_bytes + BYTES_PER_RECORD))
+        fitting = (memory_bytes - PROCESS_BYTES) // (record_bytes + BYTES_PER_RECORD)
         if fitting < 1:
             raise ArgumentError(
                 f"memory: {memory_bytes:,} bytes per process are too little: the program itself takes "
                 f"{PROCESS_BYTES:,}; give it more memory, or use fewer processes"
             )
+        in_memory = 1
+        if (fitting // 2) ** 2 * record_bytes >= SEGMENT_BYTES * order.n:
+            in_memory, fitting = 2, min(fitting // 2, -(-order.n // PARTS))
         buckets: list[tuple[int, int]] = []
         for start, stop in ranges:
             number = -(-(stop - start) // fitting)
             buckets += pairwise(start + k * (stop - start) // number for k in range(number + 1))
         ends = frozenset(stop for _, stop in ranges)
-        return cls(order, record_tokens, dtype, min(fitting, order.n), tuple(buckets), ends)
+        return cls(order, record_tokens, dtype, min(fitting, order.n), tuple(buckets), ends, in_memory)
 
     @property
     def num_runs(self) -> int:
@@ -139,26 +150,27 @@ class ScatterPlan:
         return folder / f"{SHARD_PREFIX}run-{run:06}"
 
 
+#: The records of a run, which of them to write one after the other, and where each bucket begins there.
+_Run: TypeAlias = tuple[TokenArray, npt.NDArray[np.int64], npt.NDArray[np.uint64]]
+
+
 def scatter_runs(plan: ScatterPlan, runs: Sequence[int], read: ReadRecords, folder: Path) -> Iterator[int]:
     """Read runs of the source, and write the records of each to a file, grouped by bucket.
 
     Yields the number of each run that is written. `read` is called in a thread, for one run after the other.
     """
-    buffers = [np.empty((plan.run_records, plan.record_tokens), plan.dtype) for _ in range(min(IN_MEMORY, len(runs)))]
+    buffers = [np.empty((plan.run_records, plan.record_tokens), plan.dtype) for _ in range(plan.in_memory)]
     with ThreadPoolExecutor(1, thread_name_prefix="zb-scatter") as thread:
-        pending = thread.submit(_read_run, plan, runs[0], read, buffers[0])
-        for number, run in enumerate(runs, 1):
-            loaded = pending.result()
-            if number < len(runs):
-                pending = thread.submit(_read_run, plan, runs[number], read, buffers[number % IN_MEMORY])
-            _write_run(plan.run_path(folder, run), plan, *loaded)
+        pending = deque[Future[_Run]]()
+        for number, run in enumerate(runs):
+            for later in range(number + len(pending), min(number + plan.in_memory, len(runs))):
+                buffer = buffers[later % plan.in_memory]
+                pending.append(thread.submit(_read_run, plan, runs[later], read, buffer))
+            _write_run(plan.run_path(folder, run), plan, *pending.popleft().result())
             yield run
 
 
-def _read_run(
-    plan: ScatterPlan, run: int, read: ReadRecords, buffer: TokenArray
-) -> tuple[TokenArray, npt.NDArray[np.int64], npt.NDArray[np.uint64]]:
-    """Return the records of a run, which of them to write one after the other, and where each bucket begins there."""
+def _read_run(plan: ScatterPlan, run: int, read: ReadRecords, buffer: TokenArray) -> _Run:
     first, count = run * plan.run_records, plan.records_in(run)
     records = buffer[:count]
     step = max(1, GROUP_BYTES // plan.record_bytes)
@@ -250,7 +262,8 @@ class BucketReader:
         if ahead is None or ahead[0] != bucket:
             ahead, spare = (bucket, self._begin(bucket, spare)), None
         loaded = ahead[1].result()
-        if self._plan.buckets[bucket][1] not in self._plan.ends and bucket + 1 < len(self._plan.buckets):
+        plan = self._plan
+        if plan.in_memory > 1 and bucket + 1 < len(plan.buckets) and plan.buckets[bucket][1] not in plan.ends:
             self._ahead = bucket + 1, self._begin(bucket + 1, spare)
         return loaded
 

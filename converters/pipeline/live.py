@@ -9,7 +9,7 @@ from pathlib import Path
 from zb_hdf5.converters.pipeline.documents import fitted, left_behind
 from zb_hdf5.converters.pipeline.plan import cut_into_shards, require_room
 from zb_hdf5.converters.pipeline.run import Report, refuse_bad_destination
-from zb_hdf5.converters.pipeline.shard import read_ahead
+from zb_hdf5.converters.pipeline.shard import read_groups
 from zb_hdf5.converters.pipeline.shuffle import UNSHUFFLED, Shuffle
 from zb_hdf5.converters.pipeline.task import Progress
 from zb_hdf5.converters.sources.source import Source
@@ -47,9 +47,9 @@ def convert_live(
     with LiveStoreWriter(
         destination, source.meta, shard_batches=shard_batches, shuffle=source.shuffle, source=source.description
     ) as writer:
-        for batches, fields in read_ahead(source, 0, source.num_batches):
-            writer.write(batches, fields)
-            progress(batches.size)
+        for group in read_groups(source, 0, source.num_batches):
+            writer.write(group.tokens, group.fields)
+            progress(group.tokens.size)
         info = writer.finish()
     source.token_counts.require_balance(info.token_count)
     seconds = time.monotonic() - start_s

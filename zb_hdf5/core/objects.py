@@ -36,6 +36,8 @@ RETRIES: dict[str, Any] = {}
 BODY_ATTEMPTS: Final = 4
 
 _STATUS: Final = re.compile(r"status code: (\d{3})")
+#: Where a library looks for credentials last: what the provider of the machine knows.
+_ASKS_MACHINE: Final = re.compile("/latest/(api/token|meta-data)|/computeMetadata/|/metadata/identity")
 
 _library: Any = None
 _used_by_parent = False
@@ -109,7 +111,7 @@ class _Folder:
         with _lock:
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(IN_FLIGHT[1], thread_name_prefix="zb-remote")
-                weakref.finalize(self, self._pool.shutdown)
+                weakref.finalize(self, self._pool.shutdown, wait=False)  # the last use may end in one of them
             return self._pool
 
 
@@ -274,7 +276,7 @@ class RemoteObject:
             return IncompleteError(f"{name}: expected {what}, the object ends before: it was cut short; restore it")
         if kind == "NotSupportedError":
             return UnavailableError(f"{name}: expected a server that answers ranged reads: {text}")
-        if "169.254.169.254" in text or "metadata.google.internal" in text:
+        if _ASKS_MACHINE.search(text):
             return UnavailableError(f"{name}: expected credentials in the variables of its store, found none: {text}")
         return UnavailableError(f"{name}: expected {what or 'an answer'}, found: {text}")
 

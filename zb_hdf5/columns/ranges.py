@@ -59,6 +59,9 @@ class Ranges(Protocol):
     def identity(self) -> Identity:
         """The facts that tell this file from another one that has its name later."""
 
+    def read(self, start: int, stop: int) -> memoryview:
+        """Return some bytes, read-only. Raises as `read_ranges` does."""
+
     def close(self) -> None:
         """Close what is open."""
 
@@ -109,6 +112,11 @@ class FileRanges:
                     at=self._path,
                 )
 
+    def read(self, start: int, stop: int) -> memoryview:
+        out = np.empty(stop - start, np.uint8)
+        self.read_ranges([(start, out)])
+        return out.data.toreadonly()
+
     def close(self) -> None:
         self._close_fd()
 
@@ -149,6 +157,15 @@ class RangeSource(CopyingSource):
     def num_bytes(self) -> int:
         """Size of the file."""
         return self._ranges.num_bytes
+
+    def read(self, index: int) -> TokenArray:
+        """Return batch `index`, read-only, in the buffer that it came in."""
+        if self._read_before and (known := self._read_before.pop(index, None)) is not None:
+            known.flags.writeable = False
+            return known
+        start = self.extents.offset(index)
+        data = self._ranges.read(start, start + self.extents.batch_bytes)
+        return np.frombuffer(data, self.dtype).reshape(self.shape)
 
     def read_range_into(self, start: int, out: TokenArray) -> None:
         """Fill `out` with consecutive batches: one range for each unpadded run that they lie in."""

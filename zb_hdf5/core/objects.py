@@ -13,13 +13,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.machinery import ExtensionFileLoader
 from importlib.util import module_from_spec, spec_from_loader
+from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote
 
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError, UnavailableError, ZbError
+from zb_hdf5.errors import ArgumentError, ExistsError, FormatError, IncompleteError, UnavailableError, ZbError
 
 SCHEMES: Final = ("s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss", "http", "https")
 #: Bytes and reads that are kept under way to fill a long line: 32 MiB at 20 ms are 1.6 GB/s.
@@ -271,7 +272,7 @@ class RemoteObject:
         if kind == "PreconditionError":
             return self._changed("found another one")
         if kind in ("UnauthenticatedError", "PermissionDeniedError") or status in (401, 403):
-            return UnavailableError(f"{name}: access denied: expected credentials that may read it: {text}")
+            return UnavailableError(f"{name}: access denied: expected credentials that allow it: {text}")
         if status == 416:
             return IncompleteError(f"{name}: expected {what}, the object ends before: it was cut short; restore it")
         if kind == "NotSupportedError":
@@ -297,6 +298,47 @@ def read_objects(reads: Sequence[tuple[RemoteObject, Sequence[tuple[int, npt.NDA
         pool = jobs[0][0]._connection().pool
         for _ in pool.map(lambda job: job[0]._fill(job[1]), jobs):
             pass  # an error is raised here
+
+
+def object_size(url: str) -> int | None:
+    """Return the size of an object, or None if there is none."""
+    try:
+        return RemoteObject(url).num_bytes
+    except FileNotFoundError:
+        return None
+
+
+def put_object(url: str, content: Path | bytes, *, new: bool = False) -> None:
+    """Upload a file in parts, or some bytes.
+
+    Raises
+    ------
+    ExistsError
+        With `new`, if there is an object of this name already.
+    UnavailableError
+        If the server refuses, or does not answer.
+    """
+    target = RemoteObject(url)
+    folder = target._connection()
+    how = {"mode": "create"} if new else {"chunk_size": PART_BYTES}
+    try:
+        folder.library.put(folder.store, target._key, content, **how)
+    except Exception as error:
+        if type(error).__name__ == "AlreadyExistsError":
+            raise ExistsError(f"{url}: exists already") from error
+        raise target._translated(error, "to write it") from error
+
+
+def delete_object(url: str) -> None:
+    """Delete an object, if it is there. Raises as `put_object`."""
+    target = RemoteObject(url)
+    folder = target._connection()
+    try:
+        folder.library.delete(folder.store, target._key)
+    except FileNotFoundError:
+        pass
+    except Exception as error:
+        raise target._translated(error, "to delete it") from error
 
 
 def _was_cut(error: Exception) -> bool:

@@ -62,24 +62,24 @@ def test_a_store_behind_http_is_converted_looked_at_and_verified(web, local, tmp
     url = f"{proxy.url}/store"
     assert run("convert", "hdf5-to-npy", url, tmp_path / "records.npy").exit_code == 0
     np.testing.assert_array_equal(np.load(tmp_path / "records.npy").reshape(TOKENS.shape), TOKENS)
-    assert "9 batches" in run("verify", url).stdout
+    assert "2 of 2 files" in run("verify", url).stdout
     assert url in run("info", f"{url}/shard-00000.h5").stdout
     assert run("show", url, "--batch", "2").exit_code == 0
-    assert run("which", url, "--step", "1").exit_code == 0
+    assert run("which", url, "--batch", "1").exit_code == 0
 
 
 def test_nothing_is_overwritten_and_force_makes_new_objects(s3, local, tmp_path, write_store):
     url = "s3://bucket/store"
     convert(local, "hdf5", url)
     old = set(ShardIndex.load(url).table.values["path"])
-    with pytest.raises(ExistsError, match="has a shards.json already"):
+    with pytest.raises(ExistsError, match=r"has a shards.json already"):
         convert(local, "batch", url)
     s3.reset()
     other = write_store(tmp_path / "other", TOKENS + 1, (4,))
     convert(other, "hdf5", url, overwrite=True)
     assert old.isdisjoint(ShardIndex.load(url).table.values["path"])
-    changes = [(method, name) for method, name, _ in s3.requests if method in ("DELETE", "PUT")]
-    assert changes[0] == ("DELETE", "shards.json")
+    changes = [(method, name) for method, name, _ in s3.requests if method in ("POST", "PUT")]
+    assert changes[0][0] == "POST"  # how S3 deletes: the index, before anything is written
     assert changes[-1] == ("PUT", "shards.json")
     with open_reader(url) as reader:
         np.testing.assert_array_equal(reader[8], TOKENS[8] + 1)
@@ -89,7 +89,7 @@ def test_nothing_is_overwritten_and_force_makes_new_objects(s3, local, tmp_path,
 
 def test_an_interrupted_upload_goes_on(s3, local):
     url = "s3://bucket/store"
-    s3.fault = lambda number, method, name, span: {"status": 403} if name.endswith("00001.h5") else None
+    s3.fault = lambda number, method, name, span: {"status": 403} if "shard-00001" in name else None
     with pytest.raises(UnavailableError, match="access denied"):
         convert(local, "hdf5", url)
     s3.reset()
@@ -98,7 +98,7 @@ def test_an_interrupted_upload_goes_on(s3, local):
     with pytest.raises(ExistsError, match=r"store\.upload"):
         convert(local, "hdf5", url)
     convert(local, "hdf5", url, resume=True)
-    assert [name[-8:] for method, name, _ in s3.requests if method == "PUT"] == ["00001.h5", "rds.json"]
+    assert [name[-8:] for method, name, _ in s3.requests if method == "PUT"] == ["00002.h5", "rds.json"]
     with open_reader(url) as reader:
         np.testing.assert_array_equal(np.stack(list(reader)), TOKENS)
     assert not list(Path.cwd().iterdir())

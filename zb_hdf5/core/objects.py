@@ -14,13 +14,14 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib.machinery import ExtensionFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
-import numpy as np
-import numpy.typing as npt
-
 from zb_hdf5.errors import ArgumentError, ExistsError, FormatError, IncompleteError, UnavailableError, ZbError
+
+if TYPE_CHECKING:  # numpy too is imported when it is needed: the command line knows of files before it reads one
+    import numpy as np
+    import numpy.typing as npt
 
 SCHEMES: Final = ("s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss", "http", "https")
 #: Bytes and reads that are kept under way to fill a long line: 32 MiB at 20 ms are 1.6 GB/s.
@@ -218,6 +219,8 @@ class RemoteObject:
 
     def _fill(self, group: list[tuple[int, npt.NDArray[np.uint8]]]) -> None:
         start, stop = group[0][0], max(offset + len(out) for offset, out in group)
+        import numpy as np
+
         data = np.frombuffer(self.read(start, stop), np.uint8)
         for offset, out in group:
             out[...] = data[offset - start : offset - start + len(out)]
@@ -357,7 +360,7 @@ def _merged(ranges: Sequence[tuple[int, npt.NDArray[Any]]]) -> Iterator[list[tup
         if group and offset > end:
             yield group
             group = []
-        group.append((offset, out.reshape(-1).view(np.uint8)))
+        group.append((offset, out.reshape(-1).view("u1")))
         end = max(end, offset + out.nbytes) if len(group) > 1 else offset + out.nbytes
     if group:
         yield group

@@ -147,17 +147,26 @@ def _wrap(text: str, width: int) -> list[str]:
 
 
 class NewPath(click.Path):
-    """Where something is written: a path of this machine."""
+    """Where something is written: a path of this machine.
+
+    Parameters
+    ----------
+    urls
+        Whether URLs of objects are taken as well.
+    """
 
     remedy = ""
 
-    def __init__(self) -> None:
+    def __init__(self, *, urls: bool = False) -> None:
         super().__init__(path_type=Path)
+        self._urls = urls
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        from zb_hdf5.core.paths import local_path  # numpy, which help does not need
+        from zb_hdf5.core.paths import any_path, is_url, local_path  # numpy, which help does not need
 
         try:
+            if self._urls and is_url(value):
+                return any_path(value)
             local_path(value)
         except ArgumentError as error:
             self.fail(f"{error}{self.remedy}", param, ctx)
@@ -165,12 +174,14 @@ class NewPath(click.Path):
 
 
 class ExistingPath(NewPath):
-    """A path to read: it exists on this machine."""
+    """A path to read: it exists on this machine, or is a URL."""
 
     remedy = "; download it first, with 'zb fetch' or the tool of its store"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         path: Path = super().convert(value, param, ctx)
+        if not path.is_absolute() and str(path).count("://"):
+            return path  # who opens it says whether it is there
         partial = path.with_name(f"{path.name}.partial") if path.name else path
         if not os.path.lexists(path) and partial.exists():
             self.fail(

@@ -31,6 +31,7 @@ from zb_hdf5.converters.pipeline.journal import CheckTask, FileState
 from zb_hdf5.converters.pipeline.task import Progress, no_progress
 from zb_hdf5.converters.sources.source import Source
 from zb_hdf5.core.digests import TokenDigest
+from zb_hdf5.core.paths import RemotePath
 from zb_hdf5.core.publishing import partial_path, write_atomically
 from zb_hdf5.errors import Remedy
 from zb_hdf5.formats.document_writer import write_documents_beside
@@ -55,6 +56,8 @@ def file_states(paths: Iterable[Path]) -> dict[str, FileState]:
     """Return (size in bytes, mtime in ns) of every file; a folder counts with the files in it."""
     states = {}
     for path in paths:
+        if isinstance(path, RemotePath):
+            continue  # its reader looks at the ETag
         for file in [path] if path.is_file() else sorted(p for p in path.iterdir() if p.is_file()):
             status = file.stat()
             states[str(file)] = (status.st_size, status.st_mtime_ns)

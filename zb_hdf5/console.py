@@ -44,6 +44,11 @@ TYPED: Final = {
     Remedy.DATASET: "to read one of them, pass --dataset to 'zb convert' or 'zb info'",
     Remedy.TRAIN: "train both with 'zb tokenizer train'",
     Remedy.OTHER_KIND: "run 'zb convert {at}-to-hdf5' for them",
+    Remedy.REMAINDER: "pass --remainder drop or pad",
+    Remedy.FILL_A_BATCH: "pass a smaller --batch-size, or --remainder pad",
+    Remedy.FILL_THE_SHARDS: "pass a smaller --shards",
+    Remedy.RECORD_LENGTH: "pass --seq-len {at}",
+    Remedy.KEEP_DTYPE: "leave out --dtype",
 }
 
 Command = TypeVar("Command", bound=Callable[..., Any])

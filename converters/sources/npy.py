@@ -21,6 +21,7 @@ from zb_hdf5.converters.sources.open_files import OpenFiles
 from zb_hdf5.converters.sources.source import REMAINDERS, Source, TokenCounts
 from zb_hdf5.core.order import write_order
 from zb_hdf5.core.publishing import PARTIAL_SUFFIX
+from zb_hdf5.errors import Remedy
 from zb_hdf5.formats.npy import read_npy_header
 from zb_hdf5.spec import (
     TokenArray,
@@ -62,7 +63,9 @@ class NpyFile:
             raise ConvertError(f"{path}: expected a 1-D stream or 2-D records, found shape {shape}")
         if len(shape) == 2 and shape[1] != seq_len:
             raise ConvertError(
-                f"{path}: expected records of {seq_len} tokens, found {shape[1]}; pass --seq-len {shape[1]}"
+                f"{path}: expected records of {seq_len} tokens, found {shape[1]}",
+                remedy=Remedy.RECORD_LENGTH,
+                at=shape[1],
             )
         require_integers(np.empty(0, dtype), path)
         expected = byte_offset + math.prod(shape) * dtype.itemsize
@@ -122,7 +125,7 @@ class NpySource(Source):
         stored = stored_dtype(self._auto_dtype(vocab_size) if dtype == "auto" else dtype)
         self.meta = StoreMeta(batch_size, seq_len, stored, seed if shuffle else 0, total, vocab_size=vocab_size)
         if not 0 <= pad_id <= token_limit(stored, vocab_size):
-            raise ArgumentError(bad_token_message("--pad-id", "the padding", pad_id, self.meta))
+            raise ArgumentError(bad_token_message("pad_id", "the padding", pad_id, self.meta))
         self.shuffle, self.reorders = "global" if shuffle else "none", shuffle
         self.shard_batches: list[int] = []
         self.shard_splits: list[str] = []
@@ -152,8 +155,8 @@ class NpySource(Source):
         rest = total % meta.batch_size
         if rest and remainder == "error":
             raise ConvertError(
-                f"{total:,} records are no multiple of batch_size {meta.batch_size}: {rest} are left over; "
-                "pass --remainder drop or pad"
+                f"{total:,} records are no multiple of batch_size {meta.batch_size}: {rest} are left over",
+                remedy=Remedy.REMAINDER,
             )
         self.num_batches = total // meta.batch_size
         if rest and remainder == "pad":
@@ -164,8 +167,8 @@ class NpySource(Source):
             self.token_counts.drop("remainder", rest * meta.seq_len)
         if self.num_batches == 0:
             raise ConvertError(
-                f"{total:,} records of {meta.seq_len} tokens do not fill one batch of {meta.batch_size}; "
-                "pass a smaller --batch-size, or --remainder pad"
+                f"{total:,} records of {meta.seq_len} tokens do not fill one batch of {meta.batch_size}",
+                remedy=Remedy.FILL_A_BATCH,
             )
 
     def read_into(self, start: int, out: TokenArray) -> None:

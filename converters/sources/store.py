@@ -14,6 +14,7 @@ from zb_hdf5.converters.sources.source import Source, TokenCounts
 from zb_hdf5.core.order import GlobalOrder
 from zb_hdf5.core.paths import RemotePath, any_path
 from zb_hdf5.core.pieces import Pieces
+from zb_hdf5.errors import Remedy
 from zb_hdf5.formats.document_file import documents_path, part_of
 from zb_hdf5.formats.pieces import PiecesFile
 from zb_hdf5.spec import DOCUMENTS_PREFIX, NO_CODEC, TokenArray, find_bad_token, stored_dtype
@@ -119,7 +120,8 @@ class StoreSource(Source):
             number, index = start + bad // self._reader.meta.batch_tokens, bad % self._reader.meta.batch_tokens
             raise ConvertError(
                 f"{self._path}: token id {stored.reshape(-1)[bad]} at index {index:,} of batch {number:,} does not fit "
-                f"{self.meta.dtype.name}; leave out --dtype {self.meta.dtype.name}"
+                f"{self.meta.dtype.name}",
+                remedy=Remedy.KEEP_DTYPE,
             )
         out[...] = stored
 

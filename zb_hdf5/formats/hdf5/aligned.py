@@ -1,9 +1,9 @@
 """A growing HDF5 file of aligned columns: one chunk of each column for each batch, under one commit marker.
 
 Every rule here was paid for with an experiment: all objects and attributes exist before SWMR starts and are only
-modified after; data goes through `write_direct_chunk` (dirty data in HDF5's chunk cache turns a full disk into a
-segmentation fault); all datasets are extended, and room is reserved, before the data are written, so that a commit
-modifies the attributes of one dataset only; `file.flush()`, never the dataset's own, brings the superblock along.
+modified after; data goes past HDF5's chunk cache (dirty data in it turns a full disk into a segmentation fault); all
+datasets are extended, and room is reserved, before the data are written, so that a commit modifies the attributes of one
+dataset only; `file.flush()`, never the dataset's own, brings the superblock along.
 """
 
 from __future__ import annotations

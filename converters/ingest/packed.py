@@ -18,7 +18,7 @@ from zb_hdf5.converters.pipeline.plan import DEFAULT_SHARD_BYTES
 from zb_hdf5.converters.sources.source import REMAINDERS, Source, TokenCounts
 from zb_hdf5.core.order import GlobalOrder, SequentialOrder, write_order
 from zb_hdf5.core.pieces import Pieces, concatenate, padding
-from zb_hdf5.formats.documents import part_of
+from zb_hdf5.formats.document_file import part_of
 from zb_hdf5.spec import TokenArray
 
 
@@ -112,7 +112,7 @@ class PackedSource(Source):
         return {part.split: part.num_batches for part in self._splits}
 
     def _pack(self, number: int, stream: DocumentStream, folder: Path, meta: StoreMeta, pad_id: int) -> SplitRows:
-        """Pack the documents of a split, and count what is not stored."""
+        """Pack the documents of a split into rows, and count the tokens that get no place in one."""
         options, split = self._options, stream.split
         rows = PackedRows(stream, folder, number, options.packing, meta.seq_len, pad_id)
         order = write_order(rows.num_rows, options.seed) if options.shuffle else SequentialOrder(rows.num_rows)

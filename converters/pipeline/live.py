@@ -6,7 +6,7 @@ import os
 import time
 from pathlib import Path
 
-from zb_hdf5.converters.pipeline.documents import left_behind
+from zb_hdf5.converters.pipeline.documents import fitted, left_behind
 from zb_hdf5.converters.pipeline.plan import cut_into_shards, require_room
 from zb_hdf5.converters.pipeline.run import Report, refuse_bad_destination
 from zb_hdf5.converters.pipeline.shard import read_ahead
@@ -14,6 +14,7 @@ from zb_hdf5.converters.pipeline.shuffle import UNSHUFFLED, Shuffle
 from zb_hdf5.converters.pipeline.task import Progress
 from zb_hdf5.converters.sources.source import Source
 from zb_hdf5.formats.registry import FORMATS
+from zb_hdf5.spec import NO_CODEC
 from zb_hdf5.store.live import LiveStoreWriter
 
 
@@ -36,6 +37,7 @@ def convert_live(
     """
     destination = Path(destination)
     start_s = time.monotonic()
+    source = fitted(source, LiveStoreWriter.backend, NO_CODEC)
     refuse_bad_destination(source.paths, destination)
     cuts = cut_into_shards(source, num_shards, shard_bytes)
     needed_bytes = FORMATS[LiveStoreWriter.backend].total_bytes(source.meta, source.num_batches)

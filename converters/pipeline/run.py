@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final, NamedTuple, Self
 
 from zb_hdf5 import ArgumentError, ConvertError, ShardEntry, ShardIndex, StoreMeta
-from zb_hdf5.converters.pipeline.documents import copy_documents, left_behind, without_fields
+from zb_hdf5.converters.pipeline.documents import copy_documents, fitted, left_behind
 from zb_hdf5.converters.pipeline.engines import Inline
 from zb_hdf5.converters.pipeline.journal import WHOLE, Journal, Part, is_result, remove_journals
 from zb_hdf5.converters.pipeline.plan import Plan, require_one_split, require_room
@@ -31,7 +31,7 @@ from zb_hdf5.converters.pipeline.task import Engine, Progress, no_progress
 from zb_hdf5.converters.sources.source import Source, TokenCounts
 from zb_hdf5.core.publishing import PartialDirectory, partial_path, refuse_existing
 from zb_hdf5.formats.registry import FORMATS
-from zb_hdf5.spec import DEFAULT_SPLIT, INDEX_NAME, combine_sha256
+from zb_hdf5.spec import DEFAULT_SPLIT, INDEX_NAME, NO_CODEC, combine_sha256
 
 NOTHING_LEFT: Final = Shuffle("none", "nothing was left to do")
 
@@ -147,6 +147,7 @@ def convert(
     engine: Engine | None = None,
     shuffle_method: str = "auto",
     memory_bytes: int = DEFAULT_MEMORY_BYTES,
+    codec: str = NO_CODEC,
     progress: Progress = no_progress,
     kept: Progress = no_progress,
 ) -> Report:
@@ -173,6 +174,8 @@ def convert(
         How shuffled records are read; a name in `shuffle.SHUFFLE_METHODS`. The result is the same.
     memory_bytes
         What all processes of this node may take together, where records are shuffled.
+    codec
+        With its level, of what is written.
     progress
         Called with the number of tokens written since the last call.
     kept
@@ -188,7 +191,8 @@ def convert(
     refuse_bad_destination(source.paths, destination)
     keeps = FORMATS[target].indexed
     lost = left_behind(source, keeps_fields=keeps, keeps_documents=keeps)
-    source = without_fields(source, target)
+    source = fitted(source, target, codec)
+    FORMATS[target].require(source.meta, destination)
     work = WorkOptions(
         engine or Inline(), overwrite, resume, part, shuffle_method, memory_bytes, progress=progress, kept=kept
     )

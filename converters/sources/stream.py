@@ -13,7 +13,7 @@ from zb_hdf5.converters.pipeline.journal import WHOLE, Part
 from zb_hdf5.converters.pipeline.run import is_one_file, refuse_bad_destination
 from zb_hdf5.converters.sources.source import TokenCounts
 from zb_hdf5.core.publishing import scratch_directory
-from zb_hdf5.formats.documents import DocumentFile
+from zb_hdf5.formats.document_file import DocumentFile
 from zb_hdf5.spec import (
     DEFAULT_SPLIT,
     DOCUMENTS_SUFFIX,

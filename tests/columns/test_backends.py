@@ -12,9 +12,10 @@ from multiprocessing import get_context
 import h5py
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from examples import examples
 from zb_hdf5 import ArgumentError, BackendError, FormatError, HDF5BatchReader, open_reader
 from zb_hdf5.maintenance.rebuild import add_crc32_file
 from zb_hdf5.testing import (
@@ -30,10 +31,11 @@ from zb_hdf5.testing import (
 ACCESSES = {
     "batch": ("mmap", "pread"),
     "hdf5": ("mmap", "pread", "h5py"),
-    "compressed hdf5": ("h5py",),
+    "compressed hdf5": ("pread", "h5py"),
     "foreign hdf5": ("h5py",),
     "batch store": ("mmap", "pread"),
     "hdf5 store": ("mmap", "pread", "h5py"),
+    "compressed store": ("pread", "h5py"),
     "mixed store": ("mmap", "pread"),
 }
 CASES = [(stored, access) for stored, accesses in ACCESSES.items() for access in accesses]
@@ -50,6 +52,8 @@ def make_stored(write_file, write_store, gzip_copy):
     def make(stored, folder, tokens, cuts=(1, 3)):
         if stored in BACKENDS_OF:
             return write_store(folder / stored.replace(" ", "-"), tokens, cuts, BACKENDS_OF[stored])
+        if stored == "compressed store":
+            return write_store(folder / "compressed-store", tokens, cuts, codec="zstd")
         if stored == "batch":
             return write_file(folder / "one.batch", tokens).path
         if stored == "foreign hdf5":
@@ -113,7 +117,7 @@ def stores(draw):
     return tokens, sorted(draw(st.lists(st.integers(0, shape[0]), max_size=3)))
 
 
-@settings(max_examples=15)
+@examples(15)
 @given(stores())
 def test_every_access_reads_what_was_written(tmp_path_factory, make_stored, store):
     expected, cuts = store

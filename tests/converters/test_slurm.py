@@ -98,6 +98,7 @@ def test_one_node_takes_options_and_goes_on(job, tmp_path):
         assert reader.meta.shape == (4, 33)
 
 
+@pytest.mark.slow
 def test_a_part_of_an_array_is_written_again(job, tmp_path):
     def part(number):
         # an array that is submitted for one part has a count of its own: 1

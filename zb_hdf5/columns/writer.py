@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Self, TypeAl
 import numpy as np
 import numpy.typing as npt
 
+from zb_hdf5.columns.codecs import CompressedTokens
 from zb_hdf5.columns.reader import GROUP_BYTES, BatchReader
 from zb_hdf5.core.digests import TokenDigest, crc32_array
 from zb_hdf5.core.extents import Extents, Run, copy_range, read_fully
@@ -19,7 +20,7 @@ from zb_hdf5.core.files import regular
 from zb_hdf5.core.publishing import PartialFile, disk_errors
 from zb_hdf5.errors import ArgumentError, ClosedError
 from zb_hdf5.field import field_values
-from zb_hdf5.spec import NO_SHA256, NOT_KNOWN, StoreMeta, TokenArray, as_stored
+from zb_hdf5.spec import NO_CODEC, NO_SHA256, NOT_KNOWN, StoreMeta, TokenArray, as_stored
 
 if TYPE_CHECKING:
     from zb_hdf5.core.digests import GroupDigest, PendingDigest
@@ -59,6 +60,7 @@ class ShardInfo(NamedTuple):
     columns: Columns = {}  # noqa: RUF012 - nobody changes it
     document_count: int | None = None
     fields: dict[str, FieldDigest] = {}  # noqa: RUF012 - nobody changes it
+    compressed: CompressedTokens | None = None
 
 
 class BatchWriter(ABC):
@@ -178,6 +180,7 @@ class FileWriter(BatchWriter):
     """
 
     holds_fields: ClassVar[bool] = False
+    holds_codecs: ClassVar[bool] = False
     num_batches = 0
     token_count = 0
     max_token = 0
@@ -198,6 +201,8 @@ class FileWriter(BatchWriter):
             raise ArgumentError(
                 f"{path}: a {self.backend} file has no place for fields; open_writer puts them beside it"
             )
+        if meta.codec != NO_CODEC and not self.holds_codecs:
+            raise ArgumentError(f"{path}: {self.backend} files are never compressed: leave out the codec {meta.codec}")
         self.meta = meta
         self._durable = durable
         self._expected_batches = expected_batches
@@ -308,6 +313,7 @@ class FileWriter(BatchWriter):
             )  # fmt: skip
             with disk_errors(self._file.partial_path):
                 info = info._replace(columns=self._complete(info), fields=self._field_digests())
+                info = info._replace(compressed=self._compressed())
         except BaseException:
             self._release()
             self._end_unpublished()
@@ -360,6 +366,10 @@ class FileWriter(BatchWriter):
     def _field_digests(self) -> dict[str, FieldDigest]:
         """Return the digests of the fields of a complete file."""
         return {}
+
+    def _compressed(self) -> CompressedTokens | None:
+        """Return the codec and the bytes of the tokens of a complete file; None: they are stored as they are."""
+        return None
 
     @abstractmethod
     def _append(self, batches: TokenArray, digest: PendingDigest) -> None:

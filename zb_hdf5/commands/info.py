@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from zb_hdf5.columns.codecs import CompressedTokens
 from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.console import counted, format_bytes, format_count, typed
 from zb_hdf5.core.extents import Extents, network_file_system
@@ -55,9 +56,33 @@ def describe(path: str | os.PathLike[str], dataset: str | None = None) -> dict[s
             "fingerprint": opened.fingerprint,
             "file_system": network_file_system(path) or "local",
             "access": opened.access,
+            "verified": opened.verified,
             "bytes": sum(file.stat().st_blocks * 512 for file in files),  # as a quota counts: HDF5 shards have holes
+            **_describe_codec(opened, index),
             **({} if index is None else _describe_index(index, batches_of)),
         }
+
+
+def _describe_codec(opened: BatchReader | MmapTokenStore, index: ShardIndex | None) -> dict[str, Any]:
+    """Return what compression makes of the tokens, where there is any."""
+    found: list[tuple[CompressedTokens | None, int]]
+    if index is None:
+        found = [(opened.compressed, opened.num_tokens if isinstance(opened, MmapTokenStore) else opened.token_count)]
+    else:
+        found = [(shard.compressed, shard.token_count) for shard in index.shards] if index.table.codecs else []
+    packed = [(each, tokens) for each, tokens in found if each is not None]
+    if not packed:
+        return {}
+    stored, plain = (
+        sum(each.num_bytes for each, _ in packed),
+        sum(tokens for _, tokens in packed) * opened.dtype.itemsize,
+    )
+    return {
+        "codec": " and ".join(dict.fromkeys(each.codec for each, _ in packed)),
+        "compressed_bytes": stored,
+        "uncompressed_bytes": plain,
+        "ratio": round(plain / stored, 3) if stored else None,
+    }
 
 
 def _describe_stream(store: MmapTokenStore) -> dict[str, Any]:
@@ -205,8 +230,12 @@ def describe_lines(description: dict[str, Any]) -> list[tuple[str, str]]:
     lines += [*_document_lines(d), *_field_lines(d), *_origin_lines(d), *_split_lines(d)]
     if "layout" in d:
         lines += [(name, typed(text, d["path"])) for name, text in FORMATS[d["backend"]].lines_of(d)]
-        lines.append(("layout", _layout_text(d["layout"])))
-    lines.append(("access", _access_text(d["access"], d["file_system"])))
+        packed = "a compressed chunk for each batch" if "codec" in d and d["access"] != "h5py" else ""
+        lines.append(("layout", packed or _layout_text(d["layout"])))
+    if "codec" in d:
+        sizes = f"{format_bytes(d['compressed_bytes'])} for {format_bytes(d['uncompressed_bytes'])} of tokens"
+        lines.append(("codec", f"{d['codec']}: {sizes}, {d['ratio']} to 1"))
+    lines += [("access", _access_text(d["access"], d["file_system"])), ("reads", _reads_text(d))]
     lines += [] if is_stream else [("sha256", d["sha256"] or "none stored")]
     return [*lines, ("fingerprint", _short_fingerprint(d["fingerprint"]))]
 
@@ -264,6 +293,15 @@ def _access_text(access: str, file_system: str) -> str:
         ("auto", False): ": all tokens are read by position, none are mapped",
     }.get((access, file_system == "local"), "")
     return f"{access} ({file_system} file system{meaning})"
+
+
+def _reads_text(d: dict[str, Any]) -> str:
+    """Say what is compared with its crc32 when it is read."""
+    if d["verified"] != "none":
+        return "each batch that is read whole is compared with its crc32"
+    if d["kind"] == "stream":
+        return 'not checked: a window is less than a chunk; verify="batch" reads and checks whole chunks'
+    return "not checked: " + ("no crc32 is stored" if d["state"] == "complete" else "its writer has not finished")
 
 
 def _layout(extents: Extents | None, batch_bytes: int) -> dict[str, Any] | None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import io
 import os
-import zlib
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from zb_hdf5.core.digests import crc32_of
 from zb_hdf5.core.order import GlobalOrder
 from zb_hdf5.core.publishing import write_fully
 from zb_hdf5.errors import ArgumentError, BatchIndexError, ChecksumError, IncompleteError
@@ -148,7 +148,7 @@ def _write_run(
                 chosen = by_bucket[start : min(start + step, stop)]
                 # "clip" lets numpy write into `out` without a buffer
                 ordered = records.take(chosen, axis=0, out=group[: len(chosen)], mode="clip")
-                crc32[bucket] = zlib.crc32(ordered, int(crc32[bucket]))
+                crc32[bucket] = crc32_of(ordered, int(crc32[bucket]))
                 write_fully(fd, ordered, start * plan.record_bytes)
         write_fully(fd, np.concatenate([starts, crc32]), len(by_bucket) * plan.record_bytes)
     finally:
@@ -235,7 +235,7 @@ class BucketReader:
                 raise IncompleteError(f"{path}: damaged: {stop - first:,} records for bucket {bucket}; run it again")
             file.seek(first * plan.record_bytes)
             _read_fully(file, rows[: stop - first])
-        if zlib.crc32(rows[: stop - first]) != crc32:
+        if crc32_of(rows[: stop - first]) != crc32:
             raise ChecksumError(
                 f"{path}: the disk did not keep the records of bucket {bucket}; run the conversion again"
             )

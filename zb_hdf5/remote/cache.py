@@ -102,13 +102,16 @@ def _column_name(reader: BatchReader) -> str:
     """
     meta, identity = reader.meta, reader.fingerprint
     if identity.startswith("sampled:"):
-        identity += _files_of(reader.path)
+        identity += _files_of(reader)
     text = f"{identity}|{meta.column}|{reader.num_batches}x{meta.batch_size}x{meta.seq_len}|{meta.dtype!r}"
     return f"zb-cache-{hashlib.sha256(text.encode()).hexdigest()}"
 
 
-def _files_of(path: Path) -> str:
-    """Return what tells a file, or the files of a folder, from others of the same size."""
+def _files_of(reader: BatchReader) -> str:
+    """Return what tells the file that is open, or the files of a folder, from others of the same size."""
+    path, identity = reader.path.absolute(), getattr(reader._source, "identity", None)
+    if identity is not None:
+        return f"{path}:{identity}"
     try:
         files = sorted(path.iterdir()) if path.is_dir() else [path]
         found = [(file.name, os.stat(file)) for file in files]
@@ -116,7 +119,7 @@ def _files_of(path: Path) -> str:
         raise ArgumentError(
             f"{path}: expected a store with digests, or a file of this machine, to keep it in a cache; leave out cache"
         ) from error
-    return f"{path.resolve()}:{[(name, each.st_ino, each.st_size, each.st_mtime_ns) for name, each in found]}"
+    return f"{path}:{[(name, each.st_ino, each.st_size, each.st_mtime_ns) for name, each in found]}"
 
 
 def column_of(reader: BatchReader) -> CachedColumn:
@@ -177,21 +180,21 @@ class CachedSource(CopyingSource):
                     self.column.put(start + number, batch)
 
     def read(self, index: int) -> TokenArray:
-        """Return batch `index`, read-only: a view of the cache where its disk is local."""
-        if self.column.seen[index] or self._see([index]):
+        """Return batch `index`, read-only: from its second read on a view of the cache, where its disk is local."""
+        if self.column.seen[index]:
             try:
                 return self.column.rows.read(index)
             except (OSError, IncompleteError):
                 self.column.mend()
-        return self._source.read(index)
+        return super().read(index)
 
     def read_private(self, index: int) -> npt.NDArray[Any]:
-        if self.column.seen[index] or self._see([index]):
+        if self.column.seen[index]:
             try:
                 return self.column.rows.read_private(index)
             except (OSError, IncompleteError):
                 self.column.mend()
-        return self._source.read_private(index)
+        return super().read_private(index)
 
     def gather_into(self, records: npt.NDArray[np.int64], out: TokenArray) -> None:
         batches = records // (self._meta.batch_tokens // out.shape[1])
@@ -207,7 +210,7 @@ class CachedSource(CopyingSource):
 
     def _see(self, batches: list[int]) -> bool:
         """Have batches in the cache, and compared with their crc32; return False if there was no room for all."""
-        missing = [index for index in batches if not self._check(index)]
+        missing = [index for index in batches if not self.column.read_into(index, self._buffer())]
         if len(missing) > 1 and not self.column.full:
             # threads of this call only: those of a pool would be missing after a fork
             with ThreadPoolExecutor(min(FETCHES, len(missing)), thread_name_prefix="zb-cache") as pool:
@@ -216,15 +219,12 @@ class CachedSource(CopyingSource):
             self._bring(missing[0])
         return all(self.column.seen[index] for index in batches)
 
-    def _check(self, index: int) -> bool:
-        here = self.column.read_into(index, np.empty(self._meta.shape, self._meta.dtype))
-        self.column.seen[index] = here
-        return here
+    def _buffer(self) -> TokenArray:
+        return np.empty(self._meta.shape, self._meta.dtype)
 
     def _bring(self, index: int) -> None:
         if not self.column.full:
-            self._fetch(index, np.empty(self._meta.shape, self._meta.dtype))
-            self._check(index)
+            self._fetch(index, self._buffer())
 
     def _gather_parts(self, records: npt.NDArray[np.int64], out: TokenArray, here: npt.NDArray[np.bool_]) -> None:
         """Gather the rows of batches that are in the cache there, and the others from the source."""

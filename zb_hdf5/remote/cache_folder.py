@@ -135,7 +135,8 @@ class CachedColumn:
                 read_fully(self._fd, out, offset)
         except OSError:
             return False
-        return crc32_of(out) == mark & U32_MAX
+        good = self.seen[index] = crc32_of(out) == mark & U32_MAX
+        return good
 
     def _look_up(self, index: int) -> int:
         """Read the marks around a chunk anew: another process may have added it. Return that of the chunk, or 0."""
@@ -150,8 +151,8 @@ class CachedColumn:
         self._blocks[number] = memoryview(block).cast("Q")
         return int(marks[place])
 
-    def put(self, index: int, batch: TokenArray) -> bool:
-        """Keep a chunk if there is room; return whether it is kept."""
+    def put(self, index: int, batch: TokenArray) -> None:
+        """Keep a chunk if there is room."""
         data = batch.reshape(-1).view(np.uint8)  # a structured dtype has no simple buffer
         mark = np.array([MARK << 32 | crc32_of(data)], np.uint64)
         try:
@@ -164,7 +165,7 @@ class CachedColumn:
         number, place = divmod(index, BLOCK_MARKS)
         if not self.full and number in self._blocks:
             self._blocks[number][place] = int(mark[0])
-        return not self.full
+        self.seen[index] = not self.full
 
     def _take_room(self) -> bool:
         """Return whether one more chunk may be written."""

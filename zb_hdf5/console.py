@@ -185,7 +185,9 @@ class ExistingPath(NewPath):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         path: Path = super().convert(value, param, ctx)
-        if not path.is_absolute() and str(path).count("://"):
+        from zb_hdf5.core.paths import is_url
+
+        if is_url(path):
             return path  # who opens it says whether it is there
         partial = path.with_name(f"{path.name}.partial") if path.name else path
         if not os.path.lexists(path) and partial.exists():

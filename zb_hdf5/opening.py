@@ -38,6 +38,9 @@ def open_reader(
 
     Parameters
     ----------
+    path
+        Of this machine, or a URL: `s3://`, `gs://`, `az://`, `https://`. Of a store in a bucket `shards.json` is read,
+        and nothing else; batches are ranged reads.
     backend
         "auto" looks at the magic bytes; "batch" or "hdf5" demands that format, "npy" a file or folder of 1-D arrays.
         A stamped `.batch` is both; "auto" takes it for a `.batch`.

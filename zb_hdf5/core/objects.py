@@ -1,23 +1,17 @@
-"""Objects in buckets and behind HTTP, read by ranges. The only file that knows `obstore`, which does the transfers."""
+"""Objects in buckets and behind HTTP, read by ranges: what `obstore` answers, and what its errors mean."""
 
 from __future__ import annotations
 
-import ctypes
 import io
 import os
 import re
-import shutil
-import threading
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from importlib.machinery import ExtensionFileLoader
-from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
-from zb_hdf5.errors import ArgumentError, ExistsError, FormatError, IncompleteError, UnavailableError, ZbError
+from zb_hdf5.core.object_library import MAX_READS, Folder, first_line, folder_of
+from zb_hdf5.errors import ArgumentError, ExistsError, FormatError, IncompleteError, UnavailableError
 
 if TYPE_CHECKING:  # numpy too is imported when it is needed: the command line knows of files before it reads one
     import numpy as np
@@ -25,109 +19,19 @@ if TYPE_CHECKING:  # numpy too is imported when it is needed: the command line k
 
 SCHEMES: Final = ("s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss", "http", "https")
 #: Bytes and reads that are kept under way to fill a long line: 32 MiB at 20 ms are 1.6 GB/s.
-IN_FLIGHT: Final = (32 << 20, 256)
+IN_FLIGHT: Final = (32 << 20, MAX_READS)
 #: What a file-like object reads at once: the metadata of an HDF5 file lie together in its head.
 BLOCK_BYTES: Final = 256 << 10
 #: Blocks that a file-like object keeps.
 MAX_BLOCKS: Final = 64
 #: Parts of a multipart upload.
 PART_BYTES: Final = 16 << 20
-#: Passed to `obstore` as `retry_config`; empty: its own, 10 retries within 3 minutes.
-RETRIES: dict[str, Any] = {}
 #: A body that was cut is asked for again: `obstore` retries requests, and not always what follows their headers.
 BODY_ATTEMPTS: Final = 4
 
 _STATUS: Final = re.compile(r"status code: (\d{3})")
 #: Where a library looks for credentials last: what the provider of the machine knows.
 _ASKS_MACHINE: Final = re.compile("/latest/(api/token|meta-data)|/computeMetadata/|/metadata/identity")
-
-_library: Any = None
-_used_by_parent = False
-_lock = threading.Lock()
-_folders: weakref.WeakValueDictionary[str, _Folder] = weakref.WeakValueDictionary()
-
-
-def _load_library() -> Any:
-    """Return the extension module of `obstore`, which has all that is needed here."""
-    global _library
-    with _lock:
-        if _library is None:
-            try:
-                from obstore import _obstore
-            except ImportError as error:
-                raise UnavailableError("reading URLs needs obstore: pip install 'zb_hdf5[remote]'") from error
-            _library = _load_again(_obstore.__file__) if _used_by_parent else _obstore
-        return _library
-
-
-def _load_again(file: str) -> Any:
-    """Load a second copy of the extension, with a runtime of its own.
-
-    The threads of the first one did not come along with the fork: each call of it would wait for ever, and its sockets
-    are registered with the parent's epoll. A new store does not help, because the runtime belongs to the library.
-    """
-    fd = os.memfd_create("obstore", os.MFD_CLOEXEC)
-    try:
-        with open(file, "rb") as source, open(fd, "wb", closefd=False) as copy:
-            shutil.copyfileobj(source, copy, 1 << 20)
-        loader = ExtensionFileLoader("obstore._obstore", f"/proc/self/fd/{fd}")
-        module = module_from_spec(spec_from_loader(loader.name, loader))  # type: ignore[arg-type]
-        loader.exec_module(module)
-        return module
-    except (ImportError, OSError) as error:
-        raise UnavailableError(
-            "obstore cannot be loaded again after a fork: make the workers with "
-            f"multiprocessing_context='forkserver' ({error})"
-        ) from error
-    finally:
-        os.close(fd)
-
-
-def _forget_after_fork() -> None:
-    global _library, _used_by_parent, _lock, _folders
-    for folder in list(_folders.values()):
-        # never freed here: the end of a store would take the parent's sockets from the parent's epoll
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(folder))
-    _used_by_parent = _used_by_parent or _library is not None
-    _library, _lock, _folders = None, threading.Lock(), weakref.WeakValueDictionary()
-
-
-os.register_at_fork(after_in_child=_forget_after_fork)
-
-
-class _Folder:
-    """The connection to one folder of URLs, shared by its objects; closed with the last of them."""
-
-    def __init__(self, url: str) -> None:
-        self.library = _load_library()
-        options = {"client_options": {"allow_http": True}} if url.startswith("http://") else {}
-        try:
-            self.store = self.library._store.from_url(url, retry_config=RETRIES or None, **options)
-        except (ValueError, self.library.exceptions.BaseError) as error:
-            raise UnavailableError(f"{url}: cannot be opened: {_first_line(error)}") from error
-        self._pool: ThreadPoolExecutor | None = None
-
-    @property
-    def pool(self) -> ThreadPoolExecutor:
-        """Threads for the reads of one call; they end with this folder."""
-        with _lock:
-            if self._pool is None:
-                self._pool = ThreadPoolExecutor(IN_FLIGHT[1], thread_name_prefix="zb-remote")
-                weakref.finalize(self, self._pool.shutdown, wait=False)  # the last use may end in one of them
-            return self._pool
-
-
-def _folder_of(url: str) -> _Folder:
-    folder = _folders.get(url)
-    if folder is None:
-        made = _Folder(url)
-        with _lock:
-            folder = _folders.setdefault(url, made)
-    return folder
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).partition("\n\nDebug source")[0].strip().replace("\n", " ")
 
 
 class RemoteObject:
@@ -153,12 +57,12 @@ class RemoteObject:
         self._key = unquote(key) if url.startswith("http") else key
         if "://" not in folder or not key or folder.endswith(":/"):
             raise ArgumentError(f"{url}: expected the URL of an object, such as s3://bucket/folder/name")
-        self._folder: _Folder | None = None
+        self._folder: Folder | None = None
 
-    def _connection(self) -> _Folder:
+    def _connection(self) -> Folder:
         folder = self._folder
-        if folder is None or folder.library is not _library:  # also after a fork
-            folder = self._folder = _folder_of(self._folder_url)
+        if folder is None or not folder.is_of_this_process:  # also after a fork
+            folder = self._folder = folder_of(self._folder_url)
         return folder
 
     @property
@@ -226,25 +130,27 @@ class RemoteObject:
             out[...] = data[offset - start : offset - start + len(out)]
 
     def _get(self, options: dict[str, Any], what: str) -> memoryview:
+        tag = self._known[1] if self._known else None
+        if tag and tag.startswith('"'):  # a weak one never matches
+            options["if_match"] = tag
         for attempt in range(BODY_ATTEMPTS):
-            tag = self._known[1] if self._known else None
-            if tag and tag.startswith('"'):
-                options["if_match"] = tag
             folder = self._connection()
             try:
                 answer = folder.library.get(folder.store, self._key, options=options)
-                self._take(answer.meta)
-                start, stop = answer.range
-                if (wanted := options.get("range")) and (start, min(stop, wanted[1])) != (wanted[0], stop):
-                    raise FormatError(f"{self.name}: expected {what}, the server sent {start:,} to {stop:,}")
-                data = memoryview(answer.bytes())
-                if len(data) == stop - start:
-                    return data
-            except ZbError:
-                raise
             except Exception as error:
-                if attempt + 1 == BODY_ATTEMPTS or _STATUS.search(str(error)) or not _was_cut(error):
+                raise self._translated(error, what) from error
+            self._take(answer.meta)
+            start, stop = answer.range
+            if (wanted := options.get("range")) and (start, min(stop, wanted[1])) != (wanted[0], stop):
+                raise FormatError(f"{self.name}: expected {what}, the server sent {start:,} to {stop:,}")
+            try:
+                data = memoryview(answer.bytes())
+            except Exception as error:
+                if attempt + 1 == BODY_ATTEMPTS:
                     raise self._translated(error, what) from error
+                continue
+            if len(data) == stop - start:
+                return data
         raise IncompleteError(f"{self.name}: expected {what}, found {len(data):,} bytes in the answer; try again")
 
     def _take(self, meta: Mapping[str, Any]) -> None:
@@ -265,7 +171,7 @@ class RemoteObject:
 
     def _translated(self, error: Exception, what: str) -> Exception:
         """Return our error for one of `obstore`: by its class, and by the status where the class says nothing."""
-        name, text, found = self.name, _first_line(error), _STATUS.search(str(error))
+        name, text, found = self.name, first_line(error), _STATUS.search(str(error))
         status = int(found[1]) if found else 0
         kind = type(error).__name__
         if isinstance(error, FileNotFoundError):
@@ -274,7 +180,7 @@ class RemoteObject:
             return FileNotFoundError(2, "no such object", name)
         if kind == "PreconditionError":
             return self._changed("found another one")
-        if kind in ("UnauthenticatedError", "PermissionDeniedError") or status in (401, 403):
+        if _is_denied(error):
             return UnavailableError(f"{name}: access denied: expected credentials that allow it: {text}")
         if status == 416:
             return IncompleteError(f"{name}: expected {what}, the object ends before: it was cut short; restore it")
@@ -301,6 +207,22 @@ def read_objects(reads: Sequence[tuple[RemoteObject, Sequence[tuple[int, npt.NDA
         pool = jobs[0][0]._connection().pool
         for _ in pool.map(lambda job: job[0]._fill(job[1]), jobs):
             pass  # an error is raised here
+
+
+def _is_denied(error: BaseException | None) -> bool:
+    found = _STATUS.search(str(error))
+    by_class = type(error).__name__ in ("UnauthenticatedError", "PermissionDeniedError")
+    return by_class or (found is not None and found[1] in ("401", "403"))
+
+
+def object_exists(url: str) -> bool:
+    """Return whether there is an object that may be looked at."""
+    try:
+        return object_size(url) is not None
+    except UnavailableError as error:
+        if _is_denied(error.__cause__):
+            return False
+        raise
 
 
 def object_size(url: str) -> int | None:
@@ -342,12 +264,6 @@ def delete_object(url: str) -> None:
         pass
     except Exception as error:
         raise target._translated(error, "to delete it") from error
-
-
-def _was_cut(error: Exception) -> bool:
-    """Return whether an answer ended before its time."""
-    text = str(error).lower()
-    return any(word in text for word in ("body", "incomplete", "connection", "decod", "eof", "timed out"))
 
 
 def _merged(ranges: Sequence[tuple[int, npt.NDArray[Any]]]) -> Iterator[list[tuple[int, npt.NDArray[np.uint8]]]]:

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path, PosixPath
 from typing import Any, Final
 
-from zb_hdf5.core.objects import SCHEMES, ObjectFile, RemoteObject
-from zb_hdf5.errors import ArgumentError, BackendError, UnavailableError
+from zb_hdf5.core.objects import SCHEMES, ObjectFile, RemoteObject, object_exists
+from zb_hdf5.errors import ArgumentError, BackendError
 
 #: Of names that are objects; any other URL is that of a folder.
 OBJECT_SUFFIXES: Final = frozenset((".h5", ".hdf5", ".hdf", ".he5", ".batch", ".npy", ".json", ".crc32"))
@@ -42,17 +42,7 @@ class RemotePath(PosixPath):
 
     def exists(self) -> bool:  # type: ignore[override]
         """Ask whether there is such an object; one that may not be looked at is not there."""
-        if self.is_dir():
-            return True
-        try:
-            _ = RemoteObject(str(self)).identity
-        except FileNotFoundError:
-            return False
-        except UnavailableError as error:
-            if "access denied" in str(error):
-                return False
-            raise
-        return True
+        return self.is_dir() or object_exists(str(self))
 
     def read_bytes(self) -> bytes:
         """Return the whole object, by one request."""

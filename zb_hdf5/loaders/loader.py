@@ -74,8 +74,8 @@ class Loader(ReadingLoader):
         stream (see `open_reader`) they are the shape of its windows, and x and y of `targets` have all of `seq_len`.
     prefetch
         Batches to read ahead in background threads. 0: none, which is fastest while the data are in the page cache.
-        "auto": 8 with a `device` or on a network file system; else none, but if the coming batches are not in the page
-        cache the kernel is told of each of them 64 batches ahead.
+        "auto": 32 MiB of a store behind a URL; 8 with a `device` or on a network file system; else none, but if the
+        coming batches are not in the page cache the kernel is told of each of them 64 batches ahead.
     device
         A CUDA device: batches are read into pinned buffers by at least one thread, copied on a stream of their own, and
         widened there.

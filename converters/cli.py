@@ -158,8 +158,10 @@ def _add_command(source: FileFormat, target: FileFormat) -> None:
     for each in _format_options(source, target):
         command = each(command)
     command = _npy_options(shuffle_options(command)) if from_arrays else command
-    command = click.argument("dst", type=NewPath(), required=not in_place)(command)
-    command = click.argument("src", type=ExistingPath(), nargs=-1 if from_arrays else 1, required=True)(command)
+    command = click.argument("dst", type=NewPath(urls=target.indexed), required=not in_place)(command)
+    command = click.argument(
+        "src", type=ExistingPath(urls=not from_arrays), nargs=-1 if from_arrays else 1, required=True
+    )(command)
     convert.command(name)(command)
 
 

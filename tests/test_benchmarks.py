@@ -1,6 +1,8 @@
 """The benchmarks run, check their own data, and give positive figures. Nothing here is about speed."""
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -52,6 +54,17 @@ def test_a_long_run_says_what_it_does(capsys, monkeypatch):
 def assert_positive(row, *names):
     for name in names:
         assert 0 < row[name]["low"] <= row[name]["median"] <= row[name]["high"], (row["name"], name)
+
+
+@pytest.mark.slow
+def test_remote_measures_every_row(tmp_path):
+    if shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin") is None:
+        pytest.skip("needs nginx (Debian: nginx-light)")
+    _, figures = run_benchmark(tmp_path, "remote")
+    names = [row["name"] for row in figures["rows"]]
+    assert names[:3] == ["bare get_range", "no delay, int32", "no delay, int64"]
+    for row in figures["rows"]:
+        assert_positive(row, "bytes_per_s", "ratio")
 
 
 @pytest.mark.slow

@@ -44,6 +44,11 @@ TYPED: Final = {
     Remedy.DATASET: "to read one of them, pass --dataset to 'zb convert' or 'zb info'",
     Remedy.TRAIN: "train both with 'zb tokenizer train'",
     Remedy.OTHER_KIND: "run 'zb convert {at}-to-hdf5' for them",
+    Remedy.REMAINDER: "pass --remainder drop or pad",
+    Remedy.FILL_A_BATCH: "pass a smaller --batch-size, or --remainder pad",
+    Remedy.FILL_THE_SHARDS: "pass a smaller --shards",
+    Remedy.RECORD_LENGTH: "pass --seq-len {at}",
+    Remedy.KEEP_DTYPE: "leave out --dtype",
 }
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -147,17 +152,26 @@ def _wrap(text: str, width: int) -> list[str]:
 
 
 class NewPath(click.Path):
-    """Where something is written: a path of this machine."""
+    """Where something is written: a path of this machine.
+
+    Parameters
+    ----------
+    urls
+        Whether URLs of objects are taken as well.
+    """
 
     remedy = ""
 
-    def __init__(self) -> None:
+    def __init__(self, *, urls: bool = False) -> None:
         super().__init__(path_type=Path)
+        self._urls = urls
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        from zb_hdf5.core.paths import local_path  # numpy, which help does not need
+        from zb_hdf5.core.paths import any_path, is_url, local_path  # numpy, which help does not need
 
         try:
+            if self._urls and is_url(value):
+                return any_path(value)
             local_path(value)
         except ArgumentError as error:
             self.fail(f"{error}{self.remedy}", param, ctx)
@@ -165,12 +179,14 @@ class NewPath(click.Path):
 
 
 class ExistingPath(NewPath):
-    """A path to read: it exists on this machine."""
+    """A path to read: it exists on this machine, or is a URL."""
 
     remedy = "; download it first, with 'zb fetch' or the tool of its store"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         path: Path = super().convert(value, param, ctx)
+        if not path.is_absolute() and str(path).count("://"):
+            return path  # who opens it says whether it is there
         partial = path.with_name(f"{path.name}.partial") if path.name else path
         if not os.path.lexists(path) and partial.exists():
             self.fail(

@@ -183,5 +183,5 @@ def _describe(options: TextOptions) -> dict[str, Any]:
 def _pad_id(recipe: Recipe, options: TextOptions, vocab_size: int) -> int:
     pad_id = options.pad_id if options.pad_id is not None else recipe.boundary_token_id or 0
     if not 0 <= pad_id < vocab_size:
-        raise ArgumentError(f"--pad-id must be below the vocabulary's {vocab_size:,}, found {pad_id}")
+        raise ArgumentError(f"pad_id must be below the vocabulary's {vocab_size:,}, found {pad_id}")
     return pad_id

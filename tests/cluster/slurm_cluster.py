@@ -6,9 +6,9 @@
 
 munged, slurmctld and one slurmd for each node run under the user who calls, without systemd, on free ports, with all
 their files in a temporary folder. Nothing in /etc is read or changed, and a Slurm that this host has is left alone.
-Each node is a tree of processes under one that adopts its orphans, as the first process of a machine does. So
-whatever ends this script (the end of the command, a signal, SIGKILL), no process of the cluster is left. A SIGTERM to
-the process in `$ZB_SLURM_FOLDER/n1.pid` is what a power cut is to node n1.
+Each node is a tree of processes under one that adopts its orphans, as the first process of a machine does. So whatever
+ends this script (the end of the command, a signal, SIGKILL), no process of the cluster is left. A SIGTERM to the
+process in `$ZB_SLURM_FOLDER/n1.pid` is what a power cut is to node n1.
 """
 
 from __future__ import annotations

@@ -284,7 +284,7 @@ def test_nothing_to_store_is_an_error(tmp_path):
 
 @pytest.mark.parametrize("options", [("--dtype", "uint16", "--pad-id", 65536), ("--vocab-size", 400, "--pad-id", 400)])
 def test_a_pad_id_that_cannot_be_stored_is_an_error(options, source, tmp_path):
-    assert "--pad-id" in fail(2, "npy-to-hdf5", source, tmp_path / "out", *SHAPE, "--remainder", "pad", *options)
+    assert "pad_id" in fail(2, "npy-to-hdf5", source, tmp_path / "out", *SHAPE, "--remainder", "pad", *options)
 
 
 # --- what a source may be --------------------------------------------------------------------------------------

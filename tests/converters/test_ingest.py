@@ -284,7 +284,7 @@ def test_errors_come_before_the_work(tmp_path, files):
         ingest(files, tmp_path / "out")
     with pytest.raises(ArgumentError, match="packing must be one of concat, best-fit, pad, found 'tight'"):
         ingest(files, tmp_path / "new", options=TextOptions(2, 16, packing="tight"))
-    with pytest.raises(ArgumentError, match="--pad-id must be below the vocabulary's 257, found 257"):
+    with pytest.raises(ArgumentError, match="pad_id must be below the vocabulary's 257, found 257"):
         ingest(files, tmp_path / "new", options=TextOptions(2, 16, pad_id=257))
     with pytest.raises(ConvertError, match="batches cannot fill 1,000,000 shards"):
         ingest(files, tmp_path / "new", options=TextOptions(2, 16, num_shards=10**6))

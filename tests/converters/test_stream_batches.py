@@ -350,11 +350,11 @@ def test_bad_documents_are_refused_and_nothing_of_them_is_written(tmp_path, toke
     [
         ({"packing": "tight"}, "packing must be one of"),
         ({"remainder": "keep"}, "remainder must be one of"),
-        ({"pad_id": 2**16}, "--pad-id"),
+        ({"pad_id": 2**16}, "pad_id: token id 65536"),
         ({"num_shards": 2}, "either a number of shards or their size"),
         ({"seq_len": 1000, "packing": "concat"}, "do not fill one batch"),
         ({"num_shards": 10**6, "shard_bytes": None}, "cannot fill 1,000,000 shards"),
-        ({"remainder": "error", "batch_size": 7}, "left over; pass --remainder"),
+        ({"remainder": "error", "batch_size": 7}, "left over; pass remainder='drop'"),
     ],
 )
 def test_bad_options_are_refused(tmp_path, stream, options, message):

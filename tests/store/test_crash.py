@@ -422,6 +422,32 @@ def test_a_failed_write_can_be_repeated(suffix, call, tmp_path, monkeypatch):
     assert info.sha256 == hashlib.sha256(expected).hexdigest()
 
 
+@pytest.mark.parametrize("suffix", [".h5", ".batch"])
+def test_groups_before_the_one_that_fails_stay_committed_and_digested(suffix, tmp_path, monkeypatch):
+    """Their sha256 is still on its way when the disk is full."""
+    pwrite, left = os.pwrite, [3]
+
+    def nearly_full(fd, data, offset):
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return pwrite(fd, data, offset)
+
+    monkeypatch.setattr("zb_hdf5.columns.writer.GROUP_BYTES", 2 * B * S * 2)
+    with open_writer(tmp_path / f"x{suffix}", batch_size=B, seq_len=S, dtype="uint16") as writer:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "pwrite", nearly_full)
+            with pytest.raises(OSError, match="No space left"):
+                writer.append(batches(0, 20))
+        assert writer.num_batches == 6
+        assert writer.sha256() == hashlib.sha256(batches(0, 6).astype("<u2")).hexdigest()
+        writer.append(batches(6, 14))
+        info = writer.finish()
+    expected = batches(0, 20).astype("<u2")
+    check_whole(tmp_path / f"x{suffix}", expected)
+    assert info.sha256 == hashlib.sha256(expected).hexdigest()
+
+
 # --- followers of a live file ----------------------------------------------------------------------------------
 
 LIVE = (

@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.columns.ranges import Ranges
+from zb_hdf5.columns.ranges import ReadsRanges
 from zb_hdf5.columns.source import BatchSource, CopyingSource, gather_from_batches
 from zb_hdf5.core.digests import crc32_of
 from zb_hdf5.core.extents import ExtentFile, Extents, Run
@@ -54,7 +54,7 @@ class Crc32Rows:
         self.blocks: dict[int, memoryview] = {}
 
     @classmethod
-    def placed(cls, num_rows: int, ranges: Ranges, runs: tuple[Run, ...]) -> Crc32Rows:
+    def placed(cls, num_rows: int, ranges: ReadsRanges, runs: tuple[Run, ...]) -> Crc32Rows:
         """Return the rows that lie in chunks of a file."""
         return cls(num_rows, partial(_read_placed, ranges, Extents(list(runs), 4 * CRC32_CHUNK_ROWS)))
 
@@ -128,7 +128,7 @@ _KEPT: Final = _KeptBlocks()
 os.register_at_fork(after_in_child=_KEPT.renew)
 
 
-def _read_placed(ranges: Ranges, extents: Extents, start: int, out: npt.NDArray[np.uint32]) -> None:
+def _read_placed(ranges: ReadsRanges, extents: Extents, start: int, out: npt.NDArray[np.uint32]) -> None:
     """Read rows from the chunks that they lie in: those that follow each other at once."""
     parts: list[tuple[int, npt.NDArray[Any]]] = []
     done = 0

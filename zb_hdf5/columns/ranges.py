@@ -23,7 +23,24 @@ from zb_hdf5.spec import StoreMeta, TokenArray
 REMOTE: Final = "remote"
 
 
-class Ranges(Protocol):
+class ReadsRanges(Protocol):
+    """What reads bytes of a file by their places."""
+
+    def read_ranges(self, ranges: Sequence[tuple[int, npt.NDArray[Any]]]) -> None:
+        """Fill each array (C-contiguous, writable) with the bytes of the file from its offset on.
+
+        Raises
+        ------
+        IncompleteError
+            If the file ends before.
+        FormatError
+            If it is another file than the one that was opened first.
+        OSError
+            If it cannot be read.
+        """
+
+
+class Ranges(ReadsRanges, Protocol):
     """The bytes of one file that never changes: on a disk, or in an object store.
 
     Thread-safe; usable after fork; picklable (a copy reopens the file, and refuses another one).
@@ -42,22 +59,12 @@ class Ranges(Protocol):
     @property
     def num_bytes(self) -> int: ...
 
-    def read_ranges(self, ranges: Sequence[tuple[int, npt.NDArray[Any]]]) -> None:
-        """Fill each array (C-contiguous, writable) with the bytes of the file from its offset on.
-
-        Raises
-        ------
-        IncompleteError
-            If the file ends before.
-        FormatError
-            If it is another file than the one that was opened first.
-        OSError
-            If it cannot be read.
-        """
-
     @property
     def identity(self) -> Identity:
         """The facts that tell this file from another one that has its name later."""
+
+    def read(self, start: int, stop: int) -> memoryview:
+        """Return some bytes, read-only. Raises as `read_ranges` does."""
 
     def close(self) -> None:
         """Close what is open."""
@@ -110,6 +117,11 @@ class FileRanges:
                     at=self._path,
                 )
 
+    def read(self, start: int, stop: int) -> memoryview:
+        out = np.empty(stop - start, np.uint8)
+        self.read_ranges([(start, out)])
+        return out.data.toreadonly()
+
     def close(self) -> None:
         self._close_fd()
 
@@ -150,6 +162,15 @@ class RangeSource(CopyingSource):
     def num_bytes(self) -> int:
         """Size of the file."""
         return self._ranges.num_bytes
+
+    def read(self, index: int) -> TokenArray:
+        """Return batch `index`, read-only, in the buffer that it came in."""
+        if self._read_before and (known := self._read_before.pop(index, None)) is not None:
+            known.flags.writeable = False
+            return known
+        start = self.extents.offset(index)
+        data = self._ranges.read(start, start + self.extents.batch_bytes)
+        return np.frombuffer(data, self.dtype).reshape(self.shape)
 
     def read_range_into(self, start: int, out: TokenArray) -> None:
         """Fill `out` with consecutive batches: one range for each unpadded run that they lie in."""

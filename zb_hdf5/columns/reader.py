@@ -520,6 +520,8 @@ class BatchReader:
         try:
             scratch: TokenArray = self._local.scratch
         except AttributeError:
+            if self.in_flight:  # what came from a server lies in a buffer of its own already
+                return self._source.read(index)
             scratch = self._local.scratch = np.empty(self.meta.shape, self.dtype)
         self._source.read_into(index, scratch)
         return scratch

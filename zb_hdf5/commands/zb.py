@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from zb_hdf5.store.index import ShardIndex
 
 _PATH: Any = ExistingPath()
+_STORE: Any = ExistingPath(urls=True)
 
 
 class ZbGroup(CommandGroup):
@@ -51,7 +52,7 @@ def zb() -> None:
 
 
 @zb.command(short_help="Describe a file, store or unfinished conversion.")
-@click.argument("path", type=_PATH)
+@click.argument("path", type=_STORE)
 @click.option("--dataset", help="Name of the 3-D dataset, in an HDF5 file of another program.")
 @output_options
 def info(path: Path, dataset: str | None, as_json: bool, quiet: bool) -> None:
@@ -79,7 +80,7 @@ zb.add_command(stage)
 
 
 @zb.command(short_help="Compare every batch with its stored digests.")
-@click.argument("path", type=_PATH)
+@click.argument("path", type=_STORE)
 @click.option("--workers", type=click.IntRange(1), help="Shards checked at the same time. [default: the cores]")
 @output_options
 @click.pass_context

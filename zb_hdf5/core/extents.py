@@ -353,8 +353,12 @@ class ExtentFile:
             out[...] = self._view(self._views, index)
             return
         offset = self.extents.offset(index)
-        if os.preadv(self._fd, (out,), offset) != self.extents.batch_bytes:
-            self._read_fully(out, offset)
+        try:
+            if os.preadv(self._fd, (out,), offset) == self.extents.batch_bytes:
+                return
+        except OSError:
+            pass  # what reads it again has the words for it
+        self._read_fully(out, offset)
 
     def read_range_into(self, start: int, out: TokenArray) -> None:
         """Fill `out`, shape `(count, B, S)`, with consecutive batches: one read per unpadded run they lie in."""
@@ -462,7 +466,10 @@ class ExtentFile:
 
     def _read_fully(self, out: npt.NDArray[Any], offset: int) -> None:
         """Read all of `out`."""
-        found = read_fully(self._fd, out, offset)
+        try:
+            found = read_fully(self._fd, out, offset)
+        except OSError as error:  # the kernel knows a descriptor only
+            raise OSError(error.errno, error.strerror, str(self._path)) from error
         if found < out.nbytes:
             self._check_size(os.fstat(self._fd).st_size)
             raise IncompleteError(f"{self._path}: expected {out.nbytes:,} bytes at {offset:,}, found {found:,}")

@@ -13,13 +13,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.machinery import ExtensionFileLoader
 from importlib.util import module_from_spec, spec_from_loader
-from typing import Any, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
-import numpy as np
-import numpy.typing as npt
+from zb_hdf5.errors import ArgumentError, ExistsError, FormatError, IncompleteError, UnavailableError, ZbError
 
-from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError, UnavailableError, ZbError
+if TYPE_CHECKING:  # numpy too is imported when it is needed: the command line knows of files before it reads one
+    import numpy as np
+    import numpy.typing as npt
 
 SCHEMES: Final = ("s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss", "http", "https")
 #: Bytes and reads that are kept under way to fill a long line: 32 MiB at 20 ms are 1.6 GB/s.
@@ -36,6 +38,8 @@ RETRIES: dict[str, Any] = {}
 BODY_ATTEMPTS: Final = 4
 
 _STATUS: Final = re.compile(r"status code: (\d{3})")
+#: Where a library looks for credentials last: what the provider of the machine knows.
+_ASKS_MACHINE: Final = re.compile("/latest/(api/token|meta-data)|/computeMetadata/|/metadata/identity")
 
 _library: Any = None
 _used_by_parent = False
@@ -109,7 +113,7 @@ class _Folder:
         with _lock:
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(IN_FLIGHT[1], thread_name_prefix="zb-remote")
-                weakref.finalize(self, self._pool.shutdown)
+                weakref.finalize(self, self._pool.shutdown, wait=False)  # the last use may end in one of them
             return self._pool
 
 
@@ -215,6 +219,8 @@ class RemoteObject:
 
     def _fill(self, group: list[tuple[int, npt.NDArray[np.uint8]]]) -> None:
         start, stop = group[0][0], max(offset + len(out) for offset, out in group)
+        import numpy as np
+
         data = np.frombuffer(self.read(start, stop), np.uint8)
         for offset, out in group:
             out[...] = data[offset - start : offset - start + len(out)]
@@ -269,12 +275,12 @@ class RemoteObject:
         if kind == "PreconditionError":
             return self._changed("found another one")
         if kind in ("UnauthenticatedError", "PermissionDeniedError") or status in (401, 403):
-            return UnavailableError(f"{name}: access denied: expected credentials that may read it: {text}")
+            return UnavailableError(f"{name}: access denied: expected credentials that allow it: {text}")
         if status == 416:
             return IncompleteError(f"{name}: expected {what}, the object ends before: it was cut short; restore it")
         if kind == "NotSupportedError":
             return UnavailableError(f"{name}: expected a server that answers ranged reads: {text}")
-        if "169.254.169.254" in text or "metadata.google.internal" in text:
+        if _ASKS_MACHINE.search(text):
             return UnavailableError(f"{name}: expected credentials in the variables of its store, found none: {text}")
         return UnavailableError(f"{name}: expected {what or 'an answer'}, found: {text}")
 
@@ -297,6 +303,47 @@ def read_objects(reads: Sequence[tuple[RemoteObject, Sequence[tuple[int, npt.NDA
             pass  # an error is raised here
 
 
+def object_size(url: str) -> int | None:
+    """Return the size of an object, or None if there is none."""
+    try:
+        return RemoteObject(url).num_bytes
+    except FileNotFoundError:
+        return None
+
+
+def put_object(url: str, content: Path | bytes, *, new: bool = False) -> None:
+    """Upload a file in parts, or some bytes.
+
+    Raises
+    ------
+    ExistsError
+        With `new`, if there is an object of this name already.
+    UnavailableError
+        If the server refuses, or does not answer.
+    """
+    target = RemoteObject(url)
+    folder = target._connection()
+    how = {"mode": "create"} if new else {"chunk_size": PART_BYTES}
+    try:
+        folder.library.put(folder.store, target._key, content, **how)
+    except Exception as error:
+        if type(error).__name__ == "AlreadyExistsError":
+            raise ExistsError(f"{url}: exists already") from error
+        raise target._translated(error, "to write it") from error
+
+
+def delete_object(url: str) -> None:
+    """Delete an object, if it is there. Raises as `put_object`."""
+    target = RemoteObject(url)
+    folder = target._connection()
+    try:
+        folder.library.delete(folder.store, target._key)
+    except FileNotFoundError:
+        pass
+    except Exception as error:
+        raise target._translated(error, "to delete it") from error
+
+
 def _was_cut(error: Exception) -> bool:
     """Return whether an answer ended before its time."""
     text = str(error).lower()
@@ -313,7 +360,7 @@ def _merged(ranges: Sequence[tuple[int, npt.NDArray[Any]]]) -> Iterator[list[tup
         if group and offset > end:
             yield group
             group = []
-        group.append((offset, out.reshape(-1).view(np.uint8)))
+        group.append((offset, out.reshape(-1).view("u1")))
         end = max(end, offset + out.nbytes) if len(group) > 1 else offset + out.nbytes
     if group:
         yield group

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path, PosixPath
-from typing import Final
+from typing import Any, Final
 
 from zb_hdf5.core.objects import SCHEMES, ObjectFile, RemoteObject
 from zb_hdf5.errors import ArgumentError, BackendError, UnavailableError
@@ -34,6 +35,10 @@ class RemotePath(PosixPath):
 
     def is_file(self) -> bool:
         return not self.is_dir() and self.exists()
+
+    def glob(self, *args: Any, **options: Any) -> Iterator[Path]:  # type: ignore[override]
+        """Yield nothing: what is there says the index."""
+        return iter(())
 
     def exists(self) -> bool:  # type: ignore[override]
         """Ask whether there is such an object; one that may not be looked at is not there."""

@@ -156,7 +156,7 @@ class ShardedSource:
             parked[shard] = pickle.dumps(source)
             joined.update(dict.fromkeys(joined))  # it would keep the file open
 
-        self._files: OpenFiles[BatchSource] = OpenFiles(self._access, park)
+        self._files: OpenFiles[BatchSource] = OpenFiles(self._access, park, far=isinstance(self._folder, RemotePath))
         self._sources = self._files.known
 
     def read(self, index: int) -> TokenArray:

@@ -211,7 +211,7 @@ class MmapTokenStore:
         return [found.token_count]
 
     def _reset(self) -> None:
-        self._files: OpenFiles[TokenFile] = OpenFiles(self._access)
+        self._files: OpenFiles[TokenFile] = OpenFiles(self._access, far=isinstance(self.path, RemotePath))
 
     @property
     def access(self) -> str:

@@ -163,7 +163,13 @@ class H5pySource(CopyingSource):
 
     def _check_size(self) -> None:
         """Refuse a file that has become shorter: HDF5 returns zeros for missing bytes."""
-        size = size_of(self._handle)
+        try:
+            size = size_of(self._handle)
+        except OSError as error:
+            raise UnavailableError(
+                f"{self._path}: the file system has lost the open file: {error.strerror}; if another node renamed it, "
+                "follow a growing store on the node of its writer, or on a parallel file system"
+            ) from error
         if size < self._size:
             raise IncompleteError(
                 f"{self._path}: expected at least {self._size:,} bytes, found {size:,}: the file was cut short; "

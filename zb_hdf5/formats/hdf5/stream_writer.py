@@ -319,8 +319,8 @@ class HDF5ShardWriter:
             with disk_errors(self._file.partial_path):
                 self._append(np.concatenate([*self._ends, np.empty(0, "<u8")]), pending)
         finally:
-            group = pending.result()  # also after a failure: the buffer may then change
-        self._digest.accept(group)
+            pending.wait()  # also after a failure: the buffer may then change
+        self._digest.accept(pending.result())
 
     def _append(self, ends: npt.NDArray[np.uint64], pending: PendingDigest) -> None:
         file, stop = self._aligned, self._committed + self._buffered

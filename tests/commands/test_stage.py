@@ -52,7 +52,7 @@ def batches_in(folder, store, **options):
 class Nothing:
     """A source that has no batch."""
 
-    access = "auto"
+    access, wants_threads = "auto", False
 
     def is_cached(self, index):
         return False

@@ -30,6 +30,8 @@ ONE_RANK = {"rank": 0, "world_size": 1}
 class Counted:
     """A source that notes which batches are read whole, and of which some rows."""
 
+    wants_threads = False
+
     def __init__(self, source, meta, wait_s=0.0):
         self._source, self._meta, self._wait_s, self.access = source, meta, wait_s, source.access
         self.whole, self.rows = [], []
@@ -288,6 +290,46 @@ def test_files_that_only_a_sample_identifies_are_told_apart(tmp_path, folder, wr
     write_file(tmp_path / "a.batch", other, overwrite=True)
     with open_reader(tmp_path / "a.batch", cache=folder) as reader:
         np.testing.assert_array_equal(np.stack(list(reader)), other)
+
+
+# --- objects ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["store", "lone.h5", "lone.batch"])
+def test_objects_are_asked_for_once(name, web, tokens, write_store, write_file, folder):
+    place, proxy = web
+    if name == "store":
+        write_store(place / name, tokens, (2, 5), ("hdf5", "batch"))
+    else:
+        write_file(place / name, tokens)
+    with open_reader(f"{proxy.url}/{name}", cache=folder) as reader:
+        check_reader(reader, tokens)
+    proxy.reset()
+    with open_reader(f"{proxy.url}/{name}", cache=folder) as reader:
+        reader.fingerprint  # noqa: B018  (a sample of a lone .batch)
+        asked = len(proxy.requests)
+        np.testing.assert_array_equal(np.stack(list(reader)), tokens)
+        assert len(proxy.requests) == asked
+
+
+def test_an_object_that_is_replaced_is_another_column(web, write_file, folder):
+    place, proxy = web
+    first = random_tokens(64, 2, 8)
+    second = first.copy()
+    second[1] += 1  # not in the sample that is the fingerprint of a lone .batch
+    for expected in (first, second):
+        write_file(place / "x.batch", expected, overwrite=True)
+        with open_reader(f"{proxy.url}/x.batch", cache=folder) as reader:
+            np.testing.assert_array_equal(np.stack(list(reader)), expected)
+
+
+def test_a_loader_reads_what_is_in_the_cache_without_threads(served, write_store, tokens, folder, monkeypatch):
+    place, url = served
+    write_store(place / "store", tokens)
+    with Loader(f"{url}/store", cache=folder, **ONE_RANK) as loader:
+        first = [step.numpy() for step in loader]
+        monkeypatch.setattr("zb_hdf5.loaders.step_reader.read_ahead", None)
+        np.testing.assert_array_equal(first, [step.numpy() for step in loader])
 
 
 # --- processes -------------------------------------------------------------------------------------------------

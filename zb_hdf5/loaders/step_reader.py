@@ -90,12 +90,13 @@ class StepReader:
         """Yield the step of each request, in order. They are those of `plan` from `position` on."""
         depth, threads = self._depth(plan)
         on_disk = self._prefetch == "auto" and self._reader.in_flight is None and not self._reader.wants_threads
+        has_cache = self._prefetch == "auto" and self._reader.in_front is not None
         if self._device is not None:
             ring = self._ring = self._ring or DeviceRing(self._device, self._dtype)
             read_pinned = partial(self._read_pinned, ring)
             for buffer, beside in read_ahead(read_pinned, requests, max(1, depth), threads=threads):
                 yield self._sent(ring, buffer, beside)
-        elif depth == 0 or (on_disk and self._is_warm(plan, position)):
+        elif depth == 0 or ((on_disk or has_cache) and self._is_warm(plan, position)):
             read = self.read
             read_batch = read if self._targets or self._extras is not None else self._read_batch
             for request in requests:  # not map: a call less is 6 % of a batch that is only a view
@@ -119,13 +120,13 @@ class StepReader:
         return depth, MAX_THREADS if self._reader.in_flight is None else max(1, depth)
 
     def _is_warm(self, plan: StepPlan, position: int) -> bool:
-        """Look up some batches of the rest of this epoch in the page cache.
+        """Look up some of this rank's batches of the rest of this epoch in the page cache.
 
         They lie far apart: opening a file has the kernel read ahead the first batches of a sequential epoch.
         """
-        records = plan.order.n
-        positions = position + np.arange(CACHE_SAMPLE) * max(0, records - position) // CACHE_SAMPLE
-        batches = plan.order.indices(positions % records) // plan.records_per_batch
+        steps = np.arange(CACHE_SAMPLE) * plan.steps_from(position) // CACHE_SAMPLE
+        positions = position + steps * plan.step + plan.rank * plan.batch_size
+        batches = plan.order.indices(positions % plan.order.n) // plan.records_per_batch
         return all(self._reader.is_cached(batch) for batch in set(batches.tolist()))
 
     def _hint_of(self, plan: StepPlan) -> Callable[[Request], None]:

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.columns.source import BatchSource, CopyingSource
-from zb_hdf5.core.paths import local_path
+from zb_hdf5.core.paths import RemotePath, local_path
 from zb_hdf5.core.sizes import parse_size
 from zb_hdf5.errors import ArgumentError, IncompleteError, UnavailableError
 from zb_hdf5.remote.cache_folder import CachedColumn, free_bytes, make_room, occupied_bytes
@@ -109,7 +109,8 @@ def _column_name(reader: BatchReader) -> str:
 
 def _files_of(reader: BatchReader) -> str:
     """Return what tells the file that is open, or the files of a folder, from others of the same size."""
-    path, identity = reader.path.absolute(), getattr(reader._source, "identity", None)
+    path = reader.path if isinstance(reader.path, RemotePath) else reader.path.absolute()
+    identity = getattr(getattr(reader._source, "unchecked", reader._source), "identity", None)
     if identity is not None:
         return f"{path}:{identity}"
     try:
@@ -146,7 +147,8 @@ class CachedSource(CopyingSource):
 
     def __init__(self, source: BatchSource, meta: StoreMeta, column: CachedColumn) -> None:
         self._source, self._meta, self.column = source, meta, column
-        self.access = source.access
+        self.access, self.wants_threads = source.access, source.wants_threads
+        self.in_flight: tuple[int, int] | None = getattr(source, "in_flight", None)
         self._fetching: dict[tuple[int, int], threading.Event] = {}
 
     def read_into(self, index: int, out: TokenArray) -> None:
@@ -235,7 +237,9 @@ class CachedSource(CopyingSource):
                 out[chosen] = rows
 
     def is_cached(self, index: int) -> bool:
-        return (self.column.rows if self.column.has(index) else self._source).is_cached(index)
+        if self.column.has(index):
+            return self.column.rows.is_cached(index)
+        return self.in_flight is None and not self.wants_threads and self._source.is_cached(index)
 
     def will_need(self, index: int, count: int = 1) -> None:
         for is_here, run in groupby(range(index, index + count), self.column.has):

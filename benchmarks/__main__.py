@@ -129,5 +129,14 @@ def codecs(**options: Any) -> None:
     _run(benchmark, **options)
 
 
+@benchmarks.command()
+@_options
+def remote(**options: Any) -> None:
+    """A store behind HTTP, beside the cap of the line and bare ranged reads."""
+    from benchmarks import remote as benchmark
+
+    _run(benchmark, **options)
+
+
 if __name__ == "__main__":
     benchmarks(prog_name="python -m benchmarks")

@@ -41,6 +41,7 @@ from zb_hdf5.converters.options import (
     options_of,
     with_options,
 )
+from zb_hdf5.converters.stream_cli import add_stream_command
 from zb_hdf5.converters.text_cli import add_text_commands
 from zb_hdf5.formats.registry import FORMATS, FileFormat, variants_of
 
@@ -157,8 +158,10 @@ def _add_command(source: FileFormat, target: FileFormat) -> None:
     for each in _format_options(source, target):
         command = each(command)
     command = _npy_options(shuffle_options(command)) if from_arrays else command
-    command = click.argument("dst", type=NewPath(), required=not in_place)(command)
-    command = click.argument("src", type=ExistingPath(), nargs=-1 if from_arrays else 1, required=True)(command)
+    command = click.argument("dst", type=NewPath(urls=target.indexed), required=not in_place)(command)
+    command = click.argument(
+        "src", type=ExistingPath(urls=not from_arrays), nargs=-1 if from_arrays else 1, required=True
+    )(command)
     convert.command(name)(command)
 
 
@@ -402,4 +405,5 @@ for _target in FORMATS.values():
     if _target.as_target and _target.indexed:
         _add_stream_command(_target)
 
+add_stream_command(convert)
 add_text_commands(convert, _as_json, _as_lines)

@@ -20,6 +20,7 @@ from zb_hdf5.converters.sources.npy import NpySource
 from zb_hdf5.converters.sources.relaid import open_store
 from zb_hdf5.converters.sources.source import Source
 from zb_hdf5.converters.sources.stream import open_stream
+from zb_hdf5.core.paths import any_path, local_path
 from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.spec import codec_named
 from zb_hdf5.store.kinds import is_stream
@@ -67,11 +68,12 @@ def convert(
     Parameters
     ----------
     source
-        Of `.npy` files one or more, or folders of them; else one file or store, of batches or of streams.
+        Of `.npy` files one or more, or folders of them; else one file, store or URL, of batches or of streams.
     target
         "hdf5", "batch", "npy", or "dual" (a `.batch` that is an HDF5 file as well).
     destination
-        One file if it ends in the format's suffix, else a folder of shards.
+        One file if it ends in the format's suffix, else a folder of shards, of this machine or in a bucket: such a
+        store is written to `<its name>.upload` in the current folder, uploaded with its index last, and removed there.
     source_format
         "npy", "hdf5", "batch", or "stream": an HDF5 stream of documents, to be packed; "auto": what the first file is.
     batch_size, seq_len, shuffle, seed, remainder, pad_id, vocab_size
@@ -123,7 +125,8 @@ def convert(
     require_choice("source_format", source_format, ("auto", *SOURCE_FORMATS, STREAM))
     require_own_workers(executor, workers)
     stored_codec = codec_named(codec)
-    paths = [Path(source)] if isinstance(source, str | os.PathLike) else [Path(each) for each in source]
+    given_paths = [source] if isinstance(source, str | os.PathLike) else source
+    paths = [any_path(each) for each in given_paths]
     if not paths:
         raise ArgumentError("source: expected one path or more, found none")
     kind = _format_of(paths[0], dataset) if source_format == "auto" else source_format
@@ -133,7 +136,7 @@ def convert(
     }  # fmt: skip
     given = {name: value for name, value in records.items() if value is not None}
     shards = {"num_shards": num_shards, "shard_bytes": shard_bytes}
-    destination, job = Path(destination), Part(*part) if part else WHOLE
+    destination, job = any_path(destination), Part(*part) if part else WHOLE
 
     def open_source() -> Source:
         if kind == STREAM:
@@ -172,6 +175,8 @@ def _open_stream(
         raise ArgumentError(
             f"{paths[0]}: expected one stream, which has its own vocab_size, found {len(paths)} sources"
         )
+    for path in (paths[0], destination):
+        local_path(path)  # the plan of the rows lies beside them
     options = PackOptions(**{"batch_size": 32, "seq_len": 512, **given})  # type: ignore[arg-type]
     return open_stream(paths[0], target, destination, options, dtype or "keep", part)
 
@@ -202,7 +207,7 @@ def _open_store(
 
 
 def _format_of(path: Path, dataset: str | None) -> str:
-    """Return the format of records that are no batches, or "auto": a store says what it is."""
+    """Return the format of a source: by its suffix where the files do not say, else "auto"."""
     for name in SOURCE_FORMATS:
         suffix = FORMATS[name].suffix
         if not FORMATS[name].reader and (path.suffix == suffix or (path.is_dir() and any(path.glob(f"*{suffix}")))):

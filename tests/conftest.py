@@ -23,8 +23,8 @@ from zb_hdf5.spec import BATCHES, CRC32, CRC32_SUFFIX, SHARD_PREFIX
 pytest.register_assert_rewrite("zb_hdf5.testing")  # before the import: a failed check shows its values
 from zb_hdf5.testing import random_tokens  # noqa: E402
 
-settings.register_profile("zb", deadline=None, derandomize=True, print_blob=True)
-settings.load_profile("zb")
+#: Of the examples of a property, the share that is tried without --slow.
+QUICK_SHARE = 5
 
 
 # A shell starts what runs in the background with Ctrl+C ignored, and our children would inherit that.
@@ -35,11 +35,26 @@ def pytest_addoption(parser):
     parser.addoption("--slow", action="store_true", help="run the tests marked slow as well")
 
 
+def pytest_configure(config):
+    examples = 100 if config.getoption("--slow") else 100 // QUICK_SHARE
+    settings.register_profile("zb", deadline=None, derandomize=True, print_blob=True, max_examples=examples)
+    settings.load_profile("zb")
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(config, items):
-    if not config.getoption("--slow"):
-        for item in items:
-            if "slow" in item.keywords:
-                item.add_marker(pytest.mark.skip(reason="slow: pass --slow"))
+    for item in items:
+        if config.getoption("--slow"):
+            if getattr(item.obj, "is_hypothesis_test", False):
+                item.add_marker(pytest.mark.slow)  # with all of its examples
+        elif "slow" in item.keywords:
+            item.add_marker(pytest.mark.skip(reason="slow: pass --slow"))
+
+
+def pytest_collection_finish():
+    """Leave what the imports made out of every later collection: the guards below collect after many tests."""
+    gc.collect()
+    gc.freeze()
 
 
 # --- leaks -----------------------------------------------------------------------------------------------------

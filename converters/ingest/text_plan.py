@@ -229,7 +229,7 @@ class TextPlan:
         return TokenizedText(files, counts, len(kept), sum(done.counts.tokens.tokens_in for done in kept))
 
 
-def is_intact(check: CheckTask[TokenizeTask, FinishedTokens], progress: Progress = no_progress) -> bool:
+def is_intact(check: CheckTask[Any, FinishedTokens], progress: Progress = no_progress) -> bool:
     """Return whether a finished file still has every byte that it was finished with."""
     return files_sha256(check.task.paths) == check.finished.files_sha256
 

@@ -21,7 +21,7 @@ from zb_hdf5.converters.pipeline.run import WorkOptions
 from zb_hdf5.converters.pipeline.shard import SHARDS
 from zb_hdf5.converters.sources.source import TokenCounts
 from zb_hdf5.core.publishing import ScratchDirectory, partial_path, refuse_existing, remove_scratch
-from zb_hdf5.formats.documents import documents_path
+from zb_hdf5.formats.document_file import documents_path
 from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.spec import NO_CODEC
 from zb_hdf5.text.documents import DocumentFile
@@ -183,5 +183,5 @@ def _describe(options: TextOptions) -> dict[str, Any]:
 def _pad_id(recipe: Recipe, options: TextOptions, vocab_size: int) -> int:
     pad_id = options.pad_id if options.pad_id is not None else recipe.boundary_token_id or 0
     if not 0 <= pad_id < vocab_size:
-        raise ArgumentError(f"--pad-id must be below the vocabulary's {vocab_size:,}, found {pad_id}")
+        raise ArgumentError(f"pad_id must be below the vocabulary's {vocab_size:,}, found {pad_id}")
     return pad_id

@@ -15,7 +15,7 @@ from zb_hdf5.converters.pipeline.journal import remove_journals
 from zb_hdf5.converters.pipeline.run import WorkOptions
 from zb_hdf5.converters.pipeline.task import Progress, no_progress
 from zb_hdf5.core.publishing import PartialDirectory
-from zb_hdf5.formats.documents import documents_path
+from zb_hdf5.formats.document_file import documents_path
 from zb_hdf5.formats.hdf5.stream_writer import HDF5ShardWriter
 from zb_hdf5.spec import NO_BOUNDARY, NO_CODEC, SHARD_PREFIX
 from zb_hdf5.store.index import ShardIndex

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from zb_hdf5.converters.sources.source import Source
-from zb_hdf5.formats.documents import check_documents
+from zb_hdf5.formats.document_file import check_documents
 from zb_hdf5.formats.hdf5.tables import copy_tables
 from zb_hdf5.formats.pieces import PiecesWriter, pieces_path
 from zb_hdf5.formats.registry import FORMATS

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy.typing as npt
 from zb_hdf5.columns.codecs import decoder, require_codec
 from zb_hdf5.columns.ranges import Ranges
 from zb_hdf5.columns.source import CopyingSource, gather_from_batches
-from zb_hdf5.core.extents import Extents, Run
+from zb_hdf5.core.extents import Extents, FilePart, Run
 from zb_hdf5.core.files import Identity
 from zb_hdf5.errors import ChecksumError, FormatError, Remedy
 from zb_hdf5.spec import BATCHES_LAYOUT, EXTENTS_CHUNK_ROWS, StoreMeta, TokenArray
@@ -119,9 +119,14 @@ class DecodedSource(CopyingSource):
         """Size of the file now."""
         return self._ranges.num_bytes
 
-    def read_at(self, offset: int, out: npt.NDArray[Any]) -> None:
-        """Fill `out` with the bytes of the file from `offset` on."""
-        self._ranges.read_ranges([(offset, out)])
+    @property
+    def name(self) -> str:
+        """Path or URL of the file."""
+        return self._ranges.name
+
+    def read_ranges(self, ranges: Sequence[FilePart]) -> None:
+        """Fill each array with the bytes of the file from its offset on."""
+        self._ranges.read_ranges(ranges)
 
     def flat(self) -> None:
         """Return nothing: no mapping holds the tokens."""
@@ -202,6 +207,11 @@ class DecodedSource(CopyingSource):
             part = self._remembered(number).reshape(-1)[within : within + len(out) - done]
             out[done : done + len(part)] = part
             done += len(part)
+
+    def read_runs_of_tokens(self, runs: Iterable[tuple[int, TokenArray]]) -> None:
+        """Fill each 1-D array with consecutive tokens from its place on, counted over all batches."""
+        for start, out in runs:
+            self.read_tokens_into(start, out)
 
     def will_need(self, index: int, count: int = 1) -> None:
         """Do nothing: whoever reads ahead reads in threads."""

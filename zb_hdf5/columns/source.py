@@ -1,8 +1,7 @@
-"""Sources give a reader its bytes: their common functions, and the sources that wrap another one."""
+"""Sources give a reader its bytes: their common functions."""
 
 from __future__ import annotations
 
-import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.errors import ChecksumError, ClosedError, Remedy
+from zb_hdf5.errors import ClosedError
 from zb_hdf5.spec import StoreMeta, TokenArray, signed
 
 
@@ -90,54 +89,6 @@ class ClosedSource:
 
     def close(self) -> None:
         pass
-
-
-class CheckedSource:
-    """A source that compares each batch with its crc32 before it returns it."""
-
-    def __init__(self, source: BatchSource, meta: StoreMeta, crc32: npt.NDArray[np.uint32], path: Path) -> None:
-        self._source, self._meta, self._crc32, self._path = source, meta, crc32, path
-        self.access, self.wants_threads = source.access, source.wants_threads
-
-    def read(self, index: int) -> TokenArray:
-        tokens = self._source.read(index)
-        self._compare(index, tokens)
-        return tokens
-
-    def read_into(self, index: int, out: TokenArray) -> None:
-        self._source.read_into(index, out)
-        self._compare(index, out)
-
-    def read_range_into(self, start: int, out: TokenArray) -> None:
-        self._source.read_range_into(start, out)
-        for number, batch in enumerate(out, start):
-            self._compare(number, batch)
-
-    def gather_into(self, records: npt.NDArray[np.int64], out: TokenArray) -> None:
-        gather_from_batches(self.read, self._meta, records, out)
-
-    def read_private(self, index: int) -> npt.NDArray[Any]:
-        tokens = self._source.read_private(index)
-        self._compare(index, tokens)
-        return tokens
-
-    def is_cached(self, index: int) -> bool:
-        return self._source.is_cached(index)
-
-    def will_need(self, index: int, count: int = 1) -> None:
-        self._source.will_need(index, count)
-
-    def close(self) -> None:
-        self._source.close()
-
-    def _compare(self, index: int, tokens: TokenArray) -> None:
-        found, expected = zlib.crc32(np.ascontiguousarray(tokens)), int(self._crc32[index])
-        if found != expected:
-            raise ChecksumError(
-                f"{self._path}: batch {index:,}: expected crc32 {expected:08x}, found {found:08x}",
-                remedy=Remedy.VERIFY,
-                at=self._path,
-            )
 
 
 def gather_from_batches(

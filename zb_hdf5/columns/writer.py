@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 #: How much is written before the disk is told to begin with it.
 WRITE_BACK_BYTES: Final = 32 << 20
+#: Groups that are committed while their sha256 is still to come.
+GROUPS_BEHIND: Final = 3
 
 
 #: The values of fields: an array for each name, or one structured array.
@@ -114,6 +117,15 @@ class BatchWriter(ABC):
         OSError
             If the disk is full or fails; committed batches stay committed.
         """
+
+    def append(self, batches: npt.ArrayLike, fields: FieldArrays | None = None) -> Callable[[], None]:
+        """Append batches as `write` does, and return before all of them are digested.
+
+        They are committed on return, and must stay unchanged until the function that is returned has been called: it
+        waits for the digests. So one group is hashed while the next is written.
+        """
+        self.write(batches, fields)
+        return _nothing_to_wait_for
 
     @abstractmethod
     def write_from(self, reader: BatchReader, start: int, count: int) -> int:
@@ -211,6 +223,7 @@ class FileWriter(BatchWriter):
         self._open = True
         self._file = PartialFile(path, overwrite=overwrite)
         self._digest = TokenDigest(known_sha256)
+        self._behind: deque[PendingDigest] = deque()
         try:
             self._begin()
         except BaseException:
@@ -219,6 +232,18 @@ class FileWriter(BatchWriter):
 
     def write(self, batches: npt.ArrayLike, fields: FieldArrays | None = None) -> None:
         """Append batches. See `BatchWriter.write`."""
+        self.append(batches, fields)()
+
+    def append(self, batches: npt.ArrayLike, fields: FieldArrays | None = None) -> Callable[[], None]:
+        """Append batches before they are digested. See `BatchWriter.append`."""
+        try:
+            self._append_groups(batches, fields)
+        except BaseException:
+            self._wait_for_digests(0)  # the caller may now change or free the batches
+            raise
+        return self._behind[-1].wait if self._behind else _nothing_to_wait_for
+
+    def _append_groups(self, batches: npt.ArrayLike, fields: FieldArrays | None) -> None:
         self._require_open()
         path = self._file.path
         tokens, values = as_batches(batches, fields, self.meta, path)
@@ -226,13 +251,17 @@ class FileWriter(BatchWriter):
         for start in range(0, len(tokens), group):
             stored = as_stored(tokens[start : start + group], self.meta, f"{path} (batch {self.num_batches:,})")
             digest = self._digest.submit(stored)
-            try:
-                with disk_errors(self._file.partial_path):
-                    if values:
-                        self._write_fields({name: v[start : start + group] for name, v in values.items()}, len(stored))
-                    self._append(stored, digest)
-            finally:
-                digest.result()  # also after a failure: the caller may then change or free the batches
+            self._behind.append(digest)
+            with disk_errors(self._file.partial_path):
+                if values:
+                    self._write_fields({name: v[start : start + group] for name, v in values.items()}, len(stored))
+                self._append(stored, digest)
+            self._wait_for_digests(GROUPS_BEHIND)
+
+    def _wait_for_digests(self, behind: int) -> None:
+        """Wait until no more groups than this are still to be digested."""
+        while len(self._behind) > behind:
+            self._behind.popleft().wait()
 
     def write_from(self, reader: BatchReader, start: int, count: int) -> int:
         """Append batches of a reader, copied by the kernel. See `BatchWriter.write_from`."""
@@ -268,6 +297,7 @@ class FileWriter(BatchWriter):
                     if pending:  # while one group is digested, the next is copied
                         digested, pending = pending, None
                         self._commit(digested[0], digested[1].result())
+                        digested[1].wait()  # before its buffer is filled again
                     pending = stored, self._digest.submit(stored)
             finally:
                 if pending:
@@ -398,6 +428,10 @@ class FileWriter(BatchWriter):
     @abstractmethod
     def _release(self) -> None:
         """Close everything but the partial's descriptor, without completing."""
+
+
+def _nothing_to_wait_for() -> None:
+    """Return at once: all is digested."""
 
 
 def as_batches(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -136,13 +137,17 @@ class WriterWithFields(BatchWriter):
         return self._tokens.max_token
 
     def write(self, batches: npt.ArrayLike, fields: FieldArrays | None = None) -> None:
+        """Append batches. See `BatchWriter.write`."""
+        self.append(batches, fields)()
+
+    def append(self, batches: npt.ArrayLike, fields: FieldArrays | None = None) -> Callable[[], None]:
         """Append batches: the values of their fields first, so that no batch is without them."""
         self._require_equal()
         tokens, values = as_batches(batches, fields, self.meta, self._path)
         stored = as_stored(tokens, self.meta, f"{self._path} (batch {self.num_batches:,})")
         if len(stored):
             self._fields.write(values, len(stored))
-            self._tokens.write(stored)
+        return self._tokens.append(stored)
 
     def _require_equal(self) -> None:
         self._tokens._require_open()

@@ -8,7 +8,6 @@ reached the disk. Of a stream these are whole documents.
 from __future__ import annotations
 
 import hashlib
-import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,9 +20,10 @@ import numpy.typing as npt
 
 from zb_hdf5.columns.broken import BrokenFile
 from zb_hdf5.columns.reader import GROUP_BYTES, BatchReader
+from zb_hdf5.core.digests import crc32_of
 from zb_hdf5.errors import ArgumentError, ChecksumError, ConvertError, FormatError, IncompleteError, ZbError
+from zb_hdf5.formats.document_file import DocumentFile, documents_path
 from zb_hdf5.formats.document_writer import write_documents_beside
-from zb_hdf5.formats.documents import DocumentFile, documents_path
 from zb_hdf5.formats.hdf5.stream_reader import HDF5StreamReader
 from zb_hdf5.formats.pieces import PiecesFile, PiecesWriter, pieces_path
 from zb_hdf5.formats.registry import BACKENDS, backend_of_suffix, open_chunks
@@ -85,7 +85,7 @@ class _Chunks:
 
 def _crc32(reader: BatchReader, number: int, chunk: TokenArray) -> int:
     """Return the crc32 of a chunk: of its tokens, without what fills up the last one of a stream."""
-    return zlib.crc32(_tokens_of(reader, number, chunk))
+    return crc32_of(_tokens_of(reader, number, chunk))
 
 
 def _tokens_of(reader: BatchReader, number: int, chunk: TokenArray) -> TokenArray:

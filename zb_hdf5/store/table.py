@@ -7,7 +7,6 @@ asks for it.
 from __future__ import annotations
 
 import os
-import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -18,7 +17,9 @@ import numpy.typing as npt
 
 from zb_hdf5.columns.codecs import CompressedTokens
 from zb_hdf5.columns.writer import FieldDigest, ShardInfo
+from zb_hdf5.core.digests import crc32_of
 from zb_hdf5.core.extents import Extents, Run
+from zb_hdf5.core.paths import any_path
 from zb_hdf5.core.publishing import partial_path
 from zb_hdf5.errors import FormatError, Remedy
 from zb_hdf5.spec import (
@@ -106,7 +107,7 @@ class ShardEntry:
         known = info.document_count if document_count is None else document_count
         return cls(
             info.path.name, info.backend, info.path.stat().st_size, info.num_batches, info.token_count, info.sha256,
-            zlib.crc32(info.crc32), NOT_KNOWN if known is None else known, split, columns=info.columns,
+            crc32_of(info.crc32), NOT_KNOWN if known is None else known, split, columns=info.columns,
             fields=info.fields, compressed=info.compressed,
         )  # fmt: skip
 
@@ -126,7 +127,7 @@ class ShardEntry:
 
     def file(self, folder: str | os.PathLike[str]) -> Path:
         """Return where its bytes are now: a growing shard's are in its `.partial` until it is published."""
-        path = Path(folder) / self.path
+        path = any_path(folder) / self.path
         growing = not self.complete and partial_path(path).exists()
         return partial_path(path) if growing else path
 

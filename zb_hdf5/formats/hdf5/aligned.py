@@ -1,9 +1,9 @@
 """A growing HDF5 file of aligned columns: one chunk of each column for each batch, under one commit marker.
 
 Every rule here was paid for with an experiment: all objects and attributes exist before SWMR starts and are only
-modified after; data goes through `write_direct_chunk` (dirty data in HDF5's chunk cache turns a full disk into a
-segmentation fault); all datasets are extended, and room is reserved, before the data are written, so that a commit
-modifies the attributes of one dataset only; `file.flush()`, never the dataset's own, brings the superblock along.
+modified after; data goes past HDF5's chunk cache (dirty data in it turns a full disk into a segmentation fault); all
+datasets are extended, and room is reserved, before the data are written, so that a commit modifies the attributes of one
+dataset only; `file.flush()`, never the dataset's own, brings the superblock along.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import repeat
 from typing import Any, Final, NamedTuple
@@ -22,7 +21,7 @@ import numpy.typing as npt
 
 from zb_hdf5.columns.codecs import CompressedTokens, Encoder, require_codec
 from zb_hdf5.columns.writer import Columns, FieldDigest
-from zb_hdf5.core.digests import batch_crc32s, crc32_array
+from zb_hdf5.core.digests import batch_crc32s, crc32_array, crc32_of
 from zb_hdf5.core.publishing import PartialFile
 from zb_hdf5.errors import ConvertError, Remedy
 from zb_hdf5.formats.hdf5.file import chunk_runs, chunk_table, create_for_swmr
@@ -69,7 +68,7 @@ class Rows:
     def append(self, rows: npt.NDArray[Any]) -> None:
         """Write `rows` behind those that are there; there is room for them."""
         chunk_rows = len(self._tail)
-        self.crc32 = zlib.crc32(np.ascontiguousarray(rows, self._tail.dtype), self.crc32)
+        self.crc32 = crc32_of(np.ascontiguousarray(rows, self._tail.dtype), self.crc32)
         while len(rows):
             within = self.count % chunk_rows
             taken = rows[: chunk_rows - within]
@@ -225,6 +224,8 @@ class AlignedFile:
             table.append(np.zeros(1, table.stored.dtype))
         h5.flush()
         h5.swmr_mode = True
+        # opening them for each commit would take most of its time; SWMR cannot begin while one is open
+        self._marker = {name: h5py.h5a.open(self.main.stored.id, name.encode()) for name in self._attributes}
 
     @contextlib.contextmanager
     def hdf5(self) -> Iterator[None]:
@@ -284,6 +285,14 @@ class AlignedFile:
                 for column in self._columns:
                     column.stored.resize(rows, axis=0)
 
+    def write(self, first: int, chunks: npt.NDArray[Any]) -> None:
+        """Write whole chunks of the main column to their places: past HDF5, unless they are compressed."""
+        if isinstance(self.room, LooseRoom):
+            with self.hdf5():
+                self.main.write(first, chunks)
+        else:
+            self.room.write(first, chunks)
+
     def commit(self, crc32: list[int], **attributes: int | bytes) -> None:
         """Make the chunks that were written since part of the file; `crc32` are those of the main column."""
         with self.hdf5():
@@ -299,7 +308,7 @@ class AlignedFile:
         """Change attributes of the main dataset, and flush."""
         with self.hdf5():
             for name, value in attributes.items():
-                self.main.stored.attrs.modify(name, np.array(value, dtype=self._attributes[name][0]))
+                self._marker[name].write(np.array(value, dtype=self._attributes[name][0]))
             self._h5.flush()
         if self._durable:
             os.fdatasync(self._file.fd)

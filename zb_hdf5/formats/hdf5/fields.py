@@ -12,8 +12,10 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
+from zb_hdf5.columns.checked import Crc32Rows
 from zb_hdf5.columns.reader import BatchReader, require_options
-from zb_hdf5.columns.source import BatchSource, CheckedSource
+from zb_hdf5.columns.source import BatchSource
+from zb_hdf5.core.paths import any_path
 from zb_hdf5.errors import ArgumentError, FormatError, UnverifiableError
 from zb_hdf5.field import Field
 from zb_hdf5.formats.hdf5.file import (
@@ -30,7 +32,7 @@ from zb_hdf5.formats.hdf5.file import (
     require_version,
     text_of,
 )
-from zb_hdf5.formats.hdf5.source import H5pySource, open_source
+from zb_hdf5.formats.hdf5.source import H5pySource, crc32_rows_of, open_source
 from zb_hdf5.spec import (
     BATCHES,
     BATCHES_LAYOUT,
@@ -72,9 +74,9 @@ class HDF5FieldReader(BatchReader):
     backend = "hdf5"
     _source: BatchSource
 
-    def __init__(self, path: str | os.PathLike[str], name: str, *, access: str = "auto", verify: str = "none") -> None:
+    def __init__(self, path: str | os.PathLike[str], name: str, *, access: str = "auto", verify: str = "auto") -> None:
         require_options(access, verify)
-        path = Path(path)
+        path = any_path(path)
         column = field_column(name)
         with h5_damage(path), open_h5_for_reading(path) as h5:
             tokens = tokens_in(h5, path)
@@ -98,13 +100,10 @@ class HDF5FieldReader(BatchReader):
         if not self.complete and isinstance(source, H5pySource):
             source.dataset()  # opens the file now: once it is published, its partial's name is gone
             self.refresh()
-        if verify == "batch":
-            crc32 = self.stored_crc32()
-            if crc32 is None:
-                raise UnverifiableError(f"{path}: field {name}: verify='batch' needs its digests, but {obstacle}")
-            self._source = CheckedSource(source, meta, crc32, path)
-        elif verify == "store":
-            self.require_digests()
+        if self.complete:
+            self.check_reads(verify)
+        elif verify in ("batch", "store"):
+            raise UnverifiableError(f"{path}: field {name}: verify={verify!r} needs its digests, but {obstacle}")
 
     @property
     def token_count(self) -> int:
@@ -115,6 +114,9 @@ class HDF5FieldReader(BatchReader):
         """Return the crc32 of each batch of values."""
         with h5_damage(self.path), open_h5_for_reading(self.path, self.identity) as h5:
             return read_crc32(h5, self.path, self.num_batches, crc32_column(self.meta.column))
+
+    def crc32_rows(self) -> Crc32Rows:
+        return crc32_rows_of(self, crc32_column(self.meta.column), self.identity)
 
     def refresh(self) -> int:
         """Show the batches that a live writer has committed since; return `num_batches`. A stream stays as it is."""
@@ -212,6 +214,5 @@ def attach_fields(reader: BatchReader, beside: Path) -> None:
     reader.meta = replace(reader.meta, fields=found.meta.fields)
     plain = found.complete and reader.access in ("mmap", "pread")  # a growing file is read by the library
     options: dict[str, Any] = {"access": reader.access if plain else "auto"}
-    if isinstance(reader._source, CheckedSource):
-        options["verify"] = "batch"
+    options["verify"] = reader.verify if reader.verify in ("auto", "batch") and found.complete else "none"
     reader._open_field = partial(HDF5FieldReader, beside, **options)

@@ -6,6 +6,7 @@ import contextlib
 import os
 import warnings
 from collections.abc import Iterator
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -15,11 +16,22 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5 import __version__
+from zb_hdf5.columns.checked import Crc32Rows
 from zb_hdf5.columns.codecs import CompressedTokens, require_codec
 from zb_hdf5.columns.decoded import CodedChunks
 from zb_hdf5.core.extents import Extents, Run
-from zb_hdf5.core.files import Identity, identity_of, regular, require_bytes, require_identity, require_regular
+from zb_hdf5.core.files import (
+    Handle,
+    Identity,
+    identity_of,
+    open_file,
+    require_bytes,
+    require_identity,
+    require_regular,
+)
 from zb_hdf5.core.locks import NO_LOCKS
+from zb_hdf5.core.objects import ObjectFile
+from zb_hdf5.core.paths import RemotePath
 from zb_hdf5.errors import FormatError, IncompleteError, UnavailableError, ZbError
 from zb_hdf5.spec import (
     BATCHES,
@@ -52,6 +64,8 @@ def open_h5(path: Path | str, mode: str = "r", **options: Any) -> h5py.File:
     IncompleteError, FormatError
         If HDF5 finds the file truncated, or cannot read it at all.
     """
+    if isinstance(path, RemotePath):
+        return _RemoteFile(path.open_object())
     if mode == "r":
         require_regular(os.stat(path).st_mode, path)  # HDF5 would wait for ever for the other end of a FIFO
     try:
@@ -61,6 +75,22 @@ def open_h5(path: Path | str, mode: str = "r", **options: Any) -> h5py.File:
             warnings.warn(f"{path}: this file system has no file locks; opening without them", stacklevel=2)
             return h5py.File(path, mode, locking=False, **options)
         raise _translate(error, path) from error
+
+
+class _RemoteFile(h5py.File):  # type: ignore[misc]
+    """An object, of which HDF5 reads blocks."""
+
+    def __init__(self, file: ObjectFile) -> None:
+        self.source = file.source
+        try:
+            super().__init__(file, "r")
+        except OSError as error:
+            raise _translate(error, self.source.name) from error
+
+
+def handle_of_h5(h5: h5py.File) -> Handle:
+    """Return what tells the size and identity of an open file."""
+    return h5.source if isinstance(h5, _RemoteFile) else h5.id.get_vfd_handle()
 
 
 def open_h5_for_reading(path: Path, identity: Identity | None = None) -> h5py.File:
@@ -84,7 +114,7 @@ def open_h5_for_reading(path: Path, identity: Identity | None = None) -> h5py.Fi
         h5 = open_h5(path, swmr=True)
     if identity is not None:
         try:
-            require_identity(h5.id.get_vfd_handle(), identity, path)
+            require_identity(handle_of_h5(h5), identity, path)
         except BaseException:
             h5.close()
             raise
@@ -93,7 +123,7 @@ def open_h5_for_reading(path: Path, identity: Identity | None = None) -> h5py.Fi
 
 def h5_identity(h5: h5py.File, *, growing: bool) -> Identity:
     """Return what tells an open file from another one that has its name later."""
-    return identity_of(h5.id.get_vfd_handle(), growing=growing)
+    return identity_of(handle_of_h5(h5), growing=growing)
 
 
 def require_version(h5: h5py.File, expected: int, path: Path) -> None:
@@ -111,7 +141,7 @@ def require_stored(claimed_bytes: int, h5: h5py.File, stored: h5py.Dataset, path
     """
     filtered = stored.id.get_create_plist().get_nfilters() > 0
     claimed = claimed_bytes // FILTER_RATIO if filtered else claimed_bytes
-    require_bytes(claimed, h5.id.get_vfd_handle(), path, f"{stored.name}")
+    require_bytes(claimed, handle_of_h5(h5), path, f"{stored.name}")
 
 
 @contextlib.contextmanager
@@ -319,7 +349,12 @@ def column_runs(h5: h5py.File, path: Path, column: str, places: Places | None) -
 
 
 def read_crc32(h5: h5py.File, path: Path, num_batches: int, name: str = CRC32) -> npt.NDArray[np.uint32]:
-    """Return the stored crc32 of each batch of a column.
+    """Return the stored crc32 of each batch of a column. Raises as `require_crc32`."""
+    return np.asarray(require_crc32(h5, path, num_batches, name)[:num_batches], dtype="<u4")
+
+
+def require_crc32(h5: h5py.File, path: Path, num_batches: int, name: str = CRC32) -> h5py.Dataset:
+    """Return the dataset of the crc32 of each batch of a column.
 
     Raises
     ------
@@ -330,7 +365,22 @@ def read_crc32(h5: h5py.File, path: Path, num_batches: int, name: str = CRC32) -
     if stored is None or stored.ndim != 1 or len(stored) < num_batches:
         raise FormatError(f"{path}: expected a dataset {name!r} of {num_batches:,} rows, found {stored!r}")
     require_stored(num_batches * stored.dtype.itemsize, h5, stored, path)
-    return np.asarray(stored[:num_batches], dtype="<u4")
+    return stored
+
+
+def rows_by_library(path: Path, num_batches: int, identity: Identity, name: str = CRC32) -> Crc32Rows:
+    """Return the crc32 of each batch of a column that only HDF5 can find, read when they are needed.
+
+    Raises `FormatError`, when it reads, if there is no crc32 for each of them.
+    """
+    return Crc32Rows(num_batches, partial(_read_by_library, path, num_batches, identity, name))
+
+
+def _read_by_library(
+    path: Path, num_batches: int, identity: Identity, name: str, start: int, out: npt.NDArray[np.uint32]
+) -> None:
+    with h5_damage(path), open_h5_for_reading(path, identity) as h5:
+        out[...] = read_crc32(h5, path, num_batches, name)[start : start + len(out)]
 
 
 def text_of(value: object) -> object:
@@ -354,7 +404,7 @@ def crc32_runs(rows: h5py.Dataset | None) -> tuple[Run, ...]:
 
 def is_marked_open(path: Path) -> bool:
     """Return whether the superblock says that a writer has the file open (or was killed). Byte 11 of version 3."""
-    with open(path, "rb", opener=regular) as file:
+    with open_file(path) as file:
         superblock = file.read(12)
     return len(superblock) == 12 and superblock[8] == 3 and superblock[11] != 0
 

@@ -15,10 +15,12 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
+from zb_hdf5.columns.checked import Crc32Rows
 from zb_hdf5.columns.reader import BatchReader, require_options
-from zb_hdf5.columns.source import BatchSource, CheckedSource
+from zb_hdf5.columns.source import BatchSource
 from zb_hdf5.columns.writer import Columns
 from zb_hdf5.core.extents import Extents, Run
+from zb_hdf5.core.paths import any_path
 from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError, Remedy, UnverifiableError
 from zb_hdf5.formats.documents import DocumentsBeside
 from zb_hdf5.formats.hdf5.fields import HDF5FieldReader, fields_in
@@ -35,12 +37,13 @@ from zb_hdf5.formats.hdf5.file import (
     own_dataset,
     plain_extents,
     read_crc32,
+    require_crc32,
     require_stored,
     require_version,
     text_of,
 )
-from zb_hdf5.formats.hdf5.source import H5pySource, open_source
-from zb_hdf5.formats.sidecar import crc32_path, no_crc32_file, read_crc32_file
+from zb_hdf5.formats.hdf5.source import H5pySource, crc32_rows_of, open_source
+from zb_hdf5.formats.sidecar import crc32_path, no_crc32_file, read_crc32_file, sidecar_rows
 from zb_hdf5.spec import (
     BATCHES,
     CODE_BY_DTYPE,
@@ -70,7 +73,7 @@ class HDF5BatchReader(BatchReader):
         "mmap" and "pread" use the extents of the chunks and need a published, unfiltered file; "h5py" reads anything;
         "auto" takes extents where it can.
     verify
-        "batch": compare each batch with its stored crc32 when it is read. "store": check every digest first.
+        As for `open_reader`. What still grows is not checked.
     dataset
         Name of a 3-D integer dataset of another origin, read through h5py; an id that does not fit uint32 is an error
         when it is met.
@@ -99,35 +102,32 @@ class HDF5BatchReader(BatchReader):
         path: str | os.PathLike[str],
         *,
         access: str = "auto",
-        verify: str = "none",
+        verify: str = "auto",
         dataset: str | None = None,
     ) -> None:
         require_options(access, verify)
-        path = Path(path)
+        path = any_path(path)
         with h5_damage(path), open_h5_for_reading(path) as h5:
             found = _inspect_store(h5, path) if dataset is None else _inspect_foreign(h5, path, dataset)
             self._identity = h5_identity(h5, growing=not found.complete)
-            if verify != "none" and not found.complete:
+            if verify in ("batch", "store") and not found.complete:
                 raise UnverifiableError(f"{path}: verify={verify!r} needs all of its digests, but {found.obstacle}")
-            if verify != "none" and dataset is not None:
+            if verify in ("batch", "store") and dataset is not None:
                 raise UnverifiableError(f"{path}: cannot be verified: {_FOREIGN}")
-            crc32 = _required_crc32(h5, path, found) if verify == "batch" else None
+            if verify == "batch" and not found.is_face:
+                require_crc32(h5, path, found.num_batches)
         source = open_source(path, dataset or BATCHES, found.meta, found.places, found.obstacle, access, self._identity)
         super().__init__(path, found.meta, found.num_batches, source)
-        self._foreign, self._is_face = dataset is not None, found.is_face
+        self._foreign, self._is_face, self._has_crc32 = dataset is not None, found.is_face, found.has_crc32
         self.complete, self.sha256, self.columns = found.complete, found.sha256, found.columns
         self.extents, self.compressed = plain_extents(found.places), compressed_tokens(found.places)
-        self._open_field = partial(
-            HDF5FieldReader, path, access=access, verify="batch" if verify == "batch" else "none"
-        )
+        self._open_field = partial(HDF5FieldReader, path, access=access, verify="none" if verify == "store" else verify)
         if self.complete and dataset is None:
             self._beside = DocumentsBeside(path, self.num_records, self.seq_len, self.sha256)
         if not self.complete:
             self.refresh()  # opens the file now: once it is published, its partial's name is gone
-        if crc32 is not None:
-            self._source = CheckedSource(source, found.meta, crc32, path)
-        elif verify == "store":
-            self.require_digests()
+        if self.complete:
+            self.check_reads(verify)
 
     def stored_crc32(self) -> npt.NDArray[np.uint32] | None:
         """Return the rows of the dataset `crc32`, or of the file beside a stamped `.batch`, or None."""
@@ -143,6 +143,13 @@ class HDF5BatchReader(BatchReader):
             if self.complete and rows != self.num_batches:
                 raise IncompleteError(f"{self.path}: expected {rows:,} batches, found {self.num_batches:,}")
             return crc32
+
+    def crc32_rows(self) -> Crc32Rows | None:
+        if self._is_face:
+            return sidecar_rows(self.path, self.num_batches) if crc32_path(self.path).exists() else None
+        if self._foreign or not self._has_crc32:
+            return None
+        return crc32_rows_of(self, CRC32, self._identity)
 
     def missing_digests(self) -> str:
         if self._foreign:
@@ -168,6 +175,7 @@ class _Layout(NamedTuple):
     places: Places | None  # of the chunks
     obstacle: str  # why there are no plain extents, or no digests
     is_face: bool = False  # of a stamped `.batch` file, which has no digests of its own
+    has_crc32: bool = False
     columns: Columns = {}  # noqa: RUF012 - nobody changes it
 
 
@@ -192,9 +200,13 @@ def _inspect_store(h5: h5py.File, path: Path) -> _Layout:
     if not state.complete:
         return _Layout(meta, state.num_batches, False, None, None, "its writer has not finished")
     places, obstacle = _chunk_places(stored, meta, state.num_batches, path)
-    is_face = h5.userblock_size == USER_BLOCK_BYTES and own_dataset(h5, path, CRC32) is None
+    rows = own_dataset(h5, path, CRC32)
+    is_face = h5.userblock_size == USER_BLOCK_BYTES and rows is None
     columns = column_runs(h5, path, BATCHES, places)
-    return _Layout(meta, state.num_batches, True, state.sha256, places, obstacle, is_face, columns)
+    if rows is not None and len(rows) < state.num_batches:
+        columns.pop(CRC32, None)  # whoever needs them is told
+    found = _Layout(meta, state.num_batches, True, state.sha256, places, obstacle)
+    return found._replace(is_face=is_face, has_crc32=rows is not None, columns=columns)
 
 
 def _meta(h5: h5py.File, stored: h5py.Dataset, path: Path) -> StoreMeta:
@@ -253,7 +265,3 @@ def _chunk_places(stored: h5py.Dataset, meta: StoreMeta, num_batches: int, path:
     if (batches, tokens) != (1, meta.seq_len) or rows < meta.batch_size:
         return None, f"its chunks are {stored.chunks}, not one batch {(1, *meta.shape)}"
     return chunk_places(stored, meta.batch_bytes, num_batches, path)
-
-
-def _required_crc32(h5: h5py.File, path: Path, found: _Layout) -> npt.NDArray[np.uint32]:
-    return read_crc32_file(path, found.num_batches) if found.is_face else read_crc32(h5, path, found.num_batches)

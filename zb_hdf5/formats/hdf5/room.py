@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import h5py
 import numpy as np
+import numpy.typing as npt
 
 from zb_hdf5.core.publishing import write_fully
 from zb_hdf5.formats.hdf5.file import chunk_offsets
@@ -154,6 +155,17 @@ class Room:
         """
         begin, last = self._places[-1].offsets[[first, first + count - 1]].tolist()
         return begin if last - begin == (count - 1) * slot_bytes else None
+
+    def write(self, first: int, chunks: npt.NDArray[Any]) -> None:
+        """Write chunks of the last dataset to their places, from number `first` on, all that lie together at once.
+
+        HDF5 would write them one by one, and hold the interpreter lock meanwhile; it keeps no sizes of such chunks.
+        """
+        places = self._places[-1]
+        offsets = places.offsets[first : first + len(chunks)]
+        cuts = [0, *(np.flatnonzero(np.diff(offsets) != places.chunk_bytes) + 1).tolist()]
+        for start, stop in zip(cuts, [*cuts[1:], len(chunks)], strict=True):
+            write_fully(self._fd, chunks[start:stop], int(offsets[start]))
 
     def cut_off(self, num_chunks: int) -> None:
         """Give back what lies behind the first chunks; the file is closed. HDF5 itself frees nothing in SWMR mode."""

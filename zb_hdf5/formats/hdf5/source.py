@@ -11,13 +11,23 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
+from zb_hdf5.columns.checked import Crc32Rows
 from zb_hdf5.columns.decoded import CodedChunks, DecodedSource
-from zb_hdf5.columns.ranges import FileRanges
+from zb_hdf5.columns.ranges import RangeSource, open_extents, open_ranges
+from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.columns.source import CopyingSource, gather_from_batches
 from zb_hdf5.core.extents import ExtentFile, Extents
-from zb_hdf5.core.files import Identity
+from zb_hdf5.core.files import Handle, Identity, size_of
 from zb_hdf5.errors import BackendError, FormatError, IncompleteError, Remedy, UnavailableError
-from zb_hdf5.formats.hdf5.file import Places, h5_damage, lacking_filters, load_filters, open_h5_for_reading
+from zb_hdf5.formats.hdf5.file import (
+    Places,
+    h5_damage,
+    handle_of_h5,
+    lacking_filters,
+    load_filters,
+    open_h5_for_reading,
+    rows_by_library,
+)
 from zb_hdf5.spec import BATCHES_ATTRIBUTES, BATCHES_LAYOUT, NO_SHA256, StoreMeta, TokenArray, as_stored, is_sha256
 
 
@@ -30,7 +40,7 @@ class WriterState(NamedTuple):
 
 
 #: What reads the chunks of one HDF5 file.
-FileSource: TypeAlias = "ExtentFile | DecodedSource | H5pySource"
+FileSource: TypeAlias = "ExtentFile | RangeSource | DecodedSource | H5pySource"
 
 
 def open_source(
@@ -60,13 +70,21 @@ def open_source(
         If the library of their codec is not installed.
     """
     if isinstance(places, Extents) and access != "h5py":
-        return ExtentFile(path, places, meta.shape, meta.dtype, access, identity)
+        return open_extents(path, places, meta, access, identity)
     if isinstance(places, CodedChunks) and access in ("auto", "pread"):
-        return DecodedSource(FileRanges(path, identity), places, meta, "pread", identity)
+        return DecodedSource(open_ranges(path, identity), places, meta, "pread", identity)
     if access in ("mmap", "pread"):
         others = "'h5py' or 'auto'" if places is None else "'pread', 'h5py' or 'auto'"
         raise BackendError(f"{path}: access={access!r} needs plain extents, but {obstacle}; use access={others}")
     return H5pySource(path, dataset, meta, identity, marker)
+
+
+def crc32_rows_of(reader: BatchReader, name: str, identity: Identity) -> Crc32Rows:
+    """Return the rows of crc32 of a column from the places that its reader knows, else through HDF5."""
+    source, runs = reader._source, reader.columns.get(name)
+    if runs and isinstance(source, ExtentFile | RangeSource | DecodedSource):
+        return Crc32Rows.placed(reader.num_batches, source, runs)
+    return rows_by_library(reader.path, reader.num_batches, identity, name)
 
 
 class H5pySource(CopyingSource):
@@ -95,7 +113,8 @@ class H5pySource(CopyingSource):
         self._h5: h5py.File = None
         self._stored: h5py.Dataset = None
         self._direct = False
-        self._fd, self._size = -1, 0
+        self._handle: Handle = -1
+        self._size = 0
 
     def dataset(self) -> h5py.Dataset:
         """Return the dataset, opened in this process."""
@@ -114,9 +133,9 @@ class H5pySource(CopyingSource):
                 plain = stored.chunks == (self._rows, *stored.shape[1:])
                 plain = plain and not stored.id.get_create_plist().get_nfilters()
                 self._direct = plain and stored.dtype == self._meta.dtype
-                self._fd = self._h5.id.get_vfd_handle()
+                self._handle = handle_of_h5(self._h5)
                 # a live file may end up shorter: its writer gives back the room that it had reserved
-                self._size = 0 if self._h5.swmr_mode else os.fstat(self._fd).st_size
+                self._size = 0 if self._h5.swmr_mode else size_of(self._handle)
                 self._pid = os.getpid()
         return self._stored
 
@@ -144,7 +163,13 @@ class H5pySource(CopyingSource):
 
     def _check_size(self) -> None:
         """Refuse a file that has become shorter: HDF5 returns zeros for missing bytes."""
-        size = os.fstat(self._fd).st_size
+        try:
+            size = size_of(self._handle)
+        except OSError as error:
+            raise UnavailableError(
+                f"{self._path}: the file system has lost the open file: {error.strerror}; if another node renamed it, "
+                "follow a growing store on the node of its writer, or on a parallel file system"
+            ) from error
         if size < self._size:
             raise IncompleteError(
                 f"{self._path}: expected at least {self._size:,} bytes, found {size:,}: the file was cut short; "

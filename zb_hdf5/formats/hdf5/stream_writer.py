@@ -21,11 +21,11 @@ from zb_hdf5.core.documents import id_bytes, metadata_bytes
 from zb_hdf5.core.publishing import PartialFile, disk_errors
 from zb_hdf5.errors import ArgumentError, ClosedError, ConvertError
 from zb_hdf5.field import Fields, parse_fields
-from zb_hdf5.formats.codecs import Encode, encoder
+from zb_hdf5.formats.document_file import DocumentRows, documents_path
 from zb_hdf5.formats.document_writer import DocumentsWriter, encoded_spans
-from zb_hdf5.formats.documents import DocumentRows, documents_path
 from zb_hdf5.formats.hdf5.aligned import AlignedFile, ColumnSpec, Rows, field_specs
 from zb_hdf5.formats.hdf5.file import CREATOR, create_texts
+from zb_hdf5.formats.span_values import Encode, encoder
 from zb_hdf5.spec import (
     DEFAULT_CHUNK_TOKENS,
     DOC_OFFSETS,
@@ -319,8 +319,8 @@ class HDF5ShardWriter:
             with disk_errors(self._file.partial_path):
                 self._append(np.concatenate([*self._ends, np.empty(0, "<u8")]), pending)
         finally:
-            group = pending.result()  # also after a failure: the buffer may then change
-        self._digest.accept(group)
+            pending.wait()  # also after a failure: the buffer may then change
+        self._digest.accept(pending.result())
 
     def _append(self, ends: npt.NDArray[np.uint64], pending: PendingDigest) -> None:
         file, stop = self._aligned, self._committed + self._buffered

@@ -71,8 +71,7 @@ class HDF5BatchWriter(FileWriter):
 
     def _append(self, batches: TokenArray, digest: PendingDigest) -> None:
         self._make_room(self.num_batches + len(batches))
-        with self._aligned.hdf5():
-            self._aligned.main.write(self.num_batches, batches)
+        self._aligned.write(self.num_batches, batches)
         self._commit(batches, digest.result())
 
     def _room_for(self, first: int, count: int) -> int | None:

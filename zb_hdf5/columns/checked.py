@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.columns.ranges import Ranges
+from zb_hdf5.columns.ranges import ReadsRanges
 from zb_hdf5.columns.source import BatchSource, CopyingSource, gather_from_batches
 from zb_hdf5.core.digests import crc32_of
 from zb_hdf5.core.extents import ExtentFile, Extents, Run
@@ -57,7 +57,7 @@ class Crc32Rows:
         self.blocks: dict[int, array[int]] = {}
 
     @classmethod
-    def placed(cls, num_rows: int, ranges: Ranges, runs: tuple[Run, ...]) -> Crc32Rows:
+    def placed(cls, num_rows: int, ranges: ReadsRanges, runs: tuple[Run, ...]) -> Crc32Rows:
         """Return the rows that lie in chunks of a file."""
         return cls(num_rows, partial(_read_placed, ranges, runs))
 
@@ -131,7 +131,7 @@ _KEPT: Final = _KeptBlocks()
 os.register_at_fork(after_in_child=_KEPT.renew)
 
 
-def _read_placed(ranges: Ranges, runs: tuple[Run, ...], start: int, out: npt.NDArray[np.uint32]) -> None:
+def _read_placed(ranges: ReadsRanges, runs: tuple[Run, ...], start: int, out: npt.NDArray[np.uint32]) -> None:
     """Read rows from the chunks that they lie in: those that follow each other at once."""
     extents = Extents(list(runs), 4 * CRC32_CHUNK_ROWS)
     parts: list[tuple[int, npt.NDArray[Any]]] = []
@@ -178,7 +178,8 @@ class CheckedSource(CopyingSource):
     def _bind(self) -> None:
         """Take from the source what passes by without a check."""
         self._blocks, source = self._rows.blocks, self.unchecked
-        self.access, self.gather_into = source.access, source.gather_into
+        self.access, self.wants_threads = source.access, source.wants_threads
+        self.in_flight, self.gather_into = getattr(source, "in_flight", None), source.gather_into
         if isinstance(source, ExtentFile) and source.maps:
             self.read, self.read_private = source.read, source.read_private  # type: ignore[method-assign]
 
@@ -230,7 +231,9 @@ class StrictSource(CheckedSource):
     """Compares every read: views too, and records, for which it reads the whole chunks that they lie in."""
 
     def _bind(self) -> None:
-        self._blocks, self.access = self._rows.blocks, self.unchecked.access
+        self._blocks, source = self._rows.blocks, self.unchecked
+        self.access, self.wants_threads = source.access, source.wants_threads
+        self.in_flight = getattr(source, "in_flight", None)
 
     def read(self, index: int) -> TokenArray:
         tokens = self.unchecked.read(index)
@@ -244,7 +247,7 @@ class StrictSource(CheckedSource):
 
     def gather_into(self, records: npt.NDArray[np.int64], out: TokenArray) -> None:
         """Fill `out`, shape `(count, L)`, with records of L tokens."""
-        gather_from_batches(self, self._meta, records, out)
+        gather_from_batches(self.read, self._meta, records, out)
 
 
 def checked(

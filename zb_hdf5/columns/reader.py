@@ -23,6 +23,7 @@ from zb_hdf5.spec import StoreMeta, TokenArray, content_fingerprint, signed
 if TYPE_CHECKING:
     import torch
 
+    from zb_hdf5.columns.codecs import CompressedTokens
     from zb_hdf5.core.documents import Documents, RecordDocuments
     from zb_hdf5.core.pieces import Pieces
 
@@ -55,9 +56,14 @@ class BatchReader:
         Where the batches lie in the one file, or None where they are in several or no plain extents.
     columns
         Where the chunks of each column lie in the one file, for those that a reader may look for without HDF5.
+    compressed
+        The codec of the tokens of the one file, and the bytes that they take; None: they are stored as they are.
+    in_front
+        What puts a cache in front of other readers of the same tokens and fields; None where there is no cache.
     """
 
     backend: str
+    compressed: CompressedTokens | None = None
 
     def __init__(self, path: Path, meta: StoreMeta, num_batches: int, source: BatchSource) -> None:
         self.path = path
@@ -74,6 +80,7 @@ class BatchReader:
         self._is_int32 = meta.dtype == np.uint32
         self._open_field: Callable[[str], BatchReader] | None = None
         self._fields: dict[str, BatchReader] = {}
+        self.in_front: Callable[[BatchReader], None] | None = None
         self._local = threading.local()
 
     @property
@@ -104,8 +111,22 @@ class BatchReader:
 
     @property
     def access(self) -> str:
-        """The I/O path, as asked for: "auto", "mmap", "pread" or "h5py"; "h5py" too where only HDF5 can read it."""
+        """The I/O path as asked for: "auto", "mmap", "pread", "h5py"; "h5py" too where only HDF5 can read it.
+
+        "remote": of objects, by ranges.
+        """
         return self._source.access
+
+    @property
+    def wants_threads(self) -> bool:
+        """Whether reading in several threads is faster also where nothing waits for a disk."""
+        return self._source.wants_threads
+
+    @property
+    def in_flight(self) -> tuple[int, int] | None:
+        """How many bytes and reads to keep under way, where each read waits for a far server; None: for a disk."""
+        found: tuple[int, int] | None = getattr(self._source, "in_flight", None)
+        return found
 
     @property
     def fingerprint(self) -> str:
@@ -143,7 +164,9 @@ class BatchReader:
         """
         if name not in self._fields:
             self.meta.of_field(name)  # says which there are
-            self._fields[name] = self._field_reader(name)
+            found = self._fields[name] = self._field_reader(name)
+            if self.in_front is not None:
+                self.in_front(found)
         return self._fields[name]
 
     def _field_reader(self, name: str) -> BatchReader:
@@ -497,6 +520,8 @@ class BatchReader:
         try:
             scratch: TokenArray = self._local.scratch
         except AttributeError:
+            if self.in_flight:  # what came from a server lies in a buffer of its own already
+                return self._source.read(index)
             scratch = self._local.scratch = np.empty(self.meta.shape, self.dtype)
         self._source.read_into(index, scratch)
         return scratch

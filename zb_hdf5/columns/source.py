@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,6 +18,7 @@ class BatchSource(Protocol):
     """Gives a reader its bytes: from extents of a file, or through h5py."""
 
     access: str
+    wants_threads: bool  # whether reading in several threads is faster also where nothing waits for a disk
 
     def read(self, index: int) -> TokenArray:
         """Return batch `index`, read-only."""
@@ -50,6 +52,7 @@ class CopyingSource(ABC):
     """A source that maps nothing: whatever is read is a fresh copy. See `BatchSource` for the rest of its functions."""
 
     _meta: StoreMeta
+    wants_threads = False
 
     @abstractmethod
     def read_range_into(self, start: int, out: TokenArray) -> None:
@@ -77,7 +80,7 @@ class ClosedSource:
     """The source of a closed reader: every use is an error, and open readers pay nothing for the check."""
 
     def __init__(self, path: Path, access: str) -> None:
-        self._path, self.access = path, access
+        self._path, self.access, self.wants_threads = path, access, False
 
     def _refuse(self, *_: object) -> Any:
         raise ClosedError(f"{self._path}: this reader was closed")
@@ -88,10 +91,12 @@ class ClosedSource:
         pass
 
 
-def gather_from_batches(source: BatchSource, meta: StoreMeta, records: npt.NDArray[np.int64], out: TokenArray) -> None:
+def gather_from_batches(
+    read: Callable[[int], TokenArray], meta: StoreMeta, records: npt.NDArray[np.int64], out: TokenArray
+) -> None:
     """Gather records by whole batches, each read once: for sources that cannot read less."""
     per_batch = meta.batch_tokens // out.shape[1]
     batches = records // per_batch
     for number in np.unique(batches).tolist():
         here = np.flatnonzero(batches == number)
-        out[here] = source.read(number).reshape(per_batch, -1)[records[here] % per_batch]
+        out[here] = read(number).reshape(per_batch, -1)[records[here] % per_batch]

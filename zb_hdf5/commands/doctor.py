@@ -30,6 +30,8 @@ CACHE_SAMPLES = 64
 GOOD_RUNS = 4
 LOW_SPACE_BYTES = 1 << 30
 LOW_INODES = 1000
+#: Where the kernel of each node keeps flock to itself, unless the file system brings its own.
+LOCAL_LOCKS = "fuse"
 
 
 @dataclass
@@ -59,7 +61,7 @@ def diagnose(path: str | os.PathLike[str]) -> list[Finding]:
     network = network_file_system(folder)
     findings = [
         Finding("file system", "ok", network or "local"),
-        _locks(folder),
+        _locks(folder, network),
         _libraries(),
         *_space(folder),
     ]
@@ -86,7 +88,7 @@ def diagnose(path: str | os.PathLike[str]) -> list[Finding]:
     return findings
 
 
-def _locks(folder: Path) -> Finding:
+def _locks(folder: Path, network: str | None) -> Finding:
     """Try flock(2) on a file without a name to leave behind."""
     off = os.environ.get("HDF5_USE_FILE_LOCKING", "").upper() in ("FALSE", "0")
     try:
@@ -101,7 +103,11 @@ def _locks(folder: Path) -> Finding:
                 "locks", "note", f"flock: {error}", "files are opened without locks: start one writer only for a path"
             )
         return Finding("locks", "note", f"not tried: {error}", "reading needs no space in the folder")
-    return Finding("locks", "ok", "flock works" + (", but HDF5_USE_FILE_LOCKING switches HDF5's off" if off else ""))
+    where = (
+        f" between the processes of this node ({network}: other nodes may not see it)" if network == LOCAL_LOCKS else ""
+    )
+    but = ", but HDF5_USE_FILE_LOCKING switches HDF5's off" if off else ""
+    return Finding("locks", "ok", f"flock works{where}{but}")
 
 
 def _libraries() -> Finding:
@@ -141,6 +147,8 @@ def _layout(reader: BatchReader) -> Finding:
         with open_reader(reader.path / reader.index.shards[0].path) as first:
             return _layout(first)
     extents: Extents | None = (reader.store if isinstance(reader, WindowReader) else reader).extents
+    if reader.wants_threads:
+        return Finding("layout", "ok", "compressed chunks, which threads unpack")
     if extents is None:
         return Finding("layout", "note", "no plain extents: read through h5py", "convert it, for speed")
     runs = len(extents.runs)
@@ -163,6 +171,7 @@ def _cache(reader: BatchReader) -> Finding:
     count = min(CACHE_SAMPLES, reader.num_batches)
     cached = sum(reader.is_cached(i * reader.num_batches // count) for i in range(count))
     known = "" if reader.access != "h5py" else " (not known through h5py)"
+    known = " (not known of compressed ones)" if reader.wants_threads else known
     return Finding(
         "page cache", "ok", f"{cached / count:.0%} of {counted(count, 'sampled batch', 'sampled batches')}{known}"
     )

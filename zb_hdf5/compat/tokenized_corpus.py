@@ -25,6 +25,7 @@ from zb_hdf5.loaders.states import (
     MAX_COUNT,
     STATE_VERSION,
     require_count,
+    require_epoch,
     require_fields,
     require_kind,
     require_same,
@@ -201,8 +202,7 @@ class SlidingWindowDataloader:
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch. A position in this epoch is kept."""
-        if not 0 <= epoch <= MAX_COUNT:
-            raise ArgumentError(f"epoch must be in 0..{MAX_COUNT:,}, found {epoch}")
+        require_epoch(epoch)
         if epoch != self.epoch:
             self.epoch, self._step, self._resumed = epoch, 0, False
             self._order = GlobalOrder(self.num_windows, self.seed, epoch)

@@ -69,7 +69,11 @@ class PartialFile:
     @property
     def own_path(self) -> str:
         """A name for exactly this file, whatever happens to the folder: for libraries that open by name."""
-        return f"/proc/self/fd/{self.fd}"
+        name = f"/proc/self/fd/{self.fd}"
+        # HDF5 follows the text of this link. Where another process has looked the name up anew, some network file
+        # systems have it as "(deleted)", although the file is where it was.
+        moved = not os.path.exists(os.readlink(name))
+        return str(self.partial_path) if moved and is_at(self.fd, self.partial_path) else name
 
     def unlock(self) -> None:
         """Release the lock for the moment in which the HDF5 library takes its own.

@@ -15,10 +15,12 @@ import numpy.typing as npt
 
 from zb_hdf5.columns.broken import BrokenFile
 from zb_hdf5.columns.checked import Crc32Rows
+from zb_hdf5.columns.ranges import open_extents
 from zb_hdf5.columns.reader import BatchReader, require_options
 from zb_hdf5.columns.writer import Columns, FileWriter, ShardInfo
 from zb_hdf5.core.extents import ExtentFile, Extents, Run
-from zb_hdf5.core.files import regular
+from zb_hdf5.core.files import handle_of, open_file, regular, size_of
+from zb_hdf5.core.paths import any_path
 from zb_hdf5.core.publishing import write_fully
 from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError, Remedy
 from zb_hdf5.formats.documents import DocumentsBeside
@@ -73,12 +75,12 @@ class BatchFileReader(BatchReader):
 
     def __init__(self, path: str | os.PathLike[str], *, access: str = "auto", verify: str = "auto") -> None:
         require_options(access, verify)
-        path = Path(path)
+        path = any_path(path)
         if access == "h5py":
             raise ArgumentError(f"{path}: a .batch file is read by mmap or pread, not by h5py")
         meta, num_batches = read_header(path)
         extents = Extents([slots_of(meta, num_batches)], meta.batch_bytes)
-        source = ExtentFile(path, extents, meta.shape, meta.dtype, access)
+        source = open_extents(path, extents, meta, access)
         super().__init__(path, meta, num_batches, source)
         self.extents, self.columns = extents, {BATCHES: tuple(extents.runs)}
         self._beside = DocumentsBeside(path, self.num_records, self.seq_len, None)
@@ -144,9 +146,9 @@ def slots_of(meta: StoreMeta, num_batches: int) -> Run:
 
 def read_header(path: Path) -> tuple[StoreMeta, int]:
     """Return (meta, num_batches) of a `.batch` file whose header fits its size."""
-    with open(path, "rb", opener=regular) as file:
+    with open_file(path) as file:
         meta, num_batches = unpack_header(file.read(HEADER_BYTES), path)
-        size = os.fstat(file.fileno()).st_size
+        size = size_of(handle_of(file))
     expected = batch_file_bytes(meta, num_batches)
     if size != expected:
         kind = IncompleteError if size < expected else FormatError
@@ -159,7 +161,7 @@ def read_header(path: Path) -> tuple[StoreMeta, int]:
 
 def face_of(path: Path) -> Face:
     """Look at the reserved bytes; also of a file whose own magic is damaged, as HDF5 would."""
-    with open(path, "rb", opener=regular) as file:
+    with open_file(path) as file:
         head = file.read(HEADER_BYTES)
     if head.startswith(HDF5_MAGIC, USER_BLOCK_BYTES):
         return Face.HDF5

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from functools import partial
 from pathlib import Path
 
@@ -12,8 +11,7 @@ import numpy.typing as npt
 from zb_hdf5.columns.checked import Crc32Rows
 from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.core.digests import batch_crc32s, crc32_array
-from zb_hdf5.core.extents import read_fully
-from zb_hdf5.core.files import regular
+from zb_hdf5.core.files import handle_of, open_file, regular, size_of
 from zb_hdf5.core.publishing import PARTIAL_SUFFIX, partial_path, write_atomically
 from zb_hdf5.errors import FormatError, Remedy, UnverifiableError
 from zb_hdf5.spec import CRC32_SUFFIX, FIELDS_SUFFIX
@@ -69,11 +67,12 @@ def sidecar_rows(path: Path, num_batches: int) -> Crc32Rows:
 def _read_rows(path: Path, num_batches: int, start: int, out: npt.NDArray[np.uint32]) -> None:
     place = crc32_path(path)
     try:
-        with open(place, "rb", opener=regular) as file:  # for 4,096 batches at once: no descriptor is kept for it
-            size = os.fstat(file.fileno()).st_size
+        with open_file(place) as file:  # for 4,096 batches at once: no descriptor is kept for it
+            size = size_of(handle_of(file))
             if size != 4 * num_batches:
                 raise FormatError(f"{place}: expected {4 * num_batches:,} bytes, found {size:,}")
-            read_fully(file.fileno(), out, 4 * start)
+            file.seek(4 * start)
+            out[...] = np.frombuffer(file.read(out.nbytes), "<u4")
     except FileNotFoundError as error:
         raise UnverifiableError(
             f"{path}: cannot be verified: {place.name} is not beside it", remedy=Remedy.CRC32, at=path

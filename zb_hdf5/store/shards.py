@@ -15,15 +15,19 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.columns.checked import VERIFIED, checked, unchecked_gather
+from zb_hdf5.columns.ranges import REMOTE, RangeSource, gather_together
 from zb_hdf5.columns.reader import BatchReader, require_options
 from zb_hdf5.columns.source import BatchSource
 from zb_hdf5.core.extents import ExtentFile
 from zb_hdf5.core.joined import JoinedFiles, join
+from zb_hdf5.core.objects import IN_FLIGHT
 from zb_hdf5.core.open_files import OpenFiles
+from zb_hdf5.core.paths import RemotePath, any_path, require_remote_access
 from zb_hdf5.errors import BackendError, FormatError, IncompleteError, UnverifiableError
 from zb_hdf5.formats.registry import BACKENDS
 from zb_hdf5.spec import (
     INDEX_NAME,
+    NO_CODEC,
     NOT_KNOWN,
     TokenArray,
     content_fingerprint,
@@ -79,10 +83,12 @@ class ShardedReader(BatchReader):
         index: ShardIndex | None = None,
     ) -> None:
         require_options(access, verify)
-        path = Path(path)
+        path = any_path(path)
+        require_remote_access(path, access)
         index = (index or ShardIndex.load(path)).of_split(split)
         folder = path if path.is_dir() else path.parent
-        _require_files(folder, index)
+        if not isinstance(folder, RemotePath):  # of objects each would be asked for
+            _require_files(folder, index)
         backends = dict.fromkeys(index.table.values["backend"])
         if backend != "auto" and list(backends) != [backend]:
             other = next(shard for shard in index.shards if shard.backend != backend)
@@ -130,8 +136,11 @@ class ShardedSource:
         self._parked: dict[int, bytes] = {}
         self._reset()
         # what the index knows is opened when it is first read; else the first shard says how it can be read
+        is_remote = isinstance(folder, RemotePath)
         known = index.meta.column in index.shards[0].columns and access != "h5py"
-        self.access = access if known else self._source(0, 0).access
+        self.access = REMOTE if known and is_remote else access if known else self._source(0, 0).access
+        self.in_flight = IN_FLIGHT if is_remote else None
+        self.wants_threads = index.meta.codec != NO_CODEC
 
     def _number(self, counts: Sequence[int]) -> None:
         """Give every batch its number, from the counts of the shards."""
@@ -147,7 +156,7 @@ class ShardedSource:
             parked[shard] = pickle.dumps(source)
             joined.update(dict.fromkeys(joined))  # it would keep the file open
 
-        self._files: OpenFiles[BatchSource] = OpenFiles(self._access, park)
+        self._files: OpenFiles[BatchSource] = OpenFiles(self._access, park, far=isinstance(self._folder, RemotePath))
         self._sources = self._files.known
 
     def read(self, index: int) -> TokenArray:
@@ -195,11 +204,17 @@ class ShardedSource:
         shards = firsts.searchsorted(ascending, side="right") - 1
         within = ascending - firsts[shards]
         rows = np.empty_like(out)
+        reads: list[tuple[Any, npt.NDArray[np.int64], TokenArray]] = []
         stop = 0
         for shard, group in groupby(shards.tolist()):
             start, stop = stop, stop + len(list(group))
             source = self._sources.get(shard) or self._source(shard, int(within[start]) // per_batch)
-            source.gather_into(within[start:stop], rows[start:stop])
+            reads.append((unchecked_gather(source), within[start:stop], rows[start:stop]))
+        if all(isinstance(source, RangeSource) for source, _, _ in reads):
+            gather_together(reads)
+        else:
+            for source, numbers, part in reads:
+                source.gather_into(numbers, part)
         places = np.empty_like(order)
         places[order] = np.arange(len(order))
         rows.take(places, axis=0, out=out, mode="clip")
@@ -233,7 +248,7 @@ class ShardedSource:
         """Open a shard by what the index says of it, without HDF5, if that is so; else by what the file says."""
         entry, path = self._index.shards[shard], self._folder / self._index.table.values["path"][shard]
         meta = self._index.meta
-        by_index = entry.complete and self._access != "h5py" and meta.column in entry.columns
+        by_index = entry.complete and self._access != "h5py" and entry.is_placed(meta.column)
         by_index = by_index and entry.crc32 != NOT_KNOWN
         found = open_proved(path, entry, meta, self._access, batch) if by_index else None
         if found is not None:

@@ -12,7 +12,8 @@ from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.columns.writer import FieldDigest
 from zb_hdf5.core.digests import crc32_of
 from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError, Remedy
-from zb_hdf5.formats.documents import DocumentPart, DocumentTable, part_of
+from zb_hdf5.formats.document_file import DocumentPart, part_of
+from zb_hdf5.formats.documents import DocumentTable
 from zb_hdf5.formats.pieces import PiecesFile
 from zb_hdf5.formats.registry import FORMATS, open_chunks
 from zb_hdf5.formats.sidecar import ensure_crc32_file
@@ -130,7 +131,7 @@ def entry_of(reader: BatchReader, split: str | None = None) -> ShardEntry:
         reader.path.name, reader.backend, reader.path.stat().st_size, reader.num_batches, reader.token_count,
         reader.sha256 or reader.token_sha256(), NOT_KNOWN if crc32 is None else crc32_of(crc32),
         documents if documents or reader.meta.layout == STREAM_LAYOUT else NOT_KNOWN, split or known_split,
-        columns=columns, fields=digests, pieces=pieces,
+        columns=columns, fields=digests, pieces=pieces, compressed=reader.compressed,
     )  # fmt: skip
 
 

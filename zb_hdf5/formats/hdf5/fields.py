@@ -15,28 +15,30 @@ import numpy.typing as npt
 from zb_hdf5.columns.checked import Crc32Rows
 from zb_hdf5.columns.reader import BatchReader, require_options
 from zb_hdf5.columns.source import BatchSource
-from zb_hdf5.core.extents import ExtentFile
-from zb_hdf5.errors import ArgumentError, BackendError, FormatError, UnverifiableError
+from zb_hdf5.core.paths import any_path
+from zb_hdf5.errors import ArgumentError, FormatError, UnverifiableError
 from zb_hdf5.field import Field
 from zb_hdf5.formats.hdf5.file import (
-    chunk_extents,
-    crc32_runs,
+    chunk_places,
+    column_runs,
+    compressed_tokens,
     h5_damage,
     h5_identity,
     open_h5_for_reading,
     own_dataset,
+    plain_extents,
     read_crc32,
     require_stored,
     require_version,
-    rows_by_library,
     text_of,
 )
-from zb_hdf5.formats.hdf5.source import H5pySource
+from zb_hdf5.formats.hdf5.source import H5pySource, crc32_rows_of, open_source
 from zb_hdf5.spec import (
     BATCHES,
     BATCHES_LAYOUT,
     CRC32,
     DTYPE_BY_NAME,
+    EXTENTS,
     FIELDS_FORMAT,
     FIELDS_GROUP,
     HDF5_FORMAT,
@@ -74,7 +76,7 @@ class HDF5FieldReader(BatchReader):
 
     def __init__(self, path: str | os.PathLike[str], name: str, *, access: str = "auto", verify: str = "auto") -> None:
         require_options(access, verify)
-        path = Path(path)
+        path = any_path(path)
         column = field_column(name)
         with h5_damage(path), open_h5_for_reading(path) as h5:
             tokens = tokens_in(h5, path)
@@ -84,24 +86,17 @@ class HDF5FieldReader(BatchReader):
             meta, num_batches = tokens.meta.of_field(name), -(-tokens.token_count // tokens.meta.batch_tokens)
             self._token_count = tokens.token_count * meta.batch_tokens // tokens.meta.batch_tokens
             require_stored(self._token_count * meta.dtype.itemsize, h5, stored, path)
-            extents, obstacle = chunk_extents(stored, meta.batch_bytes, num_batches, path)
+            places, obstacle = chunk_places(stored, meta.batch_bytes, num_batches, path)
             if not tokens.complete:
-                extents, obstacle = None, "its writer has not finished"
+                places, obstacle = None, "its writer has not finished"
             self.identity = h5_identity(h5, growing=not tokens.complete)
-            rows = crc32_runs(own_dataset(h5, path, crc32_column(column)))
+            columns = column_runs(h5, path, column, places)
             sha256 = bytes(stored.attrs["sha256"]).decode("ascii", "replace")
-        source: BatchSource
-        if extents is not None and access != "h5py":
-            source = ExtentFile(path, extents, meta.shape, meta.dtype, access, self.identity)
-        elif access in ("mmap", "pread"):
-            raise BackendError(f"{path}: access={access!r} needs plain extents, but {obstacle}; use access='h5py'")
-        else:
-            source = H5pySource(path, column, meta, self.identity, tokens.marker)
+        source = open_source(path, column, meta, places, obstacle, access, self.identity, tokens.marker)
         super().__init__(path, meta, num_batches, source)
-        self.complete, self.extents = tokens.complete, extents
+        self.complete, self.columns = tokens.complete, columns
+        self.extents, self.compressed = plain_extents(places), compressed_tokens(places)
         self.sha256 = sha256 if tokens.complete and sha256 != NO_SHA256 else None
-        if extents is not None:
-            self.columns = {column: tuple(extents.runs)} | ({crc32_column(column): rows} if rows else {})
         if not self.complete and isinstance(source, H5pySource):
             source.dataset()  # opens the file now: once it is published, its partial's name is gone
             self.refresh()
@@ -121,10 +116,7 @@ class HDF5FieldReader(BatchReader):
             return read_crc32(h5, self.path, self.num_batches, crc32_column(self.meta.column))
 
     def crc32_rows(self) -> Crc32Rows:
-        rows = crc32_column(self.meta.column)
-        if isinstance(self._source, ExtentFile) and rows in self.columns:
-            return Crc32Rows.placed(self.num_batches, self._source, self.columns[rows])
-        return rows_by_library(self.path, self.num_batches, self.identity, rows)
+        return crc32_rows_of(self, crc32_column(self.meta.column), self.identity)
 
     def refresh(self) -> int:
         """Show the batches that a live writer has committed since; return `num_batches`. A stream stays as it is."""
@@ -156,7 +148,7 @@ def fields_in(h5: h5py.File, path: Path, axes: int) -> tuple[Field, ...]:
     group = h5[FIELDS_GROUP] if isinstance(h5.get(FIELDS_GROUP, getlink=True), h5py.HardLink) else None
     if not isinstance(group, h5py.Group):
         return ()
-    names = [name for name in sorted(group) if not name.endswith(f".{CRC32}")]
+    names = [name for name in sorted(group) if not name.endswith((f".{CRC32}", f".{EXTENTS}"))]
     found = [(name, own_dataset(h5, path, field_column(name))) for name in names]
     try:
         return tuple(Field(name, stored.dtype, stored.shape[axes:]) for name, stored in found if stored is not None)

@@ -18,27 +18,31 @@ import numpy.typing as npt
 from zb_hdf5.columns.checked import Crc32Rows
 from zb_hdf5.columns.reader import BatchReader, require_options
 from zb_hdf5.columns.source import BatchSource
-from zb_hdf5.core.extents import ExtentFile, Extents, Run
-from zb_hdf5.core.files import Identity
-from zb_hdf5.errors import ArgumentError, BackendError, FormatError, IncompleteError, Remedy, UnverifiableError
+from zb_hdf5.columns.writer import Columns
+from zb_hdf5.core.extents import Extents, Run
+from zb_hdf5.core.paths import any_path
+from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError, Remedy, UnverifiableError
 from zb_hdf5.formats.documents import DocumentsBeside
 from zb_hdf5.formats.hdf5.fields import HDF5FieldReader, fields_in
 from zb_hdf5.formats.hdf5.file import (
+    Places,
     bytes_elsewhere,
-    chunk_extents,
-    crc32_runs,
+    chunk_places,
+    codec_of,
+    column_runs,
+    compressed_tokens,
     h5_damage,
     h5_identity,
     open_h5_for_reading,
     own_dataset,
+    plain_extents,
     read_crc32,
     require_crc32,
     require_stored,
     require_version,
-    rows_by_library,
     text_of,
 )
-from zb_hdf5.formats.hdf5.source import H5pySource
+from zb_hdf5.formats.hdf5.source import H5pySource, crc32_rows_of, open_source
 from zb_hdf5.formats.sidecar import crc32_path, no_crc32_file, read_crc32_file, sidecar_rows
 from zb_hdf5.spec import (
     BATCHES,
@@ -47,6 +51,7 @@ from zb_hdf5.spec import (
     DTYPE_BY_NAME,
     HDF5_FORMAT,
     HDF5_VERSION,
+    NO_CODEC,
     ROOT_ATTRIBUTES,
     STREAM_FORMAT,
     USER_BLOCK_BYTES,
@@ -101,7 +106,7 @@ class HDF5BatchReader(BatchReader):
         dataset: str | None = None,
     ) -> None:
         require_options(access, verify)
-        path = Path(path)
+        path = any_path(path)
         with h5_damage(path), open_h5_for_reading(path) as h5:
             found = _inspect_store(h5, path) if dataset is None else _inspect_foreign(h5, path, dataset)
             self._identity = h5_identity(h5, growing=not found.complete)
@@ -111,31 +116,18 @@ class HDF5BatchReader(BatchReader):
                 raise UnverifiableError(f"{path}: cannot be verified: {_FOREIGN}")
             if verify == "batch" and not found.is_face:
                 require_crc32(h5, path, found.num_batches)
-        source = self._open_source(path, found, access, dataset or BATCHES, self._identity)
+        source = open_source(path, dataset or BATCHES, found.meta, found.places, found.obstacle, access, self._identity)
         super().__init__(path, found.meta, found.num_batches, source)
         self._foreign, self._is_face, self._has_crc32 = dataset is not None, found.is_face, found.has_crc32
-        self.extents, self.complete, self.sha256 = found.extents, found.complete, found.sha256
+        self.complete, self.sha256, self.columns = found.complete, found.sha256, found.columns
+        self.extents, self.compressed = plain_extents(found.places), compressed_tokens(found.places)
         self._open_field = partial(HDF5FieldReader, path, access=access, verify="none" if verify == "store" else verify)
-        if found.extents is not None:
-            self.columns = {BATCHES: tuple(found.extents.runs)}
-            if found.crc32_runs:
-                self.columns[CRC32] = found.crc32_runs
         if self.complete and dataset is None:
             self._beside = DocumentsBeside(path, self.num_records, self.seq_len, self.sha256)
         if not self.complete:
             self.refresh()  # opens the file now: once it is published, its partial's name is gone
         if self.complete:
             self.check_reads(verify)
-
-    @staticmethod
-    def _open_source(path: Path, found: _Layout, access: str, dataset: str, identity: Identity) -> BatchSource:
-        if found.extents is not None and access != "h5py":
-            return ExtentFile(path, found.extents, found.meta.shape, found.meta.dtype, access, identity)
-        if access in ("mmap", "pread"):
-            raise BackendError(
-                f"{path}: access={access!r} needs plain extents, but {found.obstacle}; use access='h5py' or 'auto'"
-            )
-        return H5pySource(path, dataset, found.meta, identity)
 
     def stored_crc32(self) -> npt.NDArray[np.uint32] | None:
         """Return the rows of the dataset `crc32`, or of the file beside a stamped `.batch`, or None."""
@@ -157,9 +149,7 @@ class HDF5BatchReader(BatchReader):
             return sidecar_rows(self.path, self.num_batches) if crc32_path(self.path).exists() else None
         if self._foreign or not self._has_crc32:
             return None
-        if isinstance(self._source, ExtentFile) and CRC32 in self.columns:
-            return Crc32Rows.placed(self.num_batches, self._source, self.columns[CRC32])
-        return rows_by_library(self.path, self.num_batches, self._identity)
+        return crc32_rows_of(self, CRC32, self._identity)
 
     def missing_digests(self) -> str:
         if self._foreign:
@@ -182,11 +172,11 @@ class _Layout(NamedTuple):
     num_batches: int
     complete: bool
     sha256: str | None
-    extents: Extents | None
-    obstacle: str  # why there are no extents or digests
+    places: Places | None  # of the chunks
+    obstacle: str  # why there are no plain extents, or no digests
     is_face: bool = False  # of a stamped `.batch` file, which has no digests of its own
     has_crc32: bool = False
-    crc32_runs: tuple[Run, ...] = ()  # where the rows of crc32 lie, if they do so in the chunks that we write
+    columns: Columns = {}  # noqa: RUF012 - nobody changes it
 
 
 def _inspect_store(h5: h5py.File, path: Path) -> _Layout:
@@ -209,12 +199,14 @@ def _inspect_store(h5: h5py.File, path: Path) -> _Layout:
     require_stored(state.num_batches * meta.batch_bytes, h5, stored, path)
     if not state.complete:
         return _Layout(meta, state.num_batches, False, None, None, "its writer has not finished")
-    extents, obstacle = _chunk_extents(stored, meta, state.num_batches, path)
+    places, obstacle = _chunk_places(stored, meta, state.num_batches, path)
     rows = own_dataset(h5, path, CRC32)
     is_face = h5.userblock_size == USER_BLOCK_BYTES and rows is None
-    runs = crc32_runs(rows) if rows is not None and len(rows) >= state.num_batches else ()
-    found = _Layout(meta, state.num_batches, True, state.sha256, extents, obstacle)
-    return found._replace(is_face=is_face, has_crc32=rows is not None, crc32_runs=runs)
+    columns = column_runs(h5, path, BATCHES, places)
+    if rows is not None and len(rows) < state.num_batches:
+        columns.pop(CRC32, None)  # whoever needs them is told
+    found = _Layout(meta, state.num_batches, True, state.sha256, places, obstacle)
+    return found._replace(is_face=is_face, has_crc32=rows is not None, columns=columns)
 
 
 def _meta(h5: h5py.File, stored: h5py.Dataset, path: Path) -> StoreMeta:
@@ -222,7 +214,8 @@ def _meta(h5: h5py.File, stored: h5py.Dataset, path: Path) -> StoreMeta:
     try:
         numbers: dict[str, Any] = {name: int(h5.attrs[name]) for name in names}
         text, fields = str(text_of(h5.attrs["tokenizer"])), fields_in(h5, path, 3)
-        return StoreMeta(dtype=stored.dtype, tokenizer=text, fields=fields, **numbers)
+        codec = codec_of(stored) or NO_CODEC
+        return StoreMeta(dtype=stored.dtype, tokenizer=text, fields=fields, codec=codec, **numbers)
     except (ArgumentError, TypeError, ValueError, OverflowError) as error:
         raise FormatError(f"{path}: bad root attributes: {error}") from error
 
@@ -258,8 +251,8 @@ def _foreign(h5: h5py.File, problem: str) -> FormatError:
     return FormatError(f"{problem}; its 3-D integer datasets: {found}", remedy=Remedy.DATASET)
 
 
-def _chunk_extents(stored: h5py.Dataset, meta: StoreMeta, num_batches: int, path: Path) -> tuple[Extents | None, str]:
-    """List the chunks once; return their extents, or None and what stands in the way.
+def _chunk_places(stored: h5py.Dataset, meta: StoreMeta, num_batches: int, path: Path) -> tuple[Places | None, str]:
+    """List the chunks once; return where they lie, or None and what stands in the way.
 
     A chunk may hold more rows than a batch has: the padding of a `.batch` slot.
     """
@@ -271,4 +264,4 @@ def _chunk_extents(stored: h5py.Dataset, meta: StoreMeta, num_batches: int, path
     batches, rows, tokens = stored.chunks
     if (batches, tokens) != (1, meta.seq_len) or rows < meta.batch_size:
         return None, f"its chunks are {stored.chunks}, not one batch {(1, *meta.shape)}"
-    return chunk_extents(stored, meta.batch_bytes, num_batches, path)
+    return chunk_places(stored, meta.batch_bytes, num_batches, path)

@@ -1,0 +1,152 @@
+"""Conversions on a real Slurm: every way to use an allocation, and every way to lose it, give the same bytes."""
+
+from __future__ import annotations
+
+import re
+import shutil
+
+import pytest
+from on_slurm import ROOT, digests
+
+pytestmark = pytest.mark.slow
+
+PAGE = (ROOT / "docs/slurm.md").read_text(encoding="utf-8")
+#: The page is written for larger machines than this one. 64 shards, so that there is a middle.
+SMALLER = {"0-15": "0-3", "train-h5 16": "train-h5 4", "--array=3 ": "--array=1 "}
+SHARDS = "--shard-size 64KiB"
+SHARDS_OF_ARRAY = "--shards 32"
+TASKS = "--nodes=2 --ntasks-per-node=2 "
+
+
+def documented(word):
+    """Return the line of the page that has a word, with the numbers of this cluster."""
+    [line] = [
+        line for line in re.findall(r"^[^|\n]*sbatch .*$|(?<=`)sbatch .*?(?=`)", PAGE, re.MULTILINE) if word in line
+    ]
+    for large, small in SMALLER.items():
+        line = line.replace(large, small)
+    return re.sub(r"(train-h5( \d+)?)(\)?)$", rf"\1 {SHARDS}\3", line.partition("#")[0].strip())
+
+
+LOCAL = documented("local.sh")
+JOURNAL = "train-h5.partial/journal-00000-of-00001.jsonl"
+
+
+@pytest.fixture(scope="module")
+def expected():
+    """The digests of the store that one process makes, without Slurm."""
+    known = {}
+
+    def digests_of(slurm, options=SHARDS):
+        if options not in known:
+            whole = slurm.work / "whole-h5"
+            slurm.shell(f"zb convert npy-to-hdf5 tokens/ {whole} --quiet {options}")
+            known[options] = digests(whole)
+            shutil.rmtree(whole)
+        return known[options]
+
+    return digests_of
+
+
+def test_one_node(slurm, expected):
+    job = slurm.submit(LOCAL)
+    assert slurm.wait(job) == "COMPLETED", slurm.log(job)
+    assert digests(slurm.work / "train-h5") == expected(slurm)
+
+
+def test_an_array_and_its_merge(slurm, expected):
+    lines = f"{documented('array=0-15')}\n{documented('afterok')}"
+    merge = slurm.submit(lines.replace(SHARDS, SHARDS_OF_ARRAY))
+    assert slurm.wait(merge) == "COMPLETED", slurm.log(merge)
+    assert digests(slurm.work / "train-h5") == expected(slurm, SHARDS_OF_ARRAY)
+
+
+def test_mpi(slurm, expected):
+    pytest.importorskip("mpi4py")
+    job = slurm.submit(documented("mpi.sh").replace("sbatch ", f"sbatch {TASKS}"))
+    assert slurm.wait(job) == "COMPLETED", slurm.log(job)
+    assert digests(slurm.work / "train-h5") == expected(slurm)
+
+
+def test_tasks_that_mpi_does_not_join_are_an_error(slurm):
+    pytest.importorskip("mpi4py")
+    job = slurm.submit(f"sbatch --nodes=1 --ntasks-per-node=2 examples/slurm/mpi.sh tokens/ train-h5 {SHARDS}")
+    assert slurm.wait(job) == "FAILED"
+    assert "srun has started 2 tasks, but each of them is an MPI world of one rank" in slurm.log(job)
+    assert not (slurm.work / "train-h5").exists()
+
+
+def test_dask(slurm, expected):
+    pytest.importorskip("distributed")
+    job = slurm.submit(documented("dask.sh").replace("sbatch ", f"sbatch {TASKS}"))
+    assert slurm.wait(job) == "COMPLETED", slurm.log(job)
+    assert digests(slurm.work / "train-h5") == expected(slurm)
+
+
+# --- jobs that are lost in the middle ----------------------------------------------------------------------------
+
+
+def submitted_and_frozen(slurm):
+    """Submit a conversion of 64 shards; stop its processes when it has some of them."""
+    job = slurm.submit(LOCAL)
+    slurm.freeze(job, slurm.work / JOURNAL)
+    assert not (slurm.work / "train-h5").exists()
+    return job
+
+
+def finished(slurm, job, expected):
+    """Wait for a job that goes on; return how many shards it had kept."""
+    assert slurm.wait(job) == "COMPLETED", slurm.log(job)
+    assert digests(slurm.work / "train-h5") == expected(slurm)
+    assert not (slurm.work / "train-h5.partial").exists()
+    kept, wrote = map(int, re.search(r"kept (\d+) shards, wrote (\d+)", slurm.log(job)).groups())
+    assert kept + wrote == 64
+    assert wrote
+    return kept
+
+
+def test_a_requeued_job_goes_on(slurm, expected):
+    job = submitted_and_frozen(slurm)
+    slurm.run("scontrol", "requeue", job)
+    assert finished(slurm, job, expected)
+    assert slurm.state(job)["Restarts"] == "1"
+
+
+@pytest.mark.parametrize("how", ["scancel {job}", "scancel --signal=KILL {job}.0"], ids=["cancelled", "step killed"])
+def test_the_same_line_again_goes_on(how, slurm, expected):
+    job = submitted_and_frozen(slurm)
+    slurm.shell(how.format(job=job))
+    assert slurm.wait(job) == ("FAILED" if "KILL" in how else "CANCELLED")
+    assert finished(slurm, slurm.submit(LOCAL), expected)
+
+
+def test_a_job_requeues_itself_before_its_time_is_over(slurm, expected):
+    job = slurm.submit(LOCAL.replace("sbatch ", "sbatch --time=1 "))
+    slurm.freeze(job, slurm.work / JOURNAL)  # such as a disk that hangs
+    assert finished(slurm, job, expected)
+    assert slurm.state(job)["Restarts"] == "1"
+
+
+def test_a_part_of_an_array_is_lost(slurm, expected):
+    array, merge, again = (
+        line.replace(SHARDS, SHARDS_OF_ARRAY) for line in map(documented, ("array=0-15", "afterok", "array=3"))
+    )
+    job = slurm.submit(f"{array}\necho $job")
+    slurm.freeze(f"{job}_1", slurm.work / "train-h5.partial/journal-00001-of-00004.jsonl")
+    slurm.run("scancel", f"{job}_1")
+    assert slurm.wait(job) == "CANCELLED COMPLETED"
+    with pytest.raises(AssertionError, match=r"sbatch --array=1\)"):
+        slurm.run("zb", "index", "merge", "train-h5")
+    job = slurm.submit(again)
+    assert slurm.wait(job) == "COMPLETED"
+    merge = slurm.submit(f"job={job}\n{merge}")
+    assert slurm.wait(merge) == "COMPLETED", slurm.log(merge)
+    assert digests(slurm.work / "train-h5") == expected(slurm, SHARDS_OF_ARRAY)
+
+
+def test_a_node_dies(own_cluster, expected):
+    job = submitted_and_frozen(own_cluster)
+    node = own_cluster.state(job)["BatchHost"]
+    own_cluster.cut_power(node)
+    assert finished(own_cluster, job, expected)
+    assert own_cluster.state(job)["BatchHost"] != node

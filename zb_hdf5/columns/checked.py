@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
+from array import array
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -49,14 +50,16 @@ class Crc32Rows:
         Those that are kept, each of 4,096 rows, by their numbers.
     """
 
+    __slots__ = ("__weakref__", "_num_rows", "_read", "blocks")  # one for each of perhaps 50,000 open files
+
     def __init__(self, num_rows: int, read: ReadRows) -> None:
         self._num_rows, self._read = num_rows, read
-        self.blocks: dict[int, memoryview] = {}
+        self.blocks: dict[int, array[int]] = {}
 
     @classmethod
     def placed(cls, num_rows: int, ranges: ReadsRanges, runs: tuple[Run, ...]) -> Crc32Rows:
         """Return the rows that lie in chunks of a file."""
-        return cls(num_rows, partial(_read_placed, ranges, Extents(list(runs), 4 * CRC32_CHUNK_ROWS)))
+        return cls(num_rows, partial(_read_placed, ranges, runs))
 
     @classmethod
     def of(cls, rows: npt.NDArray[np.uint32]) -> Crc32Rows:
@@ -76,7 +79,7 @@ class Crc32Rows:
             self._keep(block, rows[start : start + CRC32_CHUNK_ROWS])
         return rows
 
-    def _read_block(self, block: int) -> memoryview:
+    def _read_block(self, block: int) -> array[int]:
         start = block * CRC32_CHUNK_ROWS
         return self._keep(block, self._rows(start, min(start + CRC32_CHUNK_ROWS, self._num_rows)))
 
@@ -85,8 +88,8 @@ class Crc32Rows:
         self._read(start, rows)
         return rows
 
-    def _keep(self, block: int, rows: npt.NDArray[np.uint32]) -> memoryview:
-        kept = self.blocks[block] = rows.astype("u4", copy=False).data  # whose elements are plain numbers of Python
+    def _keep(self, block: int, rows: npt.NDArray[np.uint32]) -> array[int]:
+        kept = self.blocks[block] = array("I", rows.astype("u4", copy=False).tobytes())
         _KEPT.add(self, block, rows.nbytes)
         return kept
 
@@ -128,8 +131,9 @@ _KEPT: Final = _KeptBlocks()
 os.register_at_fork(after_in_child=_KEPT.renew)
 
 
-def _read_placed(ranges: ReadsRanges, extents: Extents, start: int, out: npt.NDArray[np.uint32]) -> None:
+def _read_placed(ranges: ReadsRanges, runs: tuple[Run, ...], start: int, out: npt.NDArray[np.uint32]) -> None:
     """Read rows from the chunks that they lie in: those that follow each other at once."""
+    extents = Extents(list(runs), 4 * CRC32_CHUNK_ROWS)
     parts: list[tuple[int, npt.NDArray[Any]]] = []
     done = 0
     while done < len(out):
@@ -174,9 +178,8 @@ class CheckedSource(CopyingSource):
     def _bind(self) -> None:
         """Take from the source what passes by without a check."""
         self._blocks, source = self._rows.blocks, self.unchecked
-        self.access, self.will_need, self.is_cached = source.access, source.will_need, source.is_cached
-        self.wants_threads, self.in_flight = source.wants_threads, getattr(source, "in_flight", None)
-        self.gather_into = source.gather_into
+        self.access, self.wants_threads = source.access, source.wants_threads
+        self.in_flight, self.gather_into = getattr(source, "in_flight", None), source.gather_into
         if isinstance(source, ExtentFile) and source.maps:
             self.read, self.read_private = source.read, source.read_private  # type: ignore[method-assign]
 
@@ -206,6 +209,12 @@ class CheckedSource(CopyingSource):
                 at=self._path,
             )
 
+    def will_need(self, index: int, count: int = 1) -> None:
+        self.unchecked.will_need(index, count)
+
+    def is_cached(self, index: int) -> bool:
+        return self.unchecked.is_cached(index)
+
     def close(self) -> None:
         self.unchecked.close()
 
@@ -223,8 +232,8 @@ class StrictSource(CheckedSource):
 
     def _bind(self) -> None:
         self._blocks, source = self._rows.blocks, self.unchecked
-        self.access, self.will_need, self.is_cached = source.access, source.will_need, source.is_cached
-        self.wants_threads, self.in_flight = source.wants_threads, getattr(source, "in_flight", None)
+        self.access, self.wants_threads = source.access, source.wants_threads
+        self.in_flight = getattr(source, "in_flight", None)
 
     def read(self, index: int) -> TokenArray:
         tokens = self.unchecked.read(index)

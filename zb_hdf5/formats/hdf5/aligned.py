@@ -2,8 +2,8 @@
 
 Every rule here was paid for with an experiment: all objects and attributes exist before SWMR starts and are only
 modified after; data goes past HDF5's chunk cache (dirty data in it turns a full disk into a segmentation fault); all
-datasets are extended, and room is reserved, before the data are written, so that a commit modifies the attributes of one
-dataset only; `file.flush()`, never the dataset's own, brings the superblock along.
+datasets are extended, and room is reserved, before the data are written, so that a commit modifies the attributes of
+one dataset only; `file.flush()`, never the dataset's own, brings the superblock along.
 """
 
 from __future__ import annotations

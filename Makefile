@@ -8,6 +8,8 @@ JOBS ?= $(shell nproc)
 demo: .venv/installed
 	$(BIN)/zb demo
 
+# set, it would have each process that a test starts compile the package anew
+test: export PYTHONDONTWRITEBYTECODE =
 test: .venv/installed-dev
 	$(BIN)/pytest --numprocesses $(JOBS) --dist worksteal
 

@@ -119,5 +119,24 @@ def spans(**options: Any) -> None:
     _run(benchmark, **options)
 
 
+@benchmarks.command()
+@_options
+@click.option("--text", type=click.Path(exists=True, path_type=Path), multiple=True, help="Parquet files of text.")
+def codecs(**options: Any) -> None:
+    """Bytes per token and tokens per second of each codec, beside h5py and on slow storage."""
+    from benchmarks import codecs as benchmark
+
+    _run(benchmark, **options)
+
+
+@benchmarks.command()
+@_options
+def remote(**options: Any) -> None:
+    """A store behind HTTP, beside the cap of the line and bare ranged reads."""
+    from benchmarks import remote as benchmark
+
+    _run(benchmark, **options)
+
+
 if __name__ == "__main__":
     benchmarks(prog_name="python -m benchmarks")

@@ -4,7 +4,9 @@ Every ratio pairs two ways to get the same tokens, measured in turn in one proce
 
 - `DataLoader(loader.dataset(), batch_size=None)` reaches 0.9 of the same `DataLoader` over an `np.memmap`;
 - `shuffle="records"` over 1 and over 4 shards reaches 0.9 of `torch.from_numpy(memmap[rows].astype(np.int64))`;
+- whole batches by pread with `verify="auto"` reach 0.85 of those with `verify="none"`;
 - a cold epoch in each order reaches 0.9 of the disk's sequential O_DIRECT bandwidth;
+- a second epoch from a cache reaches 0.9 of the store itself, on the same disk;
 - later batches of 4,400 shards take at most 1.5 times those of one; opening takes 50 ms, of 50,000 shards 0.5 s and
   12 MiB.
 """
@@ -81,7 +83,12 @@ def measure(folder: Path, *, quick: bool, repeats: int | None) -> dict[str, Any]
         "machine": machine(),
         "machine_line": machine_line(),
         "rounds": rounds,
-        "warm": [_fresh(measure_dataset, folder, rounds), *_fresh(measure_records, folder, rounds)],
+        "warm": [
+            _fresh(measure_dataset, folder, rounds),
+            *_fresh(measure_records, folder, rounds),
+            *_fresh(measure_checks, folder, rounds),
+        ],
+        "cached": _fresh(measure_cached, folder, rounds),
         "cold": _fresh(measure_cold, folder, 256 if quick else COLD_BATCHES, 1 if quick else 5),
         "many_shards": [_fresh(measure_shards, folder, count) for count in counts],
     }
@@ -124,6 +131,34 @@ def measure_records(folder: Path, rounds: int) -> list[dict[str, Any]]:
 
         found = _compared(f"records, {count} shards", lambda loader=loader: loader, bare, rounds)
         rows.append(found | {"tokens": len(records) * BATCH_TOKENS})
+    return rows
+
+
+def measure_cached(folder: Path, rounds: int) -> list[dict[str, Any]]:
+    """Compare epochs from a cache that was filled in the first one with those of the store, on the same disk."""
+    rows: list[dict[str, Any]] = []
+    ways = {"global": {}, "records": {"shuffle": "records"}, "global, int32": {"dtype": torch.int32}}
+    for name, options in ways.items():
+        plain, cached = (
+            Loader(folder / "store-of-4", prefetch=0, cache=cache, **options, **ONE_RANK)
+            for cache in (None, folder / "cache")
+        )
+        list(cached)
+        found = _compared(name, lambda loader=cached: loader, lambda loader=plain: loader, rounds)
+        rows.append({"name": name, "of_store": found["of_memmap"]})
+    return rows
+
+
+def measure_checks(folder: Path, rounds: int) -> list[dict[str, Any]]:
+    """Compare whole batches by pread, with and without a look at their crc32, with a loop over an `np.memmap`."""
+    theirs, rows = MemmapBatches(folder / "tokens.npy"), []
+    for verify in ("none", "auto"):
+        loader = Loader(folder / f"store-of-{SHARDS[-1]}", access="pread", verify=verify, prefetch=0, **ONE_RANK)
+        name = f'pread, verify="{verify}"'
+        found = _compared(
+            name, lambda loader=loader: loader, lambda: map(theirs.__getitem__, range(len(theirs))), rounds
+        )
+        rows.append(found | {"tokens": len(theirs) * BATCH_TOKENS})
     return rows
 
 
@@ -185,6 +220,8 @@ def report(result: dict[str, Any]) -> str:
         f"{result['machine_line']}. {result['rounds']} rounds in turn; medians, quartiles in brackets.",
         "### Warm, beside the same over an `np.memmap`",
         markdown_table(("row", "M tokens/s", "of memmap"), warm),
+        "### From a cache, beside the store itself",
+        markdown_table(("order", "of the store"), [(row["name"], _text(row["of_store"])) for row in result["cached"]]),
         "### Cold, beside the disk's sequential O_DIRECT bandwidth",
         markdown_table(("order", "MB/s", "of O_DIRECT"), cold),
         "### Many shards",

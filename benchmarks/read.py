@@ -12,7 +12,6 @@ records, so their batches are others, of the same records. Both facts are checke
 from __future__ import annotations
 
 import time
-import zlib
 from collections.abc import Callable, Iterable
 from itertools import pairwise
 from pathlib import Path
@@ -47,6 +46,7 @@ from benchmarks.measure import (
 )
 from benchmarks.rows import BY_NAME, HDF5, HDF5_16, NATIVE, NPY, ONE, ROWS, TENSOR, Epoch, Row, Setup
 from zb_hdf5.converters.cli import convert
+from zb_hdf5.core.digests import crc32_of
 
 CHECK_EPOCH: Final = 1000
 WARM_SECONDS: Final = 0.25
@@ -220,7 +220,7 @@ def _checksums(batches: Iterable[Any], dtype: str) -> dict[str, Any]:
         if found.shape != (BATCH_SIZE, SEQ_LEN) or found.dtype != dtype:
             raise AssertionError(f"expected {dtype} {(BATCH_SIZE, SEQ_LEN)}, found {found.dtype} {found.shape}")
         tokens = found.astype(np.int64, copy=False)
-        ordered = zlib.crc32(tokens, ordered)
+        ordered = crc32_of(tokens, ordered)
         records = (records + checksum_records(tokens)) % 2**64
         count += 1
     return {"ordered": ordered, "records": records, "batches": count}

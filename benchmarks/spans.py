@@ -1,4 +1,4 @@
-"""Spans and documents: what a step costs with what belongs to its tokens, beside its tokens alone.
+"""How much slower a step is when it also reads spans, documents or a field, and how much slower spans are to write.
 
 Windows of 4,096 tokens of a stream whose documents have 20 spans of 160 bytes each; and batches of 32 x 512 of packed
 documents. All rows run in short turns in one process, page cache warm; ratios are of pairs of the same turn. Rates are

@@ -24,6 +24,7 @@ from zb_hdf5.console import (
 )
 from zb_hdf5.converters.in_place import in_place_options
 from zb_hdf5.converters.options import (
+    CODEC,
     EXECUTORS,
     FORCE,
     NATURAL,
@@ -40,6 +41,7 @@ from zb_hdf5.converters.options import (
     options_of,
     with_options,
 )
+from zb_hdf5.converters.stream_cli import add_stream_command
 from zb_hdf5.converters.text_cli import add_text_commands
 from zb_hdf5.formats.registry import FORMATS, FileFormat, variants_of
 
@@ -156,8 +158,10 @@ def _add_command(source: FileFormat, target: FileFormat) -> None:
     for each in _format_options(source, target):
         command = each(command)
     command = _npy_options(shuffle_options(command)) if from_arrays else command
-    command = click.argument("dst", type=NewPath(), required=not in_place)(command)
-    command = click.argument("src", type=ExistingPath(), nargs=-1 if from_arrays else 1, required=True)(command)
+    command = click.argument("dst", type=NewPath(urls=target.indexed), required=not in_place)(command)
+    command = click.argument(
+        "src", type=ExistingPath(urls=not from_arrays), nargs=-1 if from_arrays else 1, required=True
+    )(command)
     convert.command(name)(command)
 
 
@@ -192,6 +196,7 @@ def _add_stream_command(target: FileFormat) -> None:
     command: Callable[..., Any] = work_options(run)
     for variant in variants:
         command = click.option(f"--{variant.name}", is_flag=True, help=variant.variant_help)(command)
+    command = CODEC(command) if target.holds_codecs else command
     dtypes = click.Choice(["keep", "uint32"])
     command = option("--dtype", dtypes, "keep", "Stored dtype; uint16 .batch files are an extension.")(command)
     command = with_options(PACKING_OPTIONS, command)
@@ -211,6 +216,12 @@ def _format_options(source: FileFormat, target: FileFormat) -> Iterator[Callable
     if source.reader and target.reader:
         dtypes = click.Choice(["keep", "uint32", "uint16"])
         yield option("--dtype", dtypes, "keep", "Stored dtype; uint16 .batch files are an extension.")
+        yield click.option("--batch-size", type=POSITIVE, help="Records per batch. [default: as stored]")
+        yield click.option("--seq-len", type=POSITIVE, help="Cut records to this divisor of theirs. [default: no]")
+        left = click.Choice(["drop", "error"])
+        yield click.option("--remainder", type=left, help="Records that do not fill the last batch. [default: drop]")
+    if target.holds_codecs:
+        yield CODEC
     for variant in variants_of(target.name):
         yield click.option(f"--{variant.name}", is_flag=True, help=variant.variant_help)
     if target.can_grow:
@@ -220,9 +231,10 @@ def _format_options(source: FileFormat, target: FileFormat) -> Iterator[Callable
 
 
 def _open_store(path: Path, source: FileFormat, options: StoreOptions) -> Source:
-    from zb_hdf5.converters.sources.store import StoreSource
+    from zb_hdf5.converters.sources.relaid import open_store
 
-    return StoreSource(path, source.name, options.dataset, options.dtype)
+    layout = {"batch_size": options.batch_size, "seq_len": options.seq_len, "remainder": options.remainder}
+    return open_store(path, source.name, options.dataset, options.dtype, **layout)  # type: ignore[arg-type]
 
 
 def _open_arrays(paths: tuple[Path, ...], target: FileFormat, options: NpyOptions) -> Source:
@@ -244,6 +256,7 @@ def run_conversion(
     from zb_hdf5.converters.pipeline import run as pipe
     from zb_hdf5.converters.pipeline.engines import open_engine, require_own_workers
     from zb_hdf5.converters.pipeline.shuffle import DEFAULT_MEMORY_BYTES, require_memory
+    from zb_hdf5.spec import NO_CODEC
 
     require_own_workers(options.executor, options.workers)
     source = None if options.executor == "mpi" else open_source()
@@ -264,6 +277,7 @@ def run_conversion(
             planned = describe(
                 source, target, dst, num_shards=options.shards, shard_bytes=options.shard_size,
                 workers=engine.workers, shuffle_method=method, memory_bytes=memory_bytes,
+                codec=options.codec or NO_CODEC,
             )  # fmt: skip
             if not (options.force or options.resume):
                 refuse_existing(dst)
@@ -275,7 +289,8 @@ def run_conversion(
                 source, target, dst, num_shards=options.shards, shard_bytes=options.shard_size,
                 overwrite=options.force, resume=options.resume,
                 part=_part_of(options), engine=engine,
-                shuffle_method=method, memory_bytes=memory_bytes, progress=progress.advance, kept=progress.keep,
+                shuffle_method=method, memory_bytes=memory_bytes, codec=options.codec or NO_CODEC,
+                progress=progress.advance, kept=progress.keep,
             )  # fmt: skip
     print_report(_as_json(report), _as_lines(report), as_json=options.as_json, quiet=options.quiet)
 
@@ -284,7 +299,7 @@ def _run_live(open_source: Callable[[], Source], name: str, dst: Path, options: 
     from zb_hdf5.converters.pipeline.live import convert_live
 
     serial = {"workers": None, "executor": "local", "scheduler_file": None, "shard_range": None, "resume": False,
-              "dry_run": False, "force": False}  # fmt: skip
+              "dry_run": False, "force": False, "codec": None}  # fmt: skip
     given = [f"--{key.replace('_', '-')}" for key, value in serial.items() if getattr(options, key) != value]
     if given:
         raise click.UsageError(f"--live is written by one process, into a new folder: leave out {', '.join(given)}")
@@ -384,10 +399,11 @@ def _padding(report: Report) -> str:
 
 for _source in FORMATS.values():
     for _target in FORMATS.values():
-        if _source != _target and _source.as_source and _target.as_target:
+        if (_source != _target or _target.holds_codecs) and _source.as_source and _target.as_target:
             _add_command(_source, _target)
 for _target in FORMATS.values():
     if _target.as_target and _target.indexed:
         _add_stream_command(_target)
 
+add_stream_command(convert)
 add_text_commands(convert, _as_json, _as_lines)

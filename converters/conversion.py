@@ -17,10 +17,12 @@ from zb_hdf5.converters.pipeline.journal import WHOLE, Part
 from zb_hdf5.converters.pipeline.shuffle import DEFAULT_MEMORY_BYTES, require_memory
 from zb_hdf5.converters.pipeline.task import Progress, no_progress
 from zb_hdf5.converters.sources.npy import NpySource
+from zb_hdf5.converters.sources.relaid import open_store
 from zb_hdf5.converters.sources.source import Source
-from zb_hdf5.converters.sources.store import StoreSource
 from zb_hdf5.converters.sources.stream import open_stream
+from zb_hdf5.core.paths import any_path, local_path
 from zb_hdf5.formats.registry import FORMATS
+from zb_hdf5.spec import codec_named
 from zb_hdf5.store.kinds import is_stream
 
 SOURCE_FORMATS: Final = tuple(name for name, row in FORMATS.items() if row.as_source)
@@ -56,6 +58,7 @@ def convert(
     part: tuple[int, int] | None = None,
     memory_bytes: int = DEFAULT_MEMORY_BYTES,
     shuffle_method: str = "auto",
+    codec: str | None = None,
     overwrite: bool = False,
     resume: bool = False,
     progress: Progress = no_progress,
@@ -65,16 +68,18 @@ def convert(
     Parameters
     ----------
     source
-        Of `.npy` files one or more, or folders of them; else one file or store, of batches or of streams.
+        Of `.npy` files one or more, or folders of them; else one file, store or URL, of batches or of streams.
     target
         "hdf5", "batch", "npy", or "dual" (a `.batch` that is an HDF5 file as well).
     destination
-        One file if it ends in the format's suffix, else a folder of shards.
+        One file if it ends in the format's suffix, else a folder of shards, of this machine or in a bucket: such a
+        store is written to `<its name>.upload` in the current folder, uploaded with its index last, and removed there.
     source_format
         "npy", "hdf5", "batch", or "stream": an HDF5 stream of documents, to be packed; "auto": what the first file is.
     batch_size, seq_len, shuffle, seed, remainder, pad_id, vocab_size
-        Of `.npy` sources and streams only, which are no batches. By default 32, 512, True, 42, "drop", 0 and unknown;
-        of a stream the remainder is "pad", `pad_id` its boundary token, and the vocabulary its own.
+        Of `.npy` sources and streams, which are no batches. By default 32, 512, True, 42, "drop", 0 and unknown;
+        of a stream the remainder is "pad", `pad_id` its boundary token, and the vocabulary its own. Of a store
+        `batch_size`, a `seq_len` that divides the stored one, and `remainder` change the layout of its batches.
     packing
         How the documents of a stream become rows: "concat" (the default), "best-fit" or "pad".
     dtype
@@ -89,6 +94,8 @@ def convert(
         (i, n): the i-th of n parts only; then `zb index merge`.
     memory_bytes, shuffle_method
         What all processes of this node may take together, and how shuffled records are read.
+    codec
+        "zstd" or "gzip", with a level behind a colon, to compress what is written; HDF5 only.
     overwrite
         Replace what exists, at the end and whole.
     resume
@@ -117,7 +124,9 @@ def convert(
     require_choice("target", target, tuple(FORMATS))
     require_choice("source_format", source_format, ("auto", *SOURCE_FORMATS, STREAM))
     require_own_workers(executor, workers)
-    paths = [Path(source)] if isinstance(source, str | os.PathLike) else [Path(each) for each in source]
+    stored_codec = codec_named(codec)
+    given_paths = [source] if isinstance(source, str | os.PathLike) else source
+    paths = [any_path(each) for each in given_paths]
     if not paths:
         raise ArgumentError("source: expected one path or more, found none")
     kind = _format_of(paths[0], dataset) if source_format == "auto" else source_format
@@ -127,7 +136,7 @@ def convert(
     }  # fmt: skip
     given = {name: value for name, value in records.items() if value is not None}
     shards = {"num_shards": num_shards, "shard_bytes": shard_bytes}
-    destination, job = Path(destination), Part(*part) if part else WHOLE
+    destination, job = any_path(destination), Part(*part) if part else WHOLE
 
     def open_source() -> Source:
         if kind == STREAM:
@@ -154,7 +163,8 @@ def convert(
         return run.convert(
             opened, target, destination, num_shards=None if kind == STREAM else num_shards,
             shard_bytes=None if kind == STREAM else shard_bytes, overwrite=overwrite, resume=resume, part=job,
-            engine=engine, shuffle_method=shuffle_method, memory_bytes=memory_bytes, progress=progress,
+            engine=engine, shuffle_method=shuffle_method, memory_bytes=memory_bytes, codec=stored_codec,
+            progress=progress,
         )  # fmt: skip
 
 
@@ -165,6 +175,8 @@ def _open_stream(
         raise ArgumentError(
             f"{paths[0]}: expected one stream, which has its own vocab_size, found {len(paths)} sources"
         )
+    for path in (paths[0], destination):
+        local_path(path)  # the plan of the rows lies beside them
     options = PackOptions(**{"batch_size": 32, "seq_len": 512, **given})  # type: ignore[arg-type]
     return open_stream(paths[0], target, destination, options, dtype or "keep", part)
 
@@ -186,15 +198,16 @@ def _open_store(
 ) -> Source:
     if len(paths) > 1:
         raise ArgumentError(f"source: expected one {kind} file or store, found {len(paths)}")
-    if given:
+    layout = {name: given[name] for name in ("batch_size", "seq_len", "remainder") if name in given}
+    if other := given.keys() - layout.keys():
         raise ArgumentError(
-            f"{paths[0]}: {', '.join(given)} belong to .npy files and streams: batches stay as they are stored"
+            f"{paths[0]}: {', '.join(sorted(other))} belong to .npy files and streams: records stay as they are stored"
         )
-    return StoreSource(paths[0], kind, dataset, dtype or "keep")
+    return open_store(paths[0], kind, dataset, dtype or "keep", **layout)  # type: ignore[arg-type]
 
 
 def _format_of(path: Path, dataset: str | None) -> str:
-    """Return the format of records that are no batches, or "auto": a store says what it is."""
+    """Return the format of a source: by its suffix where the files do not say, else "auto"."""
     for name in SOURCE_FORMATS:
         suffix = FORMATS[name].suffix
         if not FORMATS[name].reader and (path.suffix == suffix or (path.is_dir() and any(path.glob(f"*{suffix}")))):

@@ -39,6 +39,24 @@ def with_options(options: Iterable[Callable[..., Any]], command: Callable[..., A
     return command
 
 
+class Codec(click.ParamType[str]):
+    """zstd or gzip, with a level behind a colon."""
+
+    name = "CODEC"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        from zb_hdf5 import ArgumentError
+        from zb_hdf5.spec import codec_named
+
+        try:
+            return codec_named(value)
+        except ArgumentError as error:
+            self.fail(str(error), param, ctx)
+
+
+CODEC: Final = click.option(
+    "--codec", type=Codec(), help="Compress the tokens: zstd[:1-22] or gzip[:1-9]. [default: none]"
+)
 #: How documents become batches, whether they are text or tokens already.
 PACKING_OPTIONS: Final = (
     option("--packing", click.Choice(["concat", "best-fit", "pad"]), "concat", "How documents become rows."),
@@ -85,6 +103,7 @@ class ConvertOptions(RunOptions):
     shard_size: int | None
     shard_range: tuple[int, int] | None
     dry_run: bool
+    codec: str | None = None
     memory: int | None = None
     shuffle_method: str | None = None
     live: bool = False
@@ -110,6 +129,9 @@ class StoreOptions:
 
     dataset: str | None = None
     dtype: str = "keep"
+    batch_size: int | None = None
+    seq_len: int | None = None
+    remainder: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,3 +157,4 @@ class TextCommandOptions(RunOptions):
     val_last_shard: bool
     shard_per_source: bool
     threads: int | None
+    codec: str | None

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from zb_hdf5.console import ExistingPath, NewPath, Progress, counted, format_count, output_options, print_report
+from zb_hdf5.console import ExistingPath, NewPath, Progress, counted, output_options, print_report
 from zb_hdf5.converters.options import (
+    CODEC,
     EXECUTORS,
     FORCE,
     PACKING_OPTIONS,
@@ -20,12 +21,12 @@ from zb_hdf5.converters.options import (
     options_of,
     with_options,
 )
+from zb_hdf5.converters.stream_cli import rate_json, speed_of, streams_json, streams_lines
 from zb_hdf5.text.documents import FILE_KINDS
 
 if TYPE_CHECKING:
     from zb_hdf5.converters.ingest.routing import Recipe
     from zb_hdf5.converters.ingest.to_batches import IngestReport
-    from zb_hdf5.converters.ingest.to_streams import StreamReport
     from zb_hdf5.converters.pipeline.run import Report, WorkOptions
     from zb_hdf5.text.documents import DocumentFile
 
@@ -124,6 +125,7 @@ _OPTIONS: Final = [
     click.option(
         "--threads", type=POSITIVE, help="Threads that tokenize, per process. [default: its share of the cores]"
     ),
+    CODEC,
     option("--executor", EXECUTORS, "local", "Who tokenizes: local processes, MPI ranks, a dask cluster."),
     SCHEDULER_FILE,
     click.option("--resume", is_flag=True, help="Keep the finished work of an interrupted run, do the rest."),
@@ -136,11 +138,12 @@ def _to_batches(
     as_json: AsJson, as_lines: AsLines,
 ) -> Task:  # fmt: skip
     from zb_hdf5.converters.ingest.to_batches import TextOptions, ingest_batches, is_ingested
+    from zb_hdf5.spec import NO_CODEC
 
     text = TextOptions(
         options.batch_size, options.seq_len, options.seed, options.shuffle == "global", options.packing,
         options.remainder, options.pad_id, options.shards, val_fraction=options.val_fraction,
-        val_last_shard=options.val_last_shard,
+        val_last_shard=options.val_last_shard, codec=options.codec or NO_CODEC,
     )  # fmt: skip
 
     def write(work: WorkOptions) -> Printed:
@@ -153,15 +156,16 @@ def _to_batches(
 
 def _to_streams(files: list[DocumentFile], kind: str, dst: Path, recipe: Recipe, options: TextCommandOptions) -> Task:
     from zb_hdf5.converters.ingest.to_streams import ShardedTokenizationPipeline
+    from zb_hdf5.spec import NO_CODEC
 
     pipeline = ShardedTokenizationPipeline(
         files, kind, recipe, num_shards=options.shards, val_fraction=options.val_fraction,
-        val_last_shard=options.val_last_shard, seed=options.seed,
+        val_last_shard=options.val_last_shard, seed=options.seed, codec=options.codec or NO_CODEC,
     )  # fmt: skip
 
     def write(work: WorkOptions) -> Printed:
         report = pipeline.run(dst, work)
-        return _streams_json(report), _streams_lines(report)
+        return streams_json(report), streams_lines(report)
 
     return lambda: pipeline.is_done(dst), write
 
@@ -233,7 +237,7 @@ def _as_json(report: IngestReport) -> dict[str, Any]:
         "packing": report.packing,
         "batches_of_split": report.batches_of_split,
         "seconds": round(report.seconds, 3),
-        **_rate_json(report.counts.tokens.tokens_in, report.tokens_kept, report.seconds),
+        **rate_json(report.counts.tokens.tokens_in, report.tokens_kept, report.seconds),
     }
 
 
@@ -243,53 +247,6 @@ def _lines(report: IngestReport) -> list[tuple[str, str]]:
     )
     return [
         ("documents", f"{report.counts.documents:,}, {report.packing} packing: {splits}"),
-        ("speed", _speed(report.counts.tokens.tokens_in, report.tokens_kept, report.seconds)),
-        *report.counts.dropped.lines(),
-    ]
-
-
-def _speed(tokens: int, kept: int, seconds: float) -> str:
-    """Rate what this run tokenized, not the tokens of an earlier run."""
-    note = f" (kept {kept:,} tokens, tokenized {tokens - kept:,})" if kept else ""
-    return f"{seconds:.2f} s{note}, {format_count((tokens - kept) / seconds)}tok/s"
-
-
-def _rate_json(tokens: int, kept: int, seconds: float) -> dict[str, int]:
-    return {"tokens_kept": kept, "tokens_per_second": round((tokens - kept) / seconds)}
-
-
-def _streams_json(report: StreamReport) -> dict[str, Any]:
-    index = report.index
-    return {
-        "path": str(report.destination),
-        "dtype": index.meta.dtype.name,
-        "num_shards": len(index.shards),
-        "shards_kept": report.shards_kept,
-        "shards_written": len(index.shards) - report.shards_kept,
-        "documents": index.meta.document_count,
-        "documents_dropped": report.counts.dropped.counts,
-        "documents_dropped_first": report.counts.dropped.first,
-        "tokens_in": report.counts.tokens.tokens_in,
-        "tokens_stored": index.token_count,
-        "tokens_dropped": report.counts.tokens.dropped,
-        "sha256": index.sha256,
-        "seconds": round(report.seconds, 3),
-        **_rate_json(report.counts.tokens.tokens_in, report.tokens_kept, report.seconds),
-    }
-
-
-def _streams_lines(report: StreamReport) -> list[tuple[str, str]]:
-    index, counts = report.index, report.counts.tokens
-    cut = " + ".join(f"{tokens:,} {reason}" for reason, tokens in counts.dropped.items()) or "0"
-    val = sum(shard.split != "train" for shard in index.shards)
-    shards = counted(len(index.shards), "shard")
-    if report.shards_kept:
-        shards = f"kept {report.shards_kept:,} shards, wrote {len(index.shards) - report.shards_kept:,}"
-    return [
-        ("wrote", f"{report.destination} ({shards}{f', {val:,} of them val' if val else ''})"),
-        ("documents", f"{index.meta.document_count:,}"),
-        ("tokens", f"{counts.tokens_in:,} in = {index.token_count:,} stored + {cut} dropped"),
-        ("sha256", index.sha256),
-        ("speed", _speed(counts.tokens_in, report.tokens_kept, report.seconds)),
+        ("speed", speed_of(report.counts.tokens.tokens_in, report.tokens_kept, report.seconds)),
         *report.counts.dropped.lines(),
     ]

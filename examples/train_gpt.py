@@ -7,8 +7,8 @@
     python examples/train_gpt.py packed --out other --document-masks     # no token attends to another document
 
 Every step of all processes together takes `--global-batch` records, whatever their number, so the order of the data
-does not depend on it. The folder `--out` gets `checkpoint.pt`, `log.rank*.jsonl` (a line per step) and `loss.png`.
-Uses gloo on CPUs and nccl on GPUs.
+does not depend on it. The folder `--out` gets `checkpoint.pt`, `loader.json` (the loader's part of it),
+`log.rank*.jsonl` (a line per step) and `loss.png`. Uses gloo on CPUs and nccl on GPUs.
 """
 
 from __future__ import annotations
@@ -107,6 +107,7 @@ class Run:
             batch_size=options.global_batch // world_size,
             device=device,
             targets=True,
+            cache=options.cache,
             documents=("cu_seqlens", "position_ids") if options.document_masks else (),
         )
         vocab_size = options.vocab_size or self.loader.reader.meta.vocab_size
@@ -122,6 +123,8 @@ class Run:
             partial = self.path.with_suffix(".partial")
             torch.save({"step": self.step, **{name: part.state_dict() for name, part in parts.items()}}, partial)
             os.replace(partial, self.path)
+            partial.write_text(json.dumps(self.loader.state_dict()))
+            os.replace(partial, self.path.with_name("loader.json"))  # for zb stage and zb which
 
     def resume(self) -> None:
         """Load the checkpoint if there is one."""
@@ -195,6 +198,7 @@ def parse() -> argparse.Namespace:
     for name, default in numbers.items():
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--cache", help="keep what is read in this folder of a local disk")
     parser.add_argument("--document-masks", action="store_true", help="tokens attend to their own document only")
     return parser.parse_args()
 

@@ -23,8 +23,8 @@ from zb_hdf5.spec import BATCHES, CRC32, CRC32_SUFFIX, SHARD_PREFIX
 pytest.register_assert_rewrite("zb_hdf5.testing")  # before the import: a failed check shows its values
 from zb_hdf5.testing import random_tokens  # noqa: E402
 
-settings.register_profile("zb", deadline=None, derandomize=True, print_blob=True)
-settings.load_profile("zb")
+#: Of the examples of a property, the share that is tried without --slow.
+QUICK_SHARE = 5
 
 
 # A shell starts what runs in the background with Ctrl+C ignored, and our children would inherit that.
@@ -35,11 +35,26 @@ def pytest_addoption(parser):
     parser.addoption("--slow", action="store_true", help="run the tests marked slow as well")
 
 
+def pytest_configure(config):
+    examples = 100 if config.getoption("--slow") else 100 // QUICK_SHARE
+    settings.register_profile("zb", deadline=None, derandomize=True, print_blob=True, max_examples=examples)
+    settings.load_profile("zb")
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(config, items):
-    if not config.getoption("--slow"):
-        for item in items:
-            if "slow" in item.keywords:
-                item.add_marker(pytest.mark.skip(reason="slow: pass --slow"))
+    for item in items:
+        if config.getoption("--slow"):
+            if getattr(item.obj, "is_hypothesis_test", False):
+                item.add_marker(pytest.mark.slow)  # with all of its examples
+        elif "slow" in item.keywords:
+            item.add_marker(pytest.mark.skip(reason="slow: pass --slow"))
+
+
+def pytest_collection_finish():
+    """Leave what the imports made out of every later collection: the guards below collect after many tests."""
+    gc.collect()
+    gc.freeze()
 
 
 # --- leaks -----------------------------------------------------------------------------------------------------
@@ -154,13 +169,13 @@ def write_file():
 
 @pytest.fixture(scope="session")
 def write_store(write_file):
-    """Return `write_store(folder, tokens, cuts, backends) -> folder`.
+    """Return `write_store(folder, tokens, cuts, backends, **options) -> folder`.
 
     `cuts` are the batch numbers where shards begin and end (0 and the number of batches are added); shard k is of the
-    k-th of `backends`, which are taken in turn.
+    k-th of `backends`, which are taken in turn; `options` are those of each writer.
     """
 
-    def write(folder, tokens, cuts=(), backends=("hdf5",)):
+    def write(folder, tokens, cuts=(), backends=("hdf5",), **options):
         folder = Path(folder)
         folder.mkdir()
         limits = [0, *cuts, len(tokens)]
@@ -168,7 +183,7 @@ def write_store(write_file):
         for number, (start, stop) in enumerate(pairwise(limits)):
             backend = backends[number % len(backends)]
             path = folder / f"{SHARD_PREFIX}{number:05}{BACKENDS[backend].suffix}"
-            info = write_file(path, tokens[start:stop])
+            info = write_file(path, tokens[start:stop], **options)
             if backend == "batch":
                 path.with_name(path.name + CRC32_SUFFIX).write_bytes(info.crc32.tobytes())
             entries.append(ShardEntry.of(info))

@@ -1,4 +1,8 @@
-"""An engine that stops in the middle of its work."""
+"""What stops in the middle of its work: an engine, a writer of a stream, a repair."""
+
+import contextlib
+
+import pytest
 
 from zb_hdf5.converters.pipeline.engines import Inline
 
@@ -19,3 +23,30 @@ class Failing(Inline):
                 raise Stops
             self.left -= 1
             yield result
+
+
+#: Writes documents into a stream until it is killed, and says how many tokens it has written.
+STREAM_WRITER = """
+import sys
+import numpy as np
+from zb_hdf5 import HDF5ShardWriter
+writer = HDF5ShardWriter(sys.argv[1], chunk_tokens=512)
+number = 0
+while True:
+    writer.write_document(np.arange(number, number + 100) % 60000)
+    number += 100
+    print(number, flush=True)
+"""
+
+
+@contextlib.contextmanager
+def stopped_before_the_index(monkeypatch):
+    """Interrupt what would save an index."""
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("zb_hdf5.store.index.ShardIndex.save", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            yield

@@ -10,8 +10,8 @@ import numpy as np
 
 from zb_hdf5 import open_writer
 from zb_hdf5.core.pieces import Pieces, ends_of
+from zb_hdf5.formats.document_file import DocumentRows, documents_path
 from zb_hdf5.formats.document_writer import DocumentsWriter
-from zb_hdf5.formats.documents import DocumentRows, documents_path
 from zb_hdf5.formats.pieces import PiecesWriter
 from zb_hdf5.spec import NO_DOCUMENT
 

@@ -1,6 +1,8 @@
 """The benchmarks run, check their own data, and give positive figures. Nothing here is about speed."""
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -55,6 +57,17 @@ def assert_positive(row, *names):
 
 
 @pytest.mark.slow
+def test_remote_measures_every_row(tmp_path):
+    if shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin") is None:
+        pytest.skip("needs nginx (Debian: nginx-light)")
+    _, figures = run_benchmark(tmp_path, "remote")
+    names = [row["name"] for row in figures["rows"]]
+    assert names[:3] == ["bare get_range", "no delay, int32", "no delay, int64"]
+    for row in figures["rows"]:
+        assert_positive(row, "bytes_per_s", "ratio")
+
+
+@pytest.mark.slow
 def test_read_measures_every_row(tmp_path):
     printed, figures = run_benchmark(tmp_path, "read")
     assert {row["name"] for row in figures["rows"]} == READ_ROWS
@@ -95,6 +108,7 @@ def test_convert_measures_every_row(tmp_path):
     assert any("growth" in bar["name"] for bar in figures["bars"])
 
 
+@pytest.mark.slow
 def test_convert_profile_measures_stages(tmp_path):
     _, figures = run_benchmark(tmp_path, "convert", "--profile")
     assert {stage["kind"] for stage in figures["stages"]} == {"reader", "digest", "writer"}
@@ -137,6 +151,23 @@ def test_window_measures_every_row(tmp_path):
     for row in figures["rows"]:
         assert row["chunk"] in printed
         assert_positive(row, "warm_us", "cold_us", "read_amplification")
+
+
+@pytest.mark.slow
+def test_spans_measures_every_row(tmp_path):
+    printed, figures = run_benchmark(tmp_path, "spans")
+    assert {row["name"]: (row["beside"], row["bar"]) for row in figures["rows"] if row["bar"]} == {
+        "spans, prefetch": ("windows, prefetch", 0.5), "cu_seqlens": ("batches", 0.6),
+        "document_ids, position_ids": ("batches", 0.2), "field": ("batches", 0.45), "write with spans": ("write", 0.7),
+    }  # fmt: skip
+    assert {row["name"] for row in figures["rows"] if row["name"] == row["beside"]} == {
+        "windows", "windows, prefetch", "batches", "write",
+    }  # fmt: skip
+    assert len(figures["rows"]) == 12
+    for row in figures["rows"]:
+        assert row["name"] in printed
+        assert_positive(row, "per_s", "ratio")
+    assert figures["over_seeks"]["median"] > 0
 
 
 @pytest.mark.slow

@@ -55,12 +55,14 @@ def run(chats):
     return out, done.stdout
 
 
+@pytest.mark.slow
 def test_only_what_the_assistant_says_has_a_gradient(run):
     masked, counted = re.search(r"at most (\S+) where no target counts, at least (\S+) where", run[1]).groups()
     assert float(masked) == 0
     assert float(counted) > 0
 
 
+@pytest.mark.slow
 def test_the_stored_masks_are_the_words_of_the_assistant(run, chats):
     tokenizer = load_tokenizer(f"hf:{run[0] / 'tokenizer' / 'tokenizer.json'}")
     with MmapTokenStore(run[0] / "chats.h5") as store, store.field("loss_mask") as masks:

@@ -57,7 +57,9 @@ def test_hdf5_tables_are_the_spec():
     }
     stream = [row[0] for row in rows_of("formats.md", "| object of a stream | shape | holds |")]
     assert stream == [spec.TOKENS, spec.DOC_OFFSETS, spec.CRC32]
+    packed = [row[0] for row in rows_of("formats.md", "| object of a compressed file | shape | holds |")]
     field = spec.field_column("<name>")
+    assert packed == [spec.EXTENTS, spec.extents_column(field)]
     rows = rows_of("formats.md", "| object of a field | shape | holds |")
     assert [row[0] for row in rows] == [field, spec.crc32_column(field)]
     versions = re.findall(r"^## .*version (\d)$", TEXT["formats.md"], re.MULTILINE)
@@ -75,6 +77,14 @@ def test_index_tables_are_the_spec():
     assert {key for keys in spec.INDEX_META_KEYS.values() for key in keys} <= set(re.findall(r"\w+", keys))
 
 
+def test_codecs_table_is_the_spec():
+    rows = rows_of("formats.md", "| codec | HDF5 filter | levels |")
+    assert rows == [
+        [name, str(facts.filter_id), f"1 to {facts.max_level}, {facts.default_level} by default"]
+        for name, facts in spec.CODECS.items()
+    ]
+
+
 def test_tables_of_documents_are_the_spec():
     kinds = {"uint64": "<u8", "uint32": "<u4", "uint8": "|u1"}
     for kind, datasets in spec.TABLES.items():
@@ -88,7 +98,11 @@ def test_tables_of_documents_are_the_spec():
     text = TEXT["formats.md"].split("## HDF5 tables")[1].split("\n## ")[0]
     names = {*spec.TABLES_ATTRIBUTES, *(name for names in spec.TABLES_KIND_ATTRIBUTES.values() for name in names)}
     assert names <= set(re.findall(r"`(\w+)`", text))
-    for kind, keys in (("pieces", spec.INDEX_PIECES_KEYS), ("documents", spec.INDEX_DOCUMENTS_KEYS)):
+    for kind, keys in (
+        ("pieces", spec.INDEX_PIECES_KEYS),
+        ("codecs", spec.INDEX_CODECS_KEYS),
+        ("documents", spec.INDEX_DOCUMENTS_KEYS),
+    ):
         documented = [row[0] for row in rows_of("formats.md", f"| key of `{kind}` | element |")]
         assert re.findall(r"\w+", " ".join(documented)) == list(keys)
 
@@ -254,5 +268,6 @@ def test_python_examples_run(page, tmp_path, monkeypatch):
             for line in example.splitlines():
                 done = CliRunner().invoke(zb, shlex.split(line, comments=True)[1:])
                 assert done.exit_code == 0, done.output
-    steps = {"README.md": 3 * len(tokens), "train.md": 3 * len(tokens) + 20, "live.md": len(tokens)}
+    steps = {"README.md": 3 * len(tokens), "train.md": 3 * len(tokens) + 20}
+    steps |= dict.fromkeys(("live.md", "cache.md"), len(tokens))
     assert len(seen) == steps.get(page, 0)

@@ -33,6 +33,7 @@ from zb_hdf5 import (
     WindowReader,
     convert,
     fetch_shards,
+    npy_to_stream,
     open_reader,
     open_writer,
     rebuild_index,
@@ -175,6 +176,7 @@ WRITERS = {
     "HDF5ShardWriter": ("out.h5", lambda path, made: HDF5ShardWriter(path).finish()),
     "write_batch_file": ("out.batch", lambda path, made: write_batch_file(path, ROWS, 4, 512, 1)),
     "write_batch_dataset": ("out.batch", lambda path, made: write_batch_dataset(path, iter(ROWS), 8, 4, 512, 1)),
+    "npy_to_stream": ("out", lambda path, made: npy_to_stream([made / "npy"], path, boundary_token_id=1)),
     "fetch_shards": ("out", lambda path, made: fetch_shards("http://127.0.0.1:9/{:05d}", 0, folder=path)),
     "convert": ("out", lambda path, made: convert(made / "store", "batch", path)),
     "convert of a source": (
@@ -184,6 +186,8 @@ WRITERS = {
     "ingest_batches": ("out", lambda path, made: ingest(path, made)),
     "ShardedTokenizationPipeline.run": ("out", lambda path, made: ShardedTokenizationPipeline(["a text"]).run(path)),
     "the pipeline of files of documents": ("out", lambda path, made: tokenize(path, made)),
+    "a cache": ("cache", lambda path, made: close(open_reader(made / "store", cache=path))),
+    "the cache of a Loader": ("cache", lambda path, made: close(Loader(made / "store", cache=path, **ALONE))),
     "merge_parts": ("merged", lambda path, made: merge(path, made)),
     "train_tokenizer": ("tok.json", lambda path, made: train(path, made)),
 }

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     )
     from zb_hdf5.compat.zerobatch import BatchNativeLoader, write_batch_dataset, write_batch_file
     from zb_hdf5.converters.conversion import convert
+    from zb_hdf5.converters.ingest.npy_streams import npy_to_stream
     from zb_hdf5.errors import (
         ArgumentError,
         BackendError,
@@ -70,6 +71,7 @@ _HOME = {
     "compat.tokenized_corpus": ("MmapTokenStore", "ShardedTokenizationPipeline", "SlidingWindowDataloader"),
     "compat.zerobatch": ("BatchNativeLoader", "write_batch_dataset", "write_batch_file"),
     "converters.conversion": ("convert",),
+    "converters.ingest.npy_streams": ("npy_to_stream",),
     "errors": (
         "ArgumentError", "BackendError", "BatchIndexError", "ChecksumError", "ClosedError", "ConvertError",
         "ExistsError", "FormatError", "IncompleteError", "StateError", "UnavailableError",
@@ -152,6 +154,7 @@ __all__ = [  # written out: type checkers take what it names for what this packa
     "convert",
     "fetch_shards",
     "load_tokenizer",
+    "npy_to_stream",
     "open_reader",
     "open_writer",
     "rebuild_index",

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import signal
 import sys
@@ -22,12 +21,12 @@ from typing import Any, Final, NoReturn, Self, TextIO, TypeVar
 
 import click
 
+from zb_hdf5.core.sizes import parse_size
 from zb_hdf5.errors import ArgumentError, Remedy, ZbError
 
 INTERRUPTED: Final = 130
 TERMINATED: Final = 143
 BAR_WIDTH: Final = 30
-_SIZE: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*((?:[kmgt]i?)?)b?\s*", re.IGNORECASE)
 
 #: What to type for each remedy: the library states facts only.
 TYPED: Final = {
@@ -45,6 +44,11 @@ TYPED: Final = {
     Remedy.DATASET: "to read one of them, pass --dataset to 'zb convert' or 'zb info'",
     Remedy.TRAIN: "train both with 'zb tokenizer train'",
     Remedy.OTHER_KIND: "run 'zb convert {at}-to-hdf5' for them",
+    Remedy.REMAINDER: "pass --remainder drop or pad",
+    Remedy.FILL_A_BATCH: "pass a smaller --batch-size, or --remainder pad",
+    Remedy.FILL_THE_SHARDS: "pass a smaller --shards",
+    Remedy.RECORD_LENGTH: "pass --seq-len {at}",
+    Remedy.KEEP_DTYPE: "leave out --dtype",
 }
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -148,17 +152,26 @@ def _wrap(text: str, width: int) -> list[str]:
 
 
 class NewPath(click.Path):
-    """Where something is written: a path of this machine."""
+    """Where something is written: a path of this machine.
+
+    Parameters
+    ----------
+    urls
+        Whether URLs of objects are taken as well.
+    """
 
     remedy = ""
 
-    def __init__(self) -> None:
+    def __init__(self, *, urls: bool = False) -> None:
         super().__init__(path_type=Path)
+        self._urls = urls
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        from zb_hdf5.core.paths import local_path  # numpy, which help does not need
+        from zb_hdf5.core.paths import any_path, is_url, local_path  # numpy, which help does not need
 
         try:
+            if self._urls and is_url(value):
+                return any_path(value)
             local_path(value)
         except ArgumentError as error:
             self.fail(f"{error}{self.remedy}", param, ctx)
@@ -166,12 +179,16 @@ class NewPath(click.Path):
 
 
 class ExistingPath(NewPath):
-    """A path to read: it exists on this machine."""
+    """A path to read: it exists on this machine, or is a URL."""
 
     remedy = "; download it first, with 'zb fetch' or the tool of its store"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         path: Path = super().convert(value, param, ctx)
+        from zb_hdf5.core.paths import is_url
+
+        if is_url(path):
+            return path  # who opens it says whether it is there
         partial = path.with_name(f"{path.name}.partial") if path.name else path
         if not os.path.lexists(path) and partial.exists():
             self.fail(
@@ -192,17 +209,10 @@ class Size(click.ParamType[int]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         if isinstance(value, int):
             return value
-        match = _SIZE.fullmatch(value)
-        size = int(float(match[1]) * _unit(match[2])) if match else 0
-        if size < 1:
-            self.fail(f"{value!r} is not a size such as 512MB or 1GiB", param, ctx)
-        return size
-
-
-def _unit(prefix: str) -> int:
-    """Return 1000 for "k", 1024 for "Ki", and so on; 1 for no prefix."""
-    base = 1024 if prefix[1:] else 1000
-    return int(base ** " kmgt".index(prefix[:1].lower() or " "))
+        try:
+            return parse_size(value)
+        except ArgumentError as error:
+            self.fail(str(error), param, ctx)
 
 
 class Progress:

@@ -44,6 +44,11 @@ class Remedy(StrEnum):
     DATASET = "to read one of them, pass dataset= to open_reader"
     TRAIN = "train both with train_tokenizer"
     OTHER_KIND = "leave out the kind to open them"
+    REMAINDER = "pass remainder='drop' or 'pad'"
+    FILL_A_BATCH = "pass a smaller batch_size, or remainder='pad'"
+    FILL_THE_SHARDS = "pass a smaller num_shards"
+    RECORD_LENGTH = "pass the seq_len of the records"
+    KEEP_DTYPE = "leave out dtype"
 
 
 class ZbError(Exception):
@@ -54,7 +59,8 @@ class ZbError(Exception):
     remedy
         What helps; None where the message says all. The text of the error ends with it.
     at
-        What to apply it to: a path; of `LEAVE_OUT` how much is left out, of `OTHER_KIND` the kind.
+        What to apply it to: a path; of `LEAVE_OUT` how much is left out, of `OTHER_KIND` the kind, of `RECORD_LENGTH`
+        the tokens.
     """
 
     exit_code: ClassVar[int] = 1

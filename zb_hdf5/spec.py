@@ -9,7 +9,7 @@ import hashlib
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,41 @@ from zb_hdf5.field import Field
 TokenArray = npt.NDArray[Any]
 
 U32_MAX: Final = 2**32 - 1
+
+# --- codecs of HDF5 chunks -------------------------------------------------------------------------------------
+
+
+class CodecFacts(NamedTuple):
+    """The number of the registered HDF5 filter of a codec, and its levels."""
+
+    filter_id: int
+    default_level: int
+    max_level: int
+
+
+#: Of a store without compression.
+NO_CODEC: Final = "none"
+CODECS: Final = {"gzip": CodecFacts(1, 6, 9), "zstd": CodecFacts(32015, 3, 22)}
+
+
+def codec_named(text: str | None) -> str:
+    """Return a codec with its level, as it is stored: "zstd" is "zstd:3", None is "none".
+
+    Raises
+    ------
+    ArgumentError
+        If there is no such codec or level.
+    """
+    if text in (None, NO_CODEC):
+        return NO_CODEC
+    name, _, level = str(text).partition(":")
+    facts = CODECS.get(name)
+    if facts is None:
+        raise ArgumentError(f"codec must be {NO_CODEC}, or one of {', '.join(CODECS)} with a level, found {text!r}")
+    if level and not (level.isascii() and level.isdecimal() and 1 <= int(level) <= facts.max_level):
+        raise ArgumentError(f"codec {name} has levels 1 to {facts.max_level}, found {text!r}")
+    return f"{name}:{int(level or facts.default_level)}"
+
 
 # --- tokens ----------------------------------------------------------------------------------------------------
 
@@ -59,6 +94,10 @@ FACE_BYTES: Final = HEADER_BYTES - USER_BLOCK_BYTES
 BATCHES: Final = "batches"
 CRC32: Final = "crc32"
 CRC32_CHUNK_ROWS: Final = 4096  # 16 KiB: what one commit rewrites
+#: Of a compressed column, one row for each chunk: its byte offset in the file, and how many bytes it has there. As many
+#: as it has without compression: it is stored as it is.
+EXTENTS: Final = "extents"
+EXTENTS_CHUNK_ROWS: Final = 1024  # 16 KiB
 #: Attributes of the root group, all written before SWMR starts.
 ROOT_ATTRIBUTES: Final = (
     "format", "format_version", "creator", "batch_size", "seq_len", "seed",
@@ -88,9 +127,19 @@ def field_column(name: str) -> str:
     return f"{FIELDS_GROUP}/{name}"
 
 
+def field_name(column: str) -> str:
+    """Return the field of a column."""
+    return column.removeprefix(f"{FIELDS_GROUP}/")
+
+
 def crc32_column(column: str) -> str:
     """Return the column of the crc32 rows of a column: those of the tokens have no other name in front."""
     return CRC32 if column in TOKEN_COLUMNS.values() else f"{column}.{CRC32}"
+
+
+def extents_column(column: str) -> str:
+    """Return the column that says where the chunks of a compressed column lie."""
+    return EXTENTS if column in TOKEN_COLUMNS.values() else f"{column}.{EXTENTS}"
 
 
 def meta_block_bytes(expected_batches: int) -> int:
@@ -163,6 +212,8 @@ JOURNAL_PREFIX: Final = "journal-"  # what a conversion has done, in its `.parti
 CRC32_SUFFIX: Final = ".crc32"  # beside a `.batch` shard: raw little-endian uint32, one per batch
 #: Key of `pieces` -> JSON type of each element: of each shard, its file of pieces (bytes -1: it has none).
 INDEX_PIECES_KEYS: Final[dict[str, type[Any]]] = {"bytes": int, "sha256": str}
+#: Key of `codecs` -> JSON type of each element: of each shard, its codec, and the bytes of its compressed tokens.
+INDEX_CODECS_KEYS: Final[dict[str, type[Any]]] = {"codec": str, "bytes": int}
 #: Key of `documents` -> JSON type of each element: of each document table, what lies in it.
 INDEX_DOCUMENTS_KEYS: Final[dict[str, type[Any]]] = {
     "path": str, "bytes": int, "sha256": str, "split": str, "first_token": int, "token_count": int,
@@ -222,6 +273,8 @@ class StoreMeta:
         fewer tokens.
     fields
         What is aligned with the tokens, in the order of their names.
+    codec
+        Of the chunks, with its level ("zstd:3"), or "none".
     field
         None for tokens. The field whose values these batches are: then `dtype` is its dtype, and a record has
         `seq_len` values, those of each token one after the other.
@@ -243,6 +296,7 @@ class StoreMeta:
     boundary_token_id: int = NO_BOUNDARY
     layout: str = BATCHES_LAYOUT
     fields: tuple[Field, ...] = ()
+    codec: str = NO_CODEC
     field: Field | None = None
 
     def __post_init__(self) -> None:

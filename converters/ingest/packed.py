@@ -18,7 +18,8 @@ from zb_hdf5.converters.pipeline.plan import DEFAULT_SHARD_BYTES
 from zb_hdf5.converters.sources.source import REMAINDERS, Source, TokenCounts
 from zb_hdf5.core.order import GlobalOrder, SequentialOrder, write_order
 from zb_hdf5.core.pieces import Pieces, concatenate, padding
-from zb_hdf5.formats.documents import part_of
+from zb_hdf5.errors import Remedy
+from zb_hdf5.formats.document_file import part_of
 from zb_hdf5.spec import TokenArray
 
 
@@ -112,7 +113,7 @@ class PackedSource(Source):
         return {part.split: part.num_batches for part in self._splits}
 
     def _pack(self, number: int, stream: DocumentStream, folder: Path, meta: StoreMeta, pad_id: int) -> SplitRows:
-        """Pack the documents of a split, and count what is not stored."""
+        """Pack the documents of a split into rows, and count the tokens that get no place in one."""
         options, split = self._options, stream.split
         rows = PackedRows(stream, folder, number, options.packing, meta.seq_len, pad_id)
         order = write_order(rows.num_rows, options.seed) if options.shuffle else SequentialOrder(rows.num_rows)
@@ -122,7 +123,8 @@ class PackedSource(Source):
         if rest and options.remainder == "error":
             raise ConvertError(
                 f"{rows.num_rows:,} packed rows ({split}) are no multiple of batch_size {meta.batch_size}: {rest} are "
-                "left over; pass --remainder drop or pad"
+                "left over",
+                remedy=Remedy.REMAINDER,
             )
         if rest and options.remainder == "pad":
             num_batches += 1
@@ -133,8 +135,8 @@ class PackedSource(Source):
             self.token_counts.drop("remainder", left_out)
         if num_batches == 0:
             raise ConvertError(
-                f"{rows.num_rows:,} rows of {meta.seq_len} tokens ({split}) do not fill one batch of "
-                f"{meta.batch_size}; pass a smaller --batch-size, or --remainder pad"
+                f"{rows.num_rows:,} rows of {meta.seq_len} tokens ({split}) do not fill one batch of {meta.batch_size}",
+                remedy=Remedy.FILL_A_BATCH,
             )
         self.token_counts.padded += num_batches * meta.batch_tokens - (rows.tokens_kept - left_out)
         return SplitRows(split, rows, order, num_batches)
@@ -145,7 +147,7 @@ class PackedSource(Source):
         per_shard = max(1, (self._options.shard_bytes or DEFAULT_SHARD_BYTES) // self.meta.batch_bytes)
         num_shards = self._options.num_shards or -(-train // per_shard)
         if num_shards > train:
-            raise ConvertError(f"{train:,} batches cannot fill {num_shards:,} shards; pass a smaller --shards")
+            raise ConvertError(f"{train:,} batches cannot fill {num_shards:,} shards", remedy=Remedy.FILL_THE_SHARDS)
         largest = -(-train // num_shards)
         batches, splits = [], []
         for part in self._splits:

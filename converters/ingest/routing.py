@@ -13,7 +13,7 @@ import numpy.typing as npt
 from zb_hdf5 import ArgumentError, ConvertError
 from zb_hdf5.console import counted
 from zb_hdf5.converters.sources.source import TokenCounts
-from zb_hdf5.formats.documents import DocumentRows
+from zb_hdf5.formats.document_file import DocumentRows
 from zb_hdf5.spec import DEFAULT_SPLIT
 from zb_hdf5.text.documents import Block, DocumentFile, Dropped
 from zb_hdf5.text.tokenizers import TokenIds, Tokenizer, load_tokenizer, with_boundaries
@@ -82,7 +82,7 @@ class Recipe:
 
 
 class Group(NamedTuple):
-    """One row group of one file. All of it goes to one shard.
+    """A row group of a file: its documents all go to the same shard.
 
     Attributes
     ----------

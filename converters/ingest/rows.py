@@ -14,8 +14,8 @@ from zb_hdf5.converters.ingest.packing import PACKINGS, Packing, pieces_of
 from zb_hdf5.core.order import Order
 from zb_hdf5.core.pieces import Pieces
 from zb_hdf5.core.publishing import naming
+from zb_hdf5.formats.document_file import DocumentFile
 from zb_hdf5.formats.document_writer import DocumentsWriter, join_documents
-from zb_hdf5.formats.documents import DocumentFile
 from zb_hdf5.spec import DOCUMENTS_PREFIX, SHARD_PREFIX, TokenArray
 
 

@@ -18,8 +18,8 @@ from zb_hdf5.converters.pipeline.task import Progress, no_progress
 from zb_hdf5.converters.sources.open_files import OpenFiles
 from zb_hdf5.converters.sources.source import TokenCounts
 from zb_hdf5.core.publishing import naming
+from zb_hdf5.formats.document_file import DocumentFile, documents_path
 from zb_hdf5.formats.document_writer import DocumentsWriter
-from zb_hdf5.formats.documents import DocumentFile, documents_path
 from zb_hdf5.spec import SHARD_PREFIX, TokenArray
 
 

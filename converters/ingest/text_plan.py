@@ -20,7 +20,7 @@ from zb_hdf5.converters.pipeline.run import WorkOptions
 from zb_hdf5.converters.pipeline.shard import file_states
 from zb_hdf5.converters.pipeline.task import Progress, no_progress
 from zb_hdf5.core.publishing import LockedFolder, partial_path
-from zb_hdf5.spec import INDEX_NAME, stored_dtype
+from zb_hdf5.spec import INDEX_NAME, NO_CODEC, stored_dtype
 from zb_hdf5.text.documents import DocumentFile
 from zb_hdf5.text.tokenizers import load_tokenizer, token_dtype
 
@@ -61,6 +61,8 @@ class TokenizeTask:
     ----------
     paths
         The file of tokens, and what else is written with it.
+    codec
+        With its level, of a file that is written to stay.
     """
 
     paths: tuple[Path, ...]
@@ -70,6 +72,7 @@ class TokenizeTask:
     vocab_size: int
     tokenizer: str
     num_threads: int
+    codec: str = NO_CODEC
 
     def tokens_done(self) -> int:
         """Return how far another process is, by the size of its file."""
@@ -178,6 +181,8 @@ class TextPlan:
         paths: Callable[[int], tuple[Path, ...]],
         folder: LockedFolder,
         work: WorkOptions,
+        *,
+        codec: str = NO_CODEC,
     ) -> TokenizedText:
         """Write each file of tokens into a folder, and keep a journal of them there.
 
@@ -187,6 +192,8 @@ class TextPlan:
             Writes the files of a task.
         paths
             Returns where they are, by the number of the shard.
+        codec
+            Of files that are written to stay.
 
         Raises
         ------
@@ -195,11 +202,18 @@ class TextPlan:
         """
         tasks = {
             number: TokenizeTask(
-                paths(number), shard, self.recipe, self.dtype, self.vocab_size, self.tokenizer, work.num_threads
+                paths(number),
+                shard,
+                self.recipe,
+                self.dtype,
+                self.vocab_size,
+                self.tokenizer,
+                work.num_threads,
+                codec,
             )
             for number, shard in enumerate(self.shards)
         }
-        head = Head(TOKEN_FILES, len(tasks), self.identity, {})
+        head = Head(TOKEN_FILES, len(tasks), {**self.identity, "codec": codec}, {})
         journal = Journal(folder, head, tasks, FinishedTokens, overwrite=work.overwrite, resume=work.resume)
         journal.take_up(work.engine, is_intact)
         kept = list(journal.finished.values())
@@ -215,7 +229,7 @@ class TextPlan:
         return TokenizedText(files, counts, len(kept), sum(done.counts.tokens.tokens_in for done in kept))
 
 
-def is_intact(check: CheckTask[TokenizeTask, FinishedTokens], progress: Progress = no_progress) -> bool:
+def is_intact(check: CheckTask[Any, FinishedTokens], progress: Progress = no_progress) -> bool:
     """Return whether a finished file still has every byte that it was finished with."""
     return files_sha256(check.task.paths) == check.finished.files_sha256
 

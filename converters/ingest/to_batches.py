@@ -21,8 +21,9 @@ from zb_hdf5.converters.pipeline.run import WorkOptions
 from zb_hdf5.converters.pipeline.shard import SHARDS
 from zb_hdf5.converters.sources.source import TokenCounts
 from zb_hdf5.core.publishing import ScratchDirectory, partial_path, refuse_existing, remove_scratch
-from zb_hdf5.formats.documents import documents_path
+from zb_hdf5.formats.document_file import documents_path
 from zb_hdf5.formats.registry import FORMATS
+from zb_hdf5.spec import NO_CODEC
 from zb_hdf5.text.documents import DocumentFile
 
 #: Text of one staging file. How it is cut does not depend on the workers: any number of them can go on with it.
@@ -34,10 +35,11 @@ MAX_STAGING_FILES: Final = 4096
 
 @dataclass(frozen=True)
 class TextOptions(PackOptions):
-    """The options of a batch store of text: also which documents are held out."""
+    """The options of a batch store of text: also which documents are held out, and the codec with its level."""
 
     val_fraction: float = field(default=0.0, kw_only=True)
     val_last_shard: bool = field(default=False, kw_only=True)
+    codec: str = field(default=NO_CODEC, kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -123,8 +125,9 @@ def ingest_batches(
             if files[0].id_column:
                 require_unique_ids(source.document_files)
             report = pipe.convert(
-                source, "hdf5", destination, overwrite=work.overwrite, resume=work.resume, engine=work.engine
-            )
+                source, "hdf5", destination, overwrite=work.overwrite, resume=work.resume, engine=work.engine,
+                codec=options.codec,
+            )  # fmt: skip
         except BaseException as error:
             error.add_note(f"the tokens are kept in {folder.partial_path}: {how_to_go_on(work.overwrite)}")
             raise
@@ -180,5 +183,5 @@ def _describe(options: TextOptions) -> dict[str, Any]:
 def _pad_id(recipe: Recipe, options: TextOptions, vocab_size: int) -> int:
     pad_id = options.pad_id if options.pad_id is not None else recipe.boundary_token_id or 0
     if not 0 <= pad_id < vocab_size:
-        raise ArgumentError(f"--pad-id must be below the vocabulary's {vocab_size:,}, found {pad_id}")
+        raise ArgumentError(f"pad_id must be below the vocabulary's {vocab_size:,}, found {pad_id}")
     return pad_id

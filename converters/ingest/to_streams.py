@@ -15,9 +15,9 @@ from zb_hdf5.converters.pipeline.journal import remove_journals
 from zb_hdf5.converters.pipeline.run import WorkOptions
 from zb_hdf5.converters.pipeline.task import Progress, no_progress
 from zb_hdf5.core.publishing import PartialDirectory
-from zb_hdf5.formats.documents import documents_path
+from zb_hdf5.formats.document_file import documents_path
 from zb_hdf5.formats.hdf5.stream_writer import HDF5ShardWriter
-from zb_hdf5.spec import NO_BOUNDARY, SHARD_PREFIX
+from zb_hdf5.spec import NO_BOUNDARY, NO_CODEC, SHARD_PREFIX
 from zb_hdf5.store.index import ShardIndex
 from zb_hdf5.store.streams import index_streams
 from zb_hdf5.text.documents import DocumentFile
@@ -33,6 +33,7 @@ def write_stream(task: TokenizeTask, progress: Progress = no_progress) -> Finish
         vocab_size=task.vocab_size,
         tokenizer=task.tokenizer,
         overwrite=True,
+        codec=task.codec,
     ) as writer:
         for encoded in task.encode(counts, progress):
             writer.write_documents(encoded.tokens, encoded.lengths, documents=encoded.rows())
@@ -66,6 +67,8 @@ class ShardedTokenizationPipeline:
         What becomes of a text.
     num_shards, val_fraction, val_last_shard, seed
         As for `plan_text_shards`.
+    codec
+        With its level, of the files of tokens.
     """
 
     def __init__(
@@ -78,11 +81,13 @@ class ShardedTokenizationPipeline:
         val_fraction: float = 0.0,
         val_last_shard: bool = False,
         seed: int = 42,
+        codec: str = NO_CODEC,
     ) -> None:
         shards = plan_text_shards(
             files, num_shards, val_fraction=val_fraction, val_last_shard=val_last_shard, seed=seed
         )
-        self._plan = TextPlan(files, kind, recipe, shards)
+        self._codec = codec
+        self._plan = TextPlan(files, kind, recipe, shards, {} if codec == NO_CODEC else {"codec": codec})
 
     def is_done(self, destination: str | os.PathLike[str]) -> bool:
         """Return whether `destination` is what `run` would make; then the journal that a kill has left is removed."""
@@ -105,6 +110,7 @@ class ShardedTokenizationPipeline:
                 lambda number: _paths(folder.partial_path / f"{SHARD_PREFIX}{number:05}-of-{num_shards:05}.h5"),
                 folder,
                 work,
+                codec=self._codec,
             )
             if self._plan.files[0].id_column:
                 require_unique_ids([task.paths[1] for task, _ in text.files if task.paths[1].exists()])

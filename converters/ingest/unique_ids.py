@@ -10,7 +10,8 @@ from typing import Final
 import numpy as np
 
 from zb_hdf5 import ConvertError
-from zb_hdf5.formats.documents import DocumentTable, part_of
+from zb_hdf5.formats.document_file import part_of
+from zb_hdf5.formats.documents import DocumentTable
 
 #: Ids that are looked at together.
 BLOCK_IDS: Final = 1 << 14

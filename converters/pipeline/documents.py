@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from zb_hdf5.converters.sources.source import Source
-from zb_hdf5.formats.documents import check_documents
+from zb_hdf5.formats.document_file import check_documents
 from zb_hdf5.formats.hdf5.tables import copy_tables
 from zb_hdf5.formats.pieces import PiecesWriter, pieces_path
 from zb_hdf5.formats.registry import FORMATS
@@ -53,13 +53,15 @@ def copy_documents(source: Source, target: str, folder: Path) -> None:
             check_documents(folder / part.path, part)
 
 
-def without_fields(source: Source, target: str) -> Source:
-    """Return a source that has the fields that a target keeps: all of them, or none."""
-    if FORMATS[target].indexed or not source.meta.fields:
+def fitted(source: Source, target: str, codec: str) -> Source:
+    """Return a source as a target stores it: with its codec, and with the fields that it keeps, all of them or none."""
+    fields = source.meta.fields if FORMATS[target].indexed else ()
+    meta = replace(source.meta, fields=fields, codec=codec)
+    if meta == source.meta:
         return source
-    plain = copy(source)
-    plain.meta = replace(source.meta, fields=())
-    return plain
+    other = copy(source)
+    other.meta = meta
+    return other
 
 
 def left_behind(source: Source, *, keeps_fields: bool, keeps_documents: bool) -> str:

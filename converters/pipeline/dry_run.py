@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from zb_hdf5.console import format_bytes
-from zb_hdf5.converters.pipeline.documents import without_fields
+from zb_hdf5.converters.pipeline.documents import fitted
 from zb_hdf5.converters.pipeline.plan import Plan, cut_into_shards, free_room
 from zb_hdf5.converters.pipeline.run import is_one_file, refuse_bad_destination
 from zb_hdf5.converters.pipeline.shuffle import DEFAULT_MEMORY_BYTES, choose_shuffle
 from zb_hdf5.converters.sources.source import Source
+from zb_hdf5.spec import NO_CODEC
 
 
 def describe(
@@ -23,6 +24,7 @@ def describe(
     workers: int,
     shuffle_method: str = "auto",
     memory_bytes: int = DEFAULT_MEMORY_BYTES,
+    codec: str = NO_CODEC,
 ) -> dict[str, Any]:
     """Return the shards that a conversion would write, and the free space.
 
@@ -32,7 +34,7 @@ def describe(
         If the conversion would refuse the destination.
     """
     refuse_bad_destination(source.paths, destination)
-    source = without_fields(source, target)
+    source = fitted(source, target, codec)
     one_file = is_one_file(target, destination, several=bool(num_shards or shard_bytes))
     cuts = [(0, source.num_batches)] if one_file else cut_into_shards(source, num_shards, shard_bytes)
     plan = Plan(source, target, cuts, {})

@@ -7,12 +7,13 @@ from typing import Any
 
 from zb_hdf5 import UnavailableError
 from zb_hdf5.converters.pipeline.journal import journal_paths, read_journal
+from zb_hdf5.core.paths import RemotePath
 from zb_hdf5.core.publishing import leftover_of_dead_writer
 
 
 def describe_interrupted(folder: Path) -> dict[str, Any] | None:
     """Return a JSON-able description of a `.partial/` folder; None if no journal is in it."""
-    if not folder.is_dir():
+    if isinstance(folder, RemotePath) or not folder.is_dir():
         return None
     records = [read_journal(path, dict) for path in journal_paths(folder).values()]
     if not records:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 import time
-from pathlib import Path
 
-from zb_hdf5.converters.pipeline.documents import left_behind
+from zb_hdf5.converters.pipeline.documents import fitted, left_behind
 from zb_hdf5.converters.pipeline.plan import cut_into_shards, require_room
 from zb_hdf5.converters.pipeline.run import Report, refuse_bad_destination
-from zb_hdf5.converters.pipeline.shard import read_ahead
+from zb_hdf5.converters.pipeline.shard import read_groups
 from zb_hdf5.converters.pipeline.shuffle import UNSHUFFLED, Shuffle
 from zb_hdf5.converters.pipeline.task import Progress
 from zb_hdf5.converters.sources.source import Source
+from zb_hdf5.core.paths import local_path
 from zb_hdf5.formats.registry import FORMATS
+from zb_hdf5.spec import NO_CODEC
 from zb_hdf5.store.live import LiveStoreWriter
 
 
@@ -34,8 +35,9 @@ def convert_live(
     ConvertError
         If the destination exists, or there is no room for it.
     """
-    destination = Path(destination)
+    destination = local_path(destination)
     start_s = time.monotonic()
+    source = fitted(source, LiveStoreWriter.backend, NO_CODEC)
     refuse_bad_destination(source.paths, destination)
     cuts = cut_into_shards(source, num_shards, shard_bytes)
     needed_bytes = FORMATS[LiveStoreWriter.backend].total_bytes(source.meta, source.num_batches)
@@ -45,9 +47,9 @@ def convert_live(
     with LiveStoreWriter(
         destination, source.meta, shard_batches=shard_batches, shuffle=source.shuffle, source=source.description
     ) as writer:
-        for batches, fields in read_ahead(source, 0, source.num_batches):
-            writer.write(batches, fields)
-            progress(batches.size)
+        for group in read_groups(source, 0, source.num_batches):
+            writer.write(group.tokens, group.fields)
+            progress(group.tokens.size)
         info = writer.finish()
     source.token_counts.require_balance(info.token_count)
     seconds = time.monotonic() - start_s

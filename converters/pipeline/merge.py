@@ -12,7 +12,7 @@ from zb_hdf5.converters.pipeline.journal import Part, journal_paths, read_journa
 from zb_hdf5.converters.pipeline.shard import SHARDS, FinishedShard, files_of_shard
 from zb_hdf5.core.publishing import PartialDirectory, partial_path, remove
 from zb_hdf5.field import Field
-from zb_hdf5.formats.documents import DocumentPart, check_documents
+from zb_hdf5.formats.document_file import DocumentPart, check_documents
 from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.spec import DOCUMENTS_PREFIX, INDEX_NAME, SHARD_PREFIX, stored_dtype
 

@@ -7,14 +7,15 @@ whole, and the folder gets its name when all of them are: a kill costs one shard
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self, cast
 
 from zb_hdf5 import ArgumentError, ConvertError, ShardEntry, ShardIndex, StoreMeta
-from zb_hdf5.converters.pipeline.documents import copy_documents, left_behind, without_fields
+from zb_hdf5.converters.pipeline.documents import copy_documents, fitted, left_behind
 from zb_hdf5.converters.pipeline.engines import Inline
 from zb_hdf5.converters.pipeline.journal import WHOLE, Journal, Part, is_result, remove_journals
 from zb_hdf5.converters.pipeline.plan import Plan, require_one_split, require_room
@@ -29,9 +30,11 @@ from zb_hdf5.converters.pipeline.shuffle import (
 )
 from zb_hdf5.converters.pipeline.task import Engine, Progress, no_progress
 from zb_hdf5.converters.sources.source import Source, TokenCounts
+from zb_hdf5.core.paths import RemotePath, any_path, is_url
 from zb_hdf5.core.publishing import PartialDirectory, partial_path, refuse_existing
 from zb_hdf5.formats.registry import FORMATS
-from zb_hdf5.spec import DEFAULT_SPLIT, INDEX_NAME, combine_sha256
+from zb_hdf5.remote.upload import require_new, upload_store
+from zb_hdf5.spec import DEFAULT_SPLIT, INDEX_NAME, NO_CODEC, combine_sha256
 
 NOTHING_LEFT: Final = Shuffle("none", "nothing was left to do")
 
@@ -147,6 +150,7 @@ def convert(
     engine: Engine | None = None,
     shuffle_method: str = "auto",
     memory_bytes: int = DEFAULT_MEMORY_BYTES,
+    codec: str = NO_CODEC,
     progress: Progress = no_progress,
     kept: Progress = no_progress,
 ) -> Report:
@@ -157,7 +161,8 @@ def convert(
     target
         A name in `FORMATS`.
     destination
-        One file if it ends in the format's suffix, else a folder.
+        One file if it ends in the format's suffix, else a folder; or the URL of a folder in a bucket: the store is
+        written to `<its name>.upload` in the current folder, uploaded with its index last, and removed there.
     num_shards, shard_bytes
         How to cut a folder into shards; by default as the source is cut, or into shards of 1 GiB.
     overwrite
@@ -173,6 +178,8 @@ def convert(
         How shuffled records are read; a name in `shuffle.SHUFFLE_METHODS`. The result is the same.
     memory_bytes
         What all processes of this node may take together, where records are shuffled.
+    codec
+        With its level, of what is written.
     progress
         Called with the number of tokens written since the last call.
     kept
@@ -183,12 +190,20 @@ def convert(
     ConvertError
         If the destination exists, there is no room for it, or the source cannot be converted as asked.
     """
+    if is_url(destination):
+        options = {
+            "num_shards": num_shards, "shard_bytes": shard_bytes, "overwrite": overwrite, "resume": resume,
+            "part": part, "engine": engine, "shuffle_method": shuffle_method, "memory_bytes": memory_bytes,
+            "progress": progress, "kept": kept,
+        }  # fmt: skip
+        return _convert_and_upload(source, target, cast(RemotePath, any_path(destination)), options)
     destination = Path(destination)
     start_s = time.monotonic()
     refuse_bad_destination(source.paths, destination)
     keeps = FORMATS[target].indexed
     lost = left_behind(source, keeps_fields=keeps, keeps_documents=keeps)
-    source = without_fields(source, target)
+    source = fitted(source, target, codec)
+    FORMATS[target].require(source.meta, destination)
     work = WorkOptions(
         engine or Inline(), overwrite, resume, part, shuffle_method, memory_bytes, progress=progress, kept=kept
     )
@@ -208,6 +223,25 @@ def convert(
     return Report(
         place, source.meta, shards, max_token, source.token_counts, str(shuffle), seconds, part, was_kept, lost,
     )  # fmt: skip
+
+
+def staging_of(destination: Path) -> Path:
+    """Return the folder of this machine in which a store for a bucket is written before it is uploaded."""
+    return Path(f"{destination.name}.upload")
+
+
+def _convert_and_upload(source: Source, target: str, destination: RemotePath, options: dict[str, Any]) -> Report:
+    """Write a store on this machine, upload it, and remove it here. With `resume` both go on where they were."""
+    overwrite, staging, start_s = options["overwrite"], staging_of(destination), time.monotonic()
+    if options["part"] != WHOLE:
+        raise ConvertError(f"{destination}: parts are merged on one machine: write a folder, and upload what is merged")
+    if not FORMATS[target].indexed:
+        raise ConvertError(f"{destination}: expected a format that has stores, found {target}")
+    require_new(destination, overwrite=overwrite)
+    report = convert(source, target, staging, **options | {"overwrite": overwrite and not options["resume"]})
+    upload_store(staging, destination, overwrite=overwrite)
+    shutil.rmtree(staging)
+    return replace(report, destination=destination, seconds=time.monotonic() - start_s)
 
 
 def is_one_file(target: str, destination: Path, *, several: bool) -> bool:

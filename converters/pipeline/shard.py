@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -32,13 +31,15 @@ from zb_hdf5.converters.pipeline.journal import CheckTask, FileState
 from zb_hdf5.converters.pipeline.task import Progress, no_progress
 from zb_hdf5.converters.sources.source import Source
 from zb_hdf5.core.digests import TokenDigest
+from zb_hdf5.core.paths import RemotePath
 from zb_hdf5.core.publishing import partial_path, write_atomically
 from zb_hdf5.errors import Remedy
 from zb_hdf5.formats.document_writer import write_documents_beside
 from zb_hdf5.formats.pieces import pieces_path
 from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.formats.sidecar import crc32_path, fields_path
-from zb_hdf5.spec import BATCHES, DEFAULT_SPLIT, TokenArray
+from zb_hdf5.loaders.prefetch import read_ahead
+from zb_hdf5.spec import BATCHES, DEFAULT_SPLIT
 from zb_hdf5.store.table import PiecesInfo
 
 #: What the shards are called in the journal and in messages.
@@ -47,12 +48,16 @@ SHARDS: Final = "shards"
 COPY_BYTES: Final = 64 << 20
 #: But no more reports than this: the target looks at all its batches for each.
 COPIES: Final = 64
+#: Groups of batches on their way: one is read, one is written, and the sha256 of one is still to come.
+GROUPS: Final = 3
 
 
 def file_states(paths: Iterable[Path]) -> dict[str, FileState]:
     """Return (size in bytes, mtime in ns) of every file; a folder counts with the files in it."""
     states = {}
     for path in paths:
+        if isinstance(path, RemotePath):
+            continue  # its reader looks at the ETag
         for file in [path] if path.is_file() else sorted(p for p in path.iterdir() if p.is_file()):
             status = file.stat()
             states[str(file)] = (status.st_size, status.st_mtime_ns)
@@ -242,9 +247,9 @@ def write_shard(task: ShardTask, progress: Progress = no_progress) -> FinishedSh
                 _copy(original, writer, progress)
             if task.meta.fields:  # no digest of the shard covers them
                 source.check_reads()
-            for batches, fields in read_ahead(source, start + writer.num_batches, stop):
-                writer.write(batches, fields)
-                progress(batches.size)
+            for group in read_groups(source, start + writer.num_batches, stop):
+                group.in_use = writer.append(group.tokens, group.fields)
+                progress(group.tokens.size)
             _require_intact(source.paths[0], writer, start, sha256, crc32)
             if task.files is not None:
                 require_unchanged(source.paths, task.files)
@@ -281,8 +286,10 @@ def source_sha256(task: ShardTask) -> str:
     """Return the digest that the shard's batches have in the source now."""
     digest = TokenDigest()
     try:
-        for batches, _ in read_ahead(task.source, task.start, task.stop):
-            digest.accept(digest.submit(batches).result())
+        for group in read_groups(task.source, task.start, task.stop):
+            pending = digest.submit(group.tokens)
+            digest.accept(pending.result())
+            group.in_use = pending.wait
     finally:
         digest.close()
     return digest.sha256()
@@ -310,30 +317,42 @@ def _require_intact(
         )
 
 
-def read_ahead(source: Source, start: int, stop: int) -> Iterator[tuple[TokenArray, dict[str, TokenArray]]]:
-    """Yield groups of batches and the values of their fields; while one is written, the next is read.
+class Group:
+    """Consecutive batches and the values of their fields, in buffers that are filled again and again.
 
-    Each is valid until the next is asked for.
+    Attributes
+    ----------
+    tokens, fields
+        Valid until the next group is asked for, and until `in_use` has returned.
+    in_use
+        Waits for those who still read the buffers; whoever passes them on sets it.
     """
-    meta = source.meta
-    group = max(1, GROUP_BYTES // meta.batch_bytes)
-    shape = (min(group, stop - start), *meta.shape)
-    buffers = [np.empty(shape, meta.dtype) for _ in range(2)]
-    fields = [{f.name: np.empty((*shape, *f.shape), f.dtype) for f in meta.fields} for _ in range(2)]
 
-    def read(number: int, first: int) -> tuple[TokenArray, dict[str, TokenArray]]:
-        count = min(group, stop - first)
-        out = buffers[number % 2][:count]
-        source.read_into(first, out)
-        values = {name: array[:count] for name, array in fields[number % 2].items()}
-        for name, array in values.items():
-            source.read_field_into(name, first, array)
-        return out, values
+    def __init__(self, meta: StoreMeta, num_batches: int) -> None:
+        shape = (num_batches, *meta.shape)
+        self._tokens = self.tokens = np.empty(shape, meta.dtype)
+        self._fields = {f.name: np.empty((*shape, *f.shape), f.dtype) for f in meta.fields}
+        self.fields = self._fields
+        self.in_use: Callable[[], None] = lambda: None
 
-    with ThreadPoolExecutor(1, thread_name_prefix="zb-convert-read") as thread:
-        pending = thread.submit(read, 0, start)
-        for number, first in enumerate(range(start, stop, group), 1):
-            group_read = pending.result()
-            if first + group < stop:
-                pending = thread.submit(read, number, first + group)
-            yield group_read
+    def read(self, source: Source, first: int, count: int) -> Self:
+        """Fill the buffers with the batches from `first` on."""
+        self.in_use()
+        self.tokens = self._tokens[:count]
+        self.fields = {name: values[:count] for name, values in self._fields.items()}
+        source.read_into(first, self.tokens)
+        for name, values in self.fields.items():
+            source.read_field_into(name, first, values)
+        return self
+
+
+def read_groups(source: Source, start: int, stop: int) -> Iterator[Group]:
+    """Yield groups of batches: while one is written, those before it are hashed, and the next is read."""
+    size = max(1, GROUP_BYTES // source.meta.batch_bytes)
+    groups = [Group(source.meta, min(size, stop - start)) for _ in range(GROUPS)]
+
+    def read(number: int) -> Group:
+        first = start + number * size
+        return groups[number % GROUPS].read(source, first, min(size, stop - first))
+
+    yield from read_ahead(read, iter(range(-(-(stop - start) // size))), 1)

@@ -14,19 +14,20 @@ import numpy as np
 from zb_hdf5 import ArgumentError
 from zb_hdf5.columns.reader import GROUP_BYTES, require_choice
 from zb_hdf5.console import format_bytes
+from zb_hdf5.converters.pipeline.shard import GROUPS
 from zb_hdf5.converters.pipeline.task import Engine, Progress
 from zb_hdf5.converters.sources.source import ShuffledSource, Source
 from zb_hdf5.core.publishing import scratch_directory
-from zb_hdf5.core.scatter import BucketReader, ScatterPlan, scatter_run
+from zb_hdf5.core.scatter import BucketReader, ScatterPlan, scatter_runs
 from zb_hdf5.spec import TokenArray
 
 SHUFFLE_METHODS: Final = ("auto", "direct", "two-pass")
 DEFAULT_MEMORY_BYTES: Final = 2 << 30
 PROBES: Final = 64
-#: Groups of batches that are on their way between reading and writing.
-GROUPS: Final = 3
 #: What each process takes that gathers directly, measured: one 39 MiB; two, and what starts them, 119 MiB.
 DIRECT_BYTES: Final = 60 << 20
+#: Runs that a process reads and writes in one go: while one is written, the next is read.
+RUNS_OF_A_TASK: Final = 8
 #: Sources of which a smaller share is in the page cache count as cold.
 WARM_SHARE: Final = 0.9
 #: Disks that answer a random read faster are better read at random than written and read once more.
@@ -146,23 +147,25 @@ class ScatteredSource(Source):
 
 @dataclass(frozen=True)
 class RunTask:
-    """One run of the first pass, picklable."""
+    """Some runs of the first pass, picklable."""
 
     source: ShuffledSource
     plan: ScatterPlan
-    run: int
+    runs: range
     folder: Path
 
     def tokens_done(self) -> int:
-        """A run is short: it counts when it is done."""
-        return 0
+        """Count runs that another process has begun to write."""
+        return sum(self.tokens_in(run) for run in self.runs if self.plan.run_path(self.folder, run).exists())
+
+    def tokens_in(self, run: int) -> int:
+        return self.plan.records_in(run) * self.plan.record_tokens
 
 
-def run_task(task: RunTask, progress: Progress) -> int:
-    """Write a run file, and return how many tokens the run has."""
-    scatter_run(task.plan, task.run, task.source.read_records, task.folder)
-    count = min(task.plan.run_records, task.plan.order.n - task.run * task.plan.run_records)
-    return count * task.plan.record_tokens
+def run_task(task: RunTask, progress: Progress) -> None:
+    """Write the files of some runs."""
+    for run in scatter_runs(task.plan, task.runs, task.source.read_records, task.folder):
+        progress(task.tokens_in(run))
 
 
 def scatter_path(destination: Path) -> Path:
@@ -187,10 +190,12 @@ def scattered(
         return
     shuffled = cast(ShuffledSource, source)
     with scratch_directory(scatter_path(destination)) as folder:
-        tasks = [RunTask(shuffled, plan, run, folder) for run in range(plan.num_runs)]
-        with closing(engine.run(run_task, tasks, lambda tokens: None)) as results:
-            for _, tokens in results:
-                progress(tokens)
+        runs = range(plan.num_runs)
+        size = max(1, min(RUNS_OF_A_TASK, len(runs) // engine.workers))
+        tasks = [RunTask(shuffled, plan, runs[first : first + size], folder) for first in runs[::size]]
+        with closing(engine.run(run_task, tasks, progress)) as results:
+            for _ in results:
+                pass
         yield ScatteredSource(source, plan, folder, shuffled.pad_id)
 
 

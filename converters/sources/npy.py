@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,7 @@ from zb_hdf5.converters.sources.open_files import OpenFiles
 from zb_hdf5.converters.sources.source import REMAINDERS, Source, TokenCounts
 from zb_hdf5.core.order import write_order
 from zb_hdf5.core.publishing import PARTIAL_SUFFIX
+from zb_hdf5.errors import Remedy
 from zb_hdf5.formats.npy import read_npy_header
 from zb_hdf5.spec import (
     TokenArray,
@@ -30,6 +31,9 @@ from zb_hdf5.spec import (
     stored_dtype,
     token_limit,
 )
+
+#: Positions of the order that are looked up at once, where one group of batches has fewer: that is what makes it cheap.
+ORDER_AHEAD: Final = 1 << 15
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,9 @@ class NpyFile:
             raise ConvertError(f"{path}: expected a 1-D stream or 2-D records, found shape {shape}")
         if len(shape) == 2 and shape[1] != seq_len:
             raise ConvertError(
-                f"{path}: expected records of {seq_len} tokens, found {shape[1]}; pass --seq-len {shape[1]}"
+                f"{path}: expected records of {seq_len} tokens, found {shape[1]}",
+                remedy=Remedy.RECORD_LENGTH,
+                at=shape[1],
             )
         require_integers(np.empty(0, dtype), path)
         expected = byte_offset + math.prod(shape) * dtype.itemsize
@@ -119,7 +125,7 @@ class NpySource(Source):
         stored = stored_dtype(self._auto_dtype(vocab_size) if dtype == "auto" else dtype)
         self.meta = StoreMeta(batch_size, seq_len, stored, seed if shuffle else 0, total, vocab_size=vocab_size)
         if not 0 <= pad_id <= token_limit(stored, vocab_size):
-            raise ArgumentError(bad_token_message("--pad-id", "the padding", pad_id, self.meta))
+            raise ArgumentError(bad_token_message("pad_id", "the padding", pad_id, self.meta))
         self.shuffle, self.reorders = "global" if shuffle else "none", shuffle
         self.shard_batches: list[int] = []
         self.shard_splits: list[str] = []
@@ -131,6 +137,7 @@ class NpySource(Source):
         self.pad_id = pad_id
         self.order = write_order(total, seed) if shuffle else None
         self.cold = False
+        self._ordered = 0, np.empty(0, np.int64)  # the first of some positions, and the records that are stored there
         self._ends = np.cumsum([file.num_records for file in self._files])
         self._open_files = OpenFiles(self.paths)
         self._count_tokens(remainder)
@@ -148,8 +155,8 @@ class NpySource(Source):
         rest = total % meta.batch_size
         if rest and remainder == "error":
             raise ConvertError(
-                f"{total:,} records are no multiple of batch_size {meta.batch_size}: {rest} are left over; "
-                "pass --remainder drop or pad"
+                f"{total:,} records are no multiple of batch_size {meta.batch_size}: {rest} are left over",
+                remedy=Remedy.REMAINDER,
             )
         self.num_batches = total // meta.batch_size
         if rest and remainder == "pad":
@@ -160,8 +167,8 @@ class NpySource(Source):
             self.token_counts.drop("remainder", rest * meta.seq_len)
         if self.num_batches == 0:
             raise ConvertError(
-                f"{total:,} records of {meta.seq_len} tokens do not fill one batch of {meta.batch_size}; "
-                "pass a smaller --batch-size, or --remainder pad"
+                f"{total:,} records of {meta.seq_len} tokens do not fill one batch of {meta.batch_size}",
+                remedy=Remedy.FILL_A_BATCH,
             )
 
     def read_into(self, start: int, out: TokenArray) -> None:
@@ -169,9 +176,18 @@ class NpySource(Source):
         rows = out.reshape(-1, self.meta.seq_len)
         first = start * self.meta.batch_size
         count = min(len(rows), self.meta.total_records - first)
-        positions = np.arange(first, first + count)
-        self._gather(positions if self.order is None else self.order.indices(positions), rows[:count])
+        self._gather(self._records_at(first, count), rows[:count])
         rows[count:] = self.pad_id
+
+    def _records_at(self, first: int, count: int) -> npt.NDArray[np.int64]:
+        """Return which records of the source are stored at consecutive positions."""
+        if self.order is None:
+            return np.arange(first, first + count)
+        start, records = self._ordered
+        if not start <= first <= first + count <= start + len(records):
+            stop = min(first + max(count, ORDER_AHEAD), self.meta.total_records)
+            start, records = self._ordered = first, self.order.indices(np.arange(first, stop))
+        return records[first - start : first - start + count]
 
     def read_records(self, first: int, rows: TokenArray) -> None:
         """Read consecutive records in the order of the source."""
@@ -196,7 +212,7 @@ class NpySource(Source):
 
     def _gather(self, records: npt.NDArray[np.int64], rows: TokenArray) -> None:
         files = np.searchsorted(self._ends, records, side="right")
-        for number in np.unique(files).tolist():
+        for number in np.flatnonzero(np.bincount(files)).tolist():
             here = np.flatnonzero(files == number)
             inside = records[here] - (self._ends[number] - self._files[number].num_records)
             self._gather_from(number, inside, rows, here)
@@ -206,35 +222,33 @@ class NpySource(Source):
     ) -> None:
         """Copy records `inside` one file to the output rows `here`, checked."""
         file, seq_len = self._files[number], self.meta.seq_len
-        target = rows[here[0] : here[-1] + 1] if len(here) == int(here[-1] - here[0]) + 1 else None
-        consecutive = int(inside[-1] - inside[0]) == len(inside) - 1 and bool(np.all(np.diff(inside) == 1))
-        if consecutive and not file.fortran:
-            direct = target if target is not None and file.dtype == self.meta.dtype else None
-            tokens = np.empty((len(here), seq_len), file.dtype) if direct is None else direct
-            self._open_files.read_into(number, file.offset_of(int(inside[0]), seq_len), tokens)
-        else:
-            direct, tokens = None, self._take(number, inside)
+        together = len(here) == int(here[-1] - here[0]) + 1
+        places = slice(int(here[0]), int(here[-1]) + 1) if together else here
+        direct = together and file.dtype == self.meta.dtype
+        tokens = rows[places] if direct else np.empty((len(here), seq_len), file.dtype)
+        self._take(number, inside, tokens)
         bad = find_bad_token(tokens, token_limit(self.meta.dtype, self.meta.vocab_size))
         if bad is not None:
             row, column = divmod(bad, seq_len)
             where = file.where(int(inside[row]), column, seq_len)
             raise ConvertError(bad_token_message(file.path, where, tokens[row, column], self.meta))
-        if target is None:
-            rows[here] = tokens
-        elif direct is None:
-            target[...] = tokens
+        if not direct:
+            rows[places] = tokens
 
-    def _take(self, number: int, inside: npt.NDArray[np.int64]) -> TokenArray:
-        """Gather records of one file."""
+    def _take(self, number: int, inside: npt.NDArray[np.int64], out: TokenArray) -> None:
+        """Fill `out` with records of one file."""
         file = self._files[number]
         if file.fortran:
-            return file.map_columns()[inside]
-        taken = np.empty((len(inside), self.meta.seq_len), file.dtype)
-        offsets: list[int] = file.offset_of(inside, self.meta.seq_len).tolist()
+            out[...] = file.map_columns()[inside]
+            return
+        offsets = file.offset_of(inside, self.meta.seq_len)
+        if np.all(np.diff(inside) == 1):
+            self._open_files.read_into(number, int(offsets[0]), out)
+            return
+        offsets = offsets.tolist()
         for offset in offsets if self.cold else ():
-            os.posix_fadvise(self._open_files.fd(number), offset, taken[0].nbytes, os.POSIX_FADV_WILLNEED)
-        self._open_files.gather_into(number, offsets, taken)
-        return taken
+            os.posix_fadvise(self._open_files.fd(number), offset, out[0].nbytes, os.POSIX_FADV_WILLNEED)
+        self._open_files.gather_into(number, offsets, out)
 
 
 def expand(paths: Sequence[str | os.PathLike[str]]) -> list[Path]:

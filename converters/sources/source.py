@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol
 from zb_hdf5 import ArgumentError, BatchReader, ConvertError, StoreMeta
 from zb_hdf5.core.order import GlobalOrder
 from zb_hdf5.core.pieces import Pieces
-from zb_hdf5.formats.documents import DocumentPart
+from zb_hdf5.formats.document_file import DocumentPart
 from zb_hdf5.spec import TokenArray
 
 #: What may become of records that do not fill the last batch.

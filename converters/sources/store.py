@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from itertools import accumulate
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,10 +12,12 @@ import numpy as np
 from zb_hdf5 import BatchReader, ConvertError, IncompleteError, ShardedReader, open_reader
 from zb_hdf5.converters.sources.source import Source, TokenCounts
 from zb_hdf5.core.order import GlobalOrder
+from zb_hdf5.core.paths import RemotePath, any_path
 from zb_hdf5.core.pieces import Pieces
-from zb_hdf5.formats.documents import documents_path, part_of
+from zb_hdf5.errors import Remedy
+from zb_hdf5.formats.document_file import documents_path, part_of
 from zb_hdf5.formats.pieces import PiecesFile
-from zb_hdf5.spec import DOCUMENTS_PREFIX, TokenArray, find_bad_token, stored_dtype
+from zb_hdf5.spec import DOCUMENTS_PREFIX, NO_CODEC, TokenArray, find_bad_token, stored_dtype
 
 
 class StoreSource(Source):
@@ -46,7 +47,7 @@ class StoreSource(Source):
     def __init__(
         self, path: str | os.PathLike[str], backend: str, dataset: str | None = None, dtype: str = "keep"
     ) -> None:
-        path = Path(path)
+        path = any_path(path)
         self.paths = [path]
         self._path, self._backend = path, backend
         self._reader = open_reader(path, backend=backend, dataset=dataset)
@@ -54,7 +55,7 @@ class StoreSource(Source):
             raise IncompleteError(
                 f"{path}: its writer has not finished: {self._reader.num_batches:,} batches are committed"
             )
-        self.meta = self._reader.meta
+        self.meta = replace(self._reader.meta, codec=NO_CODEC)  # the target has its own, or none
         if dtype != "keep":
             self.meta = replace(self.meta, dtype=stored_dtype(dtype))
         self._keeps_bytes = self.meta.dtype == self._reader.dtype
@@ -116,10 +117,11 @@ class StoreSource(Source):
         self._reader.read_batches_into(start, stored)
         bad = find_bad_token(stored, int(np.iinfo(self.meta.dtype).max))
         if bad is not None:
-            number, index = start + bad // self.meta.batch_tokens, bad % self.meta.batch_tokens
+            number, index = start + bad // self._reader.meta.batch_tokens, bad % self._reader.meta.batch_tokens
             raise ConvertError(
                 f"{self._path}: token id {stored.reshape(-1)[bad]} at index {index:,} of batch {number:,} does not fit "
-                f"{self.meta.dtype.name}; leave out --dtype {self.meta.dtype.name}"
+                f"{self.meta.dtype.name}",
+                remedy=Remedy.KEEP_DTYPE,
             )
         out[...] = stored
 
@@ -140,7 +142,7 @@ class StoreSource(Source):
     def _check_pieces(self, start: int, stop: int) -> None:
         for cut in self._shard_path.keys() - self._checked:
             if cut[0] < stop and start < cut[1]:
-                file = PiecesFile(self._shard_path[cut], None, self.meta.seq_len)
+                file = PiecesFile(self._shard_path[cut], None, self._reader.seq_len)
                 try:
                     file.check()
                 finally:
@@ -158,7 +160,9 @@ class StoreSource(Source):
     def shard_of(self, start: int, stop: int) -> BatchReader | None:
         """Open one whole shard, where it can be copied."""
         path = self._shard_path.get((start, stop)) if self._keeps_bytes else None
-        return None if path is None else open_reader(path)
+        if path is None or isinstance(path, RemotePath):
+            return None
+        return open_reader(path, verify="none")  # whoever copies it compares the crc32
 
     def check_reads(self) -> None:
         """Read with `verify="batch"`. A lone `.batch` and a foreign dataset have nothing to compare with."""

@@ -13,7 +13,7 @@ from zb_hdf5.converters.pipeline.journal import WHOLE, Part
 from zb_hdf5.converters.pipeline.run import is_one_file, refuse_bad_destination
 from zb_hdf5.converters.sources.source import TokenCounts
 from zb_hdf5.core.publishing import scratch_directory
-from zb_hdf5.formats.documents import DocumentFile
+from zb_hdf5.formats.document_file import DocumentFile
 from zb_hdf5.spec import (
     DEFAULT_SPLIT,
     DOCUMENTS_SUFFIX,
@@ -80,7 +80,7 @@ class StreamSource(PackedSource):
         )  # fmt: skip
         pad_id = max(0, store.boundary_token_id) if options.pad_id is None else options.pad_id
         if not 0 <= pad_id <= token_limit(meta.dtype, meta.vocab_size):
-            raise ArgumentError(bad_token_message("--pad-id", "the padding", pad_id, meta))
+            raise ArgumentError(bad_token_message("pad_id", "the padding", pad_id, meta))
         description = {"format": "stream", "files": [str(path)], "packing": options.packing, "pad_id": pad_id}
         tables = [file.with_name(file.name + DOCUMENTS_SUFFIX) for stream in streams for file in stream.store.paths]
         files = [file for stream in streams for file in stream.store.paths]

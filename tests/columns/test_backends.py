@@ -12,9 +12,10 @@ from multiprocessing import get_context
 import h5py
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from examples import examples
 from zb_hdf5 import ArgumentError, BackendError, FormatError, HDF5BatchReader, open_reader
 from zb_hdf5.maintenance.rebuild import add_crc32_file
 from zb_hdf5.testing import (
@@ -30,10 +31,11 @@ from zb_hdf5.testing import (
 ACCESSES = {
     "batch": ("mmap", "pread"),
     "hdf5": ("mmap", "pread", "h5py"),
-    "compressed hdf5": ("h5py",),
+    "compressed hdf5": ("pread", "h5py"),
     "foreign hdf5": ("h5py",),
     "batch store": ("mmap", "pread"),
     "hdf5 store": ("mmap", "pread", "h5py"),
+    "compressed store": ("pread", "h5py"),
     "mixed store": ("mmap", "pread"),
 }
 CASES = [(stored, access) for stored, accesses in ACCESSES.items() for access in accesses]
@@ -50,6 +52,8 @@ def make_stored(write_file, write_store, gzip_copy):
     def make(stored, folder, tokens, cuts=(1, 3)):
         if stored in BACKENDS_OF:
             return write_store(folder / stored.replace(" ", "-"), tokens, cuts, BACKENDS_OF[stored])
+        if stored == "compressed store":
+            return write_store(folder / "compressed-store", tokens, cuts, codec="zstd")
         if stored == "batch":
             return write_file(folder / "one.batch", tokens).path
         if stored == "foreign hdf5":
@@ -62,9 +66,9 @@ def make_stored(write_file, write_store, gzip_copy):
     return make
 
 
-def open_stored(stored, path, access, verify="none"):
+def open_stored(stored, path, access, verify="none", **options):
     dataset = "group/data" if stored == "foreign hdf5" else None
-    return open_reader(path, access=access, verify=verify, dataset=dataset)
+    return open_reader(path, access=access, verify=verify, dataset=dataset, **options)
 
 
 @pytest.mark.parametrize("dtype", ["uint32", "uint16"])
@@ -89,6 +93,15 @@ def test_verifying_reader_keeps_the_contract(stored, access, verify, tokens, tmp
     check_closing(reader, tokens)
 
 
+@each_case
+def test_reader_behind_a_cache_keeps_the_contract(stored, access, tokens, tmp_path, make_stored):
+    path = make_stored(stored, tmp_path, tokens)
+    for _ in ("while the cache is filled", "when it is full"):
+        reader = open_stored(stored, path, access, cache=tmp_path / "cache")
+        check_reader(reader, tokens)
+        check_closing(reader, tokens)
+
+
 @pytest.mark.parametrize(("stored", "access"), CASES[:5], ids=lambda value: value.replace(" ", "-"))
 @pytest.mark.parametrize("check", [check_read_only_buffers, check_byte_order])
 def test_reader_refuses_buffers_that_it_cannot_fill(check, stored, access, tokens, tmp_path, make_stored):
@@ -104,7 +117,7 @@ def stores(draw):
     return tokens, sorted(draw(st.lists(st.integers(0, shape[0]), max_size=3)))
 
 
-@settings(max_examples=15)
+@examples(15)
 @given(stores())
 def test_every_access_reads_what_was_written(tmp_path_factory, make_stored, store):
     expected, cuts = store

@@ -11,9 +11,10 @@ import h5py
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from examples import examples
 from zb_hdf5 import (
     ArgumentError,
     ChecksumError,
@@ -135,7 +136,7 @@ def test_a_structured_array_names_its_fields(tmp_path):
         np.testing.assert_array_equal(stored(reader, "weight"), values["weight"])
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(
     dtype=st.sampled_from(["u1", "<i2", "<u4", "<i8", "<f2", "<f8", "<c8", "?", "S3"]),
     shape=st.lists(st.integers(1, 4), max_size=2).map(tuple),

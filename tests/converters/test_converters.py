@@ -15,11 +15,12 @@ import h5py
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import zb_hdf5.converters.sources.open_files
 import zb_hdf5.core.publishing
+from examples import examples
 from zb_hdf5 import ChecksumError, ConvertError, IncompleteError, ShardIndex, ZbError, open_reader, open_writer
 from zb_hdf5 import write_batch_file as write_native
 from zb_hdf5.converters.cli import convert
@@ -283,7 +284,7 @@ def test_nothing_to_store_is_an_error(tmp_path):
 
 @pytest.mark.parametrize("options", [("--dtype", "uint16", "--pad-id", 65536), ("--vocab-size", 400, "--pad-id", 400)])
 def test_a_pad_id_that_cannot_be_stored_is_an_error(options, source, tmp_path):
-    assert "--pad-id" in fail(2, "npy-to-hdf5", source, tmp_path / "out", *SHAPE, "--remainder", "pad", *options)
+    assert "pad_id" in fail(2, "npy-to-hdf5", source, tmp_path / "out", *SHAPE, "--remainder", "pad", *options)
 
 
 # --- what a source may be --------------------------------------------------------------------------------------
@@ -377,7 +378,7 @@ def test_more_files_than_may_be_open_at_once(tmp_path, monkeypatch):
     np.testing.assert_array_equal(found.reshape(-1, SEQ_LEN), expected)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     lengths=st.lists(st.tuples(st.integers(0, 40), st.booleans()), min_size=1, max_size=5),
     batch_size=st.integers(1, 5),
@@ -467,11 +468,17 @@ BAD_TOKENS = [
 ]
 
 
-@pytest.mark.parametrize("command", FROM_NPY)
-@pytest.mark.parametrize("shuffle", [(), ("--no-shuffle",)])
-@pytest.mark.parametrize(("dtype", "value", "options", "reason"), BAD_TOKENS)
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_bad_id_is_named_with_file_index_and_value(command, shuffle, dtype, value, options, reason, stream, tmp_path):
+#: Every id in one way, and one id in every way, for every day; all ways by --slow.
+BAD_TOKEN_WAYS = [
+    pytest.param(*way, marks=() if token in (0, number // len(BAD_TOKENS) + 1) else pytest.mark.slow)
+    for number, way in enumerate(itertools.product([False, True], FROM_NPY, [(), ("--no-shuffle",)], BAD_TOKENS))
+    for token in [number % len(BAD_TOKENS)]
+]
+
+
+@pytest.mark.parametrize(("stream", "command", "shuffle", "bad_token"), BAD_TOKEN_WAYS)
+def test_a_bad_id_is_named_with_file_index_and_value(stream, command, shuffle, bad_token, tmp_path):
+    dtype, value, options, reason = bad_token
     tokens = (numbered(200) % 90).astype(dtype)
     tokens[150, 3] = value
     bad = save(tmp_path / "in" / "b.npy", tokens.reshape(-1) if stream else tokens)
@@ -661,7 +668,7 @@ def test_the_same_tokens_have_the_same_sha256_in_every_format(native, tmp_path):
     assert len({report["sha256"] for report in reports}) == 1
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     num_batches=st.integers(1, 9),
     shape=st.tuples(st.integers(1, 4), st.integers(1, 40)),

@@ -102,7 +102,7 @@ def test_a_token_that_does_not_fit_is_named(tmp_path, tokens, write_store):
     wide[5, 2, 7] = 70_000
     store = write_store(tmp_path / "in", wide, (4,), ("hdf5",))
     said = run("hdf5-to-batch", store, tmp_path / "out", "--dtype", "uint16", code=1)
-    where = f"token id 70000 at index {2 * 512 + 7:,} of batch 5 does not fit uint16; leave out --dtype uint16"
+    where = f"token id 70000 at index {2 * 512 + 7:,} of batch 5 does not fit uint16; leave out --dtype"
     assert where in said
     assert not (tmp_path / "out").exists()
 

@@ -42,8 +42,8 @@ from zb_hdf5.converters.pipeline.run import WorkOptions
 from zb_hdf5.converters.sources.source import TokenCounts
 from zb_hdf5.core.order import write_order
 from zb_hdf5.core.publishing import partial_path
+from zb_hdf5.formats.document_file import documents_path
 from zb_hdf5.formats.document_writer import DocumentsWriter
-from zb_hdf5.formats.documents import documents_path
 from zb_hdf5.maintenance.rebuild import rebuild_index
 from zb_hdf5.spec import NOT_KNOWN, stored_dtype
 from zb_hdf5.text.documents import open_documents
@@ -284,7 +284,7 @@ def test_errors_come_before_the_work(tmp_path, files):
         ingest(files, tmp_path / "out")
     with pytest.raises(ArgumentError, match="packing must be one of concat, best-fit, pad, found 'tight'"):
         ingest(files, tmp_path / "new", options=TextOptions(2, 16, packing="tight"))
-    with pytest.raises(ArgumentError, match="--pad-id must be below the vocabulary's 257, found 257"):
+    with pytest.raises(ArgumentError, match="pad_id must be below the vocabulary's 257, found 257"):
         ingest(files, tmp_path / "new", options=TextOptions(2, 16, pad_id=257))
     with pytest.raises(ConvertError, match="batches cannot fill 1,000,000 shards"):
         ingest(files, tmp_path / "new", options=TextOptions(2, 16, num_shards=10**6))
@@ -542,6 +542,7 @@ def test_a_killed_ingest_leaves_nothing_under_the_final_name(tmp_path, number):
     assert {path.name for path in tmp_path.iterdir()} == {"a.jsonl", "out"}
 
 
+@pytest.mark.slow
 def test_real_text_packs_well(tmp_path):
     """Of Python's sources, best-fit loses nothing and pads less than 2 %, where a document a row loses most of it."""
     files = open_documents(sorted(Path(json.__file__).parent.parent.glob("*.py")), "text")

@@ -22,7 +22,7 @@ from zb_hdf5.converters.ingest.to_streams import ShardedTokenizationPipeline
 from zb_hdf5.converters.pipeline.engines import Inline, open_engine
 from zb_hdf5.converters.pipeline.run import WorkOptions
 from zb_hdf5.core.pieces import padding
-from zb_hdf5.formats.documents import documents_path
+from zb_hdf5.formats.document_file import documents_path
 from zb_hdf5.formats.pieces import pieces_path
 from zb_hdf5.spec import NO_DOCUMENT
 from zb_hdf5.text import documents

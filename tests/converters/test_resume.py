@@ -119,6 +119,7 @@ def test_several_processes_write_the_same_bytes(command, source, whole, tmp_path
     assert snapshot(tmp_path / "out1") == snapshot(tmp_path / "out3")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(MPIEXEC is None, reason="needs an MPI library")
 def test_mpi_ranks_write_the_same_bytes(source, whole, tmp_path):
     pytest.importorskip("mpi4py")
@@ -633,7 +634,10 @@ def run_to_the_end(command):
     assert process.returncode == 0, err
 
 
-@pytest.mark.parametrize("trials", [12, pytest.param(300, marks=pytest.mark.slow)])
+LONGEST = (pytest.mark.slow, pytest.mark.longest)
+
+
+@pytest.mark.parametrize("trials", [2, pytest.param(12, marks=pytest.mark.slow), pytest.param(300, marks=LONGEST)])
 def test_killed_at_any_moment_and_resumed_it_is_the_same(trials, source, whole, tmp_path):
     """A conversion by two processes is killed, resumed, killed again... until one run gets to its end."""
     command = ("npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--workers", 2, "--quiet", "--resume")
@@ -775,7 +779,7 @@ def test_a_worker_that_dies_is_told_and_costs_one_shard(tmp_path):
         assert reader.num_batches == 30_000
 
 
-SIZES_KIB = [pytest.param(1550 * k, marks=() if k % 5 == 0 else pytest.mark.slow) for k in range(1, 21)]
+SIZES_KIB = [pytest.param(1550 * k, marks=() if k == 10 else pytest.mark.slow) for k in range(1, 21)]
 
 
 @pytest.mark.parametrize("size_kib", SIZES_KIB)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -14,14 +15,19 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from zb_hdf5 import UnavailableError, open_reader
+from zb_hdf5 import Loader, UnavailableError, open_reader, open_writer
 from zb_hdf5.commands.zb import zb
 from zb_hdf5.converters.pipeline.engines import require_one_world
+from zb_hdf5.remote.cache import column_of
 
 SCRIPTS = Path(__file__).parents[2] / "examples/slurm"
 #: What srun does for a job of one task on one node: the tests run where there is no Slurm.
 SRUN = """#!/bin/bash
+while [[ $1 == --* ]]; do shift; done
 exec "$@"
+"""
+PYTHON = """#!/bin/bash
+echo "$@" > trained
 """
 ZB = f"""#!{sys.executable}
 from zb_hdf5.commands.zb import zb
@@ -40,7 +46,7 @@ def job(tmp_path):
     venv = tmp_path / "venv/bin"
     venv.mkdir(parents=True)
     (venv / "activate").write_text(f'PATH="{venv}:$PATH"\n')
-    for name, text in (("srun", SRUN), ("scontrol", REQUEUE), ("zb", ZB)):
+    for name, text in (("srun", SRUN), ("scontrol", REQUEUE), ("zb", ZB), ("python", PYTHON)):
         (venv / name).write_text(text)
         (venv / name).chmod(0o755)
     dask = shutil.which("dask", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
@@ -48,12 +54,12 @@ def job(tmp_path):
         (venv / "dask").symlink_to(dask)
     np.save(tmp_path / "tokens.npy", np.arange(64 * 33, dtype="<u2").reshape(64, 33))
 
-    def start(script, *arguments, **variables):
+    def start(script, *arguments, source="tokens.npy", **variables):
         environment = {
             **os.environ, "SLURM_JOB_ID": "7", "ZB_VENV": str(tmp_path / "venv"),
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **variables,
         }  # fmt: skip
-        command = ["bash", str(SCRIPTS / script), "tokens.npy", *map(str, arguments)]
+        command = ["bash", str(SCRIPTS / script), str(source), *map(str, arguments)]
         return subprocess.Popen(
             command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
@@ -92,6 +98,7 @@ def test_one_node_takes_options_and_goes_on(job, tmp_path):
         assert reader.meta.shape == (4, 33)
 
 
+@pytest.mark.slow
 def test_a_part_of_an_array_is_written_again(job, tmp_path):
     def part(number):
         # an array that is submitted for one part has a count of its own: 1
@@ -107,6 +114,29 @@ def test_a_part_of_an_array_is_written_again(job, tmp_path):
     assert CliRunner().invoke(zb, merge).exit_code == 0
     succeed(job("local.sh", "whole", *OPTIONS, "--shard-size", "4KiB"))
     np.testing.assert_array_equal(batches(tmp_path / "out"), batches(tmp_path / "whole"))
+
+
+def test_a_node_copies_what_its_ranks_will_read_and_trains_from_there(job, tmp_path):
+    node = {"SLURM_NNODES": "4", "SLURM_NTASKS": "8", "SLURM_NTASKS_PER_NODE": "2", "SLURM_NODEID": "1"}
+    disk = tmp_path / "disk"
+    tokens = np.random.default_rng(0).integers(0, 99, (32, 32, 8), np.uint16)
+    with open_writer(tmp_path / "train.h5", batch_size=32, seq_len=8, dtype="uint16") as writer:
+        writer.write(tokens)
+
+    def train(*options, **where):
+        return succeed(job("train.sh", "run", *options, source="train.h5", **node, **where))
+
+    assert "staged  8 of 8 batches" in train("--steps", 9, SLURM_TMPDIR=str(disk), TMPDIR="/nowhere")
+    trained = (tmp_path / "trained").read_text().split()
+    expected = "examples/train_gpt.py train.h5 --out run --global-batch 256 --seed 1 --steps 9 --cache"
+    assert trained == [*expected.split(), f"{disk}/zb-cache"]
+    with Loader(tmp_path / "train.h5", seed=1, rank=2, world_size=8, cache=disk / "zb-cache") as loader:
+        column = column_of(loader.reader)
+        assert all(map(column.has, loader.plan.requests_of_steps(np.arange(len(loader)))))
+        next(loader)
+        (tmp_path / "run").mkdir()
+        (tmp_path / "run/loader.json").write_text(json.dumps(loader.state_dict()))
+    assert "staged  6 of 6 batches" in train(TMPDIR=str(tmp_path / "other"), SLURM_TMPDIR="")
 
 
 def test_a_job_is_requeued_before_its_time_is_over(job, tmp_path):

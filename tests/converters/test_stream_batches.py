@@ -11,11 +11,12 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from interrupted import Failing, Stops
 from source_tokens import ALL, FIELDS, check_step, spans_of
 
+from examples import examples
 from zb_hdf5 import ArgumentError, ChecksumError, FormatError, HDF5ShardWriter, Loader, convert, open_reader
 from zb_hdf5.converters.cli import convert as command
 from zb_hdf5.converters.ingest.packed import PackOptions
@@ -24,7 +25,7 @@ from zb_hdf5.converters.pipeline.engines import open_engine
 from zb_hdf5.converters.pipeline.merge import merge_parts
 from zb_hdf5.converters.sources.stream import open_stream
 from zb_hdf5.errors import ConvertError
-from zb_hdf5.formats.documents import documents_path
+from zb_hdf5.formats.document_file import documents_path
 from zb_hdf5.store.streams import index_streams
 from zb_hdf5.store.verify import verify_store
 
@@ -146,7 +147,7 @@ def make_packed(folder, documents, packing, shuffle, shape, target, per_shard, c
     return folder / "packed", expected
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(
     **PACKED,
     order=st.sampled_from(["global", "records", "block", "sequential"]),
@@ -168,7 +169,7 @@ def test_each_value_is_that_of_its_source_token(
     )  # fmt: skip
 
 
-@settings(max_examples=8, deadline=None)
+@examples(8)
 @given(**PACKED, parts=st.integers(1, 3))
 def test_it_stays_that_after_other_conversions(tmp_path_factory, documents, shape, parts, **how):
     folder = tmp_path_factory.mktemp("again")
@@ -349,11 +350,11 @@ def test_bad_documents_are_refused_and_nothing_of_them_is_written(tmp_path, toke
     [
         ({"packing": "tight"}, "packing must be one of"),
         ({"remainder": "keep"}, "remainder must be one of"),
-        ({"pad_id": 2**16}, "--pad-id"),
+        ({"pad_id": 2**16}, "pad_id: token id 65536"),
         ({"num_shards": 2}, "either a number of shards or their size"),
         ({"seq_len": 1000, "packing": "concat"}, "do not fill one batch"),
         ({"num_shards": 10**6, "shard_bytes": None}, "cannot fill 1,000,000 shards"),
-        ({"remainder": "error", "batch_size": 7}, "left over; pass --remainder"),
+        ({"remainder": "error", "batch_size": 7}, "left over; pass remainder='drop'"),
     ],
 )
 def test_bad_options_are_refused(tmp_path, stream, options, message):

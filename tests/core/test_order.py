@@ -23,13 +23,15 @@ from zb_hdf5.core.order import (
 )
 
 SEEDS = [(0, 0), (42, 0), (42, 1), (2**64 - 1, 7), (3, WRITE_EPOCH)]
+#: Two of them for every day.
+EVERY_SEED = [pytest.param(*seed, marks=() if seed in SEEDS[2:4] else pytest.mark.slow) for seed in SEEDS]
 TEN = np.arange(10)
 
 
 # --- every order -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("seed", "epoch"), SEEDS)
+@pytest.mark.parametrize(("seed", "epoch"), EVERY_SEED)
 @pytest.mark.parametrize("shuffle", SHUFFLES)
 def test_every_order_is_a_bijection(shuffle, seed, epoch):
     for n in range(1, 301):
@@ -151,7 +153,7 @@ def test_block_order_is_pinned(n, seed, epoch, block_size, first):
 # --- global ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("seed", "epoch"), SEEDS)
+@pytest.mark.parametrize(("seed", "epoch"), EVERY_SEED)
 def test_positions_inverts_indices(seed, epoch):
     for n in range(1, 301):
         order = GlobalOrder(n, seed, epoch)
@@ -184,7 +186,7 @@ def orders(n, count):
 
 #: (n, how many seeds): few for every day, many by --slow
 SAMPLES = [
-    *((n, 700) for n in (3, 4, 5, 8, 17, 33)),
+    *(pytest.param(n, 700, marks=() if n in (4, 33) else pytest.mark.slow) for n in (3, 4, 5, 8, 17, 33)),
     *(pytest.param(n, 6000, marks=pytest.mark.slow) for n in (3, 4, 5, 7, 8, 9, 15, 16, 17, 64, 65)),
 ]
 

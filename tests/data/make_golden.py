@@ -52,4 +52,6 @@ if __name__ == "__main__":
                 stream.write_document(document)
         make_file(DATA / "v1.batch", TOKENS, total_records=5)
         make_file(DATA / "v2.h5", TOKENS, total_records=5)
+        for codec in ("gzip", "zstd"):  # the same batches again and again: they shrink
+            make_file(DATA / f"v2-{codec}.h5", np.tile(TOKENS[:, :, :4], 2).repeat(2, 0), total_records=5, codec=codec)
         make_store(DATA / "store")

@@ -51,9 +51,9 @@ DRIVER = (
     + """
 shim = ctypes.CDLL(None)
 
-def batches(path, arm, shape, before, count, expected, fields=None):
+def batches(path, arm, shape, before, count, expected, fields=None, codec=None):
     size = {"batch_size": shape[0], "seq_len": shape[1], "dtype": "uint16", "expected_batches": expected}
-    writer = open_writer(path, **size, fields=fields)
+    writer = open_writer(path, **size, fields=fields, codec=codec)
     def write(first, count):
         tokens = tokens_of(first, count, shape)
         writer.write(tokens, fields and fields_of(tokens))
@@ -62,8 +62,8 @@ def batches(path, arm, shape, before, count, expected, fields=None):
     arm(writer)
     write(before, count) if count else writer.finish()
 
-def stream(path, arm, chunk, length, before, count, fields=None):
-    writer = HDF5ShardWriter(path, chunk_tokens=chunk, fields=fields)
+def stream(path, arm, chunk, length, before, count, fields=None, codec=None):
+    writer = HDF5ShardWriter(path, chunk_tokens=chunk, fields=fields, codec=codec)
     def write(first, count):
         tokens = documents_of(first, count, length)
         writer.write_documents(tokens, [length] * count, fields and fields_of(tokens))
@@ -152,6 +152,9 @@ COMMITS = {
     "crc32 of batch 4,097": {"shape": (2, 32), "before": 4096, "count": 1, "expected": 0},
     "finish": {"shape": PAGE, "before": 5, "count": 0, "expected": 0},
     "finish a full block": {"shape": PAGE, "before": 16, "count": 0, "expected": 16},
+    "compressed, first": {"shape": PAGE, "before": 0, "count": 3, "expected": 0, "codec": "gzip"},
+    "compressed, extended": {"shape": PAGE, "before": 16, "count": 3, "expected": 0, "codec": "zstd"},
+    "compressed, finish": {"shape": PAGE, "before": 5, "count": 0, "expected": 8, "codec": "zstd"},
 }
 
 
@@ -176,6 +179,7 @@ def test_a_batch_writer_killed_in_any_write_of_a_commit_loses_nothing(arguments,
 WITH_FIELDS = {
     "inside, known": COMMITS["known"] | {"name": "x.h5"},
     "inside, extended": COMMITS["extended"] | {"name": "x.h5"},
+    "inside, compressed": COMMITS["compressed, extended"] | {"name": "x.h5"},
     "inside, finish": COMMITS["finish"] | {"name": "x.h5"},
     "beside, first": COMMITS["first"] | {"name": "x.batch"},
     "beside, known": COMMITS["known"] | {"name": "x.batch"},
@@ -188,6 +192,8 @@ STREAMS = {
     "chunk 17": {"chunk": 2048, "length": 2048, "before": 16, "count": 1},
     "document 8,192": {"chunk": 4096, "length": 1, "before": 8192, "count": 4096},
     "finish": {"chunk": 2048, "length": 500, "before": 10, "count": 0},
+    "compressed chunk": {"chunk": 2048, "length": 500, "before": 10, "count": 5, "codec": "gzip"},
+    "compressed, finish": {"chunk": 2048, "length": 500, "before": 10, "count": 0, "codec": "zstd"},
 }
 
 

@@ -3,8 +3,8 @@
 import numpy as np
 
 from zb_hdf5.core.pieces import Pieces
+from zb_hdf5.formats.document_file import DocumentRows
 from zb_hdf5.formats.document_writer import DocumentsWriter
-from zb_hdf5.formats.documents import DocumentRows
 from zb_hdf5.formats.pieces import PiecesWriter
 
 SEQ_LEN, LENGTH, ROWS = 2048, 500, 4000

@@ -19,10 +19,11 @@ import h5py
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import zb_hdf5.formats.dual
+from examples import examples
 from zb_hdf5 import (
     ArgumentError,
     BackendError,
@@ -104,7 +105,7 @@ def test_h5dump_reads_it(path):
     np.testing.assert_array_equal(np.array(data, dtype=np.uint32), tokens_of(path).reshape(-1))
 
 
-@settings(max_examples=60)
+@examples(60)
 @example(1, 1, 1024, "uint32")
 @example(1, 4095, 1, "uint16")
 @given(st.integers(1, 5), st.integers(1, 9), st.sampled_from([2**n for n in range(12)]), st.sampled_from(DTYPES))

@@ -46,6 +46,20 @@ def test_files_are_read(name, access):
         np.testing.assert_array_equal(reader.read_batch_torch(0).numpy(), TOKENS[0].astype(np.int64))
 
 
+@pytest.mark.parametrize("access", ["auto", "h5py"])
+@pytest.mark.parametrize(("codec", "filter_id"), [("gzip:6", 1), ("zstd:3", 32015)])
+def test_compressed_files_are_read(codec, filter_id, access):
+    path = DATA / f"v2-{codec.partition(':')[0]}.h5"
+    expected = np.tile(TOKENS[:, :, :4], 2).repeat(2, 0)
+    with open_reader(path, access=access, verify="batch") as reader, h5py.File(path) as h5:
+        assert (reader.meta.codec, reader.meta.total_records) == (codec, 5)
+        np.testing.assert_array_equal(np.stack(list(reader)), expected)
+        assert h5["batches"].id.get_create_plist().get_filter(0)[0] == filter_id
+        assert h5["extents"].dtype == np.dtype("<u8")
+        assert (h5["extents"][:, 1] < 64).any(), "none is packed"
+    assert [report.problem for report in verify_store(path)] == [None]
+
+
 @pytest.mark.parametrize("access", ["mmap", "pread"])
 @pytest.mark.parametrize("name", ["store", "store/shards.json"])
 def test_stores_are_read(name, access):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from zb_hdf5 import open_reader, open_writer
-from zb_hdf5.formats.hdf5.room import end_of_file_address
+from zb_hdf5.formats.hdf5.room import Room, end_of_file_address
 from zb_hdf5.testing import random_tokens
 
 
@@ -63,6 +63,31 @@ def test_room_is_taken_before_hdf5_is_touched(writer, tokens, tmp_path, monkeypa
     path = writer.finish().path
     with open_reader(path) as reader:
         np.testing.assert_array_equal(np.stack(list(reader)), np.concatenate([tokens[:2], more]))
+
+
+@pytest.mark.parametrize("expected", [0, 40], ids=["in several runs", "in one"])
+@pytest.mark.parametrize("shape", [(4, 1024), (3, 700), (2, 10)], ids=["whole pages", "padded", "small"])
+def test_batches_written_past_hdf5_give_the_bytes_that_hdf5_writes(shape, expected, tmp_path, monkeypatch):
+    tokens = random_tokens(40, *shape)
+    parts = [tokens[:1], tokens[1:1], tokens[1:20], tokens[20:]]
+    meta = {"batch_size": shape[0], "seq_len": shape[1], "expected_batches": expected}
+    with open_writer(tmp_path / "fast.h5", **meta) as writer:
+        for part in parts:
+            writer.write(part)
+    calls = []
+
+    def write_through_hdf5(room, first, chunks):
+        calls.append(first)
+        writer._aligned.main.write(first, chunks)
+
+    monkeypatch.setattr(Room, "write", write_through_hdf5)
+    with open_writer(tmp_path / "slow.h5", **meta) as writer:
+        for part in parts:
+            writer.write(part)
+    assert calls == [0, 1, 20]
+    assert (tmp_path / "fast.h5").read_bytes() == (tmp_path / "slow.h5").read_bytes()
+    with h5py.File(tmp_path / "fast.h5") as h5:
+        np.testing.assert_array_equal(h5["batches"][...].reshape(tokens.shape), tokens)
 
 
 @pytest.mark.parametrize("mode", ["r+", "a"])

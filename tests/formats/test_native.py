@@ -9,9 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from examples import examples
 from zb_hdf5 import (
     ArgumentError,
     BatchFileWriter,
@@ -63,7 +64,7 @@ def test_written_batches_are_the_shuffled_records(tmp_path):
         assert reader.meta == StoreMeta(5, 10, np.dtype("<u4"), seed=42, total_records=23)
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(st.integers(1, 60), st.integers(1, 9), st.integers(1, 12), st.integers(0, 2**32 - 1))
 def test_array_and_stream_give_the_same_file(tmp_path_factory, count, batch_size, seq_len, seed):
     folder = tmp_path_factory.mktemp("example")

@@ -28,7 +28,6 @@ from zb_hdf5 import (
     open_writer,
 )
 from zb_hdf5.columns.broken import BrokenFile
-from zb_hdf5.columns.source import CheckedSource
 from zb_hdf5.columns.writer import FileWriter
 from zb_hdf5.converters.pipeline import run as pipe
 from zb_hdf5.converters.sources.store import StoreSource
@@ -63,7 +62,7 @@ class RawReader(BatchReader):
     row_bytes = 0  # of what lies behind the slots, for each batch
     end_bytes = 0
 
-    def __init__(self, path, *, access="auto", verify="none"):
+    def __init__(self, path, *, access="auto", verify="auto"):
         path = Path(path)
         meta, num_batches = read_header(path, MAGICS[self.backend])
         expected = SLOTS + num_batches * (meta.batch_bytes + self.row_bytes) + self.end_bytes
@@ -74,10 +73,7 @@ class RawReader(BatchReader):
         super().__init__(path, meta, num_batches, source)
         self.extents = extents
         self._find_digests()
-        if verify == "batch":
-            self._source = CheckedSource(source, meta, self.stored_crc32(), path)
-        elif verify == "store":
-            self.require_digests()
+        self.check_reads(verify)
 
     def _find_digests(self):
         pass

@@ -12,15 +12,17 @@ from itertools import pairwise
 import h5py
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from examples import examples
 from zb_hdf5 import BackendError, BatchIndexError, ChecksumError, FormatError, open_reader, open_writer
 from zb_hdf5.core.pieces import Pieces
 from zb_hdf5.errors import ArgumentError, ConvertError, UnavailableError
-from zb_hdf5.formats import codecs
+from zb_hdf5.formats import span_values
+from zb_hdf5.formats.document_file import DocumentFile, DocumentPart, DocumentRows, documents_path
 from zb_hdf5.formats.document_writer import DocumentsWriter, encoded_spans, join_documents
-from zb_hdf5.formats.documents import DocumentFile, DocumentPart, DocumentRows, DocumentTable, documents_path
+from zb_hdf5.formats.documents import DocumentTable
 from zb_hdf5.formats.hdf5 import tables as tables_module
 from zb_hdf5.formats.hdf5.tables import TablesFile, TablesWriter, copy_tables
 from zb_hdf5.formats.pieces import PiecesFile, PiecesWriter, pieces_path
@@ -157,7 +159,7 @@ def test_a_truncated_file_is_refused(tmp_path):
         some_tables(tmp_path / "x.h5", columns=np.zeros(5000))
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.integers(0, 10**6), st.integers(1, 255))
 def test_any_damaged_byte_is_found(tmp_path_factory, place, mask):
     path = tmp_path_factory.mktemp("damage") / "x.h5"
@@ -209,7 +211,6 @@ def write_pieces(path, seq_len, rows, groups=3):
     return writer.publish(seq_len, "train", "")
 
 
-@settings(deadline=None)
 @given(pieces_of_records(), st.lists(st.integers(0, 10**6), max_size=12), st.booleans())
 def test_pieces_of_any_records(tmp_path_factory, stored, wanted, mapped):
     seq_len, rows = stored
@@ -296,7 +297,7 @@ def documents(draw):
 
 
 def write_documents(path, found, together=2):
-    encode = codecs.encoder("json")[1]
+    encode = span_values.encoder("json")[1]
     with DocumentsWriter(path) as writer:
         for start in range(0, len(found), together):
             group = found[start : start + together]
@@ -340,7 +341,6 @@ def require_documents(table, found):
         table.number_of([token])
 
 
-@settings(deadline=None)
 @given(documents(), st.integers(1, 4))
 def test_documents_and_their_spans(tmp_path_factory, found, together):
     path = tmp_path_factory.mktemp("documents") / "x.h5"
@@ -353,7 +353,6 @@ def test_documents_and_their_spans(tmp_path_factory, found, together):
         each.close()
 
 
-@settings(deadline=None)
 @given(st.lists(documents(), min_size=1, max_size=4))
 def test_several_tables_are_one(tmp_path_factory, groups):
     folder = tmp_path_factory.mktemp("documents")
@@ -409,7 +408,7 @@ def test_a_table_of_another_file_is_refused(tmp_path):
 )
 def test_bad_spans_are_refused(spans, message):
     with pytest.raises(ArgumentError, match=message):
-        encoded_spans(spans, 8, codecs.encoder("json")[1], "x.h5: document 3")
+        encoded_spans(spans, 8, span_values.encoder("json")[1], "x.h5: document 3")
 
 
 @pytest.mark.parametrize(
@@ -419,7 +418,7 @@ def test_bad_spans_are_refused(spans, message):
 )  # fmt: skip
 def test_values_that_cannot_be_encoded(codec, value, message):
     with pytest.raises(ConvertError, match=message):
-        encoded_spans([(0, 1, value)], 8, codecs.encoder(codec)[1], "x")
+        encoded_spans([(0, 1, value)], 8, span_values.encoder(codec)[1], "x")
 
 
 @pytest.mark.parametrize(
@@ -427,26 +426,26 @@ def test_values_that_cannot_be_encoded(codec, value, message):
     [("json", {"concept": ["a", 1.5, None]}), ("str", "größe"), ("numpy", np.arange(6.0).reshape(2, 3)),
      ("msgpack", {"a": [1, b"x"]}), ("pickle", {1, 2})],
 )  # fmt: skip
-def test_each_codec_gives_back_its_value(codec, value):
-    name, encode = codecs.encoder(codec)
-    found = codecs.decoder(name, codec)(encode([value] * 3))
+def test_each_encoding_gives_back_its_value(codec, value):
+    name, encode = span_values.encoder(codec)
+    found = span_values.decoder(name, codec)(encode([value] * 3))
     np.testing.assert_equal(found, [value] * 3)
 
 
-def test_codecs_are_chosen_by_their_stored_names(monkeypatch):
-    assert codecs.decoder("json", None)([b"[1]", b"2"]) == [[1], 2]
+def test_encodings_are_chosen_by_their_stored_names(monkeypatch):
+    assert span_values.decoder("json", None)([b"[1]", b"2"]) == [[1], 2]
     with pytest.raises(BackendError, match=r"runs code: pass codec='pickle'"):
-        codecs.decoder("pickle", None)
+        span_values.decoder("pickle", None)
     with pytest.raises(BackendError, match="encoded by a function"):
-        codecs.decoder("custom", None)
-    assert codecs.decoder("custom", len)([b"abc"]) == [3]
+        span_values.decoder("custom", None)
+    assert span_values.decoder("custom", len)([b"abc"]) == [3]
     with pytest.raises(ArgumentError, match="expected codec 'json'"):
-        codecs.decoder("json", "str")
+        span_values.decoder("json", "str")
     with pytest.raises(ArgumentError, match="must be one of json"):
-        codecs.encoder("yaml")
+        span_values.encoder("yaml")
     monkeypatch.setitem(sys.modules, "msgpack", None)
     with pytest.raises(UnavailableError, match="pip install msgpack"):
-        codecs.encoder("msgpack")
+        span_values.encoder("msgpack")
 
 
 @pytest.mark.parametrize("bad", [b"{", b"1,2", b"\xff"])
@@ -467,6 +466,6 @@ def test_a_value_that_cannot_be_decoded_names_its_span(tmp_path, bad):
     "values", [["\x1e"], [1, "\x1e", 2], [["a", "\x1e", "b"]], ["", [], {}, None], ['"', '","', "ü"]], ids=repr
 )
 def test_json_values_are_told_apart_whatever_is_in_them(values):
-    texts = codecs.encoder("json")[1](values)
+    texts = span_values.encoder("json")[1](values)
     assert texts == [json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() for value in values]
-    assert codecs.decoder("json", None)(texts) == values
+    assert span_values.decoder("json", None)(texts) == values

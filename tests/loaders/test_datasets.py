@@ -87,7 +87,7 @@ def test_single_steps_follow_the_epoch_and_the_batch_size(loader):
     assert all(torch.equal(dataset[i], step) for i, step in zip(range(4), loader, strict=False))
 
 
-@pytest.mark.parametrize("method", [None, "fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("method", [None, "fork", pytest.param("spawn", marks=pytest.mark.slow), "forkserver"])
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_torch_dataloader_with_every_start_method(loader, method):
     workers = {} if method is None else {"num_workers": 2, "multiprocessing_context": method}

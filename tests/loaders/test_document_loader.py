@@ -9,9 +9,10 @@ from itertools import chain, count, islice
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from examples import examples
 from zb_hdf5 import ArgumentError, DocumentLoader, HDF5ShardWriter, MmapTokenStore, StateError, open_writer
 from zb_hdf5.store.streams import index_streams
 
@@ -109,7 +110,7 @@ def test_documents_of_similar_length_share_a_batch(stream):
     assert padding["lengths"] < padding["pad"] / 4
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(data=st.data(), way=st.sampled_from(sorted(WAYS)), before=st.integers(1, 3), after=st.integers(1, 4))
 def test_other_ranks_go_on_with_the_next_document(stream, data, way, before, after):
     """Whatever the ranks were: all of them together see the batches of one rank that never stopped, in their order."""
@@ -259,7 +260,7 @@ def expected_of(batch, documents, mask):
     return found
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(
     drawn=st.lists(
         st.lists(

@@ -9,8 +9,8 @@ from zb_hdf5 import Loader, open_writer
 from zb_hdf5.converters.pipeline import run as pipe
 from zb_hdf5.converters.sources.store import StoreSource
 from zb_hdf5.core.pieces import Pieces
+from zb_hdf5.formats.document_file import documents_path
 from zb_hdf5.formats.document_writer import DocumentsWriter
-from zb_hdf5.formats.documents import documents_path
 from zb_hdf5.formats.pieces import PiecesWriter
 
 BATCH_SIZE, SEQ_LEN, LENGTH = 32, 512, 8

@@ -8,11 +8,12 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from source_tokens import ALL, FIELDS, check_step, spans_of
 from torch.utils.data import DataLoader
 
+from examples import examples
 from zb_hdf5 import (
     ArgumentError,
     FollowingLoader,
@@ -27,10 +28,10 @@ from zb_hdf5.converters.pipeline import run as pipe
 from zb_hdf5.converters.sources.store import StoreSource
 from zb_hdf5.core.pieces import Pieces
 from zb_hdf5.errors import BackendError
-from zb_hdf5.formats.codecs import encoder
+from zb_hdf5.formats.document_file import documents_path
 from zb_hdf5.formats.document_writer import DocumentsWriter, encoded_spans
-from zb_hdf5.formats.documents import documents_path
 from zb_hdf5.formats.pieces import PiecesWriter
+from zb_hdf5.formats.span_values import encoder
 from zb_hdf5.spec import NO_DOCUMENT
 
 HOW = {"rank": 0, "world_size": 1, "shuffle": "records", "seed": 7}
@@ -85,7 +86,7 @@ def make(path, lengths, *, batch_size=3, seq_len=8):
     return places
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(
     lengths=st.lists(st.integers(1, 30), min_size=1, max_size=12),
     batch_size=st.integers(1, 3),
@@ -259,7 +260,7 @@ def test_masked_documents_lose_their_targets_and_nothing_else(lone):
                 np.testing.assert_array_equal(after["targets"], expected)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     ranges=st.lists(st.tuples(st.integers(0, 40), st.integers(0, 12)), max_size=4),
     shuffle=st.sampled_from(["global", "records", "block", "sequential"]),

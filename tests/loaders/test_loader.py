@@ -9,9 +9,10 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from examples import examples
 from zb_hdf5 import ArgumentError, BatchNativeLoader, Loader, StateError, ZbError, open_reader, open_writer
 from zb_hdf5.converters.pipeline.run import convert
 from zb_hdf5.converters.sources.store import StoreSource
@@ -487,7 +488,7 @@ def test_another_number_of_ranks_goes_on_with_the_same_sequence(after, drop_last
         assert 0 <= left < after * B if drop_last else 0 <= -left < after * B
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(
     count=st.integers(1, 60),
     before=st.integers(1, 9),

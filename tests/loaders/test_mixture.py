@@ -6,10 +6,11 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import zb_hdf5.loaders.mixed
+from examples import examples
 from zb_hdf5 import ArgumentError, Loader, MixedLoader, StateError, open_reader, open_writer
 from zb_hdf5.loaders.mixed import Schedule
 
@@ -43,7 +44,7 @@ GOLDEN_60_30_10 = [0, 1, 0, 0, 1, 0, 2, 0, 1, 0, 0, 1]
 WEIGHTS = {"web": 0.6, "code": 0.3, "maths": 0.1}
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(weights=st.lists(st.floats(0.001, 1000), min_size=1, max_size=8))
 def test_every_source_is_within_one_batch_of_its_share_after_any_number(weights):
     schedule = Schedule(tuple(weights))

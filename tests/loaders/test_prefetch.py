@@ -101,6 +101,7 @@ def test_threads_end_with_the_epoch_a_break_an_exception_or_the_loader(path):
     assert not prefetch_threads()
 
 
+@pytest.mark.slow
 def test_an_unfinished_iteration_does_not_hold_up_the_interpreter(path):
     code = f"""
 from zb_hdf5 import Loader

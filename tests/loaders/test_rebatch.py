@@ -5,9 +5,10 @@ import json
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from examples import examples
 from zb_hdf5 import ArgumentError, BatchIndexError, Loader, StateError, open_reader, open_writer
 
 NUM_BATCHES, BATCH_SIZE, SEQ_LEN = 40, 8, 64
@@ -33,9 +34,9 @@ def epoch_of(reader, world_size, **options):
 
 
 @pytest.mark.parametrize("shuffle", ["global", "records", "block", "sequential"])
-@pytest.mark.parametrize("batch_size", [8, 4, 16, 5, 24])
+@pytest.mark.parametrize("batch_size", [8, 5, 24, *(pytest.param(n, marks=pytest.mark.slow) for n in (4, 16))])
 @pytest.mark.parametrize("seq_len", [64, 16])
-@pytest.mark.parametrize(("world_size", "prefetch"), [(1, 0), (3, 0), (2, 3)])
+@pytest.mark.parametrize(("world_size", "prefetch"), [(3, 0), (2, 3), pytest.param(1, 0, marks=pytest.mark.slow)])
 def test_every_shape_yields_the_records_of_its_order(opened, shuffle, batch_size, seq_len, world_size, prefetch):
     options = {"shuffle": shuffle, "batch_size": batch_size, "seq_len": seq_len, "prefetch": prefetch, "block_size": 7}
     found, loader = epoch_of(opened, world_size, **options)
@@ -96,7 +97,7 @@ def test_records_are_gathered_across_shards(tmp_path):
             np.testing.assert_array_equal(found, TOKENS.reshape(-1, SEQ_LEN)[order])
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     ramp=st.lists(st.tuples(st.integers(1, 20), st.integers(1, 4)), min_size=1, max_size=5),
     shuffle=st.sampled_from(["global", "records", "sequential"]),

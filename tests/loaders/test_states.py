@@ -8,9 +8,10 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from examples import examples
 from zb_hdf5 import (
     BatchNativeLoader,
     DatasetLoader,
@@ -223,7 +224,7 @@ def test_a_batch_size_that_changes_behind_a_filled_up_step_ends_the_iteration(tm
 
 @pytest.mark.parametrize("source", ["a.h5", "b.batch", "stream.h5"])
 @pytest.mark.parametrize("shuffle", SHUFFLES)
-@settings(max_examples=40)
+@examples(40)
 @given(data=st.data())
 def test_a_loader_refuses_a_state_or_resumes_exactly(source, shuffle, stores, data):
     shape = {"batch_size": 4, "seq_len": S} if source == "stream.h5" else {"batch_size": 3}
@@ -271,7 +272,7 @@ def mixed_from_the_beginning(stores, state, steps):
                 yield batch
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(data=st.data())
 def test_a_mixture_refuses_a_state_or_resumes_exactly(stores, data):
     with mixture(stores) as mixed:
@@ -287,7 +288,7 @@ def test_a_mixture_refuses_a_state_or_resumes_exactly(stores, data):
                 assert rows(found) == rows(mixed_from_the_beginning(stores, state, 3))
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(data=st.data())
 def test_a_dataset_and_its_sampler_refuse_a_state_or_resume_exactly(stores, data):
     with Loader(stores / "a.h5", **ALONE) as loader:
@@ -328,7 +329,7 @@ def test_segments_that_contradict_each_other_are_refused(stores):
 # --- documents -------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(data=st.data())
 def test_a_document_loader_refuses_a_state_or_resumes_exactly(tmp_path_factory, data):
     path = tmp_path_factory.getbasetemp() / "documents.h5"
@@ -396,7 +397,7 @@ def test_a_place_that_does_not_exist_is_refused_at_once(place, text):
         assert loader.get_batch()[0].tolist() == tokens_from({"row_group": 0, "document": 0, "token": 0})[:5]
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(data=st.data())
 def test_a_text_loader_refuses_a_state_or_resumes_exactly(text, data):
     with text_loader(text) as loader:

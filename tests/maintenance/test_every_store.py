@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import h5py
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -16,16 +17,18 @@ from zb_hdf5.maintenance.repair import repair
 from zb_hdf5.spec import INDEX_NAME
 from zb_hdf5.store.streams import index_streams
 
-TOKENS = np.random.default_rng(5).integers(0, 50_000, 6000).astype("<u2")
+RNG = np.random.default_rng(5)
+TOKENS = RNG.choice(RNG.integers(0, 50_000, 16), 6000).astype("<u2")  # of few values: they shrink
 CHUNK = 256
-DIGESTED = ("batches", "dual", "batch store", "stream", "stream store")
+COMPRESSED = ("compressed store", "compressed stream")
+DIGESTED = ("batches", "dual", "batch store", "stream", "stream store", *COMPRESSED)
 KINDS = (*DIGESTED, "npy", "npy folder")
-STORES = ("batch store", "stream store")
-STREAMS = ("stream", "stream store", "npy", "npy folder")
+STORES = ("batch store", "stream store", "compressed store")
+STREAMS = ("stream", "stream store", "compressed stream", "npy", "npy folder")
 
 
-def write_stream(path, tokens, lengths=None):
-    with HDF5ShardWriter(path, chunk_tokens=CHUNK, vocab_size=50_000) as writer:
+def write_stream(path, tokens, lengths=None, codec=None):
+    with HDF5ShardWriter(path, chunk_tokens=CHUNK, vocab_size=50_000, codec=codec) as writer:
         writer.write_documents(tokens, [len(tokens)] if lengths is None else lengths)
     return path
 
@@ -52,8 +55,11 @@ def make(tmp_path, write_file, write_store):
             return info.path
         if kind == "batch store":
             return write_store(tmp_path / "b", batches, (7, 50), ("hdf5", "batch"))
-        if kind == "stream":
-            return write_stream(tmp_path / "s.h5", TOKENS, [1000, 0, 5000])
+        if kind == "compressed store":
+            return write_store(tmp_path / "z", batches, (7, 50), codec="zstd")
+        if kind in ("stream", "compressed stream"):
+            codec = "gzip" if kind in COMPRESSED else None
+            return write_stream(tmp_path / "s.h5", TOKENS, [1000, 0, 5000], codec)
         if kind == "stream store":
             return write_stream_store(tmp_path / "s")
         if kind == "npy":
@@ -75,6 +81,23 @@ def run(*arguments, code=0):
 
 def snapshot(folder):
     return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def damage(path, kind):
+    """Flip a bit behind token 4,000."""
+    if kind in COMPRESSED:
+        file, chunk = (path / "shard-00002.h5", 20) if path.is_dir() else (path, 4000 // CHUNK)
+        with h5py.File(file, "r") as h5:
+            offset, size = h5["extents"][chunk].tolist()
+            assert size < h5["batches" if path.is_dir() else "tokens"].chunks[-1] * 2 * (3 if path.is_dir() else 1)
+        at = slice(offset + size // 2, offset + size // 2 + 1)
+    else:
+        tokens = TOKENS[4000:4030].tobytes()
+        [file] = [file for file in ([path] if path.is_file() else path.iterdir()) if tokens in file.read_bytes()]
+        at = slice(file.read_bytes().index(tokens), None)
+    data = bytearray(file.read_bytes())
+    data[at.start] ^= 4
+    file.write_bytes(data)
 
 
 # --- one contract ----------------------------------------------------------------------------------------------
@@ -104,7 +127,7 @@ def test_info_and_doctor_describe_it_and_change_nothing(kind, make, tmp_path):
     found = {finding.name: finding for finding in diagnose(str(path))}
     assert {"locks", "filters", "layout", "open files", "page cache", "first batch", "use"} <= found.keys()
     assert "problem" not in {finding.state for finding in found.values()}
-    assert "1 run, " in found["layout"].text
+    assert ("compressed chunks" if kind in COMPRESSED else "1 run, ") in found["layout"].text
     assert ("batch_size=" in found["use"].text) == (kind in STREAMS)
     files = len([name for name in before if name.name.startswith("shard-") and name.suffix != ".crc32"])
     assert f"of {files or (3 if kind == 'npy folder' else 1)} shards" in found["open files"].text
@@ -147,11 +170,7 @@ def test_a_rebuilt_index_is_the_old_one(kind, make):
 @pytest.mark.parametrize("kind", [kind for kind in DIGESTED if kind != "dual"])
 def test_damage_is_found_by_verify_and_gone_after_repair(kind, make):
     path = make(kind)
-    at = TOKENS[4000:4030].tobytes()
-    [file] = [file for file in ([path] if path.is_file() else path.iterdir()) if at in file.read_bytes()]
-    data = bytearray(file.read_bytes())
-    data[data.index(at)] ^= 4
-    file.write_bytes(data)
+    damage(path, kind)
     assert "bad" in {report.outcome for report in verify_store(path)}
     run("verify", path, code=3)
     if kind == "stream store":  # the only document of its shard is bad

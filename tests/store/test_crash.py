@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import product
 
 import numpy as np
 import pytest
@@ -27,6 +28,18 @@ SHAPE = ("--batch-size", B, "--seq-len", S, "--no-shuffle", "--quiet")
 SUFFIXES = {"hdf5": ".h5", "batch": ".batch"}
 TARGETS = [("hdf5", "out.h5"), ("batch", "out.batch"), ("hdf5", "out"), ("batch", "out")]
 CODES = {signal.SIGKILL: -9, signal.SIGTERM: 143, signal.SIGINT: 130}
+LONGEST = (pytest.mark.slow, pytest.mark.longest)
+
+
+def slow(values):
+    return [pytest.param(value, marks=pytest.mark.slow) for value in values]
+
+
+def mostly_slow(quick, *axes):
+    """Return all combinations of the values of some axes; those that are not in `quick` are slow."""
+    every = list(product(*axes))
+    assert set(quick) <= set(every)
+    return [pytest.param(*case, marks=() if case in quick else pytest.mark.slow) for case in every]
 
 
 # --- helpers ---------------------------------------------------------------------------------------------------
@@ -85,7 +98,10 @@ def wait_until(condition, process):
 def size_of(path):
     """Return the bytes of a file, or of a folder's files, while they come and go."""
     try:
-        return sum(entry.stat().st_size for entry in os.scandir(path)) if path.is_dir() else path.stat().st_size
+        if not path.is_dir():
+            return path.stat().st_size
+        with os.scandir(path) as entries:
+            return sum(entry.stat().st_size for entry in entries)
     except FileNotFoundError:
         return 0
 
@@ -153,15 +169,16 @@ with open_writer(sys.argv[1], batch_size=B, seq_len=S, dtype="uint16") as writer
 )
 
 
-def kill_a_writer(path, chance):
-    """Kill a writer at a random moment; return how many batches it had acknowledged."""
+def kill_a_writer(path, chance, at_work=False):
+    """Kill a writer at a random moment, or when it is at work; return how many batches it had acknowledged."""
     with running(WRITER, path) as process:
         assert process.stdout.readline() == "ready\n"
+        count = int(process.stdout.readline()) if at_work else 0
         time.sleep(chance.uniform(0, 0.12))
         process.kill()
         lines = process.stdout.read().split("\n")[:-1]  # a last line may be cut
         assert process.wait() == -9
-    return int(lines[-1]) if lines else 0
+    return int(lines[-1]) if lines else count
 
 
 def rewrite(path):
@@ -171,12 +188,12 @@ def rewrite(path):
     check_whole(path, batches(5, 3))
 
 
-@pytest.mark.parametrize("trials", [15, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("trials", [3, pytest.param(15, marks=pytest.mark.slow), pytest.param(60, marks=LONGEST)])
 def test_a_killed_hdf5_writer_keeps_every_batch_it_acknowledged(trials, tmp_path):
     chance, acknowledged = random.Random(trials), []
     for trial in range(trials):
         path, partial = tmp_path / f"{trial}.h5", tmp_path / f"{trial}.h5.partial"
-        acknowledged.append(kill_a_writer(path, chance))
+        acknowledged.append(kill_a_writer(path, chance, at_work=trial == 0))
         assert names(tmp_path) == [partial.name]
         with open_reader(partial) as reader:
             assert not reader.complete
@@ -189,7 +206,7 @@ def test_a_killed_hdf5_writer_keeps_every_batch_it_acknowledged(trials, tmp_path
     assert sum(acknowledged) > 0
 
 
-@pytest.mark.parametrize("trials", [6, pytest.param(40, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("trials", [2, pytest.param(6, marks=pytest.mark.slow), pytest.param(40, marks=LONGEST)])
 def test_a_killed_batch_writer_leaves_no_file_under_the_final_name(trials, tmp_path):
     chance = random.Random(trials)
     for trial in range(trials):
@@ -218,9 +235,16 @@ def signal_a_conversion(number, backend, destination, source, *options):
         return process.returncode, err
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize(("backend", "target"), TARGETS)
-def test_a_stopped_conversion_leaves_nothing_that_looks_whole(number, backend, target, tmp_path):
+STOPPED = [
+    (signal.SIGKILL, ("hdf5", "out")),
+    (signal.SIGTERM, ("hdf5", "out.h5")),
+    (signal.SIGINT, ("batch", "out")),
+]
+
+
+@pytest.mark.parametrize(("number", "place"), mostly_slow(STOPPED, CODES, TARGETS))
+def test_a_stopped_conversion_leaves_nothing_that_looks_whole(number, place, tmp_path):
+    backend, target = place
     destination = tmp_path / target
     code, err = signal_a_conversion(number, backend, destination, endless(tmp_path / "in.npy"))
     assert code == CODES[number]
@@ -236,9 +260,15 @@ def test_a_stopped_conversion_leaves_nothing_that_looks_whole(number, backend, t
     assert names(tmp_path) == ["in.npy", target, "small.npy"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-@pytest.mark.parametrize(("backend", "target"), [("hdf5", "out.h5"), ("batch", "out")])
-def test_a_stopped_conversion_with_force_does_not_touch_what_was_there(number, backend, target, tmp_path):
+REPLACING = [(signal.SIGKILL, ("hdf5", "out.h5"))]
+
+
+@pytest.mark.parametrize(
+    ("number", "place"),
+    mostly_slow(REPLACING, [signal.SIGKILL, signal.SIGTERM], [("hdf5", "out.h5"), ("batch", "out")]),
+)
+def test_a_stopped_conversion_with_force_does_not_touch_what_was_there(number, place, tmp_path):
+    backend, target = place
     destination = tmp_path / target
     save(tmp_path / "old.npy", 4)
     assert run(CONVERT, f"npy-to-{backend}", tmp_path / "old.npy", destination, *SHAPE)[0] == 0
@@ -250,7 +280,7 @@ def test_a_stopped_conversion_with_force_does_not_touch_what_was_there(number, b
         assert set(names(tmp_path)) - {"out.partial"} == {"in.npy", "old.npy", target}
 
 
-@pytest.mark.parametrize("trials", [4, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("trials", [1, pytest.param(4, marks=pytest.mark.slow), pytest.param(60, marks=LONGEST)])
 @pytest.mark.parametrize(("backend", "target"), [("hdf5", "out.h5"), ("batch", "out")])
 def test_a_conversion_stopped_at_any_moment_is_whole_or_was_never_there(trials, backend, target, tmp_path):
     save(tmp_path / "in.npy", 3000)
@@ -273,7 +303,7 @@ def test_a_conversion_stopped_at_any_moment_is_whole_or_was_never_there(trials, 
     check_whole(destination, batches(0, 3000))
 
 
-@pytest.mark.parametrize("trials", [4, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("trials", [1, pytest.param(4, marks=pytest.mark.slow), pytest.param(60, marks=LONGEST)])
 @pytest.mark.parametrize(("backend", "target"), [("batch", "out.batch"), ("hdf5", "out")])
 def test_a_replacement_killed_at_any_moment_leaves_the_old_or_the_new(trials, backend, target, tmp_path):
     sources = [(save(tmp_path / f"{k}.npy", 1500 + k, first=k), batches(k, 1500 + k)) for k in range(2)]
@@ -307,8 +337,9 @@ def small_disk(mount_disk):
     return mount_disk(8 << 10)
 
 
-@pytest.mark.parametrize(("backend", "target"), TARGETS)
-def test_a_full_disk_ends_a_conversion_with_one_clear_message(backend, target, small_disk, tmp_path):
+@pytest.mark.parametrize("place", [TARGETS[0], TARGETS[3], *slow(TARGETS[1:3])])
+def test_a_full_disk_ends_a_conversion_with_one_clear_message(place, small_disk, tmp_path):
+    backend, target = place
     source = endless(tmp_path / "in.npy")
     command = (f"npy-to-{backend}", source, small_disk / target, *SHAPE, *cut(target))
     assert "free are" in one_error(run(CONVERT, *command)[2])
@@ -391,6 +422,32 @@ def test_a_failed_write_can_be_repeated(suffix, call, tmp_path, monkeypatch):
     assert info.sha256 == hashlib.sha256(expected).hexdigest()
 
 
+@pytest.mark.parametrize("suffix", [".h5", ".batch"])
+def test_groups_before_the_one_that_fails_stay_committed_and_digested(suffix, tmp_path, monkeypatch):
+    """Their sha256 is still on its way when the disk is full."""
+    pwrite, left = os.pwrite, [3]
+
+    def nearly_full(fd, data, offset):
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return pwrite(fd, data, offset)
+
+    monkeypatch.setattr("zb_hdf5.columns.writer.GROUP_BYTES", 2 * B * S * 2)
+    with open_writer(tmp_path / f"x{suffix}", batch_size=B, seq_len=S, dtype="uint16") as writer:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "pwrite", nearly_full)
+            with pytest.raises(OSError, match="No space left"):
+                writer.append(batches(0, 20))
+        assert writer.num_batches == 6
+        assert writer.sha256() == hashlib.sha256(batches(0, 6).astype("<u2")).hexdigest()
+        writer.append(batches(6, 14))
+        info = writer.finish()
+    expected = batches(0, 20).astype("<u2")
+    check_whole(tmp_path / f"x{suffix}", expected)
+    assert info.sha256 == hashlib.sha256(expected).hexdigest()
+
+
 # --- followers of a live file ----------------------------------------------------------------------------------
 
 LIVE = (
@@ -440,7 +497,7 @@ reader.close()
 )
 
 
-@pytest.mark.parametrize("seconds", [3, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seconds", [pytest.param(3, marks=pytest.mark.slow), pytest.param(20, marks=LONGEST)])
 def test_followers_of_a_live_writer_see_whole_batches_and_its_end(seconds, tmp_path):
     path, partial = tmp_path / "x.h5", tmp_path / "x.h5.partial"
     with (
@@ -472,10 +529,13 @@ sys.stdin.readline()
 """
 
 
-@pytest.mark.parametrize("rounds", [1, pytest.param(30, marks=pytest.mark.slow)])
-@pytest.mark.parametrize(("backend", "target"), TARGETS)
-@pytest.mark.parametrize("force", [(), ("--force",)])
-def test_of_two_conversions_into_one_place_one_wins(rounds, backend, target, force, tmp_path):
+RACES = [((), ("hdf5", "out")), ((), ("batch", "out.batch")), (("--force",), ("hdf5", "out.h5"))]
+
+
+@pytest.mark.parametrize("rounds", [1, pytest.param(30, marks=LONGEST)])
+@pytest.mark.parametrize(("force", "place"), mostly_slow(RACES, [(), ("--force",)], TARGETS))
+def test_of_two_conversions_into_one_place_one_wins(rounds, place, force, tmp_path):
+    backend, target = place
     for number in range(rounds):
         folder = tmp_path / str(number)
         folder.mkdir()
@@ -610,15 +670,19 @@ def empty(path):
     path.write_bytes(b"")
 
 
-@pytest.mark.parametrize("change", [truncate, overwrite, empty])
-@pytest.mark.parametrize(("suffix", "access", "way"), [
+WAYS = [
     (".h5", "pread", "read_batch_torch"),
     (".batch", "pread", "read_batch_torch"),
     (".h5", "mmap", "read_batch"),
     (".batch", "mmap", "read_batch"),
     (".h5", "h5py", "read_batch"),
-])  # fmt: skip
-def test_a_file_cut_under_a_reader_is_an_error_and_no_signal(change, suffix, access, way, tmp_path):
+]
+CUTS = [(truncate, WAYS[2]), (truncate, WAYS[3]), (truncate, WAYS[4]), (overwrite, WAYS[1]), (empty, WAYS[0])]
+
+
+@pytest.mark.parametrize(("change", "how"), mostly_slow(CUTS, [truncate, overwrite, empty], WAYS))
+def test_a_file_cut_under_a_reader_is_an_error_and_no_signal(change, how, tmp_path):
+    suffix, access, way = how
     if change is not truncate:
         way = "read_batch"  # importing torch takes longer than all the rest
     path = write_300(tmp_path / f"x{suffix}")

@@ -15,8 +15,8 @@ from zb_hdf5.converters.pipeline import run as pipe
 from zb_hdf5.converters.sources.store import StoreSource
 from zb_hdf5.core.pieces import Pieces
 from zb_hdf5.errors import ChecksumError
+from zb_hdf5.formats.document_file import DocumentRows, documents_path
 from zb_hdf5.formats.document_writer import DocumentsWriter
-from zb_hdf5.formats.documents import DocumentRows, documents_path
 from zb_hdf5.formats.pieces import PiecesWriter, pieces_path
 from zb_hdf5.maintenance.rebuild import rebuild_index
 from zb_hdf5.maintenance.repair import repair

@@ -75,7 +75,7 @@ def expect_batches(reader, count):
 COMMON = f"""
 import os, sys, time
 import numpy as np
-from zb_hdf5 import FollowingLoader, Loader, open_reader, open_writer, UnavailableError
+from zb_hdf5 import open_reader, open_writer, UnavailableError
 B, S = {B}, {S}
 {inspect.getsource(batches)}
 folder, *arguments = sys.argv[1:]
@@ -98,6 +98,7 @@ writer.finish()
 
 #: Follows as one rank; every step must be what its number says. Prints the batches that it saw and how it ended.
 FOLLOWER = """
+from zb_hdf5 import FollowingLoader
 rank, world_size, batch_size, timeout_s = map(int, arguments)
 while not os.path.exists(folder + "/shards.json"):
     time.sleep(0.01)
@@ -166,7 +167,7 @@ def running(*processes):
 
 @pytest.mark.parametrize(
     ("seconds", "shard_batches"),
-    [(3, 40), pytest.param(30, 400, marks=pytest.mark.slow), pytest.param(3, 2, marks=pytest.mark.slow)],
+    [(0.5, 8), *(pytest.param(*each, marks=pytest.mark.slow) for each in [(3, 40), (30, 400), (3, 2)])],
 )
 def test_followers_see_every_committed_batch_of_a_writer_that_is_killed(seconds, shard_batches, tmp_path):
     folder, said = tmp_path / "store", tmp_path / "said"
@@ -198,6 +199,7 @@ def test_followers_see_every_committed_batch_of_a_writer_that_is_killed(seconds,
     assert (whole, read, steps) == (committed, committed, committed * B // (2 * 7))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("count", "shard_batches"), [(88, 8), (41, 2)])
 def test_all_ranks_make_the_same_steps_to_the_end(count, shard_batches, tmp_path):
     folder = tmp_path / "store"
@@ -215,13 +217,14 @@ def test_all_ranks_make_the_same_steps_to_the_end(count, shard_batches, tmp_path
     assert not [report.problem for report in verify_store(folder) if report.problem]
 
 
-def test_shards_of_one_batch_are_renamed_under_many_readers(tmp_path):
+@pytest.mark.parametrize("count", [30, pytest.param(150, marks=pytest.mark.slow)])
+def test_shards_of_one_batch_are_renamed_under_many_readers(count, tmp_path):
     folder = tmp_path / "store"
-    with running(started(WRITER, folder, 1, 150, "finish"), *(started(READER, folder, 60) for _ in range(3))) as (
+    with running(started(WRITER, folder, 1, count, "finish"), *(started(READER, folder, 60) for _ in range(3))) as (
         writer,
         *readers,
     ):
-        assert {ended(reader) for reader in readers} == {(150, "finished")}
+        assert {ended(reader) for reader in readers} == {(count, "finished")}
         assert writer.wait() == 0
 
 

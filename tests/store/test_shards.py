@@ -572,7 +572,7 @@ def test_a_damaged_batch_that_is_the_first_to_be_read_is_told(tokens, tmp_path, 
     with open(folder / "shard-00000.h5", "r+b") as file:
         file.seek(offset)
         file.write(b"damage")
-    with pytest.raises(ChecksumError, match="batch 2 has not the crc32"), open_reader(folder) as reader:
+    with pytest.raises(ChecksumError, match="batch 2: expected crc32"), open_reader(folder) as reader:
         reader.read_batch(2)
 
 

@@ -4,21 +4,43 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.columns.source import CopyingSource
-from zb_hdf5.core.extents import Extents, read_fully
+from zb_hdf5.core.extents import ExtentFile, Extents, FilePart, read_fully
 from zb_hdf5.core.files import Identity, identity_of, regular, require_identity
+from zb_hdf5.core.objects import IN_FLIGHT, RemoteObject, read_objects
+from zb_hdf5.core.paths import RemotePath, require_remote_access
 from zb_hdf5.errors import IncompleteError, Remedy
 from zb_hdf5.spec import StoreMeta, TokenArray
 
+#: What a reader says of objects: the access that is left there.
+REMOTE: Final = "remote"
 
-class Ranges(Protocol):
+
+class ReadsRanges(Protocol):
+    """What reads bytes of a file by their places."""
+
+    def read_ranges(self, ranges: Sequence[tuple[int, npt.NDArray[Any]]]) -> None:
+        """Fill each array (C-contiguous, writable) with the bytes of the file from its offset on.
+
+        Raises
+        ------
+        IncompleteError
+            If the file ends before.
+        FormatError
+            If it is another file than the one that was opened first.
+        OSError
+            If it cannot be read.
+        """
+
+
+class Ranges(ReadsRanges, Protocol):
     """The bytes of one file that never changes: on a disk, or in an object store.
 
     Thread-safe; usable after fork; picklable (a copy reopens the file, and refuses another one).
@@ -37,18 +59,12 @@ class Ranges(Protocol):
     @property
     def num_bytes(self) -> int: ...
 
-    def read_ranges(self, ranges: Sequence[tuple[int, npt.NDArray[Any]]]) -> None:
-        """Fill each array (C-contiguous, writable) with the bytes of the file from its offset on.
+    @property
+    def identity(self) -> Identity:
+        """The facts that tell this file from another one that has its name later."""
 
-        Raises
-        ------
-        IncompleteError
-            If the file ends before.
-        FormatError
-            If it is another file than the one that was opened first.
-        OSError
-            If it cannot be read.
-        """
+    def read(self, start: int, stop: int) -> memoryview:
+        """Return some bytes, read-only. Raises as `read_ranges` does."""
 
     def close(self) -> None:
         """Close what is open."""
@@ -78,6 +94,11 @@ class FileRanges:
             raise
 
     @property
+    def identity(self) -> Identity:
+        """What tells this file from another one that has its name later."""
+        return self._known or identity_of(self._fd)
+
+    @property
     def name(self) -> str:
         return str(self._path)
 
@@ -95,6 +116,11 @@ class FileRanges:
                     remedy=Remedy.VERIFY,
                     at=self._path,
                 )
+
+    def read(self, start: int, stop: int) -> memoryview:
+        out = np.empty(stop - start, np.uint8)
+        self.read_ranges([(start, out)])
+        return out.data.toreadonly()
 
     def close(self) -> None:
         self._close_fd()
@@ -124,32 +150,58 @@ class RangeSource(CopyingSource):
 
     def __init__(self, ranges: Ranges, extents: Extents, meta: StoreMeta, access: str) -> None:
         self._ranges, self.extents, self._meta, self.access = ranges, extents, meta, access
+        self.shape, self.dtype, self.in_flight = meta.shape, meta.dtype, IN_FLIGHT
+        self._read_before: dict[int, TokenArray] = {}
+
+    @property
+    def identity(self) -> Identity:
+        """The facts that tell this file from another one that has its name later."""
+        return self._ranges.identity
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the file."""
+        return self._ranges.num_bytes
+
+    def read(self, index: int) -> TokenArray:
+        """Return batch `index`, read-only, in the buffer that it came in."""
+        if self._read_before and (known := self._read_before.pop(index, None)) is not None:
+            known.flags.writeable = False
+            return known
+        start = self.extents.offset(index)
+        data = self._ranges.read(start, start + self.extents.batch_bytes)
+        return np.frombuffer(data, self.dtype).reshape(self.shape)
 
     def read_range_into(self, start: int, out: TokenArray) -> None:
         """Fill `out` with consecutive batches: one range for each unpadded run that they lie in."""
-        parts: list[tuple[int, npt.NDArray[Any]]] = []
-        done = 0
-        while done < len(out):
-            number, within = self.extents.locate(start + done)
-            run = self.extents.runs[number]
-            packed = run.stride == self.extents.batch_bytes
-            take = min(len(out) - done, run.num_batches - within) if packed else 1
-            parts.append((run.base + within * run.stride, out[done : done + take]))
-            done += take
-        self._ranges.read_ranges(parts)
+        if self._read_before and len(out) == 1 and (known := self._read_before.pop(start, None)) is not None:
+            out[0] = known
+            return
+        self._ranges.read_ranges(list(self.extents.places_of_batches(start, out)))
 
     def gather_into(self, records: npt.NDArray[np.int64], out: TokenArray) -> None:
         """Fill `out`, shape `(count, L)`, with records of L tokens: one range for those that follow each other."""
-        per_batch, row_bytes = self._meta.batch_tokens // out.shape[1], out[:1].nbytes
-        batches, rows = np.divmod(records, per_batch)
-        follows = (np.diff(records) == 1) & (np.diff(batches) == 0)
-        starts = [0, *(np.flatnonzero(~follows) + 1).tolist()]
-        self._ranges.read_ranges(
-            [
-                (self.extents.offset(int(batches[start])) + int(rows[start]) * row_bytes, out[start:stop])
-                for start, stop in zip(starts, [*starts[1:], len(records)], strict=True)
-            ]
-        )
+        self._ranges.read_ranges(list(self.extents.places_of_records(records, out)))
+
+    def remember(self, index: int, tokens: TokenArray) -> None:
+        """Keep a batch that was read to prove the file, for its next read."""
+        self._read_before[index] = tokens
+
+    def read_runs_of_tokens(self, runs: Iterable[tuple[int, TokenArray]]) -> None:
+        """Fill each 1-D array with consecutive tokens from its place on, counted over all batches; all at once."""
+        self._ranges.read_ranges([p for start, out in runs for p in self.extents.places_of_tokens(start, out)])
+
+    @property
+    def name(self) -> str:
+        """Path or URL of the file."""
+        return self._ranges.name
+
+    def read_ranges(self, ranges: Sequence[FilePart]) -> None:
+        """Fill each array with the bytes of the file from its offset on; all at once."""
+        self._ranges.read_ranges(ranges)
+
+    def flat(self) -> None:
+        """Nothing is mapped."""
 
     def will_need(self, index: int, count: int = 1) -> None:
         """Do nothing: whoever reads ahead reads in threads."""
@@ -160,3 +212,46 @@ class RangeSource(CopyingSource):
 
     def close(self) -> None:
         self._ranges.close()
+
+
+def gather_together(reads: Sequence[tuple[RangeSource, npt.NDArray[np.int64], TokenArray]]) -> None:
+    """Gather records of several objects, all at the same time."""
+    read_objects(
+        [
+            (cast(RemoteObject, source._ranges), list(source.extents.places_of_records(records, out)))
+            for source, records, out in reads
+        ]
+    )
+
+
+def open_ranges(
+    path: Path, identity: Identity | None = None, num_bytes: int | None = None
+) -> FileRanges | RemoteObject:
+    """Open a file of this machine, or an object. The arguments are those of `open_extents`."""
+    return RemoteObject(str(path), identity, num_bytes) if isinstance(path, RemotePath) else FileRanges(path, identity)
+
+
+def open_extents(
+    path: Path,
+    extents: Extents,
+    meta: StoreMeta,
+    access: str,
+    identity: Identity | None = None,
+    num_bytes: int | None = None,
+) -> ExtentFile | RangeSource:
+    """Open what reads the extents of a file of this machine, or of an object. See `ExtentFile`.
+
+    Parameters
+    ----------
+    num_bytes
+        The size that an object is expected to have, where it is known: its first answer tells.
+
+    Raises
+    ------
+    BackendError
+        If `access` needs a file of this machine.
+    """
+    if not isinstance(path, RemotePath):
+        return ExtentFile(path, extents, meta.shape, meta.dtype, access, identity)
+    require_remote_access(path, access)
+    return RangeSource(RemoteObject(str(path), identity, num_bytes), extents, meta, REMOTE)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, SupportsIndex
 import numpy as np
 import numpy.typing as npt
 
+from zb_hdf5.columns.checked import VERIFIED, Crc32Rows, checked
 from zb_hdf5.columns.source import BatchSource, ClosedSource
 from zb_hdf5.core.digests import batch_crc32s
 from zb_hdf5.core.extents import Extents, Run
@@ -22,11 +23,12 @@ from zb_hdf5.spec import StoreMeta, TokenArray, content_fingerprint, signed
 if TYPE_CHECKING:
     import torch
 
+    from zb_hdf5.columns.codecs import CompressedTokens
     from zb_hdf5.core.documents import Documents, RecordDocuments
     from zb_hdf5.core.pieces import Pieces
 
 ACCESSES: Final = ("auto", "mmap", "pread", "h5py")
-VERIFIES: Final = ("none", "batch", "store")
+VERIFIES: Final = ("auto", "none", "batch", "store")
 FINGERPRINT_SAMPLES: Final = 16
 #: What is moved or digested at once: large enough for the disk, small enough for the cache.
 GROUP_BYTES: Final = 4 << 20
@@ -54,9 +56,14 @@ class BatchReader:
         Where the batches lie in the one file, or None where they are in several or no plain extents.
     columns
         Where the chunks of each column lie in the one file, for those that a reader may look for without HDF5.
+    compressed
+        The codec of the tokens of the one file, and the bytes that they take; None: they are stored as they are.
+    in_front
+        What puts a cache in front of other readers of the same tokens and fields; None where there is no cache.
     """
 
     backend: str
+    compressed: CompressedTokens | None = None
 
     def __init__(self, path: Path, meta: StoreMeta, num_batches: int, source: BatchSource) -> None:
         self.path = path
@@ -64,6 +71,7 @@ class BatchReader:
         self.num_batches = num_batches
         self.complete = True
         self.sha256: str | None = None
+        self.verify = self._checks = "none"
         self.extents: Extents | None = None
         self.columns: dict[str, tuple[Run, ...]] = {}
         self._fingerprint: str | None = None
@@ -72,6 +80,7 @@ class BatchReader:
         self._is_int32 = meta.dtype == np.uint32
         self._open_field: Callable[[str], BatchReader] | None = None
         self._fields: dict[str, BatchReader] = {}
+        self.in_front: Callable[[BatchReader], None] | None = None
         self._local = threading.local()
 
     @property
@@ -92,9 +101,32 @@ class BatchReader:
         return self.meta.dtype
 
     @property
+    def verified(self) -> str:
+        """What is compared with its crc32 when it is read.
+
+        "whole reads": batches that are read into a buffer, but no views of a mapping, and no records. "all reads".
+        "none", also where no crc32 is stored. "store": all digests were compared once, when it was opened.
+        """
+        return VERIFIED[self._checks]
+
+    @property
     def access(self) -> str:
-        """The I/O path, as asked for: "auto", "mmap", "pread" or "h5py"; "h5py" too where only HDF5 can read it."""
+        """The I/O path as asked for: "auto", "mmap", "pread", "h5py"; "h5py" too where only HDF5 can read it.
+
+        "remote": of objects, by ranges.
+        """
         return self._source.access
+
+    @property
+    def wants_threads(self) -> bool:
+        """Whether reading in several threads is faster also where nothing waits for a disk."""
+        return self._source.wants_threads
+
+    @property
+    def in_flight(self) -> tuple[int, int] | None:
+        """How many bytes and reads to keep under way, where each read waits for a far server; None: for a disk."""
+        found: tuple[int, int] | None = getattr(self._source, "in_flight", None)
+        return found
 
     @property
     def fingerprint(self) -> str:
@@ -132,7 +164,9 @@ class BatchReader:
         """
         if name not in self._fields:
             self.meta.of_field(name)  # says which there are
-            self._fields[name] = self._field_reader(name)
+            found = self._fields[name] = self._field_reader(name)
+            if self.in_front is not None:
+                self.in_front(found)
         return self._fields[name]
 
     def _field_reader(self, name: str) -> BatchReader:
@@ -357,6 +391,34 @@ class BatchReader:
         """Return the crc32 of each batch as stored with this file, or None where none are."""
         return None
 
+    def crc32_rows(self) -> Crc32Rows | None:
+        """Return the same, read when they are needed, or None where there are none or the file still grows."""
+        rows = self.stored_crc32()
+        return None if rows is None else Crc32Rows.of(rows)
+
+    def check_reads(self, verify: str) -> None:
+        """Compare batches with their digests, as `verify` of `open_reader` says. A reader of a file ends with this.
+
+        Raises
+        ------
+        ChecksumError
+            If `verify="store"` finds other bytes.
+        UnverifiableError
+            If "batch" or "store" has nothing to compare with.
+        """
+        self.verify = verify
+        if verify == "store":
+            self.require_digests()
+        elif verify != "none":
+            rows = self.crc32_rows()
+            if rows is None and verify == "batch":
+                raise UnverifiableError(f"{self.path}: cannot be verified: {self.missing_digests()}")
+            if rows is not None and verify == "batch" and self.num_batches:
+                rows[0]  # damaged ones are an error now
+            self._source = checked(self._source, rows, self.meta, self.path, verify, self.token_count)
+            verify = verify if rows is not None else "none"
+        self._checks = verify
+
     @property
     def documents(self) -> Documents | None:
         """The documents behind the records, by the offsets of tokens; None where none are stored."""
@@ -458,6 +520,8 @@ class BatchReader:
         try:
             scratch: TokenArray = self._local.scratch
         except AttributeError:
+            if self.in_flight:  # what came from a server lies in a buffer of its own already
+                return self._source.read(index)
             scratch = self._local.scratch = np.empty(self.meta.shape, self.dtype)
         self._source.read_into(index, scratch)
         return scratch

@@ -1,16 +1,16 @@
-"""Sources give a reader its bytes: their common functions, and the sources that wrap another one."""
+"""Sources give a reader its bytes: their common functions."""
 
 from __future__ import annotations
 
-import zlib
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.errors import ChecksumError, ClosedError, Remedy
+from zb_hdf5.errors import ClosedError
 from zb_hdf5.spec import StoreMeta, TokenArray, signed
 
 
@@ -18,6 +18,7 @@ class BatchSource(Protocol):
     """Gives a reader its bytes: from extents of a file, or through h5py."""
 
     access: str
+    wants_threads: bool  # whether reading in several threads is faster also where nothing waits for a disk
 
     def read(self, index: int) -> TokenArray:
         """Return batch `index`, read-only."""
@@ -51,6 +52,7 @@ class CopyingSource(ABC):
     """A source that maps nothing: whatever is read is a fresh copy. See `BatchSource` for the rest of its functions."""
 
     _meta: StoreMeta
+    wants_threads = False
 
     @abstractmethod
     def read_range_into(self, start: int, out: TokenArray) -> None:
@@ -78,7 +80,7 @@ class ClosedSource:
     """The source of a closed reader: every use is an error, and open readers pay nothing for the check."""
 
     def __init__(self, path: Path, access: str) -> None:
-        self._path, self.access = path, access
+        self._path, self.access, self.wants_threads = path, access, False
 
     def _refuse(self, *_: object) -> Any:
         raise ClosedError(f"{self._path}: this reader was closed")
@@ -89,58 +91,12 @@ class ClosedSource:
         pass
 
 
-class CheckedSource:
-    """A source that compares each batch with its crc32 before it returns it."""
-
-    def __init__(self, source: BatchSource, meta: StoreMeta, crc32: npt.NDArray[np.uint32], path: Path) -> None:
-        self._source, self._meta, self._crc32, self._path = source, meta, crc32, path
-        self.access = source.access
-
-    def read(self, index: int) -> TokenArray:
-        tokens = self._source.read(index)
-        self._compare(index, tokens)
-        return tokens
-
-    def read_into(self, index: int, out: TokenArray) -> None:
-        self._source.read_into(index, out)
-        self._compare(index, out)
-
-    def read_range_into(self, start: int, out: TokenArray) -> None:
-        self._source.read_range_into(start, out)
-        for number, batch in enumerate(out, start):
-            self._compare(number, batch)
-
-    def gather_into(self, records: npt.NDArray[np.int64], out: TokenArray) -> None:
-        gather_from_batches(self, self._meta, records, out)
-
-    def read_private(self, index: int) -> npt.NDArray[Any]:
-        tokens = self._source.read_private(index)
-        self._compare(index, tokens)
-        return tokens
-
-    def is_cached(self, index: int) -> bool:
-        return self._source.is_cached(index)
-
-    def will_need(self, index: int, count: int = 1) -> None:
-        self._source.will_need(index, count)
-
-    def close(self) -> None:
-        self._source.close()
-
-    def _compare(self, index: int, tokens: TokenArray) -> None:
-        found, expected = zlib.crc32(np.ascontiguousarray(tokens)), int(self._crc32[index])
-        if found != expected:
-            raise ChecksumError(
-                f"{self._path}: batch {index:,}: expected crc32 {expected:08x}, found {found:08x}",
-                remedy=Remedy.VERIFY,
-                at=self._path,
-            )
-
-
-def gather_from_batches(source: BatchSource, meta: StoreMeta, records: npt.NDArray[np.int64], out: TokenArray) -> None:
+def gather_from_batches(
+    read: Callable[[int], TokenArray], meta: StoreMeta, records: npt.NDArray[np.int64], out: TokenArray
+) -> None:
     """Gather records by whole batches, each read once: for sources that cannot read less."""
     per_batch = meta.batch_tokens // out.shape[1]
     batches = records // per_batch
     for number in np.unique(batches).tolist():
         here = np.flatnonzero(batches == number)
-        out[here] = source.read(number).reshape(per_batch, -1)[records[here] % per_batch]
+        out[here] = read(number).reshape(per_batch, -1)[records[here] % per_batch]

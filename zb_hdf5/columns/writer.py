@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Self, TypeAl
 import numpy as np
 import numpy.typing as npt
 
+from zb_hdf5.columns.codecs import CompressedTokens
 from zb_hdf5.columns.reader import GROUP_BYTES, BatchReader
 from zb_hdf5.core.digests import TokenDigest, crc32_array
 from zb_hdf5.core.extents import Extents, Run, copy_range, read_fully
@@ -19,7 +21,7 @@ from zb_hdf5.core.files import regular
 from zb_hdf5.core.publishing import PartialFile, disk_errors
 from zb_hdf5.errors import ArgumentError, ClosedError
 from zb_hdf5.field import field_values
-from zb_hdf5.spec import NO_SHA256, NOT_KNOWN, StoreMeta, TokenArray, as_stored
+from zb_hdf5.spec import NO_CODEC, NO_SHA256, NOT_KNOWN, StoreMeta, TokenArray, as_stored
 
 if TYPE_CHECKING:
     from zb_hdf5.core.digests import GroupDigest, PendingDigest
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 
 #: How much is written before the disk is told to begin with it.
 WRITE_BACK_BYTES: Final = 32 << 20
+#: Groups that are committed while their sha256 is still to come.
+GROUPS_BEHIND: Final = 3
 
 
 #: The values of fields: an array for each name, or one structured array.
@@ -59,6 +63,7 @@ class ShardInfo(NamedTuple):
     columns: Columns = {}  # noqa: RUF012 - nobody changes it
     document_count: int | None = None
     fields: dict[str, FieldDigest] = {}  # noqa: RUF012 - nobody changes it
+    compressed: CompressedTokens | None = None
 
 
 class BatchWriter(ABC):
@@ -112,6 +117,15 @@ class BatchWriter(ABC):
         OSError
             If the disk is full or fails; committed batches stay committed.
         """
+
+    def append(self, batches: npt.ArrayLike, fields: FieldArrays | None = None) -> Callable[[], None]:
+        """Append batches as `write` does, and return before all of them are digested.
+
+        They are committed on return, and must stay unchanged until the function that is returned has been called: it
+        waits for the digests. So one group is hashed while the next is written.
+        """
+        self.write(batches, fields)
+        return _nothing_to_wait_for
 
     @abstractmethod
     def write_from(self, reader: BatchReader, start: int, count: int) -> int:
@@ -178,6 +192,7 @@ class FileWriter(BatchWriter):
     """
 
     holds_fields: ClassVar[bool] = False
+    holds_codecs: ClassVar[bool] = False
     num_batches = 0
     token_count = 0
     max_token = 0
@@ -198,6 +213,8 @@ class FileWriter(BatchWriter):
             raise ArgumentError(
                 f"{path}: a {self.backend} file has no place for fields; open_writer puts them beside it"
             )
+        if meta.codec != NO_CODEC and not self.holds_codecs:
+            raise ArgumentError(f"{path}: {self.backend} files are never compressed: leave out the codec {meta.codec}")
         self.meta = meta
         self._durable = durable
         self._expected_batches = expected_batches
@@ -206,6 +223,7 @@ class FileWriter(BatchWriter):
         self._open = True
         self._file = PartialFile(path, overwrite=overwrite)
         self._digest = TokenDigest(known_sha256)
+        self._behind: deque[PendingDigest] = deque()
         try:
             self._begin()
         except BaseException:
@@ -214,6 +232,18 @@ class FileWriter(BatchWriter):
 
     def write(self, batches: npt.ArrayLike, fields: FieldArrays | None = None) -> None:
         """Append batches. See `BatchWriter.write`."""
+        self.append(batches, fields)()
+
+    def append(self, batches: npt.ArrayLike, fields: FieldArrays | None = None) -> Callable[[], None]:
+        """Append batches before they are digested. See `BatchWriter.append`."""
+        try:
+            self._append_groups(batches, fields)
+        except BaseException:
+            self._wait_for_digests(0)  # the caller may now change or free the batches
+            raise
+        return self._behind[-1].wait if self._behind else _nothing_to_wait_for
+
+    def _append_groups(self, batches: npt.ArrayLike, fields: FieldArrays | None) -> None:
         self._require_open()
         path = self._file.path
         tokens, values = as_batches(batches, fields, self.meta, path)
@@ -221,13 +251,17 @@ class FileWriter(BatchWriter):
         for start in range(0, len(tokens), group):
             stored = as_stored(tokens[start : start + group], self.meta, f"{path} (batch {self.num_batches:,})")
             digest = self._digest.submit(stored)
-            try:
-                with disk_errors(self._file.partial_path):
-                    if values:
-                        self._write_fields({name: v[start : start + group] for name, v in values.items()}, len(stored))
-                    self._append(stored, digest)
-            finally:
-                digest.result()  # also after a failure: the caller may then change or free the batches
+            self._behind.append(digest)
+            with disk_errors(self._file.partial_path):
+                if values:
+                    self._write_fields({name: v[start : start + group] for name, v in values.items()}, len(stored))
+                self._append(stored, digest)
+            self._wait_for_digests(GROUPS_BEHIND)
+
+    def _wait_for_digests(self, behind: int) -> None:
+        """Wait until no more groups than this are still to be digested."""
+        while len(self._behind) > behind:
+            self._behind.popleft().wait()
 
     def write_from(self, reader: BatchReader, start: int, count: int) -> int:
         """Append batches of a reader, copied by the kernel. See `BatchWriter.write_from`."""
@@ -263,6 +297,7 @@ class FileWriter(BatchWriter):
                     if pending:  # while one group is digested, the next is copied
                         digested, pending = pending, None
                         self._commit(digested[0], digested[1].result())
+                        digested[1].wait()  # before its buffer is filled again
                     pending = stored, self._digest.submit(stored)
             finally:
                 if pending:
@@ -308,6 +343,7 @@ class FileWriter(BatchWriter):
             )  # fmt: skip
             with disk_errors(self._file.partial_path):
                 info = info._replace(columns=self._complete(info), fields=self._field_digests())
+                info = info._replace(compressed=self._compressed())
         except BaseException:
             self._release()
             self._end_unpublished()
@@ -361,6 +397,10 @@ class FileWriter(BatchWriter):
         """Return the digests of the fields of a complete file."""
         return {}
 
+    def _compressed(self) -> CompressedTokens | None:
+        """Return the codec and the bytes of the tokens of a complete file; None: they are stored as they are."""
+        return None
+
     @abstractmethod
     def _append(self, batches: TokenArray, digest: PendingDigest) -> None:
         """Write and commit a group."""
@@ -388,6 +428,10 @@ class FileWriter(BatchWriter):
     @abstractmethod
     def _release(self) -> None:
         """Close everything but the partial's descriptor, without completing."""
+
+
+def _nothing_to_wait_for() -> None:
+    """Return at once: all is digested."""
 
 
 def as_batches(

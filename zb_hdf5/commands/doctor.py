@@ -147,6 +147,8 @@ def _layout(reader: BatchReader) -> Finding:
         with open_reader(reader.path / reader.index.shards[0].path) as first:
             return _layout(first)
     extents: Extents | None = (reader.store if isinstance(reader, WindowReader) else reader).extents
+    if reader.wants_threads:
+        return Finding("layout", "ok", "compressed chunks, which threads unpack")
     if extents is None:
         return Finding("layout", "note", "no plain extents: read through h5py", "convert it, for speed")
     runs = len(extents.runs)
@@ -169,6 +171,7 @@ def _cache(reader: BatchReader) -> Finding:
     count = min(CACHE_SAMPLES, reader.num_batches)
     cached = sum(reader.is_cached(i * reader.num_batches // count) for i in range(count))
     known = "" if reader.access != "h5py" else " (not known through h5py)"
+    known = " (not known of compressed ones)" if reader.wants_threads else known
     return Finding(
         "page cache", "ok", f"{cached / count:.0%} of {counted(count, 'sampled batch', 'sampled batches')}{known}"
     )

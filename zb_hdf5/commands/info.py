@@ -9,15 +9,18 @@ from typing import Any
 
 import numpy as np
 
+from zb_hdf5.columns.codecs import CompressedTokens
 from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.console import counted, format_bytes, format_count, typed
 from zb_hdf5.core.extents import Extents, network_file_system
+from zb_hdf5.core.objects import object_size
+from zb_hdf5.core.paths import RemotePath, any_path
 from zb_hdf5.errors import ZbError
 from zb_hdf5.formats.documents import DocumentTable
 from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.opening import open_reader
-from zb_hdf5.spec import DEFAULT_SPLIT, INDEX_NAME, NO_BOUNDARY, PAGE_BYTES, STREAM_LAYOUT, StoreMeta
-from zb_hdf5.store.index import ShardIndex
+from zb_hdf5.spec import DEFAULT_SPLIT, NO_BOUNDARY, PAGE_BYTES, STREAM_LAYOUT, StoreMeta
+from zb_hdf5.store.index import ShardIndex, find_index
 from zb_hdf5.store.kinds import is_stream
 from zb_hdf5.store.shards import ShardedReader
 from zb_hdf5.store.tokens import MmapTokenStore
@@ -32,13 +35,13 @@ def describe(path: str | os.PathLike[str], dataset: str | None = None) -> dict[s
     FormatError, IncompleteError
         If it cannot be opened.
     """
-    path = Path(path)
-    is_tokens = dataset is None and is_stream(path)
+    path = any_path(path)
+    is_tokens, local = dataset is None and is_stream(path), not isinstance(path, RemotePath)
     with MmapTokenStore(path) if is_tokens else open_reader(path, dataset=dataset) as opened:
         meta: MmapTokenStore | StoreMeta
         if isinstance(opened, MmapTokenStore):
-            named = path.name == INDEX_NAME or (path / INDEX_NAME).exists()
-            own, meta, index = _describe_stream(opened), opened, ShardIndex.load(path) if named else None
+            named = find_index(path)
+            own, meta, index = _describe_stream(opened), opened, ShardIndex.load(named) if named else None
             files, batches_of = opened.paths, [0] * len(opened.paths)
         else:
             own, meta, index = _describe_batches(opened, path), opened.meta, getattr(opened, "index", None)
@@ -53,11 +56,40 @@ def describe(path: str | os.PathLike[str], dataset: str | None = None) -> dict[s
             "fields": {field.name: field.to_json() for field in meta.fields},
             "document_tables": _describe_documents(opened),
             "fingerprint": opened.fingerprint,
-            "file_system": network_file_system(path) or "local",
+            "file_system": "objects" if isinstance(path, RemotePath) else network_file_system(path) or "local",
             "access": opened.access,
-            "bytes": sum(file.stat().st_blocks * 512 for file in files),  # as a quota counts: HDF5 shards have holes
+            "verified": opened.verified,
+            "bytes": sum(map(_bytes_of, files)) if index is None or local else int(index.table.values["bytes"].sum()),
+            **_describe_codec(opened, index),
             **({} if index is None else _describe_index(index, batches_of)),
         }
+
+
+def _describe_codec(opened: BatchReader | MmapTokenStore, index: ShardIndex | None) -> dict[str, Any]:
+    """Return what compression makes of the tokens, where there is any."""
+    found: list[tuple[CompressedTokens | None, int]]
+    if index is None:
+        found = [(opened.compressed, opened.num_tokens if isinstance(opened, MmapTokenStore) else opened.token_count)]
+    else:
+        found = [(shard.compressed, shard.token_count) for shard in index.shards] if index.table.codecs else []
+    packed = [(each, tokens) for each, tokens in found if each is not None]
+    if not packed:
+        return {}
+    stored, plain = (
+        sum(each.num_bytes for each, _ in packed),
+        sum(tokens for _, tokens in packed) * opened.dtype.itemsize,
+    )
+    return {
+        "codec": " and ".join(dict.fromkeys(each.codec for each, _ in packed)),
+        "compressed_bytes": stored,
+        "uncompressed_bytes": plain,
+        "ratio": round(plain / stored, 3) if stored else None,
+    }
+
+
+def _bytes_of(file: Path) -> int:
+    """Return what a file takes: as a quota counts, because HDF5 shards have holes."""
+    return object_size(str(file)) or 0 if isinstance(file, RemotePath) else file.stat().st_blocks * 512
 
 
 def _describe_stream(store: MmapTokenStore) -> dict[str, Any]:
@@ -205,8 +237,12 @@ def describe_lines(description: dict[str, Any]) -> list[tuple[str, str]]:
     lines += [*_document_lines(d), *_field_lines(d), *_origin_lines(d), *_split_lines(d)]
     if "layout" in d:
         lines += [(name, typed(text, d["path"])) for name, text in FORMATS[d["backend"]].lines_of(d)]
-        lines.append(("layout", _layout_text(d["layout"])))
-    lines.append(("access", _access_text(d["access"], d["file_system"])))
+        packed = "a compressed chunk for each batch" if "codec" in d and d["access"] != "h5py" else ""
+        lines.append(("layout", packed or _layout_text(d["layout"])))
+    if "codec" in d:
+        sizes = f"{format_bytes(d['compressed_bytes'])} for {format_bytes(d['uncompressed_bytes'])} of tokens"
+        lines.append(("codec", f"{d['codec']}: {sizes}, {d['ratio']} to 1"))
+    lines += [("access", _access_text(d["access"], d["file_system"])), ("reads", _reads_text(d))]
     lines += [] if is_stream else [("sha256", d["sha256"] or "none stored")]
     return [*lines, ("fingerprint", _short_fingerprint(d["fingerprint"]))]
 
@@ -264,6 +300,15 @@ def _access_text(access: str, file_system: str) -> str:
         ("auto", False): ": all tokens are read by position, none are mapped",
     }.get((access, file_system == "local"), "")
     return f"{access} ({file_system} file system{meaning})"
+
+
+def _reads_text(d: dict[str, Any]) -> str:
+    """Say what is compared with its crc32 when it is read."""
+    if d["verified"] != "none":
+        return "each batch that is read whole is compared with its crc32"
+    if d["kind"] == "stream":
+        return 'not checked: a window is less than a chunk; verify="batch" reads and checks whole chunks'
+    return "not checked: " + ("no crc32 is stored" if d["state"] == "complete" else "its writer has not finished")
 
 
 def _layout(extents: Extents | None, batch_bytes: int) -> dict[str, Any] | None:

@@ -12,7 +12,7 @@ import click
 
 from zb_hdf5.console import ExistingPath, NewPath, Progress, output_options, print_report
 
-_PATH: Any = ExistingPath()
+_PATH: Any = ExistingPath(urls=True)
 _TOKENIZER: Final = (
     "byte, tiktoken:NAME, tiktoken:FILE or hf:tokenizer.json. [default: the one that the store names, if it lies "
     "beside the store]"
@@ -136,7 +136,7 @@ def report(
 @click.command(short_help="Name the rows and documents of a training step or a batch.")
 @click.argument("stores", nargs=-1, required=True, metavar="STORE | NAME=STORE...")
 @click.option("--batch", type=click.IntRange(0), help="A stored batch of STORE; needs no state.")
-@click.option("--state", "state_path", type=_PATH, help="A loader's state_dict() as JSON.")
+@click.option("--state", "state_path", type=ExistingPath(), help="A loader's state_dict() as JSON.")
 @click.option("--step", type=click.IntRange(0), help="Step of the state's epoch (of the run, if mixed).")
 @click.option("--batch-size", type=click.IntRange(1), help="Records per rank and step; by default as stored.")
 @click.option("--world-size", type=click.IntRange(1), default=1, show_default=True, help="Ranks of the run.")

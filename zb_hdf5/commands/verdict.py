@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from zb_hdf5.console import counted, format_count, message_of, typed
+from zb_hdf5.core.paths import any_path
 from zb_hdf5.errors import ChecksumError, FormatError, UnverifiableError, ZbError
 from zb_hdf5.store.report import Outcome, ShardReport
 
@@ -56,7 +57,7 @@ def verdict_json(reports: list[ShardReport]) -> dict[str, Any]:
 def verdict_lines(path: Path, reports: list[ShardReport]) -> list[tuple[str, str]]:
     """Return a line for each file, called by its place in `path`, and the verdict."""
     lines = [("path", str(path))]
-    if len(reports) > 1 or Path(reports[0].path) != path:
+    if len(reports) > 1 or any_path(reports[0].path) != path:
         folder = path if path.is_dir() else path.parent
         lines += [(_name(report, folder), _line(report)) for report in reports]
     else:
@@ -65,7 +66,7 @@ def verdict_lines(path: Path, reports: list[ShardReport]) -> list[tuple[str, str
 
 
 def _name(report: ShardReport, folder: Path) -> str:
-    place = Path(report.path)
+    place = any_path(report.path)
     return str(place.relative_to(folder)) if place.is_relative_to(folder) else report.path
 
 

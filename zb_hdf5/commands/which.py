@@ -75,12 +75,7 @@ def origins(
     ArgumentError
         If the epoch has no such step.
     """
-    try:
-        state = json.loads(state_path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise StateError(f"{state_path}: not JSON: {error}") from error
-    if not isinstance(state, dict):
-        raise StateError(f"{state_path}: expected a JSON object, found {type(state).__name__}")
+    state = read_state(state_path)
     steps = np.arange(step * world_size, (step + 1) * world_size)
     kind = str(state.get("kind"))
     if kind in KINDS and kind not in ("loader", "mixture"):
@@ -89,7 +84,7 @@ def origins(
         mixed = _mixed_loader(stores, state, state_path)
         found = [(mixed.loaders[name], name, request) for name, request in mixed.requests(steps)]
     else:
-        loader = _loader(stores, state, state_path, batch_size)
+        loader = loader_of_state(stores, state, state_path, batch_size)
         if steps[-1] >= len(loader):
             whole = len(loader) // world_size
             raise ArgumentError(f"step {step:,} is behind the end of the epoch: {whole:,} steps of {world_size} ranks")
@@ -150,7 +145,31 @@ def _part_of_shard(row: dict[str, Any]) -> str:
     return f"batch {row['batch']:,} rows {_spans(row['rows'])}"
 
 
-def _loader(stores: tuple[str, ...], state: dict[str, Any], path: Path, batch_size: int | None) -> Loader:
+def read_state(path: Path) -> dict[str, Any]:
+    """Return the state of a loader that a file has as JSON.
+
+    Raises
+    ------
+    StateError
+        If it has none.
+    """
+    try:
+        state = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise StateError(f"{path}: not JSON: {error}") from error
+    if not isinstance(state, dict):
+        raise StateError(f"{path}: expected a JSON object, found {type(state).__name__}")
+    return state
+
+
+def loader_of_state(stores: tuple[str, ...], state: dict[str, Any], path: Path, batch_size: int | None) -> Loader:
+    """Return a loader of one rank that stands where a state was taken; `path` is for messages.
+
+    Raises
+    ------
+    StateError
+        If the state is not of this store.
+    """
     if len(stores) != 1:
         raise ArgumentError(f"{path}: is the state of one store, found {len(stores)} stores")
     options = _options(state, path)

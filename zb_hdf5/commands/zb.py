@@ -9,6 +9,7 @@ import click
 
 from zb_hdf5 import __version__
 from zb_hdf5.commands.look_cli import report, show, which
+from zb_hdf5.commands.stage import stage
 from zb_hdf5.console import (
     CommandGroup,
     ExistingPath,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from zb_hdf5.store.index import ShardIndex
 
 _PATH: Any = ExistingPath()
+_STORE: Any = ExistingPath(urls=True)
 
 
 class ZbGroup(CommandGroup):
@@ -50,7 +52,7 @@ def zb() -> None:
 
 
 @zb.command(short_help="Describe a file, store or unfinished conversion.")
-@click.argument("path", type=_PATH)
+@click.argument("path", type=_STORE)
 @click.option("--dataset", help="Name of the 3-D dataset, in an HDF5 file of another program.")
 @output_options
 def info(path: Path, dataset: str | None, as_json: bool, quiet: bool) -> None:
@@ -74,10 +76,11 @@ def info(path: Path, dataset: str | None, as_json: bool, quiet: bool) -> None:
 zb.add_command(show)
 zb.add_command(report)
 zb.add_command(which)
+zb.add_command(stage)
 
 
 @zb.command(short_help="Compare every batch with its stored digests.")
-@click.argument("path", type=_PATH)
+@click.argument("path", type=_STORE)
 @click.option("--workers", type=click.IntRange(1), help="Shards checked at the same time. [default: the cores]")
 @output_options
 @click.pass_context

@@ -25,6 +25,7 @@ from zb_hdf5.loaders.states import (
     MAX_COUNT,
     STATE_VERSION,
     require_count,
+    require_epoch,
     require_fields,
     require_kind,
     require_same,
@@ -46,17 +47,13 @@ class MmapTokenStore(tokens.MmapTokenStore):
 
     Parameters
     ----------
-    path, split, access
+    path, split, access, verify
         As for `open_reader`: a stream file, a folder of them with its `shards.json`, or 1-D `.npy` files.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, split: str | None = None, access: str = "auto") -> None:
-        super().__init__(path, split=split, access=access)
-        self._split = split
-
     def refresh(self) -> int:
         """See what was committed, or added to `shards.json`, since the store was opened. Return `num_tokens`."""
-        fresh = type(self)(self.path, split=self._split, access=self._access)
+        fresh = type(self)(self.path, split=self._split, access=self._access, verify=self._verify)
         self.close()
         self.__dict__.update(fresh.__dict__)
         return self.num_tokens
@@ -205,8 +202,7 @@ class SlidingWindowDataloader:
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch. A position in this epoch is kept."""
-        if not 0 <= epoch <= MAX_COUNT:
-            raise ArgumentError(f"epoch must be in 0..{MAX_COUNT:,}, found {epoch}")
+        require_epoch(epoch)
         if epoch != self.epoch:
             self.epoch, self._step, self._resumed = epoch, 0, False
             self._order = GlobalOrder(self.num_windows, self.seed, epoch)

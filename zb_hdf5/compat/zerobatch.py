@@ -12,7 +12,7 @@ import numpy.typing as npt
 from zb_hdf5.columns.reader import GROUP_BYTES
 from zb_hdf5.core.order import write_order
 from zb_hdf5.core.publishing import scratch_directory
-from zb_hdf5.core.scatter import BucketReader, ScatterPlan, scatter_run
+from zb_hdf5.core.scatter import BucketReader, ScatterPlan, scatter_runs
 from zb_hdf5.errors import ConvertError
 from zb_hdf5.formats.native import BatchFileReader, BatchFileWriter
 from zb_hdf5.loaders.loader import Loader
@@ -142,8 +142,8 @@ def write_batch_dataset(
         BatchFileWriter(output_path, meta, expected_batches=num_batches, overwrite=overwrite) as writer,
         scratch as folder,
     ):
-        for run in range(plan.num_runs):
-            scatter_run(plan, run, records.read_into, folder)
+        for _ in scatter_runs(plan, range(plan.num_runs), records.read_into, folder):
+            pass
         records.require_end()
         buckets = BucketReader(plan, folder)
         group = np.empty((max(1, GROUP_BYTES // meta.batch_bytes), *meta.shape), meta.dtype)

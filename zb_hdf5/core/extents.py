@@ -13,12 +13,13 @@ import os
 import sys
 import weakref
 from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
 from os import SEEK_END, lseek
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -43,6 +44,10 @@ NO_COPY_RANGE: Final = frozenset(
 
 #: Parts of a file that are mapped one by one: a process may have 65,530 mappings.
 MAX_STRETCHES: Final = 512
+
+
+#: A byte offset, and the array that the bytes from there on fill.
+FilePart: TypeAlias = tuple[int, npt.NDArray[Any]]
 
 
 class Run(NamedTuple):
@@ -125,6 +130,38 @@ class Extents:
         base, stride, _ = self.runs[number]
         return base + within * stride
 
+    def places_of_batches(self, start: int, out: TokenArray) -> Iterator[FilePart]:
+        """Yield where consecutive batches lie, and the part of `out` for them: one for each unpadded run."""
+        done = 0
+        while done < len(out):
+            number, within = self.locate(start + done)
+            run = self.runs[number]
+            take = min(len(out) - done, run.num_batches - within) if run.stride == self.batch_bytes else 1
+            yield run.base + within * run.stride, out[done : done + take]
+            done += take
+
+    def places_of_tokens(self, start: int, out: TokenArray) -> Iterator[FilePart]:
+        """Yield where consecutive tokens, counted over all batches, lie, and the part of 1-D `out` for them."""
+        batch_tokens, itemsize = self.batch_bytes // out.itemsize, out.itemsize
+        done = 0
+        while done < len(out):
+            batch, token = divmod(start + done, batch_tokens)
+            number, within = self.locate(batch)
+            run = self.runs[number]
+            whole = run.num_batches - within if run.stride == self.batch_bytes else 1
+            take = min(len(out) - done, whole * batch_tokens - token)
+            yield run.base + within * run.stride + token * itemsize, out[done : done + take]
+            done += take
+
+    def places_of_records(self, records: npt.NDArray[np.int64], out: TokenArray) -> Iterator[FilePart]:
+        """Yield where records lie, numbered in batch order, and the part of `out` for those that follow each other."""
+        row_bytes = out[:1].nbytes
+        batches, rows = np.divmod(records, self.batch_bytes // row_bytes)
+        follows = (np.diff(records) == 1) & (np.diff(batches) == 0)
+        starts = [0, *(np.flatnonzero(~follows) + 1).tolist()]
+        for start, stop in zip(starts, [*starts[1:], len(records)], strict=True):
+            yield self.offset(int(batches[start])) + int(rows[start]) * row_bytes, out[start:stop]
+
 
 def read_fully(fd: int, out: npt.NDArray[Any], offset: int) -> int:
     """Fill `out`, up to the end of the file; return bytes. One call of the kernel reads less than 2 GiB."""
@@ -200,6 +237,8 @@ class ExtentFile:
         If it is another file than the one that was looked at.
     """
 
+    wants_threads = False
+
     def __init__(
         self,
         path: Path,
@@ -214,7 +253,7 @@ class ExtentFile:
         self._open()
 
     def _open(self) -> None:
-        self._fd = regular(self._path)
+        self._fd = self._descriptor()
         self._close_fd = weakref.finalize(self, os.close, self._fd)
         self._end = self.extents.end
         self._views: list[TokenArray] = []
@@ -225,12 +264,18 @@ class ExtentFile:
         try:
             self._check_size(os.fstat(self._fd).st_size)
             self._known = self.identity
-            require_identity(self._fd, self._known, self._path)
+            self._require_identity()
             if self.access == "mmap":
                 self._views = self._map()
         except BaseException:
             self._close_fd()  # now, not when the last traceback that holds this object is gone
             raise
+
+    def _descriptor(self) -> int:
+        return regular(self._path)
+
+    def _require_identity(self) -> None:
+        require_identity(self._fd, self.identity, self._path)
 
     @property
     def identity(self) -> Identity:
@@ -257,11 +302,16 @@ class ExtentFile:
 
     def _may_map(self) -> bool:
         """Return whether there is something to map, and it may be; the size of the file is right."""
+        if self.maps and self._end:
+            self._check_size(lseek(self._fd, 0, SEEK_END))
+        return self.maps and self._end > 0
+
+    @property
+    def maps(self) -> bool:
+        """Whether `read` and `read_private` return views of a mapping."""
         if self._mappable is None:
             self._mappable = network_file_system(self._fd) is None
-        if self._mappable and self._end:
-            self._check_size(lseek(self._fd, 0, SEEK_END))
-        return self._mappable and self._end > 0
+        return self._mappable
 
     def _check_size(self, size: int) -> None:
         if size < self._end:
@@ -312,14 +362,8 @@ class ExtentFile:
 
     def read_range_into(self, start: int, out: TokenArray) -> None:
         """Fill `out`, shape `(count, B, S)`, with consecutive batches: one read per unpadded run they lie in."""
-        done, count = 0, len(out)
-        while done < count:
-            number, within = self.extents.locate(start + done)
-            run = self.extents.runs[number]
-            packed = run.stride == self.extents.batch_bytes
-            take = min(count - done, run.num_batches - within) if packed else 1
-            self._read_fully(out[done : done + take], run.base + within * run.stride)
-            done += take
+        for offset, part in self.extents.places_of_batches(start, out):
+            self._read_fully(part, offset)
 
     def flat(self) -> TokenArray | None:
         """Return the tokens of all batches as one 1-D view, if they may be mapped.
@@ -349,16 +393,8 @@ class ExtentFile:
 
     def read_tokens_into(self, start: int, out: TokenArray) -> None:
         """Fill 1-D `out` with consecutive tokens, counted over all batches."""
-        batch_tokens, itemsize = self.shape[0] * self.shape[1], self.dtype.itemsize
-        done = 0
-        while done < len(out):
-            batch, token = divmod(start + done, batch_tokens)
-            number, within = self.extents.locate(batch)
-            run = self.extents.runs[number]
-            whole = run.num_batches - within if run.stride == self.extents.batch_bytes else 1
-            take = min(len(out) - done, whole * batch_tokens - token)
-            self._read_fully(out[done : done + take], run.base + within * run.stride + token * itemsize)
-            done += take
+        for offset, part in self.extents.places_of_tokens(start, out):
+            self._read_fully(part, offset)
 
     def gather_into(self, records: npt.NDArray[np.int64], out: TokenArray) -> None:
         """Fill `out`, shape `(count, L)`, with records of L tokens (a divisor of S), numbered in batch order."""
@@ -368,13 +404,8 @@ class ExtentFile:
             rows = tokens.reshape(-1, record_tokens)
             rows.take(records, axis=0, out=out, mode="clip")  # "clip" lets numpy write into `out` without a buffer
             return
-        per_batch = self.shape[0] * self.shape[1] // record_tokens
-        batches, rows_in_batch = np.divmod(records, per_batch)
-        follows = (np.diff(records) == 1) & (np.diff(batches) == 0)
-        starts = [0, *(np.flatnonzero(~follows) + 1).tolist()]
-        for start, stop in zip(starts, [*starts[1:], len(records)], strict=True):
-            row_bytes = int(rows_in_batch[start]) * record_tokens * self.dtype.itemsize
-            self._read_fully(out[start:stop], self.extents.offset(int(batches[start])) + row_bytes)
+        for offset, part in self.extents.places_of_records(records, out):
+            self._read_fully(part, offset)
 
     def read_private(self, index: int) -> npt.NDArray[Any]:
         """Return batch `index` writable and signed: a view of a private mapping, or fresh where nothing is mapped.
@@ -418,9 +449,20 @@ class ExtentFile:
         """Size of the file now."""
         return os.fstat(self._fd).st_size
 
-    def read_at(self, offset: int, out: npt.NDArray[Any]) -> None:
-        """Fill `out` with the bytes of the file from `offset` on."""
-        self._read_fully(out, offset)
+    @property
+    def name(self) -> str:
+        """Path of the file, in messages."""
+        return str(self._path)
+
+    def read_ranges(self, ranges: Sequence[FilePart]) -> None:
+        """Fill each array with the bytes of the file from its offset on."""
+        for offset, out in ranges:
+            self._read_fully(out, offset)
+
+    def read_runs_of_tokens(self, runs: Iterable[tuple[int, TokenArray]]) -> None:
+        """Fill each 1-D array with consecutive tokens from its place on, counted over all batches."""
+        for start, out in runs:
+            self.read_tokens_into(start, out)
 
     def _read_fully(self, out: npt.NDArray[Any], offset: int) -> None:
         """Read all of `out`."""

@@ -6,12 +6,16 @@ import errno
 import os
 import stat
 from pathlib import Path
-from typing import Final
+from typing import Any, BinaryIO, Final, TypeAlias, cast
 
+from zb_hdf5.core.objects import ObjectFile, RemoteObject
+from zb_hdf5.core.paths import RemotePath
 from zb_hdf5.errors import FormatError, IncompleteError
 
 #: What tells a file from the one that has its name later; see `identity_of`.
-Identity = tuple[int, ...]
+Identity: TypeAlias = tuple[Any, ...]
+#: An open file: its descriptor, or an object.
+Handle: TypeAlias = int | RemoteObject
 
 _KINDS: Final = {
     stat.S_IFIFO: "a FIFO",
@@ -45,6 +49,23 @@ def regular(path: str | os.PathLike[str], flags: int = os.O_RDONLY) -> int:
     return fd
 
 
+def open_file(path: str | os.PathLike[str]) -> BinaryIO:
+    """Open a regular file for reading, or an object. Raises as `regular` does."""
+    if isinstance(path, RemotePath):
+        return cast(BinaryIO, path.open_object())
+    return open(path, "rb", opener=regular)
+
+
+def handle_of(file: BinaryIO) -> Handle:
+    """Return what the functions below take of a file that `open_file` has opened."""
+    return file.source if isinstance(file, ObjectFile) else file.fileno()
+
+
+def size_of(handle: Handle) -> int:
+    """Return the size of an open file."""
+    return os.fstat(handle).st_size if isinstance(handle, int) else handle.num_bytes
+
+
 def require_regular(mode: int, path: str | os.PathLike[str]) -> None:
     """Raise as `regular` does, unless `mode` is that of a regular file."""
     if stat.S_ISDIR(mode):
@@ -54,25 +75,30 @@ def require_regular(mode: int, path: str | os.PathLike[str]) -> None:
         raise FormatError(f"{path}: expected a file, found {kind}; give the name of a file, or copy it into one")
 
 
-def identity_of(fd: int, *, growing: bool = False) -> Identity:
-    """Return (size, mtime_ns) of a published file, which never change, or (inode,) of one that is being written."""
-    status = os.fstat(fd)
+def identity_of(handle: Handle, *, growing: bool = False) -> Identity:
+    """Return (size, mtime_ns) of a published file, which never change, or (inode,) of one that is being written.
+
+    Of an object: its size and ETag.
+    """
+    if not isinstance(handle, int):
+        return handle.identity
+    status = os.fstat(handle)
     return (status.st_ino,) if growing else (status.st_size, status.st_mtime_ns)
 
 
-def require_identity(fd: int, expected: Identity, path: Path) -> None:
+def require_identity(handle: Handle, expected: Identity, path: Path) -> None:
     """Raise `FormatError` if the file that was opened now is not the file that was opened first."""
-    found = identity_of(fd, growing=len(expected) == 1)
+    found = identity_of(handle, growing=len(expected) == 1)
     if found != expected:
-        what = "inode" if len(expected) == 1 else "(size, mtime_ns)"
+        what = "inode" if len(expected) == 1 else "(size, mtime_ns)" if isinstance(handle, int) else "(size, ETag)"
         raise FormatError(
             f"{path}: changed since this reader was made: expected {what} {expected}, found {found}; open it again"
         )
 
 
-def require_bytes(claimed: int, fd: int, path: Path, what: str) -> None:
+def require_bytes(claimed: int, handle: Handle, path: Path, what: str) -> None:
     """Raise `IncompleteError` if a file claims to hold more bytes than it has, before anything of that size is made."""
-    size = os.fstat(fd).st_size
+    size = size_of(handle)
     if claimed > size:
         raise IncompleteError(
             f"{path}: expected at least {claimed:,} bytes for {what}, found {size:,}: it was cut short, or is damaged; "

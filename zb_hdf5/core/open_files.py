@@ -26,6 +26,7 @@ DEFAULT_MAX_MAPPINGS: Final = 65_530
 
 
 _LOCK = threading.RLock()  # a finalizer may close a store in the middle of all this
+_OPENING = [threading.Lock() for _ in range(64)]
 _STORES: weakref.WeakSet[OpenFiles[Any]] = weakref.WeakSet()
 
 
@@ -43,18 +44,30 @@ class OpenFiles(Generic[File]):
         How the files are read: by any access but "pread" they may be mapped.
     let_go
         Called with each file that is dropped.
+    far
+        True: to open a file costs reads from a server, so that each is opened by one thread, and others wait for it.
     """
 
-    def __init__(self, access: str, let_go: Callable[[int, File], None] = lambda number, file: None) -> None:
+    def __init__(
+        self,
+        access: str,
+        let_go: Callable[[int, File], None] = lambda number, file: None,
+        *,
+        far: bool = False,
+    ) -> None:
         self.known: dict[int, File] = {}
         self.resting: dict[int, File] = {}
         self._descriptors = 1 if access == "pread" else DESCRIPTORS_PER_MAPPED_FILE
-        self._let_go = let_go
+        self._let_go, self._far = let_go, far
         with _LOCK:
             _STORES.add(self)
 
     def open(self, number: int, open_file: Callable[[int], File]) -> File:
         """Return a file that is not among the known ones; of two threads that open the same one, one keeps it."""
+        with _OPENING[hash((id(self), number)) % len(_OPENING)] if self._far else contextlib.nullcontext():
+            return self._open(number, open_file)
+
+    def _open(self, number: int, open_file: Callable[[int], File]) -> File:
         with _LOCK:
             file = self.known.get(number) or self.resting.pop(number, None)
             if file is not None:
@@ -138,9 +151,9 @@ def _make_room(allowed: int) -> None:
         max(stores, key=lambda store: len(store.resting)).close_oldest()
 
 
-def _renew_lock() -> None:
-    global _LOCK
-    _LOCK = threading.RLock()
+def _renew_locks() -> None:
+    global _LOCK, _OPENING
+    _LOCK, _OPENING = threading.RLock(), [threading.Lock() for _ in _OPENING]
 
 
-os.register_at_fork(after_in_child=_renew_lock)  # another thread of the parent may have held it
+os.register_at_fork(after_in_child=_renew_locks)  # another thread of the parent may have held it

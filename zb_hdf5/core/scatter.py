@@ -5,6 +5,9 @@ bucket and a run each fit in memory. The first pass reads a run, groups its reco
 file. The second pass reads a bucket's segment from every run file. In run order those records come by increasing source
 number, so the row of a position is the rank of its source number among those of the bucket: nothing else is stored.
 
+While one run or bucket is written, the next is read, where there is memory for two. Each is half as large then, and a
+segment a quarter: so not where segments would become so short that a disk seeks more than it reads.
+
 Runs and buckets are independent: any process can do any of them. Run files live within one run of one program and are
 made again after a kill.
 """
@@ -13,17 +16,20 @@ from __future__ import annotations
 
 import io
 import os
-import zlib
 from bisect import bisect_right
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from zb_hdf5.core.digests import crc32_of
 from zb_hdf5.core.order import GlobalOrder
 from zb_hdf5.core.publishing import write_fully
 from zb_hdf5.errors import ArgumentError, BatchIndexError, ChecksumError, IncompleteError
@@ -35,6 +41,11 @@ GROUP_BYTES: Final = 4 << 20
 PROCESS_BYTES: Final = 96 << 20
 #: Records that come with a run or bucket: number, rank and bucket of each, and what numpy needs to sort them.
 BYTES_PER_RECORD: Final = 48
+
+#: Two runs, or buckets, are in memory where their segments are at least as long.
+SEGMENT_BYTES: Final = 1 << 20
+#: Into how many runs and buckets the records are cut then, however large the memory: the first is not read beside one.
+PARTS: Final = 8
 
 #: Fills its second argument with source records, from the number in its first.
 ReadRecords = Callable[[int, TokenArray], None]
@@ -54,6 +65,10 @@ class ScatterPlan:
         Source records in a run; the last one has fewer.
     buckets
         (start, stop) in stored positions, ascending. Records of other positions are left out.
+    ends
+        Those stops of buckets behind which another process may go on.
+    in_memory
+        Runs, or buckets, that are in memory at the same time.
     """
 
     order: GlobalOrder
@@ -61,6 +76,8 @@ class ScatterPlan:
     dtype: np.dtype[Any]
     run_records: int
     buckets: tuple[tuple[int, int], ...]
+    ends: frozenset[int] = frozenset()
+    in_memory: int = 2
 
     @classmethod
     def fit(
@@ -90,11 +107,15 @@ class ScatterPlan:
                 f"memory: {memory_bytes:,} bytes per process are too little: the program itself takes "
                 f"{PROCESS_BYTES:,}; give it more memory, or use fewer processes"
             )
+        in_memory = 1
+        if (fitting // 2) ** 2 * record_bytes >= SEGMENT_BYTES * order.n:
+            in_memory, fitting = 2, min(fitting // 2, -(-order.n // PARTS))
         buckets: list[tuple[int, int]] = []
         for start, stop in ranges:
             number = -(-(stop - start) // fitting)
             buckets += pairwise(start + k * (stop - start) // number for k in range(number + 1))
-        return cls(order, record_tokens, dtype, min(fitting, order.n), tuple(buckets))
+        ends = frozenset(stop for _, stop in ranges)
+        return cls(order, record_tokens, dtype, min(fitting, order.n), tuple(buckets), ends, in_memory)
 
     @property
     def num_runs(self) -> int:
@@ -115,16 +136,43 @@ class ScatterPlan:
         """Bytes of the table at the end of a run file."""
         return 8 * (2 * len(self.buckets) + 1)
 
+    def records_in(self, run: int) -> int:
+        """Return how many source records a run has."""
+        return min(self.run_records, self.order.n - run * self.run_records)
+
+    @cached_property
+    def bucket_records(self) -> int:
+        """Records of the largest bucket."""
+        return max(stop - start for start, stop in self.buckets)
+
     def run_path(self, folder: Path, run: int) -> Path:
         """Return the file of a run: its records by bucket, where each bucket begins and the crc32 of each (u64)."""
         return folder / f"{SHARD_PREFIX}run-{run:06}"
 
 
-def scatter_run(plan: ScatterPlan, run: int, read: ReadRecords, folder: Path) -> None:
-    """Read one run of the source, and write its records to a file, grouped by bucket."""
-    first = run * plan.run_records
-    count = min(plan.run_records, plan.order.n - first)
-    records = np.empty((count, plan.record_tokens), plan.dtype)
+#: The records of a run, which of them to write one after the other, and where each bucket begins there.
+_Run: TypeAlias = tuple[TokenArray, npt.NDArray[np.int64], npt.NDArray[np.uint64]]
+
+
+def scatter_runs(plan: ScatterPlan, runs: Sequence[int], read: ReadRecords, folder: Path) -> Iterator[int]:
+    """Read runs of the source, and write the records of each to a file, grouped by bucket.
+
+    Yields the number of each run that is written. `read` is called in a thread, for one run after the other.
+    """
+    buffers = [np.empty((plan.run_records, plan.record_tokens), plan.dtype) for _ in range(plan.in_memory)]
+    with ThreadPoolExecutor(1, thread_name_prefix="zb-scatter") as thread:
+        pending = deque[Future[_Run]]()
+        for number, run in enumerate(runs):
+            for later in range(number + len(pending), min(number + plan.in_memory, len(runs))):
+                buffer = buffers[later % plan.in_memory]
+                pending.append(thread.submit(_read_run, plan, runs[later], read, buffer))
+            _write_run(plan.run_path(folder, run), plan, *pending.popleft().result())
+            yield run
+
+
+def _read_run(plan: ScatterPlan, run: int, read: ReadRecords, buffer: TokenArray) -> _Run:
+    first, count = run * plan.run_records, plan.records_in(run)
+    records = buffer[:count]
     step = max(1, GROUP_BYTES // plan.record_bytes)
     for start in range(0, count, step):
         read(first + start, records[start : start + step])
@@ -132,7 +180,7 @@ def scatter_run(plan: ScatterPlan, run: int, read: ReadRecords, folder: Path) ->
     by_bucket = np.argsort(buckets, kind="stable")[np.count_nonzero(buckets < 0) :]
     starts = np.zeros(len(plan.buckets) + 1, dtype="<u8")
     np.cumsum(np.bincount(buckets[by_bucket], minlength=len(plan.buckets)), out=starts[1:])
-    _write_run(plan.run_path(folder, run), plan, records, by_bucket, starts)
+    return records, by_bucket, starts
 
 
 def _write_run(
@@ -148,7 +196,7 @@ def _write_run(
                 chosen = by_bucket[start : min(start + step, stop)]
                 # "clip" lets numpy write into `out` without a buffer
                 ordered = records.take(chosen, axis=0, out=group[: len(chosen)], mode="clip")
-                crc32[bucket] = zlib.crc32(ordered, int(crc32[bucket]))
+                crc32[bucket] = crc32_of(ordered, int(crc32[bucket]))
                 write_fully(fd, ordered, start * plan.record_bytes)
         write_fully(fd, np.concatenate([starts, crc32]), len(by_bucket) * plan.record_bytes)
     finally:
@@ -163,8 +211,18 @@ def _buckets_of(plan: ScatterPlan, positions: npt.NDArray[np.int64]) -> npt.NDAr
     return buckets
 
 
+class Bucket(NamedTuple):
+    """The records of a bucket, in the order of the source, and which of them each stored position gets."""
+
+    number: int
+    records: TokenArray
+    ranks: npt.NDArray[np.int64]
+
+
 class BucketReader:
-    """Reads records in stored order from the run files, a bucket at a time. Not thread-safe; picklable.
+    """Reads records in stored order from the run files, a bucket at a time; the next one is loaded in a thread.
+
+    Not thread-safe; picklable. The thread ends with its bucket.
 
     Raises
     ------
@@ -177,9 +235,8 @@ class BucketReader:
         self._forget()
 
     def _forget(self) -> None:
-        self._bucket = -1
-        self._records: TokenArray = np.empty((0, self._plan.record_tokens), self._plan.dtype)
-        self._ranks: npt.NDArray[np.int64] = np.empty(0, np.int64)
+        self._bucket: Bucket | None = None
+        self._ahead: tuple[int, Future[Bucket]] | None = None
 
     def read_into(self, first: int, rows: TokenArray) -> None:
         """Fill `rows`, shape `(count, L)`, with the records of consecutive stored positions."""
@@ -189,31 +246,50 @@ class BucketReader:
             bucket = bisect_right(self._plan.buckets, (position, self._plan.order.n + 1)) - 1
             if bucket < 0 or position >= self._plan.buckets[bucket][1]:
                 raise BatchIndexError(f"{self._folder}: no bucket has position {position:,}")
-            if bucket != self._bucket:
-                self._load(bucket)
+            if self._bucket is None or self._bucket.number != bucket:
+                self._bucket = self._next(bucket)
+            loaded = self._bucket
             start = position - self._plan.buckets[bucket][0]
-            ranks = self._ranks[start : start + len(rows) - done]
+            ranks = loaded.ranks[start : start + len(rows) - done]
             # "clip" lets numpy write into `out` without a buffer
-            self._records.take(ranks, axis=0, out=rows[done : done + len(ranks)], mode="clip")
+            loaded.records.take(ranks, axis=0, out=rows[done : done + len(ranks)], mode="clip")
             done += len(ranks)
 
-    def _load(self, bucket: int) -> None:
+    def _next(self, bucket: int) -> Bucket:
+        """Return a bucket, and begin to load the one that will be wanted behind it."""
+        spare = None if self._bucket is None else self._bucket.records
+        ahead, self._bucket, self._ahead = self._ahead, None, None
+        if ahead is None or ahead[0] != bucket:
+            ahead, spare = (bucket, self._begin(bucket, spare)), None
+        loaded = ahead[1].result()
+        plan = self._plan
+        if plan.in_memory > 1 and bucket + 1 < len(plan.buckets) and plan.buckets[bucket][1] not in plan.ends:
+            self._ahead = bucket + 1, self._begin(bucket + 1, spare)
+        return loaded
+
+    def _begin(self, bucket: int, records: TokenArray | None) -> Future[Bucket]:
+        """Load a bucket in a thread, into the buffer of one that nobody wants any more, where there is one."""
+        if records is None:
+            records = np.empty((self._plan.bucket_records, self._plan.record_tokens), self._plan.dtype)
+        thread = ThreadPoolExecutor(1, thread_name_prefix="zb-scatter")
+        loading = thread.submit(self._load, bucket, records)
+        thread.shutdown(wait=False)
+        return loading
+
+    def _load(self, bucket: int, records: TokenArray) -> Bucket:
         plan = self._plan
         start, stop = plan.buckets[bucket]
-        if self._records.size < (stop - start) * plan.record_tokens:
-            self._forget()  # before there is a larger one
-            self._records = np.empty((stop - start, plan.record_tokens), plan.dtype)
-        self._bucket, done = -1, 0
+        done = 0
         for run in range(plan.num_runs):
-            done += self._read_segment(plan.run_path(self._folder, run), bucket, self._records[done : stop - start])
+            done += self._read_segment(plan.run_path(self._folder, run), bucket, records[done : stop - start])
         if done != stop - start:
             raise IncompleteError(
                 f"{self._folder}: expected {stop - start:,} records in bucket {bucket}, found {done:,}"
             )
         sources = plan.order.indices(np.arange(start, stop))
-        self._ranks = np.empty(len(sources), np.int64)
-        self._ranks[np.argsort(sources)] = np.arange(len(sources))
-        self._bucket = bucket
+        ranks = np.empty(len(sources), np.int64)
+        ranks[np.argsort(sources)] = np.arange(len(sources))
+        return Bucket(bucket, records, ranks)
 
     def _read_segment(self, path: Path, bucket: int, rows: TokenArray) -> int:
         """Read the records of a run for one bucket into the first of `rows`, and return their number."""
@@ -235,7 +311,7 @@ class BucketReader:
                 raise IncompleteError(f"{path}: damaged: {stop - first:,} records for bucket {bucket}; run it again")
             file.seek(first * plan.record_bytes)
             _read_fully(file, rows[: stop - first])
-        if zlib.crc32(rows[: stop - first]) != crc32:
+        if crc32_of(rows[: stop - first]) != crc32:
             raise ChecksumError(
                 f"{path}: the disk did not keep the records of bucket {bucket}; run the conversion again"
             )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from zb_hdf5.formats.hdf5.aligned import AlignedFile, Rows, field_specs
 from zb_hdf5.formats.hdf5.file import CREATOR, create_texts
 from zb_hdf5.formats.hdf5.writer import batches_attributes
 from zb_hdf5.formats.sidecar import fields_path
-from zb_hdf5.spec import FIELDS_FORMAT, HDF5_VERSION, StoreMeta, as_stored, batches_ahead, field_column
+from zb_hdf5.spec import FIELDS_FORMAT, HDF5_VERSION, StoreMeta, as_stored, batches_ahead
 
 
 class FieldsFile:
@@ -76,7 +76,7 @@ class FieldsFile:
             self._aligned.make_room(stop, batches_ahead(self._aligned.room.num_chunks, self._meta))
             with self._aligned.hdf5():
                 for name, values in fields.items():
-                    self._aligned.fields[field_column(name)].write(self.num_batches, values)
+                    self._aligned.fields[name].write(self.num_batches, values)
             self._aligned.commit([], num_batches=stop, token_count=stop * self._meta.batch_tokens)
         self.num_batches = stop
 
@@ -84,10 +84,7 @@ class FieldsFile:
         """Complete the file, which has no name yet; return where its columns lie, and their digests."""
         with disk_errors(self._file.partial_path):
             columns = self._aligned.complete(self.num_batches, self.num_batches, complete=1)
-            num_bytes = os.fstat(self._file.fd).st_size
-        fields = self._aligned.fields
-        names = [field.name for field in self._meta.fields]
-        return columns, {name: fields[field_column(name)].digest(num_bytes) for name in names}
+        return columns, self._aligned.digests()
 
     def publish(self) -> None:
         """Give the complete file its name."""
@@ -140,13 +137,17 @@ class WriterWithFields(BatchWriter):
         return self._tokens.max_token
 
     def write(self, batches: npt.ArrayLike, fields: FieldArrays | None = None) -> None:
+        """Append batches. See `BatchWriter.write`."""
+        self.append(batches, fields)()
+
+    def append(self, batches: npt.ArrayLike, fields: FieldArrays | None = None) -> Callable[[], None]:
         """Append batches: the values of their fields first, so that no batch is without them."""
         self._require_equal()
         tokens, values = as_batches(batches, fields, self.meta, self._path)
         stored = as_stored(tokens, self.meta, f"{self._path} (batch {self.num_batches:,})")
         if len(stored):
             self._fields.write(values, len(stored))
-            self._tokens.write(stored)
+        return self._tokens.append(stored)
 
     def _require_equal(self) -> None:
         self._tokens._require_open()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Iterable, Sequence
 from itertools import chain
@@ -14,8 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError, ConvertError, FormatError
-from zb_hdf5.formats.codecs import EncodeAll
-from zb_hdf5.formats.documents import (
+from zb_hdf5.formats.document_file import (
     NO_SOURCE,
     TEXT_COLUMNS,
     DocumentFile,
@@ -23,6 +21,7 @@ from zb_hdf5.formats.documents import (
     check_documents,
     documents_path,
 )
+from zb_hdf5.formats.span_values import EncodeAll, first_refused
 from zb_hdf5.spec import DEFAULT_SPLIT, DOCUMENTS
 
 if TYPE_CHECKING:
@@ -265,10 +264,7 @@ def encoded_spans(
     try:
         values = encode(given)
     except Exception as error:  # whatever an encoder of the user raises
-        number = 0
-        with contextlib.suppress(Exception):
-            for number, value in enumerate(given):  # noqa: B007 - the one that cannot be encoded
-                encode([value])
+        number = first_refused(encode, given)
         raise ConvertError(
             f"{where}: the value of span {number:,} cannot be encoded: {error}; choose another spans_codec"
         ) from error

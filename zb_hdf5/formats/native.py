@@ -14,15 +14,17 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.columns.broken import BrokenFile
+from zb_hdf5.columns.checked import Crc32Rows
+from zb_hdf5.columns.ranges import open_extents
 from zb_hdf5.columns.reader import BatchReader, require_options
-from zb_hdf5.columns.source import CheckedSource
 from zb_hdf5.columns.writer import Columns, FileWriter, ShardInfo
 from zb_hdf5.core.extents import ExtentFile, Extents, Run
-from zb_hdf5.core.files import regular
+from zb_hdf5.core.files import handle_of, open_file, regular, size_of
+from zb_hdf5.core.paths import any_path
 from zb_hdf5.core.publishing import write_fully
 from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError, Remedy
 from zb_hdf5.formats.documents import DocumentsBeside
-from zb_hdf5.formats.sidecar import crc32_path, no_crc32_file, read_any_crc32_file, read_crc32_file
+from zb_hdf5.formats.sidecar import crc32_path, no_crc32_file, read_any_crc32_file, read_crc32_file, sidecar_rows
 from zb_hdf5.spec import (
     BATCH_MAGIC,
     BATCHES,
@@ -58,8 +60,8 @@ class BatchFileReader(BatchReader):
     access
         "mmap", "pread" or "auto".
     verify
-        "batch" and "store" need the `<path>.crc32` that a store keeps beside its shards. "store" compares the whole
-        file first, which also turns the sampled fingerprint into one of content.
+        As for `open_reader`. "auto" checks nothing without the `<path>.crc32` that a store keeps beside its shards, and
+        "batch" and "store" need it. "store" also turns the sampled fingerprint into one of content.
 
     Raises
     ------
@@ -71,21 +73,18 @@ class BatchFileReader(BatchReader):
 
     backend = "batch"
 
-    def __init__(self, path: str | os.PathLike[str], *, access: str = "auto", verify: str = "none") -> None:
+    def __init__(self, path: str | os.PathLike[str], *, access: str = "auto", verify: str = "auto") -> None:
         require_options(access, verify)
-        path = Path(path)
+        path = any_path(path)
         if access == "h5py":
             raise ArgumentError(f"{path}: a .batch file is read by mmap or pread, not by h5py")
         meta, num_batches = read_header(path)
         extents = Extents([slots_of(meta, num_batches)], meta.batch_bytes)
-        source = ExtentFile(path, extents, meta.shape, meta.dtype, access)
+        source = open_extents(path, extents, meta, access)
         super().__init__(path, meta, num_batches, source)
         self.extents, self.columns = extents, {BATCHES: tuple(extents.runs)}
         self._beside = DocumentsBeside(path, self.num_records, self.seq_len, None)
-        if verify == "batch":
-            self._source = CheckedSource(source, meta, read_crc32_file(path, num_batches), path)
-        elif verify == "store":
-            self.require_digests()
+        self.check_reads(verify)
 
     @property
     def padded_batch_bytes(self) -> int:
@@ -95,6 +94,9 @@ class BatchFileReader(BatchReader):
     def stored_crc32(self) -> npt.NDArray[np.uint32] | None:
         """Return the rows of the `<path>.crc32` that a store keeps beside its shards."""
         return read_crc32_file(self.path, self.num_batches) if crc32_path(self.path).exists() else None
+
+    def crc32_rows(self) -> Crc32Rows | None:
+        return sidecar_rows(self.path, self.num_batches) if crc32_path(self.path).exists() else None
 
     def missing_digests(self) -> str:
         return no_crc32_file(self.path)
@@ -130,6 +132,7 @@ class BatchFileWriter(FileWriter):
     def _complete(self, info: ShardInfo) -> Columns:
         os.ftruncate(self._file.fd, batch_file_bytes(self.meta, info.num_batches))  # up to the last slot's padding
         write_fully(self._file.fd, pack_header(self.meta, info.num_batches), 0)
+        crc32_path(self._file.path).unlink(missing_ok=True)  # of a file that this one replaces: no read would agree
         return {BATCHES: (slots_of(self.meta, info.num_batches),)}
 
     def _release(self) -> None:
@@ -143,9 +146,9 @@ def slots_of(meta: StoreMeta, num_batches: int) -> Run:
 
 def read_header(path: Path) -> tuple[StoreMeta, int]:
     """Return (meta, num_batches) of a `.batch` file whose header fits its size."""
-    with open(path, "rb", opener=regular) as file:
+    with open_file(path) as file:
         meta, num_batches = unpack_header(file.read(HEADER_BYTES), path)
-        size = os.fstat(file.fileno()).st_size
+        size = size_of(handle_of(file))
     expected = batch_file_bytes(meta, num_batches)
     if size != expected:
         kind = IncompleteError if size < expected else FormatError
@@ -158,7 +161,7 @@ def read_header(path: Path) -> tuple[StoreMeta, int]:
 
 def face_of(path: Path) -> Face:
     """Look at the reserved bytes; also of a file whose own magic is damaged, as HDF5 would."""
-    with open(path, "rb", opener=regular) as file:
+    with open_file(path) as file:
         head = file.read(HEADER_BYTES)
     if head.startswith(HDF5_MAGIC, USER_BLOCK_BYTES):
         return Face.HDF5

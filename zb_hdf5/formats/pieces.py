@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from zb_hdf5.core.paths import any_path
 from zb_hdf5.core.pieces import Pieces, concatenate, ends_of, ranges
 from zb_hdf5.errors import FormatError, Remedy
 from zb_hdf5.spec import PIECES, PIECES_SUFFIX, TABLES
@@ -82,7 +83,7 @@ class PiecesFile:
     ) -> None:
         from zb_hdf5.formats.hdf5.tables import TablesFile  # h5py
 
-        place = pieces_path(Path(path))
+        place = pieces_path(any_path(path))
         self._views: tuple[Any, Any, Any] | None = None
         try:
             self._tables = TablesFile(place, PIECES, sha256)

@@ -13,8 +13,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from zb_hdf5.core.files import regular
-from zb_hdf5.errors import ConvertError, ExistsError, FormatError
+from zb_hdf5.core.files import open_file
+from zb_hdf5.core.paths import any_path
+from zb_hdf5.errors import ArgumentError, ConvertError, ExistsError, FormatError
 
 if TYPE_CHECKING:  # numpy too is imported when it is needed: the command line makes its commands of these rows
     from zb_hdf5.columns.broken import BrokenFile
@@ -57,6 +58,8 @@ class FileFormat:
         Whether a store keeps the crc32 rows of its files in files beside them.
     holds_fields
         Whether its files have a place for fields; those of other files lie beside them.
+    holds_codecs
+        Whether its files may be compressed.
     guards_metadata
         Whether damage to the counts in a file is found by the file itself, so that a store need not compare them.
     has_datasets
@@ -104,6 +107,7 @@ class FileFormat:
     indexed: bool = True
     has_sidecar: bool = False
     holds_fields: bool = False
+    holds_codecs: bool = False
     guards_metadata: bool = False
     has_datasets: bool = False
     can_grow: bool = False
@@ -193,6 +197,8 @@ class FileFormat:
 
     def require(self, meta: StoreMeta, path: Path) -> None:
         """Raise `ArgumentError` if a file of this format cannot hold such batches."""
+        if meta.codec != "none" and not self.holds_codecs:
+            raise ArgumentError(f"{path}: {self.name} files are never compressed: leave out the codec {meta.codec}")
         if self.requirement:
             _load(self.requirement)(meta, path)
 
@@ -277,6 +283,7 @@ _ROWS: Final = (
         as_target=("an HDF5 store", "train-h5"),
         other_suffixes=(".hdf5", ".hdf", ".he5"),
         holds_fields=True,
+        holds_codecs=True,
         guards_metadata=True,
         has_datasets=True,
         can_grow=True,
@@ -353,20 +360,25 @@ def detect_backends(path: str | os.PathLike[str]) -> list[str]:
     FormatError
         If no backend knows the file.
     """
-    path = Path(path)
+    path = any_path(path)
     found = backends_in(path)
     if found:
         return found
-    with open(path, "rb", opener=regular) as file:
+    with open_file(path) as file:
         head = file.read(8)
     known = ", ".join(f"{row.noun} (magic {_load(row.magic)!r})" for row in BACKENDS.values())
     raise FormatError(f"{path}: no known file: expected {known}, or the shards.json of a store, found {head!r}")
 
 
 def open_chunks(path: Path) -> BatchReader:
-    """Open a file as what is stored in it: its batches, or the chunks of a stream. Raises as `detect_backends`."""
+    """Open a file as what is stored in it: its batches, or the chunks of a stream. No read is checked.
+
+    Raises as `detect_backends`.
+    """
     row = FORMATS[detect_backend(path)]
-    return cast("BatchReader", _load(row.stream_reader)(path)) if row.holds_stream(path) else row.open(path)
+    if row.holds_stream(path):
+        return cast("BatchReader", _load(row.stream_reader)(path))
+    return row.open(path, verify="none")
 
 
 def format_of(path: Path) -> FileFormat:
@@ -380,7 +392,7 @@ def format_of(path: Path) -> FileFormat:
 
 def backends_in(path: Path) -> list[str]:
     """Return the names of the backends whose magic bytes a file carries, if any."""
-    with open(path, "rb", opener=regular) as file:
+    with open_file(path) as file:
         head = file.read(HEAD_BYTES)
     return [name for name, backend in BACKENDS.items() if backend.has_magic(head)]
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import os
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from zb_hdf5.columns.checked import Crc32Rows
 from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.core.digests import batch_crc32s, crc32_array
-from zb_hdf5.core.files import regular
+from zb_hdf5.core.files import handle_of, open_file, regular, size_of
 from zb_hdf5.core.publishing import PARTIAL_SUFFIX, partial_path, write_atomically
 from zb_hdf5.errors import FormatError, Remedy, UnverifiableError
 from zb_hdf5.spec import CRC32_SUFFIX, FIELDS_SUFFIX
@@ -53,13 +54,25 @@ def read_crc32_file(path: Path, num_batches: int) -> npt.NDArray[np.uint32]:
     FormatError
         If it has another length.
     """
+    rows = np.empty(num_batches, "<u4")
+    _read_rows(path, num_batches, 0, rows)
+    return rows
+
+
+def sidecar_rows(path: Path, num_batches: int) -> Crc32Rows:
+    """Return the rows of `<path>.crc32`, read when they are needed. Raises as `read_crc32_file`, when it reads."""
+    return Crc32Rows(num_batches, partial(_read_rows, path, num_batches))
+
+
+def _read_rows(path: Path, num_batches: int, start: int, out: npt.NDArray[np.uint32]) -> None:
     place = crc32_path(path)
     try:
-        with open(place, "rb", opener=regular) as file:
-            size = os.fstat(file.fileno()).st_size
+        with open_file(place) as file:  # for 4,096 batches at once: no descriptor is kept for it
+            size = size_of(handle_of(file))
             if size != 4 * num_batches:
                 raise FormatError(f"{place}: expected {4 * num_batches:,} bytes, found {size:,}")
-            return np.frombuffer(file.read(size), dtype="<u4")
+            file.seek(4 * start)
+            out[...] = np.frombuffer(file.read(out.nbytes), "<u4")
     except FileNotFoundError as error:
         raise UnverifiableError(
             f"{path}: cannot be verified: {place.name} is not beside it", remedy=Remedy.CRC32, at=path

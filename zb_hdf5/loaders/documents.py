@@ -8,19 +8,27 @@ A position counts the documents that all ranks together have consumed in the epo
 from __future__ import annotations
 
 import os
-import zlib
 from collections.abc import Generator, Iterator, Sequence
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from zb_hdf5.columns.reader import require_choice
+from zb_hdf5.core.digests import crc32_of
 from zb_hdf5.core.extents import network_file_system
 from zb_hdf5.core.order import GlobalOrder, IndexArray, Order, SequentialOrder
-from zb_hdf5.core.paths import local_path
+from zb_hdf5.core.paths import any_path
 from zb_hdf5.errors import ArgumentError
 from zb_hdf5.loaders.collate import Collation, DocumentBatches, open_batches
-from zb_hdf5.loaders.prefetch import read_ahead
+from zb_hdf5.loaders.prefetch import read_ahead, require_prefetch
 from zb_hdf5.loaders.ranks import resolve_rank
-from zb_hdf5.loaders.states import MAX_COUNT, STATE_VERSION, require_count, require_fields, require_kind, require_same
+from zb_hdf5.loaders.reading import ReadingLoader
+from zb_hdf5.loaders.states import (
+    STATE_VERSION,
+    require_count,
+    require_epoch,
+    require_fields,
+    require_kind,
+    require_same,
+)
 from zb_hdf5.spec import DEFAULT_SPLIT
 from zb_hdf5.store.kinds import is_stream
 from zb_hdf5.store.tokens import MmapTokenStore
@@ -38,7 +46,7 @@ SHUFFLES: Final = ("global", "lengths", "sequential")
 AUTO_PREFETCH: Final = 8
 
 
-class DocumentLoader:
+class DocumentLoader(ReadingLoader):
     """Iterates over the documents of a token stream: one epoch per `iter`, as dictionaries of tensors.
 
     Parameters
@@ -75,6 +83,8 @@ class DocumentLoader:
         As for `Loader`. "pack" fills up the last step with batches from the start of the order.
     split, access
         As for `open_reader`.
+    verify
+        As for `MmapTokenStore`.
 
     Attributes
     ----------
@@ -132,16 +142,17 @@ class DocumentLoader:
         prefetch: int | str = "auto",
         split: str = DEFAULT_SPLIT,
         access: str = "auto",
+        verify: str = "auto",
     ) -> None:
         require_choice("collate", collate, COLLATES)
         require_choice("too_long", too_long, TOO_LONG)
         require_choice("shuffle", shuffle, SHUFFLES)
         _require_sizes(collate, shuffle, batch_size, max_tokens, pad_to_multiple_of)
-        if prefetch != "auto" and (not isinstance(prefetch, int) or prefetch < 0):
-            raise ArgumentError(f'prefetch must be "auto" or at least 0, found {prefetch!r}')
+        require_prefetch(prefetch)
         if bucket_batches < 1:
             raise ArgumentError(f"bucket_batches must be at least 1, found {bucket_batches}")
-        self.store = source if isinstance(source, MmapTokenStore) else _open_stream(source, split, access)
+        options: dict[str, Any] = {"split": split, "access": access, "verify": verify}
+        self.store = source if isinstance(source, MmapTokenStore) else _open_stream(source, options)
         self.path = self.store.path
         self.collate, self.batch_size, self.max_tokens, self.too_long = collate, batch_size, max_tokens, too_long
         self.shuffle, self.bucket_batches, self.seed = shuffle, bucket_batches, seed
@@ -155,8 +166,7 @@ class DocumentLoader:
         how = Collation(collate, pad_to_multiple_of, pad_token_id, targets, loss_mask, tuple(fields), spans)
         self._batches = open_batches(self.store, self.documents, how)
         # the same tokens with other boundaries are other documents
-        self._fingerprint = f"{self.store.fingerprint}:{len(offsets) - 1}:{zlib.crc32(offsets.data):08x}"
-        self._reading: Generator[tuple[dict[str, Any], int]] | None = None
+        self._fingerprint = f"{self.store.fingerprint}:{len(offsets) - 1}:{crc32_of(offsets.data):08x}"
         self.epoch = -1  # none yet
         self.set_epoch(epoch)
 
@@ -164,8 +174,7 @@ class DocumentLoader:
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch to iterate over. A resumed position is kept if it belongs to this epoch."""
-        if not 0 <= epoch <= MAX_COUNT:
-            raise ArgumentError(f"epoch must be in 0..{MAX_COUNT:,}, found {epoch}")
+        require_epoch(epoch)
         if epoch == self.epoch:
             return
         order = self._order_of(epoch)
@@ -174,7 +183,7 @@ class DocumentLoader:
                 f"{self.path}: {self.documents.count:,} documents are too few for a step of {self.world_size:,} ranks; "
                 "pass a smaller batch_size or max_tokens, or drop_last=False"
             )
-        self._stop()
+        self._stop_reading()
         self.epoch, self._order, self._position, self._resumed = epoch, order, 0, False
         self._length: int | None = None
 
@@ -204,23 +213,19 @@ class DocumentLoader:
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Yield the batches of one epoch."""
         if not self._resumed:
-            self._stop()
+            self._stop_reading()
             self._position = 0
         try:
             while (batch := self._next_of_epoch()) is not None:
                 yield batch
         finally:
-            self._stop()
+            self._stop_reading()
 
     def get_batch(self) -> dict[str, Any]:
         """Return the next batch, for ever: after the last one of an epoch comes the first one of the next epoch."""
         while (batch := self._next_of_epoch()) is None:
             self.set_epoch(self.epoch + 1)
         return batch
-
-    def __next__(self) -> dict[str, Any]:
-        """Return the next batch, for ever, as `get_batch` does; `iter(loader)` ends with its epoch."""
-        return self.get_batch()
 
     def _next_of_epoch(self) -> dict[str, Any] | None:
         """Return the next batch, or None at the end of the epoch."""
@@ -273,7 +278,7 @@ class DocumentLoader:
         epoch = require_count(self.path, state, "epoch")
         position = require_count(self.path, state, "position", self.documents.count, "the documents of an epoch")
         self.set_epoch(epoch)
-        self._stop()
+        self._stop_reading()
         self._position, self._resumed = position, True
 
     def _identity(self) -> dict[str, Any]:
@@ -290,24 +295,10 @@ class DocumentLoader:
             "longest": self.max_tokens if self.too_long == "drop" else None,
         }
 
-    def _stop(self) -> None:
-        if self._reading is not None:
-            self._reading.close()
-        self._reading = None
-
     def close(self) -> None:
         """End the reading threads, and close the files."""
-        self._stop()
+        self._stop_reading()
         self._batches.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_reading": None}
 
 
 def _read_all(
@@ -322,13 +313,13 @@ def _read_all(
     yield from read_ahead(read, steps, depth) if depth else map(read, steps)
 
 
-def _open_stream(source: str | os.PathLike[str], split: str, access: str) -> MmapTokenStore:
-    path = local_path(source)
+def _open_stream(source: str | os.PathLike[str], options: dict[str, Any]) -> MmapTokenStore:
+    path = any_path(source)
     if path.exists() and not is_stream(path):
         raise ArgumentError(
             f"{path}: expected a token stream, whose documents are whole, found none; convert text into a stream"
         )
-    return MmapTokenStore(path, split=split, access=access)
+    return MmapTokenStore(path, **options)
 
 
 def _require_sizes(

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from zb_hdf5.columns.reader import BatchReader
+from zb_hdf5.core.paths import local_path
 from zb_hdf5.errors import ArgumentError, Remedy, StateError, UnavailableError
 from zb_hdf5.loaders.loader import Loader
 from zb_hdf5.loaders.states import MAX_COUNT
@@ -59,6 +60,8 @@ class FollowingLoader(Loader):
                 f'a FollowingLoader needs shuffle="sequential", found {shuffle!r}: '
                 "batches that are not written yet cannot be shuffled"
             )
+        if not isinstance(source, BatchReader):
+            source = local_path(source)  # a store that grows is read on its own machine only
         if prefetch not in (0, "auto") or device is not None:
             raise ArgumentError("a FollowingLoader reads nothing ahead: leave out prefetch and device")
         self.timeout_s = timeout_s

@@ -11,22 +11,23 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Collection, Generator, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.core.order import make_order
 from zb_hdf5.errors import ArgumentError
 from zb_hdf5.loaders.extras import ExtraOptions
-from zb_hdf5.loaders.prefetch import cuda_device
+from zb_hdf5.loaders.prefetch import cuda_device, require_prefetch
 from zb_hdf5.loaders.ranks import resolve_rank
+from zb_hdf5.loaders.reading import ReadingLoader
 from zb_hdf5.loaders.states import (
     MAX_COUNT,
     STATE_VERSION,
     chosen_in,
     require_count,
+    require_epoch,
     require_fields,
     require_kind,
     require_same,
@@ -34,9 +35,8 @@ from zb_hdf5.loaders.states import (
 )
 from zb_hdf5.loaders.step_reader import Step, StepReader
 from zb_hdf5.loaders.steps import Request, Skip, StepPlan, checked_skip
-from zb_hdf5.opening import open_reader
+from zb_hdf5.opening import open_for_loader, open_reader
 from zb_hdf5.spec import DEFAULT_SPLIT, DTYPE_BY_NAME, LIVE_PREFIX
-from zb_hdf5.store.kinds import is_stream
 from zb_hdf5.text.tokenizers import Tokenizer, require_tokenizer
 
 if TYPE_CHECKING:
@@ -45,14 +45,14 @@ if TYPE_CHECKING:
     from zb_hdf5.loaders.datasets import BatchDataset, RecordDataset
 
 
-class Loader:
+class Loader(ReadingLoader):
     """Iterates over the batches of a store: one epoch per `iter`, as tensors of shape (batch_size, seq_len).
 
     Parameters
     ----------
     source
         A path for `open_reader`, or a reader.
-    backend, access, verify
+    backend, access, verify, cache, cache_bytes
         As for `open_reader`; without effect on a reader.
     split
         Of a store with several splits: the one to read.
@@ -74,8 +74,8 @@ class Loader:
         stream (see `open_reader`) they are the shape of its windows, and x and y of `targets` have all of `seq_len`.
     prefetch
         Batches to read ahead in background threads. 0: none, which is fastest while the data are in the page cache.
-        "auto": 8 with a `device` or on a network file system; else none, but if the coming batches are not in the page
-        cache the kernel is told of each of them 64 batches ahead.
+        "auto": 32 MiB of a store behind a URL; 8 with a `device` or on a network file system; else none, but if the
+        coming batches are not in the page cache the kernel is told of each of them 64 batches ahead.
     device
         A CUDA device: batches are read into pinned buffers by at least one thread, copied on a stream of their own, and
         widened there.
@@ -142,7 +142,9 @@ class Loader:
         *,
         backend: str = "auto",
         access: str = "auto",
-        verify: str = "none",
+        verify: str = "auto",
+        cache: str | os.PathLike[str] | None = None,
+        cache_bytes: int | str | None = None,
         split: str = DEFAULT_SPLIT,
         shuffle: str = "global",
         block_size: int = 256,
@@ -169,11 +171,14 @@ class Loader:
     ) -> None:
         _refuse_other_loaders(backend, follow, batch_by)
         if not isinstance(source, BatchReader):
-            shape: dict[str, Any] = {}
-            if batch_size is not None and seq_len is not None and is_stream(Path(source), backend):
-                shape = {"batch_size": batch_size, "seq_len": seq_len, "overlap": int(targets)}
-                batch_size = seq_len = None  # what is opened has it
-            source = open_reader(source, backend=backend, access=access, verify=verify, split=split, **shape)
+            options: dict[str, Any] = {"backend": backend, "access": access, "verify": verify, "split": split}
+            options |= {"cache": cache, "cache_bytes": cache_bytes}
+            if batch_size is None or seq_len is None:
+                source = open_reader(source, **options)
+            else:
+                source, is_shaped = open_for_loader(source, batch_size, seq_len, int(targets), **options)
+                if is_shaped:
+                    batch_size = seq_len = None  # what is opened has it
         self.reader: BatchReader = source
         if tokenizer is not None:
             require_tokenizer(source.meta.tokenizer, tokenizer, source.path)
@@ -190,8 +195,7 @@ class Loader:
         self.targets = targets
         if self.seq_len < 1 or source.seq_len % self.seq_len:
             raise ArgumentError(f"seq_len must divide the stored {source.seq_len}, found {self.seq_len}")
-        if prefetch != "auto" and (not isinstance(prefetch, int) or prefetch < 0):
-            raise ArgumentError(f'prefetch must be "auto" or at least 0, found {prefetch!r}')
+        require_prefetch(prefetch)
         self._prefetch = prefetch
         self._device, self._dtype = cuda_device(device), dtype
         self._extras = ExtraOptions.of(fields, documents, spans, cu_seqlens_capacity, mask_documents)
@@ -199,8 +203,6 @@ class Loader:
         self._steps = self._step_reader()
         self.epoch = -1  # none yet
         self._course = 0  # counts changes that a running iteration must follow
-        self._reading: Generator[Step] | None = None
-        self._forever: Iterator[Step] | None = None
         self.set_epoch(epoch)
         self.set_batch_size(self.batch_size)
 
@@ -229,8 +231,7 @@ class Loader:
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch to iterate over. A resumed position is kept if it belongs to this epoch."""
-        if not 0 <= epoch <= MAX_COUNT:
-            raise ArgumentError(f"epoch must be in 0..{MAX_COUNT:,}, found {epoch}")
+        require_epoch(epoch)
         if self.epoch != epoch:
             self.epoch = epoch
             self.plan = self.plan_of_epoch(epoch)
@@ -309,7 +310,8 @@ class Loader:
                     # a call for each step would cost a thirtieth of a batch that is only a view
                     self._position = plan.position_after(self._position) if jumps else self._position + taken
                     yield step
-                    if turned := self._course != course or self._reading is not reading:
+                    if self._course != course or self._reading is not reading:
+                        turned = self._reading is not None  # None: the loader was closed
                         break
 
     def get_batch(self) -> Any:
@@ -318,10 +320,6 @@ class Loader:
             self._forever = None
             self.set_epoch(self.epoch + 1)
         return batch
-
-    def __next__(self) -> Any:
-        """Return the next batch, for ever, as `get_batch` does; `iter(loader)` ends with its epoch."""
-        return self.get_batch()
 
     def _next_of_epoch(self) -> Any:
         """Return the next batch, or None at the end of the epoch."""
@@ -440,24 +438,11 @@ class Loader:
 
         return RecordDataset(self.reader, documents=self._extras.as_dict)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def close(self) -> None:
         """End the reading threads, and close the reader."""
         self._forever = None
         self._stop_reading()
         self.reader.close()
-
-    def _stop_reading(self) -> None:
-        if self._reading is not None:
-            self._reading.close()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_forever": None, "_reading": None}
 
 
 def _refuse_other_loaders(backend: str, follow: bool, batch_by: str) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from itertools import count
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -23,14 +23,12 @@ from zb_hdf5.core.extents import network_file_system
 from zb_hdf5.core.order import ORDER_STEPS
 from zb_hdf5.errors import ArgumentError, StateError
 from zb_hdf5.loaders.loader import Loader
-from zb_hdf5.loaders.prefetch import read_ahead
+from zb_hdf5.loaders.prefetch import read_ahead, require_prefetch
 from zb_hdf5.loaders.ranks import resolve_rank
+from zb_hdf5.loaders.reading import ReadingLoader
 from zb_hdf5.loaders.states import STATE_VERSION, require_count, require_fields, require_kind, require_same, shown
 from zb_hdf5.loaders.step_reader import AUTO_PREFETCH
 from zb_hdf5.loaders.steps import Request
-
-if TYPE_CHECKING:
-    pass
 
 #: Weights are rounded to shares of a period of at most this many batches.
 MAX_PERIOD: Final = 1 << 14
@@ -129,7 +127,7 @@ class Segment:
 _UNFIT: Final = frozenset({"device", "epoch", "drop_last", "prefetch", "follow", "skip", "mask_documents"})
 
 
-class MixedLoader:
+class MixedLoader(ReadingLoader):
     """Yields batches of several stores in given shares, for ever; each source in its own order and with its own epochs.
 
     Parameters
@@ -181,8 +179,7 @@ class MixedLoader:
             raise ArgumentError(
                 "a mixture counts the batches of its sources, and text has no fixed number of them: convert it first"
             )
-        if prefetch != "auto" and (not isinstance(prefetch, int) or prefetch < 0):
-            raise ArgumentError(f'prefetch must be "auto" or at least 0, found {prefetch!r}')
+        require_prefetch(prefetch)
         self.loaders = {name: Loader(path, rank=0, world_size=1, **options) for name, path in sources.items()}
         shapes = {(loader.batch_size, loader.seq_len) for loader in self.loaders.values()}
         if len(shapes) != 1:
@@ -190,8 +187,6 @@ class MixedLoader:
         self._prefetch = self._resolve(prefetch)
         self._position = 0
         self._course = 0  # counts what makes a running iteration turn
-        self._reading: Generator[Any] | None = None
-        self._forever: Iterator[Any] | None = None
         self._segments = [Segment(0, self._ordered(weights), (0,) * len(self.loaders))]
 
     def _resolve(self, prefetch: int | str) -> int:
@@ -250,7 +245,8 @@ class MixedLoader:
                 for tokens in reading:
                     self._position += self.world_size
                     yield tokens
-                    if turned := self._course != course or self._reading is not reading:
+                    if self._course != course or self._reading is not reading:
+                        turned = self._reading is not None  # None: the loader was closed
                         break
 
     def get_batch(self) -> Any:
@@ -258,10 +254,6 @@ class MixedLoader:
         if self._forever is None:
             self._forever = iter(self)
         return next(self._forever)
-
-    def __next__(self) -> Any:
-        """Return this rank's next batch."""
-        return self.get_batch()
 
     def _read_all(self, position: int) -> Generator[Any]:
         requests = self._all_requests(position)
@@ -350,19 +342,9 @@ class MixedLoader:
             for name, loader in self.loaders.items()
         ]
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def close(self) -> None:
         """End the reading threads, and close all readers."""
         self._forever = None
         self._stop_reading()
         for loader in self.loaders.values():
             loader.close()
-
-    def _stop_reading(self) -> None:
-        if self._reading is not None:
-            self._reading.close()

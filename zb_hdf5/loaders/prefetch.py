@@ -54,6 +54,12 @@ def read_ahead(
         pool.shutdown(wait=True, cancel_futures=True)
 
 
+def require_prefetch(prefetch: int | str, least: int = 0) -> None:
+    """Raise `ArgumentError` unless it is "auto" or a number of batches."""
+    if prefetch != "auto" and (not isinstance(prefetch, int) or prefetch < least):
+        raise ArgumentError(f'prefetch must be "auto" or at least {least}, found {prefetch!r}')
+
+
 def hint_ahead(
     read: Callable[[Request], Result], hint: Callable[[Request], None], requests: Iterator[Request], depth: int
 ) -> Iterator[Result]:

@@ -105,6 +105,12 @@ def require_count(where: object, state: Mapping[str, Any], name: str, stop: int 
     return value
 
 
+def require_epoch(epoch: int) -> None:
+    """Raise `ArgumentError` unless a state can hold the number of the epoch."""
+    if not 0 <= epoch <= MAX_COUNT:
+        raise ArgumentError(f"epoch must be in 0..{MAX_COUNT:,}, found {epoch}")
+
+
 def shown(value: object) -> str:
     """Return a value for a message, however large it is."""
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
@@ -11,7 +12,7 @@ from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.core.extents import network_file_system
 from zb_hdf5.errors import ArgumentError
 from zb_hdf5.loaders.extras import ExtraOptions, Extras
-from zb_hdf5.loaders.prefetch import DeviceRing, FirstHints, RunHints, hint_ahead, read_ahead
+from zb_hdf5.loaders.prefetch import MAX_THREADS, DeviceRing, FirstHints, RunHints, hint_ahead, read_ahead
 from zb_hdf5.loaders.steps import Request, StepPlan
 
 if TYPE_CHECKING:
@@ -87,29 +88,45 @@ class StepReader:
 
     def read_all(self, requests: Iterator[Request], plan: StepPlan, position: int) -> Generator[Step]:
         """Yield the step of each request, in order. They are those of `plan` from `position` on."""
-        depth = AUTO_PREFETCH if self._prefetch == "auto" else int(self._prefetch)
+        depth, threads = self._depth(plan)
+        on_disk = self._prefetch == "auto" and self._reader.in_flight is None and not self._reader.wants_threads
+        has_cache = self._prefetch == "auto" and self._reader.in_front is not None
         if self._device is not None:
             ring = self._ring = self._ring or DeviceRing(self._device, self._dtype)
-            for buffer, beside in read_ahead(lambda request: self._read_pinned(ring, request), requests, max(1, depth)):
+            read_pinned = partial(self._read_pinned, ring)
+            for buffer, beside in read_ahead(read_pinned, requests, max(1, depth), threads=threads):
                 yield self._sent(ring, buffer, beside)
-        elif depth == 0 or (self._prefetch == "auto" and self._is_warm(plan, position)):
+        elif depth == 0 or ((on_disk or has_cache) and self._is_warm(plan, position)):
             read = self.read
             read_batch = read if self._targets or self._extras is not None else self._read_batch
             for request in requests:  # not map: a call less is 6 % of a batch that is only a view
                 yield read_batch(request) if type(request) is int else read(request)
-        elif self._prefetch == "auto" and network_file_system(self._reader.path) is None:
+        elif on_disk and network_file_system(self._reader.path) is None:
             yield from hint_ahead(self.read, self._hint_of(plan), requests, HINTED_STEPS)
         else:
-            yield from read_ahead(self.read, requests, depth)
+            yield from read_ahead(self.read, requests, depth, threads=threads)
+
+    def _depth(self, plan: StepPlan) -> tuple[int, int]:
+        """Return how many steps to read ahead, and in how many threads."""
+        if self._prefetch != "auto":
+            depth = int(self._prefetch)
+        elif self._reader.in_flight is None:
+            return AUTO_PREFETCH, MAX_THREADS
+        else:
+            most_bytes, most_reads = self._reader.in_flight
+            step_bytes = plan.batch_size * self._seq_len * self._reader.dtype.itemsize
+            reads = plan.batch_size if plan.scattered else 1
+            depth = max(1, min(most_bytes // step_bytes, most_reads // reads))
+        return depth, MAX_THREADS if self._reader.in_flight is None else max(1, depth)
 
     def _is_warm(self, plan: StepPlan, position: int) -> bool:
-        """Look up some batches of the rest of this epoch in the page cache.
+        """Look up some of this rank's batches of the rest of this epoch in the page cache.
 
         They lie far apart: opening a file has the kernel read ahead the first batches of a sequential epoch.
         """
-        records = plan.order.n
-        positions = position + np.arange(CACHE_SAMPLE) * max(0, records - position) // CACHE_SAMPLE
-        batches = plan.order.indices(positions % records) // plan.records_per_batch
+        steps = np.arange(CACHE_SAMPLE) * plan.steps_from(position) // CACHE_SAMPLE
+        positions = position + steps * plan.step + plan.rank * plan.batch_size
+        batches = plan.order.indices(positions % plan.order.n) // plan.records_per_batch
         return all(self._reader.is_cached(batch) for batch in set(batches.tolist()))
 
     def _hint_of(self, plan: StepPlan) -> Callable[[Request], None]:

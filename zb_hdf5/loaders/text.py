@@ -2,8 +2,7 @@
 
     row groups of this rank -> documents and boundary tokens -> one endless run of tokens -> batches
 
-Row group g of all files, in the order of their names, belongs to rank g % world_size. A place in the run is (epoch, row
-group, document, token), so a checkpoint names the next token exactly, however documents were grouped for the tokenizer.
+Row group g of all files, in the order of their names, belongs to rank g % world_size.
 """
 
 from __future__ import annotations
@@ -11,24 +10,32 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections import deque
 from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from itertools import chain, count, repeat
+from itertools import repeat
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.columns.reader import require_choice
-from zb_hdf5.errors import ArgumentError, FormatError, StateError
-from zb_hdf5.loaders.prefetch import DeviceRing, cuda_device, read_ahead
+from zb_hdf5.errors import ArgumentError, StateError
+from zb_hdf5.loaders.prefetch import DeviceRing, cuda_device, read_ahead, require_prefetch
 from zb_hdf5.loaders.ranks import resolve_rank
-from zb_hdf5.loaders.states import MAX_COUNT, STATE_VERSION, require_count, require_fields, require_kind, require_same
+from zb_hdf5.loaders.reading import ReadingLoader
+from zb_hdf5.loaders.states import (
+    STATE_VERSION,
+    require_count,
+    require_epoch,
+    require_fields,
+    require_kind,
+    require_same,
+)
+from zb_hdf5.loaders.text_run import Place, TokenRun
 from zb_hdf5.spec import DEFAULT_SPLIT
 from zb_hdf5.text.documents import ParquetFile
-from zb_hdf5.text.tokenizers import BOUNDARY_POSITIONS, DEFAULT_BOUNDARY, Tokenizer, load_tokenizer, with_boundaries
+from zb_hdf5.text.tokenizers import BOUNDARY_POSITIONS, DEFAULT_BOUNDARY, Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
     import torch
@@ -36,8 +43,6 @@ if TYPE_CHECKING:
 SPLITS: Final = (DEFAULT_SPLIT, "val")
 #: Batches that "auto" makes ahead.
 AUTO_PREFETCH: Final = 2
-#: Text that is tokenized at once: enough work for some threads, little memory.
-PIECE_CHARACTERS: Final = 1 << 17
 #: Footers that are read at the same time when a loader begins: each is a small read, slow on a network file system.
 FOOTER_THREADS: Final = 16
 #: What to add to the message about a state that differs.
@@ -49,138 +54,7 @@ REASONS: Final = {
 }
 
 
-class Place(NamedTuple):
-    """The next token of a rank: `token` counts the tokens of its document, the boundary token included, from 0."""
-
-    epoch: int
-    row_group: int
-    document: int
-    token: int
-
-
-class Piece(NamedTuple):
-    """Tokens of consecutive documents of one row group, the first of which is number `document`."""
-
-    epoch: int
-    row_group: int
-    document: int
-    tokens: npt.NDArray[np.uint32]
-    ends: npt.NDArray[np.int64]
-
-    def place(self, offset: int) -> Place:
-        """Return the place of one of the tokens, or of what follows the last one."""
-        number = int(np.searchsorted(self.ends, offset, side="right"))
-        start = int(self.ends[number - 1]) if number else 0
-        return Place(self.epoch, self.row_group, self.document + number, offset - start)
-
-
-class TokenRun:
-    """The endless run of tokens of one rank. Knows nothing of tensors; used by one thread at a time.
-
-    Parameters
-    ----------
-    files
-        Parquet files, in order.
-    rank, world_size
-        Which of the row groups.
-    boundary_token_id, boundary_position
-        Stands before or after each document.
-    num_threads
-        Threads that tokenize.
-    """
-
-    def __init__(
-        self,
-        files: list[ParquetFile],
-        rank: int,
-        world_size: int,
-        tokenizer: Tokenizer,
-        boundary_token_id: int,
-        boundary_position: str,
-        num_threads: int,
-    ) -> None:
-        all_groups = [(file, number) for file in files for number in range(file.num_row_groups)]
-        self.num_row_groups = len(all_groups)
-        self.row_groups = dict(list(enumerate(all_groups))[rank::world_size])
-        self.start = Place(0, rank, 0, 0)
-        self._tokenizer, self._num_threads = tokenizer, num_threads
-        self._boundary = (boundary_token_id, boundary_position)
-
-    def batches(self, place: Place, tokens: int, overlap: int) -> Iterator[tuple[npt.NDArray[np.uint32], Place]]:
-        """Return runs of `tokens + overlap` tokens, each `tokens` after the one before, and the place of the next.
-
-        Raises
-        ------
-        StateError
-            If there is no such place. What is checked here is not tokenized a second time.
-        """
-        pieces = self._pieces(place)
-        first = next(pieces)
-        if place.token and first.place(place.token) != place:
-            raise StateError(
-                f"{self.row_groups[place.row_group][0].path}: state: expected token within document "
-                f"{place.document:,} of row group {place.row_group:,}, found {place.token:,}"
-            )
-        return self._cut(chain([first], pieces), place.token, tokens, overlap)
-
-    @staticmethod
-    def _cut(
-        pieces: Iterator[Piece], offset: int, tokens: int, overlap: int
-    ) -> Iterator[tuple[npt.NDArray[np.uint32], Place]]:
-        waiting: deque[Piece] = deque()
-        while True:
-            while sum(len(piece.tokens) for piece in waiting) - offset < tokens + overlap:
-                waiting.append(next(pieces))
-            ready = np.concatenate([piece.tokens for piece in waiting]) if len(waiting) > 1 else waiting[0].tokens
-            run = ready[offset : offset + tokens + overlap]
-            offset += tokens
-            while len(waiting) > 1 and offset >= len(waiting[0].tokens):
-                offset -= len(waiting.popleft().tokens)
-            yield run, waiting[0].place(offset)
-
-    def _pieces(self, place: Place) -> Iterator[Piece]:
-        """Yield all documents from that of `place` on, epoch after epoch."""
-        for epoch in count(place.epoch):
-            empty = True
-            for number in self.row_groups:
-                if (epoch, number) >= (place.epoch, place.row_group):
-                    skip = place.document if (epoch, number) == (place.epoch, place.row_group) else 0
-                    for piece in self._pieces_of_row_group(epoch, number, skip):
-                        empty = False
-                        yield piece
-            if empty and epoch > place.epoch:
-                file, _ = self.row_groups[self.start.row_group]
-                raise FormatError(f"{file.path.parent}: no row group of rank {self.start.row_group} has a document")
-
-    def _pieces_of_row_group(self, epoch: int, number: int, skip: int) -> Iterator[Piece]:
-        file, number_in_file = self.row_groups[number]
-        document = 0
-        for block in file.row_group(number_in_file):
-            texts = block.texts[max(0, skip - document) :]
-            document += len(block.texts) - len(texts)
-            for some in _runs(texts):
-                tokens, lengths = self._tokenizer.encode(some, self._num_threads)
-                tokens, lengths = with_boundaries(tokens, lengths, *self._boundary)
-                yield Piece(epoch, number, document, tokens, np.cumsum(lengths))
-                document += len(some)
-        if document < skip:
-            raise StateError(
-                f"{file.path}: state: expected document in 0..{document:,}, the documents of row group {number:,}, "
-                f"found {skip:,}"
-            )
-
-
-def _runs(texts: list[str]) -> Iterator[list[str]]:
-    """Cut into runs that end with the text that reaches `PIECE_CHARACTERS`."""
-    start = characters = 0
-    for stop, text in enumerate(texts, 1):
-        characters += len(text)
-        if characters >= PIECE_CHARACTERS or stop == len(texts):
-            yield texts[start:stop]
-            start, characters = stop, 0
-
-
-class TextLoader:
+class TextLoader(ReadingLoader):
     """Tokenizes Parquet text while training runs.
 
     Parameters
@@ -249,8 +123,7 @@ class TextLoader:
         for name, value in {"batch_size": batch_size, "seq_len": seq_len, "num_threads": num_threads}.items():
             if value < 1:
                 raise ArgumentError(f"{name} must be at least 1, found {value}")
-        if prefetch != "auto" and (not isinstance(prefetch, int) or prefetch < 1):
-            raise ArgumentError(f'prefetch must be "auto" or at least 1, found {prefetch!r}')
+        require_prefetch(prefetch, 1)
         require_choice("boundary_position", boundary_position, BOUNDARY_POSITIONS)
         self.path, self.split = Path(source), split
         self.batch_size, self.seq_len, self.targets = batch_size, seq_len, targets
@@ -271,7 +144,6 @@ class TextLoader:
             )
         self._fingerprint = _fingerprint(paths, text_column)
         self._place = self._run.start
-        self._reading: Generator[tuple[torch.Tensor, Place]] | None = None
 
     @property
     def epoch(self) -> int:
@@ -280,20 +152,15 @@ class TextLoader:
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the begin of an epoch, unless this rank stands in it: then it keeps its position."""
-        if not 0 <= epoch <= MAX_COUNT:
-            raise ArgumentError(f"epoch must be in 0..{MAX_COUNT:,}, found {epoch}")
+        require_epoch(epoch)
         if epoch != self.epoch:
-            self._stop()
+            self._stop_reading()
             self._place = self._run.start._replace(epoch=epoch)
 
     def __iter__(self) -> Iterator[Any]:
         """Yield this rank's batches from the current position on, for ever."""
         while True:
             yield self.get_batch()
-
-    def __next__(self) -> Any:
-        """Return the next batch, as `get_batch` does."""
-        return self.get_batch()
 
     def get_batch(self) -> Any:
         """Return the next batch: int64, shape (batch_size, seq_len), or a pair of them with `targets=True`.
@@ -350,7 +217,7 @@ class TextLoader:
             groups = f"one of the {len(self._run.row_groups):,} of this rank"
             raise StateError(f"{self.path}: state: expected row_group {groups}, found {place.row_group:,}")
         reading = self._begin(place)  # refuses a place that does not exist
-        self._stop()
+        self._stop_reading()
         self._place, self._reading = place, reading
 
     def _identity(self) -> dict[str, Any]:
@@ -368,23 +235,9 @@ class TextLoader:
             "rank": self.rank,
         }
 
-    def _stop(self) -> None:
-        if self._reading is not None:
-            self._reading.close()
-        self._reading = None
-
     def close(self) -> None:
         """End the threads and drop the batches made ahead; the next `get_batch` makes them again."""
-        self._stop()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_reading": None}
+        self._stop_reading()
 
 
 def _ahead(

@@ -8,7 +8,6 @@ reached the disk. Of a stream these are whole documents.
 from __future__ import annotations
 
 import hashlib
-import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,9 +20,10 @@ import numpy.typing as npt
 
 from zb_hdf5.columns.broken import BrokenFile
 from zb_hdf5.columns.reader import GROUP_BYTES, BatchReader
+from zb_hdf5.core.digests import crc32_of
 from zb_hdf5.errors import ArgumentError, ChecksumError, ConvertError, FormatError, IncompleteError, ZbError
+from zb_hdf5.formats.document_file import DocumentFile, documents_path
 from zb_hdf5.formats.document_writer import write_documents_beside
-from zb_hdf5.formats.documents import DocumentFile, documents_path
 from zb_hdf5.formats.hdf5.stream_reader import HDF5StreamReader
 from zb_hdf5.formats.pieces import PiecesFile, PiecesWriter, pieces_path
 from zb_hdf5.formats.registry import BACKENDS, backend_of_suffix, open_chunks
@@ -85,7 +85,7 @@ class _Chunks:
 
 def _crc32(reader: BatchReader, number: int, chunk: TokenArray) -> int:
     """Return the crc32 of a chunk: of its tokens, without what fills up the last one of a stream."""
-    return zlib.crc32(_tokens_of(reader, number, chunk))
+    return crc32_of(_tokens_of(reader, number, chunk))
 
 
 def _tokens_of(reader: BatchReader, number: int, chunk: TokenArray) -> TokenArray:
@@ -142,7 +142,7 @@ def _chunks_or_none(reader: BatchReader) -> Iterator[tuple[int, TokenArray | Non
     for number in range(reader.num_batches):
         try:
             reader.read_into(number, chunk)
-        except (FormatError, ConvertError):
+        except (FormatError, ConvertError, ChecksumError):  # the last one: it does not unpack
             yield number, None
         else:
             yield number, chunk
@@ -281,10 +281,11 @@ class _Documents(Salvage):
         meta, done = self.reader.meta, 0
         place = documents_path(self.reader.path)
         table = DocumentFile(place) if place.exists() else None
-        codec = {"spans_codec": table.spans_codec} if table else {}
+        spans = {"spans_codec": table.spans_codec} if table else {}
         with writer_class(
             path, dtype=meta.dtype.name, chunk_tokens=meta.chunk_tokens, boundary_token_id=meta.boundary_token_id,
-            vocab_size=meta.vocab_size, tokenizer=meta.tokenizer, overwrite=overwrite, fields=meta.fields, **codec,
+            vocab_size=meta.vocab_size, tokenizer=meta.tokenizer, overwrite=overwrite, fields=meta.fields,
+            codec=meta.codec, **spans,
         ) as writer:  # fmt: skip
             for (first, stop), (tokens, fields) in zip(self._groups(), self._parts(), strict=True):
                 rows = None if table is None else table.rows(first, stop)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ class StoreDocuments:
         self._files: OpenFiles[PiecesFile] = OpenFiles("auto")
         self._table: DocumentTable | None = None
 
-    @property
+    @cached_property
     def has_pieces(self) -> bool:
         pieces = self._index.table.pieces
         return pieces is not None and bool((pieces["bytes"] >= 0).all())

@@ -11,12 +11,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Self, cast
 
+import numpy as np
+
 from zb_hdf5.columns.reader import BatchReader
-from zb_hdf5.core.files import regular
+from zb_hdf5.core.files import open_file, regular
+from zb_hdf5.core.paths import RemotePath, any_path
 from zb_hdf5.core.publishing import PARTIAL_SUFFIX, write_atomically
 from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError, Remedy
 from zb_hdf5.field import Field
-from zb_hdf5.formats.documents import DocumentPart
+from zb_hdf5.formats.document_file import DocumentPart
 from zb_hdf5.formats.registry import BACKENDS, field_file
 from zb_hdf5.spec import (
     CRC32,
@@ -26,11 +29,13 @@ from zb_hdf5.spec import (
     INDEX_META_KEYS,
     INDEX_NAME,
     INDEX_VERSION,
+    NOT_KNOWN,
     SHA256_CHARS,
     STREAM_LAYOUT,
     StoreMeta,
     combine_sha256,
     crc32_column,
+    extents_column,
     is_sha256,
     stored_dtype,
 )
@@ -77,6 +82,8 @@ class ShardIndex:
     def __post_init__(self) -> None:
         if not isinstance(self.shards, ShardTable):
             object.__setattr__(self, "shards", ShardTable.of(self.shards))
+        if self.meta.codec != self.table.codec:
+            object.__setattr__(self, "meta", replace(self.meta, codec=self.table.codec))
 
     @property
     def table(self) -> ShardTable:
@@ -164,6 +171,11 @@ class ShardIndex:
         known = self.table.fields.get(name, {})
         return {key: list(map(kind, known.get(key, ()))) for key, kind in INDEX_FIELD_KEYS.items()}
 
+    def without_crc32(self) -> str:
+        """Return the path of the first shard whose index has no crc32 of its batches; "" if there is none."""
+        unknown = np.flatnonzero(self.table.values["crc32"] == NOT_KNOWN)
+        return str(self.table.values["path"][unknown[0]]) if len(unknown) else ""
+
     def of_field(self, name: str) -> Self:
         """Return the index of a field: the same batches, of its values, in the files that they lie in.
 
@@ -180,12 +192,10 @@ class ShardIndex:
             "token_count": table.values["token_count"] * (meta.batch_tokens // self.meta.batch_tokens),
             **facts,
         }
-        columns = {
-            column: table.columns[stored]
-            for column, stored in ((meta.column, meta.column), (CRC32, crc32_column(meta.column)))
-            if stored in table.columns
-        }
-        return replace(self, meta=meta, shards=ShardTable(values, columns))
+        places = {meta.column: meta.column, CRC32: crc32_column(meta.column)}
+        places |= {extents_column(meta.column): extents_column(meta.column)}
+        columns = {column: table.columns[stored] for column, stored in places.items() if stored in table.columns}
+        return replace(self, meta=meta, shards=ShardTable(values, columns, codecs=table.codecs))
 
     @classmethod
     def from_json(cls, text: str, path: str | os.PathLike[str]) -> Self:
@@ -252,10 +262,9 @@ class ShardIndex:
 
     def require_extents(self, reader: BatchReader, entry: ShardEntry) -> None:
         """Raise `FormatError` if the batches of a shard, which is the right one, do not lie where its entry says."""
-        expected = entry.columns.get(self.meta.column)
-        found = None if reader.extents is None else tuple(reader.extents.runs)
-        if expected is not None and found != expected:
-            how = "have no plain places in it" if found is None else "lie in other places of it"
+        names = (self.meta.column, extents_column(self.meta.column))
+        if any(name in entry.columns and entry.columns[name] != reader.columns.get(name) for name in names):
+            how = "have no plain places in it" if reader.extents is None else "lie in other places of it"
             raise FormatError(
                 f"{reader.path}: is the shard that {INDEX_NAME} names, but its batches {how}: it was repacked or "
                 "compressed after the index was written",
@@ -263,10 +272,15 @@ class ShardIndex:
                 at=reader.path.parents[entry.path.count("/")],
             )
 
+    @property
+    def holds_stream(self) -> bool:
+        """Whether its shards are token streams."""
+        return self.meta.layout == STREAM_LAYOUT
+
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
         """Read a `shards.json`, given itself or its folder."""
-        path = Path(path)
+        path = any_path(path)
         path = path / INDEX_NAME if path.is_dir() else path
         try:
             return cls.from_json(_read_text(path), path)
@@ -307,9 +321,17 @@ def documents_from_json(value: Any, where: str) -> tuple[DocumentPart, ...]:
     return parts
 
 
+def find_index(path: Path) -> Path | None:
+    """Return the `shards.json` that a path names, or that lies in it, if there is one; a server is not asked."""
+    if path.name == INDEX_NAME:
+        return path
+    known = path.is_dir() if isinstance(path, RemotePath) else (path / INDEX_NAME).exists()
+    return path / INDEX_NAME if known else None
+
+
 def layout_of(path: Path) -> str:
     """Return the layout that an index begins with, without reading all of it; "" if it names none."""
-    with open(path, "rb", opener=regular) as file:
+    with open_file(path) as file:
         match = _LAYOUT.search(file.read(512))
     return match[1].decode() if match else ""
 
@@ -317,6 +339,8 @@ def layout_of(path: Path) -> str:
 def _read_text(path: Path) -> str:
     """Read a `shards.json`."""
     try:
+        if isinstance(path, RemotePath):
+            return path.read_bytes().decode("utf-8")
         with open(path, encoding="utf-8", newline="", opener=regular) as file:
             return file.read()
     except FileNotFoundError as error:

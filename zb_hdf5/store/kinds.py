@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
+from zb_hdf5.core.paths import any_path
 from zb_hdf5.formats.registry import BACKENDS, FORMATS, backends_in
-from zb_hdf5.spec import INDEX_NAME, STREAM_LAYOUT
-from zb_hdf5.store.index import layout_of
+from zb_hdf5.spec import STREAM_LAYOUT
+from zb_hdf5.store.index import find_index, layout_of
 
 
 def is_stream(path: str | os.PathLike[str], backend: str = "auto") -> bool:
@@ -17,9 +17,9 @@ def is_stream(path: str | os.PathLike[str], backend: str = "auto") -> bool:
 
 def stream_format(path: str | os.PathLike[str], backend: str = "auto") -> str:
     """Return the name of the format of a token stream's files, or "" if `path` is no stream."""
-    path = Path(path)
-    index = path if path.name == INDEX_NAME else path / INDEX_NAME
-    if index.exists():
+    path = any_path(path)
+    index = find_index(path)
+    if index is not None and (index.name != path.name or index.exists()):
         streams = [name for name, row in BACKENDS.items() if row.stream]
         return streams[0] if layout_of(index) == STREAM_LAYOUT else ""
     arrays = {row.suffix: name for name, row in FORMATS.items() if not row.indexed}

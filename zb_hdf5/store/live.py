@@ -29,7 +29,7 @@ from zb_hdf5.core.digests import crc32_array
 from zb_hdf5.errors import ArgumentError, ClosedError, ConvertError, Remedy
 from zb_hdf5.formats.hdf5.writer import HDF5BatchWriter
 from zb_hdf5.formats.registry import BACKENDS
-from zb_hdf5.spec import CRC32_CHUNK_ROWS, NO_SHA256, SHARD_PREFIX, StoreMeta, combine_sha256
+from zb_hdf5.spec import CRC32_CHUNK_ROWS, NO_CODEC, NO_SHA256, SHARD_PREFIX, StoreMeta, combine_sha256
 from zb_hdf5.store.index import ShardIndex
 from zb_hdf5.store.table import ShardEntry
 
@@ -88,6 +88,11 @@ class LiveStoreWriter(BatchWriter):
         source: dict[str, Any] | None = None,
     ) -> None:
         folder = Path(folder)
+        if meta.codec != NO_CODEC:
+            raise ArgumentError(
+                f"{folder}: a live store is never compressed: leave out the codec {meta.codec}, and convert the store "
+                "when it is complete"
+            )
         if shard_batches < 1:
             raise ArgumentError(f"{folder}: a live store needs shard_batches of at least 1, found {shard_batches}")
         try:

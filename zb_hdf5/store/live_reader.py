@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.columns.source import BatchSource
+from zb_hdf5.core.paths import local_path
 from zb_hdf5.core.publishing import partial_path
 from zb_hdf5.errors import FormatError, UnavailableError
 from zb_hdf5.formats.hdf5.fields import HDF5FieldReader
@@ -34,7 +35,7 @@ class LiveReader(ShardedReader):
     Parameters
     ----------
     path, options
-        As for `ShardedReader`. A growing shard is read through h5py, and has no digests to verify by batch.
+        As for `ShardedReader`. A growing shard is read through h5py, and is not checked: "batch" refuses it.
 
     Raises
     ------
@@ -43,7 +44,7 @@ class LiveReader(ShardedReader):
     """
 
     def __init__(self, path: str | os.PathLike[str], **options: Any) -> None:
-        path = Path(path)
+        path = local_path(path)
         index = path / INDEX_NAME if path.is_dir() else path
         # before the index is read: never too new; one that was read already may be too old
         self._seen = None if "index" in options else _signature(index)

@@ -14,15 +14,20 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from zb_hdf5.columns.checked import VERIFIED, checked, unchecked_gather
+from zb_hdf5.columns.ranges import REMOTE, RangeSource, gather_together
 from zb_hdf5.columns.reader import BatchReader, require_options
 from zb_hdf5.columns.source import BatchSource
 from zb_hdf5.core.extents import ExtentFile
 from zb_hdf5.core.joined import JoinedFiles, join
+from zb_hdf5.core.objects import IN_FLIGHT
 from zb_hdf5.core.open_files import OpenFiles
-from zb_hdf5.errors import BackendError, FormatError, IncompleteError
+from zb_hdf5.core.paths import RemotePath, any_path, require_remote_access
+from zb_hdf5.errors import BackendError, FormatError, IncompleteError, UnverifiableError
 from zb_hdf5.formats.registry import BACKENDS
 from zb_hdf5.spec import (
     INDEX_NAME,
+    NO_CODEC,
     NOT_KNOWN,
     TokenArray,
     content_fingerprint,
@@ -52,7 +57,7 @@ class ShardedReader(BatchReader):
     access
         As for `open_reader`.
     verify
-        "none" or "batch"; `verify_store` checks a whole store at once.
+        As for `open_reader`, but for "store"; `verify_store` checks a whole store at once.
     split
         Read the shards of this split only; None: all shards.
     index
@@ -73,19 +78,23 @@ class ShardedReader(BatchReader):
         *,
         backend: str = "auto",
         access: str = "auto",
-        verify: str = "none",
+        verify: str = "auto",
         split: str | None = None,
         index: ShardIndex | None = None,
     ) -> None:
         require_options(access, verify)
-        path = Path(path)
+        path = any_path(path)
+        require_remote_access(path, access)
         index = (index or ShardIndex.load(path)).of_split(split)
         folder = path if path.is_dir() else path.parent
-        _require_files(folder, index)
+        if not isinstance(folder, RemotePath):  # of objects each would be asked for
+            _require_files(folder, index)
         backends = dict.fromkeys(index.table.values["backend"])
         if backend != "auto" and list(backends) != [backend]:
             other = next(shard for shard in index.shards if shard.backend != backend)
             raise BackendError(f"{folder / other.path}: asked for backend {backend!r}, found {other.backend!r}")
+        if verify == "batch" and index.complete and (unknown := index.without_crc32()):
+            raise UnverifiableError(f"{folder / unknown}: cannot be verified: the index knows no crc32 of its batches")
         source = self._open_source(folder, index, access, verify)
         super().__init__(folder, index.meta, index.num_batches, source)
         self.index, self.complete = index, index.complete
@@ -93,11 +102,17 @@ class ShardedReader(BatchReader):
             self._beside = StoreDocuments(folder, index)
         self.backend = " and ".join(sorted(backends))
         self.sha256 = index.sha256 if index.complete else None
+        self.verify = verify
         self._options: dict[str, Any] = {"access": access, "verify": verify}
 
     @staticmethod
     def _open_source(folder: Path, index: ShardIndex, access: str, verify: str) -> ShardedSource:
         return ShardedSource(folder, index, access, verify)
+
+    @property
+    def verified(self) -> str:
+        """See `BatchReader`. Of a store in which one shard has no crc32, or still grows: "none"."""
+        return "none" if self.index.without_crc32() else VERIFIED[self.verify]
 
     def _field_reader(self, name: str) -> BatchReader:
         """Read the values of a field as a store of its own, whose shards are the files that hold them."""
@@ -121,8 +136,11 @@ class ShardedSource:
         self._parked: dict[int, bytes] = {}
         self._reset()
         # what the index knows is opened when it is first read; else the first shard says how it can be read
+        is_remote = isinstance(folder, RemotePath)
         known = index.meta.column in index.shards[0].columns and access != "h5py"
-        self.access = access if known else self._source(0, 0).access
+        self.access = REMOTE if known and is_remote else access if known else self._source(0, 0).access
+        self.in_flight = IN_FLIGHT if is_remote else None
+        self.wants_threads = index.meta.codec != NO_CODEC
 
     def _number(self, counts: Sequence[int]) -> None:
         """Give every batch its number, from the counts of the shards."""
@@ -138,7 +156,7 @@ class ShardedSource:
             parked[shard] = pickle.dumps(source)
             joined.update(dict.fromkeys(joined))  # it would keep the file open
 
-        self._files: OpenFiles[BatchSource] = OpenFiles(self._access, park)
+        self._files: OpenFiles[BatchSource] = OpenFiles(self._access, park, far=isinstance(self._folder, RemotePath))
         self._sources = self._files.known
 
     def read(self, index: int) -> TokenArray:
@@ -175,7 +193,7 @@ class ShardedSource:
 
     def _join(self, count: int) -> JoinedFiles | None:
         """Map the shards side by side, now that all are open; None if one is no plain file."""
-        sources = [self._sources.get(shard) for shard in range(count)]
+        sources = [unchecked_gather(source) for source in map(self._sources.get, range(count)) if source]
         files = [source for source in sources if isinstance(source, ExtentFile)]
         return join(files, self._index.meta.dtype) if len(files) == count else None
 
@@ -186,11 +204,17 @@ class ShardedSource:
         shards = firsts.searchsorted(ascending, side="right") - 1
         within = ascending - firsts[shards]
         rows = np.empty_like(out)
+        reads: list[tuple[Any, npt.NDArray[np.int64], TokenArray]] = []
         stop = 0
         for shard, group in groupby(shards.tolist()):
             start, stop = stop, stop + len(list(group))
             source = self._sources.get(shard) or self._source(shard, int(within[start]) // per_batch)
-            source.gather_into(within[start:stop], rows[start:stop])
+            reads.append((unchecked_gather(source), within[start:stop], rows[start:stop]))
+        if all(isinstance(source, RangeSource) for source, _, _ in reads):
+            gather_together(reads)
+        else:
+            for source, numbers, part in reads:
+                source.gather_into(numbers, part)
         places = np.empty_like(order)
         places[order] = np.arange(len(order))
         rows.take(places, axis=0, out=out, mode="clip")
@@ -223,11 +247,12 @@ class ShardedSource:
     def _open_shard(self, shard: int, batch: int) -> BatchSource:
         """Open a shard by what the index says of it, without HDF5, if that is so; else by what the file says."""
         entry, path = self._index.shards[shard], self._folder / self._index.table.values["path"][shard]
-        by_index = entry.complete and self._access != "h5py" and self._verify == "none"
-        by_index = by_index and self._index.meta.column in entry.columns
-        source = open_proved(path, entry, self._index.meta, self._access, batch) if by_index else None
-        if source is not None:
-            return source
+        meta = self._index.meta
+        by_index = entry.complete and self._access != "h5py" and entry.is_placed(meta.column)
+        by_index = by_index and entry.crc32 != NOT_KNOWN
+        found = open_proved(path, entry, meta, self._access, batch) if by_index else None
+        if found is not None:
+            return checked(*found, meta, path, self._verify)
         reader = self._open_file(path, entry)
         if not (entry.complete and reader.complete):
             raise IncompleteError(f"{reader.path}: its writer has not finished; convert again")
@@ -237,15 +262,16 @@ class ShardedSource:
         if by_index or (reader.sha256 is None and entry.crc32 != NOT_KNOWN):
             tokens = tokens_of(reader._source, entry, reader.meta, batch)
             require_proof(reader.path, entry, reader.meta, reader.stored_crc32(), batch, tokens)
+        reader.check_reads(self._verify)
         return reader._source
 
     def _open_file(self, path: Path, entry: ShardEntry) -> BatchReader:
-        """Open a shard by what its file says."""
+        """Open a shard by what its file says, and check no read yet."""
         if (field := self._index.meta.field) is not None:
             from zb_hdf5.formats.hdf5.fields import HDF5FieldReader  # h5py, which whoever has an index does not need
 
-            return HDF5FieldReader(path, field.name, access=self._access, verify=self._verify)
-        return BACKENDS[entry.backend].open(path, access=self._access, verify=self._verify)
+            return HDF5FieldReader(path, field.name, access=self._access, verify="none")
+        return BACKENDS[entry.backend].open(path, access=self._access, verify="none")
 
     def close(self) -> None:
         for source in self._files.files().values():

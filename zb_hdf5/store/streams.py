@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,8 +10,10 @@ from typing import Any
 
 from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.columns.writer import FieldDigest
+from zb_hdf5.core.digests import crc32_of
 from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError, Remedy
-from zb_hdf5.formats.documents import DocumentPart, DocumentTable, part_of
+from zb_hdf5.formats.document_file import DocumentPart, part_of
+from zb_hdf5.formats.documents import DocumentTable
 from zb_hdf5.formats.pieces import PiecesFile
 from zb_hdf5.formats.registry import FORMATS, open_chunks
 from zb_hdf5.formats.sidecar import ensure_crc32_file
@@ -128,15 +129,15 @@ def entry_of(reader: BatchReader, split: str | None = None) -> ShardEntry:
     pieces, known_split = _pieces_of(reader) if reader.has_pieces else (None, DEFAULT_SPLIT)
     return ShardEntry(
         reader.path.name, reader.backend, reader.path.stat().st_size, reader.num_batches, reader.token_count,
-        reader.sha256 or reader.token_sha256(), NOT_KNOWN if crc32 is None else zlib.crc32(crc32),
+        reader.sha256 or reader.token_sha256(), NOT_KNOWN if crc32 is None else crc32_of(crc32),
         documents if documents or reader.meta.layout == STREAM_LAYOUT else NOT_KNOWN, split or known_split,
-        columns=columns, fields=digests, pieces=pieces,
+        columns=columns, fields=digests, pieces=pieces, compressed=reader.compressed,
     )  # fmt: skip
 
 
 def _digest_of(field: BatchReader) -> FieldDigest:
     crc32 = field.stored_crc32()
-    known = NOT_KNOWN if crc32 is None else zlib.crc32(crc32)
+    known = NOT_KNOWN if crc32 is None else crc32_of(crc32)
     return FieldDigest(field.path.stat().st_size, field.sha256 or field.token_sha256(), known)
 
 

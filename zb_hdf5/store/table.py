@@ -7,7 +7,6 @@ asks for it.
 from __future__ import annotations
 
 import os
-import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -16,20 +15,28 @@ from typing import Any, Final, NamedTuple, Self, overload
 import numpy as np
 import numpy.typing as npt
 
+from zb_hdf5.columns.codecs import CompressedTokens
 from zb_hdf5.columns.writer import FieldDigest, ShardInfo
+from zb_hdf5.core.digests import crc32_of
 from zb_hdf5.core.extents import Extents, Run
+from zb_hdf5.core.paths import any_path
 from zb_hdf5.core.publishing import partial_path
 from zb_hdf5.errors import FormatError, Remedy
 from zb_hdf5.spec import (
+    CODECS,
     CRC32,
     DEFAULT_SPLIT,
+    EXTENTS,
+    INDEX_CODECS_KEYS,
     INDEX_COLUMN_KEYS,
     INDEX_FIELD_KEYS,
     INDEX_PIECES_KEYS,
     INDEX_SHARD_KEYS,
+    NO_CODEC,
     NO_SHA256,
     NOT_KNOWN,
     SHA256_CHARS,
+    extents_column,
     is_file_name,
     is_hexadecimal,
     is_sha256,
@@ -45,6 +52,8 @@ class PiecesInfo(NamedTuple):
 
 #: Of a shard without pieces, in the index.
 NO_PIECES: Final = PiecesInfo(NOT_KNOWN, NO_SHA256)
+#: Of a shard without a codec, in the index.
+NOT_COMPRESSED: Final = CompressedTokens(NO_CODEC, NOT_KNOWN)
 
 
 @dataclass(frozen=True)
@@ -73,6 +82,8 @@ class ShardEntry:
         The digests of each field, and the size of the file that it lies in.
     pieces
         Its file of pieces, which lies beside it; None: it has none.
+    compressed
+        Its codec, and the bytes of its tokens; None: it has none.
     """
 
     path: str
@@ -88,6 +99,7 @@ class ShardEntry:
     columns: dict[str, tuple[Run, ...]] = field(default_factory=dict)
     fields: dict[str, FieldDigest] = field(default_factory=dict)
     pieces: PiecesInfo | None = None
+    compressed: CompressedTokens | None = None
 
     @classmethod
     def of(cls, info: ShardInfo, split: str = DEFAULT_SPLIT, document_count: int | None = None) -> Self:
@@ -95,8 +107,8 @@ class ShardEntry:
         known = info.document_count if document_count is None else document_count
         return cls(
             info.path.name, info.backend, info.path.stat().st_size, info.num_batches, info.token_count, info.sha256,
-            zlib.crc32(info.crc32), NOT_KNOWN if known is None else known, split, columns=info.columns,
-            fields=info.fields,
+            crc32_of(info.crc32), NOT_KNOWN if known is None else known, split, columns=info.columns,
+            fields=info.fields, compressed=info.compressed,
         )  # fmt: skip
 
     def to_json(self) -> dict[str, Any]:
@@ -110,13 +122,18 @@ class ShardEntry:
         columns = {name: tuple(Run(*run) for run in runs) for name, runs in value["columns"].items()}
         fields = {name: FieldDigest(*facts) for name, facts in value["fields"].items()}
         pieces = PiecesInfo(*value["pieces"]) if value["pieces"] else None
-        return cls(**{**value, "columns": columns, "fields": fields, "pieces": pieces})
+        compressed = CompressedTokens(*value["compressed"]) if value["compressed"] else None
+        return cls(**{**value, "columns": columns, "fields": fields, "pieces": pieces, "compressed": compressed})
 
     def file(self, folder: str | os.PathLike[str]) -> Path:
         """Return where its bytes are now: a growing shard's are in its `.partial` until it is published."""
-        path = Path(folder) / self.path
+        path = any_path(folder) / self.path
         growing = not self.complete and partial_path(path).exists()
         return partial_path(path) if growing else path
+
+    def is_placed(self, column: str) -> bool:
+        """Return whether the index says where the chunks of a column lie, or where that is said."""
+        return column in self.columns or (self.compressed is not None and extents_column(column) in self.columns)
 
     def extents(self, column: str, chunk_bytes: int) -> Extents | None:
         """Return where the chunks of a column lie, or None where the index does not say."""
@@ -137,6 +154,8 @@ class ShardTable(Sequence[ShardEntry]):
         Field -> key of `FieldDigest` -> one value for each shard.
     pieces
         Key of `pieces` -> one value for each shard; None: no shard has pieces.
+    codecs
+        Key of `codecs` -> one value for each shard; None: no shard is compressed.
     """
 
     def __init__(
@@ -145,8 +164,10 @@ class ShardTable(Sequence[ShardEntry]):
         columns: dict[str, RunTable],
         fields: dict[str, dict[str, Any]] | None = None,
         pieces: dict[str, Any] | None = None,
+        codecs: dict[str, Any] | None = None,
     ) -> None:
         self.values, self.columns, self.fields, self.pieces = values, columns, fields or {}, pieces
+        self.codecs = codecs
 
     @classmethod
     def of(cls, entries: Iterable[ShardEntry]) -> Self:
@@ -162,10 +183,19 @@ class ShardTable(Sequence[ShardEntry]):
         known = [entry.pieces or NO_PIECES for entry in entries]
         sizes = np.array([each.num_bytes for each in known], np.int64)
         pieces = {"bytes": sizes, "sha256": [each.sha256 for each in known]} if (sizes >= 0).any() else None
-        return cls(values, columns, {name: _field_arrays(found) for name, found in fields.items()}, pieces)
+        codecs = None
+        if any(entry.compressed for entry in entries):
+            packed = [entry.compressed or NOT_COMPRESSED for entry in entries]
+            codecs = {"codec": [p.codec for p in packed], "bytes": np.array([p.num_bytes for p in packed], np.int64)}
+        return cls(values, columns, {name: _field_arrays(found) for name, found in fields.items()}, pieces, codecs)
 
     def __len__(self) -> int:
         return len(self.values["path"])
+
+    @property
+    def codec(self) -> str:
+        """The codec of the shards: of the first one that has any."""
+        return next((codec for codec in (self.codecs or {}).get("codec", ()) if codec != NO_CODEC), NO_CODEC)
 
     @overload
     def __getitem__(self, number: int) -> ShardEntry: ...
@@ -184,7 +214,10 @@ class ShardTable(Sequence[ShardEntry]):
         pieces = None
         if self.pieces is not None and self.pieces["bytes"][number] >= 0:
             pieces = PiecesInfo(int(self.pieces["bytes"][number]), self.pieces["sha256"][number])
-        return ShardEntry(**values, columns=found, fields=fields, pieces=pieces)
+        compressed = None
+        if self.codecs is not None and self.codecs["codec"][number] != NO_CODEC:
+            compressed = CompressedTokens(self.codecs["codec"][number], int(self.codecs["bytes"][number]))
+        return ShardEntry(**values, columns=found, fields=fields, pieces=pieces, compressed=compressed)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and list(self) == list(other)
@@ -193,12 +226,13 @@ class ShardTable(Sequence[ShardEntry]):
         return hash(tuple(self.values["sha256"]))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the keys "shards" and "columns", and "pieces" where shards have some."""
+        """Return the keys "shards" and "columns", and "pieces" and "codecs" where shards have some."""
         found = {
             "shards": plain_arrays(self.values),
             "columns": {n: runs.to_json() for n, runs in self.columns.items()},
         }
-        return found if self.pieces is None else {**found, "pieces": plain_arrays(self.pieces)}
+        more = {"pieces": self.pieces, "codecs": self.codecs}
+        return found | {key: plain_arrays(arrays) for key, arrays in more.items() if arrays is not None}
 
     @classmethod
     def from_json(cls, value: dict[str, Any], where: str) -> Self:
@@ -214,15 +248,21 @@ class ShardTable(Sequence[ShardEntry]):
         pieces = None
         if "pieces" in value:
             pieces = require_arrays(value["pieces"], INDEX_PIECES_KEYS, f"{where}: pieces", len(values["path"]))
-        table = cls(values, {}, {}, pieces)
+        codecs = None
+        if "codecs" in value:
+            codecs = require_arrays(value["codecs"], INDEX_CODECS_KEYS, f"{where}: codecs", len(values["path"]))
+            for codec in dict.fromkeys(codecs["codec"]):
+                if codec.partition(":")[0] not in (NO_CODEC, *CODECS):
+                    raise FormatError(f"{where}: codecs: expected one of {', '.join(CODECS)}, found {codec!r}")
+        table = cls(values, {}, {}, pieces, codecs)
         table._require_names(where)
         for key, array in values.items():
             least = NOT_KNOWN if key in ("crc32", "document_count") else 0
             if isinstance(array, np.ndarray) and (array < least).any():
                 raise FormatError(f"{where}: shards: expected {key} >= {least}, found {array.min()}")
         for name, column in require_field(value, "columns", dict, where).items():
-            # the rows of crc32 are those of all batches, in chunks of their own
-            chunks = None if name.endswith(CRC32) else values["num_batches"]
+            # the rows of crc32 and of extents are those of all batches, in chunks of their own
+            chunks = None if name.endswith((CRC32, EXTENTS)) else values["num_batches"]
             table.columns[name] = RunTable.from_json(column, len(table), chunks, f"{where}: columns: {name}")
         for name, facts in value.get("fields", {}).items():
             table._take_field(name, facts, f"{where}: fields: {name}")

@@ -13,18 +13,27 @@ from typing import Any, Final, Self
 import numpy as np
 import numpy.typing as npt
 
+from zb_hdf5.columns.checked import checked
+from zb_hdf5.columns.codecs import CompressedTokens
+from zb_hdf5.columns.ranges import REMOTE
+from zb_hdf5.columns.reader import require_choice
 from zb_hdf5.core.extents import Extents
 from zb_hdf5.core.files import Identity
+from zb_hdf5.core.objects import IN_FLIGHT
 from zb_hdf5.core.open_files import OpenFiles
-from zb_hdf5.core.paths import local_path
+from zb_hdf5.core.paths import RemotePath, any_path, require_remote_access
 from zb_hdf5.errors import ArgumentError, BatchIndexError, FormatError, IncompleteError
 from zb_hdf5.field import Field
-from zb_hdf5.formats.documents import DocumentPart, DocumentTable
+from zb_hdf5.formats.document_file import DocumentPart
+from zb_hdf5.formats.documents import DocumentTable
+from zb_hdf5.formats.hdf5.file import compressed_tokens
 from zb_hdf5.formats.hdf5.stream_reader import (
+    ChunkTokens,
     ExtentTokens,
     StreamInspection,
     TokenFile,
     inspect_stream,
+    open_checked_file,
     open_field_file,
     open_token_file,
     read_chunk_crc32,
@@ -36,13 +45,14 @@ from zb_hdf5.spec import (
     DOCUMENTS_SUFFIX,
     INDEX_NAME,
     NO_BOUNDARY,
+    NO_CODEC,
     NOT_KNOWN,
     StoreMeta,
     TokenArray,
     combine_sha256,
     crc32_column,
 )
-from zb_hdf5.store.index import ShardIndex
+from zb_hdf5.store.index import ShardIndex, find_index
 from zb_hdf5.store.proof import open_proved, require_proof
 from zb_hdf5.store.table import ShardEntry
 
@@ -74,6 +84,9 @@ class MmapTokenStore:
         Of a store, take the shards of this split only; None: all of them.
     access
         As for `open_reader`.
+    verify
+        "batch": read whole chunks, and compare each with its crc32. "auto", "none": tokens are read as they are asked
+        for, which is seldom a whole chunk, and nothing is compared.
 
     Attributes
     ----------
@@ -86,19 +99,33 @@ class MmapTokenStore:
     ------
     FormatError, IncompleteError
         If there are no tokens, or a file is not what it should be.
+    UnverifiableError
+        If `verify="batch"` has no crc32 to compare with.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, split: str | None = None, access: str = "auto") -> None:
-        self.path, self._access = local_path(path), access
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        split: str | None = None,
+        access: str = "auto",
+        verify: str = "auto",
+        index: ShardIndex | None = None,
+    ) -> None:
+        require_choice("verify", verify, ("auto", "none", "batch"))
+        self.path, self._split, self._access, self._verify = any_path(path), split, access, verify
+        require_remote_access(self.path, access)
         self.boundary_token_id, self.vocab_size, self.tokenizer = NO_BOUNDARY, 0, ""
         self._sha256: list[str] = []
         self._index: ShardIndex | None = None
         self._field: Field | None = None
         self.fields: tuple[Field, ...] = ()
+        self.codec = NO_CODEC
+        self.compressed: CompressedTokens | None = None  # of a lone file
         self._identities: dict[int, Identity] = {}  # of the files that were open once
         folder = self.path.parent if self.path.name == INDEX_NAME else self.path
-        if (folder / INDEX_NAME).exists():
-            counts = self._take_index(ShardIndex.load(folder).of_split(split), folder)
+        if index is not None or find_index(self.path):
+            counts = self._take_index((index or ShardIndex.load(folder)).of_split(split), folder)
         elif split not in (None, DEFAULT_SPLIT):
             raise ArgumentError(f"{self.path}: split={split!r} needs a store, found none")
         elif self.path.is_dir() or self.path.suffix == ".npy":
@@ -111,6 +138,8 @@ class MmapTokenStore:
         self._doc_offsets: npt.NDArray[np.uint64] | None = None
         self._documents: DocumentTable | None = None
         self._reset()
+        if verify == "batch":
+            self._file(0, 0)  # says what is missing
 
     def _take_index(self, index: ShardIndex, folder: Path) -> list[int]:
         meta, values = index.meta, index.table.values
@@ -123,7 +152,7 @@ class MmapTokenStore:
         self._sha256 = values["sha256"]
         self.paths = [folder / path for path in values["path"]]
         for path in self.paths:
-            if not path.exists():
+            if not (isinstance(path, RemotePath) or path.exists()):
                 raise FormatError(f"{folder / INDEX_NAME}: names {path.name}, which is not there; restore it")
         counts: list[int] = values["token_count"].tolist()
         return counts
@@ -135,7 +164,7 @@ class MmapTokenStore:
             meta.vocab_size,
             meta.tokenizer,
         )
-        self.fields = meta.fields
+        self.fields, self.codec = meta.fields, meta.codec
 
     def field(self, name: str) -> MmapTokenStore:
         """Return the values of a field as a store of their own: each token counts as `size` values of it.
@@ -175,18 +204,31 @@ class MmapTokenStore:
 
     def _take_file(self, found: StreamInspection) -> list[int]:
         self._document_count, self._identities[0] = found.meta.document_count, found.identity
+        self.compressed = compressed_tokens(found.places)
         self._take_meta(found.meta)
         self.paths = [self.path]
         self._sha256 = [] if found.sha256 is None else [found.sha256]
         return [found.token_count]
 
     def _reset(self) -> None:
-        self._files: OpenFiles[TokenFile] = OpenFiles(self._access)
+        self._files: OpenFiles[TokenFile] = OpenFiles(self._access, far=isinstance(self.path, RemotePath))
 
     @property
     def access(self) -> str:
-        """The I/O path of the first file: "auto", "mmap", "pread" or "h5py"."""
+        """The I/O path of the first file: "auto", "mmap", "pread" or "h5py"; "remote" for objects."""
+        if isinstance(self.path, RemotePath) and self._index is not None and self._access != "h5py":
+            return REMOTE  # without a look at the file
         return self._file(0, 0).access
+
+    @property
+    def verified(self) -> str:
+        """What is compared with its crc32 when it is read: "all reads" or "none"."""
+        return "all reads" if self._verify == "batch" else "none"
+
+    @property
+    def in_flight(self) -> tuple[int, int] | None:
+        """See `BatchReader.in_flight`."""
+        return IN_FLIGHT if isinstance(self.path, RemotePath) else None
 
     @property
     def extents(self) -> Extents | None:
@@ -264,6 +306,7 @@ class MmapTokenStore:
             return
         files = self._firsts.searchsorted(starts, side="right") - 1
         mapped: dict[int, TokenArray | None] = {}
+        together: dict[int, list[tuple[int, TokenArray]]] = {}
         places = zip(files.tolist(), (starts - self._firsts[files]).tolist(), strict=True)
         for row, (number, start) in enumerate(places):
             if number not in mapped:
@@ -271,8 +314,12 @@ class MmapTokenStore:
             tokens = mapped[number]
             if tokens is not None and start + length <= len(tokens):
                 out[row] = tokens[start : start + length]
+            elif self._firsts[number] + start + length <= self._starts[number + 1] and tokens is None:
+                together.setdefault(number, []).append((start, out[row]))
             else:
                 self.read_into(int(starts[row]), out[row])
+        for number, runs in together.items():
+            self._file(number, runs[0][0]).read_runs(runs)
 
     def _gather_views(self, starts: npt.NDArray[np.int64], out: TokenArray) -> bool:
         """Gather from a view that has every window of the one file as a row; False where it is not mapped."""
@@ -369,7 +416,7 @@ class MmapTokenStore:
         if self._index is None or not expected:
             file = self._open_named(path, before)
         else:
-            file = _open_shard(path, self._index.shards[number], self._index.meta, self._access, start, before)
+            file = self._open_shard(path, self._index.shards[number], self._index.meta, start, before)
         if file.num_tokens != expected:
             file.close()
             raise FormatError(
@@ -379,10 +426,40 @@ class MmapTokenStore:
         self._identities[number] = file.identity
         return file
 
+    def _open_shard(
+        self, path: Path, entry: ShardEntry, meta: StoreMeta, start: int, identity: Identity | None
+    ) -> TokenFile:
+        """Open a shard by what the index says of it, without HDF5, if that is so; else by what the file says.
+
+        The chunk of token `start` proves it, once: later it has an identity.
+        """
+        chunk = start // meta.chunk_tokens
+        plain = None if self._access == "h5py" else open_proved(path, entry, meta, self._access, chunk, identity)
+        if plain is not None:
+            if self._verify != "batch":
+                return ExtentTokens(plain[0], entry.token_count)
+            source = checked(*plain, meta, path, self._verify, entry.token_count)
+            return ChunkTokens(source, meta.shape, meta.dtype, entry.token_count, plain[0].identity)
+        file = self._open_named(path, identity)
+        if identity is None and file.num_tokens == entry.token_count and entry.crc32 != NOT_KNOWN:
+            try:
+                rows = read_chunk_crc32(path, entry.num_batches, file.identity, crc32_column(meta.column))
+                first = chunk * meta.chunk_tokens
+                tokens = np.empty(min(meta.chunk_tokens, entry.token_count - first), file.dtype)
+                file.read_into(first, tokens)
+                require_proof(path, entry, meta, rows, chunk, tokens)
+            except BaseException:
+                file.close()
+                raise
+        return file
+
     def _open_named(self, path: Path, identity: Identity | None) -> TokenFile:
         """Open a file by what it says of itself."""
-        if self._field is not None:
-            return open_field_file(path, self._field.name, self._access)
+        field = None if self._field is None else self._field.name
+        if self._verify == "batch":
+            return open_checked_file(path, field, identity)
+        if field is not None:
+            return open_field_file(path, field, self._access)
         return open_token_file(path, self._access, identity)
 
     def close(self) -> None:
@@ -409,31 +486,3 @@ class MmapTokenStore:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._reset()
-
-
-def _open_shard(
-    path: Path, entry: ShardEntry, meta: StoreMeta, access: str, start: int, identity: Identity | None
-) -> TokenFile:
-    """Open a shard by what the index says of it, without HDF5, if that is so; else by what the file says.
-
-    The chunk of token `start` proves it, once: later it has an identity.
-    """
-    chunk = start // meta.chunk_tokens
-    plain = None if access == "h5py" else open_proved(path, entry, meta, access, chunk, identity)
-    if plain is not None:
-        return ExtentTokens(plain, entry.token_count)
-    if meta.field is not None:
-        file = open_field_file(path, meta.field.name, access)
-    else:
-        file = open_token_file(path, access, identity)
-    if identity is None and file.num_tokens == entry.token_count and entry.crc32 != NOT_KNOWN:
-        try:
-            rows = read_chunk_crc32(path, entry.num_batches, file.identity, crc32_column(meta.column))
-            first = chunk * meta.chunk_tokens
-            tokens = np.empty(min(meta.chunk_tokens, entry.token_count - first), file.dtype)
-            file.read_into(first, tokens)
-            require_proof(path, entry, meta, rows, chunk, tokens)
-        except BaseException:
-            file.close()
-            raise
-    return file

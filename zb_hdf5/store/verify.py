@@ -9,11 +9,11 @@ from functools import partial
 from pathlib import Path
 
 from zb_hdf5.columns.reader import BatchReader
-from zb_hdf5.core.paths import local_path
+from zb_hdf5.core.paths import RemotePath, any_path
 from zb_hdf5.errors import ChecksumError, FormatError, IncompleteError, Remedy, ZbError
 from zb_hdf5.formats.registry import FORMATS, format_of, open_chunks
 from zb_hdf5.spec import BATCHES_LAYOUT, INDEX_NAME
-from zb_hdf5.store.index import ShardIndex
+from zb_hdf5.store.index import ShardIndex, find_index
 from zb_hdf5.store.report import ShardReport
 from zb_hdf5.store.table import ShardEntry
 from zb_hdf5.store.tokens import npy_files
@@ -61,11 +61,11 @@ def verify_store(
     ArgumentError
         If no shard is of that split.
     """
-    path = local_path(path)
+    path = any_path(path)
     folder = path.parent if path.name == INDEX_NAME else path
-    files = npy_files(path)
+    files = [path] if isinstance(path, RemotePath) else npy_files(path)
     index = None
-    if path.name == INDEX_NAME or (folder / INDEX_NAME).exists() or not files:
+    if find_index(path) or not files:
         index = ShardIndex.load(folder).of_split(split)
         announce(index.token_count)
         jobs: list[tuple[Path, EntryCheck]] = [

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.errors import FormatError, IncompleteError, ZbError
-from zb_hdf5.formats.documents import DocumentPart, DocumentTable, check_documents
+from zb_hdf5.formats.document_file import DocumentPart, check_documents
+from zb_hdf5.formats.documents import DocumentTable
 from zb_hdf5.formats.pieces import PiecesFile, pieces_path
 from zb_hdf5.spec import INDEX_NAME
 from zb_hdf5.store.report import ShardReport

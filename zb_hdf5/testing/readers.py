@@ -65,7 +65,7 @@ def check_description(reader: BatchReader, expected: TokenArray) -> None:
     assert reader.meta.shape == (batch_size, seq_len)
     assert reader.complete
     assert reader.refresh() == num_batches
-    assert reader.access in ("auto", "mmap", "pread", "h5py")
+    assert reader.access in ("auto", "mmap", "pread", "h5py", "remote")
     assert str(num_batches) in repr(reader)
     assert reader.fingerprint == reader.fingerprint
 

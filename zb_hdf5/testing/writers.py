@@ -30,6 +30,7 @@ def check_writer(
     what was finished; `original` is a reader of the same batches.
     """
     check_writing(make(0), read_back, expected)
+    check_appending(make(6), read_back, expected)
     check_copying(make(1), read_back, expected, original)
     check_writer_refusals(make(2), expected, original)
     check_finishing(make(3), expected)
@@ -82,6 +83,18 @@ def check_writing(writer: BatchWriter, read_back: ReadBack, expected: TokenArray
     check_written(writer, expected[:4])
     writer.write(expected[4:])
     check_written(writer, expected)
+    check_finished(writer, writer.finish(), read_back, expected)
+
+
+def check_appending(writer: BatchWriter, read_back: ReadBack, expected: TokenArray) -> None:
+    """Each batch is committed when `append` returns; its buffer may be filled again when the digests are there."""
+    buffers = [np.empty_like(expected[0]) for _ in range(3)]
+    waits = [writer.append(expected[:0])] * len(buffers)
+    for number, batch in enumerate(expected):
+        waits[number % 3]()
+        buffers[number % 3][...] = batch
+        waits[number % 3] = writer.append(buffers[number % 3])
+        check_written(writer, expected[: number + 1])
     check_finished(writer, writer.finish(), read_back, expected)
 
 

@@ -12,10 +12,12 @@ import numpy.typing as npt
 
 from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.columns.source import CopyingSource
+from zb_hdf5.core.paths import any_path
 from zb_hdf5.core.pieces import Pieces
-from zb_hdf5.errors import ArgumentError, BackendError, UnverifiableError, ZbError
+from zb_hdf5.errors import ArgumentError, UnverifiableError, ZbError
 from zb_hdf5.formats.documents import DocumentTable
-from zb_hdf5.spec import DTYPE_BY_NAME, StoreMeta, TokenArray, as_stored
+from zb_hdf5.spec import DTYPE_BY_NAME, NO_CODEC, StoreMeta, TokenArray, as_stored
+from zb_hdf5.store.index import ShardIndex
 from zb_hdf5.store.tokens import MmapTokenStore
 from zb_hdf5.store.verify import verify_store
 from zb_hdf5.views.documents import pieces_of_windows
@@ -39,7 +41,9 @@ class WindowReader(BatchReader):
     overlap
         Tokens that a record shares with the next one.
     verify
-        "store": check every digest first. Windows are not batches: there is no "batch".
+        As for `open_reader`: "auto" compares nothing, since a window is less than a chunk; "batch" reads whole chunks.
+    index
+        The content of its `shards.json`, where it was read already.
 
     Attributes
     ----------
@@ -67,15 +71,17 @@ class WindowReader(BatchReader):
         overlap: int = 0,
         split: str | None = None,
         access: str = "auto",
-        verify: str = "none",
+        verify: str = "auto",
+        index: ShardIndex | None = None,
     ) -> None:
         if overlap < 0:
             raise ArgumentError(f"overlap must be at least 0, found {overlap}")
-        if verify == "batch":
-            raise BackendError(f"{path}: verify='batch' needs stored batches, found a token stream; use verify='store'")
         if verify == "store":
-            require_digests(Path(path), split)
-        self._set_windows(MmapTokenStore(path, split=split, access=access), batch_size, seq_len, overlap)
+            require_digests(any_path(path), split)
+        how = "none" if verify == "store" else verify
+        store = MmapTokenStore(path, split=split, access=access, verify=how, index=index)
+        self._set_windows(store, batch_size, seq_len, overlap)
+        self.verify = verify
 
     def _set_windows(self, store: MmapTokenStore, batch_size: int, seq_len: int, overlap: int) -> None:
         self.store = store
@@ -102,6 +108,10 @@ class WindowReader(BatchReader):
         self.dropped_tokens = store.num_tokens - overlap - num_batches * batch_size * seq_len
 
     @property
+    def verified(self) -> str:
+        return self.verify if self.verify == "store" else self.store.verified
+
+    @property
     def overlap(self) -> int:
         return self.seq_len - self.stride
 
@@ -126,7 +136,11 @@ class WindowReader(BatchReader):
             other._set_windows(self.store, batch_size, self.stride, self.meta.seq_len - self.stride)
         except ZbError:  # the stream has no batch of that size
             return self
-        return other if other.fingerprint == fingerprint != self.fingerprint else self
+        if not other.fingerprint == fingerprint != self.fingerprint:
+            return self
+        if self.in_front is not None:
+            self.in_front(other)
+        return other
 
     def first_token(self, record: int, seq_len: int) -> int:
         """Return where a record of `seq_len` tokens, a divisor of those of a window, begins in the stream."""
@@ -190,7 +204,8 @@ class _WindowSource(CopyingSource):
 
     def __init__(self, store: MmapTokenStore, meta: StoreMeta, stride: int) -> None:
         self._store, self._meta, self._stride = store, meta, stride
-        self.access = store.access
+        self.access, self.in_flight = store.access, store.in_flight
+        self.wants_threads = store.codec != NO_CODEC
 
     def read_range_into(self, start: int, out: TokenArray) -> None:
         first = start * self._meta.batch_size

@@ -12,29 +12,33 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
+from zb_hdf5.columns.checked import Crc32Rows
 from zb_hdf5.columns.reader import BatchReader, require_options
-from zb_hdf5.columns.source import BatchSource, CheckedSource
-from zb_hdf5.core.extents import ExtentFile
-from zb_hdf5.errors import ArgumentError, BackendError, FormatError, UnverifiableError
+from zb_hdf5.columns.source import BatchSource
+from zb_hdf5.core.paths import any_path
+from zb_hdf5.errors import ArgumentError, FormatError, UnverifiableError
 from zb_hdf5.field import Field
 from zb_hdf5.formats.hdf5.file import (
-    chunk_extents,
-    crc32_runs,
+    chunk_places,
+    column_runs,
+    compressed_tokens,
     h5_damage,
     h5_identity,
     open_h5_for_reading,
     own_dataset,
+    plain_extents,
     read_crc32,
     require_stored,
     require_version,
     text_of,
 )
-from zb_hdf5.formats.hdf5.source import H5pySource
+from zb_hdf5.formats.hdf5.source import H5pySource, crc32_rows_of, open_source
 from zb_hdf5.spec import (
     BATCHES,
     BATCHES_LAYOUT,
     CRC32,
     DTYPE_BY_NAME,
+    EXTENTS,
     FIELDS_FORMAT,
     FIELDS_GROUP,
     HDF5_FORMAT,
@@ -70,9 +74,9 @@ class HDF5FieldReader(BatchReader):
     backend = "hdf5"
     _source: BatchSource
 
-    def __init__(self, path: str | os.PathLike[str], name: str, *, access: str = "auto", verify: str = "none") -> None:
+    def __init__(self, path: str | os.PathLike[str], name: str, *, access: str = "auto", verify: str = "auto") -> None:
         require_options(access, verify)
-        path = Path(path)
+        path = any_path(path)
         column = field_column(name)
         with h5_damage(path), open_h5_for_reading(path) as h5:
             tokens = tokens_in(h5, path)
@@ -82,34 +86,24 @@ class HDF5FieldReader(BatchReader):
             meta, num_batches = tokens.meta.of_field(name), -(-tokens.token_count // tokens.meta.batch_tokens)
             self._token_count = tokens.token_count * meta.batch_tokens // tokens.meta.batch_tokens
             require_stored(self._token_count * meta.dtype.itemsize, h5, stored, path)
-            extents, obstacle = chunk_extents(stored, meta.batch_bytes, num_batches, path)
+            places, obstacle = chunk_places(stored, meta.batch_bytes, num_batches, path)
             if not tokens.complete:
-                extents, obstacle = None, "its writer has not finished"
+                places, obstacle = None, "its writer has not finished"
             self.identity = h5_identity(h5, growing=not tokens.complete)
-            rows = crc32_runs(own_dataset(h5, path, crc32_column(column)))
+            columns = column_runs(h5, path, column, places)
             sha256 = bytes(stored.attrs["sha256"]).decode("ascii", "replace")
-        source: BatchSource
-        if extents is not None and access != "h5py":
-            source = ExtentFile(path, extents, meta.shape, meta.dtype, access, self.identity)
-        elif access in ("mmap", "pread"):
-            raise BackendError(f"{path}: access={access!r} needs plain extents, but {obstacle}; use access='h5py'")
-        else:
-            source = H5pySource(path, column, meta, self.identity, tokens.marker)
+        source = open_source(path, column, meta, places, obstacle, access, self.identity, tokens.marker)
         super().__init__(path, meta, num_batches, source)
-        self.complete, self.extents = tokens.complete, extents
+        self.complete, self.columns = tokens.complete, columns
+        self.extents, self.compressed = plain_extents(places), compressed_tokens(places)
         self.sha256 = sha256 if tokens.complete and sha256 != NO_SHA256 else None
-        if extents is not None:
-            self.columns = {column: tuple(extents.runs)} | ({crc32_column(column): rows} if rows else {})
         if not self.complete and isinstance(source, H5pySource):
             source.dataset()  # opens the file now: once it is published, its partial's name is gone
             self.refresh()
-        if verify == "batch":
-            crc32 = self.stored_crc32()
-            if crc32 is None:
-                raise UnverifiableError(f"{path}: field {name}: verify='batch' needs its digests, but {obstacle}")
-            self._source = CheckedSource(source, meta, crc32, path)
-        elif verify == "store":
-            self.require_digests()
+        if self.complete:
+            self.check_reads(verify)
+        elif verify in ("batch", "store"):
+            raise UnverifiableError(f"{path}: field {name}: verify={verify!r} needs its digests, but {obstacle}")
 
     @property
     def token_count(self) -> int:
@@ -120,6 +114,9 @@ class HDF5FieldReader(BatchReader):
         """Return the crc32 of each batch of values."""
         with h5_damage(self.path), open_h5_for_reading(self.path, self.identity) as h5:
             return read_crc32(h5, self.path, self.num_batches, crc32_column(self.meta.column))
+
+    def crc32_rows(self) -> Crc32Rows:
+        return crc32_rows_of(self, crc32_column(self.meta.column), self.identity)
 
     def refresh(self) -> int:
         """Show the batches that a live writer has committed since; return `num_batches`. A stream stays as it is."""
@@ -151,7 +148,7 @@ def fields_in(h5: h5py.File, path: Path, axes: int) -> tuple[Field, ...]:
     group = h5[FIELDS_GROUP] if isinstance(h5.get(FIELDS_GROUP, getlink=True), h5py.HardLink) else None
     if not isinstance(group, h5py.Group):
         return ()
-    names = [name for name in sorted(group) if not name.endswith(f".{CRC32}")]
+    names = [name for name in sorted(group) if not name.endswith((f".{CRC32}", f".{EXTENTS}"))]
     found = [(name, own_dataset(h5, path, field_column(name))) for name in names]
     try:
         return tuple(Field(name, stored.dtype, stored.shape[axes:]) for name, stored in found if stored is not None)
@@ -217,6 +214,5 @@ def attach_fields(reader: BatchReader, beside: Path) -> None:
     reader.meta = replace(reader.meta, fields=found.meta.fields)
     plain = found.complete and reader.access in ("mmap", "pread")  # a growing file is read by the library
     options: dict[str, Any] = {"access": reader.access if plain else "auto"}
-    if isinstance(reader._source, CheckedSource):
-        options["verify"] = "batch"
+    options["verify"] = reader.verify if reader.verify in ("auto", "batch") and found.complete else "none"
     reader._open_field = partial(HDF5FieldReader, beside, **options)

@@ -6,19 +6,46 @@ import contextlib
 import os
 import warnings
 from collections.abc import Iterator
+from functools import partial
+from importlib import import_module
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import h5py
 import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5 import __version__
+from zb_hdf5.columns.checked import Crc32Rows
+from zb_hdf5.columns.codecs import CompressedTokens, require_codec
+from zb_hdf5.columns.decoded import CodedChunks
 from zb_hdf5.core.extents import Extents, Run
-from zb_hdf5.core.files import Identity, identity_of, regular, require_bytes, require_identity, require_regular
+from zb_hdf5.core.files import (
+    Handle,
+    Identity,
+    identity_of,
+    open_file,
+    require_bytes,
+    require_identity,
+    require_regular,
+)
 from zb_hdf5.core.locks import NO_LOCKS
+from zb_hdf5.core.objects import ObjectFile
+from zb_hdf5.core.paths import RemotePath
 from zb_hdf5.errors import FormatError, IncompleteError, UnavailableError, ZbError
-from zb_hdf5.spec import BATCHES, CRC32, CRC32_CHUNK_ROWS, HDF5_ALIGNMENT, HDF5_LIBVER, TOKENS
+from zb_hdf5.spec import (
+    BATCHES,
+    CODECS,
+    CRC32,
+    CRC32_CHUNK_ROWS,
+    EXTENTS_CHUNK_ROWS,
+    HDF5_ALIGNMENT,
+    HDF5_LIBVER,
+    NO_CODEC,
+    TOKENS,
+    crc32_column,
+    extents_column,
+)
 
 #: What zeros and ascending numbers shrink to by the common filters, at most.
 FILTER_RATIO: Final = 4096
@@ -37,6 +64,8 @@ def open_h5(path: Path | str, mode: str = "r", **options: Any) -> h5py.File:
     IncompleteError, FormatError
         If HDF5 finds the file truncated, or cannot read it at all.
     """
+    if isinstance(path, RemotePath):
+        return _RemoteFile(path.open_object())
     if mode == "r":
         require_regular(os.stat(path).st_mode, path)  # HDF5 would wait for ever for the other end of a FIFO
     try:
@@ -46,6 +75,22 @@ def open_h5(path: Path | str, mode: str = "r", **options: Any) -> h5py.File:
             warnings.warn(f"{path}: this file system has no file locks; opening without them", stacklevel=2)
             return h5py.File(path, mode, locking=False, **options)
         raise _translate(error, path) from error
+
+
+class _RemoteFile(h5py.File):  # type: ignore[misc]
+    """An object, of which HDF5 reads blocks."""
+
+    def __init__(self, file: ObjectFile) -> None:
+        self.source = file.source
+        try:
+            super().__init__(file, "r")
+        except OSError as error:
+            raise _translate(error, self.source.name) from error
+
+
+def handle_of_h5(h5: h5py.File) -> Handle:
+    """Return what tells the size and identity of an open file."""
+    return h5.source if isinstance(h5, _RemoteFile) else h5.id.get_vfd_handle()
 
 
 def open_h5_for_reading(path: Path, identity: Identity | None = None) -> h5py.File:
@@ -69,7 +114,7 @@ def open_h5_for_reading(path: Path, identity: Identity | None = None) -> h5py.Fi
         h5 = open_h5(path, swmr=True)
     if identity is not None:
         try:
-            require_identity(h5.id.get_vfd_handle(), identity, path)
+            require_identity(handle_of_h5(h5), identity, path)
         except BaseException:
             h5.close()
             raise
@@ -78,7 +123,7 @@ def open_h5_for_reading(path: Path, identity: Identity | None = None) -> h5py.Fi
 
 def h5_identity(h5: h5py.File, *, growing: bool) -> Identity:
     """Return what tells an open file from another one that has its name later."""
-    return identity_of(h5.id.get_vfd_handle(), growing=growing)
+    return identity_of(handle_of_h5(h5), growing=growing)
 
 
 def require_version(h5: h5py.File, expected: int, path: Path) -> None:
@@ -96,7 +141,7 @@ def require_stored(claimed_bytes: int, h5: h5py.File, stored: h5py.Dataset, path
     """
     filtered = stored.id.get_create_plist().get_nfilters() > 0
     claimed = claimed_bytes // FILTER_RATIO if filtered else claimed_bytes
-    require_bytes(claimed, h5.id.get_vfd_handle(), path, f"{stored.name}")
+    require_bytes(claimed, handle_of_h5(h5), path, f"{stored.name}")
 
 
 @contextlib.contextmanager
@@ -118,11 +163,26 @@ def h5_damage(path: Path) -> Iterator[None]:
 
 
 def missing_filters(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield (problem, remedy) for each filter that the tokens of a file need, and this HDF5 library has not."""
+    """Yield (problem, remedy) for each filter that the tokens of a file need, and this machine has not."""
     with open_h5_for_reading(path) as h5:
         stored = own_dataset(h5, path, BATCHES) or own_dataset(h5, path, TOKENS)
-        for name in lacking_filters(stored) if stored else ():
-            yield f"{path}: {name} is not available", "'pip install hdf5plugin' and import it before reading"
+        codec = codec_of(stored) if stored else NO_CODEC
+        if codec is not None:  # read past HDF5
+            try:
+                require_codec(codec, path)
+            except UnavailableError as error:
+                yield str(error), "pip install 'zb_hdf5[codecs]'"
+            return
+        load_filters(stored)
+        for name in lacking_filters(stored):
+            yield f"{path}: {name} is not available", "pip install 'zb_hdf5[codecs]', or the plugin of that filter"
+
+
+def load_filters(stored: h5py.Dataset) -> None:
+    """Have HDF5 know the common filters, where a dataset needs one that it lacks and they are installed."""
+    if lacking_filters(stored):
+        with contextlib.suppress(ImportError):
+            import_module("hdf5plugin")  # registers them as it is imported
 
 
 def lacking_filters(stored: h5py.Dataset) -> list[str]:
@@ -203,25 +263,98 @@ def chunk_offsets(stored: h5py.Dataset, num_chunks: int | None = None) -> npt.ND
     return offsets
 
 
-def chunk_extents(stored: h5py.Dataset, chunk_bytes: int, num_chunks: int, path: Path) -> tuple[Extents | None, str]:
-    """List the chunks once; return the extents of the first ones, or None and what stands in the way.
+def chunk_table(stored: h5py.Dataset, num_chunks: int) -> npt.NDArray[np.int64]:
+    """Return the byte offset of the first chunks, -1 where there is none, and how many bytes they have in the file.
+
+    Shape (N, 3): in the third column stands which filters a chunk was not sent through.
+    """
+    rows, table = stored.chunks[0], np.full((num_chunks, 3), -1, dtype=np.int64)
+
+    def record(chunk: Any) -> None:
+        number = chunk.chunk_offset[0] // rows
+        if number < num_chunks:
+            table[number] = chunk.byte_offset, chunk.size, chunk.filter_mask
+
+    stored.id.chunk_iter(record)
+    return table
+
+
+def codec_of(stored: h5py.Dataset) -> str | None:
+    """Return the codec of a dataset; None if it has filters that are no codec of ours."""
+    creation: Any = stored.id.get_create_plist()
+    if creation.get_nfilters() == 0:
+        return NO_CODEC
+    code, _, values, _ = creation.get_filter(0)
+    names = [name for name, facts in CODECS.items() if facts.filter_id == code]
+    if creation.get_nfilters() > 1 or not names:
+        return None
+    return f"{names[0]}:{values[0] if values else CODECS[names[0]].default_level}"
+
+
+#: Where the chunks of a dataset lie.
+Places: TypeAlias = Extents | CodedChunks
+
+
+def chunk_places(stored: h5py.Dataset, chunk_bytes: int, num_chunks: int, path: Path) -> tuple[Places | None, str]:
+    """List the chunks once; return where the first ones lie, or None and what stands in the way.
 
     Raises
     ------
     FormatError
         If one has no place.
     """
-    if stored.id.get_create_plist().get_nfilters():
+    codec = codec_of(stored)
+    if codec is None:
         return None, "it is compressed or filtered"
-    offsets = chunk_offsets(stored, num_chunks)
-    missing = np.flatnonzero(offsets < 0)
+    table = chunk_table(stored, num_chunks)
+    missing = np.flatnonzero(table[:, 0] < 0)
     if len(missing):
         raise FormatError(f"{path}: batch {missing[0]:,} is committed but has no chunk; restore the file")
-    return Extents.from_offsets(offsets, chunk_bytes), ""
+    if codec == NO_CODEC:
+        return Extents.from_offsets(table[:, 0], chunk_bytes), ""
+    own = int(np.prod(stored.chunks)) * stored.dtype.itemsize == chunk_bytes
+    if not own or ((table[:, 2] != 0) != (table[:, 1] == chunk_bytes)).any():  # as no writer of ours leaves it
+        return None, "it is compressed or filtered"
+    return CodedChunks(codec, table[:, :2].copy()), "it is compressed"
+
+
+def plain_extents(places: Places | None) -> Extents | None:
+    """Return the extents of chunks that are stored as they are."""
+    return places if isinstance(places, Extents) else None
+
+
+def compressed_tokens(places: Places | None) -> CompressedTokens | None:
+    """Return what chunks take that are compressed."""
+    return CompressedTokens(places.codec, places.num_bytes) if isinstance(places, CodedChunks) else None
+
+
+def extents_runs(h5: h5py.File, path: Path, column: str, chunks: CodedChunks) -> tuple[Run, ...]:
+    """Return where the table of the extents of a column lies; nothing if there is none, or that of another file."""
+    stored = own_dataset(h5, path, extents_column(column))
+    plain = stored is not None and stored.chunks == (EXTENTS_CHUNK_ROWS, 2) and stored.dtype == np.dtype("<u8")
+    if stored is None or not plain or stored.shape != chunks.table.shape or codec_of(stored) != NO_CODEC:
+        return ()
+    return chunk_runs(stored) if np.array_equal(stored[:], chunks.table) else ()
+
+
+def column_runs(h5: h5py.File, path: Path, column: str, places: Places | None) -> dict[str, tuple[Run, ...]]:
+    """Return where the chunks of a column and the rows of its crc32 lie, as far as a reader needs no HDF5."""
+    if places is None:
+        return {}
+    found = {column: tuple(places.runs)} if isinstance(places, Extents) else {}
+    beside = {crc32_column(column): crc32_runs(own_dataset(h5, path, crc32_column(column)))}
+    if isinstance(places, CodedChunks):
+        beside[extents_column(column)] = extents_runs(h5, path, column, places)
+    return found | {name: runs for name, runs in beside.items() if runs}
 
 
 def read_crc32(h5: h5py.File, path: Path, num_batches: int, name: str = CRC32) -> npt.NDArray[np.uint32]:
-    """Return the stored crc32 of each batch of a column.
+    """Return the stored crc32 of each batch of a column. Raises as `require_crc32`."""
+    return np.asarray(require_crc32(h5, path, num_batches, name)[:num_batches], dtype="<u4")
+
+
+def require_crc32(h5: h5py.File, path: Path, num_batches: int, name: str = CRC32) -> h5py.Dataset:
+    """Return the dataset of the crc32 of each batch of a column.
 
     Raises
     ------
@@ -232,7 +365,22 @@ def read_crc32(h5: h5py.File, path: Path, num_batches: int, name: str = CRC32) -
     if stored is None or stored.ndim != 1 or len(stored) < num_batches:
         raise FormatError(f"{path}: expected a dataset {name!r} of {num_batches:,} rows, found {stored!r}")
     require_stored(num_batches * stored.dtype.itemsize, h5, stored, path)
-    return np.asarray(stored[:num_batches], dtype="<u4")
+    return stored
+
+
+def rows_by_library(path: Path, num_batches: int, identity: Identity, name: str = CRC32) -> Crc32Rows:
+    """Return the crc32 of each batch of a column that only HDF5 can find, read when they are needed.
+
+    Raises `FormatError`, when it reads, if there is no crc32 for each of them.
+    """
+    return Crc32Rows(num_batches, partial(_read_by_library, path, num_batches, identity, name))
+
+
+def _read_by_library(
+    path: Path, num_batches: int, identity: Identity, name: str, start: int, out: npt.NDArray[np.uint32]
+) -> None:
+    with h5_damage(path), open_h5_for_reading(path, identity) as h5:
+        out[...] = read_crc32(h5, path, num_batches, name)[start : start + len(out)]
 
 
 def text_of(value: object) -> object:
@@ -256,19 +404,26 @@ def crc32_runs(rows: h5py.Dataset | None) -> tuple[Run, ...]:
 
 def is_marked_open(path: Path) -> bool:
     """Return whether the superblock says that a writer has the file open (or was killed). Byte 11 of version 3."""
-    with open(path, "rb", opener=regular) as file:
+    with open_file(path) as file:
         superblock = file.read(12)
     return len(superblock) == 12 and superblock[8] == 3 and superblock[11] != 0
 
 
-def create_for_swmr(own_path: str, meta_bytes: int) -> h5py.File:
-    """Create a file whose chunks will lie in one run of constant stride, and which can enter SWMR mode."""
+def create_for_swmr(own_path: str, meta_bytes: int, *, aligned: bool) -> h5py.File:
+    """Create a file which can enter SWMR mode.
+
+    Parameters
+    ----------
+    aligned
+        Whether its chunks will lie in one run of constant stride; else they lie one behind the other.
+    """
+    alignment = HDF5_ALIGNMENT if aligned else 1
     return open_h5(
         own_path,
         "w",
         libver=HDF5_LIBVER,
-        alignment_threshold=HDF5_ALIGNMENT,
-        alignment_interval=HDF5_ALIGNMENT,
+        alignment_threshold=alignment,
+        alignment_interval=alignment,
         meta_block_size=meta_bytes,
     )
 

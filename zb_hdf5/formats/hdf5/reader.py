@@ -15,28 +15,35 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
+from zb_hdf5.columns.checked import Crc32Rows
 from zb_hdf5.columns.reader import BatchReader, require_options
-from zb_hdf5.columns.source import BatchSource, CheckedSource
-from zb_hdf5.core.extents import ExtentFile, Extents, Run
-from zb_hdf5.core.files import Identity
-from zb_hdf5.errors import ArgumentError, BackendError, FormatError, IncompleteError, Remedy, UnverifiableError
+from zb_hdf5.columns.source import BatchSource
+from zb_hdf5.columns.writer import Columns
+from zb_hdf5.core.extents import Extents, Run
+from zb_hdf5.core.paths import any_path
+from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError, Remedy, UnverifiableError
 from zb_hdf5.formats.documents import DocumentsBeside
 from zb_hdf5.formats.hdf5.fields import HDF5FieldReader, fields_in
 from zb_hdf5.formats.hdf5.file import (
+    Places,
     bytes_elsewhere,
-    chunk_extents,
-    crc32_runs,
+    chunk_places,
+    codec_of,
+    column_runs,
+    compressed_tokens,
     h5_damage,
     h5_identity,
     open_h5_for_reading,
     own_dataset,
+    plain_extents,
     read_crc32,
+    require_crc32,
     require_stored,
     require_version,
     text_of,
 )
-from zb_hdf5.formats.hdf5.source import H5pySource
-from zb_hdf5.formats.sidecar import crc32_path, no_crc32_file, read_crc32_file
+from zb_hdf5.formats.hdf5.source import H5pySource, crc32_rows_of, open_source
+from zb_hdf5.formats.sidecar import crc32_path, no_crc32_file, read_crc32_file, sidecar_rows
 from zb_hdf5.spec import (
     BATCHES,
     CODE_BY_DTYPE,
@@ -44,6 +51,7 @@ from zb_hdf5.spec import (
     DTYPE_BY_NAME,
     HDF5_FORMAT,
     HDF5_VERSION,
+    NO_CODEC,
     ROOT_ATTRIBUTES,
     STREAM_FORMAT,
     USER_BLOCK_BYTES,
@@ -65,7 +73,7 @@ class HDF5BatchReader(BatchReader):
         "mmap" and "pread" use the extents of the chunks and need a published, unfiltered file; "h5py" reads anything;
         "auto" takes extents where it can.
     verify
-        "batch": compare each batch with its stored crc32 when it is read. "store": check every digest first.
+        As for `open_reader`. What still grows is not checked.
     dataset
         Name of a 3-D integer dataset of another origin, read through h5py; an id that does not fit uint32 is an error
         when it is met.
@@ -94,48 +102,32 @@ class HDF5BatchReader(BatchReader):
         path: str | os.PathLike[str],
         *,
         access: str = "auto",
-        verify: str = "none",
+        verify: str = "auto",
         dataset: str | None = None,
     ) -> None:
         require_options(access, verify)
-        path = Path(path)
+        path = any_path(path)
         with h5_damage(path), open_h5_for_reading(path) as h5:
             found = _inspect_store(h5, path) if dataset is None else _inspect_foreign(h5, path, dataset)
             self._identity = h5_identity(h5, growing=not found.complete)
-            if verify != "none" and not found.complete:
+            if verify in ("batch", "store") and not found.complete:
                 raise UnverifiableError(f"{path}: verify={verify!r} needs all of its digests, but {found.obstacle}")
-            if verify != "none" and dataset is not None:
+            if verify in ("batch", "store") and dataset is not None:
                 raise UnverifiableError(f"{path}: cannot be verified: {_FOREIGN}")
-            crc32 = _required_crc32(h5, path, found) if verify == "batch" else None
-        source = self._open_source(path, found, access, dataset or BATCHES, self._identity)
+            if verify == "batch" and not found.is_face:
+                require_crc32(h5, path, found.num_batches)
+        source = open_source(path, dataset or BATCHES, found.meta, found.places, found.obstacle, access, self._identity)
         super().__init__(path, found.meta, found.num_batches, source)
-        self._foreign, self._is_face = dataset is not None, found.is_face
-        self.extents, self.complete, self.sha256 = found.extents, found.complete, found.sha256
-        self._open_field = partial(
-            HDF5FieldReader, path, access=access, verify="batch" if verify == "batch" else "none"
-        )
-        if found.extents is not None:
-            self.columns = {BATCHES: tuple(found.extents.runs)}
-            if found.crc32_runs:
-                self.columns[CRC32] = found.crc32_runs
+        self._foreign, self._is_face, self._has_crc32 = dataset is not None, found.is_face, found.has_crc32
+        self.complete, self.sha256, self.columns = found.complete, found.sha256, found.columns
+        self.extents, self.compressed = plain_extents(found.places), compressed_tokens(found.places)
+        self._open_field = partial(HDF5FieldReader, path, access=access, verify="none" if verify == "store" else verify)
         if self.complete and dataset is None:
             self._beside = DocumentsBeside(path, self.num_records, self.seq_len, self.sha256)
         if not self.complete:
             self.refresh()  # opens the file now: once it is published, its partial's name is gone
-        if crc32 is not None:
-            self._source = CheckedSource(source, found.meta, crc32, path)
-        elif verify == "store":
-            self.require_digests()
-
-    @staticmethod
-    def _open_source(path: Path, found: _Layout, access: str, dataset: str, identity: Identity) -> BatchSource:
-        if found.extents is not None and access != "h5py":
-            return ExtentFile(path, found.extents, found.meta.shape, found.meta.dtype, access, identity)
-        if access in ("mmap", "pread"):
-            raise BackendError(
-                f"{path}: access={access!r} needs plain extents, but {found.obstacle}; use access='h5py' or 'auto'"
-            )
-        return H5pySource(path, dataset, found.meta, identity)
+        if self.complete:
+            self.check_reads(verify)
 
     def stored_crc32(self) -> npt.NDArray[np.uint32] | None:
         """Return the rows of the dataset `crc32`, or of the file beside a stamped `.batch`, or None."""
@@ -151,6 +143,13 @@ class HDF5BatchReader(BatchReader):
             if self.complete and rows != self.num_batches:
                 raise IncompleteError(f"{self.path}: expected {rows:,} batches, found {self.num_batches:,}")
             return crc32
+
+    def crc32_rows(self) -> Crc32Rows | None:
+        if self._is_face:
+            return sidecar_rows(self.path, self.num_batches) if crc32_path(self.path).exists() else None
+        if self._foreign or not self._has_crc32:
+            return None
+        return crc32_rows_of(self, CRC32, self._identity)
 
     def missing_digests(self) -> str:
         if self._foreign:
@@ -173,10 +172,11 @@ class _Layout(NamedTuple):
     num_batches: int
     complete: bool
     sha256: str | None
-    extents: Extents | None
-    obstacle: str  # why there are no extents or digests
+    places: Places | None  # of the chunks
+    obstacle: str  # why there are no plain extents, or no digests
     is_face: bool = False  # of a stamped `.batch` file, which has no digests of its own
-    crc32_runs: tuple[Run, ...] = ()  # where the rows of crc32 lie
+    has_crc32: bool = False
+    columns: Columns = {}  # noqa: RUF012 - nobody changes it
 
 
 def _inspect_store(h5: h5py.File, path: Path) -> _Layout:
@@ -199,10 +199,14 @@ def _inspect_store(h5: h5py.File, path: Path) -> _Layout:
     require_stored(state.num_batches * meta.batch_bytes, h5, stored, path)
     if not state.complete:
         return _Layout(meta, state.num_batches, False, None, None, "its writer has not finished")
-    extents, obstacle = _chunk_extents(stored, meta, state.num_batches, path)
+    places, obstacle = _chunk_places(stored, meta, state.num_batches, path)
     rows = own_dataset(h5, path, CRC32)
     is_face = h5.userblock_size == USER_BLOCK_BYTES and rows is None
-    return _Layout(meta, state.num_batches, True, state.sha256, extents, obstacle, is_face, crc32_runs(rows))
+    columns = column_runs(h5, path, BATCHES, places)
+    if rows is not None and len(rows) < state.num_batches:
+        columns.pop(CRC32, None)  # whoever needs them is told
+    found = _Layout(meta, state.num_batches, True, state.sha256, places, obstacle)
+    return found._replace(is_face=is_face, has_crc32=rows is not None, columns=columns)
 
 
 def _meta(h5: h5py.File, stored: h5py.Dataset, path: Path) -> StoreMeta:
@@ -210,7 +214,8 @@ def _meta(h5: h5py.File, stored: h5py.Dataset, path: Path) -> StoreMeta:
     try:
         numbers: dict[str, Any] = {name: int(h5.attrs[name]) for name in names}
         text, fields = str(text_of(h5.attrs["tokenizer"])), fields_in(h5, path, 3)
-        return StoreMeta(dtype=stored.dtype, tokenizer=text, fields=fields, **numbers)
+        codec = codec_of(stored) or NO_CODEC
+        return StoreMeta(dtype=stored.dtype, tokenizer=text, fields=fields, codec=codec, **numbers)
     except (ArgumentError, TypeError, ValueError, OverflowError) as error:
         raise FormatError(f"{path}: bad root attributes: {error}") from error
 
@@ -246,8 +251,8 @@ def _foreign(h5: h5py.File, problem: str) -> FormatError:
     return FormatError(f"{problem}; its 3-D integer datasets: {found}", remedy=Remedy.DATASET)
 
 
-def _chunk_extents(stored: h5py.Dataset, meta: StoreMeta, num_batches: int, path: Path) -> tuple[Extents | None, str]:
-    """List the chunks once; return their extents, or None and what stands in the way.
+def _chunk_places(stored: h5py.Dataset, meta: StoreMeta, num_batches: int, path: Path) -> tuple[Places | None, str]:
+    """List the chunks once; return where they lie, or None and what stands in the way.
 
     A chunk may hold more rows than a batch has: the padding of a `.batch` slot.
     """
@@ -259,8 +264,4 @@ def _chunk_extents(stored: h5py.Dataset, meta: StoreMeta, num_batches: int, path
     batches, rows, tokens = stored.chunks
     if (batches, tokens) != (1, meta.seq_len) or rows < meta.batch_size:
         return None, f"its chunks are {stored.chunks}, not one batch {(1, *meta.shape)}"
-    return chunk_extents(stored, meta.batch_bytes, num_batches, path)
-
-
-def _required_crc32(h5: h5py.File, path: Path, found: _Layout) -> npt.NDArray[np.uint32]:
-    return read_crc32_file(path, found.num_batches) if found.is_face else read_crc32(h5, path, found.num_batches)
+    return chunk_places(stored, meta.batch_bytes, num_batches, path)

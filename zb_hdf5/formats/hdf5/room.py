@@ -17,10 +17,11 @@ from typing import Any, Final
 
 import h5py
 import numpy as np
+import numpy.typing as npt
 
 from zb_hdf5.core.publishing import write_fully
 from zb_hdf5.formats.hdf5.file import chunk_offsets
-from zb_hdf5.spec import CRC32_CHUNK_ROWS, HDF5_ALIGNMENT, StoreMeta, meta_block_bytes
+from zb_hdf5.spec import CODECS, CRC32_CHUNK_ROWS, HDF5_ALIGNMENT, NO_CODEC, StoreMeta, meta_block_bytes
 
 #: Disk space that is reserved ahead: reserving for each group takes a tenth of the time of a conversion.
 RESERVE_BYTES: Final = 64 << 20
@@ -30,9 +31,10 @@ _ERRNO: Final = re.compile(r"errno = (\d+)")
 
 
 def stored_bytes(meta: StoreMeta, num_batches: int) -> int:
-    """Return about how many bytes a file of these batches has."""
+    """Return about how many bytes a file of these batches has; compressed tokens take half as many, or less."""
     crc32 = -(-num_batches // CRC32_CHUNK_ROWS) * CRC32_CHUNK_ROWS * 4
-    return meta_block_bytes(num_batches) + crc32 + HDF5_ALIGNMENT + num_batches * meta.padded_batch_bytes
+    tokens = num_batches * meta.padded_batch_bytes // (1 if meta.codec == NO_CODEC else 2)
+    return meta_block_bytes(num_batches) + crc32 + HDF5_ALIGNMENT + tokens
 
 
 class Places:
@@ -154,6 +156,17 @@ class Room:
         begin, last = self._places[-1].offsets[[first, first + count - 1]].tolist()
         return begin if last - begin == (count - 1) * slot_bytes else None
 
+    def write(self, first: int, chunks: npt.NDArray[Any]) -> None:
+        """Write chunks of the last dataset to their places, from number `first` on, all that lie together at once.
+
+        HDF5 would write them one by one, and hold the interpreter lock meanwhile; it keeps no sizes of such chunks.
+        """
+        places = self._places[-1]
+        offsets = places.offsets[first : first + len(chunks)]
+        cuts = [0, *(np.flatnonzero(np.diff(offsets) != places.chunk_bytes) + 1).tolist()]
+        for start, stop in zip(cuts, [*cuts[1:], len(chunks)], strict=True):
+            write_fully(self._fd, chunks[start:stop], int(offsets[start]))
+
     def cut_off(self, num_chunks: int) -> None:
         """Give back what lies behind the first chunks; the file is closed. HDF5 itself frees nothing in SWMR mode."""
         end, last = end_of_file_address(self._fd), self._places[-1]
@@ -164,12 +177,81 @@ class Room:
         os.ftruncate(self._fd, end)
 
 
+class LooseRoom:
+    """Disk space for the chunks of growing datasets that are compressed: how many bytes a chunk takes is known late.
+
+    Each chunk is placed behind all others when it is written. See `Room` for the functions that both have.
+    """
+
+    def __init__(self, h5: h5py.File, stored: Sequence[h5py.Dataset], fd: int) -> None:
+        self._h5, self._stored, self._fd = h5, stored, fd
+        self._chunk_bytes = sum(Places(dataset).chunk_bytes for dataset in stored)
+        self._chunks = 0  # that space was taken for
+        self._solid = 0  # the disk space before this byte is taken
+
+    @property
+    def num_chunks(self) -> int:
+        """Chunks that the datasets have room for."""
+        return -(-len(self._stored[-1]) // int(self._stored[-1].chunks[0]))
+
+    def extend(self, lengths: Mapping[h5py.Dataset, int]) -> None:
+        """Extend datasets, and flush."""
+        for dataset, length in lengths.items():
+            dataset.resize(length, axis=0)
+        end = self._h5.id.get_filesize()
+        if os.fstat(self._fd).st_size < end:
+            os.ftruncate(self._fd, end)  # before it is announced: HDF5 refuses a file that is shorter than it says
+        self._h5.flush()
+
+    def require_metadata_space(self) -> None:
+        """See that the disk has room for the metadata of the next extension."""
+        self.reserve_bytes(0)
+
+    def reserve(self, stop: int) -> None:
+        """Take the disk space of the chunks before `stop`, as if none of them shrank."""
+        if stop > self._chunks:
+            self.reserve_bytes((stop - self._chunks) * self._chunk_bytes)
+            self._chunks = stop
+
+    def reserve_bytes(self, count: int) -> None:
+        """Take disk space behind what is committed, for data and their metadata."""
+        begin = end_of_file_address(self._fd)
+        needed = begin + count + meta_block_bytes(0)
+        if needed <= self._solid:
+            return
+        try:
+            os.posix_fallocate(self._fd, begin, max(needed - begin, RESERVE_BYTES))
+            self._solid = max(needed, begin + RESERVE_BYTES)
+        except OSError:  # a disk that is nearly full may still hold this commit
+            os.posix_fallocate(self._fd, begin, needed - begin)
+            self._solid = needed
+
+    def place(self, first: int, count: int, slot_bytes: int) -> None:
+        """Return nothing: no bytes are copied into a compressed file."""
+
+    def cut_off(self, num_chunks: int) -> None:
+        """Give back what was taken ahead; the file is closed."""
+        os.ftruncate(self._fd, end_of_file_address(self._fd))
+
+
 def early_allocation() -> Any:
     """Return the creation properties of a dataset whose chunks have places before they have bytes."""
     early = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     early.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
     early.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
     return early
+
+
+def filtered(codec: str) -> Any:
+    """Return the creation properties of a dataset whose chunks are compressed by us.
+
+    The filter is an optional one, so that HDF5 itself need not have it here.
+    """
+    name, _, level = codec.partition(":")
+    properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    properties.set_filter(CODECS[name].filter_id, h5py.h5z.FLAG_OPTIONAL, (int(level),))
+    properties.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+    return properties
 
 
 @contextlib.contextmanager

@@ -5,16 +5,29 @@ from __future__ import annotations
 import os
 import threading
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import h5py
 import numpy as np
 import numpy.typing as npt
 
+from zb_hdf5.columns.checked import Crc32Rows
+from zb_hdf5.columns.decoded import CodedChunks, DecodedSource
+from zb_hdf5.columns.ranges import RangeSource, open_extents, open_ranges
+from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.columns.source import CopyingSource, gather_from_batches
-from zb_hdf5.core.files import Identity
-from zb_hdf5.errors import FormatError, IncompleteError, Remedy, UnavailableError
-from zb_hdf5.formats.hdf5.file import h5_damage, lacking_filters, open_h5_for_reading
+from zb_hdf5.core.extents import ExtentFile, Extents
+from zb_hdf5.core.files import Handle, Identity, size_of
+from zb_hdf5.errors import BackendError, FormatError, IncompleteError, Remedy, UnavailableError
+from zb_hdf5.formats.hdf5.file import (
+    Places,
+    h5_damage,
+    handle_of_h5,
+    lacking_filters,
+    load_filters,
+    open_h5_for_reading,
+    rows_by_library,
+)
 from zb_hdf5.spec import BATCHES_ATTRIBUTES, BATCHES_LAYOUT, NO_SHA256, StoreMeta, TokenArray, as_stored, is_sha256
 
 
@@ -24,6 +37,54 @@ class WriterState(NamedTuple):
     num_batches: int
     complete: bool
     sha256: str | None
+
+
+#: What reads the chunks of one HDF5 file.
+FileSource: TypeAlias = "ExtentFile | RangeSource | DecodedSource | H5pySource"
+
+
+def open_source(
+    path: Path,
+    dataset: str,
+    meta: StoreMeta,
+    places: Places | None,
+    obstacle: str,
+    access: str,
+    identity: Identity,
+    marker: str | None = None,
+) -> FileSource:
+    """Open the batches of a dataset where its chunks lie, or through h5py where that is not known.
+
+    Parameters
+    ----------
+    obstacle
+        Why there are no plain extents.
+    marker
+        The dataset whose attributes are the commit marker, where it is another one.
+
+    Raises
+    ------
+    BackendError
+        If `access` needs extents, and there are none.
+    UnavailableError
+        If the library of their codec is not installed.
+    """
+    if isinstance(places, Extents) and access != "h5py":
+        return open_extents(path, places, meta, access, identity)
+    if isinstance(places, CodedChunks) and access in ("auto", "pread"):
+        return DecodedSource(open_ranges(path, identity), places, meta, "pread", identity)
+    if access in ("mmap", "pread"):
+        others = "'h5py' or 'auto'" if places is None else "'pread', 'h5py' or 'auto'"
+        raise BackendError(f"{path}: access={access!r} needs plain extents, but {obstacle}; use access={others}")
+    return H5pySource(path, dataset, meta, identity, marker)
+
+
+def crc32_rows_of(reader: BatchReader, name: str, identity: Identity) -> Crc32Rows:
+    """Return the rows of crc32 of a column from the places that its reader knows, else through HDF5."""
+    source, runs = reader._source, reader.columns.get(name)
+    if runs and isinstance(source, ExtentFile | RangeSource | DecodedSource):
+        return Crc32Rows.placed(reader.num_batches, source, runs)
+    return rows_by_library(reader.path, reader.num_batches, identity, name)
 
 
 class H5pySource(CopyingSource):
@@ -42,13 +103,18 @@ class H5pySource(CopyingSource):
         self._marker = marker or dataset  # the dataset whose attributes are the commit marker
         self._reset()
 
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self._meta.dtype
+
     def _reset(self) -> None:
         self._lock = threading.Lock()
         self._pid = 0
         self._h5: h5py.File = None
         self._stored: h5py.Dataset = None
         self._direct = False
-        self._fd, self._size = -1, 0
+        self._handle: Handle = -1
+        self._size = 0
 
     def dataset(self) -> h5py.Dataset:
         """Return the dataset, opened in this process."""
@@ -58,6 +124,7 @@ class H5pySource(CopyingSource):
             if self._pid != os.getpid():
                 self._h5 = open_h5_for_reading(self._path, self._identity)
                 self._stored = stored = self._h5[self._name]
+                load_filters(stored)
                 values = 1 if self._meta.field is None else self._meta.field.size  # of a row
                 self._rows = (
                     1 if self._meta.layout == BATCHES_LAYOUT else self._meta.batch_tokens // values
@@ -66,9 +133,9 @@ class H5pySource(CopyingSource):
                 plain = stored.chunks == (self._rows, *stored.shape[1:])
                 plain = plain and not stored.id.get_create_plist().get_nfilters()
                 self._direct = plain and stored.dtype == self._meta.dtype
-                self._fd = self._h5.id.get_vfd_handle()
+                self._handle = handle_of_h5(self._h5)
                 # a live file may end up shorter: its writer gives back the room that it had reserved
-                self._size = 0 if self._h5.swmr_mode else os.fstat(self._fd).st_size
+                self._size = 0 if self._h5.swmr_mode else size_of(self._handle)
                 self._pid = os.getpid()
         return self._stored
 
@@ -90,14 +157,14 @@ class H5pySource(CopyingSource):
             if lacking := lacking_filters(stored):
                 raise UnavailableError(
                     f"{self._path}: this HDF5 installation lacks a filter that the file needs: {lacking[0]}; "
-                    "'pip install hdf5plugin' has the common ones: import it before reading"
+                    "pip install 'zb_hdf5[codecs]' has the common ones"
                 ) from error
             raise FormatError(f"{self._path}: batch {start:,}: HDF5 cannot read it: {error}") from error
 
     def _check_size(self) -> None:
         """Refuse a file that has become shorter: HDF5 returns zeros for missing bytes."""
         try:
-            size = os.fstat(self._fd).st_size
+            size = size_of(self._handle)
         except OSError as error:
             raise UnavailableError(
                 f"{self._path}: the file system has lost the open file: {error.strerror}; if another node renamed it, "
@@ -113,7 +180,7 @@ class H5pySource(CopyingSource):
 
     def gather_into(self, records: npt.NDArray[np.int64], out: TokenArray) -> None:
         """Fill `out`, shape `(count, L)`, with records of L tokens."""
-        gather_from_batches(self, self._meta, records, out)
+        gather_from_batches(self.read, self._meta, records, out)
 
     def will_need(self, index: int, count: int = 1) -> None:
         """Do nothing: where the bytes lie is known to HDF5 only."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-import zlib
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, cast
@@ -13,29 +13,48 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
+from zb_hdf5.columns.checked import Crc32Rows
+from zb_hdf5.columns.decoded import DecodedSource
+from zb_hdf5.columns.ranges import RangeSource
 from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.columns.source import BatchSource
+from zb_hdf5.columns.writer import Columns
+from zb_hdf5.core.digests import crc32_of
 from zb_hdf5.core.extents import ExtentFile, Extents, Run
 from zb_hdf5.core.files import Identity
-from zb_hdf5.errors import ArgumentError, BackendError, ChecksumError, ConvertError, FormatError, IncompleteError
+from zb_hdf5.core.paths import RemotePath, any_path
+from zb_hdf5.errors import (
+    ArgumentError,
+    BackendError,
+    ChecksumError,
+    ConvertError,
+    FormatError,
+    IncompleteError,
+    UnverifiableError,
+)
 from zb_hdf5.formats.hdf5.fields import HDF5FieldReader, fields_in
 from zb_hdf5.formats.hdf5.file import (
-    chunk_offsets,
-    crc32_runs,
+    Places,
+    chunk_places,
+    codec_of,
+    column_runs,
+    compressed_tokens,
     h5_damage,
     h5_identity,
     open_h5_for_reading,
     own_dataset,
+    plain_extents,
     require_stored,
     require_version,
     text_of,
 )
-from zb_hdf5.formats.hdf5.source import H5pySource
+from zb_hdf5.formats.hdf5.source import FileSource, H5pySource, crc32_rows_of, open_source
 from zb_hdf5.formats.npy import read_npy_header
 from zb_hdf5.spec import (
     CODE_BY_DTYPE,
     CRC32,
     DOC_OFFSETS,
+    NO_CODEC,
     STREAM_FORMAT,
     STREAM_LAYOUT,
     STREAM_ROOT_ATTRIBUTES,
@@ -57,12 +76,12 @@ class StreamInspection(NamedTuple):
         One batch is one chunk.
     sha256
         None until its writer has finished.
-    extents
-        Where the chunks lie; None where they are compressed or still being written.
+    places
+        Where the chunks lie; None where only HDF5 can read them, or they are still being written.
     identity
         Of the file that was looked into.
-    crc32_runs
-        Where the rows of crc32 lie; empty where that is not known.
+    columns
+        Where the chunks of the columns lie that a reader may look for without HDF5.
     """
 
     meta: StoreMeta
@@ -70,9 +89,9 @@ class StreamInspection(NamedTuple):
     doc_offsets_crc32: int
     sha256: str | None
     complete: bool
-    extents: Extents | None
+    places: Places | None
     identity: Identity
-    crc32_runs: tuple[Run, ...]
+    columns: Columns
 
     @property
     def num_chunks(self) -> int:
@@ -103,6 +122,9 @@ class TokenFile(Protocol):
 
     def read_into(self, start: int, out: TokenArray) -> None:
         """Fill 1-D `out`, of the file's dtype, with consecutive tokens."""
+
+    def read_runs(self, runs: Sequence[tuple[int, TokenArray]]) -> None:
+        """Fill each 1-D array with consecutive tokens from its place on; all at once, where that is faster."""
 
     def is_cached(self, start: int) -> bool:
         """Return whether a token can be read without waiting for a disk."""
@@ -135,16 +157,27 @@ def open_token_file(path: Path, access: str = "auto", identity: Identity | None 
             raise BackendError(f"{path}: access='h5py' needs an HDF5 file, found a .npy file")
         return _open_npy(path, access, identity)
     found = inspect_stream(path, identity)
-    if found.extents is not None and access != "h5py":
-        return ExtentTokens(
-            ExtentFile(path, found.extents, found.meta.shape, found.meta.dtype, access, found.identity),
-            found.token_count,
-        )
-    if access in ("mmap", "pread"):
-        why = "it is compressed" if found.complete else "its writer has not finished"
-        raise BackendError(f"{path}: access={access!r} needs plain extents, but {why}; use access='h5py' or 'auto'")
-    source = H5pySource(path, TOKENS, found.meta, found.identity)
-    return H5pyTokens(path, source, found.token_count, found.meta.dtype, found.identity)
+    why = "it is compressed" if found.complete else "its writer has not finished"
+    source = open_source(path, TOKENS, found.meta, found.places, why, access, found.identity)
+    return _tokens_of(path, source, found.token_count, found.identity)
+
+
+def open_checked_file(path: Path, field: str | None = None, identity: Identity | None = None) -> TokenFile:
+    """Open an HDF5 stream, or the values of a field of it, and compare each chunk that is read with its crc32.
+
+    Raises
+    ------
+    UnverifiableError
+        If no crc32 is stored, or its writer has not finished.
+    FormatError, IncompleteError
+        If it is no stream, or damaged.
+    """
+    if path.suffix == ".npy":
+        raise UnverifiableError(f"{path}: verify='batch' needs a stored crc32: .npy files have none; convert them")
+    reader: HDF5StreamReader | HDF5FieldReader
+    reader = HDF5StreamReader(path, identity) if field is None else HDF5FieldReader(path, field, verify="none")
+    reader.check_reads("batch")
+    return ChunkTokens(reader._source, reader.meta.shape, reader.dtype, reader.token_count, reader.identity)
 
 
 def open_field_file(path: Path, name: str, access: str = "auto") -> TokenFile:
@@ -152,11 +185,14 @@ def open_field_file(path: Path, name: str, access: str = "auto") -> TokenFile:
 
     Raises as `open_token_file`.
     """
-    reader = HDF5FieldReader(path, name, access=access)
-    source = reader._source
+    reader = HDF5FieldReader(path, name, access=access, verify="none")
+    return _tokens_of(path, cast(FileSource, reader._source), reader.token_count, reader.identity)
+
+
+def _tokens_of(path: Path, source: FileSource, num_tokens: int, identity: Identity) -> TokenFile:
     if isinstance(source, H5pySource):
-        return H5pyTokens(path, source, reader.token_count, reader.dtype, reader.identity)
-    return ExtentTokens(cast(ExtentFile, source), reader.token_count)
+        return H5pyTokens(path, source, num_tokens, identity)
+    return ExtentTokens(source, num_tokens)
 
 
 def _open_npy(path: Path, access: str, identity: Identity | None) -> TokenFile:
@@ -164,13 +200,14 @@ def _open_npy(path: Path, access: str, identity: Identity | None) -> TokenFile:
     if len(shape) != 1 or dtype.kind not in "iu":
         raise ConvertError(f"{path}: expected a 1-D array of integers, found shape {shape} {dtype}")
     extents = Extents([Run(byte_offset, shape[0] * dtype.itemsize, 1)] if shape[0] else [], shape[0] * dtype.itemsize)
-    return ExtentTokens(ExtentFile(path, extents, (1, shape[0]), dtype, access, identity), shape[0])
+    file = ExtentFile(path, extents, (1, shape[0]), dtype, access, identity)
+    return ExtentTokens(file, shape[0])
 
 
 class ExtentTokens:
     """Tokens read outside any format library. See `TokenFile`, and `ExtentFile` for views of files that change."""
 
-    def __init__(self, file: ExtentFile, num_tokens: int) -> None:
+    def __init__(self, file: ExtentFile | RangeSource | DecodedSource, num_tokens: int) -> None:
         self._file, self.num_tokens = file, num_tokens
         self.access, self.dtype, self.identity = file.access, file.dtype, file.identity
         self._chunk_tokens = file.shape[1]
@@ -183,9 +220,12 @@ class ExtentTokens:
     def read_into(self, start: int, out: TokenArray) -> None:
         tokens = self.flat()
         if tokens is None:
-            self._file.read_tokens_into(start, out)
+            self._file.read_runs_of_tokens([(start, out)])
         else:
             out[...] = tokens[start : start + len(out)]
+
+    def read_runs(self, runs: Sequence[tuple[int, TokenArray]]) -> None:
+        self._file.read_runs_of_tokens(runs)
 
     def is_cached(self, start: int) -> bool:
         return self._file.is_cached(start // self._chunk_tokens)
@@ -206,11 +246,9 @@ class H5pyTokens:
     access = "h5py"
     extents: Extents | None = None
 
-    def __init__(
-        self, path: Path, source: H5pySource, num_tokens: int, dtype: np.dtype[Any], identity: Identity
-    ) -> None:
+    def __init__(self, path: Path, source: H5pySource, num_tokens: int, identity: Identity) -> None:
         self._path, self._source = path, source
-        self.num_tokens, self.dtype, self.identity = num_tokens, dtype, identity
+        self.num_tokens, self.dtype, self.identity = num_tokens, source.dtype, identity
 
     def flat(self) -> TokenArray | None:
         return None
@@ -222,6 +260,10 @@ class H5pyTokens:
             first, within = divmod(start, size)
             out[...] = stored[first : -(-(start + len(out)) // size)].reshape(-1)[within : within + len(out)]
 
+    def read_runs(self, runs: Sequence[tuple[int, TokenArray]]) -> None:
+        for start, out in runs:
+            self.read_into(start, out)
+
     def is_cached(self, start: int) -> bool:
         """Say yes, as for batches through HDF5."""
         return True
@@ -231,6 +273,63 @@ class H5pyTokens:
 
     def close(self) -> None:
         self._source.close()
+
+
+class ChunkTokens:
+    """Tokens of which only whole chunks are read, because each of them is compared with its crc32. See `TokenFile`.
+
+    Parameters
+    ----------
+    chunks
+        A source that compares what it reads; closed with this.
+    shape, dtype
+        Of a chunk.
+    num_tokens
+        In all of them.
+    identity
+        Of the file.
+    """
+
+    extents: Extents | None = None
+
+    def __init__(
+        self, chunks: BatchSource, shape: tuple[int, int], dtype: np.dtype[Any], num_tokens: int, identity: Identity
+    ) -> None:
+        self._chunks, self._shape, self.access = chunks, shape, chunks.access
+        self.dtype, self.num_tokens, self.identity = dtype, num_tokens, identity
+        self._last: tuple[int, TokenArray] | None = None  # windows that follow each other lie in one chunk
+
+    def flat(self) -> TokenArray | None:
+        return None
+
+    def read_into(self, start: int, out: TokenArray) -> None:
+        done = 0
+        while done < len(out):
+            number, within = divmod(start + done, self._shape[1])
+            part = self._chunk(number)[within : within + len(out) - done]
+            out[done : done + len(part)] = part
+            done += len(part)
+
+    def read_runs(self, runs: Sequence[tuple[int, TokenArray]]) -> None:
+        for start, out in runs:
+            self.read_into(start, out)
+
+    def _chunk(self, number: int) -> TokenArray:
+        last = self._last
+        if last is None or last[0] != number:
+            tokens = np.empty(self._shape, self.dtype)
+            self._chunks.read_into(number, tokens)
+            last = self._last = number, tokens.reshape(-1)
+        return last[1]
+
+    def is_cached(self, start: int) -> bool:
+        return self._chunks.is_cached(start // self._shape[1])
+
+    def will_need(self, start: int) -> None:
+        self._chunks.will_need(start // self._shape[1])
+
+    def close(self) -> None:
+        self._chunks.close()
 
 
 class HDF5StreamReader(BatchReader):
@@ -247,19 +346,16 @@ class HDF5StreamReader(BatchReader):
 
     backend = "hdf5"
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        path = Path(path)
-        found = self._found = inspect_stream(path)
-        source: BatchSource
-        if found.extents is not None:
-            source = ExtentFile(path, found.extents, found.meta.shape, found.meta.dtype, "pread", found.identity)
-        else:
-            source = H5pySource(path, TOKENS, found.meta, found.identity)
+    def __init__(self, path: str | os.PathLike[str], identity: Identity | None = None) -> None:
+        path = any_path(path)
+        found = self._found = inspect_stream(path, identity)
+        access = "h5py" if found.places is None else "auto" if isinstance(path, RemotePath) else "pread"
+        source = open_source(path, TOKENS, found.meta, found.places, "", access, found.identity)
         super().__init__(path, found.meta, found.num_chunks, source)
-        self.complete, self.sha256, self.extents = found.complete, found.sha256, found.extents
-        self._open_field = partial(HDF5FieldReader, path)
-        if found.extents is not None:
-            self.columns = {TOKENS: tuple(found.extents.runs)} | ({CRC32: found.crc32_runs} if found.crc32_runs else {})
+        self.complete, self.sha256, self.columns = found.complete, found.sha256, found.columns
+        self.extents, self.compressed = plain_extents(found.places), compressed_tokens(found.places)
+        self.identity = found.identity
+        self._open_field = partial(HDF5FieldReader, path, verify="none")
 
     @property
     def token_count(self) -> int:
@@ -272,6 +368,9 @@ class HDF5StreamReader(BatchReader):
     def stored_crc32(self) -> npt.NDArray[np.uint32]:
         """Return the rows of the dataset `crc32`: one for each chunk, of its tokens alone."""
         return read_chunk_crc32(self.path, self.num_batches, self._found.identity)
+
+    def crc32_rows(self) -> Crc32Rows | None:
+        return crc32_rows_of(self, CRC32, self.identity) if self.complete else None
 
     def doc_offsets(self) -> npt.NDArray[np.uint64]:
         """Return where the documents begin and the last one ends, shape (D + 1,): all that are committed.
@@ -295,7 +394,7 @@ class HDF5StreamReader(BatchReader):
 
     def has_written(self, offsets: npt.NDArray[np.uint64]) -> bool:
         """Return whether these are the offsets of documents whose crc32 the finished file has."""
-        return zlib.crc32(offsets) == self._found.doc_offsets_crc32
+        return crc32_of(offsets) == self._found.doc_offsets_crc32
 
 
 def check_documents(reader: BatchReader) -> list[str]:
@@ -334,15 +433,19 @@ def inspect_stream(path: Path, identity: Identity | None = None) -> StreamInspec
         sha256 = bytes(found["sha256"]).decode("ascii", "replace")
         if not is_sha256(sha256):
             raise FormatError(f"{path}: expected 64 hexadecimal digits in sha256, found {sha256!r}")
+        places, columns = None, {}
+        if complete:
+            places = _chunk_places(stored, token_count, path)
+            columns = column_runs(h5, path, TOKENS, places)
         return StreamInspection(
             _meta(h5, stored, path),
             token_count,
             int(found["doc_offsets_crc32"]),
             sha256 if complete else None,
             complete,
-            _chunk_extents(stored, token_count, path) if complete else None,
+            places,
             h5_identity(h5, growing=not complete),
-            crc32_runs(own_dataset(h5, path, CRC32)) if complete else (),
+            columns,
         )
 
 
@@ -353,7 +456,7 @@ def _meta(h5: h5py.File, stored: h5py.Dataset, path: Path) -> StoreMeta:
         return StoreMeta(
             1, chunk_tokens, stored.dtype, document_count=documents, vocab_size=int(h5.attrs["vocab_size"]),
             tokenizer=str(text_of(h5.attrs["tokenizer"])), boundary_token_id=boundary, layout=STREAM_LAYOUT,
-            fields=fields_in(h5, path, 1),
+            fields=fields_in(h5, path, 1), codec=codec_of(stored) or NO_CODEC,
         )  # fmt: skip
     except ArgumentError as error:
         raise FormatError(f"{path}: bad attributes: {error}") from error
@@ -383,15 +486,12 @@ def _checked_tokens(h5: h5py.File, path: Path) -> h5py.Dataset:
     return stored
 
 
-def _chunk_extents(stored: h5py.Dataset, token_count: int, path: Path) -> Extents | None:
-    """Return where the chunks lie, or None where they are not plain."""
-    if not stored.chunks or stored.id.get_create_plist().get_nfilters():
+def _chunk_places(stored: h5py.Dataset, token_count: int, path: Path) -> Places | None:
+    """Return where the chunks lie, or None where only HDF5 can read them."""
+    if not stored.chunks:
         return None
     chunk_tokens = stored.chunks[0]
-    offsets = chunk_offsets(stored, -(-token_count // chunk_tokens))
-    if np.any(offsets < 0):
-        raise FormatError(f"{path}: a chunk of the {token_count:,} committed tokens is missing; restore the file")
-    return Extents.from_offsets(offsets, chunk_tokens * stored.dtype.itemsize)
+    return chunk_places(stored, chunk_tokens * stored.dtype.itemsize, -(-token_count // chunk_tokens), path)[0]
 
 
 def read_doc_offsets(path: Path, identity: Identity | None = None) -> npt.NDArray[np.uint64]:

@@ -15,17 +15,17 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.columns.writer import Columns, FieldArrays, FieldDigest, ShardInfo, stored_fields
+from zb_hdf5.columns.writer import Columns, FieldArrays, ShardInfo, stored_fields
 from zb_hdf5.core.digests import TokenDigest, crc32_array
 from zb_hdf5.core.documents import id_bytes, metadata_bytes
 from zb_hdf5.core.publishing import PartialFile, disk_errors
 from zb_hdf5.errors import ArgumentError, ClosedError, ConvertError
 from zb_hdf5.field import Fields, parse_fields
-from zb_hdf5.formats.codecs import Encode, encoder
+from zb_hdf5.formats.document_file import DocumentRows, documents_path
 from zb_hdf5.formats.document_writer import DocumentsWriter, encoded_spans
-from zb_hdf5.formats.documents import DocumentRows, documents_path
 from zb_hdf5.formats.hdf5.aligned import AlignedFile, ColumnSpec, Rows, field_specs
 from zb_hdf5.formats.hdf5.file import CREATOR, create_texts
+from zb_hdf5.formats.span_values import Encode, encoder
 from zb_hdf5.spec import (
     DEFAULT_CHUNK_TOKENS,
     DOC_OFFSETS,
@@ -40,7 +40,7 @@ from zb_hdf5.spec import (
     StoreMeta,
     as_stored,
     batches_ahead,
-    field_column,
+    codec_named,
     stored_dtype,
 )
 
@@ -78,6 +78,8 @@ class HDF5ShardWriter:
     spans_codec
         How the values of spans become bytes: "json", "str", "numpy", "msgpack" (if it is installed), "pickle", or a
         function that returns bytes.
+    codec
+        "zstd" or "gzip", with a level behind a colon, to compress tokens and fields; None: they are stored as they are.
 
     Examples
     --------
@@ -99,12 +101,13 @@ class HDF5ShardWriter:
         durable: bool = False,
         fields: Fields | None = None,
         spans_codec: str | Encode = "json",
+        codec: str | None = None,
     ) -> None:
-        codec, self._encode = encoder(spans_codec)
+        spans, self._encode = encoder(spans_codec)
         # one chunk has the limits of one batch
         self._meta = StoreMeta(
             1, chunk_tokens, stored_dtype(dtype), vocab_size=vocab_size, tokenizer=tokenizer, layout=STREAM_LAYOUT,
-            fields=parse_fields(fields),
+            fields=parse_fields(fields), codec=codec_named(codec),
         )  # fmt: skip
         self.boundary_token_id = boundary_token_id
         self._boundary = np.array([] if boundary_token_id < 0 else [boundary_token_id], dtype=np.int64)
@@ -122,7 +125,7 @@ class HDF5ShardWriter:
         self._open, self._failed = True, False
         self._opened: AlignedFile | None = None
         self._file = PartialFile(path, overwrite=overwrite)
-        self._documents = DocumentsWriter(documents_path(self._file.path), codec)
+        self._documents = DocumentsWriter(documents_path(self._file.path), spans)
         self._digest = TokenDigest()
         try:
             self._begin()
@@ -250,7 +253,8 @@ class HDF5ShardWriter:
                 crc32_array(self._crc32), document_count=self._offsets.count - 1,
             )  # fmt: skip
             with disk_errors(self._file.partial_path):
-                info = info._replace(columns=self._complete(info), fields=self._field_digests())
+                info = info._replace(columns=self._complete(info), fields=self._aligned.digests())
+                info = info._replace(compressed=self._aligned.compressed)
             if self._documents.says_more:
                 self._documents.publish(tokens_sha256=info.sha256)
             else:
@@ -282,7 +286,7 @@ class HDF5ShardWriter:
             "chunk_tokens": self._meta.chunk_tokens,
         }
         self._opened = self._aligned = AlignedFile(
-            self._file, ColumnSpec(TOKENS, self._meta.dtype, lead), field_specs(self._meta, lead),
+            self._file, ColumnSpec(TOKENS, self._meta.dtype, lead, self._meta.codec), field_specs(self._meta, lead),
             {name: (dtype, first.get(name, 0)) for name, dtype in TOKENS_ATTRIBUTES.items()},
             expected=0, durable=self._durable, create=self._create_root,
         )  # fmt: skip
@@ -315,8 +319,8 @@ class HDF5ShardWriter:
             with disk_errors(self._file.partial_path):
                 self._append(np.concatenate([*self._ends, np.empty(0, "<u8")]), pending)
         finally:
-            group = pending.result()  # also after a failure: the buffer may then change
-        self._digest.accept(group)
+            pending.wait()  # also after a failure: the buffer may then change
+        self._digest.accept(pending.result())
 
     def _append(self, ends: npt.NDArray[np.uint64], pending: PendingDigest) -> None:
         file, stop = self._aligned, self._committed + self._buffered
@@ -324,11 +328,13 @@ class HDF5ShardWriter:
         whole = int(np.searchsorted(ends, stop, side="right"))
         file.make_room(num_chunks, batches_ahead(number, self._meta), [self._offsets.count + whole])
         crc32: list[int] = []
+        if self._buffered % self._meta.chunk_tokens:
+            file.end_at(stop)
         with file.hdf5():
             if self._buffered:
                 for field in self._meta.fields:
                     values = self._buffers[field.name][np.newaxis]
-                    file.fields[field_column(field.name)].write(number, values, values[:, : self._buffered])
+                    file.fields[field.name].write(number, values, values[:, : self._buffered])
                 file.main.write(number, self._buffers[""][np.newaxis])
                 group = pending.result()
                 crc32, self._max_token = group.crc32, max(self._max_token, group.max_token)
@@ -346,10 +352,6 @@ class HDF5ShardWriter:
             "complete": 1,
         }
         return self._aligned.complete(info.num_batches, self._committed, **digests)
-
-    def _field_digests(self) -> dict[str, FieldDigest]:
-        num_bytes = os.fstat(self._file.fd).st_size
-        return {f.name: self._aligned.fields[field_column(f.name)].digest(num_bytes) for f in self._meta.fields}
 
     def _release(self) -> None:
         self._digest.close()

@@ -20,8 +20,9 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.core.extents import ExtentFile, Extents, Run, copy_range
+from zb_hdf5.core.fetched import FetchedFile
 from zb_hdf5.core.files import regular, require_bytes
-from zb_hdf5.core.paths import local_path
+from zb_hdf5.core.paths import RemotePath, any_path, local_path
 from zb_hdf5.core.publishing import PartialFile, disk_errors, write_fully
 from zb_hdf5.errors import ChecksumError, FormatError, Remedy
 from zb_hdf5.formats.hdf5.file import (
@@ -29,6 +30,7 @@ from zb_hdf5.formats.hdf5.file import (
     create_texts,
     h5_damage,
     h5_identity,
+    handle_of_h5,
     open_h5,
     open_h5_for_reading,
     own_dataset,
@@ -236,14 +238,14 @@ class TablesFile:
     """
 
     def __init__(self, path: str | os.PathLike[str], kind: str, sha256: str = "") -> None:
-        self.path, self.kind = local_path(path), kind
+        self.path, self.kind = any_path(path), kind
         with h5_damage(self.path), open_h5_for_reading(self.path) as h5:
             self.attributes = _attributes(h5, self.path, kind)
             self._places = {name: _place(h5, self.path, name, kind) for name in h5}
             identity = h5_identity(h5, growing=False)
-            self.num_bytes = identity[0]
+            self.num_bytes: int = identity[0]
             end = max((place.offset + place.num_bytes for place in self._places.values()), default=0)
-            require_bytes(end, h5.id.get_vfd_handle(), self.path, "its tables")
+            require_bytes(end, handle_of_h5(h5), self.path, "its tables")
         facts = {name: (place.dtype.str, place.num_rows) for name, place in self._places.items()}
         digests = {name: place.sha256 for name, place in self._places.items()}
         self.sha256 = _digest(kind, self.attributes, facts, digests)
@@ -253,7 +255,8 @@ class TablesFile:
                 f"{self.sha256}; restore it"
             )
         size = Extents([Run(0, self.num_bytes, 1)], self.num_bytes)
-        self._file = ExtentFile(self.path, size, (1, self.num_bytes), np.dtype("u1"), "auto", identity)
+        file_class = FetchedFile if isinstance(self.path, RemotePath) else ExtentFile
+        self._file = file_class(self.path, size, (1, self.num_bytes), np.dtype("u1"), "auto", identity)
 
     def __contains__(self, name: str) -> bool:
         return name in self._places
@@ -294,7 +297,7 @@ class TablesFile:
                 at=self.path.parent,
             )
         rows = np.empty(stop - start, place.dtype)
-        self._file.read_at(place.offset + start * place.dtype.itemsize, rows)
+        self._file.read_ranges([(place.offset + start * place.dtype.itemsize, rows)])
         return rows
 
     def read_texts(self, name: str, start: int, stop: int) -> list[bytes]:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -13,6 +12,7 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
+from zb_hdf5.columns.codecs import CompressedTokens
 from zb_hdf5.columns.writer import Columns, FieldDigest, FileWriter, ShardInfo
 from zb_hdf5.formats.hdf5.aligned import AlignedFile, ColumnSpec, Rows, field_specs
 from zb_hdf5.formats.hdf5.file import CREATOR, create_texts
@@ -25,7 +25,6 @@ from zb_hdf5.spec import (
     StoreMeta,
     TokenArray,
     batches_ahead,
-    field_column,
 )
 
 if TYPE_CHECKING:
@@ -41,13 +40,15 @@ class HDF5BatchWriter(FileWriter):
 
     backend: ClassVar[str] = "hdf5"
     holds_fields: ClassVar[bool] = True
+    holds_codecs: ClassVar[bool] = True
 
     _opened: AlignedFile | None = None
 
     def _begin(self) -> None:
         lead = (1, *self.meta.shape)
+        main = ColumnSpec(BATCHES, self.meta.dtype, lead, self.meta.codec)
         self._opened = self._aligned = AlignedFile(
-            self._file, ColumnSpec(BATCHES, self.meta.dtype, lead), field_specs(self.meta, lead), batches_attributes(),
+            self._file, main, field_specs(self.meta, lead), batches_attributes(),
             expected=self._expected_batches, durable=self._durable, create=self._create_root,
         )  # fmt: skip
 
@@ -66,12 +67,11 @@ class HDF5BatchWriter(FileWriter):
         self._make_room(self.num_batches + count)
         with self._aligned.hdf5():
             for name, values in fields.items():
-                self._aligned.fields[field_column(name)].write(self.num_batches, values)
+                self._aligned.fields[name].write(self.num_batches, values)
 
     def _append(self, batches: TokenArray, digest: PendingDigest) -> None:
         self._make_room(self.num_batches + len(batches))
-        with self._aligned.hdf5():
-            self._aligned.main.write(self.num_batches, batches)
+        self._aligned.write(self.num_batches, batches)
         self._commit(batches, digest.result())
 
     def _room_for(self, first: int, count: int) -> int | None:
@@ -88,10 +88,10 @@ class HDF5BatchWriter(FileWriter):
         return self._aligned.complete(info.num_batches, info.num_batches, sha256=info.sha256.encode(), complete=1)
 
     def _field_digests(self) -> dict[str, FieldDigest]:
-        num_bytes = os.fstat(self._file.fd).st_size
-        return {
-            field.name: self._aligned.fields[field_column(field.name)].digest(num_bytes) for field in self.meta.fields
-        }
+        return self._aligned.digests()
+
+    def _compressed(self) -> CompressedTokens | None:
+        return self._aligned.compressed
 
     def _release(self) -> None:
         if self._opened is not None:

@@ -20,9 +20,8 @@ DecodeAll: TypeAlias = Callable[[Sequence[bytes]], list[Any]]
 #: The stored name of a function of the user.
 CUSTOM: Final = "custom"
 JSON: Final = "json"
-#: The codec that runs code when it reads: never without being asked for by name.
+#: What runs code when it reads: never without being asked for by name.
 PICKLE: Final = "pickle"
-
 
 _JSON_ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False)
 #: Stands between values that are encoded together. Where it is in one of them too, each is encoded alone.
@@ -31,25 +30,23 @@ _BETWEEN_TEXT: Final = b',"\\u001e",'
 
 
 def encoder(codec: str | Encode) -> tuple[str, EncodeAll]:
-    """Return the name under which a codec is stored, and what encodes values, any number of them at once.
+    """Return the name under which a way to encode is stored, and what encodes values, any number of them at once.
 
     Parameters
     ----------
     codec
-        A name in `CODECS`, or a function that returns bytes; "custom" for values that are bytes already.
+        A name in `ENCODINGS`, or a function that returns bytes; "custom" for values that are bytes already.
 
     Raises
     ------
     ArgumentError
-        If there is no such codec.
+        If there is none of this name.
     UnavailableError
         If its package is not installed.
     """
     if callable(codec):
         return CUSTOM, _each(codec)
-    if codec == JSON:
-        return JSON, _json_texts
-    return codec, _each(bytes if codec == CUSTOM else _named(codec)[0])
+    return codec, _each(bytes) if codec == CUSTOM else _named(codec)[0]
 
 
 def decoder(stored: str, codec: str | Decode | None) -> DecodeAll:
@@ -77,7 +74,23 @@ def decoder(stored: str, codec: str | Decode | None) -> DecodeAll:
         )
     if codec not in (None, stored):
         raise ArgumentError(f"expected codec {stored!r}, with which the spans were written, found {codec!r}")
-    return _json_values if stored == JSON else _each(_named(stored)[1])
+    return _named(stored)[1]
+
+
+def first_refused(code: Callable[[list[Any]], object], values: Sequence[Any]) -> int:
+    """Return the place of the first value that an encoder or a decoder refuses; 0 where it takes each one alone."""
+    for place, value in enumerate(values):
+        try:
+            code([value])
+        except Exception:  # whatever a function of the user raises
+            return place
+    return 0
+
+
+def _named(name: str) -> tuple[EncodeAll, DecodeAll]:
+    if name not in ENCODINGS:
+        raise ArgumentError(f"spans_codec must be one of {', '.join(ENCODINGS)} or a function, found {name!r}")
+    return ENCODINGS[name]()
 
 
 def _each(function: Callable[[Any], Any]) -> Callable[[Sequence[Any]], list[Any]]:
@@ -101,47 +114,35 @@ def _json_values(texts: Sequence[bytes]) -> list[Any]:
     return values
 
 
-def _named(name: str) -> tuple[Encode, Decode]:
-    if name not in CODECS:
-        raise ArgumentError(f"spans_codec must be one of {', '.join(CODECS)} or a function, found {name!r}")
-    return CODECS[name]()
+def _text_bytes(value: Any) -> bytes:
+    if not isinstance(value, str):
+        raise TypeError(f"expected a str, found {type(value).__name__}")
+    return value.encode("utf-8")
 
 
-def _json() -> tuple[Encode, Decode]:
-    return lambda value: _json_texts([value])[0], json.loads
+def _array_bytes(value: Any) -> bytes:
+    file = io.BytesIO()
+    np.save(file, np.asarray(value), allow_pickle=False)
+    return file.getvalue()
 
 
-def _str() -> tuple[Encode, Decode]:
-    def encode(value: Any) -> bytes:
-        if not isinstance(value, str):
-            raise TypeError(f"expected a str, found {type(value).__name__}")
-        return value.encode("utf-8")
-
-    return encode, lambda data: data.decode("utf-8")
+def _array(data: bytes) -> Any:
+    return np.load(io.BytesIO(data), allow_pickle=False)
 
 
-def _numpy() -> tuple[Encode, Decode]:
-    def encode(value: Any) -> bytes:
-        file = io.BytesIO()
-        np.save(file, np.asarray(value), allow_pickle=False)
-        return file.getvalue()
-
-    return encode, lambda data: np.load(io.BytesIO(data), allow_pickle=False)
-
-
-def _msgpack() -> tuple[Encode, Decode]:
+def _msgpack() -> tuple[EncodeAll, DecodeAll]:
     try:
         msgpack = import_module("msgpack")
     except ImportError as error:
         raise UnavailableError("spans_codec='msgpack' needs the package msgpack: pip install msgpack") from error
-    return msgpack.packb, msgpack.unpackb
+    return _each(msgpack.packb), _each(msgpack.unpackb)
 
 
-def _pickle() -> tuple[Encode, Decode]:
-    return pickle.dumps, pickle.loads
-
-
-#: Name of a codec -> what gives its two functions.
-CODECS: Final[dict[str, Callable[[], tuple[Encode, Decode]]]] = {
-    JSON: _json, "str": _str, "numpy": _numpy, "msgpack": _msgpack, PICKLE: _pickle
-}  # fmt: skip
+#: Name -> what gives the two functions, which take whole lists.
+ENCODINGS: Final[dict[str, Callable[[], tuple[EncodeAll, DecodeAll]]]] = {
+    JSON: lambda: (_json_texts, _json_values),
+    "str": lambda: (_each(_text_bytes), _each(bytes.decode)),
+    "numpy": lambda: (_each(_array_bytes), _each(_array)),
+    "msgpack": _msgpack,
+    PICKLE: lambda: (_each(pickle.dumps), _each(pickle.loads)),
+}

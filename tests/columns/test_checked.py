@@ -1,0 +1,327 @@
+"""What is read whole is compared with its crc32, whatever the format, and no more is read for it than that takes."""
+
+from __future__ import annotations
+
+import pickle
+from collections import Counter
+from contextlib import contextmanager
+
+import h5py
+import numpy as np
+import pytest
+import torch
+
+import zb_hdf5.columns.checked
+from zb_hdf5 import (
+    ChecksumError,
+    DocumentLoader,
+    FormatError,
+    HDF5ShardWriter,
+    Loader,
+    MmapTokenStore,
+    ShardIndex,
+    UnverifiableError,
+    WindowReader,
+    open_reader,
+)
+from zb_hdf5.columns.checked import Crc32Rows
+from zb_hdf5.core.extents import ExtentFile
+from zb_hdf5.core.publishing import write_atomically
+from zb_hdf5.maintenance.rebuild import add_crc32_file
+from zb_hdf5.spec import CRC32_CHUNK_ROWS
+from zb_hdf5.store.streams import index_streams
+from zb_hdf5.testing import check_reader, random_tokens
+
+SHAPE = (4, 512)  # whole pages
+STORED = {
+    "batch": ("mmap", "pread", "auto"),
+    "hdf5": ("mmap", "pread", "auto", "h5py"),
+    "compressed": ("h5py", "auto"),
+    "batch store": ("mmap", "pread", "auto"),
+    "hdf5 store": ("mmap", "pread", "auto", "h5py"),
+}
+CASES = [(stored, access) for stored, accesses in STORED.items() for access in accesses]
+each_case = pytest.mark.parametrize(("stored", "access"), CASES, ids=lambda value: value.replace(" ", "-"))
+
+#: Reads of batch 5, and whether they read it whole into a buffer.
+READS = {
+    "into a buffer": (lambda r: r.read_into(5, np.empty(SHAPE, r.dtype)), True),
+    "widened": (lambda r: r.read_into(5, np.empty(SHAPE, np.int64)), True),
+    "a tensor": (lambda r: r.read_batch_torch(5), True),
+    "many": (lambda r: r.read_batches_into(3, np.empty((4, *SHAPE), r.dtype)), True),
+    "a batch": (lambda r: r.read_batch(5), None),  # unless it is a view
+    "int32": (lambda r: r.read_batch_int32(5), None),
+    "a record": (lambda r: r.read_record(5 * SHAPE[0] + 2), False),
+    "short records": (lambda r: r.read_records_into(np.array([41, 44, 3]), np.empty((3, 256), r.dtype)), False),
+}
+
+
+@pytest.fixture
+def expected():
+    return random_tokens(8, *SHAPE)
+
+
+@pytest.fixture
+def make_stored(tmp_path, write_file, write_store, gzip_copy, expected):
+    """Return `make_stored(stored) -> path`."""
+
+    def make(stored):
+        if stored.endswith("store"):
+            return write_store(tmp_path / "store", expected, (3, 4), (stored.removesuffix(" store"),))
+        path = write_file(tmp_path / ("x.batch" if stored == "batch" else "x.h5"), expected).path
+        if stored == "batch":
+            add_crc32_file(path)
+        return gzip_copy(path, tmp_path / "compressed.h5") if stored == "compressed" else path
+
+    return make
+
+
+def flip(folder, tokens):
+    """Flip a bit in the middle of some tokens, wherever they lie in the files of a folder."""
+    data, found = tokens.tobytes(), 0
+    for path in (path for path in folder.rglob("*") if path.is_file()):
+        if (place := path.read_bytes().find(data)) >= 0:
+            with open(path, "r+b") as file:
+                file.seek(place + len(data) // 2)
+                byte = file.read(1)[0]
+                file.seek(-1, 1)
+                file.write(bytes([byte ^ 4]))
+            found += 1
+    assert found == 1
+
+
+@pytest.mark.parametrize("verify", ["auto", "none", "batch"])
+@each_case
+def test_every_check_keeps_the_contract(stored, access, verify, make_stored, expected):
+    reader = open_reader(make_stored(stored), access=access, verify=verify)
+    assert reader.verified == {"auto": "whole reads", "none": "none", "batch": "all reads"}[verify]
+    copy = pickle.loads(pickle.dumps(reader))
+    np.testing.assert_array_equal(copy[5], expected[5])
+    copy.close()
+    check_reader(reader, expected)
+    reader.close()
+
+
+@pytest.mark.parametrize("how", READS)
+@pytest.mark.parametrize(("stored", "access"), [case for case in CASES if case[0] != "compressed"], ids=str)
+def test_a_flipped_bit_is_found_where_a_batch_is_read_whole(stored, access, how, make_stored, expected, tmp_path):
+    path = make_stored(stored)
+    with open_reader(path, access=access) as reader, open_reader(path, access=access, verify="batch") as strict:
+        strict[4], reader[4]  # proves the shard while it is whole
+        flip(tmp_path, expected[5])
+        read, whole = READS[how]
+        if whole or (whole is None and access in ("pread", "h5py")):
+            with pytest.raises(ChecksumError, match=r"batch [15]: expected crc32 [0-9a-f]{8}, found [0-9a-f]{8}") as e:
+                read(reader)
+            assert any(name in str(e.value) for name in ("x.batch", "x.h5", "shard-00002"))
+        else:
+            read(reader)
+        with pytest.raises(ChecksumError, match=r"batch [15]: expected crc32"):
+            read(strict)
+        with open_reader(path, access=access, verify="none") as unchecked:
+            unchecked[4]
+            read(unchecked)
+
+
+@pytest.mark.parametrize("stored", ["batch store", "hdf5 store"])
+def test_a_loader_finds_a_flipped_bit(stored, make_stored, expected, tmp_path):
+    path = make_stored(stored)
+    flip(tmp_path, expected[6])
+    for options in ({}, {"access": "pread"}, {"prefetch": 2}, {"access": "pread", "dtype": torch.int32}):
+        with pytest.raises(ChecksumError, match="batch 2: expected"), Loader(path, **options) as loader:
+            list(loader)
+
+
+def test_fingerprints_and_states_do_not_depend_on_it(make_stored):
+    path = make_stored("hdf5 store")
+    states = []
+    for verify in ("auto", "none", "batch", "store"):
+        with Loader(path, verify=verify) as loader:
+            next(loader)
+            states.append(loader.state_dict())
+            assert (loader.reader.verified == "store") == (verify == "store")
+    assert all(state == states[0] for state in states)
+
+
+# --- what cannot be compared -----------------------------------------------------------------------------------------
+
+
+def test_where_no_crc32_is_stored_nothing_is_checked_and_the_reader_says_so(tmp_path, expected, write_file):
+    lone = write_file(tmp_path / "x.batch", expected).path
+    with h5py.File(tmp_path / "foreign.h5", "w") as h5:
+        h5["data"] = expected
+    for path, options in ((lone, {}), (tmp_path / "foreign.h5", {"dataset": "data"})):
+        with open_reader(path, **options) as reader:
+            assert reader.verified == "none"
+            np.testing.assert_array_equal(reader[2], expected[2])
+        with pytest.raises(UnverifiableError):
+            open_reader(path, verify="batch", **options)
+
+
+def test_a_store_of_which_one_shard_has_no_crc32_says_so(tmp_path, expected, make_stored):
+    folder = make_stored("hdf5 store")
+    index = ShardIndex.load(folder)
+    index.table.values["crc32"][1] = -1
+    index.save(folder)
+    with open_reader(folder) as reader:
+        assert reader.verified == "none"
+        np.testing.assert_array_equal(reader[3], expected[3])
+    with pytest.raises(UnverifiableError, match="shard-00001"):
+        open_reader(folder, verify="batch")
+
+
+def test_a_batch_file_that_replaces_another_one_is_not_compared_with_its_crc32(tmp_path, expected, write_file):
+    path = write_file(tmp_path / "x.batch", expected).path
+    add_crc32_file(path)
+    write_file(path, expected[::-1].copy(), overwrite=True)
+    with open_reader(path, access="pread") as reader:
+        assert reader.verified == "none"
+        np.testing.assert_array_equal(reader[0], expected[-1])
+
+
+def test_a_crc32_file_of_another_length_is_an_error(tmp_path, expected, write_file):
+    path = write_file(tmp_path / "x.batch", expected).path
+    (tmp_path / "x.batch.crc32").write_bytes(bytes(12))
+    with open_reader(path, access="pread") as reader, pytest.raises(FormatError, match="expected 32 bytes, found 12"):
+        reader.read_batch_torch(0)
+
+
+# --- how much is read for it -----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def counted_reads(monkeypatch):
+    """Count the bytes that are read besides batches, by the file that they are read from."""
+    counts: Counter[str] = Counter()
+    read = ExtentFile.read_ranges
+
+    def count(self, ranges):
+        counts[self.name] += sum(out.nbytes for _, out in ranges)
+        read(self, ranges)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ExtentFile, "read_ranges", count)
+        yield counts
+
+
+def test_rows_of_crc32_are_read_16_kib_at_a_time_when_they_are_needed(tmp_path, write_file, monkeypatch):
+    tokens = np.arange((2 * CRC32_CHUNK_ROWS + 5) * 2, dtype="<u4").reshape(-1, 1, 2)
+    path = write_file(tmp_path / "x.h5", tokens, expected_batches=len(tokens)).path
+    with counted_reads(monkeypatch) as counts, open_reader(path, access="pread") as reader:
+        assert not counts
+        reader.read_batch_torch(CRC32_CHUNK_ROWS + 7)
+        reader.read_batch_torch(CRC32_CHUNK_ROWS)
+        assert sum(counts.values()) == 4 * CRC32_CHUNK_ROWS == 16384
+        reader.read_batch_torch(len(tokens) - 1)
+        assert sum(counts.values()) == 16384 + 4 * 5
+        for number in range(len(tokens)):
+            reader.read_into(number, np.empty((1, 2), "<u4"))
+        assert sum(counts.values()) == 4 * len(tokens)
+
+
+@pytest.mark.parametrize("verify", ["auto", "batch"])
+def test_a_store_is_read_without_hdf5_and_its_rows_once(verify, make_stored, expected, monkeypatch):
+    folder = make_stored("hdf5 store")
+    with monkeypatch.context() as patch, counted_reads(monkeypatch) as counts:
+        patch.setattr(h5py, "File", None)
+        with open_reader(folder, verify=verify) as reader:
+            assert not counts
+            reader.read_batch_torch(3)
+            assert counts == {str(folder / "shard-00001.h5"): 4}
+            for _ in range(2):
+                np.testing.assert_array_equal(list(map(reader.read_batch_torch, range(8))), expected)
+            assert sum(counts.values()) == 4 * 8
+
+
+def test_rows_that_are_too_many_are_let_go_and_read_again(monkeypatch):
+    stored = np.arange(3 * CRC32_CHUNK_ROWS, dtype="<u4")
+    blocks = []
+
+    def read(start, out):
+        blocks.append(start // CRC32_CHUNK_ROWS)
+        out[...] = stored[start : start + len(out)]
+
+    monkeypatch.setattr(zb_hdf5.columns.checked, "MAX_KEPT_BYTES", 2 * 4 * CRC32_CHUNK_ROWS)
+    rows, others = Crc32Rows(len(stored), read), Crc32Rows(len(stored), read)
+    for number in (0, 1, 5000, 9000, 9001, 4096, 1):
+        assert rows[number] == number
+    assert blocks == [0, 1, 2, 0]
+    assert others[0] == 0
+    assert len(rows.blocks) == len(others.blocks) == 1  # of all files together
+    np.testing.assert_array_equal(rows.all(), stored)
+    assert [rows[number] for number in (0, 5000, 12287)] == [0, 5000, 12287]
+
+
+def test_rows_in_several_runs(tmp_path):
+    chunk, places = 4 * CRC32_CHUNK_ROWS, [3, 4, 0, 7]  # where the chunks lie, in chunks
+    stored = np.arange(3 * CRC32_CHUNK_ROWS + 100, dtype="<u4")
+    data = np.zeros(8 * CRC32_CHUNK_ROWS, "<u4")
+    for number, place in enumerate(places):
+        part = stored[number * CRC32_CHUNK_ROWS :][:CRC32_CHUNK_ROWS]
+        data[place * CRC32_CHUNK_ROWS :][: len(part)] = part
+    write_atomically(tmp_path / "rows", data.tobytes())
+    from zb_hdf5.columns.ranges import FileRanges
+    from zb_hdf5.core.extents import Run
+
+    ranges = FileRanges(tmp_path / "rows")
+    rows = Crc32Rows.placed(len(stored), ranges, (Run(3 * chunk, chunk, 2), Run(0, chunk, 1), Run(7 * chunk, chunk, 1)))
+    assert [rows[number] for number in (0, 4096, 8191, 8192, 12387)] == [0, 4096, 8191, 8192, 12387]
+    np.testing.assert_array_equal(rows.all(), stored)
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(rows)).all(), stored)
+    ranges.close()
+
+
+# --- streams, fields -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def streams(tmp_path):
+    """A store of two streams with a field, in chunks of 100 tokens; the last chunk of each holds fewer."""
+    tokens = np.arange(1250) % 997
+    (tmp_path / "streams").mkdir()
+    paths = []
+    for number, part in enumerate(np.split(tokens, [560])):
+        path = tmp_path / "streams" / f"shard-{number:05}.h5"
+        with HDF5ShardWriter(path, chunk_tokens=100, dtype="uint16", fields={"mask": "u1"}) as writer:
+            writer.write_documents(part, [len(part)], fields={"mask": part % 3})
+            paths.append(writer.finish().path)
+    index_streams(paths).save(tmp_path / "streams")
+    return tmp_path / "streams", tokens
+
+
+def test_windows_are_checked_by_whole_chunks_if_asked_for(streams, tmp_path):
+    folder, tokens = streams
+    lone = folder / "shard-00001.h5"
+    for path, own in ((folder, tokens), (lone, tokens[560:])):
+        with open_reader(path, batch_size=2, seq_len=30, verify="batch") as reader:
+            assert reader.verified == "all reads"
+            found = np.concatenate([batch.reshape(-1) for batch in reader])
+            np.testing.assert_array_equal(found, own[: len(found)])
+            masks = np.concatenate([batch.reshape(-1) for batch in reader.field("mask")])
+            np.testing.assert_array_equal(masks, own[: len(found)] % 3)
+        with MmapTokenStore(path, verify="batch") as store, pickle.loads(pickle.dumps(store)) as copy:
+            np.testing.assert_array_equal(store.get_slice(0, len(own)), own)
+            np.testing.assert_array_equal(copy.get_slice(len(own) - 3, len(own)), own[-3:])
+    flip(folder, tokens[900:950].astype("<u2"))
+    for path, record, chunk in ((folder, 30, 3), (lone, 12, 3)):
+        with WindowReader(path, batch_size=2, seq_len=30, verify="batch") as reader:
+            reader.read_record(record - 5)
+            with pytest.raises(ChecksumError, match=rf"shard-00001\.h5: chunk {chunk}: expected crc32"):
+                reader.read_record(record)
+        with WindowReader(path, batch_size=2, seq_len=30) as reader:
+            assert reader.verified == "none"
+            reader.read_record(record - 5)  # proves the shard
+            reader.read_record(record)
+    with (
+        pytest.raises(ChecksumError, match="chunk 3"),
+        DocumentLoader(folder, collate="pad", batch_size=1, verify="batch", rank=0, world_size=1) as loader,
+    ):
+        list(loader)
+
+
+def test_a_stream_without_crc32_cannot_be_checked(tmp_path):
+    np.save(tmp_path / "x.npy", np.arange(1000))
+    with open_reader(tmp_path / "x.npy", batch_size=2, seq_len=30) as reader:
+        assert reader.verified == "none"
+    with pytest.raises(UnverifiableError, match=r"\.npy files have none"):
+        open_reader(tmp_path / "x.npy", batch_size=2, seq_len=30, verify="batch")

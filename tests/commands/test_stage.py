@@ -1,0 +1,235 @@
+"""zb stage: what it copies is what the loaders of these ranks read, and then they read nothing else."""
+
+import json
+import os
+import signal
+from itertools import pairwise
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from zb_hdf5 import HDF5ShardWriter, Loader, console, open_reader, open_writer
+from zb_hdf5.commands.stage import runs_of
+from zb_hdf5.commands.zb import zb
+from zb_hdf5.remote.cache import column_of
+from zb_hdf5.testing import random_tokens
+
+TOKENS = random_tokens(64, 4, 256)
+MASK = random_tokens(64, 4, 256, "uint16", seed=3).astype("u1")
+WORLD = 8
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    path = tmp_path_factory.mktemp("source") / "train.h5"
+    with open_writer(path, batch_size=4, seq_len=256, fields={"mask": "u1"}) as writer:
+        writer.write(TOKENS, {"mask": MASK})
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "cache"
+
+
+def stage(*arguments, code=0):
+    done = CliRunner().invoke(zb, ["stage", *map(str, arguments)])
+    assert done.exit_code == code, done.output
+    return done
+
+
+def staged(*arguments):
+    return json.loads(stage(*arguments, "--json", "--quiet").stdout)
+
+
+def batches_in(folder, store, **options):
+    with open_reader(store, cache=folder, **options) as reader:
+        return {index for index in range(reader.num_batches) if column_of(reader).has(index)}
+
+
+class Nothing:
+    """A source that has no batch."""
+
+    access, wants_threads = "auto", False
+
+    def is_cached(self, index):
+        return False
+
+    def will_need(self, index, count=1):
+        pass
+
+    def close(self):
+        pass
+
+
+def read_from_cache_alone(folder, store, state=None, rank=0, **options):
+    """Return all steps of a rank, from a loader whose source has nothing."""
+    with Loader(store, rank=rank, world_size=WORLD, cache=folder, **options) as loader:
+        for reader in (loader.reader, *map(loader.reader.field, options.get("fields", ()))):
+            reader._source._source.close()
+            reader._source._source = Nothing()
+        if state is not None:
+            loader.load_state_dict(state)
+        return [{name: value.numpy() for name, value in _named(step).items()} for step in loader]
+
+
+def _named(step):
+    return step if isinstance(step, dict) else dict(enumerate(step if isinstance(step, tuple) else (step,)))
+
+
+def plain_steps(store, state=None, rank=0, **options):
+    with Loader(store, rank=rank, world_size=WORLD, **options) as loader:
+        if state is not None:
+            loader.load_state_dict(state)
+        return [{name: value.numpy() for name, value in _named(step).items()} for step in loader]
+
+
+def same(found, expected):
+    assert len(found) == len(expected) > 0
+    for a, b in zip(found, expected, strict=True):
+        assert a.keys() == b.keys()
+        for name in a:
+            np.testing.assert_array_equal(a[name], b[name])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"shuffle": "records", "seed": 7, "batch_size": 2},
+        {"shuffle": "block", "epoch": 3},
+        {"shuffle": "sequential", "batch_size": 6},
+        {"seq_len": 64, "batch_size": 8},
+    ],
+    ids=str,
+)
+def test_the_ranks_read_what_was_copied_and_nothing_else_was(options, store, folder):
+    words = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", value)]
+    found = staged(store, folder, *words, "--ranks", "2,5-6", "--world-size", WORLD)
+    for rank in (2, 5, 6):
+        same(read_from_cache_alone(folder, store, rank=rank, **options), plain_steps(store, rank=rank, **options))
+    assert found["copied"] == found["batches"] == len(batches_in(folder, store))
+    if options.get("shuffle") != "records":
+        assert len(batches_in(folder, store)) < len(TOKENS)
+
+
+def test_a_state_says_what_is_left_of_its_epoch(store, folder, tmp_path):
+    options = {"shuffle": "global", "seed": 9, "batch_size": 4}
+    with Loader(store, rank=0, world_size=WORLD, epoch=2, **options) as loader:
+        for _ in range(3):
+            loader.get_batch()
+        state = loader.state_dict()
+    (tmp_path / "state.json").write_text(json.dumps(state))
+    arguments = (store, folder, "--state", tmp_path / "state.json", "--ranks", "0-3", "--world-size", WORLD)
+    assert staged(*arguments)["copied"] == 5 * 4  # steps that are left, by ranks
+    same(read_from_cache_alone(folder, store, state, rank=3, **options), plain_steps(store, state, rank=3, **options))
+
+
+def test_fields_are_copied_too(store, folder):
+    found = staged(store, folder, "--field", "mask")
+    assert found == {"batches": 128, "num_bytes": TOKENS.nbytes + MASK.nbytes, "present": 0, "copied": 128}
+    options = {"fields": ["mask"], "batch_size": 4}
+    same(read_from_cache_alone(folder, store, rank=1, **options), plain_steps(store, rank=1, **options))
+
+
+@pytest.mark.parametrize("targets", [False, True])
+def test_windows_of_a_stream(targets, tmp_path, folder):
+    with HDF5ShardWriter(tmp_path / "s.h5", chunk_tokens=512) as writer:
+        writer.write_documents(random_tokens(1, 1, 9000, "uint16").reshape(-1), [9000])
+    options = {"batch_size": 2, "seq_len": 64, "targets": targets}
+    words = ["--batch-size", 2, "--seq-len", 64, *["--targets"] * targets]
+    assert staged(tmp_path / "s.h5", folder, *words, "--ranks", 1, "--world-size", WORLD)["copied"] == 8
+    same(
+        read_from_cache_alone(folder, tmp_path / "s.h5", rank=1, **options),
+        plain_steps(tmp_path / "s.h5", rank=1, **options),
+    )
+
+
+def test_what_is_there_is_not_copied_again(store, folder):
+    assert "staged  32 of 32 batches" in stage(store, folder, "--ranks", "0-3", "--world-size", WORLD).stdout
+    done = stage(store, folder, "--ranks", "0-7", "--world-size", WORLD)
+    assert done.stdout == "staged  64 of 64 batches, 256.0 KiB; 32 were there already\n"
+    assert staged(store, folder)["copied"] == 0
+
+
+def test_a_full_cache_is_said_and_no_error(store, folder):
+    done = stage(store, folder, "--cache-bytes", "100KiB")
+    staged_line, left_line = done.stdout.splitlines()
+    assert staged_line.startswith("staged    2")
+    assert left_line.startswith("left out  4")
+    assert left_line.endswith("batches: the cache or its disk is full")
+
+
+def test_a_pipe_gets_lines_and_no_bar(store, folder, monkeypatch):
+    times = iter(range(0, 10**6, 60))
+    monkeypatch.setattr(console, "time", SimpleNamespace(monotonic=lambda: next(times)))
+    done = stage(store, folder)
+    assert done.stderr.startswith("stage: ")
+    assert "B/s" in done.stderr
+    assert "\r" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--ranks", "8-15", "--world-size", "8"], "expected ranks below --world-size 8, found 15"),
+        (["--ranks", "7-5"], "'7-5' is no list of ranks such as 8-15"),
+        (["--ranks", "a"], "'a' is no list of ranks"),
+        (["--cache-bytes", "much"], "'much' is not a size"),
+        (["--field", "none"], "expected a field that is stored (mask), found 'none'"),
+        (["--batch-size", "1000"], "too few"),
+    ],
+)
+def test_wrong_usage_is_one_message(arguments, message, store, folder):
+    assert message in stage(store, folder, *arguments, code=2).stderr
+
+
+def test_a_folder_that_cannot_be_written_is_one_message(store, tmp_path):
+    (tmp_path / "file").touch()
+    done = stage(store, tmp_path / "file", code=2)
+    assert done.stderr.startswith(f"Error: {tmp_path}/file: expected a cache folder that can be written")
+
+
+def test_a_state_of_another_store_is_refused(store, folder, tmp_path):
+    with Loader(store, rank=0, world_size=1) as loader:
+        state = {**loader.state_dict(), "fingerprint": "sha256:other"}
+    (tmp_path / "state.json").write_text(json.dumps(state))
+    assert "fingerprint" in stage(store, folder, "--state", tmp_path / "state.json", code=1).stderr
+
+
+def test_it_can_be_killed_and_goes_on(tmp_path, folder):
+    tokens = random_tokens(1500, 4, 1024)
+    with open_writer(tmp_path / "large.h5", batch_size=4, seq_len=1024) as writer:
+        writer.write(tokens)
+    pid = os.fork()
+    if pid == 0:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        zb.main(["stage", str(tmp_path / "large.h5"), str(folder), "--quiet"], standalone_mode=False)
+        os._exit(0)
+    while not any(path.stat().st_size for path in folder.glob("*/marks")):
+        pass
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    with open_reader(tmp_path / "large.h5", cache=folder) as reader:
+        column, out = column_of(reader), np.empty(tokens.shape[1:], tokens.dtype)
+        there = [index for index in range(len(tokens)) if column.has(index)]
+        for index in there:
+            assert column.read_into(index, out)
+            np.testing.assert_array_equal(out, tokens[index])
+    found = staged(tmp_path / "large.h5", folder)
+    assert (found["present"], found["copied"]) == (len(there), len(tokens) - len(there))
+    with open_reader(tmp_path / "large.h5", cache=folder) as reader:
+        reader._source._source = Nothing()
+        np.testing.assert_array_equal(np.stack(list(reader)), tokens)
+
+
+def test_reads_are_large_and_in_the_order_of_the_store():
+    batches = np.array([0, 1, 2, 5, 7, 8, 9, 10, 11, 12])
+    found = list(runs_of(batches, 1 << 20))
+    assert [number for first, count in found for number in range(first, first + count)] == batches.tolist()
+    assert all(count <= 4 for _, count in found)
+    assert len(found) == 4
+    assert all(a < b for (a, _), (b, _) in pairwise(found))
+    assert list(runs_of(batches[:0], 1 << 20)) == []

@@ -1,0 +1,156 @@
+"""Compressed targets and sources of conversions, and stores in another layout."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from zb_hdf5 import ArgumentError, MmapTokenStore, ShardIndex, convert, open_reader, open_writer, verify_store
+from zb_hdf5.converters.cli import convert as commands
+
+TEXTS = [f"{number} " + "once upon a time " * (number % 7) for number in range(120)]
+
+
+def run(*arguments, code=0):
+    result = CliRunner().invoke(commands, [*map(str, arguments), "--json"], catch_exceptions=False)
+    assert result.exit_code == code, result.output
+    return json.loads(result.stdout) if code == 0 else result.stderr
+
+
+def tokens_of(path, split=None):
+    with open_reader(path, split=split) as reader:
+        return np.concatenate([batch.reshape(-1) for batch in reader])
+
+
+def codecs_of(path):
+    return [shard.compressed and shard.compressed.codec for shard in ShardIndex.load(path).shards]
+
+
+@pytest.fixture
+def text(tmp_path):
+    path = tmp_path / "text.jsonl"
+    path.write_text("".join(json.dumps({"text": each, "id": str(k)}) + "\n" for k, each in enumerate(TEXTS)))
+    return path
+
+
+@pytest.fixture
+def packed(text, tmp_path):
+    """Return a compressed store of two splits with documents."""
+    run("jsonl-to-hdf5", text, tmp_path / "packed", "--tokenizer", "byte", "--seq-len", 32, "--batch-size", 4,
+        "--val-fraction", 0.3, "--id-column", "id", "--shards", 2, "--codec", "zstd")  # fmt: skip
+    return tmp_path / "packed"
+
+
+def require_same(pieces, others):
+    for name in ("ends", "columns", "offsets"):
+        np.testing.assert_array_equal(getattr(pieces, name), getattr(others, name))
+
+
+def require_whole(path):
+    assert {report.outcome for report in verify_store(path)} == {"verified"}
+
+
+def test_text_becomes_compressed_batches_and_streams(text, packed, tmp_path):
+    require_whole(packed)
+    assert set(codecs_of(packed)) == {"zstd:3"}
+    run("jsonl-to-hdf5", text, tmp_path / "stream", "--tokenizer", "byte", "--layout", "stream", "--codec", "gzip:9")
+    require_whole(tmp_path / "stream")
+    assert codecs_of(tmp_path / "stream") == ["gzip:9"]
+    with MmapTokenStore(tmp_path / "stream") as store:
+        assert bytes(store.document(5)[:-1].tolist()).decode() == TEXTS[5]
+    run("stream-to-hdf5", tmp_path / "stream", tmp_path / "again", "--seq-len", 64, "--codec", "zstd:1")
+    require_whole(tmp_path / "again")
+    assert codecs_of(tmp_path / "again") == ["zstd:1"]
+
+
+def test_a_finished_store_of_another_codec_is_no_result(text, packed, tmp_path):
+    again = ("jsonl-to-hdf5", text, packed, "--tokenizer", "byte", "--seq-len", 32, "--batch-size", 4,
+             "--val-fraction", 0.3, "--id-column", "id", "--shards", 2, "--resume")  # fmt: skip
+    assert run(*again, "--codec", "zstd:3")["done"]
+    assert "exists already" in run(*again, "--codec", "zstd:4", code=1)
+    copy = ("hdf5-to-hdf5", packed, tmp_path / "copy")
+    run(*copy, "--codec", "gzip")
+    assert run(*copy, "--codec", "gzip:6", "--resume")["shards_written"] == 0
+    assert "no result of this conversion" in run(*copy, "--resume", code=1)
+
+
+@pytest.mark.parametrize("options", [{}, {"--codec": "gzip:1"}, {"--shards": None, "--dtype": "uint32"}], ids=str)
+def test_a_store_is_compressed_or_not_and_keeps_everything(options, packed, tmp_path):
+    given = [word for name, value in options.items() if value for word in (name, value)]
+    run("hdf5-to-hdf5", packed, tmp_path / "other", *given)
+    require_whole(tmp_path / "other")
+    assert set(codecs_of(tmp_path / "other")) == {options.get("--codec")}
+    with open_reader(packed) as old, open_reader(tmp_path / "other") as new:
+        np.testing.assert_array_equal(np.stack(list(new)), np.stack(list(old)))
+        for number in range(old.num_batches):
+            require_same(new.read_batch_pieces(number), old.read_batch_pieces(number))
+        assert [new.documents.document(k).id for k in range(9)] == [old.documents.document(k).id for k in range(9)]
+
+
+def test_compressed_batches_go_to_other_formats_byte_for_byte(tmp_path, tokens, write_file):
+    plain = write_file(tmp_path / "plain.batch", tokens).path
+    run("batch-to-hdf5", plain, tmp_path / "small.h5", "--codec", "zstd:9")
+    run("hdf5-to-batch", tmp_path / "small.h5", tmp_path / "back.batch")
+    assert (tmp_path / "back.batch").read_bytes() == plain.read_bytes()
+
+
+@pytest.mark.parametrize(("batch_size", "seq_len"), [(3, 16), (1, 32), (10, 8), (4, 1)])
+def test_another_layout_keeps_records_and_documents_of_each_split(batch_size, seq_len, packed, tmp_path):
+    report = run("hdf5-to-hdf5", packed, tmp_path / "new", "--batch-size", batch_size, "--seq-len", seq_len)
+    require_whole(tmp_path / "new")
+    lost = 0
+    for split in ("train", "val"):
+        old, new = tokens_of(packed, split), tokens_of(tmp_path / "new", split)
+        np.testing.assert_array_equal(new, old[: len(new)])
+        lost += len(old) - len(new)
+        assert len(old) - len(new) < batch_size * seq_len
+        with open_reader(packed, split=split) as before, open_reader(tmp_path / "new", split=split) as after:
+            assert after.meta.shape == (batch_size, seq_len)
+            records = np.arange(after.num_records)
+            require_same(after.read_pieces(records), before.read_pieces(records, seq_len))
+    assert report["tokens_dropped"] == ({"remainder": lost} if lost else {})
+    assert len(ShardIndex.load(tmp_path / "new").shards) == len(ShardIndex.load(packed).shards)
+
+
+def test_another_layout_keeps_fields_and_counts_of_a_file(tmp_path):
+    tokens = np.random.default_rng(2).integers(0, 300, (5, 4, 12)).astype("<u2")
+    fields = {"mask": "u1", "pair": ("<f4", (2,))}
+    with open_writer(tmp_path / "x.h5", batch_size=4, seq_len=12, dtype="uint16", total_records=20, fields=fields) as w:
+        w.write(tokens, {"mask": tokens % 2, "pair": np.stack([tokens, tokens + 1], -1).astype("f4")})
+    convert(tmp_path / "x.h5", "hdf5", tmp_path / "y.h5", batch_size=7, seq_len=6, codec="zstd", dtype="uint32")
+    with open_reader(tmp_path / "y.h5") as reader:
+        assert (reader.meta.shape, reader.dtype, reader.num_batches) == ((7, 6), np.dtype("<u4"), 5)
+        assert (reader.meta.total_records, reader.meta.codec) == (40, "zstd:3")
+        rows = tokens.reshape(-1, 6)[:35].reshape(5, 7, 6)
+        np.testing.assert_array_equal(np.stack(list(reader)), rows)
+        np.testing.assert_array_equal(np.stack(list(reader.field("mask"))), rows % 2)
+        pairs = np.stack(list(reader.field("pair"))).reshape(5, 7, 6, 2)
+        np.testing.assert_array_equal(pairs, np.stack([rows, rows + 1], -1))
+    require_whole(tmp_path / "y.h5")
+
+
+def test_layouts_that_cannot_be_are_refused(packed, tmp_path):
+    new = tmp_path / "new"
+    assert "seq_len must divide the stored 32, found 5" in run("hdf5-to-hdf5", packed, new, "--seq-len", 5, code=2)
+    said = run("hdf5-to-hdf5", packed, new, "--batch-size", 7, "--remainder", "error", code=1)
+    assert "are no multiple of batch_size 7" in said
+    assert "do not fill one batch" in run("hdf5-to-hdf5", packed, new, "--batch-size", 100_000, code=1)
+    assert "no record is left over" in run("hdf5-to-hdf5", packed, new, "--remainder", "drop", code=2)
+    with pytest.raises(ArgumentError, match="seed, shuffle belong to"):
+        convert(packed, "hdf5", new, shuffle=True, seed=3)
+    assert not new.exists()
+
+
+def test_only_hdf5_that_is_not_live_is_compressed(packed, tmp_path):
+    said = run("hdf5-to-hdf5", packed, tmp_path / "live", "--live", "--codec", "zstd", code=2)
+    assert "leave out --codec" in said
+    assert "No such option" in run("hdf5-to-batch", packed, tmp_path / "x", "--codec", "zstd", code=2)
+    assert "levels 1 to 22" in run("hdf5-to-hdf5", packed, tmp_path / "x", "--codec", "zstd:40", code=2)
+    for target in ("batch", "dual", "npy"):
+        with pytest.raises(ArgumentError, match=f"{target} files are never compressed: leave out the codec zstd:3"):
+            convert(packed, target, tmp_path / "x", codec="zstd")
+    run("hdf5-to-hdf5", packed, tmp_path / "live", "--live")
+    assert codecs_of(tmp_path / "live") == [None] * len(ShardIndex.load(tmp_path / "live").shards)

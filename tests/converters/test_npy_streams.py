@@ -1,0 +1,121 @@
+"""`.npy` streams with a boundary token: their documents are known in the stream, and in batches that are made of it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from interrupted import Failing, Stops
+
+from zb_hdf5 import ArgumentError, ConvertError, Loader, MmapTokenStore, convert, npy_to_stream
+from zb_hdf5.converters.cli import convert as command
+from zb_hdf5.converters.ingest import npy_streams
+from zb_hdf5.converters.pipeline.run import WorkOptions
+from zb_hdf5.store.verify import verify_store
+
+END = 9
+
+
+def reference(tokens, boundary):
+    """Cut a list of tokens one by one."""
+    documents, current = [], []
+    for token in tokens:
+        if boundary == "front" and token == END and current:
+            documents.append(current)
+            current = []
+        current.append(token)
+        if boundary == "behind" and token == END:
+            documents.append(current)
+            current = []
+    return [*documents, current] if current else documents
+
+
+def save(folder, *streams, dtype="u2"):
+    folder.mkdir()
+    for number, tokens in enumerate(streams):
+        np.save(folder / f"part-{number}.npy", np.array(tokens, dtype))
+    return folder
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    st.lists(st.lists(st.integers(0, END), max_size=40), min_size=1, max_size=3).filter(any),
+    st.sampled_from(["behind", "front"]),
+    st.integers(1, 7),
+)
+def test_documents_are_those_of_a_cut_token_by_token(tmp_path_factory, streams, boundary, block):
+    folder = tmp_path_factory.mktemp("npy")
+    source = save(folder / "tokens", *streams)
+    before, npy_streams.BLOCK_TOKENS = npy_streams.BLOCK_TOKENS, block  # documents straddle blocks
+    try:
+        report = npy_to_stream([source], folder / "stream", boundary_token_id=END, boundary=boundary)
+    finally:
+        npy_streams.BLOCK_TOKENS = before
+    expected = [(number, document) for number, tokens in enumerate(streams) for document in reference(tokens, boundary)]
+    assert report.counts.documents == len(expected)
+    with MmapTokenStore(folder / "stream") as store:
+        assert store.boundary_token_id == END
+        assert [store.document(k).tolist() for k in range(store.document_count)] == [each for _, each in expected]
+        places = [store.documents.document(k) for k in range(store.document_count)]
+    assert [place.source for place in places] == [str(source / f"part-{number}.npy") for number, _ in expected]
+    counts = [0] * len(streams)
+    for place, (number, _) in zip(places, expected, strict=True):
+        counts[number] += 1
+        assert place.row == counts[number]
+    assert not [each.problem for each in verify_store(folder / "stream") if each.problem]
+
+
+def test_packed_batches_know_their_documents(tmp_path):
+    streams = [[1, 2, END, 3, END], [4, 5, 6, 7, END, 8]]
+    npy_to_stream([save(tmp_path / "tokens", *streams)], tmp_path / "stream", boundary_token_id=END)
+    how = {"batch_size": 3, "seq_len": 4, "shuffle": False, "packing": "concat", "remainder": "pad"}
+    convert(tmp_path / "stream", "hdf5", tmp_path / "batches", **how)
+    with Loader(tmp_path / "batches", shuffle="sequential", documents=("documents", "document_ids")) as loader:
+        step = next(iter(loader))
+    assert step["tokens"].tolist() == [[1, 2, END, 3], [END, 4, 5, 6], [END, END, END, END]]
+    assert step["document_ids"].tolist() == [[0, 0, 0, 1], [2, 3, 3, 3], [-1] * 4]
+    assert step["documents"].tolist() == [0, 1, 1, 2]
+
+
+def test_an_interrupted_run_goes_on(tmp_path):
+    source = save(tmp_path / "tokens", [1, END, 2], [3, END], [4, END])
+    with pytest.raises(Stops):
+        npy_to_stream([source], tmp_path / "stream", boundary_token_id=END, work=WorkOptions(Failing(2)))
+    with pytest.raises(ConvertError, match="resume"):
+        npy_to_stream([source], tmp_path / "stream", boundary_token_id=END)
+    with pytest.raises(ConvertError, match="other"):
+        npy_to_stream([source], tmp_path / "stream", boundary_token_id=1, work=WorkOptions(resume=True))
+    report = npy_to_stream([source], tmp_path / "stream", boundary_token_id=END, work=WorkOptions(resume=True))
+    assert report.shards_kept == 2
+    whole = npy_to_stream([source], tmp_path / "whole", boundary_token_id=END)
+    assert report.index.sha256 == whole.index.sha256
+
+
+@pytest.mark.parametrize(
+    ("tokens", "how", "message"),
+    [
+        (np.array([[1, 2]]), {}, r"expected a 1-D stream of tokens, found shape \(1, 2\)"),
+        (np.array([1.0]), {}, "integer"),
+        (np.array([], "u2"), {}, "no documents in 1 file"),
+        (np.array([1, 7]), {"vocab_size": 7}, r"a\.npy: .*7"),
+        (np.array([1, 70_000]), {"dtype": "uint16"}, r"a\.npy: .*70,?000"),
+    ],
+)
+def test_what_cannot_be_cut_is_refused(tmp_path, tokens, how, message):
+    np.save(tmp_path / "a.npy", tokens)
+    with pytest.raises((ConvertError, ArgumentError), match=message):
+        npy_to_stream([tmp_path / "a.npy"], tmp_path / "stream", boundary_token_id=1, **how)
+    assert not (tmp_path / "stream").exists()
+
+
+def test_the_command(tmp_path):
+    source = save(tmp_path / "tokens", [1, END, 2, END])
+    arguments = ["npy-to-stream", str(source), str(tmp_path / "stream"), "--boundary-token-id", str(END)]
+    done = CliRunner().invoke(command, arguments, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    assert "documents  2" in done.output
+    again = CliRunner().invoke(command, arguments)
+    assert again.exit_code == 1
+    assert "exists" in again.output

@@ -1,0 +1,57 @@
+"""crc32 by the fast library is that of zlib, whatever the callers pass."""
+
+import subprocess
+import sys
+import zlib
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zb_hdf5.core.digests import batch_crc32s, crc32_of
+
+
+@given(data=st.binary(max_size=3000), start=st.integers(0, 2**32 - 1), cut=st.integers(0, 70))
+def test_it_is_the_crc32_of_zlib(data, start, cut):
+    assert crc32_of(data, start) == zlib.crc32(data, start)
+    view = memoryview(data)[min(cut, len(data)) :]  # at any address
+    assert crc32_of(view) == zlib.crc32(view)
+    assert crc32_of(data[cut:], crc32_of(data[:cut])) == zlib.crc32(data)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        np.arange(3 * 5 * 7, dtype="<u2").reshape(3, 5, 7),
+        np.zeros((2, 3), np.dtype([("score", "<f4"), ("tags", "u1", (3,))])),
+        np.arange(1 << 17, dtype="<u4")[1:],
+        np.zeros((0, 4), "<u4"),
+        np.array(7, "<u8"),
+    ],
+    ids=["odd", "structured", "large", "empty", "scalar"],
+)
+def test_arrays(values):
+    values.flags.writeable = False
+    assert crc32_of(values) == zlib.crc32(values) == zlib.crc32(values.tobytes())
+
+
+def test_strided_values_are_refused_by_both():
+    for crc32 in (crc32_of, zlib.crc32):
+        with pytest.raises(ValueError, match="contiguous"):
+            crc32(np.arange(10)[::2])
+
+
+def test_batches():
+    batches = np.arange(4 * 3 * 5, dtype="<u4").reshape(4, 3, 5)
+    assert batch_crc32s(batches) == [zlib.crc32(batch.tobytes()) for batch in batches]
+
+
+def test_without_the_library_it_is_zlib():
+    code = (
+        "import sys; sys.modules['isal'] = None\nfrom zb_hdf5.core.digests import crc32_of\nprint(crc32_of.__module__)"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "zlib"
+    pytest.importorskip("isal", reason="no wheel for this processor")
+    assert crc32_of.__module__ != "zlib"

@@ -1,0 +1,303 @@
+"""Compressed HDF5 files: what they say, that any HDF5 tool reads them, and what damage and missing libraries do."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import h5py
+import numpy as np
+import pytest
+
+from zb_hdf5 import (
+    ArgumentError,
+    BackendError,
+    ChecksumError,
+    FormatError,
+    HDF5ShardWriter,
+    Loader,
+    ShardIndex,
+    UnavailableError,
+    open_reader,
+    open_writer,
+    rebuild_index,
+    verify_store,
+)
+from zb_hdf5.columns.codecs import decoder
+from zb_hdf5.columns.decoded import CodedChunks, DecodedSource
+from zb_hdf5.columns.ranges import FileRanges
+from zb_hdf5.spec import EXTENTS, INDEX_NAME, NO_CODEC, codec_named
+
+CODECS = ("zstd:3", "gzip:1")
+SHAPE = (40, 8, 128)
+
+
+@pytest.fixture(scope="module")
+def tokens():
+    """Return batches that shrink, but for one of them."""
+    generator = np.random.default_rng(3)
+    found = generator.choice(generator.integers(0, 60_000, 40), SHAPE).astype("<u2")
+    found[7] = generator.integers(0, 65_536, SHAPE[1:])
+    return found
+
+
+@pytest.fixture(scope="module", params=CODECS)
+def packed(request, tokens, tmp_path_factory, write_file):
+    """Return (path, codec) of a file."""
+    path = tmp_path_factory.mktemp("packed") / "x.h5"
+    assert write_file(path, tokens, codec=request.param).compressed.codec == request.param
+    return path, request.param
+
+
+def test_a_file_says_where_its_chunks_lie(packed, tokens):
+    path, codec = packed
+    with h5py.File(path) as h5, open_reader(path) as reader:
+        batches, extents = h5["batches"], h5[EXTENTS][:]
+        found = []
+        batches.id.chunk_iter(lambda chunk: found.append((chunk.byte_offset, chunk.size, chunk.filter_mask)))
+        np.testing.assert_array_equal(extents, [chunk[:2] for chunk in found])
+        assert [mask for *_, mask in found] == [int(number == 7) for number in range(40)]
+        assert extents[7, 1] == tokens[7].nbytes > extents[8, 1]
+        assert batches.id.get_create_plist().get_nfilters() == 1
+        assert (reader.meta.codec, reader.compressed.num_bytes) == (codec, extents[:, 1].sum())
+
+
+def test_h5py_reads_it(packed, tokens):
+    pytest.importorskip("hdf5plugin")
+    with h5py.File(packed[0]) as h5:
+        np.testing.assert_array_equal(h5["batches"][:], tokens)
+
+
+@pytest.mark.skipif(shutil.which("h5repack") is None, reason="h5repack is not installed")
+def test_hdf5_tools_read_it_and_a_table_of_another_file_is_not_believed(tokens, tmp_path, write_file):
+    path, copy = write_file(tmp_path / "x.h5", tokens, codec="gzip").path, tmp_path / "copy.h5"
+    subprocess.run(["h5repack", "-f", "batches:GZIP=9", path, copy], check=True, capture_output=True)
+    with h5py.File(copy) as h5:
+        assert EXTENTS in h5  # copied along, with the places of the old file
+    with open_reader(copy) as reader:
+        assert (reader.access, reader.meta.codec, EXTENTS in reader.columns) == ("pread", "gzip:9", False)
+        np.testing.assert_array_equal(np.stack(list(reader)), tokens)
+    plain = tmp_path / "plain.h5"
+    subprocess.run(["h5repack", "-f", "NONE", copy, plain], check=True, capture_output=True)
+    with open_reader(plain) as reader:
+        assert (reader.access, reader.meta.codec) == ("auto", NO_CODEC)
+        np.testing.assert_array_equal(np.stack(list(reader)), tokens)
+
+
+def test_a_mapping_is_refused_and_the_others_are_named(packed):
+    with pytest.raises(BackendError, match="plain extents, but it is compressed; use access='pread', 'h5py' or 'auto'"):
+        open_reader(packed[0], access="mmap")
+
+
+def test_threads_and_copies_of_a_reader_read_the_same(packed, tokens):
+    with open_reader(packed[0]) as reader, ThreadPoolExecutor(4) as pool:
+        assert reader.wants_threads
+        copy = pickle.loads(pickle.dumps(reader))
+        order = np.random.default_rng(0).permutation(np.repeat(np.arange(40), 5)).tolist()
+        for found in (pool.map(reader.read_batch, order), map(copy.read_batch, order)):
+            for number, batch in zip(order, found, strict=True):
+                np.testing.assert_array_equal(batch, tokens[number])
+        copy.close()
+
+
+def test_a_loader_unpacks_in_threads_unless_told_otherwise(packed, tokens, monkeypatch):
+    seen = set()
+    read = DecodedSource.read_into
+
+    def noted(self, index, out):
+        seen.add(threading.current_thread().name.partition("_")[0])
+        read(self, index, out)
+
+    monkeypatch.setattr(DecodedSource, "read_into", noted)
+    for prefetch, names in (("auto", {"zb-prefetch"}), (0, {"MainThread"})):
+        seen.clear()
+        with Loader(packed[0], shuffle="sequential", prefetch=prefetch, rank=0, world_size=1) as loader:
+            np.testing.assert_array_equal(np.stack([batch.numpy() for batch in loader]), tokens)
+        assert seen == names
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_windows_documents_and_fields_of_a_stream(codec, tokens, tmp_path):
+    flat = tokens.reshape(-1)
+    with HDF5ShardWriter(tmp_path / "s.h5", chunk_tokens=1000, fields={"mask": "u1"}, codec=codec) as writer:
+        for part in np.split(flat, [100, 100, 3000]):
+            writer.write_document(part, {"mask": part % 2})
+    with h5py.File(tmp_path / "s.h5") as h5:
+        assert h5["tokens"].shape == (len(flat),)
+        assert h5["fields/mask.extents"].shape == (-(-len(flat) // 1000), 2)
+    with open_reader(tmp_path / "s.h5", batch_size=3, seq_len=70, overlap=1) as reader:
+        assert (reader.access, reader.wants_threads) == ("pread", True)
+        starts = np.arange(reader.num_records) * 70
+        expected = np.stack([flat[start : start + 71] for start in starts])
+        np.testing.assert_array_equal(np.concatenate(list(reader)), expected)
+        np.testing.assert_array_equal(np.concatenate(list(reader.field("mask"))), expected % 2)
+        np.testing.assert_array_equal(reader.store.document(3), flat[3000:])
+    assert [report.problem for report in verify_store(tmp_path / "s.h5")] == [None]
+
+
+# --- stores ----------------------------------------------------------------------------------------------------
+
+
+def test_a_store_is_opened_by_its_index_alone(tokens, tmp_path, write_store, monkeypatch):
+    folder = write_store(tmp_path / "z", tokens, (9, 30), codec="zstd")
+    index = json.loads((folder / INDEX_NAME).read_text())
+    assert index["codecs"]["codec"] == ["zstd:3"] * 3
+    monkeypatch.setattr(h5py, "File", None)
+    with open_reader(folder) as reader:
+        assert (reader.access, reader.meta.codec, reader.wants_threads) == ("pread", "zstd:3", True)
+        np.testing.assert_array_equal(np.stack(list(reader)), tokens)
+        rows = np.random.default_rng(1).permutation(320)[:50]
+        found = np.empty((50, 128), "<u2")
+        reader.read_records_into(rows, found)
+        np.testing.assert_array_equal(found, tokens.reshape(-1, 128)[rows])
+
+
+def test_shards_of_several_codecs_are_one_store(tokens, tmp_path, write_file, write_store):
+    folder = write_store(tmp_path / "z", tokens, (9, 30), codec="zstd")
+    for number, codec in ((1, None), (2, "gzip:9")):
+        start, stop = ((9, 30), (30, 40))[number - 1]
+        write_file(folder / f"shard-0000{number}.h5", tokens[start:stop], codec=codec, overwrite=True)
+    index = rebuild_index(folder, force=True)
+    assert [shard.compressed and shard.compressed.codec for shard in index.shards] == ["zstd:3", None, "gzip:9"]
+    assert ShardIndex.load(folder) == index
+    with open_reader(folder) as reader:
+        np.testing.assert_array_equal(np.stack(list(reader)), tokens)
+    assert [report.problem for report in verify_store(folder)] == [None] * 3
+
+
+def test_another_file_of_the_same_size_is_not_taken_for_the_shard(tokens, tmp_path, write_store):
+    folder = write_store(tmp_path / "z", tokens, (20,), codec="gzip")
+    path = folder / "shard-00000.h5"
+    data = bytearray(path.read_bytes())
+    with h5py.File(path) as h5:
+        first, size = h5[EXTENTS][0].tolist()
+    data[first : first + size] = bytes(size)
+    path.write_bytes(data)
+    with pytest.raises(ChecksumError, match=r"shard-00000.h5: batch 0 is damaged"), open_reader(folder) as reader:
+        reader.read_batch(0)
+
+
+# --- damage ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verify", ["none", "batch"])
+def test_damage_names_the_batch(packed, verify, tmp_path):
+    path, codec = shutil.copy(packed[0], tmp_path), packed[1]
+    with h5py.File(path) as h5:
+        offset, size = h5[EXTENTS][5].tolist()
+    with open(path, "r+b") as file:
+        file.seek(offset)
+        file.write(bytes(size))
+    name = codec.partition(":")[0]
+    with open_reader(path, verify=verify) as reader:
+        reader.read_batch(4)
+        with pytest.raises(ChecksumError, match=f"batch 5 is damaged: its {name} does not unpack: .*; verify it"):
+            reader.read_batch(5)
+        with pytest.raises(ChecksumError, match="batch 5 is damaged"):
+            reader.read_batches_into(0, np.empty(SHAPE, "<u2"))
+    assert "batch 5 is damaged" in str(verify_store(path)[0].problem)
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("change", ["more", "less", "cut", "empty", "noise"])
+def test_what_unpacks_to_something_else_is_refused(codec, change):
+    from zb_hdf5.columns.codecs import Encoder
+
+    data = np.arange(2000, dtype="<u2").reshape(1, -1) // 5
+    encode = Encoder(codec)
+    [(stored, skipped)] = encode(data)
+    encode.close()
+    assert skipped == 0
+    out = np.empty(data.nbytes, np.uint8)
+    decoder(codec)(np.frombuffer(stored, np.uint8), out)
+    np.testing.assert_array_equal(out.view("<u2"), data[0])
+    if change in ("more", "less"):
+        out = np.empty(data.nbytes + (-1 if change == "more" else 1), np.uint8)
+    else:
+        stored = {"cut": stored[:-9], "empty": b"\0", "noise": b"\xff" * len(stored)}[change]
+    with pytest.raises(ValueError, match=r"\w"):
+        decoder(codec)(np.frombuffer(stored, np.uint8), out)
+
+
+@pytest.mark.parametrize("row", [(-1, 10), (10, 0), (0, 2**62), (2**62, 1)])
+def test_chunks_outside_of_the_file_are_refused(row, packed):
+    with open_reader(packed[0]) as reader:
+        meta = reader.meta
+    with h5py.File(packed[0]) as h5:
+        table = h5[EXTENTS][:].astype(np.int64)
+    table[3] = row
+    ranges = FileRanges(packed[0])
+    with pytest.raises(FormatError, match="batch 3 lies outside of the file"):
+        DecodedSource(ranges, CodedChunks(packed[1], table), meta, "pread")
+    ranges.close()
+
+
+def test_an_index_with_an_unknown_codec_is_refused(tokens, tmp_path, write_store):
+    folder = write_store(tmp_path / "z", tokens, codec="gzip")
+    text = (folder / INDEX_NAME).read_text()
+    text = text.replace('"gzip:6"', '"lzma:6"')[: text.rindex(',\n "check"')] + "}"
+    (folder / INDEX_NAME).write_text(text)
+    with pytest.raises(FormatError, match="codecs: expected one of gzip, zstd, found 'lzma:6'"):
+        ShardIndex.load(folder)
+
+
+# --- what cannot be --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["lzma", "zstd:0", "zstd:23", "gzip:10", "gzip:x", "zstd:", "", ":3"])
+def test_codecs_that_do_not_exist_are_refused(text):
+    if text == "zstd:":
+        assert codec_named(text) == "zstd:3"
+        return
+    with pytest.raises(ArgumentError, match="codec"):
+        codec_named(text)
+
+
+def test_only_hdf5_files_that_are_not_live_are_compressed(tmp_path):
+    shape = {"batch_size": 1, "seq_len": 2, "codec": "zstd"}
+    with pytest.raises(ArgumentError, match="batch files are never compressed: leave out the codec zstd:3"):
+        open_writer(tmp_path / "x.batch", **shape)
+    with pytest.raises(ArgumentError, match="batch files are never compressed"):
+        open_writer(tmp_path / "x.batch", fields={"m": "u1"}, **shape)
+    with pytest.raises(ArgumentError, match="a live store is never compressed: leave out the codec zstd:3"):
+        open_writer(tmp_path / "x", live=True, shard_batches=1, **shape)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_library_is_named(tokens, tmp_path, write_file, write_store, monkeypatch):
+    path, folder = (
+        write_file(tmp_path / "x.h5", tokens, codec="zstd").path,
+        write_store(tmp_path / "z", tokens, codec="zstd"),
+    )
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    install = r"codec zstd:3 needs the package zstandard: pip install 'zb_hdf5\[codecs\]'"
+    with pytest.raises(UnavailableError, match=install):
+        write_file(tmp_path / "y.h5", tokens, codec="zstd")
+    for opened in (path, folder):
+        with pytest.raises(UnavailableError, match=install), open_reader(opened) as reader:
+            reader.read_batch(0)
+    assert not list(tmp_path.glob("y.h5*"))
+
+
+def test_hdf5_itself_needs_a_plugin_for_zstd(tokens, tmp_path, write_file):
+    """In a process of its own: whoever imports hdf5plugin changes HDF5 for good."""
+    path = write_file(tmp_path / "x.h5", tokens, codec="zstd").path
+    code = f"""if True:
+        import sys
+        from zb_hdf5 import UnavailableError, open_reader
+        if sys.argv[1] == "without":
+            sys.modules["hdf5plugin"] = None
+        with open_reader({str(path)!r}, access="h5py") as reader:
+            try:
+                print(reader.read_batch(0).sum())
+            except UnavailableError as error:
+                print(error)
+    """
+    for how, expected in (("with", str(tokens[0].sum())), ("without", "pip install 'zb_hdf5[codecs]'")):
+        done = subprocess.run([sys.executable, "-c", code, how], capture_output=True, text=True)
+        assert expected in done.stdout, done.stderr

@@ -1,0 +1,248 @@
+"""Real servers: nginx and moto, and a proxy in front of them that does harm."""
+
+from __future__ import annotations
+
+import gc
+import http.client
+import http.server
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from datetime import timedelta
+
+import pytest
+
+from tests.conftest import open_files
+
+obstore = pytest.importorskip("obstore")
+
+#: Retries that end soon: those of a test shall not take minutes.
+FEW_RETRIES = {
+    "max_retries": 4,
+    "retry_timeout": timedelta(seconds=8),
+    "backoff": {"init_backoff": timedelta(milliseconds=10), "max_backoff": timedelta(milliseconds=50), "base": 2},
+}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def proxies():
+    """Return two proxies, and start the runtime of the library: both stay open to the end of the session."""
+    obstore.put(obstore.store.MemoryStore(), "a", b"a")
+    made = [Proxy() for _ in range(2)]
+    for proxy in made:
+        threading.Thread(target=proxy.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+    yield made
+    for proxy in made:
+        proxy.shutdown()
+        proxy.server_close()
+
+
+@pytest.fixture(autouse=True)
+def _connections_end(monkeypatch):
+    """Retry for a short time only, and wait until the sockets of closed readers are closed."""
+    monkeypatch.setattr("zb_hdf5.core.object_library.RETRIES", FEW_RETRIES)
+    before = open_files()
+    yield
+    for attempt in range(200):
+        if not open_files().keys() - before.keys():
+            break
+        if attempt == 5:
+            gc.collect()  # the traceback of an expected error holds its reader
+        time.sleep(0.02)
+
+
+def wait_for(port):
+    for _ in range(500):
+        with socket.socket() as one:
+            if one.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.01)
+    raise TimeoutError(f"nothing listens on {port}")
+
+
+def free_port():
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+@pytest.fixture(scope="session")
+def www(tmp_path_factory):
+    """Return (folder, port) of an nginx that serves the folder."""
+    nginx = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
+    if nginx is None:
+        pytest.skip("needs nginx (Debian: nginx-light)")
+    place, port = tmp_path_factory.mktemp("nginx"), free_port()
+    folder = place / "www"
+    folder.mkdir()
+    os.chmod(place, 0o755)
+    user = "user root;" if os.geteuid() == 0 else ""
+    temporary = "".join(
+        f"{name}_temp_path {place}/{name};" for name in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    )
+    (place / "nginx.conf").write_text(
+        f"{user} daemon off; pid {place}/pid; error_log {place}/error.log; events {{}} "
+        f"http {{ access_log off; {temporary} server {{ listen 127.0.0.1:{port}; root {folder}; }} }}"
+    )
+    process = subprocess.Popen([nginx, "-p", place, "-c", place / "nginx.conf"], stderr=subprocess.DEVNULL)
+    try:
+        wait_for(port)
+        yield folder, port
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+class Harm(http.server.BaseHTTPRequestHandler):
+    """Forwards a request, or does to it what the proxy's `fault` says."""
+
+    protocol_version = "HTTP/1.1"
+
+    def handle_one_request(self):
+        try:
+            super().handle_one_request()
+        except OSError:
+            self.close_connection = True
+
+    def _handle(self):
+        proxy = self.server
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        with proxy.lock:
+            number = len(proxy.requests)
+            proxy.requests.append(
+                (self.command, self.path.rsplit("/", 1)[1].partition("?")[0], self.headers.get("Range"))
+            )
+            proxy.under_way += 1
+            proxy.most_under_way = max(proxy.most_under_way, proxy.under_way)
+        try:
+            self._answer(proxy.fault(number, *proxy.requests[number]) or {}, body)
+        finally:
+            with proxy.lock:
+                proxy.under_way -= 1
+
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _handle
+
+    def _answer(self, fault, body):
+        time.sleep(fault.get("wait", 0))
+        if fault.get("hang_up"):
+            self.close_connection = True
+            return
+        if "status" in fault:
+            status, headers, data = fault["status"], {}, fault.get("body", b"")
+        else:
+            status, headers, data = self._forward(body)
+        headers |= {"Content-Length": str(len(data))} if self.command != "HEAD" else {}
+        changed = fault.get("headers", {})
+        headers = {k: v for k, v in headers.items() if k.lower() not in {name.lower() for name in changed}} | changed
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(data[: fault.get("cut", len(data))])
+        if "cut" in fault:
+            self.wfile.flush()
+            self.connection.shutdown(socket.SHUT_RDWR)
+            self.close_connection = True
+
+    def _forward(self, body):
+        upstream = http.client.HTTPConnection("127.0.0.1", self.server.upstream, timeout=30)
+        try:
+            upstream.request(
+                self.command, self.path, body or None, {k: v for k, v in self.headers.items() if k != "Connection"}
+            )
+            answer = upstream.getresponse()
+            data = answer.read()
+            skipped = {"connection", "transfer-encoding", "server", "date"} | (
+                set() if self.command == "HEAD" else {"content-length"}
+            )
+            return answer.status, {k: v for k, v in answer.getheaders() if k.lower() not in skipped}, data
+        finally:
+            upstream.close()
+
+    def log_message(self, *args):
+        pass
+
+
+class Proxy(http.server.ThreadingHTTPServer):
+    """Attributes: `requests`, `most_under_way`, and `fault(number, method, name, range) -> what to do, or None`."""
+
+    daemon_threads = True
+    request_queue_size = 256
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Harm)
+        self.lock = threading.Lock()
+        self.url = f"http://127.0.0.1:{self.server_address[1]}"
+        self.reset(0)
+
+    def reset(self, upstream=None):
+        self.upstream = self.upstream if upstream is None else upstream
+        self.requests, self.under_way, self.most_under_way = [], 0, 0
+        self.fault = lambda number, method, name, span: None
+
+    def handle_error(self, request, client_address):
+        pass
+
+
+@pytest.fixture
+def served(www):
+    """Return (folder, url) of nginx alone, which is faster than the proxy."""
+    yield www[0], f"http://127.0.0.1:{www[1]}"
+    for path in www[0].iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+@pytest.fixture
+def web(served, www, proxies):
+    """Return (folder, proxy): what lies in the folder is served at `proxy.url`."""
+    proxies[0].reset(www[1])
+    return served[0], proxies[0]
+
+
+@pytest.fixture(scope="session")
+def moto():
+    """Return the port of a server that speaks S3."""
+    pytest.importorskip("moto.server")
+    port = free_port()
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        wait_for(port)
+        yield port
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+@pytest.fixture
+def s3(moto, proxies, monkeypatch):
+    """Return the proxy of a server that speaks S3, with an empty bucket "bucket" and its credentials."""
+    proxy = proxies[1]
+    proxy.reset(moto)
+    facts = {"ENDPOINT": proxy.url, "ALLOW_HTTP": "true", "ACCESS_KEY_ID": "test", "SECRET_ACCESS_KEY": "test"}
+    for name, value in {**facts, "REGION": "us-east-1"}.items():
+        monkeypatch.setenv(f"AWS_{name}", value)
+    for url, method in (("moto-api/reset", "POST"), ("bucket", "PUT")):
+        request = urllib.request.Request(f"http://127.0.0.1:{moto}/{url}", method=method)
+        urllib.request.urlopen(request).close()
+    return proxy
+
+
+@pytest.fixture
+def upload():
+    """Return `upload(folder, url)`: put the files of a folder into a bucket."""
+
+    def put(folder, url):
+        store = obstore.store.from_url(url)
+        for path in folder.rglob("*"):
+            if path.is_file():
+                obstore.put(store, str(path.relative_to(folder)), path)
+        return url
+
+    return put

@@ -1,0 +1,636 @@
+"""The cache: whatever happens to its files, each token is the right one, and nothing is fetched twice that was kept."""
+
+import fcntl
+import json
+import os
+import pickle
+import random
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import numpy as np
+import pytest
+from torch.utils.data import DataLoader
+
+from zb_hdf5 import ArgumentError, HDF5ShardWriter, Loader, MixedLoader, open_reader, open_writer
+from zb_hdf5.remote import cache_folder
+from zb_hdf5.remote.cache import Cache, column_of
+from zb_hdf5.remote.cache_folder import occupied_bytes
+from zb_hdf5.testing import check_reader, random_tokens
+
+BATCHES = random_tokens(48, 4, 1024)  # 16 KiB each
+ONE_RANK = {"rank": 0, "world_size": 1}
+
+
+class Counted:
+    """A source that notes which batches are read whole, and of which some rows."""
+
+    wants_threads = False
+
+    def __init__(self, source, meta, wait_s=0.0):
+        self._source, self._meta, self._wait_s, self.access = source, meta, wait_s, source.access
+        self.whole, self.rows = [], []
+
+    def read_into(self, index, out):
+        self.whole.append(index)
+        time.sleep(self._wait_s)
+        self._source.read_into(index, out)
+
+    def read_range_into(self, start, out):
+        self.whole += range(start, start + len(out))
+        self._source.read_range_into(start, out)
+
+    def gather_into(self, records, out):
+        self.rows += (records // (self._meta.batch_tokens // out.shape[1])).tolist()
+        self._source.gather_into(records, out)
+
+    def read(self, index):
+        self.whole.append(index)
+        return self._source.read(index)
+
+    def read_private(self, index):
+        self.whole.append(index)
+        return self._source.read_private(index)
+
+    def is_cached(self, index):
+        return False
+
+    def will_need(self, index, count=1):
+        pass
+
+    def close(self):
+        self._source.close()
+
+
+def counted(path, folder, max_bytes="64MiB", wait_s=0.0, **options):
+    """Return a reader with a cache, and the source behind it."""
+    reader = open_reader(path, **options)
+    source = reader._source = Counted(reader._source, reader.meta, wait_s)
+    Cache.of(folder, max_bytes).attach(reader)
+    return reader, source
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory, write_store):
+    return write_store(tmp_path_factory.mktemp("source") / "store", BATCHES, (10, 31))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "cache"
+
+
+def fill(store, folder, **options):
+    with counted(store, folder, **options)[0] as reader:
+        np.testing.assert_array_equal(np.stack(list(reader)), BATCHES)
+
+
+def files_of(folder):
+    (column,) = folder.glob("zb-cache-*")
+    return column / "data", column / "marks"
+
+
+def check_all(reader, times=1):
+    """Read all batches and records in every way."""
+    rows = BATCHES.reshape(-1, 1024)
+    for _ in range(times):
+        for index in np.random.default_rng(1).permutation(len(BATCHES)).tolist():
+            np.testing.assert_array_equal(reader.read_batch_torch(index).numpy(), BATCHES[index])
+        numbers = np.random.default_rng(2).integers(0, len(rows), 40)
+        out = np.empty((40, 1024), reader.dtype)
+        reader.read_records_into(numbers, out)
+        np.testing.assert_array_equal(out, rows[numbers])
+        for index in range(0, len(BATCHES), 7):
+            np.testing.assert_array_equal(reader.read_batch(index), BATCHES[index])
+            np.testing.assert_array_equal(reader.read_batch_int32(index).numpy(), BATCHES[index].view(np.int32))
+        whole = np.empty_like(BATCHES)
+        reader.read_batches_into(0, whole)
+        np.testing.assert_array_equal(whole, BATCHES)
+
+
+# --- what is fetched -------------------------------------------------------------------------------------------
+
+
+def test_each_batch_is_fetched_once_whatever_reads_it(store, folder):
+    reader, source = counted(store, folder)
+    with reader:
+        check_all(reader, times=2)
+    assert (sorted(source.whole), source.rows) == (list(range(len(BATCHES))), [])
+    reader, source = counted(store, folder)
+    with reader:
+        check_all(reader)
+    assert (source.whole, source.rows) == ([], [])
+
+
+def test_records_bring_whole_batches_and_each_of_them_once(store, folder):
+    reader, source = counted(store, folder)
+    with reader, Loader(reader, shuffle="records", prefetch=4, **ONE_RANK) as loader:
+        first = [step.numpy() for step in loader]
+        assert (sorted(source.whole), source.rows) == (list(range(len(BATCHES))), [])
+        again = [step.numpy() for step in loader]
+        assert len(source.whole) == len(BATCHES)
+    np.testing.assert_array_equal(first, again)
+    with Loader(store, shuffle="records", **ONE_RANK) as plain:
+        np.testing.assert_array_equal(first, [step.numpy() for step in plain])
+
+
+def test_threads_that_miss_a_batch_fetch_it_once(store, folder):
+    reader, source = counted(store, folder, wait_s=0.02)
+    together, out = threading.Barrier(8), np.empty((8, *BATCHES.shape[1:]), reader.dtype)
+
+    def read(number):
+        together.wait()
+        if number % 2:
+            reader.read_into(5, out[number])
+        else:
+            reader.read_records_into(np.arange(20, 24), out[number])
+
+    with reader, ThreadPoolExecutor(8) as pool:
+        list(pool.map(read, range(8)))
+    assert source.whole == [5]
+    np.testing.assert_array_equal(out, np.stack([BATCHES[5]] * 8))
+
+
+def test_an_error_of_the_source_is_raised_and_nothing_is_kept(store, folder):
+    reader, source = counted(store, folder)
+    read, source.read_into = source.read_into, lambda index, out: (_ for _ in ()).throw(OSError("cut off"))
+    with reader:
+        for _ in range(2):
+            with pytest.raises(OSError, match="cut off"):
+                reader.read_batch_torch(3)
+            with pytest.raises(OSError, match="cut off"):
+                reader.read_record(12)
+        source.read_into = read
+        np.testing.assert_array_equal(reader.read_batch_torch(3).numpy(), BATCHES[3])
+
+
+def in_processes(*calls):
+    """Call each function in a process of its own, all at the same moment; return what they return."""
+    starting, start = os.pipe()
+    running = []
+    for call in calls:
+        receiving, sending = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                os.close(start)
+                os.read(starting, 1)  # until the parent closes the other end
+                os.write(sending, json.dumps(call()).encode())
+                code = 0
+            finally:
+                os._exit(code)
+        os.close(sending)
+        running.append((pid, receiving))
+    os.close(start)
+    os.close(starting)
+    found = []
+    for pid, receiving in running:
+        with open(receiving, "rb") as file:
+            found.append(file.read())
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    return [json.loads(data) for data in found]
+
+
+def test_two_processes_share_a_folder(store, folder):
+    def read_share(rank):
+        reader, source = counted(store, folder)
+        with reader, Loader(reader, rank=rank, world_size=2) as loader:
+            steps = [step.numpy() for step in loader]
+            expected = [BATCHES[batch] for batch in loader.plan.requests_of_steps(np.arange(len(loader)))]
+            np.testing.assert_array_equal(steps, expected)
+        return source.whole
+
+    first, second = in_processes(partial(read_share, 0), partial(read_share, 1))
+    assert sorted(first + second) == list(range(len(BATCHES)))
+    assert in_processes(partial(read_share, 1), partial(read_share, 0)) == [[], []]
+
+
+def test_a_batch_that_a_running_process_has_missed_is_found_when_another_one_brings_it(store, folder):
+    reader, source = counted(store, folder)
+    with reader:
+        reader.read_batch(0)
+        fill(store, folder)
+        check_all(reader)
+    assert source.whole == [0]
+
+
+# --- columns ---------------------------------------------------------------------------------------------------
+
+
+FIELDS = {"mask": "u1", "weight": np.dtype([("a", "<f4"), ("b", "<i8")])}
+
+
+@pytest.mark.parametrize("name", ["x.h5", "x.batch"])
+def test_fields_are_kept_beside_the_tokens(name, tmp_path, folder):
+    tokens, values = random_tokens(6, 4, 16), {}
+    for number, (field, dtype) in enumerate(FIELDS.items()):
+        noise = np.random.default_rng(number).integers(0, 256, (*tokens.shape, np.dtype(dtype).itemsize), np.uint8)
+        values[field] = noise.view(dtype)[..., 0]
+        if field == "weight":
+            values[field]["a"] = 1.5  # no NaN, which is not equal to itself
+    with open_writer(tmp_path / name, batch_size=4, seq_len=16, fields=FIELDS) as writer:
+        writer.write(tokens, values)
+    for _ in range(2):
+        with open_reader(tmp_path / name, cache=folder) as reader:
+            check_reader(reader, tokens, values)
+    assert len(list(folder.iterdir())) == 1 + len(FIELDS)
+    with open_reader(tmp_path / name, cache=folder) as reader:
+        for each in (reader, *map(reader.field, FIELDS)):
+            assert all(map(column_of(each).has, range(len(tokens))))
+
+
+@pytest.fixture(scope="module")
+def stream(tmp_path_factory):
+    path = tmp_path_factory.mktemp("stream") / "stream.h5"
+    with HDF5ShardWriter(path, dtype="uint16", chunk_tokens=512) as writer:
+        writer.write_documents(random_tokens(1, 1, 5000, "uint16").reshape(-1), [2000, 3000])
+    return path
+
+
+def test_windows_are_kept_and_the_same(stream, folder):
+    options = {"batch_size": 4, "seq_len": 64, "targets": True, "shuffle": "records", **ONE_RANK}
+    with Loader(stream, **options) as plain:
+        expected = [x.numpy() for x, _ in plain]
+        state = plain.state_dict()
+    for _ in range(2):
+        with Loader(stream, cache=folder, **options) as loader:
+            np.testing.assert_array_equal([x.numpy() for x, _ in loader], expected)
+    with Loader(stream, cache=folder, **{**options, "batch_size": 8}) as other:
+        other.load_state_dict(state)  # of batches of another size, which are another column
+        assert column_of(other.reader).has(0)
+
+
+def test_a_mixture_keeps_all_its_sources(store, stream, tmp_path, folder, write_file):
+    other = write_file(tmp_path / "other.h5", random_tokens(9, 4, 1024)).path
+    sources, weights = {"a": store, "b": other}, {"a": 0.7, "b": 0.3}
+    mixed = MixedLoader(sources, weights, cache=folder, **ONE_RANK)
+    plain = MixedLoader(sources, weights, **ONE_RANK)
+    with mixed, plain:
+        for _ in range(40):
+            np.testing.assert_array_equal(next(mixed).numpy(), next(plain).numpy())
+    assert len(list(folder.iterdir())) == 2
+
+
+def test_files_that_only_a_sample_identifies_are_told_apart(tmp_path, folder, write_file):
+    """The fingerprint of a lone `.batch` covers 16 batches: these two differ in another one."""
+    tokens = random_tokens(64, 2, 8)
+    other = tokens.copy()
+    other[1] += 1
+    for name, expected in (("a.batch", tokens), ("b.batch", other), ("a.batch", tokens)):
+        if not (tmp_path / name).exists():
+            write_file(tmp_path / name, expected)
+        with open_reader(tmp_path / name, cache=folder) as reader:
+            np.testing.assert_array_equal(np.stack(list(reader)), expected)
+    write_file(tmp_path / "a.batch", other, overwrite=True)
+    with open_reader(tmp_path / "a.batch", cache=folder) as reader:
+        np.testing.assert_array_equal(np.stack(list(reader)), other)
+
+
+# --- objects ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["store", "lone.h5", "lone.batch"])
+def test_objects_are_asked_for_once(name, web, tokens, write_store, write_file, folder):
+    place, proxy = web
+    if name == "store":
+        write_store(place / name, tokens, (2, 5), ("hdf5", "batch"))
+    else:
+        write_file(place / name, tokens)
+    with open_reader(f"{proxy.url}/{name}", cache=folder) as reader:
+        check_reader(reader, tokens)
+    proxy.reset()
+    with open_reader(f"{proxy.url}/{name}", cache=folder) as reader:
+        reader.fingerprint  # noqa: B018  (a sample of a lone .batch)
+        asked = len(proxy.requests)
+        np.testing.assert_array_equal(np.stack(list(reader)), tokens)
+        assert len(proxy.requests) == asked
+
+
+def test_an_object_that_is_replaced_is_another_column(web, write_file, folder):
+    place, proxy = web
+    first = random_tokens(64, 2, 8)
+    second = first.copy()
+    second[1] += 1  # not in the sample that is the fingerprint of a lone .batch
+    for expected in (first, second):
+        write_file(place / "x.batch", expected, overwrite=True)
+        with open_reader(f"{proxy.url}/x.batch", cache=folder) as reader:
+            np.testing.assert_array_equal(np.stack(list(reader)), expected)
+
+
+def test_a_loader_reads_what_is_in_the_cache_without_threads(served, write_store, tokens, folder, monkeypatch):
+    place, url = served
+    write_store(place / "store", tokens)
+    with Loader(f"{url}/store", cache=folder, **ONE_RANK) as loader:
+        first = [step.numpy() for step in loader]
+        monkeypatch.setattr("zb_hdf5.loaders.step_reader.read_ahead", None)
+        np.testing.assert_array_equal(first, [step.numpy() for step in loader])
+
+
+# --- processes -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_workers_of_a_data_loader_share_it(method, store, folder):
+    with Loader(store, cache=folder, shuffle="records", **ONE_RANK) as loader:
+        steps = DataLoader(loader.dataset(), batch_size=None, num_workers=2, multiprocessing_context=method)
+        found = [step.numpy() for step in steps]
+        column = column_of(loader.reader)
+        assert all(map(column.has, range(len(BATCHES))))
+        np.testing.assert_array_equal(found, [step.numpy() for step in loader])
+
+
+def test_a_fork_while_a_thread_fetches_does_not_wait_for_it(store, folder):
+    reader, source = counted(store, folder, wait_s=0.3)
+    with reader, ThreadPoolExecutor(1) as pool:
+        fetching = pool.submit(reader.read_batch_torch, 7)
+        while not source.whole:
+            time.sleep(0.001)
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)
+            os._exit(0 if np.array_equal(reader.read_batch_torch(7).numpy(), BATCHES[7]) else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        np.testing.assert_array_equal(fetching.result().numpy(), BATCHES[7])
+
+
+def killed_after(count, work):
+    """Run `work(file)` in a process, and kill it when it has written `count` lines; return all lines."""
+    receiving, sending = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            with open(sending, "w", buffering=1) as file:
+                work(file)
+        finally:
+            os._exit(0)
+    os.close(sending)
+    with open(receiving) as file:
+        lines = [file.readline() for _ in range(count)]
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        return [*lines, *file]
+
+
+def test_a_kill_at_any_moment_costs_no_more_than_what_was_under_way(store, folder):
+    def read_some(order, file):
+        reader, _ = counted(store, folder, wait_s=0.001)
+        for index in order:
+            reader.read_batch_torch(index)
+            file.write(f"{index}\n")
+
+    seen = set()
+    for attempt in range(6):
+        order = np.random.default_rng(attempt).permutation(len(BATCHES)).tolist()
+        seen.update(map(int, killed_after(3 * attempt + 1, partial(read_some, order))))
+    assert seen
+    reader, source = counted(store, folder)
+    with reader:
+        check_all(reader)
+    assert not seen & set(source.whole)
+
+
+# --- damage ----------------------------------------------------------------------------------------------------
+
+
+def flip(path, offset):
+    with open(path, "r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)[0]
+        file.seek(offset)
+        file.write(bytes([byte ^ 4]))
+
+
+def cut(path, size):
+    os.truncate(path, size)
+
+
+DAMAGE = {
+    "a bit of the data": lambda data, marks: flip(data, 5 * BATCHES[0].nbytes + 777),
+    "a bit of a crc32": lambda data, marks: flip(marks, 5 * 8 + 2),
+    "a bit of a mark": lambda data, marks: flip(marks, 5 * 8 + 6),
+    "data cut short": lambda data, marks: cut(data, 20 * BATCHES[0].nbytes + 100),
+    "no data": lambda data, marks: cut(data, 0),
+    "marks cut short": lambda data, marks: cut(marks, 100),
+    "no marks": lambda data, marks: cut(marks, 0),
+    "noise for marks": lambda data, marks: marks.write_bytes(random.Random(3).randbytes(8 * len(BATCHES))),
+    "marks without data": lambda data, marks: (cut(data, 0), cut(data, BATCHES.nbytes)),
+    "another column's marks": lambda data, marks: marks.write_bytes(marks.read_bytes()[8:]),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=[name.replace(" ", "-") for name in DAMAGE])
+@pytest.mark.parametrize("moment", ["before", "while it is open", "after a first look"])
+def test_damage_costs_reads_and_never_a_token(damage, moment, store, folder):
+    fill(store, folder)
+    files = files_of(folder)
+    if moment == "before":
+        damage(*files)
+    with open_reader(store, cache=folder) as reader:
+        if moment == "after a first look":
+            check_all(reader)
+        if moment != "before":
+            damage(*files)
+        if moment == "after a first look" and files[0].stat().st_size == BATCHES.nbytes:
+            for index, batch in enumerate(BATCHES):  # what was compared once is mapped: the rest of the contract holds
+                np.testing.assert_array_equal(reader.read_batch_torch(index).numpy(), batch)
+        else:
+            check_all(reader)
+    for _ in range(2):
+        reader, source = counted(store, folder)
+        with reader:
+            check_all(reader)
+    assert source.whole == []  # what was damaged was fetched again, once
+
+
+def test_a_folder_that_is_removed_under_a_reader_does_not_disturb_it(store, folder):
+    with counted(store, folder)[0] as reader:
+        reader.read_batch_torch(0)
+        data = pickle.dumps(reader)
+        shutil.rmtree(folder)
+        check_all(reader)
+        with pickle.loads(data) as copy:
+            check_all(copy)
+
+
+# --- disks -----------------------------------------------------------------------------------------------------
+
+
+def test_a_full_disk_ends_the_filling_and_nothing_else(store, mount_disk):
+    disk = mount_disk(400)
+    for _ in range(2):
+        reader, source = counted(store, disk / "cache")
+        with reader:
+            check_all(reader, times=2)
+            column = column_of(reader)
+            kept = [index for index in range(len(BATCHES)) if column.has(index)]
+            assert column.full
+            assert 10 < len(kept) < 25
+    assert not set(kept) & set(source.whole)
+
+
+def test_a_folder_that_cannot_be_written_is_one_error_at_the_beginning(store, mount_disk):
+    disk = mount_disk(4096)
+    with counted(store, disk / "cache")[0] as reader:
+        data = pickle.dumps(reader)
+    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+    with pytest.raises(ArgumentError, match=rf"{disk}/cache: expected a cache folder that can be written: .*ead-only"):
+        open_reader(store, cache=disk / "cache")
+    with pytest.raises(ArgumentError, match="expected a cache folder that can be written"):
+        Loader(store, cache=disk / "other", **ONE_RANK)
+    with pickle.loads(data) as copy:  # of a worker: later than at the beginning it is no error
+        check_all(copy)
+        assert column_of(copy).full
+
+
+def test_a_file_in_the_place_of_the_folder_is_an_error(store, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ArgumentError, match="expected a cache folder"):
+        open_reader(store, cache=tmp_path / "file")
+
+
+# --- room ------------------------------------------------------------------------------------------------------
+
+
+def test_it_fills_up_to_its_size_and_then_stops(store, folder):
+    limit = 20 * BATCHES[0].nbytes
+    for _ in range(2):
+        reader, source = counted(store, folder, limit)
+        with reader:
+            check_all(reader, times=2)
+            column = column_of(reader)
+            assert 15 <= sum(map(column.has, range(len(BATCHES)))) <= 20
+            assert occupied_bytes(folder) <= limit
+            assert column.full
+    assert source.rows  # of what is not kept, no more is read than asked for
+
+
+def test_processes_that_fill_one_folder_keep_its_size(store, folder):
+    limit = 30 * BATCHES[0].nbytes
+
+    def read_all(number):
+        with open_reader(store, cache=folder, cache_bytes=limit) as reader:
+            order = np.random.default_rng(number).permutation(len(BATCHES)).tolist()
+            return all(np.array_equal(reader.read_batch_torch(index), BATCHES[index]) for index in order)
+
+    assert in_processes(*(partial(read_all, number) for number in range(4))) == [True] * 4
+    assert occupied_bytes(folder) <= limit + 4 * BATCHES[0].nbytes
+
+
+@pytest.fixture
+def three(tmp_path, write_file):
+    return [write_file(tmp_path / f"{number}.h5", random_tokens(40, 4, 1024, seed=number)).path for number in range(3)]
+
+
+def columns_in(folder):
+    return {path.name for path in folder.iterdir()}
+
+
+def test_what_nobody_uses_makes_room_oldest_first(three, folder):
+    def read_all(path):
+        with open_reader(path, cache=folder, cache_bytes=100 * BATCHES[0].nbytes) as reader:
+            list(reader)
+        return columns_in(folder)
+
+    (first,) = read_all(three[0])
+    second = read_all(three[1]) - {first}
+    (folder / "zb-cache-notes").mkdir()
+    (folder / "mine").write_text("keep")
+    assert read_all(three[0]) >= second  # there is room for both; the first is the younger one now
+    found = read_all(three[2])
+    assert first in found
+    assert not second & found
+    assert {"mine", "zb-cache-notes"} <= found
+
+
+def test_what_another_process_uses_stays(three, folder):
+    limit = 50 * BATCHES[0].nbytes
+    with open_reader(three[0], cache=folder, cache_bytes=limit) as reader:
+        list(reader)
+        used = columns_in(folder)
+
+        def read_other():
+            with open_reader(three[1], cache=folder, cache_bytes=limit) as other:
+                return len(list(other))
+
+        assert in_processes(read_other) == [40]
+        assert used < columns_in(folder)
+        assert all(map(column_of(reader).has, range(40)))
+    assert in_processes(read_other) == [40]  # it is closed now
+    assert not used & columns_in(folder)
+
+
+def test_a_column_that_is_removed_while_it_is_opened_is_made_anew(three, folder, monkeypatch):
+    """The one who removes it may be anywhere: after the files were found, and before they are locked."""
+    fill_it = open_reader(three[0], cache=folder)
+    list(fill_it)
+    fill_it.close()
+    opened = []
+
+    def open_file(path):
+        fd = real(path)
+        if path.name == "data" and not opened:
+            opened.append(path)
+            cache_folder._remove_unused(path.parent)
+        return fd
+
+    real = cache_folder._open_file
+    monkeypatch.setattr(cache_folder, "_open_file", open_file)
+    with open_reader(three[0], cache=folder) as reader:
+        assert not column_of(reader).has(0)
+        list(reader)
+        assert column_of(reader).has(0)
+
+
+def test_a_column_that_was_made_anew_is_not_removed_with_the_old_one(three, folder, monkeypatch):
+    """Of two that make room one is faster; the other one has the old file open, which nobody uses any more."""
+    open_reader(three[0], cache=folder).close()
+    (column,) = folder.iterdir()
+    opened, flock = [], fcntl.flock
+
+    def lock_late(fd, kind):
+        if kind & fcntl.LOCK_EX and not opened:
+            shutil.rmtree(column)
+            opened.append(open_reader(three[0], cache=folder))
+        flock(fd, kind)
+
+    monkeypatch.setattr(fcntl, "flock", lock_late)
+    cache_folder._remove_unused(column)
+    with opened[0]:
+        assert {path.name for path in column.iterdir()} == {"data", "marks"}
+
+
+# --- arguments -------------------------------------------------------------------------------------------------
+
+
+def test_sizes_are_numbers_or_texts(store, tmp_path):
+    folder = tmp_path / "cache"
+    assert Cache.of(folder, "2GiB").max_bytes == 2**31
+    assert Cache.of(str(folder), 12345).max_bytes == 12345
+    assert 0 < Cache.of(folder, None).max_bytes <= shutil.disk_usage(folder).total
+    for bad in (0, -1, "much", "0 GiB"):
+        with pytest.raises(ArgumentError):
+            Cache.of(folder, bad)
+    with pytest.raises(ArgumentError, match="needs a cache folder"):
+        open_reader(store, cache_bytes="1GiB")
+    with pytest.raises(ArgumentError, match="is a URL"):
+        open_reader(store, cache="s3://bucket/cache")
+
+
+def test_a_store_that_grows_is_refused(tmp_path, folder):
+    with open_writer(tmp_path / "live", batch_size=4, seq_len=16, live=True, shard_batches=2) as writer:
+        writer.write(random_tokens(3, 4, 16))
+        with pytest.raises(ArgumentError, match="still grows"):
+            open_reader(tmp_path / "live", cache=folder)
+    with open_reader(tmp_path / "live", cache=folder) as reader:
+        check_reader(reader, random_tokens(3, 4, 16))
+
+
+def test_a_reader_without_a_cache_has_no_column(store):
+    with open_reader(store) as reader, pytest.raises(ArgumentError, match="expected a reader with a cache"):
+        column_of(reader)

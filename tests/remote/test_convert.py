@@ -1,0 +1,120 @@
+"""Conversions from and to buckets, and the commands that look at them."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from zb_hdf5 import (
+    ArgumentError,
+    ConvertError,
+    ExistsError,
+    FormatError,
+    ShardIndex,
+    UnavailableError,
+    convert,
+    open_reader,
+)
+from zb_hdf5.commands.zb import zb
+from zb_hdf5.testing import random_tokens
+
+TOKENS = random_tokens(9, 3, 32)
+
+
+@pytest.fixture
+def local(tmp_path, write_store, monkeypatch):
+    """Return a store of this machine; the current folder is empty, and elsewhere."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    return write_store(tmp_path / "local", TOKENS, (4,))
+
+
+def run(*arguments):
+    return CliRunner().invoke(zb, list(map(str, arguments)))
+
+
+def test_a_store_goes_to_a_bucket_and_comes_back(s3, local, tmp_path):
+    url = "s3://bucket/stores/train-h5"
+    result = run("convert", "hdf5-to-batch", local, url, "--shards", "3", "--json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["path"] == url
+    names = [name for method, name, _ in s3.requests if method in ("PUT", "POST")]
+    assert names[-1] == "shards.json"
+    assert len({name for name in names if name.endswith(".batch")}) == 3
+    assert not list(Path.cwd().iterdir())
+    with open_reader(url) as reader:
+        np.testing.assert_array_equal(np.stack(list(reader)), TOKENS)
+    assert run("verify", url).exit_code == 0
+    described = json.loads(run("info", url, "--json").stdout)
+    assert (described["path"], described["num_batches"], described["file_system"]) == (url, 9, "objects")
+    assert "remote" in run("info", url).stdout
+    report = convert(url, "hdf5", tmp_path / "back", dtype="uint32")
+    with open_reader(tmp_path / "back") as reader:
+        np.testing.assert_array_equal(np.stack(list(reader)), TOKENS)
+        assert reader.sha256 == report.sha256
+
+
+def test_a_store_behind_http_is_converted_looked_at_and_verified(web, local, tmp_path, write_store):
+    folder, proxy = web
+    write_store(folder / "store", TOKENS, (4,))
+    url = f"{proxy.url}/store"
+    assert run("convert", "hdf5-to-npy", url, tmp_path / "records.npy").exit_code == 0
+    np.testing.assert_array_equal(np.load(tmp_path / "records.npy").reshape(TOKENS.shape), TOKENS)
+    assert "2 of 2 files" in run("verify", url).stdout
+    assert url in run("info", f"{url}/shard-00000.h5").stdout
+    assert run("show", url, "--batch", "2").exit_code == 0
+    assert run("which", url, "--batch", "1").exit_code == 0
+
+
+def test_nothing_is_overwritten_and_force_makes_new_objects(s3, local, tmp_path, write_store):
+    url = "s3://bucket/store"
+    convert(local, "hdf5", url)
+    old = set(ShardIndex.load(url).table.values["path"])
+    with pytest.raises(ExistsError, match=r"has a shards.json already"):
+        convert(local, "batch", url)
+    s3.reset()
+    other = write_store(tmp_path / "other", TOKENS + 1, (4,))
+    convert(other, "hdf5", url, overwrite=True)
+    assert old.isdisjoint(ShardIndex.load(url).table.values["path"])
+    changes = [(method, name) for method, name, _ in s3.requests if method in ("POST", "PUT")]
+    assert changes[0][0] == "POST"  # how S3 deletes: the index, before anything is written
+    assert changes[-1] == ("PUT", "shards.json")
+    with open_reader(url) as reader:
+        np.testing.assert_array_equal(reader[8], TOKENS[8] + 1)
+    with open_reader(f"s3://bucket/store/{sorted(old)[0]}") as reader:  # whoever still reads it can
+        np.testing.assert_array_equal(reader[0], TOKENS[0])
+
+
+def test_an_interrupted_upload_goes_on(s3, local):
+    url = "s3://bucket/store"
+    s3.fault = lambda number, method, name, span: {"status": 403} if "shard-00001" in name else None
+    with pytest.raises(UnavailableError, match="access denied"):
+        convert(local, "hdf5", url)
+    s3.reset()
+    with pytest.raises(FormatError, match=r"no shards.json"):
+        open_reader(url)
+    with pytest.raises(ExistsError, match=r"store\.upload"):
+        convert(local, "hdf5", url)
+    convert(local, "hdf5", url, resume=True)
+    assert [name[-8:] for method, name, _ in s3.requests if method == "PUT"] == ["00002.h5", "rds.json"]
+    with open_reader(url) as reader:
+        np.testing.assert_array_equal(np.stack(list(reader)), TOKENS)
+    assert not list(Path.cwd().iterdir())
+
+
+def test_a_store_is_written_to_a_folder_of_a_bucket_only(s3, web, local):
+    with pytest.raises(ArgumentError, match="expected a folder in a bucket"):
+        convert(local, "hdf5", f"{web[1].url}/store")
+    with pytest.raises(ArgumentError, match="expected a folder in a bucket"):
+        convert(local, "hdf5", "s3://bucket/one.h5")
+    with pytest.raises(ConvertError, match="parts are merged on one machine"):
+        convert(local, "hdf5", "s3://bucket/store", part=(0, 2))
+
+
+def test_commands_that_need_a_file_of_this_machine_refuse_a_url(s3):
+    for command in ("doctor", "repair"):
+        result = run(command, "s3://bucket/store")
+        assert result.exit_code == 2
+        assert "is a URL" in result.output

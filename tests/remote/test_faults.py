@@ -1,0 +1,204 @@
+"""What servers do wrong: one clear error, or a retry that nobody sees. Never a wrong token, never a hang."""
+
+import os
+
+import numpy as np
+import pytest
+
+from zb_hdf5 import ChecksumError, FormatError, IncompleteError, Loader, UnavailableError, ZbError, open_reader
+from zb_hdf5.core.objects import RemoteObject
+from zb_hdf5.testing import random_tokens
+
+TOKENS = random_tokens(30, 4, 256)
+
+
+@pytest.fixture(params=["http", pytest.param("s3", marks=pytest.mark.slow)])
+def store(request, tmp_path, write_store):
+    """Return (proxy, url, folder or None) of a store of two shards."""
+    if request.param == "http":
+        folder, proxy = request.getfixturevalue("web")
+        write_store(folder / "store", TOKENS, (11,))
+        return proxy, f"{proxy.url}/store"
+    proxy, upload = request.getfixturevalue("s3"), request.getfixturevalue("upload")
+    return proxy, upload(write_store(tmp_path / "store", TOKENS, (11,)), "s3://bucket/store")
+
+
+def read_all(url):
+    with Loader(url, shuffle="sequential") as loader:
+        return np.concatenate([step.numpy() for step in loader]).reshape(TOKENS.shape)
+
+
+class TestSeenByNobody:
+    """Every request fails at first."""
+
+    @pytest.mark.parametrize(
+        "fault",
+        [{"status": 503}, {"status": 500}, {"hang_up": True}, {"cut": 0}, {"cut": 7}, {"wait": 0.1}],
+        ids=["503", "500", "hang up", "cut before the body", "cut in the body", "slow"],
+    )
+    def test_is_tried_again(self, store, fault):
+        proxy, url = store
+        seen = set()
+
+        def once(number, method, name, span):
+            again = (name, span) in seen
+            seen.add((name, span))
+            return None if again else fault
+
+        proxy.fault = once
+        np.testing.assert_array_equal(read_all(url), TOKENS)
+
+
+class TestErrors:
+    @pytest.mark.parametrize(
+        ("fault", "error", "match"),
+        [
+            ({"status": 503}, UnavailableError, "503"),
+            ({"hang_up": True}, UnavailableError, "expected bytes"),
+            ({"cut": 9}, UnavailableError, "expected bytes"),
+            ({"status": 401}, UnavailableError, "access denied"),
+            ({"status": 403}, UnavailableError, "access denied"),
+            ({"status": 404}, FileNotFoundError, "no such object"),
+            ({"status": 416}, IncompleteError, "cut short"),
+            ({"status": 412}, FormatError, "changed since it was opened"),
+            ({"status": 302, "headers": {"Location": "/nowhere"}}, (ZbError, FileNotFoundError), "shard"),
+        ],
+    )
+    def test_of_a_shard_that_cannot_be_read(self, store, fault, error, match):
+        proxy, url = store
+        with open_reader(url) as reader:
+            np.testing.assert_array_equal(reader[0], TOKENS[0])
+            proxy.fault = lambda number, method, name, span: fault
+            with pytest.raises(error, match=match) as raised:
+                reader.read_batch(3)
+            assert "shard-00000.h5" in str(raised.value)
+            assert "Debug source" not in str(raised.value)
+            proxy.fault = lambda *request: None
+            np.testing.assert_array_equal(reader[3], TOKENS[3])
+
+    @pytest.mark.parametrize("status", [401, 403, 404, 503])
+    def test_of_an_index_that_cannot_be_read(self, store, status):
+        proxy, url = store
+        proxy.fault = lambda number, method, name, span: {"status": status}
+        with pytest.raises(ZbError, match="store"):
+            open_reader(url)
+
+    @pytest.mark.parametrize(
+        "content_range", ["bytes 0-{size}/99999999", "bytes {start}-{stop}/5", "nonsense", "bytes 7-7/*"]
+    )
+    def test_of_a_wrong_content_range(self, store, content_range):
+        proxy, url = store
+        with open_reader(url) as reader:
+            reader.read_batch(0)
+
+            def lie(number, method, name, span):
+                start, stop = map(int, span.removeprefix("bytes=").split("-"))
+                return {"headers": {"Content-Range": content_range.format(start=start, stop=stop, size=stop - start)}}
+
+            proxy.fault = lie
+            with pytest.raises(ZbError, match="shard-00000"):
+                reader.read_batch(3)
+
+    def test_of_a_server_that_ignores_ranges(self, store):
+        proxy, url = store
+        with open_reader(url) as reader:
+            reader.read_batch(0)
+            proxy.fault = lambda number, method, name, span: {"status": 200, "body": bytes(100_000)}
+            with pytest.raises(ZbError, match="shard-00000"):
+                reader.read_batch(3)
+
+    def test_of_a_short_answer_that_looks_whole(self, store):
+        proxy, url = store
+        with open_reader(url) as reader:
+            reader.read_batch(0)
+            proxy.fault = lambda number, method, name, span: {
+                "status": 206, "body": bytes(10), "headers": {"Content-Range": span.replace("=", " ") + "/99999"}
+            }  # fmt: skip
+            with pytest.raises(ZbError, match="shard-00000"):
+                reader.read_batch(3)
+
+
+class TestOtherObjects:
+    def test_an_object_that_is_replaced_in_an_epoch(self, web, write_store, write_file):
+        folder, proxy = web
+        write_store(folder / "store", TOKENS, (11,))
+        with Loader(f"{proxy.url}/store", shuffle="sequential", prefetch=0) as loader:
+            for number in range(3):
+                np.testing.assert_array_equal(next(loader), TOKENS[number])
+            write_file(folder / "store/shard-00000.h5", TOKENS[:11] + 1, overwrite=True)
+            os.utime(folder / "store/shard-00000.h5", (0, 0))  # nginx's ETag has the second and the size
+            with pytest.raises(FormatError, match=r"00.h5: changed since it was opened: expected \(bytes, ETag\)"):
+                next(loader)
+
+    def test_one_that_was_replaced_before_it_was_read(self, web, write_store, write_file):
+        folder, proxy = web
+        write_store(folder / "store", TOKENS, (11,))
+        with open_reader(f"{proxy.url}/store") as reader:
+            write_file(folder / "store/shard-00001.h5", TOKENS[11:] + 1, overwrite=True)
+            np.testing.assert_array_equal(reader[10], TOKENS[10])
+            with pytest.raises((ChecksumError, FormatError), match="shard-00001"):
+                reader.read_batch(11)
+
+    @pytest.mark.parametrize("kept", [0, 100, 5000, -1])
+    def test_a_truncated_one(self, web, write_store, kept):
+        folder, proxy = web
+        path = write_store(folder / "store", TOKENS, (11,)) / "shard-00001.h5"
+        path.write_bytes(path.read_bytes()[:kept])
+        with open_reader(f"{proxy.url}/store") as reader, pytest.raises(IncompleteError, match="shard-00001"):
+            reader.read_batch(12)
+
+    def test_one_that_is_gone(self, web, write_store):
+        folder, proxy = web
+        (write_store(folder / "store", TOKENS, (11,)) / "shard-00001.h5").unlink()
+        with open_reader(f"{proxy.url}/store") as reader, pytest.raises(FileNotFoundError, match="shard-00001"):
+            reader.read_batch(12)
+
+    def test_one_whose_bytes_differ(self, web, write_store):
+        folder, proxy = web
+        path = write_store(folder / "store", TOKENS, (11,)) / "shard-00001.h5"
+        data = bytearray(path.read_bytes())
+        place = data.index(TOKENS[12].tobytes())
+        data[place] ^= 1
+        path.write_bytes(data)
+        with open_reader(f"{proxy.url}/store") as reader, pytest.raises(ChecksumError, match="shard-00001"):
+            reader.read_batch(12)
+
+    def test_answers_are_compared_where_the_server_has_no_strong_etag(self, web):
+        folder, proxy = web
+        (folder / "data.batch").write_bytes(bytes(100))
+        tags = iter(['W/"a"', 'W/"a"', 'W/"b"'])
+        proxy.fault = lambda number, method, name, span: {"headers": {"ETag": next(tags)}}
+        source = RemoteObject(f"{proxy.url}/data.batch")
+        source.read(0, 10), source.read(10, 20)
+        with pytest.raises(FormatError, match="changed since it was opened"):
+            source.read(20, 30)
+        source.close()
+
+
+class TestPlaces:
+    def test_a_bucket_that_is_not_there(self, s3):
+        with pytest.raises(ZbError, match=r"no_bucket/store.*bucket does not exist"):
+            open_reader("s3://no_bucket/store")
+
+    def test_a_folder_without_an_index(self, s3):
+        with pytest.raises(FormatError, match=r"s3://bucket/store: no shards.json"):
+            open_reader("s3://bucket/store")
+
+    def test_wrong_credentials(self, s3, upload, tmp_path, write_store, tokens):
+        url = upload(write_store(tmp_path / "store", tokens), "s3://bucket/store")
+        answer = b"<Error><Code>InvalidAccessKeyId</Code></Error>"
+        s3.fault = lambda number, method, name, span: {"status": 403, "body": answer}
+        with pytest.raises(UnavailableError, match="access denied: expected credentials"):
+            open_reader(url)
+
+    def test_no_credentials(self, s3, monkeypatch):
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            monkeypatch.delenv(name)
+        # who runs on no machine of AWS has nobody to ask
+        monkeypatch.setenv("AWS_METADATA_ENDPOINT", "http://127.0.0.1:9")
+        with pytest.raises(UnavailableError, match="expected credentials"):
+            open_reader("s3://bucket/store")
+
+    def test_no_server(self):
+        with pytest.raises(UnavailableError, match=r"http://127.0.0.1:9/store"):
+            open_reader("http://127.0.0.1:9/store")

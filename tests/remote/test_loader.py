@@ -1,0 +1,118 @@
+"""Loaders over objects: many reads under way, in order, and in any process."""
+
+import multiprocessing
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from zb_hdf5 import Loader
+from zb_hdf5.core.objects import IN_FLIGHT
+from zb_hdf5.testing import check_loader, random_tokens
+
+
+@pytest.fixture
+def store(web, write_store):
+    """Return (local folder, proxy, url) of 40 batches of 64 KiB in 3 shards."""
+    folder, proxy = web
+    write_store(folder / "store", random_tokens(40, 16, 1024), (7, 30))
+    return folder / "store", proxy, f"{proxy.url}/store"
+
+
+def assert_same_epochs(found, expected):
+    for step, other in zip(found, expected, strict=True):
+        assert torch.equal(step, other)
+
+
+@pytest.mark.parametrize("shuffle", ["global", "records", "block", "sequential"])
+@pytest.mark.parametrize("prefetch", ["auto", 0, 3])
+def test_every_order_yields_what_a_local_store_yields(served, write_store, tokens, shuffle, prefetch):
+    folder, url = served
+    write_store(folder / "store", tokens, (2, 5))
+    options = {"shuffle": shuffle, "block_size": 2, "rank": 0, "world_size": 1}
+    with Loader(f"{url}/store", prefetch=prefetch, **options) as loader, Loader(folder / "store", **options) as local:
+        assert_same_epochs(loader, local)
+        loader.set_epoch(1), local.set_epoch(1)
+        assert_same_epochs(loader, local)
+
+
+def test_the_duties_of_a_loader(served, write_store):
+    folder, url = served
+    write_store(folder / "store", random_tokens(12, 2, 8), (5,))
+    check_loader(lambda **options: Loader(f"{url}/store", seed=3, **options))
+
+
+def test_other_shapes_targets_and_dtypes(store):
+    local, _, url = store
+    options = {"batch_size": 24, "seq_len": 512, "dtype": torch.int32, "targets": True}
+    with Loader(url, **options) as loader, Loader(local, **options) as expected:
+        for (x, y), (a, b) in zip(loader, expected, strict=True):
+            assert torch.equal(x, a)
+            assert torch.equal(y, b)
+
+
+def test_many_reads_are_under_way_and_no_more_than_are_wanted(store):
+    _, proxy, url = store
+    proxy.fault = lambda number, method, name, span: {"wait": 0.05}
+    with Loader(url, shuffle="sequential") as loader:
+        steps = sum(1 for _ in loader)
+    assert steps == 40
+    assert 8 < proxy.most_under_way <= 40
+    # each batch once, but for the first one of a shard, which is read with its crc32
+    assert sum(name.startswith("shard-") for _, name, _ in proxy.requests) == 40 + 3
+    proxy.reset()
+    proxy.fault = lambda number, method, name, span: {"wait": 0.02}
+    with Loader(url, prefetch=4, shuffle="sequential") as loader:
+        assert sum(1 for _ in loader) == 40
+    assert proxy.most_under_way <= 4 + 1
+
+
+@pytest.mark.parametrize(("batch_bytes", "shuffle"), [(64 << 10, "global"), (1 << 20, "global"), (4 << 10, "records")])
+def test_the_default_fills_the_line_with_bounded_memory(served, write_store, batch_bytes, shuffle):
+    folder, url = served
+    write_store(folder / "store", random_tokens(4, 8, batch_bytes // 32), (2,))
+    with Loader(f"{url}/store", shuffle=shuffle) as loader:
+        depth, threads = loader._steps._depth(loader.plan)
+    most_bytes, most_reads = IN_FLIGHT
+    assert depth == threads == min(most_bytes // batch_bytes, most_reads // (8 if shuffle == "records" else 1))
+
+
+def test_an_error_is_raised_at_its_batch(store):
+    local, proxy, url = store
+    with Loader(url, shuffle="sequential") as loader, Loader(local, shuffle="sequential") as expected:
+        places = [loader.reader._source._source(0, 0).extents.offset(number) for number in range(7)]
+        proxy.fault = lambda number, method, name, span: (
+            {"status": 403} if (name, span) == ("shard-00000.h5", f"bytes={places[5]}-{places[5] + 65535}") else None
+        )
+        found = iter(loader)
+        for _, step in zip(range(5), expected, strict=False):
+            assert torch.equal(next(found), step)
+        with pytest.raises(Exception, match=r"shard-00000.h5: access denied"):
+            next(found)
+        assert loader.state_dict()["position"] == 5 * 16
+
+
+@pytest.mark.parametrize("context", ["fork", pytest.param("forkserver", marks=pytest.mark.slow)])
+def test_workers_of_a_data_loader(store, context):
+    local, _, url = store
+    with Loader(url) as loader, Loader(local) as expected:
+        next(loader)  # the library is in use before the fork
+        loader.set_epoch(1), expected.set_epoch(1)
+        workers = DataLoader(
+            loader.dataset(),
+            batch_size=None,
+            num_workers=2,
+            multiprocessing_context=multiprocessing.get_context(context),
+        )
+        assert_same_epochs(workers, expected)
+        assert_same_epochs(loader, expected)  # and after it
+
+
+def test_a_state_is_that_of_the_local_store(store):
+    local, _, url = store
+    with Loader(url) as loader, Loader(local) as expected:
+        for _ in range(5):
+            next(loader)
+        expected.load_state_dict(loader.state_dict())
+        np.testing.assert_array_equal(next(expected), next(loader))

@@ -1,0 +1,214 @@
+"""Readers of objects: the same contract as any reader, few requests, and one object only."""
+
+import os
+import pickle
+import shutil
+
+import numpy as np
+import pytest
+
+from zb_hdf5 import (
+    ArgumentError,
+    BackendError,
+    DocumentLoader,
+    FollowingLoader,
+    FormatError,
+    HDF5ShardWriter,
+    IncompleteError,
+    Loader,
+    open_reader,
+    open_writer,
+    verify_store,
+)
+from zb_hdf5.core.objects import BLOCK_BYTES, RemoteObject
+from zb_hdf5.core.paths import any_path
+from zb_hdf5.store.streams import index_streams
+from zb_hdf5.testing import check_reader, random_tokens
+
+
+def write_fields(path, tokens):
+    _, batch_size, seq_len = tokens.shape
+    with open_writer(path, batch_size=batch_size, seq_len=seq_len, dtype="uint32", fields={"mask": "u1"}) as writer:
+        writer.write(tokens, {"mask": (tokens % 3).astype(np.uint8)})
+
+
+def write_streams(folder, tokens, shards=2):
+    folder.mkdir()
+    paths = []
+    for number, part in enumerate(np.array_split(tokens, shards)):
+        path = folder / f"shard-{number:05}.h5"
+        with HDF5ShardWriter(path, dtype="uint16", chunk_tokens=64) as writer:
+            for document in np.split(part, range(50, len(part), 50)):
+                writer.write_document(document)
+        paths.append(path)
+    index_streams(paths).save(folder)
+    return folder
+
+
+@pytest.mark.parametrize("backend", ["hdf5", "batch"])
+def test_a_store_behind_http_is_read_as_any_other(served, write_store, tokens, backend):
+    folder, url = served
+    write_store(folder / "store", tokens, (2, 5), (backend,))
+    with open_reader(f"{url}/store") as reader:
+        check_reader(reader, tokens)
+
+
+def test_a_store_in_a_bucket_is_read_as_any_other(s3, upload, tmp_path, write_store, tokens):
+    with open_reader(upload(write_store(tmp_path / "store", tokens, (4,)), "s3://bucket/a/store")) as reader:
+        np.testing.assert_array_equal(np.stack(list(reader)), tokens)
+        np.testing.assert_array_equal(reader.read_record(17), tokens[5, 2])
+        assert str(reader.path) == "s3://bucket/a/store"
+
+
+@pytest.mark.parametrize("suffix", [".h5", ".batch"])
+def test_a_lone_file_is_read_as_any_other(served, tokens, suffix):
+    folder, url = served
+    write_fields(folder / f"lone{suffix}", tokens)
+    with open_reader(f"{url}/lone{suffix}") as reader:
+        check_reader(reader, tokens, {"mask": (tokens % 3).astype(np.uint8)})
+
+
+def test_opening_costs_one_read_of_the_index_and_the_first_batch_one_round_more(web, write_store, tokens):
+    folder, proxy = web
+    write_store(folder / "store", tokens, (3,))
+    with Loader(f"{proxy.url}/store", shuffle="sequential", prefetch=0) as loader:
+        assert proxy.requests == [("GET", "shards.json", None)]
+        np.testing.assert_array_equal(next(loader), tokens[0])
+        assert len(proxy.requests) == 3  # the rows of crc32 and the batch, at the same time
+        np.testing.assert_array_equal(next(loader), tokens[1])
+        assert len(proxy.requests) == 4
+    assert {method for method, *_ in proxy.requests} == {"GET"}
+
+
+def test_opening_windows_of_a_stream_costs_one_read_of_the_index(web):
+    folder, proxy = web
+    stream = np.arange(2000, dtype=np.uint16)
+    local = write_streams(folder / "stream", stream)
+    with (
+        Loader(f"{proxy.url}/stream", batch_size=4, seq_len=16, targets=True, prefetch=0) as loader,
+        Loader(local, batch_size=4, seq_len=16, targets=True) as expected,
+    ):
+        assert proxy.requests == [("GET", "shards.json", None)]
+        for (x, y), (a, b) in zip(loader, expected, strict=True):
+            np.testing.assert_array_equal(x, a)
+            np.testing.assert_array_equal(y, b)
+        assert loader.state_dict() == expected.state_dict()
+
+
+def test_the_documents_of_a_stream_are_read(web):
+    folder, proxy = web
+    local = write_streams(folder / "stream", np.arange(1, 1001, dtype=np.uint16))
+    options = {"collate": "pad", "batch_size": 3, "shuffle": "sequential"}
+    with DocumentLoader(f"{proxy.url}/stream", **options) as loader, DocumentLoader(local, **options) as expected:
+        for found, step in zip(loader, expected, strict=True):
+            np.testing.assert_array_equal(found["tokens"], step["tokens"])
+
+
+def test_windows_that_follow_each_other_are_one_request(web):
+    folder, proxy = web
+    write_streams(folder / "stream", np.arange(2000, dtype=np.uint16), shards=1)
+    with open_reader(f"{proxy.url}/stream", batch_size=4, seq_len=16, overlap=1) as reader:
+        reader.read_batch(0)
+        proxy.reset()
+        np.testing.assert_array_equal(reader.read_batch(1)[:, 0], [64, 80, 96, 112])
+        assert len(proxy.requests) == 1
+
+
+def test_an_hdf5_file_without_an_index_is_looked_at_in_few_reads(web, write_file):
+    folder, proxy = web
+    write_file(folder / "lone.h5", random_tokens(500, 4, 64))
+    with open_reader(f"{proxy.url}/lone.h5"):
+        assert sum(method == "GET" for method, *_ in proxy.requests) <= 3
+
+
+def test_every_kind_of_store_can_be_verified(web, write_store, tokens):
+    folder, proxy = web
+    write_store(folder / "store", tokens, (3,), ("hdf5", "batch"))
+    write_streams(folder / "stream", np.arange(2000, dtype=np.uint16))
+    for name in ("store", "stream", "store/shard-00000.h5"):
+        reports = verify_store(f"{proxy.url}/{name}")
+        assert reports
+        assert all(report.problem is None and report.checks for report in reports)
+        assert reports[0].path.startswith(proxy.url)
+
+
+def test_an_object_is_read_by_merged_ranges_in_any_order(web):
+    folder, proxy = web
+    data = np.random.default_rng(0).integers(0, 256, 10_000, np.uint8)
+    (folder / "data.batch").write_bytes(data.tobytes())
+    source = RemoteObject(f"{proxy.url}/data.batch")
+    places = [(900, 100), (0, 10), (1000, 50), (9_990, 10), (1020, 80), (5, 10)]
+    arrays = [np.zeros(count, np.uint8) for _, count in places]
+    source.read_ranges([(start, out) for (start, _), out in zip(places, arrays, strict=True)])
+    for (start, count), out in zip(places, arrays, strict=True):
+        np.testing.assert_array_equal(out, data[start : start + count])
+    assert sorted(span for *_, span in proxy.requests) == ["bytes=0-14", "bytes=900-1099", "bytes=9990-9999"]
+    assert source.num_bytes == len(data)
+    assert len(proxy.requests) == 3  # the size came along
+    with pytest.raises(IncompleteError, match="expected bytes 9,990 to 10,001"):
+        source.read(9_990, 10_001)
+    source.close()
+
+
+def test_a_copy_and_a_forked_process_read_the_same_object_and_refuse_another(web):
+    folder, proxy = web
+    (folder / "data.batch").write_bytes(bytes(range(200)))
+    source = RemoteObject(f"{proxy.url}/data.batch")
+    assert bytes(source.read(3, 6)) == b"\3\4\5"
+    for _ in range(2):
+        if not (child := os.fork()):
+            right = bytes(source.read(7, 9)) == b"\7\10"
+            if not (grandchild := os.fork()):
+                os._exit(bytes(source.read(8, 10)) != b"\10\11")
+            os._exit(not right or os.waitpid(grandchild, 0)[1])
+        assert os.waitpid(child, 0)[1] == 0
+    assert bytes(source.read(0, 1)) == b"\0"  # the parent's own connections are whole
+    copy = pickle.loads(pickle.dumps(source))
+    (folder / "data.batch").write_bytes(bytes(201))
+    for each in (source, copy):
+        with pytest.raises(FormatError, match="changed since it was opened"):
+            each.read(3, 6)
+        each.close()
+
+
+def test_a_file_of_an_object_reads_blocks(web):
+    folder, proxy = web
+    data = np.random.default_rng(1).bytes(2 * BLOCK_BYTES + 100)
+    (folder / "data.batch").write_bytes(data)
+    with any_path(f"{proxy.url}/data.batch").open_object() as file:
+        assert file.read(10) == data[:10]
+        file.seek(BLOCK_BYTES - 5)
+        assert file.read(10) == data[BLOCK_BYTES - 5 : BLOCK_BYTES + 5]
+        assert len(proxy.requests) == 2
+        assert file.seek(-50, os.SEEK_END) == len(data) - 50
+        assert file.read(100) == data[-50:]
+        file.seek(1)
+        assert file.read(BLOCK_BYTES + 1) == data[1 : BLOCK_BYTES + 2]  # past the blocks
+
+
+@pytest.mark.parametrize("url", ["ftp://host/store", "https://host/store?signature=1", "s3://"])
+def test_a_url_of_another_kind_is_refused(url):
+    with pytest.raises(ArgumentError, match="expected"):
+        open_reader(url)
+
+
+def test_what_needs_a_file_of_this_machine_says_so(web, write_store, tokens):
+    folder, proxy = web
+    write_store(folder / "store", tokens)
+    url = f"{proxy.url}/store"
+    with pytest.raises(BackendError, match="needs a file of this machine"):
+        open_reader(url, access="mmap")
+    with pytest.raises(ArgumentError, match="is a URL"):
+        FollowingLoader(url, timeout_s=1)
+    with pytest.raises(ArgumentError, match="is a URL"):
+        open_writer(f"{url}/new.h5", batch_size=2, seq_len=4)
+    assert not proxy.requests
+
+
+def test_a_store_that_grows_is_refused(web, tokens):
+    folder, proxy = web
+    with open_writer(folder / "store", batch_size=3, seq_len=10, live=True, shard_batches=3) as writer:
+        writer.write(tokens[:4])
+        with pytest.raises(IncompleteError, match="is still written"):
+            open_reader(f"{proxy.url}/store")
+    shutil.rmtree(folder / "store")

@@ -1,0 +1,31 @@
+"""Numbers of bytes as people write them."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from zb_hdf5.errors import ArgumentError
+
+_SIZE: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*((?:[kmgt]i?)?)b?\s*", re.IGNORECASE)
+
+
+def parse_size(text: str) -> int:
+    """Return a number of bytes, at least 1: "4096", "64k", "512MB" (10**6), "1GiB" (2**30).
+
+    Raises
+    ------
+    ArgumentError
+        If it is none.
+    """
+    match = _SIZE.fullmatch(text)
+    size = int(float(match[1]) * _unit(match[2])) if match else 0
+    if size < 1:
+        raise ArgumentError(f"{text!r} is not a size such as 512MB or 1GiB")
+    return size
+
+
+def _unit(prefix: str) -> int:
+    """Return 1000 for "k", 1024 for "Ki", and so on; 1 for no prefix."""
+    base = 1024 if prefix[1:] else 1000
+    return int(base ** " kmgt".index(prefix[:1].lower() or " "))

@@ -136,6 +136,7 @@ def documents(tmp_path):
     return tmp_path / "s.h5"
 
 
+@pytest.mark.slow
 def test_the_logits_of_a_document_do_not_depend_on_its_row_mates(documents, monkeypatch):
     """With the masks they are those of the document alone; without them other row-mates change them."""
     monkeypatch.syspath_prepend(EXAMPLE.parent)

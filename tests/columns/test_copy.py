@@ -38,7 +38,7 @@ def copy(source, backend, destination, target="batch"):
     return {path.name: path.read_bytes() for path in sorted(destination.iterdir())}
 
 
-@pytest.mark.parametrize("dtype", ["uint16", "uint32"])
+@pytest.mark.parametrize("dtype", ["uint16", pytest.param("uint32", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("target", ["hdf5", "batch"])
 @pytest.mark.parametrize("backend", ["hdf5", "batch"])
 @pytest.mark.parametrize("form", ["file", "store"])

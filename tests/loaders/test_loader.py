@@ -401,7 +401,7 @@ def test_the_state_is_the_same_on_every_rank(stores, open_loader):
 
 @pytest.mark.parametrize("shuffle", SHUFFLES)
 @pytest.mark.parametrize("drop_last", [True, False])
-@pytest.mark.parametrize("world_size", [1, 3])
+@pytest.mark.parametrize("world_size", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_resuming_at_any_step_is_not_noticed(shuffle, drop_last, world_size, stores, open_loader):
     options = {"shuffle": shuffle, "drop_last": drop_last, "rank": world_size - 1, "world_size": world_size, "epoch": 4}
     loader = open_loader(stores["one.h5"], **options)
@@ -469,7 +469,7 @@ def test_another_epoch_after_loading_starts_at_its_beginning(stores, open_loader
     assert epoch_of(loader) == batches_of(N, "global", epoch=1)
 
 
-@pytest.mark.parametrize("after", [1, 2, 3, 8])
+@pytest.mark.parametrize("after", [2, 3, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 8))])
 @pytest.mark.parametrize("drop_last", [True, False])
 @pytest.mark.parametrize("shuffle", SHUFFLES)
 def test_another_number_of_ranks_goes_on_with_the_same_sequence(after, drop_last, shuffle, stores, open_loader):

@@ -304,8 +304,9 @@ def test_a_conversion_stopped_at_any_moment_is_whole_or_was_never_there(trials, 
 
 
 @pytest.mark.parametrize("trials", [1, pytest.param(4, marks=pytest.mark.slow), pytest.param(60, marks=LONGEST)])
-@pytest.mark.parametrize(("backend", "target"), [("batch", "out.batch"), ("hdf5", "out")])
-def test_a_replacement_killed_at_any_moment_leaves_the_old_or_the_new(trials, backend, target, tmp_path):
+@pytest.mark.parametrize("place", [("batch", "out.batch"), *slow([("hdf5", "out")])])
+def test_a_replacement_killed_at_any_moment_leaves_the_old_or_the_new(trials, place, tmp_path):
+    backend, target = place
     sources = [(save(tmp_path / f"{k}.npy", 1500 + k, first=k), batches(k, 1500 + k)) for k in range(2)]
     destination, chance = tmp_path / target, random.Random(trials)
     assert run(CONVERT, f"npy-to-{backend}", sources[0][0], destination, *SHAPE, *cut(target))[0] == 0
@@ -350,8 +351,9 @@ def test_a_full_disk_ends_a_conversion_with_one_clear_message(place, small_disk,
     assert set(names(small_disk)) <= {"out.partial"}
 
 
-@pytest.mark.parametrize(("backend", "target"), [("hdf5", "out.h5"), ("batch", "out")])
-def test_a_full_disk_does_not_touch_what_was_there(backend, target, small_disk, tmp_path):
+@pytest.mark.parametrize("place", [("hdf5", "out.h5"), *slow([("batch", "out")])])
+def test_a_full_disk_does_not_touch_what_was_there(place, small_disk, tmp_path):
+    backend, target = place
     save(tmp_path / "old.npy", 4)
     assert run(CONVERT, f"npy-to-{backend}", tmp_path / "old.npy", small_disk / target, *SHAPE)[0] == 0
     before = snapshot(small_disk / target)
@@ -379,7 +381,7 @@ print("ended", flush=True)
 )
 
 
-@pytest.mark.parametrize("end", ["abort", "finish"])
+@pytest.mark.parametrize("end", ["finish", *slow(["abort"])])
 def test_batches_committed_before_the_disk_was_full_stay_readable(end, small_disk):
     with running(FILL, small_disk / "x.h5", end) as process:
         number, count = map(int, process.stdout.readline().split())

@@ -520,7 +520,7 @@ class BatchReader:
         try:
             scratch: TokenArray = self._local.scratch
         except AttributeError:
-            if self.in_flight:  # what came from a server lies in a buffer of its own already
+            if self.in_flight and self.in_front is None:  # what came from a server lies in a buffer of its own already
                 return self._source.read(index)
             scratch = self._local.scratch = np.empty(self.meta.shape, self.dtype)
         self._source.read_into(index, scratch)

@@ -294,12 +294,21 @@ TEXT_COMMANDS = [f"convert {kind}-to-hdf5" for kind in ("parquet", "jsonl", "tex
 READS_A_PATH = ["info", "verify", "repair", "doctor", "index rebuild", *(n for n in LEAVES if n.startswith("convert "))]
 
 
-@pytest.mark.parametrize("name", READS_A_PATH)
-@pytest.mark.parametrize(("path", "reason"), [
+#: Stores are read behind URLs as well.
+TAKES_URLS = {"info", "verify", *(f"convert {name}-to-{other}" for name, other in (
+    ("hdf5", "batch"), ("hdf5", "npy"), ("batch", "hdf5"), ("batch", "npy")
+))}  # fmt: skip
+BAD_PATHS = [
     ("nowhere", "nowhere: no such file or folder"),
     ("s3://bucket/x", "s3://bucket/x: is a URL"),
     ("busy.h5", "busy.h5 is not finished"),
-])  # fmt: skip
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "reason"),
+    [(name, *bad) for name in READS_A_PATH for bad in BAD_PATHS if name not in TAKES_URLS or "://" not in bad[0]],
+)
 def test_a_path_that_cannot_be_read_exits_2(name, path, reason, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "busy.h5.partial").touch()
@@ -310,18 +319,12 @@ def test_a_path_that_cannot_be_read_exits_2(name, path, reason, tmp_path, monkey
     assert reason in result.stderr
 
 
-@pytest.mark.parametrize("name", [name for name in LEAVES if name.startswith("convert npy")])
+@pytest.mark.parametrize("name", [name for name in LEAVES if re.match(r"convert (text|jsonl|stream|\w+-to-npy)", name)])
 def test_a_url_is_no_destination(name, places):
-    result = run(zb, *name.split(), places["npy"], "s3://bucket/x")
+    result = run(zb, *name.split(), places["h5"], "s3://bucket/x")
     assert result.exit_code == 2
     assert "download" not in result.stderr
     assert "s3://bucket/x: is a URL" in result.stderr
-
-
-@pytest.mark.parametrize("open_path", [open_reader, Loader, verify_store])
-def test_the_library_takes_no_url(open_path):
-    with pytest.raises(ArgumentError, match="s3://bucket/x: is a URL"):
-        open_path("s3://bucket/x")
 
 
 def test_the_library_writes_to_no_url():

@@ -182,3 +182,14 @@ def test_paths_measures_every_row(tmp_path):
     assert [row["shards"] for row in figures["many_shards"]] == [1, 100]
     assert all(row["opening_s"] > 0 < row["later_s"] for row in figures["many_shards"])
     assert all(row["name"] in printed for row in figures["warm"] + figures["cold"])
+
+
+@pytest.mark.slow
+def test_codecs_measures_each_of_them(tmp_path):
+    pytest.importorskip("hdf5plugin")
+    printed, figures = run_benchmark(tmp_path, "codecs")
+    assert [row["name"] for row in figures["rows"]][:3] == ["none", "zstd:1", "zstd:3"]
+    for row in figures["rows"]:
+        assert_positive(row, "read_tokens_per_s", "read_2_tokens_per_s")
+        assert (row["ratio"] > 1) == (row["name"] != "none")
+    assert "not judged" in printed

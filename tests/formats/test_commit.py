@@ -158,7 +158,13 @@ COMMITS = {
 }
 
 
-@pytest.mark.parametrize("arguments", COMMITS.values(), ids=COMMITS)
+def cases(named, slow):
+    """Return the parameters of named cases, some of which are slow."""
+    assert slow <= set(named)
+    return [pytest.param(each, id=name, marks=pytest.mark.slow if name in slow else ()) for name, each in named.items()]
+
+
+@pytest.mark.parametrize("arguments", cases(COMMITS, {"crc32 of batch 4,097", "group over an extension", "padded"}))
 def test_a_batch_writer_killed_in_any_write_of_a_commit_loses_nothing(arguments, shim, tmp_path):
     shape, before, count = arguments["shape"], arguments["before"], arguments["count"]
     for folder in hit_each_write(shim, tmp_path, "batches", **arguments):
@@ -228,7 +234,9 @@ def require_values(reader, expected, num_batches):
             assert zlib.crc32(found) == crc32[number]
 
 
-@pytest.mark.parametrize("arguments", WITH_FIELDS.values(), ids=WITH_FIELDS)
+@pytest.mark.parametrize(
+    "arguments", cases(WITH_FIELDS, {"inside, extended", "inside, finish", "beside, known", "beside, padded"})
+)
 def test_fields_are_committed_with_their_batches(arguments, shim, tmp_path):
     shape, before, count = arguments["shape"], arguments["before"], arguments["count"]
     meta = StoreMeta(*shape, np.dtype("<u2"))

@@ -82,18 +82,14 @@ def open_reader(
     shape = (batch_size, seq_len, overlap)
     options: dict[str, Any] = {"backend": backend, "access": access, "verify": verify, "dataset": dataset}
     options |= {"split": split, "cache": cache, "cache_bytes": cache_bytes}
-    found, is_shaped = _open_cached(path, shape, **options)
-    if not is_shaped and shape != (None, None, 0):
-        found.close()
-        raise ArgumentError(f"{path}: is no token stream: its batches have the shape that they were stored with")
-    return found
+    return _open_cached(path, shape, **options)[0]
 
 
 def open_for_loader(
     path: str | os.PathLike[str], batch_size: int, seq_len: int, overlap: int, **options: Any
 ) -> tuple[BatchReader, bool]:
     """Open a path as `open_reader` does, whatever it holds; return whether the shape is that of the windows."""
-    return _open_cached(path, (batch_size, seq_len, overlap), dataset=None, **options)
+    return _open_cached(path, (batch_size, seq_len, overlap), dataset=None, for_loader=True, **options)
 
 
 def _open_cached(
@@ -130,6 +126,7 @@ def _open(
     verify: str,
     dataset: str | None,
     split: str | None,
+    for_loader: bool = False,
 ) -> tuple[BatchReader, bool]:
     """Return the reader, and whether it is of windows of this shape."""
     require_options(access, verify)
@@ -148,7 +145,7 @@ def _open(
         sizes = dict(zip(("batch_size", "seq_len", "overlap"), shape, strict=True))
         options = {**sizes, "split": split, "access": access, "verify": verify, "index": index}
         return _open_windows(path, backend, dataset, **options), True
-    if backend != "auto" and backend not in BACKENDS:
+    if (backend != "auto" and backend not in BACKENDS) or ((shaped or shape[2]) and not for_loader):
         raise ArgumentError(f"{path}: is no token stream: its batches have the shape that they were stored with")
     if is_store:
         if dataset is not None:

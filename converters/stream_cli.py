@@ -59,10 +59,10 @@ def add_stream_command(group: click.Group) -> None:
     """Add the command to the convert group."""
 
     def run(src: tuple[Path, ...], dst: Path, **given: Any) -> None:
-        """Convert 1-D .npy files to a store of token streams, a shard for each.
+        """Convert 1-D .npy files to a store of token streams.
 
-        A boundary token tells the documents apart: they get a table, and are known by their file and place whatever is
-        made of the stream later. A folder stands for all .npy files in and below it.
+        Each file becomes a shard. A boundary token tells the documents apart: they get a table, and are known by their
+        file and place whatever is made of the stream later. A folder stands for all .npy files in and below it.
 
         \b
         Example: zb convert npy-to-stream tokens/ stream --boundary-token-id 50256

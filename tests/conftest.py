@@ -119,6 +119,8 @@ def _no_leaked_thread(request):
     yield
     if our_threads() - before and not request.node.failed:
         gc.collect()
+        for thread in our_threads() - before:
+            thread.join(5)  # it may be ending at this moment
         leaked = our_threads() - before
         assert not leaked, f"left running: {leaked}"
 

@@ -57,8 +57,8 @@ def test_what_cannot_be_is_refused(tokens, tmp_path):
     assert isinstance(caught.value, ExistsError)
     with pytest.raises(ArgumentError, match="target"):
         convert(tokens, "zip", tmp_path / "y")
-    with pytest.raises(ArgumentError, match="seed, remainder belong to"):
-        convert(tmp_path / "x.h5", "batch", tmp_path / "y.batch", seed=1, remainder="pad")
+    with pytest.raises(ArgumentError, match="pad_id, seed belong to"):
+        convert(tmp_path / "x.h5", "batch", tmp_path / "y.batch", seed=1, pad_id=3)
     with pytest.raises(ArgumentError, match="expected one"):
         convert([tmp_path / "x.h5"] * 2, "batch", tmp_path / "y.batch")
     with pytest.raises(ArgumentError, match="none"):

@@ -411,9 +411,7 @@ def test_a_failed_write_can_be_repeated(suffix, call, tmp_path, monkeypatch):
         writer.write(batches(0, 2))
         with monkeypatch.context() as patch:
             patch.setattr(os, call, full)
-            patch.setattr(
-                "zb_hdf5.formats.hdf5.writer.os.fstat", lambda fd: os.stat(os.devnull)
-            )  # nothing is reserved yet
+            patch.setattr(os, "fstat", lambda fd: os.stat(os.devnull))  # nothing is reserved yet
             with pytest.raises(OSError, match="No space left"):
                 writer.write(batches(2, 64))  # more than there is room for
         assert writer.num_batches == 2
@@ -696,7 +694,7 @@ def test_a_file_cut_under_a_reader_is_an_error_and_no_signal(change, how, tmp_pa
         out, err = reader.communicate("\n", timeout=100)
     assert reader.returncode == 0, err
     assert err == ""
-    assert out.split()[0] in ("IncompleteError", "FormatError")
+    assert out.split()[0] in ("IncompleteError", "FormatError", "ChecksumError")  # HDF5 returns zeros for what is cut
     assert str(path) in out
 
 

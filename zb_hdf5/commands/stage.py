@@ -72,17 +72,17 @@ class StageReport:
 @click.argument("store", type=_PATH)
 @click.argument("folder", type=NewPath())
 @click.option("--state", "state_path", type=_PATH, help="Loader state, as JSON: go on from there to the epoch's end.")
-@click.option("--seed", type=int, default=42, show_default=True, help="Of the loader; the state has its own.")
+@click.option("--seed", type=int, default=42, show_default=True, help="Seed of the loader; a state has its own.")
 @click.option(
     "--shuffle",
     type=click.Choice(["global", "records", "block", "sequential"]),
     default="global",
     show_default=True,
-    help="Of the loader; the state has its own.",
+    help="Order of the loader; a state has its own.",
 )
 @click.option("--epoch", type=click.IntRange(0), default=0, show_default=True, help="Where no state says it.")
-@click.option("--batch-size", type=click.IntRange(1), help="Of the loader. [default: as stored]")
-@click.option("--seq-len", type=click.IntRange(1), help="Of the loader. [default: as stored]")
+@click.option("--batch-size", type=click.IntRange(1), help="Batch size of the loader. [default: as stored]")
+@click.option("--seq-len", type=click.IntRange(1), help="Record length of the loader. [default: as stored]")
 @click.option("--targets", is_flag=True, help="The loader of a token stream has targets=True.")
 @click.option("--field", "fields", multiple=True, help="Copy the values of this field too; may be given repeatedly.")
 @click.option("--ranks", type=Ranks(), help="The ranks of this node, such as 8-15. [default: all]")
@@ -112,8 +112,10 @@ def stage(
     and run again.
 
     \b
-    Example: zb stage data/train $TMPDIR/cache --seed 42 --batch-size 32 --ranks 8-15 --world-size 64
-    Example: zb stage data/train $TMPDIR/cache --state loader.json --ranks 8-15 --world-size 64
+    Example: zb stage data/train $TMPDIR/cache --seed 42 --batch-size 32 \\
+               --ranks 8-15 --world-size 64
+             zb stage data/train $TMPDIR/cache --state loader.json \\
+               --ranks 8-15 --world-size 64
     """
     from zb_hdf5.remote.cache import Cache
 

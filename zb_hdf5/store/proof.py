@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import numpy as np
@@ -139,12 +140,13 @@ def _read_proof(
 ) -> npt.NDArray[np.uint32] | None:
     """Fill `tokens` with a batch, and return the crc32 of all; None: they cannot be read.
 
-    The errors of an object say more than that.
+    The errors of an object say more than that; and where there are too many open files, whoever opens them makes room.
     """
     try:
         source.read_into(batch, tokens)
         return rows.all()
-    except (OSError, ChecksumError, FormatError, IncompleteError, UnverifiableError, IndexError):
-        if isinstance(source, RangeSource):
+    except (OSError, ChecksumError, FormatError, IncompleteError, UnverifiableError, IndexError) as error:
+        if isinstance(source, RangeSource) or getattr(error, "errno", 0) in (errno.EMFILE, errno.ENFILE):
+            source.close()
             raise
         return None

@@ -137,8 +137,9 @@ class ShardedSource:
         self._reset()
         # what the index knows is opened when it is first read; else the first shard says how it can be read
         is_remote = isinstance(folder, RemotePath)
-        known = index.meta.column in index.shards[0].columns and access != "h5py"
-        self.access = REMOTE if known and is_remote else access if known else self._source(0, 0).access
+        first = next((k for k, count in enumerate(index.table.values["num_batches"].tolist()) if count), 0)
+        known = index.meta.column in index.shards[first].columns and access != "h5py"
+        self.access = REMOTE if known and is_remote else access if known else self._source(first, 0).access
         self.in_flight = IN_FLIGHT if is_remote else None
         self.wants_threads = index.meta.codec != NO_CODEC
 

@@ -9,7 +9,7 @@ import resource
 import threading
 import weakref
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
@@ -73,14 +73,7 @@ class OpenFiles(Generic[File]):
             if file is not None:
                 self.known[number] = file
                 return file
-        try:
-            file = open_file(number)  # without the lock: this takes a while on a network file system
-        except OSError as error:
-            if error.errno not in (errno.EMFILE, errno.ENFILE):
-                raise
-            with _LOCK:  # others have taken more than was left for them
-                _make_room(_held() // 2)
-            file = open_file(number)
+        file = open_with_room(partial(open_file, number))  # without the lock: on a network this takes a while
         with _LOCK:
             file = self.known.setdefault(number, file)
             held = _held()
@@ -107,6 +100,18 @@ class OpenFiles(Generic[File]):
         """Let go of the file that has rested longest."""
         number = next(iter(self.resting))
         self._let_go(number, self.resting.pop(number))
+
+
+def open_with_room(open_file: Callable[[], File]) -> File:
+    """Open a file; where the process may open no more, stores let go of some of theirs before."""
+    try:
+        return open_file()
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+    with _LOCK:  # others have taken more than was left for them
+        _make_room(_held() // 2)
+    return open_file()
 
 
 def descriptor_room(needed: int) -> int:

@@ -12,6 +12,7 @@ from zb_hdf5.columns.checked import Crc32Rows
 from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.core.digests import batch_crc32s, crc32_array
 from zb_hdf5.core.files import handle_of, open_file, regular, size_of
+from zb_hdf5.core.open_files import open_with_room
 from zb_hdf5.core.publishing import PARTIAL_SUFFIX, partial_path, write_atomically
 from zb_hdf5.errors import FormatError, Remedy, UnverifiableError
 from zb_hdf5.spec import CRC32_SUFFIX, FIELDS_SUFFIX
@@ -67,7 +68,7 @@ def sidecar_rows(path: Path, num_batches: int) -> Crc32Rows:
 def _read_rows(path: Path, num_batches: int, start: int, out: npt.NDArray[np.uint32]) -> None:
     place = crc32_path(path)
     try:
-        with open_file(place) as file:  # for 4,096 batches at once: no descriptor is kept for it
+        with open_with_room(partial(open_file, place)) as file:  # for 4,096 batches at once: it is not kept open
             size = size_of(handle_of(file))
             if size != 4 * num_batches:
                 raise FormatError(f"{place}: expected {4 * num_batches:,} bytes, found {size:,}")

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from zb_hdf5.columns.ranges import ReadsRanges
 from zb_hdf5.columns.source import BatchSource, CopyingSource, gather_from_batches
 from zb_hdf5.core.digests import crc32_of
-from zb_hdf5.core.extents import ExtentFile, Extents, Run
+from zb_hdf5.core.extents import ExtentFile, Extents, FilePart, Run
 from zb_hdf5.errors import ChecksumError, Remedy
 from zb_hdf5.spec import BATCHES_LAYOUT, CRC32_CHUNK_ROWS, StoreMeta, TokenArray
 
@@ -29,7 +29,7 @@ MAX_KEPT_BYTES: Final = 256 << 20
 VERIFIED: Final = {"auto": "whole reads", "batch": "all reads", "store": "store", "none": "none"}
 
 #: Fills an array (1-D, "<u4") with consecutive rows from a number on. To be pickled.
-ReadRows = Callable[[int, npt.NDArray[np.uint32]], None]
+ReadRows = Callable[..., None]
 
 
 class Crc32Rows:
@@ -72,9 +72,15 @@ class Crc32Rows:
         found: int = rows[number % CRC32_CHUNK_ROWS]
         return found
 
-    def all(self) -> npt.NDArray[np.uint32]:
-        """Return all rows, in as few reads as they allow, and keep them."""
-        rows = self._rows(0, self._num_rows)
+    def all(self, *beside: FilePart) -> npt.NDArray[np.uint32]:
+        """Return all rows, in as few reads as they allow, and keep them.
+
+        Parameters
+        ----------
+        beside
+            Of rows that are `placed`: other parts of the file, which are read at the same time.
+        """
+        rows = self._rows(0, self._num_rows, *beside)
         for block, start in enumerate(range(0, len(rows), CRC32_CHUNK_ROWS)):
             self._keep(block, rows[start : start + CRC32_CHUNK_ROWS])
         return rows
@@ -83,9 +89,9 @@ class Crc32Rows:
         start = block * CRC32_CHUNK_ROWS
         return self._keep(block, self._rows(start, min(start + CRC32_CHUNK_ROWS, self._num_rows)))
 
-    def _rows(self, start: int, stop: int) -> npt.NDArray[np.uint32]:
+    def _rows(self, start: int, stop: int, *beside: FilePart) -> npt.NDArray[np.uint32]:
         rows = np.empty(stop - start, "<u4")
-        self._read(start, rows)
+        self._read(start, rows, *beside)
         return rows
 
     def _keep(self, block: int, rows: npt.NDArray[np.uint32]) -> array[int]:
@@ -131,10 +137,12 @@ _KEPT: Final = _KeptBlocks()
 os.register_at_fork(after_in_child=_KEPT.renew)
 
 
-def _read_placed(ranges: ReadsRanges, runs: tuple[Run, ...], start: int, out: npt.NDArray[np.uint32]) -> None:
+def _read_placed(
+    ranges: ReadsRanges, runs: tuple[Run, ...], start: int, out: npt.NDArray[np.uint32], *beside: FilePart
+) -> None:
     """Read rows from the chunks that they lie in: those that follow each other at once."""
     extents = Extents(list(runs), 4 * CRC32_CHUNK_ROWS)
-    parts: list[tuple[int, npt.NDArray[Any]]] = []
+    parts: list[FilePart] = [*beside]
     done = 0
     while done < len(out):
         chunk, within = divmod(start + done, CRC32_CHUNK_ROWS)

@@ -42,7 +42,7 @@ def open_proved(
     if identity is not None:
         return source, rows
     tokens = np.empty(meta.shape, meta.dtype)
-    known = _read_proof(source, rows, batch, tokens)
+    known = _read_proof(source, rows, entry, batch, tokens)
     if _problem(entry, meta, known, batch, _stored_part(tokens, entry, meta, batch)):
         source.close()
         return None
@@ -136,13 +136,19 @@ def _crc32_rows(source: ExtentFile | RangeSource | DecodedSource, path: Path, en
 
 
 def _read_proof(
-    source: ExtentFile | RangeSource | DecodedSource, rows: Crc32Rows, batch: int, tokens: TokenArray
+    source: ExtentFile | RangeSource | DecodedSource,
+    rows: Crc32Rows,
+    entry: ShardEntry,
+    batch: int,
+    tokens: TokenArray,
 ) -> npt.NDArray[np.uint32] | None:
     """Fill `tokens` with a batch, and return the crc32 of all; None: they cannot be read.
 
     The errors of an object say more than that; and where there are too many open files, whoever opens them makes room.
     """
     try:
+        if isinstance(source, RangeSource) and CRC32 in entry.columns:  # one wait for both
+            return rows.all((source.extents.offset(batch), tokens))
         source.read_into(batch, tokens)
         return rows.all()
     except (OSError, ChecksumError, FormatError, IncompleteError, UnverifiableError, IndexError) as error:

@@ -200,7 +200,7 @@ def main() -> None:
     prepare(books, out, options)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     settings = {**vars(options), "data": out / "store", "global_batch": BATCH_SIZE, "vocab_size": 0,
-                "document_masks": False}  # fmt: skip
+                "document_masks": False, "cache": None}  # fmt: skip
     run = Run(argparse.Namespace(**settings), 0, 1, device)  # 0: the store knows its vocabulary
     run.resume()
     result["evaluations"] = [row for row in result["evaluations"] if row["step"] <= run.step]

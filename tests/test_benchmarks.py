@@ -175,6 +175,7 @@ def test_paths_measures_every_row(tmp_path):
     printed, figures = run_benchmark(tmp_path, "paths")
     assert [row["name"] for row in figures["warm"]] == [
         "DataLoader(loader.dataset())", "records, 1 shards", "records, 4 shards",
+        'pread, verify="none"', 'pread, verify="auto"',
     ]  # fmt: skip
     assert [row["name"] for row in figures["cold"]] == ["O_DIRECT", "sequential", "block", "global"]
     assert all(row["of_memmap"]["low"] > 0 for row in figures["warm"])

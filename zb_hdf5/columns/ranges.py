@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from zb_hdf5.columns.source import CopyingSource
 from zb_hdf5.core.extents import ExtentFile, Extents, FilePart, read_fully
-from zb_hdf5.core.files import Identity, identity_of, regular, require_identity
+from zb_hdf5.core.files import Identity, close_reading, identity_of, regular, require_identity
 from zb_hdf5.core.objects import IN_FLIGHT, RemoteObject, read_objects
 from zb_hdf5.core.paths import RemotePath, require_remote_access
 from zb_hdf5.errors import IncompleteError, Remedy
@@ -85,7 +85,7 @@ class FileRanges:
 
     def _open(self) -> None:
         self._fd = regular(self._path)
-        self._close_fd = weakref.finalize(self, os.close, self._fd)
+        self._close_fd = weakref.finalize(self, close_reading, self._fd)
         self._known = self._known or identity_of(self._fd)
         try:
             require_identity(self._fd, self._known, self._path)

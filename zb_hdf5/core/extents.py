@@ -24,7 +24,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.core.files import Identity, identity_of, regular, require_identity
+from zb_hdf5.core.files import Identity, close_reading, identity_of, regular, require_identity
 from zb_hdf5.core.mapping import MAP_NORESERVE, Place, libc, map_side_by_side
 from zb_hdf5.errors import IncompleteError, Remedy
 from zb_hdf5.spec import TokenArray, signed
@@ -254,7 +254,7 @@ class ExtentFile:
 
     def _open(self) -> None:
         self._fd = self._descriptor()
-        self._close_fd = weakref.finalize(self, os.close, self._fd)
+        self._close_fd = weakref.finalize(self, close_reading, self._fd)
         self._end = self.extents.end
         self._views: list[TokenArray] = []
         self._private_views: list[TokenArray] = []

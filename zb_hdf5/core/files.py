@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
@@ -64,6 +65,12 @@ def handle_of(file: BinaryIO) -> Handle:
 def size_of(handle: Handle) -> int:
     """Return the size of an open file."""
     return os.fstat(handle).st_size if isinstance(handle, int) else handle.num_bytes
+
+
+def close_reading(fd: int) -> None:
+    """Close a descriptor that was only read: an error of a file system that is gone loses nothing."""
+    with contextlib.suppress(OSError):
+        os.close(fd)
 
 
 def require_regular(mode: int, path: str | os.PathLike[str]) -> None:

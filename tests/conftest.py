@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from descriptors import open_files
 from hypothesis import settings
 
 from zb_hdf5 import ShardEntry, ShardIndex, StoreMeta, open_writer
@@ -58,17 +59,6 @@ def pytest_collection_finish():
 
 
 # --- leaks -----------------------------------------------------------------------------------------------------
-
-
-def open_files():
-    """Return descriptor -> what it is open on."""
-    found = {}
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            found[int(name)] = os.readlink(f"/proc/self/fd/{name}")
-        except FileNotFoundError:
-            continue  # the descriptor that listed the folder
-    return found
 
 
 def our_threads():

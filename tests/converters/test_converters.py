@@ -10,11 +10,11 @@ import os
 import tempfile
 from pathlib import Path
 
-import conftest
 import h5py
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from descriptors import open_files
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -373,7 +373,7 @@ def test_more_files_than_may_be_open_at_once(tmp_path, monkeypatch):
     found = np.empty((opened.num_batches, 2, SEQ_LEN), "<u4")
     for number in range(opened.num_batches):
         opened.read_into(number, found[number : number + 1])
-        assert sum(path.startswith(str(tmp_path)) for path in conftest.open_files().values()) <= 3
+        assert sum(path.startswith(str(tmp_path)) for path in open_files().values()) <= 3
     expected = numbered(50)[write_order(50, 3).indices(np.arange(50))]
     np.testing.assert_array_equal(found.reshape(-1, SEQ_LEN), expected)
 

@@ -334,6 +334,7 @@ def test_reading_pieces_through_the_reader(lone):
         assert reader.documents.document(4).id == "doc-4"
 
 
+@pytest.mark.slow
 def test_a_mixture_carries_them_and_never_has_padding_as_a_target(lone, tmp_path):
     path, _ = lone
     make(tmp_path / "y.h5", [7, 7, 7, 2])

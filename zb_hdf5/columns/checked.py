@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.columns.ranges import ReadsRanges
-from zb_hdf5.columns.source import BatchSource, CopyingSource, gather_from_batches
+from zb_hdf5.columns.source import BatchSource, gather_from_batches
 from zb_hdf5.core.digests import crc32_of
 from zb_hdf5.core.extents import ExtentFile, Extents, FilePart, Run
 from zb_hdf5.errors import ChecksumError, Remedy
@@ -159,7 +159,7 @@ def _copy_rows(rows: npt.NDArray[np.uint32], start: int, out: npt.NDArray[np.uin
     out[...] = rows[start : start + len(out)]
 
 
-class CheckedSource(CopyingSource):
+class CheckedSource:
     """Compares whole chunks that are read into a buffer with their crc32, while they are in the processor's cache.
 
     Views of a mapping and records pass by unseen, without another call. See `BatchSource`.
@@ -184,12 +184,30 @@ class CheckedSource(CopyingSource):
         self._bind()
 
     def _bind(self) -> None:
-        """Take from the source what passes by without a check."""
+        """Take what is said of the source, and what passes by without a check."""
         self._blocks, source = self._rows.blocks, self.unchecked
         self.access, self.wants_threads = source.access, source.wants_threads
-        self.in_flight, self.gather_into = getattr(source, "in_flight", None), source.gather_into
+        self.in_flight = getattr(source, "in_flight", None)
+        self._pass_by(source)
+
+    def _pass_by(self, source: BatchSource) -> None:
+        self.gather_into = source.gather_into  # type: ignore[method-assign]
         if isinstance(source, ExtentFile) and source.maps:
             self.read, self.read_private = source.read, source.read_private  # type: ignore[method-assign]
+
+    def read(self, index: int) -> TokenArray:
+        tokens = self.unchecked.read(index)
+        self._compare(index, tokens)
+        return tokens
+
+    def read_private(self, index: int) -> npt.NDArray[Any]:
+        tokens = self.unchecked.read_private(index)
+        self._compare(index, tokens)
+        return tokens
+
+    def gather_into(self, records: npt.NDArray[np.int64], out: TokenArray) -> None:
+        """Fill `out`, shape `(count, L)`, with records of L tokens, from whole chunks."""
+        gather_from_batches(self.read, self._meta, records, out)
 
     def read_into(self, index: int, out: TokenArray) -> None:
         """Fill `out`, of the stored shape and dtype."""
@@ -238,24 +256,8 @@ class CheckedSource(CopyingSource):
 class StrictSource(CheckedSource):
     """Compares every read: views too, and records, for which it reads the whole chunks that they lie in."""
 
-    def _bind(self) -> None:
-        self._blocks, source = self._rows.blocks, self.unchecked
-        self.access, self.wants_threads = source.access, source.wants_threads
-        self.in_flight = getattr(source, "in_flight", None)
-
-    def read(self, index: int) -> TokenArray:
-        tokens = self.unchecked.read(index)
-        self._compare(index, tokens)
-        return tokens
-
-    def read_private(self, index: int) -> npt.NDArray[Any]:
-        tokens = self.unchecked.read_private(index)
-        self._compare(index, tokens)
-        return tokens
-
-    def gather_into(self, records: npt.NDArray[np.int64], out: TokenArray) -> None:
-        """Fill `out`, shape `(count, L)`, with records of L tokens."""
-        gather_from_batches(self.read, self._meta, records, out)
+    def _pass_by(self, source: BatchSource) -> None:
+        """Let nothing pass by."""
 
 
 def checked(

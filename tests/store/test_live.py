@@ -38,6 +38,8 @@ from zb_hdf5 import (
 from zb_hdf5.commands.zb import zb
 from zb_hdf5.converters.cli import convert
 from zb_hdf5.core.publishing import PartialFile
+from zb_hdf5.formats.hdf5.reader import HDF5BatchReader
+from zb_hdf5.formats.hdf5.room import Room
 from zb_hdf5.maintenance.repair import repair_store
 from zb_hdf5.spec import INDEX_NAME
 
@@ -229,6 +231,26 @@ def test_shards_of_one_batch_are_renamed_under_many_readers(count, tmp_path):
     ):
         assert {ended(reader) for reader in readers} == {(count, "finished")}
         assert writer.wait() == 0
+
+
+def test_a_growing_shard_that_is_first_read_before_its_last_cut_is_read_behind_it(tmp_path, monkeypatch):
+    growing = tmp_path / "store/shard-00000.h5.partial"
+    cut_off, readers, sizes = Room.cut_off, [], []
+
+    def read_before_the_cut(room, num_chunks):
+        np.testing.assert_array_equal(readers[0].read_batch(2), batches(2, 1)[0])
+        sizes.append(growing.stat().st_size)
+        cut_off(room, num_chunks)
+        sizes.append(growing.stat().st_size)
+
+    monkeypatch.setattr(Room, "cut_off", read_before_the_cut)
+    with start_store(tmp_path / "store", 8) as writer:
+        writer.write(batches(0, 3))
+        with HDF5BatchReader(growing) as reader:
+            readers.append(pickle.loads(pickle.dumps(reader)))  # opens the file at its first read
+    assert sizes[1] < sizes[0]
+    with readers[0] as reader:
+        expect_batches(reader, 3)
 
 
 # --- the loader ------------------------------------------------------------------------------------------------

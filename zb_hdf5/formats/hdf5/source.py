@@ -18,6 +18,7 @@ from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.columns.source import CopyingSource, gather_from_batches
 from zb_hdf5.core.extents import ExtentFile, Extents
 from zb_hdf5.core.files import Handle, Identity, size_of
+from zb_hdf5.core.publishing import PARTIAL_SUFFIX
 from zb_hdf5.errors import BackendError, FormatError, IncompleteError, Remedy, UnavailableError
 from zb_hdf5.formats.hdf5.file import (
     Places,
@@ -134,8 +135,10 @@ class H5pySource(CopyingSource):
                 plain = plain and not stored.id.get_create_plist().get_nfilters()
                 self._direct = plain and stored.dtype == self._meta.dtype
                 self._handle = handle_of_h5(self._h5)
-                # a live file may end up shorter: its writer gives back the room that it had reserved
-                self._size = 0 if self._h5.swmr_mode else size_of(self._handle)
+                # a growing file may end up shorter: its writer gives back the room that it had reserved, after it
+                # has closed the file and before it renames it
+                grows = self._h5.swmr_mode or self._path.name.endswith(PARTIAL_SUFFIX)
+                self._size = 0 if grows else size_of(self._handle)
                 self._pid = os.getpid()
         return self._stored
 

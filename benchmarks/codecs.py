@@ -33,7 +33,7 @@ from zb_hdf5.text.tokenizers import load_tokenizer
 from zb_hdf5.text.training import train_tokenizer
 
 CODECS: Final = (NO_CODEC, "zstd:1", "zstd:3", "zstd:9", "zstd:19", "gzip:1", "gzip:6")
-#: What is also measured through h5py, and on slow storage.
+#: The codec whose reads are also measured through h5py, and on slow storage.
 CHOSEN: Final = "zstd:3"
 SHAPE: Final = (64, 1024)
 VOCAB_SIZE: Final = 32_768

@@ -36,7 +36,7 @@ CAP_BYTES: Final = 200_000_000
 SPACE: Final = "zb-line"
 ADDRESSES: Final = ("10.77.0.1", "10.77.0.2")
 ECHO: Final = Path("/usr/lib/nginx/modules/ngx_http_echo_module.so")
-#: Row -> the least share of what it is compared with.
+#: The share of its reference that a row must reach, by the name of the row.
 BARS: Final = {"line": 0.85, "no delay, int32": 0.9}
 
 

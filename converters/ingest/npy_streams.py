@@ -15,14 +15,14 @@ import numpy.typing as npt
 from zb_hdf5 import ArgumentError, ConvertError
 from zb_hdf5.columns.reader import require_choice
 from zb_hdf5.converters.ingest.routing import DocumentCounts
-from zb_hdf5.converters.ingest.text_plan import TOKEN_FILES, FinishedTokens, files_sha256, is_intact
 from zb_hdf5.converters.ingest.to_streams import StreamReport
-from zb_hdf5.converters.pipeline.journal import Head, Journal, remove_journals
+from zb_hdf5.converters.ingest.token_files import FinishedTokens, files_sha256, tokens_written, write_token_files
+from zb_hdf5.converters.pipeline.journal import remove_journals
 from zb_hdf5.converters.pipeline.run import WorkOptions
 from zb_hdf5.converters.pipeline.shard import file_states
 from zb_hdf5.converters.pipeline.task import Progress, no_progress
 from zb_hdf5.converters.sources.npy import NpyFile, expand
-from zb_hdf5.core.publishing import PartialDirectory, partial_path
+from zb_hdf5.core.publishing import PartialDirectory
 from zb_hdf5.formats.document_file import DocumentRows, documents_path
 from zb_hdf5.formats.hdf5.stream_writer import HDF5ShardWriter
 from zb_hdf5.formats.npy import read_npy_header
@@ -53,10 +53,7 @@ class CutTask:
 
     def tokens_done(self) -> int:
         """Return how far another process is, by the size of its file."""
-        for path in (self.path, partial_path(self.path)):
-            if path.exists():
-                return path.stat().st_size // np.dtype(self.dtype).itemsize
-        return 0
+        return tokens_written(self.path, np.dtype(self.dtype))
 
 
 def npy_to_stream(
@@ -116,23 +113,13 @@ def npy_to_stream(
             )
             for number, file in enumerate(files)
         }  # fmt: skip
-        head = Head(TOKEN_FILES, len(tasks), plan, {})
-        journal = Journal(folder, head, tasks, FinishedTokens, overwrite=work.overwrite, resume=work.resume)
-        journal.take_up(work.engine, is_intact)
-        kept = list(journal.finished.values())
-        work.kept(sum(done.token_count for done in kept))
-        with journal.kept_for_resume():
-            finished = journal.run(work.engine, write_documents, journal.missing, work.progress)
-        counts = DocumentCounts()
-        for done in finished:
-            counts.add(done.counts)
-        if not counts.documents:
-            raise ConvertError(f"{files[0].path}: {counts.no_documents(len(files))}")
+        written = write_token_files(tasks, write_documents, plan, folder, work, [file.path for file in files])
         index = index_streams([task.path for task in tasks.values()], source=source)
         index.save(folder.partial_path)
         folder.on_published(remove_journals)
-    tokens_kept = sum(done.token_count for done in kept)
-    return StreamReport(destination, index, counts, time.monotonic() - start_s, len(kept), tokens_kept)
+    tokens_kept = sum(done.token_count for done in written.kept)
+    duration_s = time.monotonic() - start_s
+    return StreamReport(destination, index, written.counts, duration_s, len(written.kept), tokens_kept)
 
 
 def _open(path: Path) -> NpyFile:

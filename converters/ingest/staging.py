@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from zb_hdf5.converters.ingest.routing import DocumentCounts
-from zb_hdf5.converters.ingest.text_plan import FinishedTokens, TokenizeTask, combined
+from zb_hdf5.converters.ingest.text_plan import TokenizeTask
+from zb_hdf5.converters.ingest.token_files import FinishedTokens, combined
 from zb_hdf5.converters.pipeline.task import Progress, no_progress
 from zb_hdf5.converters.sources.open_files import OpenFiles
 from zb_hdf5.converters.sources.source import TokenCounts

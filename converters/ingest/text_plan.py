@@ -4,53 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from zb_hdf5 import ConvertError
 from zb_hdf5.converters.ingest.routing import DocumentCounts, Encoded, Recipe, ShardPlan, encode_shard
-from zb_hdf5.converters.pipeline.journal import CheckTask, Head, Journal, is_result
+from zb_hdf5.converters.ingest.token_files import FinishedTokens, tokens_written, write_token_files
+from zb_hdf5.converters.pipeline.journal import is_result
 from zb_hdf5.converters.pipeline.run import WorkOptions
 from zb_hdf5.converters.pipeline.shard import file_states
-from zb_hdf5.converters.pipeline.task import Progress, no_progress
-from zb_hdf5.core.publishing import LockedFolder, partial_path
+from zb_hdf5.converters.pipeline.task import Progress
+from zb_hdf5.core.publishing import LockedFolder
 from zb_hdf5.spec import INDEX_NAME, NO_CODEC, stored_dtype
 from zb_hdf5.text.documents import DocumentFile
 from zb_hdf5.text.tokenizers import load_tokenizer, token_dtype
-
-#: What the files of tokens are called in the journal and in messages.
-TOKEN_FILES: Final = "files of tokens"
-
-
-@dataclass(frozen=True)
-class FinishedTokens:
-    """A file of tokens that is whole and on disk, and what became of its documents.
-
-    Attributes
-    ----------
-    files_sha256
-        Over all bytes of its files.
-    """
-
-    token_count: int
-    counts: DocumentCounts
-    files_sha256: str
-
-    def to_json(self) -> dict[str, Any]:
-        """Return it for its line of the journal."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> Self:
-        """Return what `to_json` was called on."""
-        counts = DocumentCounts.from_json(value["counts"])
-        return cls(int(value["token_count"]), counts, str(value["files_sha256"]))
 
 
 @dataclass(frozen=True)
@@ -76,10 +47,7 @@ class TokenizeTask:
 
     def tokens_done(self) -> int:
         """Return how far another process is, by the size of its file."""
-        for path in (self.paths[0], partial_path(self.paths[0])):
-            with suppress(OSError):
-                return path.stat().st_size // self.dtype.itemsize
-        return 0
+        return tokens_written(self.paths[0], self.dtype)
 
     def encode(self, counts: DocumentCounts, progress: Progress) -> Iterator[Encoded]:
         """Yield its documents, tokenized block by block, and count them."""
@@ -213,38 +181,8 @@ class TextPlan:
             )
             for number, shard in enumerate(self.shards)
         }
-        head = Head(TOKEN_FILES, len(tasks), {**self.identity, "codec": codec}, {})
-        journal = Journal(folder, head, tasks, FinishedTokens, overwrite=work.overwrite, resume=work.resume)
-        journal.take_up(work.engine, is_intact)
-        kept = list(journal.finished.values())
-        work.kept(sum(done.token_count for done in kept))
-        with journal.kept_for_resume():
-            finished = journal.run(work.engine, write, journal.missing, work.progress)
-        counts = DocumentCounts()
-        for done in finished:
-            counts.add(done.counts)
-        if not counts.documents:
-            raise ConvertError(f"{self.files[0].path}: {counts.no_documents(len(self.files))}")
-        files = list(zip(tasks.values(), finished, strict=True))
-        return TokenizedText(files, counts, len(kept), sum(done.counts.tokens.tokens_in for done in kept))
-
-
-def is_intact(check: CheckTask[Any, FinishedTokens], progress: Progress = no_progress) -> bool:
-    """Return whether a finished file still has every byte that it was finished with."""
-    return files_sha256(check.task.paths) == check.finished.files_sha256
-
-
-def files_sha256(paths: Iterable[Path]) -> str:
-    """Return one digest over all bytes of some files; one that is not there counts as empty."""
-    digests = []
-    for path in paths:
-        digest = hashlib.sha256()
-        with suppress(FileNotFoundError), open(path, "rb") as file:
-            digest = hashlib.file_digest(file, "sha256")
-        digests.append(digest)
-    return combined(digests)
-
-
-def combined(digests: Iterable[Any]) -> str:
-    """Return one digest over the digests of files."""
-    return hashlib.sha256(b"".join(digest.digest() for digest in digests)).hexdigest()
+        plan = {**self.identity, "codec": codec}
+        written = write_token_files(tasks, write, plan, folder, work, [file.path for file in self.files])
+        files = list(zip(tasks.values(), written.finished, strict=True))
+        tokens_kept = sum(done.counts.tokens.tokens_in for done in written.kept)
+        return TokenizedText(files, written.counts, len(written.kept), tokens_kept)

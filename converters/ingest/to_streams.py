@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from zb_hdf5.converters.ingest.routing import DocumentCounts, Recipe, plan_text_shards
-from zb_hdf5.converters.ingest.text_plan import FinishedTokens, TextPlan, TokenizedText, TokenizeTask, files_sha256
+from zb_hdf5.converters.ingest.text_plan import TextPlan, TokenizedText, TokenizeTask
+from zb_hdf5.converters.ingest.token_files import FinishedTokens, files_sha256
 from zb_hdf5.converters.ingest.unique_ids import require_unique_ids
 from zb_hdf5.converters.pipeline.journal import remove_journals
 from zb_hdf5.converters.pipeline.run import WorkOptions

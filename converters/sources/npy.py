@@ -32,7 +32,7 @@ from zb_hdf5.spec import (
     token_limit,
 )
 
-#: Positions of the order that are looked up at once, where one group of batches has fewer: that is what makes it cheap.
+#: Positions of the order that are computed at once, also where a group of batches needs fewer: long arrays are fast.
 ORDER_AHEAD: Final = 1 << 15
 
 

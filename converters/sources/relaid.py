@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import groupby, pairwise
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -141,21 +141,28 @@ class RelaidSource(StoreSource):
 
     def read_into(self, start: int, out: TokenArray) -> None:
         """Read consecutive batches. Raises as `StoreSource`."""
-        for done, count, record in self._records_from(start, len(out)):
-            first, stop, skipped = self._stored_batches(record, count)
-            stored = np.empty((stop - first, *self._reader.meta.shape), self.meta.dtype)
-            super().read_into(first, stored)
-            part = out[done : done + count].reshape(-1)
-            part[...] = stored.reshape(-1)[skipped : skipped + len(part)]
+        self._cut_into(start, out, self._reader.meta.shape, self.meta.dtype, super().read_into)
 
     def read_field_into(self, name: str, start: int, out: TokenArray) -> None:
         field = self._reader.field(name)
+        self._cut_into(start, out, field.meta.shape, field.dtype, field.read_batches_into)
+
+    def _cut_into(
+        self,
+        start: int,
+        out: TokenArray,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        read: Callable[[int, TokenArray], None],
+    ) -> None:
+        """Fill `out` from the stored batches that its records lie in, which `read` reads in this shape and dtype."""
+        of_token = out.shape[3:]  # the values that a field has for each token
         for done, count, record in self._records_from(start, len(out)):
             first, stop, skipped = self._stored_batches(record, count)
-            stored = np.empty((stop - first, *field.meta.shape), field.dtype)
-            field.read_batches_into(first, stored)
-            part = out[done : done + count].reshape(-1, *out.shape[3:])
-            part[...] = stored.reshape(-1, *out.shape[3:])[skipped : skipped + len(part)]
+            stored = np.empty((stop - first, *shape), dtype)
+            read(first, stored)
+            part = out[done : done + count].reshape(-1, *of_token)
+            part[...] = stored.reshape(-1, *of_token)[skipped : skipped + len(part)]
 
     def _stored_batches(self, record: int, count: int) -> tuple[int, int, int]:
         """Return the stored batches that hold new ones, (first, stop), and how many tokens stand before these."""

@@ -52,7 +52,7 @@ def batches_in(folder, store, **options):
 class Nothing:
     """A source that has no batch."""
 
-    access, wants_threads = "auto", False
+    access, wants_threads, in_flight = "auto", False, None
 
     def is_cached(self, index):
         return False

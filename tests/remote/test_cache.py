@@ -30,7 +30,7 @@ ONE_RANK = {"rank": 0, "world_size": 1}
 class Counted:
     """A source that notes which batches are read whole, and of which some rows."""
 
-    wants_threads = False
+    wants_threads, in_flight = False, None
 
     def __init__(self, source, meta, wait_s=0.0):
         self._source, self._meta, self._wait_s, self.access = source, meta, wait_s, source.access

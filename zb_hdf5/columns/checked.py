@@ -187,7 +187,7 @@ class CheckedSource:
         """Take what is said of the source, and what passes by without a check."""
         self._blocks, source = self._rows.blocks, self.unchecked
         self.access, self.wants_threads = source.access, source.wants_threads
-        self.in_flight = getattr(source, "in_flight", None)
+        self.in_flight = source.in_flight
         self._pass_by(source)
 
     def _pass_by(self, source: BatchSource) -> None:

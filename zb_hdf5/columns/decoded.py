@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.columns.codecs import decoder, require_codec
-from zb_hdf5.columns.ranges import Ranges
-from zb_hdf5.columns.source import CopyingSource, gather_from_batches
-from zb_hdf5.core.extents import Extents, FilePart, Run
+from zb_hdf5.columns.ranges import Ranges, RangesReader
+from zb_hdf5.columns.source import gather_from_batches
+from zb_hdf5.core.extents import Extents, Run
 from zb_hdf5.core.files import Identity
 from zb_hdf5.errors import ChecksumError, FormatError, Remedy
 from zb_hdf5.spec import BATCHES_LAYOUT, EXTENTS_CHUNK_ROWS, StoreMeta, TokenArray
@@ -56,7 +56,7 @@ def read_extents(ranges: Ranges, runs: Iterable[Run], num_chunks: int) -> npt.ND
     return rows.astype(np.int64)
 
 
-class DecodedSource(CopyingSource):
+class DecodedSource(RangesReader):
     """The compressed batches, or chunks of a stream, of one file. See `BatchSource`.
 
     Thread-safe, and as usable after a fork and as picklable as its `Ranges`. Threads read in parallel: neither HDF5's
@@ -89,7 +89,8 @@ class DecodedSource(CopyingSource):
     def __init__(
         self, ranges: Ranges, chunks: CodedChunks, meta: StoreMeta, access: str, identity: Identity = ()
     ) -> None:
-        self._ranges, self._chunks, self._meta, self.access = ranges, chunks, meta, access
+        super().__init__(ranges)
+        self._chunks, self._meta, self.access = chunks, meta, access
         self.identity = identity
         require_codec(chunks.codec, ranges.name)
         offsets, sizes = chunks.table.T
@@ -113,23 +114,6 @@ class DecodedSource(CopyingSource):
     @property
     def shape(self) -> tuple[int, int]:
         return self._meta.shape
-
-    @property
-    def num_bytes(self) -> int:
-        """Size of the file now."""
-        return self._ranges.num_bytes
-
-    @property
-    def name(self) -> str:
-        """Path or URL of the file."""
-        return self._ranges.name
-
-    def read_ranges(self, ranges: Sequence[FilePart]) -> None:
-        """Fill each array with the bytes of the file from its offset on."""
-        self._ranges.read_ranges(ranges)
-
-    def flat(self) -> None:
-        """Return nothing: no mapping holds the tokens."""
 
     def read_into(self, index: int, out: TokenArray) -> None:
         """Fill `out` with one batch. Raises as `read_range_into`."""
@@ -212,16 +196,6 @@ class DecodedSource(CopyingSource):
         """Fill each 1-D array with consecutive tokens from its place on, counted over all batches."""
         for start, out in runs:
             self.read_tokens_into(start, out)
-
-    def will_need(self, index: int, count: int = 1) -> None:
-        """Do nothing: whoever reads ahead reads in threads."""
-
-    def is_cached(self, index: int) -> bool:
-        """Say no: unpacking takes longer than most disks."""
-        return False
-
-    def close(self) -> None:
-        self._ranges.close()
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name not in ("_local", "_decode")}

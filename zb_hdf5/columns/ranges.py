@@ -133,7 +133,42 @@ class FileRanges:
         self._open()
 
 
-class RangeSource(CopyingSource):
+class RangesReader(CopyingSource):
+    """What sources over the ranges of a file have in common. See `BatchSource`."""
+
+    def __init__(self, ranges: Ranges) -> None:
+        self._ranges = ranges
+        self.in_flight = IN_FLIGHT if isinstance(ranges, RemoteObject) else None
+
+    @property
+    def name(self) -> str:
+        """Path or URL of the file."""
+        return self._ranges.name
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the file."""
+        return self._ranges.num_bytes
+
+    def read_ranges(self, ranges: Sequence[FilePart]) -> None:
+        """Fill each array with the bytes of the file from its offset on; all at once."""
+        self._ranges.read_ranges(ranges)
+
+    def flat(self) -> None:
+        """Return nothing: no mapping holds the tokens."""
+
+    def will_need(self, index: int, count: int = 1) -> None:
+        """Do nothing: whoever reads ahead reads in threads."""
+
+    def is_cached(self, index: int) -> bool:
+        """Say no: nobody knows, or unpacking takes longer than most disks."""
+        return False
+
+    def close(self) -> None:
+        self._ranges.close()
+
+
+class RangeSource(RangesReader):
     """Batches that lie as they are in a file of which only ranges can be read.
 
     Parameters
@@ -149,19 +184,15 @@ class RangeSource(CopyingSource):
     """
 
     def __init__(self, ranges: Ranges, extents: Extents, meta: StoreMeta, access: str) -> None:
-        self._ranges, self.extents, self._meta, self.access = ranges, extents, meta, access
-        self.shape, self.dtype, self.in_flight = meta.shape, meta.dtype, IN_FLIGHT
+        super().__init__(ranges)
+        self.extents, self._meta, self.access = extents, meta, access
+        self.shape, self.dtype = meta.shape, meta.dtype
         self._read_before: dict[int, TokenArray] = {}
 
     @property
     def identity(self) -> Identity:
         """The facts that tell this file from another one that has its name later."""
         return self._ranges.identity
-
-    @property
-    def num_bytes(self) -> int:
-        """Size of the file."""
-        return self._ranges.num_bytes
 
     def read(self, index: int) -> TokenArray:
         """Return batch `index`, read-only, in the buffer that it came in."""
@@ -190,28 +221,6 @@ class RangeSource(CopyingSource):
     def read_runs_of_tokens(self, runs: Iterable[tuple[int, TokenArray]]) -> None:
         """Fill each 1-D array with consecutive tokens from its place on, counted over all batches; all at once."""
         self._ranges.read_ranges([p for start, out in runs for p in self.extents.places_of_tokens(start, out)])
-
-    @property
-    def name(self) -> str:
-        """Path or URL of the file."""
-        return self._ranges.name
-
-    def read_ranges(self, ranges: Sequence[FilePart]) -> None:
-        """Fill each array with the bytes of the file from its offset on; all at once."""
-        self._ranges.read_ranges(ranges)
-
-    def flat(self) -> None:
-        """Nothing is mapped."""
-
-    def will_need(self, index: int, count: int = 1) -> None:
-        """Do nothing: whoever reads ahead reads in threads."""
-
-    def is_cached(self, index: int) -> bool:
-        """Say no: nobody knows."""
-        return False
-
-    def close(self) -> None:
-        self._ranges.close()
 
 
 def gather_together(reads: Sequence[tuple[RangeSource, npt.NDArray[np.int64], TokenArray]]) -> None:

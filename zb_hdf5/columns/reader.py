@@ -125,8 +125,7 @@ class BatchReader:
     @property
     def in_flight(self) -> tuple[int, int] | None:
         """How many bytes and reads to keep under way, where each read waits for a far server; None: for a disk."""
-        found: tuple[int, int] | None = getattr(self._source, "in_flight", None)
-        return found
+        return self._source.in_flight
 
     @property
     def fingerprint(self) -> str:

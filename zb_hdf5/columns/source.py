@@ -20,6 +20,10 @@ class BatchSource(Protocol):
     access: str
     wants_threads: bool  # whether reading in several threads is faster also where nothing waits for a disk
 
+    @property
+    def in_flight(self) -> tuple[int, int] | None:
+        """Bytes and reads to keep under way, of what comes from a server; None: of a disk."""
+
     def read(self, index: int) -> TokenArray:
         """Return batch `index`, read-only."""
 
@@ -53,6 +57,7 @@ class CopyingSource(ABC):
 
     _meta: StoreMeta
     wants_threads = False
+    in_flight: tuple[int, int] | None = None
 
     @abstractmethod
     def read_range_into(self, start: int, out: TokenArray) -> None:
@@ -80,7 +85,7 @@ class ClosedSource:
     """The source of a closed reader: every use is an error, and open readers pay nothing for the check."""
 
     def __init__(self, path: Path, access: str) -> None:
-        self._path, self.access, self.wants_threads = path, access, False
+        self._path, self.access, self.wants_threads, self.in_flight = path, access, False, None
 
     def _refuse(self, *_: object) -> Any:
         raise ClosedError(f"{self._path}: this reader was closed")

@@ -238,6 +238,7 @@ class ExtentFile:
     """
 
     wants_threads = False
+    in_flight: tuple[int, int] | None = None
 
     def __init__(
         self,

@@ -148,7 +148,7 @@ class CachedSource(CopyingSource):
     def __init__(self, source: BatchSource, meta: StoreMeta, column: CachedColumn) -> None:
         self._source, self._meta, self.column = source, meta, column
         self.access, self.wants_threads = source.access, source.wants_threads
-        self.in_flight: tuple[int, int] | None = getattr(source, "in_flight", None)
+        self.in_flight = source.in_flight
         self._fetching: dict[tuple[int, int], threading.Event] = {}
 
     def read_into(self, index: int, out: TokenArray) -> None:

@@ -38,7 +38,7 @@ DATA, MARKS = "data", "marks"
 #: The upper half of a mark; the lower half is the crc32.
 MARK: Final = 0x7A626331
 MARK_BYTES: Final = 8
-#: Marks that are looked up at once: a page.
+#: Marks that are read at once: a page of memory.
 BLOCK_MARKS: Final = 512
 #: Blocks of marks that a process keeps: 64 MiB.
 KEPT_BLOCKS: Final = 1 << 14

@@ -11,6 +11,7 @@ import threading
 from itertools import pairwise
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
+from zlib import crc32
 
 import numpy as np
 import pytest
@@ -24,8 +25,10 @@ from zb_hdf5.spec import BATCHES, CRC32, CRC32_SUFFIX, SHARD_PREFIX
 pytest.register_assert_rewrite("zb_hdf5.testing")  # before the import: a failed check shows its values
 from zb_hdf5.testing import random_tokens  # noqa: E402
 
-#: Of the examples of a property, the share that is tried without --slow.
+#: One of so many examples of a property, or cases of a test, is tried without --slow.
 QUICK_SHARE = 5
+#: One of so many parameter sets of a test with the mark `thin`.
+THIN_SHARE = 3
 
 
 # A shell starts what runs in the background with Ctrl+C ignored, and our children would inherit that.
@@ -44,9 +47,15 @@ def pytest_configure(config):
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(config, items):
+    seen = set()
     for item in items:
+        if item.get_closest_marker("thin"):
+            # by a digest: every third would take the same value of a parameter again and again
+            if item.function in seen and crc32(item.name.encode()) % THIN_SHARE:
+                item.add_marker(pytest.mark.slow)
+            seen.add(item.function)
         if config.getoption("--slow"):
-            if getattr(item.obj, "is_hypothesis_test", False):
+            if getattr(item.obj, "is_hypothesis_test", False) or "thinned" in item.fixturenames:
                 item.add_marker(pytest.mark.slow)  # with all of its examples
         elif "slow" in item.keywords:
             item.add_marker(pytest.mark.skip(reason="slow: pass --slow"))
@@ -56,6 +65,13 @@ def pytest_collection_finish():
     """Leave what the imports made out of every later collection: the guards below collect after many tests."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def thinned(request):
+    """Return `thinned(cases, share=5) -> list`: all of them with --slow, else every fifth."""
+    slow = request.config.getoption("--slow")
+    return lambda cases, share=QUICK_SHARE: list(cases)[:: 1 if slow else share]
 
 
 # --- leaks -----------------------------------------------------------------------------------------------------

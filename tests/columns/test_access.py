@@ -81,6 +81,7 @@ def all_of(reader, read):
 
 @pytest.mark.parametrize("verify", ["none", "batch"])
 @pytest.mark.parametrize("name", CONVERSIONS)
+@pytest.mark.thin
 def test_auto_maps_nothing_for_what_is_converted(name, verify, store, expected):
     with open_reader(store, verify=verify) as reader:
         found = all_of(reader, CONVERSIONS[name])
@@ -105,6 +106,7 @@ def test_auto_maps_nothing_for_the_fingerprint_of_a_lone_file(expected, tmp_path
 
 
 @pytest.mark.parametrize("name", MAPPINGS)
+@pytest.mark.thin
 def test_auto_maps_at_the_first_call_that_needs_it(name, store, expected):
     with open_reader(store) as reader:
         reader.read_batch_torch(0)
@@ -122,6 +124,7 @@ def test_auto_maps_for_int32_where_no_copy_is_needed(store, expected):
 
 
 @pytest.mark.parametrize("read", [*CONVERSIONS.values(), *MAPPINGS.values(), narrow])
+@pytest.mark.thin
 def test_auto_maps_nothing_on_a_network_file_system(read, store, expected, on_network):
     with open_reader(store) as reader:
         found = all_of(reader, read)
@@ -140,6 +143,7 @@ def test_auto_maps_no_stream_on_a_network_file_system(tmp_path, on_network):
 
 
 @pytest.mark.parametrize("read", [*CONVERSIONS.values(), *MAPPINGS.values(), narrow])
+@pytest.mark.thin
 def test_pread_never_maps(read, store, expected):
     with open_reader(store, access="pread") as reader:
         found = all_of(reader, read)
@@ -149,6 +153,7 @@ def test_pread_never_maps(read, store, expected):
 
 @pytest.mark.parametrize(("access", "factor"), [("mmap", 0), ("auto", 1), ("pread", 1)])
 @pytest.mark.parametrize("name", CONVERSIONS)
+@pytest.mark.thin
 def test_mmap_reads_nothing_by_system_calls(name, access, factor, expected, tmp_path, write_file):
     path = write_file(tmp_path / "x.h5", expected).path
     with open_reader(path, access=access) as reader:
@@ -160,6 +165,7 @@ def test_mmap_reads_nothing_by_system_calls(name, access, factor, expected, tmp_
 
 
 @pytest.mark.parametrize("access", ["auto", "mmap", "pread"])
+@pytest.mark.thin
 def test_a_reader_says_what_was_asked_for(access, store, on_network):
     with open_reader(store, access=access) as reader:
         assert reader.access == access
@@ -209,6 +215,7 @@ def test_threads_that_map_at_once_share_one_private_mapping(tmp_path, write_file
             del found[:]
 
 
+@pytest.mark.thin
 def test_threads_have_a_buffer_each(store, expected):
     with open_reader(store) as reader:
         failed = []
@@ -227,6 +234,7 @@ def test_threads_have_a_buffer_each(store, expected):
 
 
 @pytest.mark.parametrize("first", ["int64", "view"])
+@pytest.mark.thin
 def test_a_fork_goes_on_reading_and_mapping(first, store, expected):
     with open_reader(store) as reader:
         {**CONVERSIONS, **MAPPINGS}[first](reader, 0)

@@ -75,6 +75,7 @@ def open_stored(stored, path, access, verify="none", **options):
 @pytest.mark.parametrize("dtype", ["uint32", "uint16"])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=lambda shape: "x".join(map(str, shape)))
 @each_case
+@pytest.mark.thin
 def test_reader_keeps_the_contract(stored, access, shape, dtype, tmp_path, make_stored):
     expected = random_tokens(*shape, dtype)
     path = make_stored(stored, tmp_path, expected, (1, 2))
@@ -86,6 +87,7 @@ def test_reader_keeps_the_contract(stored, access, shape, dtype, tmp_path, make_
 
 @pytest.mark.parametrize("verify", ["batch", "store"])
 @pytest.mark.parametrize(("stored", "access"), CHECKED, ids=lambda value: value.replace(" ", "-"))
+@pytest.mark.thin
 def test_verifying_reader_keeps_the_contract(stored, access, verify, tokens, tmp_path, make_stored):
     if stored == "batch":
         stored = "batch store"  # a lone .batch has no crc32 to verify with
@@ -95,6 +97,7 @@ def test_verifying_reader_keeps_the_contract(stored, access, verify, tokens, tmp
 
 
 @each_case
+@pytest.mark.thin
 def test_reader_behind_a_cache_keeps_the_contract(stored, access, tokens, tmp_path, make_stored):
     path = make_stored(stored, tmp_path, tokens)
     for _ in ("while the cache is filled", "when it is full"):
@@ -134,6 +137,7 @@ def test_every_access_reads_what_was_written(tmp_path_factory, make_stored, stor
 
 
 @each_case
+@pytest.mark.thin
 def test_unpickled_reader_reads_after_the_original_is_closed(stored, access, tokens, tmp_path, make_stored):
     with open_stored(stored, make_stored(stored, tmp_path, tokens), access) as reader:
         reader.read_batch(1)
@@ -152,6 +156,7 @@ def test_unpickling_refuses_a_file_that_has_changed(stored, tokens, tmp_path, ma
 
 
 @each_case
+@pytest.mark.thin
 def test_forked_child_reads_through_an_inherited_reader(stored, access, tokens, tmp_path, make_stored):
     with open_stored(stored, make_stored(stored, tmp_path, tokens), access) as reader:
         reader.read_batch(2)  # whatever is opened lazily is open now
@@ -204,6 +209,7 @@ def check_threads(reader, expected, threads=8):
 
 
 @each_case
+@pytest.mark.thin
 def test_eight_threads_share_one_reader(stored, access, tmp_path, make_stored):
     expected = random_tokens(12, 3, 50)
     with open_stored(stored, make_stored(stored, tmp_path, expected), access) as reader:
@@ -212,6 +218,7 @@ def test_eight_threads_share_one_reader(stored, access, tmp_path, make_stored):
 
 @pytest.mark.parametrize("access", ["mmap", "pread"])
 @pytest.mark.parametrize("backends", [("batch",), ("batch", "hdf5")], ids="-".join)
+@pytest.mark.thin
 def test_eight_threads_share_more_shards_than_may_be_open(backends, access, tmp_path, monkeypatch, write_store):
     monkeypatch.setattr("zb_hdf5.core.open_files.descriptor_room", lambda needed: 6)
     expected = random_tokens(24, 3, 50)

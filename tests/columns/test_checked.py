@@ -92,6 +92,7 @@ def flip(folder, tokens):
 
 @pytest.mark.parametrize("verify", ["auto", "none", "batch"])
 @each_case
+@pytest.mark.thin
 def test_every_check_keeps_the_contract(stored, access, verify, make_stored, expected):
     reader = open_reader(make_stored(stored), access=access, verify=verify)
     assert reader.verified == {"auto": "whole reads", "none": "none", "batch": "all reads"}[verify]
@@ -104,6 +105,7 @@ def test_every_check_keeps_the_contract(stored, access, verify, make_stored, exp
 
 @pytest.mark.parametrize("how", READS)
 @pytest.mark.parametrize(("stored", "access"), [case for case in CASES if case[0] != "compressed"], ids=str)
+@pytest.mark.thin
 def test_a_flipped_bit_is_found_where_a_batch_is_read_whole(stored, access, how, make_stored, expected, tmp_path):
     path = make_stored(stored)
     with open_reader(path, access=access) as reader, open_reader(path, access=access, verify="batch") as strict:

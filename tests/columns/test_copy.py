@@ -42,6 +42,7 @@ def copy(source, backend, destination, target="batch"):
 @pytest.mark.parametrize("target", ["hdf5", "batch"])
 @pytest.mark.parametrize("backend", ["hdf5", "batch"])
 @pytest.mark.parametrize("form", ["file", "store"])
+@pytest.mark.thin
 def test_the_fast_way_gives_the_bytes_of_the_slow_way(
     dtype, target, backend, form, tokens, tmp_path, write_file, write_store, monkeypatch
 ):
@@ -143,6 +144,7 @@ def test_there_and_back_again_is_the_same_file(tokens, tmp_path):
 
 
 @pytest.mark.parametrize("limit", [1, 4096, 5000, 100_000])
+@pytest.mark.thin
 def test_short_copies_go_on(limit, tokens, tmp_path, write_file, monkeypatch):
     write_file(tmp_path / "in.h5", tokens)
     expected = copy(tmp_path / "in.h5", "hdf5", tmp_path / "a.batch")

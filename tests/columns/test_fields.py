@@ -96,6 +96,7 @@ def file_of_fields(path):
 
 
 @pytest.mark.parametrize("access", ["auto", "mmap", "pread", "h5py"])
+@pytest.mark.thin
 def test_values_come_back_by_every_access(path, access):
     if (path.suffix, access) == (".batch", "h5py"):
         pytest.skip("a .batch is not read through h5py")
@@ -459,6 +460,7 @@ def test_a_writer_does_not_go_on_when_tokens_and_fields_differ(tmp_path, monkeyp
 
 @pytest.mark.parametrize("at", [1, 2, 3])
 @pytest.mark.parametrize("replaces", [False, True])
+@pytest.mark.thin
 def test_a_kill_between_two_names_never_gives_tokens_the_fields_of_others(replaces, at, tmp_path):
     """`finish` removes the old tokens, names the fields, and names the tokens: each step may be the last one."""
     path, old = tmp_path / "x.batch", TOKENS[::-1]

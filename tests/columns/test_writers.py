@@ -39,6 +39,7 @@ def read_store(info):
 
 @pytest.mark.parametrize(("shape", "dtype"), [((4, 1024), "uint32"), ((3, 1000), "uint16")], ids=["packed", "padded"])
 @pytest.mark.parametrize("name", [*FORMATS, *(f"live-{count}" for count in (1, 4, 9, 100))])
+@pytest.mark.thin
 def test_every_writer_keeps_the_contract(name, shape, dtype, tmp_path, write_file):
     if name == "dual":
         shape = (4, 1024)  # its padding must be whole records
@@ -60,6 +61,7 @@ def test_every_writer_keeps_the_contract(name, shape, dtype, tmp_path, write_fil
 
 
 @pytest.mark.parametrize("name", ["batch", "dual", "hdf5", "live-1", "live-4", "live-100"])
+@pytest.mark.thin
 def test_every_writer_keeps_the_contract_of_fields(name, tmp_path):
     expected = random_tokens(EXPECTED, 4, 1024, "uint16")
     values = {"mask": (expected % 2).astype("u1"), "vector": np.stack([expected, expected], -1).astype("<f4")}

@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -60,19 +61,27 @@ def batches(count):
     return np.arange(count * 4 * SEQ_LEN, dtype="<u4").reshape(count, 4, SEQ_LEN)
 
 
-@pytest.fixture
-def places(tmp_path):
+@pytest.fixture(scope="module")
+def made_places(tmp_path_factory):
     """The same 12 batches in everything that holds batches."""
-    np.save(tmp_path / "in.npy", batches(12).reshape(-1, SEQ_LEN))
-    made = {"npy": tmp_path / "in.npy"}
+    folder = tmp_path_factory.mktemp("places")
+    np.save(folder / "in.npy", batches(12).reshape(-1, SEQ_LEN))
+    made = {"npy": folder / "in.npy"}
     for target, suffix in (("hdf5", ".h5"), ("batch", ".batch")):
-        made[suffix[1:]] = tmp_path / f"one{suffix}"
-        made[f"{suffix[1:]}-store"] = tmp_path / f"store-{target}"
+        made[suffix[1:]] = folder / f"one{suffix}"
+        made[f"{suffix[1:]}-store"] = folder / f"store-{target}"
         command = (f"npy-to-{target}", made["npy"])
         assert run(convert, *command, made[suffix[1:]], *SHAPE, "--no-shuffle").exit_code == 0
         store = made[f"{suffix[1:]}-store"]
         assert run(convert, *command, store, *SHAPE, "--no-shuffle", "--shards", 3).exit_code == 0
     return made
+
+
+@pytest.fixture
+def places(made_places, tmp_path):
+    """Return copies of `made_places`, which a test may change."""
+    shutil.copytree(made_places["npy"].parent, tmp_path, dirs_exist_ok=True)
+    return {name: tmp_path / path.name for name, path in made_places.items()}
 
 
 def flip_bit(path, number):
@@ -220,6 +229,7 @@ REPORTING = [name for name in LEAVES if name != "demo"]  # a show for people, ma
 
 
 @pytest.mark.parametrize("name", REPORTING)
+@pytest.mark.thin
 def test_json_is_parseable_and_alone_on_stdout(name, places, tmp_path):
     result = run(zb, *name.split(), *arguments_of(name, places, tmp_path / "out"), "--json")
     assert result.exit_code == 0, result.output
@@ -228,12 +238,14 @@ def test_json_is_parseable_and_alone_on_stdout(name, places, tmp_path):
 
 
 @pytest.mark.parametrize("name", REPORTING)
+@pytest.mark.thin
 def test_quiet_prints_nothing(name, places, tmp_path):
     result = run(zb, *name.split(), *arguments_of(name, places, tmp_path / "out"), "--quiet")
     assert (result.exit_code, result.stdout, result.stderr) == (0, "", "")
 
 
 @pytest.mark.parametrize("name", REPORTING)
+@pytest.mark.thin
 def test_reports_go_to_stdout_in_aligned_lines(name, places, tmp_path):
     result = run(zb, *name.split(), *arguments_of(name, places, tmp_path / "out"))
     assert result.exit_code == 0
@@ -878,6 +890,7 @@ def test_a_conversion_loads_no_torch(places, tmp_path):
 
 
 @pytest.mark.parametrize("arguments", [("verify",), ("info",), ("info", "--json"), ("--help",)])
+@pytest.mark.thin
 def test_output_into_head_ends_quietly(arguments, places):
     path = () if arguments == ("--help",) else (places["h5-store"],)
     command = [sys.executable, "-c", ZB, *arguments, *map(str, path)]

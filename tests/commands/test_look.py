@@ -78,6 +78,7 @@ KINDS = ["h5", "batch", "store", "npy", "npys", "stream"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.thin
 def test_a_batch_of_every_kind_is_shown(kind, kinds):
     tokens, made = kinds
     shape = ("--batch-size", 2, "--seq-len", 160) if kind in ("npy", "npys", "stream") else ()
@@ -95,6 +96,7 @@ def test_a_batch_of_every_kind_is_shown(kind, kinds):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.thin
 def test_a_sample_is_the_same_for_the_same_seed(kind, kinds):
     shown = [run(zb, "show", kinds[1][kind], "--sample", 1, "--seed", seed).stdout for seed in (*range(8), 0)]
     assert shown[0] == shown[-1]
@@ -351,6 +353,7 @@ def harmless(text):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.thin
 def test_a_report_of_every_kind(kind, kinds, tmp_path):
     tokens, made = kinds
     out = tmp_path / "r.html"

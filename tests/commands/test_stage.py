@@ -105,6 +105,7 @@ def same(found, expected):
     ],
     ids=str,
 )
+@pytest.mark.thin
 def test_the_ranks_read_what_was_copied_and_nothing_else_was(options, store, folder):
     words = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", value)]
     found = staged(store, folder, *words, "--ranks", "2,5-6", "--world-size", WORLD)

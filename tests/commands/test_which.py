@@ -44,6 +44,7 @@ def run(*arguments, code=0):
 
 
 @pytest.mark.parametrize(("shuffle", "batch_size"), [("global", 4), ("records", 4), ("block", 8), ("global", 6)])
+@pytest.mark.thin
 def test_named_rows_are_the_tokens_of_the_step(store, tmp_path, shuffle, batch_size):
     loaders = [Loader(store, shuffle=shuffle, batch_size=batch_size, rank=r, world_size=2, epoch=1) for r in range(2)]
     steps = list(zip(*loaders, strict=True))

@@ -197,6 +197,7 @@ def test_one_batch_file_is_what_write_batch_file_writes(source, tmp_path):
 
 @pytest.mark.parametrize(("command", "suffix"), [("npy-to-hdf5", ".h5"), ("npy-to-batch", ".batch")])
 @pytest.mark.parametrize("shards", [1, 2, 5, 12])
+@pytest.mark.thin
 def test_shards_hold_what_one_file_holds_in_the_same_order(command, suffix, shards, source, tmp_path):
     one = succeed(command, source, tmp_path / f"one{suffix}", *SHAPE)
     many = succeed(command, source, tmp_path / "many", *SHAPE, "--shards", shards)
@@ -334,6 +335,7 @@ def test_files_and_folders_mix_in_the_order_given(tmp_path):
 
 @pytest.mark.parametrize("dtype", INTEGERS)
 @pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.thin
 def test_every_integer_dtype_and_order_gives_the_same_tokens(dtype, order, tmp_path):
     limit = min(np.iinfo(dtype).max, 2**32 - 1)
     tokens = np.random.default_rng(1).integers(0, limit, (8, SEQ_LEN), dtype=np.uint64, endpoint=True)
@@ -722,6 +724,7 @@ def test_a_damaged_hdf5_file_is_refused(target, tmp_path):
     ("joined", ()),
     ("npy", ()),
 ])  # fmt: skip
+@pytest.mark.thin
 def test_a_damaged_store_is_refused(backend, target, options, source, tmp_path):
     succeed(f"npy-to-{backend}", source, tmp_path / "store", *SHAPE, "--shards", 3)
     flip_bit(tmp_path / "store" / f"shard-00001-of-00003{SUFFIXES[backend]}", 2)
@@ -929,6 +932,7 @@ def test_foreign_files_that_appear_during_the_conversion_are_kept(source, tmp_pa
 
 @pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
 @pytest.mark.parametrize("call", [1, 2])
+@pytest.mark.thin
 def test_a_failure_between_the_renames_of_a_swap_keeps_the_old_store(error, call, source, tmp_path, monkeypatch):
     succeed("npy-to-hdf5", source, tmp_path / "out", *SHAPE, "--no-shuffle")
     new = save(tmp_path / "in" / "new.npy", numbered(48, 1000))

@@ -79,6 +79,7 @@ def ingest(files, destination, recipe=BYTES, options=SMALL, engine=None, **how):
 
 @pytest.mark.parametrize("packing", sorted(PACKINGS))
 @pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.thin
 def test_stored_rows_are_the_packed_documents(tmp_path, files, texts, packing, shuffle):
     options = TextOptions(2, 16, seed=5, packing=packing, shuffle=shuffle, num_shards=3)
     report = ingest(files, tmp_path / "out", options=options)
@@ -324,6 +325,7 @@ def tokenized(monkeypatch):
 
 
 @pytest.mark.parametrize("num_tasks", [0, 1, 3, 5, 7])
+@pytest.mark.thin
 def test_finished_tokens_and_shards_are_kept(num_tasks, tmp_path, files, monkeypatch):
     options = replace(SMALL, num_shards=4)
     whole = ingest(files, tmp_path / "whole", options=options)
@@ -372,6 +374,7 @@ def test_a_folder_named_like_the_tokens_is_left_alone(tmp_path, files):
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "lose", "lengths"])
+@pytest.mark.thin
 def test_damaged_tokens_are_made_again(damage, tmp_path, files, monkeypatch):
     whole = ingest(files, tmp_path / "whole")
     with pytest.raises(Stops):

@@ -127,6 +127,7 @@ def test_pieces_of_a_packing_are_those_of_its_tokens(packing, lengths, seq_len):
 
 @pytest.mark.parametrize("packing", sorted(PACKINGS))
 @pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.thin
 def test_every_token_of_a_store_of_text_has_its_document(tmp_path, corpus, packing, shuffle):
     folder, known = corpus
     options = TextOptions(4, 32, seed=5, shuffle=shuffle, packing=packing, pad_id=PAD, num_shards=3, val_fraction=0.3)
@@ -310,6 +311,7 @@ def run_convert(*arguments):
 
 @pytest.mark.parametrize("shards", [[], ["--shards", 2]])
 @pytest.mark.parametrize("between", ["batch", "dual"])
+@pytest.mark.thin
 def test_documents_survive_there_and_back(tmp_path, store, shards, between):
     source, known = store
     dual = ["--dual"] if between == "dual" else []

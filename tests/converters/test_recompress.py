@@ -98,6 +98,7 @@ def test_compressed_batches_go_to_other_formats_byte_for_byte(tmp_path, tokens, 
 
 
 @pytest.mark.parametrize(("batch_size", "seq_len"), [(3, 16), (1, 32), (10, 8), (4, 1)])
+@pytest.mark.thin
 def test_another_layout_keeps_records_and_documents_of_each_split(batch_size, seq_len, packed, tmp_path):
     report = run("hdf5-to-hdf5", packed, tmp_path / "new", "--batch-size", batch_size, "--seq-len", seq_len)
     require_whole(tmp_path / "new")

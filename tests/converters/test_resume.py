@@ -112,6 +112,7 @@ def whole(source, tmp_path):
 
 
 @pytest.mark.parametrize("command", ["npy-to-hdf5", "npy-to-batch", "hdf5-to-npy", "hdf5-to-batch"])
+@pytest.mark.thin
 def test_several_processes_write_the_same_bytes(command, source, whole, tmp_path):
     origin = (source, OPTIONS) if command.startswith("npy") else (tmp_path / "whole", ())
     for workers in (1, 3):
@@ -203,6 +204,7 @@ def test_an_engine_that_is_not_there_is_told(source, tmp_path):
 
 
 @pytest.mark.parametrize("num_jobs", [1, 2, 4, 6])
+@pytest.mark.thin
 def test_the_jobs_of_an_array_write_the_same_bytes(num_jobs, source, whole, tmp_path):
     for job in reversed(range(num_jobs)):
         succeed("npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--shard-range", f"{job}/{num_jobs}")
@@ -411,6 +413,7 @@ SHAPES = [(32, 64), (5, 33)]  # batches that fill their pages, and batches with 
 
 @pytest.mark.parametrize(("batch_size", "seq_len"), SHAPES)
 @pytest.mark.parametrize("target", ["hdf5", "batch", "npy"])
+@pytest.mark.thin
 def test_every_byte_of_a_kept_shard_is_that_of_an_undisturbed_run(target, batch_size, seq_len, tmp_path):
     """Also those that no digest of tokens covers: junk behind the tokens, header, padding, sidecar."""
     np.save(tmp_path / "in.npy", np.arange(40 * batch_size * seq_len, dtype="<u4").reshape(-1, seq_len))
@@ -468,6 +471,7 @@ def test_a_journal_that_is_none_is_told(source, tmp_path):
     (("--shards", 5), "cuts"),
     (("--remainder", "pad"), "source"),
 ])  # fmt: skip
+@pytest.mark.thin
 def test_other_arguments_are_no_resume(options, differs, source, tmp_path):
     partial = interrupt(source, tmp_path / "out", 2)
     before = snapshot(partial)
@@ -701,6 +705,7 @@ def test_signals_wait_until_no_lock_of_the_pool_is_held(monkeypatch):
     assert signal.getsignal(signal.SIGINT) is before
 
 
+@pytest.mark.slow
 def test_a_signal_to_all_processes_is_no_death_of_a_worker(tmp_path):
     """As Slurm sends it to every process of a step."""
     big = save(tmp_path / "in.npy", num_batches=30_000)
@@ -717,7 +722,7 @@ def test_a_signal_to_all_processes_is_no_death_of_a_worker(tmp_path):
     succeed(*command, "--resume")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_a_stopped_conversion_stops_its_workers_and_can_be_resumed(number, tmp_path):
     big = save(tmp_path / "in.npy", num_batches=30_000)
     command = ("npy-to-hdf5", big, tmp_path / "out", *OPTIONS[:-2], "--shard-size", "2MiB", "--workers", 2)
@@ -783,6 +788,7 @@ SIZES_KIB = [pytest.param(1550 * k, marks=() if k == 10 else pytest.mark.slow) f
 
 
 @pytest.mark.parametrize("size_kib", SIZES_KIB)
+@pytest.mark.thin
 def test_a_disk_that_fills_ends_in_one_error_and_can_be_resumed(size_kib, mount_disk, tmp_path):
     """The conversion writes 31 MiB of tokens; someone else takes more or less of the room while it runs."""
     disk = mount_disk(size_kib)

@@ -116,6 +116,7 @@ def test_a_part_of_an_array_is_written_again(job, tmp_path):
     np.testing.assert_array_equal(batches(tmp_path / "out"), batches(tmp_path / "whole"))
 
 
+@pytest.mark.slow
 def test_a_node_copies_what_its_ranks_will_read_and_trains_from_there(job, tmp_path):
     node = {"SLURM_NNODES": "4", "SLURM_NTASKS": "8", "SLURM_NTASKS_PER_NODE": "2", "SLURM_NODEID": "1"}
     disk = tmp_path / "disk"

@@ -69,6 +69,7 @@ def test_splits_boundaries_and_long_documents(tmp_path, files, texts):
 
 @pytest.mark.parametrize("num_tasks", [0, 1, 3])
 @pytest.mark.parametrize("damage", ["", "token", "junk"])
+@pytest.mark.thin
 def test_finished_shards_are_kept(num_tasks, damage, tmp_path, files, monkeypatch):
     pipeline = ShardedTokenizationPipeline(files, "jsonl", BYTES, num_shards=4)
     whole = pipeline.run(tmp_path / "whole")

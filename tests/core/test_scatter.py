@@ -170,6 +170,7 @@ def save(path, num_records, seq_len=16, dtype="<i8"):
 @pytest.mark.parametrize("remainder", ["drop", "pad"])
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("target", ["out.h5", "out"])
+@pytest.mark.thin
 def test_two_passes_give_the_bytes_of_a_direct_gather(remainder, workers, target, tmp_path):
     sources = [save(tmp_path / f"{k}.npy", 3001 + k) for k in range(3)]
     options = ["--batch-size", 8, "--seq-len", 16, "--remainder", remainder, "--quiet"]

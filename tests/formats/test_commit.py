@@ -71,11 +71,12 @@ def stream(path, arm, chunk, length, before, count, fields=None, codec=None):
     arm(writer)
     write(before, count) if count else writer.finish()
 
-kind, folder, error, arguments = sys.argv[1], sys.argv[2], int(sys.argv[3]), json.loads(sys.argv[4])
+kind, folder, error, numbers = sys.argv[1], sys.argv[2], int(sys.argv[3]), json.loads(sys.argv[4])
+arguments = json.loads(sys.argv[5])
 name = arguments.pop("name", "x.h5")
 if arguments.pop("with_fields", False):
     arguments["fields"] = FIELDS
-for at in range(1, 1000):
+for at in numbers:
     child = os.fork()
     if child == 0:
         os.makedirs(f"{folder}/{at}")
@@ -103,7 +104,7 @@ for at in range(1, 1000):
     code = os.waitpid(child, 0)[1]
     if open(f"{folder}/{at}/said").read() == "done":
         break
-print(at - 1)
+print(at)
 """
 )
 
@@ -118,14 +119,24 @@ def shim(tmp_path_factory):
     return library
 
 
-def hit_each_write(shim, folder, kind, error=0, **arguments):
-    """Run one commit once for each of its writes; return the folders of the runs that were hit."""
-    command = [sys.executable, "-c", DRIVER, kind, str(folder), str(error), json.dumps(arguments)]
-    done = subprocess.run(command, env=os.environ | {"LD_PRELOAD": str(shim)}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    hits = int(done.stdout)
-    assert hits >= 2, "a commit is at least the data and the marker"
-    return [folder / str(at) for at in range(1, hits + 1)]
+@pytest.fixture
+def hit_each_write(shim, thinned, tmp_path):
+    """Return `hit_each_write(kind, error=0, **arguments)`: run one commit once for each of its writes.
+
+    It returns the folders of the runs that were hit.
+    """
+    numbers = thinned(range(1, 1000), 3)
+
+    def hit(kind, error=0, **arguments):
+        command = [sys.executable, "-c", DRIVER, kind, str(tmp_path), str(error)]
+        command += [json.dumps(numbers), json.dumps(arguments)]
+        done = subprocess.run(command, env=os.environ | {"LD_PRELOAD": str(shim)}, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        hits = numbers[: numbers.index(int(done.stdout))]
+        assert hits, "a commit is at least the data and the marker"
+        return [tmp_path / str(number) for number in hits]
+
+    return hit
 
 
 def unfinished(folder):
@@ -165,9 +176,10 @@ def cases(named, slow):
 
 
 @pytest.mark.parametrize("arguments", cases(COMMITS, {"crc32 of batch 4,097", "group over an extension", "padded"}))
-def test_a_batch_writer_killed_in_any_write_of_a_commit_loses_nothing(arguments, shim, tmp_path):
+@pytest.mark.thin
+def test_a_batch_writer_killed_in_any_write_of_a_commit_loses_nothing(arguments, hit_each_write):
     shape, before, count = arguments["shape"], arguments["before"], arguments["count"]
-    for folder in hit_each_write(shim, tmp_path, "batches", **arguments):
+    for folder in hit_each_write("batches", **arguments):
         path = unfinished(folder)
         with open_reader(path) as reader:
             assert reader.num_batches in {before, before + count}, folder.name
@@ -204,11 +216,12 @@ STREAMS = {
 
 
 @pytest.mark.parametrize("arguments", STREAMS.values(), ids=STREAMS)
-def test_a_stream_writer_killed_in_any_write_of_a_commit_loses_nothing(arguments, shim, tmp_path):
+@pytest.mark.thin
+def test_a_stream_writer_killed_in_any_write_of_a_commit_loses_nothing(arguments, hit_each_write):
     chunk, length, before = arguments["chunk"], arguments["length"], arguments["before"]
     least = before * length // chunk * chunk
     expected = documents_of(0, before + arguments["count"], length)
-    for folder in hit_each_write(shim, tmp_path, "stream", **arguments):
+    for folder in hit_each_write("stream", **arguments):
         path = unfinished(folder)
         with MmapTokenStore(path) as store:
             assert store.num_tokens >= least, folder.name
@@ -237,10 +250,11 @@ def require_values(reader, expected, num_batches):
 @pytest.mark.parametrize(
     "arguments", cases(WITH_FIELDS, {"inside, extended", "inside, finish", "beside, known", "beside, padded"})
 )
-def test_fields_are_committed_with_their_batches(arguments, shim, tmp_path):
+@pytest.mark.thin
+def test_fields_are_committed_with_their_batches(arguments, hit_each_write):
     shape, before, count = arguments["shape"], arguments["before"], arguments["count"]
     meta = StoreMeta(*shape, np.dtype("<u2"))
-    for folder in hit_each_write(shim, tmp_path, "batches", with_fields=True, **arguments):
+    for folder in hit_each_write("batches", with_fields=True, **arguments):
         path = unfinished(folder)
         with BACKENDS[backend_of_suffix(arguments["name"])].open_broken(path, meta).reader as reader:
             assert before <= reader.num_batches <= before + count, folder.name
@@ -257,9 +271,9 @@ def test_fields_are_committed_with_their_batches(arguments, shim, tmp_path):
 
 
 @pytest.mark.parametrize("arguments", [STREAMS["chunk 17"], STREAMS["finish"]], ids=["chunk 17", "finish"])
-def test_fields_are_committed_with_the_chunks_of_a_stream(arguments, shim, tmp_path):
+def test_fields_are_committed_with_the_chunks_of_a_stream(arguments, hit_each_write):
     length = arguments["length"]
-    for folder in hit_each_write(shim, tmp_path, "stream", with_fields=True, **arguments):
+    for folder in hit_each_write("stream", with_fields=True, **arguments):
         path = unfinished(folder)
         with open_chunks(path) as reader:
             expected = documents_of(0, arguments["before"] + arguments["count"], length)[: reader.token_count]
@@ -275,12 +289,13 @@ def test_fields_are_committed_with_the_chunks_of_a_stream(arguments, shim, tmp_p
 
 
 @pytest.mark.parametrize("name", ["inside, extended", "beside, first", "beside, known", "beside, finish"])
-def test_a_disk_that_fails_leaves_tokens_and_fields_equal(name, shim, tmp_path):
+@pytest.mark.thin
+def test_a_disk_that_fails_leaves_tokens_and_fields_equal(name, hit_each_write):
     """Whatever of the two could not be written: the writer names the file, and goes on only if both can be."""
     arguments, code = WITH_FIELDS[name], errno.ENOSPC
     shape, before = arguments["shape"], arguments["before"]
     meta = StoreMeta(*shape, np.dtype("<u2"))
-    for folder in hit_each_write(shim, tmp_path, "batches", code, with_fields=True, **arguments):
+    for folder in hit_each_write("batches", code, with_fields=True, **arguments):
         first, _, then = (folder / "said").read_text().partition("\n")
         assert first.startswith(f"{code} {folder}/x."), first
         assert "Traceback" not in (folder / "log").read_text()
@@ -300,9 +315,10 @@ FAILING = {name: COMMITS[name] for name in ("known", "extended", "finish")}
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
 @pytest.mark.parametrize("arguments", FAILING.values(), ids=FAILING)
-def test_a_disk_that_fails_in_any_write_is_one_error_with_path_and_cause(code, arguments, shim, tmp_path):
+@pytest.mark.thin
+def test_a_disk_that_fails_in_any_write_is_one_error_with_path_and_cause(code, arguments, hit_each_write):
     before, count = arguments["before"], arguments["count"]
-    for folder in hit_each_write(shim, tmp_path, "batches", code, **arguments):
+    for folder in hit_each_write("batches", code, **arguments):
         first, _, then = (folder / "said").read_text().partition("\n")
         assert first.startswith(f"{code} {folder}/x.h5"), first
         assert "Traceback" not in (folder / "log").read_text()
@@ -332,8 +348,8 @@ def test_a_file_is_no_longer_than_its_batches_and_their_metadata(tmp_path):
     assert max(sizes) - min(sizes) <= 4096  # SWMR mode aligns the first batch otherwise
 
 
-def test_a_failed_writer_says_what_became_of_its_batches(shim, tmp_path):
-    [*_, last] = hit_each_write(shim, tmp_path, "batches", errno.EIO, **COMMITS["known"])
+def test_a_failed_writer_says_what_became_of_its_batches(hit_each_write):
+    [*_, last] = hit_each_write("batches", errno.EIO, **COMMITS["known"])
     then = (last / "said").read_text().partition("\n")[2]
     assert "Input/output error" in then
     assert "3 batches" in then

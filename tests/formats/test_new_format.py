@@ -263,6 +263,7 @@ def test_a_store_is_described_and_found_good(row, store, run, expected):
 
 
 @pytest.mark.parametrize("other", ["hdf5", "batch", "npy"])
+@pytest.mark.thin
 def test_it_is_converted_to_and_from(other, row, store, tmp_path, run, expected):
     there, back = tmp_path / f"there{FORMATS[other].suffix * (other == 'npy')}", tmp_path / "back"
     run("convert", f"{row.name}-to-{other}", store, there, "--workers", 1)
@@ -454,6 +455,7 @@ def test_a_field_is_written_and_read_as_the_contract_says(any_row, tmp_path, exp
     )
 
 
+@pytest.mark.thin
 def test_a_field_is_written_and_read_by_every_access(any_row, masked, run, expected):
     for path in (masked, masked.with_name(f"lone{any_row.suffix}")):
         for access in ("auto", "mmap", "pread"):
@@ -469,6 +471,7 @@ def test_a_field_is_written_and_read_by_every_access(any_row, masked, run, expec
     assert all("field mask" in file["checks"] for file in verified(masked, run)["files"])
 
 
+@pytest.mark.thin
 def test_a_field_is_converted_there_and_back(any_row, other, masked, tmp_path, run, expected):
     there, back = tmp_path / "there", tmp_path / "back"
     run("convert", f"{any_row.name}-to-{other}", masked, there, "--workers", 1)
@@ -483,6 +486,7 @@ def test_a_field_is_converted_there_and_back(any_row, other, masked, tmp_path, r
     require_masks(one, expected)
 
 
+@pytest.mark.thin
 def test_damage_of_a_field_is_found_and_repaired(any_row, other, masked, tmp_path, run, expected):
     shard = masked / ShardIndex.load(masked).shards[1].path
     damage_mask(shard, 2)
@@ -496,6 +500,7 @@ def test_damage_of_a_field_is_found_and_repaired(any_row, other, masked, tmp_pat
     require_masks(masked, np.delete(expected, 4 + 2, axis=0))
 
 
+@pytest.mark.thin
 def test_an_interrupted_conversion_of_a_field_is_resumed(any_row, other, masked, tmp_path, run, expected):
     run("convert", f"{any_row.name}-to-{other}", masked, tmp_path / "source", "--workers", 1)
     there = tmp_path / "there"
@@ -523,6 +528,7 @@ def test_an_interrupted_conversion_of_a_field_is_resumed(any_row, other, masked,
     }
 
 
+@pytest.mark.thin
 def test_an_array_of_jobs_writes_a_field(any_row, other, masked, tmp_path, run, expected):
     run("convert", f"{any_row.name}-to-{other}", masked, tmp_path / "source", "--workers", 1)
     work = ("convert", f"{other}-to-{any_row.name}", tmp_path / "source", tmp_path / "there", "--workers", 1)
@@ -534,6 +540,7 @@ def test_an_array_of_jobs_writes_a_field(any_row, other, masked, tmp_path, run, 
     assert ShardIndex.load(tmp_path / "there").shards == ShardIndex.load(masked).shards
 
 
+@pytest.mark.thin
 def test_a_lost_index_is_made_anew_with_the_field(any_row, masked, run, expected):
     before = ShardIndex.load(masked)
     (masked / "shards.json").unlink()
@@ -558,6 +565,7 @@ def test_lost_values_are_a_problem_that_no_command_hides(row, tmp_path, run, exp
     require_masks(masked, np.delete(expected, range(4, 8), axis=0))
 
 
+@pytest.mark.thin
 def test_training_goes_on_with_a_field(any_row, other, masked, tmp_path, run):
     run("convert", f"{any_row.name}-to-{other}", masked, tmp_path / "there", "--workers", 1)
     how = {"shuffle": "records", "seed": 3, "rank": 0, "world_size": 1}

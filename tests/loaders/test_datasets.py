@@ -51,6 +51,7 @@ class CountedOrder:
 
 @pytest.mark.parametrize("stride", [1, 2, 3, 8])  # the steps that one of so many workers is asked for
 @pytest.mark.parametrize(("shuffle", "per_step"), [("global", 1), ("records", 4)])
+@pytest.mark.thin
 def test_the_order_of_single_steps_is_computed_in_blocks(shuffle, per_step, stride, tmp_path):
     with open_writer(tmp_path / "t.h5", batch_size=4, seq_len=2, dtype="uint16") as writer:
         writer.write(np.arange(3000 * 8, dtype=np.uint16).reshape(3000, 4, 2))
@@ -132,6 +133,7 @@ def stateful():
 @pytest.mark.parametrize("with_sampler", [False, True])
 @pytest.mark.parametrize("chosen", [False, True])
 @pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.thin
 def test_stateful_dataloader_resumes_in_the_second_epoch(loader, stateful, workers, with_sampler, chosen):
     def source_of(dataset):
         sampler = dataset.sampler if with_sampler else None

@@ -153,6 +153,7 @@ def test_a_packed_epoch_goes_on_with_batches_of_another_size(stream):
     ("bucket_batches", {"bucket_batches": 6}),
     ("longest", {"max_tokens": 30, "too_long": "drop"}),
 ])  # fmt: skip
+@pytest.mark.thin
 def test_a_state_of_other_documents_or_another_order_is_refused(field, options, stream):
     with loader_of(stream, "lengths") as loader:
         next(loader)

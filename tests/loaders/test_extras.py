@@ -125,6 +125,7 @@ def lone(tmp_path_factory):
 
 @pytest.mark.parametrize("access", ["auto", "mmap", "pread", "h5py"])
 @pytest.mark.parametrize("prefetch", [0, 3])
+@pytest.mark.thin
 def test_every_access_and_prefetch_gives_the_same(lone, access, prefetch):
     path, lengths = lone
     options = {"targets": True, "fields": ("number", "pair"), "documents": ALL, "spans": True}

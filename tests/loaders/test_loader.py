@@ -135,6 +135,7 @@ def test_a_batch_stays_what_was_stored(shuffle, stores, open_loader):
 
 @pytest.mark.parametrize("shuffle", SHUFFLES)
 @pytest.mark.parametrize("world_size", range(1, 9))
+@pytest.mark.thin
 def test_ranks_share_an_epoch_without_the_last_incomplete_step(shuffle, world_size, stores, open_loader):
     loaders = ranks(open_loader, stores["one.h5"], world_size, shuffle=shuffle)
     per_rank = [epoch_of(loader) for loader in loaders]
@@ -144,6 +145,7 @@ def test_ranks_share_an_epoch_without_the_last_incomplete_step(shuffle, world_si
 
 @pytest.mark.parametrize("shuffle", SHUFFLES)
 @pytest.mark.parametrize("world_size", range(1, 9))
+@pytest.mark.thin
 def test_ranks_share_an_epoch_filled_up_from_its_start(shuffle, world_size, stores, open_loader):
     loaders = ranks(open_loader, stores["one.h5"], world_size, shuffle=shuffle, drop_last=False)
     per_rank = [epoch_of(loader) for loader in loaders]
@@ -402,6 +404,7 @@ def test_the_state_is_the_same_on_every_rank(stores, open_loader):
 @pytest.mark.parametrize("shuffle", SHUFFLES)
 @pytest.mark.parametrize("drop_last", [True, False])
 @pytest.mark.parametrize("world_size", [pytest.param(1, marks=pytest.mark.slow), 3])
+@pytest.mark.thin
 def test_resuming_at_any_step_is_not_noticed(shuffle, drop_last, world_size, stores, open_loader):
     options = {"shuffle": shuffle, "drop_last": drop_last, "rank": world_size - 1, "world_size": world_size, "epoch": 4}
     loader = open_loader(stores["one.h5"], **options)
@@ -472,6 +475,7 @@ def test_another_epoch_after_loading_starts_at_its_beginning(stores, open_loader
 @pytest.mark.parametrize("after", [2, 3, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 8))])
 @pytest.mark.parametrize("drop_last", [True, False])
 @pytest.mark.parametrize("shuffle", SHUFFLES)
+@pytest.mark.thin
 def test_another_number_of_ranks_goes_on_with_the_same_sequence(after, drop_last, shuffle, stores, open_loader):
     options = {"shuffle": shuffle, "drop_last": drop_last}
     order = order_of(N, shuffle)

@@ -82,6 +82,7 @@ def test_each_source_yields_its_own_shuffled_epochs(stores):
 @pytest.mark.usefixtures("short_orders")
 @pytest.mark.parametrize("prefetch", [0, 3])
 @pytest.mark.parametrize(("before", "after"), [(1, 1), (1, 4), (4, 2), (3, 5)])
+@pytest.mark.thin
 def test_resume_on_any_number_of_ranks_gives_the_same_global_sequence(stores, before, after, prefetch):
     def run(world_size, steps, state=None, change_at=None):
         loaders = [

@@ -104,6 +104,7 @@ def windows(data, **options):
 
 
 @pytest.mark.parametrize("name", LOADERS)
+@pytest.mark.thin
 def test_every_loader_keeps_the_protocol(name, data):
     check_loader(lambda: LOADERS[name](data), steps=5)
 

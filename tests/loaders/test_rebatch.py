@@ -37,6 +37,7 @@ def epoch_of(reader, world_size, **options):
 @pytest.mark.parametrize("batch_size", [8, 5, 24, *(pytest.param(n, marks=pytest.mark.slow) for n in (4, 16))])
 @pytest.mark.parametrize("seq_len", [64, 16])
 @pytest.mark.parametrize(("world_size", "prefetch"), [(3, 0), (2, 3), pytest.param(1, 0, marks=pytest.mark.slow)])
+@pytest.mark.thin
 def test_every_shape_yields_the_records_of_its_order(opened, shuffle, batch_size, seq_len, world_size, prefetch):
     options = {"shuffle": shuffle, "batch_size": batch_size, "seq_len": seq_len, "prefetch": prefetch, "block_size": 7}
     found, loader = epoch_of(opened, world_size, **options)

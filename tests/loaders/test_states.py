@@ -226,6 +226,7 @@ def test_a_batch_size_that_changes_behind_a_filled_up_step_ends_the_iteration(tm
 @pytest.mark.parametrize("shuffle", SHUFFLES)
 @examples(40)
 @given(data=st.data())
+@pytest.mark.thin
 def test_a_loader_refuses_a_state_or_resumes_exactly(source, shuffle, stores, data):
     shape = {"batch_size": 4, "seq_len": S} if source == "stream.h5" else {"batch_size": 3}
     options = {"shuffle": shuffle, "block_size": 4, **shape, **ALONE}

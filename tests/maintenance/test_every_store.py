@@ -168,6 +168,7 @@ def test_a_rebuilt_index_is_the_old_one(kind, make):
 
 
 @pytest.mark.parametrize("kind", [kind for kind in DIGESTED if kind != "dual"])
+@pytest.mark.thin
 def test_damage_is_found_by_verify_and_gone_after_repair(kind, make):
     path = make(kind)
     damage(path, kind)
@@ -206,6 +207,7 @@ def shape_for(kind, batch_size, seq_len):
 
 @pytest.mark.parametrize("shuffle", ["global", "records", "sequential"])
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.thin
 def test_which_names_the_tokens_of_a_step(kind, shuffle, make, tmp_path):
     path, state = make(kind), tmp_path / "state.json"
     options = shape_for(kind, 3, 20)
@@ -225,6 +227,7 @@ def test_which_names_the_tokens_of_a_step(kind, shuffle, make, tmp_path):
 
 
 @pytest.mark.parametrize("kind", STREAMS)
+@pytest.mark.thin
 def test_which_knows_the_targets_and_another_batch_size(kind, make, tmp_path):
     path, state = make(kind), tmp_path / "state.json"
     with Loader(path, batch_size=4, seq_len=33, targets=True, rank=0, world_size=1) as first:

@@ -222,6 +222,7 @@ DAMAGE = {"still ascending": {2: 61}, "not ascending": {1: 2000}, "the end": {-1
 
 @pytest.mark.parametrize("in_front", [False, True])
 @pytest.mark.parametrize("rows", DAMAGE.values(), ids=DAMAGE)
+@pytest.mark.thin
 def test_damaged_places_of_documents_are_found_again_by_the_boundary_token(rows, in_front, tmp_path):
     documents = documents_of([20, 30, 0, 70, 100], 7)
     if in_front:

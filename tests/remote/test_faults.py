@@ -36,6 +36,7 @@ class TestSeenByNobody:
         [{"status": 503}, {"status": 500}, {"hang_up": True}, {"cut": 0}, {"cut": 7}, {"wait": 0.1}],
         ids=["503", "500", "hang up", "cut before the body", "cut in the body", "slow"],
     )
+    @pytest.mark.thin
     def test_is_tried_again(self, store, fault):
         proxy, url = store
         seen = set()
@@ -64,6 +65,7 @@ class TestErrors:
             ({"status": 302, "headers": {"Location": "/nowhere"}}, (ZbError, FileNotFoundError), "shard"),
         ],
     )
+    @pytest.mark.thin
     def test_of_a_shard_that_cannot_be_read(self, store, fault, error, match):
         proxy, url = store
         with open_reader(url) as reader:

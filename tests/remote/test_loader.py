@@ -27,6 +27,7 @@ def assert_same_epochs(found, expected):
 
 @pytest.mark.parametrize("shuffle", ["global", "records", "block", "sequential"])
 @pytest.mark.parametrize("prefetch", ["auto", 0, 3])
+@pytest.mark.thin
 def test_every_order_yields_what_a_local_store_yields(served, write_store, tokens, shuffle, prefetch):
     folder, url = served
     write_store(folder / "store", tokens, (2, 5))

@@ -243,6 +243,7 @@ STOPPED = [
 
 
 @pytest.mark.parametrize(("number", "place"), mostly_slow(STOPPED, CODES, TARGETS))
+@pytest.mark.thin
 def test_a_stopped_conversion_leaves_nothing_that_looks_whole(number, place, tmp_path):
     backend, target = place
     destination = tmp_path / target
@@ -534,6 +535,7 @@ RACES = [((), ("hdf5", "out")), ((), ("batch", "out.batch")), (("--force",), ("h
 
 @pytest.mark.parametrize("rounds", [1, pytest.param(30, marks=LONGEST)])
 @pytest.mark.parametrize(("force", "place"), mostly_slow(RACES, [(), ("--force",)], TARGETS))
+@pytest.mark.thin
 def test_of_two_conversions_into_one_place_one_wins(rounds, place, force, tmp_path):
     backend, target = place
     for number in range(rounds):
@@ -584,6 +586,7 @@ except Exception as error:
 
 
 @pytest.mark.parametrize("moment", ["before unlock", "after unlock", "before share_lock", "after share_lock"])
+@pytest.mark.thin
 def test_a_rival_at_the_handover_of_the_lock_does_no_damage(moment, tmp_path, monkeypatch):
     """An HDF5 writer gives its lock to the library and takes it back: whoever gets in between, one publishes."""
     path, (when, name) = tmp_path / "x.h5", moment.split()
@@ -681,6 +684,7 @@ CUTS = [(truncate, WAYS[2]), (truncate, WAYS[3]), (truncate, WAYS[4]), (overwrit
 
 
 @pytest.mark.parametrize(("change", "how"), mostly_slow(CUTS, [truncate, overwrite, empty], WAYS))
+@pytest.mark.thin
 def test_a_file_cut_under_a_reader_is_an_error_and_no_signal(change, how, tmp_path):
     suffix, access, way = how
     if change is not truncate:

@@ -61,6 +61,7 @@ def side_by_side(folder):
 
 
 @pytest.mark.parametrize("length", [SHAPE[1], 256, 1])
+@pytest.mark.thin
 def test_a_gather_over_shards_gives_the_records_of_each(length, store, expected):
     rows = expected.reshape(-1, length)
     numbers = np.random.default_rng(0).integers(0, len(rows), (20, 32))
@@ -117,6 +118,7 @@ def test_a_shard_that_was_cut_short_is_an_error_and_no_bus_error(shard, tmp_path
             gather_all(reader)
 
 
+@pytest.mark.thin
 def test_nothing_stays_mapped_when_a_reader_is_closed_or_dropped(store):
     fds = len(os.listdir("/proc/self/fd"))
     for close in (True, False):
@@ -162,6 +164,7 @@ def test_files_that_must_make_room_are_not_held(tmp_path, write_store, monkeypat
             np.testing.assert_array_equal(gather_all(reader), expected.reshape(-1, SHAPE[1]))
 
 
+@pytest.mark.thin
 def test_threads_that_gather_at_once_agree(store, expected):
     rows = expected.reshape(-1, SHAPE[1])
     for _ in range(10):

@@ -89,6 +89,7 @@ def test_a_whole_store_is_verified(store):
 
 
 @pytest.mark.parametrize("name", ["shard-00002-of-00004.{}.pieces.h5", "documents-00001.h5"])
+@pytest.mark.thin
 def test_each_table_is_checked(store, name):
     path = next(iter(store.glob(name.format("*"))))
     data = bytearray(path.read_bytes())
@@ -273,6 +274,7 @@ def test_a_damaged_source_is_not_copied(store, tmp_path):
         ("documents", {"first_token": ["a", 0]}, r"documents: first_token\[0\]: expected int"),
     ],
 )
+@pytest.mark.thin
 def test_an_index_that_contradicts_itself_is_refused(store, key, change, message):
     value = json.loads((store / INDEX_NAME).read_text())
     del value["check"]

@@ -450,6 +450,7 @@ def test_info_and_verify_of_a_growing_store(tmp_path):
 
 
 @pytest.mark.parametrize("count", [1, 4, 6, 8])
+@pytest.mark.thin
 def test_repair_makes_a_killed_store_whole(count, tmp_path):
     folder = kill_store(tmp_path / "store", count)
     live_id = ShardIndex.load(folder).live_id

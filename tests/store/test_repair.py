@@ -173,6 +173,7 @@ def test_a_truncated_batch_file_with_crc32_is_checked(data, tmp_path, write_file
 
 
 @pytest.mark.parametrize("seed", range(6))
+@pytest.mark.thin
 def test_flipped_tokens_are_found_by_verify_and_dropped_by_repair(seed, data, tmp_path, write_file):
     path = write_file(tmp_path / "x.h5", data).path
     chance = random.Random(seed)

@@ -162,6 +162,7 @@ def test_what_is_no_index_is_a_format_error(content, store):
     ],
     ids=lambda change: "-".join("missing" if part is MISSING else repr(part)[:18] for part in change),
 )  # fmt: skip
+@pytest.mark.thin
 def test_a_malformed_index_is_a_format_error(change, store):
     change_index(store, *change)
     with pytest.raises(FormatError, match=r"store/shards\.json"):
@@ -282,6 +283,7 @@ def test_a_store_may_be_moved_and_copied(store, tokens, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("backends", [("batch",), ("hdf5",), ("batch", "hdf5")], ids="-".join)
 @pytest.mark.parametrize("cuts", [(), (1,), (0,), (7,), (3, 3), (0, 0, 4, 4, 7), (1, 2, 3, 4, 5, 6)], ids=str)
+@pytest.mark.thin
 def test_batches_are_numbered_across_shards(cuts, backends, tmp_path, tokens, write_store):
     """Also where a shard is empty: the first, one in the middle, several, the last."""
     reader = ShardedReader(write_store(tmp_path / "store", tokens, cuts, backends))

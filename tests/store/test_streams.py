@@ -252,6 +252,7 @@ def _descriptors():
     return [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{fd}")]
 
 
+@pytest.mark.thin
 def test_a_store_survives_pickle_and_fork(stream):
     with MmapTokenStore(stream) as store:
         np.testing.assert_array_equal(store.get_slice(5, 9), TOKENS[5:9])
@@ -337,6 +338,7 @@ def test_a_loader_of_windows_resumes_on_another_world_size(stream):
 
 @pytest.mark.parametrize("shuffle", SHUFFLES)
 @pytest.mark.parametrize("targets", [False, True])
+@pytest.mark.thin
 def test_a_state_of_windows_fits_another_batch_size(shuffle, targets, tmp_path):
     """As one of batches does: this epoch and the next go on in the order of the batches of the first run."""
     write(tmp_path / "s.h5")
@@ -506,6 +508,7 @@ def test_sliding_windows_cover_an_epoch_once(stream):
         assert not np.array_equal(other, again)
 
 
+@pytest.mark.thin
 def test_random_windows_are_seeded_and_in_range(stream):
     with MmapTokenStore(stream) as store:
         first, second = (iter(SlidingWindowDataloader(store, 100, 8, order="random", seed=2)) for _ in range(2))
@@ -556,6 +559,7 @@ def test_the_digests_of_one_split_do_not_look_at_the_other(tmp_path):
 
 
 @pytest.mark.parametrize("seed", range(30))
+@pytest.mark.thin
 def test_a_flipped_bit_is_found_or_changes_nothing(seed, tmp_path):
     write(tmp_path / "s.h5", TOKENS, LENGTHS)
     data = bytearray((tmp_path / "s.h5").read_bytes())
@@ -626,6 +630,7 @@ def test_info_says_what_a_stream_is(stream):
     assert run("info", stream, "--json").exit_code == 0
 
 
+@pytest.mark.thin
 def test_the_window_reader_obeys_the_contract(stream):
     with open_reader(stream, batch_size=2, seq_len=100) as reader:
         expected = TOKENS[: reader.num_batches * 200].reshape(-1, 2, 100).astype(reader.dtype)

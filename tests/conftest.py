@@ -47,18 +47,19 @@ def pytest_configure(config):
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(config, items):
-    seen = set()
+    seen, all_cases = set(), config.getoption("--slow")
     for item in items:
         if item.get_closest_marker("thin"):
             # by a digest: every third would take the same value of a parameter again and again
             if item.function in seen and crc32(item.name.encode()) % THIN_SHARE:
                 item.add_marker(pytest.mark.slow)
             seen.add(item.function)
-        if config.getoption("--slow"):
-            if getattr(item.obj, "is_hypothesis_test", False) or "thinned" in item.fixturenames:
-                item.add_marker(pytest.mark.slow)  # with all of its examples
-        elif "slow" in item.keywords:
-            item.add_marker(pytest.mark.skip(reason="slow: pass --slow"))
+        if all_cases and (getattr(item.obj, "is_hypothesis_test", False) or "thinned" in item.fixturenames):
+            item.add_marker(pytest.mark.slow)
+    if not all_cases:
+        slow = [item for item in items if "slow" in item.keywords]
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if "slow" not in item.keywords]
 
 
 def pytest_collection_finish():

@@ -7,6 +7,7 @@ import importlib
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -53,9 +54,14 @@ FILES = module_files()
 MODULES = sorted(FILES)
 
 
+@cache
+def nodes_of(path):
+    return list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+
+
 def trees_and_names(module):
     """Yield (module, name or None) of every import of a module, also late ones, and of names of modules in texts."""
-    for node in ast.walk(ast.parse(FILES[module].read_text(encoding="utf-8"))):
+    for node in nodes_of(FILES[module]):
         if isinstance(node, ast.Import):
             yield from ((alias.name, None) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -121,9 +127,9 @@ LIBRARY = [module for module in MODULES if floor_of(module) < FLOOR_OF["console"
 
 def typed_words_in(module):
     """Return the texts of a module that tell somebody what to type; docstrings may."""
-    tree = ast.parse(FILES[module].read_text(encoding="utf-8"))
-    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    texts = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    nodes = nodes_of(FILES[module])
+    docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    texts = [node for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
     return [text.value for text in texts if id(text) not in docstrings and TYPED.search(text.value)]
 
 

@@ -227,6 +227,7 @@ def test_eight_threads_share_more_shards_than_may_be_open(backends, access, tmp_
         check_threads(reader, expected)
 
 
+@pytest.mark.slow
 def test_eight_threads_share_more_hdf5_shards_through_h5py_than_may_be_open(tmp_path, monkeypatch, write_store):
     monkeypatch.setattr("zb_hdf5.core.open_files.descriptor_room", lambda needed: 6)
     expected = random_tokens(24, 3, 50)

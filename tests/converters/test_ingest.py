@@ -221,6 +221,7 @@ def write_staging_file_of(folder, split, lengths):
 
 
 @pytest.mark.parametrize("packing", sorted(PACKINGS))
+@pytest.mark.thin
 def test_shards_say_which_documents_begin_in_them(tmp_path, packing):
     rng = np.random.default_rng(7)
     texts = ["#" + "x" * rng.integers(0, 70) for _ in range(150)]
@@ -443,6 +444,7 @@ def test_every_kind_of_file_gives_the_same_store(tmp_path, texts):
 
 
 @pytest.mark.parametrize("layout", ["batches", "stream"])
+@pytest.mark.thin
 def test_resume_of_a_finished_store_says_so(layout, tmp_path, files):
     own = ["--batch-size", 2, "--seq-len", 16] if layout == "batches" else []
     command = ["jsonl-to-hdf5", tmp_path / "corpus", tmp_path / "out", "--tokenizer", "byte", "--layout", layout, *own]
@@ -512,6 +514,7 @@ def test_usage_errors(tmp_path, options, code, message):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.thin
 def test_a_killed_ingest_leaves_nothing_under_the_final_name(tmp_path, number):
     text = "many words " * 20
     (tmp_path / "a.jsonl").write_text(f'{{"text": "{text}"}}\n' * 300_000)

@@ -178,6 +178,7 @@ def files_in(folder):
 
 
 @pytest.mark.parametrize("layout", ["batches", "stream"])
+@pytest.mark.thin
 def test_workers_and_resumes_give_the_same_tables(tmp_path, corpus, layout, monkeypatch):
     folder, _ = corpus
     monkeypatch.undo()  # other processes have row groups of the real size

@@ -78,6 +78,7 @@ def test_a_finished_store_of_another_codec_is_no_result(text, packed, tmp_path):
 
 
 @pytest.mark.parametrize("options", [{}, {"--codec": "gzip:1"}, {"--shards": None, "--dtype": "uint32"}], ids=str)
+@pytest.mark.thin
 def test_a_store_is_compressed_or_not_and_keeps_everything(options, packed, tmp_path):
     given = [word for name, value in options.items() if value for word in (name, value)]
     run("hdf5-to-hdf5", packed, tmp_path / "other", *given)

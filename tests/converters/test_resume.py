@@ -762,6 +762,7 @@ def test_ctrl_c_while_workers_start_is_for_the_parent_alone():
     assert (out.split(), err) == (["True", "False"], "")
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_is_told_and_costs_one_shard(tmp_path):
     big = save(tmp_path / "in.npy", num_batches=30_000)
     command = ("npy-to-hdf5", big, tmp_path / "out", *OPTIONS[:-2], "--shard-size", "2MiB", "--workers", 2)

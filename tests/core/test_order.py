@@ -155,6 +155,7 @@ def test_block_order_is_pinned(n, seed, epoch, block_size, first):
 
 
 @pytest.mark.parametrize(("seed", "epoch"), EVERY_SEED)
+@pytest.mark.thin
 def test_positions_inverts_indices(seed, epoch):
     for n in range(1, 301):
         order = GlobalOrder(n, seed, epoch)
@@ -187,7 +188,7 @@ def orders(n, count):
 
 #: (n, how many seeds): few for every day, many by --slow
 SAMPLES = [
-    *(pytest.param(n, 700, marks=() if n in (4, 33) else pytest.mark.slow) for n in (3, 4, 5, 8, 17, 33)),
+    *(pytest.param(n, 700, marks=() if n == 33 else pytest.mark.slow) for n in (3, 4, 5, 8, 17, 33)),
     *(pytest.param(n, 6000, marks=pytest.mark.slow) for n in (3, 4, 5, 7, 8, 9, 15, 16, 17, 64, 65)),
 ]
 

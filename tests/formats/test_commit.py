@@ -271,6 +271,7 @@ def test_fields_are_committed_with_their_batches(arguments, hit_each_write):
 
 
 @pytest.mark.parametrize("arguments", [STREAMS["chunk 17"], STREAMS["finish"]], ids=["chunk 17", "finish"])
+@pytest.mark.thin
 def test_fields_are_committed_with_the_chunks_of_a_stream(arguments, hit_each_write):
     length = arguments["length"]
     for folder in hit_each_write("stream", with_fields=True, **arguments):

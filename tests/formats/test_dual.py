@@ -195,6 +195,7 @@ def flip(path, at, mask=1):
         os.pwrite(file.fileno(), bytes([byte ^ mask]), at)
 
 
+@pytest.mark.thin
 def test_a_flipped_bit_is_found_or_does_not_matter(path, thinned):
     """Of every byte of the face: what HDF5 still reads is what the header says."""
     stamp(path)
@@ -248,6 +249,7 @@ def test_the_face_of_another_file_is_found(tmp_path, write_file, shape):
 # --- interrupted -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thin
 def test_every_prefix_of_the_writes_is_a_whole_batch_file(path, monkeypatch, thinned):
     before, tokens = path.read_bytes(), tokens_of(path)
     written = []
@@ -297,6 +299,7 @@ def test_a_torn_stamp_is_told_and_removed_or_finished(path):
     check(path)
 
 
+@pytest.mark.thin
 def test_a_killed_stamper_leaves_a_batch_file(path):
     before = path.read_bytes()
     code = (
@@ -336,6 +339,7 @@ def test_a_file_system_without_locks_is_told(path, monkeypatch):
     assert face_of(path) is Face.HDF5
 
 
+@pytest.mark.thin
 def test_of_two_stampers_one_is_told(path):
     code = "import sys; from pathlib import Path; from zb_hdf5.formats.dual import stamp; stamp(Path(sys.argv[1]))"
     racers = [subprocess.Popen([sys.executable, "-c", code, path], stderr=subprocess.PIPE) for _ in range(3)]

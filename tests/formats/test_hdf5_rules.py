@@ -91,6 +91,7 @@ def test_batches_written_past_hdf5_give_the_bytes_that_hdf5_writes(shape, expect
 
 
 @pytest.mark.parametrize("mode", ["r+", "a"])
+@pytest.mark.thin
 def test_a_live_file_cannot_be_opened_for_writing(mode, writer, tmp_path):
     """Mode "w" is not here: HDF5 2.0 is refused the lock as well, but has cut the file to nothing before it asks."""
     code = "import h5py, sys; h5py.File(sys.argv[1], sys.argv[2])"

@@ -187,6 +187,7 @@ def claiming(rows):
 
 
 @pytest.mark.parametrize("claimed", [2**28, 2**31, 2**45])
+@pytest.mark.thin
 def test_a_small_file_that_claims_many_batches_is_refused_in_little_memory(claimed, tmp_path):
     path = tmp_path / "x.h5"
     write(path)
@@ -199,6 +200,7 @@ def test_a_small_file_that_claims_many_batches_is_refused_in_little_memory(claim
 
 
 @pytest.mark.parametrize(("name", "attribute"), [("tokens", "token_count"), ("doc_offsets", "document_count")])
+@pytest.mark.thin
 def test_a_small_stream_that_claims_much_is_refused_in_little_memory(name, attribute, tmp_path):
     path = write_stream(tmp_path / "x.h5")
     replace_dataset(path, name, claiming(2**40))

@@ -90,6 +90,7 @@ def test_single_steps_follow_the_epoch_and_the_batch_size(loader):
 
 @pytest.mark.parametrize("method", [None, "fork", pytest.param("spawn", marks=pytest.mark.slow), "forkserver"])
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.thin
 def test_torch_dataloader_with_every_start_method(loader, method):
     workers = {} if method is None else {"num_workers": 2, "multiprocessing_context": method}
     found = list(DataLoader(loader.dataset(), batch_size=None, **workers))

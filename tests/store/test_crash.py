@@ -283,6 +283,7 @@ def test_a_stopped_conversion_with_force_does_not_touch_what_was_there(number, p
 
 @pytest.mark.parametrize("trials", [1, pytest.param(4, marks=pytest.mark.slow), pytest.param(60, marks=LONGEST)])
 @pytest.mark.parametrize(("backend", "target"), [("hdf5", "out.h5"), ("batch", "out")])
+@pytest.mark.thin
 def test_a_conversion_stopped_at_any_moment_is_whole_or_was_never_there(trials, backend, target, tmp_path):
     save(tmp_path / "in.npy", 3000)
     destination, chance = tmp_path / target, random.Random(trials)
@@ -340,6 +341,7 @@ def small_disk(mount_disk):
 
 
 @pytest.mark.parametrize("place", [TARGETS[0], TARGETS[3], *slow(TARGETS[1:3])])
+@pytest.mark.thin
 def test_a_full_disk_ends_a_conversion_with_one_clear_message(place, small_disk, tmp_path):
     backend, target = place
     source = endless(tmp_path / "in.npy")

@@ -172,10 +172,8 @@ def acknowledged_in(said):
 # --- under load ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("seconds", "shard_batches"),
-    [(0.5, 8), *(pytest.param(*each, marks=pytest.mark.slow) for each in [(3, 40), (30, 400), (3, 2)])],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("seconds", "shard_batches"), [(0.5, 8), (3, 40), (30, 400), (3, 2)])
 def test_followers_see_every_committed_batch_of_a_writer_that_is_killed(seconds, shard_batches, tmp_path):
     folder, said = tmp_path / "store", tmp_path / "said"
     with (

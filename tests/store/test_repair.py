@@ -64,6 +64,7 @@ def require_good(path):
 
 
 @pytest.mark.parametrize("delay_s", [0.03, 0.08, 0.15])
+@pytest.mark.thin
 def test_a_killed_writers_batches_are_published(delay_s, tmp_path):
     path, partial = tmp_path / "x.h5", tmp_path / "x.h5.partial"
     with running(WRITER, path) as process:

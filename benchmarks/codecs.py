@@ -25,7 +25,7 @@ from zb_hdf5 import open_reader, open_writer
 from zb_hdf5.columns.decoded import CodedChunks, DecodedSource
 from zb_hdf5.columns.ranges import FileRanges, RangeSource
 from zb_hdf5.columns.source import BatchSource
-from zb_hdf5.formats.hdf5.file import chunk_table
+from zb_hdf5.formats.hdf5.places import chunk_table
 from zb_hdf5.loaders.prefetch import read_ahead
 from zb_hdf5.spec import BATCHES, NO_CODEC
 from zb_hdf5.text.documents import open_documents

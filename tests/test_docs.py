@@ -13,6 +13,7 @@ from test_layers import FILES, FLOORS
 from zb_hdf5 import BACKENDS, open_writer, spec
 from zb_hdf5.commands.zb import zb
 from zb_hdf5.converters.cli import convert
+from zb_hdf5.formats.batch_header import BATCH_HEADER_FIELDS
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
@@ -40,7 +41,7 @@ def outside_of_blocks(text):
 
 def test_batch_header_table_is_the_spec():
     rows = rows_of("formats.md", "| offset | type | field | value |")
-    assert tuple((int(offset), kind, name) for offset, kind, name, _ in rows) == spec.BATCH_HEADER_FIELDS
+    assert tuple((int(offset), kind, name) for offset, kind, name, _ in rows) == BATCH_HEADER_FIELDS
 
 
 def test_hdf5_tables_are_the_spec():

@@ -6,7 +6,6 @@ Nothing here opens a file. The README's format tables are tested against this mo
 from __future__ import annotations
 
 import hashlib
-import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
@@ -14,7 +13,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.errors import ArgumentError, ConvertError, FormatError, IncompleteError
+from zb_hdf5.errors import ArgumentError
 from zb_hdf5.field import Field
 
 TokenArray = npt.NDArray[Any]
@@ -69,18 +68,6 @@ BATCH_MAGIC: Final = b"LLMBATCH"
 BATCH_VERSION: Final = 1
 HEADER_BYTES: Final = 4096
 PAGE_BYTES: Final = 4096
-#: (offset, struct code, field) in file order; little-endian, no alignment gaps; reserved from byte 40 on.
-BATCH_HEADER_FIELDS: Final = (
-    (0, "8s", "magic"),
-    (8, "I", "version"),
-    (12, "I", "batch_size"),
-    (16, "I", "seq_len"),
-    (20, "Q", "num_batches"),
-    (28, "I", "dtype"),
-    (32, "I", "seed"),
-    (36, "I", "total_records"),
-)
-_HEADER: Final = struct.Struct("<" + "".join(code for _, code, _ in BATCH_HEADER_FIELDS))
 
 # --- HDF5 batch store, version 2 -------------------------------------------------------------------------------
 
@@ -385,126 +372,7 @@ def stored_dtype(name: str) -> np.dtype[Any]:
 # --- the `.batch` header ---------------------------------------------------------------------------------------
 
 
-def pack_header(meta: StoreMeta, num_batches: int) -> bytes:
-    """Return the 4096 header bytes of a `.batch` file.
-
-    Raises
-    ------
-    FormatError
-        If `seed` or `total_records` does not fit the header's 32 bits. Nothing is ever wrapped.
-    """
-    for name in ("seed", "total_records"):
-        value = getattr(meta, name)
-        if value > U32_MAX:
-            raise FormatError(
-                f"{name} {value:,} does not fit the 32 bits of a .batch header (at most {U32_MAX:,}); "
-                "use the hdf5 backend, or shard the store"
-            )
-    fields = _HEADER.pack(
-        BATCH_MAGIC, BATCH_VERSION, meta.batch_size, meta.seq_len, num_batches,
-        CODE_BY_DTYPE[meta.dtype], meta.seed, meta.total_records,
-    )  # fmt: skip
-    return fields.ljust(HEADER_BYTES, b"\0")
-
-
-def unpack_header(header: bytes, path: object) -> tuple[StoreMeta, int]:
-    """Parse the first 4096 bytes of a `.batch` file.
-
-    Returns
-    -------
-    (meta, num_batches)
-
-    Raises
-    ------
-    FormatError
-        If the magic, version, dtype code or sizes are not ones of this format.
-    IncompleteError
-        If fewer than 4096 bytes are given.
-    """
-    if header[:8] != BATCH_MAGIC:
-        raise FormatError(f"{path}: not a .batch file: expected magic {BATCH_MAGIC!r}, found {header[:8]!r}")
-    if len(header) < HEADER_BYTES:
-        raise IncompleteError(f"{path}: expected a header of {HEADER_BYTES} bytes, found {len(header)}")
-    _, version, batch_size, seq_len, num_batches, code, seed, total_records = _HEADER.unpack_from(header)
-    if version != BATCH_VERSION:
-        raise FormatError(f"{path}: expected .batch version {BATCH_VERSION}, found {version}")
-    if code not in DTYPE_BY_CODE:
-        raise FormatError(
-            f"{path}: expected dtype code {' or '.join(map(str, DTYPE_BY_CODE))}, found {code}; "
-            "was it written by a newer version?"
-        )
-    try:
-        meta = StoreMeta(batch_size, seq_len, DTYPE_BY_CODE[code], seed, total_records)
-    except ArgumentError as error:
-        raise FormatError(f"{path}: bad header: {error}") from error
-    return meta, num_batches
-
-
-def batch_file_bytes(meta: StoreMeta, num_batches: int) -> int:
-    """Exact size of a `.batch` file."""
-    return HEADER_BYTES + num_batches * meta.padded_batch_bytes
-
-
 # --- tokens <-> stored tokens ----------------------------------------------------------------------------------
-
-
-def token_limit(dtype: np.dtype[Any], vocab_size: int) -> int:
-    """Largest token id that may be stored."""
-    limit = int(np.iinfo(dtype).max)
-    return min(limit, vocab_size - 1) if vocab_size else limit
-
-
-def find_bad_token(tokens: TokenArray, limit: int) -> int | None:
-    """Return the flat index of the first token below 0 or above `limit`, or None.
-
-    Types that cannot hold a bad value are not scanned.
-    """
-    if tokens.size == 0:
-        return None
-    bounds = np.iinfo(tokens.dtype)
-    too_low = bounds.min < 0 and int(tokens.min()) < 0
-    too_high = bounds.max > limit and int(tokens.max()) > limit
-    if not (too_low or too_high):
-        return None
-    bad = tokens > limit
-    if bounds.min < 0:
-        bad |= tokens < 0
-    return int(bad.reshape(-1).argmax())
-
-
-def require_integers(tokens: TokenArray, what: object) -> None:
-    """Raise `ConvertError` unless `tokens` has an integer dtype."""
-    if tokens.dtype.kind not in "iu":
-        raise ConvertError(f"{what}: expected token ids of an integer dtype, found {tokens.dtype}")
-
-
-def signed(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the signed dtype of the same size."""
-    return np.dtype(f"<i{dtype.itemsize}")
-
-
-def as_stored(tokens: TokenArray, meta: StoreMeta, what: object) -> TokenArray:
-    """Return `tokens` as a C-contiguous array of the stored dtype, checked against its range and the vocabulary.
-
-    Raises
-    ------
-    ConvertError
-        If the dtype is not an integer or an id is negative, too large for the stored dtype, or at or above
-        `vocab_size`; the message names the flat index and the value.
-    """
-    require_integers(tokens, what)
-    limit = token_limit(meta.dtype, meta.vocab_size)
-    bad = find_bad_token(tokens, limit)
-    if bad is not None:
-        raise ConvertError(bad_token_message(what, f"index {bad:,}", tokens.reshape(-1)[bad], meta))
-    return np.ascontiguousarray(tokens, dtype=meta.dtype)
-
-
-def bad_token_message(what: object, where: str, value: object, meta: StoreMeta) -> str:
-    """Say which token cannot be stored, and why."""
-    limit = token_limit(meta.dtype, meta.vocab_size)
-    reason = f"vocab_size {meta.vocab_size:,}" if limit == meta.vocab_size - 1 else f"dtype {meta.dtype.name}"
-    return f"{what}: token id {value} at {where} is outside 0..{limit:,} ({reason})"
 
 
 # --- identity --------------------------------------------------------------------------------------------------

@@ -23,14 +23,8 @@ from zb_hdf5.core.order import write_order
 from zb_hdf5.core.publishing import PARTIAL_SUFFIX
 from zb_hdf5.errors import Remedy
 from zb_hdf5.formats.npy import read_npy_header
-from zb_hdf5.spec import (
-    TokenArray,
-    bad_token_message,
-    find_bad_token,
-    require_integers,
-    stored_dtype,
-    token_limit,
-)
+from zb_hdf5.spec import TokenArray, stored_dtype
+from zb_hdf5.token_values import bad_token_message, find_bad_token, require_integers, token_limit
 
 #: Positions of the order that are computed at once, also where a group of batches needs fewer: long arrays are fast.
 ORDER_AHEAD: Final = 1 << 15

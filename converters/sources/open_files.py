@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy.typing as npt
 
 from zb_hdf5 import IncompleteError
-from zb_hdf5.core.extents import read_fully
+from zb_hdf5.core.extent_file import read_fully
 from zb_hdf5.core.files import regular
 
 #: A process may have 1,024 by default.

@@ -17,7 +17,8 @@ from zb_hdf5.core.pieces import Pieces
 from zb_hdf5.errors import Remedy
 from zb_hdf5.formats.document_file import documents_path, part_of
 from zb_hdf5.formats.pieces import PiecesFile
-from zb_hdf5.spec import DOCUMENTS_PREFIX, NO_CODEC, TokenArray, find_bad_token, stored_dtype
+from zb_hdf5.spec import DOCUMENTS_PREFIX, NO_CODEC, TokenArray, stored_dtype
+from zb_hdf5.token_values import find_bad_token
 
 
 class StoreSource(Source):

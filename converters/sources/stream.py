@@ -14,18 +14,11 @@ from zb_hdf5.converters.pipeline.run import is_one_file, refuse_bad_destination
 from zb_hdf5.converters.sources.source import TokenCounts
 from zb_hdf5.core.publishing import scratch_directory
 from zb_hdf5.formats.document_file import DocumentFile
-from zb_hdf5.spec import (
-    DEFAULT_SPLIT,
-    DOCUMENTS_SUFFIX,
-    INDEX_NAME,
-    TokenArray,
-    bad_token_message,
-    stored_dtype,
-    token_limit,
-)
+from zb_hdf5.spec import DEFAULT_SPLIT, DOCUMENTS_SUFFIX, INDEX_NAME, TokenArray, stored_dtype
 from zb_hdf5.store.index import ShardIndex
 from zb_hdf5.store.kinds import stream_format
 from zb_hdf5.store.tokens import MmapTokenStore
+from zb_hdf5.token_values import bad_token_message, token_limit
 from zb_hdf5.views.windows import require_digests
 
 

@@ -25,7 +25,7 @@ from zb_hdf5 import (
     open_reader,
 )
 from zb_hdf5.columns.checked import Crc32Rows
-from zb_hdf5.core.extents import ExtentFile
+from zb_hdf5.core.extent_file import ExtentFile
 from zb_hdf5.core.publishing import write_atomically
 from zb_hdf5.maintenance.rebuild import add_crc32_file
 from zb_hdf5.spec import CRC32_CHUNK_ROWS

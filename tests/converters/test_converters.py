@@ -28,7 +28,8 @@ from zb_hdf5.converters.pipeline.run import convert as run_pipe
 from zb_hdf5.converters.sources.npy import NpySource
 from zb_hdf5.converters.sources.store import StoreSource
 from zb_hdf5.core.order import write_order
-from zb_hdf5.spec import INDEX_NAME, bad_token_message
+from zb_hdf5.spec import INDEX_NAME
+from zb_hdf5.token_values import bad_token_message
 
 SEQ_LEN = 8
 SHAPE = ("--batch-size", 4, "--seq-len", SEQ_LEN)

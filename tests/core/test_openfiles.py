@@ -15,7 +15,7 @@ import zb_hdf5.core.open_files
 import zb_hdf5.formats.npy
 import zb_hdf5.store.tokens
 from zb_hdf5 import MmapTokenStore, open_reader
-from zb_hdf5.core.extents import ExtentFile
+from zb_hdf5.core.extent_file import ExtentFile
 from zb_hdf5.core.open_files import OpenFiles
 from zb_hdf5.formats.npy import read_npy_header
 from zb_hdf5.testing import random_tokens

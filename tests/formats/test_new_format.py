@@ -28,10 +28,11 @@ from zb_hdf5 import (
     open_writer,
 )
 from zb_hdf5.columns.broken import BrokenFile
-from zb_hdf5.columns.writer import FileWriter
+from zb_hdf5.columns.file_writer import FileWriter
 from zb_hdf5.converters.pipeline import run as pipe
 from zb_hdf5.converters.sources.store import StoreSource
-from zb_hdf5.core.extents import ExtentFile, Extents, Run
+from zb_hdf5.core.extent_file import ExtentFile
+from zb_hdf5.core.extents import Extents, Run
 from zb_hdf5.core.files import regular
 from zb_hdf5.core.publishing import write_fully
 from zb_hdf5.formats.registry import FORMATS, FileFormat

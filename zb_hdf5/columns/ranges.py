@@ -12,11 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.columns.source import CopyingSource
-from zb_hdf5.core.extents import ExtentFile, Extents, FilePart, read_fully
-from zb_hdf5.core.files import Identity, close_reading, identity_of, regular, require_identity
+from zb_hdf5.core.extent_file import ExtentFile, read_fully
+from zb_hdf5.core.extents import Extents, FilePart
+from zb_hdf5.core.files import Identity, close_reading, cut_short, identity_of, regular, require_identity
 from zb_hdf5.core.objects import IN_FLIGHT, RemoteObject, read_objects
 from zb_hdf5.core.paths import RemotePath, require_remote_access
-from zb_hdf5.errors import IncompleteError, Remedy
 from zb_hdf5.spec import StoreMeta, TokenArray
 
 #: What a reader says of objects: the access that is left there.
@@ -110,12 +110,7 @@ class FileRanges:
         for offset, out in ranges:
             found = read_fully(self._fd, out, offset)
             if found < out.nbytes:
-                raise IncompleteError(
-                    f"{self._path}: expected {out.nbytes:,} bytes at {offset:,}, found {found:,}: the file was cut "
-                    "short; restore it",
-                    remedy=Remedy.VERIFY,
-                    at=self._path,
-                )
+                raise cut_short(self._path, f"{out.nbytes:,} bytes at {offset:,}", found)
 
     def read(self, start: int, stop: int) -> memoryview:
         out = np.empty(stop - start, np.uint8)

@@ -18,7 +18,8 @@ from zb_hdf5.columns.source import BatchSource, ClosedSource
 from zb_hdf5.core.digests import batch_crc32s
 from zb_hdf5.core.extents import Extents, Run
 from zb_hdf5.errors import ArgumentError, BackendError, BatchIndexError, ChecksumError, UnverifiableError
-from zb_hdf5.spec import StoreMeta, TokenArray, content_fingerprint, signed
+from zb_hdf5.spec import StoreMeta, TokenArray, content_fingerprint
+from zb_hdf5.token_values import signed
 
 if TYPE_CHECKING:
     import torch

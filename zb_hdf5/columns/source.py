@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.errors import ClosedError
-from zb_hdf5.spec import StoreMeta, TokenArray, signed
+from zb_hdf5.spec import StoreMeta, TokenArray
+from zb_hdf5.token_values import signed
 
 
 class BatchSource(Protocol):

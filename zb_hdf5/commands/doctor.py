@@ -15,7 +15,8 @@ import h5py
 
 from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.console import counted, format_bytes, message_of
-from zb_hdf5.core.extents import Extents, network_file_system
+from zb_hdf5.core.extent_file import network_file_system
+from zb_hdf5.core.extents import Extents
 from zb_hdf5.core.locks import NO_LOCKS
 from zb_hdf5.core.open_files import DESCRIPTORS_PER_MAPPED_FILE, room_under
 from zb_hdf5.errors import UnavailableError

@@ -12,7 +12,8 @@ import numpy as np
 from zb_hdf5.columns.codecs import CompressedTokens
 from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.console import counted, format_bytes, format_count, typed
-from zb_hdf5.core.extents import Extents, network_file_system
+from zb_hdf5.core.extent_file import network_file_system
+from zb_hdf5.core.extents import Extents
 from zb_hdf5.core.objects import object_size
 from zb_hdf5.core.paths import RemotePath, any_path
 from zb_hdf5.errors import ZbError

@@ -14,9 +14,11 @@ from zb_hdf5.core.order import write_order
 from zb_hdf5.core.publishing import scratch_directory
 from zb_hdf5.core.scatter import BucketReader, ScatterPlan, scatter_runs
 from zb_hdf5.errors import ConvertError
+from zb_hdf5.formats.batch_header import pack_header
 from zb_hdf5.formats.native import BatchFileReader, BatchFileWriter
 from zb_hdf5.loaders.loader import Loader
-from zb_hdf5.spec import StoreMeta, TokenArray, as_stored, pack_header, stored_dtype
+from zb_hdf5.spec import StoreMeta, TokenArray, stored_dtype
+from zb_hdf5.token_values import as_stored
 
 __all__ = ["BatchFileReader", "BatchNativeLoader", "write_batch_dataset", "write_batch_file"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 
-from zb_hdf5.core.extents import ExtentFile
+from zb_hdf5.core.extent_file import ExtentFile
 from zb_hdf5.core.files import Identity
 from zb_hdf5.core.objects import RemoteObject
 

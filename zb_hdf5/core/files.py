@@ -11,7 +11,7 @@ from typing import Any, BinaryIO, Final, TypeAlias, cast
 
 from zb_hdf5.core.objects import ObjectFile, RemoteObject
 from zb_hdf5.core.paths import RemotePath
-from zb_hdf5.errors import FormatError, IncompleteError
+from zb_hdf5.errors import FormatError, IncompleteError, Remedy
 
 #: What tells a file from the one that has its name later; see `identity_of`.
 Identity: TypeAlias = tuple[Any, ...]
@@ -101,6 +101,15 @@ def require_identity(handle: Handle, expected: Identity, path: Path) -> None:
         raise FormatError(
             f"{path}: changed since this reader was made: expected {what} {expected}, found {found}; open it again"
         )
+
+
+def cut_short(path: Path, expected: str, found: int) -> IncompleteError:
+    """Return the error of a file that has become shorter since it was opened."""
+    return IncompleteError(
+        f"{path}: expected {expected}, found {found:,}: the file was cut short; restore it",
+        remedy=Remedy.VERIFY,
+        at=path,
+    )
 
 
 def require_bytes(claimed: int, handle: Handle, path: Path, what: str) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from zb_hdf5.core.extents import ExtentFile
+from zb_hdf5.core.extent_file import ExtentFile
 from zb_hdf5.core.mapping import Place, map_side_by_side
 from zb_hdf5.spec import TokenArray
 

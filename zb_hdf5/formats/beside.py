@@ -11,23 +11,17 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
+from zb_hdf5.columns.file_writer import FileWriter, as_batches
 from zb_hdf5.columns.reader import BatchReader
-from zb_hdf5.columns.writer import (
-    BatchWriter,
-    Columns,
-    FieldArrays,
-    FieldDigest,
-    FileWriter,
-    ShardInfo,
-    as_batches,
-)
+from zb_hdf5.columns.writer import BatchWriter, Columns, FieldArrays, FieldDigest, ShardInfo
 from zb_hdf5.core.publishing import PartialFile, disk_errors
 from zb_hdf5.errors import ConvertError
 from zb_hdf5.formats.hdf5.aligned import AlignedFile, Rows, field_specs
 from zb_hdf5.formats.hdf5.file import CREATOR, create_texts
 from zb_hdf5.formats.hdf5.writer import batches_attributes
 from zb_hdf5.formats.sidecar import fields_path
-from zb_hdf5.spec import FIELDS_FORMAT, HDF5_VERSION, StoreMeta, as_stored, batches_ahead
+from zb_hdf5.spec import FIELDS_FORMAT, HDF5_VERSION, StoreMeta, batches_ahead
+from zb_hdf5.token_values import as_stored
 
 
 class FieldsFile:

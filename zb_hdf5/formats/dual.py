@@ -31,6 +31,7 @@ from zb_hdf5.errors import (
     Remedy,
     UnavailableError,
 )
+from zb_hdf5.formats.batch_header import batch_file_bytes
 from zb_hdf5.formats.hdf5.reader import HDF5BatchReader
 from zb_hdf5.formats.hdf5.writer import create_root_attributes
 from zb_hdf5.formats.native import BatchFileWriter, Face, face_of, read_header
@@ -44,7 +45,6 @@ from zb_hdf5.spec import (
     NO_SHA256,
     USER_BLOCK_BYTES,
     StoreMeta,
-    batch_file_bytes,
 )
 
 

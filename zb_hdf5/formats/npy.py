@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
 
-from zb_hdf5.columns.writer import Columns, FileWriter, ShardInfo
+from zb_hdf5.columns.file_writer import FileWriter
+from zb_hdf5.columns.writer import Columns, ShardInfo
 from zb_hdf5.core.extents import Run
 from zb_hdf5.core.files import regular, require_bytes
 from zb_hdf5.core.publishing import write_fully

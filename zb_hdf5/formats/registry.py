@@ -19,8 +19,9 @@ from zb_hdf5.errors import ArgumentError, ConvertError, ExistsError, FormatError
 
 if TYPE_CHECKING:  # numpy too is imported when it is needed: the command line makes its commands of these rows
     from zb_hdf5.columns.broken import BrokenFile
+    from zb_hdf5.columns.file_writer import FileWriter
     from zb_hdf5.columns.reader import BatchReader
-    from zb_hdf5.columns.writer import BatchWriter, FileWriter
+    from zb_hdf5.columns.writer import BatchWriter
     from zb_hdf5.formats.hdf5.stream_writer import HDF5ShardWriter
     from zb_hdf5.spec import StoreMeta
 
@@ -292,7 +293,7 @@ _ROWS: Final = (
             "zb_hdf5.formats.face:check_face",  # of a stamped file whose own header is damaged
             "zb_hdf5.formats.hdf5.stream_reader:check_documents",
         ),
-        problems="zb_hdf5.formats.hdf5.file:missing_filters",
+        problems="zb_hdf5.formats.hdf5.filters:missing_filters",
         stream="zb_hdf5.formats.hdf5.stream_reader:is_stream_file",
         stream_reader="zb_hdf5.formats.hdf5.stream_reader:HDF5StreamReader",
         stream_writer="zb_hdf5.formats.hdf5.stream_writer:HDF5ShardWriter",

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from zb_hdf5.columns.reader import require_choice
 from zb_hdf5.core.digests import crc32_of
-from zb_hdf5.core.extents import network_file_system
+from zb_hdf5.core.extent_file import network_file_system
 from zb_hdf5.core.order import GlobalOrder, IndexArray, Order, SequentialOrder
 from zb_hdf5.core.paths import any_path
 from zb_hdf5.errors import ArgumentError

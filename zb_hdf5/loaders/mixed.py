@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.columns.reader import BatchReader
-from zb_hdf5.core.extents import network_file_system
+from zb_hdf5.core.extent_file import network_file_system
 from zb_hdf5.core.order import ORDER_STEPS
 from zb_hdf5.errors import ArgumentError, StateError
 from zb_hdf5.loaders.loader import Loader

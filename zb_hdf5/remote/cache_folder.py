@@ -26,7 +26,8 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.core.digests import crc32_of
-from zb_hdf5.core.extents import ExtentFile, Extents, Run, read_fully
+from zb_hdf5.core.extent_file import ExtentFile, read_fully
+from zb_hdf5.core.extents import Extents, Run
 from zb_hdf5.core.locks import is_at, keep_locked
 from zb_hdf5.core.publishing import write_fully
 from zb_hdf5.errors import IncompleteError, UnavailableError

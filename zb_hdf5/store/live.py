@@ -16,15 +16,9 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from zb_hdf5.columns.file_writer import as_batches, require_batches
 from zb_hdf5.columns.reader import BatchReader
-from zb_hdf5.columns.writer import (
-    BatchWriter,
-    FieldArrays,
-    FieldDigest,
-    ShardInfo,
-    as_batches,
-    require_batches,
-)
+from zb_hdf5.columns.writer import BatchWriter, FieldArrays, FieldDigest, ShardInfo
 from zb_hdf5.core.digests import crc32_array
 from zb_hdf5.errors import ArgumentError, ClosedError, ConvertError, Remedy
 from zb_hdf5.formats.hdf5.writer import HDF5BatchWriter

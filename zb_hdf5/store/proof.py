@@ -13,7 +13,7 @@ from zb_hdf5.columns.decoded import CodedChunks, DecodedSource, read_extents
 from zb_hdf5.columns.ranges import RangeSource, open_extents, open_ranges
 from zb_hdf5.columns.source import BatchSource
 from zb_hdf5.core.digests import crc32_of
-from zb_hdf5.core.extents import ExtentFile
+from zb_hdf5.core.extent_file import ExtentFile
 from zb_hdf5.core.files import Identity
 from zb_hdf5.errors import ChecksumError, FormatError, IncompleteError, Remedy, UnverifiableError
 from zb_hdf5.formats.sidecar import sidecar_rows

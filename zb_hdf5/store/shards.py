@@ -18,7 +18,7 @@ from zb_hdf5.columns.checked import VERIFIED, checked, unchecked_gather
 from zb_hdf5.columns.ranges import REMOTE, RangeSource, gather_together
 from zb_hdf5.columns.reader import BatchReader, require_options
 from zb_hdf5.columns.source import BatchSource
-from zb_hdf5.core.extents import ExtentFile
+from zb_hdf5.core.extent_file import ExtentFile
 from zb_hdf5.core.joined import JoinedFiles, join
 from zb_hdf5.core.objects import IN_FLIGHT
 from zb_hdf5.core.open_files import OpenFiles

@@ -26,18 +26,15 @@ from zb_hdf5.errors import ArgumentError, BatchIndexError, FormatError, Incomple
 from zb_hdf5.field import Field
 from zb_hdf5.formats.document_file import DocumentPart
 from zb_hdf5.formats.documents import DocumentTable
-from zb_hdf5.formats.hdf5.file import compressed_tokens
-from zb_hdf5.formats.hdf5.stream_reader import (
+from zb_hdf5.formats.hdf5.places import compressed_tokens
+from zb_hdf5.formats.hdf5.stream_reader import StreamInspection, inspect_stream, read_chunk_crc32, read_doc_offsets
+from zb_hdf5.formats.hdf5.token_file import (
     ChunkTokens,
     ExtentTokens,
-    StreamInspection,
     TokenFile,
-    inspect_stream,
     open_checked_file,
     open_field_file,
     open_token_file,
-    read_chunk_crc32,
-    read_doc_offsets,
 )
 from zb_hdf5.formats.npy import read_npy_header
 from zb_hdf5.spec import (

@@ -16,10 +16,11 @@ from zb_hdf5.core.paths import any_path
 from zb_hdf5.core.pieces import Pieces
 from zb_hdf5.errors import ArgumentError, UnverifiableError, ZbError
 from zb_hdf5.formats.documents import DocumentTable
-from zb_hdf5.spec import DTYPE_BY_NAME, NO_CODEC, StoreMeta, TokenArray, as_stored
+from zb_hdf5.spec import DTYPE_BY_NAME, NO_CODEC, StoreMeta, TokenArray
 from zb_hdf5.store.index import ShardIndex
 from zb_hdf5.store.tokens import MmapTokenStore
 from zb_hdf5.store.verify import verify_store
+from zb_hdf5.token_values import as_stored
 from zb_hdf5.views.documents import pieces_of_windows
 
 #: What the fingerprint of a `WindowReader` ends with: records in a batch, tokens from one to the next, shared tokens.

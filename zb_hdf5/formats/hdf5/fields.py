@@ -19,19 +19,16 @@ from zb_hdf5.core.paths import any_path
 from zb_hdf5.errors import ArgumentError, FormatError, UnverifiableError
 from zb_hdf5.field import Field
 from zb_hdf5.formats.hdf5.file import (
-    chunk_places,
-    column_runs,
-    compressed_tokens,
     h5_damage,
     h5_identity,
     open_h5_for_reading,
     own_dataset,
-    plain_extents,
     read_crc32,
     require_stored,
     require_version,
     text_of,
 )
+from zb_hdf5.formats.hdf5.places import chunk_places, column_runs, compressed_tokens, plain_extents
 from zb_hdf5.formats.hdf5.source import H5pySource, crc32_rows_of, open_source
 from zb_hdf5.spec import (
     BATCHES,

@@ -7,9 +7,8 @@ import os
 import warnings
 from collections.abc import Iterator
 from functools import partial
-from importlib import import_module
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import h5py
 import numpy as np
@@ -17,9 +16,6 @@ import numpy.typing as npt
 
 from zb_hdf5 import __version__
 from zb_hdf5.columns.checked import Crc32Rows
-from zb_hdf5.columns.codecs import CompressedTokens, require_codec
-from zb_hdf5.columns.decoded import CodedChunks
-from zb_hdf5.core.extents import Extents, Run
 from zb_hdf5.core.files import (
     Handle,
     Identity,
@@ -34,17 +30,9 @@ from zb_hdf5.core.objects import ObjectFile
 from zb_hdf5.core.paths import RemotePath
 from zb_hdf5.errors import FormatError, IncompleteError, UnavailableError, ZbError
 from zb_hdf5.spec import (
-    BATCHES,
-    CODECS,
     CRC32,
-    CRC32_CHUNK_ROWS,
-    EXTENTS_CHUNK_ROWS,
     HDF5_ALIGNMENT,
     HDF5_LIBVER,
-    NO_CODEC,
-    TOKENS,
-    crc32_column,
-    extents_column,
 )
 
 #: What zeros and ascending numbers shrink to by the common filters, at most.
@@ -162,40 +150,6 @@ def h5_damage(path: Path) -> Iterator[None]:
         raise FormatError(f"{path}: HDF5 finds it damaged: {text}; restore it, or convert again") from error
 
 
-def missing_filters(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield (problem, remedy) for each filter that the tokens of a file need, and this machine has not."""
-    with open_h5_for_reading(path) as h5:
-        stored = own_dataset(h5, path, BATCHES) or own_dataset(h5, path, TOKENS)
-        codec = codec_of(stored) if stored else NO_CODEC
-        if codec is not None:  # read past HDF5
-            try:
-                require_codec(codec, path)
-            except UnavailableError as error:
-                yield str(error), "pip install 'zb_hdf5[codecs]'"
-            return
-        load_filters(stored)
-        for name in lacking_filters(stored):
-            yield f"{path}: {name} is not available", "pip install 'zb_hdf5[codecs]', or the plugin of that filter"
-
-
-def load_filters(stored: h5py.Dataset) -> None:
-    """Have HDF5 know the common filters, where a dataset needs one that it lacks and they are installed."""
-    if lacking_filters(stored):
-        with contextlib.suppress(ImportError):
-            import_module("hdf5plugin")  # registers them as it is imported
-
-
-def lacking_filters(stored: h5py.Dataset) -> list[str]:
-    """Name the filters that a dataset needs, and this HDF5 library has not."""
-    creation: Any = stored.id.get_create_plist()
-    found = (creation.get_filter(number) for number in range(creation.get_nfilters()))
-    return [
-        f"filter {code} ({name.decode('utf-8', 'replace')})"
-        for code, _, _, name in found
-        if not h5py.h5z.filter_avail(code)
-    ]
-
-
 def own_dataset(h5: h5py.File, path: Path, name: str) -> h5py.Dataset | None:
     """Return a dataset whose bytes are in this file, or None if there is none of that name.
 
@@ -246,108 +200,6 @@ def _leads_out(path: Path, name: str, what: str) -> FormatError:
     )
 
 
-def chunk_offsets(stored: h5py.Dataset, num_chunks: int | None = None) -> npt.NDArray[np.int64]:
-    """Return the byte offset of each chunk along the first axis, or of the first ones, -1 where there is none.
-
-    One `chunk_iter`: asking for the chunks one by one takes a time that grows with their square.
-    """
-    rows = stored.chunks[0]
-    offsets = np.full(-(-len(stored) // rows) if num_chunks is None else num_chunks, -1, dtype=np.int64)
-
-    def record(chunk: Any) -> None:
-        number = chunk.chunk_offset[0] // rows
-        if number < len(offsets):
-            offsets[number] = chunk.byte_offset
-
-    stored.id.chunk_iter(record)
-    return offsets
-
-
-def chunk_table(stored: h5py.Dataset, num_chunks: int) -> npt.NDArray[np.int64]:
-    """Return the byte offset of the first chunks, -1 where there is none, and how many bytes they have in the file.
-
-    Shape (N, 3): in the third column stands which filters a chunk was not sent through.
-    """
-    rows, table = stored.chunks[0], np.full((num_chunks, 3), -1, dtype=np.int64)
-
-    def record(chunk: Any) -> None:
-        number = chunk.chunk_offset[0] // rows
-        if number < num_chunks:
-            table[number] = chunk.byte_offset, chunk.size, chunk.filter_mask
-
-    stored.id.chunk_iter(record)
-    return table
-
-
-def codec_of(stored: h5py.Dataset) -> str | None:
-    """Return the codec of a dataset; None if it has filters that are no codec of ours."""
-    creation: Any = stored.id.get_create_plist()
-    if creation.get_nfilters() == 0:
-        return NO_CODEC
-    code, _, values, _ = creation.get_filter(0)
-    names = [name for name, facts in CODECS.items() if facts.filter_id == code]
-    if creation.get_nfilters() > 1 or not names:
-        return None
-    return f"{names[0]}:{values[0] if values else CODECS[names[0]].default_level}"
-
-
-#: Where the chunks of a dataset lie.
-Places: TypeAlias = Extents | CodedChunks
-
-
-def chunk_places(stored: h5py.Dataset, chunk_bytes: int, num_chunks: int, path: Path) -> tuple[Places | None, str]:
-    """List the chunks once; return where the first ones lie, or None and what stands in the way.
-
-    Raises
-    ------
-    FormatError
-        If one has no place.
-    """
-    codec = codec_of(stored)
-    if codec is None:
-        return None, "it is compressed or filtered"
-    table = chunk_table(stored, num_chunks)
-    missing = np.flatnonzero(table[:, 0] < 0)
-    if len(missing):
-        raise FormatError(f"{path}: batch {missing[0]:,} is committed but has no chunk; restore the file")
-    if codec == NO_CODEC:
-        return Extents.from_offsets(table[:, 0], chunk_bytes), ""
-    own = int(np.prod(stored.chunks)) * stored.dtype.itemsize == chunk_bytes
-    if not own or ((table[:, 2] != 0) != (table[:, 1] == chunk_bytes)).any():  # as no writer of ours leaves it
-        return None, "it is compressed or filtered"
-    return CodedChunks(codec, table[:, :2].copy()), "it is compressed"
-
-
-def plain_extents(places: Places | None) -> Extents | None:
-    """Return the extents of chunks that are stored as they are."""
-    return places if isinstance(places, Extents) else None
-
-
-def compressed_tokens(places: Places | None) -> CompressedTokens | None:
-    """Return what chunks take that are compressed."""
-    return CompressedTokens(places.codec, places.num_bytes) if isinstance(places, CodedChunks) else None
-
-
-def extents_runs(h5: h5py.File, path: Path, column: str, chunks: CodedChunks) -> tuple[Run, ...]:
-    """Return where the table of the extents of a column lies; nothing if there is none, or that of another file."""
-    stored = own_dataset(h5, path, extents_column(column))
-    plain = stored is not None and stored.chunks == (EXTENTS_CHUNK_ROWS, 2) and stored.dtype == np.dtype("<u8")
-    if stored is None or not plain or stored.shape != chunks.table.shape or codec_of(stored) != NO_CODEC:
-        return ()
-    return chunk_runs(stored) if np.array_equal(stored[:], chunks.table) else ()
-
-
-def column_runs(h5: h5py.File, path: Path, column: str, places: Places | None) -> dict[str, tuple[Run, ...]]:
-    """Return where the chunks of a column and the rows of its crc32 lie, as far as a reader needs no HDF5."""
-    if places is None:
-        return {}
-    found = {column: tuple(places.runs)} if isinstance(places, Extents) else {}
-    beside = {crc32_column(column): crc32_runs(own_dataset(h5, path, crc32_column(column)))}
-    if isinstance(places, CodedChunks):
-        beside[extents_column(column)] = extents_runs(h5, path, column, places)
-    return found | {name: runs for name, runs in beside.items() if runs}
-
-
 def read_crc32(h5: h5py.File, path: Path, num_batches: int, name: str = CRC32) -> npt.NDArray[np.uint32]:
     """Return the stored crc32 of each batch of a column. Raises as `require_crc32`."""
     return np.asarray(require_crc32(h5, path, num_batches, name)[:num_batches], dtype="<u4")
@@ -386,20 +238,6 @@ def _read_by_library(
 def text_of(value: object) -> object:
     """Decode a fixed-length text; leave anything else as it is."""
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
-
-
-def chunk_runs(stored: h5py.Dataset) -> tuple[Run, ...]:
-    """Return where the chunks of an unfiltered dataset lie, each of them whole."""
-    chunk_bytes = int(np.prod(stored.chunks)) * stored.dtype.itemsize
-    return tuple(Extents.from_offsets(chunk_offsets(stored), chunk_bytes).runs)
-
-
-def crc32_runs(rows: h5py.Dataset | None) -> tuple[Run, ...]:
-    """Return where the rows of crc32 lie, if they do so in the chunks that we write; else nothing."""
-    plain = rows is not None and rows.chunks == (CRC32_CHUNK_ROWS,) and rows.dtype == np.dtype("<u4")
-    if rows is None or not plain or rows.id.get_create_plist().get_nfilters() or (chunk_offsets(rows) < 0).any():
-        return ()
-    return chunk_runs(rows)
 
 
 def is_marked_open(path: Path) -> bool:

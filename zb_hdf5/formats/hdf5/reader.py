@@ -25,23 +25,19 @@ from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError, Remedy, 
 from zb_hdf5.formats.documents import DocumentsBeside
 from zb_hdf5.formats.hdf5.fields import HDF5FieldReader, fields_in
 from zb_hdf5.formats.hdf5.file import (
-    Places,
     bytes_elsewhere,
-    chunk_places,
-    codec_of,
-    column_runs,
-    compressed_tokens,
     h5_damage,
     h5_identity,
     open_h5_for_reading,
     own_dataset,
-    plain_extents,
     read_crc32,
     require_crc32,
     require_stored,
     require_version,
     text_of,
 )
+from zb_hdf5.formats.hdf5.filters import codec_of
+from zb_hdf5.formats.hdf5.places import Places, chunk_places, column_runs, compressed_tokens, plain_extents
 from zb_hdf5.formats.hdf5.source import H5pySource, crc32_rows_of, open_source
 from zb_hdf5.formats.sidecar import crc32_path, no_crc32_file, read_crc32_file, sidecar_rows
 from zb_hdf5.spec import (

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.core.publishing import write_fully
-from zb_hdf5.formats.hdf5.file import chunk_offsets
+from zb_hdf5.formats.hdf5.places import chunk_offsets
 from zb_hdf5.spec import CODECS, CRC32_CHUNK_ROWS, HDF5_ALIGNMENT, NO_CODEC, StoreMeta, meta_block_bytes
 
 #: Disk space that is reserved ahead: reserving for each group takes a tenth of the time of a conversion.

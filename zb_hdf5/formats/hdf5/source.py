@@ -16,20 +16,16 @@ from zb_hdf5.columns.decoded import CodedChunks, DecodedSource
 from zb_hdf5.columns.ranges import RangeSource, open_extents, open_ranges
 from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.columns.source import CopyingSource, gather_from_batches
-from zb_hdf5.core.extents import ExtentFile, Extents
-from zb_hdf5.core.files import Handle, Identity, size_of
+from zb_hdf5.core.extent_file import ExtentFile
+from zb_hdf5.core.extents import Extents
+from zb_hdf5.core.files import Handle, Identity, cut_short, size_of
 from zb_hdf5.core.publishing import PARTIAL_SUFFIX
-from zb_hdf5.errors import BackendError, FormatError, IncompleteError, Remedy, UnavailableError
-from zb_hdf5.formats.hdf5.file import (
-    Places,
-    h5_damage,
-    handle_of_h5,
-    lacking_filters,
-    load_filters,
-    open_h5_for_reading,
-    rows_by_library,
-)
-from zb_hdf5.spec import BATCHES_ATTRIBUTES, BATCHES_LAYOUT, NO_SHA256, StoreMeta, TokenArray, as_stored, is_sha256
+from zb_hdf5.errors import BackendError, FormatError, UnavailableError
+from zb_hdf5.formats.hdf5.file import h5_damage, handle_of_h5, open_h5_for_reading, rows_by_library
+from zb_hdf5.formats.hdf5.filters import lacking_filters, load_filters
+from zb_hdf5.formats.hdf5.places import Places
+from zb_hdf5.spec import BATCHES_ATTRIBUTES, BATCHES_LAYOUT, NO_SHA256, StoreMeta, TokenArray, is_sha256
+from zb_hdf5.token_values import as_stored
 
 
 class WriterState(NamedTuple):
@@ -174,12 +170,7 @@ class H5pySource(CopyingSource):
                 "follow a growing store on the node of its writer, or on a parallel file system"
             ) from error
         if size < self._size:
-            raise IncompleteError(
-                f"{self._path}: expected at least {self._size:,} bytes, found {size:,}: the file was cut short; "
-                "restore it",
-                remedy=Remedy.VERIFY,
-                at=self._path,
-            )
+            raise cut_short(self._path, f"at least {self._size:,} bytes", size)
 
     def gather_into(self, records: npt.NDArray[np.int64], out: TokenArray) -> None:
         """Fill `out`, shape `(count, L)`, with records of L tokens."""

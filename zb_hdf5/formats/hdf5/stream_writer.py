@@ -15,7 +15,8 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.columns.writer import Columns, FieldArrays, ShardInfo, stored_fields
+from zb_hdf5.columns.file_writer import stored_fields
+from zb_hdf5.columns.writer import Columns, FieldArrays, ShardInfo
 from zb_hdf5.core.digests import TokenDigest, crc32_array
 from zb_hdf5.core.documents import id_bytes, metadata_bytes
 from zb_hdf5.core.publishing import PartialFile, disk_errors
@@ -38,11 +39,11 @@ from zb_hdf5.spec import (
     TOKENS,
     TOKENS_ATTRIBUTES,
     StoreMeta,
-    as_stored,
     batches_ahead,
     codec_named,
     stored_dtype,
 )
+from zb_hdf5.token_values import as_stored
 
 if TYPE_CHECKING:
     from zb_hdf5.core.digests import PendingDigest

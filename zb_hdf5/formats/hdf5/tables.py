@@ -19,7 +19,8 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.core.extents import ExtentFile, Extents, Run, copy_range
+from zb_hdf5.core.extent_file import ExtentFile, copy_range
+from zb_hdf5.core.extents import Extents, Run
 from zb_hdf5.core.fetched import FetchedFile
 from zb_hdf5.core.files import regular, require_bytes
 from zb_hdf5.core.paths import RemotePath, any_path, local_path

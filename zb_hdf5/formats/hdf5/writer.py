@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.columns.codecs import CompressedTokens
-from zb_hdf5.columns.writer import Columns, FieldDigest, FileWriter, ShardInfo
+from zb_hdf5.columns.file_writer import FileWriter
+from zb_hdf5.columns.writer import Columns, FieldDigest, ShardInfo
 from zb_hdf5.formats.hdf5.aligned import AlignedFile, ColumnSpec, Rows, field_specs
 from zb_hdf5.formats.hdf5.file import CREATOR, create_texts
 from zb_hdf5.spec import (

@@ -12,7 +12,7 @@ import os
 import signal
 import threading
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import forkserver, resource_tracker
@@ -43,9 +43,17 @@ class Inline:
 
 
 class Pooled:
-    """Runs tasks on an executor; no more are handed over than `workers` can soon begin."""
+    """Runs tasks on an executor; no more are handed over than `workers` can soon begin.
 
-    def __init__(self, executor: Executor, workers: int, interrupt: Callable[[], None] = lambda: None) -> None:
+    Parameters
+    ----------
+    executor, workers
+        What runs them, and how many at the same time.
+    interrupt
+        Ends all tasks at once, with an error; None: those that have begun run to their end.
+    """
+
+    def __init__(self, executor: Executor, workers: int, interrupt: Callable[[], None] | None = None) -> None:
         self._executor, self.workers, self._interrupt = executor, workers, interrupt
         self.workers_per_node = workers
 
@@ -90,11 +98,14 @@ class Pooled:
         finally:
             self._end(running)
 
-    def _end(self, running: Iterable[Future[Any]]) -> None:
+    def _end(self, running: Collection[Future[Any]]) -> None:
         """Wait until no task is at work: its files may be removed then."""
-        if running := [future for future in running if not future.cancel()]:
+        if self._interrupt is None:
+            running = [future for future in running if not future.cancel()]
+        elif running:
+            # none is cancelled: a pool whose processes are gone fails at one that is, and never ends the others
             self._interrupt()
-            wait(running)
+        wait(running)
 
 
 class _KeptSignals:

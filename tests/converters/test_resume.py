@@ -11,7 +11,8 @@ import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import numpy as np
@@ -821,6 +822,30 @@ def test_of_two_conversions_with_workers_one_wins(source, whole, tmp_path):
     codes = sorted([first.returncode, second.returncode])
     assert codes in ([0, 0], [0, 5]), errors
     assert snapshot(tmp_path / "out") == whole
+
+
+def test_a_task_that_has_not_begun_is_ended_as_the_others():
+    """A pool whose processes are gone gives all that it has the same error, which is refused by what was cancelled."""
+    futures = []
+
+    class Pool:
+        def submit(self, *arguments):
+            futures.append(Future())
+            if len(futures) == 1:
+                futures[0].set_running_or_notify_cancel()
+            return futures[-1]
+
+    def interrupt():
+        for future in futures:
+            future.set_exception(BrokenProcessPool())
+
+    def leave(tokens):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        list(executors.Pooled(Pool(), 1, interrupt).run(signal_us, [Quick()] * 5, leave))
+    assert len(futures) == 2
+    assert all(future.done() for future in futures)
 
 
 def test_an_engine_that_is_left_early_ends_its_tasks(tmp_path):

@@ -63,7 +63,7 @@ def parquets_iter_batched(
 
 
 def tokenizing_distributed_data_loader(
-    B: int,  # noqa: N803: the names that its users write
+    B: int,  # the names that its users write
     T: int,
     split: str,
     tokenizer_threads: int = 4,

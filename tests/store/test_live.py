@@ -173,7 +173,9 @@ def acknowledged_in(said):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("seconds", "shard_batches"), [(0.5, 8), (3, 40), (30, 400), (3, 2)])
+@pytest.mark.parametrize(
+    ("seconds", "shard_batches"), [(0.5, 8), (3, 40), (3, 2), pytest.param(30, 400, marks=pytest.mark.longest)]
+)
 def test_followers_see_every_committed_batch_of_a_writer_that_is_killed(seconds, shard_batches, tmp_path):
     folder, said = tmp_path / "store", tmp_path / "said"
     with (

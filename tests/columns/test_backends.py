@@ -175,6 +175,7 @@ def test_forked_child_reads_through_an_inherited_reader(stored, access, tokens, 
         np.testing.assert_array_equal(np.stack(list(reader)), tokens)
 
 
+@pytest.mark.slow
 def test_spawned_process_reads_every_kind_of_reader(tokens, tmp_path, make_stored):
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         for number, (stored, access) in enumerate(CASES):

@@ -90,6 +90,7 @@ def test_zerobatch_converts_npy():
     )
 
 
+@pytest.mark.slow
 def test_zerobatch_trains():
     from zb_hdf5.compat.zerobatch import BatchNativeLoader, write_batch_file
 

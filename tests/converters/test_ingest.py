@@ -424,6 +424,7 @@ def run(*arguments):
     return result
 
 
+@pytest.mark.slow
 def test_every_kind_of_file_gives_the_same_store(tmp_path, texts):
     pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     parquet.write_table(pa.table({"body": texts}), tmp_path / "a.parquet", row_group_size=40)

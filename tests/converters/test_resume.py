@@ -642,7 +642,7 @@ def run_to_the_end(command):
 LONGEST = (pytest.mark.slow, pytest.mark.longest)
 
 
-@pytest.mark.parametrize("trials", [2, pytest.param(12, marks=pytest.mark.slow), pytest.param(300, marks=LONGEST)])
+@pytest.mark.parametrize("trials", [1, pytest.param(12, marks=pytest.mark.slow), pytest.param(300, marks=LONGEST)])
 def test_killed_at_any_moment_and_resumed_it_is_the_same(trials, source, whole, tmp_path):
     """A conversion by two processes is killed, resumed, killed again... until one run gets to its end."""
     command = ("npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--workers", 2, "--quiet", "--resume")
@@ -723,7 +723,8 @@ def test_a_signal_to_all_processes_is_no_death_of_a_worker(tmp_path):
     succeed(*command, "--resume")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.slow
 def test_a_stopped_conversion_stops_its_workers_and_can_be_resumed(number, tmp_path):
     big = save(tmp_path / "in.npy", num_batches=30_000)
     command = ("npy-to-hdf5", big, tmp_path / "out", *OPTIONS[:-2], "--shard-size", "2MiB", "--workers", 2)

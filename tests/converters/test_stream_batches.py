@@ -205,6 +205,7 @@ def stream(tmp_path):
     return make_stream(tmp_path / "s.h5", LENGTHS)
 
 
+@pytest.mark.slow
 def test_workers_resumes_and_array_parts_give_the_same_files(tmp_path, stream):
     report = pack(stream, tmp_path / "whole")
     expected = files_in(tmp_path / "whole")

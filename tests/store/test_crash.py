@@ -268,6 +268,7 @@ REPLACING = [(signal.SIGKILL, ("hdf5", "out.h5"))]
     ("number", "place"),
     mostly_slow(REPLACING, [signal.SIGKILL, signal.SIGTERM], [("hdf5", "out.h5"), ("batch", "out")]),
 )
+@pytest.mark.slow
 def test_a_stopped_conversion_with_force_does_not_touch_what_was_there(number, place, tmp_path):
     backend, target = place
     destination = tmp_path / target

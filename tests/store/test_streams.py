@@ -203,6 +203,7 @@ def test_a_killed_writer_keeps_its_committed_chunks(count, tmp_path):
     assert (result.exit_code, "has not finished" in result.stdout) == (4, True)
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_one_error(mount_disk):
     disk = mount_disk(4 << 10)
     with pytest.raises(OSError, match="No space left"):

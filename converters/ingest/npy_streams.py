@@ -16,11 +16,11 @@ from zb_hdf5 import ArgumentError, ConvertError
 from zb_hdf5.columns.reader import require_choice
 from zb_hdf5.converters.ingest.routing import DocumentCounts
 from zb_hdf5.converters.ingest.to_streams import StreamReport
-from zb_hdf5.converters.ingest.token_files import FinishedTokens, files_sha256, tokens_written, write_token_files
+from zb_hdf5.converters.ingest.token_files import FinishedTokens, files_sha256, write_token_files
 from zb_hdf5.converters.pipeline.journal import remove_journals
 from zb_hdf5.converters.pipeline.run import WorkOptions
 from zb_hdf5.converters.pipeline.shard import file_states
-from zb_hdf5.converters.pipeline.task import Progress, no_progress
+from zb_hdf5.converters.pipeline.task import Progress, no_progress, tokens_written
 from zb_hdf5.converters.sources.npy import NpyFile, expand
 from zb_hdf5.core.publishing import PartialDirectory
 from zb_hdf5.formats.document_file import DocumentRows, documents_path

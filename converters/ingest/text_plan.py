@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from zb_hdf5.converters.ingest.routing import DocumentCounts, Encoded, Recipe, ShardPlan, encode_shard
-from zb_hdf5.converters.ingest.token_files import FinishedTokens, tokens_written, write_token_files
+from zb_hdf5.converters.ingest.token_files import FinishedTokens, write_token_files
 from zb_hdf5.converters.pipeline.journal import is_result
 from zb_hdf5.converters.pipeline.run import WorkOptions
 from zb_hdf5.converters.pipeline.shard import file_states
-from zb_hdf5.converters.pipeline.task import Progress
+from zb_hdf5.converters.pipeline.task import Progress, tokens_written
 from zb_hdf5.core.publishing import LockedFolder
 from zb_hdf5.spec import INDEX_NAME, NO_CODEC, stored_dtype
 from zb_hdf5.text.documents import DocumentFile

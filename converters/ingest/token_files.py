@@ -9,14 +9,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
 
-import numpy as np
-
 from zb_hdf5 import ConvertError
 from zb_hdf5.converters.ingest.routing import DocumentCounts
 from zb_hdf5.converters.pipeline.journal import AnyTask, CheckTask, Head, Journal
 from zb_hdf5.converters.pipeline.run import WorkOptions
 from zb_hdf5.converters.pipeline.task import Progress, no_progress
-from zb_hdf5.core.publishing import LockedFolder, partial_path
+from zb_hdf5.core.publishing import LockedFolder
 
 #: What the files of tokens are called in the journal and in messages.
 TOKEN_FILES: Final = "files of tokens"
@@ -92,14 +90,6 @@ def write_token_files(
     if not counts.documents:
         raise ConvertError(f"{sources[0]}: {counts.no_documents(len(sources))}")
     return WrittenTokens(finished, counts, kept)
-
-
-def tokens_written(path: Path, dtype: np.dtype[Any]) -> int:
-    """Return how far the process is that writes a file of tokens, by the size of the file."""
-    for there in (path, partial_path(path)):
-        with suppress(OSError):
-            return there.stat().st_size // dtype.itemsize
-    return 0
 
 
 def is_intact(check: CheckTask[Any, FinishedTokens], progress: Progress = no_progress) -> bool:

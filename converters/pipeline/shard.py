@@ -28,11 +28,11 @@ from zb_hdf5 import (
 from zb_hdf5.columns.reader import GROUP_BYTES
 from zb_hdf5.converters.pipeline.documents import write_pieces
 from zb_hdf5.converters.pipeline.journal import CheckTask, FileState
-from zb_hdf5.converters.pipeline.task import Progress, no_progress
+from zb_hdf5.converters.pipeline.task import Progress, no_progress, tokens_written
 from zb_hdf5.converters.sources.source import Source
 from zb_hdf5.core.digests import TokenDigest
 from zb_hdf5.core.paths import RemotePath
-from zb_hdf5.core.publishing import partial_path, write_atomically
+from zb_hdf5.core.publishing import write_atomically
 from zb_hdf5.errors import Remedy
 from zb_hdf5.formats.document_writer import write_documents_beside
 from zb_hdf5.formats.pieces import pieces_path
@@ -145,10 +145,7 @@ class ShardTask:
 
     def tokens_done(self) -> int:
         """Return how far another process is, by the size of its file."""
-        for path in (self.path, partial_path(self.path)):
-            with contextlib.suppress(OSError):
-                return min(path.stat().st_size // self.meta.dtype.itemsize, self.num_tokens)
-        return 0
+        return min(tokens_written(self.path, self.meta.dtype), self.num_tokens)
 
     @property
     def paths(self) -> tuple[Path, ...]:

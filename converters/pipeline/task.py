@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
+
+import numpy as np
+
+from zb_hdf5.core.publishing import partial_path
 
 #: Is called with the number of tokens that were done since the last call.
 Progress = Callable[[int], None]
@@ -12,6 +18,14 @@ Result = TypeVar("Result")
 
 def no_progress(tokens: int) -> None:
     """Show nothing, as in a worker: what it has done is seen from its files."""
+
+
+def tokens_written(path: Path, dtype: np.dtype[Any]) -> int:
+    """Return how far the process is that writes a file of tokens, by the size of the file."""
+    for there in (path, partial_path(path)):
+        with suppress(OSError):
+            return there.stat().st_size // dtype.itemsize
+    return 0
 
 
 class Task(Protocol):

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from zb_hdf5.columns.codecs import CompressedTokens
 from zb_hdf5.columns.reader import GROUP_BYTES, BatchReader
+from zb_hdf5.columns.writer import BatchWriter, Columns, FieldArrays, FieldDigest, ShardInfo, nothing_to_wait_for
 from zb_hdf5.core.digests import TokenDigest, crc32_array
 from zb_hdf5.core.extent_file import copy_range, read_fully
 from zb_hdf5.core.extents import Extents
@@ -26,12 +27,9 @@ from zb_hdf5.token_values import as_stored
 
 if TYPE_CHECKING:
     from zb_hdf5.core.digests import GroupDigest, PendingDigest
-from zb_hdf5.columns.writer import BatchWriter, Columns, FieldArrays, FieldDigest, ShardInfo, nothing_to_wait_for
 
 #: How much is written before the disk is told to begin with it.
 WRITE_BACK_BYTES: Final = 32 << 20
-
-
 #: Groups that are committed while their sha256 is still to come.
 GROUPS_BEHIND: Final = 3
 

@@ -1,4 +1,4 @@
-"""A writer: takes batches in order and publishes one whole file. The base of every backend's writer."""
+"""What every writer of batches does, and the facts that it returns about what it has finished."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeAlias
+from typing import Any, ClassVar, NamedTuple, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -15,10 +15,6 @@ from zb_hdf5.columns.codecs import CompressedTokens
 from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.core.extents import Run
 from zb_hdf5.spec import NO_SHA256, NOT_KNOWN, StoreMeta
-
-if TYPE_CHECKING:
-    pass
-
 
 #: The values of fields: an array for each name, or one structured array.
 FieldArrays: TypeAlias = Mapping[str, npt.ArrayLike] | npt.NDArray[Any]

@@ -335,6 +335,18 @@ class ExtentFile:
         for start, out in runs:
             self.read_tokens_into(start, out)
 
+    def read_bytes(self, offset: int, count: int) -> bytes:
+        """Return bytes of the file from an offset on."""
+        try:
+            data = os.pread(self._fd, count, offset)
+        except OSError:  # what reads it again has the words for it
+            data = b""
+        if len(data) == count:
+            return data
+        found = np.empty(count, np.uint8)
+        self._read_fully(found, offset)
+        return found.tobytes()
+
     def _read_fully(self, out: npt.NDArray[Any], offset: int) -> None:
         """Read all of `out`."""
         try:

@@ -60,6 +60,8 @@ class Pieces:
     @cached_property
     def starts(self) -> npt.NDArray[np.int64]:
         """The place of the first token of each piece in all records one after the other, int64."""
+        if len(self.ends) == 2:
+            return self.columns.astype(np.int64)
         starts = _row_starts(self.num_records, self.seq_len).repeat(self.counts)
         starts += self.columns
         return starts

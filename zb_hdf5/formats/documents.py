@@ -139,9 +139,9 @@ class DocumentTable:
         FormatError
             If a value cannot be decoded.
         """
-        first = max(0, int(self._first_tokens.searchsorted(start, side="right")) - 1)
         if len(self.parts) == 1 and not self.parts[0].first_token:
             return self.file(0).spans(start, stop, codec)
+        first = max(0, int(self._first_tokens.searchsorted(start, side="right")) - 1)
         starts, stops, values = [np.empty(0, np.uint64)], [np.empty(0, np.uint64)], list[Any]()
         for place in range(first, len(self.parts)):
             base = self.parts[place].first_token

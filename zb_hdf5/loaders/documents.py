@@ -18,7 +18,7 @@ from zb_hdf5.core.order import GlobalOrder, IndexArray, Order, SequentialOrder
 from zb_hdf5.core.paths import any_path
 from zb_hdf5.errors import ArgumentError
 from zb_hdf5.loaders.collate import Collation, DocumentBatches, open_batches
-from zb_hdf5.loaders.prefetch import read_ahead, require_prefetch
+from zb_hdf5.loaders.prefetch import AUTO_PREFETCH, MAX_THREADS, read_ahead, require_prefetch, steps_in_flight
 from zb_hdf5.loaders.ranks import resolve_rank
 from zb_hdf5.loaders.reading import ReadingLoader
 from zb_hdf5.loaders.states import (
@@ -42,8 +42,6 @@ from zb_hdf5.views.document_batches import (
 
 COLLATES: Final = ("pad", "pack")
 SHUFFLES: Final = ("global", "lengths", "sequential")
-#: Batches that are read ahead from a network file system.
-AUTO_PREFETCH: Final = 8
 
 
 class DocumentLoader(ReadingLoader):
@@ -231,10 +229,8 @@ class DocumentLoader(ReadingLoader):
         """Return the next batch, or None at the end of the epoch."""
         self._resumed = False
         if self._reading is None:
-            depth = self._prefetch
-            if depth == "auto":
-                depth = 0 if network_file_system(self.path) is None else AUTO_PREFETCH
-            self._reading = _read_all(self._batches, self._steps(self._order, self._position), int(depth))
+            depth, threads = self._depth()
+            self._reading = _read_all(self._batches, self._steps(self._order, self._position), depth, threads)
         try:
             batch, self._position = next(self._reading)
         except BaseException as error:
@@ -243,6 +239,19 @@ class DocumentLoader(ReadingLoader):
                 return None
             raise
         return batch
+
+    def _depth(self) -> tuple[int, int]:
+        """Return how many batches to read ahead, and in how many threads."""
+        in_flight = self.store.in_flight
+        if self._prefetch != "auto":
+            depth = int(self._prefetch)
+            return depth, MAX_THREADS if in_flight is None else depth
+        if in_flight is None:
+            return 0 if network_file_system(self.path) is None else AUTO_PREFETCH, MAX_THREADS
+        mean = max(1, self.store.num_tokens // self.documents.count)
+        reads = self.batch_size or -(-(self.max_tokens or 1) // mean)
+        depth = steps_in_flight(in_flight, reads * mean * self.store.dtype.itemsize, reads)
+        return depth, depth
 
     # --- state ---------------------------------------------------------------------------------------------------
 
@@ -302,7 +311,7 @@ class DocumentLoader(ReadingLoader):
 
 
 def _read_all(
-    batches: DocumentBatches, steps: Iterator[tuple[IndexArray, int]], depth: int
+    batches: DocumentBatches, steps: Iterator[tuple[IndexArray, int]], depth: int, threads: int
 ) -> Generator[tuple[dict[str, Any], int]]:
     """Yield batches, and the position behind each."""
 
@@ -310,7 +319,7 @@ def _read_all(
         documents, position = step
         return batches.read(documents), position
 
-    yield from read_ahead(read, steps, depth) if depth else map(read, steps)
+    yield from read_ahead(read, steps, depth, threads=threads) if depth else map(read, steps)
 
 
 def _open_stream(source: str | os.PathLike[str], options: dict[str, Any]) -> MmapTokenStore:

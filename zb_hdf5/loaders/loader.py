@@ -331,6 +331,10 @@ class Loader(ReadingLoader):
         """Yield what this rank reads at each step from `position` to the end of the epoch."""
         return self.plan.requests_from(position)
 
+    def depth(self) -> tuple[int, int]:
+        """Return how many steps are read ahead, and in how many threads, where reads may wait."""
+        return self._steps.depth(self.plan)
+
     def read(self, request: Request) -> Step:
         """Read one step on the CPU, as iterating yields it: a stored batch by its number, or any records by theirs."""
         return self._steps.read(request)

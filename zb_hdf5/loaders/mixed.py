@@ -23,11 +23,10 @@ from zb_hdf5.core.extent_file import network_file_system
 from zb_hdf5.core.order import ORDER_STEPS
 from zb_hdf5.errors import ArgumentError, StateError
 from zb_hdf5.loaders.loader import Loader
-from zb_hdf5.loaders.prefetch import read_ahead, require_prefetch
+from zb_hdf5.loaders.prefetch import AUTO_PREFETCH, MAX_THREADS, read_ahead, require_prefetch
 from zb_hdf5.loaders.ranks import resolve_rank
 from zb_hdf5.loaders.reading import ReadingLoader
 from zb_hdf5.loaders.states import STATE_VERSION, require_count, require_fields, require_kind, require_same, shown
-from zb_hdf5.loaders.step_reader import AUTO_PREFETCH
 from zb_hdf5.loaders.steps import Request
 
 #: Weights are rounded to shares of a period of at most this many batches.
@@ -139,7 +138,8 @@ class MixedLoader(ReadingLoader):
     rank, world_size
         As for `Loader`.
     prefetch
-        Batches to read ahead in background threads. "auto": 8 if a source lies on a network file system, else none.
+        Batches to read ahead in background threads. "auto": 8 if a source lies on a network file system; if one lies on
+        a server, as many as the `Loader` of that source would; else none.
     options
         Of each source's `Loader`: `shuffle`, `seed`, `access`, `batch_size`, `dtype`, `targets`, `fields`, ...
 
@@ -184,16 +184,21 @@ class MixedLoader(ReadingLoader):
         shapes = {(loader.batch_size, loader.seq_len) for loader in self.loaders.values()}
         if len(shapes) != 1:
             raise ArgumentError(f"sources need one batch shape, found {sorted(shapes)}; pass batch_size and seq_len")
-        self._prefetch = self._resolve(prefetch)
+        self._depth, self._threads = self._resolve(prefetch)
         self._position = 0
         self._course = 0  # counts what makes a running iteration turn
         self._segments = [Segment(0, self._ordered(weights), (0,) * len(self.loaders))]
 
-    def _resolve(self, prefetch: int | str) -> int:
+    def _resolve(self, prefetch: int | str) -> tuple[int, int]:
+        """Return how many batches to read ahead, and in how many threads."""
+        loaders = self.loaders.values()
+        remote = [loader.depth() for loader in loaders if loader.reader.in_flight is not None]
         if prefetch != "auto":
-            return int(prefetch)
-        remote = any(network_file_system(loader.reader.path) is not None for loader in self.loaders.values())
-        return AUTO_PREFETCH if remote else 0
+            return int(prefetch), int(prefetch) if remote else MAX_THREADS
+        if remote:
+            return min(remote)
+        far = any(network_file_system(loader.reader.path) is not None for loader in loaders)
+        return AUTO_PREFETCH if far else 0, MAX_THREADS
 
     def _ordered(self, weights: Mapping[str, float]) -> tuple[float, ...]:
         if set(weights) != set(self.loaders):
@@ -257,7 +262,10 @@ class MixedLoader(ReadingLoader):
 
     def _read_all(self, position: int) -> Generator[Any]:
         requests = self._all_requests(position)
-        yield from read_ahead(self._read, requests, self._prefetch) if self._prefetch else map(self._read, requests)
+        if self._depth:
+            yield from read_ahead(self._read, requests, self._depth, threads=self._threads)
+        else:
+            yield from map(self._read, requests)
 
     def _all_requests(self, position: int) -> Iterator[MixedRequest]:
         for first in count(position + self.rank, ORDER_STEPS * self.world_size):

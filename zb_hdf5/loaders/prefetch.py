@@ -25,6 +25,8 @@ Result = TypeVar("Result")
 
 #: More threads than this do not make one process read faster: the calls between the reads hold the interpreter lock.
 MAX_THREADS: Final = 4
+#: Steps that prefetch="auto" reads ahead where a read may wait.
+AUTO_PREFETCH: Final = 8
 #: Batches of a run that are hinted at together.
 RUN_HINTS: Final = 16
 #: Batches that a hint is remembered for: 4 GiB of 64 KiB, which a page cache keeps.
@@ -58,6 +60,20 @@ def require_prefetch(prefetch: int | str, least: int = 0) -> None:
     """Raise `ArgumentError` unless it is "auto" or a number of batches."""
     if prefetch != "auto" and (not isinstance(prefetch, int) or prefetch < least):
         raise ArgumentError(f'prefetch must be "auto" or at least {least}, found {prefetch!r}')
+
+
+def steps_in_flight(in_flight: tuple[int, int], step_bytes: int, reads: int) -> int:
+    """Return how many steps to read at once from a server: as many as its bytes and reads in flight allow.
+
+    Parameters
+    ----------
+    in_flight
+        Most bytes and most reads, as `BatchReader.in_flight` has them.
+    step_bytes, reads
+        Of one step.
+    """
+    most_bytes, most_reads = in_flight
+    return max(1, min(most_bytes // step_bytes, most_reads // reads))
 
 
 def hint_ahead(

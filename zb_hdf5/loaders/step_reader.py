@@ -12,7 +12,16 @@ from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.core.extent_file import network_file_system
 from zb_hdf5.errors import ArgumentError
 from zb_hdf5.loaders.extras import ExtraOptions, Extras
-from zb_hdf5.loaders.prefetch import MAX_THREADS, DeviceRing, FirstHints, RunHints, hint_ahead, read_ahead
+from zb_hdf5.loaders.prefetch import (
+    AUTO_PREFETCH,
+    MAX_THREADS,
+    DeviceRing,
+    FirstHints,
+    RunHints,
+    hint_ahead,
+    read_ahead,
+    steps_in_flight,
+)
 from zb_hdf5.loaders.steps import Request, StepPlan
 
 if TYPE_CHECKING:
@@ -21,7 +30,6 @@ if TYPE_CHECKING:
 #: What a loader yields: tokens, `(x, y)`, or a dictionary of tensors.
 Step: TypeAlias = "torch.Tensor | tuple[torch.Tensor, torch.Tensor] | dict[str, Any]"
 
-AUTO_PREFETCH: Final = 8
 HINTED_STEPS: Final = 64
 #: Batches that "auto" looks up in the page cache before it decides.
 CACHE_SAMPLE: Final = 4
@@ -88,7 +96,7 @@ class StepReader:
 
     def read_all(self, requests: Iterator[Request], plan: StepPlan, position: int) -> Generator[Step]:
         """Yield the step of each request, in order. They are those of `plan` from `position` on."""
-        depth, threads = self._depth(plan)
+        depth, threads = self.depth(plan)
         on_disk = self._prefetch == "auto" and self._reader.in_flight is None and not self._reader.wants_threads
         has_cache = self._prefetch == "auto" and self._reader.in_front is not None
         if self._device is not None:
@@ -106,18 +114,17 @@ class StepReader:
         else:
             yield from read_ahead(self.read, requests, depth, threads=threads)
 
-    def _depth(self, plan: StepPlan) -> tuple[int, int]:
+    def depth(self, plan: StepPlan) -> tuple[int, int]:
         """Return how many steps to read ahead, and in how many threads."""
+        in_flight = self._reader.in_flight
         if self._prefetch != "auto":
             depth = int(self._prefetch)
-        elif self._reader.in_flight is None:
-            return AUTO_PREFETCH, MAX_THREADS
+        elif in_flight is None:
+            depth = AUTO_PREFETCH
         else:
-            most_bytes, most_reads = self._reader.in_flight
             step_bytes = plan.batch_size * self._seq_len * self._reader.dtype.itemsize
-            reads = plan.batch_size if plan.scattered else 1
-            depth = max(1, min(most_bytes // step_bytes, most_reads // reads))
-        return depth, MAX_THREADS if self._reader.in_flight is None else max(1, depth)
+            depth = steps_in_flight(in_flight, step_bytes, plan.batch_size if plan.scattered else 1)
+        return depth, MAX_THREADS if in_flight is None else max(1, depth)
 
     def _is_warm(self, plan: StepPlan, position: int) -> bool:
         """Look up some of this rank's batches of the rest of this epoch in the page cache.

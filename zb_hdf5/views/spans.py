@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from zb_hdf5.core.documents import Spans
 from zb_hdf5.core.pieces import Pieces, ends_of, ranges
+from zb_hdf5.spec import NO_DOCUMENT
 
 
 def spans_of_pieces(pieces: Pieces, read: Callable[[int, int], Spans]) -> tuple[list[Any], npt.NDArray[np.int32]]:
@@ -57,8 +58,10 @@ def spans_of_pieces(pieces: Pieces, read: Callable[[int, int], Spans]) -> tuple[
 
 def _is_one_stretch(pieces: Pieces) -> bool:
     """Return whether the records are one window of a stream, or several that follow each other."""
-    if not len(pieces.offsets) or pieces.is_padding[0]:
+    if not len(pieces.offsets) or pieces.offsets[0] == np.uint64(NO_DOCUMENT):
         return False
+    if len(pieces.offsets) == 1:
+        return True
     return bool((pieces.offsets - pieces.starts.view(np.uint64) == pieces.offsets[0]).all())
 
 
@@ -78,9 +81,10 @@ def _labels(found: Spans, start: int, stop: int, base: int) -> npt.NDArray[np.in
     """Return the number of the span of each token of a stretch, from `base` on, -1 where there is none."""
     count = len(found.starts)
     edges = np.empty(2 * count + 2, np.int64)
-    edges[0], edges[-1] = start, stop
     edges[1:-1:2], edges[2:-1:2] = found.starts, found.stops
-    edges = edges.clip(start, stop)
-    names = np.full(2 * count + 1, -1, np.int32)
-    names[1::2] = np.arange(base, base + count)
+    edges[0], edges[-1] = start, stop
+    if count:  # the first one may begin before the stretch, and the last one end behind it
+        edges[1], edges[-2] = max(int(edges[1]), start), min(int(edges[-2]), stop)
+    names = np.empty(2 * count + 1, np.int32)
+    names[::2], names[1::2] = -1, np.arange(base, base + count)
     return names.repeat(edges[1:] - edges[:-1])

@@ -1,0 +1,121 @@
+"""What belongs to tokens comes from objects as it comes from files: fields, pieces, documents and spans."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from packed import FIELDS, write_packed
+from source_tokens import ALL
+
+from zb_hdf5 import DocumentLoader, HDF5ShardWriter, Loader, MixedLoader, convert, open_reader
+from zb_hdf5.store.streams import index_streams
+from zb_hdf5.testing import random_tokens
+
+HOW = {"documents": ALL, "spans": True, "rank": 0, "world_size": 1}
+LENGTHS = [30, 40, 0, 7, 90, 3, 50, 61]
+
+
+def assert_same(found, expected):
+    """Compare all steps of two loaders of dictionaries."""
+    count = 0
+    for step, other in zip(found, expected, strict=True):
+        assert step.keys() == other.keys()
+        for name, value in other.items():
+            if isinstance(value, (torch.Tensor, np.ndarray)):
+                np.testing.assert_array_equal(step[name], value)
+            else:
+                assert step[name] == value
+        count += 1
+    assert count
+
+
+@pytest.fixture(params=["lone.h5", "lone.batch", "store"])
+def batches(served, tmp_path, request):
+    """Return (local path, url) of batches with all that can lie beside them."""
+    folder, url = served
+    if request.param != "store":
+        write_packed(folder / request.param, LENGTHS)
+    else:
+        write_packed(tmp_path / "packed.h5", LENGTHS)
+        convert(tmp_path / "packed.h5", "hdf5", folder / "store", num_shards=3)
+    return folder / request.param, f"{url}/{request.param}"
+
+
+@pytest.mark.parametrize("shape", [{}, {"batch_size": 4}, {"batch_size": 3, "seq_len": 4}])
+@pytest.mark.parametrize("shuffle", ["global", "records"])
+@pytest.mark.thin
+def test_batches_bring_all_that_lies_beside_them(batches, shape, shuffle):
+    local, url = batches
+    options = {**HOW, "fields": tuple(FIELDS), "targets": True, "shuffle": shuffle, **shape}
+    with Loader(url, **options) as loader, Loader(local, **options) as expected:
+        assert_same(loader, expected)
+
+
+def test_the_document_table_is_read(batches):
+    local, url = batches
+    with open_reader(url) as reader, open_reader(local) as expected:
+        assert len(reader.documents) == len(LENGTHS)
+        for number in range(len(LENGTHS)):
+            assert reader.documents.document(number) == expected.documents.document(number)
+
+
+@pytest.fixture
+def streams(served):
+    """Return (local folder, url) of a stream in two shards, with spans and a field."""
+    folder, url = served
+    (folder / "stream").mkdir()
+    paths, rng = [], np.random.default_rng(0)
+    for number in range(2):
+        paths.append(folder / "stream" / f"shard-{number:05}.h5")
+        with HDF5ShardWriter(paths[-1], dtype="uint16", chunk_tokens=64, fields={"mask": "u1"}) as writer:
+            for length in LENGTHS:
+                edges = sorted({*rng.integers(0, length + 1, 4).tolist()})
+                spans = [(a, b, {"shard": number, "at": a}) for a, b in pairwise(edges)]
+                tokens = rng.integers(0, 50_000, length)
+                writer.write_document(tokens, spans=spans, fields={"mask": tokens % 3})
+    index_streams(paths).save(folder / "stream")
+    return folder / "stream", f"{url}/stream"
+
+
+@pytest.mark.parametrize("shuffle", ["global", "records"])
+def test_windows_bring_all_that_lies_beside_them(streams, shuffle):
+    local, url = streams
+    options = {**HOW, "fields": ("mask",), "shuffle": shuffle, "batch_size": 2, "seq_len": 16}
+    with Loader(url, **options) as loader, Loader(local, **options) as expected:
+        assert_same(loader, expected)
+
+
+@pytest.mark.parametrize("sizes", [{"collate": "pad", "batch_size": 3}, {"collate": "pack", "max_tokens": 100}])
+def test_documents_bring_all_that_lies_beside_them(streams, sizes):
+    local, url = streams
+    options = {"spans": True, "fields": ("mask",), "rank": 0, "world_size": 1, **sizes}
+    with DocumentLoader(url, **options) as loader, DocumentLoader(local, **options) as expected:
+        assert_same(loader, expected)
+
+
+def test_many_batches_of_a_mixture_are_read_at_once(web, write_store):
+    folder, proxy = web
+    for number, name in enumerate("ab"):
+        write_store(folder / name, random_tokens(20, 4, 1024, seed=number), (20,))
+    proxy.fault = lambda number, method, name, span: {"wait": 0.05}
+    options = {"weights": {"a": 1.0, "b": 2.0}, "rank": 0, "world_size": 1}
+    with (
+        MixedLoader({name: f"{proxy.url}/{name}" for name in "ab"}, **options) as loader,
+        MixedLoader({name: folder / name for name in "ab"}, **options) as expected,
+    ):
+        for step, other, _ in zip(loader, expected, range(60), strict=False):
+            assert torch.equal(step, other)
+    assert proxy.most_under_way > 8
+
+
+def test_many_batches_of_documents_are_read_at_once(web):
+    folder, proxy = web
+    with HDF5ShardWriter(folder / "stream.h5", dtype="uint16") as writer:
+        for number in range(200):
+            writer.write_document(np.full(50, number))
+    proxy.fault = lambda number, method, name, span: {"wait": 0.02}
+    with DocumentLoader(f"{proxy.url}/stream.h5", collate="pad", batch_size=4, shuffle="sequential") as loader:
+        rows = torch.cat([step["tokens"] for step in loader])
+    assert rows[:, 0].tolist() == list(range(200))
+    assert proxy.most_under_way > 8

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -178,12 +179,10 @@ class DocumentFile:
         places = tables.column("span_starts")
         low, high = places.searchsorted(np.array([start + 1, stop], np.uint64)).tolist()
         low, high = max(0, low - 1), min(high, len(places) - 1)  # the last place ends the last span
-        texts = tables.read_texts("span_values", low, high)
-        starts, stops = places[low:high], places[low + 1 : high + 1]
-        if all(texts):
-            return Spans(starts, stops, texts)
-        kept = np.array(list(map(bool, texts)))
-        return Spans(starts[kept], stops[kept], list(filter(None, texts)))
+        edges, data = tables.read_joined_texts("span_values", low, high)
+        kept = low + (edges[1:] > edges[:-1]).nonzero()[0]  # a gap has no bytes
+        texts = [data[begin:end] for begin, end in pairwise(edges.tolist()) if begin < end]
+        return Spans(places[kept], places[kept + 1], texts)
 
     def _decoded(self, decode: DecodeAll, texts: list[bytes], starts: npt.NDArray[np.uint64]) -> list[Any]:
         try:

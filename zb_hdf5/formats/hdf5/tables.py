@@ -305,12 +305,17 @@ class TablesFile:
 
     def read_texts(self, name: str, start: int, stop: int) -> list[bytes]:
         """Return some byte strings: two reads, however many they are."""
-        before = 1 if start else 0
-        ends = self.read(f"{name}_ends", start - before, stop).tolist()
-        edges = ends if before else [0, *ends]
-        base = edges[0]
-        data = self._read(name, self._places[name], base, edges[-1])
-        return [data[a - base : b - base] for a, b in pairwise(edges)]
+        edges, data = self.read_joined_texts(name, start, stop)
+        return [data[a:b] for a, b in pairwise(edges.tolist())]
+
+    def read_joined_texts(self, name: str, start: int, stop: int) -> tuple[npt.NDArray[np.uint64], bytes]:
+        """Return some byte strings, one behind the other, and where each begins and the last one ends."""
+        if start:
+            edges = self.read(f"{name}_ends", start - 1, stop)
+        else:
+            edges = np.append(np.uint64(0), self.read(f"{name}_ends", 0, stop))
+        data = self._read(name, self._places[name], int(edges[0]), int(edges[-1]))
+        return edges - edges[0], data
 
     def check(self) -> None:
         """Read all rows, and compare each dataset with its digest.

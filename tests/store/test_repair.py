@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import h5py
 import numpy as np
@@ -18,7 +19,16 @@ from click.testing import CliRunner
 from interrupted import stopped_before_the_index
 from test_crash import WRITER, batches, names, running, small_disk, snapshot  # noqa: F401
 
-from zb_hdf5 import ConvertError, IncompleteError, UnavailableError, ZbError, open_reader, open_writer, verify_store
+from zb_hdf5 import (
+    ConvertError,
+    IncompleteError,
+    ShardIndex,
+    UnavailableError,
+    ZbError,
+    open_reader,
+    open_writer,
+    verify_store,
+)
 from zb_hdf5.commands.zb import zb
 from zb_hdf5.maintenance.rebuild import rebuild_index
 from zb_hdf5.maintenance.repair import repair_file, repair_store
@@ -273,6 +283,21 @@ def test_an_index_is_made_anew(damage, data, tmp_path, write_store):
     np.testing.assert_array_equal(content(store), data)
     with pytest.raises(ConvertError, match="exists already, and is valid"):
         rebuild_index(store)
+
+
+def test_an_index_made_anew_keeps_what_only_the_old_one_knew(data, tmp_path, write_store):
+    store = write_store(tmp_path / "s", data, (3,), ("batch",))
+    old = ShardIndex.load(store)
+    known = replace(old.meta, vocab_size=65536, tokenizer='{"name": "byte"}')
+    replace(old, meta=known, live_id="a1b2").save(store)
+    made = rebuild_index(store, force=True)
+    assert (made.meta.vocab_size, made.meta.tokenizer, made.live_id) == (65536, known.tokenizer, "a1b2")
+    assert made == ShardIndex.load(store)
+    (store / made.shards[1].path).unlink()
+    assert rebuild_index(store, force=True).live_id == ""  # other tokens: a state taken live names other records
+    (store / INDEX_NAME).unlink()
+    report = json.loads(run("index", "rebuild", store, "--json").stdout)
+    assert report["not_recovered"] == ["shuffle", "source", "splits", "vocab_size", "tokenizer"]
 
 
 def test_missing_numbers_are_listed(data, tmp_path, write_file):

@@ -22,14 +22,16 @@ _NAME: Final = re.compile(
 )
 #: The shuffle of an index that was made anew from the shards alone.
 UNKNOWN_SHUFFLE: Final = "unknown"
+#: Of a store's meta, what files with a sidecar have no place for.
+ONLY_IN_SOME_FILES: Final = ("vocab_size", "tokenizer")
 
 
 def rebuild_index(folder: str | os.PathLike[str], *, force: bool = False) -> ShardIndex:
     """Write `shards.json` from the shards of `folder`, and return it.
 
     A `.repaired` shard replaces its original. The record shuffle and the source are stored in the index only, and so
-    are the splits of shards without pieces: they are taken from the old one if it can still be read, and else are lost
-    with it.
+    are the splits of shards without pieces, the vocabulary and the tokenizer of `.batch` files, and the identity of a
+    store written live: they are taken from the old one if it can still be read, and else are lost with it.
 
     Parameters
     ----------
@@ -56,9 +58,13 @@ def rebuild_index(folder: str | os.PathLike[str], *, force: bool = False) -> Sha
         index = index_files(paths, splits=splits, shuffle=UNKNOWN_SHUFFLE)
     else:
         index = index_files(paths, splits=splits, shuffle=old.shuffle, source=old.source)
+        kept = {name: getattr(index.meta, name) or getattr(old.meta, name) for name in ONLY_IN_SOME_FILES}
         same = known.keys() == {_number(path.name) for path in paths}
         if same and index.meta.layout == BATCHES_LAYOUT:  # a document may lie in several shards
-            index = replace(index, meta=replace(index.meta, document_count=old.meta.document_count))
+            kept["document_count"] = old.meta.document_count
+        # with other tokens, the state of a loader that read the store live no longer names the same records
+        live_id = old.live_id if index.sha256 == old.sha256 else ""
+        index = replace(index, meta=replace(index.meta, **kept), live_id=live_id)
     index.save(folder)
     return index
 

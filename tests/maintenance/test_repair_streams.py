@@ -302,6 +302,52 @@ def test_the_whole_documents_of_a_killed_writer_are_published(documents, tmp_pat
     assert sorted(after) == [path.name, partial.name]
 
 
+def write_with_ids(path, number):
+    with HDF5ShardWriter(path, chunk_tokens=CHUNK) as writer:
+        writer.write_document(np.full(300, number), id=f"old {number}")
+
+
+def test_a_stream_that_is_replaced_leaves_nothing_beside_the_new_one(tmp_path):
+    path = tmp_path / "s.h5"
+    partial, _ = killed(path, 30)
+    write_with_ids(tmp_path / "old.h5", 1)
+    os.rename(tmp_path / "old.h5", path)
+    os.rename(tmp_path / "old.h5.documents.h5", tmp_path / "s.h5.documents.h5")
+    (tmp_path / "s.h5.crc32").write_bytes(b"old")
+    repair_file(partial, overwrite=True)
+    require_good(path)
+    assert names_beside(path) == ["s.h5.partial"]
+
+
+@pytest.mark.parametrize("renames", [1, 2])
+def test_a_repair_that_is_killed_between_two_renames_is_ended_by_the_next(renames, tmp_path, monkeypatch):
+    path = tmp_path / "s.h5"
+    write_with_ids(path, 1)
+    write_with_ids(tmp_path / "new.h5", 2)
+    os.rename(tmp_path / "new.h5", tmp_path / "s.h5.partial")
+    os.rename(tmp_path / "new.h5.documents.h5", tmp_path / "s.h5.partial.documents.h5")
+    with monkeypatch.context() as patch:
+        calls, replace = [], os.replace
+
+        def stop(*names):
+            calls.extend([] if ".repaired" in str(names[1]) else [names])
+            if len(calls) == renames:
+                raise KeyboardInterrupt
+            replace(*names)
+
+        patch.setattr(os, "replace", stop)
+        with pytest.raises(KeyboardInterrupt):
+            repair_file(tmp_path / "s.h5.partial", overwrite=True)
+    repair_file(tmp_path / "s.h5.partial", overwrite=True)
+    require_good(path)
+    with MmapTokenStore(path) as store:
+        assert store.documents.document(0).id == "old 2"
+
+
+def names_beside(path):
+    return sorted(file.name for file in path.parent.iterdir() if file != path)
+
+
 def test_an_unfinished_stream_is_kept_up_to_its_first_bad_chunk(tmp_path):
     partial, _ = killed(tmp_path / "s.h5", 60)
     data = bytearray(partial.read_bytes())

@@ -23,6 +23,7 @@ from zb_hdf5 import (
     ConvertError,
     IncompleteError,
     ShardIndex,
+    StoreMeta,
     UnavailableError,
     ZbError,
     open_reader,
@@ -178,6 +179,17 @@ def test_a_truncated_batch_file_with_crc32_is_checked(data, tmp_path, write_file
     report = repair_file(tmp_path / "x.batch")
     assert (report.kept, report.dropped) == (7, [3])
     np.testing.assert_array_equal(content(report.output), np.delete(data[:8], 3, axis=0))
+
+
+def test_the_crc32_of_a_whole_file_are_not_those_of_its_unfinished_successor(data, tmp_path, write_file):
+    info = write_file(tmp_path / "y.batch", data[:4] + 1)
+    partial = leave_partial(tmp_path / "x.batch", data)
+    os.rename(tmp_path / "y.batch", tmp_path / "x.batch")
+    (tmp_path / "x.batch.crc32").write_bytes(info.crc32.tobytes())
+    shape = StoreMeta(4, 1024, np.dtype("<u2"))
+    assert repair_file(partial, shape=shape, overwrite=True).kept == 9
+    np.testing.assert_array_equal(content(tmp_path / "x.batch"), data)
+    assert names(tmp_path) == ["x.batch", "x.batch.partial"]
 
 
 # --- damage ----------------------------------------------------------------------------------------------------

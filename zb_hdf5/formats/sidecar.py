@@ -82,9 +82,10 @@ def _read_rows(path: Path, num_batches: int, start: int, out: npt.NDArray[np.uin
 
 def read_any_crc32_file(path: Path) -> npt.NDArray[np.uint32] | None:
     """Return as many whole rows as lie beside a damaged or unfinished file, or None if there is no such file."""
-    for name in (path.name, path.name.removesuffix(PARTIAL_SUFFIX)):
-        beside = crc32_path(path.with_name(name))
-        if beside.exists():
+    final = path.with_name(path.name.removesuffix(PARTIAL_SUFFIX))
+    for place in (path, final):
+        beside = crc32_path(place)
+        if beside.exists() and (place == path or not final.exists()):  # else they are those of the older file
             with open(beside, "rb", opener=regular) as file:
                 data = file.read()
             return np.frombuffer(data[: len(data) // 4 * 4], dtype="<u4")

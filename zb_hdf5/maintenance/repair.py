@@ -15,8 +15,10 @@ from zb_hdf5.core.publishing import (
     refuse_existing,
 )
 from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError, Remedy
+from zb_hdf5.formats.document_file import documents_path
+from zb_hdf5.formats.pieces import pieces_path
 from zb_hdf5.formats.registry import BACKENDS, backend_of_suffix, open_chunks
-from zb_hdf5.formats.sidecar import fields_path
+from zb_hdf5.formats.sidecar import crc32_path, fields_path
 from zb_hdf5.maintenance.salvage import Salvage, counted, salvage
 from zb_hdf5.spec import INDEX_NAME, NOT_KNOWN, STREAM_LAYOUT, StoreMeta
 from zb_hdf5.store.index import ShardIndex
@@ -24,6 +26,8 @@ from zb_hdf5.store.streams import document_tables, entry_of
 from zb_hdf5.store.table import ShardEntry
 
 REPAIRED = ".repaired"
+#: Where the neighbours of a file lie, which belong to its tokens.
+BESIDE = (fields_path, pieces_path, documents_path, crc32_path)
 
 
 @dataclass
@@ -149,10 +153,20 @@ def _write(found: Salvage, output: Path, overwrite: bool) -> None:
     if staged != output:
         if not overwrite:
             refuse_existing(output)
-        if fields_path(staged).exists():
-            os.replace(fields_path(staged), fields_path(output))
-        os.replace(staged, output)
-        fsync_directory(output.parent)
+        _move(staged, output)
+
+
+def _move(staged: Path, output: Path) -> None:
+    """Move a file with its neighbours over another one with its own."""
+    if output.exists():  # without it, its neighbours are those that a run moved before it was killed
+        for beside in BESIDE:
+            beside(output).unlink(missing_ok=True)
+        output.unlink()
+    for beside in BESIDE:
+        if beside(staged).exists():
+            os.replace(beside(staged), beside(output))
+    os.replace(staged, output)
+    fsync_directory(output.parent)
 
 
 def repair_store(

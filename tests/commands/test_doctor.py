@@ -9,7 +9,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from zb_hdf5 import UnavailableError
+from zb_hdf5 import UnavailableError, open_writer
 from zb_hdf5.commands.zb import zb
 from zb_hdf5.formats.hdf5 import filters
 
@@ -33,6 +33,14 @@ def test_a_good_file_has_no_problem(suffix, tmp_path, tokens, write_file):
 def test_a_store_is_looked_at(tmp_path, tokens, write_store):
     found = doctor(write_store(tmp_path / "s", tokens, (3,)))
     assert "of 2 shards" in found["open files"]["text"]
+
+
+def test_a_store_whose_first_shard_grows_is_looked_at(tmp_path, tokens):
+    options = {"batch_size": 3, "seq_len": 10, "dtype": "uint32", "live": True, "shard_batches": 9}
+    with open_writer(tmp_path / "s", **options) as writer:
+        writer.write(tokens)
+        assert "problem" not in {finding["state"] for finding in doctor(tmp_path / "s").values()}
+        writer.finish()
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, 524, errno.EIO])

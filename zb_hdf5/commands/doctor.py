@@ -145,7 +145,7 @@ def _files(reader: BatchReader) -> list[Path]:
 
 def _layout(reader: BatchReader) -> Finding:
     if isinstance(reader, ShardedReader):
-        with open_reader(reader.path / reader.index.shards[0].path) as first:
+        with open_reader(_files(reader)[0]) as first:
             return _layout(first)
     extents: Extents | None = (reader.store if isinstance(reader, WindowReader) else reader).extents
     if reader.wants_threads:

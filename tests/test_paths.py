@@ -11,6 +11,7 @@ import pytest
 
 import zb_hdf5
 from zb_hdf5 import (
+    ArgumentError,
     BatchFileReader,
     BatchFileWriter,
     BatchNativeLoader,
@@ -58,7 +59,7 @@ from zb_hdf5.converters.pipeline.merge import merge_parts
 from zb_hdf5.converters.sources.npy import NpySource
 from zb_hdf5.converters.sources.store import StoreSource
 from zb_hdf5.formats.dual import check, stamp, unstamp
-from zb_hdf5.maintenance.repair import repair_file
+from zb_hdf5.maintenance.repair import repair_file, repair_store
 from zb_hdf5.maintenance.statistics import measure
 from zb_hdf5.store.streams import index_streams
 from zb_hdf5.text.documents import open_documents
@@ -233,6 +234,29 @@ def test_what_writes_takes_any_path(name, kind, made, tmp_path):
     path, write = WRITERS[name]
     write(kind(str(tmp_path / path)), made)
     assert (tmp_path / path).exists()
+
+
+#: What is done on this machine only.
+LOCAL = {
+    "rebuild_index": rebuild_index,
+    "repair": repair,
+    "repair_file": repair_file,
+    "repair_store": repair_store,
+    "the output of a repair": lambda path: repair_file(__file__, output=path),
+    "LiveStoreWriter": lambda path: LiveStoreWriter(path, META, shard_batches=1),
+    "fetch_shards": lambda path: fetch_shards("http://127.0.0.1:9/{:05d}", 0, folder=path),
+    "diagnose": diagnose,
+    "ShardIndex.save": ShardIndex(META, ()).save,
+    "index_streams": lambda path: index_streams([path]),
+}
+
+
+@pytest.mark.parametrize("name", LOCAL)
+def test_a_url_is_refused_by_its_name_where_a_folder_of_this_machine_is_meant(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ArgumentError, match=r"^s3://bucket/x\.h5: is a URL"):
+        LOCAL[name]("s3://bucket/x.h5")
+    assert not list(tmp_path.iterdir())
 
 
 def takes_path(parameter):

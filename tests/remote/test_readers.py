@@ -22,6 +22,7 @@ from zb_hdf5 import (
 )
 from zb_hdf5.core.objects import BLOCK_BYTES, RemoteObject
 from zb_hdf5.core.paths import any_path
+from zb_hdf5.maintenance.statistics import measure
 from zb_hdf5.store.streams import index_streams
 from zb_hdf5.testing import check_reader, random_tokens
 
@@ -58,6 +59,12 @@ def test_a_store_in_a_bucket_is_read_as_any_other(s3, upload, tmp_path, write_st
         np.testing.assert_array_equal(np.stack(list(reader)), tokens)
         np.testing.assert_array_equal(reader.read_record(17), tokens[5, 2])
         assert str(reader.path) == "s3://bucket/a/store"
+
+
+def test_a_store_behind_http_is_measured(served, write_store, tokens):
+    folder, url = served
+    write_store(folder / "store", tokens, (2,))
+    assert measure(f"{url}/store").num_tokens == measure(any_path(f"{url}/store")).num_tokens == tokens.size
 
 
 @pytest.mark.parametrize("suffix", [".h5", ".batch"])

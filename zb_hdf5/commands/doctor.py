@@ -19,6 +19,7 @@ from zb_hdf5.core.extent_file import network_file_system
 from zb_hdf5.core.extents import Extents
 from zb_hdf5.core.locks import NO_LOCKS
 from zb_hdf5.core.open_files import DESCRIPTORS_PER_MAPPED_FILE, room_under
+from zb_hdf5.core.paths import local_path
 from zb_hdf5.errors import UnavailableError
 from zb_hdf5.formats.registry import format_of
 from zb_hdf5.opening import open_reader
@@ -57,7 +58,7 @@ def diagnose(path: str | os.PathLike[str]) -> list[Finding]:
     FormatError, IncompleteError
         If it cannot be opened at all.
     """
-    path = Path(path)
+    path = local_path(path)
     folder = path if path.is_dir() else path.parent
     network = network_file_system(folder)
     findings = [

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
+from zb_hdf5.core.paths import local_path
 from zb_hdf5.core.publishing import ResumedFile, write_fully
 from zb_hdf5.errors import ArgumentError, ChecksumError, FormatError, IncompleteError, UnavailableError, ZbError
 
@@ -111,8 +112,9 @@ def fetch_shards(
     OSError
         If files cannot be written here: no space, no permission. Bytes that arrived are kept for the next run.
     """
-    jobs = _jobs(template, range(first, first + count), Path(folder), sha256)
-    Path(folder).mkdir(parents=True, exist_ok=True)
+    folder = local_path(folder)
+    jobs = _jobs(template, range(first, first + count), folder, sha256)
+    folder.mkdir(parents=True, exist_ok=True)
     fetcher = _Fetcher(len(jobs), timeout_s, progress, wait)
     with ThreadPoolExecutor(workers, thread_name_prefix="zb-fetch") as pool:
         try:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from zb_hdf5.core.paths import local_path
 from zb_hdf5.core.publishing import PARTIAL_SUFFIX
 from zb_hdf5.errors import BackendError, ExistsError, FormatError, IncompleteError, Remedy, ZbError
 from zb_hdf5.formats.registry import BACKENDS, FORMATS
@@ -47,7 +48,7 @@ def rebuild_index(folder: str | os.PathLike[str], *, force: bool = False) -> Sha
     FormatError
         If there are no shards, or they disagree.
     """
-    folder = Path(folder)
+    folder = local_path(folder)
     old = _readable_index(folder)
     if old is not None and not force:
         raise ExistsError(f"{folder / INDEX_NAME}: exists already, and is valid")

@@ -7,6 +7,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from zb_hdf5.core.paths import local_path
 from zb_hdf5.core.publishing import (
     PARTIAL_SUFFIX,
     fsync_directory,
@@ -104,7 +105,7 @@ def repair_file(
     IncompleteError, FormatError
         If nothing can be saved; the message says why.
     """
-    path = Path(path)
+    path, output = local_path(path), None if output is None else local_path(output)
     with ExitStack() as stack:
         if path.name.endswith(PARTIAL_SUFFIX):
             stack.enter_context(leftover_of_dead_writer(path))
@@ -123,7 +124,7 @@ def repair_file(
             return report
         if not report.kept_tokens:
             raise IncompleteError(f"{path}: no {report.unit} can be saved: {report.reason}; convert again")
-        output = _default_output(path) if output is None else Path(output)
+        output = _default_output(path) if output is None else output
         report.output = str(output)
         if not dry_run:
             _write(found, output, overwrite)
@@ -185,7 +186,7 @@ def repair_store(
     FormatError
         If `shards.json` cannot be read, or a shard is missing or belongs to another store.
     """
-    folder = Path(folder)
+    folder = local_path(folder)
     index = ShardIndex.load(folder)
     is_stream = index.meta.layout == STREAM_LAYOUT
     unit = "document" if is_stream else "batch"
@@ -310,7 +311,7 @@ def repair(
     ExistsError, ConvertError
         If the output exists.
     """
-    path = Path(path)
+    path = local_path(path)
     if not path.is_dir():
         return [repair_file(path, output=output, shape=shape, overwrite=overwrite, dry_run=dry_run)]
     if output is not None or shape is not None:

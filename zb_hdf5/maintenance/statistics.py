@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from zb_hdf5.core.paths import any_path
 from zb_hdf5.errors import ArgumentError
 from zb_hdf5.formats.documents import DocumentTable
 from zb_hdf5.maintenance.units import Counts, Packed, Packing, Part, Records, Stream, Units
@@ -133,7 +134,7 @@ def measure(
     """
     if sample_batches is not None and sample_batches < 1:
         raise ArgumentError(f"sample_batches must be at least 1, found {sample_batches}")
-    path = Path(path)
+    path = any_path(path)
     if is_stream(path):
         with MmapTokenStore(path) as store:
             _require_tokens(path, store.num_tokens)

@@ -15,7 +15,7 @@ import numpy as np
 
 from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.core.files import open_file, regular
-from zb_hdf5.core.paths import RemotePath, any_path
+from zb_hdf5.core.paths import RemotePath, any_path, local_path
 from zb_hdf5.core.publishing import PARTIAL_SUFFIX, write_atomically
 from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError, Remedy
 from zb_hdf5.field import Field
@@ -290,7 +290,7 @@ class ShardIndex:
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write `shards.json` into `folder`, atomically."""
-        write_atomically(Path(folder) / INDEX_NAME, self.to_json().encode("utf-8"))
+        write_atomically(local_path(folder) / INDEX_NAME, self.to_json().encode("utf-8"))
 
 
 def documents_json(parts: Sequence[DocumentPart]) -> dict[str, dict[str, list[Any]]]:

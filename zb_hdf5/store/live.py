@@ -10,7 +10,6 @@ import os
 import shutil
 import uuid
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -20,6 +19,7 @@ from zb_hdf5.columns.file_writer import as_batches, require_batches
 from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.columns.writer import BatchWriter, FieldArrays, FieldDigest, ShardInfo
 from zb_hdf5.core.digests import crc32_array
+from zb_hdf5.core.paths import local_path
 from zb_hdf5.errors import ArgumentError, ClosedError, ConvertError, Remedy
 from zb_hdf5.formats.hdf5.writer import HDF5BatchWriter
 from zb_hdf5.formats.registry import BACKENDS
@@ -81,7 +81,7 @@ class LiveStoreWriter(BatchWriter):
         shuffle: str = "none",
         source: dict[str, Any] | None = None,
     ) -> None:
-        folder = Path(folder)
+        folder = local_path(folder)
         if meta.codec != NO_CODEC:
             raise ArgumentError(
                 f"{folder}: a live store is never compressed: leave out the codec {meta.codec}, and convert the store "

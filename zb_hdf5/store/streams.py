@@ -11,6 +11,7 @@ from typing import Any
 from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.columns.writer import FieldDigest
 from zb_hdf5.core.digests import crc32_of
+from zb_hdf5.core.paths import local_path
 from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError, Remedy
 from zb_hdf5.formats.document_file import DocumentPart, part_of
 from zb_hdf5.formats.documents import DocumentTable
@@ -62,7 +63,7 @@ def index_files(
         raise ArgumentError("expected at least one file for an index, found none")
     entries: list[ShardEntry] = []
     metas: list[StoreMeta] = []
-    for path in map(Path, paths):
+    for path in map(local_path, paths):
         with open_chunks(path) as reader:
             if not reader.complete:
                 raise IncompleteError(f"{path}: its writer has not finished", remedy=Remedy.REPAIR, at=path)

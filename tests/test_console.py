@@ -25,7 +25,9 @@ from zb_hdf5.console import (
     format_count,
     format_seconds,
     layout_report,
+    print_report,
 )
+from zb_hdf5.errors import FormatError
 
 
 class Terminal(io.StringIO):
@@ -394,6 +396,18 @@ def test_a_report_fits_the_terminal():
 
 def test_a_report_in_a_pipe_has_a_line_for_each_fact():
     assert list(layout_report(LONG)) == [f"{name:<11}  {text}" for name, text in LONG]
+
+
+def test_no_report_and_no_error_commands_the_terminal(capsysbinary):
+    name = "a\x1b]0;b\x07\udcff"
+    spelt = rb"a\x1b]0;b\x07\udcff"
+    print_report({}, [(name, name)], as_json=False, quiet=False)
+    assert capsysbinary.readouterr().out == spelt + b"  " + spelt + b"\n"
+
+    def work():
+        raise FormatError(f"{name}: found nothing\nof a file")
+
+    assert run(work).stderr == f"Error: {spelt.decode()}: found nothing\nof a file\n"
 
 
 @pytest.mark.parametrize(

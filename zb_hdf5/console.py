@@ -89,7 +89,10 @@ def typed(text: str, at: str) -> str:
 
 
 def _fail(ctx: click.Context, error: BaseException, message: str, code: int) -> NoReturn:
-    click.echo("\n".join([f"Error: {message}", *getattr(error, "__notes__", ())]), err=True)
+    from zb_hdf5.text.readable import printable
+
+    said = "\n".join([f"Error: {message}", *getattr(error, "__notes__", ())])
+    click.echo("\n".join(map(printable, said.split("\n"))), err=True)
     ctx.exit(code)
 
 
@@ -115,10 +118,13 @@ def output_options(command: Command) -> Command:
 
 
 def print_report(report: dict[str, Any], lines: list[tuple[str, str]], *, as_json: bool, quiet: bool) -> None:
-    """Print a report on stdout: JSON for programs, or aligned lines for people."""
+    """Print a report on stdout: JSON for programs, or aligned lines for people; what does not print is spelt out."""
     if as_json:
         click.echo(json.dumps(report, indent=1))
     elif not quiet:
+        from zb_hdf5.text.readable import printable  # numpy, which help does not need
+
+        lines = [(printable(name), printable(text)) for name, text in lines]
         columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
         for line in layout_report(lines, columns):
             click.echo(line)

@@ -25,7 +25,7 @@ from zb_hdf5.store.index import ShardIndex, find_index
 from zb_hdf5.store.kinds import is_stream
 from zb_hdf5.store.shards import ShardedReader
 from zb_hdf5.store.tokens import MmapTokenStore
-from zb_hdf5.text.readable import printable, tokenizer_named
+from zb_hdf5.text.readable import tokenizer_named
 
 
 def describe(path: str | os.PathLike[str], dataset: str | None = None) -> dict[str, Any]:
@@ -265,7 +265,7 @@ def _document_lines(d: dict[str, Any]) -> list[tuple[str, str]]:
     if tables:
         known = {
             "ids": tables["ids"],
-            f"metadata ({', '.join(map(printable, tables['metadata']))})": tables["metadata"],
+            f"metadata ({', '.join(tables['metadata'])})": tables["metadata"],
             counted(tables["sources"], "source"): tables["sources"],
             f"spans ({tables['spans']})": tables["spans"],
         }

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -20,7 +21,9 @@ from interrupted import stopped_before_the_index
 from test_crash import WRITER, batches, names, running, small_disk, snapshot  # noqa: F401
 
 from zb_hdf5 import (
+    ArgumentError,
     ConvertError,
+    FormatError,
     IncompleteError,
     ShardIndex,
     StoreMeta,
@@ -318,6 +321,22 @@ def test_missing_numbers_are_listed(data, tmp_path, write_file):
     with pytest.raises(IncompleteError, match="shards 1, 3, 4 are missing"):
         rebuild_index(tmp_path)
     assert len(rebuild_index(tmp_path, force=True).shards) == 2
+
+
+def test_a_date_for_a_number_fills_neither_memory_nor_the_message(data, tmp_path, write_file):
+    write_file(tmp_path / "shard-20240101120000.h5", data[:2])
+    with pytest.raises(IncompleteError, match=r"shards 0, 1, 2, .*, 19, and more are missing"):
+        rebuild_index(tmp_path)
+    assert len(rebuild_index(tmp_path, force=True).shards) == 1
+
+
+def test_an_index_is_looked_for_in_a_folder_only(data, tmp_path, write_file):
+    path = write_file(tmp_path / "x.h5", data).path
+    for place in (path, tmp_path / "nothing"):
+        with pytest.raises(FormatError, match=re.escape(f"{place}: no shards.json")):
+            ShardIndex.load(place)
+        with pytest.raises(ArgumentError, match=re.escape(f"{place}: expected the folder of a store")):
+            rebuild_index(place)
 
 
 def test_a_flipped_bit_in_the_index_is_found_or_harmless(data, tmp_path, write_store):

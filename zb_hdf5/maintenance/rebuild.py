@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
 from zb_hdf5.core.paths import local_path
 from zb_hdf5.core.publishing import PARTIAL_SUFFIX
-from zb_hdf5.errors import BackendError, ExistsError, FormatError, IncompleteError, Remedy, ZbError
+from zb_hdf5.errors import ArgumentError, BackendError, ExistsError, FormatError, IncompleteError, Remedy, ZbError
 from zb_hdf5.formats.registry import BACKENDS, FORMATS
 from zb_hdf5.formats.sidecar import ensure_crc32_file
 from zb_hdf5.opening import open_reader
@@ -23,6 +24,8 @@ _NAME: Final = re.compile(
 )
 #: The shuffle of an index that was made anew from the shards alone.
 UNKNOWN_SHUFFLE: Final = "unknown"
+#: Missing shards that a message names.
+MAX_SHOWN: Final = 20
 #: Of a store's meta, what files with a sidecar have no place for.
 ONLY_IN_SOME_FILES: Final = ("vocab_size", "tokenizer")
 
@@ -41,6 +44,8 @@ def rebuild_index(folder: str | os.PathLike[str], *, force: bool = False) -> Sha
 
     Raises
     ------
+    ArgumentError
+        If there is no such folder.
     ExistsError
         If the index is valid.
     IncompleteError
@@ -49,6 +54,8 @@ def rebuild_index(folder: str | os.PathLike[str], *, force: bool = False) -> Sha
         If there are no shards, or they disagree.
     """
     folder = local_path(folder)
+    if not folder.is_dir():
+        raise ArgumentError(f"{folder}: expected the folder of a store, found no folder")
     old = _readable_index(folder)
     if old is not None and not force:
         raise ExistsError(f"{folder / INDEX_NAME}: exists already, and is valid")
@@ -121,8 +128,9 @@ def _shard_paths(folder: Path, force: bool) -> list[Path]:
         raise FormatError(f"{folder}: no file is called {SHARD_PREFIX}*: not a store; convert again")
     if len(counts) > 1:
         raise FormatError(f"{folder}: holds shards of stores of {sorted(counts)} shards; move those of others away")
-    missing = sorted(set(range(counts.pop() or max(found) + 1)) - found.keys())
+    absent = (number for number in range(counts.pop() or max(found) + 1) if number not in found)
+    missing = list(islice(absent, MAX_SHOWN + 1))  # a name with a date makes billions of them
     if missing and not force:
-        numbers = ", ".join(map(str, missing))
+        numbers = ", ".join(map(str, missing[:MAX_SHOWN])) + (", and more" if len(missing) > MAX_SHOWN else "")
         raise IncompleteError(f"{folder}: shards {numbers} are missing", remedy=Remedy.DO_WITHOUT)
     return [found[number] for number in sorted(found)]

@@ -281,7 +281,7 @@ class ShardIndex:
     def load(cls, path: str | os.PathLike[str]) -> Self:
         """Read a `shards.json`, given itself or its folder."""
         path = any_path(path)
-        path = path / INDEX_NAME if path.is_dir() else path
+        path = path if path.name == INDEX_NAME else path / INDEX_NAME
         try:
             return cls.from_json(_read_text(path), path)
         except FormatError as error:
@@ -343,7 +343,7 @@ def _read_text(path: Path) -> str:
             return path.read_bytes().decode("utf-8")
         with open(path, encoding="utf-8", newline="", opener=regular) as file:
             return file.read()
-    except FileNotFoundError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise _no_index(path.parent) from error
     except UnicodeDecodeError as error:
         raise FormatError(f"{path}: not JSON: {error}; restore it from a copy, or convert again") from error

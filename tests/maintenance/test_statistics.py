@@ -4,15 +4,17 @@ from collections import Counter, defaultdict
 
 import numpy as np
 import pytest
+from descriptors import open_files
 from hypothesis import given
 from hypothesis import strategies as st
 from packed import write_packed
 
-from zb_hdf5 import ArgumentError, HDF5ShardWriter, open_writer
+from zb_hdf5 import ArgumentError, HDF5ShardWriter, MmapTokenStore, open_writer
 from zb_hdf5.maintenance import statistics
 from zb_hdf5.maintenance import units as units_module
 from zb_hdf5.maintenance.statistics import MAX_COUNTED_ID, measure
 from zb_hdf5.maintenance.units import Part
+from zb_hdf5.store.streams import index_streams
 
 #: Few tokens and short documents: many of them are equal.
 DOCUMENTS = st.lists(st.lists(st.integers(0, 2), max_size=3), min_size=1, max_size=40)
@@ -112,6 +114,18 @@ def test_documents_in_batches(tmp_path_factory, lengths, seed, lost, group_bytes
     assert {name: (documents, tokens) for name, documents, tokens in found.sources} == {
         name: (len(part), sum(part)) for name, part in names.items()
     }
+
+
+def test_sources_are_counted_with_one_table_open_at_a_time(tmp_path):
+    paths = [tmp_path / f"shard-{number:05}.h5" for number in range(3)]
+    for path in paths:
+        with HDF5ShardWriter(path, chunk_tokens=64) as writer:
+            writer.write_document(np.arange(9), id="a")
+    index_streams(paths).save(tmp_path)
+    with MmapTokenStore(tmp_path) as store:
+        table, before = store.documents, open_files()
+        assert statistics._sources(table) == []
+        assert open_files() == before
 
 
 def test_a_sample_is_spread_evenly_and_names_units_of_the_store(tmp_path):

@@ -6,6 +6,7 @@ import heapq
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -272,15 +273,16 @@ def _same(source: Units, one: int, other: int) -> bool:
 def _sources(table: DocumentTable | None) -> list[SourceCount]:
     """Count the documents of each source, and their tokens."""
     documents, tokens = Counter[str](), Counter[str]()
-    for file in map(table.file, range(len(table.parts))) if table else []:
-        names = [*file.sources, ""]
-        for start in range(0, len(file.offsets) - 1, HASHES_AT_ONCE):
-            offsets = file.offsets[start : start + HASHES_AT_ONCE + 1].astype(np.int64)
-            numbers = np.minimum(file.sources_of(start, start + len(offsets) - 1), len(names) - 1)
-            counts = np.bincount(numbers, minlength=len(names))
-            sums = np.bincount(numbers, np.diff(offsets), len(names)).astype(np.int64)
-            documents.update(dict(zip(names, counts.tolist(), strict=True)))
-            tokens.update(dict(zip(names, sums.tolist(), strict=True)))
+    for file in table.open_files() if table else []:
+        with closing(file):
+            names = [*file.sources, ""]
+            for start in range(0, len(file.offsets) - 1, HASHES_AT_ONCE):
+                offsets = file.offsets[start : start + HASHES_AT_ONCE + 1].astype(np.int64)
+                numbers = np.minimum(file.sources_of(start, start + len(offsets) - 1), len(names) - 1)
+                counts = np.bincount(numbers, minlength=len(names))
+                sums = np.bincount(numbers, np.diff(offsets), len(names)).astype(np.int64)
+                documents.update(dict(zip(names, counts.tolist(), strict=True)))
+                tokens.update(dict(zip(names, sums.tolist(), strict=True)))
     found = [SourceCount(name, documents[name], tokens[name]) for name in documents if documents[name]]
     if not any(source.name for source in found):
         return []

@@ -375,6 +375,14 @@ def test_digest_lists(tmp_path):
     (tmp_path / "list").write_text(made + "nonsense\n")
     with pytest.raises(FormatError, match="list: line 3: expected a line of sha256sum, found 'nonsense'"):
         read_digests(tmp_path / "list")
+    (tmp_path / "list").write_bytes(b"PAR1\xff\n")
+    with pytest.raises(FormatError, match=r"list: line 1: expected a line of sha256sum, found 'PAR1\\udcff'"):
+        read_digests(tmp_path / "list")
+
+
+def test_a_redirect_to_no_host_is_the_problem_of_the_file(server, fetch):
+    server.faults[NAMES[0]] = [(302, {"Location": "http://example..org/x"})] * 5
+    assert isinstance(only_problem(fetch()), UnavailableError)
 
 
 # --- what is refused -------------------------------------------------------------------------------------------
@@ -397,6 +405,7 @@ def test_digest_lists(tmp_path):
         ("http://host:port/{}", "expected an http or https URL"),
         ("http://[::1/{}", "expected an http or https URL"),
         ("http:///{}", "expected an http or https URL"),
+        ("http://example..org/x_{:05d}", "expected an http or https URL"),
         ("http://host/shard {}", "percent-encoded, found 'http://host/shard 0'"),
         ("http://host/größe_{}", "percent-encoded"),
         ("http://host/%00{}", "ends in a file name"),

@@ -134,7 +134,7 @@ def read_digests(path: str | os.PathLike[str]) -> dict[str, str]:
     """
     path = Path(path)
     digests = {}
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(path.read_text(encoding="utf-8", errors="surrogateescape").splitlines(), 1):
         match = _DIGEST_LINE.fullmatch(line)
         if match is None:
             raise FormatError(f"{path}: line {number}: expected a line of sha256sum, found {line[:80]!r}")
@@ -171,8 +171,8 @@ def _name_of(url: str) -> str:
     """Return the file name at the end of a URL that `urlopen` can take."""
     try:
         parts = urlsplit(url)
-        usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:  # of the port, of a bracket
+        usable = parts.scheme in ("http", "https") and parts.port != 0 and (parts.hostname or "").encode("idna")
+    except ValueError:  # of the port, of a bracket, of a part of the host's name
         usable = False
     name = unquote(parts.path).rpartition("/")[2] if usable else ""
     if name in ("", ".", "..") or "\0" in name or not re.fullmatch(r"[!-~]+", url):
@@ -291,7 +291,7 @@ def _open(url: str, file: ResumedFile, timeout_s: float) -> http.client.HTTPResp
         if error.code >= 500 or error.code in PASSING:
             raise _Passing(problem, _retry_after_s(error.headers.get("Retry-After"))) from error
         raise problem from error
-    except (OSError, http.client.HTTPException) as error:
+    except (OSError, http.client.HTTPException, UnicodeError) as error:  # the last one: of the host of a redirect
         raise _Passing(UnavailableError(f"{url}: {error or type(error).__name__}")) from error
     return reply
 

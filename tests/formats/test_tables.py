@@ -469,3 +469,23 @@ def test_json_values_are_told_apart_whatever_is_in_them(values):
     texts = span_values.encoder("json")[1](values)
     assert texts == [json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() for value in values]
     assert span_values.decoder("json", None)(texts) == values
+
+
+@pytest.mark.parametrize(
+    ("stored", "damaged"), [(b"id-1", b"id-\xff"), (b'{"a": 1}', b'{"a": 1\x7f'), (b"[7]", b"[7]")]
+)
+def test_an_id_or_metadata_that_cannot_be_read_is_named(stored, damaged, tmp_path):
+    with DocumentsWriter(tmp_path / "d.h5") as writer:
+        metadata = [b'{"a": 1}', stored] if stored == b"[7]" else [b"", b'{"a": 1}']
+        writer.append(np.array([5, 5]), DocumentRows(ids=[b"id-0", b"id-1"], metadata=metadata))
+        writer.publish("train", "")
+    data = (tmp_path / "d.h5").read_bytes()
+    assert data.count(stored) == 1
+    (tmp_path / "d.h5").write_bytes(data.replace(stored, damaged))
+    file = DocumentFile(tmp_path / "d.h5")
+    try:
+        assert file.document(0).id == "id-0"
+        with pytest.raises(FormatError, match=r"d\.h5: document 1: expected .* found .*; verify it"):
+            file.document(1)
+    finally:
+        file.close()

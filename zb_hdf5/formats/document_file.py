@@ -141,7 +141,13 @@ class DocumentFile:
         return np.where(numbers < len(edges) - 1, numbers, -1)
 
     def document(self, number: int) -> Document:
-        """Return what is known of one document."""
+        """Return what is known of one document.
+
+        Raises
+        ------
+        FormatError
+            If its id or its metadata are damaged.
+        """
         if self._tables is None:
             start, stop = self.offsets[number : number + 2].tolist()
             return Document(number, start, stop - start, None, None, None, {})
@@ -150,10 +156,19 @@ class DocumentFile:
         source = int(self._value("source", number, NO_SOURCE))
         names = tables.read_texts("sources", source, source + 1) if source != NO_SOURCE else []
         text, metadata = self._text("ids", number), self._text("metadata", number)
+        try:
+            identity, known = text.decode("utf-8") or None, json.loads(metadata or b"{}")
+            if not isinstance(known, dict):
+                raise ValueError(f"{type(known).__name__} {known!r:.80}")
+        except (ValueError, RecursionError) as error:
+            raise FormatError(
+                f"{self.path}: document {number:,}: expected an id in UTF-8 and a JSON object, found {error}",
+                remedy=Remedy.VERIFY,
+                at=self.path.parent,
+            ) from error
         return Document(
             number, start, stop - start, names[0].decode("utf-8", "surrogateescape") if names else None,
-            int(self._value("row", number, 0)) or None, text.decode("utf-8") if text else None,
-            json.loads(metadata) if metadata else {},
+            int(self._value("row", number, 0)) or None, identity, known,
         )  # fmt: skip
 
     def _value(self, name: str, number: int, missing: int) -> int:

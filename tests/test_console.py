@@ -394,6 +394,10 @@ def test_a_report_fits_the_terminal():
     assert " ".join(lines).split() == " ".join(word for line in LONG for word in line).split()
 
 
+def test_a_text_of_spaces_only_is_an_empty_line_on_a_terminal():
+    assert list(layout_report([("a", " " * 90), ("b", "c")], 80)) == ["a  ", "b  c"]
+
+
 def test_a_report_in_a_pipe_has_a_line_for_each_fact():
     assert list(layout_report(LONG)) == [f"{name:<11}  {text}" for name, text in LONG]
 

@@ -144,8 +144,8 @@ def layout_report(lines: list[tuple[str, str]], columns: int | None = None) -> I
         room = None if columns is None else columns - width - 2
         if room is None or len(text) <= room:
             yield f"{name:<{width}}  {text}"
-        elif max(map(len, text.split())) <= room:
-            first, *rest = _wrap(text, room)
+        elif max(map(len, text.split()), default=0) <= room:
+            first, *rest = _wrap(text, room) or [""]
             yield f"{name:<{width}}  {first}"
             yield from (" " * (width + 2) + line for line in rest)
         else:

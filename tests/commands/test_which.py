@@ -150,6 +150,32 @@ def test_documents_behind_windows_are_those_of_their_tokens(tmp_path):
         require_documents(found, np.concatenate([x.numpy(), y.numpy()[:, -1:]], axis=1), documents)
 
 
+@pytest.mark.parametrize("value", [None, "7", 1.5, True, [7], {"a": 7}, -1, 2**70])
+def test_a_value_of_a_state_that_cannot_be_is_told(value, store, tmp_path):
+    mixed = MixedLoader({"a": store}, {"a": 1}, rank=0, world_size=1)
+    of_source = mixed.state_dict()["sources"][0]
+    whole, state = Loader(store, rank=0, world_size=1).state_dict(), tmp_path / "state.json"
+    states = [(store, whole | {key: value}) for key in whole]
+    states += [(f"a={store}", mixed.state_dict() | {key: value}) for key in mixed.state_dict()]
+    states += [(f"a={store}", mixed.state_dict() | {"sources": [of_source | {key: value}]}) for key in of_source]
+    for name, content in states:
+        state.write_text(json.dumps(content))
+        found = CliRunner().invoke(zb, ["which", str(name), "--state", str(state), "--step", "0"])
+        assert found.exception is None or isinstance(found.exception, SystemExit), (content, found.exception)
+    mixed.close()
+
+
+def test_a_step_of_any_size_and_nested_json_are_told(store, tmp_path):
+    state = tmp_path / "state.json"
+    state.write_text(json.dumps(Loader(store, rank=0, world_size=1).state_dict()))
+    assert "expected a step below" in run(store, "--state", state, "--step", 10**30, code=2)
+    with MixedLoader({"a": store}, {"a": 1}, rank=0, world_size=1) as mixed:
+        state.write_text(json.dumps(mixed.state_dict()))
+    assert "expected a step below" in run(f"a={store}", "--state", state, "--step", 10**30, code=2)
+    state.write_text("[" * 100_000)
+    assert "not JSON" in run(store, "--state", state, "--step", 0, code=1)
+
+
 def test_a_stored_batch_needs_no_state(packed):
     with open_reader(packed.path) as reader:
         for batch in range(len(reader)):

@@ -16,7 +16,7 @@ from zb_hdf5.console import counted
 from zb_hdf5.errors import ArgumentError, BatchIndexError, StateError
 from zb_hdf5.loaders.loader import Loader
 from zb_hdf5.loaders.mixed import MixedLoader
-from zb_hdf5.loaders.states import KINDS
+from zb_hdf5.loaders.states import KINDS, MAX_COUNT
 from zb_hdf5.loaders.steps import Request
 from zb_hdf5.opening import open_reader
 from zb_hdf5.spec import DEFAULT_SPLIT
@@ -29,6 +29,8 @@ from zb_hdf5.views.windows import WindowReader, windows_of
 
 #: Characters of the text of a piece that are printed.
 TEXT_SHOWN: Final = 200
+#: What of a loader's state makes its order, and of which types that is.
+ORDER_OF_A_STATE: Final = {"shuffle": (str,), "seed": (int,), "seq_len": (int,), "block_size": (int, type(None))}
 
 
 def origins_of_batch(store: str, batch: int, tokenizer: str | None, text: bool) -> list[dict[str, Any]]:
@@ -76,6 +78,8 @@ def origins(
         If the epoch has no such step.
     """
     state = read_state(state_path)
+    if (step + 1) * world_size > MAX_COUNT:
+        raise ArgumentError(f"expected a step below {MAX_COUNT // world_size:,}, found {step:,}")
     steps = np.arange(step * world_size, (step + 1) * world_size)
     kind = str(state.get("kind"))
     if kind in KINDS and kind not in ("loader", "mixture"):
@@ -155,7 +159,7 @@ def read_state(path: Path) -> dict[str, Any]:
     """
     try:
         state = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise StateError(f"{path}: not JSON: {error}") from error
     if not isinstance(state, dict):
         raise StateError(f"{path}: expected a JSON object, found {type(state).__name__}")
@@ -182,7 +186,8 @@ def _mixed_loader(stores: tuple[str, ...], state: dict[str, Any], path: Path) ->
     sources = dict(store.partition("=")[::2] for store in stores)
     try:
         names = [identity["name"] for identity in state["sources"]]
-        options = {**_options(state["sources"][0], path), "batch_size": state["sources"][0]["batch_size"]}
+        first = state["sources"][0]
+        options = {**_options(first, path), "batch_size": _option(first, path, "batch_size", (int,))}
         identities = dict(zip(names, state["sources"], strict=True))
     except (KeyError, IndexError, TypeError) as error:
         raise StateError(f"{path}: not a mixture's state: {error!r}") from error
@@ -207,11 +212,16 @@ def _opened(store: str, state: dict[str, Any], path: Path) -> str | BatchReader:
 
 def _options(state: dict[str, Any], path: Path) -> dict[str, Any]:
     """Return the arguments that make a loader of this state's order."""
-    try:
-        options = {name: state[name] for name in ("shuffle", "seed", "seq_len")}
-        return options if state["block_size"] is None else {**options, "block_size": state["block_size"]}
-    except KeyError as error:
-        raise StateError(f"{path}: not a loader's state: key {error} is missing") from error
+    options = {name: _option(state, path, name, kinds) for name, kinds in ORDER_OF_A_STATE.items()}
+    return {name: value for name, value in options.items() if name != "block_size" or value is not None}
+
+
+def _option(state: dict[str, Any], path: Path, name: str, kinds: tuple[type[Any], ...]) -> Any:
+    if name not in state:
+        raise StateError(f"{path}: not a loader's state: key {name!r} is missing")
+    if type(state[name]) not in kinds:
+        raise StateError(f"{path}: not a loader's state: {name}: expected {kinds[0].__name__}, found {state[name]!r}")
+    return state[name]
 
 
 def _records(loader: Loader, request: Request) -> npt.NDArray[np.int64]:

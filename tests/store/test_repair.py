@@ -220,6 +220,27 @@ def test_flipped_tokens_are_found_by_verify_and_dropped_by_repair(seed, data, tm
     assert snapshot(tmp_path) == whole
 
 
+@pytest.mark.parametrize("suffix", [".h5", ".batch"])
+def test_a_sector_that_cannot_be_read_costs_its_batch_only(suffix, data, tmp_path, write_file, monkeypatch):
+    path, preadv = write_file(tmp_path / f"x{suffix}", data).path, os.preadv
+    with open_reader(path) as reader:
+        bad = reader.extents.offset(3) + 512
+
+    def fail(fd, buffers, offset, *flags):
+        if os.readlink(f"/proc/self/fd/{fd}") == str(path) and offset <= bad < offset + memoryview(buffers[0]).nbytes:
+            raise OSError(number, os.strerror(number))
+        return preadv(fd, buffers, offset, *flags)
+
+    monkeypatch.setattr(os, "preadv", fail)
+    number = errno.ESTALE  # nothing of the file can be read any more
+    with pytest.raises(OSError, match="Stale"):
+        repair_file(path)
+    number = errno.EIO
+    report = repair_file(path)
+    assert (report.kept, report.dropped) == (8, [3])
+    np.testing.assert_array_equal(content(report.output), np.delete(data, 3, axis=0))
+
+
 def test_a_damaged_crc32_row_costs_no_batch(data, tmp_path, write_file):
     path = write_file(tmp_path / "x.h5", data).path
     with h5py.File(path, "r+") as h5:

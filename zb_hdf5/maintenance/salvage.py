@@ -7,6 +7,7 @@ reached the disk. Of a stream these are whole documents.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -143,6 +144,10 @@ def _chunks_or_none(reader: BatchReader) -> Iterator[tuple[int, TokenArray | Non
         try:
             reader.read_into(number, chunk)
         except (FormatError, ConvertError, ChecksumError):  # the last one: it does not unpack
+            yield number, None
+        except OSError as error:
+            if error.errno != errno.EIO:  # that is a bad sector; any other says nothing of this chunk alone
+                raise
             yield number, None
         else:
             yield number, chunk

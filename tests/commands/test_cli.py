@@ -167,6 +167,12 @@ def document_arguments(name, out):
     return (source, out, "--tokenizer", "byte", *SHAPE)
 
 
+def test_a_demo_takes_no_more_steps_than_its_text_has():
+    result = run(zb, "demo", "--steps", 5000)
+    assert result.exit_code == 2
+    assert "5000 is not in the range 10<=x<=1000" in result.stderr
+
+
 # --- help ------------------------------------------------------------------------------------------------------
 
 

@@ -425,3 +425,11 @@ def test_a_growing_store_without_tokens_is_refused(tmp_path):
         result = run(zb, "report", tmp_path / "live", "-o", tmp_path / "r.html")
     assert result.exit_code != 0
     assert not (tmp_path / "r.html").exists()
+
+
+def test_a_report_into_no_folder_is_refused_before_anything_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr("zb_hdf5.maintenance.statistics.measure", None)
+    made = write_packed(tmp_path / "p.h5", [30, 40], lost=0.3, seed=4)
+    result = run(zb, "report", made.path, "-o", tmp_path / "none" / "r.html")
+    assert result.exit_code == 2
+    assert f"{tmp_path}/none/r.html: expected a folder to write into, found no {tmp_path}/none" in result.stderr

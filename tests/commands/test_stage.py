@@ -176,6 +176,9 @@ def test_a_pipe_gets_lines_and_no_bar(store, folder, monkeypatch):
     ("arguments", "message"),
     [
         (["--ranks", "8-15", "--world-size", "8"], "expected ranks below --world-size 8, found 15"),
+        (["--ranks", "0-999999999"], "expected ranks below --world-size 1, found 999999999"),
+        (["--ranks", "0-99999999999"], "is no list of ranks"),
+        (["--ranks", "1,8-5", "--world-size", "8"], "'1,8-5' is no list of ranks"),
         (["--ranks", "7-5"], "'7-5' is no list of ranks such as 8-15"),
         (["--ranks", "a"], "'a' is no list of ranks"),
         (["--cache-bytes", "much"], "'much' is not a size"),

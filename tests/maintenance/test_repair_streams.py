@@ -12,6 +12,7 @@ import h5py
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from descriptors import open_files
 from hypothesis import given
 from hypothesis import strategies as st
 from interrupted import STREAM_WRITER, stopped_before_the_index
@@ -304,7 +305,8 @@ def test_the_whole_documents_of_a_killed_writer_are_published(documents, tmp_pat
 
 def write_with_ids(path, number):
     with HDF5ShardWriter(path, chunk_tokens=CHUNK) as writer:
-        writer.write_document(np.full(300, number), id=f"old {number}")
+        for _ in range(2):
+            writer.write_document(np.full(300, number), id=f"old {number}")
 
 
 def test_a_stream_that_is_replaced_leaves_nothing_beside_the_new_one(tmp_path):
@@ -346,6 +348,16 @@ def test_a_repair_that_is_killed_between_two_renames_is_ended_by_the_next(rename
 
 def names_beside(path):
     return sorted(file.name for file in path.parent.iterdir() if file != path)
+
+
+def test_a_repair_that_cannot_write_leaves_no_table_open(tmp_path):
+    write_with_ids(tmp_path / "s.h5", 1)
+    flip_chunk(tmp_path / "s.h5", 0)
+    before = open_files()
+    with pytest.raises(FileNotFoundError) as caught:
+        repair_file(tmp_path / "s.h5", output=tmp_path / "none" / "s.h5")
+    assert caught.value  # whose traceback holds what was open
+    assert open_files() == before
 
 
 def test_an_unfinished_stream_is_kept_up_to_its_first_bad_chunk(tmp_path):

@@ -159,6 +159,7 @@ def test_what_is_no_index_is_a_format_error(content, store):
         ("shards", 1, "split", None), ("shards", 1, "split", MISSING),
         ("shards", 1, "document_count", "3"), ("shards", 1, "document_count", -2),
         ("shards", 1, "document_count", None), ("shards", 1, "document_count", True),
+        ("fields", None), ("fields", [1]),
     ],
     ids=lambda change: "-".join("missing" if part is MISSING else repr(part)[:18] for part in change),
 )  # fmt: skip

@@ -11,6 +11,7 @@ from typing import Any, Final
 import click
 
 from zb_hdf5.console import ExistingPath, NewPath, Progress, output_options, print_report
+from zb_hdf5.errors import ArgumentError
 
 _PATH: Any = ExistingPath(urls=True)
 _TOKENIZER: Final = (
@@ -116,6 +117,8 @@ def report(
     from zb_hdf5.maintenance.statistics import measure
     from zb_hdf5.views.rows import rows_of, sample_of
 
+    if not output.parent.is_dir():
+        raise ArgumentError(f"{output}: expected a folder to write into, found no {output.parent}; make it first")
     if not force:
         refuse_existing(output)
     with open_to_look(path) as reader:

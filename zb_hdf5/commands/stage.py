@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
     from zb_hdf5.loaders.loader import Loader
 
 _PATH: Any = ExistingPath()
-_RANGE: Final = re.compile(r"(\d+)(?:-(\d+))?")
+_RANGE: Final = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 #: Reads of the store at the same time: enough to hide the time that a server needs to answer.
 THREADS: Final = 8
 
 
-class Ranks(click.ParamType[list[int]]):
+class Ranks(click.ParamType[list[range]]):
     """Numbers of ranks: 8-15, or 0,4,8-15."""
 
     name = "ranks"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[int]:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[range]:
         matches = [_RANGE.fullmatch(part.strip()) for part in str(value).split(",")]
-        ranks = [rank for match in matches if match for rank in range(int(match[1]), int(match[2] or match[1]) + 1)]
-        if not ranks or None in matches:
+        ranks = [range(int(match[1]), int(match[2] or match[1]) + 1) for match in matches if match]
+        if not all(ranks) or None in matches:
             self.fail(f"{value!r} is no list of ranks such as 8-15", param, ctx)
         return ranks
 
@@ -100,7 +100,7 @@ def stage(
     seq_len: int | None,
     targets: bool,
     fields: tuple[str, ...],
-    ranks: list[int] | None,
+    ranks: list[range] | None,
     world_size: int,
     cache_bytes: int | None,
     as_json: bool,
@@ -119,14 +119,15 @@ def stage(
     """
     from zb_hdf5.remote.cache import Cache
 
-    if ranks is not None and max(ranks) >= world_size:
-        raise click.UsageError(f"--ranks: expected ranks below --world-size {world_size}, found {max(ranks)}")
+    last = max(part[-1] for part in ranks or [range(1)])
+    if last >= world_size:
+        raise click.UsageError(f"--ranks: expected ranks below --world-size {world_size}, found {last}")
     cache = Cache.of(folder, cache_bytes)
     options = {"seed": seed, "shuffle": shuffle, "epoch": epoch, "seq_len": seq_len, "targets": targets}
     with _opened(store, state_path, batch_size, options) as loader:
         cache.attach(loader.reader)
         readers = [loader.reader, *map(loader.reader.field, fields)]
-        needed = batches_of_ranks(loader, ranks or list(range(world_size)), world_size)
+        needed = batches_of_ranks(loader, chain(*(ranks or [range(world_size)])), world_size)
         with Progress("stage", 0, enabled=not quiet, unit="B") as progress:
             report = stage_batches(readers, needed, progress)
     print_report(vars(report), report.lines(), as_json=as_json, quiet=quiet)
@@ -141,7 +142,7 @@ def _opened(store: Path, state_path: Path | None, batch_size: int | None, option
     return Loader(store, batch_size=batch_size, rank=0, world_size=1, **options)
 
 
-def batches_of_ranks(loader: Loader, ranks: list[int], world_size: int) -> npt.NDArray[np.int64]:
+def batches_of_ranks(loader: Loader, ranks: Iterable[int], world_size: int) -> npt.NDArray[np.int64]:
     """Return the stored batches that some ranks read from the loader's position to the end of its epoch, ascending."""
     import numpy as np
 

@@ -341,7 +341,7 @@ def fetch(
 
 @zb.command(short_help="Show the whole tool on this machine's own text.")
 @click.option("--folder", type=NewPath(), help="Keep the data here; by default a temporary folder.")
-@click.option("--steps", type=click.IntRange(10), default=100, show_default=True, help="Training steps.")
+@click.option("--steps", type=click.IntRange(10, 1000), default=100, show_default=True, help="Training steps.")
 @click.pass_context
 def demo(ctx: click.Context, folder: Path | None, steps: int) -> None:
     """Tokenize this machine's Python library, convert, verify, compare, train, stop and resume.

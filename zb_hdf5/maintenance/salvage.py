@@ -11,6 +11,7 @@ import errno
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -287,7 +288,7 @@ class _Documents(Salvage):
         place = documents_path(self.reader.path)
         table = DocumentFile(place) if place.exists() else None
         spans = {"spans_codec": table.spans_codec} if table else {}
-        with writer_class(
+        with closing(table) if table else nullcontext(), writer_class(
             path, dtype=meta.dtype.name, chunk_tokens=meta.chunk_tokens, boundary_token_id=meta.boundary_token_id,
             vocab_size=meta.vocab_size, tokenizer=meta.tokenizer, overwrite=overwrite, fields=meta.fields,
             codec=meta.codec, **spans,
@@ -296,8 +297,6 @@ class _Documents(Salvage):
                 rows = None if table is None else table.rows(first, stop)
                 writer.write_documents(tokens, self._lengths[done : done + stop - first], fields, documents=rows)
                 done += stop - first
-        if table is not None:
-            table.close()
 
     def _has_units(self, other: BatchReader) -> bool:
         ends = np.cumsum(self._lengths)

@@ -264,7 +264,7 @@ class ShardTable(Sequence[ShardEntry]):
             # the rows of crc32 and of extents are those of all batches, in chunks of their own
             chunks = None if name.endswith((CRC32, EXTENTS)) else values["num_batches"]
             table.columns[name] = RunTable.from_json(column, len(table), chunks, f"{where}: columns: {name}")
-        for name, facts in value.get("fields", {}).items():
+        for name, facts in require_field({"fields": {}} | value, "fields", dict, where).items():
             table._take_field(name, facts, f"{where}: fields: {name}")
         return table
 

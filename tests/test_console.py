@@ -121,7 +121,7 @@ def test_a_terminal_is_not_flooded(clock):
 
 def test_a_log_gets_plain_lines_now_and_then(clock):
     stream = io.StringIO()
-    with Progress("convert", 100, stream=stream, interval_s=10) as progress:
+    with Progress("convert", 100, stream=stream) as progress:
         for _ in range(50):
             clock.now += 1
             progress.advance(2)
@@ -173,7 +173,7 @@ def test_a_terminal_is_cleared_after_an_error_too(clock):
 
 def test_threads_advance_together(clock):
     stream = io.StringIO()
-    with Progress("convert", 8 * 2000, stream=stream, interval_s=10) as progress:
+    with Progress("convert", 8 * 2000, stream=stream) as progress:
 
         def work():
             for _ in range(2000):

@@ -27,6 +27,8 @@ from zb_hdf5.errors import ArgumentError, Remedy, ZbError
 INTERRUPTED: Final = 130
 TERMINATED: Final = 143
 BAR_WIDTH: Final = 30
+#: Between two lines of progress in a log.
+LOG_INTERVAL_S: Final = 10.0
 
 #: What to type for each remedy: the library states facts only.
 TYPED: Final = {
@@ -222,7 +224,7 @@ class Size(click.ParamType[int]):
 
 
 class Progress:
-    """A bar on a terminal; a plain line every `interval_s` seconds anywhere else, as in a Slurm log.
+    """A bar on a terminal; a plain line every `LOG_INTERVAL_S` seconds anywhere else, as in a Slurm log.
 
     Parameters
     ----------
@@ -244,12 +246,11 @@ class Progress:
         enabled: bool = True,
         unit: str = "tok",
         stream: TextIO | None = None,
-        interval_s: float = 10.0,
     ) -> None:
         self._label, self._total, self._enabled, self._unit = label, total, enabled, unit
         self._stream = stream or sys.stderr
         self._bar = self._stream.isatty()
-        self._interval_s = 0.1 if self._bar else interval_s
+        self._interval_s = 0.1 if self._bar else LOG_INTERVAL_S
         self._lock = threading.Lock()
         self._done = self._kept = 0
         self._start = self._shown = time.monotonic()

@@ -274,8 +274,6 @@ def open_writer(
             raise ArgumentError(
                 f"{path}: a live store has HDF5 shards and replaces nothing: leave out the other option"
             )
-        from zb_hdf5.store.live import LiveStoreWriter
-
         return LiveStoreWriter(path, meta, shard_batches=shard_batches, durable=durable)
     if shard_batches:
         raise ArgumentError(f"{path}: shard_batches={shard_batches} is for live=True")

@@ -216,7 +216,7 @@ def _wrapped(cells: Iterable[Cell], width: int) -> Iterator[list[Cell]]:
     for text, style in cells:
         size = 1 if text == "\n" else columns_of(text)
         if used + size > width:
-            cut = _break_of(line, width)
+            cut = _break_of(line)
             yield line[:cut]
             line = line[cut:]
             used = sum(columns_of(each) for each, _ in line)
@@ -229,7 +229,7 @@ def _wrapped(cells: Iterable[Cell], width: int) -> Iterator[list[Cell]]:
         yield line
 
 
-def _break_of(line: list[Cell], width: int) -> int:
+def _break_of(line: list[Cell]) -> int:
     """Return the cell before which a full line is broken."""
     for at in range(len(line), round(len(line) * (1 - BREAKABLE)), -1):
         if line[at - 1][0] == " ":

@@ -329,6 +329,22 @@ def find_index(path: Path) -> Path | None:
     return path / INDEX_NAME if known else None
 
 
+def require_files(folder: Path, index: ShardIndex) -> None:
+    """Raise `FormatError` if a shard is missing: one listing per folder, no stat per shard."""
+    paths = index.table.values["path"]
+    paths = paths if index.complete else paths[:-1]  # the last one may be a `.partial`
+    present = {
+        parent: set(os.listdir(folder / parent)) if (folder / parent).is_dir() else set()
+        for parent in {path.rpartition("/")[0] for path in paths}
+    }
+    missing = [path for path in paths if (p := path.rpartition("/"))[2] not in present[p[0]]]
+    if missing:
+        raise FormatError(
+            f"{folder / INDEX_NAME}: names {missing[0]}, which is not there ({len(missing):,} of {len(index.shards):,} "
+            "shards are missing); restore them, or convert again"
+        )
+
+
 def layout_of(path: Path) -> str:
     """Return the layout that an index begins with, without reading all of it; "" if it names none."""
     with open_file(path) as file:

@@ -151,7 +151,7 @@ def _read_proof(
             return rows.all((source.extents.offset(batch), tokens))
         source.read_into(batch, tokens)
         return rows.all()
-    except (OSError, ChecksumError, FormatError, IncompleteError, UnverifiableError, IndexError) as error:
+    except (OSError, ChecksumError, FormatError, UnverifiableError, IndexError) as error:
         if isinstance(source, RangeSource) or getattr(error, "errno", 0) in (errno.EMFILE, errno.ENFILE):
             source.close()
             raise

@@ -23,10 +23,9 @@ from zb_hdf5.core.joined import JoinedFiles, join
 from zb_hdf5.core.objects import IN_FLIGHT
 from zb_hdf5.core.open_files import OpenFiles
 from zb_hdf5.core.paths import RemotePath, any_path, require_remote_access
-from zb_hdf5.errors import BackendError, FormatError, IncompleteError, UnverifiableError
+from zb_hdf5.errors import BackendError, IncompleteError, UnverifiableError
 from zb_hdf5.formats.registry import BACKENDS
 from zb_hdf5.spec import (
-    INDEX_NAME,
     NO_CODEC,
     NOT_KNOWN,
     TokenArray,
@@ -34,7 +33,7 @@ from zb_hdf5.spec import (
     live_fingerprint,
 )
 from zb_hdf5.store.documents import StoreDocuments
-from zb_hdf5.store.index import ShardIndex
+from zb_hdf5.store.index import ShardIndex, require_files
 from zb_hdf5.store.proof import open_proved, require_proof, tokens_of
 from zb_hdf5.store.table import ShardEntry
 
@@ -88,7 +87,7 @@ class ShardedReader(BatchReader):
         index = (index or ShardIndex.load(path)).of_split(split)
         folder = path if path.is_dir() else path.parent
         if not isinstance(folder, RemotePath):  # of objects each would be asked for
-            _require_files(folder, index)
+            require_files(folder, index)
         backends = dict.fromkeys(index.table.values["backend"])
         if backend != "auto" and list(backends) != [backend]:
             other = next(shard for shard in index.shards if shard.backend != backend)
@@ -287,19 +286,3 @@ class ShardedSource:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._reset()
-
-
-def _require_files(folder: Path, index: ShardIndex) -> None:
-    """Raise `FormatError` if a shard is missing: one listing per folder, no stat per shard."""
-    paths = index.table.values["path"]
-    paths = paths if index.complete else paths[:-1]  # the last one may be a `.partial`
-    present = {
-        parent: set(os.listdir(folder / parent)) if (folder / parent).is_dir() else set()
-        for parent in {path.rpartition("/")[0] for path in paths}
-    }
-    missing = [path for path in paths if (p := path.rpartition("/"))[2] not in present[p[0]]]
-    if missing:
-        raise FormatError(
-            f"{folder / INDEX_NAME}: names {missing[0]}, which is not there ({len(missing):,} of {len(index.shards):,} "
-            "shards are missing); restore them, or convert again"
-        )

@@ -179,15 +179,16 @@ class ShardTable(Sequence[ShardEntry]):
             values[key] = np.array(found, np.int64) if kind is int else found
         names = dict.fromkeys(name for entry in entries for name in entry.columns)
         columns = {name: RunTable.of([entry.columns.get(name) for entry in entries]) for name in names}
-        fields = {name: [entry.fields.get(name, FieldDigest()) for entry in entries] for name in _fields_of(entries)}
-        known = [entry.pieces or NO_PIECES for entry in entries]
-        sizes = np.array([each.num_bytes for each in known], np.int64)
-        pieces = {"bytes": sizes, "sha256": [each.sha256 for each in known]} if (sizes >= 0).any() else None
-        codecs = None
+        fields = {
+            name: _arrays([entry.fields.get(name, FieldDigest()) for entry in entries], INDEX_FIELD_KEYS)
+            for name in sorted({name for entry in entries for name in entry.fields})
+        }
+        pieces = codecs = None
+        if any(entry.pieces for entry in entries):
+            pieces = _arrays([entry.pieces or NO_PIECES for entry in entries], INDEX_PIECES_KEYS)
         if any(entry.compressed for entry in entries):
-            packed = [entry.compressed or NOT_COMPRESSED for entry in entries]
-            codecs = {"codec": [p.codec for p in packed], "bytes": np.array([p.num_bytes for p in packed], np.int64)}
-        return cls(values, columns, {name: _field_arrays(found) for name, found in fields.items()}, pieces, codecs)
+            codecs = _arrays([entry.compressed or NOT_COMPRESSED for entry in entries], INDEX_CODECS_KEYS)
+        return cls(values, columns, fields, pieces, codecs)
 
     def __len__(self) -> int:
         return len(self.values["path"])
@@ -221,9 +222,6 @@ class ShardTable(Sequence[ShardEntry]):
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and list(self) == list(other)
-
-    def __hash__(self) -> int:
-        return hash(tuple(self.values["sha256"]))
 
     def to_json(self) -> dict[str, Any]:
         """Return the keys "shards" and "columns", and "pieces" and "codecs" where shards have some."""
@@ -269,9 +267,7 @@ class ShardTable(Sequence[ShardEntry]):
         return table
 
     def _take_field(self, name: str, value: Any, where: str) -> None:
-        facts = {key: _require_array(value, key, kind, where) for key, kind in INDEX_FIELD_KEYS.items()}
-        if {len(array) for array in facts.values()} != {len(self)}:
-            raise FormatError(f"{where}: expected the digests of each of {len(self):,} shards")
+        facts = require_arrays(value, INDEX_FIELD_KEYS, where, len(self))
         if not all(map(is_sha256, facts["sha256"])):
             raise FormatError(f"{where}: expected {SHA256_CHARS} hexadecimal digits in sha256")
         self.fields[name] = facts
@@ -284,13 +280,10 @@ class ShardTable(Sequence[ShardEntry]):
             raise FormatError(f"{where}: expected {SHA256_CHARS} hexadecimal digits in sha256, found {bad!r}")
 
 
-def _fields_of(entries: list[ShardEntry]) -> list[str]:
-    return sorted({name for entry in entries for name in entry.fields})
-
-
-def _field_arrays(digests: list[FieldDigest]) -> dict[str, Any]:
-    sizes, sha256, crc32 = zip(*digests, strict=True)
-    return {"bytes": np.array(sizes, np.int64), "sha256": list(sha256), "crc32": np.array(crc32, np.int64)}
+def _arrays(rows: Sequence[tuple[Any, ...]], kinds: Mapping[str, type[Any]]) -> dict[str, Any]:
+    """Return one array for each key, of rows that have a value for each."""
+    found = zip(kinds.items(), zip(*rows, strict=True), strict=True)
+    return {key: np.array(array, np.int64) if kind is int else list(array) for (key, kind), array in found}
 
 
 class RunTable:

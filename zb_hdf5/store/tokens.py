@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 from bisect import bisect_right
-from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, Final, Self
@@ -49,7 +48,7 @@ from zb_hdf5.spec import (
     combine_sha256,
     crc32_column,
 )
-from zb_hdf5.store.index import ShardIndex, find_index
+from zb_hdf5.store.index import ShardIndex, find_index, require_files
 from zb_hdf5.store.proof import open_proved, require_proof
 from zb_hdf5.store.table import ShardEntry
 
@@ -144,24 +143,19 @@ class MmapTokenStore:
             unfinished = next(shard for shard in index.shards if not shard.complete)
             raise IncompleteError(f"{folder / unfinished.path}: its writer has not finished; make it again")
         self._index = index
-        self._document_count = int(np.maximum(values["document_count"], 0).sum())
+        self.document_count = int(np.maximum(values["document_count"], 0).sum())
         self._take_meta(meta)
         self._sha256 = values["sha256"]
         self.paths = [folder / path for path in values["path"]]
-        for path in self.paths:
-            if not (isinstance(path, RemotePath) or path.exists()):
-                raise FormatError(f"{folder / INDEX_NAME}: names {path.name}, which is not there; restore it")
+        if not isinstance(folder, RemotePath):  # of objects each would be asked for
+            require_files(folder, index)
         counts: list[int] = values["token_count"].tolist()
         return counts
 
     def _take_meta(self, meta: StoreMeta) -> None:
         self.dtype: np.dtype[Any] = meta.dtype
-        self.boundary_token_id, self.vocab_size, self.tokenizer = (
-            meta.boundary_token_id,
-            meta.vocab_size,
-            meta.tokenizer,
-        )
-        self.fields, self.codec = meta.fields, meta.codec
+        self.boundary_token_id, self.vocab_size = meta.boundary_token_id, meta.vocab_size
+        self.tokenizer, self.fields, self.codec = meta.tokenizer, meta.fields, meta.codec
 
     def field(self, name: str) -> MmapTokenStore:
         """Return the values of a field as a store of their own: each token counts as `size` values of it.
@@ -185,7 +179,7 @@ class MmapTokenStore:
 
     def _take_npy(self) -> list[int]:
         self.paths = npy_files(self.path)
-        self._document_count = len(self.paths)
+        self.document_count = len(self.paths)
         if not self.paths:
             raise FormatError(f"{self.path}: no .npy files in this folder")
         headers = [read_npy_header(path) for path in self.paths]
@@ -200,7 +194,7 @@ class MmapTokenStore:
         return [shape[0] for shape, *_ in headers]
 
     def _take_file(self, found: StreamInspection) -> list[int]:
-        self._document_count, self._identities[0] = found.meta.document_count, found.identity
+        self.document_count, self._identities[0] = found.meta.document_count, found.identity
         self.compressed = compressed_tokens(found.places)
         self._take_meta(found.meta)
         self.paths = [self.path]
@@ -349,13 +343,12 @@ class MmapTokenStore:
         if self._doc_offsets is None:
             ends: list[npt.NDArray[np.uint64]] = [np.zeros(1, np.uint64)]
             for number, (path, (start, stop)) in enumerate(zip(self.paths, pairwise(self._starts), strict=True)):
-                known: Sequence[int] | npt.NDArray[np.uint64]
-                known = (
-                    [0, stop - start] if path.suffix == ".npy" else read_doc_offsets(path, self._identities.get(number))
-                )
-                known = np.asarray(known, dtype=np.uint64)
+                if path.suffix == ".npy":
+                    known = np.array([0, stop - start], np.uint64)
+                else:
+                    known = read_doc_offsets(path, self._identities.get(number))
                 known = known[known <= stop - start]  # a killed writer may have been ahead with them
-                ends.append(np.asarray(known[1:], dtype=np.uint64) + np.uint64(start))
+                ends.append(known[1:] + np.uint64(start))
             self._doc_offsets = np.concatenate(ends)
         return self._doc_offsets
 
@@ -375,7 +368,7 @@ class MmapTokenStore:
             beside = DocumentTable.beside(self.path, "".join(self._sha256)) if self.path.is_file() else None
             known = {} if beside is None else {self.path.name: beside.parts[0]}
             counts = (
-                [self._document_count] if self.path.suffix != ".npy" and self.path.is_file() else [1] * len(self.paths)
+                [self.document_count] if self.path.suffix != ".npy" and self.path.is_file() else [1] * len(self.paths)
             )
         else:
             known = {part.path.removesuffix(DOCUMENTS_SUFFIX): part for part in self._index.documents}
@@ -390,10 +383,6 @@ class MmapTokenStore:
             )
             first += count
         return parts
-
-    @property
-    def document_count(self) -> int:
-        return self._document_count
 
     def document(self, number: int) -> TokenArray:
         """Return the tokens of one document, its boundary token included."""

@@ -21,6 +21,7 @@ from typing import Any, Final, NoReturn, Self, TextIO, TypeVar
 
 import click
 
+from zb_hdf5.core.sizes import counted as counted  # for all commands
 from zb_hdf5.core.sizes import parse_size
 from zb_hdf5.errors import ArgumentError, Remedy, ZbError
 
@@ -293,11 +294,6 @@ class Progress:
         if self._enabled and self._bar:
             self._stream.write("\r\x1b[K")
             self._stream.flush()
-
-
-def counted(count: int, one: str, many: str | None = None) -> str:
-    """Return "1 batch" or "1,234 batches"; by default many of one have an "s"."""
-    return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
 def format_count(value: float) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 import h5py
 
 from zb_hdf5.columns.reader import BatchReader
+from zb_hdf5.commands.info import page_aligned
 from zb_hdf5.console import counted, format_bytes, message_of
 from zb_hdf5.core.extent_file import network_file_system
 from zb_hdf5.core.extents import Extents
@@ -23,7 +24,6 @@ from zb_hdf5.core.paths import local_path
 from zb_hdf5.errors import UnavailableError
 from zb_hdf5.formats.registry import format_of
 from zb_hdf5.opening import open_reader
-from zb_hdf5.spec import PAGE_BYTES
 from zb_hdf5.store.kinds import is_stream
 from zb_hdf5.store.shards import ShardedReader
 from zb_hdf5.views.windows import WindowReader
@@ -46,7 +46,6 @@ class Finding:
     remedy: str = ""
 
     def line(self) -> str:
-        """Say it to people."""
         return f"{self.state}: {self.text}" + (f"; {self.remedy}" if self.remedy else "")
 
 
@@ -154,7 +153,7 @@ def _layout(reader: BatchReader) -> Finding:
     if extents is None:
         return Finding("layout", "note", "no plain extents: read through h5py", "convert it, for speed")
     runs = len(extents.runs)
-    aligned = all(run.base % PAGE_BYTES == 0 and run.stride % PAGE_BYTES == 0 for run in extents.runs)
+    aligned = page_aligned(extents)
     stride = extents.runs[0].stride if runs else 0
     text = f"{counted(runs, 'run')}, stride {stride:,} bytes, {'page aligned' if aligned else 'not page aligned'}"
     good = aligned and runs <= GOOD_RUNS

@@ -144,8 +144,6 @@ def read_digests(path: str | os.PathLike[str]) -> dict[str, str]:
 
 @dataclass
 class _Job:
-    """One file to fetch."""
-
     url: str
     path: Path
     sha256: str | None

@@ -76,10 +76,8 @@ def _describe_codec(opened: BatchReader | MmapTokenStore, index: ShardIndex | No
     packed = [(each, tokens) for each, tokens in found if each is not None]
     if not packed:
         return {}
-    stored, plain = (
-        sum(each.num_bytes for each, _ in packed),
-        sum(tokens for _, tokens in packed) * opened.dtype.itemsize,
-    )
+    stored = sum(each.num_bytes for each, _ in packed)
+    plain = sum(tokens for _, tokens in packed) * opened.dtype.itemsize
     return {
         "codec": " and ".join(dict.fromkeys(each.codec for each, _ in packed)),
         "compressed_bytes": stored,
@@ -89,7 +87,7 @@ def _describe_codec(opened: BatchReader | MmapTokenStore, index: ShardIndex | No
 
 
 def _bytes_of(file: Path) -> int:
-    """Return what a file takes: as a quota counts, because HDF5 shards have holes."""
+    """Return the disk space of a file (allocated blocks, as a quota counts it): HDF5 shards have holes."""
     return object_size(str(file)) or 0 if isinstance(file, RemotePath) else file.stat().st_blocks * 512
 
 
@@ -187,12 +185,16 @@ def _origin_lines(d: dict[str, Any]) -> list[tuple[str, str]]:
         lines.append(("its digest", str(tokenizer.get("digest", "unknown"))))
     if d["vocab_size"]:
         lines.append(("vocabulary", f"{d['vocab_size']:,}"))
-    files = source.get("files") or source.get("path")  # free JSON: whoever wrote the store chose the words
-    files = files if isinstance(files, list) else [files] if files else []
-    if files:
+    if files := source_files(source):
         more = f" and {len(files) - 1:,} more" if len(files) > 1 else ""
         lines.append(("source", f"{source.get('format', 'unknown')}: {files[0]}{more}"))
     return lines
+
+
+def source_files(source: dict[str, Any]) -> list[Any]:
+    """Return the files that a store was made of; free JSON: whoever wrote the store chose the words."""
+    files = source.get("files") or source.get("path")
+    return files if isinstance(files, list) else [files] if files else []
 
 
 def _short_fingerprint(fingerprint: str) -> str:
@@ -319,8 +321,13 @@ def _layout(extents: Extents | None, batch_bytes: int) -> dict[str, Any] | None:
         "extents": [list(run) for run in extents.runs[:16]],
         "runs": len(extents.runs),
         "batch_bytes": batch_bytes,
-        "page_aligned": all(run.base % PAGE_BYTES == 0 and run.stride % PAGE_BYTES == 0 for run in extents.runs),
+        "page_aligned": page_aligned(extents),
     }
+
+
+def page_aligned(extents: Extents) -> bool:
+    """Return whether each batch begins at a page."""
+    return all(run.base % PAGE_BYTES == 0 and run.stride % PAGE_BYTES == 0 for run in extents.runs)
 
 
 def _layout_text(layout: dict[str, Any] | None) -> str:

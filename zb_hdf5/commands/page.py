@@ -95,12 +95,11 @@ def page(title: str, *sections: Markup) -> str:
 
 
 def section(title: str, *children: Markup) -> Markup:
-    """Return a part of the page with a heading."""
     return Markup(tag("section", tag("h2", title), *children) + "\n")
 
 
 def cards(*items: tuple[str, str, bool]) -> Markup:
-    """Return numbers with what they mean; True: they ask for attention."""
+    """Return cards: a number and what it means. True marks a warning."""
     found = [
         tag("div", tag("b", value), tag("span", name), class_="card warn" if warn else "card")
         for value, name, warn in items

@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from zb_hdf5.columns.reader import BatchReader
-from zb_hdf5.commands.info import describe
+from zb_hdf5.commands.info import describe, source_files
 from zb_hdf5.commands.page import Markup, bars, cards, facts, page, section, table, tag
 from zb_hdf5.commands.show import COLOURS, document_json, origin_text, part_title, value_text
 from zb_hdf5.console import counted, format_count
@@ -130,8 +130,7 @@ def _facts(d: dict[str, Any], reader: BatchReader) -> list[tuple[str, str]]:
     if tokenizer:
         lines.append(("tokenizer", ":".join(str(tokenizer[key]) for key in ("kind", "name") if key in tokenizer)))
         lines.append(("its digest", str(tokenizer.get("digest", "unknown"))))
-    files = source.get("files") or source.get("path")
-    files = files if isinstance(files, list) else [files] if files else []
+    files = source_files(source)
     lines += [("source" if not number else "", str(file)) for number, file in enumerate(files[:FILES_SHOWN])]
     if len(files) > FILES_SHOWN:
         lines.append(("", f"and {len(files) - FILES_SHOWN:,} files more"))

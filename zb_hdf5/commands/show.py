@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import click
 import numpy as np
+import numpy.typing as npt
 
 from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.core.documents import Document
@@ -79,9 +80,14 @@ def chosen_rows(reader: BatchReader, batch: int | None, document: int | None, sa
         return [document_row(reader, document)]
     if batch is None:
         return rows_of(reader, sample_of(reader.num_records, sample, seed))
-    if batch >= reader.num_batches:
+    return rows_of(reader, records_of_batch(reader, batch))
+
+
+def records_of_batch(reader: BatchReader, batch: int) -> npt.NDArray[np.int64]:
+    """Return the records of a stored batch; raise `BatchIndexError` if there is none of that number."""
+    if not 0 <= batch < reader.num_batches:
         raise BatchIndexError(f"{reader.path}: no batch {batch:,}: it has {reader.num_batches:,}")
-    return rows_of(reader, np.arange(reader.batch_size) + batch * reader.batch_size)
+    return np.arange(batch * reader.batch_size, (batch + 1) * reader.batch_size)
 
 
 def rows_json(rows: list[Row], tokenizer: Tokenizer | None, limit: int | None) -> list[dict[str, Any]]:
@@ -161,8 +167,8 @@ def row_lines(row: Row, tokenizer: Tokenizer | None, *, limit: int | None, colum
     colour
         Draw documents, spans and escaped characters in colours; else no line has a control character.
     """
-    paint = _paint if colour else lambda text, **_: text
-    left = len(row.tokens) - (len(row.tokens) if limit is None else min(limit, len(row.tokens)))
+    paint: Any = click.style if colour else lambda text, **_: text
+    left = 0 if limit is None else max(0, len(row.tokens) - limit)
     yield paint(f"{row.name} · {len(row.tokens):,} tokens", bold=True)
     at, told = 0, set[int]()
     for part in parts_of(row, limit):
@@ -194,10 +200,6 @@ def _headline(title: str, document: Document | None, columns: int, paint: Any, s
     notes = [] if fits or not origin else [origin]
     for note in [*notes, *([value_text(document.metadata)] if document and document.metadata else [])]:
         yield paint(_cut(f"  {note}", columns), fg="bright_black")
-
-
-def _paint(text: str, **style: Any) -> str:
-    return click.style(text, **style)
 
 
 def _cells(row: Row, part: Part, tokenizer: Tokenizer | None) -> Iterator[Cell]:

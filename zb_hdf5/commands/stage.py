@@ -42,7 +42,7 @@ class Ranks(click.ParamType[list[range]]):
 
 @dataclass
 class StageReport:
-    """What is in the cache of what was asked for.
+    """How much of what was asked for is in the cache.
 
     Attributes
     ----------
@@ -60,7 +60,6 @@ class StageReport:
     copied: int = 0
 
     def lines(self) -> list[tuple[str, str]]:
-        """Return the report for people."""
         size = f"{counted(self.batches, 'batch', 'batches')}, {format_bytes(self.num_bytes)}"
         lines = [("staged", f"{self.present + self.copied:,} of {size}; {self.present:,} were there already")]
         if left := self.batches - self.present - self.copied:

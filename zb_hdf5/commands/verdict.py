@@ -20,7 +20,7 @@ _ABOUT_ONE: Final = {
 
 
 def outcome_of(reports: list[ShardReport]) -> Outcome:
-    """Return the worst outcome: of a store that has one bad file nothing better can be said."""
+    """Return the worst outcome of all files."""
     found = {report.outcome for report in reports}
     return next(outcome for outcome in (Outcome.BAD, Outcome.UNVERIFIED, Outcome.VERIFIED) if outcome in found)
 
@@ -73,11 +73,9 @@ def _name(report: ShardReport, folder: Path) -> str:
 def _line(report: ShardReport) -> str:
     if report.problem is not None:
         return f"BAD: {message_of(report.problem)}"
-    batches, tokens = (
-        counted(report.num_batches, "batch", "batches"),
-        f"{format_count(report.token_count).strip()} tokens",
-    )
-    size = batches if report.num_batches else tokens
+    size = f"{format_count(report.token_count).strip()} tokens"
+    if report.num_batches:
+        size = counted(report.num_batches, "batch")
     if report.document_count:
         size = counted(report.document_count, "document")
     if report.missing:

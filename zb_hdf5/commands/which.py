@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.columns.reader import BatchReader
-from zb_hdf5.commands.show import document_json, origin_text, tokenizer_to_look
+from zb_hdf5.commands.show import document_json, origin_text, records_of_batch, tokenizer_to_look
 from zb_hdf5.console import counted
-from zb_hdf5.errors import ArgumentError, BatchIndexError, StateError
+from zb_hdf5.errors import ArgumentError, StateError
 from zb_hdf5.loaders.loader import Loader
 from zb_hdf5.loaders.mixed import MixedLoader
 from zb_hdf5.loaders.states import KINDS, MAX_COUNT
@@ -44,9 +44,7 @@ def origins_of_batch(store: str, batch: int, tokenizer: str | None, text: bool) 
         If there is no such batch.
     """
     with open_reader(store) as reader:
-        if not 0 <= batch < reader.num_batches:
-            raise BatchIndexError(f"{reader.path}: no batch {batch:,}: it has {reader.num_batches:,}")
-        records = np.arange(batch * reader.batch_size, (batch + 1) * reader.batch_size)
+        records = records_of_batch(reader, batch)
         return [{"source": store, **_origin(reader, records, reader.seq_len, tokenizer, text)}]
 
 

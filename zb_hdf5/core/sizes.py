@@ -1,4 +1,4 @@
-"""Numbers of bytes as people write them."""
+"""Numbers as people write them: of bytes, and of things."""
 
 from __future__ import annotations
 
@@ -29,3 +29,8 @@ def _unit(prefix: str) -> int:
     """Return 1000 for "k", 1024 for "Ki", and so on; 1 for no prefix."""
     base = 1024 if prefix[1:] else 1000
     return int(base ** " kmgt".index(prefix[:1].lower() or " "))
+
+
+def counted(count: int, one: str, many: str | None = None) -> str:
+    """Return "1 batch" or "1,234 batches"; by default many of one have an "s", or "es" behind "ch"."""
+    return f"{count:,} {one if count == 1 else many or one + ('es' if one.endswith('ch') else 's')}"

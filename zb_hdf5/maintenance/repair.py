@@ -15,12 +15,13 @@ from zb_hdf5.core.publishing import (
     partial_path,
     refuse_existing,
 )
+from zb_hdf5.core.sizes import counted
 from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError, Remedy
 from zb_hdf5.formats.document_file import documents_path
 from zb_hdf5.formats.pieces import pieces_path
 from zb_hdf5.formats.registry import BACKENDS, backend_of_suffix, open_chunks
 from zb_hdf5.formats.sidecar import crc32_path, fields_path
-from zb_hdf5.maintenance.salvage import Salvage, counted, salvage
+from zb_hdf5.maintenance.salvage import Salvage, salvage
 from zb_hdf5.spec import INDEX_NAME, NOT_KNOWN, STREAM_LAYOUT, StoreMeta
 from zb_hdf5.store.index import ShardIndex
 from zb_hdf5.store.streams import document_tables, entry_of
@@ -61,7 +62,6 @@ class RepairReport:
     dropped_tokens: int = 0
 
     def line(self) -> str:
-        """Return the outcome as one line."""
         kept = counted(self.kept, self.unit)
         if self.state == "whole":
             return f"whole: {kept}, none bad; nothing to do"
@@ -251,7 +251,6 @@ def _shards_with_batches(folder: Path, index: ShardIndex) -> tuple[ShardEntry, .
 
 
 def _entry_of(path: Path, old: ShardEntry) -> ShardEntry:
-    """Describe a repaired shard."""
     with open_chunks(path) as reader:
         entry = entry_of(reader, old.split)
         if reader.meta.layout != STREAM_LAYOUT:  # which documents are in it, only the index knows

@@ -1,8 +1,8 @@
 """The good part of a damaged or unfinished file: which batches or documents hold, and copying them to a new file.
 
 A complete file keeps every batch whose crc32 is right; a stream every document that touches no bad chunk. A file whose
-writer was killed keeps what was committed up to the first bad one: behind that, nothing says in which order the rest
-reached the disk. Of a stream these are whole documents.
+writer was killed keeps what was committed up to the first bad batch. What follows it is dropped: nothing proves that it
+was written. Of a stream whole documents are kept.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import numpy.typing as npt
 from zb_hdf5.columns.broken import BrokenFile
 from zb_hdf5.columns.reader import GROUP_BYTES, BatchReader
 from zb_hdf5.core.digests import crc32_of
+from zb_hdf5.core.sizes import counted
 from zb_hdf5.errors import ArgumentError, ChecksumError, ConvertError, FormatError, IncompleteError, ZbError
 from zb_hdf5.formats.document_file import DocumentFile, documents_path
 from zb_hdf5.formats.document_writer import write_documents_beside
@@ -30,12 +31,6 @@ from zb_hdf5.formats.hdf5.stream_reader import HDF5StreamReader
 from zb_hdf5.formats.pieces import PiecesFile, PiecesWriter, pieces_path
 from zb_hdf5.formats.registry import BACKENDS, backend_of_suffix, open_chunks
 from zb_hdf5.spec import DEFAULT_SPLIT, NO_BOUNDARY, TokenArray
-
-
-def counted(count: int, unit: str) -> str:
-    """Return "1 batch" or "2 batches"."""
-    plural = "es" if unit.endswith("ch") else "s"
-    return f"{count:,} {unit}{'' if count == 1 else plural}"
 
 
 @dataclass
@@ -339,11 +334,12 @@ def _offsets_of(reader: HDF5StreamReader, chunks: _Chunks) -> tuple[npt.NDArray[
     except (FormatError, ChecksumError) as error:
         boundary = reader.meta.boundary_token_id
         if reader.complete and not chunks.bad and boundary != NO_BOUNDARY:
-            groups = ((number * reader.meta.chunk_tokens, tokens.reshape(-1)) for number, tokens in reader.groups())
-            places = np.fromiter((at for first, t in groups for at in first + np.flatnonzero(t == boundary)), np.int64)
-            for found in (np.append(0, places + 1), np.append(places, reader.token_count)):  # it ends or begins one
-                if reader.has_written(found.astype("<u8")):
-                    return found, "the places of its documents are damaged: its boundary tokens gave them back"
+            size, found = reader.meta.chunk_tokens, [np.empty(0, np.int64)]
+            found += [number * size + np.flatnonzero(tokens == boundary) for number, tokens in reader.groups()]
+            places = np.concatenate(found)
+            for edges in (np.append(0, places + 1), np.append(places, reader.token_count)):  # it ends or begins one
+                if reader.has_written(edges.astype("<u8")):
+                    return edges, "the places of its documents are damaged: its boundary tokens gave them back"
         raise IncompleteError(
             f"{reader.path}: no document can be saved: the places of its documents are damaged; make it again"
         ) from error

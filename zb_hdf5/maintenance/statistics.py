@@ -31,7 +31,7 @@ HASHES_AT_ONCE: Final = 1 << 20
 BEGINNING_TOKENS: Final = 48
 #: Tokens whose hashes are taken together: they stay in the cache of the processor.
 HASHED_TOKENS: Final = 1 << 14
-#: Odd numbers that mix places and tokens, of which hashes are sums: so that pieces may come in any order.
+#: Odd factors of the hash. The hash of a unit is a sum, so its pieces may come in any order.
 _MIXERS: Final = np.array([0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93, 0xBF58476D1CE4E5B9], np.uint64)
 
 
@@ -185,8 +185,6 @@ def _measure(source: Units, sample_batches: int | None, progress: Callable[[int,
 
 
 class _Counter:
-    """Counts ids."""
-
     def __init__(self) -> None:
         self.counts, self.uncounted = np.zeros(0, np.int64), 0
 
@@ -253,7 +251,6 @@ def _find_duplicates(source: Units, whole: npt.NDArray[np.bool_], hashes: npt.ND
 
 
 def _equal_units(source: Units, units: Counts) -> Iterator[Counts]:
-    """Yield the groups of equal units."""
     classes: list[list[int]] = []
     for unit in units.tolist():
         for members in classes:

@@ -76,7 +76,7 @@ class Units(Protocol):
         """Find out where units lie; they ascend. Only their tokens may be asked for."""
 
     def tokens_of(self, unit: int) -> Iterator[TokenArray]:
-        """Yield the tokens of a unit, in parts that are cut alike for all units of the same size."""
+        """Yield the tokens of a unit, in parts. Two units of the same size are cut at the same places."""
 
 
 class Records:

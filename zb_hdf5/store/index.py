@@ -139,7 +139,6 @@ class ShardIndex:
         return parts, tokens
 
     def to_json(self) -> str:
-        """Return the text of the file."""
         meta = self.meta
         content: dict[str, Any] = {
             "format": INDEX_FORMAT,
@@ -192,8 +191,8 @@ class ShardIndex:
             "token_count": table.values["token_count"] * (meta.batch_tokens // self.meta.batch_tokens),
             **facts,
         }
-        places = {meta.column: meta.column, CRC32: crc32_column(meta.column)}
-        places |= {extents_column(meta.column): extents_column(meta.column)}
+        extents = extents_column(meta.column)
+        places = {meta.column: meta.column, CRC32: crc32_column(meta.column), extents: extents}
         columns = {column: table.columns[stored] for column, stored in places.items() if stored in table.columns}
         return replace(self, meta=meta, shards=ShardTable(values, columns, codecs=table.codecs))
 
@@ -353,7 +352,6 @@ def layout_of(path: Path) -> str:
 
 
 def _read_text(path: Path) -> str:
-    """Read a `shards.json`."""
     try:
         if isinstance(path, RemotePath):
             return path.read_bytes().decode("utf-8")

@@ -115,7 +115,6 @@ class LiveStoreWriter(BatchWriter):
 
     @property
     def token_count(self) -> int:
-        """Tokens that are committed."""
         return self.num_batches * self.meta.batch_tokens
 
     @property

@@ -91,7 +91,10 @@ class LiveReader(ShardedReader):
 
 
 class LiveSource(ShardedSource):
-    """The shards of a growing store. The growing one is never let go of: under its first name it is found only once."""
+    """The shards of a growing store.
+
+    The growing one stays open: after it is published, it cannot be found under the name `.partial` again.
+    """
 
     def _reset(self) -> None:
         super()._reset()

@@ -144,7 +144,7 @@ def _read_proof(
 ) -> npt.NDArray[np.uint32] | None:
     """Fill `tokens` with a batch, and return the crc32 of all; None: they cannot be read.
 
-    The errors of an object say more than that; and where there are too many open files, whoever opens them makes room.
+    An error from a server is raised as it is. Where too many files are open, the caller closes some and tries again.
     """
     try:
         if isinstance(source, RangeSource) and CRC32 in entry.columns:  # one wait for both

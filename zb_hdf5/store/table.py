@@ -171,7 +171,6 @@ class ShardTable(Sequence[ShardEntry]):
 
     @classmethod
     def of(cls, entries: Iterable[ShardEntry]) -> Self:
-        """Make a table of entries."""
         entries = list(entries)
         values: dict[str, Any] = {}
         for key, (name, kind) in INDEX_SHARD_KEYS.items():

@@ -13,7 +13,7 @@ from zb_hdf5 import FormatError
 from zb_hdf5.converters.ingest.packing import PACKINGS, Packing, pieces_of
 from zb_hdf5.core.order import Order
 from zb_hdf5.core.pieces import Pieces
-from zb_hdf5.core.publishing import naming
+from zb_hdf5.core.publishing import disk_errors
 from zb_hdf5.formats.document_file import DocumentFile
 from zb_hdf5.formats.document_writer import DocumentsWriter, join_documents
 from zb_hdf5.spec import DOCUMENTS_PREFIX, SHARD_PREFIX, TokenArray
@@ -147,7 +147,7 @@ class PackedRows:
 
 def _save(path: Path, array: npt.NDArray[np.int64]) -> None:
     """Write a `.npy` file. On a full disk numpy's own writer says neither which file nor why."""
-    with naming(path), open(path, "wb") as file:
+    with disk_errors(path), open(path, "wb") as file:
         np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(array))
         file.write(np.ascontiguousarray(array))
 

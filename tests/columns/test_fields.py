@@ -181,6 +181,8 @@ def test_a_field_reader_is_pickled_and_closed_with_its_tokens(path):
         ({"x": ">u2"}, "fixed size"),
         ({"x": "nonsense"}, "expected a dtype"),
         (np.dtype("u1"), "structured dtype"),
+        (["loss_mask"], "'loss_mask' without a dtype"),
+        ({"x": [("a", "i4"), ("a", "i4")]}, "expected a dtype"),
     ],
 )
 def test_what_cannot_be_stored_is_refused(fields, match, tmp_path):
@@ -507,3 +509,26 @@ def test_tokens_without_fields_do_not_take_over_those_of_the_file_that_they_repl
     write(tmp_path / "x.batch", groups=(5,), overwrite=True)
     check(tmp_path / "x.batch", TOKENS[:5], {name: values[:5] for name, values in VALUES.items()})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["x.batch", "x.batch.fields.h5"]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value", "error", "match"),
+    [
+        ("S4", b"abcdef", ConvertError, "does not fit"),
+        ("f4", 1e39, ConvertError, "does not fit float32"),
+        ([("a", "i1")], np.array(300, [("a", "i8")]), ArgumentError, "expected exactly"),
+    ],
+)
+def test_no_value_of_a_field_is_changed(dtype, value, error, match, tmp_path):
+    with open_writer(tmp_path / "x.h5", batch_size=SHAPE[0], seq_len=SHAPE[1], fields={"x": dtype}) as writer:
+        with pytest.raises(error, match=match):
+            writer.write(TOKENS[:1], {"x": np.full((1, *SHAPE), value)})
+        assert writer.num_batches == 0
+
+
+def test_infinite_values_are_kept(tmp_path):
+    values = np.array([np.inf, -np.inf, np.nan, 1.0])[np.arange(SHAPE[0] * SHAPE[1]) % 4].reshape(1, *SHAPE)
+    with open_writer(tmp_path / "x.h5", batch_size=SHAPE[0], seq_len=SHAPE[1], fields={"x": "f4"}) as writer:
+        writer.write(TOKENS[:1], {"x": values})
+    with open_reader(tmp_path / "x.h5") as reader:
+        np.testing.assert_array_equal(reader.field("x").read_batch(0), values[0])

@@ -16,6 +16,8 @@ from zb_hdf5 import (
     UnavailableError,
     convert,
     open_reader,
+    open_writer,
+    verify_store,
 )
 from zb_hdf5.commands.zb import zb
 from zb_hdf5.testing import random_tokens
@@ -118,3 +120,15 @@ def test_commands_that_need_a_file_of_this_machine_refuse_a_url(s3):
         result = run(command, "s3://bucket/store")
         assert result.exit_code == 2
         assert "is a URL" in result.output
+
+
+def test_the_same_tokens_with_other_fields_are_new_objects(s3, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for value in (1, 2):
+        path = tmp_path / f"{value}.h5"
+        with open_writer(path, batch_size=3, seq_len=32, dtype="uint32", fields={"mask": "u1"}) as writer:
+            writer.write(TOKENS, {"mask": np.full(TOKENS.shape, value)})
+        convert(path, "hdf5", "s3://bucket/store", num_shards=2, overwrite=True)
+    with open_reader("s3://bucket/store") as reader:
+        assert (reader.field("mask").read_batch(0) == 2).all()
+    assert all(report.problem is None for report in verify_store("s3://bucket/store"))

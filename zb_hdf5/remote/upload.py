@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -57,7 +58,8 @@ def upload_store(
     """
     require_new(place, overwrite=overwrite)
     index = ShardIndex.load(folder)
-    tag = index.sha256[:TAG_CHARS]
+    # of all that the index says: stores of the same tokens may differ in their codec, fields and documents
+    tag = hashlib.sha256(index.to_json().encode("utf-8")).hexdigest()[:TAG_CHARS]
 
     def named(path: str) -> str:
         before, _, name = path.rpartition("/")

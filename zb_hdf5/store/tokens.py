@@ -335,10 +335,13 @@ class MmapTokenStore:
         number = bisect_right(self._starts, start) - 1
         return self._file(number, start).is_cached(start - self._starts[number])
 
-    def will_need(self, start: int) -> None:
-        """Announce that the chunk of a token will be read soon."""
-        number = bisect_right(self._starts, start) - 1
-        self._file(number, start).will_need(start - self._starts[number])
+    def will_need(self, start: int, stop: int) -> None:
+        """Announce that consecutive tokens will be read soon; the kernel may begin to fetch them."""
+        while start < stop:
+            number = bisect_right(self._starts, start) - 1
+            first, end = self._starts[number], min(stop, self._starts[number + 1])
+            self._file(number, start).will_need(start - first, end - first)
+            start = end
 
     @property
     def doc_offsets(self) -> npt.NDArray[np.uint64]:

@@ -12,6 +12,7 @@ from itertools import pairwise
 import h5py
 import numpy as np
 import pytest
+from descriptors import open_files
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -374,6 +375,22 @@ def test_several_tables_are_one(tmp_path_factory, groups):
     joined = DocumentTable.beside(folder / "all.h5")
     require_documents(joined, together)
     joined.close()
+
+
+def test_descriptors_are_bounded_however_many_tables_there_are(tmp_path, monkeypatch):
+    monkeypatch.setattr("zb_hdf5.core.open_files.descriptor_room", lambda needed: 6)
+    parts = []
+    for number in range(9):
+        info = write_documents(tmp_path / f"{number}.h5", [(2, None, None, f"id {number}", {}, [(0, 1, number)])])
+        parts.append(DocumentPart(f"{number}.h5", info.num_bytes, info.sha256, "train", 2 * number, 2, number, 1))
+    table = DocumentTable(tmp_path, parts)
+    for each in (table, pickle.loads(pickle.dumps(table))):
+        for number in [*range(9), 0]:
+            assert each.document(number).id == f"id {number}"
+            assert each.spans(2 * number, 2 * number + 2).values == [number]
+            assert each.number_of([2 * number]) == [number]
+            assert sum(path.startswith(str(tmp_path)) for path in open_files().values()) <= 6
+        each.close()
 
 
 def test_a_table_of_another_file_is_refused(tmp_path):

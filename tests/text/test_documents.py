@@ -1,7 +1,9 @@
 """Documents from files: what is read, what is dropped, and that row groups together are the whole file."""
 
 import gzip
+import io
 import json
+import pickle
 import sys
 
 import pytest
@@ -80,6 +82,56 @@ def test_row_groups_of_json_lines_are_the_whole_file(tmp_path, lines, row_group_
         patch.setattr(documents, "ROW_GROUP_BYTES", row_group_bytes)
         assert read(JsonLinesFile(path)) == whole
     assert whole[0] == [text for _, text in lines if not isinstance(text, Reason)]
+
+
+def places(file, numbers):
+    """Return the row of each text, and the place of each text that was dropped, of some row groups."""
+    blocks = [block for number in numbers for block in file.row_group(number)]
+    texts = [pair for block in blocks for pair in zip(block.rows, block.texts, strict=True)]
+    return sorted(texts), sorted(place for block in blocks for place in block.dropped.first)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(st.sampled_from([*LINES, (b'{"text": "%s"}' % (b"x" * 99), "x" * 99)]), max_size=30),
+    st.sampled_from([b"\n", b""]),
+    st.integers(1, 90),
+    st.randoms(use_true_random=False),
+)
+def test_each_row_group_knows_the_numbers_of_its_lines(tmp_path, lines, end, row_group_bytes, random):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b"\n".join(line for line, _ in lines) + end)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(documents, "FIRST_DROPPED", len(lines) + 1)
+        whole = places(JsonLinesFile(path), [0])
+        patch.setattr(documents, "ROW_GROUP_BYTES", row_group_bytes)
+        file = JsonLinesFile(path)
+        numbers = random.sample(range(file.num_row_groups), file.num_row_groups)
+        assert places(file, numbers) == whole
+        assert places(pickle.loads(pickle.dumps(JsonLinesFile(path))), numbers) == whole
+    assert whole[0] == [(n, text) for n, (_, text) in enumerate(lines, 1) if not isinstance(text, Reason)]
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_the_lines_of_a_file_are_counted_once_however_many_row_groups_there_are(tmp_path, monkeypatch, copied):
+    path, counted = tmp_path / "a.jsonl", []
+
+    class Counting(io.FileIO):
+        def readinto(self, buffer):
+            counted.append(super().readinto(buffer))
+            return counted[-1]
+
+    def opened(file):
+        return io.BufferedReader(Counting(file.path), 16)
+
+    monkeypatch.setattr(documents, "ROW_GROUP_BYTES", 200)
+    monkeypatch.setattr(JsonLinesFile, "_open", opened)
+    path.write_bytes(b'{"text": "one"}\n' * 1000)
+    file = JsonLinesFile(path)
+    assert (file.num_row_groups, counted) == (80, [])  # who only looks at it need not wait
+    for number in range(80):
+        [*(pickle.loads(pickle.dumps(file)) if copied else file).row_group(number)]
+    assert sum(counted) < 3 * path.stat().st_size  # once to count, once to read, and some twice
 
 
 def test_json_lines_with_another_key(tmp_path):

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from importlib import import_module
 from itertools import compress, repeat
 from pathlib import Path
@@ -254,9 +255,11 @@ class JsonLinesFile(DocumentFile):
 
     def row_group(self, number: int) -> Iterator[Block]:
         """Yield the documents of the lines that begin in one range of bytes."""
-        start = number * ROW_GROUP_BYTES
+        start, line_number = number * ROW_GROUP_BYTES, 1
         with self._open() as file:
-            line_number = self._seek_line(file, start) if number else 1
+            if number:
+                file.seek(start - 1)
+                line_number += self._line_ends[number] + file.readline().count(b"\n")
             stop = None if number == self.num_row_groups - 1 else start + ROW_GROUP_BYTES
             try:
                 yield from self._blocks("line", line_number, map(self._document, _lines_until(file, stop)))
@@ -266,15 +269,18 @@ class JsonLinesFile(DocumentFile):
     def _open(self) -> BinaryIO:
         return cast(BinaryIO, gzip.open(self.path, "rb")) if self._gzip else open(self.path, "rb")
 
-    def _seek_line(self, file: BinaryIO, byte_offset: int) -> int:
-        """Go to the first line that begins at or after `byte_offset`; return its number, counted from 1."""
-        lines, left = 0, byte_offset - 1
-        while left:
-            data = file.read(min(left, 1 << 20))
-            if not data:
-                break  # the file has become shorter
-            lines, left = lines + data.count(b"\n"), left - len(data)
-        return lines + file.readline().count(b"\n") + 1
+    @cached_property
+    def _line_ends(self) -> list[int]:
+        """How many lines end before each row group and the byte before it: one pass over the file finds all."""
+        ends = [0]
+        with self._open() as file:
+            for number in range(1, self.num_row_groups):
+                ends.append(ends[-1] + _count_lines(file, number * ROW_GROUP_BYTES - 1))
+        return ends
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Count the lines first, or each process would that reads a part of the file."""
+        return self.__dict__ | ({"_line_ends": self._line_ends} if self.num_row_groups > 1 else {})
 
     def _document(self, line: bytes) -> Found:
         try:
@@ -371,6 +377,14 @@ def _other_kinds(files: Sequence[Path], kind: str | None) -> list[str]:
         for name, each in FILE_KINDS.items()
         if name != kind and any(file.name.endswith(each.suffixes) for file in files)
     ]
+
+
+def _count_lines(file: BinaryIO, stop: int) -> int:
+    """Go to byte `stop`, and return how many lines end on the way."""
+    lines = 0
+    while data := file.read(min(stop - file.tell(), 1 << 20)):  # nothing: the file has become shorter
+        lines += data.count(b"\n")
+    return lines
 
 
 def _lines_until(file: BinaryIO, stop: int | None) -> Iterator[bytes]:

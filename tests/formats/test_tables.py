@@ -18,10 +18,11 @@ from hypothesis import strategies as st
 
 from examples import examples
 from zb_hdf5 import BackendError, BatchIndexError, ChecksumError, FormatError, open_reader, open_writer
+from zb_hdf5.core.extent_file import ExtentFile
 from zb_hdf5.core.pieces import Pieces
 from zb_hdf5.errors import ArgumentError, ConvertError, UnavailableError
 from zb_hdf5.formats import span_values
-from zb_hdf5.formats.document_file import DocumentFile, DocumentPart, DocumentRows, documents_path
+from zb_hdf5.formats.document_file import DocumentFile, DocumentPart, DocumentRows, documents_path, part_of
 from zb_hdf5.formats.document_writer import DocumentsWriter, encoded_spans, join_documents
 from zb_hdf5.formats.documents import DocumentTable
 from zb_hdf5.formats.hdf5 import tables as tables_module
@@ -375,6 +376,35 @@ def test_several_tables_are_one(tmp_path_factory, groups):
     joined = DocumentTable.beside(folder / "all.h5")
     require_documents(joined, together)
     joined.close()
+
+
+def test_a_network_file_system_is_asked_for_each_column_once(tmp_path, monkeypatch):
+    read = []
+
+    def counting(file, offset, count, read_bytes=ExtentFile.read_bytes):
+        read.append(count)
+        return read_bytes(file, offset, count)
+
+    def bytes_of(call):
+        read.clear()
+        call()
+        return sum(read)
+
+    monkeypatch.setattr("zb_hdf5.core.extent_file.network_file_system", lambda file: "nfs")
+    monkeypatch.setattr(ExtentFile, "read_bytes", counting)
+    monkeypatch.setattr("zb_hdf5.formats.document_writer.BLOCK_DOCUMENTS", 10)
+    found = [(2, None, None, None, {}, [(0, 1, number)]) for number in range(500)]
+    write_documents(documents_path(tmp_path / "x.h5"), found)
+    size = documents_path(tmp_path / "x.h5").stat().st_size
+    assert bytes_of(lambda: part_of(documents_path(tmp_path / "x.h5"))) < 100
+    table = DocumentTable.beside(tmp_path / "x.h5")
+    require_documents(table, found)
+    assert bytes_of(lambda: table.number_of([999])) == 0
+    assert bytes_of(lambda: table.spans(3, 9)) < 200
+    assert len(pickle.dumps(table)) < 2000
+    table.close()
+    with DocumentsWriter(tmp_path / "y.h5") as writer:
+        assert bytes_of(lambda: join_documents([DocumentFile(documents_path(tmp_path / "x.h5"))], writer)) < 2 * size
 
 
 def test_descriptors_are_bounded_however_many_tables_there_are(tmp_path, monkeypatch):

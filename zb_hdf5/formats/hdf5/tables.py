@@ -256,6 +256,7 @@ class TablesFile:
                 f"{self.sha256}; restore it"
             )
         size = Extents([Run(0, self.num_bytes, 1)], self.num_bytes)
+        self._copies: dict[str, npt.NDArray[Any]] = {}
         file_class = FetchedFile if isinstance(self.path, RemotePath) else ExtentFile
         self._file = file_class(self.path, size, (1, self.num_bytes), np.dtype("u1"), "auto", identity)
 
@@ -267,13 +268,15 @@ class TablesFile:
         return self._places[name].num_rows if name in self._places else 0
 
     def column(self, name: str) -> npt.NDArray[Any]:
-        """Return all rows of a dataset, read-only: a view of a mapping, or a copy on a network file system.
+        """Return all rows of a dataset, read-only: a view of a mapping; on a network file system a copy, which is kept.
 
         Do not touch a view after another process has cut the file in place: that is a bus error.
         """
+        if name in self._copies:
+            return self._copies[name]
         place, data = self._places[name], self._file.flat()
         if data is None:
-            return self.read(name, 0, place.num_rows)
+            return self._copies.setdefault(name, self.read(name, 0, place.num_rows))
         return data[place.offset : place.offset + place.num_bytes].view(place.dtype)
 
     @property
@@ -336,7 +339,11 @@ class TablesFile:
 
     def close(self) -> None:
         """Close the file. Views stay valid."""
+        self._copies = {}
         self._file.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_copies": {}}
 
     def __enter__(self) -> Self:
         return self

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pickle
 import shutil
+import stat
 
 import h5py
 import numpy as np
@@ -456,6 +458,25 @@ def test_a_writer_does_not_go_on_when_tokens_and_fields_differ(tmp_path, monkeyp
                 use()
         writer.abort()
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("at", [1, 2])
+def test_a_full_disk_never_costs_the_old_and_the_new_file(at, tmp_path, monkeypatch):
+    path, flushed = tmp_path / "x.batch", []
+    write(path, groups=(5,))
+
+    def fsync(fd, real=os.fsync):
+        flushed.append(stat.S_ISREG(os.fstat(fd).st_mode))
+        if sum(flushed) == at:
+            raise OSError(errno.EDQUOT, "Disk quota exceeded")
+        real(fd)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fsync)
+        with pytest.raises(OSError, match=r"Disk quota exceeded: .*x\.batch"):
+            write(path, overwrite=True)
+    check(path, TOKENS[:5], {name: values[:5] for name, values in VALUES.items()})
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["x.batch", "x.batch.fields.h5"]
 
 
 @pytest.mark.parametrize("at", [1, 2, 3])

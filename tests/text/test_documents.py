@@ -175,11 +175,14 @@ def test_parquet_with_bytes_that_are_no_text(tmp_path):
 
 
 def test_parquet_errors(write_parquet, tmp_path):
+    pa = pytest.importorskip("pyarrow")
     path = write_parquet(["a", "b"])
     with pytest.raises(ConvertError, match="no column 'body' for the text; its columns are: id, text"):
         ParquetFile(path, "body")
     with pytest.raises(ConvertError, match="column 'id': expected text, found int64"):
         ParquetFile(path, "id")
+    with pytest.raises(ConvertError, match=r"column 'text': expected text, found list<.*string>; name another column"):
+        ParquetFile(write_parquet([["a"], ["b"]], pa.list_(pa.string()), name="lists.parquet"))
     (tmp_path / "b.parquet").write_bytes(path.read_bytes()[:-5])
     with pytest.raises(FormatError, match=r"b\.parquet: not a Parquet file, or a damaged one"):
         ParquetFile(tmp_path / "b.parquet")

@@ -218,7 +218,8 @@ class ParquetFile(DocumentFile):
             if name not in schema.names:
                 raise ConvertError(f"{path}: no column {name!r} for {what}; its columns are: {', '.join(schema.names)}")
         kind = schema.field(column).type
-        if str(getattr(kind, "value_type", kind)) not in ("string", "large_string", "string_view"):
+        text = kind.value_type if hasattr(kind, "index_type") else kind  # of a dictionary
+        if str(text) not in ("string", "large_string", "string_view"):
             raise ConvertError(f"{path}: column {column!r}: expected text, found {kind}; name another column")
 
     def row_group(self, number: int) -> Iterator[Block]:

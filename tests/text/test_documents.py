@@ -238,6 +238,26 @@ def test_opening_files_and_folders(tmp_path):
     assert set(FILE_KINDS) == {"parquet", "jsonl", "text"}
 
 
+def test_a_folder_may_be_named_like_a_file(tmp_path):
+    (tmp_path / "b.jsonl").mkdir()
+    for path in (tmp_path / "a.jsonl", tmp_path / "b.jsonl" / "part-0.jsonl"):
+        path.write_text('{"text": "one"}\n')
+    for kind in (None, "jsonl"):
+        names = [file.path.relative_to(tmp_path).as_posix() for file in open_documents([tmp_path], kind)]
+        assert names == ["a.jsonl", "b.jsonl/part-0.jsonl"]
+    with pytest.raises(ConvertError, match=r"b\.jsonl: expected files that end in \.txt, found none; \.jsonl files"):
+        open_documents([tmp_path / "b.jsonl"], "text")
+
+
+def test_a_file_that_is_named_twice_is_refused(tmp_path):
+    (tmp_path / "a.txt").write_text("x")
+    (tmp_path / "link").symlink_to(tmp_path)
+    message = r"a\.txt: is named 2 times; its documents would be stored as often: name it once"
+    for paths in ([tmp_path, tmp_path / "a.txt"], [tmp_path / "a.txt", tmp_path / "link" / "a.txt"]):
+        with pytest.raises(ConvertError, match=message):
+            open_documents(paths)
+
+
 @pytest.mark.parametrize("in_folder", [True, False])
 @pytest.mark.parametrize(("kind", "name", "command"), [
     ("parquet", "a.jsonl", "jsonl-to-hdf5"),

@@ -7,6 +7,7 @@ import json
 import os
 import zlib
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -345,7 +346,7 @@ def open_documents(
     Raises
     ------
     ConvertError
-        If a folder has no such files, or nothing is known of a suffix.
+        If a folder has no such files, a file is named twice, or nothing is known of a suffix.
     FormatError, UnavailableError
         As the files do.
     """
@@ -353,7 +354,7 @@ def open_documents(
     suffixes = tuple(suffix for each in kinds for suffix in each.suffixes)
     files: list[Path] = []
     for path in map(Path, paths):
-        inside = sorted(path.rglob("*")) if path.is_dir() else [path]
+        inside = sorted(each for each in path.rglob("*") if not each.is_dir()) if path.is_dir() else [path]
         found = [file for file in inside if file.name.endswith(suffixes)] if path.is_dir() or kind is None else inside
         others = _other_kinds(found or inside, kind)
         if not found or (kind is not None and others and "parquet" in (kind, *others)):
@@ -363,6 +364,9 @@ def open_documents(
             remedy, at = (Remedy.OTHER_KIND, others[0]) if others else (None, "")
             raise ConvertError(f"{path}: expected files that end in {', '.join(suffixes)}{there}", remedy=remedy, at=at)
         files += found
+    for path, count in Counter(file.resolve() for file in files).items():
+        if count > 1:
+            raise ConvertError(f"{path}: is named {count} times; its documents would be stored as often: name it once")
     return [
         next(each for each in kinds if kind or file.name.endswith(each.suffixes))(
             file, column, id_column, metadata_columns

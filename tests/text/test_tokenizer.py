@@ -170,6 +170,8 @@ def test_another_tokenizer_than_the_store_has_is_an_error(tokenizer, trained):
     require_tokenizer(stored, tokenizer, "store")
     require_tokenizer("", tokenizer, "store")
     require_tokenizer('{"name": "something of which we know no digest"}', tokenizer, "store")
+    for of_others in ("gpt2", '"gpt2"', "[1]", "3", '{"digest": 3}', "[" * 100_000):  # a writer may be given any text
+        require_tokenizer(of_others, tokenizer, "store")
     with pytest.raises(StateError, match=r"store: expected the tokenizer that it was made with, \w+:.* found \w+"):
         require_tokenizer(stored, other, "store")
 
@@ -361,6 +363,13 @@ def test_training_errors(tmp_path):
     (tmp_path / "tok.tiktoken").write_text("mine")
     with pytest.raises(ConvertError, match=r"tok\.tiktoken: exists already"):
         train_tokenizer(files, tmp_path / "tok.json", 300)
+
+
+def test_lone_surrogates_are_trained_on_as_they_are_encoded(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "one"}\n{"text": "\\ud800 two"}\n{"text": "\\ud800 three"}\n')
+    (tmp_path / "b.jsonl").write_text('{"text": "one"}\n{"text": "\\ufffd two"}\n{"text": "\\ufffd three"}\n')
+    report, expected = (train_tokenizer(tmp_path / f"{name}.jsonl", tmp_path / f"{name}.json", 270) for name in "ab")
+    assert (report.documents, report.digest) == (3, expected.digest)
 
 
 def test_a_vocabulary_of_bytes_and_a_small_corpus(tmp_path):

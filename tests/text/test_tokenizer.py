@@ -303,6 +303,7 @@ def test_a_merge_that_ranks_would_do_otherwise_has_its_own_digest(trained, tmp_p
         ("hf:{tmp}/alone.tiktoken", FormatError, "not a tokenizer.json"),
         ("hf:{tmp}/empty.json", FormatError, "it has no 'model'"),
         ("hf:{tmp}/model.json", FormatError, "not a tokenizer.json"),
+        ("hf:{tmp}/untrained.json", FormatError, r"untrained\.json: expected a trained tokenizer, found no tokens"),
     ],
 )
 def test_error_messages(trained, tmp_path, spec, kind, message):
@@ -314,6 +315,8 @@ def test_error_messages(trained, tmp_path, spec, kind, message):
     (tmp_path / "words.json").write_text(json.dumps({**content, "normalizer": {"type": "Lowercase"}}))
     (tmp_path / "empty.json").write_text("{}")
     (tmp_path / "model.json").write_text('{"model": {"type": "nonsense"}}')
+    untrained = {"model": {"type": "BPE", "vocab": {}, "merges": []}, "added_tokens": []}
+    (tmp_path / "untrained.json").write_text(json.dumps(content | untrained))
     with pytest.raises(kind, match=message):
         load_tokenizer(spec.format(tmp=tmp_path))
 

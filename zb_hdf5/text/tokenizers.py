@@ -208,7 +208,9 @@ class HuggingFaceTokenizer(Tokenizer):
         except Exception as error:  # the library raises nothing narrower
             raise FormatError(f"{file}: not a tokenizer.json: {error}") from error
         self._tokenizer.encode_special_tokens = True  # as ordinary text
-        self.vocab_size = max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+        if not (vocabulary := self._tokenizer.get_vocab(with_added_tokens=True)):
+            raise FormatError(f"{file}: expected a trained tokenizer, found no tokens; train it first")
+        self.vocab_size = max(vocabulary.values()) + 1
         added = self._tokenizer.get_added_tokens_decoder()
         self.special_tokens = {token.content: number for number, token in added.items() if token.special}
         own = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

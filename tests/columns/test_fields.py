@@ -459,6 +459,16 @@ def test_a_writer_does_not_go_on_when_tokens_and_fields_differ(tmp_path, monkeyp
     assert not list(tmp_path.iterdir())
 
 
+def test_a_field_whose_digest_is_none_is_refused(tmp_path):
+    write(tmp_path / "x.h5", groups=(5,))
+    with h5py.File(tmp_path / "x.h5", "a") as h5:
+        h5["fields/concept"].attrs.modify("sha256", np.bytes_(b"z" * 64))
+    with open_reader(tmp_path / "x.h5") as reader:
+        reader.field("vector").read_batch(0)
+        with pytest.raises(FormatError, match=r"x\.h5: fields/concept: expected 64 hexadecimal digits in sha256"):
+            reader.field("concept")
+
+
 @pytest.mark.parametrize("at", [1, 2])
 def test_a_full_disk_never_costs_the_old_and_the_new_file(at, tmp_path, monkeypatch):
     path, flushed = tmp_path / "x.batch", []

@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import sys
+from contextlib import closing
 from itertools import pairwise
 
 import h5py
@@ -86,7 +87,7 @@ def test_what_was_appended_is_read(tmp_path, monkeypatch):
             writer.append("columns", rows)
         info = writer.publish(**FACTS)
     assert os.listdir(tmp_path) == ["x.h5"]
-    with TablesFile(path, PIECES, info.sha256) as file:
+    with closing(TablesFile(path, PIECES, info.sha256)) as file:
         assert (file.num_bytes, file.sha256) == (path.stat().st_size, info.sha256)
         assert file.attributes == FACTS
         expected = np.concatenate(columns)
@@ -115,14 +116,14 @@ def test_a_mapped_column_is_aligned(tmp_path):
         for name in ("source", "ids", "offsets", "row"):
             writer.append(name, np.arange(5))
         writer.publish(split="train", spans_codec="json", tokens_sha256="")
-    with TablesFile(tmp_path / "x.h5", DOCUMENTS) as file:
+    with closing(TablesFile(tmp_path / "x.h5", DOCUMENTS)) as file:
         assert all(file.column(name).flags.aligned for name in ("source", "offsets", "row"))
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_forked_reader_reads(tmp_path):
     some_tables(tmp_path / "x.h5")
-    with TablesFile(tmp_path / "x.h5", PIECES) as file:
+    with closing(TablesFile(tmp_path / "x.h5", PIECES)) as file:
         pid = os.fork()
         if pid == 0:
             os._exit(int(file.read("offsets", 2, 3)[0]))
@@ -170,7 +171,7 @@ def test_any_damaged_byte_is_found(tmp_path_factory, place, mask):
     data[place % len(data)] ^= mask
     path.write_bytes(data)
     try:
-        with TablesFile(path, PIECES, info.sha256) as file:
+        with closing(TablesFile(path, PIECES, info.sha256)) as file:
             rows = [file.read(name, 0, 3).tolist() for name in ("columns", "offsets")]
             file.check()
             assert rows == [[0, 3, 0], [0, 3, 90]]  # a byte that means nothing

@@ -235,7 +235,6 @@ class DocumentFile:
             self._tables.check()
 
     def close(self) -> None:
-        """Close the file."""
         if self._tables is not None:
             self._tables.close()
 
@@ -267,10 +266,7 @@ def check_documents(path: Path, part: DocumentPart | None = None) -> None:
 def _open_tables(path: Path, sha256: str) -> TablesFile:
     from zb_hdf5.formats.hdf5.tables import TablesFile  # h5py
 
-    try:
-        tables = TablesFile(path, DOCUMENTS, sha256)
-    except FileNotFoundError as error:
-        raise FormatError(f"{path}: is not there; restore it, or convert again") from error
+    tables = TablesFile(path, DOCUMENTS, sha256)
     if "offsets" not in tables:
         raise FormatError(f"{path}: expected a dataset 'offsets'; restore it")
     return tables

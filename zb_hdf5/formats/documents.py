@@ -175,7 +175,6 @@ class DocumentTable:
         return map(self._open, range(len(self.parts)))
 
     def close(self) -> None:
-        """Close the files."""
         for file in self._files.files().values():
             file.close()
         self._reset()

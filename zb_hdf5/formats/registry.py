@@ -78,7 +78,7 @@ class FileFormat:
     broken
         `(path, shape) -> BrokenFile`, for repair; "": what its reader cannot open is lost.
     checks
-        `(reader) -> names of checks` that were made besides those of the digests, each.
+        Each is `(reader) -> names`: it checks what no digest covers, and names the checks that it made.
     problems
         `(path) -> (problem, remedy)` of this machine with a file.
     recognised

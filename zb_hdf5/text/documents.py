@@ -311,7 +311,6 @@ class PlainTextFile(DocumentFile):
     num_row_groups = 1
 
     def row_group(self, number: int) -> Iterator[Block]:
-        """Yield the one document."""
         try:
             text: str | Reason = self.path.read_bytes().decode("utf-8")
         except UnicodeDecodeError:

@@ -35,6 +35,7 @@ from zb_hdf5.formats.hdf5.file import (
     open_h5,
     open_h5_for_reading,
     own_dataset,
+    stored_sha256,
 )
 from zb_hdf5.formats.hdf5.room import early_allocation, hdf5_writes
 from zb_hdf5.spec import (
@@ -45,7 +46,6 @@ from zb_hdf5.spec import (
     TABLES_FORMAT,
     TABLES_KIND_ATTRIBUTES,
     TABLES_VERSION,
-    is_sha256,
 )
 
 #: What a column keeps in memory before it goes on in a temporary file, and what is copied or digested at once.
@@ -235,18 +235,21 @@ class TablesFile:
     Raises
     ------
     FormatError, IncompleteError
-        If it is no such file, damaged, cut short or of another store.
+        If it is not there, no such file, damaged, cut short or of another store.
     """
 
     def __init__(self, path: str | os.PathLike[str], kind: str, sha256: str = "") -> None:
         self.path, self.kind = any_path(path), kind
-        with h5_damage(self.path), open_h5_for_reading(self.path) as h5:
-            self.attributes = _attributes(h5, self.path, kind)
-            self._places = {name: _place(h5, self.path, name, kind) for name in h5}
-            identity = h5_identity(h5, growing=False)
-            self.num_bytes: int = identity[0]
-            end = max((place.offset + place.num_bytes for place in self._places.values()), default=0)
-            require_bytes(end, handle_of_h5(h5), self.path, "its tables")
+        try:
+            with h5_damage(self.path), open_h5_for_reading(self.path) as h5:
+                self.attributes = _attributes(h5, self.path, kind)
+                self._places = {name: _place(h5, self.path, name, kind) for name in h5}
+                identity = h5_identity(h5, growing=False)
+                self.num_bytes: int = identity[0]
+                end = max((place.offset + place.num_bytes for place in self._places.values()), default=0)
+                require_bytes(end, handle_of_h5(h5), self.path, "its tables")
+        except FileNotFoundError as error:
+            raise FormatError(f"{self.path}: is not there; restore it, or convert again") from error
         facts = {name: (place.dtype.str, place.num_rows) for name, place in self._places.items()}
         digests = {name: place.sha256 for name, place in self._places.items()}
         self.sha256 = _digest(kind, self.attributes, facts, digests)
@@ -345,12 +348,6 @@ class TablesFile:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_copies": {}}
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
 
 def _attributes(h5: h5py.File, path: Path, kind: str) -> dict[str, str | int]:
     """Return the attributes of a tables file of one kind."""
@@ -382,9 +379,7 @@ def _place(h5: h5py.File, path: Path, name: str, kind: str) -> _Place:
     offset = rows.id.get_offset()
     if rows.chunks or (offset is None and len(rows)):
         raise FormatError(f"{path}: {name!r} does not lie in one piece: it was repacked by another tool; restore it")
-    sha256 = bytes(rows.attrs.get("sha256", b"")).decode("ascii", "replace")
-    if not is_sha256(sha256):
-        raise FormatError(f"{path}: {name}: expected 64 hexadecimal digits in sha256, found {sha256!r}")
+    sha256 = stored_sha256(rows.attrs.get("sha256", b""), f"{path}: {name}")
     return _Place(offset or 0, rows.dtype, len(rows), sha256)
 
 

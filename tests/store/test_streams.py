@@ -542,6 +542,16 @@ def test_verify_finds_the_first_bad_chunk(tmp_path):
         open_reader(folder, batch_size=2, seq_len=9, verify="store")
 
 
+@pytest.mark.parametrize("name", ["crc32", "doc_offsets"])
+def test_rows_that_are_missing_are_damage_as_in_a_file_of_batches(name, tmp_path):
+    write(tmp_path / "s.h5")
+    with h5py.File(tmp_path / "s.h5", "a") as h5:
+        del h5[name]
+    problem = verify_store(tmp_path / "s.h5")[0].problem
+    assert (type(problem), problem.exit_code) == (FormatError, 1)
+    assert f"expected a dataset '{name}' of " in str(problem)
+
+
 def test_damaged_places_of_documents_are_found(tmp_path):
     write(tmp_path / "s.h5", TOKENS, LENGTHS)
     data = bytearray((tmp_path / "s.h5").read_bytes())

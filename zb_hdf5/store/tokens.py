@@ -26,8 +26,9 @@ from zb_hdf5.errors import ArgumentError, BatchIndexError, FormatError, Incomple
 from zb_hdf5.field import Field
 from zb_hdf5.formats.document_file import DocumentPart
 from zb_hdf5.formats.documents import DocumentTable
+from zb_hdf5.formats.hdf5.file import read_crc32_of
 from zb_hdf5.formats.hdf5.places import compressed_tokens
-from zb_hdf5.formats.hdf5.stream_reader import StreamInspection, inspect_stream, read_chunk_crc32, read_doc_offsets
+from zb_hdf5.formats.hdf5.stream_reader import StreamInspection, inspect_stream, read_doc_offsets
 from zb_hdf5.formats.hdf5.token_file import (
     ChunkTokens,
     ExtentTokens,
@@ -443,7 +444,7 @@ class MmapTokenStore:
         file = self._open_named(path, identity)
         if identity is None and file.num_tokens == entry.token_count and entry.crc32 != NOT_KNOWN:
             try:
-                rows = read_chunk_crc32(path, entry.num_batches, file.identity, crc32_column(meta.column))
+                rows = read_crc32_of(path, file.identity, entry.num_batches, crc32_column(meta.column))
                 first = chunk * meta.chunk_tokens
                 tokens = np.empty(min(meta.chunk_tokens, entry.token_count - first), file.dtype)
                 file.read_into(first, tokens)

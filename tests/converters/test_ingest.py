@@ -293,6 +293,25 @@ def test_errors_come_before_the_work(tmp_path, files):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus", "new.tokens.partial", "out"]
 
 
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("corpus", SMALL, r"corpus: is or holds the source .*shard-0\.jsonl; choose another output"),
+        ("out.npy", SMALL, r"out\.npy: expected a folder or a name that ends in \.h5"),
+        ("out.h5", replace(SMALL, shard_bytes=64), r"out\.h5: is one file; name a folder"),
+        ("no/out", SMALL, "no such folder"),
+    ],
+)
+def test_a_bad_destination_is_refused_before_the_work(tmp_path, monkeypatch, name, options, message):
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "corpus/shard-0.jsonl").write_text('{"text": "the only copy"}\n')
+    done = tokenized(monkeypatch)
+    with pytest.raises(ConvertError, match=message):
+        ingest(open_documents([tmp_path / "corpus"]), tmp_path / name, options=options, overwrite=True)
+    assert not done
+    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")) == ["corpus", "corpus/shard-0.jsonl"]
+
+
 def test_a_corpus_without_documents(tmp_path):
     (tmp_path / "a.jsonl").write_text("{\nbad\n")
     with pytest.raises(ConvertError, match=r"no documents in 1 file \(2 bad JSON\)"):

@@ -110,6 +110,18 @@ def test_what_cannot_be_cut_is_refused(tmp_path, tokens, how, message):
     assert not (tmp_path / "stream").exists()
 
 
+def test_the_destination_never_replaces_a_source(tmp_path):
+    source = tmp_path / "tokens"
+    source.mkdir()
+    np.save(source / "shard-00000.npy", np.array([1, END], "u2"))
+    before = (source / "shard-00000.npy").read_bytes()
+    for paths in ([source], [source / "shard-00000.npy"]):
+        with pytest.raises(ConvertError, match=r"tokens: is or holds the source .*shard-00000\.npy; choose another"):
+            npy_to_stream(paths, source, boundary_token_id=END, work=WorkOptions(overwrite=True))
+    assert [(path.name, path.read_bytes()) for path in source.iterdir()] == [("shard-00000.npy", before)]
+    assert list(tmp_path.iterdir()) == [source]
+
+
 def test_the_command(tmp_path):
     source = save(tmp_path / "tokens", [1, END, 2, END])
     arguments = ["npy-to-stream", str(source), str(tmp_path / "stream"), "--boundary-token-id", str(END)]

@@ -67,6 +67,16 @@ def test_splits_boundaries_and_long_documents(tmp_path, files, texts):
     assert report.counts.tokens.dropped == {"beyond --max-document-tokens": sum(map(len, texts)) - sum(map(len, cut))}
 
 
+def test_the_destination_never_replaces_the_text(tmp_path):
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "corpus/shard-00000.jsonl").write_text('{"text": "the only copy"}\n')
+    pipeline = ShardedTokenizationPipeline(open_documents([tmp_path / "corpus"]), "jsonl", BYTES)
+    with pytest.raises(ConvertError, match=r"corpus: is or holds the source .*shard-00000\.jsonl; choose another"):
+        pipeline.run(tmp_path / "corpus", WorkOptions(overwrite=True))
+    assert [path.name for path in (tmp_path / "corpus").iterdir()] == ["shard-00000.jsonl"]
+    assert [path.name for path in tmp_path.iterdir()] == ["corpus"]
+
+
 @pytest.mark.parametrize("num_tasks", [0, 1, 3])
 @pytest.mark.parametrize("damage", ["", "token", "junk"])
 @pytest.mark.thin

@@ -194,7 +194,7 @@ def convert(
         options = {
             "num_shards": num_shards, "shard_bytes": shard_bytes, "overwrite": overwrite, "resume": resume,
             "part": part, "engine": engine, "shuffle_method": shuffle_method, "memory_bytes": memory_bytes,
-            "progress": progress, "kept": kept,
+            "codec": codec, "progress": progress, "kept": kept,
         }  # fmt: skip
         return _convert_and_upload(source, target, cast(RemotePath, any_path(destination)), options)
     destination = Path(destination)

@@ -87,6 +87,16 @@ def test_nothing_is_overwritten_and_force_makes_new_objects(s3, local, tmp_path,
         np.testing.assert_array_equal(reader[0], TOKENS[0])
 
 
+def test_a_codec_compresses_what_is_uploaded(s3, local):
+    url = "s3://bucket/small"
+    convert(local, "hdf5", url)  # of the same tokens: its objects are other ones
+    result = run("convert", "hdf5-to-hdf5", local, url, "--codec", "gzip:3", "--force")
+    assert result.exit_code == 0, result.output
+    assert {shard.compressed and shard.compressed.codec for shard in ShardIndex.load(url).shards} == {"gzip:3"}
+    with open_reader(url) as reader:
+        np.testing.assert_array_equal(np.stack(list(reader)), TOKENS)
+
+
 def test_an_interrupted_upload_goes_on(s3, local):
     url = "s3://bucket/store"
     s3.fault = lambda number, method, name, span: {"status": 403} if "shard-00001" in name else None

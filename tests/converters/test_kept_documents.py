@@ -155,6 +155,15 @@ def test_every_token_of_a_store_of_text_has_its_document(tmp_path, corpus, packi
     assert covered[None] == report.counts.tokens.tokens_in - cropped
 
 
+def test_a_store_is_copied_by_the_name_of_its_index(tmp_path, corpus):
+    folder, known = corpus
+    ingest(folder, tmp_path / "out", TextOptions(4, 32, num_shards=2, pad_id=PAD))
+    result = CliRunner().invoke(convert, ["hdf5-to-batch", str(tmp_path / "out/shards.json"), str(tmp_path / "copy")])
+    assert result.exit_code == 0, result.output
+    with open_reader(tmp_path / "out") as reader, open_reader(tmp_path / "copy") as copy:
+        assert require_tokens(copy, known) == require_tokens(reader, known)
+
+
 @pytest.mark.parametrize("num_shards", [None, 3])
 def test_every_token_of_streams_of_text_has_its_document(tmp_path, corpus, num_shards):
     folder, known = corpus

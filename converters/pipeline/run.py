@@ -91,6 +91,8 @@ class Report:
         What was written; for a part of a conversion the `.partial` folder that it belongs to.
     shards
         Those of this conversion, or of this part.
+    max_token
+        None: not known, of a result that was there already.
     token_counts
         Of the whole conversion, also in the report of a part.
     shuffle
@@ -104,7 +106,7 @@ class Report:
     destination: Path
     meta: StoreMeta
     shards: list[ShardEntry]
-    max_token: int
+    max_token: int | None
     token_counts: TokenCounts
     shuffle: str
     seconds: float
@@ -219,7 +221,7 @@ def convert(
         source.token_counts.require_balance(sum(shard.token_count for shard in shards))
     place = destination if part == WHOLE else partial_path(destination)
     seconds = time.monotonic() - start_s
-    max_token = max((done.max_token for done in finished), default=0)
+    max_token = max((done.max_token for done in finished if done.max_token is not None), default=None)
     return Report(
         place, source.meta, shards, max_token, source.token_counts, str(shuffle), seconds, part, was_kept, lost,
     )  # fmt: skip
@@ -356,9 +358,11 @@ def _require_result(plan: Plan, destination: Path) -> list[FinishedShard]:
         same = (index.meta, index.shuffle, index.source) == (source.meta, source.shuffle, source.description)
         shards = [(plan.name(shard), stop - start) for shard, (start, stop) in enumerate(plan.cuts)]
         same = same and [(entry.path, entry.num_batches) for entry in index.shards] == shards
-        same = same and not _lacks_variant(plan, destination)
-        if is_result(destination, same, map(Path, source.description.get("files", []))):
-            return [FinishedShard(entry, 0) for entry in index.shards]
+        digests = [source.sha256_of(*cut) for cut in plan.cuts]
+        found = [known and entry.sha256 for known, entry in zip(digests, index.shards, strict=False)]
+        same = same and found == digests and not _lacks_variant(plan, destination)
+        if is_result(destination, same, map(Path, plan.files)):
+            return [FinishedShard(entry, None) for entry in index.shards]
     raise ConvertError(f"{destination}: exists already and is no result of this conversion; pass --force to replace it")
 
 

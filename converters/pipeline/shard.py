@@ -83,13 +83,13 @@ class FinishedShard:
     entry
         Its row of the index.
     max_token
-        For the report.
+        For the report; None: not known.
     frame_sha256
         Of its bytes that are no tokens, as `frame_sha256` gives it: with `entry.sha256` that is every byte.
     """
 
     entry: ShardEntry
-    max_token: int
+    max_token: int | None
     frame_sha256: str = ""
 
     @property

@@ -227,19 +227,31 @@ def convert(
     )  # fmt: skip
 
 
-def staging_of(destination: Path) -> Path:
-    """Return the folder of this machine in which a store for a bucket is written before it is uploaded."""
-    return Path(f"{destination.name}.upload")
+def place_of(destination: str | os.PathLike[str], target: str, *, part: Part = WHOLE, overwrite: bool = False) -> Path:
+    """Return where on this machine a store is written: of a URL the folder from which it is uploaded.
+
+    Raises
+    ------
+    ArgumentError, ConvertError
+        If no such store can be uploaded there.
+    ExistsError
+        If there is one behind the URL, and `overwrite` is False.
+    """
+    if not is_url(destination):
+        return Path(destination)
+    place = cast(RemotePath, any_path(destination))
+    if part != WHOLE:
+        raise ConvertError(f"{place}: parts are merged on one machine: write a folder, and upload what is merged")
+    if not FORMATS[target].indexed:
+        raise ConvertError(f"{place}: expected a format that has stores, found {target}")
+    require_new(place, overwrite=overwrite)
+    return Path(f"{place.name}.upload")
 
 
 def _convert_and_upload(source: Source, target: str, destination: RemotePath, options: dict[str, Any]) -> Report:
     """Write a store on this machine, upload it, and remove it here. With `resume` both go on where they were."""
-    overwrite, staging, start_s = options["overwrite"], staging_of(destination), time.monotonic()
-    if options["part"] != WHOLE:
-        raise ConvertError(f"{destination}: parts are merged on one machine: write a folder, and upload what is merged")
-    if not FORMATS[target].indexed:
-        raise ConvertError(f"{destination}: expected a format that has stores, found {target}")
-    require_new(destination, overwrite=overwrite)
+    overwrite, start_s = options["overwrite"], time.monotonic()
+    staging = place_of(destination, target, part=options["part"], overwrite=overwrite)
     report = convert(source, target, staging, **options | {"overwrite": overwrite and not options["resume"]})
     upload_store(staging, destination, overwrite=overwrite)
     shutil.rmtree(staging)

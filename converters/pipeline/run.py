@@ -227,7 +227,7 @@ def convert(
     )  # fmt: skip
 
 
-def place_of(destination: str | os.PathLike[str], target: str, *, part: Part = WHOLE, overwrite: bool = False) -> Path:
+def place_of(destination: str | os.PathLike[str], target: str, *, part: Part, overwrite: bool) -> Path:
     """Return where on this machine a store is written: of a URL the folder from which it is uploaded.
 
     Raises

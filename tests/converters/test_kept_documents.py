@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from interrupted import Failing, Stops
 
 from zb_hdf5 import ConvertError, FormatError, HDF5ShardWriter, MmapTokenStore, ShardIndex, open_reader
 from zb_hdf5.converters.cli import convert
+from zb_hdf5.converters.ingest import unique_ids
 from zb_hdf5.converters.ingest.packing import PACKINGS, pieces_of
 from zb_hdf5.converters.ingest.routing import Recipe
 from zb_hdf5.converters.ingest.to_batches import TextOptions, ingest_batches
@@ -22,7 +24,8 @@ from zb_hdf5.converters.ingest.to_streams import ShardedTokenizationPipeline
 from zb_hdf5.converters.pipeline.engines import Inline, open_engine
 from zb_hdf5.converters.pipeline.run import WorkOptions
 from zb_hdf5.core.pieces import padding
-from zb_hdf5.formats.document_file import documents_path
+from zb_hdf5.formats.document_file import DocumentRows, documents_path
+from zb_hdf5.formats.document_writer import DocumentsWriter
 from zb_hdf5.formats.pieces import pieces_path
 from zb_hdf5.spec import NO_DOCUMENT
 from zb_hdf5.text import documents
@@ -248,6 +251,20 @@ def test_bad_ids_are_refused(tmp_path, kind, ids, message, layout):
     assert result.exit_code == 1
     assert re.search(message, one_line(result.output)), result.output
     assert not (tmp_path / "out").exists()
+
+
+def test_ids_are_compared_in_little_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(unique_ids, "BLOCK_IDS", 1 << 10)
+    count = 30_000
+    with DocumentsWriter(tmp_path / "documents-00000.h5") as writer:
+        writer.append(np.ones(count), DocumentRows(ids=[b"%d" % number for number in range(count)]))
+        writer.publish("train")
+    tracemalloc.start()
+    try:
+        unique_ids.require_unique_ids([tmp_path / "documents-00000.h5"])
+        assert tracemalloc.get_traced_memory()[1] < 45 * count
+    finally:
+        tracemalloc.stop()
 
 
 def one_line(text):

@@ -204,7 +204,7 @@ def plan_text_shards(
     Raises
     ------
     ConvertError
-        If there are fewer row groups than shards.
+        If there are fewer row groups than shards, or none.
     ArgumentError
         If the options contradict each other.
     """
@@ -213,6 +213,8 @@ def plan_text_shards(
     if val_fraction and val_last_shard:
         raise ArgumentError("pass either --val-fraction or --val-last-shard, not both")
     groups = [Group(file, number, k) for number, file in enumerate(files) for k in range(file.num_row_groups)]
+    if not groups:
+        raise ConvertError(f"{files[0].path}: {DocumentCounts().no_documents(len(files))}")
     runs = _run_per_file(groups) if num_shards is None else _cut_evenly(groups, num_shards)
     if val_last_shard:
         if len(runs) < 2:

@@ -318,6 +318,17 @@ def test_a_corpus_without_documents(tmp_path):
         ingest(open_documents([tmp_path / "a.jsonl"]), tmp_path / "out")
 
 
+@pytest.mark.parametrize("how", [[], ["--layout", "stream"], ["--val-fraction", "0.5"], ["--val-last-shard"]])
+def test_a_parquet_file_without_row_groups_has_no_documents(tmp_path, how):
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    parquet.ParquetWriter(tmp_path / "a.parquet", arrow.schema([("text", arrow.string())])).close()
+    result = run("parquet-to-hdf5", tmp_path / "a.parquet", tmp_path / "out", "--tokenizer", "byte", *how)
+    assert (result.exit_code, f"{tmp_path / 'a.parquet'}: no documents in 1 file" in result.stderr) == (1, True)
+    with pytest.raises(ConvertError, match="no documents in 1 file"):
+        ingest(open_documents([tmp_path / "a.parquet"]), tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.parquet"]
+
+
 def test_force_gives_the_same_and_resume_leaves_it(tmp_path, files):
     first = ingest(files, tmp_path / "out")
     assert ingest(files, tmp_path / "out", overwrite=True).conversion.sha256 == first.conversion.sha256

@@ -532,6 +532,12 @@ def test_the_report_names_dropped_lines(tmp_path):
         (["--tokenizer", "byte", "--text-column", "body"], 1, "no documents in 1 file ("),
         (["--tokenizer", "byte", "--val-fraction", "0.1", "--val-last-shard"], 2, "not both"),
         (["--tokenizer", "byte", "--val-last-shard"], 1, "leaves nothing to train on"),
+        (
+            ["--tokenizer", "byte", "--seed", 2**64],
+            2,
+            "seed must be between 0 and 2**64 - 1, found 1844",
+        ),
+        (["--tokenizer", "byte", "--seed", 2**64, "--val-fraction", "0.1"], 2, "seed must be between 0 and 2**64 - 1"),
         (["--tokenizer", "byte", "--shard-per-source"], 2, "belongs to --layout stream"),
         (["--tokenizer", "byte", "--layout", "stream", "--shard-per-source", "--shards", 2], 2, "not both"),
         ([], 2, "Missing option '--tokenizer'"),

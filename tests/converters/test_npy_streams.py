@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -120,6 +122,14 @@ def test_the_destination_never_replaces_a_source(tmp_path):
             npy_to_stream(paths, source, boundary_token_id=END, work=WorkOptions(overwrite=True))
     assert [(path.name, path.read_bytes()) for path in source.iterdir()] == [("shard-00000.npy", before)]
     assert list(tmp_path.iterdir()) == [source]
+
+
+def test_a_source_that_changes_under_the_run_is_told(tmp_path):
+    source = save(tmp_path / "tokens", [1, END], [3, END])
+    work = WorkOptions(progress=lambda tokens: os.utime(source / "part-0.npy", ns=(0, 0)))
+    with pytest.raises(ConvertError, match=r"part-0\.npy: changed while it was converted"):
+        npy_to_stream([source], tmp_path / "stream", boundary_token_id=END, work=work)
+    assert not (tmp_path / "stream").exists()
 
 
 def test_the_command(tmp_path):

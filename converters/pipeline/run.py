@@ -19,7 +19,14 @@ from zb_hdf5.converters.pipeline.documents import copy_documents, fitted, left_b
 from zb_hdf5.converters.pipeline.engines import Inline
 from zb_hdf5.converters.pipeline.journal import WHOLE, Journal, Part, is_result, remove_journals
 from zb_hdf5.converters.pipeline.plan import Plan, require_one_split, require_room
-from zb_hdf5.converters.pipeline.shard import FinishedShard, ShardTask, file_states, is_intact, write_shard
+from zb_hdf5.converters.pipeline.shard import (
+    FinishedShard,
+    ShardTask,
+    file_states,
+    is_intact,
+    require_unchanged,
+    write_shard,
+)
 from zb_hdf5.converters.pipeline.shuffle import (
     DEFAULT_MEMORY_BYTES,
     Shuffle,
@@ -358,7 +365,7 @@ def _write_missing(
     with scattered(plan.source, shuffle, folder / plan.name(first), work.engine, progress) as source:
         tasks = {shard: replace(task, source=source) for shard, task in missing.items()}
         finished = journal.run(work.engine, write_shard, tasks, progress)
-    plan.require_unchanged_sources()
+    require_unchanged(plan.source.paths, plan.files)
     return finished, shuffle
 
 

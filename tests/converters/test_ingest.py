@@ -17,6 +17,7 @@ from click.testing import CliRunner
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from interrupted import Failing, Stops
+from packed import places_of
 
 from zb_hdf5 import (
     ArgumentError,
@@ -63,7 +64,7 @@ def expected_rows(texts, packing, seq_len, pad_id=256):
     stream = stream_of(texts)
     plan = PACKINGS[packing](np.array([len(text) + 1 for text in texts]), seq_len)
     rows = np.full((plan.num_rows, seq_len), pad_id)
-    for offset, length, row, column in zip(plan.offsets, plan.lengths, plan.rows, plan.columns, strict=True):
+    for offset, length, row, column in zip(plan.offsets, plan.lengths, *places_of(plan), strict=True):
         rows[row, column : column + length] = stream[offset : offset + length]
     return rows
 

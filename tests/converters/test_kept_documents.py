@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 from interrupted import Failing, Stops
+from packed import places_of
 
 from zb_hdf5 import ConvertError, FormatError, HDF5ShardWriter, MmapTokenStore, ShardIndex, open_reader
 from zb_hdf5.converters.cli import convert
@@ -106,7 +107,7 @@ def test_pieces_of_a_packing_are_those_of_its_tokens(packing, lengths, seq_len):
     document_of = np.repeat(np.arange(len(lengths)), lengths)
     pieces = pieces_of(plan.offsets, plan.lengths, np.diff(plan.first), edges.astype("u8"), seq_len)
     rows = np.full((plan.num_rows, seq_len), -1)  # the place of each token in the stream, one by one
-    for offset, length, row, column in zip(plan.offsets, plan.lengths, plan.rows, plan.columns, strict=True):
+    for offset, length, row, column in zip(plan.offsets, plan.lengths, *places_of(plan), strict=True):
         for k in range(length):
             rows[row, column + k] = offset + k
     expected = []

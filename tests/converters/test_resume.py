@@ -965,7 +965,9 @@ def test_a_merge_looks_at_the_shards_and_publishes_no_others(source, whole, tmp_
     shard = tmp_path / "out.partial" / "shard-00001-of-00006.h5"
     data = shard.read_bytes()
     shard.write_bytes(b"")
+    before = snapshot(tmp_path / "out.partial")
     assert run(zb, "index", "merge", tmp_path / "out").exit_code != 0
+    assert snapshot(tmp_path / "out.partial") == before
     shard.write_bytes(data)
     assert run(zb, "index", "merge", tmp_path / "out").exit_code == 0
     assert snapshot(tmp_path / "out") == whole

@@ -36,12 +36,10 @@ class FinishedTokens:
     files_sha256: str
 
     def to_json(self) -> dict[str, Any]:
-        """Return it for its line of the journal."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Self:
-        """Return what `to_json` was called on."""
         counts = DocumentCounts.from_json(value["counts"])
         return cls(int(value["token_count"]), counts, str(value["files_sha256"]))
 

@@ -14,8 +14,7 @@ from zb_hdf5.spec import INDEX_NAME
 from zb_hdf5.store.index import ShardIndex
 from zb_hdf5.store.table import ShardTable
 
-#: Digits of the digest of an index that the objects of its store are named after: of tokens alone it would not tell a
-#: compressed store from one that is not, nor other fields.
+#: Digits of the digest of a store that its objects are named after.
 TAG_CHARS = 8
 
 
@@ -59,7 +58,8 @@ def upload_store(
     """
     require_new(place, overwrite=overwrite)
     index = ShardIndex.load(folder)
-    tag = hashlib.sha256(index.to_json().encode()).hexdigest()[:TAG_CHARS]
+    # of all that the index says: stores of the same tokens may differ in their codec, fields and documents
+    tag = hashlib.sha256(index.to_json().encode("utf-8")).hexdigest()[:TAG_CHARS]
 
     def named(path: str) -> str:
         before, _, name = path.rpartition("/")

@@ -39,7 +39,7 @@ class DocumentStream(Protocol):
 
 
 class PackedRows:
-    """The rows of one split, read from its staging files in any order. Picklable: the plan lies on disk beside them.
+    """The rows of one split, read from its documents in any order. Picklable: the plan lies on disk beside them.
 
     Parameters
     ----------
@@ -141,7 +141,7 @@ class PackedRows:
         if self._plan is None:
             arrays = [np.load(self._plan_path(name), mmap_mode="r") for name in ("offsets", "lengths", "first")]
             offsets, lengths, first = (array.view(np.ndarray) for array in arrays)
-            self._plan = Packing(offsets, lengths, first, 0, 0)
+            self._plan = Packing(offsets, lengths, first, 0)
         return self._plan
 
 

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from zb_hdf5.core.extent_file import ExtentFile, copy_range
 from zb_hdf5.core.extents import Extents, Run
 from zb_hdf5.core.fetched import FetchedFile
-from zb_hdf5.core.files import regular, require_bytes
+from zb_hdf5.core.files import handle_of, open_file, require_bytes, size_of
 from zb_hdf5.core.paths import RemotePath, any_path, local_path
 from zb_hdf5.core.publishing import PartialFile, disk_errors, write_fully
 from zb_hdf5.errors import ChecksumError, FormatError, Remedy
@@ -393,7 +393,7 @@ def _digest(
 
 
 def copy_tables(source: Path, target: Path) -> None:
-    """Copy a published file whole; what has the name of the target is replaced.
+    """Copy a published file, or an object, whole; what has the name of the target is replaced.
 
     Raises
     ------
@@ -402,8 +402,9 @@ def copy_tables(source: Path, target: Path) -> None:
     """
     file = PartialFile(target, overwrite=True)
     try:
-        with open(source, "rb", opener=regular) as original, disk_errors(file.partial_path):
-            if not copy_range(original.fileno(), file.fd, os.fstat(original.fileno()).st_size, 0, 0):
+        with open_file(source) as original, disk_errors(file.partial_path):
+            handle = handle_of(original)
+            if not isinstance(handle, int) or not copy_range(handle, file.fd, size_of(handle), 0, 0):
                 os.ftruncate(file.fd, 0)
                 with open(file.fd, "wb", closefd=False) as copy:
                     shutil.copyfileobj(original, copy, BLOCK_BYTES)

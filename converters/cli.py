@@ -274,13 +274,14 @@ def run_conversion(
             from zb_hdf5.converters.pipeline.dry_run import describe, describe_lines
             from zb_hdf5.core.publishing import refuse_existing
 
+            place = pipe.place_of(dst, target, part=_part_of(options), overwrite=options.force)
             planned = describe(
-                source, target, dst, num_shards=options.shards, shard_bytes=options.shard_size,
+                source, target, place, num_shards=options.shards, shard_bytes=options.shard_size,
                 workers=engine.workers, shuffle_method=method, memory_bytes=memory_bytes,
                 codec=options.codec or NO_CODEC,
-            )  # fmt: skip
+            ) | {"path": str(dst)}  # fmt: skip
             if not (options.force or options.resume):
-                refuse_existing(dst)
+                refuse_existing(place)
             print_report(planned, describe_lines(planned), as_json=options.as_json, quiet=options.quiet)
             return
         total = source.num_batches * source.meta.batch_tokens

@@ -20,9 +20,9 @@ from zb_hdf5.converters.sources.npy import NpySource
 from zb_hdf5.converters.sources.relaid import open_store
 from zb_hdf5.converters.sources.source import Source
 from zb_hdf5.converters.sources.stream import open_stream
-from zb_hdf5.core.paths import any_path, local_path
+from zb_hdf5.core.paths import any_path, is_url, local_path
 from zb_hdf5.formats.registry import FORMATS
-from zb_hdf5.spec import codec_named
+from zb_hdf5.spec import INDEX_NAME, codec_named
 from zb_hdf5.store.kinds import is_stream
 
 SOURCE_FORMATS: Final = tuple(name for name, row in FORMATS.items() if row.as_source)
@@ -124,6 +124,12 @@ def convert(
     require_choice("target", target, tuple(FORMATS))
     require_choice("source_format", source_format, ("auto", *SOURCE_FORMATS, STREAM))
     require_own_workers(executor, workers)
+    _require_positive(
+        batch_size=batch_size, seq_len=seq_len, num_shards=num_shards, shard_bytes=shard_bytes, workers=workers,
+        memory_bytes=memory_bytes,
+    )  # fmt: skip
+    if part is not None and not 0 <= part[0] < part[1]:
+        raise ArgumentError(f"part must be (i, n) with i from 0 to n - 1, found {part}")
     stored_codec = codec_named(codec)
     given_paths = [source] if isinstance(source, str | os.PathLike) else source
     paths = [any_path(each) for each in given_paths]
@@ -168,6 +174,12 @@ def convert(
         )  # fmt: skip
 
 
+def _require_positive(**sizes: int | None) -> None:
+    for name, size in sizes.items():
+        if size is not None and size < 1:
+            raise ArgumentError(f"{name} must be at least 1, found {size}")
+
+
 def _open_stream(
     paths: list[Path], target: str, destination: Path, dtype: str | None, part: Part, given: Mapping[str, object]
 ) -> AbstractContextManager[Source]:
@@ -209,10 +221,16 @@ def _open_store(
 def _format_of(path: Path, dataset: str | None) -> str:
     """Return the format of a source: by its suffix where the files do not say, else "auto"."""
     for name in SOURCE_FORMATS:
-        suffix = FORMATS[name].suffix
-        if not FORMATS[name].reader and (path.suffix == suffix or (path.is_dir() and any(path.glob(f"*{suffix}")))):
+        if not FORMATS[name].reader and (path.suffix == FORMATS[name].suffix or _holds(path, FORMATS[name].suffix)):
             return name
     return STREAM if dataset is None and is_stream(path) else "auto"
+
+
+def _holds(folder: Path, suffix: str) -> bool:
+    """Return whether there are such files in a folder, or below it; what lies below a store is no part of it."""
+    if is_url(folder) or not folder.is_dir():
+        return False
+    return any(folder.glob(f"*{suffix}" if (folder / INDEX_NAME).exists() else f"**/*{suffix}"))
 
 
 def workers_of(source: Source, memory_bytes: int) -> int:

@@ -178,7 +178,7 @@ def _work(
     from zb_hdf5.converters.pipeline.run import WorkOptions
 
     cores, num_groups = default_workers(), sum(file.num_row_groups for file in files)
-    workers = min(options.workers or cores, num_groups)
+    workers = max(1, min(options.workers or cores, num_groups))
     with open_engine(options.executor, workers, options.scheduler_file) as engine:
         if engine is None:
             return None

@@ -118,3 +118,10 @@ def _write(path, cells, pieces, lengths, spans, fields, batch_size):
         starts, stops = (np.array([start + span[k] for span in spans[number]], np.int64) for k in (0, 1))
         table.append_spans(starts, stops, [json.dumps(value).encode() for *_, value in spans[number]])
     table.publish(tokens_sha256=sha256)
+
+
+def places_of(packing):
+    """Return the row of each piece of a `Packing`, and the column of its first token."""
+    counts = np.diff(packing.first)
+    before = np.cumsum(packing.lengths) - packing.lengths
+    return np.repeat(np.arange(packing.num_rows), counts), before - np.repeat(before[packing.first[:-1]], counts)

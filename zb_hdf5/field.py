@@ -76,11 +76,6 @@ class Field:
         """Values of one token."""
         return prod(self.shape)
 
-    @property
-    def token_bytes(self) -> int:
-        """Bytes of the values of one token."""
-        return self.size * self.dtype.itemsize
-
     def to_json(self) -> dict[str, Any]:
         """Return what `from_json` takes."""
         plain = self.dtype.names is None
@@ -115,9 +110,13 @@ class Field:
             return np.ascontiguousarray(found)
         if not np.can_cast(found.dtype, self.dtype, "same_kind") and found.dtype.kind + self.dtype.kind not in _COUNTS:
             raise ArgumentError(f"{what}: field {self.name}: expected {self.dtype}, found {found.dtype}")
-        stored = np.ascontiguousarray(found.astype(self.dtype))
-        if self.dtype.kind in "iub" and not np.array_equal(stored, found):
-            bad = found.reshape(-1)[int((stored != found).reshape(-1).argmax())]
+        if self.dtype.names is not None:
+            raise ArgumentError(f"{what}: field {self.name}: expected exactly {self.dtype}, found {found.dtype}")
+        with np.errstate(over="ignore"):  # said below
+            stored = np.ascontiguousarray(found.astype(self.dtype))
+        lost = np.isfinite(found) & ~np.isfinite(stored) if self.dtype.kind in "fc" else stored != found
+        if lost.any():
+            bad = found.reshape(-1)[int(lost.reshape(-1).argmax())]
             raise ConvertError(f"{what}: field {self.name}: {bad} does not fit {self.dtype}")
         return stored
 
@@ -147,6 +146,8 @@ def parse_fields(fields: Fields | None) -> tuple[Field, ...]:
             raise ArgumentError(f"fields: expected a structured dtype, or names and dtypes; found {fields}")
         fields = {name: fields[name] for name in fields.names}
     found = [_field_of(name, dtype) for name, dtype in fields.items()] if isinstance(fields, Mapping) else list(fields)
+    if others := [field for field in found if not isinstance(field, Field)]:
+        raise ArgumentError(f"fields: expected names and their dtypes, found {others[0]!r} without a dtype")
     names = [field.name for field in found]
     if len(set(names)) != len(names):
         raise ArgumentError(f"fields: expected each name once, found {', '.join(names)}")
@@ -156,7 +157,7 @@ def parse_fields(fields: Fields | None) -> tuple[Field, ...]:
 def _field_of(name: str, described: npt.DTypeLike) -> Field:
     try:
         dtype = np.dtype(described)
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise ArgumentError(f"field {name}: expected a dtype, found {described!r}") from error
     return Field(name, dtype.base, dtype.shape)
 

@@ -1,6 +1,6 @@
 """The meaning of the bytes: every magic number, offset, name, key, version and limit on disk.
 
-Nothing here opens a file. The README's format tables are tested against this module.
+Nothing here opens a file. The tables of docs/formats.md are tested against this module.
 """
 
 from __future__ import annotations
@@ -103,19 +103,17 @@ BATCHES_ATTRIBUTES: Final[dict[str, np.dtype[Any]]] = {
 FIELDS_GROUP: Final = "fields"
 FIELDS_FORMAT: Final = "zb-fields"  # of a file that has fields only, beside a file that has no place for them
 FIELDS_SUFFIX: Final = ".fields.h5"
-#: Attributes of a field: those of `batches` stand in the first field, by name, of a file that has fields only.
+#: Attributes of a field. In a file that has fields only, the first field by name has those of `batches` too.
 FIELD_ATTRIBUTES: Final[dict[str, np.dtype[Any]]] = {"sha256": np.dtype("S64")}
 SHA256_CHARS: Final = 64
 NO_SHA256: Final = "0" * SHA256_CHARS
 
 
 def field_column(name: str) -> str:
-    """Return the column of a field."""
     return f"{FIELDS_GROUP}/{name}"
 
 
 def field_name(column: str) -> str:
-    """Return the field of a column."""
     return column.removeprefix(f"{FIELDS_GROUP}/")
 
 
@@ -367,12 +365,6 @@ def stored_dtype(name: str) -> np.dtype[Any]:
         return DTYPE_BY_NAME[np.dtype(name).name]
     except (KeyError, TypeError) as error:
         raise ArgumentError(f"dtype must be one of {', '.join(DTYPE_BY_NAME)}, found {name!r}") from error
-
-
-# --- the `.batch` header ---------------------------------------------------------------------------------------
-
-
-# --- tokens <-> stored tokens ----------------------------------------------------------------------------------
 
 
 # --- identity --------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from zb_hdf5.converters.ingest.routing import DocumentCounts
 from zb_hdf5.converters.ingest.to_streams import StreamReport
 from zb_hdf5.converters.ingest.token_files import FinishedTokens, files_sha256, write_token_files
 from zb_hdf5.converters.pipeline.journal import remove_journals
-from zb_hdf5.converters.pipeline.run import WorkOptions
+from zb_hdf5.converters.pipeline.run import WorkOptions, refuse_bad_destination
 from zb_hdf5.converters.pipeline.shard import file_states
 from zb_hdf5.converters.pipeline.task import Progress, no_progress, tokens_written
 from zb_hdf5.converters.sources.npy import NpyFile, expand
@@ -88,7 +88,8 @@ def npy_to_stream(
     Raises
     ------
     ArgumentError, ConvertError
-        If a file has another shape, an id does not fit, no file has a token, or the destination exists.
+        If a file has another shape, an id does not fit, no file has a token, or the destination exists, or is or
+        holds a file of the source.
     FormatError, IncompleteError
         If a file is no whole `.npy` file.
     """
@@ -98,12 +99,14 @@ def npy_to_stream(
         raise ArgumentError(f"boundary_token_id: expected the id of a token, found {boundary_token_id}")
     destination, work = Path(destination), work or WorkOptions()
     start_s = time.monotonic()
-    files = [_open(path) for path in expand(sources)]
+    paths = expand(sources)
+    refuse_bad_destination(paths, destination)
+    files = [_open(path) for path in paths]
     small = all(file.dtype.kind == "u" and file.dtype.itemsize <= 2 for file in files) or 0 < vocab_size <= 2**16
     stored = ("uint16" if small else "uint32") if dtype == "auto" else dtype
-    states = file_states(file.path for file in files)
+    states = file_states(paths)
     how = {"boundary_token_id": boundary_token_id, "boundary": boundary}
-    source: dict[str, Any] = {"format": "npy", "files": [str(file.path) for file in files], **how}
+    source: dict[str, Any] = {"format": "npy", "files": [str(path) for path in paths], **how}
     plan = {"source": source, "dtype": stored, "vocab_size": vocab_size, "files": states}
     with PartialDirectory(destination, overwrite=work.overwrite) as folder:
         tasks = {
@@ -113,7 +116,7 @@ def npy_to_stream(
             )
             for number, file in enumerate(files)
         }  # fmt: skip
-        written = write_token_files(tasks, write_documents, plan, folder, work, [file.path for file in files])
+        written = write_token_files(tasks, write_documents, plan, folder, work, paths)
         index = index_streams([task.path for task in tasks.values()], source=source)
         index.save(folder.partial_path)
         folder.on_published(remove_journals)

@@ -30,8 +30,6 @@ class Packing:
         int64, one per piece, in the order of the rows.
     first
         int64, one per row, and the number of pieces.
-    seq_len
-        Tokens of a row.
     tokens_in
         Tokens of all documents.
     """
@@ -39,7 +37,6 @@ class Packing:
     offsets: IndexArray
     lengths: IndexArray
     first: IndexArray
-    seq_len: int
     tokens_in: int
 
     @property
@@ -54,22 +51,6 @@ class Packing:
     def tokens_cropped(self) -> int:
         """Tokens that are in no row."""
         return self.tokens_in - self.tokens_kept
-
-    @property
-    def tokens_padded(self) -> int:
-        """Columns without a token, over all rows."""
-        return self.num_rows * self.seq_len - self.tokens_kept
-
-    @property
-    def rows(self) -> IndexArray:
-        """The row of each piece."""
-        return np.repeat(np.arange(self.num_rows), np.diff(self.first))
-
-    @property
-    def columns(self) -> IndexArray:
-        """The column of each piece's first token."""
-        before = np.cumsum(self.lengths) - self.lengths
-        return before - np.repeat(before[self.first[:-1]], np.diff(self.first))
 
     def documents_begun(self, document_lengths: IndexArray) -> IndexArray:
         """Return how many documents have their first token in each row; one without tokens begins in none."""
@@ -120,7 +101,7 @@ def concat(document_lengths: IndexArray, seq_len: int) -> Packing:
     """Cut the stream every `seq_len` tokens: rows and documents straddle each other, only the last tokens are lost."""
     tokens_in = int(document_lengths.sum())
     first = np.arange(tokens_in // seq_len + 1)
-    return Packing(first[:-1] * seq_len, np.full(len(first) - 1, seq_len), first, seq_len, tokens_in)
+    return Packing(first[:-1] * seq_len, np.full(len(first) - 1, seq_len), first, tokens_in)
 
 
 def pad(document_lengths: IndexArray, seq_len: int) -> Packing:
@@ -128,7 +109,7 @@ def pad(document_lengths: IndexArray, seq_len: int) -> Packing:
     kept = np.flatnonzero(document_lengths)
     offsets = (np.cumsum(document_lengths) - document_lengths)[kept]
     lengths = np.minimum(document_lengths[kept], seq_len)
-    return Packing(offsets, lengths, np.arange(len(kept) + 1), seq_len, int(document_lengths.sum()))
+    return Packing(offsets, lengths, np.arange(len(kept) + 1), int(document_lengths.sum()))
 
 
 def best_fit(document_lengths: IndexArray, seq_len: int) -> Packing:
@@ -148,7 +129,6 @@ def best_fit(document_lengths: IndexArray, seq_len: int) -> Packing:
         np.concatenate([offsets for offsets, _, _ in windows] or [empty]),
         np.concatenate([lengths for _, lengths, _ in windows] or [empty]),
         np.concatenate([[0], np.cumsum(sizes)]),
-        seq_len,
         int(document_lengths.sum()),
     )
 

@@ -204,15 +204,19 @@ def plan_text_shards(
     Raises
     ------
     ConvertError
-        If there are fewer row groups than shards.
+        If there are fewer row groups than shards, or none.
     ArgumentError
         If the options contradict each other.
     """
     if not 0 <= val_fraction < 1:
         raise ArgumentError(f"--val-fraction must be at least 0 and below 1, found {val_fraction}")
+    if not 0 <= seed < 2**64:
+        raise ArgumentError(f"seed must be between 0 and 2**64 - 1, found {seed}")
     if val_fraction and val_last_shard:
         raise ArgumentError("pass either --val-fraction or --val-last-shard, not both")
     groups = [Group(file, number, k) for number, file in enumerate(files) for k in range(file.num_row_groups)]
+    if not groups:
+        raise ConvertError(f"{files[0].path}: {DocumentCounts().no_documents(len(files))}")
     runs = _run_per_file(groups) if num_shards is None else _cut_evenly(groups, num_shards)
     if val_last_shard:
         if len(runs) < 2:

@@ -13,7 +13,7 @@ from zb_hdf5 import FormatError
 from zb_hdf5.converters.ingest.packing import PACKINGS, Packing, pieces_of
 from zb_hdf5.core.order import Order
 from zb_hdf5.core.pieces import Pieces
-from zb_hdf5.core.publishing import naming
+from zb_hdf5.core.publishing import disk_errors
 from zb_hdf5.formats.document_file import DocumentFile
 from zb_hdf5.formats.document_writer import DocumentsWriter, join_documents
 from zb_hdf5.spec import DOCUMENTS_PREFIX, SHARD_PREFIX, TokenArray
@@ -39,7 +39,7 @@ class DocumentStream(Protocol):
 
 
 class PackedRows:
-    """The rows of one split, read from its staging files in any order. Picklable: the plan lies on disk beside them.
+    """The rows of one split, read from its documents in any order. Picklable: the plan lies on disk beside them.
 
     Parameters
     ----------
@@ -141,13 +141,13 @@ class PackedRows:
         if self._plan is None:
             arrays = [np.load(self._plan_path(name), mmap_mode="r") for name in ("offsets", "lengths", "first")]
             offsets, lengths, first = (array.view(np.ndarray) for array in arrays)
-            self._plan = Packing(offsets, lengths, first, 0, 0)
+            self._plan = Packing(offsets, lengths, first, 0)
         return self._plan
 
 
 def _save(path: Path, array: npt.NDArray[np.int64]) -> None:
     """Write a `.npy` file. On a full disk numpy's own writer says neither which file nor why."""
-    with naming(path), open(path, "wb") as file:
+    with disk_errors(path), open(path, "wb") as file:
         np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(array))
         file.write(np.ascontiguousarray(array))
 

@@ -18,7 +18,7 @@ from zb_hdf5.converters.ingest.token_files import FinishedTokens, combined
 from zb_hdf5.converters.pipeline.task import Progress, no_progress
 from zb_hdf5.converters.sources.open_files import OpenFiles
 from zb_hdf5.converters.sources.source import TokenCounts
-from zb_hdf5.core.publishing import naming
+from zb_hdf5.core.publishing import disk_errors
 from zb_hdf5.formats.document_file import DocumentFile, documents_path
 from zb_hdf5.formats.document_writer import DocumentsWriter
 from zb_hdf5.spec import SHARD_PREFIX, TokenArray
@@ -43,7 +43,7 @@ def write_staging_file(task: TokenizeTask, progress: Progress = no_progress) -> 
     """Tokenize the documents of one staging file."""
     counts, digest = DocumentCounts(), hashlib.sha256()
     path, table = task.paths
-    with naming(path), open(path, "wb") as tokens, DocumentsWriter(table) as documents:
+    with disk_errors(path), open(path, "wb") as tokens, DocumentsWriter(table) as documents:
         for encoded in task.encode(counts, progress):
             data = encoded.tokens.astype(task.dtype)
             tokens.write(data)

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from zb_hdf5 import ArgumentError, ConvertError, StoreMeta
+from zb_hdf5 import ArgumentError, StoreMeta
 from zb_hdf5.converters.ingest.packed import PackedSource, PackOptions
 from zb_hdf5.converters.ingest.routing import DocumentCounts, Recipe, plan_text_shards
 from zb_hdf5.converters.ingest.staging import StagedTokens, StagingFile, staging_paths, write_staging_file
@@ -22,7 +22,6 @@ from zb_hdf5.converters.pipeline.shard import SHARDS
 from zb_hdf5.converters.sources.source import TokenCounts
 from zb_hdf5.core.publishing import ScratchDirectory, partial_path, refuse_existing, remove_scratch
 from zb_hdf5.formats.document_file import documents_path
-from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.spec import NO_CODEC
 from zb_hdf5.text.documents import DocumentFile
 
@@ -100,10 +99,11 @@ def ingest_batches(
     Raises
     ------
     ConvertError
-        If the destination exists, or the text does not fill a batch.
+        If the destination exists, or is or holds a source, or the text does not fill a batch.
     """
     destination, work = Path(destination), work or WorkOptions()
     start_s = time.monotonic()
+    pipe.refuse_bad_destination([file.path for file in files], destination)
     _require_free(destination, options, work)
     plan = _plan(files, kind, recipe, options)
     pad_id = _pad_id(recipe, options, plan.vocab_size)
@@ -153,10 +153,8 @@ def _tokens_path(destination: Path) -> Path:
 
 def _require_free(destination: Path, options: TextOptions, work: WorkOptions) -> None:
     """Say at once what `pipe.convert` would say after hours of tokenizing."""
-    if destination.suffix == FORMATS["hdf5"].suffix and (
-        options.num_shards or options.val_fraction or options.val_last_shard
-    ):
-        raise ConvertError(f"{destination}: is one file; name a folder (no .h5) to write shards or splits")
+    several = options.num_shards or options.shard_bytes or options.val_fraction or options.val_last_shard
+    pipe.is_one_file("hdf5", destination, several=bool(several))
     if not work.overwrite:
         refuse_existing(destination)
         if not work.resume:

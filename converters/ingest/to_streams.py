@@ -13,7 +13,7 @@ from zb_hdf5.converters.ingest.text_plan import TextPlan, TokenizedText, Tokeniz
 from zb_hdf5.converters.ingest.token_files import FinishedTokens, files_sha256
 from zb_hdf5.converters.ingest.unique_ids import require_unique_ids
 from zb_hdf5.converters.pipeline.journal import remove_journals
-from zb_hdf5.converters.pipeline.run import WorkOptions
+from zb_hdf5.converters.pipeline.run import WorkOptions, refuse_bad_destination
 from zb_hdf5.converters.pipeline.task import Progress, no_progress
 from zb_hdf5.core.publishing import PartialDirectory
 from zb_hdf5.formats.document_file import documents_path
@@ -100,9 +100,10 @@ class ShardedTokenizationPipeline:
         Raises
         ------
         ConvertError
-            If the destination exists, or there are no documents.
+            If the destination exists, or is or holds a source, or there are no documents.
         """
         destination, work = Path(destination), work or WorkOptions()
+        refuse_bad_destination([file.path for file in self._plan.files], destination)
         start_s = time.monotonic()
         num_shards = len(self._plan.shards)
         with PartialDirectory(destination, overwrite=work.overwrite) as folder:

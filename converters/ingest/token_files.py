@@ -13,6 +13,7 @@ from zb_hdf5 import ConvertError
 from zb_hdf5.converters.ingest.routing import DocumentCounts
 from zb_hdf5.converters.pipeline.journal import AnyTask, CheckTask, Head, Journal
 from zb_hdf5.converters.pipeline.run import WorkOptions
+from zb_hdf5.converters.pipeline.shard import require_unchanged
 from zb_hdf5.converters.pipeline.task import Progress, no_progress
 from zb_hdf5.core.publishing import LockedFolder
 
@@ -35,12 +36,10 @@ class FinishedTokens:
     files_sha256: str
 
     def to_json(self) -> dict[str, Any]:
-        """Return it for its line of the journal."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Self:
-        """Return what `to_json` was called on."""
         counts = DocumentCounts.from_json(value["counts"])
         return cls(int(value["token_count"]), counts, str(value["files_sha256"]))
 
@@ -66,16 +65,18 @@ def write_token_files(
     Parameters
     ----------
     plan
-        JSON of all that decides the files: the journal of another plan is refused.
+        JSON of all that decides the files: the journal of another plan is refused. Its "files" are the states of the
+        sources.
     folder
         Where the journal lies.
     sources
-        Files of documents, to name in a message.
+        The files that are read.
 
     Raises
     ------
     ConvertError
-        If there are no documents, or an interrupted run has left something that is not to be gone on with.
+        If there are no documents, a source has changed meanwhile, or an interrupted run has left something that is not
+        to be gone on with.
     """
     head = Head(TOKEN_FILES, len(tasks), plan, {})
     journal = Journal(folder, head, tasks, FinishedTokens, overwrite=work.overwrite, resume=work.resume)
@@ -84,6 +85,7 @@ def write_token_files(
     work.kept(sum(done.token_count for done in kept))
     with journal.kept_for_resume():
         finished = journal.run(work.engine, write, journal.missing, work.progress)
+    require_unchanged(sources, plan["files"])
     counts = DocumentCounts()
     for done in finished:
         counts.add(done.counts)

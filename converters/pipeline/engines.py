@@ -60,43 +60,34 @@ class Pooled:
     def run(
         self, function: Callable[[Any, Progress], Result], tasks: Iterable[Task], progress: Progress
     ) -> Generator[tuple[int, Result]]:
-        with _KeptSignals() as signals:
-            yield from self._run(function, tasks, progress, signals)
-
-    def _run(
-        self,
-        function: Callable[[Any, Progress], Result],
-        tasks: Iterable[Task],
-        progress: Progress,
-        signals: _KeptSignals,
-    ) -> Generator[tuple[int, Result]]:
         waiting = enumerate(tasks)
         running: dict[Future[Result], tuple[int, Task]] = {}
         seen: dict[int, int] = {}
-        try:
-            while True:
-                signals.deliver()
-                for number, task in waiting:
-                    running[self._executor.submit(function, task, no_progress)] = number, task
-                    if len(running) > self.workers:
-                        break
-                if not running:
-                    return
-                finished, _ = wait(running, timeout=POLL_S, return_when=FIRST_COMPLETED)
-                for number, task in running.values():
-                    done = max(task.tokens_done(), seen.get(number, 0))
-                    progress(done - seen.get(number, 0))
-                    seen[number] = done
-                for future in finished:
-                    number, _ = running.pop(future)
-                    yield number, future.result()
-        except BrokenProcessPool as error:
-            raise UnavailableError(
-                "a worker process died, perhaps killed for its memory; finished shards are kept: run the same command "
-                "with --resume, and perhaps fewer --workers"
-            ) from error
-        finally:
-            self._end(running)
+        with _KeptSignals() as signals:
+            try:
+                while True:
+                    signals.deliver()
+                    for number, task in waiting:
+                        running[self._executor.submit(function, task, no_progress)] = number, task
+                        if len(running) > self.workers:
+                            break
+                    if not running:
+                        return
+                    finished, _ = wait(running, timeout=POLL_S, return_when=FIRST_COMPLETED)
+                    for number, task in running.values():
+                        done = max(task.tokens_done(), seen.get(number, 0))
+                        progress(done - seen.get(number, 0))
+                        seen[number] = done
+                    for future in finished:
+                        number, _ = running.pop(future)
+                        yield number, future.result()
+            except BrokenProcessPool as error:
+                raise UnavailableError(
+                    "a worker process died, perhaps killed for its memory; finished shards are kept: run the same "
+                    "command with --resume, and perhaps fewer --workers"
+                ) from error
+            finally:
+                self._end(running)
 
     def _end(self, running: Collection[Future[Any]]) -> None:
         """Wait until no task is at work: its files may be removed then."""

@@ -103,7 +103,8 @@ class Head:
     plan
         JSON of all that decides their bytes.
     files
-        Of source files whose content is compared once more if they have another mtime; other sources are in `plan`.
+        State of each source file. If one has another mtime now, finished files are compared with what it holds.
+        Empty where `plan` has the states: then any change is another conversion.
     """
 
     unit: str

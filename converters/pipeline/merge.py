@@ -52,18 +52,12 @@ def merge_parts(destination: str | os.PathLike[str], *, overwrite: bool = False)
 
 
 def _meta_of(value: dict[str, Any]) -> StoreMeta:
-    """Return the meta that a plan describes."""
     fields = tuple(Field.from_json(*item) for item in value["fields"].items())
     return StoreMeta(**{**value, "dtype": stored_dtype(value["dtype"]), "fields": fields})
 
 
 def _require_whole(folder: Path, target: str, index: ShardIndex) -> None:
-    """Check every shard once more, and remove files that are no shards: earlier parts of another plan."""
-    named = {path.name for entry in index.shards for path in files_of_shard(Path(entry.path))}
-    named |= {part.path for part in index.documents}
-    for name in os.listdir(folder):
-        if name.startswith((SHARD_PREFIX, DOCUMENTS_PREFIX)) and name not in named:
-            remove(folder / name)
+    """Check every shard once more, and then remove files that are no shards: earlier parts of another plan."""
     if FORMATS[target].indexed:
         for entry in index.shards:
             with open_reader(folder / entry.path) as reader:
@@ -71,6 +65,11 @@ def _require_whole(folder: Path, target: str, index: ShardIndex) -> None:
                 index.require_extents(reader, entry)
         for part in index.documents:
             check_documents(folder / part.path, part)
+    named = {path.name for entry in index.shards for path in files_of_shard(Path(entry.path))}
+    named |= {part.path for part in index.documents}
+    for name in os.listdir(folder):
+        if name.startswith((SHARD_PREFIX, DOCUMENTS_PREFIX)) and name not in named:
+            remove(folder / name)
 
 
 def _collect(folder: Path) -> tuple[dict[str, Any], dict[int, FinishedShard]]:

@@ -14,7 +14,7 @@ import numpy as np
 from zb_hdf5 import ArgumentError, ConvertError, StoreMeta
 from zb_hdf5.console import format_bytes
 from zb_hdf5.converters.pipeline.journal import FileState, Head
-from zb_hdf5.converters.pipeline.shard import SHARDS, ShardTask, file_states, require_unchanged
+from zb_hdf5.converters.pipeline.shard import SHARDS, ShardTask, file_states
 from zb_hdf5.converters.sources.source import Source
 from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.spec import DEFAULT_SPLIT, SHARD_PREFIX
@@ -68,11 +68,9 @@ class Plan:
         }
 
     def head(self) -> Head:
-        """Return how its journal begins."""
         return Head(SHARDS, len(self.cuts), self.identity(), self.files)
 
     def name(self, shard: int) -> str:
-        """Return the file name of a shard."""
         return f"{SHARD_PREFIX}{shard:05}-of-{len(self.cuts):05}{FORMATS[self.target].suffix}"
 
     def task(self, shard: int, folder: Path) -> ShardTask:
@@ -117,10 +115,6 @@ class Plan:
         per_shard = 1 + row.has_sidecar + bool(source.meta.fields and not row.holds_fields)
         per_shard += row.indexed and source.has_pieces
         return per_shard * len(self.cuts) + len(source.document_parts) + 3  # the folder, its index, the journal
-
-    def require_unchanged_sources(self) -> None:
-        """Raise `ConvertError` if a source file has changed since the plan was made."""
-        require_unchanged(self.source.paths, self.files)
 
 
 def cut_into_shards(source: Source, num_shards: int | None, shard_bytes: int | None) -> list[tuple[int, int]]:

@@ -19,7 +19,14 @@ from zb_hdf5.converters.pipeline.documents import copy_documents, fitted, left_b
 from zb_hdf5.converters.pipeline.engines import Inline
 from zb_hdf5.converters.pipeline.journal import WHOLE, Journal, Part, is_result, remove_journals
 from zb_hdf5.converters.pipeline.plan import Plan, require_one_split, require_room
-from zb_hdf5.converters.pipeline.shard import FinishedShard, ShardTask, file_states, is_intact, write_shard
+from zb_hdf5.converters.pipeline.shard import (
+    FinishedShard,
+    ShardTask,
+    file_states,
+    is_intact,
+    require_unchanged,
+    write_shard,
+)
 from zb_hdf5.converters.pipeline.shuffle import (
     DEFAULT_MEMORY_BYTES,
     Shuffle,
@@ -91,6 +98,8 @@ class Report:
         What was written; for a part of a conversion the `.partial` folder that it belongs to.
     shards
         Those of this conversion, or of this part.
+    max_token
+        None: not known, of a result that was there already.
     token_counts
         Of the whole conversion, also in the report of a part.
     shuffle
@@ -104,7 +113,7 @@ class Report:
     destination: Path
     meta: StoreMeta
     shards: list[ShardEntry]
-    max_token: int
+    max_token: int | None
     token_counts: TokenCounts
     shuffle: str
     seconds: float
@@ -194,7 +203,7 @@ def convert(
         options = {
             "num_shards": num_shards, "shard_bytes": shard_bytes, "overwrite": overwrite, "resume": resume,
             "part": part, "engine": engine, "shuffle_method": shuffle_method, "memory_bytes": memory_bytes,
-            "progress": progress, "kept": kept,
+            "codec": codec, "progress": progress, "kept": kept,
         }  # fmt: skip
         return _convert_and_upload(source, target, cast(RemotePath, any_path(destination)), options)
     destination = Path(destination)
@@ -219,25 +228,37 @@ def convert(
         source.token_counts.require_balance(sum(shard.token_count for shard in shards))
     place = destination if part == WHOLE else partial_path(destination)
     seconds = time.monotonic() - start_s
-    max_token = max((done.max_token for done in finished), default=0)
+    max_token = max((done.max_token for done in finished if done.max_token is not None), default=None)
     return Report(
         place, source.meta, shards, max_token, source.token_counts, str(shuffle), seconds, part, was_kept, lost,
     )  # fmt: skip
 
 
-def staging_of(destination: Path) -> Path:
-    """Return the folder of this machine in which a store for a bucket is written before it is uploaded."""
-    return Path(f"{destination.name}.upload")
+def place_of(destination: str | os.PathLike[str], target: str, *, part: Part, overwrite: bool) -> Path:
+    """Return where on this machine a store is written: of a URL the folder from which it is uploaded.
+
+    Raises
+    ------
+    ArgumentError, ConvertError
+        If no such store can be uploaded there.
+    ExistsError
+        If there is one behind the URL, and `overwrite` is False.
+    """
+    if not is_url(destination):
+        return Path(destination)
+    place = cast(RemotePath, any_path(destination))
+    if part != WHOLE:
+        raise ConvertError(f"{place}: parts are merged on one machine: write a folder, and upload what is merged")
+    if not FORMATS[target].indexed:
+        raise ConvertError(f"{place}: expected a format that has stores, found {target}")
+    require_new(place, overwrite=overwrite)
+    return Path(f"{place.name}.upload")
 
 
 def _convert_and_upload(source: Source, target: str, destination: RemotePath, options: dict[str, Any]) -> Report:
     """Write a store on this machine, upload it, and remove it here. With `resume` both go on where they were."""
-    overwrite, staging, start_s = options["overwrite"], staging_of(destination), time.monotonic()
-    if options["part"] != WHOLE:
-        raise ConvertError(f"{destination}: parts are merged on one machine: write a folder, and upload what is merged")
-    if not FORMATS[target].indexed:
-        raise ConvertError(f"{destination}: expected a format that has stores, found {target}")
-    require_new(destination, overwrite=overwrite)
+    overwrite, start_s = options["overwrite"], time.monotonic()
+    staging = place_of(destination, target, part=options["part"], overwrite=overwrite)
     report = convert(source, target, staging, **options | {"overwrite": overwrite and not options["resume"]})
     upload_store(staging, destination, overwrite=overwrite)
     shutil.rmtree(staging)
@@ -344,7 +365,7 @@ def _write_missing(
     with scattered(plan.source, shuffle, folder / plan.name(first), work.engine, progress) as source:
         tasks = {shard: replace(task, source=source) for shard, task in missing.items()}
         finished = journal.run(work.engine, write_shard, tasks, progress)
-    plan.require_unchanged_sources()
+    require_unchanged(plan.source.paths, plan.files)
     return finished, shuffle
 
 
@@ -356,9 +377,11 @@ def _require_result(plan: Plan, destination: Path) -> list[FinishedShard]:
         same = (index.meta, index.shuffle, index.source) == (source.meta, source.shuffle, source.description)
         shards = [(plan.name(shard), stop - start) for shard, (start, stop) in enumerate(plan.cuts)]
         same = same and [(entry.path, entry.num_batches) for entry in index.shards] == shards
-        same = same and not _lacks_variant(plan, destination)
-        if is_result(destination, same, map(Path, source.description.get("files", []))):
-            return [FinishedShard(entry, 0) for entry in index.shards]
+        digests = [source.sha256_of(*cut) for cut in plan.cuts]
+        found = [known and entry.sha256 for known, entry in zip(digests, index.shards, strict=False)]
+        same = same and found == digests and not _lacks_variant(plan, destination)
+        if is_result(destination, same, map(Path, plan.files)):
+            return [FinishedShard(entry, None) for entry in index.shards]
     raise ConvertError(f"{destination}: exists already and is no result of this conversion; pass --force to replace it")
 
 

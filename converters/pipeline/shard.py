@@ -83,13 +83,13 @@ class FinishedShard:
     entry
         Its row of the index.
     max_token
-        For the report.
+        For the report; None: not known.
     frame_sha256
-        Of its bytes that are no tokens, as `frame_sha256` gives it: with `entry.sha256` that is every byte.
+        Digest of all its bytes that are no tokens, and of the files beside it. See the function of this name.
     """
 
     entry: ShardEntry
-    max_token: int
+    max_token: int | None
     frame_sha256: str = ""
 
     @property
@@ -97,12 +97,11 @@ class FinishedShard:
         return self.entry.token_count
 
     def to_json(self) -> dict[str, Any]:
-        """Return it for its line of the journal."""
         return {"entry": self.entry.to_json(), "max_token": self.max_token, "frame_sha256": self.frame_sha256}
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Self:
-        """Return what `to_json` was called on; the format may be one that `shards.json` does not know."""
+        # the format may be one that `shards.json` does not know
         return cls(ShardEntry.from_json(value["entry"]), int(value["max_token"]), str(value["frame_sha256"]))
 
 

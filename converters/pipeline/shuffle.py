@@ -163,7 +163,6 @@ class RunTask:
 
 
 def run_task(task: RunTask, progress: Progress) -> None:
-    """Write the files of some runs."""
     for run in scatter_runs(task.plan, task.runs, task.source.read_records, task.folder):
         progress(task.tokens_in(run))
 

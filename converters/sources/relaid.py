@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import groupby, pairwise
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -34,7 +33,7 @@ class _Stretch(NamedTuple):
     num_shards
         How many shards they were.
     written_records
-        How many of the records stood for one of the first source.
+        How many of the records are not padding.
     """
 
     split: str
@@ -211,5 +210,5 @@ def open_store(
         layout = {"batch_size": batch_size, "seq_len": seq_len}
         return RelaidSource(path, backend, dataset, dtype, **layout, remainder=remainder or "drop")
     if remainder is not None:
-        raise ArgumentError(f"{Path(path)}: remainder: without batch_size or seq_len no record is left over")
+        raise ArgumentError(f"{path}: remainder: without batch_size or seq_len no record is left over")
     return StoreSource(path, backend, dataset, dtype)

@@ -129,7 +129,10 @@ class Source(Protocol):
         return None
 
     def check_reads(self) -> None:
-        """Compare each batch with its own digest as it is read, where the source has one: no `sha256_of` will do it."""
+        """From now on compare each batch that is read with its own digest, where the source has one.
+
+        Called where shards are not copied whole, so that no `sha256_of` covers what is read.
+        """
         return
 
 

@@ -90,7 +90,7 @@ class StoreSource(Source):
             if len(set(self.shard_splits)) > 1 and 0 < padding < self.num_batches * self.meta.batch_size:
                 self.shard_records = [self._records_of(cut) for cut in cuts]  # padding ends each split, not the store
             self._token_bases = index.document_parts()[1]
-            self.document_files = [path / part.path for part in index.documents]
+            self.document_files = [self._reader.path / part.path for part in index.documents]
             self.document_parts = index.documents
         elif not dataset and documents_path(path).exists():
             self.document_files, self.document_parts = [documents_path(path)], (part_of(documents_path(path)),)

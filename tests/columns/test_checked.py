@@ -24,7 +24,7 @@ from zb_hdf5 import (
     WindowReader,
     open_reader,
 )
-from zb_hdf5.columns.checked import Crc32Rows
+from zb_hdf5.columns.checked import KEPT_OVERHEAD_BYTES, Crc32Rows
 from zb_hdf5.core.extent_file import ExtentFile
 from zb_hdf5.core.publishing import write_atomically
 from zb_hdf5.maintenance.rebuild import add_crc32_file
@@ -243,7 +243,7 @@ def test_rows_that_are_too_many_are_let_go_and_read_again(monkeypatch):
         blocks.append(start // CRC32_CHUNK_ROWS)
         out[...] = stored[start : start + len(out)]
 
-    monkeypatch.setattr(zb_hdf5.columns.checked, "MAX_KEPT_BYTES", 2 * 4 * CRC32_CHUNK_ROWS)
+    monkeypatch.setattr(zb_hdf5.columns.checked, "MAX_KEPT_BYTES", 2 * (4 * CRC32_CHUNK_ROWS + KEPT_OVERHEAD_BYTES))
     rows, others = Crc32Rows(len(stored), read), Crc32Rows(len(stored), read)
     for number in (0, 1, 5000, 9000, 9001, 4096, 1):
         assert rows[number] == number
@@ -262,10 +262,10 @@ def test_rows_in_several_runs(tmp_path):
         part = stored[number * CRC32_CHUNK_ROWS :][:CRC32_CHUNK_ROWS]
         data[place * CRC32_CHUNK_ROWS :][: len(part)] = part
     write_atomically(tmp_path / "rows", data.tobytes())
-    from zb_hdf5.columns.ranges import FileRanges
+    from zb_hdf5.columns.ranges import open_ranges
     from zb_hdf5.core.extents import Run
 
-    ranges = FileRanges(tmp_path / "rows")
+    ranges = open_ranges(tmp_path / "rows")
     rows = Crc32Rows.placed(len(stored), ranges, (Run(3 * chunk, chunk, 2), Run(0, chunk, 1), Run(7 * chunk, chunk, 1)))
     assert [rows[number] for number in (0, 4096, 8191, 8192, 12387)] == [0, 4096, 8191, 8192, 12387]
     np.testing.assert_array_equal(rows.all(), stored)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pickle
 import shutil
+import stat
 
 import h5py
 import numpy as np
@@ -19,7 +21,6 @@ from zb_hdf5 import (
     ArgumentError,
     ChecksumError,
     ConvertError,
-    ExistsError,
     FormatError,
     HDF5ShardWriter,
     ShardIndex,
@@ -181,6 +182,8 @@ def test_a_field_reader_is_pickled_and_closed_with_its_tokens(path):
         ({"x": ">u2"}, "fixed size"),
         ({"x": "nonsense"}, "expected a dtype"),
         (np.dtype("u1"), "structured dtype"),
+        (["loss_mask"], "'loss_mask' without a dtype"),
+        ({"x": [("a", "i4"), ("a", "i4")]}, "expected a dtype"),
     ],
 )
 def test_what_cannot_be_stored_is_refused(fields, match, tmp_path):
@@ -458,6 +461,35 @@ def test_a_writer_does_not_go_on_when_tokens_and_fields_differ(tmp_path, monkeyp
     assert not list(tmp_path.iterdir())
 
 
+def test_a_field_whose_digest_is_none_is_refused(tmp_path):
+    write(tmp_path / "x.h5", groups=(5,))
+    with h5py.File(tmp_path / "x.h5", "a") as h5:
+        h5["fields/concept"].attrs.modify("sha256", np.bytes_(b"z" * 64))
+    with open_reader(tmp_path / "x.h5") as reader:
+        reader.field("vector").read_batch(0)
+        with pytest.raises(FormatError, match=r"x\.h5: fields/concept: expected 64 hexadecimal digits in sha256"):
+            reader.field("concept")
+
+
+@pytest.mark.parametrize("at", [1, 2])
+def test_a_full_disk_never_costs_the_old_and_the_new_file(at, tmp_path, monkeypatch):
+    path, flushed = tmp_path / "x.batch", []
+    write(path, groups=(5,))
+
+    def fsync(fd, real=os.fsync):
+        flushed.append(stat.S_ISREG(os.fstat(fd).st_mode))
+        if sum(flushed) == at:
+            raise OSError(errno.EDQUOT, "Disk quota exceeded")
+        real(fd)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fsync)
+        with pytest.raises(OSError, match=r"Disk quota exceeded: .*x\.batch"):
+            write(path, overwrite=True)
+    check(path, TOKENS[:5], {name: values[:5] for name, values in VALUES.items()})
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["x.batch", "x.batch.fields.h5"]
+
+
 @pytest.mark.parametrize("at", [1, 2, 3])
 @pytest.mark.parametrize("replaces", [False, True])
 @pytest.mark.thin
@@ -501,9 +533,34 @@ def test_a_kill_between_two_names_never_gives_tokens_the_fields_of_others(replac
 def test_tokens_without_fields_do_not_take_over_those_of_the_file_that_they_replace(tmp_path):
     write(tmp_path / "x.batch")
     for overwrite in (False, True):
-        with pytest.raises(ExistsError, match=r"x\.batch\.fields\.h5: holds the fields of another x\.batch"):
+        with pytest.raises(ConvertError, match=r"x\.batch\.fields\.h5: holds the fields of another x\.batch") as caught:
             open_writer(tmp_path / "x.batch", batch_size=SHAPE[0], seq_len=SHAPE[1], overwrite=overwrite)
+        assert str(caught.value).endswith("another x.batch; remove it first")  # to ask to replace it would not help
+        assert caught.value.remedy is None
     check(tmp_path / "x.batch")
     write(tmp_path / "x.batch", groups=(5,), overwrite=True)
     check(tmp_path / "x.batch", TOKENS[:5], {name: values[:5] for name, values in VALUES.items()})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["x.batch", "x.batch.fields.h5"]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value", "error", "match"),
+    [
+        ("S4", b"abcdef", ConvertError, "does not fit"),
+        ("f4", 1e39, ConvertError, "does not fit float32"),
+        ([("a", "i1")], np.array(300, [("a", "i8")]), ArgumentError, "expected exactly"),
+    ],
+)
+def test_no_value_of_a_field_is_changed(dtype, value, error, match, tmp_path):
+    with open_writer(tmp_path / "x.h5", batch_size=SHAPE[0], seq_len=SHAPE[1], fields={"x": dtype}) as writer:
+        with pytest.raises(error, match=match):
+            writer.write(TOKENS[:1], {"x": np.full((1, *SHAPE), value)})
+        assert writer.num_batches == 0
+
+
+def test_infinite_values_are_kept(tmp_path):
+    values = np.array([np.inf, -np.inf, np.nan, 1.0])[np.arange(SHAPE[0] * SHAPE[1]) % 4].reshape(1, *SHAPE)
+    with open_writer(tmp_path / "x.h5", batch_size=SHAPE[0], seq_len=SHAPE[1], fields={"x": "f4"}) as writer:
+        writer.write(TOKENS[:1], {"x": values})
+    with open_reader(tmp_path / "x.h5") as reader:
+        np.testing.assert_array_equal(reader.field("x").read_batch(0), values[0])

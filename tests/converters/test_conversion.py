@@ -1,6 +1,7 @@
 """`zb_hdf5.convert`: the conversion of the command, from Python."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -67,6 +68,34 @@ def test_what_cannot_be_is_refused(tokens, tmp_path):
         convert(tokens, "hdf5", tmp_path / "y.h5", dataset="tokens")
     with pytest.raises(BackendError):
         convert(tmp_path / "x.h5", "batch", tmp_path / "y.batch", source_format="batch")
+
+
+@pytest.mark.parametrize("name", ["num_shards", "shard_bytes", "seq_len", "batch_size", "workers", "memory_bytes"])
+@pytest.mark.parametrize("value", [0, -1])
+def test_a_number_that_cannot_be_is_named(tokens, tmp_path, name, value):
+    how = {"batch_size": 4, "seq_len": 16, name: value}
+    with pytest.raises(ArgumentError, match=f"^{name} must be at least 1, found {value}$"):
+        convert(tokens, "hdf5", tmp_path / "out", **how)
+    assert [path.name for path in tmp_path.iterdir()] == ["tokens.npy"]
+
+
+@pytest.mark.parametrize("part", [(3, 3), (-1, 3), (0, 0)])
+def test_a_part_that_cannot_be_is_named(tokens, tmp_path, part):
+    message = re.escape(f"part must be (i, n) with i from 0 to n - 1, found {part}")
+    with pytest.raises(ArgumentError, match=f"^{message}$"):
+        convert(tokens, "hdf5", tmp_path / "out", batch_size=4, seq_len=16, part=part)
+    assert [path.name for path in tmp_path.iterdir()] == ["tokens.npy"]
+
+
+def test_files_in_folders_of_a_folder_are_found(tokens, tmp_path):
+    (tmp_path / "all/of/it").mkdir(parents=True)
+    tokens.rename(tmp_path / "all/of/it/tokens.npy")
+    convert(tmp_path / "all", "hdf5", tmp_path / "out", batch_size=4, seq_len=16, shuffle=False)
+    np.testing.assert_array_equal(np.concatenate(open_all(tmp_path / "out")), ROWS)
+    (tmp_path / "out/below").mkdir()
+    np.save(tmp_path / "out/below/other.npy", ROWS)
+    convert(tmp_path / "out", "batch", tmp_path / "copy", dtype="uint16")  # a store is a store
+    np.testing.assert_array_equal(np.concatenate(open_all(tmp_path / "copy")), ROWS)
 
 
 def test_a_part_is_written_alone(tokens, tmp_path):

@@ -17,6 +17,7 @@ from click.testing import CliRunner
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from interrupted import Failing, Stops
+from packed import places_of
 
 from zb_hdf5 import (
     ArgumentError,
@@ -63,7 +64,7 @@ def expected_rows(texts, packing, seq_len, pad_id=256):
     stream = stream_of(texts)
     plan = PACKINGS[packing](np.array([len(text) + 1 for text in texts]), seq_len)
     rows = np.full((plan.num_rows, seq_len), pad_id)
-    for offset, length, row, column in zip(plan.offsets, plan.lengths, plan.rows, plan.columns, strict=True):
+    for offset, length, row, column in zip(plan.offsets, plan.lengths, *places_of(plan), strict=True):
         rows[row, column : column + length] = stream[offset : offset + length]
     return rows
 
@@ -293,10 +294,40 @@ def test_errors_come_before_the_work(tmp_path, files):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus", "new.tokens.partial", "out"]
 
 
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("corpus", SMALL, r"corpus: is or holds the source .*shard-0\.jsonl; choose another output"),
+        ("out.npy", SMALL, r"out\.npy: expected a folder or a name that ends in \.h5"),
+        ("out.h5", replace(SMALL, shard_bytes=64), r"out\.h5: is one file; name a folder"),
+        ("no/out", SMALL, "no such folder"),
+    ],
+)
+def test_a_bad_destination_is_refused_before_the_work(tmp_path, monkeypatch, name, options, message):
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "corpus/shard-0.jsonl").write_text('{"text": "the only copy"}\n')
+    done = tokenized(monkeypatch)
+    with pytest.raises(ConvertError, match=message):
+        ingest(open_documents([tmp_path / "corpus"]), tmp_path / name, options=options, overwrite=True)
+    assert not done
+    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")) == ["corpus", "corpus/shard-0.jsonl"]
+
+
 def test_a_corpus_without_documents(tmp_path):
     (tmp_path / "a.jsonl").write_text("{\nbad\n")
     with pytest.raises(ConvertError, match=r"no documents in 1 file \(2 bad JSON\)"):
         ingest(open_documents([tmp_path / "a.jsonl"]), tmp_path / "out")
+
+
+@pytest.mark.parametrize("how", [[], ["--layout", "stream"], ["--val-fraction", "0.5"], ["--val-last-shard"]])
+def test_a_parquet_file_without_row_groups_has_no_documents(tmp_path, how):
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    parquet.ParquetWriter(tmp_path / "a.parquet", arrow.schema([("text", arrow.string())])).close()
+    result = run("parquet-to-hdf5", tmp_path / "a.parquet", tmp_path / "out", "--tokenizer", "byte", *how)
+    assert (result.exit_code, f"{tmp_path / 'a.parquet'}: no documents in 1 file" in result.stderr) == (1, True)
+    with pytest.raises(ConvertError, match="no documents in 1 file"):
+        ingest(open_documents([tmp_path / "a.parquet"]), tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.parquet"]
 
 
 def test_force_gives_the_same_and_resume_leaves_it(tmp_path, files):
@@ -502,6 +533,12 @@ def test_the_report_names_dropped_lines(tmp_path):
         (["--tokenizer", "byte", "--text-column", "body"], 1, "no documents in 1 file ("),
         (["--tokenizer", "byte", "--val-fraction", "0.1", "--val-last-shard"], 2, "not both"),
         (["--tokenizer", "byte", "--val-last-shard"], 1, "leaves nothing to train on"),
+        (
+            ["--tokenizer", "byte", "--seed", 2**64],
+            2,
+            "seed must be between 0 and 2**64 - 1, found 1844",
+        ),
+        (["--tokenizer", "byte", "--seed", 2**64, "--val-fraction", "0.1"], 2, "seed must be between 0 and 2**64 - 1"),
         (["--tokenizer", "byte", "--shard-per-source"], 2, "belongs to --layout stream"),
         (["--tokenizer", "byte", "--layout", "stream", "--shard-per-source", "--shards", 2], 2, "not both"),
         ([], 2, "Missing option '--tokenizer'"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -12,9 +13,11 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 from interrupted import Failing, Stops
+from packed import places_of
 
 from zb_hdf5 import ConvertError, FormatError, HDF5ShardWriter, MmapTokenStore, ShardIndex, open_reader
 from zb_hdf5.converters.cli import convert
+from zb_hdf5.converters.ingest import unique_ids
 from zb_hdf5.converters.ingest.packing import PACKINGS, pieces_of
 from zb_hdf5.converters.ingest.routing import Recipe
 from zb_hdf5.converters.ingest.to_batches import TextOptions, ingest_batches
@@ -22,7 +25,8 @@ from zb_hdf5.converters.ingest.to_streams import ShardedTokenizationPipeline
 from zb_hdf5.converters.pipeline.engines import Inline, open_engine
 from zb_hdf5.converters.pipeline.run import WorkOptions
 from zb_hdf5.core.pieces import padding
-from zb_hdf5.formats.document_file import documents_path
+from zb_hdf5.formats.document_file import DocumentRows, documents_path
+from zb_hdf5.formats.document_writer import DocumentsWriter
 from zb_hdf5.formats.pieces import pieces_path
 from zb_hdf5.spec import NO_DOCUMENT
 from zb_hdf5.text import documents
@@ -103,7 +107,7 @@ def test_pieces_of_a_packing_are_those_of_its_tokens(packing, lengths, seq_len):
     document_of = np.repeat(np.arange(len(lengths)), lengths)
     pieces = pieces_of(plan.offsets, plan.lengths, np.diff(plan.first), edges.astype("u8"), seq_len)
     rows = np.full((plan.num_rows, seq_len), -1)  # the place of each token in the stream, one by one
-    for offset, length, row, column in zip(plan.offsets, plan.lengths, plan.rows, plan.columns, strict=True):
+    for offset, length, row, column in zip(plan.offsets, plan.lengths, *places_of(plan), strict=True):
         for k in range(length):
             rows[row, column + k] = offset + k
     expected = []
@@ -153,6 +157,15 @@ def test_every_token_of_a_store_of_text_has_its_document(tmp_path, corpus, packi
     assert covered[None] == covered["train"] + covered["val"]
     cropped = sum(report.counts.tokens.dropped.values()) + sum(report.conversion.token_counts.dropped.values())
     assert covered[None] == report.counts.tokens.tokens_in - cropped
+
+
+def test_a_store_is_copied_by_the_name_of_its_index(tmp_path, corpus):
+    folder, known = corpus
+    ingest(folder, tmp_path / "out", TextOptions(4, 32, num_shards=2, pad_id=PAD))
+    result = CliRunner().invoke(convert, ["hdf5-to-batch", str(tmp_path / "out/shards.json"), str(tmp_path / "copy")])
+    assert result.exit_code == 0, result.output
+    with open_reader(tmp_path / "out") as reader, open_reader(tmp_path / "copy") as copy:
+        assert require_tokens(copy, known) == require_tokens(reader, known)
 
 
 @pytest.mark.parametrize("num_shards", [None, 3])
@@ -239,6 +252,20 @@ def test_bad_ids_are_refused(tmp_path, kind, ids, message, layout):
     assert result.exit_code == 1
     assert re.search(message, one_line(result.output)), result.output
     assert not (tmp_path / "out").exists()
+
+
+def test_ids_are_compared_in_little_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(unique_ids, "BLOCK_IDS", 1 << 10)
+    count = 30_000
+    with DocumentsWriter(tmp_path / "documents-00000.h5") as writer:
+        writer.append(np.ones(count), DocumentRows(ids=[b"%d" % number for number in range(count)]))
+        writer.publish("train")
+    tracemalloc.start()
+    try:
+        unique_ids.require_unique_ids([tmp_path / "documents-00000.h5"])
+        assert tracemalloc.get_traced_memory()[1] < 45 * count
+    finally:
+        tracemalloc.stop()
 
 
 def one_line(text):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -107,6 +109,26 @@ def test_what_cannot_be_cut_is_refused(tmp_path, tokens, how, message):
     np.save(tmp_path / "a.npy", tokens)
     with pytest.raises((ConvertError, ArgumentError), match=message):
         npy_to_stream([tmp_path / "a.npy"], tmp_path / "stream", boundary_token_id=1, **how)
+    assert not (tmp_path / "stream").exists()
+
+
+def test_the_destination_never_replaces_a_source(tmp_path):
+    source = tmp_path / "tokens"
+    source.mkdir()
+    np.save(source / "shard-00000.npy", np.array([1, END], "u2"))
+    before = (source / "shard-00000.npy").read_bytes()
+    for paths in ([source], [source / "shard-00000.npy"]):
+        with pytest.raises(ConvertError, match=r"tokens: is or holds the source .*shard-00000\.npy; choose another"):
+            npy_to_stream(paths, source, boundary_token_id=END, work=WorkOptions(overwrite=True))
+    assert [(path.name, path.read_bytes()) for path in source.iterdir()] == [("shard-00000.npy", before)]
+    assert list(tmp_path.iterdir()) == [source]
+
+
+def test_a_source_that_changes_under_the_run_is_told(tmp_path):
+    source = save(tmp_path / "tokens", [1, END], [3, END])
+    work = WorkOptions(progress=lambda tokens: os.utime(source / "part-0.npy", ns=(0, 0)))
+    with pytest.raises(ConvertError, match=r"part-0\.npy: changed while it was converted"):
+        npy_to_stream([source], tmp_path / "stream", boundary_token_id=END, work=work)
     assert not (tmp_path / "stream").exists()
 
 

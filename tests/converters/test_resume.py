@@ -922,6 +922,28 @@ def test_a_done_store_of_other_arguments_or_an_older_source_is_not_done(tmp_path
     assert "no result of this conversion" in fail(1, *command, "--resume")
 
 
+def test_a_done_store_is_compared_with_the_file_that_was_read(tmp_path, write_file, tokens):
+    write_file(tmp_path / "a.h5", tokens)
+    command = ("hdf5-to-batch", tmp_path / "a.h5", tmp_path / "out")
+    succeed(*command)
+    succeed(*command, "--resume")
+    for age_ns in (-(10**12), 10**9):  # a file that was moved to this place keeps its time
+        (tmp_path / "a.h5").unlink()
+        write_file(tmp_path / "a.h5", tokens[::-1])
+        now = time.time_ns() + age_ns
+        os.utime(tmp_path / "a.h5", ns=(now, now))
+        assert "no result of this conversion" in fail(1, *command, "--resume")
+
+
+def test_a_done_copy_of_a_store_does_not_ask_for_what_the_store_was_made_of(source, whole, tmp_path):
+    command = ("hdf5-to-batch", tmp_path / "whole", tmp_path / "copy")
+    succeed(*command)
+    source.unlink()
+    result = run(convert, *command, "--resume", "--json")
+    assert result.exit_code == 0, result.stderr
+    assert keys_of(json.loads(result.stdout), "shards_kept", "max_token") == {"shards_kept": 6, "max_token": None}
+
+
 def test_a_part_of_another_split_keeps_finished_shards(source, whole, tmp_path):
     partial = interrupt(source, tmp_path / "out", 3)
     part = ("npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--shard-range", "0/2")
@@ -943,7 +965,9 @@ def test_a_merge_looks_at_the_shards_and_publishes_no_others(source, whole, tmp_
     shard = tmp_path / "out.partial" / "shard-00001-of-00006.h5"
     data = shard.read_bytes()
     shard.write_bytes(b"")
+    before = snapshot(tmp_path / "out.partial")
     assert run(zb, "index", "merge", tmp_path / "out").exit_code != 0
+    assert snapshot(tmp_path / "out.partial") == before
     shard.write_bytes(data)
     assert run(zb, "index", "merge", tmp_path / "out").exit_code == 0
     assert snapshot(tmp_path / "out") == whole

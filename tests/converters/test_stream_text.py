@@ -12,6 +12,7 @@ from zb_hdf5 import ConvertError
 from zb_hdf5.converters.cli import convert
 from zb_hdf5.converters.ingest import text_plan
 from zb_hdf5.converters.ingest.routing import Recipe
+from zb_hdf5.converters.ingest.to_batches import TextOptions, ingest_batches
 from zb_hdf5.converters.ingest.to_streams import ShardedTokenizationPipeline
 from zb_hdf5.converters.pipeline.engines import open_engine
 from zb_hdf5.converters.pipeline.interrupted import describe_interrupted
@@ -65,6 +66,31 @@ def test_splits_boundaries_and_long_documents(tmp_path, files, texts):
     assert sorted(train + val) == sorted(expected(cut, end=()))
     assert 20 < len(val) < 80
     assert report.counts.tokens.dropped == {"beyond --max-document-tokens": sum(map(len, texts)) - sum(map(len, cut))}
+
+
+def test_the_destination_never_replaces_the_text(tmp_path):
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "corpus/shard-00000.jsonl").write_text('{"text": "the only copy"}\n')
+    pipeline = ShardedTokenizationPipeline(open_documents([tmp_path / "corpus"]), "jsonl", BYTES)
+    with pytest.raises(ConvertError, match=r"corpus: is or holds the source .*shard-00000\.jsonl; choose another"):
+        pipeline.run(tmp_path / "corpus", WorkOptions(overwrite=True))
+    assert [path.name for path in (tmp_path / "corpus").iterdir()] == ["shard-00000.jsonl"]
+    assert [path.name for path in tmp_path.iterdir()] == ["corpus"]
+
+
+@pytest.mark.parametrize("layout", ["batches", "stream"])
+def test_text_that_grows_under_the_run_is_told(tmp_path, files, layout):
+    def grow(tokens):
+        with open(files[1].path, "a") as file:
+            file.write('{"text": "one more"}\n')
+
+    runs = {
+        "stream": ShardedTokenizationPipeline(files, "jsonl", BYTES).run,
+        "batches": lambda out, work: ingest_batches(files, "jsonl", out, BYTES, TextOptions(2, 16), work),
+    }
+    with pytest.raises(ConvertError, match=r"b\.jsonl: changed while it was converted"):
+        runs[layout](tmp_path / "out", WorkOptions(progress=grow))
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("num_tasks", [0, 1, 3])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -16,6 +17,7 @@ import zb_hdf5.formats.npy
 import zb_hdf5.store.tokens
 from zb_hdf5 import MmapTokenStore, open_reader
 from zb_hdf5.core.extent_file import ExtentFile
+from zb_hdf5.core.extents import Extents, Run
 from zb_hdf5.core.open_files import OpenFiles
 from zb_hdf5.formats.npy import read_npy_header
 from zb_hdf5.testing import random_tokens
@@ -204,3 +206,17 @@ def test_a_plain_npy_header_says_what_numpy_says(dtype, count, tmp_path, monkeyp
     found = read_npy_header(tmp_path / "t.npy")
     monkeypatch.setattr(zb_hdf5.formats.npy, "PLAIN_BYTES", 0)  # none is plain then
     assert found == read_npy_header(tmp_path / "t.npy") == ((count,), False, np.dtype(dtype), 128)
+
+
+def test_a_process_that_holds_no_store_says_that_too_many_files_are_open(monkeypatch):
+    monkeypatch.setattr("zb_hdf5.core.open_files._STORES", ())
+
+    def refuse():
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with pytest.raises(OSError, match="Too many open files"):
+        zb_hdf5.core.open_files.open_with_room(refuse)
+
+
+def test_chunks_at_one_place_have_stretches_of_their_own():
+    assert Extents([Run(4096, 0, 2)], 4096).stretches == [(4096, 8192), (4096, 8192)]

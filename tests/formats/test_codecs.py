@@ -30,7 +30,7 @@ from zb_hdf5 import (
 )
 from zb_hdf5.columns.codecs import decoder
 from zb_hdf5.columns.decoded import CodedChunks, DecodedSource
-from zb_hdf5.columns.ranges import FileRanges
+from zb_hdf5.columns.ranges import open_ranges
 from zb_hdf5.spec import EXTENTS, INDEX_NAME, NO_CODEC, codec_named
 
 CODECS = ("zstd:3", "gzip:1")
@@ -231,7 +231,7 @@ def test_chunks_outside_of_the_file_are_refused(row, packed):
     with h5py.File(packed[0]) as h5:
         table = h5[EXTENTS][:].astype(np.int64)
     table[3] = row
-    ranges = FileRanges(packed[0])
+    ranges = open_ranges(packed[0])
     with pytest.raises(FormatError, match="batch 3 lies outside of the file"):
         DecodedSource(ranges, CodedChunks(packed[1], table), meta, "pread")
     ranges.close()

@@ -7,20 +7,23 @@ import json
 import os
 import pickle
 import sys
+from contextlib import closing
 from itertools import pairwise
 
 import h5py
 import numpy as np
 import pytest
+from descriptors import open_files
 from hypothesis import given
 from hypothesis import strategies as st
 
 from examples import examples
 from zb_hdf5 import BackendError, BatchIndexError, ChecksumError, FormatError, open_reader, open_writer
+from zb_hdf5.core.extent_file import ExtentFile
 from zb_hdf5.core.pieces import Pieces
 from zb_hdf5.errors import ArgumentError, ConvertError, UnavailableError
 from zb_hdf5.formats import span_values
-from zb_hdf5.formats.document_file import DocumentFile, DocumentPart, DocumentRows, documents_path
+from zb_hdf5.formats.document_file import DocumentFile, DocumentPart, DocumentRows, documents_path, part_of
 from zb_hdf5.formats.document_writer import DocumentsWriter, encoded_spans, join_documents
 from zb_hdf5.formats.documents import DocumentTable
 from zb_hdf5.formats.hdf5 import tables as tables_module
@@ -84,7 +87,7 @@ def test_what_was_appended_is_read(tmp_path, monkeypatch):
             writer.append("columns", rows)
         info = writer.publish(**FACTS)
     assert os.listdir(tmp_path) == ["x.h5"]
-    with TablesFile(path, PIECES, info.sha256) as file:
+    with closing(TablesFile(path, PIECES, info.sha256)) as file:
         assert (file.num_bytes, file.sha256) == (path.stat().st_size, info.sha256)
         assert file.attributes == FACTS
         expected = np.concatenate(columns)
@@ -113,14 +116,14 @@ def test_a_mapped_column_is_aligned(tmp_path):
         for name in ("source", "ids", "offsets", "row"):
             writer.append(name, np.arange(5))
         writer.publish(split="train", spans_codec="json", tokens_sha256="")
-    with TablesFile(tmp_path / "x.h5", DOCUMENTS) as file:
+    with closing(TablesFile(tmp_path / "x.h5", DOCUMENTS)) as file:
         assert all(file.column(name).flags.aligned for name in ("source", "offsets", "row"))
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_forked_reader_reads(tmp_path):
     some_tables(tmp_path / "x.h5")
-    with TablesFile(tmp_path / "x.h5", PIECES) as file:
+    with closing(TablesFile(tmp_path / "x.h5", PIECES)) as file:
         pid = os.fork()
         if pid == 0:
             os._exit(int(file.read("offsets", 2, 3)[0]))
@@ -168,7 +171,7 @@ def test_any_damaged_byte_is_found(tmp_path_factory, place, mask):
     data[place % len(data)] ^= mask
     path.write_bytes(data)
     try:
-        with TablesFile(path, PIECES, info.sha256) as file:
+        with closing(TablesFile(path, PIECES, info.sha256)) as file:
             rows = [file.read(name, 0, 3).tolist() for name in ("columns", "offsets")]
             file.check()
             assert rows == [[0, 3, 0], [0, 3, 90]]  # a byte that means nothing
@@ -374,6 +377,51 @@ def test_several_tables_are_one(tmp_path_factory, groups):
     joined = DocumentTable.beside(folder / "all.h5")
     require_documents(joined, together)
     joined.close()
+
+
+def test_a_network_file_system_is_asked_for_each_column_once(tmp_path, monkeypatch):
+    read = []
+
+    def counting(file, offset, count, read_bytes=ExtentFile.read_bytes):
+        read.append(count)
+        return read_bytes(file, offset, count)
+
+    def bytes_of(call):
+        read.clear()
+        call()
+        return sum(read)
+
+    monkeypatch.setattr("zb_hdf5.core.extent_file.network_file_system", lambda file: "nfs")
+    monkeypatch.setattr(ExtentFile, "read_bytes", counting)
+    monkeypatch.setattr("zb_hdf5.formats.document_writer.BLOCK_DOCUMENTS", 10)
+    found = [(2, None, None, None, {}, [(0, 1, number)]) for number in range(500)]
+    write_documents(documents_path(tmp_path / "x.h5"), found)
+    size = documents_path(tmp_path / "x.h5").stat().st_size
+    assert bytes_of(lambda: part_of(documents_path(tmp_path / "x.h5"))) < 100
+    table = DocumentTable.beside(tmp_path / "x.h5")
+    require_documents(table, found)
+    assert bytes_of(lambda: table.number_of([999])) == 0
+    assert bytes_of(lambda: table.spans(3, 9)) < 200
+    assert len(pickle.dumps(table)) < 2000
+    table.close()
+    with DocumentsWriter(tmp_path / "y.h5") as writer:
+        assert bytes_of(lambda: join_documents([DocumentFile(documents_path(tmp_path / "x.h5"))], writer)) < 2 * size
+
+
+def test_descriptors_are_bounded_however_many_tables_there_are(tmp_path, monkeypatch):
+    monkeypatch.setattr("zb_hdf5.core.open_files.descriptor_room", lambda needed: 6)
+    parts = []
+    for number in range(9):
+        info = write_documents(tmp_path / f"{number}.h5", [(2, None, None, f"id {number}", {}, [(0, 1, number)])])
+        parts.append(DocumentPart(f"{number}.h5", info.num_bytes, info.sha256, "train", 2 * number, 2, number, 1))
+    table = DocumentTable(tmp_path, parts)
+    for each in (table, pickle.loads(pickle.dumps(table))):
+        for number in [*range(9), 0]:
+            assert each.document(number).id == f"id {number}"
+            assert each.spans(2 * number, 2 * number + 2).values == [number]
+            assert each.number_of([2 * number]) == [number]
+            assert sum(path.startswith(str(tmp_path)) for path in open_files().values()) <= 6
+        each.close()
 
 
 def test_a_table_of_another_file_is_refused(tmp_path):

@@ -366,3 +366,13 @@ def test_a_following_loader_gives_the_fields_that_are_committed(tmp_path):
     for number, step in enumerate(steps):
         np.testing.assert_array_equal(step["tokens"], values[number])
         np.testing.assert_array_equal(step["mask"], values[number] + 7)
+
+
+def test_names_of_document_values_come_in_any_collection(tmp_path):
+    make(tmp_path / "x.h5", [5, 9, 30])
+    for documents, names in (([], set()), (["cu_seqlens"], {"tokens", "cu_seqlens"}), (set(), set())):
+        with Loader(tmp_path / "x.h5", documents=documents, **HOW) as loader:
+            step = next(loader)
+            assert (set(step) if isinstance(step, dict) else set()) == names
+    with pytest.raises(ArgumentError, match="documents must be True or names"):
+        Loader(tmp_path / "x.h5", documents="cu_seqlens", **HOW)

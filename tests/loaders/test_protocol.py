@@ -1,5 +1,6 @@
 """One protocol for every loader, those under the seeds' own names included; and states that say their kind."""
 
+import contextlib
 import inspect
 import json
 
@@ -255,3 +256,41 @@ def test_a_refusal_needs_the_error_and_the_message():
         raise TypeError
     with refuses(ValueError, "rea.on"):
         raise ValueError("a reason")
+
+
+#: The module that makes the tensors of a loader.
+REACHED = {"DocumentLoader": "loaders.extras"}
+
+
+@pytest.mark.parametrize(
+    "name", ["Loader", "Loader, records", "Loader, prefetch", "FollowingLoader", "MixedLoader", "DocumentLoader"]
+)
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
+def test_after_an_error_next_goes_on_at_the_same_batch(name, error, data, monkeypatch):
+    """A read that fails, or Ctrl+C, costs no batch: not the one that was asked for, and not the rest of the epoch."""
+    with LOADERS[name](data) as loader:
+        expected = [parts(next(loader)) for _ in range(12)]
+    with LOADERS[name](data) as loader:
+        remaining = iter(expected)
+
+        def require_next():
+            for part, same in zip(parts(next(loader)), next(remaining), strict=True):
+                np.testing.assert_array_equal(part, same)
+
+        for _ in range(2):
+            with monkeypatch.context() as broken:
+                broken.setattr(f"zb_hdf5.{REACHED.get(name, 'columns.reader')}.from_numpy", lambda: _raise(error))
+                for _ in range(4):  # some may have been read before
+                    before = loader.state_dict()
+                    with contextlib.suppress(error):
+                        require_next()
+                        continue
+                    break
+                else:
+                    pytest.fail("expected an error")
+            assert loader.state_dict() == before
+            require_next()
+
+
+def _raise(error):
+    raise error

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from examples import examples
-from zb_hdf5 import ArgumentError, BatchIndexError, Loader, StateError, open_reader, open_writer
+from zb_hdf5 import ArgumentError, BatchIndexError, HDF5ShardWriter, Loader, StateError, open_reader, open_writer
 
 NUM_BATCHES, BATCH_SIZE, SEQ_LEN = 40, 8, 64
 TOKENS = np.random.default_rng(5).integers(0, 50_000, (NUM_BATCHES, BATCH_SIZE, SEQ_LEN), dtype=np.uint32)
@@ -227,3 +227,23 @@ def test_a_hundred_thousand_ranks_share_without_a_cluster(opened):
         assert len(loader) == -(-records // 100_000)
         first = loader.plan.requests_of_steps(np.array([0]))[0]
         assert first.tolist() == loader.plan_of_epoch(0).order.indices(np.array([rank % records])).tolist()
+
+
+def test_a_stream_that_was_verified_stays_so_with_another_batch_size(tmp_path):
+    with HDF5ShardWriter(tmp_path / "s.h5", dtype="uint16") as writer:
+        writer.write_documents(np.arange(640), [640])
+    with Loader(tmp_path / "s.h5", batch_size=2, seq_len=16, rank=0, world_size=1) as loader:
+        state = loader.state_dict()
+    with Loader(tmp_path / "s.h5", batch_size=4, seq_len=16, verify="store", rank=0, world_size=1) as loader:
+        loader.load_state_dict(state)
+        assert (loader.reader.batch_size, loader.reader.verified) == (2, "store")
+
+
+def test_records_of_another_length_than_the_stored_one_are_refused(tmp_path):
+    with open_writer(tmp_path / "x.h5", batch_size=2, seq_len=8) as writer:
+        writer.write(np.zeros((2, 2, 8), np.int64))
+    with (
+        Loader(tmp_path / "x.h5", seq_len=4, rank=0, world_size=1) as loader,
+        pytest.raises(ArgumentError, match="of 8 tokens"),
+    ):
+        loader.records()

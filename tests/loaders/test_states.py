@@ -20,6 +20,8 @@ from zb_hdf5 import (
     HDF5ShardWriter,
     Loader,
     MixedLoader,
+    MmapTokenStore,
+    SlidingWindowDataloader,
     StateError,
     TextLoader,
     open_reader,
@@ -423,3 +425,60 @@ def test_a_reader_serves_no_fingerprint_but_its_own_stream(stores):
         assert reader.serving(reader.fingerprint.replace(":2x4+0", ":5x4+0")).batch_size == 5
         for other in (None, 7, "", reader.fingerprint + "1", "x" + reader.fingerprint):
             assert reader.serving(other) is reader
+
+
+def test_a_follower_jumps_over_batches_that_were_not_there_when_it_began(tmp_path):
+    tokens = np.arange(10 * B * S).reshape(10, B, S)
+    skip = [(0, 4 * B, 6 * B)]
+    with open_writer(tmp_path / "store", batch_size=B, seq_len=S, live=True, shard_batches=4) as writer:
+        writer.write(tokens[:3])
+        with FollowingLoader(tmp_path / "store", timeout_s=30, skip=skip, **ALONE) as loader:
+            found = [next(loader) for _ in range(3)]
+            writer.write(tokens[3:])
+            writer.finish()
+            for _ in range(2):
+                found.append(next(loader))
+            state = loader.state_dict()
+            found += [*iter(lambda: next(loader, None), None)]
+    np.testing.assert_array_equal(np.stack(found), np.concatenate([tokens[:4], tokens[6:]]))
+    with FollowingLoader(tmp_path / "store", skip=skip, **ALONE) as other:
+        other.load_state_dict(state)
+        np.testing.assert_array_equal(next(other), tokens[7])
+
+
+def test_a_state_that_cannot_be_taken_over_changes_nothing(stores):
+    with Loader(stores / "a.h5", **ALONE) as loader:
+        before = loader.state_dict()
+        for _ in range(2):
+            with pytest.raises(StateError, match=r"state: .*holds no documents"):
+                loader.load_state_dict({**before, "skip": [[0, 1, 2]], "mask_documents": [0]})
+            assert loader.state_dict() == before
+        assert len(list(loader)) == N
+
+
+@pytest.fixture
+def sliding(tmp_path):
+    with HDF5ShardWriter(tmp_path / "s.h5", dtype="uint16") as writer:
+        writer.write_documents(np.arange(1000), [1000])
+    return lambda **options: SlidingWindowDataloader(MmapTokenStore(tmp_path / "s.h5"), 16, 4, **options)
+
+
+def test_random_windows_take_a_state_of_another_seed_by_force_only(sliding):
+    with sliding(order="random", seed=1) as first, sliding(order="random", seed=2) as other:
+        next(first)
+        state = first.state_dict()
+        with pytest.raises(StateError, match="seed"):
+            other.load_state_dict(state)
+        other.load_state_dict(state, force=True)
+        np.testing.assert_array_equal(next(other)[0], next(first)[0])
+
+
+@pytest.mark.parametrize("order", ["random", "epoch"])
+def test_windows_that_could_not_be_read_come_with_the_next_call(sliding, order, monkeypatch):
+    with sliding(order=order) as loader, sliding(order=order) as expected:
+        with monkeypatch.context() as broken:
+            broken.setattr(MmapTokenStore, "gather_into", lambda *_: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                next(loader)
+        assert loader.state_dict() == expected.state_dict()
+        np.testing.assert_array_equal(next(loader)[0], next(expected)[0])

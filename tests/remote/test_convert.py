@@ -16,6 +16,8 @@ from zb_hdf5 import (
     UnavailableError,
     convert,
     open_reader,
+    open_writer,
+    verify_store,
 )
 from zb_hdf5.commands.zb import zb
 from zb_hdf5.testing import random_tokens
@@ -87,6 +89,35 @@ def test_nothing_is_overwritten_and_force_makes_new_objects(s3, local, tmp_path,
         np.testing.assert_array_equal(reader[0], TOKENS[0])
 
 
+def test_a_codec_compresses_what_is_uploaded(s3, local):
+    url = "s3://bucket/small"
+    convert(local, "hdf5", url)  # of the same tokens: its objects are other ones
+    result = run("convert", "hdf5-to-hdf5", local, url, "--codec", "gzip:3", "--force")
+    assert result.exit_code == 0, result.output
+    assert {shard.compressed and shard.compressed.codec for shard in ShardIndex.load(url).shards} == {"gzip:3"}
+    with open_reader(url) as reader:
+        np.testing.assert_array_equal(np.stack(list(reader)), TOKENS)
+
+
+def test_a_dry_run_says_what_would_be_uploaded(s3, local):
+    url = "s3://bucket/store"
+    result = run("convert", "hdf5-to-batch", local, url, "--dry-run", "--json")
+    assert result.exit_code == 0, result.output
+    planned = json.loads(result.stdout)
+    assert (planned["path"], planned["num_shards"]) == (url, 2)
+    assert planned["free"]["bytes"] > 0  # of the folder from which it is uploaded
+    assert not list(Path.cwd().iterdir())
+    assert run("convert", "hdf5-to-batch", local, "s3://bucket/a.batch", "--dry-run").exit_code == 2
+    Path("store.upload").mkdir()
+    again = run("convert", "hdf5-to-batch", local, url, "--dry-run")
+    assert (again.exit_code, "store.upload: exists already" in again.stderr) == (1, True)
+    Path("store.upload").rmdir()
+    convert(local, "batch", url)
+    again = run("convert", "hdf5-to-batch", local, url, "--dry-run", "--resume")
+    assert (again.exit_code, "has a shards.json already" in again.stderr) == (1, True)
+    assert run("convert", "hdf5-to-batch", local, url, "--dry-run", "--force").exit_code == 0
+
+
 def test_an_interrupted_upload_goes_on(s3, local):
     url = "s3://bucket/store"
     s3.fault = lambda number, method, name, span: {"status": 403} if "shard-00001" in name else None
@@ -118,3 +149,15 @@ def test_commands_that_need_a_file_of_this_machine_refuse_a_url(s3):
         result = run(command, "s3://bucket/store")
         assert result.exit_code == 2
         assert "is a URL" in result.output
+
+
+def test_the_same_tokens_with_other_fields_are_new_objects(s3, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for value in (1, 2):
+        path = tmp_path / f"{value}.h5"
+        with open_writer(path, batch_size=3, seq_len=32, dtype="uint32", fields={"mask": "u1"}) as writer:
+            writer.write(TOKENS, {"mask": np.full(TOKENS.shape, value)})
+        convert(path, "hdf5", "s3://bucket/store", num_shards=2, overwrite=True)
+    with open_reader("s3://bucket/store") as reader:
+        assert (reader.field("mask").read_batch(0) == 2).all()
+    assert all(report.problem is None for report in verify_store("s3://bucket/store"))

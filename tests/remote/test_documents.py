@@ -60,6 +60,17 @@ def test_the_document_table_is_read(batches):
             assert reader.documents.document(number) == expected.documents.document(number)
 
 
+def test_a_conversion_keeps_the_documents(batches, tmp_path):
+    local, url = batches
+    convert(url, "hdf5", tmp_path / "copy")
+    with open_reader(tmp_path / "copy") as copy, open_reader(local) as expected:
+        assert copy.documents.token_count == expected.documents.token_count
+        for number in range(len(LENGTHS)):
+            assert copy.documents.document(number) == expected.documents.document(number)
+        rows = np.arange(expected.num_records)
+        np.testing.assert_array_equal(copy.read_pieces(rows).offsets, expected.read_pieces(rows).offsets)
+
+
 @pytest.fixture
 def streams(served):
     """Return (local folder, url) of a stream in two shards, with spans and a field."""

@@ -1,8 +1,10 @@
 """Readers of objects: the same contract as any reader, few requests, and one object only."""
 
+import gc
 import os
 import pickle
 import shutil
+import time
 
 import numpy as np
 import pytest
@@ -16,10 +18,13 @@ from zb_hdf5 import (
     HDF5ShardWriter,
     IncompleteError,
     Loader,
+    MmapTokenStore,
+    UnavailableError,
     open_reader,
     open_writer,
     verify_store,
 )
+from zb_hdf5.columns.ranges import RangeSource
 from zb_hdf5.core.objects import BLOCK_BYTES, RemoteObject
 from zb_hdf5.core.paths import any_path
 from zb_hdf5.maintenance.statistics import measure
@@ -219,3 +224,39 @@ def test_a_store_that_grows_is_refused(web, tokens):
         with pytest.raises(IncompleteError, match="is still written"):
             open_reader(f"{proxy.url}/store")
     shutil.rmtree(folder / "store")
+
+
+def test_a_batch_that_proved_a_shard_is_not_kept(served, write_store, tokens):
+    folder, url = served
+    write_store(folder / "store", tokens, (2, 5))
+    stream = np.arange(2000, dtype=np.uint16)
+    write_streams(folder / "stream", stream)
+    with open_reader(f"{url}/store") as reader:
+        out = np.empty((2, tokens.shape[2]), reader.dtype)
+        reader.read_records_into(np.array([0, reader.num_records - 1]), out)
+        np.testing.assert_array_equal(out, tokens.reshape(-1, tokens.shape[2])[[0, -1]])
+        assert remembered() == []
+    with MmapTokenStore(f"{url}/stream") as store:
+        np.testing.assert_array_equal(store.get_slice(0, len(stream)), stream)
+        assert remembered() == []
+
+
+def remembered():
+    """Return the batches that sources keep for a later read."""
+    sources = [one for one in gc.get_objects() if type(one) is RangeSource]
+    assert sources
+    return [batch for source in sources for batch in source._read_before]
+
+
+def test_after_an_error_nothing_is_written_to_the_arrays_of_the_caller(web):
+    folder, proxy = web
+    (folder / "data.batch").write_bytes(bytes(range(1, 201)) * 50_000)
+    source = RemoteObject(f"{proxy.url}/data.batch")
+    assert source.num_bytes == 10_000_000
+    proxy.fault = lambda number, method, name, span: {"status": 403} if span.startswith("bytes=0-") else {"wait": 0.3}
+    out = [np.zeros(10, np.uint8) for _ in range(2)]
+    with pytest.raises(UnavailableError, match="denied"):
+        source.read_ranges([(0, out[0]), (9_000_000, out[1])])
+    out[1][:] = 0
+    time.sleep(0.5)
+    assert not out[1].any()

@@ -542,6 +542,16 @@ def test_verify_finds_the_first_bad_chunk(tmp_path):
         open_reader(folder, batch_size=2, seq_len=9, verify="store")
 
 
+@pytest.mark.parametrize("name", ["crc32", "doc_offsets"])
+def test_rows_that_are_missing_are_damage_as_in_a_file_of_batches(name, tmp_path):
+    write(tmp_path / "s.h5")
+    with h5py.File(tmp_path / "s.h5", "a") as h5:
+        del h5[name]
+    problem = verify_store(tmp_path / "s.h5")[0].problem
+    assert (type(problem), problem.exit_code) == (FormatError, 1)
+    assert f"expected a dataset '{name}' of " in str(problem)
+
+
 def test_damaged_places_of_documents_are_found(tmp_path):
     write(tmp_path / "s.h5", TOKENS, LENGTHS)
     data = bytearray((tmp_path / "s.h5").read_bytes())
@@ -700,3 +710,29 @@ def test_a_stream_in_several_runs_that_was_cut_short_is_an_error(tmp_path):
         os.truncate(tmp_path / "s.h5", (tmp_path / "s.h5").stat().st_size - 4096)
         with pytest.raises(IncompleteError, match="cut short"):
             store.get_slice(0, 10)
+
+
+@pytest.mark.parametrize("name", ["stream.h5", "stream.npy", "folder"])
+def test_hints_name_the_bytes_that_will_be_read(name, tmp_path, monkeypatch):
+    tokens = np.arange(40_000, dtype=np.uint16)
+    if name == "stream.npy":
+        np.save(tmp_path / name, tokens)
+    elif name == "stream.h5":
+        with HDF5ShardWriter(tmp_path / name, chunk_tokens=4096) as writer:
+            writer.write_documents(tokens, [len(tokens)])
+    else:
+        (tmp_path / name).mkdir()
+        for number, part in enumerate(np.split(tokens, [15_000])):
+            np.save(tmp_path / name / f"{number}.npy", part)
+    hinted = []
+
+    def hear(fd, offset, length, advice):
+        hinted.append(np.frombuffer(os.pread(fd, length, offset), np.uint16))
+
+    monkeypatch.setattr(os, "posix_fadvise", hear)
+    with open_reader(tmp_path / name, batch_size=8, seq_len=128, overlap=1) as reader:
+        for index, count in ((0, 1), (14, 3), (reader.num_batches - 1, 1)):
+            hinted.clear()
+            reader.will_need(index, count)
+            first = index * 1024
+            np.testing.assert_array_equal(np.concatenate(hinted), tokens[first : first + count * 1024 + 1])

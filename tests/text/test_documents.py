@@ -1,7 +1,9 @@
 """Documents from files: what is read, what is dropped, and that row groups together are the whole file."""
 
 import gzip
+import io
 import json
+import pickle
 import sys
 
 import pytest
@@ -82,6 +84,56 @@ def test_row_groups_of_json_lines_are_the_whole_file(tmp_path, lines, row_group_
     assert whole[0] == [text for _, text in lines if not isinstance(text, Reason)]
 
 
+def places(file, numbers):
+    """Return the row of each text, and the place of each text that was dropped, of some row groups."""
+    blocks = [block for number in numbers for block in file.row_group(number)]
+    texts = [pair for block in blocks for pair in zip(block.rows, block.texts, strict=True)]
+    return sorted(texts), sorted(place for block in blocks for place in block.dropped.first)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(st.sampled_from([*LINES, (b'{"text": "%s"}' % (b"x" * 99), "x" * 99)]), max_size=30),
+    st.sampled_from([b"\n", b""]),
+    st.integers(1, 90),
+    st.randoms(use_true_random=False),
+)
+def test_each_row_group_knows_the_numbers_of_its_lines(tmp_path, lines, end, row_group_bytes, random):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b"\n".join(line for line, _ in lines) + end)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(documents, "FIRST_DROPPED", len(lines) + 1)
+        whole = places(JsonLinesFile(path), [0])
+        patch.setattr(documents, "ROW_GROUP_BYTES", row_group_bytes)
+        file = JsonLinesFile(path)
+        numbers = random.sample(range(file.num_row_groups), file.num_row_groups)
+        assert places(file, numbers) == whole
+        assert places(pickle.loads(pickle.dumps(JsonLinesFile(path))), numbers) == whole
+    assert whole[0] == [(n, text) for n, (_, text) in enumerate(lines, 1) if not isinstance(text, Reason)]
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_the_lines_of_a_file_are_counted_once_however_many_row_groups_there_are(tmp_path, monkeypatch, copied):
+    path, counted = tmp_path / "a.jsonl", []
+
+    class Counting(io.FileIO):
+        def readinto(self, buffer):
+            counted.append(super().readinto(buffer))
+            return counted[-1]
+
+    def opened(file):
+        return io.BufferedReader(Counting(file.path), 16)
+
+    monkeypatch.setattr(documents, "ROW_GROUP_BYTES", 200)
+    monkeypatch.setattr(JsonLinesFile, "_open", opened)
+    path.write_bytes(b'{"text": "one"}\n' * 1000)
+    file = JsonLinesFile(path)
+    assert (file.num_row_groups, counted) == (80, [])  # who only looks at it need not wait
+    for number in range(80):
+        [*(pickle.loads(pickle.dumps(file)) if copied else file).row_group(number)]
+    assert sum(counted) < 3 * path.stat().st_size  # once to count, once to read, and some twice
+
+
 def test_json_lines_with_another_key(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text('{"body": "one"}\n')
@@ -123,11 +175,14 @@ def test_parquet_with_bytes_that_are_no_text(tmp_path):
 
 
 def test_parquet_errors(write_parquet, tmp_path):
+    pa = pytest.importorskip("pyarrow")
     path = write_parquet(["a", "b"])
     with pytest.raises(ConvertError, match="no column 'body' for the text; its columns are: id, text"):
         ParquetFile(path, "body")
     with pytest.raises(ConvertError, match="column 'id': expected text, found int64"):
         ParquetFile(path, "id")
+    with pytest.raises(ConvertError, match=r"column 'text': expected text, found list<.*string>; name another column"):
+        ParquetFile(write_parquet([["a"], ["b"]], pa.list_(pa.string()), name="lists.parquet"))
     (tmp_path / "b.parquet").write_bytes(path.read_bytes()[:-5])
     with pytest.raises(FormatError, match=r"b\.parquet: not a Parquet file, or a damaged one"):
         ParquetFile(tmp_path / "b.parquet")
@@ -181,6 +236,26 @@ def test_opening_files_and_folders(tmp_path):
     with pytest.raises(ConvertError, match=r"c\.md: expected files that end in"):
         open_documents([tmp_path / "b/c.md"])
     assert set(FILE_KINDS) == {"parquet", "jsonl", "text"}
+
+
+def test_a_folder_may_be_named_like_a_file(tmp_path):
+    (tmp_path / "b.jsonl").mkdir()
+    for path in (tmp_path / "a.jsonl", tmp_path / "b.jsonl" / "part-0.jsonl"):
+        path.write_text('{"text": "one"}\n')
+    for kind in (None, "jsonl"):
+        names = [file.path.relative_to(tmp_path).as_posix() for file in open_documents([tmp_path], kind)]
+        assert names == ["a.jsonl", "b.jsonl/part-0.jsonl"]
+    with pytest.raises(ConvertError, match=r"b\.jsonl: expected files that end in \.txt, found none; \.jsonl files"):
+        open_documents([tmp_path / "b.jsonl"], "text")
+
+
+def test_a_file_that_is_named_twice_is_refused(tmp_path):
+    (tmp_path / "a.txt").write_text("x")
+    (tmp_path / "link").symlink_to(tmp_path)
+    message = r"a\.txt: is named 2 times; its documents would be stored as often: name it once"
+    for paths in ([tmp_path, tmp_path / "a.txt"], [tmp_path / "a.txt", tmp_path / "link" / "a.txt"]):
+        with pytest.raises(ConvertError, match=message):
+            open_documents(paths)
 
 
 @pytest.mark.parametrize("in_folder", [True, False])

@@ -170,6 +170,8 @@ def test_another_tokenizer_than_the_store_has_is_an_error(tokenizer, trained):
     require_tokenizer(stored, tokenizer, "store")
     require_tokenizer("", tokenizer, "store")
     require_tokenizer('{"name": "something of which we know no digest"}', tokenizer, "store")
+    for of_others in ("gpt2", '"gpt2"', "[1]", "3", '{"digest": 3}', "[" * 100_000):  # a writer may be given any text
+        require_tokenizer(of_others, tokenizer, "store")
     with pytest.raises(StateError, match=r"store: expected the tokenizer that it was made with, \w+:.* found \w+"):
         require_tokenizer(stored, other, "store")
 
@@ -301,6 +303,7 @@ def test_a_merge_that_ranks_would_do_otherwise_has_its_own_digest(trained, tmp_p
         ("hf:{tmp}/alone.tiktoken", FormatError, "not a tokenizer.json"),
         ("hf:{tmp}/empty.json", FormatError, "it has no 'model'"),
         ("hf:{tmp}/model.json", FormatError, "not a tokenizer.json"),
+        ("hf:{tmp}/untrained.json", FormatError, r"untrained\.json: expected a trained tokenizer, found no tokens"),
     ],
 )
 def test_error_messages(trained, tmp_path, spec, kind, message):
@@ -312,6 +315,8 @@ def test_error_messages(trained, tmp_path, spec, kind, message):
     (tmp_path / "words.json").write_text(json.dumps({**content, "normalizer": {"type": "Lowercase"}}))
     (tmp_path / "empty.json").write_text("{}")
     (tmp_path / "model.json").write_text('{"model": {"type": "nonsense"}}')
+    untrained = {"model": {"type": "BPE", "vocab": {}, "merges": []}, "added_tokens": []}
+    (tmp_path / "untrained.json").write_text(json.dumps(content | untrained))
     with pytest.raises(kind, match=message):
         load_tokenizer(spec.format(tmp=tmp_path))
 
@@ -361,6 +366,13 @@ def test_training_errors(tmp_path):
     (tmp_path / "tok.tiktoken").write_text("mine")
     with pytest.raises(ConvertError, match=r"tok\.tiktoken: exists already"):
         train_tokenizer(files, tmp_path / "tok.json", 300)
+
+
+def test_lone_surrogates_are_trained_on_as_they_are_encoded(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "one"}\n{"text": "\\ud800 two"}\n{"text": "\\ud800 three"}\n')
+    (tmp_path / "b.jsonl").write_text('{"text": "one"}\n{"text": "\\ufffd two"}\n{"text": "\\ufffd three"}\n')
+    report, expected = (train_tokenizer(tmp_path / f"{name}.jsonl", tmp_path / f"{name}.json", 270) for name in "ab")
+    assert (report.documents, report.digest) == (3, expected.digest)
 
 
 def test_a_vocabulary_of_bytes_and_a_small_corpus(tmp_path):

@@ -25,11 +25,13 @@ from zb_hdf5.spec import BATCHES_LAYOUT, CRC32_CHUNK_ROWS, StoreMeta, TokenArray
 
 #: Rows that a process keeps, of all files together: those of 4 TiB in batches of 64 KiB. Older ones are read again.
 MAX_KEPT_BYTES: Final = 256 << 20
+#: What a block takes besides its rows: those of a file of one batch are 4 bytes.
+KEPT_OVERHEAD_BYTES: Final = 256
 
 #: What is compared, of a reader with this `verify`.
 VERIFIED: Final = {"auto": "whole reads", "batch": "all reads", "store": "store", "none": "none"}
 
-#: Fills an array (1-D, "<u4") with consecutive rows from a number on. To be pickled.
+#: Fills an array (1-D, "<u4") with consecutive rows from a number on. It must be picklable.
 ReadRows = Callable[..., None]
 
 
@@ -97,7 +99,7 @@ class Crc32Rows:
 
     def _keep(self, block: int, rows: npt.NDArray[np.uint32]) -> array[int]:
         kept = self.blocks[block] = array("I", rows.astype("u4", copy=False).tobytes())
-        _KEPT.add(self, block, rows.nbytes)
+        _KEPT.add(self, block, rows.nbytes + KEPT_OVERHEAD_BYTES)
         return kept
 
     def forget(self, block: int) -> None:
@@ -181,7 +183,7 @@ class CheckedSource:
         self, source: BatchSource, meta: StoreMeta, rows: Crc32Rows, path: Path, num_tokens: int | None = None
     ) -> None:
         self.unchecked, self._meta, self._rows, self._path = source, meta, rows, path
-        self._short, self._rest = divmod(num_tokens or 0, meta.batch_tokens) if num_tokens else (-1, 0)
+        self._short, self._rest = divmod(num_tokens, meta.batch_tokens) if num_tokens else (-1, 0)
         self._bind()
 
     def _bind(self) -> None:

@@ -74,7 +74,6 @@ class Encoder:
         return (packed, 0) if len(packed) < chunk.nbytes else (chunk, 1)
 
     def close(self) -> None:
-        """End the threads."""
         self._pool.shutdown()
 
 

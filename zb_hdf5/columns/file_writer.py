@@ -134,9 +134,9 @@ class FileWriter(BatchWriter):
             return 0
         with disk_errors(self._file.partial_path):
             offset = self._room_for(before, count)
-        if offset is None:
-            return 0
-        self._copy_from(reader.path, reader.extents, start, count, offset)
+            if offset is None:
+                return 0
+            self._copy_from(reader.path, reader.extents, start, count, offset)
         return self.num_batches - before
 
     def _copy_from(self, path: Path, extents: Extents, start: int, count: int, offset: int) -> None:
@@ -228,7 +228,7 @@ class FileWriter(BatchWriter):
             self._end_unpublished()
 
     def _end_unpublished(self) -> None:
-        """Say what becomes of the partial of a file that is not finished."""
+        """Remove the partial of a file that is not finished, or keep it."""
         self._file.discard()
 
     def _require_open(self) -> None:

@@ -1,20 +1,18 @@
-"""Bytes by their places: the one interface under every source that is not a mapping, and the local file behind it."""
+"""Bytes by their places: the one interface under every source that is not a mapping."""
 
 from __future__ import annotations
 
-import os
-import weakref
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.columns.source import CopyingSource
-from zb_hdf5.core.extent_file import ExtentFile, read_fully
+from zb_hdf5.core.extent_file import ExtentFile
 from zb_hdf5.core.extents import Extents, FilePart
-from zb_hdf5.core.files import Identity, close_reading, cut_short, identity_of, regular, require_identity
+from zb_hdf5.core.files import Identity
 from zb_hdf5.core.objects import IN_FLIGHT, RemoteObject, read_objects
 from zb_hdf5.core.paths import RemotePath, require_remote_access
 from zb_hdf5.spec import StoreMeta, TokenArray
@@ -63,69 +61,8 @@ class Ranges(ReadsRanges, Protocol):
     def identity(self) -> Identity:
         """The facts that tell this file from another one that has its name later."""
 
-    def read(self, start: int, stop: int) -> memoryview:
-        """Return some bytes, read-only. Raises as `read_ranges` does."""
-
     def close(self) -> None:
         """Close what is open."""
-
-
-class FileRanges:
-    """The bytes of a local file, by positioned reads. See `Ranges`.
-
-    Parameters
-    ----------
-    identity
-        Of the file that was looked at; None: whatever has the name now.
-    """
-
-    def __init__(self, path: Path, identity: Identity | None = None) -> None:
-        self._path, self._known = path, identity
-        self._open()
-
-    def _open(self) -> None:
-        self._fd = regular(self._path)
-        self._close_fd = weakref.finalize(self, close_reading, self._fd)
-        self._known = self._known or identity_of(self._fd)
-        try:
-            require_identity(self._fd, self._known, self._path)
-        except BaseException:
-            self._close_fd()
-            raise
-
-    @property
-    def identity(self) -> Identity:
-        """What tells this file from another one that has its name later."""
-        return self._known or identity_of(self._fd)
-
-    @property
-    def name(self) -> str:
-        return str(self._path)
-
-    @property
-    def num_bytes(self) -> int:
-        return os.fstat(self._fd).st_size
-
-    def read_ranges(self, ranges: Sequence[tuple[int, npt.NDArray[Any]]]) -> None:
-        for offset, out in ranges:
-            found = read_fully(self._fd, out, offset)
-            if found < out.nbytes:
-                raise cut_short(self._path, f"{out.nbytes:,} bytes at {offset:,}", found)
-
-    def read(self, start: int, stop: int) -> memoryview:
-        out = np.empty(stop - start, np.uint8)
-        self.read_ranges([(start, out)])
-        return out.data.toreadonly()
-
-    def close(self) -> None:
-        self._close_fd()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_path": self._path, "_known": self._known}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._open()
 
 
 class RangesReader(CopyingSource):
@@ -137,12 +74,10 @@ class RangesReader(CopyingSource):
 
     @property
     def name(self) -> str:
-        """Path or URL of the file."""
         return self._ranges.name
 
     @property
     def num_bytes(self) -> int:
-        """Size of the file."""
         return self._ranges.num_bytes
 
     def read_ranges(self, ranges: Sequence[FilePart]) -> None:
@@ -164,12 +99,12 @@ class RangesReader(CopyingSource):
 
 
 class RangeSource(RangesReader):
-    """Batches that lie as they are in a file of which only ranges can be read.
+    """Batches that lie as they are in an object.
 
     Parameters
     ----------
     ranges
-        The file; closed with this source.
+        The object; closed with this source.
     extents
         Where the batches lie.
     meta
@@ -178,7 +113,9 @@ class RangeSource(RangesReader):
         What a reader says of it.
     """
 
-    def __init__(self, ranges: Ranges, extents: Extents, meta: StoreMeta, access: str) -> None:
+    _ranges: RemoteObject
+
+    def __init__(self, ranges: RemoteObject, extents: Extents, meta: StoreMeta, access: str) -> None:
         super().__init__(ranges)
         self.extents, self._meta, self.access = extents, meta, access
         self.shape, self.dtype = meta.shape, meta.dtype
@@ -207,6 +144,7 @@ class RangeSource(RangesReader):
 
     def gather_into(self, records: npt.NDArray[np.int64], out: TokenArray) -> None:
         """Fill `out`, shape `(count, L)`, with records of L tokens: one range for those that follow each other."""
+        self._read_before.clear()
         self._ranges.read_ranges(list(self.extents.places_of_records(records, out)))
 
     def remember(self, index: int, tokens: TokenArray) -> None:
@@ -215,24 +153,29 @@ class RangeSource(RangesReader):
 
     def read_runs_of_tokens(self, runs: Iterable[tuple[int, TokenArray]]) -> None:
         """Fill each 1-D array with consecutive tokens from its place on, counted over all batches; all at once."""
+        self._read_before.clear()
         self._ranges.read_ranges([p for start, out in runs for p in self.extents.places_of_tokens(start, out)])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_read_before": {}}
 
 
 def gather_together(reads: Sequence[tuple[RangeSource, npt.NDArray[np.int64], TokenArray]]) -> None:
     """Gather records of several objects, all at the same time."""
+    for source, *_ in reads:
+        source._read_before.clear()
     read_objects(
-        [
-            (cast(RemoteObject, source._ranges), list(source.extents.places_of_records(records, out)))
-            for source, records, out in reads
-        ]
+        [(source._ranges, list(source.extents.places_of_records(records, out))) for source, records, out in reads]
     )
 
 
 def open_ranges(
     path: Path, identity: Identity | None = None, num_bytes: int | None = None
-) -> FileRanges | RemoteObject:
+) -> ExtentFile | RemoteObject:
     """Open a file of this machine, or an object. The arguments are those of `open_extents`."""
-    return RemoteObject(str(path), identity, num_bytes) if isinstance(path, RemotePath) else FileRanges(path, identity)
+    if isinstance(path, RemotePath):
+        return RemoteObject(str(path), identity, num_bytes)
+    return ExtentFile(path, Extents([], 1), (1, 1), np.dtype("u1"), "pread", identity)
 
 
 def open_extents(

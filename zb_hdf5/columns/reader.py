@@ -222,6 +222,7 @@ class BatchReader:
             record then counts as `seq_len / L` records.
         """
         length = out.shape[1] if out.ndim == 2 else 0
+        records = np.asarray(records, np.int64)
         fits = length > 0 and self.seq_len % length == 0 and len(out) == len(records)
         if not fits or out.dtype != self.dtype or not _is_fillable(out):
             raise ArgumentError(

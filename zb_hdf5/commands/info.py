@@ -25,7 +25,7 @@ from zb_hdf5.store.index import ShardIndex, find_index
 from zb_hdf5.store.kinds import is_stream
 from zb_hdf5.store.shards import ShardedReader
 from zb_hdf5.store.tokens import MmapTokenStore
-from zb_hdf5.text.readable import tokenizer_named
+from zb_hdf5.text.tokenizers import tokenizer_named
 
 
 def describe(path: str | os.PathLike[str], dataset: str | None = None) -> dict[str, Any]:

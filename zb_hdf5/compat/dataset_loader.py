@@ -132,7 +132,6 @@ class DatasetLoader:
         self._loader.load_state_dict(state_dict, force=force)
 
     def close(self) -> None:
-        """Release the files."""
         self._loader.close()
 
     def __enter__(self) -> Self:

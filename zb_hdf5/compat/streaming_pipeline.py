@@ -46,7 +46,7 @@ def list_parquet_files(data_dir: str | os.PathLike[str] | None = None) -> list[s
 def parquets_iter_batched(
     split: str, start: int = 0, step: int = 1, *, data_dir: str | os.PathLike[str] | None = None
 ) -> Iterator[list[str]]:
-    """Yield the texts of one row group after the other: of each file number `start`, `start + step`, ...
+    """Yield the texts of one row group after the other: of each file, row groups `start`, `start + step`, ...
 
     Parameters
     ----------

@@ -227,10 +227,15 @@ class SlidingWindowDataloader:
         return self._read()
 
     def _read(self) -> Windows:
-        starts = self._starts()
-        self._step += 1
         tokens = np.empty((self.batch_size, self.window_size + 1), self.store.dtype)
-        self.store.gather_into(starts, tokens)
+        before = self._draws.bit_generator.state if self.order == "random" else None
+        try:
+            self.store.gather_into(self._starts(), tokens)
+        except BaseException:  # the next call reads the same windows
+            if before is not None:
+                self._draws.bit_generator.state = before
+            raise
+        self._step += 1
         wide = tokens.astype(np.int64)
         return wide[:, :-1], wide[:, 1:]
 
@@ -269,12 +274,12 @@ class SlidingWindowDataloader:
         random = self.order == "random"
         epoch = require_count(where, state, "epoch")
         step = require_count(where, state, "step", MAX_COUNT if random else len(self))
-        draws = self._draws_of(epoch, state.get("draws")) if random else self._draws
+        draws = self._draws_of(epoch, state.get("draws"), force) if random else self._draws
         self.set_epoch(epoch)
         self._step, self._draws, self._resumed = step, draws, True
 
-    def _draws_of(self, epoch: int, found: object) -> np.random.Generator:
-        """Return the generator of an epoch in the state that was found."""
+    def _draws_of(self, epoch: int, found: object, force: bool) -> np.random.Generator:
+        """Return the generator of an epoch in the state that was found; with `force` also of another seed."""
         draws = np.random.default_rng((self.seed, epoch))
         expected: Any = draws.bit_generator.state
         message = (
@@ -285,7 +290,7 @@ class SlidingWindowDataloader:
         except (TypeError, ValueError, KeyError, OverflowError, AttributeError) as error:
             raise StateError(message) from error
         taken: Any = draws.bit_generator.state
-        if taken["state"]["inc"] != expected["state"]["inc"]:  # of another seed or epoch
+        if not force and taken["state"]["inc"] != expected["state"]["inc"]:  # of another seed or epoch
             raise StateError(message)
         return draws
 

@@ -21,6 +21,8 @@ class Document(NamedTuple):
 
     Attributes
     ----------
+    number
+        Of the document in the store, from 0.
     offset, length
         Its first token in the document stream, and its tokens, the boundary token included.
     source, row

@@ -19,7 +19,6 @@ import numpy.typing as npt
 from zb_hdf5.core.extents import Extents, FilePart
 from zb_hdf5.core.files import Identity, close_reading, cut_short, identity_of, regular, require_identity
 from zb_hdf5.core.mapping import MAP_NORESERVE, Place, libc, map_side_by_side
-from zb_hdf5.errors import IncompleteError
 from zb_hdf5.spec import TokenArray
 from zb_hdf5.token_values import signed
 
@@ -308,10 +307,16 @@ class ExtentFile:
             os.posix_fadvise(self._fd, base + within * stride, length, os.POSIX_FADV_WILLNEED)
             index, count = index + take, count - take
 
-    def is_cached(self, index: int) -> bool:
-        """Return whether the first page of batch `index` is in the page cache: a read that may not wait."""
+    def will_need_tokens(self, start: int, count: int) -> None:
+        """Ask the kernel to read consecutive tokens, counted over all batches, into the page cache, without waiting."""
+        for offset, part in self.extents.places_of_tokens(start, np.empty(count, self.dtype)):
+            os.posix_fadvise(self._fd, offset, part.nbytes, os.POSIX_FADV_WILLNEED)
+
+    def is_cached(self, index: int, token: int = 0) -> bool:
+        """Return whether the page of a token of batch `index` is in the page cache: a read that may not wait."""
+        offset = self.extents.offset(index) + token * self.dtype.itemsize
         try:
-            return os.preadv(self._fd, (bytearray(1),), self.extents.offset(index), os.RWF_NOWAIT) == 1
+            return os.preadv(self._fd, (bytearray(1),), offset, os.RWF_NOWAIT) == 1
         except (OSError, AttributeError):  # it would wait, or this system cannot tell
             return False
 
@@ -348,14 +353,13 @@ class ExtentFile:
         return found.tobytes()
 
     def _read_fully(self, out: npt.NDArray[Any], offset: int) -> None:
-        """Read all of `out`."""
         try:
             found = read_fully(self._fd, out, offset)
         except OSError as error:  # the kernel knows a descriptor only
             raise OSError(error.errno, error.strerror, str(self._path)) from error
         if found < out.nbytes:
             self._check_size(os.fstat(self._fd).st_size)
-            raise IncompleteError(f"{self._path}: expected {out.nbytes:,} bytes at {offset:,}, found {found:,}")
+            raise cut_short(self._path, f"{out.nbytes:,} bytes at {offset:,}", found)
 
     def close(self) -> None:
         """Close the descriptor. Views stay valid until the last of them is dropped."""

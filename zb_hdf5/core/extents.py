@@ -85,7 +85,7 @@ class Extents:
     def stretches(self) -> list[tuple[int, int]]:
         """Where batches follow each other without a gap, in batch order: first byte, and the one behind the last.
 
-        None where there are more than `MAX_STRETCHES`, or several that do not fill whole pages.
+        Empty where there are more than `MAX_STRETCHES`, or several that do not fill whole pages.
         """
         found: list[tuple[int, int]] = []
         for base, stride, num_batches in self.runs:
@@ -93,7 +93,7 @@ class Extents:
             if len(found) + parts > MAX_STRETCHES:
                 return []
             size = num_batches // parts * self.batch_bytes
-            found += [(first, first + size) for first in range(base, base + parts * stride, stride)]
+            found += [(base + part * stride, base + part * stride + size) for part in range(parts)]
         return found if len(found) == 1 or not any(edge % mmap.PAGESIZE for part in found for edge in part) else []
 
     def locate(self, index: int) -> tuple[int, int]:
@@ -102,7 +102,6 @@ class Extents:
         return number, index - self._firsts[number]
 
     def offset(self, index: int) -> int:
-        """Return the byte offset of a batch."""
         number, within = self.locate(index)
         base, stride, _ = self.runs[number]
         return base + within * stride

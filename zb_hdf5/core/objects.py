@@ -6,6 +6,7 @@ import io
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
@@ -205,8 +206,10 @@ def read_objects(reads: Sequence[tuple[RemoteObject, Sequence[tuple[int, npt.NDA
         jobs[0][0]._fill(jobs[0][1])
     elif jobs:
         pool = jobs[0][0]._connection().pool
-        for _ in pool.map(lambda job: job[0]._fill(job[1]), jobs):
-            pass  # an error is raised here
+        futures = [pool.submit(source._fill, group) for source, group in jobs]
+        wait(futures)  # also after an error: the arrays are the caller's again
+        for future in futures:
+            future.result()
 
 
 def _is_denied(error: BaseException | None) -> bool:

@@ -147,7 +147,7 @@ def _make_room(allowed: int) -> None:
     """Close files until no more descriptors than `allowed` are held."""
     while True:
         stores = list(_STORES)
-        resting, known = (sum(map(len, files)) for files in zip(*((s.resting, s.known) for s in stores), strict=True))
+        resting, known = sum(len(store.resting) for store in stores), sum(len(store.known) for store in stores)
         if 4 * resting < known:  # before they must close: files in use have time to move back
             for store in stores:
                 store.rest()

@@ -47,10 +47,6 @@ class Order(ABC):
     def indices(self, positions: npt.NDArray[Any]) -> IndexArray:
         """Return the index at each of `positions` (integers in `0..n-1`, any shape)."""
 
-    def index(self, position: int) -> int:
-        """Return the index at one position."""
-        return int(self.indices(np.array([position], dtype=np.int64))[0])
-
 
 class SequentialOrder(Order):
     """Position i is index i."""

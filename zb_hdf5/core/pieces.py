@@ -39,7 +39,6 @@ class Pieces:
 
     @property
     def num_records(self) -> int:
-        """Records."""
         return len(self.ends) - 1
 
     @property

@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from zb_hdf5.core.files import regular
 from zb_hdf5.core.locks import create_locked, is_at, keep_locked, lock, make_locked_folder, require_at
+from zb_hdf5.core.mapping import libc
 from zb_hdf5.errors import ConvertError, ExistsError
 from zb_hdf5.spec import DOCUMENTS_PREFIX, INDEX_NAME, JOURNAL_PREFIX, SHARD_PREFIX
 
@@ -90,7 +91,7 @@ class PartialFile:
 
     def start_write_back(self) -> None:
         """Have the disk begin to write what it has: `publish` then waits for less."""
-        sync_file_range = getattr(ctypes.CDLL(None), "sync_file_range", None)
+        sync_file_range = getattr(libc(), "sync_file_range", None)
         if sync_file_range is not None:  # Linux; a failure is met again by fsync
             sync_file_range(self.fd, ctypes.c_int64(0), ctypes.c_int64(0), ctypes.c_uint(SYNC_FILE_RANGE_WRITE))
 
@@ -101,7 +102,8 @@ class PartialFile:
         """
         self._refuse_existing()
         require_at(self.fd, self.partial_path)
-        os.fsync(self.fd)
+        with disk_errors(self.partial_path):
+            os.fsync(self.fd)
         os.replace(self.partial_path, self.path)
         fsync_directory(self.path.parent)
         os.close(self.fd)
@@ -184,7 +186,7 @@ class LockedFolder(ABC):
 
     @abstractmethod
     def _finish(self) -> None:
-        """End what has not failed."""
+        """Do what is left when the block has ended without an error: publish the folder, or remove it."""
 
 
 class PartialDirectory(LockedFolder):
@@ -263,8 +265,8 @@ def remove_scratch(path: Path) -> None:
         If another process is at work in it.
     """
     if partial_path(path).exists():
-        with ScratchDirectory(path) as folder:
-            folder.clear()
+        with ScratchDirectory(path):
+            pass
 
 
 @contextlib.contextmanager
@@ -336,22 +338,11 @@ def write_atomically(path: Path, data: bytes) -> None:
     """Replace the content of `path` in one step."""
     partial = PartialFile(path, overwrite=True)
     try:
-        with open(partial.fd, "wb", closefd=False) as file:
+        with disk_errors(partial.partial_path), open(partial.fd, "wb", closefd=False) as file:
             file.write(data)
         partial.publish()
     except BaseException:
         partial.discard()
-        raise
-
-
-@contextlib.contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Have an error of the system say which file it is about: a write to an open file does not."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno is not None and error.filename is None:
-            error.filename = str(path)
         raise
 
 

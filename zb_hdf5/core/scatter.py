@@ -14,7 +14,6 @@ made again after a kill.
 
 from __future__ import annotations
 
-import io
 import os
 from bisect import bisect_right
 from collections import deque
@@ -30,6 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.core.digests import crc32_of
+from zb_hdf5.core.extent_file import read_fully
 from zb_hdf5.core.order import GlobalOrder
 from zb_hdf5.core.publishing import write_fully
 from zb_hdf5.errors import ArgumentError, BatchIndexError, ChecksumError, IncompleteError
@@ -44,7 +44,8 @@ BYTES_PER_RECORD: Final = 48
 
 #: Two runs, or buckets, are in memory where their segments are at least as long.
 SEGMENT_BYTES: Final = 1 << 20
-#: Into how many runs and buckets the records are cut then, however large the memory: the first is not read beside one.
+#: Into how many runs and buckets the records are cut then, however large the memory: while one is sorted, the next is
+#: read, and nothing is read beside the first.
 PARTS: Final = 8
 
 #: Fills its second argument with source records, from the number in its first.
@@ -309,8 +310,9 @@ class BucketReader:
                 raise IncompleteError(f"{path}: cut short or damaged: {size:,} bytes; run the conversion again")
             if not 0 <= stop - first <= len(rows):
                 raise IncompleteError(f"{path}: damaged: {stop - first:,} records for bucket {bucket}; run it again")
-            file.seek(first * plan.record_bytes)
-            _read_fully(file, rows[: stop - first])
+            part = rows[: stop - first]
+            if read_fully(file.fileno(), part, first * plan.record_bytes) < part.nbytes:
+                raise IncompleteError(f"{path}: became shorter while it was read; run the conversion again")
         if crc32_of(rows[: stop - first]) != crc32:
             raise ChecksumError(
                 f"{path}: the disk did not keep the records of bucket {bucket}; run the conversion again"
@@ -323,12 +325,3 @@ class BucketReader:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._forget()
-
-
-def _read_fully(file: io.FileIO, rows: TokenArray) -> None:
-    buffer = memoryview(rows.reshape(-1).view(np.uint8))
-    while buffer:
-        count = file.readinto(buffer)
-        if not count:
-            raise IncompleteError(f"{file.name}: became shorter while it was read; run the conversion again")
-        buffer = buffer[count:]

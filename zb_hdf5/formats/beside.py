@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -181,6 +182,9 @@ class WriterWithFields(BatchWriter):
         A kill leaves the new tokens as a complete `.partial`, and fields that belong to it.
         """
         if self._overwrite:
+            with disk_errors(self._path):  # a full disk says so while the old tokens are there
+                for writer in (self._fields, self._tokens):
+                    os.fsync(writer._file.fd)
             self._path.unlink(missing_ok=True)
         self._fields.publish()
 

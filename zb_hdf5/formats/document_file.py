@@ -94,11 +94,13 @@ class DocumentFile:
         self._known: npt.NDArray[np.uint64] | None = None
         if part is not None and not part.sha256:
             self._known = _offsets_of_stream(path, part.token_count)
+            num_edges = len(self._known)
         else:
             self._tables = _open_tables(path, part.sha256 if part else "")
-        if len(self.offsets) < 1 or (part and (len(self.offsets) - 1 != part.document_count)):
+            num_edges = self._tables.num_rows("offsets")
+        if num_edges < 1 or (part and num_edges - 1 != part.document_count):
             raise FormatError(
-                f"{path}: expected {part.document_count if part else 0:,} documents, found {len(self.offsets) - 1:,}; "
+                f"{path}: expected {part.document_count if part else 0:,} documents, found {num_edges - 1:,}; "
                 "restore it"
             )
 
@@ -128,10 +130,10 @@ class DocumentFile:
         """Return what an index says of this file alone."""
         if self._tables is None:
             return DocumentPart(self.path.name, 0, "")
-        offsets = self.offsets
+        num_edges = self._tables.num_rows("offsets")
         return DocumentPart(
-            self.path.name, self._tables.num_bytes, self._tables.sha256,
-            str(self._tables.attributes["split"]), 0, int(offsets[-1]), 0, len(offsets) - 1,
+            self.path.name, self._tables.num_bytes, self._tables.sha256, str(self._tables.attributes["split"]),
+            0, int(self._tables.read("offsets", num_edges - 1, num_edges)[0]), 0, num_edges - 1,
         )  # fmt: skip
 
     def number_of(self, offsets: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
@@ -180,7 +182,10 @@ class DocumentFile:
         return tables.read_texts(name, number, number + 1)[0] if tables and f"{name}_ends" in tables else b""
 
     def spans(self, start: int, stop: int, codec: str | Decode | None) -> Spans:
-        """Return the spans that have a token in a stretch: two reads of consecutive bytes, whatever their number."""
+        """Return the spans that have a token in a stretch: two reads of consecutive bytes, whatever their number.
+
+        Where the file may not be mapped, the first call also reads where all spans of the file begin, and keeps that.
+        """
         starts, stops, texts = self.encoded_spans(start, stop)
         if not texts or self._tables is None:
             return Spans(starts, stops, [])
@@ -220,7 +225,7 @@ class DocumentFile:
         texts = {
             name: tables.read_texts(name, start, stop) if f"{name}_ends" in tables else None for name in TEXT_COLUMNS
         }
-        first, end = self.offsets[start], self.offsets[stop]
+        first, end = tables.read("offsets", start, stop + 1)[[0, -1]]
         spans = self.encoded_spans(int(first), int(end))
         spans = spans._replace(starts=spans.starts - first, stops=spans.stops - first)
         return DocumentRows(self.sources, numbers["source"], numbers["row"], texts["ids"], texts["metadata"], spans)
@@ -245,7 +250,6 @@ class DocumentFile:
             self._tables.check()
 
     def close(self) -> None:
-        """Close the file."""
         if self._tables is not None:
             self._tables.close()
 
@@ -277,10 +281,7 @@ def check_documents(path: Path, part: DocumentPart | None = None) -> None:
 def _open_tables(path: Path, sha256: str) -> TablesFile:
     from zb_hdf5.formats.hdf5.tables import TablesFile  # h5py
 
-    try:
-        tables = TablesFile(path, DOCUMENTS, sha256)
-    except FileNotFoundError as error:
-        raise FormatError(f"{path}: is not there; restore it, or convert again") from error
+    tables = TablesFile(path, DOCUMENTS, sha256)
     if "offsets" not in tables:
         raise FormatError(f"{path}: expected a dataset 'offsets'; restore it")
     return tables

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.core.documents import Document, Spans
+from zb_hdf5.core.open_files import OpenFiles
 from zb_hdf5.core.paths import any_path
 from zb_hdf5.core.pieces import Pieces
 from zb_hdf5.errors import BatchIndexError, FormatError
@@ -28,8 +29,9 @@ from zb_hdf5.spec import NO_DOCUMENT
 class DocumentTable:
     """The documents of a store, a split of it, a stream or a lone file, by their numbers and by the offsets of tokens.
 
-    Thread-safe, usable after fork, picklable; a file is opened when it is first needed. Numbers and offsets count over
-    all files: where several splits are read together, over the one split and then the next.
+    Thread-safe, usable after fork, picklable; a file is opened when it is needed, and as many are open as the process
+    has room for. Numbers and offsets count over all files: where several splits are read together, over the one split
+    and then the next.
 
     Parameters
     ----------
@@ -43,7 +45,11 @@ class DocumentTable:
         self._folder, self.parts = any_path(folder), tuple(parts)
         self._first_tokens = np.array([part.first_token for part in self.parts], np.uint64)
         self._first_documents = np.array([part.first_document for part in self.parts], np.int64)
-        self._files: dict[int, DocumentFile] = {}
+        self._reset()
+
+    def _reset(self) -> None:
+        self._files: OpenFiles[DocumentFile] = OpenFiles("auto")
+        self._streams: dict[int, DocumentFile] = {}  # what these know is in memory: they hold no descriptor
 
     @classmethod
     def beside(cls, path: Path, tokens_sha256: str | None = None) -> Self | None:
@@ -65,7 +71,7 @@ class DocumentTable:
                 f"found {known}; restore it"
             )
         table = cls(path.parent, [file.part()])
-        table._files[0] = file
+        table._files.open(0, lambda place: file)
         return table
 
     def __len__(self) -> int:
@@ -155,24 +161,30 @@ class DocumentTable:
 
     def file(self, place: int) -> DocumentFile:
         """Return the file of one part."""
-        file = self._files.get(place)
-        if file is None:
-            part = self.parts[place]
-            file = self._files.setdefault(place, DocumentFile(self._folder / part.path, part))
-        return file
+        file = self._files.known.get(place) or self._streams.get(place)
+        if file is None and self.parts[place].sha256:
+            file = self._files.open(place, self._open)
+        return file or self._streams.setdefault(place, self._open(place))
+
+    def _open(self, place: int) -> DocumentFile:
+        part = self.parts[place]
+        return DocumentFile(self._folder / part.path, part)
 
     def open_files(self) -> Iterator[DocumentFile]:
         """Open the files one after the other, for who closes each of them."""
-        return (DocumentFile(self._folder / part.path, part) for part in self.parts)
+        return map(self._open, range(len(self.parts)))
 
     def close(self) -> None:
-        """Close the files."""
-        for file in self._files.values():
+        for file in self._files.files().values():
             file.close()
-        self._files = {}
+        self._reset()
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_files": {}}
+        return {key: value for key, value in self.__dict__.items() if key not in ("_files", "_streams")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._reset()
 
 
 class DocumentsBeside:

@@ -1,4 +1,4 @@
-"""What is asked of any file with the bytes of a `.batch` header about its HDF5 face; HDF5 itself only if it has one."""
+"""Whether a `.batch` file is an HDF5 file as well, and a sound one. h5py is imported only for a file that is."""
 
 from __future__ import annotations
 

@@ -216,6 +216,5 @@ class _BrokenBatchReader(BatchReader):
     backend = "batch"
 
     def __init__(self, path: Path, meta: StoreMeta, num_batches: int) -> None:
-        extents = Extents([Run(HEADER_BYTES, meta.padded_batch_bytes, num_batches)], meta.batch_bytes)
+        extents = Extents([slots_of(meta, num_batches)], meta.batch_bytes)
         super().__init__(path, meta, num_batches, ExtentFile(path, extents, meta.shape, meta.dtype, "pread"))
-        self.complete = False

@@ -85,10 +85,7 @@ class PiecesFile:
 
         place = pieces_path(any_path(path))
         self._views: tuple[Any, Any, Any] | None = None
-        try:
-            self._tables = TablesFile(place, PIECES, sha256)
-        except FileNotFoundError as error:
-            raise FormatError(f"{place}: is not there; restore it, or convert again") from error
+        self._tables = TablesFile(place, PIECES, sha256)
         known = self._tables.attributes
         expected = {"records": num_records, "seq_len": seq_len, "sha256 of the tokens": tokens_sha256}
         found = {
@@ -112,12 +109,10 @@ class PiecesFile:
 
     @property
     def sha256(self) -> str:
-        """Digest of the tables."""
         return self._tables.sha256
 
     @property
     def num_bytes(self) -> int:
-        """Size of the file."""
         return self._tables.num_bytes
 
     def read(self, records: npt.NDArray[np.int64]) -> Pieces:
@@ -193,7 +188,6 @@ class PiecesFile:
         self._tables.check()
 
     def close(self) -> None:
-        """Close the file."""
         self._views = None
         self._tables.close()
 

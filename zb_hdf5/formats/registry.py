@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from zb_hdf5.core.files import open_file
 from zb_hdf5.core.paths import any_path
-from zb_hdf5.errors import ArgumentError, ConvertError, ExistsError, FormatError
+from zb_hdf5.errors import ArgumentError, ConvertError, FormatError
 
 if TYPE_CHECKING:  # numpy too is imported when it is needed: the command line makes its commands of these rows
     from zb_hdf5.columns.broken import BrokenFile
@@ -78,7 +78,7 @@ class FileFormat:
     broken
         `(path, shape) -> BrokenFile`, for repair; "": what its reader cannot open is lost.
     checks
-        `(reader) -> names of checks` that were made besides those of the digests, each.
+        Each is `(reader) -> names`: it checks what no digest covers, and names the checks that it made.
     problems
         `(path) -> (problem, remedy)` of this machine with a file.
     recognised
@@ -158,7 +158,7 @@ class FileFormat:
 
         Raises
         ------
-        ExistsError
+        ConvertError
             Also if tokens without fields would have those of another file beside them.
         """
         if self.holds_fields:
@@ -170,7 +170,7 @@ class FileFormat:
 
             return WriterWithFields(self.writer_class(), Path(path), meta, **options)
         if (beside := fields_path(Path(path))).exists():
-            raise ExistsError(f"{beside}: holds the fields of another {Path(path).name}")
+            raise ConvertError(f"{beside}: holds the fields of another {Path(path).name}; remove it first")
         return self.writer_class()(path, meta, **options)
 
     def stream_writer_class(self) -> Callable[..., HDF5ShardWriter] | None:

@@ -114,10 +114,12 @@ def _json_values(texts: Sequence[bytes]) -> list[Any]:
     return values
 
 
-def _text_bytes(value: Any) -> bytes:
-    if not isinstance(value, str):
-        raise TypeError(f"expected a str, found {type(value).__name__}")
-    return value.encode("utf-8")
+def _texts_bytes(values: Sequence[Any]) -> list[bytes]:
+    try:
+        return list(map(str.encode, values))  # a function of our own takes four times as long
+    except TypeError:
+        other = next(value for value in values if not isinstance(value, str))
+        raise TypeError(f"expected a str, found {type(other).__name__}") from None
 
 
 def _array_bytes(value: Any) -> bytes:
@@ -141,7 +143,7 @@ def _msgpack() -> tuple[EncodeAll, DecodeAll]:
 #: Name -> what gives the two functions, which take whole lists.
 ENCODINGS: Final[dict[str, Callable[[], tuple[EncodeAll, DecodeAll]]]] = {
     JSON: lambda: (_json_texts, _json_values),
-    "str": lambda: (_each(_text_bytes), _each(bytes.decode)),
+    "str": lambda: (_texts_bytes, _each(bytes.decode)),
     "numpy": lambda: (_each(_array_bytes), _each(_array)),
     "msgpack": _msgpack,
     PICKLE: lambda: (_each(pickle.dumps), _each(pickle.loads)),

@@ -57,7 +57,6 @@ class DocumentBatches(NamedTuple):
         return {name: as_tensor(array) for name, array in values.items()} | others
 
     def close(self) -> None:
-        """Close the files."""
         for store in (self.store, *(column.values for column in self.columns.values())):
             store.close()
 

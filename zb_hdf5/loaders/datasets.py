@@ -86,7 +86,6 @@ class BatchDataset(Dataset[Step]):
 
     @property
     def path(self) -> Path:
-        """The store."""
         return self._loader.reader.path
 
     @property

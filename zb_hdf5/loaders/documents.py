@@ -319,7 +319,7 @@ def _read_all(
         documents, position = step
         return batches.read(documents), position
 
-    yield from read_ahead(read, steps, depth, threads=threads) if depth else map(read, steps)
+    yield from read_ahead(read, steps, depth, threads=threads)
 
 
 def _open_stream(source: str | os.PathLike[str], options: dict[str, Any]) -> MmapTokenStore:

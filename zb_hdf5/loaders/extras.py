@@ -59,11 +59,10 @@ class ExtraOptions:
         ArgumentError
             If a name is unknown.
         """
-        wanted = documents if isinstance(documents, Collection) and not isinstance(documents, str) else ()
-        if documents is True:
-            wanted = ("cu_seqlens",)
-        elif documents is not False and not wanted and documents != ():
-            raise ArgumentError(f"documents must be True or names of {_names()}, found {documents!r}")
+        if isinstance(documents, str) or not isinstance(documents, (bool, Collection)):
+            names = ", ".join((*DOCUMENT_VALUES, DOCUMENTS))
+            raise ArgumentError(f"documents must be True or names of {names}, found {documents!r}")
+        wanted = (("cu_seqlens",) if documents else ()) if isinstance(documents, bool) else tuple(documents)
         for name in wanted:
             require_choice("documents", name, (*DOCUMENT_VALUES, DOCUMENTS))
         if isinstance(fields, str):
@@ -71,16 +70,12 @@ class ExtraOptions:
         if cu_seqlens_capacity is not None and "cu_seqlens" not in wanted:
             raise ArgumentError("cu_seqlens_capacity needs documents=True, or 'cu_seqlens' in documents")
         masked = tuple(sorted({int(number) for number in mask_documents}))
-        return cls(tuple(fields), tuple(wanted), spans, cu_seqlens_capacity, masked)
+        return cls(tuple(fields), wanted, spans, cu_seqlens_capacity, masked)
 
     @property
     def as_dict(self) -> bool:
         """Whether steps are dictionaries."""
         return bool(self.fields or self.documents or self.spans)
-
-
-def _names() -> str:
-    return ", ".join((*DOCUMENT_VALUES, DOCUMENTS))
 
 
 class Extras:

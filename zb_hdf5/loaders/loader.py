@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.core.order import make_order
-from zb_hdf5.errors import ArgumentError
+from zb_hdf5.errors import ArgumentError, StateError, ZbError
 from zb_hdf5.loaders.extras import ExtraOptions
 from zb_hdf5.loaders.prefetch import cuda_device, require_prefetch
 from zb_hdf5.loaders.ranks import resolve_rank
@@ -302,13 +302,14 @@ class Loader(ReadingLoader):
         while turned:  # again after each change of batch size, epoch or position, and if another iteration has read
             course, self._resumed, turned = self._course, False, False
             plan, position = self.plan, self._position
-            taken, jumps = plan.step, bool(plan.skip.ranges)
+            taken, jumps = plan.step, bool(self.skip)
             self._stop_reading()
             reading = self._reading = self._steps.read_all(self._requests_from(position), plan, position)
             with contextlib.closing(reading):
                 for step in reading:
                     # a call for each step would cost a thirtieth of a batch that is only a view
-                    self._position = plan.position_after(self._position) if jumps else self._position + taken
+                    # (`self.plan`: that of a store that grows is made anew)
+                    self._position = self.plan.position_after(self._position) if jumps else self._position + taken
                     yield step
                     if self._course != course or self._reading is not reading:
                         turned = self._reading is not None  # None: the loader was closed
@@ -325,7 +326,11 @@ class Loader(ReadingLoader):
         """Return the next batch, or None at the end of the epoch."""
         if self._forever is None:
             self._forever = iter(self)
-        return next(self._forever, None)
+        try:
+            return next(self._forever, None)
+        except BaseException:  # the next call tries again from the same place: an ended generator would end the epoch
+            self._forever, self._resumed = None, True
+            raise
 
     def _requests_from(self, position: int) -> Iterator[Request]:
         """Yield what this rank reads at each step from `position` to the end of the epoch."""
@@ -383,10 +388,15 @@ class Loader(ReadingLoader):
             require_same(where, state, identity, remedies)
         epoch = require_count(where, state, "epoch", self._last_epoch)
         position = require_count(where, state, "position", self._end_of_epoch(epoch, reader), "the records of an epoch")
-        if reader is not self.reader:
-            self._serve(reader)
-        self._choose({*self.skip, *skip}, {*self.mask_documents, *masked})
-        self.set_epoch(epoch)
+        before = dict(self.__dict__)
+        try:
+            if reader is not self.reader:
+                self._serve(reader)
+            self._choose({*self.skip, *skip}, {*self.mask_documents, *masked})
+            self.set_epoch(epoch)
+        except ZbError as error:  # such as documents to mask that are not there
+            self.__dict__.update(before)
+            raise StateError(f"{where}: state: {error}") from error
         self._position = position
         self._resumed = True
         self._forever = None
@@ -440,7 +450,16 @@ class Loader(ReadingLoader):
         """
         from zb_hdf5.loaders.datasets import RecordDataset
 
+        if self.seq_len != self.reader.seq_len:
+            raise ArgumentError(
+                f"{self.reader.path}: records() gives records as they are stored, of {self.reader.seq_len:,} tokens; "
+                f"make the loader without seq_len={self.seq_len:,}"
+            )
         return RecordDataset(self.reader, documents=self._extras.as_dict)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # a copy goes on where the next call of this one would
+        return {**super().__getstate__(), "_resumed": self._resumed or self._forever is not None}
 
     def close(self) -> None:
         """End the reading threads, and close the reader."""

@@ -16,11 +16,10 @@ from itertools import count
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.core.extent_file import network_file_system
-from zb_hdf5.core.order import ORDER_STEPS
+from zb_hdf5.core.order import ORDER_STEPS, IndexArray
 from zb_hdf5.errors import ArgumentError, StateError
 from zb_hdf5.loaders.loader import Loader
 from zb_hdf5.loaders.prefetch import AUTO_PREFETCH, MAX_THREADS, read_ahead, require_prefetch
@@ -35,7 +34,6 @@ MAX_PERIOD: Final = 1 << 14
 #: What every state of a mixture says.
 IDENTITY: Final = {"version": STATE_VERSION, "kind": "mixture"}
 
-IndexArray: TypeAlias = npt.NDArray[np.int64]
 #: A source's name, and the batch to read.
 MixedRequest: TypeAlias = tuple[str, Request]
 
@@ -258,14 +256,15 @@ class MixedLoader(ReadingLoader):
         """Return this rank's next batch."""
         if self._forever is None:
             self._forever = iter(self)
-        return next(self._forever)
+        try:
+            return next(self._forever)
+        except BaseException:  # the next call tries again from the same place
+            self._forever = None
+            raise
 
     def _read_all(self, position: int) -> Generator[Any]:
         requests = self._all_requests(position)
-        if self._depth:
-            yield from read_ahead(self._read, requests, self._depth, threads=self._threads)
-        else:
-            yield from map(self._read, requests)
+        yield from read_ahead(self._read, requests, self._depth, threads=self._threads)
 
     def _all_requests(self, position: int) -> Iterator[MixedRequest]:
         for first in count(position + self.rank, ORDER_STEPS * self.world_size):

@@ -29,7 +29,7 @@ MAX_THREADS: Final = 4
 AUTO_PREFETCH: Final = 8
 #: Batches of a run that are hinted at together.
 RUN_HINTS: Final = 16
-#: Batches that a hint is remembered for: 4 GiB of 64 KiB, which a page cache keeps.
+#: Batches that a hint is remembered for: of 64 KiB each these are 4 GiB, which a page cache keeps.
 REMEMBERED_HINTS: Final = 65_536
 #: Copies to the device that may be under way.
 COPIES: Final = 2
@@ -38,11 +38,16 @@ COPIES: Final = 2
 def read_ahead(
     read: Callable[[Request], Result], requests: Iterator[Request], depth: int, *, threads: int = MAX_THREADS
 ) -> Iterator[Result]:
-    """Yield `read(request)` for each request, in order, with up to `depth` of them under way in threads.
+    """Yield `read(request)` for each request, in order, with up to `depth` of them read ahead in threads.
+
+    With `depth` 0 each is read when it is asked for, in the caller's thread.
 
     An error of `read` is raised here, in the place of its result. The threads end when the iterator ends, is closed, or
     is dropped (an early `break`, an exception, Ctrl+C): a read that has begun is waited for, the others are not begun.
     """
+    if not depth:
+        yield from map(read, requests)
+        return
     pool = ThreadPoolExecutor(min(depth, threads), thread_name_prefix="zb-prefetch")
     pending: deque[Future[Result]] = deque()
     try:

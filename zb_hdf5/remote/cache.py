@@ -42,8 +42,8 @@ class Cache:
     folder
         On a disk of this machine.
     max_bytes
-        What all columns of all stores in it may occupy. Processes do not wait for each other, so each of them may be
-        ahead by 64 MiB.
+        What all columns of all stores in it may occupy. Processes do not wait for each other, so each may exceed
+        this by up to 64 MiB.
     """
 
     folder: Path

@@ -164,8 +164,8 @@ class CachedColumn:
         except OSError:  # such as a full disk
             self.full = True
         number, place = divmod(index, BLOCK_MARKS)
-        if not self.full and number in self._blocks:
-            self._blocks[number][place] = int(mark[0])
+        if not self.full and (block := self._blocks.get(number)):
+            block[place] = int(mark[0])
         self.seen[index] = not self.full
 
     def _take_room(self) -> bool:

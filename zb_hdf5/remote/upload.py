@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -38,7 +39,7 @@ def upload_store(
 ) -> ShardIndex:
     """Upload a store of this machine, and return its index there.
 
-    Every object is named after the digest of the store, so that another store never has its name: an interrupted upload
+    Every object is named after the digest of the index, so that another store never has its name: an interrupted upload
     goes on with what is missing. The index comes last, and only where there is none.
 
     Parameters
@@ -57,7 +58,8 @@ def upload_store(
     """
     require_new(place, overwrite=overwrite)
     index = ShardIndex.load(folder)
-    tag = index.sha256[:TAG_CHARS]
+    # of all that the index says: stores of the same tokens may differ in their codec, fields and documents
+    tag = hashlib.sha256(index.to_json().encode("utf-8")).hexdigest()[:TAG_CHARS]
 
     def named(path: str) -> str:
         before, _, name = path.rpartition("/")
@@ -77,7 +79,7 @@ def upload_store(
             raise ExistsError(f"{url}: expected no object, or one of {size:,} bytes, found {found:,}; remove it")
         progress(size)
     values = {**index.table.values, "path": list(map(named, index.table.values["path"]))}
-    table = ShardTable(values, index.table.columns, index.table.fields, index.table.pieces)
+    table = ShardTable(values, index.table.columns, index.table.fields, index.table.pieces, index.table.codecs)
     documents = tuple(part.changed(path=named(part.path)) for part in index.documents)
     uploaded = replace(index, shards=table, documents=documents)
     put_object(f"{place}/{INDEX_NAME}", uploaded.to_json().encode("utf-8"), new=True)

@@ -25,8 +25,9 @@ from zb_hdf5.errors import ArgumentError, BatchIndexError, FormatError, Incomple
 from zb_hdf5.field import Field
 from zb_hdf5.formats.document_file import DocumentPart
 from zb_hdf5.formats.documents import DocumentTable
+from zb_hdf5.formats.hdf5.file import read_crc32_of
 from zb_hdf5.formats.hdf5.places import compressed_tokens
-from zb_hdf5.formats.hdf5.stream_reader import StreamInspection, inspect_stream, read_chunk_crc32, read_doc_offsets
+from zb_hdf5.formats.hdf5.stream_reader import StreamInspection, inspect_stream, read_doc_offsets
 from zb_hdf5.formats.hdf5.token_file import (
     ChunkTokens,
     ExtentTokens,
@@ -329,10 +330,13 @@ class MmapTokenStore:
         number = bisect_right(self._starts, start) - 1
         return self._file(number, start).is_cached(start - self._starts[number])
 
-    def will_need(self, start: int) -> None:
-        """Announce that the chunk of a token will be read soon."""
-        number = bisect_right(self._starts, start) - 1
-        self._file(number, start).will_need(start - self._starts[number])
+    def will_need(self, start: int, stop: int) -> None:
+        """Announce that consecutive tokens will be read soon; the kernel may begin to fetch them."""
+        while start < stop:
+            number = bisect_right(self._starts, start) - 1
+            first, end = self._starts[number], min(stop, self._starts[number + 1])
+            self._file(number, start).will_need(start - first, end - first)
+            start = end
 
     @property
     def doc_offsets(self) -> npt.NDArray[np.uint64]:
@@ -429,7 +433,7 @@ class MmapTokenStore:
         file = self._open_named(path, identity)
         if identity is None and file.num_tokens == entry.token_count and entry.crc32 != NOT_KNOWN:
             try:
-                rows = read_chunk_crc32(path, entry.num_batches, file.identity, crc32_column(meta.column))
+                rows = read_crc32_of(path, file.identity, entry.num_batches, crc32_column(meta.column))
                 first = chunk * meta.chunk_tokens
                 tokens = np.empty(min(meta.chunk_tokens, entry.token_count - first), file.dtype)
                 file.read_into(first, tokens)

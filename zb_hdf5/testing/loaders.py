@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Any, TypeAlias
@@ -39,6 +40,7 @@ def check_loader(make: Make, *, steps: int = 4) -> None:
     check_states(make, expected)
     check_refused_states(make, expected)
     check_epochs(make, expected)
+    check_copies(make, expected)
     check_loader_closing(make)
 
 
@@ -149,6 +151,16 @@ def check_epochs(make: Make, expected: list[Arrays]) -> None:
         assert loader.state_dict() != state
         loader.set_epoch(0)
         assert_same(taken([next(loader)], 1), expected[:1])
+
+
+def check_copies(make: Make, expected: list[Arrays]) -> None:
+    """A pickled loader goes on where this one would: with the next batch."""
+    with make() as loader:
+        for done in range(len(expected)):
+            with pickle.loads(pickle.dumps(loader)) as copy:
+                assert copy.state_dict() == loader.state_dict()
+                assert_same(taken([next(copy)], 1), expected[done : done + 1])
+            assert_same(taken([next(loader)], 1), expected[done : done + 1])
 
 
 def check_loader_closing(make: Make) -> None:

@@ -7,10 +7,12 @@ import json
 import os
 import zlib
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from importlib import import_module
 from itertools import compress, repeat
 from pathlib import Path
@@ -217,7 +219,8 @@ class ParquetFile(DocumentFile):
             if name not in schema.names:
                 raise ConvertError(f"{path}: no column {name!r} for {what}; its columns are: {', '.join(schema.names)}")
         kind = schema.field(column).type
-        if str(getattr(kind, "value_type", kind)) not in ("string", "large_string", "string_view"):
+        text = kind.value_type if hasattr(kind, "index_type") else kind  # of a dictionary
+        if str(text) not in ("string", "large_string", "string_view"):
             raise ConvertError(f"{path}: column {column!r}: expected text, found {kind}; name another column")
 
     def row_group(self, number: int) -> Iterator[Block]:
@@ -254,9 +257,11 @@ class JsonLinesFile(DocumentFile):
 
     def row_group(self, number: int) -> Iterator[Block]:
         """Yield the documents of the lines that begin in one range of bytes."""
-        start = number * ROW_GROUP_BYTES
+        start, line_number = number * ROW_GROUP_BYTES, 1
         with self._open() as file:
-            line_number = self._seek_line(file, start) if number else 1
+            if number:
+                file.seek(start - 1)
+                line_number += self._line_ends[number] + file.readline().count(b"\n")
             stop = None if number == self.num_row_groups - 1 else start + ROW_GROUP_BYTES
             try:
                 yield from self._blocks("line", line_number, map(self._document, _lines_until(file, stop)))
@@ -266,15 +271,18 @@ class JsonLinesFile(DocumentFile):
     def _open(self) -> BinaryIO:
         return cast(BinaryIO, gzip.open(self.path, "rb")) if self._gzip else open(self.path, "rb")
 
-    def _seek_line(self, file: BinaryIO, byte_offset: int) -> int:
-        """Go to the first line that begins at or after `byte_offset`; return its number, counted from 1."""
-        lines, left = 0, byte_offset - 1
-        while left:
-            data = file.read(min(left, 1 << 20))
-            if not data:
-                break  # the file has become shorter
-            lines, left = lines + data.count(b"\n"), left - len(data)
-        return lines + file.readline().count(b"\n") + 1
+    @cached_property
+    def _line_ends(self) -> list[int]:
+        """How many lines end before each row group and the byte before it: one pass over the file finds all."""
+        ends = [0]
+        with self._open() as file:
+            for number in range(1, self.num_row_groups):
+                ends.append(ends[-1] + _count_lines(file, number * ROW_GROUP_BYTES - 1))
+        return ends
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Count the lines first, or each process would that reads a part of the file."""
+        return self.__dict__ | ({"_line_ends": self._line_ends} if self.num_row_groups > 1 else {})
 
     def _document(self, line: bytes) -> Found:
         try:
@@ -303,7 +311,6 @@ class PlainTextFile(DocumentFile):
     num_row_groups = 1
 
     def row_group(self, number: int) -> Iterator[Block]:
-        """Yield the one document."""
         try:
             text: str | Reason = self.path.read_bytes().decode("utf-8")
         except UnicodeDecodeError:
@@ -338,7 +345,7 @@ def open_documents(
     Raises
     ------
     ConvertError
-        If a folder has no such files, or nothing is known of a suffix.
+        If a folder has no such files, a file is named twice, or nothing is known of a suffix.
     FormatError, UnavailableError
         As the files do.
     """
@@ -346,7 +353,7 @@ def open_documents(
     suffixes = tuple(suffix for each in kinds for suffix in each.suffixes)
     files: list[Path] = []
     for path in map(Path, paths):
-        inside = sorted(path.rglob("*")) if path.is_dir() else [path]
+        inside = sorted(each for each in path.rglob("*") if not each.is_dir()) if path.is_dir() else [path]
         found = [file for file in inside if file.name.endswith(suffixes)] if path.is_dir() or kind is None else inside
         others = _other_kinds(found or inside, kind)
         if not found or (kind is not None and others and "parquet" in (kind, *others)):
@@ -356,6 +363,9 @@ def open_documents(
             remedy, at = (Remedy.OTHER_KIND, others[0]) if others else (None, "")
             raise ConvertError(f"{path}: expected files that end in {', '.join(suffixes)}{there}", remedy=remedy, at=at)
         files += found
+    for path, count in Counter(file.resolve() for file in files).items():
+        if count > 1:
+            raise ConvertError(f"{path}: is named {count} times; its documents would be stored as often: name it once")
     return [
         next(each for each in kinds if kind or file.name.endswith(each.suffixes))(
             file, column, id_column, metadata_columns
@@ -371,6 +381,14 @@ def _other_kinds(files: Sequence[Path], kind: str | None) -> list[str]:
         for name, each in FILE_KINDS.items()
         if name != kind and any(file.name.endswith(each.suffixes) for file in files)
     ]
+
+
+def _count_lines(file: BinaryIO, stop: int) -> int:
+    """Go to byte `stop`, and return how many lines end on the way."""
+    lines = 0
+    while data := file.read(min(stop - file.tell(), 1 << 20)):  # nothing: the file has become shorter
+        lines += data.count(b"\n")
+    return lines
 
 
 def _lines_until(file: BinaryIO, stop: int | None) -> Iterator[bytes]:

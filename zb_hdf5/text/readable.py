@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import unicodedata
 from collections.abc import Iterable, Iterator
@@ -13,7 +12,14 @@ import numpy as np
 
 from zb_hdf5.errors import ArgumentError, ZbError
 from zb_hdf5.spec import TokenArray
-from zb_hdf5.text.tokenizers import ByteTokenizer, TiktokenTokenizer, Tokenizer, load_tokenizer, require_tokenizer
+from zb_hdf5.text.tokenizers import (
+    ByteTokenizer,
+    TiktokenTokenizer,
+    Tokenizer,
+    load_tokenizer,
+    require_tokenizer,
+    tokenizer_named,
+)
 
 NEWLINE: Final = "⏎"
 #: Equal tokens in a row, such as those of padding, that are written once.
@@ -40,11 +46,11 @@ def tokenizer_of(stored: str, asked: str | None, folders: Iterable[Path], where:
     ArgumentError, FormatError, UnavailableError
         If the one asked for cannot be loaded.
     """
-    named = tokenizer_named(stored)
     if asked is not None:
         tokenizer = load_tokenizer(asked)
-        require_tokenizer(json.dumps(named) if isinstance(named.get("digest"), str) else "", tokenizer, where)
+        require_tokenizer(stored, tokenizer, where)
         return tokenizer
+    named = tokenizer_named(stored)
     for spec in _places(str(named.get("kind")), str(named.get("name")), folders):
         try:
             tokenizer = load_tokenizer(spec)
@@ -53,15 +59,6 @@ def tokenizer_of(stored: str, asked: str | None, folders: Iterable[Path], where:
         if tokenizer.digest == named.get("digest"):
             return tokenizer
     return None
-
-
-def tokenizer_named(stored: str) -> dict[str, Any]:
-    """Return the description of its tokenizer that a store keeps; empty if it keeps none."""
-    try:
-        found = json.loads(stored or "null")
-    except (ValueError, RecursionError):
-        found = stored
-    return found if isinstance(found, dict) else {} if found is None else {"name": str(found)}
 
 
 def _places(kind: str, name: str, folders: Iterable[Path]) -> Iterable[str]:

@@ -98,10 +98,10 @@ class Tokenizer(ABC):
         Special tokens that are spelt out in a text are ordinary text. The ids do not depend on `num_threads`.
         """
         if isinstance(texts, str):
-            return self._encode([_unicode(texts)])[0]
+            return self._encode([as_unicode(texts)])[0]
         slices = _slices([len(text) for text in texts], num_threads * TASKS_PER_THREAD if num_threads > 1 else 1)
         with ThreadPoolExecutor(num_threads, thread_name_prefix="zb-encode") as pool:
-            parts = pool.map(lambda cut: self._encode([_unicode(text) for text in texts[cut]]), slices)
+            parts = pool.map(lambda cut: self._encode([as_unicode(text) for text in texts[cut]]), slices)
             arrays = [array for part in parts for array in part]
         lengths = np.array([len(array) for array in arrays], dtype=np.int64)
         return (np.concatenate(arrays) if arrays else np.empty(0, np.uint32)), lengths
@@ -208,7 +208,9 @@ class HuggingFaceTokenizer(Tokenizer):
         except Exception as error:  # the library raises nothing narrower
             raise FormatError(f"{file}: not a tokenizer.json: {error}") from error
         self._tokenizer.encode_special_tokens = True  # as ordinary text
-        self.vocab_size = max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+        if not (vocabulary := self._tokenizer.get_vocab(with_added_tokens=True)):
+            raise FormatError(f"{file}: expected a trained tokenizer, found no tokens; train it first")
+        self.vocab_size = max(vocabulary.values()) + 1
         added = self._tokenizer.get_added_tokens_decoder()
         self.special_tokens = {token.content: number for number, token in added.items() if token.special}
         own = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
@@ -266,19 +268,29 @@ def require_tokenizer(stored: str, tokenizer: str | Tokenizer, where: object) ->
     Parameters
     ----------
     stored
-        `StoreMeta.tokenizer`: JSON, or empty if the store does not say; then there is nothing to compare.
+        `StoreMeta.tokenizer`. Where it does not tell a digest, there is nothing to compare.
     tokenizer
         A specification for `load_tokenizer`, or a tokenizer.
     where
         The store, for the message.
     """
     tokenizer = load_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
-    found = json.loads(stored) if stored else {}
-    if found.get("digest", tokenizer.digest) != tokenizer.digest:
+    found = tokenizer_named(stored)
+    digest = found.get("digest")
+    if isinstance(digest, str) and digest != tokenizer.digest:
         raise StateError(
             f"{where}: expected the tokenizer that it was made with, {found.get('kind')}:{found.get('name')} (digest "
-            f"{found['digest'][:12]}), found {tokenizer.spec} (digest {tokenizer.digest[:12]})"
+            f"{digest[:12]}), found {tokenizer.spec} (digest {tokenizer.digest[:12]})"
         )
+
+
+def tokenizer_named(stored: str) -> dict[str, Any]:
+    """Return the description of its tokenizer that a store keeps, which may be any text; empty if it keeps none."""
+    try:
+        found = json.loads(stored or "null")
+    except (ValueError, RecursionError):
+        found = stored
+    return found if isinstance(found, dict) else {} if found is None else {"name": str(found)}
 
 
 def require_package(name: str) -> Any:
@@ -350,7 +362,7 @@ def _read_tokenizer_json(path: Path) -> dict[str, Any]:
     return {**content, "truncation": None, "padding": None}
 
 
-def _unicode(text: str) -> str:
+def as_unicode(text: str) -> str:
     """Return `text` with lone surrogates, which no UTF-8 has but JSON may spell, replaced by U+FFFD."""
     try:
         text.encode("utf-8")

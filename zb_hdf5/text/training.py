@@ -15,7 +15,7 @@ from zb_hdf5.core.publishing import refuse_existing, write_atomically
 from zb_hdf5.errors import ArgumentError, ConvertError
 from zb_hdf5.text.bytepair import byte_of_character
 from zb_hdf5.text.documents import DocumentFile, Dropped, open_documents
-from zb_hdf5.text.tokenizers import DEFAULT_BOUNDARY, load_tokenizer, require_package
+from zb_hdf5.text.tokenizers import DEFAULT_BOUNDARY, as_unicode, load_tokenizer, require_package
 
 #: How text is cut into pieces that are never merged across: GPT-4's way, with numbers of 1 or 2 digits, not 3.
 SPLIT_PATTERN: Final = (
@@ -126,7 +126,7 @@ def _training_texts(files: Sequence[DocumentFile], documents: Iterator[int], dro
     for file in files:
         for block in file.blocks():
             dropped.merge(block.dropped)
-            yield from (text for text in block.texts if next(documents) % HELD_OUT)
+            yield from (as_unicode(text) for text in block.texts if next(documents) % HELD_OUT)
 
 
 def _examine(

@@ -11,13 +11,12 @@ import numpy.typing as npt
 
 from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.core.documents import Document, Documents, Spans
-from zb_hdf5.core.order import GlobalOrder
+from zb_hdf5.core.order import GlobalOrder, IndexArray
 from zb_hdf5.core.pieces import Pieces, padding
 from zb_hdf5.errors import ArgumentError, BackendError, UnavailableError
 from zb_hdf5.spec import NO_DOCUMENT, TokenArray
+from zb_hdf5.views.document_batches import FieldColumn
 from zb_hdf5.views.windows import WindowReader
-
-IndexArray = npt.NDArray[np.int64]
 
 #: In place of the number of a document.
 PADDING: Final = -1
@@ -199,9 +198,7 @@ def document_row(reader: BatchReader, number: int) -> Row:
         start, stop = document.offset, document.offset + document.length
         tokens = reader.store.get_slice(start, stop)
         fields = {
-            field.name: reader.store.field(field.name)
-            .get_slice(start * field.size, stop * field.size)
-            .reshape(-1, *field.shape)
+            field.name: FieldColumn(reader.store.field(field.name), field.shape).get_slice(start, stop)
             for field in reader.meta.fields
         }
         some = min(1, document.length)  # one of no tokens has no piece

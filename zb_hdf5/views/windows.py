@@ -139,6 +139,7 @@ class WindowReader(BatchReader):
             return self
         if not other.fingerprint == fingerprint != self.fingerprint:
             return self
+        other.verify = self.verify
         if self.in_front is not None:
             self.in_front(other)
         return other
@@ -235,9 +236,8 @@ class _WindowSource(CopyingSource):
         return self._store.is_cached(index * self._meta.batch_size * self._stride)
 
     def will_need(self, index: int, count: int = 1) -> None:
-        first = index * self._meta.batch_size
-        for record in range(first, first + count * self._meta.batch_size):
-            self._store.will_need(record * self._stride)
+        first, stop = (number * self._meta.batch_size * self._stride for number in (index, index + count))
+        self._store.will_need(first, stop + self._meta.seq_len - self._stride)
 
     def close(self) -> None:
         self._store.close()

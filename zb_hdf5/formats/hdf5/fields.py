@@ -23,9 +23,10 @@ from zb_hdf5.formats.hdf5.file import (
     h5_identity,
     open_h5_for_reading,
     own_dataset,
-    read_crc32,
+    read_crc32_of,
     require_stored,
     require_version,
+    stored_sha256,
     text_of,
 )
 from zb_hdf5.formats.hdf5.places import chunk_places, column_runs, compressed_tokens, plain_extents
@@ -88,7 +89,7 @@ class HDF5FieldReader(BatchReader):
                 places, obstacle = None, "its writer has not finished"
             self.identity = h5_identity(h5, growing=not tokens.complete)
             columns = column_runs(h5, path, column, places)
-            sha256 = bytes(stored.attrs["sha256"]).decode("ascii", "replace")
+            sha256 = stored_sha256(stored.attrs["sha256"], f"{path}: {column}")
         source = open_source(path, column, meta, places, obstacle, access, self.identity, tokens.marker)
         super().__init__(path, meta, num_batches, source)
         self.complete, self.columns = tokens.complete, columns
@@ -109,8 +110,7 @@ class HDF5FieldReader(BatchReader):
 
     def stored_crc32(self) -> npt.NDArray[np.uint32] | None:
         """Return the crc32 of each batch of values."""
-        with h5_damage(self.path), open_h5_for_reading(self.path, self.identity) as h5:
-            return read_crc32(h5, self.path, self.num_batches, crc32_column(self.meta.column))
+        return read_crc32_of(self.path, self.identity, self.num_batches, crc32_column(self.meta.column))
 
     def crc32_rows(self) -> Crc32Rows:
         return crc32_rows_of(self, crc32_column(self.meta.column), self.identity)

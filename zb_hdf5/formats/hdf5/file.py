@@ -33,6 +33,7 @@ from zb_hdf5.spec import (
     CRC32,
     HDF5_ALIGNMENT,
     HDF5_LIBVER,
+    is_sha256,
 )
 
 #: What zeros and ascending numbers shrink to by the common filters, at most.
@@ -201,22 +202,28 @@ def _leads_out(path: Path, name: str, what: str) -> FormatError:
 
 
 def read_crc32(h5: h5py.File, path: Path, num_batches: int, name: str = CRC32) -> npt.NDArray[np.uint32]:
-    """Return the stored crc32 of each batch of a column. Raises as `require_crc32`."""
-    return np.asarray(require_crc32(h5, path, num_batches, name)[:num_batches], dtype="<u4")
+    """Return the stored crc32 of each batch of a column. Raises as `require_rows`."""
+    return np.asarray(require_rows(h5, path, name, num_batches)[:num_batches], dtype="<u4")
 
 
-def require_crc32(h5: h5py.File, path: Path, num_batches: int, name: str = CRC32) -> h5py.Dataset:
-    """Return the dataset of the crc32 of each batch of a column.
+def read_crc32_of(path: Path, identity: Identity, num_batches: int, name: str = CRC32) -> npt.NDArray[np.uint32]:
+    """Return the stored crc32 of each batch of a column of a file that was looked at before."""
+    with h5_damage(path), open_h5_for_reading(path, identity) as h5:
+        return read_crc32(h5, path, num_batches, name)
+
+
+def require_rows(h5: h5py.File, path: Path, name: str, count: int) -> h5py.Dataset:
+    """Return a 1-D dataset that has `count` rows, or more.
 
     Raises
     ------
     FormatError
-        If there is no crc32 for each of them.
+        If there is none.
     """
     stored = own_dataset(h5, path, name)
-    if stored is None or stored.ndim != 1 or len(stored) < num_batches:
-        raise FormatError(f"{path}: expected a dataset {name!r} of {num_batches:,} rows, found {stored!r}")
-    require_stored(num_batches * stored.dtype.itemsize, h5, stored, path)
+    if stored is None or stored.ndim != 1 or len(stored) < count:
+        raise FormatError(f"{path}: expected a dataset {name!r} of {count:,} rows, found {stored!r}")
+    require_stored(count * stored.dtype.itemsize, h5, stored, path)
     return stored
 
 
@@ -231,13 +238,26 @@ def rows_by_library(path: Path, num_batches: int, identity: Identity, name: str 
 def _read_by_library(
     path: Path, num_batches: int, identity: Identity, name: str, start: int, out: npt.NDArray[np.uint32]
 ) -> None:
-    with h5_damage(path), open_h5_for_reading(path, identity) as h5:
-        out[...] = read_crc32(h5, path, num_batches, name)[start : start + len(out)]
+    out[...] = read_crc32_of(path, identity, num_batches, name)[start : start + len(out)]
 
 
 def text_of(value: object) -> object:
     """Decode a fixed-length text; leave anything else as it is."""
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+
+
+def stored_sha256(value: object, where: object) -> str:
+    """Return the digest in an attribute.
+
+    Raises
+    ------
+    FormatError
+        If it is none.
+    """
+    sha256 = str(text_of(value))
+    if not is_sha256(sha256):
+        raise FormatError(f"{where}: expected 64 hexadecimal digits in sha256, found {sha256!r}")
+    return sha256
 
 
 def is_marked_open(path: Path) -> bool:

@@ -24,27 +24,17 @@ from zb_hdf5.spec import (
 )
 
 
-def chunk_offsets(stored: h5py.Dataset, num_chunks: int | None = None) -> npt.NDArray[np.int64]:
-    """Return the byte offset of each chunk along the first axis, or of the first ones, -1 where there is none.
-
-    One `chunk_iter`: asking for the chunks one by one takes a time that grows with their square.
-    """
-    rows = stored.chunks[0]
-    offsets = np.full(-(-len(stored) // rows) if num_chunks is None else num_chunks, -1, dtype=np.int64)
-
-    def record(chunk: Any) -> None:
-        number = chunk.chunk_offset[0] // rows
-        if number < len(offsets):
-            offsets[number] = chunk.byte_offset
-
-    stored.id.chunk_iter(record)
-    return offsets
+def chunk_offsets(stored: h5py.Dataset) -> npt.NDArray[np.int64]:
+    """Return the byte offset of each chunk along the first axis, -1 where there is none."""
+    return chunk_table(stored, -(-len(stored) // stored.chunks[0]))[:, 0]
 
 
 def chunk_table(stored: h5py.Dataset, num_chunks: int) -> npt.NDArray[np.int64]:
-    """Return the byte offset of the first chunks, -1 where there is none, and how many bytes they have in the file.
+    """Return where the first chunks along the first axis lie, shape (N, 3).
 
-    Shape (N, 3): in the third column stands which filters a chunk was not sent through.
+    The columns: the byte offset, the bytes in the file, and the filter mask, of which each bit is a filter that the
+    chunk was not sent through; -1 where there is no chunk. One `chunk_iter`: asking for the chunks one by one takes a
+    time that grows with their square.
     """
     rows, table = stored.chunks[0], np.full((num_chunks, 3), -1, dtype=np.int64)
 
@@ -115,14 +105,17 @@ def column_runs(h5: h5py.File, path: Path, column: str, places: Places | None) -
 
 
 def chunk_runs(stored: h5py.Dataset) -> tuple[Run, ...]:
-    """Return where the chunks of an unfiltered dataset lie, each of them whole."""
+    """Return where the chunks of an unfiltered dataset lie, each of them whole; nothing if one has no place."""
+    offsets = chunk_offsets(stored)
+    if (offsets < 0).any():
+        return ()
     chunk_bytes = int(np.prod(stored.chunks)) * stored.dtype.itemsize
-    return tuple(Extents.from_offsets(chunk_offsets(stored), chunk_bytes).runs)
+    return tuple(Extents.from_offsets(offsets, chunk_bytes).runs)
 
 
 def crc32_runs(rows: h5py.Dataset | None) -> tuple[Run, ...]:
     """Return where the rows of crc32 lie, if they do so in the chunks that we write; else nothing."""
     plain = rows is not None and rows.chunks == (CRC32_CHUNK_ROWS,) and rows.dtype == np.dtype("<u4")
-    if rows is None or not plain or rows.id.get_create_plist().get_nfilters() or (chunk_offsets(rows) < 0).any():
+    if rows is None or not plain or rows.id.get_create_plist().get_nfilters():
         return ()
     return chunk_runs(rows)

@@ -31,7 +31,7 @@ from zb_hdf5.formats.hdf5.file import (
     open_h5_for_reading,
     own_dataset,
     read_crc32,
-    require_crc32,
+    require_rows,
     require_stored,
     require_version,
     text_of,
@@ -111,7 +111,7 @@ class HDF5BatchReader(BatchReader):
             if verify in ("batch", "store") and dataset is not None:
                 raise UnverifiableError(f"{path}: cannot be verified: {_FOREIGN}")
             if verify == "batch" and not found.is_face:
-                require_crc32(h5, path, found.num_batches)
+                require_rows(h5, path, CRC32, found.num_batches)
         source = open_source(path, dataset or BATCHES, found.meta, found.places, found.obstacle, access, self._identity)
         super().__init__(path, found.meta, found.num_batches, source)
         self._foreign, self._is_face, self._has_crc32 = dataset is not None, found.is_face, found.has_crc32

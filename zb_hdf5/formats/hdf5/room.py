@@ -104,13 +104,7 @@ class Room:
         lengths
             In the order in which room is made: the large datasets last, in their order.
         """
-        for dataset, length in lengths.items():
-            dataset.resize(length, axis=0)
-        end = self._h5.id.get_filesize()
-        if os.fstat(self._fd).st_size < end:
-            os.ftruncate(self._fd, end)  # before it is announced: HDF5 refuses a file that is shorter than it says
-        self._h5.flush()
-        self._take_space_between(end)
+        self._take_space_between(_extend(self._h5, self._fd, lengths))
 
     def _take_space_between(self, end: int) -> None:
         """Learn where the new chunks are; reserve what lies around them."""
@@ -196,12 +190,7 @@ class LooseRoom:
 
     def extend(self, lengths: Mapping[h5py.Dataset, int]) -> None:
         """Extend datasets, and flush."""
-        for dataset, length in lengths.items():
-            dataset.resize(length, axis=0)
-        end = self._h5.id.get_filesize()
-        if os.fstat(self._fd).st_size < end:
-            os.ftruncate(self._fd, end)  # before it is announced: HDF5 refuses a file that is shorter than it says
-        self._h5.flush()
+        _extend(self._h5, self._fd, lengths)
 
     def require_metadata_space(self) -> None:
         """See that the disk has room for the metadata of the next extension."""
@@ -232,6 +221,17 @@ class LooseRoom:
     def cut_off(self, num_chunks: int) -> None:
         """Give back what was taken ahead; the file is closed."""
         os.ftruncate(self._fd, end_of_file_address(self._fd))
+
+
+def _extend(h5: h5py.File, fd: int, lengths: Mapping[h5py.Dataset, int]) -> int:
+    """Extend datasets, and flush; return the end of the file."""
+    for dataset, length in lengths.items():
+        dataset.resize(length, axis=0)
+    end: int = h5.id.get_filesize()
+    if os.fstat(fd).st_size < end:
+        os.ftruncate(fd, end)  # before it is announced: HDF5 refuses a file that is shorter than it says
+    h5.flush()
+    return end
 
 
 def early_allocation() -> Any:

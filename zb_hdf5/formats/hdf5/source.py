@@ -21,10 +21,10 @@ from zb_hdf5.core.extents import Extents
 from zb_hdf5.core.files import Handle, Identity, cut_short, size_of
 from zb_hdf5.core.publishing import PARTIAL_SUFFIX
 from zb_hdf5.errors import BackendError, FormatError, UnavailableError
-from zb_hdf5.formats.hdf5.file import h5_damage, handle_of_h5, open_h5_for_reading, rows_by_library
+from zb_hdf5.formats.hdf5.file import h5_damage, handle_of_h5, open_h5_for_reading, rows_by_library, stored_sha256
 from zb_hdf5.formats.hdf5.filters import lacking_filters, load_filters
 from zb_hdf5.formats.hdf5.places import Places
-from zb_hdf5.spec import BATCHES_ATTRIBUTES, BATCHES_LAYOUT, NO_SHA256, StoreMeta, TokenArray, is_sha256
+from zb_hdf5.spec import BATCHES_ATTRIBUTES, BATCHES_LAYOUT, NO_SHA256, StoreMeta, TokenArray
 from zb_hdf5.token_values import as_stored
 
 
@@ -186,8 +186,8 @@ class H5pySource(CopyingSource):
     def refresh(self) -> WriterState:
         """Return the progress that the writer has committed by now.
 
-        Of a field it is what the reader of the tokens has seen: HDF5 shares one file between both, and a refresh of a
-        dataset that another one reads breaks its chunk index.
+        Of a field: as far as the reader of the tokens has seen it. Both readers share one open file in HDF5, and to
+        refresh here the dataset of the tokens, which the other reads, would break its chunk index.
         """
         stored = self.dataset()
         marker = stored if self._marker == self._name else self._h5[self._marker]
@@ -208,15 +208,12 @@ class H5pySource(CopyingSource):
             if value is None or np.asarray(value).dtype.kind != dtype.kind or np.ndim(value) != 0:
                 raise FormatError(f"{path}: {stored.name}: expected attribute {name!r} of {dtype}, found {value!r}")
             found[name] = value
-        sha256 = bytes(found["sha256"]).decode("ascii", "replace")
-        if not is_sha256(sha256):
-            raise FormatError(f"{path}: {stored.name}: expected 64 hexadecimal digits in sha256, found {sha256!r}")
+        sha256 = stored_sha256(found["sha256"], f"{path}: {stored.name}")
         complete = bool(found["complete"])
         digested = complete and sha256 != NO_SHA256  # the face of a stamped `.batch` is complete without a digest
         return WriterState(int(found["num_batches"]), complete, sha256 if digested else None)
 
     def close(self) -> None:
-        """Close the HDF5 file."""
         if self._h5 is not None and self._pid == os.getpid():
             self._h5.close()
         self._reset()

@@ -1,4 +1,4 @@
-"""Reads one file of a token stream: HDF5 by extents or through h5py, or a 1-D `.npy` file of any integer dtype."""
+"""Looks into an HDF5 file of a token stream, and reads its chunks, to verify, repair and index it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from zb_hdf5.errors import (
     ArgumentError,
     ChecksumError,
     FormatError,
-    IncompleteError,
 )
 from zb_hdf5.formats.hdf5.fields import HDF5FieldReader, fields_in
 from zb_hdf5.formats.hdf5.file import (
@@ -29,8 +28,11 @@ from zb_hdf5.formats.hdf5.file import (
     h5_identity,
     open_h5_for_reading,
     own_dataset,
+    read_crc32_of,
+    require_rows,
     require_stored,
     require_version,
+    stored_sha256,
     text_of,
 )
 from zb_hdf5.formats.hdf5.filters import codec_of
@@ -48,7 +50,6 @@ from zb_hdf5.spec import (
     TOKENS,
     TOKENS_ATTRIBUTES,
     StoreMeta,
-    is_sha256,
 )
 
 
@@ -124,7 +125,7 @@ class HDF5StreamReader(BatchReader):
 
     def stored_crc32(self) -> npt.NDArray[np.uint32]:
         """Return the rows of the dataset `crc32`: one for each chunk, of its tokens alone."""
-        return read_chunk_crc32(self.path, self.num_batches, self._found.identity)
+        return read_crc32_of(self.path, self.identity, self.num_batches)
 
     def crc32_rows(self) -> Crc32Rows | None:
         return crc32_rows_of(self, CRC32, self.identity) if self.complete else None
@@ -186,10 +187,8 @@ def inspect_stream(path: Path, identity: Identity | None = None) -> StreamInspec
         chunk_tokens = int(found["chunk_tokens"])
         if chunk_tokens < 1 or (stored.chunks and stored.chunks[0] != chunk_tokens):
             raise FormatError(f"{path}: expected chunks of {chunk_tokens:,} tokens, found {stored.chunks}")
-        _rows_of(h5, path, DOC_OFFSETS, int(found["document_count"]) + 1)
-        sha256 = bytes(found["sha256"]).decode("ascii", "replace")
-        if not is_sha256(sha256):
-            raise FormatError(f"{path}: expected 64 hexadecimal digits in sha256, found {sha256!r}")
+        require_rows(h5, path, DOC_OFFSETS, int(found["document_count"]) + 1)
+        sha256 = stored_sha256(found["sha256"], path)
         places, columns = None, {}
         if complete:
             places = _chunk_places(stored, token_count, path)
@@ -219,15 +218,6 @@ def _meta(h5: h5py.File, stored: h5py.Dataset, path: Path) -> StoreMeta:
         raise FormatError(f"{path}: bad attributes: {error}") from error
 
 
-def _rows_of(h5: h5py.File, path: Path, name: str, count: int) -> h5py.Dataset:
-    """Return a 1-D dataset that has `count` rows."""
-    stored = own_dataset(h5, path, name)
-    if stored is None or stored.ndim != 1 or len(stored) < count:
-        raise IncompleteError(f"{path}: expected a dataset {name!r} of {count:,} rows, found {stored!r}")
-    require_stored(count * stored.dtype.itemsize, h5, stored, path)
-    return stored
-
-
 def _checked_tokens(h5: h5py.File, path: Path) -> h5py.Dataset:
     found = text_of(h5.attrs.get("format"))
     if found != STREAM_FORMAT:
@@ -255,15 +245,7 @@ def read_doc_offsets(path: Path, identity: Identity | None = None) -> npt.NDArra
     """Return where the documents of an HDF5 stream begin and the last one ends, shape (D + 1,)."""
     with h5_damage(path), open_h5_for_reading(path, identity) as h5:
         count = int(_checked_tokens(h5, path).attrs["document_count"]) + 1
-        offsets = np.asarray(_rows_of(h5, path, DOC_OFFSETS, count)[:count], dtype="<u8")
+        offsets = np.asarray(require_rows(h5, path, DOC_OFFSETS, count)[:count], dtype="<u8")
     if np.any(offsets[1:] < offsets[:-1]):
         raise FormatError(f"{path}: {DOC_OFFSETS} do not ascend; restore the file")
     return offsets
-
-
-def read_chunk_crc32(
-    path: Path, num_chunks: int, identity: Identity | None = None, column: str = CRC32
-) -> npt.NDArray[np.uint32]:
-    """Return the stored crc32 of each chunk of the tokens, or of another column."""
-    with h5_damage(path), open_h5_for_reading(path, identity) as h5:
-        return np.asarray(_rows_of(h5, path, column, num_chunks)[:num_chunks], dtype="<u4")

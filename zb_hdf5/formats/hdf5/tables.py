@@ -22,7 +22,7 @@ import numpy.typing as npt
 from zb_hdf5.core.extent_file import ExtentFile, copy_range
 from zb_hdf5.core.extents import Extents, Run
 from zb_hdf5.core.fetched import FetchedFile
-from zb_hdf5.core.files import regular, require_bytes
+from zb_hdf5.core.files import handle_of, open_file, require_bytes, size_of
 from zb_hdf5.core.paths import RemotePath, any_path, local_path
 from zb_hdf5.core.publishing import PartialFile, disk_errors, write_fully
 from zb_hdf5.errors import ChecksumError, FormatError, Remedy
@@ -35,6 +35,7 @@ from zb_hdf5.formats.hdf5.file import (
     open_h5,
     open_h5_for_reading,
     own_dataset,
+    stored_sha256,
 )
 from zb_hdf5.formats.hdf5.room import early_allocation, hdf5_writes
 from zb_hdf5.spec import (
@@ -45,7 +46,6 @@ from zb_hdf5.spec import (
     TABLES_FORMAT,
     TABLES_KIND_ATTRIBUTES,
     TABLES_VERSION,
-    is_sha256,
 )
 
 #: What a column keeps in memory before it goes on in a temporary file, and what is copied or digested at once.
@@ -235,18 +235,21 @@ class TablesFile:
     Raises
     ------
     FormatError, IncompleteError
-        If it is no such file, damaged, cut short or of another store.
+        If it is not there, no such file, damaged, cut short or of another store.
     """
 
     def __init__(self, path: str | os.PathLike[str], kind: str, sha256: str = "") -> None:
         self.path, self.kind = any_path(path), kind
-        with h5_damage(self.path), open_h5_for_reading(self.path) as h5:
-            self.attributes = _attributes(h5, self.path, kind)
-            self._places = {name: _place(h5, self.path, name, kind) for name in h5}
-            identity = h5_identity(h5, growing=False)
-            self.num_bytes: int = identity[0]
-            end = max((place.offset + place.num_bytes for place in self._places.values()), default=0)
-            require_bytes(end, handle_of_h5(h5), self.path, "its tables")
+        try:
+            with h5_damage(self.path), open_h5_for_reading(self.path) as h5:
+                self.attributes = _attributes(h5, self.path, kind)
+                self._places = {name: _place(h5, self.path, name, kind) for name in h5}
+                identity = h5_identity(h5, growing=False)
+                self.num_bytes: int = identity[0]
+                end = max((place.offset + place.num_bytes for place in self._places.values()), default=0)
+                require_bytes(end, handle_of_h5(h5), self.path, "its tables")
+        except FileNotFoundError as error:
+            raise FormatError(f"{self.path}: is not there; restore it, or convert again") from error
         facts = {name: (place.dtype.str, place.num_rows) for name, place in self._places.items()}
         digests = {name: place.sha256 for name, place in self._places.items()}
         self.sha256 = _digest(kind, self.attributes, facts, digests)
@@ -256,6 +259,7 @@ class TablesFile:
                 f"{self.sha256}; restore it"
             )
         size = Extents([Run(0, self.num_bytes, 1)], self.num_bytes)
+        self._copies: dict[str, npt.NDArray[Any]] = {}
         file_class = FetchedFile if isinstance(self.path, RemotePath) else ExtentFile
         self._file = file_class(self.path, size, (1, self.num_bytes), np.dtype("u1"), "auto", identity)
 
@@ -267,13 +271,15 @@ class TablesFile:
         return self._places[name].num_rows if name in self._places else 0
 
     def column(self, name: str) -> npt.NDArray[Any]:
-        """Return all rows of a dataset, read-only: a view of a mapping, or a copy on a network file system.
+        """Return all rows of a dataset, read-only: a view of a mapping; on a network file system a copy, which is kept.
 
         Do not touch a view after another process has cut the file in place: that is a bus error.
         """
+        if name in self._copies:
+            return self._copies[name]
         place, data = self._places[name], self._file.flat()
         if data is None:
-            return self.read(name, 0, place.num_rows)
+            return self._copies.setdefault(name, self.read(name, 0, place.num_rows))
         return data[place.offset : place.offset + place.num_bytes].view(place.dtype)
 
     @property
@@ -336,13 +342,11 @@ class TablesFile:
 
     def close(self) -> None:
         """Close the file. Views stay valid."""
+        self._copies = {}
         self._file.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_copies": {}}
 
 
 def _attributes(h5: h5py.File, path: Path, kind: str) -> dict[str, str | int]:
@@ -375,9 +379,7 @@ def _place(h5: h5py.File, path: Path, name: str, kind: str) -> _Place:
     offset = rows.id.get_offset()
     if rows.chunks or (offset is None and len(rows)):
         raise FormatError(f"{path}: {name!r} does not lie in one piece: it was repacked by another tool; restore it")
-    sha256 = bytes(rows.attrs.get("sha256", b"")).decode("ascii", "replace")
-    if not is_sha256(sha256):
-        raise FormatError(f"{path}: {name}: expected 64 hexadecimal digits in sha256, found {sha256!r}")
+    sha256 = stored_sha256(rows.attrs.get("sha256", b""), f"{path}: {name}")
     return _Place(offset or 0, rows.dtype, len(rows), sha256)
 
 
@@ -391,7 +393,7 @@ def _digest(
 
 
 def copy_tables(source: Path, target: Path) -> None:
-    """Copy a published file whole; what has the name of the target is replaced.
+    """Copy a published file, or an object, whole; what has the name of the target is replaced.
 
     Raises
     ------
@@ -400,8 +402,9 @@ def copy_tables(source: Path, target: Path) -> None:
     """
     file = PartialFile(target, overwrite=True)
     try:
-        with open(source, "rb", opener=regular) as original, disk_errors(file.partial_path):
-            if not copy_range(original.fileno(), file.fd, os.fstat(original.fileno()).st_size, 0, 0):
+        with open_file(source) as original, disk_errors(file.partial_path):
+            handle = handle_of(original)
+            if not isinstance(handle, int) or not copy_range(handle, file.fd, size_of(handle), 0, 0):
                 os.ftruncate(file.fd, 0)
                 with open(file.fd, "wb", closefd=False) as copy:
                     shutil.copyfileobj(original, copy, BLOCK_BYTES)

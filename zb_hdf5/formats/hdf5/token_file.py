@@ -64,8 +64,8 @@ class TokenFile(Protocol):
     def is_cached(self, start: int) -> bool:
         """Return whether a token can be read without waiting for a disk."""
 
-    def will_need(self, start: int) -> None:
-        """Have the kernel read the chunk of a token, without waiting for it."""
+    def will_need(self, start: int, stop: int) -> None:
+        """Have the kernel read consecutive tokens, at least one, without waiting for them."""
 
     def close(self) -> None:
         """Release the file."""
@@ -157,10 +157,11 @@ class ExtentTokens:
         self._file.read_runs_of_tokens(runs)
 
     def is_cached(self, start: int) -> bool:
-        return self._file.is_cached(start // self._chunk_tokens)
+        return isinstance(self._file, ExtentFile) and self._file.is_cached(*divmod(start, self._chunk_tokens))
 
-    def will_need(self, start: int) -> None:
-        self._file.will_need(start // self._chunk_tokens)
+    def will_need(self, start: int, stop: int) -> None:
+        if isinstance(self._file, ExtentFile):  # else whoever reads ahead does so in threads
+            self._file.will_need_tokens(start, stop - start)
 
     def close(self) -> None:
         self._file.close()
@@ -197,7 +198,7 @@ class H5pyTokens:
         """Say yes, as for batches through HDF5."""
         return True
 
-    def will_need(self, start: int) -> None:
+    def will_need(self, start: int, stop: int) -> None:
         """Do nothing: where the bytes lie is known to HDF5 only."""
 
     def close(self) -> None:
@@ -254,8 +255,9 @@ class ChunkTokens:
     def is_cached(self, start: int) -> bool:
         return self._chunks.is_cached(start // self._shape[1])
 
-    def will_need(self, start: int) -> None:
-        self._chunks.will_need(start // self._shape[1])
+    def will_need(self, start: int, stop: int) -> None:
+        first = start // self._shape[1]
+        self._chunks.will_need(first, (stop - 1) // self._shape[1] + 1 - first)
 
     def close(self) -> None:
         self._chunks.close()

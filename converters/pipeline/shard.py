@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -191,13 +192,11 @@ def frame_sha256(task: ShardTask, entry: ShardEntry) -> str:
     with open(task.path, "rb", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
         end = 0  # of the tokens so far
-        for start in chain(_token_places(entry), [size]):
+        for start, stop in chain(_token_places(task, entry), [(size, size)]):
             if start > end:
                 digest.update(f"{end} {start} ".encode())
-                for piece in range(end, start, GROUP_BYTES):
-                    file.seek(piece)
-                    digest.update(file.read(min(GROUP_BYTES, start - piece)))
-            end = start + task.meta.batch_bytes
+                _digest_bytes(digest, file, end, start)
+            end = stop
     if _has_sidecar(task):
         digest.update(crc32_path(task.path).read_bytes())
     beside = [fields_path(task.path)] if task.meta.fields and not FORMATS[task.target].holds_fields else []
@@ -210,17 +209,25 @@ def frame_sha256(task: ShardTask, entry: ShardEntry) -> str:
 def token_sha256(task: ShardTask, entry: ShardEntry) -> str:
     """Return the digest that the tokens of a finished shard have now."""
     digest = hashlib.sha256()
-    with open(task.path, "rb") as file:
-        for start in _token_places(entry):
-            file.seek(start)
-            digest.update(file.read(task.meta.batch_bytes))
+    with open(task.path, "rb", buffering=0) as file:
+        for start, stop in _token_places(task, entry):
+            _digest_bytes(digest, file, start, stop)
     return digest.hexdigest()
 
 
-def _token_places(entry: ShardEntry) -> Iterator[int]:
-    """Yield where each batch begins."""
+def _token_places(task: ShardTask, entry: ShardEntry) -> Iterator[tuple[int, int]]:
+    """Yield where batches that follow each other begin and end."""
+    batch_bytes = task.meta.batch_bytes
     for first, stride, count in entry.columns.get(BATCHES, ()):  # none are known: all bytes count as the frame
-        yield from range(first, first + count * stride, stride)
+        whole = count if stride == batch_bytes else 1
+        for start in range(first, first + count * stride, whole * stride):
+            yield start, start + whole * batch_bytes
+
+
+def _digest_bytes(digest: Any, file: io.FileIO, start: int, stop: int) -> None:
+    for piece in range(start, stop, GROUP_BYTES):
+        file.seek(piece)
+        digest.update(file.read(min(GROUP_BYTES, stop - piece)))
 
 
 def _has_sidecar(task: ShardTask) -> bool:

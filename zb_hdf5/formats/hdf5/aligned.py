@@ -332,7 +332,8 @@ class AlignedFile:
             columns = {}
             for column in reversed(self._columns):
                 for stored in column.places:
-                    columns[stored.name.strip("/")] = chunk_runs(stored)
+                    known = self.room.runs_of(stored, num_chunks)
+                    columns[stored.name.strip("/")] = chunk_runs(stored) if known is None else known
             self._h5.close()
         self._end_encoding()
         self.room.cut_off(num_chunks)

@@ -36,14 +36,16 @@ def chunk_table(stored: h5py.Dataset, num_chunks: int) -> npt.NDArray[np.int64]:
     chunk was not sent through; -1 where there is no chunk. One `chunk_iter`: asking for the chunks one by one takes a
     time that grows with their square.
     """
-    rows, table = stored.chunks[0], np.full((num_chunks, 3), -1, dtype=np.int64)
+    found: list[tuple[int, int, int, int]] = []
 
     def record(chunk: Any) -> None:
-        number = chunk.chunk_offset[0] // rows
-        if number < num_chunks:
-            table[number] = chunk.byte_offset, chunk.size, chunk.filter_mask
+        found.append((chunk.chunk_offset[0], chunk.byte_offset, chunk.size, chunk.filter_mask))
 
     stored.id.chunk_iter(record)
+    chunks = np.array(found, np.int64).reshape(-1, 4)
+    numbers = chunks[:, 0] // stored.chunks[0]
+    table = np.full((num_chunks, 3), -1, dtype=np.int64)
+    table[numbers[numbers < num_chunks]] = chunks[numbers < num_chunks, 1:]
     return table
 
 

@@ -19,6 +19,7 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
+from zb_hdf5.core.extents import Extents, Run
 from zb_hdf5.core.publishing import write_fully
 from zb_hdf5.formats.hdf5.places import chunk_offsets
 from zb_hdf5.spec import CODECS, CRC32_CHUNK_ROWS, HDF5_ALIGNMENT, NO_CODEC, StoreMeta, meta_block_bytes
@@ -161,6 +162,13 @@ class Room:
         for start, stop in zip(cuts, [*cuts[1:], len(chunks)], strict=True):
             write_fully(self._fd, chunks[start:stop], int(offsets[start]))
 
+    def runs_of(self, stored: h5py.Dataset, num_chunks: int) -> tuple[Run, ...] | None:
+        """Return where the first chunks of a dataset lie, if that is known: to list them takes HDF5 6 µs each."""
+        for places in self._places:
+            if places.stored == stored:
+                return tuple(Extents.from_offsets(places.offsets[:num_chunks], places.chunk_bytes).runs)
+        return None
+
     def cut_off(self, num_chunks: int) -> None:
         """Give back what lies behind the first chunks; the file is closed. HDF5 itself frees nothing in SWMR mode."""
         end, last = end_of_file_address(self._fd), self._places[-1]
@@ -217,6 +225,9 @@ class LooseRoom:
 
     def place(self, first: int, count: int, slot_bytes: int) -> None:
         """Return nothing: no bytes are copied into a compressed file."""
+
+    def runs_of(self, stored: h5py.Dataset, num_chunks: int) -> None:
+        """Return nothing: only HDF5 knows the places of compressed chunks."""
 
     def cut_off(self, num_chunks: int) -> None:
         """Give back what was taken ahead; the file is closed."""

@@ -23,8 +23,8 @@ import numpy.typing as npt
 from benchmarks.measure import MIB, Bar, Spread, bar_plot, machine, machine_line, markdown_table, verdict, warm
 from zb_hdf5 import open_reader, open_writer
 from zb_hdf5.columns.decoded import CodedChunks, DecodedSource
-from zb_hdf5.columns.ranges import FileRanges, RangeSource
-from zb_hdf5.columns.source import BatchSource
+from zb_hdf5.core.extent_file import ExtentFile
+from zb_hdf5.core.extents import Extents
 from zb_hdf5.formats.hdf5.places import chunk_table
 from zb_hdf5.loaders.prefetch import read_ahead
 from zb_hdf5.spec import BATCHES, NO_CODEC
@@ -48,11 +48,11 @@ H5PY_BAR: Final = 2.0
 SLOW_BAR: Final = 0.8
 
 
-class SlowRanges(FileRanges):
+class SlowFile(ExtentFile):
     """A file whose bytes come one after the other, at so many a second."""
 
     def __init__(self, path: Path, bytes_per_s: float) -> None:
-        super().__init__(path)
+        super().__init__(path, Extents([], 1), (1, 1), np.dtype("u1"), "pread")
         self._bytes_per_s, self._lock, self._free_s = bytes_per_s, threading.Lock(), 0.0
 
     def read_ranges(self, ranges: Sequence[tuple[int, npt.NDArray[Any]]]) -> None:
@@ -147,17 +147,21 @@ def _read_slow(path: Path) -> float:
     with open_reader(path) as reader, h5py.File(path) as h5:
         table = chunk_table(h5[BATCHES], reader.num_batches)[:, :2].copy()
         meta, extents = reader.meta, reader.extents
-    ranges = SlowRanges(path, SLOW_BYTES_PER_S)
-    source: BatchSource = (
-        DecodedSource(ranges, CodedChunks(meta.codec, table), meta, "pread")
-        if extents is None
-        else RangeSource(ranges, extents, meta, "pread")
-    )
+    file = SlowFile(path, SLOW_BYTES_PER_S)
+    packed = DecodedSource(file, CodedChunks(meta.codec, table), meta, "pread") if extents is None else None
+
+    def read(number: int) -> object:
+        if packed is not None:
+            return packed.read(number)
+        out = np.empty(meta.shape, meta.dtype)
+        file.read_ranges([(int(table[number, 0]), out)])
+        return out
+
     start_s = time.perf_counter()
-    for _ in read_ahead(source.read, iter(range(len(table))), DEPTH):
+    for _ in read_ahead(read, iter(range(len(table))), DEPTH):
         pass
     seconds = time.perf_counter() - start_s
-    source.close()
+    file.close()
     return seconds
 
 

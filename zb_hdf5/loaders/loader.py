@@ -73,7 +73,8 @@ class Loader(ReadingLoader):
         Of the tensors; by default as stored. Any `batch_size`; a `seq_len` that divides the stored one. Of a token
         stream (see `open_reader`) they are the shape of its windows, and x and y of `targets` have all of `seq_len`.
     prefetch
-        Batches to read ahead in background threads. 0: none, which is fastest while the data are in the page cache.
+        Batches to read ahead in background threads; in one thread while the data are in the page cache. 0: none, which
+        is fastest then.
         "auto": 32 MiB of a store behind a URL; 8 with a `device` or on a network file system; else none, but if the
         coming batches are not in the page cache the kernel is told of each of them 64 batches ahead.
     device

@@ -97,19 +97,21 @@ class StepReader:
     def read_all(self, requests: Iterator[Request], plan: StepPlan, position: int) -> Generator[Step]:
         """Yield the step of each request, in order. They are those of `plan` from `position` on."""
         depth, threads = self.depth(plan)
-        on_disk = self._prefetch == "auto" and self._reader.in_flight is None and not self._reader.wants_threads
-        has_cache = self._prefetch == "auto" and self._reader.in_front is not None
+        on_disk = self._reader.in_flight is None and not self._reader.wants_threads
+        warm = depth > 0 and (on_disk or self._reader.in_front is not None) and self._is_warm(plan, position)
+        if warm:  # reads that do not wait only take the interpreter lock from each other
+            threads = 1
         if self._device is not None:
             ring = self._ring = self._ring or DeviceRing(self._device, self._dtype)
             read_pinned = partial(self._read_pinned, ring)
             for buffer, beside in read_ahead(read_pinned, requests, max(1, depth), threads=threads):
                 yield self._sent(ring, buffer, beside)
-        elif depth == 0 or ((on_disk or has_cache) and self._is_warm(plan, position)):
+        elif depth == 0 or (warm and self._prefetch == "auto"):
             read = self.read
             read_batch = read if self._targets or self._extras is not None else self._read_batch
             for request in requests:  # not map: a call less is 6 % of a batch that is only a view
                 yield read_batch(request) if type(request) is int else read(request)
-        elif on_disk and network_file_system(self._reader.path) is None:
+        elif on_disk and self._prefetch == "auto" and network_file_system(self._reader.path) is None:
             yield from hint_ahead(self.read, self._hint_of(plan), requests, HINTED_STEPS)
         else:
             yield from read_ahead(self.read, requests, depth, threads=threads)

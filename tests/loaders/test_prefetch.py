@@ -169,6 +169,24 @@ def test_auto_announces_what_is_not_in_the_page_cache(path, monkeypatch, shuffle
         assert not prefetch_threads()
 
 
+@pytest.mark.parametrize(("is_cached", "threads"), [(True, {1}), (False, {2, 3})])
+def test_batches_in_the_page_cache_are_read_ahead_in_one_thread(path, is_cached, threads, monkeypatch):
+    with open_reader(path) as reader:
+        monkeypatch.setattr(reader, "is_cached", lambda index: is_cached)
+        loader, real, names = Loader(reader, prefetch=3, rank=0, world_size=1), reader.read_batch_torch, set()
+
+        def read(index):
+            names.add(threading.current_thread().name)
+            time.sleep(0.001)
+            return real(index)
+
+        monkeypatch.setattr(loader._steps, "_read_batch", read)
+        plain = Loader(reader, prefetch=0, rank=0, world_size=1)
+        assert all(torch.equal(a, b) for a, b in zip(loader, plain, strict=True))
+        assert len(names) in threads
+        assert all(name.startswith("zb-prefetch") for name in names)
+
+
 @pytest.mark.parametrize("done", [0, 30])  # batches of the epoch
 def test_what_opening_a_file_reads_ahead_does_not_pass_for_a_warm_cache(path, done, monkeypatch):
     with open_reader(path) as reader:

@@ -227,7 +227,7 @@ def _format_of(path: Path, dataset: str | None) -> str:
 
 
 def _holds(folder: Path, suffix: str) -> bool:
-    """Return whether there are such files in a folder, or below it; what lies below a store is no part of it."""
+    """Return whether a folder holds files of this suffix. Folders inside it count too, but not those inside a store."""
     if is_url(folder) or not folder.is_dir():
         return False
     return any(folder.glob(f"*{suffix}" if (folder / INDEX_NAME).exists() else f"**/*{suffix}"))

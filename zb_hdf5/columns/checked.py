@@ -25,7 +25,7 @@ from zb_hdf5.spec import BATCHES_LAYOUT, CRC32_CHUNK_ROWS, StoreMeta, TokenArray
 
 #: Rows that a process keeps, of all files together: those of 4 TiB in batches of 64 KiB. Older ones are read again.
 MAX_KEPT_BYTES: Final = 256 << 20
-#: What a block takes besides its rows: those of a file of one batch are 4 bytes.
+#: Bytes that a block takes besides its rows. A file of one batch has 4 bytes of rows, so that these would not count.
 KEPT_OVERHEAD_BYTES: Final = 256
 
 #: What is compared, of a reader with this `verify`.

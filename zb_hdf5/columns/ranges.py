@@ -144,8 +144,7 @@ class RangeSource(RangesReader):
 
     def gather_into(self, records: npt.NDArray[np.int64], out: TokenArray) -> None:
         """Fill `out`, shape `(count, L)`, with records of L tokens: one range for those that follow each other."""
-        self._read_before.clear()
-        self._ranges.read_ranges(list(self.extents.places_of_records(records, out)))
+        gather_together([(self, records, out)])
 
     def remember(self, index: int, tokens: TokenArray) -> None:
         """Keep a batch that was read to prove the file, for its next read."""
@@ -163,7 +162,7 @@ class RangeSource(RangesReader):
 def gather_together(reads: Sequence[tuple[RangeSource, npt.NDArray[np.int64], TokenArray]]) -> None:
     """Gather records of several objects, all at the same time."""
     for source, *_ in reads:
-        source._read_before.clear()
+        source._read_before.clear()  # records do not take these batches up: they would be kept for ever
     read_objects(
         [(source._ranges, list(source.extents.places_of_records(records, out))) for source, records, out in reads]
     )

@@ -1,4 +1,4 @@
-"""What every writer of batches does, and the facts that it returns about what it has finished."""
+"""The interface of every writer of batches, and the facts that a writer returns about a finished file."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class Ranks(click.ParamType[list[range]]):
 
 @dataclass
 class StageReport:
-    """How much of what was asked for is in the cache.
+    """The share of the wanted batches that the cache holds.
 
     Attributes
     ----------

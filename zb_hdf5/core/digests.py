@@ -25,7 +25,7 @@ except ImportError:  # it has no wheel for this processor
 crc32_of: Final[Callable[..., int]] = crc32
 
 
-#: What a processor's own cache holds.
+#: Bytes that fit into the cache of one processor core.
 CACHED_BYTES: Final = 512 << 10
 
 

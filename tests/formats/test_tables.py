@@ -333,10 +333,13 @@ def require_documents(table, found):
     assert table.token_count == token
     assert table.number_of(np.arange(token)).tolist() == expected
     assert table.number_of([NO_DOCUMENT]).tolist() == [-1]
-    for start, stop in [(0, token), *((k, k + 3) for k in range(token))]:
-        got = table.spans(start, stop)
-        wanted = [span for span in all_spans if span[0] < stop and span[1] > start]
+    apart = [[(k, k + 2) for k in range(first, token, step)] for first, step in ((0, 2), (0, 3), (1, 5))]
+    for stretches in [[(0, token)][:token], *([(k, k + 3)] for k in range(token)), *apart]:
+        got = table.spans_of(*(np.array([each[side] for each in stretches], np.uint64) for side in (0, 1)))
+        wanted = [span for span in all_spans if any(span[0] < stop and span[1] > start for start, stop in stretches)]
         assert list(zip(got.starts.tolist(), got.stops.tolist(), got.values, strict=True)) == wanted
+    assert table.spans(0, 0).values == table.spans(token, token).values == []
+    assert table.spans(0, token).values == [value for *_, value in all_spans]
     for number in (-1, len(found)):
         with pytest.raises(BatchIndexError, match="no document"):
             table.document(number)

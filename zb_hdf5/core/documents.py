@@ -69,6 +69,9 @@ class Documents(Protocol):
     def spans(self, start: int, stop: int, codec: Any = None) -> Spans:
         """Return the spans that have a token in a stretch of the document stream."""
 
+    def spans_of(self, starts: npt.NDArray[np.uint64], stops: npt.NDArray[np.uint64], codec: Any = None) -> Spans:
+        """Return the spans that have a token in some stretches, which ascend and lie apart."""
+
 
 class RecordDocuments(Protocol):
     """What is stored of the documents in the records of a reader. Thread-safe, picklable.

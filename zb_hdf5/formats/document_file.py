@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from functools import cached_property
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,8 @@ from zb_hdf5.spec import DEFAULT_SPLIT, DOCUMENTS, DOCUMENTS_SUFFIX, U32_MAX
 if TYPE_CHECKING:
     from zb_hdf5.formats.hdf5.tables import TablesFile
 
+Offsets: TypeAlias = npt.NDArray[np.uint64]
+NO_SPANS: Final = Spans(np.empty(0, np.uint64), np.empty(0, np.uint64), [])
 #: The source of a document of which none is known.
 NO_SOURCE: Final = U32_MAX
 #: The columns of texts that a document may have.
@@ -77,6 +79,14 @@ class DocumentRows(NamedTuple):
     ids: Sequence[bytes] | None = None
     metadata: Sequence[bytes] | None = None
     spans: Spans | None = None
+
+
+def joined_spans(parts: Sequence[Spans]) -> Spans:
+    """Return the spans of all parts, in their order."""
+    if len(parts) == 1:
+        return parts[0]
+    starts, stops, values = zip(NO_SPANS, *parts, strict=True)
+    return Spans(np.concatenate(starts), np.concatenate(stops), list(chain.from_iterable(values)))
 
 
 class DocumentFile:
@@ -181,28 +191,40 @@ class DocumentFile:
         tables = self._tables
         return tables.read_texts(name, number, number + 1)[0] if tables and f"{name}_ends" in tables else b""
 
-    def spans(self, start: int, stop: int, codec: str | Decode | None) -> Spans:
-        """Return the spans that have a token in a stretch: two reads of consecutive bytes, whatever their number.
+    def spans(self, starts: Offsets, stops: Offsets, codec: str | Decode | None) -> Spans:
+        """Return the spans that have a token in some stretches, which ascend and lie apart.
 
-        Where the file may not be mapped, the first call also reads where all spans of the file begin, and keeps that.
+        Each stretch is two reads of consecutive bytes, whatever the number of its spans. Where the file may not be
+        mapped, the first call also reads where all spans of the file begin, and keeps that.
         """
-        starts, stops, texts = self.encoded_spans(start, stop)
-        if not texts or self._tables is None:
-            return Spans(starts, stops, [])
-        return Spans(starts, stops, self._decoded(decoder(self.spans_codec, codec), texts, starts))
+        begins, ends, texts = self.encoded_spans(starts, stops)
+        if not texts:
+            return NO_SPANS
+        decode = self._decode if codec is None else decoder(self.spans_codec, codec)
+        return Spans(begins, ends, self._decoded(decode, texts, begins))
 
-    def encoded_spans(self, start: int, stop: int) -> Spans:
-        """Return the spans that have a token in a stretch, their values as they are stored."""
-        tables, empty = self._tables, np.empty(0, np.uint64)
-        if tables is None or "span_starts" not in tables or start >= stop:
-            return Spans(empty, empty, [])
+    @cached_property
+    def _decode(self) -> DecodeAll:
+        return decoder(self.spans_codec, None)
+
+    def encoded_spans(self, starts: Offsets, stops: Offsets) -> Spans:
+        """Return the spans that have a token in some stretches, their values as they are stored."""
+        tables = self._tables
+        if tables is None or "span_starts" not in tables:
+            return NO_SPANS
         places = tables.column("span_starts")
-        low, high = places.searchsorted(np.array([start + 1, stop], np.uint64)).tolist()
-        low, high = max(0, low - 1), min(high, len(places) - 1)  # the last place ends the last span
-        edges, data = tables.read_joined_texts("span_values", low, high)
-        kept = low + (edges[1:] > edges[:-1]).nonzero()[0]  # a gap has no bytes
-        texts = [data[begin:end] for begin, end in pairwise(edges.tolist()) if begin < end]
-        return Spans(places[kept], places[kept + 1], texts)
+        last = len(places) - 1  # it ends the last span
+        found, low = [], 0
+        firsts, ends = places.searchsorted(starts, "right").tolist(), places.searchsorted(stops).tolist()
+        for first, end in zip(firsts, ends, strict=True):
+            low, high = max(low, first - 1), min(end, last)
+            if low < high:
+                edges, data = tables.read_joined_texts("span_values", low, high)
+                texts = [data[begin:end] for begin, end in pairwise(edges.tolist()) if begin < end]
+                kept = (edges[1:] > edges[:-1]).nonzero()[0]  # a gap has no bytes
+                found.append(Spans(places[low:high][kept], places[low + 1 : high + 1][kept], texts))
+                low = high  # a span that two stretches share is read once
+        return joined_spans(found)
 
     def _decoded(self, decode: DecodeAll, texts: list[bytes], starts: npt.NDArray[np.uint64]) -> list[Any]:
         try:
@@ -226,7 +248,7 @@ class DocumentFile:
             name: tables.read_texts(name, start, stop) if f"{name}_ends" in tables else None for name in TEXT_COLUMNS
         }
         first, end = tables.read("offsets", start, stop + 1)[[0, -1]]
-        spans = self.encoded_spans(int(first), int(end))
+        spans = self.encoded_spans(np.array([first]), np.array([end]))
         spans = spans._replace(starts=spans.starts - first, stops=spans.stops - first)
         return DocumentRows(self.sources, numbers["source"], numbers["row"], texts["ids"], texts["metadata"], spans)
 

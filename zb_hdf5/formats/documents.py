@@ -18,9 +18,9 @@ import numpy.typing as npt
 from zb_hdf5.core.documents import Document, Spans
 from zb_hdf5.core.open_files import OpenFiles
 from zb_hdf5.core.paths import any_path
-from zb_hdf5.core.pieces import Pieces
+from zb_hdf5.core.pieces import Pieces, ranges
 from zb_hdf5.errors import BatchIndexError, FormatError
-from zb_hdf5.formats.document_file import DocumentFile, DocumentPart, documents_path
+from zb_hdf5.formats.document_file import NO_SPANS, DocumentFile, DocumentPart, documents_path, joined_spans
 from zb_hdf5.formats.pieces import PiecesFile, pieces_path
 from zb_hdf5.formats.span_values import Decode
 from zb_hdf5.spec import NO_DOCUMENT
@@ -145,19 +145,32 @@ class DocumentTable:
         FormatError
             If a value cannot be decoded.
         """
+        if start >= stop:
+            return NO_SPANS
+        return self.spans_of(np.array([start], np.uint64), np.array([stop], np.uint64), codec)
+
+    def spans_of(
+        self, starts: npt.NDArray[np.uint64], stops: npt.NDArray[np.uint64], codec: str | Decode | None = None
+    ) -> Spans:
+        """Return the spans that have a token in some stretches, as `spans` does: each once, and in order.
+
+        Parameters
+        ----------
+        starts, stops
+            The stretches, uint64: none is empty, they ascend, and no two share a token.
+        """
         if len(self.parts) == 1 and not self.parts[0].first_token:
-            return self.file(0).spans(start, stop, codec)
-        first = max(0, int(self._first_tokens.searchsorted(start, side="right")) - 1)
-        starts, stops, values = [np.empty(0, np.uint64)], [np.empty(0, np.uint64)], list[Any]()
-        for place in range(first, len(self.parts)):
-            base = self.parts[place].first_token
-            if base >= stop:
-                break
-            found = self.file(place).spans(max(0, start - base), stop - base, codec)
-            starts.append(found.starts + np.uint64(base))
-            stops.append(found.stops + np.uint64(base))
-            values += found.values
-        return Spans(np.concatenate(starts), np.concatenate(stops), values)
+            return self.file(0).spans(starts, stops, codec)
+        firsts = np.maximum(self._first_tokens.searchsorted(starts, side="right") - 1, 0)
+        ends = self._first_tokens.searchsorted(stops)
+        found = []
+        for place in np.unique(ranges(firsts, ends - firsts)).tolist():
+            base = np.uint64(self.parts[place].first_token)
+            first, end = int(ends.searchsorted(place, side="right")), int(firsts.searchsorted(place, side="right"))
+            begins = np.maximum(starts[first:end], base) - base
+            here = self.file(place).spans(begins, stops[first:end] - base, codec)
+            found.append(Spans(here.starts + base, here.stops + base, here.values))
+        return joined_spans(found)
 
     def file(self, place: int) -> DocumentFile:
         """Return the file of one part."""

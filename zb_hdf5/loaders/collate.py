@@ -48,7 +48,7 @@ class DocumentBatches(NamedTuple):
         values |= {name: read[name] for name in self.how.fields}
         others: dict[str, Any] = {}
         if self.how.spans:
-            others["spans"], values["span_index"] = spans_of_pieces(pieces, self.store.documents.spans)
+            others["spans"], values["span_index"] = spans_of_pieces(pieces, self.store.documents.spans_of)
         if packed:
             values["position_ids"] = position_ids(pieces)
             values = {name: rows[0] for name, rows in values.items()} | {"cu_seqlens": cu_seqlens(pieces)}

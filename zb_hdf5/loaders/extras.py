@@ -15,7 +15,7 @@ from zb_hdf5.core.pieces import Pieces
 from zb_hdf5.errors import ArgumentError
 from zb_hdf5.loaders.steps import Request
 from zb_hdf5.views import documents as views
-from zb_hdf5.views.spans import spans_of_pieces
+from zb_hdf5.views.spans import spans_of_pieces, spans_of_stretch
 
 if TYPE_CHECKING:
     import torch
@@ -114,6 +114,7 @@ class Extras:
         if options.mask_documents and reader.documents is not None:
             _require_documents(options.mask_documents, len(reader.documents), reader)
         self._cut, self._looks_up = inputs < seq_len, DOCUMENTS in options.documents or options.spans
+        self._spans_alone = options.spans and not (options.documents or targets)
         values = DOCUMENT_VALUES | {"cu_seqlens": partial(views.cu_seqlens, capacity=options.cu_seqlens_capacity)}
         self._values = [(name, values[name]) for name in options.documents if name in values]
 
@@ -125,11 +126,16 @@ class Extras:
         tokens
             What was read, shape (B, seq_len), where targets are asked for.
         """
-        pieces = self.pieces(request) if self._needs_pieces else None
+        # windows of a stream need no pieces for their spans, which take half of the time
+        stretch = self._reader.stretch_of_batch(request) if self._spans_alone and isinstance(request, int) else None
+        pieces = self.pieces(request) if self._needs_pieces and stretch is None else None
         if tokens is not None and self._targets:
             step["targets"] = as_tensor(self.targets(tokens, pieces))
         for name in self._options.fields:
             step[name] = as_tensor(self._field(name, request))
+        if stretch is not None and self._reader.documents is not None:
+            found = spans_of_stretch(*stretch, self._seq_len, self._reader.documents.spans_of)
+            step["spans"], step["span_index"] = found[0], from_numpy()(found[1])
         if pieces is None:
             return
         pieces = pieces.first_columns(self._inputs) if self._cut else pieces
@@ -180,8 +186,8 @@ class Extras:
         if DOCUMENTS in options.documents:
             step[DOCUMENTS] = as_tensor(self._numbers_of(views.document_offsets(pieces)))
         if options.spans and self._reader.documents is not None:
-            step["spans"], index = spans_of_pieces(pieces, self._reader.documents.spans)
-            step["span_index"] = as_tensor(index)
+            step["spans"], index = spans_of_pieces(pieces, self._reader.documents.spans_of)
+            step["span_index"] = from_numpy()(index)
 
 
 def _require_documents(numbers: tuple[int, ...], count: int, reader: BatchReader) -> None:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from functools import lru_cache
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.core.documents import Spans
-from zb_hdf5.core.pieces import Pieces, ends_of, ranges
-from zb_hdf5.spec import NO_DOCUMENT
+from zb_hdf5.core.pieces import Pieces, ranges
+
+#: `(starts, stops)` -> the spans that have a token in some stretches of the document stream.
+ReadSpans: TypeAlias = Callable[[npt.NDArray[np.uint64], npt.NDArray[np.uint64]], Spans]
 
 
-def spans_of_pieces(pieces: Pieces, read: Callable[[int, int], Spans]) -> tuple[list[Any], npt.NDArray[np.int32]]:
+def spans_of_pieces(pieces: Pieces, read: ReadSpans) -> tuple[list[Any], npt.NDArray[np.int32]]:
     """Return the values of the spans that have a token in some records, and which token has which.
 
     Parameters
@@ -21,8 +24,7 @@ def spans_of_pieces(pieces: Pieces, read: Callable[[int, int], Spans]) -> tuple[
     pieces
         Of R records of S tokens.
     read
-        `(start, stop)` -> the spans that have a token in a stretch of the document stream: called once for each
-        stretch, however many spans it has. Pieces that follow each other in the stream are one stretch.
+        Called once, with stretches that ascend and lie apart: pieces that follow each other in the stream are one.
 
     Returns
     -------
@@ -30,61 +32,59 @@ def spans_of_pieces(pieces: Pieces, read: Callable[[int, int], Spans]) -> tuple[
         The values in the order of the document stream, each span once; and int32, shape (R, S): the place in `values`
         of the span of each token, -1 for a token without one.
     """
-    if _is_one_stretch(pieces):
-        start = int(pieces.offsets[0])
-        found = read(start, start + pieces.num_tokens)
-        return found.values, _labels(found, start, start + pieces.num_tokens, 0).reshape(-1, pieces.seq_len)
-    order = np.flatnonzero(~pieces.is_padding)
-    order = order[pieces.offsets[order].argsort(kind="stable")]
-    starts, lengths = pieces.offsets[order].astype(np.int64), pieces.lengths[order]
-    stretch_starts, stretch_stops, stretch_of = _stretches(starts, lengths)
-    values: list[Any] = []
-    labels: list[npt.NDArray[np.int32]] = []
-    last_start = -1
-    for start, stop in zip(stretch_starts.tolist(), stretch_stops.tolist(), strict=True):
-        found = read(start, stop)
-        again = int(bool(len(found.starts)) and int(found.starts[0]) == last_start)  # it began in the stretch before
-        labels.append(_labels(found, start, stop, len(values) - again))
-        values += found.values[again:]
-        last_start = int(found.starts[-1]) if len(found.starts) else last_start
-    index = np.full(pieces.num_tokens, -1, np.int32)
-    if labels:
-        firsts = ends_of(stretch_stops - stretch_starts)[:-1] - stretch_starts
-        index[ranges(pieces.starts[order], lengths)] = np.concatenate(labels)[
-            ranges(firsts[stretch_of] + starts, lengths)
-        ]
-    return values, index.reshape(-1, pieces.seq_len)
+    real = ~pieces.is_padding
+    offsets, starts, lengths = pieces.offsets[real].view(np.int64), pieces.starts[real], pieces.lengths[real]
+    found = read(*_stretches(offsets, lengths))
+    span_starts, span_stops = found.starts.view(np.int64), found.stops.view(np.int64)
+    firsts = span_stops.searchsorted(offsets, side="right")
+    counts = span_starts.searchsorted(offsets + lengths) - firsts
+    numbers = ranges(firsts, counts)
+    # where they begin and end in the records, one behind the other; a span may reach over both ends of a piece
+    moved, low, high = (values.repeat(counts) for values in (starts - offsets, starts, starts + lengths))
+    begins = np.maximum(span_starts[numbers] + moved, low)
+    ends = np.minimum(span_stops[numbers] + moved, high)
+    names = np.full(2 * len(numbers) + 1, -1, np.int32)
+    names[1::2] = numbers
+    return found.values, _labels(0, begins, ends, pieces.num_tokens, names).reshape(-1, pieces.seq_len)
 
 
-def _is_one_stretch(pieces: Pieces) -> bool:
-    """Return whether the records are one window of a stream, or several that follow each other."""
-    if not len(pieces.offsets) or pieces.offsets[0] == np.uint64(NO_DOCUMENT):
-        return False
-    if len(pieces.offsets) == 1:
-        return True
-    return bool((pieces.offsets - pieces.starts.view(np.uint64) == pieces.offsets[0]).all())
+def spans_of_stretch(start: int, stop: int, seq_len: int, read: ReadSpans) -> tuple[list[Any], npt.NDArray[np.int32]]:
+    """Return what `spans_of_pieces` does, of records of `seq_len` tokens that are `start` to `stop` of the stream."""
+    edges = np.array([start, stop], np.uint64)
+    found = read(edges[:1], edges[1:])
+    names = _names(len(found.starts))
+    return found.values, _labels(start, found.starts, found.stops, stop, names).reshape(-1, seq_len)
 
 
 def _stretches(
-    starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Join pieces, ascending by their start, that touch or overlap; return starts, stops, and the stretch of each."""
-    if not len(starts):
-        return starts, starts, starts
-    stops = np.maximum.accumulate(starts + lengths)
-    begins = np.append(True, starts[1:] > stops[:-1])
-    first = np.flatnonzero(begins)
-    return starts[first], stops[np.append(first[1:], len(starts)) - 1], np.cumsum(begins) - 1
+    offsets: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
+    """Return where the stretches of the stream begin and end that pieces cover, joined where they touch or overlap."""
+    order = offsets.argsort(kind="stable")
+    starts = offsets[order]
+    stops = np.maximum.accumulate(starts + lengths[order])
+    is_first, is_last = np.ones(len(order), np.bool_), np.ones(len(order), np.bool_)
+    is_first[1:] = is_last[:-1] = starts[1:] > stops[:-1]
+    return starts[is_first].view(np.uint64), stops[is_last].view(np.uint64)
 
 
-def _labels(found: Spans, start: int, stop: int, base: int) -> npt.NDArray[np.int32]:
-    """Return the number of the span of each token of a stretch, from `base` on, -1 where there is none."""
-    count = len(found.starts)
-    edges = np.empty(2 * count + 2, np.int64)
-    edges[1:-1:2], edges[2:-1:2] = found.starts, found.stops
+def _labels(
+    start: int, begins: npt.NDArray[Any], ends: npt.NDArray[Any], stop: int, names: npt.NDArray[np.int32]
+) -> npt.NDArray[np.int32]:
+    """Return the number of the span of each token from `start` to `stop`; `names` has those of gaps and spans in turn.
+
+    The first span may begin before `start`, and the last one end behind `stop`.
+    """
+    edges = np.empty(2 * len(begins) + 2, np.int64)
+    edges[1:-1:2], edges[2:-1:2] = begins, ends
+    edges[1], edges[-2] = max(edges[1], start), min(edges[-2], stop)
     edges[0], edges[-1] = start, stop
-    if count:  # the first one may begin before the stretch, and the last one end behind it
-        edges[1], edges[-2] = max(int(edges[1]), start), min(int(edges[-2]), stop)
-    names = np.empty(2 * count + 1, np.int32)
-    names[::2], names[1::2] = -1, np.arange(base, base + count)
     return names.repeat(edges[1:] - edges[:-1])
+
+
+@lru_cache(256)
+def _names(count: int) -> npt.NDArray[np.int32]:
+    """Return the numbers from 0 on, each between two -1. Not to be changed."""
+    names = np.full(2 * count + 1, -1, np.int32)
+    names[1::2] = np.arange(count)
+    return names

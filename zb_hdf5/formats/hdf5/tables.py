@@ -259,7 +259,7 @@ class TablesFile:
                 f"{self.sha256}; restore it"
             )
         size = Extents([Run(0, self.num_bytes, 1)], self.num_bytes)
-        self._copies: dict[str, npt.NDArray[Any]] = {}
+        self._columns: dict[str, npt.NDArray[Any]] = {}
         file_class = FetchedFile if isinstance(self.path, RemotePath) else ExtentFile
         self._file = file_class(self.path, size, (1, self.num_bytes), np.dtype("u1"), "auto", identity)
 
@@ -275,12 +275,18 @@ class TablesFile:
 
         Do not touch a view after another process has cut the file in place: that is a bus error.
         """
-        if name in self._copies:
-            return self._copies[name]
-        place, data = self._places[name], self._file.flat()
-        if data is None:
-            return self._copies.setdefault(name, self.read(name, 0, place.num_rows))
-        return data[place.offset : place.offset + place.num_bytes].view(place.dtype)
+        data = self._file.flat()  # each time: it notices a file that was cut
+        if data is not None:
+            return self._view(name, data)
+        if name not in self._columns:
+            self._columns[name] = self.read(name, 0, self._places[name].num_rows)
+        return self._columns[name]
+
+    def _view(self, name: str, data: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        if name not in self._columns:
+            place = self._places[name]
+            self._columns[name] = data[place.offset : place.offset + place.num_bytes].view(place.dtype)
+        return self._columns[name]
 
     @property
     def is_mapped(self) -> bool:
@@ -295,10 +301,15 @@ class TablesFile:
         FormatError
             If it has no such rows: what points there is damaged.
         """
-        place = self._places[name]
-        return np.frombuffer(self._read(name, place, start, stop), place.dtype)
+        return np.frombuffer(self._read(name, start, stop), self._places[name].dtype)
 
-    def _read(self, name: str, place: _Place, start: int, stop: int) -> bytes:
+    def _read(self, name: str, start: int, stop: int) -> bytes:
+        place = self._place_of(name, start, stop)
+        itemsize = place.dtype.itemsize
+        return self._file.read_bytes(place.offset + start * itemsize, (stop - start) * itemsize)
+
+    def _place_of(self, name: str, start: int, stop: int) -> _Place:
+        place = self._places[name]
         if not 0 <= start <= stop <= place.num_rows:
             raise FormatError(
                 f"{self.path}: {name} has {place.num_rows:,} rows, something in it points to {start:,} to {stop:,}: "
@@ -306,22 +317,26 @@ class TablesFile:
                 remedy=Remedy.VERIFY,
                 at=self.path.parent,
             )
-        itemsize = place.dtype.itemsize
-        return self._file.read_bytes(place.offset + start * itemsize, (stop - start) * itemsize)
+        return place
 
     def read_texts(self, name: str, start: int, stop: int) -> list[bytes]:
-        """Return some byte strings: two reads, however many they are."""
+        """Return some byte strings: at most two reads, however many they are."""
         edges, data = self.read_joined_texts(name, start, stop)
         return [data[a:b] for a, b in pairwise(edges.tolist())]
 
     def read_joined_texts(self, name: str, start: int, stop: int) -> tuple[npt.NDArray[np.uint64], bytes]:
         """Return some byte strings, one behind the other, and where each begins and the last one ends."""
-        if start:
-            edges = self.read(f"{name}_ends", start - 1, stop)
-        else:
-            edges = np.append(np.uint64(0), self.read(f"{name}_ends", 0, stop))
-        data = self._read(name, self._places[name], int(edges[0]), int(edges[-1]))
-        return edges - edges[0], data
+        first = max(0, start - 1)
+        mapped = self._file.flat()
+        if mapped is None:
+            edges = self.read(f"{name}_ends", first, stop)
+        else:  # a third of the time
+            self._place_of(f"{name}_ends", first, stop)
+            edges = self._view(f"{name}_ends", mapped)[first:stop]
+        if not start:
+            edges = np.append(np.uint64(0), edges)
+        begin = edges[0]
+        return edges - begin, self._read(name, int(begin), int(edges[-1]))
 
     def check(self) -> None:
         """Read all rows, and compare each dataset with its digest.
@@ -342,11 +357,11 @@ class TablesFile:
 
     def close(self) -> None:
         """Close the file. Views stay valid."""
-        self._copies = {}
+        self._columns = {}
         self._file.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_copies": {}}
+        return {**self.__dict__, "_columns": {}}
 
 
 def _attributes(h5: h5py.File, path: Path, kind: str) -> dict[str, str | int]:

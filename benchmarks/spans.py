@@ -70,7 +70,7 @@ def measure(folder: Path, *, quick: bool, repeats: int | None) -> dict[str, Any]
     write_stream(folder / "stream.h5", documents)
     write_batches(folder / "batches.h5", 64 if quick else 1024)
     warm(folder)
-    ways = _reading(folder) | _writing(folder, 40 if quick else 250)
+    ways = _reading(folder) | _writing(folder, 40 if quick else 2000)
     steps = 5 if quick else 60
     rates: dict[str, list[float]] = {name: [] for name in ways}
     for number in range(repeats or (1 if quick else 41)):

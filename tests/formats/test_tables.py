@@ -314,8 +314,8 @@ def write_documents(path, found, together=2):
             )
             writer.append([d[0] for d in group], rows)
             for length, *_, spans in group:
-                starts, stops, values = encoded_spans(spans, length, encode, "x")
-                writer.append_spans(np.array(starts, int) + token, np.array(stops, int) + token, values)
+                starts, stops = (np.array([span[k] for span in spans], int) + token for k in (0, 1))
+                writer.append_spans(starts, stops, encode([span[2] for span in spans]) if spans else [])
                 token += length
         return writer.publish()
 

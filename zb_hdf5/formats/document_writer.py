@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
+from array import array
 from collections.abc import Iterable, Sequence
-from itertools import chain
 from operator import index, le, lt
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -33,9 +33,15 @@ _NOTHING: Final = {"source": NO_SOURCE, "row": 0}
 BLOCK_DOCUMENTS: Final = 1 << 14
 #: Documents that wait to be appended together.
 WAITING_DOCUMENTS: Final = 1 << 10
-#: Starts and stops of spans, and their values as bytes.
-EncodedSpans: TypeAlias = tuple[list[int], list[int], list[bytes]]
-_OneDocument: TypeAlias = "tuple[int, bytes, bytes, int, EncodedSpans | None]"
+
+
+class EncodedSpans(NamedTuple):
+    """Spans as they are stored: 64-bit starts, stops and lengths of values, and the values one behind the other."""
+
+    starts: array[int]
+    stops: array[int]
+    lengths: array[int]
+    data: bytes | bytearray
 
 
 class DocumentsWriter:
@@ -64,8 +70,9 @@ class DocumentsWriter:
         self._own = np.array([NO_SOURCE], np.uint32)
         self._span_stop = 0
         self.count = self.token_count = 0
-        self._waiting: list[_OneDocument] = []
+        self._waiting: list[tuple[int, bytes, bytes]] = []  # length, id and metadata of each document
         self._waiting_tokens = 0
+        self._forget_waiting_spans()
 
     @property
     def path(self) -> Path:
@@ -112,7 +119,15 @@ class DocumentsWriter:
         spans
             Of the document, counted from its first token.
         """
-        self._waiting.append((length, text, metadata, self.token_count + self._waiting_tokens, spans))
+        if spans is not None:
+            starts, stops, lengths, data = self._waiting_spans
+            # at once: thousands of small values that wait for each other leave the processor's cache
+            starts += spans.starts
+            stops += spans.stops
+            lengths += spans.lengths
+            data += spans.data
+            self._bases.append((self.token_count + self._waiting_tokens, len(spans.starts)))
+        self._waiting.append((length, text, metadata))
         self._waiting_tokens += length
         if len(self._waiting) == WAITING_DOCUMENTS:
             self._take_waiting()
@@ -121,15 +136,18 @@ class DocumentsWriter:
         waiting, self._waiting, self._waiting_tokens = self._waiting, [], 0
         if not waiting:
             return
-        lengths, ids, metadata, _, _ = zip(*waiting, strict=True)
+        lengths, ids, metadata = zip(*waiting, strict=True)
         self.append(lengths, DocumentRows(ids=ids if any(ids) else None, metadata=metadata if any(metadata) else None))
-        spans = [(base, each) for _, _, _, base, each in waiting if each is not None and each[2]]
-        if spans:
-            bases = np.repeat([base for base, _ in spans], [len(each[2]) for _, each in spans])
-            starts, stops = (
-                list(chain.from_iterable(edges)) for edges in zip(*(each[:2] for _, each in spans), strict=True)
-            )
-            self.append_spans(bases + starts, bases + stops, [value for _, each in spans for value in each[2]])
+        if self._bases:
+            bases = np.repeat(*np.array(self._bases).T)
+            *columns, data = self._waiting_spans
+            starts, stops, sizes = (np.frombuffer(column, np.int64) for column in columns)
+            self._append_spans(bases + starts, bases + stops, sizes, data)
+            self._forget_waiting_spans()
+
+    def _forget_waiting_spans(self) -> None:
+        self._waiting_spans = EncodedSpans(array("q"), array("q"), array("q"), bytearray())
+        self._bases: list[tuple[int, int]] = []  # first token of each document that has some, and how many
 
     def _numbers(self, rows: DocumentRows) -> npt.NDArray[np.uint32] | None:
         """Return the sources of some documents by the numbers that they have in this table."""
@@ -143,17 +161,24 @@ class DocumentsWriter:
 
     def append_spans(self, starts: npt.NDArray[Any], stops: npt.NDArray[Any], values: Sequence[bytes]) -> None:
         """Append spans behind all earlier ones: their offsets in the document stream, and their encoded values."""
+        lengths = np.fromiter(map(len, values), np.int64, len(values))
+        self._append_spans(starts, stops, lengths, b"".join(values))
+
+    def _append_spans(
+        self,
+        starts: npt.NDArray[Any],
+        stops: npt.NDArray[Any],
+        lengths: npt.NDArray[np.int64],
+        data: bytes | bytearray,
+    ) -> None:
         if len(starts) == 0:
             return
         befores = np.concatenate([np.array([self._span_stop], starts.dtype), stops[:-1]])
         # a gap is a span without bytes: one lies before each span that does not begin where the last one ends
         gaps = (befores < starts) & ((np.arange(len(starts)) > 0) | (self._span_stop > 0))
         kept = np.stack([gaps, np.ones_like(gaps)], axis=1)
-        places, is_span = np.stack([befores, starts], axis=1)[kept], (kept & [False, True])[kept]
-        lengths = np.zeros(len(places), np.uint64)
-        lengths[is_span] = np.fromiter(map(len, values), np.uint64, len(values))
-        self._tables.append("span_starts", places)
-        self._tables.append_texts("span_values", values, lengths)
+        self._tables.append("span_starts", np.stack([befores, starts], axis=1)[kept])
+        self._tables.append_joined_texts("span_values", data, np.stack([np.zeros_like(lengths), lengths], axis=1)[kept])
         self._span_stop = int(stops[-1])
 
     def _fill(self, name: str) -> None:
@@ -254,13 +279,13 @@ def encoded_spans(
         If a value cannot be encoded.
     """
     if not spans:
-        return [], [], []
-    starts, stops, given = map(list, zip(*spans, strict=True))
+        return EncodedSpans(array("q"), array("q"), array("q"), b"")
+    starts, stops, given = zip(*spans, strict=True)
     # whole lists at once: a loop over the spans takes as long as to write the tokens
     inside = all(map(lt, starts, stops)) and index(starts[0]) >= 0 and stops[-1] <= num_tokens
     if not inside or not all(map(le, stops, starts[1:])):
         _refuse_places(spans, num_tokens, where)
-    starts, stops = list(map(index, starts)), list(map(index, stops))
+    first_tokens, ends = array("q", starts), array("q", stops)
     try:
         values = encode(given)
     except Exception as error:  # whatever an encoder of the user raises
@@ -269,12 +294,12 @@ def encoded_spans(
             f"{where}: the value of span {number:,} cannot be encoded: {error}; choose another spans_codec"
         ) from error
     if not all(values) or set(map(type, values)) != {bytes}:
-        number, data = next((k, v) for k, v in enumerate(values) if not v or type(v) is not bytes)
+        number, refused = next((k, v) for k, v in enumerate(values) if not v or type(v) is not bytes)
         raise ConvertError(
-            f"{where}: the value of span {number:,} must be encoded to bytes, at least one, found {data!r}; "
+            f"{where}: the value of span {number:,} must be encoded to bytes, at least one, found {refused!r}; "
             "leave the span out, or choose another spans_codec"
         )
-    return starts, stops, values
+    return EncodedSpans(first_tokens, ends, array("q", map(len, values)), b"".join(values))
 
 
 def _refuse_places(spans: Sequence[tuple[int, int, object]], num_tokens: int, where: str) -> None:

@@ -80,8 +80,8 @@ class _Column:
         self.dtype, self.num_rows, self.sha256 = np.dtype(dtype), 0, hashlib.sha256()
         self._file = SpooledTemporaryFile(BLOCK_BYTES, dir=str(folder))  # noqa: SIM115 - closed with the column
 
-    def append(self, rows: npt.NDArray[Any] | bytes) -> None:
-        data = rows if isinstance(rows, bytes) else np.ascontiguousarray(rows, self.dtype).data.cast("B")
+    def append(self, rows: npt.NDArray[Any] | bytes | bytearray) -> None:
+        data = np.ascontiguousarray(rows, self.dtype).data.cast("B") if isinstance(rows, np.ndarray) else rows
         self._file.write(data)
         self.sha256.update(data)
         self.num_rows += len(data) // self.dtype.itemsize
@@ -120,19 +120,15 @@ class TablesWriter:
         with disk_errors(self.path):  # the file that a column goes on in has no name
             column.append(np.asarray(rows, column.dtype))
 
-    def append_texts(self, name: str, texts: Sequence[bytes], lengths: npt.NDArray[np.uint64] | None = None) -> None:
-        """Append byte strings of any lengths to `name`, and where each of them ends to `<name>_ends`.
+    def append_texts(self, name: str, texts: Sequence[bytes]) -> None:
+        """Append byte strings of any lengths to `name`, and where each of them ends to `<name>_ends`."""
+        self.append_joined_texts(name, b"".join(texts), np.fromiter(map(len, texts), np.int64, len(texts)))
 
-        Parameters
-        ----------
-        lengths
-            Of the strings, and of empty ones among them that `texts` leaves out; None: it leaves out none.
-        """
-        if lengths is None:
-            lengths = np.fromiter(map(len, texts), np.uint64, len(texts))
+    def append_joined_texts(self, name: str, data: bytes | bytearray, lengths: npt.NDArray[np.int64]) -> None:
+        """Append byte strings that lie one behind the other, and have these lengths."""
         self.append(f"{name}_ends", np.uint64(self.num_rows(name)) + np.cumsum(lengths, dtype=np.uint64))
         with disk_errors(self.path):
-            self._column(name).append(b"".join(texts))
+            self._column(name).append(data)
 
     def num_rows(self, name: str) -> int:
         """Return how many rows a dataset has so far."""

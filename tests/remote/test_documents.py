@@ -1,5 +1,8 @@
 """What belongs to tokens comes from objects as it comes from files: fields, pieces, documents and spans."""
 
+import pickle
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 import numpy as np
@@ -130,3 +133,42 @@ def test_many_batches_of_documents_are_read_at_once(web):
         rows = torch.cat([step["tokens"] for step in loader])
     assert rows[:, 0].tolist() == list(range(200))
     assert proxy.most_under_way > 8
+
+
+@pytest.mark.parametrize("name", ["lone.h5", "lone.batch", "store", "stream.h5", "plain.h5", "streams"])
+@pytest.mark.parametrize("is_copy", [False, True], ids=["loader", "copy"])
+def test_many_threads_fetch_what_lies_beside_the_tokens_once(web, tmp_path, name, is_copy):
+    folder, proxy = web
+    if name.startswith("lone"):
+        write_packed(folder / name, LENGTHS)
+    elif name == "store":
+        write_packed(tmp_path / "packed.h5", LENGTHS)
+        convert(tmp_path / "packed.h5", "hdf5", folder / name, num_shards=3)
+    else:
+        paths = [folder / "streams" / f"{number}.h5" for number in range(2)] if name == "streams" else [folder / name]
+        for path in paths:
+            path.parent.mkdir(exist_ok=True)
+            with HDF5ShardWriter(path, chunk_tokens=64) as writer:
+                for length in LENGTHS:
+                    spans = [(0, 3, "a")] if length and name != "plain.h5" else ()
+                    writer.write_document(np.arange(length), spans=spans)
+        if name == "streams":
+            index_streams(paths).save(folder / name)
+    batches = name in ("lone.h5", "lone.batch", "store")
+    shape = {"fields": tuple(FIELDS)} if batches else {"batch_size": 1, "seq_len": 16}
+    spans = {} if name == "plain.h5" else {"spans": True}
+
+    def requests(threads):
+        loader = Loader(f"{proxy.url}/{name}", documents=ALL, rank=0, world_size=1, **spans, **shape)
+        if is_copy:  # as in a worker of a DataLoader: nothing is open
+            loader, original = pickle.loads(pickle.dumps(loader)), loader
+            original.close()
+        with loader, ThreadPoolExecutor(threads) as pool:
+            proxy.requests.clear()
+            list(pool.map(loader.read, range(8)))
+        # not of the batches and their fields: each thread may read the few checksums that it needs first
+        return Counter(found for _, found, _ in proxy.requests if found not in ("lone.h5", "lone.batch.fields.h5"))
+
+    alone = requests(1)
+    proxy.fault = lambda *request: {"wait": 0.02}  # time for others to ask for the same
+    assert requests(8) == alone

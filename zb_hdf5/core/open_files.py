@@ -27,6 +27,7 @@ DEFAULT_MAX_MAPPINGS: Final = 65_530
 
 _LOCK = threading.RLock()  # a finalizer may close a store in the middle of all this
 _OPENING = [threading.Lock() for _ in range(64)]
+_FINDING = [threading.RLock() for _ in range(64)]  # files may open under one of these, and not the other way round
 _STORES: weakref.WeakSet[OpenFiles[Any]] = weakref.WeakSet()
 
 
@@ -102,6 +103,14 @@ class OpenFiles(Generic[File]):
         self._let_go(number, self.resting.pop(number))
 
 
+def finding(owner: object) -> threading.RLock:
+    """Return the lock under which one thread finds, for all of them, what an object keeps from then on.
+
+    Many threads begin to read a far store at once: each would fetch the same.
+    """
+    return _FINDING[hash((id(owner),)) % len(_FINDING)]
+
+
 def open_with_room(open_file: Callable[[], File]) -> File:
     """Open a file; where the process may open no more, stores let go of some of theirs before."""
     try:
@@ -157,8 +166,9 @@ def _make_room(allowed: int) -> None:
 
 
 def _renew_locks() -> None:
-    global _LOCK, _OPENING
+    global _LOCK, _OPENING, _FINDING
     _LOCK, _OPENING = threading.RLock(), [threading.Lock() for _ in _OPENING]
+    _FINDING = [threading.RLock() for _ in _FINDING]
 
 
 os.register_at_fork(after_in_child=_renew_locks)  # another thread of the parent may have held it

@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.core.documents import Document, Spans
-from zb_hdf5.core.open_files import OpenFiles
-from zb_hdf5.core.paths import any_path
+from zb_hdf5.core.open_files import OpenFiles, finding
+from zb_hdf5.core.paths import RemotePath, any_path
 from zb_hdf5.core.pieces import Pieces, ranges
 from zb_hdf5.errors import BatchIndexError, FormatError
 from zb_hdf5.formats.document_file import NO_SPANS, DocumentFile, DocumentPart, documents_path, joined_spans
@@ -48,7 +48,7 @@ class DocumentTable:
         self._reset()
 
     def _reset(self) -> None:
-        self._files: OpenFiles[DocumentFile] = OpenFiles("auto")
+        self._files: OpenFiles[DocumentFile] = OpenFiles("auto", far=isinstance(self._folder, RemotePath))
         self._streams: dict[int, DocumentFile] = {}  # what these know is in memory: they hold no descriptor
 
     @classmethod
@@ -177,7 +177,10 @@ class DocumentTable:
         file = self._files.known.get(place) or self._streams.get(place)
         if file is None and self.parts[place].sha256:
             file = self._files.open(place, self._open)
-        return file or self._streams.setdefault(place, self._open(place))
+        if file is None:
+            with finding(self):
+                file = self._streams.get(place) or self._streams.setdefault(place, self._open(place))
+        return file
 
     def _open(self, place: int) -> DocumentFile:
         part = self.parts[place]
@@ -213,18 +216,22 @@ class DocumentsBeside:
         return pieces_path(self._path).exists()
 
     def read_pieces(self, records: npt.NDArray[np.int64]) -> Pieces:
-        if self._pieces is None:
-            self._pieces = PiecesFile(self._path, *self._facts, tokens_sha256=self._sha256)
-        return self._pieces.read(records)
+        return (self._pieces or self._open_pieces()).read(records)
 
     def read_run(self, start: int, stop: int) -> Pieces:
-        if self._pieces is None:
-            return self.read_pieces(np.arange(start, stop))
-        return self._pieces.read_run(start, stop)
+        return (self._pieces or self._open_pieces()).read_run(start, stop)
+
+    def _open_pieces(self) -> PiecesFile:
+        with finding(self):
+            if self._pieces is None:
+                self._pieces = PiecesFile(self._path, *self._facts, tokens_sha256=self._sha256)
+            return self._pieces
 
     def documents(self) -> DocumentTable | None:
         if self._documents is None:
-            self._documents = DocumentTable.beside(self._path, self._sha256)
+            with finding(self):
+                if self._documents is None:
+                    self._documents = DocumentTable.beside(self._path, self._sha256)
         return self._documents
 
     def close(self) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.core.open_files import OpenFiles
+from zb_hdf5.core.paths import RemotePath
 from zb_hdf5.core.pieces import Pieces, concatenate
 from zb_hdf5.formats.documents import DocumentTable
 from zb_hdf5.formats.pieces import PiecesFile
@@ -34,7 +35,7 @@ class StoreDocuments:
         self._reset()
 
     def _reset(self) -> None:
-        self._files: OpenFiles[PiecesFile] = OpenFiles("auto")
+        self._files: OpenFiles[PiecesFile] = OpenFiles("auto", far=isinstance(self._folder, RemotePath))
         self._table: DocumentTable | None = None
 
     @cached_property

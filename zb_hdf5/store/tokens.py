@@ -19,7 +19,7 @@ from zb_hdf5.columns.reader import require_choice
 from zb_hdf5.core.extents import Extents
 from zb_hdf5.core.files import Identity
 from zb_hdf5.core.objects import IN_FLIGHT
-from zb_hdf5.core.open_files import OpenFiles
+from zb_hdf5.core.open_files import OpenFiles, finding
 from zb_hdf5.core.paths import RemotePath, any_path, require_remote_access
 from zb_hdf5.errors import ArgumentError, BatchIndexError, FormatError, IncompleteError
 from zb_hdf5.field import Field
@@ -345,16 +345,21 @@ class MmapTokenStore:
         Read from all files at the first call. `.npy` files know no documents: each counts as one.
         """
         if self._doc_offsets is None:
-            ends: list[npt.NDArray[np.uint64]] = [np.zeros(1, np.uint64)]
-            for number, (path, (start, stop)) in enumerate(zip(self.paths, pairwise(self._starts), strict=True)):
-                if path.suffix == ".npy":
-                    known = np.array([0, stop - start], np.uint64)
-                else:
-                    known = read_doc_offsets(path, self._identities.get(number))
-                known = known[known <= stop - start]  # a killed writer may have been ahead with them
-                ends.append(known[1:] + np.uint64(start))
-            self._doc_offsets = np.concatenate(ends)
+            with finding(self):
+                if self._doc_offsets is None:
+                    self._doc_offsets = self._read_doc_offsets()
         return self._doc_offsets
+
+    def _read_doc_offsets(self) -> npt.NDArray[np.uint64]:
+        ends: list[npt.NDArray[np.uint64]] = [np.zeros(1, np.uint64)]
+        for number, (path, (start, stop)) in enumerate(zip(self.paths, pairwise(self._starts), strict=True)):
+            if path.suffix == ".npy":
+                known = np.array([0, stop - start], np.uint64)
+            else:
+                known = read_doc_offsets(path, self._identities.get(number))
+            known = known[known <= stop - start]  # a killed writer may have been ahead with them
+            ends.append(known[1:] + np.uint64(start))
+        return np.concatenate(ends)
 
     @property
     def documents(self) -> DocumentTable:
@@ -363,7 +368,9 @@ class MmapTokenStore:
         Offsets are those of the tokens of this store.
         """
         if self._documents is None:
-            self._documents = DocumentTable(self.paths[0].parent, self._document_parts())
+            with finding(self):
+                if self._documents is None:
+                    self._documents = DocumentTable(self.paths[0].parent, self._document_parts())
         return self._documents
 
     def _document_parts(self) -> list[DocumentPart]:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from zb_hdf5 import HDF5ShardWriter
 from zb_hdf5.core.pieces import Pieces, concatenate
 from zb_hdf5.errors import ArgumentError
+from zb_hdf5.formats.hdf5.document_offsets import DocumentOffsets
 from zb_hdf5.spec import NO_DOCUMENT
+from zb_hdf5.store.document_edges import FEW_DOCUMENTS, DocumentEdges
 from zb_hdf5.views.documents import (
     cu_seqlens,
     document_ids,
@@ -176,7 +180,7 @@ def test_pieces_of_several_lengths_are_refused():
 def test_pieces_of_windows_are_those_of_their_tokens(lengths, starts, seq_len, dtype):
     doc_offsets = np.cumsum([0, *lengths]).astype(dtype)
     document_of = np.repeat(np.arange(len(lengths)), lengths).tolist()
-    found = pieces_of_windows(doc_offsets, np.array(starts, np.int64), seq_len)
+    found = pieces_of_windows(doc_offsets, np.array(starts, np.int64), seq_len, int(doc_offsets[-1]))
     ends, columns, offsets = [0], [], []
     for start in starts:
         for column in range(seq_len):
@@ -189,3 +193,58 @@ def test_pieces_of_windows_are_those_of_their_tokens(lengths, starts, seq_len, d
                 offsets.append(NO_DOCUMENT if here is None else start + column)
         ends.append(len(columns))
     same(found, Pieces(np.array(ends), np.array(columns, np.uint32), np.array(offsets, np.uint64), seq_len))
+
+
+class _Listed:
+    """Rows as they would be read from a file."""
+
+    def __init__(self, rows):
+        self._rows = np.array(rows, np.uint64)
+
+    def rows(self):
+        return self._rows
+
+    def close(self):
+        pass
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 6), max_size=6), min_size=1, max_size=4),
+    st.lists(st.integers(0, 200), min_size=1, max_size=6),
+    st.integers(1, 20),
+    st.integers(0, 5),
+)
+def test_edges_near_windows_give_the_pieces_that_all_edges_give(files, starts, seq_len, tail):
+    tokens = [sum(lengths) for lengths in files]
+    tokens[-1] += tail  # of a file whose writer was killed: tokens behind its last document
+    ends = [0, *np.cumsum(tokens).tolist()]
+    if not ends[-1]:
+        return
+    edges = DocumentEdges([Path(f"{number}.h5") for number in range(len(files))], ends, {}, FEW_DOCUMENTS + 1)
+    edges._open = lambda number: _Listed(np.cumsum([0, *files[number]]))
+    windows = np.array([start % ends[-1] for start in starts], np.int64)
+    windows = np.minimum(windows, max(0, ends[-1] - seq_len))
+    found, end = edges.near(windows, seq_len)
+    whole = edges.all()
+    assert edges.near(windows, seq_len)[0] is whole  # once all are there
+    assert whole.tolist() == np.cumsum([0, *(length for lengths in files for length in lengths)]).tolist()
+    assert set(found.tolist()) <= set(whole.tolist())
+    expected = pieces_of_windows(whole, windows, seq_len, int(whole[-1]))
+    same(pieces_of_windows(found, windows, seq_len, end), expected)
+
+
+@pytest.mark.parametrize("count", [0, 1, 8191, 8192, 30_000])
+def test_where_documents_lie_is_mapped(tmp_path, count):
+    path = tmp_path / "s.h5"
+    with HDF5ShardWriter(path, chunk_tokens=4096) as writer:
+        for start in range(0, count, 5000):
+            lengths = np.arange(start, min(start + 5000, count)) % 3
+            writer.write_documents(np.zeros(lengths.sum(), np.uint16), lengths)
+    offsets = DocumentOffsets(path, int(np.sum(np.arange(count) % 3)))
+    rows = offsets.rows()
+    assert rows.tolist() == np.cumsum([0, *(np.arange(count) % 3)]).tolist()
+    assert offsets._file is not None
+    assert not rows.flags.writeable
+    assert not rows.flags.owndata
+    offsets.close()
+    assert rows[0] == 0

@@ -18,6 +18,7 @@ from zb_hdf5.formats.span_values import Decode, DecodeAll, decoder, first_refuse
 from zb_hdf5.spec import DEFAULT_SPLIT, DOCUMENTS, DOCUMENTS_SUFFIX, U32_MAX
 
 if TYPE_CHECKING:
+    from zb_hdf5.formats.hdf5.document_offsets import DocumentOffsets
     from zb_hdf5.formats.hdf5.tables import TablesFile
 
 Offsets: TypeAlias = npt.NDArray[np.uint64]
@@ -101,10 +102,10 @@ class DocumentFile:
     def __init__(self, path: Path, part: DocumentPart | None = None) -> None:
         self.path = path
         self._tables: TablesFile | None = None
-        self._known: npt.NDArray[np.uint64] | None = None
+        self._stream: DocumentOffsets | None = None
         if part is not None and not part.sha256:
-            self._known = _offsets_of_stream(path, part.token_count)
-            num_edges = len(self._known)
+            self._stream = _offsets_of_stream(path, part.token_count)
+            num_edges = len(self._stream.rows())
         else:
             self._tables = _open_tables(path, part.sha256 if part else "")
             num_edges = self._tables.num_rows("offsets")
@@ -117,9 +118,9 @@ class DocumentFile:
     @property
     def offsets(self) -> npt.NDArray[np.uint64]:
         """Where each document begins and the last one ends."""
-        if self._known is not None or self._tables is None:
-            return np.zeros(1, np.uint64) if self._known is None else self._known
-        return self._tables.column("offsets")
+        if self._stream is not None:
+            return self._stream.rows()
+        return np.zeros(1, np.uint64) if self._tables is None else self._tables.column("offsets")
 
     @property
     def tokens_sha256(self) -> str:
@@ -272,8 +273,9 @@ class DocumentFile:
             self._tables.check()
 
     def close(self) -> None:
-        if self._tables is not None:
-            self._tables.close()
+        for file in (self._tables, self._stream):
+            if file is not None:
+                file.close()
 
 
 def part_of(path: Path) -> DocumentPart:
@@ -309,9 +311,7 @@ def _open_tables(path: Path, sha256: str) -> TablesFile:
     return tables
 
 
-def _offsets_of_stream(path: Path, token_count: int) -> npt.NDArray[np.uint64]:
-    from zb_hdf5.formats.hdf5.stream_reader import read_doc_offsets  # h5py
+def _offsets_of_stream(path: Path, token_count: int) -> DocumentOffsets:
+    from zb_hdf5.formats.hdf5.document_offsets import DocumentOffsets  # h5py
 
-    if path.suffix == ".npy":
-        return np.array([0, token_count], np.uint64)
-    return read_doc_offsets(path)
+    return DocumentOffsets(path, token_count)

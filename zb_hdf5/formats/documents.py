@@ -49,7 +49,6 @@ class DocumentTable:
 
     def _reset(self) -> None:
         self._files: OpenFiles[DocumentFile] = OpenFiles("auto", far=isinstance(self._folder, RemotePath))
-        self._streams: dict[int, DocumentFile] = {}  # what these know is in memory: they hold no descriptor
 
     @classmethod
     def beside(cls, path: Path, tokens_sha256: str | None = None) -> Self | None:
@@ -174,13 +173,7 @@ class DocumentTable:
 
     def file(self, place: int) -> DocumentFile:
         """Return the file of one part."""
-        file = self._files.known.get(place) or self._streams.get(place)
-        if file is None and self.parts[place].sha256:
-            file = self._files.open(place, self._open)
-        if file is None:
-            with finding(self):
-                file = self._streams.get(place) or self._streams.setdefault(place, self._open(place))
-        return file
+        return self._files.known.get(place) or self._files.open(place, self._open)
 
     def _open(self, place: int) -> DocumentFile:
         part = self.parts[place]
@@ -196,7 +189,7 @@ class DocumentTable:
         self._reset()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in self.__dict__.items() if key not in ("_files", "_streams")}
+        return {key: value for key, value in self.__dict__.items() if key != "_files"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from bisect import bisect_right
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -27,7 +27,7 @@ from zb_hdf5.formats.document_file import DocumentPart
 from zb_hdf5.formats.documents import DocumentTable
 from zb_hdf5.formats.hdf5.file import read_crc32_of
 from zb_hdf5.formats.hdf5.places import compressed_tokens
-from zb_hdf5.formats.hdf5.stream_reader import StreamInspection, inspect_stream, read_doc_offsets
+from zb_hdf5.formats.hdf5.stream_reader import StreamInspection, inspect_stream
 from zb_hdf5.formats.hdf5.token_file import (
     ChunkTokens,
     ExtentTokens,
@@ -49,6 +49,7 @@ from zb_hdf5.spec import (
     combine_sha256,
     crc32_column,
 )
+from zb_hdf5.store.document_edges import DocumentEdges
 from zb_hdf5.store.index import ShardIndex, find_index, require_files
 from zb_hdf5.store.proof import open_proved, require_proof
 from zb_hdf5.store.table import ShardEntry
@@ -132,7 +133,7 @@ class MmapTokenStore:
         self._starts = [0, *accumulate(counts)]
         self._firsts = np.array(self._starts[:-1])
         self.num_tokens = self._starts[-1]
-        self._doc_offsets: npt.NDArray[np.uint64] | None = None
+        self.edges = DocumentEdges(self.paths, self._starts, self._identities, self.document_count)
         self._documents: DocumentTable | None = None
         self._reset()
         if verify == "batch":
@@ -342,24 +343,10 @@ class MmapTokenStore:
     def doc_offsets(self) -> npt.NDArray[np.uint64]:
         """Where each document begins and the last one ends, in tokens of the whole store, shape (D + 1,).
 
-        Read from all files at the first call. `.npy` files know no documents: each counts as one.
+        Read from all files at the first call, and kept: 8 bytes for each. `.npy` files know no documents: each counts
+        as one.
         """
-        if self._doc_offsets is None:
-            with finding(self):
-                if self._doc_offsets is None:
-                    self._doc_offsets = self._read_doc_offsets()
-        return self._doc_offsets
-
-    def _read_doc_offsets(self) -> npt.NDArray[np.uint64]:
-        ends: list[npt.NDArray[np.uint64]] = [np.zeros(1, np.uint64)]
-        for number, (path, (start, stop)) in enumerate(zip(self.paths, pairwise(self._starts), strict=True)):
-            if path.suffix == ".npy":
-                known = np.array([0, stop - start], np.uint64)
-            else:
-                known = read_doc_offsets(path, self._identities.get(number))
-            known = known[known <= stop - start]  # a killed writer may have been ahead with them
-            ends.append(known[1:] + np.uint64(start))
-        return np.concatenate(ends)
+        return self.edges.all()
 
     @property
     def documents(self) -> DocumentTable:
@@ -463,6 +450,7 @@ class MmapTokenStore:
         """Close the files. Views that were returned stay valid."""
         for file in self._files.files().values():
             file.close()
+        self.edges.close()
         if self._documents is not None:
             self._documents.close()
         self._reset()
@@ -477,8 +465,7 @@ class MmapTokenStore:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = {key: value for key, value in self.__dict__.items() if key != "_files"}
-        return kept | {"_doc_offsets": None}
+        return {key: value for key, value in self.__dict__.items() if key != "_files"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

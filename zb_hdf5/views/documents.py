@@ -164,21 +164,24 @@ def ignore(found: npt.NDArray[np.int64], pieces: Pieces, chosen: npt.NDArray[np.
     found.reshape(-1)[ranges(starts + first, lengths - first)] = IGNORED_TARGET
 
 
-def pieces_of_windows(doc_offsets: npt.NDArray[Any], starts: npt.NDArray[np.int64], seq_len: int) -> Pieces:
+def pieces_of_windows(doc_offsets: npt.NDArray[Any], starts: npt.NDArray[np.int64], seq_len: int, end: int) -> Pieces:
     """Return the pieces of windows of a stream.
 
     Parameters
     ----------
     doc_offsets
-        Ascending integers, shape (D + 1,): where each document begins and the last one ends. Documents may be empty.
+        Ascending integers, where documents begin and end: for each window the last one at or before its start, and all
+        that it holds. Documents may be empty.
     starts
         The first token of each window, in any order, at or behind `doc_offsets[0]`.
     seq_len
-        Tokens of a window. What lies behind the last document counts as padding.
+        Tokens of a window.
+    end
+        Where the last document ends. What lies behind counts as padding.
     """
     starts = starts.astype(doc_offsets.dtype)  # searchsorted would copy all offsets to a common dtype
     if len(starts) == 1:
-        return _pieces_of_window(doc_offsets, starts[0], seq_len)
+        return _pieces_of_window(doc_offsets, starts[0], seq_len, end)
     first = doc_offsets.searchsorted(starts, side="right")
     counts = doc_offsets.searchsorted(starts + doc_offsets.dtype.type(seq_len), side="left") - first + 1
     ends = ends_of(counts)
@@ -188,13 +191,13 @@ def pieces_of_windows(doc_offsets: npt.NDArray[Any], starts: npt.NDArray[np.int6
     np.not_equal(offsets[1:], offsets[:-1], out=kept[1:])  # of several that begin there, all but one are empty
     kept[ends[:-1]] = True
     columns = (offsets - starts.astype(np.uint64).repeat(counts)).astype(np.uint32)
-    offsets[offsets >= np.uint64(doc_offsets[-1])] = NO_DOCUMENT
+    offsets[offsets >= np.uint64(end)] = NO_DOCUMENT
     if kept.all():
         return Pieces(ends, columns, offsets, seq_len)
     return Pieces(ends_of(kept)[ends], columns[kept], offsets[kept], seq_len)
 
 
-def _pieces_of_window(doc_offsets: npt.NDArray[Any], start: Any, seq_len: int) -> Pieces:
+def _pieces_of_window(doc_offsets: npt.NDArray[Any], start: Any, seq_len: int, end: int) -> Pieces:
     """Return the pieces of one window, in a third of the time."""
     first = int(doc_offsets.searchsorted(start, side="right")) - 1
     stop = int(doc_offsets.searchsorted(start + doc_offsets.dtype.type(seq_len)))
@@ -205,5 +208,5 @@ def _pieces_of_window(doc_offsets: npt.NDArray[Any], start: Any, seq_len: int) -
         offsets = offsets if kept.all() else offsets[kept]
     columns = (offsets - offsets[0]).astype(np.uint32)
     if stop == len(doc_offsets):
-        offsets[offsets >= np.uint64(doc_offsets[-1])] = NO_DOCUMENT
+        offsets[offsets >= np.uint64(end)] = NO_DOCUMENT
     return Pieces(np.array([0, len(offsets)]), columns, offsets, seq_len)

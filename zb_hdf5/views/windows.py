@@ -13,7 +13,7 @@ import numpy.typing as npt
 from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.columns.source import CopyingSource
 from zb_hdf5.core.paths import any_path
-from zb_hdf5.core.pieces import Pieces
+from zb_hdf5.core.pieces import Pieces, padding
 from zb_hdf5.errors import ArgumentError, UnverifiableError, ZbError
 from zb_hdf5.formats.documents import DocumentTable
 from zb_hdf5.spec import DTYPE_BY_NAME, NO_CODEC, StoreMeta, TokenArray
@@ -195,7 +195,11 @@ class _WindowDocuments:
         self._store, self._seq_len, self._stride = store, seq_len, stride
 
     def read_pieces(self, records: npt.NDArray[np.int64]) -> Pieces:
-        return pieces_of_windows(self._store.doc_offsets, records * self._stride, self._seq_len)
+        starts = records * self._stride
+        if not len(starts):
+            return padding(0, self._seq_len)
+        edges, end = self._store.edges.near(starts, self._seq_len)
+        return pieces_of_windows(edges, starts, self._seq_len, end)
 
     def read_run(self, start: int, stop: int) -> Pieces:
         return self.read_pieces(np.arange(start, stop))

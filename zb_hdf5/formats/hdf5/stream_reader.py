@@ -178,7 +178,7 @@ def inspect_stream(path: Path, identity: Identity | None = None) -> StreamInspec
         If it is no stream of this version, or contradicts itself.
     """
     with h5_damage(path), open_h5_for_reading(path, identity) as h5:
-        stored = _checked_tokens(h5, path)
+        stored = checked_tokens(h5, path)
         found = {name: stored.attrs[name] for name in TOKENS_ATTRIBUTES}
         token_count, complete = int(found["token_count"]), bool(found["complete"])
         if token_count > len(stored):
@@ -218,7 +218,8 @@ def _meta(h5: h5py.File, stored: h5py.Dataset, path: Path) -> StoreMeta:
         raise FormatError(f"{path}: bad attributes: {error}") from error
 
 
-def _checked_tokens(h5: h5py.File, path: Path) -> h5py.Dataset:
+def checked_tokens(h5: h5py.File, path: Path) -> h5py.Dataset:
+    """Return the dataset of the tokens, of a file that is a stream of this version. Raises `FormatError`."""
     found = text_of(h5.attrs.get("format"))
     if found != STREAM_FORMAT:
         raise FormatError(f"{path}: expected root attribute format={STREAM_FORMAT!r}, found {found!r}")
@@ -244,7 +245,7 @@ def _chunk_places(stored: h5py.Dataset, token_count: int, path: Path) -> Places 
 def read_doc_offsets(path: Path, identity: Identity | None = None) -> npt.NDArray[np.uint64]:
     """Return where the documents of an HDF5 stream begin and the last one ends, shape (D + 1,)."""
     with h5_damage(path), open_h5_for_reading(path, identity) as h5:
-        count = int(_checked_tokens(h5, path).attrs["document_count"]) + 1
+        count = int(checked_tokens(h5, path).attrs["document_count"]) + 1
         offsets = np.asarray(require_rows(h5, path, DOC_OFFSETS, count)[:count], dtype="<u8")
     if np.any(offsets[1:] < offsets[:-1]):
         raise FormatError(f"{path}: {DOC_OFFSETS} do not ascend; restore the file")

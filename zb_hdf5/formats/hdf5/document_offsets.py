@@ -1,0 +1,77 @@
+"""Where the documents of one stream lie: a view of its rows where they may be mapped, else a copy of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from zb_hdf5.core.extent_file import ExtentFile
+from zb_hdf5.core.extents import Extents
+from zb_hdf5.core.files import Identity
+from zb_hdf5.core.paths import RemotePath
+from zb_hdf5.errors import FormatError
+from zb_hdf5.formats.hdf5.file import h5_damage, h5_identity, open_h5_for_reading, require_rows
+from zb_hdf5.formats.hdf5.places import chunk_places
+from zb_hdf5.formats.hdf5.stream_reader import checked_tokens
+from zb_hdf5.spec import DOC_OFFSETS
+
+
+class DocumentOffsets:
+    """Where the documents of one file of tokens begin and the last one ends. Thread-safe; not picklable.
+
+    A mapped view takes no memory of the process: rows of a trillion tokens would take gigabytes in each of its ranks.
+    Compressed files of other tools, unfinished ones, objects and files on network file systems are read at once.
+
+    Parameters
+    ----------
+    path
+        An HDF5 stream, or a 1-D `.npy` file: that is one document.
+    num_tokens
+        Tokens of the file.
+    identity
+        Of the file, if it was open before.
+
+    Raises
+    ------
+    FormatError
+        If the rows are damaged.
+    """
+
+    def __init__(self, path: Path, num_tokens: int, identity: Identity | None = None) -> None:
+        self._file: ExtentFile | None = None
+        self._count = 2
+        if path.suffix == ".npy":
+            self._rows = np.array([0, num_tokens], np.uint64)
+            return
+        with h5_damage(path), open_h5_for_reading(path, identity) as h5:
+            tokens = checked_tokens(h5, path)
+            self._count = int(tokens.attrs["document_count"]) + 1
+            stored = require_rows(h5, path, DOC_OFFSETS, self._count)
+            places = None
+            if bool(tokens.attrs["complete"]) and stored.chunks and stored.dtype == np.dtype("<u8"):
+                num_chunks = -(-self._count // stored.chunks[0])
+                places = chunk_places(stored, stored.chunks[0] * stored.dtype.itemsize, num_chunks, path)[0]
+            if isinstance(places, Extents) and not isinstance(path, RemotePath):
+                found = h5_identity(h5, growing=False)
+                self._file = ExtentFile(path, places, (1, stored.chunks[0]), stored.dtype, "auto", found)
+            if self._file is None or self._file.flat() is None:
+                self.close()
+                rows = np.asarray(stored[: self._count], dtype="<u8")
+                self._rows = rows[rows <= num_tokens]  # a killed writer may have been ahead with them
+        known = self.rows()
+        if not len(known) or int(known[0]) or np.any(known[1:] < known[:-1]):
+            self.close()
+            raise FormatError(f"{path}: {DOC_OFFSETS} do not ascend from 0; restore the file")
+
+    def rows(self) -> npt.NDArray[np.uint64]:
+        """Return all rows, uint64, shape (D + 1,), read-only. Not to be kept: ask again, and a cut file is noticed."""
+        mapped = None if self._file is None else self._file.flat()
+        return self._rows if mapped is None else mapped[: self._count]
+
+    def close(self) -> None:
+        """Close the file. Views stay valid."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None

@@ -1,0 +1,125 @@
+"""Where the documents of many files of tokens begin and end, looked up where they are needed."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from zb_hdf5.core.files import Identity
+from zb_hdf5.core.open_files import OpenFiles, finding
+from zb_hdf5.core.paths import RemotePath
+from zb_hdf5.core.pieces import ranges
+from zb_hdf5.formats.hdf5.document_offsets import DocumentOffsets
+
+#: So many are kept in memory, 8 MiB of them: one search in all is faster than one in each file.
+FEW_DOCUMENTS: Final = 1 << 20
+
+
+class DocumentEdges:
+    """Where documents begin and end in the tokens of all files. Thread-safe; picklable.
+
+    Parameters
+    ----------
+    paths
+        The files, at least one.
+    starts
+        The first token of each file, and the end of the last one.
+    identities
+        Of files that were open before, by their numbers.
+    count
+        Documents of all files.
+    """
+
+    def __init__(
+        self, paths: Sequence[Path], starts: Sequence[int], identities: Mapping[int, Identity], count: int
+    ) -> None:
+        self._paths, self._starts, self._identities = paths, starts, identities
+        self._keeps = count <= FEW_DOCUMENTS and not isinstance(paths[0], RemotePath)  # each object takes a while
+        self._firsts = np.array(starts[:-1])
+        self._reset()
+
+    def _reset(self) -> None:
+        self._files: OpenFiles[DocumentOffsets] = OpenFiles("auto", far=isinstance(self._paths[0], RemotePath))
+        self._all: npt.NDArray[np.uint64] | None = None
+
+    def all(self) -> npt.NDArray[np.uint64]:
+        """Return where each document begins and the last one ends, shape (D + 1,), and keep it: 8 bytes for each."""
+        if self._all is None:
+            with finding(self):
+                if self._all is None:
+                    ends = [self._ends_of(number) for number in range(len(self._paths))]
+                    self._all = np.concatenate([np.zeros(1, np.uint64), *ends])
+        return self._all
+
+    def _ends_of(self, number: int) -> npt.NDArray[np.uint64]:
+        with closing(self._open(number)) as file:
+            return file.rows()[1:] + np.uint64(self._starts[number])
+
+    def near(self, starts: npt.NDArray[np.int64], length: int) -> tuple[npt.NDArray[np.uint64], int]:
+        """Return what `pieces_of_windows` needs of `all()` for some windows.
+
+        Parameters
+        ----------
+        starts, length
+            The first token of each window, in any order, and the tokens of each.
+
+        Returns
+        -------
+        (edges, end)
+            Ascending: for each window the last edge at or before its start and all that it holds; and where the last
+            document ends, if a window reaches that file.
+        """
+        if self._keeps or self._all is not None:
+            edges = self.all()
+            return edges, int(edges[-1])
+        first, stop = int(starts.min()), int(starts.max()) + length
+        number = bisect_right(self._starts, first, hi=len(self._paths)) - 1
+        if stop > self._starts[number + 1] or stop - first > 2 * length * len(starts):
+            return self._near_each(np.sort(starts), length)
+        rows, base = self._rows(number), np.uint64(self._starts[number])
+        low, high = rows.searchsorted(np.array([first + 1, stop], np.uint64) - base).tolist()
+        return rows[low - 1 : high] + base, self._end(number)
+
+    def _near_each(self, starts: npt.NDArray[np.int64], length: int) -> tuple[npt.NDArray[np.uint64], int]:
+        stops = starts + length
+        firsts = self._firsts.searchsorted(starts, side="right") - 1
+        ends = self._firsts.searchsorted(stops)
+        found = []
+        for number in np.unique(ranges(firsts, ends - firsts)).tolist():
+            here = slice(int(ends.searchsorted(number, side="right")), int(firsts.searchsorted(number, side="right")))
+            rows, base = self._rows(number), self._starts[number]
+            low = rows.searchsorted(np.maximum(starts[here] - base, 0).astype(np.uint64), side="right") - 1
+            high = rows.searchsorted((stops[here] - base).astype(np.uint64))
+            low[1:] = np.maximum(low[1:], high[:-1])  # an edge that two windows need is there once
+            found.append(rows[ranges(low, np.maximum(high - low, 0))] + np.uint64(base))
+        return np.concatenate(found), self._end(int(ends[-1]) - 1)
+
+    def _end(self, number: int) -> int:
+        """Return where the last document ends; behind all tokens where a file behind this one holds it."""
+        last = len(self._paths) - 1
+        return self._starts[last] + int(self._rows(last)[-1]) if number == last else self._starts[-1]
+
+    def _rows(self, number: int) -> npt.NDArray[np.uint64]:
+        return (self._files.known.get(number) or self._files.open(number, self._open)).rows()
+
+    def _open(self, number: int) -> DocumentOffsets:
+        num_tokens = self._starts[number + 1] - self._starts[number]
+        return DocumentOffsets(self._paths[number], num_tokens, self._identities.get(number))
+
+    def close(self) -> None:
+        for file in self._files.files().values():
+            file.close()
+        self._reset()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key not in ("_files", "_all")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._reset()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -14,7 +14,6 @@ import numpy.typing as npt
 from zb_hdf5.core.files import Identity
 from zb_hdf5.core.open_files import OpenFiles, finding
 from zb_hdf5.core.paths import RemotePath
-from zb_hdf5.core.pieces import ranges
 from zb_hdf5.formats.hdf5.document_offsets import DocumentOffsets
 
 #: So many are kept in memory, 8 MiB of them: one search in all is faster than one in each file.
@@ -41,7 +40,6 @@ class DocumentEdges:
     ) -> None:
         self._paths, self._starts, self._identities = paths, starts, identities
         self._keeps = count <= FEW_DOCUMENTS and not isinstance(paths[0], RemotePath)  # each object takes a while
-        self._firsts = np.array(starts[:-1])
         self._reset()
 
     def _reset(self) -> None:
@@ -78,27 +76,23 @@ class DocumentEdges:
         if self._keeps or self._all is not None:
             edges = self.all()
             return edges, int(edges[-1])
-        first, stop = int(starts.min()), int(starts.max()) + length
-        number = bisect_right(self._starts, first, hi=len(self._paths)) - 1
-        if stop > self._starts[number + 1] or stop - first > 2 * length * len(starts):
-            return self._near_each(np.sort(starts), length)
-        rows, base = self._rows(number), np.uint64(self._starts[number])
-        low, high = rows.searchsorted(np.array([first + 1, stop], np.uint64) - base).tolist()
-        return rows[low - 1 : high] + base, self._end(number)
-
-    def _near_each(self, starts: npt.NDArray[np.int64], length: int) -> tuple[npt.NDArray[np.uint64], int]:
-        stops = starts + length
-        firsts = self._firsts.searchsorted(starts, side="right") - 1
-        ends = self._firsts.searchsorted(stops)
-        found = []
-        for number in np.unique(ranges(firsts, ends - firsts)).tolist():
-            here = slice(int(ends.searchsorted(number, side="right")), int(firsts.searchsorted(number, side="right")))
-            rows, base = self._rows(number), self._starts[number]
-            low = rows.searchsorted(np.maximum(starts[here] - base, 0).astype(np.uint64), side="right") - 1
-            high = rows.searchsorted((stops[here] - base).astype(np.uint64))
-            low[1:] = np.maximum(low[1:], high[:-1])  # an edge that two windows need is there once
-            found.append(rows[ranges(low, np.maximum(high - low, 0))] + np.uint64(base))
-        return np.concatenate(found), self._end(int(ends[-1]) - 1)
+        ordered = np.sort(starts)
+        stops = ordered + length
+        if not (ordered[1:] > stops[:-1]).any():  # they follow each other
+            ordered, stops = ordered[:1], stops[-1:]
+        found: list[npt.NDArray[np.uint64]] = []
+        done: dict[int, int] = {}  # rows of each file that were taken: what two windows need is there once
+        for start, stop in zip(ordered.tolist(), stops.tolist(), strict=True):
+            first = bisect_right(self._starts, start, hi=len(self._paths)) - 1
+            last = bisect_left(self._starts, stop, hi=len(self._paths)) - 1
+            for here in range(first, last + 1):
+                rows, base = self._rows(here), self._starts[here]
+                edges = np.array([max(0, start - base) + 1, stop - base], np.uint64)
+                low, high = rows.searchsorted(edges).tolist()
+                low = max(low - 1, done.get(here, 0))
+                found.append(rows[low:high] + np.uint64(base))
+                done[here] = max(low, high)
+        return np.concatenate(found), self._end(max(done))
 
     def _end(self, number: int) -> int:
         """Return where the last document ends; behind all tokens where a file behind this one holds it."""

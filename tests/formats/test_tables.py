@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import sys
+import tracemalloc
 from contextlib import closing
 from itertools import pairwise
 
@@ -540,3 +541,19 @@ def test_an_id_or_metadata_that_cannot_be_read_is_named(stored, damaged, tmp_pat
             file.document(1)
     finally:
         file.close()
+
+
+def test_large_values_of_spans_do_not_wait_for_many_documents(tmp_path):
+    value = b"x" * 100_000
+    with DocumentsWriter(tmp_path / "x.h5", "custom") as writer:
+        tracemalloc.start()
+        try:
+            for _ in range(1000):
+                writer.add(3, spans=encoded_spans([(0, 1, value)], 3, span_values.encoder("custom")[1], "x"))
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        writer.publish()
+    assert peak < 50_000_000, "half of the values"
+    with closing(DocumentFile(tmp_path / "x.h5")) as file:
+        assert file.spans(np.array([2997], np.uint64), np.array([3000], np.uint64), bytes).values == [value]

@@ -31,8 +31,9 @@ if TYPE_CHECKING:
 _NOTHING: Final = {"source": NO_SOURCE, "row": 0}
 #: Documents that are moved from table to table at once.
 BLOCK_DOCUMENTS: Final = 1 << 14
-#: Documents that wait to be appended together.
+#: Documents that wait to be appended together, unless the values of their spans take more bytes than this.
 WAITING_DOCUMENTS: Final = 1 << 10
+WAITING_BYTES: Final = 8 << 20
 
 
 class EncodedSpans(NamedTuple):
@@ -129,7 +130,7 @@ class DocumentsWriter:
             self._bases.append((self.token_count + self._waiting_tokens, len(spans.starts)))
         self._waiting.append((length, text, metadata))
         self._waiting_tokens += length
-        if len(self._waiting) == WAITING_DOCUMENTS:
+        if len(self._waiting) == WAITING_DOCUMENTS or len(self._waiting_spans.data) > WAITING_BYTES:
             self._take_waiting()
 
     def _take_waiting(self) -> None:

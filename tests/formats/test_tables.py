@@ -340,6 +340,8 @@ def require_documents(table, found):
         assert list(zip(got.starts.tolist(), got.stops.tolist(), got.values, strict=True)) == wanted
     assert table.spans(0, 0).values == table.spans(token, token).values == []
     assert table.spans(0, token).values == [value for *_, value in all_spans]
+    assert table.spans(-5, 1 << 70).starts.tolist() == [span[0] for span in all_spans]
+    assert table.spans(-5, -2).values == table.spans(token + 3, 1 << 70).values == []
     for number in (-1, len(found)):
         with pytest.raises(BatchIndexError, match="no document"):
             table.document(number)
@@ -357,6 +359,14 @@ def test_documents_and_their_spans(tmp_path_factory, found, together):
     require_documents(again, found)
     for each in (table, again):
         each.close()
+
+
+def test_what_a_user_does_with_the_spans_of_a_stretch_changes_no_others(tmp_path):
+    write_documents(documents_path(tmp_path / "x.h5"), [(9, None, None, None, {}, [(2, 4, "a")])])
+    with closing(DocumentTable.beside(tmp_path / "x.h5")) as table:
+        for start, stop, values in [(0, 1, []), (1, 1, []), (0, 9, ["a"])]:
+            table.spans(start, stop).values.append("more")
+            assert table.spans(start, stop).values == values
 
 
 @given(st.lists(documents(), min_size=1, max_size=4))

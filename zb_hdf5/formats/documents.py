@@ -20,7 +20,7 @@ from zb_hdf5.core.open_files import OpenFiles, finding
 from zb_hdf5.core.paths import RemotePath, any_path
 from zb_hdf5.core.pieces import Pieces, ranges
 from zb_hdf5.errors import BatchIndexError, FormatError
-from zb_hdf5.formats.document_file import NO_SPANS, DocumentFile, DocumentPart, documents_path, joined_spans
+from zb_hdf5.formats.document_file import DocumentFile, DocumentPart, documents_path, joined_spans, no_spans
 from zb_hdf5.formats.pieces import PiecesFile, pieces_path
 from zb_hdf5.formats.span_values import Decode
 from zb_hdf5.spec import NO_DOCUMENT
@@ -144,8 +144,9 @@ class DocumentTable:
         FormatError
             If a value cannot be decoded.
         """
+        start, stop = max(start, 0), min(stop, self.token_count)
         if start >= stop:
-            return NO_SPANS
+            return no_spans()
         return self.spans_of(np.array([start], np.uint64), np.array([stop], np.uint64), codec)
 
     def spans_of(

@@ -203,6 +203,20 @@ def test_a_killed_writer_keeps_its_committed_chunks(count, tmp_path):
     assert (result.exit_code, "has not finished" in result.stdout) == (4, True)
 
 
+def test_documents_that_a_killed_writer_was_ahead_with_are_not_there(tmp_path):
+    write(tmp_path / "s.h5", lengths=LENGTHS)
+    with h5py.File(tmp_path / "s.h5", "r+") as h5:  # killed between its two counts of a commit
+        for name, value in {"complete": 0, "token_count": 4500}.items():
+            h5["tokens"].attrs.modify(name, value)
+    with MmapTokenStore(tmp_path / "s.h5") as store:
+        assert store.document_count == len(store.documents) == 7
+        assert store.doc_offsets.tolist() == store.documents.offsets.tolist() == np.cumsum([0, *LENGTHS[:7]]).tolist()
+        assert store.documents.number_of([0, 4299, 4300]).tolist() == [1, 6, -1]
+        assert store.documents.document(6).length == 2000
+        with pytest.raises(BatchIndexError, match="it has 7"):
+            store.document(7)
+
+
 @pytest.mark.slow
 def test_a_full_disk_is_one_error(mount_disk):
     disk = mount_disk(4 << 10)

@@ -523,6 +523,22 @@ def test_a_value_that_cannot_be_decoded_names_its_span(tmp_path, bad):
     table.close()
 
 
+@pytest.mark.parametrize("places", [[1, 7, 4, 6, 8], [1, 4, 3, 6, 8], [1, 2, 4, 6, 1 << 63], [1, 2, 4, 6, 11]])
+@pytest.mark.parametrize("count", [1, 2])
+def test_spans_that_do_not_ascend_are_damage(tmp_path, places, count):
+    for number in range(count):
+        with DocumentsWriter(tmp_path / f"{number}.documents.h5") as writer:
+            writer.append([9])
+            writer.append_spans(np.array([1, 2, 4, 6]), np.array([2, 4, 6, 8]), [b"1", b"2", b"3", b"4"])
+            writer.publish()
+    with h5py.File(tmp_path / "0.documents.h5", "r+") as h5:
+        h5["span_starts"][...] = places
+    parts = [part_of(tmp_path / f"{number}.documents.h5") for number in range(count)]
+    parts = [part._replace(first_token=9 * place, first_document=place) for place, part in enumerate(parts)]
+    with closing(DocumentTable(tmp_path, parts)) as table, pytest.raises(FormatError, match="spans that ascend up to"):
+        table.spans(0, 9 * count)
+
+
 @pytest.mark.parametrize(
     "values", [["\x1e"], [1, "\x1e", 2], [["a", "\x1e", "b"]], ["", [], {}, None], ['"', '","', "ü"]], ids=repr
 )

@@ -341,6 +341,8 @@ def require_documents(table, found):
         assert list(zip(got.starts.tolist(), got.stops.tolist(), got.values, strict=True)) == wanted
     assert table.spans(0, 0).values == table.spans(token, token).values == []
     assert table.spans(0, token).values == [value for *_, value in all_spans]
+    assert table.spans(-5, 1 << 70).starts.tolist() == [span[0] for span in all_spans]
+    assert table.spans(-5, -2).values == table.spans(token + 3, 1 << 70).values == []
     for number in (-1, len(found)):
         with pytest.raises(BatchIndexError, match="no document"):
             table.document(number)
@@ -358,6 +360,14 @@ def test_documents_and_their_spans(tmp_path_factory, found, together):
     require_documents(again, found)
     for each in (table, again):
         each.close()
+
+
+def test_what_a_user_does_with_the_spans_of_a_stretch_changes_no_others(tmp_path):
+    write_documents(documents_path(tmp_path / "x.h5"), [(9, None, None, None, {}, [(2, 4, "a")])])
+    with closing(DocumentTable.beside(tmp_path / "x.h5")) as table:
+        for start, stop, values in [(0, 1, []), (1, 1, []), (0, 9, ["a"])]:
+            table.spans(start, stop).values.append("more")
+            assert table.spans(start, stop).values == values
 
 
 @given(st.lists(documents(), min_size=1, max_size=4))
@@ -512,6 +522,22 @@ def test_a_value_that_cannot_be_decoded_names_its_span(tmp_path, bad):
         table.spans(0, 5)
     assert table.spans(0, 5, codec=bytes).values == [b"1", bad]
     table.close()
+
+
+@pytest.mark.parametrize("places", [[1, 7, 4, 6, 8], [1, 4, 3, 6, 8], [1, 2, 4, 6, 1 << 63], [1, 2, 4, 6, 11]])
+@pytest.mark.parametrize("count", [1, 2])
+def test_spans_that_do_not_ascend_are_damage(tmp_path, places, count):
+    for number in range(count):
+        with DocumentsWriter(tmp_path / f"{number}.documents.h5") as writer:
+            writer.append([9])
+            writer.append_spans(np.array([1, 2, 4, 6]), np.array([2, 4, 6, 8]), [b"1", b"2", b"3", b"4"])
+            writer.publish()
+    with h5py.File(tmp_path / "0.documents.h5", "r+") as h5:
+        h5["span_starts"][...] = places
+    parts = [part_of(tmp_path / f"{number}.documents.h5") for number in range(count)]
+    parts = [part._replace(first_token=9 * place, first_document=place) for place, part in enumerate(parts)]
+    with closing(DocumentTable(tmp_path, parts)) as table, pytest.raises(FormatError, match="spans that ascend up to"):
+        table.spans(0, 9 * count)
 
 
 @pytest.mark.parametrize(

@@ -203,6 +203,36 @@ def test_a_killed_writer_keeps_its_committed_chunks(count, tmp_path):
     assert (result.exit_code, "has not finished" in result.stdout) == (4, True)
 
 
+def test_documents_that_a_killed_writer_was_ahead_with_are_not_there(tmp_path):
+    write(tmp_path / "s.h5", lengths=LENGTHS)
+    with h5py.File(tmp_path / "s.h5", "r+") as h5:  # killed between its two counts of a commit
+        for name, value in {"complete": 0, "token_count": 4500}.items():
+            h5["tokens"].attrs.modify(name, value)
+    with MmapTokenStore(tmp_path / "s.h5") as store:
+        assert store.document_count == len(store.documents) == 7
+        assert store.doc_offsets.tolist() == store.documents.offsets.tolist() == np.cumsum([0, *LENGTHS[:7]]).tolist()
+        assert store.documents.number_of([0, 4299, 4300]).tolist() == [1, 6, -1]
+        assert store.documents.document(6).length == 2000
+        with pytest.raises(BatchIndexError, match="it has 7"):
+            store.document(7)
+
+
+@pytest.mark.parametrize("places", [[1, 7], [0, 60], [0, 3], [0, 1 << 63]])
+def test_documents_that_do_not_lie_in_the_tokens_are_damage(places, tmp_path, monkeypatch):
+    paths = [tmp_path / f"{number}.h5" for number in range(2)]
+    for path in paths:
+        write(path, np.arange(7))
+    index_streams(paths).save(tmp_path)
+    with h5py.File(paths[0], "r+") as h5:
+        h5["doc_offsets"][...] = places
+    for few in (0, 10):
+        monkeypatch.setattr("zb_hdf5.store.document_edges.FEW_DOCUMENTS", few)
+        with open_reader(tmp_path, batch_size=1, seq_len=5) as reader:
+            for read in (lambda: reader.read_pieces(np.arange(2)), lambda: reader.documents.offsets):
+                with pytest.raises(FormatError, match=r"0\.h5: expected doc_offsets that ascend from 0 to 7"):
+                    read()
+
+
 @pytest.mark.slow
 def test_a_full_disk_is_one_error(mount_disk):
     disk = mount_disk(4 << 10)

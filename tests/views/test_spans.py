@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from itertools import pairwise
 
 import numpy as np
@@ -99,3 +100,17 @@ def test_a_stretch_is_read_as_its_pieces_are(spans, start, seq_len, rows):
     assert slow.asked == fast.asked
     np.testing.assert_array_equal(same_index, index)
     assert same_index.dtype == np.int32
+
+
+def test_steps_of_many_spans_leave_nothing_in_memory():
+    edges = np.arange(50_100, dtype=np.uint64)
+    spans = Spans(edges[:-1], edges[1:], list(range(len(edges) - 1)))
+    tracemalloc.start()
+    try:
+        for count in range(50_000, 50_050):
+            few = Spans(spans.starts[:count], spans.stops[:count], spans.values)
+            index = spans_of_stretch(0, 50_099, 50_099, lambda starts, stops, few=few: few)[1]
+            assert index[0, count - 1 : count + 1].tolist() == [count - 1, -1]
+        assert tracemalloc.get_traced_memory()[0] < 4 << 20, "50 labels of 400 kB are 20 MB"
+    finally:
+        tracemalloc.stop()

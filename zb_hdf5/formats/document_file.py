@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from zb_hdf5.formats.hdf5.tables import TablesFile
 
 Offsets: TypeAlias = npt.NDArray[np.uint64]
-NO_SPANS: Final = Spans(np.empty(0, np.uint64), np.empty(0, np.uint64), [])
 #: The source of a document of which none is known.
 NO_SOURCE: Final = U32_MAX
 #: The columns of texts that a document may have.
@@ -82,11 +81,16 @@ class DocumentRows(NamedTuple):
     spans: Spans | None = None
 
 
+def no_spans() -> Spans:
+    """Return none, in a list of their own: it may become one of a user."""
+    return Spans(np.empty(0, np.uint64), np.empty(0, np.uint64), [])
+
+
 def joined_spans(parts: Sequence[Spans]) -> Spans:
     """Return the spans of all parts, in their order."""
     if len(parts) == 1:
         return parts[0]
-    starts, stops, values = zip(NO_SPANS, *parts, strict=True)
+    starts, stops, values = zip(no_spans(), *parts, strict=True)
     return Spans(np.concatenate(starts), np.concatenate(stops), list(chain.from_iterable(values)))
 
 
@@ -200,7 +204,7 @@ class DocumentFile:
         """
         begins, ends, texts = self.encoded_spans(starts, stops)
         if not texts:
-            return NO_SPANS
+            return no_spans()
         decode = self._decode if codec is None else decoder(self.spans_codec, codec)
         return Spans(begins, ends, self._decoded(decode, texts, begins))
 
@@ -212,7 +216,7 @@ class DocumentFile:
         """Return the spans that have a token in some stretches, their values as they are stored."""
         tables = self._tables
         if tables is None or "span_starts" not in tables:
-            return NO_SPANS
+            return no_spans()
         places = tables.column("span_starts")
         last = len(places) - 1  # it ends the last span
         found, low = [], 0

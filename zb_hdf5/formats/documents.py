@@ -19,8 +19,8 @@ from zb_hdf5.core.documents import Document, Spans
 from zb_hdf5.core.open_files import OpenFiles, finding
 from zb_hdf5.core.paths import RemotePath, any_path
 from zb_hdf5.core.pieces import Pieces, ranges
-from zb_hdf5.errors import BatchIndexError, FormatError
-from zb_hdf5.formats.document_file import NO_SPANS, DocumentFile, DocumentPart, documents_path, joined_spans
+from zb_hdf5.errors import BatchIndexError, FormatError, Remedy
+from zb_hdf5.formats.document_file import DocumentFile, DocumentPart, documents_path, joined_spans, no_spans
 from zb_hdf5.formats.pieces import PiecesFile, pieces_path
 from zb_hdf5.formats.span_values import Decode
 from zb_hdf5.spec import NO_DOCUMENT
@@ -144,8 +144,9 @@ class DocumentTable:
         FormatError
             If a value cannot be decoded.
         """
+        start, stop = max(start, 0), min(stop, self.token_count)
         if start >= stop:
-            return NO_SPANS
+            return no_spans()
         return self.spans_of(np.array([start], np.uint64), np.array([stop], np.uint64), codec)
 
     def spans_of(
@@ -157,9 +158,32 @@ class DocumentTable:
         ----------
         starts, stops
             The stretches, uint64: none is empty, they ascend, and no two share a token.
+
+        Raises
+        ------
+        BackendError, FormatError
+            As `spans`, and if the spans do not ascend.
         """
         if len(self.parts) == 1 and not self.parts[0].first_token:
-            return self.file(0).spans(starts, stops, codec)
+            found = self.file(0).spans(starts, stops, codec)
+        else:
+            found = joined_spans(self._spans_of_parts(starts, stops, codec))
+        begins, ends = found.starts, found.stops
+        if len(begins) and (
+            np.count_nonzero(ends < begins) or np.count_nonzero(begins[1:] < ends[:-1]) or ends[-1] > self.token_count
+        ):
+            path = self._folder / self.parts[0].path if len(self.parts) == 1 else self._folder
+            raise FormatError(
+                f"{path}: expected spans that ascend up to token {self.token_count:,}, found others between tokens "
+                f"{int(starts[0]):,} and {int(stops[-1]):,}: the table of the documents is damaged; restore it",
+                remedy=Remedy.VERIFY,
+                at=self._folder,
+            )
+        return found
+
+    def _spans_of_parts(
+        self, starts: npt.NDArray[np.uint64], stops: npt.NDArray[np.uint64], codec: str | Decode | None
+    ) -> list[Spans]:
         firsts = np.maximum(self._first_tokens.searchsorted(starts, side="right") - 1, 0)
         ends = self._first_tokens.searchsorted(stops)
         found = []
@@ -169,7 +193,7 @@ class DocumentTable:
             begins = np.maximum(starts[first:end], base) - base
             here = self.file(place).spans(begins, stops[first:end] - base, codec)
             found.append(Spans(here.starts + base, here.stops + base, here.values))
-        return joined_spans(found)
+        return found
 
     def file(self, place: int) -> DocumentFile:
         """Return the file of one part."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from bisect import bisect_right
+from contextlib import closing
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final, Self
@@ -25,6 +26,7 @@ from zb_hdf5.errors import ArgumentError, BatchIndexError, FormatError, Incomple
 from zb_hdf5.field import Field
 from zb_hdf5.formats.document_file import DocumentPart
 from zb_hdf5.formats.documents import DocumentTable
+from zb_hdf5.formats.hdf5.document_offsets import DocumentOffsets
 from zb_hdf5.formats.hdf5.file import read_crc32_of
 from zb_hdf5.formats.hdf5.places import compressed_tokens
 from zb_hdf5.formats.hdf5.stream_reader import StreamInspection, inspect_stream
@@ -200,6 +202,9 @@ class MmapTokenStore:
         self.compressed = compressed_tokens(found.places)
         self._take_meta(found.meta)
         self.paths = [self.path]
+        if not found.complete:  # a killed writer may have been ahead with documents
+            with closing(DocumentOffsets(self.path, found.token_count, found.identity)) as offsets:
+                self.document_count = len(offsets.rows()) - 1
         self._sha256 = [] if found.sha256 is None else [found.sha256]
         return [found.token_count]
 

@@ -82,9 +82,13 @@ def _labels(
     return names.repeat(edges[1:] - edges[:-1])
 
 
-@lru_cache(256)
 def _names(count: int) -> npt.NDArray[np.int32]:
     """Return the numbers from 0 on, each between two -1. Not to be changed."""
-    names = np.full(2 * count + 1, -1, np.int32)
-    names[1::2] = np.arange(count)
+    return _names_below(count.bit_length())[: 2 * count + 1]
+
+
+@lru_cache  # a few sizes serve all batches: one for each number of spans would fill the memory
+def _names_below(num_bits: int) -> npt.NDArray[np.int32]:
+    names = np.full((2 << num_bits) + 1, -1, np.int32)
+    names[1::2] = np.arange(1 << num_bits)
     return names

@@ -47,10 +47,10 @@ class DocumentOffsets:
             return
         with h5_damage(path), open_h5_for_reading(path, identity) as h5:
             tokens = checked_tokens(h5, path)
-            self._count = int(tokens.attrs["document_count"]) + 1
+            self._count, complete = int(tokens.attrs["document_count"]) + 1, bool(tokens.attrs["complete"])
             stored = require_rows(h5, path, DOC_OFFSETS, self._count)
             places = None
-            if bool(tokens.attrs["complete"]) and stored.chunks and stored.dtype == np.dtype("<u8"):
+            if complete and stored.chunks and stored.dtype == np.dtype("<u8"):
                 num_chunks = -(-self._count // stored.chunks[0])
                 places = chunk_places(stored, stored.chunks[0] * stored.dtype.itemsize, num_chunks, path)[0]
             if isinstance(places, Extents) and not isinstance(path, RemotePath):
@@ -59,11 +59,15 @@ class DocumentOffsets:
             if self._file is None or self._file.flat() is None:
                 self.close()
                 rows = np.asarray(stored[: self._count], dtype="<u8")
-                self._rows = rows[rows <= num_tokens]  # a killed writer may have been ahead with them
+                self._rows = rows if complete else rows[rows <= num_tokens]  # a killed writer may have been ahead
         known = self.rows()
-        if not len(known) or int(known[0]) or np.any(known[1:] < known[:-1]):
+        ends = known[[0, -1]].tolist() if len(known) else []
+        if not ends or ends[0] or (complete and ends[1] != num_tokens) or np.any(known[1:] < known[:-1]):
             self.close()
-            raise FormatError(f"{path}: {DOC_OFFSETS} do not ascend from 0; restore the file")
+            others = f"others, from {ends[0]:,} to {ends[1]:,}" if ends else "none"
+            raise FormatError(
+                f"{path}: expected {DOC_OFFSETS} that ascend from 0 to {num_tokens:,}, found {others}; restore the file"
+            )
 
     def rows(self) -> npt.NDArray[np.uint64]:
         """Return all rows, uint64, shape (D + 1,), read-only. Not to be kept: ask again, and a cut file is noticed."""

@@ -217,8 +217,7 @@ class DocumentFile:
         tables = self._tables
         if tables is None or "span_starts" not in tables:
             return no_spans()
-        places = tables.column("span_starts")
-        last = len(places) - 1  # it ends the last span
+        places, last = tables.column("span_starts"), self._last_place
         found, low = [], 0
         firsts, ends = places.searchsorted(starts, "right").tolist(), places.searchsorted(stops).tolist()
         for first, end in zip(firsts, ends, strict=True):
@@ -227,9 +226,28 @@ class DocumentFile:
                 edges, data = tables.read_joined_texts("span_values", low, high)
                 texts = [data[begin:end] for begin, end in pairwise(edges.tolist()) if begin < end]
                 kept = (edges[1:] > edges[:-1]).nonzero()[0]  # a gap has no bytes
-                found.append(Spans(places[low:high][kept], places[low + 1 : high + 1][kept], texts))
+                begins, ends = places[low:high], places[low + 1 : high + 1]
+                if np.count_nonzero(ends < begins):
+                    raise self._damaged_places()
+                found.append(Spans(begins[kept], ends[kept], texts))
                 low = high  # a span that two stretches share is read once
         return joined_spans(found)
+
+    @cached_property
+    def _last_place(self) -> int:
+        """The number of the last place of a span: it ends the last span."""
+        places = self._tables.column("span_starts") if self._tables else self.offsets
+        if len(places) and places[-1] > self.offsets[-1]:
+            raise self._damaged_places()
+        return len(places) - 1
+
+    def _damaged_places(self) -> FormatError:
+        return FormatError(
+            f"{self.path}: expected spans that ascend up to token {int(self.offsets[-1]):,}, found others: it is "
+            "damaged; restore it",
+            remedy=Remedy.VERIFY,
+            at=self.path.parent,
+        )
 
     def _decoded(self, decode: DecodeAll, texts: list[bytes], starts: npt.NDArray[np.uint64]) -> list[Any]:
         try:

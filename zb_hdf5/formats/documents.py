@@ -19,7 +19,7 @@ from zb_hdf5.core.documents import Document, Spans
 from zb_hdf5.core.open_files import OpenFiles, finding
 from zb_hdf5.core.paths import RemotePath, any_path
 from zb_hdf5.core.pieces import Pieces, ranges
-from zb_hdf5.errors import BatchIndexError, FormatError, Remedy
+from zb_hdf5.errors import BatchIndexError, FormatError
 from zb_hdf5.formats.document_file import DocumentFile, DocumentPart, documents_path, joined_spans, no_spans
 from zb_hdf5.formats.pieces import PiecesFile, pieces_path
 from zb_hdf5.formats.span_values import Decode
@@ -165,25 +165,7 @@ class DocumentTable:
             As `spans`, and if the spans do not ascend.
         """
         if len(self.parts) == 1 and not self.parts[0].first_token:
-            found = self.file(0).spans(starts, stops, codec)
-        else:
-            found = joined_spans(self._spans_of_parts(starts, stops, codec))
-        begins, ends = found.starts, found.stops
-        if len(begins) and (
-            np.count_nonzero(ends < begins) or np.count_nonzero(begins[1:] < ends[:-1]) or ends[-1] > self.token_count
-        ):
-            path = self._folder / self.parts[0].path if len(self.parts) == 1 else self._folder
-            raise FormatError(
-                f"{path}: expected spans that ascend up to token {self.token_count:,}, found others between tokens "
-                f"{int(starts[0]):,} and {int(stops[-1]):,}: the table of the documents is damaged; restore it",
-                remedy=Remedy.VERIFY,
-                at=self._folder,
-            )
-        return found
-
-    def _spans_of_parts(
-        self, starts: npt.NDArray[np.uint64], stops: npt.NDArray[np.uint64], codec: str | Decode | None
-    ) -> list[Spans]:
+            return self.file(0).spans(starts, stops, codec)
         firsts = np.maximum(self._first_tokens.searchsorted(starts, side="right") - 1, 0)
         ends = self._first_tokens.searchsorted(stops)
         found = []
@@ -193,7 +175,7 @@ class DocumentTable:
             begins = np.maximum(starts[first:end], base) - base
             here = self.file(place).spans(begins, stops[first:end] - base, codec)
             found.append(Spans(here.starts + base, here.stops + base, here.values))
-        return found
+        return joined_spans(found)
 
     def file(self, place: int) -> DocumentFile:
         """Return the file of one part."""

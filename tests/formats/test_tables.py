@@ -479,19 +479,19 @@ def test_values_that_cannot_be_encoded(codec, value, message):
 )  # fmt: skip
 def test_each_encoding_gives_back_its_value(codec, value):
     name, encode = span_values.encoder(codec)
-    found = span_values.decoder(name, codec)(encode([value] * 3))
+    found = span_values.decoder(name, codec, "s.h5")(encode([value] * 3))
     np.testing.assert_equal(found, [value] * 3)
 
 
 def test_encodings_are_chosen_by_their_stored_names(monkeypatch):
-    assert span_values.decoder("json", None)([b"[1]", b"2"]) == [[1], 2]
-    with pytest.raises(BackendError, match=r"runs code: pass codec='pickle'"):
-        span_values.decoder("pickle", None)
-    with pytest.raises(BackendError, match="encoded by a function"):
-        span_values.decoder("custom", None)
-    assert span_values.decoder("custom", len)([b"abc"]) == [3]
-    with pytest.raises(ArgumentError, match="expected codec 'json'"):
-        span_values.decoder("json", "str")
+    assert span_values.decoder("json", None, "s.h5")([b"[1]", b"2"]) == [[1], 2]
+    with pytest.raises(BackendError, match=r"s\.h5: .* runs code: pass codec='pickle'"):
+        span_values.decoder("pickle", None, "s.h5")
+    with pytest.raises(BackendError, match=r"s\.h5: .* encoded by a function"):
+        span_values.decoder("custom", None, "s.h5")
+    assert span_values.decoder("custom", len, "s.h5")([b"abc"]) == [3]
+    with pytest.raises(ArgumentError, match=r"s\.h5: expected codec 'json'"):
+        span_values.decoder("json", "str", "s.h5")
     with pytest.raises(ArgumentError, match="must be one of json"):
         span_values.encoder("yaml")
     monkeypatch.setitem(sys.modules, "msgpack", None)
@@ -519,7 +519,7 @@ def test_a_value_that_cannot_be_decoded_names_its_span(tmp_path, bad):
 def test_json_values_are_told_apart_whatever_is_in_them(values):
     texts = span_values.encoder("json")[1](values)
     assert texts == [json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() for value in values]
-    assert span_values.decoder("json", None)(texts) == values
+    assert span_values.decoder("json", None, "s.h5")(texts) == values
 
 
 @pytest.mark.parametrize(

@@ -201,12 +201,12 @@ class DocumentFile:
         begins, ends, texts = self.encoded_spans(starts, stops)
         if not texts:
             return NO_SPANS
-        decode = self._decode if codec is None else decoder(self.spans_codec, codec)
+        decode = self._decode if codec is None else decoder(self.spans_codec, codec, str(self.path))
         return Spans(begins, ends, self._decoded(decode, texts, begins))
 
     @cached_property
     def _decode(self) -> DecodeAll:
-        return decoder(self.spans_codec, None)
+        return decoder(self.spans_codec, None, str(self.path))
 
     def encoded_spans(self, starts: Offsets, stops: Offsets) -> Spans:
         """Return the spans that have a token in some stretches, their values as they are stored."""

@@ -21,7 +21,7 @@ from examples import examples
 from zb_hdf5 import BackendError, BatchIndexError, ChecksumError, FormatError, open_reader, open_writer
 from zb_hdf5.core.extent_file import ExtentFile
 from zb_hdf5.core.pieces import Pieces
-from zb_hdf5.errors import ArgumentError, ConvertError, UnavailableError
+from zb_hdf5.errors import ArgumentError, ConvertError, IncompleteError, UnavailableError
 from zb_hdf5.formats import span_values
 from zb_hdf5.formats.document_file import DocumentFile, DocumentPart, DocumentRows, documents_path, part_of
 from zb_hdf5.formats.document_writer import DocumentsWriter, encoded_spans, join_documents
@@ -427,6 +427,12 @@ def test_descriptors_are_bounded_however_many_tables_there_are(tmp_path, monkeyp
         each.close()
 
 
+def test_a_table_of_a_store_is_none_of_a_lone_file(tmp_path):
+    write_documents(documents_path(tmp_path / "x.h5"), [(3, None, None, "a", {}, [])])
+    with pytest.raises(FormatError, match=r"belongs to another file: .* found none"):
+        DocumentTable.beside(tmp_path / "x.h5", "1" * 64)
+
+
 def test_a_table_of_another_file_is_refused(tmp_path):
     with DocumentsWriter(documents_path(tmp_path / "x.h5")) as writer:
         writer.append([3])
@@ -437,7 +443,7 @@ def test_a_table_of_another_file_is_refused(tmp_path):
     with pytest.raises(FormatError, match="expected 2 documents, found 1"):
         DocumentFile(documents_path(tmp_path / "x.h5"), part)
     table = DocumentTable(tmp_path, [DocumentPart("none.h5", 1, "0" * 64, "train", 0, 9, 0, 2)])
-    with pytest.raises(FormatError, match="is not there"):
+    with pytest.raises(IncompleteError, match="is not there"):
         table.document(0)
 
 
@@ -455,6 +461,10 @@ def test_a_table_of_another_file_is_refused(tmp_path):
         ([(2, 2, 1)], r"span 0 is tokens 2 to 2: expected 0 <= start < stop <= 8"),
         ([(7, 9, 1)], "span 0 is tokens 7 to 9: expected"),
         ([(-1, 2, 1)], "span 0 is tokens -1 to 2: expected"),
+        ([(0, 1, 1), (2, 4)], r"document 3: span 1: expected \(start, stop, value\) .* found \(2, 4\)"),
+        ([(0.5, 2, 1)], r"document 3: span 0: expected \(start, stop, value\) .* found \(0\.5, 2, 1\)"),
+        ([(0, 2.5, 1)], r"document 3: span 0: expected"),
+        ([7], r"document 3: span 0: expected .* found 7"),
     ],
 )
 def test_bad_spans_are_refused(spans, message):

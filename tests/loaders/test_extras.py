@@ -257,6 +257,8 @@ def test_cu_seqlens_are_filled_up_to_a_capacity(lone):
         ({"fields": "number"}, "names of fields"),
         ({"cu_seqlens_capacity": 9}, "needs documents"),
         ({"mask_documents": [0]}, "needs targets=True"),
+        ({"mask_documents": ["doc-1"], "targets": True}, r"mask_documents: expected numbers .* found \['doc-1'\]"),
+        ({"mask_documents": 3, "targets": True}, "mask_documents: expected numbers .* found 3"),
         ({"mask_documents": [99], "targets": True}, r"expected numbers in 0\.\.9, found 99"),
         ({"skip": [(0, 5)]}, r"expected \(epoch, start, stop\)"),
         ({"skip": [(0, 5, 3)]}, "0 <= start <= stop"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import index
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -69,7 +70,12 @@ class ExtraOptions:
             raise ArgumentError(f"fields must be names of fields, such as ({fields!r},), found {fields!r}")
         if cu_seqlens_capacity is not None and "cu_seqlens" not in wanted:
             raise ArgumentError("cu_seqlens_capacity needs documents=True, or 'cu_seqlens' in documents")
-        masked = tuple(sorted({int(number) for number in mask_documents}))
+        try:
+            masked = tuple(sorted({index(number) for number in mask_documents}))
+        except TypeError:
+            raise ArgumentError(
+                f"mask_documents: expected numbers of documents, as in 'documents', found {mask_documents!r:.80}"
+            ) from None
         return cls(tuple(fields), wanted, spans, cu_seqlens_capacity, masked)
 
     @property

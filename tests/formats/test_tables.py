@@ -22,7 +22,7 @@ from examples import examples
 from zb_hdf5 import BackendError, BatchIndexError, ChecksumError, FormatError, open_reader, open_writer
 from zb_hdf5.core.extent_file import ExtentFile
 from zb_hdf5.core.pieces import Pieces
-from zb_hdf5.errors import ArgumentError, ConvertError, UnavailableError
+from zb_hdf5.errors import ArgumentError, ConvertError, IncompleteError, UnavailableError
 from zb_hdf5.formats import span_values
 from zb_hdf5.formats.document_file import DocumentFile, DocumentPart, DocumentRows, documents_path, part_of
 from zb_hdf5.formats.document_writer import DocumentsWriter, encoded_spans, join_documents
@@ -438,6 +438,12 @@ def test_descriptors_are_bounded_however_many_tables_there_are(tmp_path, monkeyp
         each.close()
 
 
+def test_a_table_of_a_store_is_none_of_a_lone_file(tmp_path):
+    write_documents(documents_path(tmp_path / "x.h5"), [(3, None, None, "a", {}, [])])
+    with pytest.raises(FormatError, match=r"belongs to another file: .* found none"):
+        DocumentTable.beside(tmp_path / "x.h5", "1" * 64)
+
+
 def test_a_table_of_another_file_is_refused(tmp_path):
     with DocumentsWriter(documents_path(tmp_path / "x.h5")) as writer:
         writer.append([3])
@@ -448,7 +454,7 @@ def test_a_table_of_another_file_is_refused(tmp_path):
     with pytest.raises(FormatError, match="expected 2 documents, found 1"):
         DocumentFile(documents_path(tmp_path / "x.h5"), part)
     table = DocumentTable(tmp_path, [DocumentPart("none.h5", 1, "0" * 64, "train", 0, 9, 0, 2)])
-    with pytest.raises(FormatError, match="is not there"):
+    with pytest.raises(IncompleteError, match="is not there"):
         table.document(0)
 
 
@@ -466,6 +472,10 @@ def test_a_table_of_another_file_is_refused(tmp_path):
         ([(2, 2, 1)], r"span 0 is tokens 2 to 2: expected 0 <= start < stop <= 8"),
         ([(7, 9, 1)], "span 0 is tokens 7 to 9: expected"),
         ([(-1, 2, 1)], "span 0 is tokens -1 to 2: expected"),
+        ([(0, 1, 1), (2, 4)], r"document 3: span 1: expected \(start, stop, value\) .* found \(2, 4\)"),
+        ([(0.5, 2, 1)], r"document 3: span 0: expected \(start, stop, value\) .* found \(0\.5, 2, 1\)"),
+        ([(0, 2.5, 1)], r"document 3: span 0: expected"),
+        ([7], r"document 3: span 0: expected .* found 7"),
     ],
 )
 def test_bad_spans_are_refused(spans, message):
@@ -490,19 +500,19 @@ def test_values_that_cannot_be_encoded(codec, value, message):
 )  # fmt: skip
 def test_each_encoding_gives_back_its_value(codec, value):
     name, encode = span_values.encoder(codec)
-    found = span_values.decoder(name, codec)(encode([value] * 3))
+    found = span_values.decoder(name, codec, "s.h5")(encode([value] * 3))
     np.testing.assert_equal(found, [value] * 3)
 
 
 def test_encodings_are_chosen_by_their_stored_names(monkeypatch):
-    assert span_values.decoder("json", None)([b"[1]", b"2"]) == [[1], 2]
-    with pytest.raises(BackendError, match=r"runs code: pass codec='pickle'"):
-        span_values.decoder("pickle", None)
-    with pytest.raises(BackendError, match="encoded by a function"):
-        span_values.decoder("custom", None)
-    assert span_values.decoder("custom", len)([b"abc"]) == [3]
-    with pytest.raises(ArgumentError, match="expected codec 'json'"):
-        span_values.decoder("json", "str")
+    assert span_values.decoder("json", None, "s.h5")([b"[1]", b"2"]) == [[1], 2]
+    with pytest.raises(BackendError, match=r"s\.h5: .* runs code: pass codec='pickle'"):
+        span_values.decoder("pickle", None, "s.h5")
+    with pytest.raises(BackendError, match=r"s\.h5: .* encoded by a function"):
+        span_values.decoder("custom", None, "s.h5")
+    assert span_values.decoder("custom", len, "s.h5")([b"abc"]) == [3]
+    with pytest.raises(ArgumentError, match=r"s\.h5: expected codec 'json'"):
+        span_values.decoder("json", "str", "s.h5")
     with pytest.raises(ArgumentError, match="must be one of json"):
         span_values.encoder("yaml")
     monkeypatch.setitem(sys.modules, "msgpack", None)
@@ -546,7 +556,7 @@ def test_spans_that_do_not_ascend_are_damage(tmp_path, places, count):
 def test_json_values_are_told_apart_whatever_is_in_them(values):
     texts = span_values.encoder("json")[1](values)
     assert texts == [json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() for value in values]
-    assert span_values.decoder("json", None)(texts) == values
+    assert span_values.decoder("json", None, "s.h5")(texts) == values
 
 
 @pytest.mark.parametrize(

@@ -311,6 +311,19 @@ def with_fields(tmp_path):
     return tmp_path / "f.h5"
 
 
+def test_padding_of_fields_of_bytes_is_empty(tmp_path):
+    kind = np.dtype([("name", "S2"), ("value", "i2")])
+    with HDF5ShardWriter(tmp_path / "s.h5", fields={"tag": "S3", "record": kind}) as writer:
+        for length in (1, 3):
+            values = {"tag": np.full(length, b"ab"), "record": np.array([(b"c", 7)] * length, kind)}
+            writer.write_document(np.arange(length), values)
+    batch = next(
+        DocumentLoader(tmp_path / "s.h5", collate="pad", batch_size=2, fields=("tag", "record"), shuffle="sequential")
+    )
+    assert batch["tag"].tolist() == [[b"ab", b"", b""], [b"ab"] * 3]
+    assert batch["record"].tolist() == [[(b"c", 7), (b"", 0), (b"", 0)], [(b"c", 7)] * 3]
+
+
 def test_the_mask_is_yielded_if_it_is_asked_for(with_fields):
     for fields in ((), ("weight",)):
         first = loader_of(with_fields, "pack", fields=fields, loss_mask="loss_mask", targets=True)

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 from examples import examples
 from zb_hdf5 import (
     ArgumentError,
+    DocumentLoader,
     FollowingLoader,
     HDF5ShardWriter,
     Loader,
@@ -173,6 +174,26 @@ def test_windows_of_a_stream_have_them_too(tmp_path):
         assert steps == len(loader) > 2
 
 
+@pytest.mark.parametrize(("codec", "wanted", "values"), [
+    ("pickle", "pickle", [{1, 2}, complex(1, 2)]),
+    (str.encode, bytes.decode, ["a", "b"]),
+])  # fmt: skip
+def test_a_loader_is_told_what_decodes_spans(codec, wanted, values, tmp_path):
+    with HDF5ShardWriter(tmp_path / "s.h5", spans_codec=codec) as writer:
+        for value in values:
+            writer.write_document([5, 6, 7, 8], spans=[(1, 3, value)])
+        writer.write_document([9])
+    ways = [(Loader, {"seq_len": 4}), (Loader, {"seq_len": 4, "targets": True}), (DocumentLoader, {"collate": "pad"})]
+    for kind, how in ways:
+        how |= {"batch_size": 2, "shuffle": "sequential"}
+        with kind(tmp_path / "s.h5", **how, spans=wanted) as loader:
+            step = next(loader)
+        assert step["spans"] == values
+        assert step["span_index"].tolist() == [[-1, 0, 0, -1], [-1, 1, 1, -1]]
+        with kind(tmp_path / "s.h5", **how, spans=True) as loader, pytest.raises(BackendError, match="to a loader"):
+            next(loader)
+
+
 def test_fields_alone_need_no_documents(tmp_path):
     with open_writer(tmp_path / "x.h5", batch_size=2, seq_len=4, fields={"mask": "u2"}) as writer:
         writer.write(np.arange(16).reshape(2, 2, 4), {"mask": np.arange(16).reshape(2, 2, 4)})
@@ -236,6 +257,8 @@ def test_cu_seqlens_are_filled_up_to_a_capacity(lone):
         ({"fields": "number"}, "names of fields"),
         ({"cu_seqlens_capacity": 9}, "needs documents"),
         ({"mask_documents": [0]}, "needs targets=True"),
+        ({"mask_documents": ["doc-1"], "targets": True}, r"mask_documents: expected numbers .* found \['doc-1'\]"),
+        ({"mask_documents": 3, "targets": True}, "mask_documents: expected numbers .* found 3"),
         ({"mask_documents": [99], "targets": True}, r"expected numbers in 0\.\.9, found 99"),
         ({"skip": [(0, 5)]}, r"expected \(epoch, start, stop\)"),
         ({"skip": [(0, 5, 3)]}, "0 <= start <= stop"),

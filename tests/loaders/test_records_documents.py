@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
-from zb_hdf5 import HDF5ShardWriter, Loader, open_writer
+from zb_hdf5 import HDF5ShardWriter, Loader, convert, open_writer
 
 LENGTHS = [5, 9, 1, 20, 13, 2, 7, 30, 11, 4, 16, 10]
 
@@ -59,3 +62,17 @@ def test_datasets_opens_a_shard(shard, tmp_path):
     assert found[1]["batches"] == np.arange(8, 16).reshape(2, 4).tolist()
     assert found[1]["fields"]["loss_mask"] == [[0, 1, 0, 1], [0, 1, 0, 1]]
     assert len(found) == 3
+
+
+def test_datasets_opens_a_store_by_the_documented_pattern(shard, tmp_path):
+    datasets = pytest.importorskip("datasets")
+    with HDF5ShardWriter(tmp_path / "s.h5") as writer:
+        for length in (9, 3, 20):
+            writer.write_document(np.arange(length))
+    convert(tmp_path / "s.h5", "hdf5", tmp_path / "train-h5", batch_size=1, seq_len=4, num_shards=2)
+    page = (Path(__file__).parents[2] / "docs/documents.md").read_text()
+    pattern = re.search(r'data_files="train-h5/(.+?)"', page)[1]
+    files = str(tmp_path / "train-h5" / pattern)
+    found = datasets.load_dataset("hdf5", data_files=files, split="train", cache_dir=str(tmp_path / "cache"))
+    assert len(found) == 8
+    assert set(found.column_names) == {"batches", "crc32"}

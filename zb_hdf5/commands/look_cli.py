@@ -28,7 +28,7 @@ NO_TOKENIZER: Final = "not known here, so ids are shown; pass --tokenizer to see
 @click.command(short_help="Show rows or documents as text.")
 @click.argument("path", type=_PATH)
 @click.option("--batch", type=click.IntRange(0), help="Show the rows of this batch.")
-@click.option("--document", type=click.IntRange(0), help="Show this document of a token stream.")
+@click.option("--document", type=click.IntRange(0), help="Show this document.")
 @click.option("--sample", type=click.IntRange(1), help=f"Show so many rows from anywhere. [default: {SAMPLE}]")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Draws the sample.")
 @click.option("--tokenizer", help=_TOKENIZER)

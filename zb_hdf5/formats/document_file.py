@@ -205,12 +205,12 @@ class DocumentFile:
         begins, ends, texts = self.encoded_spans(starts, stops)
         if not texts:
             return no_spans()
-        decode = self._decode if codec is None else decoder(self.spans_codec, codec)
+        decode = self._decode if codec is None else decoder(self.spans_codec, codec, str(self.path))
         return Spans(begins, ends, self._decoded(decode, texts, begins))
 
     @cached_property
     def _decode(self) -> DecodeAll:
-        return decoder(self.spans_codec, None)
+        return decoder(self.spans_codec, None, str(self.path))
 
     def encoded_spans(self, starts: Offsets, stops: Offsets) -> Spans:
         """Return the spans that have a token in some stretches, their values as they are stored."""
@@ -219,9 +219,9 @@ class DocumentFile:
             return no_spans()
         places, last = tables.column("span_starts"), self._last_place
         found, low = [], 0
-        firsts, ends = places.searchsorted(starts, "right").tolist(), places.searchsorted(stops).tolist()
-        for first, end in zip(firsts, ends, strict=True):
-            low, high = max(low, first - 1), min(end, last)
+        firsts, lasts = places.searchsorted(starts, "right").tolist(), places.searchsorted(stops).tolist()
+        for first, behind in zip(firsts, lasts, strict=True):
+            low, high = max(low, first - 1), min(behind, last)
             if low < high:
                 edges, data = tables.read_joined_texts("span_values", low, high)
                 texts = [data[begin:end] for begin, end in pairwise(edges.tolist()) if begin < end]

@@ -275,18 +275,22 @@ def encoded_spans(
     Raises
     ------
     ArgumentError
-        If a span is empty, not inside the document, or not behind the one before.
+        If a span is no (start, stop, value), empty, not inside the document, or not behind the one before.
     ConvertError
         If a value cannot be encoded.
     """
     if not spans:
         return EncodedSpans(array("q"), array("q"), array("q"), b"")
-    starts, stops, given = zip(*spans, strict=True)
     # whole lists at once: a loop over the spans takes as long as to write the tokens
-    inside = all(map(lt, starts, stops)) and index(starts[0]) >= 0 and stops[-1] <= num_tokens
+    try:
+        starts, stops, given = zip(*spans, strict=True)
+        first_tokens, ends = array("q", starts), array("q", stops)
+    except (TypeError, ValueError, OverflowError):
+        _refuse_places(spans, num_tokens, where)
+        raise
+    inside = all(map(lt, starts, stops)) and starts[0] >= 0 and stops[-1] <= num_tokens
     if not inside or not all(map(le, stops, starts[1:])):
         _refuse_places(spans, num_tokens, where)
-    first_tokens, ends = array("q", starts), array("q", stops)
     try:
         values = encode(given)
     except Exception as error:  # whatever an encoder of the user raises
@@ -306,7 +310,14 @@ def encoded_spans(
 def _refuse_places(spans: Sequence[tuple[int, int, object]], num_tokens: int, where: str) -> None:
     """Raise `ArgumentError` for the first span that is not where it may be."""
     before = 0
-    for number, (start, stop, _) in enumerate(spans):
+    for number, span in enumerate(spans):
+        try:
+            start, stop = map(index, span[:2])
+            _, _, _ = span
+        except (TypeError, ValueError):
+            raise ArgumentError(
+                f"{where}: span {number:,}: expected (start, stop, value) with whole numbers, found {span!r:.80}"
+            ) from None
         if not before <= start < stop <= num_tokens:
             inside = 0 <= start < stop <= num_tokens
             advice = "spans must ascend and not overlap: give a list as the value of one span"

@@ -63,11 +63,11 @@ class DocumentTable:
             return None
         file = DocumentFile(documents_path(path))
         known = file.tokens_sha256
-        if tokens_sha256 and known and known != tokens_sha256:
+        if tokens_sha256 and known != tokens_sha256:
             file.close()
             raise FormatError(
                 f"{documents_path(path)}: belongs to another file: expected sha256 of the tokens {tokens_sha256}, "
-                f"found {known}; restore it"
+                f"found {known or 'none'}; restore it"
             )
         table = cls(path.parent, [file.part()])
         table._files.open(0, lambda place: file)

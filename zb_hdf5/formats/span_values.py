@@ -49,13 +49,15 @@ def encoder(codec: str | Encode) -> tuple[str, EncodeAll]:
     return codec, _each(bytes) if codec == CUSTOM else _named(codec)[0]
 
 
-def decoder(stored: str, codec: str | Decode | None) -> DecodeAll:
+def decoder(stored: str, codec: str | Decode | None, where: str) -> DecodeAll:
     """Return what decodes values, any number of them at once, that were stored under a name.
 
     Parameters
     ----------
     codec
         None: by the stored name; "pickle" must be named, and a function of the user given.
+    where
+        The path, for messages.
 
     Raises
     ------
@@ -67,13 +69,17 @@ def decoder(stored: str, codec: str | Decode | None) -> DecodeAll:
     if callable(codec):
         return _each(codec)
     if stored == CUSTOM:
-        raise BackendError("the spans were encoded by a function: pass the one that decodes them as codec")
+        raise BackendError(
+            f"{where}: the spans were encoded by a function: pass the one that decodes them, as codec, or to a loader "
+            "as spans"
+        )
     if stored == PICKLE != codec:
         raise BackendError(
-            "the spans are pickled, and reading them runs code: pass codec='pickle' if you trust the file"
+            f"{where}: the spans are pickled, and reading them runs code: pass codec='pickle', or to a loader "
+            "spans='pickle', if you trust the file"
         )
     if codec not in (None, stored):
-        raise ArgumentError(f"expected codec {stored!r}, with which the spans were written, found {codec!r}")
+        raise ArgumentError(f"{where}: expected codec {stored!r}, with which the spans were written, found {codec!r}")
     return _named(stored)[1]
 
 

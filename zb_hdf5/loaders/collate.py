@@ -12,7 +12,7 @@ from zb_hdf5.loaders.extras import as_tensor
 from zb_hdf5.store.tokens import MmapTokenStore
 from zb_hdf5.views.document_batches import Documents, FieldColumn, gather, packed_pieces, padded_pieces
 from zb_hdf5.views.documents import cu_seqlens, max_seqlen, position_ids, targets
-from zb_hdf5.views.spans import spans_of_pieces
+from zb_hdf5.views.spans import WantedSpans, reading, spans_of_pieces
 
 
 class Collation(NamedTuple):
@@ -24,7 +24,7 @@ class Collation(NamedTuple):
     targets: bool
     loss_mask: str | None
     fields: tuple[str, ...]
-    spans: bool
+    spans: WantedSpans
 
 
 class DocumentBatches(NamedTuple):
@@ -48,7 +48,8 @@ class DocumentBatches(NamedTuple):
         values |= {name: read[name] for name in self.how.fields}
         others: dict[str, Any] = {}
         if self.how.spans:
-            others["spans"], values["span_index"] = spans_of_pieces(pieces, self.store.documents.spans_of)
+            read_spans = reading(self.store.documents, self.how.spans)
+            others["spans"], values["span_index"] = spans_of_pieces(pieces, read_spans)
         if packed:
             values["position_ids"] = position_ids(pieces)
             values = {name: rows[0] for name, rows in values.items()} | {"cu_seqlens": cu_seqlens(pieces)}

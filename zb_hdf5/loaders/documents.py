@@ -39,6 +39,7 @@ from zb_hdf5.views.document_batches import (
     packed_steps,
     padded_steps,
 )
+from zb_hdf5.views.spans import WantedSpans
 
 COLLATES: Final = ("pad", "pack")
 SHUFFLES: Final = ("global", "lengths", "sequential")
@@ -129,7 +130,7 @@ class DocumentLoader(ReadingLoader):
         targets: bool = False,
         loss_mask: str | None = None,
         fields: Sequence[str] = (),
-        spans: bool = False,
+        spans: WantedSpans = False,
         shuffle: str = "global",
         bucket_batches: int = 100,
         seed: int = 42,

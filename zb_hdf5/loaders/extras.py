@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import index
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -15,7 +16,7 @@ from zb_hdf5.core.pieces import Pieces
 from zb_hdf5.errors import ArgumentError
 from zb_hdf5.loaders.steps import Request
 from zb_hdf5.views import documents as views
-from zb_hdf5.views.spans import spans_of_pieces, spans_of_stretch
+from zb_hdf5.views.spans import WantedSpans, reading, spans_of_pieces, spans_of_stretch
 
 if TYPE_CHECKING:
     import torch
@@ -39,7 +40,7 @@ class ExtraOptions:
 
     fields: tuple[str, ...] = ()
     documents: tuple[str, ...] = ()
-    spans: bool = False
+    spans: WantedSpans = False
     cu_seqlens_capacity: int | None = None
     mask_documents: tuple[int, ...] = ()
 
@@ -48,7 +49,7 @@ class ExtraOptions:
         cls,
         fields: Sequence[str],
         documents: bool | Collection[str],
-        spans: bool,
+        spans: WantedSpans,
         cu_seqlens_capacity: int | None,
         mask_documents: Collection[int],
     ) -> ExtraOptions:
@@ -69,7 +70,12 @@ class ExtraOptions:
             raise ArgumentError(f"fields must be names of fields, such as ({fields!r},), found {fields!r}")
         if cu_seqlens_capacity is not None and "cu_seqlens" not in wanted:
             raise ArgumentError("cu_seqlens_capacity needs documents=True, or 'cu_seqlens' in documents")
-        masked = tuple(sorted({int(number) for number in mask_documents}))
+        try:
+            masked = tuple(sorted({index(number) for number in mask_documents}))
+        except TypeError:
+            raise ArgumentError(
+                f"mask_documents: expected numbers of documents, as in 'documents', found {mask_documents!r:.80}"
+            ) from None
         return cls(tuple(fields), wanted, spans, cu_seqlens_capacity, masked)
 
     @property
@@ -113,8 +119,8 @@ class Extras:
             raise ArgumentError("mask_documents gives tokens the target -100: it needs targets=True")
         if options.mask_documents and reader.documents is not None:
             _require_documents(options.mask_documents, len(reader.documents), reader)
-        self._cut, self._looks_up = inputs < seq_len, DOCUMENTS in options.documents or options.spans
-        self._spans_alone = options.spans and not (options.documents or targets)
+        self._cut, self._looks_up = inputs < seq_len, DOCUMENTS in options.documents or bool(options.spans)
+        self._spans_alone = bool(options.spans) and not (options.documents or targets)
         values = DOCUMENT_VALUES | {"cu_seqlens": partial(views.cu_seqlens, capacity=options.cu_seqlens_capacity)}
         self._values = [(name, values[name]) for name in options.documents if name in values]
 
@@ -134,7 +140,8 @@ class Extras:
         for name in self._options.fields:
             step[name] = as_tensor(self._field(name, request))
         if stretch is not None and self._reader.documents is not None:
-            found = spans_of_stretch(*stretch, self._seq_len, self._reader.documents.spans_of)
+            read = reading(self._reader.documents, self._options.spans)
+            found = spans_of_stretch(*stretch, self._seq_len, read)
             step["spans"], step["span_index"] = found[0], from_numpy()(found[1])
         if pieces is None:
             return
@@ -186,7 +193,7 @@ class Extras:
         if DOCUMENTS in options.documents:
             step[DOCUMENTS] = as_tensor(self._numbers_of(views.document_offsets(pieces)))
         if options.spans and self._reader.documents is not None:
-            step["spans"], index = spans_of_pieces(pieces, self._reader.documents.spans_of)
+            step["spans"], index = spans_of_pieces(pieces, reading(self._reader.documents, options.spans))
             step["span_index"] = from_numpy()(index)
 
 

@@ -38,6 +38,7 @@ from zb_hdf5.loaders.steps import Request, Skip, StepPlan, checked_skip
 from zb_hdf5.opening import open_for_loader, open_reader
 from zb_hdf5.spec import DEFAULT_SPLIT, DTYPE_BY_NAME, LIVE_PREFIX
 from zb_hdf5.text.tokenizers import Tokenizer, require_tokenizer
+from zb_hdf5.views.spans import WantedSpans
 
 if TYPE_CHECKING:
     import torch
@@ -102,7 +103,8 @@ class Loader(ReadingLoader):
         Fill up `cu_seqlens` to this length, for `torch.compile` and CUDA graphs.
     spans
         True: add `spans`, the list of the values of the spans in the batch, and `span_index` (int32, (batch_size,
-        seq_len)): the place in it of the span of each token, -1 for none.
+        seq_len)): the place in it of the span of each token, -1 for none. "pickle" runs code, and must be named; where
+        a function has encoded the values, give the one that decodes them.
     skip
         (epoch, start, stop): jump over these positions of an epoch, such as those of bad data that made the loss jump.
     mask_documents
@@ -163,7 +165,7 @@ class Loader(ReadingLoader):
         fields: Sequence[str] = (),
         documents: bool | Collection[str] = False,
         cu_seqlens_capacity: int | None = None,
-        spans: bool = False,
+        spans: WantedSpans = False,
         skip: Collection[tuple[int, int, int]] = (),
         mask_documents: Collection[int] = (),
         tokenizer: str | Tokenizer | None = None,

@@ -244,7 +244,9 @@ def gather(column: Column, pieces: Pieces, fill: int = 0, dtype: Any = None) -> 
         Of the result; by default that of the column.
     """
     kind = column.get_slice(0, 0)
-    values = np.full((pieces.num_tokens, *kind.shape[1:]), fill, dtype or kind.dtype)
+    values = np.zeros((pieces.num_tokens, *kind.shape[1:]), dtype or kind.dtype)
+    if fill:  # only then: filling bytes with 0 gives the text "0"
+        values.fill(fill)
     is_text = ~pieces.is_padding
     places = (part[is_text].tolist() for part in (pieces.starts, pieces.offsets, pieces.lengths))
     for place, offset, length in zip(*places, strict=True):

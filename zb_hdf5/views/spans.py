@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.core.documents import Spans
+from zb_hdf5.core.documents import Documents, Spans
 from zb_hdf5.core.pieces import Pieces, ranges
 
 #: `(starts, stops)` -> the spans that have a token in some stretches of the document stream.
 ReadSpans: TypeAlias = Callable[[npt.NDArray[np.uint64], npt.NDArray[np.uint64]], Spans]
+
+#: What a loader is asked for of spans: whether it yields them, or what decodes their values where a table must be told.
+WantedSpans: TypeAlias = bool | str | Callable[[bytes], Any]
+
+
+def reading(table: Documents, wanted: WantedSpans) -> ReadSpans:
+    """Return what reads the spans of a table, with their values decoded as a loader is asked to."""
+    return table.spans_of if isinstance(wanted, bool) else partial(table.spans_of, codec=wanted)
 
 
 def spans_of_pieces(pieces: Pieces, read: ReadSpans) -> tuple[list[Any], npt.NDArray[np.int32]]:

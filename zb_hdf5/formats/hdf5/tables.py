@@ -25,7 +25,7 @@ from zb_hdf5.core.fetched import FetchedFile
 from zb_hdf5.core.files import handle_of, open_file, require_bytes, size_of
 from zb_hdf5.core.paths import RemotePath, any_path, local_path
 from zb_hdf5.core.publishing import PartialFile, disk_errors, write_fully
-from zb_hdf5.errors import ChecksumError, FormatError, Remedy
+from zb_hdf5.errors import ChecksumError, FormatError, IncompleteError, Remedy
 from zb_hdf5.formats.hdf5.file import (
     CREATOR,
     create_texts,
@@ -245,7 +245,7 @@ class TablesFile:
                 end = max((place.offset + place.num_bytes for place in self._places.values()), default=0)
                 require_bytes(end, handle_of_h5(h5), self.path, "its tables")
         except FileNotFoundError as error:
-            raise FormatError(f"{self.path}: is not there; restore it, or convert again") from error
+            raise IncompleteError(f"{self.path}: is not there; restore it, or convert again") from error
         facts = {name: (place.dtype.str, place.num_rows) for name, place in self._places.items()}
         digests = {name: place.sha256 for name, place in self._places.items()}
         self.sha256 = _digest(kind, self.attributes, facts, digests)

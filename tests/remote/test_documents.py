@@ -8,6 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from h5py._objects import phil
 from packed import FIELDS, write_packed
 from source_tokens import ALL
 
@@ -135,10 +136,10 @@ def test_many_batches_of_documents_are_read_at_once(web):
     assert proxy.most_under_way > 8
 
 
-@pytest.mark.parametrize("name", ["lone.h5", "lone.batch", "store", "stream.h5", "plain.h5", "streams"])
-@pytest.mark.parametrize("is_copy", [False, True], ids=["loader", "copy"])
-def test_many_threads_fetch_what_lies_beside_the_tokens_once(web, tmp_path, name, is_copy):
-    folder, proxy = web
+@pytest.fixture(params=["lone.h5", "lone.batch", "store", "stream.h5", "plain.h5", "streams"])
+def beside(web, tmp_path, request):
+    """Return (proxy, open loader by its name) of all that may lie beside tokens."""
+    (folder, proxy), name = web, request.param
     if name.startswith("lone"):
         write_packed(folder / name, LENGTHS)
     elif name == "store":
@@ -157,9 +158,33 @@ def test_many_threads_fetch_what_lies_beside_the_tokens_once(web, tmp_path, name
     batches = name in ("lone.h5", "lone.batch", "store")
     shape = {"fields": tuple(FIELDS)} if batches else {"batch_size": 1, "seq_len": 16}
     spans = {} if name == "plain.h5" else {"spans": True}
+    how = {"documents": ALL, "rank": 0, "world_size": 1, **spans, **shape}
+    return proxy, lambda **options: Loader(f"{proxy.url}/{name}", **how, **options)
+
+
+def test_no_thread_waits_for_a_server_under_the_lock_of_hdf5(beside):
+    proxy, open_loader = beside
+    waits = []
+
+    def look(number, method, name, span):
+        is_free = phil.acquire(blocking=False)  # in a thread of the server: not for whoever holds it
+        if is_free:
+            phil.release()
+        else:
+            waits.append((name, span))
+
+    proxy.fault = look
+    with open_loader(prefetch=0) as loader:  # nobody else holds it
+        list(loader)
+    assert not waits
+
+
+@pytest.mark.parametrize("is_copy", [False, True], ids=["loader", "copy"])
+def test_many_threads_fetch_what_lies_beside_the_tokens_once(beside, is_copy):
+    proxy, open_loader = beside
 
     def requests(threads):
-        loader = Loader(f"{proxy.url}/{name}", documents=ALL, rank=0, world_size=1, **spans, **shape)
+        loader = open_loader()
         if is_copy:  # as in a worker of a DataLoader: nothing is open
             loader, original = pickle.loads(pickle.dumps(loader)), loader
             original.close()

@@ -136,6 +136,20 @@ def test_many_batches_of_documents_are_read_at_once(web):
     assert proxy.most_under_way > 8
 
 
+def test_where_the_documents_of_many_shards_lie_is_read_at_once(web):
+    folder, proxy = web
+    paths = [folder / "store" / f"{number}.h5" for number in range(12)]
+    paths[0].parent.mkdir()
+    for number, path in enumerate(paths):
+        with HDF5ShardWriter(path, chunk_tokens=64) as writer:
+            writer.write_document(np.arange(number + 1))
+    index_streams(paths).save(folder / "store")
+    proxy.fault = lambda *request: {"wait": 0.02}
+    with DocumentLoader(f"{proxy.url}/store", collate="pad", batch_size=1) as loader:
+        assert proxy.most_under_way > 4
+        assert np.diff(loader.store.doc_offsets).tolist() == list(range(1, 13))
+
+
 @pytest.fixture(params=["lone.h5", "lone.batch", "store", "stream.h5", "plain.h5", "streams"])
 def beside(web, tmp_path, request):
     """Return (proxy, open loader by its name) of all that may lie beside tokens."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
@@ -21,6 +22,8 @@ from zb_hdf5.formats.hdf5.document_offsets import DocumentOffsets
 FEW_DOCUMENTS: Final = 1 << 20
 #: So many files are looked into at once; of more than these each is when it is needed: a thousand take seconds.
 FEW_FILES: Final = 64
+#: Objects that are looked into at the same time.
+FAR_THREADS: Final = 32
 
 
 class DocumentEdges:
@@ -56,7 +59,9 @@ class DocumentEdges:
         if self._all is None:
             with finding(self):
                 if self._all is None:
-                    ends = [self._ends_of(number) for number in range(len(self._paths))]
+                    with ThreadPoolExecutor(FAR_THREADS, thread_name_prefix="zb-edges") as pool:
+                        look = pool.map if isinstance(self._paths[0], RemotePath) else map
+                        ends = list(look(self._ends_of, range(len(self._paths))))
                     self._all = np.concatenate([np.zeros(1, np.uint64), *ends])
                     self._kept = {}
         return self._all

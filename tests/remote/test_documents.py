@@ -13,6 +13,7 @@ from packed import FIELDS, write_packed
 from source_tokens import ALL
 
 from zb_hdf5 import DocumentLoader, HDF5ShardWriter, Loader, MixedLoader, convert, open_reader
+from zb_hdf5.errors import UnavailableError
 from zb_hdf5.store.streams import index_streams
 from zb_hdf5.testing import random_tokens
 
@@ -211,3 +212,24 @@ def test_many_threads_fetch_what_lies_beside_the_tokens_once(beside, is_copy):
     alone = requests(1)
     proxy.fault = lambda *request: {"wait": 0.02}  # time for others to ask for the same
     assert requests(8) == alone
+
+
+@pytest.mark.parametrize("beside", ["lone.h5", "store"], indirect=True)
+def test_threads_that_wait_for_a_table_share_the_error_of_the_one_that_fetches_it(beside):
+    proxy, open_loader = beside
+
+    def failed_requests(threads):
+        with open_loader() as loader, ThreadPoolExecutor(threads) as pool:
+            proxy.requests.clear()
+            proxy.fault = lambda number, method, name, span: (
+                {"status": 500, "wait": 0.05} if name.endswith(".pieces.h5") else None
+            )
+            for read in [pool.submit(loader.read, 0) for _ in range(threads)]:
+                assert isinstance(read.exception(), UnavailableError)
+            found = [name for _, name, _ in proxy.requests if name.endswith(".pieces.h5")]
+            proxy.fault = lambda *request: None
+            loader.read(0)
+        return len(found)
+
+    alone = failed_requests(1)
+    assert failed_requests(8) <= 2 * alone  # else each tries for minutes, one after the other

@@ -8,10 +8,12 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from h5py._objects import phil
 from packed import FIELDS, write_packed
 from source_tokens import ALL
 
 from zb_hdf5 import DocumentLoader, HDF5ShardWriter, Loader, MixedLoader, convert, open_reader
+from zb_hdf5.errors import UnavailableError
 from zb_hdf5.store.streams import index_streams
 from zb_hdf5.testing import random_tokens
 
@@ -135,10 +137,24 @@ def test_many_batches_of_documents_are_read_at_once(web):
     assert proxy.most_under_way > 8
 
 
-@pytest.mark.parametrize("name", ["lone.h5", "lone.batch", "store", "stream.h5", "plain.h5", "streams"])
-@pytest.mark.parametrize("is_copy", [False, True], ids=["loader", "copy"])
-def test_many_threads_fetch_what_lies_beside_the_tokens_once(web, tmp_path, name, is_copy):
+def test_where_the_documents_of_many_shards_lie_is_read_at_once(web):
     folder, proxy = web
+    paths = [folder / "store" / f"{number}.h5" for number in range(12)]
+    paths[0].parent.mkdir()
+    for number, path in enumerate(paths):
+        with HDF5ShardWriter(path, chunk_tokens=64) as writer:
+            writer.write_document(np.arange(number + 1))
+    index_streams(paths).save(folder / "store")
+    proxy.fault = lambda *request: {"wait": 0.02}
+    with DocumentLoader(f"{proxy.url}/store", collate="pad", batch_size=1) as loader:
+        assert proxy.most_under_way > 4
+        assert np.diff(loader.store.doc_offsets).tolist() == list(range(1, 13))
+
+
+@pytest.fixture(params=["lone.h5", "lone.batch", "store", "stream.h5", "plain.h5", "streams"])
+def beside(web, tmp_path, request):
+    """Return (proxy, open loader by its name) of all that may lie beside tokens."""
+    (folder, proxy), name = web, request.param
     if name.startswith("lone"):
         write_packed(folder / name, LENGTHS)
     elif name == "store":
@@ -157,9 +173,33 @@ def test_many_threads_fetch_what_lies_beside_the_tokens_once(web, tmp_path, name
     batches = name in ("lone.h5", "lone.batch", "store")
     shape = {"fields": tuple(FIELDS)} if batches else {"batch_size": 1, "seq_len": 16}
     spans = {} if name == "plain.h5" else {"spans": True}
+    how = {"documents": ALL, "rank": 0, "world_size": 1, **spans, **shape}
+    return proxy, lambda **options: Loader(f"{proxy.url}/{name}", **how, **options)
+
+
+def test_no_thread_waits_for_a_server_under_the_lock_of_hdf5(beside):
+    proxy, open_loader = beside
+    waits = []
+
+    def look(number, method, name, span):
+        is_free = phil.acquire(blocking=False)  # in a thread of the server: not for whoever holds it
+        if is_free:
+            phil.release()
+        else:
+            waits.append((name, span))
+
+    proxy.fault = look
+    with open_loader(prefetch=0) as loader:  # nobody else holds it
+        list(loader)
+    assert not waits
+
+
+@pytest.mark.parametrize("is_copy", [False, True], ids=["loader", "copy"])
+def test_many_threads_fetch_what_lies_beside_the_tokens_once(beside, is_copy):
+    proxy, open_loader = beside
 
     def requests(threads):
-        loader = Loader(f"{proxy.url}/{name}", documents=ALL, rank=0, world_size=1, **spans, **shape)
+        loader = open_loader()
         if is_copy:  # as in a worker of a DataLoader: nothing is open
             loader, original = pickle.loads(pickle.dumps(loader)), loader
             original.close()
@@ -172,3 +212,24 @@ def test_many_threads_fetch_what_lies_beside_the_tokens_once(web, tmp_path, name
     alone = requests(1)
     proxy.fault = lambda *request: {"wait": 0.02}  # time for others to ask for the same
     assert requests(8) == alone
+
+
+@pytest.mark.parametrize("beside", ["lone.h5", "store"], indirect=True)
+def test_threads_that_wait_for_a_table_share_the_error_of_the_one_that_fetches_it(beside):
+    proxy, open_loader = beside
+
+    def failed_requests(threads):
+        with open_loader() as loader, ThreadPoolExecutor(threads) as pool:
+            proxy.requests.clear()
+            proxy.fault = lambda number, method, name, span: (
+                {"status": 500, "wait": 0.05} if name.endswith(".pieces.h5") else None
+            )
+            for read in [pool.submit(loader.read, 0) for _ in range(threads)]:
+                assert isinstance(read.exception(), UnavailableError)
+            found = [name for _, name, _ in proxy.requests if name.endswith(".pieces.h5")]
+            proxy.fault = lambda *request: None
+            loader.read(0)
+        return len(found)
+
+    alone = failed_requests(1)
+    assert failed_requests(8) <= 2 * alone  # else each tries for minutes, one after the other

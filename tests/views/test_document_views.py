@@ -233,6 +233,20 @@ def test_edges_near_windows_give_the_pieces_that_all_edges_give(files, starts, s
     same(pieces_of_windows(found, windows, seq_len, end), expected)
 
 
+def test_the_first_windows_of_many_files_open_only_theirs(monkeypatch):
+    monkeypatch.setattr("zb_hdf5.store.document_edges.FEW_FILES", 2)
+    opened = []
+    edges = DocumentEdges([Path(f"{number}.h5") for number in range(10)], list(range(0, 101, 10)), {}, 20)
+    edges._open = lambda number: opened.append(number) or _Listed([0, 4, 10])
+    for number in range(7):
+        for start, known in ((1, [0, 4]), (5, [4])):
+            found, end = edges.near(np.array([10 * number + start]), 5)
+            assert ((found - 10 * number).tolist(), end) == (known, 100)
+        assert opened == list(range(number + 1))
+    assert len(edges.near(np.array([70]), 5)[0]) < len(edges.near(np.array([3]), 8)[0])
+    assert opened == list(range(10))  # each once
+
+
 @pytest.mark.parametrize("count", [0, 1, 8191, 8192, 30_000])
 def test_where_documents_lie_is_mapped(tmp_path, count):
     path = tmp_path / "s.h5"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import errno
 import os
 import resource
 import threading
+import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
@@ -28,6 +30,7 @@ DEFAULT_MAX_MAPPINGS: Final = 65_530
 _LOCK = threading.RLock()  # a finalizer may close a store in the middle of all this
 _OPENING = [threading.Lock() for _ in range(64)]
 _FINDING = [threading.RLock() for _ in range(64)]  # files may open under one of these, and not the other way round
+_FAILED: dict[int, tuple[tuple[int, ...], float, Exception]] = {}  # what went wrong last under each of these locks
 _STORES: weakref.WeakSet[OpenFiles[Any]] = weakref.WeakSet()
 
 
@@ -65,7 +68,7 @@ class OpenFiles(Generic[File]):
 
     def open(self, number: int, open_file: Callable[[int], File]) -> File:
         """Return a file that is not among the known ones; of two threads that open the same one, one keeps it."""
-        with _OPENING[hash((id(self), number)) % len(_OPENING)] if self._far else contextlib.nullcontext():
+        with _in_turn(_OPENING, (id(self), number)) if self._far else contextlib.nullcontext():
             return self._open(number, open_file)
 
     def _open(self, number: int, open_file: Callable[[int], File]) -> File:
@@ -103,12 +106,27 @@ class OpenFiles(Generic[File]):
         self._let_go(number, self.resting.pop(number))
 
 
-def finding(owner: object) -> threading.RLock:
+def finding(owner: object) -> contextlib.AbstractContextManager[None]:
     """Return the lock under which one thread finds, for all of them, what an object keeps from then on.
 
-    Many threads begin to read a far store at once: each would fetch the same.
+    Many threads begin to read a far store at once: each would fetch the same. Those that wait while one fails get the
+    same error: of a server that is down each would try for minutes, one after the other.
     """
-    return _FINDING[hash((id(owner),)) % len(_FINDING)]
+    return _in_turn(_FINDING, (id(owner),))
+
+
+@contextlib.contextmanager
+def _in_turn(locks: Sequence[Any], key: tuple[int, ...]) -> Iterator[None]:
+    lock, asked_s = locks[hash(key) % len(locks)], time.monotonic()
+    with lock:
+        of, failed_s, error = _FAILED.get(id(lock), (None, 0.0, None))
+        if error is not None and of == key and failed_s > asked_s:
+            raise copy.copy(error)
+        try:
+            yield
+        except Exception as error:
+            _FAILED[id(lock)] = key, time.monotonic(), copy.copy(error)  # its traceback would hold files open
+            raise
 
 
 def open_with_room(open_file: Callable[[], File]) -> File:

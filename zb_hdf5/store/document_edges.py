@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
@@ -18,6 +19,10 @@ from zb_hdf5.formats.hdf5.document_offsets import DocumentOffsets
 
 #: So many are kept in memory, 8 MiB of them: one search in all is faster than one in each file.
 FEW_DOCUMENTS: Final = 1 << 20
+#: So many files are looked into at once; of more than these each is when it is needed: a thousand take seconds.
+FEW_FILES: Final = 64
+#: Objects that are looked into at the same time.
+FAR_THREADS: Final = 32
 
 
 class DocumentEdges:
@@ -45,19 +50,30 @@ class DocumentEdges:
     def _reset(self) -> None:
         self._files: OpenFiles[DocumentOffsets] = OpenFiles("auto", far=isinstance(self._paths[0], RemotePath))
         self._all: npt.NDArray[np.uint64] | None = None
+        self._kept: dict[int, npt.NDArray[np.uint64]] = {}  # of few documents, until there are all
 
     def all(self) -> npt.NDArray[np.uint64]:
         """Return where each document begins and the last one ends, shape (D + 1,), and keep it: 8 bytes for each."""
         if self._all is None:
             with finding(self):
                 if self._all is None:
-                    ends = [self._ends_of(number) for number in range(len(self._paths))]
+                    with ThreadPoolExecutor(FAR_THREADS, thread_name_prefix="zb-edges") as pool:
+                        look = pool.map if isinstance(self._paths[0], RemotePath) else map
+                        ends = list(look(self._ends_of, range(len(self._paths))))
                     self._all = np.concatenate([np.zeros(1, np.uint64), *ends])
+                    self._kept = {}
         return self._all
 
     def _ends_of(self, number: int) -> npt.NDArray[np.uint64]:
+        return self._read(number)[1:] + np.uint64(self._starts[number])
+
+    def _read(self, number: int) -> npt.NDArray[np.uint64]:
+        """Return the rows of a file, of which nothing stays open."""
+        kept = self._kept.get(number)
+        if kept is not None:
+            return kept
         with closing(self._open(number)) as file:
-            return file.rows()[1:] + np.uint64(self._starts[number])
+            return file.rows().copy()
 
     def near(self, starts: npt.NDArray[np.int64], length: int) -> tuple[npt.NDArray[np.uint64], int]:
         """Return what `pieces_of_windows` needs of `all()` for some windows.
@@ -73,7 +89,7 @@ class DocumentEdges:
             Ascending: for each window the last edge at or before its start and all that it holds; and where the last
             document ends, if a window reaches that file.
         """
-        if self._keeps or self._all is not None:
+        if self._all is not None or (self._keeps and len(self._paths) - len(self._kept) <= FEW_FILES):
             edges = self.all()
             return edges, int(edges[-1])
         ordered = np.sort(starts)
@@ -100,6 +116,8 @@ class DocumentEdges:
         return self._starts[last] + int(self._rows(last)[-1]) if number == last else self._starts[-1]
 
     def _rows(self, number: int) -> npt.NDArray[np.uint64]:
+        if self._keeps:
+            return self._kept.setdefault(number, self._read(number))
         return (self._files.known.get(number) or self._files.open(number, self._open)).rows()
 
     def _open(self, number: int) -> DocumentOffsets:
@@ -112,7 +130,7 @@ class DocumentEdges:
         self._reset()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in self.__dict__.items() if key not in ("_files", "_all")}
+        return {key: value for key, value in self.__dict__.items() if key not in ("_files", "_all", "_kept")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

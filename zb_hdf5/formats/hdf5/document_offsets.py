@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from zb_hdf5.columns.ranges import open_ranges
 from zb_hdf5.core.extent_file import ExtentFile
 from zb_hdf5.core.extents import Extents
 from zb_hdf5.core.files import Identity
@@ -53,13 +55,14 @@ class DocumentOffsets:
             if complete and stored.chunks and stored.dtype == np.dtype("<u8"):
                 num_chunks = -(-self._count // stored.chunks[0])
                 places = chunk_places(stored, stored.chunks[0] * stored.dtype.itemsize, num_chunks, path)[0]
-            if isinstance(places, Extents) and not isinstance(path, RemotePath):
-                found = h5_identity(h5, growing=False)
-                self._file = ExtentFile(path, places, (1, stored.chunks[0]), stored.dtype, "auto", found)
-            if self._file is None or self._file.flat() is None:
-                self.close()
+            if isinstance(places, Extents):
+                chunk, found = (1, stored.chunks[0]), h5_identity(h5, growing=False)
+            else:
                 rows = np.asarray(stored[: self._count], dtype="<u8")
-                self._rows = rows if complete else rows[rows <= num_tokens]  # a killed writer may have been ahead
+        if isinstance(places, Extents):  # without the lock that all of HDF5 has: on a network this takes a while
+            rows = self._read(path, places, chunk, found)
+        if self._file is None:
+            self._rows = rows if complete else rows[rows <= num_tokens]  # a killed writer may have been ahead
         known = self.rows()
         ends = known[[0, -1]].tolist() if len(known) else []
         if not ends or ends[0] or (complete and ends[1] != num_tokens) or np.any(known[1:] < known[:-1]):
@@ -68,6 +71,18 @@ class DocumentOffsets:
             raise FormatError(
                 f"{path}: expected {DOC_OFFSETS} that ascend from 0 to {num_tokens:,}, found {others}; restore the file"
             )
+
+    def _read(self, path: Path, places: Extents, chunk: tuple[int, int], identity: Identity) -> npt.NDArray[np.uint64]:
+        """Map the rows; where they may not be mapped, return them."""
+        if not isinstance(path, RemotePath):
+            self._file = ExtentFile(path, places, chunk, np.dtype("<u8"), "auto", identity)
+            if self._file.flat() is not None:
+                return np.empty(0, np.uint64)
+            self.close()
+        rows = np.empty(self._count, "<u8")
+        with closing(open_ranges(path, identity)) as file:
+            file.read_ranges(list(places.places_of_tokens(0, rows)))
+        return rows
 
     def rows(self) -> npt.NDArray[np.uint64]:
         """Return all rows, uint64, shape (D + 1,), read-only. Not to be kept: ask again, and a cut file is noticed."""

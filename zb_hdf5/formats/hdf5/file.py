@@ -71,6 +71,7 @@ class _RemoteFile(h5py.File):  # type: ignore[misc]
 
     def __init__(self, file: ObjectFile) -> None:
         self.source = file.source
+        file.seek(0, os.SEEK_END)  # fetches the head: what waits below does so under the lock that all of HDF5 has
         try:
             super().__init__(file, "r")
         except OSError as error:

@@ -163,11 +163,12 @@ def test_spans_measures_every_row(tmp_path):
     assert {row["name"] for row in figures["rows"] if row["name"] == row["beside"]} == {
         "windows", "windows, prefetch", "batches", "write",
     }  # fmt: skip
-    assert len(figures["rows"]) == 12
+    assert len(figures["rows"]) == 13
     for row in figures["rows"]:
         assert row["name"] in printed
         assert_positive(row, "per_s", "ratio")
     assert figures["over_seeks"]["median"] > 0
+    assert figures["far"] is None or figures["far"]["together"] > figures["far"]["each"]
 
 
 @pytest.mark.slow

@@ -62,7 +62,8 @@ class Slurm:
             if {*found["JobState"].split()} <= ENDED:
                 return found["JobState"]
             if found["JobState"] == "PENDING" and found["Restarts"] != "0":
-                # Slurm lets it wait two minutes
+                # Slurm lets it wait two minutes; at once, the end of its first run may be taken for that of its second
+                time.sleep(3)
                 subprocess.run(["scontrol", "update", f"jobid={job}", "starttime=now"], env=self.environment)
         raise AssertionError
 

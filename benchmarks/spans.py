@@ -185,7 +185,7 @@ def _steps(loader: Loader, steps: int) -> int:
 
 def _seeks(loader: Loader, path: Path, steps: int) -> int:
     """Read windows, and each of their spans by a seek and a read."""
-    order = np.random.default_rng(1).permutation(path.stat().st_size // RECORD_BYTES // SPANS)
+    order = _shuffled_windows(path)
     with open(path, "rb", buffering=0) as values:
         for number in order[:steps].tolist():
             loader.get_batch()
@@ -197,9 +197,13 @@ def _seeks(loader: Loader, path: Path, steps: int) -> int:
     return min(steps, len(order))
 
 
+def _shuffled_windows(values: Path) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(1).permutation(values.stat().st_size // RECORD_BYTES // SPANS)
+
+
 def _opens(path: Path, steps: int) -> int:
     """Look at the span of each token, one by one, and open two files for each new one."""
-    order = np.random.default_rng(1).permutation(path.with_suffix(".values").stat().st_size // RECORD_BYTES // SPANS)
+    order = _shuffled_windows(path.with_suffix(".values"))
     for number in order[:steps].tolist():
         with open(path.with_suffix(".pairs"), "rb") as stream:
             stream.seek(number * WINDOW * PAIR.itemsize)

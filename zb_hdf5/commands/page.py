@@ -99,7 +99,7 @@ def section(title: str, *children: Markup) -> Markup:
 
 
 def cards(*items: tuple[str, str, bool]) -> Markup:
-    """Return the cards of a page. Each has a number, says what the number means, and is a warning or not."""
+    """Return the cards of a page: each shows a number and what it means, and may warn the reader."""
     found = [
         tag("div", tag("b", value), tag("span", name), class_="card warn" if warn else "card")
         for value, name, warn in items

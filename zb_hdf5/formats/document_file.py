@@ -235,8 +235,10 @@ class DocumentFile:
 
     @cached_property
     def _last_place(self) -> int:
-        """The number of the last place of a span: it ends the last span."""
-        places = self._tables.column("span_starts") if self._tables else self.offsets
+        """The number of the last place of a span, which ends the last span; -1: there is none."""
+        if self._tables is None:
+            return -1
+        places = self._tables.column("span_starts")
         if len(places) and places[-1] > self.offsets[-1]:
             raise self._damaged_places()
         return len(places) - 1

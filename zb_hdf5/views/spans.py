@@ -15,7 +15,7 @@ from zb_hdf5.core.pieces import Pieces, ranges
 #: `(starts, stops)` -> the spans that have a token in some stretches of the document stream.
 ReadSpans: TypeAlias = Callable[[npt.NDArray[np.uint64], npt.NDArray[np.uint64]], Spans]
 
-#: What a loader is asked for of spans: whether it yields them, or what decodes their values where a table must be told.
+#: A bool says whether a loader yields spans; a codec says it too, and decodes values that need one.
 WantedSpans: TypeAlias = bool | str | Callable[[bytes], Any]
 
 

@@ -60,7 +60,9 @@ class DocumentOffsets:
             else:
                 rows = np.asarray(stored[: self._count], dtype="<u8")
         if isinstance(places, Extents):  # without the lock that all of HDF5 has: on a network this takes a while
-            rows = self._read(path, places, chunk, found)
+            self._file = _mapped(path, places, chunk, found)
+            if self._file is None:
+                rows = _read(path, places, self._count, found)
         if self._file is None:
             self._rows = rows if complete else rows[rows <= num_tokens]  # a killed writer may have been ahead
         known = self.rows()
@@ -72,18 +74,6 @@ class DocumentOffsets:
                 f"{path}: expected {DOC_OFFSETS} that ascend from 0 to {num_tokens:,}, found {others}; restore the file"
             )
 
-    def _read(self, path: Path, places: Extents, chunk: tuple[int, int], identity: Identity) -> npt.NDArray[np.uint64]:
-        """Map the rows; where they may not be mapped, return them."""
-        if not isinstance(path, RemotePath):
-            self._file = ExtentFile(path, places, chunk, np.dtype("<u8"), "auto", identity)
-            if self._file.flat() is not None:
-                return np.empty(0, np.uint64)
-            self.close()
-        rows = np.empty(self._count, "<u8")
-        with closing(open_ranges(path, identity)) as file:
-            file.read_ranges(list(places.places_of_tokens(0, rows)))
-        return rows
-
     def rows(self) -> npt.NDArray[np.uint64]:
         """Return all rows, uint64, shape (D + 1,), read-only. Not to be kept: ask again, and a cut file is noticed."""
         mapped = None if self._file is None else self._file.flat()
@@ -94,3 +84,21 @@ class DocumentOffsets:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+
+def _mapped(path: Path, places: Extents, chunk: tuple[int, int], identity: Identity) -> ExtentFile | None:
+    """Return the rows in a mapped file; None where they may not be mapped."""
+    if isinstance(path, RemotePath):
+        return None
+    file = ExtentFile(path, places, chunk, np.dtype("<u8"), "auto", identity)
+    if file.flat() is not None:
+        return file
+    file.close()
+    return None
+
+
+def _read(path: Path, places: Extents, count: int, identity: Identity) -> npt.NDArray[np.uint64]:
+    rows = np.empty(count, "<u8")
+    with closing(open_ranges(path, identity)) as file:
+        file.read_ranges(list(places.places_of_tokens(0, rows)))
+    return rows

@@ -23,12 +23,12 @@ import numpy.typing as npt
 from benchmarks.measure import MIB, Bar, Spread, bar_plot, machine, machine_line, markdown_table, verdict, warm
 from zb_hdf5 import open_reader, open_writer
 from zb_hdf5.columns.decoded import CodedChunks, DecodedSource
-from zb_hdf5.core.extent_file import ExtentFile
-from zb_hdf5.core.extents import Extents
+from zb_hdf5.files.extent_file import ExtentFile
+from zb_hdf5.files.extents import Extents
 from zb_hdf5.formats.hdf5.places import chunk_table
 from zb_hdf5.loaders.prefetch import read_ahead
 from zb_hdf5.spec import BATCHES, NO_CODEC
-from zb_hdf5.text.documents import open_documents
+from zb_hdf5.text.corpus import open_documents
 from zb_hdf5.text.tokenizers import load_tokenizer
 from zb_hdf5.text.training import train_tokenizer
 

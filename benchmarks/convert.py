@@ -124,7 +124,7 @@ def run_child(arguments: list[str]) -> None:
 
 def _import_everything() -> None:
     """Import what the commands import when they run, so that the work is timed without it."""
-    for name in ("converters.cli", "converters.sources.npy", "converters.sources.store", "converters.pipeline.run"):
+    for name in ("converters.cli", "converters.npy_source", "converters.store_source", "converters.run"):
         import_module(f"zb_hdf5.{name}")
     for name in ("formats.hdf5.reader", "formats.hdf5.writer", "formats.native", "store.shards"):
         import_module(f"zb_hdf5.{name}")
@@ -464,7 +464,7 @@ def _stage_reads(stages: Stages) -> Iterator[tuple[str, float]]:
 
 
 def _stage_digests(stages: Stages) -> Iterator[tuple[str, float]]:
-    from zb_hdf5.core.digests import batch_crc32s
+    from zb_hdf5.files.digests import batch_crc32s
 
     group = stages.group()
     digest = hashlib.sha256()

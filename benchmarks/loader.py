@@ -56,7 +56,7 @@ from benchmarks.measure import (
 )
 from zb_hdf5 import Loader, ShardIndex, open_reader
 from zb_hdf5.converters.cli import convert
-from zb_hdf5.core.order import GlobalOrder
+from zb_hdf5.loaders.order import GlobalOrder
 from zb_hdf5.spec import HEADER_BYTES
 
 PREFETCHES: Final = (0, 2, 8, "auto")

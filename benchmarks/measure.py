@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from zb_hdf5.core.digests import TokenArray
+from zb_hdf5.files.digests import TokenArray
 
 SEED: Final = 42
 BATCH_SIZE: Final = 32

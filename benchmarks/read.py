@@ -46,7 +46,7 @@ from benchmarks.measure import (
 )
 from benchmarks.rows import BY_NAME, HDF5, HDF5_16, NATIVE, NPY, ONE, ROWS, TENSOR, Epoch, Row, Setup
 from zb_hdf5.converters.cli import convert
-from zb_hdf5.core.digests import crc32_of
+from zb_hdf5.files.digests import crc32_of
 
 CHECK_EPOCH: Final = 1000
 WARM_SECONDS: Final = 0.25

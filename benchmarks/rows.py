@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from benchmarks.measure import BATCH_SIZE, BATCH_TOKENS, SEED, SEQ_LEN
 from zb_hdf5 import Loader, open_reader
-from zb_hdf5.core.order import BlockOrder
+from zb_hdf5.loaders.order import BlockOrder
 from zb_hdf5.spec import HEADER_BYTES
 
 Epoch = Callable[[int], Iterable[Any]]

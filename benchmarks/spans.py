@@ -44,7 +44,7 @@ from benchmarks.measure import (
 )
 from benchmarks.remote import DELAY_S, ECHO, serve
 from zb_hdf5 import HDF5ShardWriter, Loader, open_writer
-from zb_hdf5.core.pieces import Pieces
+from zb_hdf5.documents.pieces import Pieces
 from zb_hdf5.formats.pieces import PiecesWriter
 
 WINDOW: Final = 4096

@@ -14,7 +14,7 @@ from statistics import median
 from typing import Any, Final
 
 from benchmarks.measure import Bar, Spread, bar_plot, machine, machine_line, markdown_table, verdict
-from zb_hdf5.text.documents import open_documents
+from zb_hdf5.text.corpus import open_documents
 from zb_hdf5.text.tokenizers import Tokenizer, load_tokenizer
 from zb_hdf5.text.training import train_tokenizer
 

@@ -46,9 +46,9 @@ from zb_hdf5.converters.text_cli import add_text_commands
 from zb_hdf5.formats.registry import FORMATS, FileFormat, variants_of
 
 if TYPE_CHECKING:
-    from zb_hdf5.converters.pipeline.journal import Part
-    from zb_hdf5.converters.pipeline.run import Report
-    from zb_hdf5.converters.sources.source import Source
+    from zb_hdf5.converters.journal import Part
+    from zb_hdf5.converters.run import Report
+    from zb_hdf5.converters.source import Source
 
 
 @click.group(
@@ -175,8 +175,8 @@ def _add_stream_command(target: FileFormat) -> None:
         with ExitStack() as stack:  # the plan lies on disk until the store is written
 
             def open_source() -> Source:
-                from zb_hdf5.converters.ingest.packed import PackOptions
-                from zb_hdf5.converters.sources.stream import open_stream
+                from zb_hdf5.converters.packed import PackOptions
+                from zb_hdf5.converters.stream_source import open_stream
 
                 shards = {"num_shards": options.shards, "shard_bytes": options.shard_size}
                 packing = options_of(PackOptions, {**given, **shards, "shuffle": given["shuffle"] == "global"})
@@ -206,7 +206,7 @@ def _add_stream_command(target: FileFormat) -> None:
 
 
 def _part_of(options: ConvertOptions) -> Part:
-    from zb_hdf5.converters.pipeline.journal import WHOLE, Part
+    from zb_hdf5.converters.journal import WHOLE, Part
 
     return Part(*options.shard_range) if options.shard_range else WHOLE
 
@@ -231,14 +231,14 @@ def _format_options(source: FileFormat, target: FileFormat) -> Iterator[Callable
 
 
 def _open_store(path: Path, source: FileFormat, options: StoreOptions) -> Source:
-    from zb_hdf5.converters.sources.relaid import open_store
+    from zb_hdf5.converters.relaid_source import open_store
 
     layout = {"batch_size": options.batch_size, "seq_len": options.seq_len, "remainder": options.remainder}
     return open_store(path, source.name, options.dataset, options.dtype, **layout)  # type: ignore[arg-type]
 
 
 def _open_arrays(paths: tuple[Path, ...], target: FileFormat, options: NpyOptions) -> Source:
-    from zb_hdf5.converters.sources.npy import NpySource
+    from zb_hdf5.converters.npy_source import NpySource
 
     dtype = target.default_dtype if options.dtype == "auto" else options.dtype
     how = {"vocab_size": options.vocab_size or 0, "shuffle": options.shuffle == "global", "dtype": dtype}
@@ -252,10 +252,10 @@ def run_conversion(
 
     In a rank of an MPI job that only serves the first one, it runs tasks and prints nothing.
     """
+    from zb_hdf5.converters import run as pipe
     from zb_hdf5.converters.conversion import workers_of
-    from zb_hdf5.converters.pipeline import run as pipe
-    from zb_hdf5.converters.pipeline.engines import open_engine, require_own_workers
-    from zb_hdf5.converters.pipeline.shuffle import DEFAULT_MEMORY_BYTES, require_memory
+    from zb_hdf5.converters.engines import open_engine, require_own_workers
+    from zb_hdf5.converters.shuffle import DEFAULT_MEMORY_BYTES, require_memory
     from zb_hdf5.spec import NO_CODEC
 
     require_own_workers(options.executor, options.workers)
@@ -271,8 +271,8 @@ def run_conversion(
             require_memory(memory_bytes, 1 if one_file else engine.workers_per_node, source.meta.batch_bytes)
         method = options.shuffle_method or "auto"
         if options.dry_run:
-            from zb_hdf5.converters.pipeline.dry_run import describe, describe_lines
-            from zb_hdf5.core.publishing import refuse_existing
+            from zb_hdf5.converters.dry_run import describe, describe_lines
+            from zb_hdf5.files.publishing import refuse_existing
 
             place = pipe.place_of(dst, target, part=_part_of(options), overwrite=options.force)
             planned = describe(
@@ -297,7 +297,7 @@ def run_conversion(
 
 
 def _run_live(open_source: Callable[[], Source], name: str, dst: Path, options: ConvertOptions) -> None:
-    from zb_hdf5.converters.pipeline.live import convert_live
+    from zb_hdf5.converters.live_target import convert_live
 
     serial = {"workers": None, "executor": "local", "scheduler_file": None, "shard_range": None, "resume": False,
               "dry_run": False, "force": False, "codec": None}  # fmt: skip

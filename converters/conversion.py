@@ -10,17 +10,17 @@ from typing import Final
 
 from zb_hdf5 import ArgumentError
 from zb_hdf5.columns.reader import require_choice
-from zb_hdf5.converters.ingest.packed import PackOptions
-from zb_hdf5.converters.pipeline import run
-from zb_hdf5.converters.pipeline.engines import default_workers, open_engine, require_own_workers
-from zb_hdf5.converters.pipeline.journal import WHOLE, Part
-from zb_hdf5.converters.pipeline.shuffle import DEFAULT_MEMORY_BYTES, require_memory
-from zb_hdf5.converters.pipeline.task import Progress, no_progress
-from zb_hdf5.converters.sources.npy import NpySource
-from zb_hdf5.converters.sources.relaid import open_store
-from zb_hdf5.converters.sources.source import Source
-from zb_hdf5.converters.sources.stream import open_stream
-from zb_hdf5.core.paths import any_path, is_url, local_path
+from zb_hdf5.converters import run
+from zb_hdf5.converters.engines import default_workers, open_engine, require_own_workers
+from zb_hdf5.converters.journal import WHOLE, Part
+from zb_hdf5.converters.npy_source import NpySource
+from zb_hdf5.converters.packed import PackOptions
+from zb_hdf5.converters.relaid_source import open_store
+from zb_hdf5.converters.shuffle import DEFAULT_MEMORY_BYTES, require_memory
+from zb_hdf5.converters.source import Source
+from zb_hdf5.converters.stream_source import open_stream
+from zb_hdf5.converters.task import Progress, no_progress
+from zb_hdf5.files.paths import any_path, is_url, local_path
 from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.spec import INDEX_NAME, codec_named
 from zb_hdf5.store.kinds import is_stream

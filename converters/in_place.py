@@ -87,7 +87,7 @@ def change_in_place(path: str | os.PathLike[str], unstamp: bool) -> dict[str, An
 
 def _files_of(path: Path) -> list[Path]:
     from zb_hdf5 import ArgumentError, ShardIndex
-    from zb_hdf5.core.publishing import PARTIAL_SUFFIX
+    from zb_hdf5.files.publishing import PARTIAL_SUFFIX
     from zb_hdf5.formats.registry import FORMATS
     from zb_hdf5.spec import INDEX_NAME
 

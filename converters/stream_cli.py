@@ -22,7 +22,7 @@ from zb_hdf5.converters.options import (
 )
 
 if TYPE_CHECKING:
-    from zb_hdf5.converters.ingest.to_streams import StreamReport
+    from zb_hdf5.converters.to_streams import StreamReport
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,10 +68,10 @@ def add_stream_command(group: click.Group) -> None:
         Example: zb convert npy-to-stream tokens/ stream --boundary-token-id 50256
                  zb convert stream-to-hdf5 stream train-h5 --seq-len 2048
         """
-        from zb_hdf5.converters.ingest.npy_streams import npy_to_stream
-        from zb_hdf5.converters.pipeline.engines import default_workers, open_engine, require_own_workers
-        from zb_hdf5.converters.pipeline.run import WorkOptions
-        from zb_hdf5.converters.sources.npy import expand
+        from zb_hdf5.converters.engines import default_workers, open_engine, require_own_workers
+        from zb_hdf5.converters.npy_source import expand
+        from zb_hdf5.converters.npy_streams import npy_to_stream
+        from zb_hdf5.converters.run import WorkOptions
 
         options = options_of(RunOptions, {**given, "shards": None})
         require_own_workers(options.executor, options.workers)

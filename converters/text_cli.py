@@ -22,13 +22,13 @@ from zb_hdf5.converters.options import (
     with_options,
 )
 from zb_hdf5.converters.stream_cli import rate_json, speed_of, streams_json, streams_lines
-from zb_hdf5.text.documents import FILE_KINDS
+from zb_hdf5.text.corpus import FILE_KINDS
 
 if TYPE_CHECKING:
-    from zb_hdf5.converters.ingest.routing import Recipe
-    from zb_hdf5.converters.ingest.to_batches import IngestReport
-    from zb_hdf5.converters.pipeline.run import Report, WorkOptions
-    from zb_hdf5.text.documents import DocumentFile
+    from zb_hdf5.converters.routing import Recipe
+    from zb_hdf5.converters.run import Report, WorkOptions
+    from zb_hdf5.converters.to_batches import IngestReport
+    from zb_hdf5.text.corpus import DocumentFile
 
 #: Text bytes per token, for the share of the work that progress shows.
 BYTES_PER_TOKEN: Final = 4
@@ -50,8 +50,8 @@ def _add_command(group: click.Group, kind: str, as_json: AsJson, as_lines: AsLin
     file_kind = FILE_KINDS[kind]
 
     def run(src: tuple[Path, ...], dst: Path, **given: Any) -> None:
-        from zb_hdf5.converters.pipeline.engines import require_own_workers
-        from zb_hdf5.text.documents import open_documents
+        from zb_hdf5.converters.engines import require_own_workers
+        from zb_hdf5.text.corpus import open_documents
 
         options = options_of(TextCommandOptions, given)
         _require_layout(options)
@@ -137,7 +137,7 @@ def _to_batches(
     files: list[DocumentFile], kind: str, dst: Path, recipe: Recipe, options: TextCommandOptions,
     as_json: AsJson, as_lines: AsLines,
 ) -> Task:  # fmt: skip
-    from zb_hdf5.converters.ingest.to_batches import TextOptions, ingest_batches, is_ingested
+    from zb_hdf5.converters.to_batches import TextOptions, ingest_batches, is_ingested
     from zb_hdf5.spec import NO_CODEC
 
     text = TextOptions(
@@ -155,7 +155,7 @@ def _to_batches(
 
 
 def _to_streams(files: list[DocumentFile], kind: str, dst: Path, recipe: Recipe, options: TextCommandOptions) -> Task:
-    from zb_hdf5.converters.ingest.to_streams import ShardedTokenizationPipeline
+    from zb_hdf5.converters.to_streams import ShardedTokenizationPipeline
     from zb_hdf5.spec import NO_CODEC
 
     pipeline = ShardedTokenizationPipeline(
@@ -174,8 +174,8 @@ def _work(
     files: list[DocumentFile], options: TextCommandOptions, write: Callable[[WorkOptions], Printed]
 ) -> Printed | None:
     """Write a store; None in a rank of an MPI job that only serves the first one."""
-    from zb_hdf5.converters.pipeline.engines import default_workers, open_engine
-    from zb_hdf5.converters.pipeline.run import WorkOptions
+    from zb_hdf5.converters.engines import default_workers, open_engine
+    from zb_hdf5.converters.run import WorkOptions
 
     cores, num_groups = default_workers(), sum(file.num_row_groups for file in files)
     workers = max(1, min(options.workers or cores, num_groups))
@@ -209,7 +209,7 @@ def _require_layout(options: TextCommandOptions) -> None:
 
 def _recipe(options: TextCommandOptions) -> Recipe:
     from zb_hdf5 import ArgumentError
-    from zb_hdf5.converters.ingest.routing import Recipe
+    from zb_hdf5.converters.routing import Recipe
     from zb_hdf5.text.tokenizers import load_tokenizer
 
     spec, text = options.tokenizer, options.boundary_token

@@ -33,7 +33,7 @@ from train_gpt import Run, batches
 
 from zb_hdf5 import Loader, ZbError
 from zb_hdf5.loaders.ranks import resolve_rank
-from zb_hdf5.text.documents import FILE_KINDS
+from zb_hdf5.text.corpus import FILE_KINDS
 
 BATCH_SIZE, SEQ_LEN = 16, 257  # 256 tokens and, shifted by one, their 256 targets
 FEW_TEXTS = 20  # of so many plain text files, drawing one in ten might hold out none

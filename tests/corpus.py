@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from zb_hdf5.text import documents
-from zb_hdf5.text.documents import open_documents
+from zb_hdf5.text import corpus as documents
+from zb_hdf5.text.corpus import open_documents
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ import contextlib
 
 import pytest
 
-from zb_hdf5.converters.pipeline.engines import Inline
+from zb_hdf5.converters.engines import Inline
 
 
 class Stops(Exception):

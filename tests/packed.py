@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from zb_hdf5 import open_writer
-from zb_hdf5.core.pieces import Pieces, ends_of
+from zb_hdf5.documents.pieces import Pieces, ends_of
 from zb_hdf5.formats.document_file import DocumentRows, documents_path
 from zb_hdf5.formats.document_writer import DocumentsWriter
 from zb_hdf5.formats.pieces import PiecesWriter

@@ -18,15 +18,12 @@ ROOT = Path(__file__).parent.parent
 #: From the ground up. A folder is a floor; so is a file that lies beside the folders.
 FLOORS = (
     ("errors", "field", "spec", "token_values"),
-    ("core",),
+    ("files",),
+    ("documents",),
     ("text",),
     ("columns",),
     ("formats",),
     ("store",),
-    ("remote",),
-    ("views",),
-    ("opening",),
-    ("maintenance",),
     ("loaders",),
     ("testing",),
     ("console",),
@@ -116,8 +113,8 @@ def test_no_modules_import_each_other():
 def test_the_test_sees_imports_by_text(tmp_path, monkeypatch):
     late = tmp_path / "late.py"
     late.write_text('import_module("zb_hdf5.loaders.loader")\nROW = "zb_hdf5.store.index:ShardIndex"\n')
-    monkeypatch.setitem(FILES, "zb_hdf5.core.late", late)
-    assert needs_of("zb_hdf5.core.late") == {"zb_hdf5.loaders.loader", "zb_hdf5.store.index"}
+    monkeypatch.setitem(FILES, "zb_hdf5.files.late", late)
+    assert needs_of("zb_hdf5.files.late") == {"zb_hdf5.loaders.loader", "zb_hdf5.store.index"}
 
 
 #: A command or an option, as it is typed.
@@ -141,8 +138,8 @@ def test_the_library_states_facts_and_the_command_line_what_to_type(module):
 def test_the_test_sees_what_is_typed(tmp_path, monkeypatch):
     late = tmp_path / "late.py"
     late.write_text('"""Of zb verify."""\nA = f"{1}: run \'zb verify {2}\'"\nB = "pass --force"\nC = "a -- b"\n')
-    monkeypatch.setitem(FILES, "zb_hdf5.core.late", late)
-    assert typed_words_in("zb_hdf5.core.late") == ["pass --force", ": run 'zb verify "]
+    monkeypatch.setitem(FILES, "zb_hdf5.files.late", late)
+    assert typed_words_in("zb_hdf5.files.late") == ["pass --force", ": run 'zb verify "]
 
 
 def test_converters_are_imported_as_a_part_of_the_package():
@@ -182,9 +179,9 @@ def test_converters_touch_no_private_attribute_of_others(module):
         ("zb_hdf5", ["torch", "h5py", "click"]),
         ("zb_hdf5.commands.zb", ["numpy", "torch", "h5py"]),
         ("zb_hdf5.converters.cli", ["numpy", "torch", "h5py"]),
-        ("zb_hdf5.core.order", ["torch", "h5py", "click"]),
+        ("zb_hdf5.loaders.order", ["torch", "h5py", "click"]),
         ("zb_hdf5.formats.native", ["torch", "h5py", "click"]),
-        ("zb_hdf5.opening", ["torch", "h5py", "click"]),
+        ("zb_hdf5.store.opening", ["torch", "h5py", "click"]),
         ("zb_hdf5.loaders.loader", ["torch", "h5py", "click"]),
         ("zb_hdf5.testing", ["pytest", "torch", "h5py", "click"]),
     ],

@@ -46,23 +46,23 @@ from zb_hdf5 import (
 )
 from zb_hdf5.commands.doctor import diagnose
 from zb_hdf5.commands.info import describe
+from zb_hdf5.commands.statistics import measure
 from zb_hdf5.compat.streaming_pipeline import (
     list_parquet_files,
     parquets_iter_batched,
     tokenizing_distributed_data_loader,
 )
-from zb_hdf5.converters.ingest import to_streams
-from zb_hdf5.converters.ingest.routing import Recipe
-from zb_hdf5.converters.ingest.to_batches import TextOptions, ingest_batches
-from zb_hdf5.converters.pipeline import run as pipeline
-from zb_hdf5.converters.pipeline.merge import merge_parts
-from zb_hdf5.converters.sources.npy import NpySource
-from zb_hdf5.converters.sources.store import StoreSource
+from zb_hdf5.converters import run as pipeline
+from zb_hdf5.converters import to_streams
+from zb_hdf5.converters.merge import merge_parts
+from zb_hdf5.converters.npy_source import NpySource
+from zb_hdf5.converters.routing import Recipe
+from zb_hdf5.converters.store_source import StoreSource
+from zb_hdf5.converters.to_batches import TextOptions, ingest_batches
 from zb_hdf5.formats.dual import check, stamp, unstamp
-from zb_hdf5.maintenance.repair import repair_file, repair_store
-from zb_hdf5.maintenance.statistics import measure
+from zb_hdf5.store.repair import repair_file, repair_store
 from zb_hdf5.store.streams import index_streams
-from zb_hdf5.text.documents import open_documents
+from zb_hdf5.text.corpus import open_documents
 
 META = StoreMeta(4, 512, np.dtype("<u4"))
 ALONE = {"rank": 0, "world_size": 1}
@@ -207,7 +207,7 @@ def tokenize(path, made):
 
 
 def merge(path, made):
-    from zb_hdf5.converters.pipeline.journal import Part
+    from zb_hdf5.converters.journal import Part
 
     for job in range(2):
         pipeline.convert(StoreSource(made / "store", "hdf5"), "hdf5", path, part=Part(job, 2))

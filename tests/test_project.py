@@ -3,12 +3,10 @@
 import importlib.metadata
 import re
 import tomllib
-from functools import cache
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from test_layers import needs_of
 
 import zb_hdf5
 from zb_hdf5.commands.zb import zb
@@ -71,41 +69,20 @@ def test_every_path_that_a_guide_names_exists(guide):
     named = PATH_IN_TEXT.findall((ROOT / guide).read_text(encoding="utf-8"))
     missing = [name for name in named if not (ROOT / name).exists() and not name.startswith(".venv")]
     assert not missing
-    if guide == "CONTRIBUTING.md":
-        assert len(named) > 40  # the pattern still finds them
 
 
-def walks():
-    """Return the modules of each numbered list of the guide."""
-    chapter = CONTRIBUTING.split("## Where things are")[1].split("## Add a file format")[0]
-    lists = re.findall(r"(?:^\d+\. `.*\n)+", chapter, re.MULTILINE)
-    return [re.findall(r"^\d+\. `([\w/]+)\.py`", steps, re.MULTILINE) for steps in lists]
+# --- the size of the house --------------------------------------------------------------------------------------
+
+#: Lines and files of the package; they only go down.
+MAX_LINES = 33_800
+MAX_FILES = 184
 
 
-direct_needs_of = cache(needs_of)
-
-
-def everything_needed_by(module):
-    """Return the modules that a module needs, and those that they need."""
-    found, waiting = set(), [module]
-    while waiting:
-        new = direct_needs_of(waiting.pop()) - found
-        found |= new
-        waiting.extend(new)
-    return found
-
-
-@pytest.mark.parametrize("walk", walks(), ids=lambda walk: walk[0])
-def test_no_step_of_a_walk_goes_back_up(walk):
-    """No module on the way needs one that the record, the document or the state has already passed."""
-    modules = [f"zb_hdf5.{path.removeprefix('zb_hdf5/').replace('/', '.')}" for path in walk]
-    for number, module in enumerate(modules):
-        assert not everything_needed_by(module) & {*modules[:number]}, module
-
-
-def test_the_guide_walks_a_record_a_document_and_a_state():
-    assert len(walks()) == 4
-    assert all(len(walk) >= 5 for walk in walks())
+def test_the_house_grows_no_further():
+    files = [path for folder in ("zb_hdf5", "converters") for path in (ROOT / folder).rglob("*.py")]
+    files = [path for path in files if "zb_hdf5/converters" not in str(path)]
+    assert len(files) <= MAX_FILES
+    assert sum(len(path.read_text(encoding="utf-8").splitlines()) for path in files) <= MAX_LINES
 
 
 # --- what others run -------------------------------------------------------------------------------------------

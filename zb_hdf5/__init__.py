@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     )
     from zb_hdf5.compat.zerobatch import BatchNativeLoader, write_batch_dataset, write_batch_file
     from zb_hdf5.converters.conversion import convert
-    from zb_hdf5.converters.ingest.npy_streams import npy_to_stream
+    from zb_hdf5.converters.npy_streams import npy_to_stream
     from zb_hdf5.errors import (
         ArgumentError,
         BackendError,
@@ -40,26 +40,26 @@ if TYPE_CHECKING:
     from zb_hdf5.formats.native import BatchFileReader, BatchFileWriter
     from zb_hdf5.formats.registry import BACKENDS
     from zb_hdf5.loaders.datasets import BatchDataset, RecordDataset
-    from zb_hdf5.loaders.documents import DocumentLoader
+    from zb_hdf5.loaders.document_loader import DocumentLoader
     from zb_hdf5.loaders.following import FollowingLoader
     from zb_hdf5.loaders.loader import Loader
-    from zb_hdf5.loaders.mixed import MixedLoader
+    from zb_hdf5.loaders.mixture import MixedLoader
     from zb_hdf5.loaders.protocol import TokenLoader
-    from zb_hdf5.loaders.text import TextLoader
-    from zb_hdf5.maintenance.rebuild import rebuild_index
-    from zb_hdf5.maintenance.repair import repair
-    from zb_hdf5.opening import open_reader, open_writer
+    from zb_hdf5.loaders.text_loader import TextLoader
     from zb_hdf5.spec import StoreMeta
     from zb_hdf5.store.index import ShardIndex
     from zb_hdf5.store.live import LiveStoreWriter
     from zb_hdf5.store.live_reader import LiveReader
-    from zb_hdf5.store.report import ShardReport
+    from zb_hdf5.store.opening import open_reader, open_writer
+    from zb_hdf5.store.rebuild import rebuild_index
+    from zb_hdf5.store.repair import repair
     from zb_hdf5.store.shards import ShardedReader
     from zb_hdf5.store.table import ShardEntry
     from zb_hdf5.store.verify import verify_store
+    from zb_hdf5.store.verify_report import ShardReport
+    from zb_hdf5.store.windows import WindowReader
     from zb_hdf5.text.tokenizers import Tokenizer, load_tokenizer
     from zb_hdf5.text.training import train_tokenizer
-    from zb_hdf5.views.windows import WindowReader
 
 __version__ = "0.1.0"
 
@@ -71,7 +71,7 @@ _HOME = {
     "compat.tokenized_corpus": ("MmapTokenStore", "ShardedTokenizationPipeline", "SlidingWindowDataloader"),
     "compat.zerobatch": ("BatchNativeLoader", "write_batch_dataset", "write_batch_file"),
     "converters.conversion": ("convert",),
-    "converters.ingest.npy_streams": ("npy_to_stream",),
+    "converters.npy_streams": ("npy_to_stream",),
     "errors": (
         "ArgumentError", "BackendError", "BatchIndexError", "ChecksumError", "ClosedError", "ConvertError",
         "ExistsError", "FormatError", "IncompleteError", "StateError", "UnavailableError",
@@ -83,26 +83,26 @@ _HOME = {
     "formats.native": ("BatchFileReader", "BatchFileWriter"),
     "formats.registry": ("BACKENDS",),
     "loaders.datasets": ("BatchDataset", "RecordDataset"),
-    "loaders.documents": ("DocumentLoader",),
+    "loaders.document_loader": ("DocumentLoader",),
     "loaders.following": ("FollowingLoader",),
     "loaders.loader": ("Loader",),
-    "loaders.mixed": ("MixedLoader",),
+    "loaders.mixture": ("MixedLoader",),
     "loaders.protocol": ("TokenLoader",),
-    "loaders.text": ("TextLoader",),
-    "maintenance.rebuild": ("rebuild_index",),
-    "maintenance.repair": ("repair",),
-    "opening": ("open_reader", "open_writer"),
+    "loaders.text_loader": ("TextLoader",),
+    "store.rebuild": ("rebuild_index",),
+    "store.repair": ("repair",),
+    "store.opening": ("open_reader", "open_writer"),
     "spec": ("StoreMeta",),
     "store.index": ("ShardIndex",),
     "store.live": ("LiveStoreWriter",),
     "store.live_reader": ("LiveReader",),
-    "store.report": ("ShardReport",),
+    "store.verify_report": ("ShardReport",),
     "store.shards": ("ShardedReader",),
     "store.table": ("ShardEntry",),
     "store.verify": ("verify_store",),
     "text.tokenizers": ("Tokenizer", "load_tokenizer"),
     "text.training": ("train_tokenizer",),
-    "views.windows": ("WindowReader",),
+    "store.windows": ("WindowReader",),
 }  # fmt: skip
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 __all__ = [  # written out: type checkers take what it names for what this package offers

@@ -21,9 +21,9 @@ from typing import Any, Final, NoReturn, Self, TextIO, TypeVar
 
 import click
 
-from zb_hdf5.core.sizes import counted as counted  # for all commands
-from zb_hdf5.core.sizes import parse_size
 from zb_hdf5.errors import ArgumentError, Remedy, ZbError
+from zb_hdf5.files.sizes import counted as counted  # for all commands
+from zb_hdf5.files.sizes import parse_size
 
 INTERRUPTED: Final = 130
 TERMINATED: Final = 143
@@ -176,7 +176,7 @@ class NewPath(click.Path):
         self._urls = urls
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        from zb_hdf5.core.paths import any_path, is_url, local_path  # numpy, which help does not need
+        from zb_hdf5.files.paths import any_path, is_url, local_path  # numpy, which help does not need
 
         try:
             if self._urls and is_url(value):
@@ -194,7 +194,7 @@ class ExistingPath(NewPath):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         path: Path = super().convert(value, param, ctx)
-        from zb_hdf5.core.paths import is_url
+        from zb_hdf5.files.paths import is_url
 
         if is_url(path):
             return path  # who opens it says whether it is there

@@ -38,7 +38,7 @@ def store(request, expected, tmp_path, write_store):
 
 @pytest.fixture
 def on_network(monkeypatch):
-    monkeypatch.setattr("zb_hdf5.core.extent_file.network_file_system", lambda file: "nfs")
+    monkeypatch.setattr("zb_hdf5.files.extent_file.network_file_system", lambda file: "nfs")
 
 
 CONVERSIONS = {

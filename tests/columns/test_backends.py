@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from examples import examples
 from zb_hdf5 import ArgumentError, BackendError, FormatError, HDF5BatchReader, open_reader
-from zb_hdf5.maintenance.rebuild import add_crc32_file
+from zb_hdf5.store.rebuild import add_crc32_file
 from zb_hdf5.testing import (
     check_byte_order,
     check_closing,
@@ -221,7 +221,7 @@ def test_eight_threads_share_one_reader(stored, access, tmp_path, make_stored):
 @pytest.mark.parametrize("backends", [("batch",), ("batch", "hdf5")], ids="-".join)
 @pytest.mark.thin
 def test_eight_threads_share_more_shards_than_may_be_open(backends, access, tmp_path, monkeypatch, write_store):
-    monkeypatch.setattr("zb_hdf5.core.open_files.descriptor_room", lambda needed: 6)
+    monkeypatch.setattr("zb_hdf5.files.open_files.descriptor_room", lambda needed: 6)
     expected = random_tokens(24, 3, 50)
     folder = write_store(tmp_path / "store", expected, range(2, 24, 2), backends)
     with open_reader(folder, access=access) as reader:
@@ -230,7 +230,7 @@ def test_eight_threads_share_more_shards_than_may_be_open(backends, access, tmp_
 
 @pytest.mark.slow
 def test_eight_threads_share_more_hdf5_shards_through_h5py_than_may_be_open(tmp_path, monkeypatch, write_store):
-    monkeypatch.setattr("zb_hdf5.core.open_files.descriptor_room", lambda needed: 6)
+    monkeypatch.setattr("zb_hdf5.files.open_files.descriptor_room", lambda needed: 6)
     expected = random_tokens(24, 3, 50)
     folder = write_store(tmp_path / "store", expected, range(2, 24, 2))
     with open_reader(folder, access="h5py") as reader:
@@ -304,7 +304,7 @@ def test_without_a_digest_the_fingerprint_is_sampled_and_says_so(stored, tokens,
 def test_auto_avoids_mmap_on_network_file_systems(
     stored, file_system, mapped, tokens, tmp_path, make_stored, monkeypatch
 ):
-    monkeypatch.setattr("zb_hdf5.core.extent_file.network_file_system", lambda file: file_system)
+    monkeypatch.setattr("zb_hdf5.files.extent_file.network_file_system", lambda file: file_system)
     with open_reader(make_stored(stored, tmp_path, tokens)) as reader:
         np.testing.assert_array_equal(np.stack(list(reader)), tokens)
         assert np.shares_memory(reader[0], reader[0]) is mapped

@@ -25,10 +25,10 @@ from zb_hdf5 import (
     open_reader,
 )
 from zb_hdf5.columns.checked import KEPT_OVERHEAD_BYTES, Crc32Rows
-from zb_hdf5.core.extent_file import ExtentFile
-from zb_hdf5.core.publishing import write_atomically
-from zb_hdf5.maintenance.rebuild import add_crc32_file
+from zb_hdf5.files.extent_file import ExtentFile
+from zb_hdf5.files.publishing import write_atomically
 from zb_hdf5.spec import CRC32_CHUNK_ROWS
+from zb_hdf5.store.rebuild import add_crc32_file
 from zb_hdf5.store.streams import index_streams
 from zb_hdf5.testing import check_reader, random_tokens
 
@@ -263,7 +263,7 @@ def test_rows_in_several_runs(tmp_path):
         data[place * CRC32_CHUNK_ROWS :][: len(part)] = part
     write_atomically(tmp_path / "rows", data.tobytes())
     from zb_hdf5.columns.ranges import open_ranges
-    from zb_hdf5.core.extents import Run
+    from zb_hdf5.files.extents import Run
 
     ranges = open_ranges(tmp_path / "rows")
     rows = Crc32Rows.placed(len(stored), ranges, (Run(3 * chunk, chunk, 2), Run(0, chunk, 1), Run(7 * chunk, chunk, 1)))

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from zb_hdf5 import ChecksumError, ZbError, open_reader, open_writer, verify_store
-from zb_hdf5.converters.pipeline.run import convert
-from zb_hdf5.converters.sources.npy import NpySource
-from zb_hdf5.converters.sources.store import StoreSource
+from zb_hdf5.converters.npy_source import NpySource
+from zb_hdf5.converters.run import convert
+from zb_hdf5.converters.store_source import StoreSource
 from zb_hdf5.formats.hdf5.aligned import AlignedFile
 from zb_hdf5.testing import random_tokens
 

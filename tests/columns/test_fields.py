@@ -31,10 +31,10 @@ from zb_hdf5 import (
     repair,
     verify_store,
 )
-from zb_hdf5.converters.pipeline import run as pipe
-from zb_hdf5.converters.sources.store import StoreSource
-from zb_hdf5.core.publishing import partial_path
+from zb_hdf5.converters import run as pipe
+from zb_hdf5.converters.store_source import StoreSource
 from zb_hdf5.field import Field, parse_fields
+from zb_hdf5.files.publishing import partial_path
 from zb_hdf5.formats.registry import BACKENDS, backend_of_suffix, open_chunks
 
 SHAPE = (4, 50)
@@ -398,7 +398,7 @@ def test_npy_says_which_fields_it_leaves_behind(store, tmp_path):
 
 
 def test_a_live_conversion_keeps_fields(store, tmp_path):
-    from zb_hdf5.converters.pipeline.live import convert_live
+    from zb_hdf5.converters.live_target import convert_live
 
     report = convert_live(StoreSource(store, "hdf5"), tmp_path / "live", num_shards=2, progress=lambda tokens: None)
     assert report.left_behind == ""

@@ -20,7 +20,7 @@ import pytest
 from click.testing import CliRunner
 from packed import write_packed
 
-import zb_hdf5.converters.pipeline.run
+import zb_hdf5.converters.run
 from zb_hdf5 import (
     ArgumentError,
     ChecksumError,
@@ -34,7 +34,7 @@ from zb_hdf5 import (
 )
 from zb_hdf5.commands.zb import zb
 from zb_hdf5.converters.cli import convert
-from zb_hdf5.core.publishing import PartialDirectory
+from zb_hdf5.files.publishing import PartialDirectory
 from zb_hdf5.spec import INDEX_NAME
 
 SEQ_LEN = 8
@@ -426,7 +426,7 @@ def test_what_goes_wrong_underneath_is_one_message(error, code, text, places, tm
     def fail(*arguments, **options):
         raise type(error)(*error.args) if not getattr(error, "filename", None) else OSError(*error.args, error.filename)
 
-    monkeypatch.setattr(zb_hdf5.converters.pipeline.run, "convert", fail)
+    monkeypatch.setattr(zb_hdf5.converters.run, "convert", fail)
     result = run(convert, "npy-to-hdf5", places["npy"], tmp_path / "out", *SHAPE)
     assert text in one_error(result)
     assert result.exit_code == code

@@ -20,13 +20,13 @@ from packed import write_packed
 from zb_hdf5 import HDF5ShardWriter, ShardIndex, open_reader, open_writer
 from zb_hdf5.commands.page import tag
 from zb_hdf5.commands.report import report_page
+from zb_hdf5.commands.rows import PADDING, UNKNOWN, Row, document_row, parts_of, rows_of
 from zb_hdf5.commands.show import row_lines, rows_json
+from zb_hdf5.commands.statistics import measure
 from zb_hdf5.commands.zb import zb
 from zb_hdf5.converters.cli import convert
-from zb_hdf5.maintenance.statistics import measure
 from zb_hdf5.text.readable import NEWLINE, printable, readable, readable_runs, tokenizer_of
 from zb_hdf5.text.tokenizers import load_tokenizer
-from zb_hdf5.views.rows import PADDING, UNKNOWN, Row, document_row, parts_of, rows_of
 
 BYTE = load_tokenizer("byte")
 TEXT = "Once upon a time, 水 and\ttabs\nand \x1b[31mred\x1b[0m \u202eevil\u202c <script>alert('x')</script> &amp;\r\n"
@@ -428,7 +428,7 @@ def test_a_growing_store_without_tokens_is_refused(tmp_path):
 
 
 def test_a_report_into_no_folder_is_refused_before_anything_is_read(tmp_path, monkeypatch):
-    monkeypatch.setattr("zb_hdf5.maintenance.statistics.measure", None)
+    monkeypatch.setattr("zb_hdf5.commands.statistics.measure", None)
     made = write_packed(tmp_path / "p.h5", [30, 40], lost=0.3, seed=4)
     result = run(zb, "report", made.path, "-o", tmp_path / "none" / "r.html")
     assert result.exit_code == 2

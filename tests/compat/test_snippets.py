@@ -228,7 +228,7 @@ def test_an_iterable_of_texts_is_tokenized_whole(folder):
 
 def test_files_of_documents_are_tokenized_too(folder):
     from zb_hdf5.compat.tokenized_corpus import MmapTokenStore, ShardedTokenizationPipeline
-    from zb_hdf5.text.documents import open_documents
+    from zb_hdf5.text.corpus import open_documents
 
     for name in "ab":
         (folder / f"{name}.txt").write_text(f"all of {name}")

@@ -18,16 +18,16 @@ from descriptors import open_files
 from hypothesis import given
 from hypothesis import strategies as st
 
-import zb_hdf5.converters.sources.open_files
-import zb_hdf5.core.publishing
+import zb_hdf5.converters.npy_files
+import zb_hdf5.files.publishing
 from examples import examples
 from zb_hdf5 import ChecksumError, ConvertError, IncompleteError, ShardIndex, ZbError, open_reader, open_writer
 from zb_hdf5 import write_batch_file as write_native
 from zb_hdf5.converters.cli import convert
-from zb_hdf5.converters.pipeline.run import convert as run_pipe
-from zb_hdf5.converters.sources.npy import NpySource
-from zb_hdf5.converters.sources.store import StoreSource
-from zb_hdf5.core.order import write_order
+from zb_hdf5.converters.npy_source import NpySource
+from zb_hdf5.converters.run import convert as run_pipe
+from zb_hdf5.converters.store_source import StoreSource
+from zb_hdf5.loaders.order import write_order
 from zb_hdf5.spec import INDEX_NAME
 from zb_hdf5.token_values import bad_token_message
 
@@ -369,7 +369,7 @@ def test_a_stream_in_fortran_order_is_the_same_stream(shuffle, tmp_path):
 
 
 def test_more_files_than_may_be_open_at_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(zb_hdf5.converters.sources.open_files, "MAX_OPEN_FILES", 3)
+    monkeypatch.setattr(zb_hdf5.converters.npy_files, "MAX_OPEN_FILES", 3)
     for number in range(10):
         save(tmp_path / "in" / f"{number}.npy", numbered(5, 5 * number))
     opened = NpySource([tmp_path / "in"], batch_size=2, seq_len=SEQ_LEN, seed=3)
@@ -947,7 +947,7 @@ def test_a_failure_between_the_renames_of_a_swap_keeps_the_old_store(error, call
                 raise error("now")
         real(old_path, new_path)
 
-    monkeypatch.setattr(zb_hdf5.core.publishing.os, "replace", replace)
+    monkeypatch.setattr(zb_hdf5.files.publishing.os, "replace", replace)
     expected = numbered(48)
     with contextlib.suppress(OSError, KeyboardInterrupt):
         run_pipe(opened, "hdf5", tmp_path / "out", overwrite=True)

@@ -30,24 +30,24 @@ from zb_hdf5 import (
     open_reader,
     verify_store,
 )
+from zb_hdf5.converters import text_plan
 from zb_hdf5.converters.cli import convert
-from zb_hdf5.converters.ingest import text_plan
-from zb_hdf5.converters.ingest.packing import PACKINGS
-from zb_hdf5.converters.ingest.routing import Recipe
-from zb_hdf5.converters.ingest.staging import StagingFile, staging_paths
-from zb_hdf5.converters.ingest.to_batches import TextOptions, TextSource, ingest_batches
-from zb_hdf5.converters.ingest.to_streams import ShardedTokenizationPipeline
-from zb_hdf5.converters.pipeline.engines import Inline, open_engine
-from zb_hdf5.converters.pipeline.journal import WHOLE
-from zb_hdf5.converters.pipeline.run import WorkOptions
-from zb_hdf5.converters.sources.source import TokenCounts
-from zb_hdf5.core.order import write_order
-from zb_hdf5.core.publishing import partial_path
+from zb_hdf5.converters.engines import Inline, open_engine
+from zb_hdf5.converters.journal import WHOLE
+from zb_hdf5.converters.packing import PACKINGS
+from zb_hdf5.converters.routing import Recipe
+from zb_hdf5.converters.run import WorkOptions
+from zb_hdf5.converters.source import TokenCounts
+from zb_hdf5.converters.staging import StagingFile, staging_paths
+from zb_hdf5.converters.to_batches import TextOptions, TextSource, ingest_batches
+from zb_hdf5.converters.to_streams import ShardedTokenizationPipeline
+from zb_hdf5.files.publishing import partial_path
 from zb_hdf5.formats.document_file import documents_path
 from zb_hdf5.formats.document_writer import DocumentsWriter
-from zb_hdf5.maintenance.rebuild import rebuild_index
+from zb_hdf5.loaders.order import write_order
 from zb_hdf5.spec import NOT_KNOWN, stored_dtype
-from zb_hdf5.text.documents import open_documents
+from zb_hdf5.store.rebuild import rebuild_index
+from zb_hdf5.text.corpus import open_documents
 
 pytest_plugins = ["corpus"]  # the fixtures `texts` and `files`
 

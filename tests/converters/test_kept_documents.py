@@ -16,21 +16,21 @@ from interrupted import Failing, Stops
 from packed import places_of
 
 from zb_hdf5 import ConvertError, FormatError, HDF5ShardWriter, MmapTokenStore, ShardIndex, open_reader
+from zb_hdf5.converters import unique_ids
 from zb_hdf5.converters.cli import convert
-from zb_hdf5.converters.ingest import unique_ids
-from zb_hdf5.converters.ingest.packing import PACKINGS, pieces_of
-from zb_hdf5.converters.ingest.routing import Recipe
-from zb_hdf5.converters.ingest.to_batches import TextOptions, ingest_batches
-from zb_hdf5.converters.ingest.to_streams import ShardedTokenizationPipeline
-from zb_hdf5.converters.pipeline.engines import Inline, open_engine
-from zb_hdf5.converters.pipeline.run import WorkOptions
-from zb_hdf5.core.pieces import padding
+from zb_hdf5.converters.engines import Inline, open_engine
+from zb_hdf5.converters.packing import PACKINGS, pieces_of
+from zb_hdf5.converters.routing import Recipe
+from zb_hdf5.converters.run import WorkOptions
+from zb_hdf5.converters.to_batches import TextOptions, ingest_batches
+from zb_hdf5.converters.to_streams import ShardedTokenizationPipeline
+from zb_hdf5.documents.pieces import padding
 from zb_hdf5.formats.document_file import DocumentRows, documents_path
 from zb_hdf5.formats.document_writer import DocumentsWriter
 from zb_hdf5.formats.pieces import pieces_path
 from zb_hdf5.spec import NO_DOCUMENT
-from zb_hdf5.text import documents
-from zb_hdf5.text.documents import open_documents
+from zb_hdf5.text import corpus as documents
+from zb_hdf5.text.corpus import open_documents
 
 PAD, BOUNDARY = 0, 256
 BYTES = Recipe("byte", BOUNDARY)
@@ -411,8 +411,8 @@ def test_parts_of_a_job_array_are_one_store(tmp_path, store):
 
 
 def test_a_resumed_copy_checks_its_pieces(tmp_path, store):
-    from zb_hdf5.converters.pipeline import run as pipe
-    from zb_hdf5.converters.sources.store import StoreSource
+    from zb_hdf5.converters import run as pipe
+    from zb_hdf5.converters.store_source import StoreSource
 
     source, known = store
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from interrupted import Failing, Stops
 
 from zb_hdf5 import ArgumentError, ConvertError, Loader, MmapTokenStore, convert, npy_to_stream
+from zb_hdf5.converters import npy_streams
 from zb_hdf5.converters.cli import convert as command
-from zb_hdf5.converters.ingest import npy_streams
-from zb_hdf5.converters.pipeline.run import WorkOptions
+from zb_hdf5.converters.run import WorkOptions
 from zb_hdf5.store.verify import verify_store
 
 END = 9

@@ -20,16 +20,16 @@ import pytest
 from click.testing import CliRunner
 from interrupted import Failing, Stops
 
-import zb_hdf5.converters.pipeline.run
+import zb_hdf5.converters.run
 from zb_hdf5 import ConvertError, FormatError, ZbError, open_reader, verify_store
 from zb_hdf5.commands.zb import zb
+from zb_hdf5.converters import engines as executors
 from zb_hdf5.converters.cli import convert
-from zb_hdf5.converters.pipeline import engines as executors
-from zb_hdf5.converters.pipeline.engines import Inline, open_engine
-from zb_hdf5.converters.pipeline.journal import WHOLE, Part, read_journal
-from zb_hdf5.converters.sources.npy import NpySource
-from zb_hdf5.converters.sources.store import StoreSource
-from zb_hdf5.core.publishing import PartialDirectory
+from zb_hdf5.converters.engines import Inline, open_engine
+from zb_hdf5.converters.journal import WHOLE, Part, read_journal
+from zb_hdf5.converters.npy_source import NpySource
+from zb_hdf5.converters.store_source import StoreSource
+from zb_hdf5.files.publishing import PartialDirectory
 
 S, B = 64, 32
 NUM_SHARDS = 6
@@ -92,7 +92,7 @@ def interrupt(path, destination, num_shards, target="hdf5"):
     source = NpySource([path], batch_size=B, seq_len=S, seed=42)
     stop, progress = stopped_after(num_shards, source)
     with pytest.raises(stop) as caught:
-        zb_hdf5.converters.pipeline.run.convert(source, target, destination, num_shards=NUM_SHARDS, progress=progress)
+        zb_hdf5.converters.run.convert(source, target, destination, num_shards=NUM_SHARDS, progress=progress)
     assert "--resume" in caught.value.__notes__[0]
     return destination.with_name(destination.name + ".partial")
 
@@ -166,7 +166,7 @@ import os
 from pathlib import Path
 import dask
 from distributed import Client, LocalCluster
-from zb_hdf5.converters.pipeline.engines import open_engine
+from zb_hdf5.converters.engines import open_engine
 from zb_hdf5 import UnavailableError
 class Task:
     def tokens_done(self):
@@ -361,7 +361,7 @@ def test_progress_begins_with_what_was_kept(source, tmp_path):
     interrupt(source, tmp_path / "out", 4)
     opened = NpySource([source], batch_size=B, seq_len=S, seed=42)
     written, kept = [], []
-    zb_hdf5.converters.pipeline.run.convert(
+    zb_hdf5.converters.run.convert(
         opened, "hdf5", tmp_path / "out", num_shards=NUM_SHARDS, resume=True, progress=written.append, kept=kept.append
     )
     assert (sum(written), sum(kept)) == (20 * B * S, 40 * B * S)
@@ -373,7 +373,7 @@ def test_other_targets_resume_as_well(target, whole, tmp_path):
     opened = StoreSource(tmp_path / "whole", "hdf5")
     stop, progress = stopped_after(3, opened)
     with pytest.raises(stop):
-        zb_hdf5.converters.pipeline.run.convert(opened, target, tmp_path / "out", progress=progress)
+        zb_hdf5.converters.run.convert(opened, target, tmp_path / "out", progress=progress)
     kept = {path.name: path.stat().st_ino for path in (tmp_path / "out.partial").glob("shard-*")}
     assert len(kept) >= 3
     succeed(f"hdf5-to-{target}", tmp_path / "whole", tmp_path / "out", "--resume")
@@ -423,7 +423,7 @@ def test_every_byte_of_a_kept_shard_is_that_of_an_undisturbed_run(target, batch_
     def converted(name, engine=None, resume=False):
         opened = NpySource([tmp_path / "in.npy"], **options)
         path = tmp_path / name
-        return zb_hdf5.converters.pipeline.run.convert(opened, target, path, num_shards=5, engine=engine, resume=resume)
+        return zb_hdf5.converters.run.convert(opened, target, path, num_shards=5, engine=engine, resume=resume)
 
     converted("whole")
     whole = snapshot(tmp_path / "whole")
@@ -529,7 +529,7 @@ def test_a_source_of_another_size_is_no_resume(source, tmp_path):
 def test_a_source_that_changes_meanwhile_is_told(source, tmp_path):
     opened = NpySource([source], batch_size=B, seq_len=S, seed=42)
     with pytest.raises(ConvertError, match="changed while it was converted"):
-        zb_hdf5.converters.pipeline.run.convert(
+        zb_hdf5.converters.run.convert(
             opened, "hdf5", tmp_path / "out", num_shards=NUM_SHARDS, progress=lambda tokens: os.utime(source, ns=(0, 0))
         )
     assert not (tmp_path / "out").exists()
@@ -538,7 +538,7 @@ def test_a_source_that_changes_meanwhile_is_told(source, tmp_path):
 def test_a_source_that_shrinks_meanwhile_is_told(source, tmp_path):
     opened = NpySource([source], batch_size=B, seq_len=S, seed=42, shuffle=False)
     with pytest.raises(ZbError, match=r"in\.npy.*(shorter|changed)"):
-        zb_hdf5.converters.pipeline.run.convert(
+        zb_hdf5.converters.run.convert(
             opened, "hdf5", tmp_path / "out", num_shards=NUM_SHARDS,
             progress=lambda tokens: os.truncate(source, 5000),
         )  # fmt: skip
@@ -594,11 +594,11 @@ def test_a_dry_run_writes_nothing_and_says_what_would_be(target, source, tmp_pat
 
 
 def test_no_room_is_told_before_any_work(source, tmp_path, monkeypatch):
-    monkeypatch.setattr("zb_hdf5.converters.pipeline.plan.free_room", lambda folder: {"bytes": 1000, "inodes": None})
+    monkeypatch.setattr("zb_hdf5.converters.plan.free_room", lambda folder: {"bytes": 1000, "inodes": None})
     for name in ("out", "out.h5"):
         shards = OPTIONS if name == "out" else OPTIONS[:-2]
         assert "free are 1000 bytes" in fail(1, "npy-to-hdf5", source, tmp_path / name, *shards)
-    monkeypatch.setattr("zb_hdf5.converters.pipeline.plan.free_room", lambda folder: {"bytes": 1 << 40, "inodes": 3})
+    monkeypatch.setattr("zb_hdf5.converters.plan.free_room", lambda folder: {"bytes": 1 << 40, "inodes": 3})
     assert "inodes" in fail(1, "npy-to-hdf5", source, tmp_path / "out", *OPTIONS)
     assert [path.name for path in tmp_path.iterdir()] == ["in.npy"]
 
@@ -746,7 +746,7 @@ SIGINT_BLOCKED = """
 import signal, threading
 from multiprocessing import forkserver
 from pathlib import Path
-from zb_hdf5.converters.pipeline.engines import open_engine
+from zb_hdf5.converters.engines import open_engine
 
 def blocks_sigint(pid):
     status = Path(f"/proc/{pid}/status").read_text()
@@ -797,10 +797,7 @@ def test_a_disk_that_fills_ends_in_one_error_and_can_be_resumed(size_kib, mount_
     disk = mount_disk(size_kib)
     source = save(tmp_path / "in.npy", num_batches=8000)
     arguments = ("npy-to-hdf5", source, disk / "out", *OPTIONS[:-2], "--shard-size", "4MiB", "--quiet")
-    crowded = (
-        "import zb_hdf5.converters.pipeline.run; zb_hdf5.converters.pipeline.run.require_room = lambda *_: None\n"
-        + CONVERT
-    )
+    crowded = "import zb_hdf5.converters.run; zb_hdf5.converters.run.require_room = lambda *_: None\n" + CONVERT
     with started(*arguments, code=crowded) as process:
         _, err = process.communicate(timeout=100)
     assert process.returncode == 1
@@ -858,7 +855,7 @@ def test_an_engine_that_is_left_early_ends_its_tasks(tmp_path):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt), open_engine("local", 2) as engine:
-        zb_hdf5.converters.pipeline.run.convert(
+        zb_hdf5.converters.run.convert(
             opened, "hdf5", tmp_path / "out", shard_bytes=1 << 21, engine=engine, progress=fail
         )  # fmt: skip
     assert not (tmp_path / "out").exists()
@@ -874,7 +871,7 @@ def test_a_resume_that_fails_early_loses_no_finished_shard(source, whole, tmp_pa
     partial = interrupt(source, tmp_path / "out", 3)
     kept = {path.name: path.stat().st_ino for path in partial.glob("shard-*")}
     with monkeypatch.context() as crowded:
-        crowded.setattr("zb_hdf5.converters.pipeline.plan.free_room", lambda folder: {"bytes": 1000, "inodes": None})
+        crowded.setattr("zb_hdf5.converters.plan.free_room", lambda folder: {"bytes": 1000, "inodes": None})
         assert "free are" in fail(1, "npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--resume")
     options = ("--shuffle-method", "two-pass", "--memory", "70MiB")
     assert "bytes per process are too little" in fail(
@@ -903,7 +900,7 @@ def test_a_damaged_journal_costs_no_shard(source, tmp_path):
 def test_a_source_that_changes_under_one_file_is_told(source, tmp_path):
     opened = NpySource([source], batch_size=B, seq_len=S, seed=42)
     with pytest.raises(ConvertError, match="changed while it was converted"):
-        zb_hdf5.converters.pipeline.run.convert(
+        zb_hdf5.converters.run.convert(
             opened, "hdf5", tmp_path / "o.h5", progress=lambda n: os.utime(source, ns=(0, 0))
         )
     assert [path.name for path in tmp_path.iterdir()] == ["in.npy"]
@@ -979,9 +976,7 @@ def test_a_lost_sidecar_is_written_again(source, tmp_path):
     opened = NpySource([source], batch_size=B, seq_len=S, seed=42, dtype="uint16")
     stop, progress = stopped_after(3, opened)
     with pytest.raises(stop):
-        zb_hdf5.converters.pipeline.run.convert(
-            opened, "batch", tmp_path / "out", num_shards=NUM_SHARDS, progress=progress
-        )
+        zb_hdf5.converters.run.convert(opened, "batch", tmp_path / "out", num_shards=NUM_SHARDS, progress=progress)
     (tmp_path / "out.partial" / "shard-00000-of-00006.batch.crc32").unlink()
     succeed("npy-to-batch", source, tmp_path / "out", *OPTIONS, "--dtype", "uint16", "--resume")
     assert snapshot(tmp_path / "out") == snapshot(tmp_path / "whole")
@@ -1000,7 +995,7 @@ def test_a_replacement_goes_on_too(source, whole, tmp_path):
     opened = NpySource([source], batch_size=B, seq_len=S, seed=42)
     stop, progress = stopped_after(3, opened)
     with pytest.raises(stop) as caught:
-        zb_hdf5.converters.pipeline.run.convert(
+        zb_hdf5.converters.run.convert(
             opened, "hdf5", tmp_path / "out", num_shards=NUM_SHARDS, overwrite=True, progress=progress
         )
     assert "go on with --resume --force" in caught.value.__notes__[0]

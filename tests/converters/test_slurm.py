@@ -17,8 +17,8 @@ from click.testing import CliRunner
 
 from zb_hdf5 import Loader, UnavailableError, open_reader, open_writer
 from zb_hdf5.commands.zb import zb
-from zb_hdf5.converters.pipeline.engines import require_one_world
-from zb_hdf5.remote.cache import column_of
+from zb_hdf5.converters.engines import require_one_world
+from zb_hdf5.store.cache import column_of
 
 SCRIPTS = Path(__file__).parents[2] / "examples/slurm"
 #: What srun does for a job of one task on one node: the tests run where there is no Slurm.

@@ -18,12 +18,12 @@ from source_tokens import ALL, FIELDS, check_step, spans_of
 
 from examples import examples
 from zb_hdf5 import ArgumentError, ChecksumError, FormatError, HDF5ShardWriter, Loader, convert, open_reader
+from zb_hdf5.converters import run as pipe
 from zb_hdf5.converters.cli import convert as command
-from zb_hdf5.converters.ingest.packed import PackOptions
-from zb_hdf5.converters.pipeline import run as pipe
-from zb_hdf5.converters.pipeline.engines import open_engine
-from zb_hdf5.converters.pipeline.merge import merge_parts
-from zb_hdf5.converters.sources.stream import open_stream
+from zb_hdf5.converters.engines import open_engine
+from zb_hdf5.converters.merge import merge_parts
+from zb_hdf5.converters.packed import PackOptions
+from zb_hdf5.converters.stream_source import open_stream
 from zb_hdf5.errors import ConvertError
 from zb_hdf5.formats.document_file import documents_path
 from zb_hdf5.store.streams import index_streams

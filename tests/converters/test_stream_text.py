@@ -9,19 +9,19 @@ from click.testing import CliRunner
 from interrupted import Failing, Stops
 
 from zb_hdf5 import ConvertError
+from zb_hdf5.converters import text_plan
 from zb_hdf5.converters.cli import convert
-from zb_hdf5.converters.ingest import text_plan
-from zb_hdf5.converters.ingest.routing import Recipe
-from zb_hdf5.converters.ingest.to_batches import TextOptions, ingest_batches
-from zb_hdf5.converters.ingest.to_streams import ShardedTokenizationPipeline
-from zb_hdf5.converters.pipeline.engines import open_engine
-from zb_hdf5.converters.pipeline.interrupted import describe_interrupted
-from zb_hdf5.converters.pipeline.merge import merge_parts
-from zb_hdf5.converters.pipeline.run import WorkOptions
-from zb_hdf5.core.publishing import partial_path
+from zb_hdf5.converters.engines import open_engine
+from zb_hdf5.converters.interrupted import describe_interrupted
+from zb_hdf5.converters.merge import merge_parts
+from zb_hdf5.converters.routing import Recipe
+from zb_hdf5.converters.run import WorkOptions
+from zb_hdf5.converters.to_batches import TextOptions, ingest_batches
+from zb_hdf5.converters.to_streams import ShardedTokenizationPipeline
+from zb_hdf5.files.publishing import partial_path
 from zb_hdf5.spec import DOC_OFFSETS, TOKENS
 from zb_hdf5.store.index import ShardIndex
-from zb_hdf5.text.documents import open_documents
+from zb_hdf5.text.corpus import open_documents
 
 pytest_plugins = ["corpus"]  # the fixtures `texts` and `files`
 

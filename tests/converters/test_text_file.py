@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zb_hdf5 import ArgumentError, ConvertError
-from zb_hdf5.converters.ingest.routing import TRAIN, VAL, DocumentCounts, Recipe, encode_shard, plan_text_shards
-from zb_hdf5.text import documents
-from zb_hdf5.text.documents import open_documents
+from zb_hdf5.converters.routing import TRAIN, VAL, DocumentCounts, Recipe, encode_shard, plan_text_shards
+from zb_hdf5.text import corpus as documents
+from zb_hdf5.text.corpus import open_documents
 from zb_hdf5.text.tokenizers import load_tokenizer
 
 WITH_BOUNDARY = Recipe("byte", 256)

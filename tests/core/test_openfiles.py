@@ -12,13 +12,13 @@ import threading
 import numpy as np
 import pytest
 
-import zb_hdf5.core.open_files
+import zb_hdf5.files.open_files
 import zb_hdf5.formats.npy
 import zb_hdf5.store.tokens
 from zb_hdf5 import MmapTokenStore, open_reader
-from zb_hdf5.core.extent_file import ExtentFile
-from zb_hdf5.core.extents import Extents, Run
-from zb_hdf5.core.open_files import OpenFiles
+from zb_hdf5.files.extent_file import ExtentFile
+from zb_hdf5.files.extents import Extents, Run
+from zb_hdf5.files.open_files import OpenFiles
 from zb_hdf5.formats.npy import read_npy_header
 from zb_hdf5.testing import random_tokens
 
@@ -88,7 +88,7 @@ def test_descriptors_that_others_have_taken_are_no_error(folder, expected):
 
 
 def test_all_stores_of_a_process_share_its_room(folder, expected, monkeypatch):
-    monkeypatch.setattr("zb_hdf5.core.open_files.descriptor_room", lambda needed: 20)
+    monkeypatch.setattr("zb_hdf5.files.open_files.descriptor_room", lambda needed: 20)
     before = len(os.listdir("/proc/self/fd"))
     with open_reader(folder, access="pread") as one, open_reader(folder, access="pread") as two:
         for index in np.random.default_rng(0).integers(0, SHARDS, 300).tolist():
@@ -98,17 +98,17 @@ def test_all_stores_of_a_process_share_its_room(folder, expected, monkeypatch):
 
 
 def test_a_store_that_is_dropped_closes_its_files_and_frees_its_room(folder):
-    before, stores = len(os.listdir("/proc/self/fd")), len(zb_hdf5.core.open_files._STORES)
+    before, stores = len(os.listdir("/proc/self/fd")), len(zb_hdf5.files.open_files._STORES)
     reader = open_reader(folder, access="pread")
     for index in range(SHARDS):
         reader.read_batch(index)
     del reader
-    assert (len(os.listdir("/proc/self/fd")), len(zb_hdf5.core.open_files._STORES)) == (before, stores)
+    assert (len(os.listdir("/proc/self/fd")), len(zb_hdf5.files.open_files._STORES)) == (before, stores)
 
 
 def test_what_is_used_again_outlives_what_is_not(monkeypatch):
     monkeypatch.setattr(
-        "zb_hdf5.core.open_files.descriptor_room", lambda needed: zb_hdf5.core.open_files._held() and 10
+        "zb_hdf5.files.open_files.descriptor_room", lambda needed: zb_hdf5.files.open_files._held() and 10
     )
     closed = []
     files = OpenFiles("pread", lambda number, file: closed.append(number))
@@ -140,7 +140,7 @@ def test_threads_that_want_the_same_file_get_the_same(monkeypatch):
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_process_forked_while_a_file_is_opened_reads_on(folder, expected):
-    with open_reader(folder, access="pread") as reader, zb_hdf5.core.open_files._LOCK:
+    with open_reader(folder, access="pread") as reader, zb_hdf5.files.open_files._LOCK:
         code = []
         thread = threading.Thread(target=lambda: code.append(_read_in_a_fork(reader, expected)))
         thread.start()
@@ -209,13 +209,13 @@ def test_a_plain_npy_header_says_what_numpy_says(dtype, count, tmp_path, monkeyp
 
 
 def test_a_process_that_holds_no_store_says_that_too_many_files_are_open(monkeypatch):
-    monkeypatch.setattr("zb_hdf5.core.open_files._STORES", ())
+    monkeypatch.setattr("zb_hdf5.files.open_files._STORES", ())
 
     def refuse():
         raise OSError(errno.EMFILE, "Too many open files")
 
     with pytest.raises(OSError, match="Too many open files"):
-        zb_hdf5.core.open_files.open_with_room(refuse)
+        zb_hdf5.files.open_files.open_with_room(refuse)
 
 
 def test_chunks_at_one_place_have_stretches_of_their_own():

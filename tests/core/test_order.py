@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zb_hdf5 import ArgumentError
-from zb_hdf5.core.order import (
+from zb_hdf5.loaders.order import (
     SHUFFLES,
     WRITE_EPOCH,
     BlockOrder,

@@ -29,10 +29,10 @@ from zb_hdf5 import (
     write_batch_file,
 )
 from zb_hdf5.converters.cli import convert
-from zb_hdf5.converters.pipeline.shuffle import ScatteredSource, choose_shuffle
-from zb_hdf5.converters.sources.npy import NpySource
-from zb_hdf5.core.order import write_order
-from zb_hdf5.core.scatter import PROCESS_BYTES, BucketReader, ScatterPlan, scatter_runs
+from zb_hdf5.converters.npy_source import NpySource
+from zb_hdf5.converters.scatter import PROCESS_BYTES, BucketReader, ScatterPlan, scatter_runs
+from zb_hdf5.converters.shuffle import ScatteredSource, choose_shuffle
+from zb_hdf5.loaders.order import write_order
 
 L = 3
 
@@ -201,7 +201,7 @@ def test_many_runs_and_buckets_through_the_source(tmp_path):
 
 def test_records_are_found_wherever_a_read_begins(tmp_path, monkeypatch):
     """Positions are looked up many at a time: in no call does it matter which calls came before."""
-    monkeypatch.setattr("zb_hdf5.converters.sources.npy.ORDER_AHEAD", 50)
+    monkeypatch.setattr("zb_hdf5.converters.npy_source.ORDER_AHEAD", 50)
     sources = [save(tmp_path / f"{k}.npy", 300 + k, dtype=dtype) for k, dtype in enumerate(("<u2", "<i8", ">u4"))]
     opened = NpySource(sources, batch_size=8, seq_len=16, seed=3, remainder="pad", pad_id=7, dtype="uint16")
     records = np.concatenate([np.load(path).astype("<u2") for path in sources])

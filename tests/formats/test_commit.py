@@ -17,7 +17,7 @@ import pytest
 
 from zb_hdf5 import BACKENDS, MmapTokenStore, StoreMeta, open_reader, open_writer, verify_store
 from zb_hdf5.formats.registry import backend_of_suffix, open_chunks
-from zb_hdf5.maintenance.repair import repair_file
+from zb_hdf5.store.repair import repair_file
 
 SHIM = Path(__file__).parents[1] / "failing_disk.c"
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from zb_hdf5.core.pieces import Pieces
+from zb_hdf5.documents.pieces import Pieces
 from zb_hdf5.formats.document_file import DocumentRows
 from zb_hdf5.formats.document_writer import DocumentsWriter
 from zb_hdf5.formats.pieces import PiecesWriter

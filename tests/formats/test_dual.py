@@ -39,8 +39,8 @@ from zb_hdf5.converters.cli import convert
 from zb_hdf5.formats.batch_header import batch_file_bytes, pack_header
 from zb_hdf5.formats.dual import build_face, check, stamp, unstamp
 from zb_hdf5.formats.native import Face, face_of
-from zb_hdf5.maintenance.rebuild import add_crc32_file
 from zb_hdf5.spec import CRC32_SUFFIX, StoreMeta, stored_dtype
+from zb_hdf5.store.rebuild import add_crc32_file
 from zb_hdf5.testing import check_closing, check_reader
 
 WHOLE_PAGES, PADDED = (5, 2, 1024), (5, 3, 512)

@@ -28,8 +28,8 @@ from zb_hdf5 import (
 )
 from zb_hdf5.commands.zb import zb
 from zb_hdf5.converters.cli import convert
-from zb_hdf5.maintenance.repair import repair_file
 from zb_hdf5.spec import INDEX_NAME
+from zb_hdf5.store.repair import repair_file
 from zb_hdf5.testing import random_tokens
 
 SHAPE = (4, 1024)

@@ -28,8 +28,8 @@ from zb_hdf5 import (
     write_batch_dataset,
     write_batch_file,
 )
-from zb_hdf5.core.order import write_order
-from zb_hdf5.maintenance.rebuild import add_crc32_file
+from zb_hdf5.loaders.order import write_order
+from zb_hdf5.store.rebuild import add_crc32_file
 from zb_hdf5.testing import random_tokens
 
 SIZE = 4096 + 7 * 4096  # of the file of the `tokens` fixture

@@ -29,12 +29,12 @@ from zb_hdf5 import (
 )
 from zb_hdf5.columns.broken import BrokenFile
 from zb_hdf5.columns.file_writer import FileWriter
-from zb_hdf5.converters.pipeline import run as pipe
-from zb_hdf5.converters.sources.store import StoreSource
-from zb_hdf5.core.extent_file import ExtentFile
-from zb_hdf5.core.extents import Extents, Run
-from zb_hdf5.core.files import regular
-from zb_hdf5.core.publishing import write_fully
+from zb_hdf5.converters import run as pipe
+from zb_hdf5.converters.store_source import StoreSource
+from zb_hdf5.files.extent_file import ExtentFile
+from zb_hdf5.files.extents import Extents, Run
+from zb_hdf5.files.identity import regular
+from zb_hdf5.files.publishing import write_fully
 from zb_hdf5.formats.registry import FORMATS, FileFormat
 from zb_hdf5.formats.sidecar import crc32_path, read_any_crc32_file, read_crc32_file
 from zb_hdf5.testing import check_closing, check_reader, check_writer, check_writer_of_fields, random_tokens

@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 
 from examples import examples
 from zb_hdf5 import BackendError, BatchIndexError, ChecksumError, FormatError, open_reader, open_writer
-from zb_hdf5.core.extent_file import ExtentFile
-from zb_hdf5.core.pieces import Pieces
+from zb_hdf5.documents.pieces import Pieces
 from zb_hdf5.errors import ArgumentError, ConvertError, IncompleteError, UnavailableError
+from zb_hdf5.files.extent_file import ExtentFile
 from zb_hdf5.formats import span_values
 from zb_hdf5.formats.document_file import DocumentFile, DocumentPart, DocumentRows, documents_path, part_of
 from zb_hdf5.formats.document_writer import DocumentsWriter, encoded_spans, join_documents
@@ -405,7 +405,7 @@ def test_a_network_file_system_is_asked_for_each_column_once(tmp_path, monkeypat
         call()
         return sum(read)
 
-    monkeypatch.setattr("zb_hdf5.core.extent_file.network_file_system", lambda file: "nfs")
+    monkeypatch.setattr("zb_hdf5.files.extent_file.network_file_system", lambda file: "nfs")
     monkeypatch.setattr(ExtentFile, "read_bytes", counting)
     monkeypatch.setattr("zb_hdf5.formats.document_writer.BLOCK_DOCUMENTS", 10)
     found = [(2, None, None, None, {}, [(0, 1, number)]) for number in range(500)]
@@ -423,7 +423,7 @@ def test_a_network_file_system_is_asked_for_each_column_once(tmp_path, monkeypat
 
 
 def test_descriptors_are_bounded_however_many_tables_there_are(tmp_path, monkeypatch):
-    monkeypatch.setattr("zb_hdf5.core.open_files.descriptor_room", lambda needed: 6)
+    monkeypatch.setattr("zb_hdf5.files.open_files.descriptor_room", lambda needed: 6)
     parts = []
     for number in range(9):
         info = write_documents(tmp_path / f"{number}.h5", [(2, None, None, f"id {number}", {}, [(0, 1, number)])])

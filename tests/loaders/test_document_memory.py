@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from zb_hdf5 import HDF5ShardWriter, Loader, open_writer
-from zb_hdf5.converters.pipeline import run as pipe
-from zb_hdf5.converters.sources.store import StoreSource
-from zb_hdf5.core.pieces import Pieces
+from zb_hdf5.converters import run as pipe
+from zb_hdf5.converters.store_source import StoreSource
+from zb_hdf5.documents.pieces import Pieces
 from zb_hdf5.formats.document_file import DocumentRows, documents_path
 from zb_hdf5.formats.document_writer import DocumentsWriter
 from zb_hdf5.formats.pieces import PiecesWriter

@@ -25,9 +25,9 @@ from zb_hdf5 import (
     open_reader,
     open_writer,
 )
-from zb_hdf5.converters.pipeline import run as pipe
-from zb_hdf5.converters.sources.store import StoreSource
-from zb_hdf5.core.pieces import Pieces
+from zb_hdf5.converters import run as pipe
+from zb_hdf5.converters.store_source import StoreSource
+from zb_hdf5.documents.pieces import Pieces
 from zb_hdf5.errors import BackendError
 from zb_hdf5.formats.document_file import documents_path
 from zb_hdf5.formats.document_writer import DocumentsWriter, encoded_spans

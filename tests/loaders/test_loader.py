@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from examples import examples
 from zb_hdf5 import ArgumentError, BatchNativeLoader, Loader, StateError, ZbError, open_reader, open_writer
-from zb_hdf5.converters.pipeline.run import convert
-from zb_hdf5.converters.sources.store import StoreSource
-from zb_hdf5.core.order import ORDER_STEPS, SHUFFLES, GlobalOrder, make_order
+from zb_hdf5.converters.run import convert
+from zb_hdf5.converters.store_source import StoreSource
+from zb_hdf5.loaders.order import ORDER_STEPS, SHUFFLES, GlobalOrder, make_order
 from zb_hdf5.loaders.ranks import resolve_rank
-from zb_hdf5.maintenance.rebuild import add_crc32_file
+from zb_hdf5.store.rebuild import add_crc32_file
 
 B, S = 2, 4
 N = 23

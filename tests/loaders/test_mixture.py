@@ -9,10 +9,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import zb_hdf5.loaders.mixed
+import zb_hdf5.loaders.mixture
 from examples import examples
 from zb_hdf5 import ArgumentError, Loader, MixedLoader, StateError, open_reader, open_writer
-from zb_hdf5.loaders.mixed import Schedule
+from zb_hdf5.loaders.mixture import Schedule
 
 SIZES = {"web": 30, "code": 11, "maths": 5}
 
@@ -20,7 +20,7 @@ SIZES = {"web": 30, "code": 11, "maths": 5}
 @pytest.fixture
 def short_orders(monkeypatch):
     """Compute 16 steps ahead: 2048 would be hundreds of epochs of sources so small, and no seam would be seen."""
-    monkeypatch.setattr(zb_hdf5.loaders.mixed, "ORDER_STEPS", 16)
+    monkeypatch.setattr(zb_hdf5.loaders.mixture, "ORDER_STEPS", 16)
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-import zb_hdf5.loaders.mixed
+import zb_hdf5.loaders.mixture
 from zb_hdf5 import (
     ArgumentError,
     BatchNativeLoader,
@@ -35,7 +35,7 @@ RANK = {"rank": 1, "world_size": 2}
 @pytest.fixture(autouse=True)
 def _short_orders(monkeypatch):
     """Compute 16 steps of a mixture ahead: 2048 would be hundreds of epochs of sources so small."""
-    monkeypatch.setattr(zb_hdf5.loaders.mixed, "ORDER_STEPS", 16)
+    monkeypatch.setattr(zb_hdf5.loaders.mixture, "ORDER_STEPS", 16)
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,7 @@ from zb_hdf5 import (
     open_reader,
     open_writer,
 )
-from zb_hdf5.core.order import SHUFFLES, GlobalOrder
+from zb_hdf5.loaders.order import SHUFFLES, GlobalOrder
 
 B, S, N = 2, 4, 15
 RECORDS = N * B
@@ -249,7 +249,7 @@ def test_a_loader_refuses_a_state_or_resumes_exactly(source, shuffle, stores, da
 def _few_steps_ahead():
     """An iteration computes the order of 2,048 steps at once: hundreds of epochs of stores as small as these."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("zb_hdf5.loaders.mixed.ORDER_STEPS", 8)
+        patch.setattr("zb_hdf5.loaders.mixture.ORDER_STEPS", 8)
         yield
 
 

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zb_hdf5 import ArgumentError, ConvertError, FormatError, StateError, TextLoader
-from zb_hdf5.loaders import text as module
+from zb_hdf5.loaders import text_loader as module
 from zb_hdf5.loaders import text_run
 from zb_hdf5.text.tokenizers import ByteTokenizer, load_tokenizer
 
@@ -184,7 +184,7 @@ def test_a_trained_tokenizer_with_many_threads(folder, texts, tmp_path):
 @pytest.mark.parametrize(("targets", "block"), [(False, 1024), (True, 2)])
 def test_resumes_exactly_after_every_step(folder, monkeypatch, targets, block):
     """Also where a row group comes in several blocks."""
-    monkeypatch.setattr("zb_hdf5.text.documents.BLOCK_DOCUMENTS", block)
+    monkeypatch.setattr("zb_hdf5.text.corpus.BLOCK_DOCUMENTS", block)
     steps = 60
 
     def tokens_of(step):

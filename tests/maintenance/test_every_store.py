@@ -12,9 +12,9 @@ from click.testing import CliRunner
 from zb_hdf5 import HDF5ShardWriter, Loader, MixedLoader, ShardIndex, open_reader, rebuild_index, verify_store
 from zb_hdf5.commands.doctor import diagnose
 from zb_hdf5.commands.zb import zb
-from zb_hdf5.maintenance.rebuild import UNKNOWN_SHUFFLE
-from zb_hdf5.maintenance.repair import repair
 from zb_hdf5.spec import INDEX_NAME
+from zb_hdf5.store.rebuild import UNKNOWN_SHUFFLE
+from zb_hdf5.store.repair import repair
 from zb_hdf5.store.streams import index_streams
 
 RNG = np.random.default_rng(5)

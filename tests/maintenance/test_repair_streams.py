@@ -23,9 +23,9 @@ from zb_hdf5.commands.doctor import diagnose
 from zb_hdf5.commands.zb import zb
 from zb_hdf5.errors import ArgumentError, ConvertError, FormatError, Remedy
 from zb_hdf5.formats.registry import open_chunks
-from zb_hdf5.maintenance.rebuild import rebuild_index
-from zb_hdf5.maintenance.repair import repair, repair_file
 from zb_hdf5.spec import CRC32, DOC_OFFSETS, INDEX_NAME, TOKENS
+from zb_hdf5.store.rebuild import rebuild_index
+from zb_hdf5.store.repair import repair, repair_file
 from zb_hdf5.store.streams import index_streams
 
 CHUNK = 64
@@ -103,7 +103,7 @@ def test_documents_that_touch_no_bad_chunk_are_kept(lengths, chosen, group_bytes
     tokens = sum(len(documents[number]) for number in kept)
     before = path.read_bytes()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("zb_hdf5.maintenance.salvage.GROUP_BYTES", group_bytes)
+        patch.setattr("zb_hdf5.store.salvage.GROUP_BYTES", group_bytes)
         if bad and not tokens:
             with pytest.raises(IncompleteError, match="no document can be saved"):
                 repair_file(path)

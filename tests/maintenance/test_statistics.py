@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from packed import write_packed
 
 from zb_hdf5 import ArgumentError, HDF5ShardWriter, MmapTokenStore, open_writer
-from zb_hdf5.maintenance import statistics
-from zb_hdf5.maintenance import units as units_module
-from zb_hdf5.maintenance.statistics import MAX_COUNTED_ID, measure
-from zb_hdf5.maintenance.units import Part
+from zb_hdf5.commands import statistics
+from zb_hdf5.commands import units as units_module
+from zb_hdf5.commands.statistics import MAX_COUNTED_ID, measure
+from zb_hdf5.commands.units import Part
 from zb_hdf5.store.streams import index_streams
 
 #: Few tokens and short documents: many of them are equal.

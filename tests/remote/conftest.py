@@ -45,7 +45,7 @@ def proxies():
 @pytest.fixture(autouse=True)
 def _connections_end(monkeypatch):
     """Retry for a short time only, and wait until the sockets of closed readers are closed."""
-    monkeypatch.setattr("zb_hdf5.core.object_library.RETRIES", FEW_RETRIES)
+    monkeypatch.setattr("zb_hdf5.files.object_library.RETRIES", FEW_RETRIES)
     before = open_files()
     yield
     for attempt in range(200):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from zb_hdf5 import ChecksumError, FormatError, IncompleteError, Loader, UnavailableError, ZbError, open_reader
-from zb_hdf5.core.objects import RemoteObject
+from zb_hdf5.files.objects import RemoteObject
 from zb_hdf5.testing import random_tokens
 
 TOKENS = random_tokens(30, 4, 256)

@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from zb_hdf5 import Loader
-from zb_hdf5.core.objects import IN_FLIGHT
+from zb_hdf5.files.objects import IN_FLIGHT
 from zb_hdf5.testing import check_loader, random_tokens
 
 

@@ -25,9 +25,9 @@ from zb_hdf5 import (
     verify_store,
 )
 from zb_hdf5.columns.ranges import RangeSource
-from zb_hdf5.core.objects import BLOCK_BYTES, RemoteObject
-from zb_hdf5.core.paths import any_path
-from zb_hdf5.maintenance.statistics import measure
+from zb_hdf5.commands.statistics import measure
+from zb_hdf5.files.objects import BLOCK_BYTES, RemoteObject
+from zb_hdf5.files.paths import any_path
 from zb_hdf5.store.streams import index_streams
 from zb_hdf5.testing import check_reader, random_tokens
 

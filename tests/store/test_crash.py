@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from zb_hdf5 import ConvertError, ZbError, open_reader, open_writer, verify_store
-from zb_hdf5.core.publishing import PartialDirectory, PartialFile
+from zb_hdf5.files.publishing import PartialDirectory, PartialFile
 from zb_hdf5.spec import INDEX_NAME
 
 B, S = 32, 64  # a batch of uint16 is one page
@@ -46,7 +46,7 @@ def mostly_slow(quick, *axes):
 
 CONVERT = "from zb_hdf5.converters.cli import convert; convert()"
 #: Before CONVERT: there is room at the start, and others take it.
-CROWDED = "import zb_hdf5.converters.pipeline.run; zb_hdf5.converters.pipeline.run.require_room = lambda *_: None\n"
+CROWDED = "import zb_hdf5.converters.run; zb_hdf5.converters.run.require_room = lambda *_: None\n"
 
 
 def batches(first, count):
@@ -526,7 +526,7 @@ def test_followers_of_a_live_writer_see_whole_batches_and_its_end(seconds, tmp_p
 
 READY = """
 import sys
-import zb_hdf5.converters.sources.npy, zb_hdf5.converters.sources.store
+import zb_hdf5.converters.npy_source, zb_hdf5.converters.store_source
 import zb_hdf5.formats.hdf5.writer, zb_hdf5.formats.native
 print("ready", flush=True)
 sys.stdin.readline()

@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 
 from zb_hdf5 import FormatError, HDF5ShardWriter, MmapTokenStore, ShardIndex, open_reader, verify_store
-from zb_hdf5.converters.pipeline import run as pipe
-from zb_hdf5.converters.sources.store import StoreSource
-from zb_hdf5.core.pieces import Pieces
+from zb_hdf5.converters import run as pipe
+from zb_hdf5.converters.store_source import StoreSource
+from zb_hdf5.documents.pieces import Pieces
 from zb_hdf5.errors import ChecksumError
 from zb_hdf5.formats.document_file import DocumentRows, documents_path
 from zb_hdf5.formats.document_writer import DocumentsWriter
 from zb_hdf5.formats.pieces import PiecesWriter, pieces_path
-from zb_hdf5.maintenance.rebuild import rebuild_index
-from zb_hdf5.maintenance.repair import repair
-from zb_hdf5.opening import open_writer
 from zb_hdf5.spec import INDEX_NAME
+from zb_hdf5.store.opening import open_writer
+from zb_hdf5.store.rebuild import rebuild_index
+from zb_hdf5.store.repair import repair
 from zb_hdf5.store.streams import index_files, index_streams
 
 B, S = 2, 8
@@ -176,7 +176,7 @@ def test_repair_of_a_lone_file_keeps_its_documents(tmp_path, suffix):
     path = tmp_path / f"x.{suffix}"
     write_file(path, 4)
     if suffix == "batch":
-        from zb_hdf5.maintenance.rebuild import add_crc32_file
+        from zb_hdf5.store.rebuild import add_crc32_file
 
         add_crc32_file(path)
     damage_batch(path, 2)

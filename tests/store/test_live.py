@@ -37,11 +37,11 @@ from zb_hdf5 import (
 )
 from zb_hdf5.commands.zb import zb
 from zb_hdf5.converters.cli import convert
-from zb_hdf5.core.publishing import PartialFile
+from zb_hdf5.files.publishing import PartialFile
 from zb_hdf5.formats.hdf5.reader import HDF5BatchReader
 from zb_hdf5.formats.hdf5.room import Room
-from zb_hdf5.maintenance.repair import repair_store
 from zb_hdf5.spec import INDEX_NAME
+from zb_hdf5.store.repair import repair_store
 
 B, S = 4, 16
 SHAPE = {"batch_size": B, "seq_len": S, "dtype": "uint16"}

@@ -34,9 +34,9 @@ from zb_hdf5 import (
     verify_store,
 )
 from zb_hdf5.commands.zb import zb
-from zb_hdf5.maintenance.rebuild import rebuild_index
-from zb_hdf5.maintenance.repair import repair_file, repair_store
 from zb_hdf5.spec import CRC32, INDEX_NAME
+from zb_hdf5.store.rebuild import rebuild_index
+from zb_hdf5.store.repair import repair_file, repair_store
 from zb_hdf5.testing import random_tokens
 
 SHAPE = (4, 1024)

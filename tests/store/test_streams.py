@@ -41,9 +41,9 @@ from zb_hdf5 import (
     verify_store,
 )
 from zb_hdf5.commands.zb import zb
-from zb_hdf5.core.order import SHUFFLES
-from zb_hdf5.maintenance.rebuild import rebuild_index
+from zb_hdf5.loaders.order import SHUFFLES
 from zb_hdf5.spec import NO_SHA256
+from zb_hdf5.store.rebuild import rebuild_index
 from zb_hdf5.store.streams import index_streams
 from zb_hdf5.testing import check_reader
 
@@ -271,7 +271,7 @@ def test_any_windows_are_those_of_the_array(starts, length, three_shards):
 
 
 def test_a_store_of_many_files_keeps_few_of_them_open(tmp_path, monkeypatch):
-    monkeypatch.setattr("zb_hdf5.core.open_files.descriptor_room", lambda needed: 6)
+    monkeypatch.setattr("zb_hdf5.files.open_files.descriptor_room", lambda needed: 6)
     folder = write_npy(tmp_path / "folder", np.split(TOKENS, 50))
     with MmapTokenStore(folder) as store:
         np.testing.assert_array_equal(store.get_slice(0, 5000), TOKENS)

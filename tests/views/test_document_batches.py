@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zb_hdf5.core.order import GlobalOrder
+from zb_hdf5.documents.segments import cu_seqlens, document_ids
 from zb_hdf5.errors import ArgumentError
-from zb_hdf5.views import document_batches
-from zb_hdf5.views.document_batches import (
+from zb_hdf5.loaders import document_batches
+from zb_hdf5.loaders.document_batches import (
     Documents,
     LengthOrder,
     gather,
@@ -19,7 +19,7 @@ from zb_hdf5.views.document_batches import (
     padded_pieces,
     padded_steps,
 )
-from zb_hdf5.views.documents import cu_seqlens, document_ids
+from zb_hdf5.loaders.order import GlobalOrder
 
 LENGTHS = st.lists(st.integers(0, 9), min_size=1, max_size=60)
 

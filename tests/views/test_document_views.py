@@ -11,12 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zb_hdf5 import HDF5ShardWriter
-from zb_hdf5.core.pieces import Pieces, concatenate
-from zb_hdf5.errors import ArgumentError
-from zb_hdf5.formats.hdf5.document_offsets import DocumentOffsets
-from zb_hdf5.spec import NO_DOCUMENT
-from zb_hdf5.store.document_edges import FEW_DOCUMENTS, DocumentEdges
-from zb_hdf5.views.documents import (
+from zb_hdf5.documents.pieces import Pieces, concatenate
+from zb_hdf5.documents.segments import (
     cu_seqlens,
     document_ids,
     document_offsets,
@@ -25,6 +21,10 @@ from zb_hdf5.views.documents import (
     position_ids,
     targets,
 )
+from zb_hdf5.errors import ArgumentError
+from zb_hdf5.formats.hdf5.document_offsets import DocumentOffsets
+from zb_hdf5.spec import NO_DOCUMENT
+from zb_hdf5.store.document_edges import FEW_DOCUMENTS, DocumentEdges
 
 # --- the reference: per token, (number of its segment, offset of its first token, place in it) -------------------
 

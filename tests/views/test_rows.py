@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from packed import write_packed
 
 from zb_hdf5 import HDF5ShardWriter, open_reader
+from zb_hdf5.commands import rows as rows_module
+from zb_hdf5.commands.rows import PADDING, document_row, parts_of, rows_of, summary_of_field
 from zb_hdf5.errors import BackendError
-from zb_hdf5.views import rows as rows_module
-from zb_hdf5.views.rows import PADDING, document_row, parts_of, rows_of, summary_of_field
 
 LENGTHS = st.lists(st.integers(0, 30), min_size=1, max_size=8)
 

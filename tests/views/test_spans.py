@@ -9,10 +9,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zb_hdf5.core.documents import Spans
-from zb_hdf5.core.pieces import Pieces
+from zb_hdf5.documents.document import Spans
+from zb_hdf5.documents.pieces import Pieces
+from zb_hdf5.documents.span_labels import spans_of_pieces, spans_of_stretch
 from zb_hdf5.spec import NO_DOCUMENT
-from zb_hdf5.views.spans import spans_of_pieces, spans_of_stretch
 
 STREAM = 30
 

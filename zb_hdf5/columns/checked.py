@@ -17,10 +17,10 @@ import numpy.typing as npt
 
 from zb_hdf5.columns.ranges import ReadsRanges
 from zb_hdf5.columns.source import BatchSource, gather_from_batches
-from zb_hdf5.core.digests import crc32_of
-from zb_hdf5.core.extent_file import ExtentFile
-from zb_hdf5.core.extents import Extents, FilePart, Run
 from zb_hdf5.errors import ChecksumError, Remedy
+from zb_hdf5.files.digests import crc32_of
+from zb_hdf5.files.extent_file import ExtentFile
+from zb_hdf5.files.extents import Extents, FilePart, Run
 from zb_hdf5.spec import BATCHES_LAYOUT, CRC32_CHUNK_ROWS, StoreMeta, TokenArray
 
 #: Rows that a process keeps, of all files together: those of 4 TiB in batches of 64 KiB. Older ones are read again.

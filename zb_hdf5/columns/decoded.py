@@ -12,9 +12,9 @@ import numpy.typing as npt
 from zb_hdf5.columns.codecs import decoder, require_codec
 from zb_hdf5.columns.ranges import Ranges, RangesReader
 from zb_hdf5.columns.source import gather_from_batches
-from zb_hdf5.core.extents import Extents, Run
-from zb_hdf5.core.files import Identity
 from zb_hdf5.errors import ChecksumError, FormatError, Remedy
+from zb_hdf5.files.extents import Extents, Run
+from zb_hdf5.files.identity import Identity
 from zb_hdf5.spec import BATCHES_LAYOUT, EXTENTS_CHUNK_ROWS, StoreMeta, TokenArray
 
 

@@ -15,18 +15,18 @@ import numpy.typing as npt
 from zb_hdf5.columns.codecs import CompressedTokens
 from zb_hdf5.columns.reader import GROUP_BYTES, BatchReader
 from zb_hdf5.columns.writer import BatchWriter, Columns, FieldArrays, FieldDigest, ShardInfo, nothing_to_wait_for
-from zb_hdf5.core.digests import TokenDigest, crc32_array
-from zb_hdf5.core.extent_file import copy_range, read_fully
-from zb_hdf5.core.extents import Extents
-from zb_hdf5.core.files import regular
-from zb_hdf5.core.publishing import PartialFile, disk_errors
 from zb_hdf5.errors import ArgumentError, ClosedError
 from zb_hdf5.field import field_values
+from zb_hdf5.files.digests import TokenDigest, crc32_array
+from zb_hdf5.files.extent_file import copy_range, read_fully
+from zb_hdf5.files.extents import Extents
+from zb_hdf5.files.identity import regular
+from zb_hdf5.files.publishing import PartialFile, disk_errors
 from zb_hdf5.spec import NO_CODEC, StoreMeta, TokenArray
 from zb_hdf5.token_values import as_stored
 
 if TYPE_CHECKING:
-    from zb_hdf5.core.digests import GroupDigest, PendingDigest
+    from zb_hdf5.files.digests import GroupDigest, PendingDigest
 
 #: How much is written before the disk is told to begin with it.
 WRITE_BACK_BYTES: Final = 32 << 20

@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.columns.source import CopyingSource
-from zb_hdf5.core.extent_file import ExtentFile
-from zb_hdf5.core.extents import Extents, FilePart
-from zb_hdf5.core.files import Identity
-from zb_hdf5.core.objects import IN_FLIGHT, RemoteObject, read_objects
-from zb_hdf5.core.paths import RemotePath, require_remote_access
+from zb_hdf5.files.extent_file import ExtentFile
+from zb_hdf5.files.extents import Extents, FilePart
+from zb_hdf5.files.identity import Identity
+from zb_hdf5.files.objects import IN_FLIGHT, RemoteObject, read_objects
+from zb_hdf5.files.paths import RemotePath, require_remote_access
 from zb_hdf5.spec import StoreMeta, TokenArray
 
 #: What a reader says of objects: the access that is left there.

@@ -15,9 +15,9 @@ import numpy.typing as npt
 
 from zb_hdf5.columns.checked import VERIFIED, Crc32Rows, checked
 from zb_hdf5.columns.source import BatchSource, ClosedSource
-from zb_hdf5.core.digests import batch_crc32s
-from zb_hdf5.core.extents import Extents, Run
 from zb_hdf5.errors import ArgumentError, BackendError, BatchIndexError, ChecksumError, UnverifiableError
+from zb_hdf5.files.digests import batch_crc32s
+from zb_hdf5.files.extents import Extents, Run
 from zb_hdf5.spec import StoreMeta, TokenArray, content_fingerprint
 from zb_hdf5.token_values import signed
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     import torch
 
     from zb_hdf5.columns.codecs import CompressedTokens
-    from zb_hdf5.core.documents import Documents, RecordDocuments
-    from zb_hdf5.core.pieces import Pieces
+    from zb_hdf5.documents.document import Documents, RecordDocuments
+    from zb_hdf5.documents.pieces import Pieces
 
 ACCESSES: Final = ("auto", "mmap", "pread", "h5py")
 VERIFIES: Final = ("auto", "none", "batch", "store")

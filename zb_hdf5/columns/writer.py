@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from zb_hdf5.columns.codecs import CompressedTokens
 from zb_hdf5.columns.reader import BatchReader
-from zb_hdf5.core.extents import Run
+from zb_hdf5.files.extents import Run
 from zb_hdf5.spec import NO_SHA256, NOT_KNOWN, StoreMeta
 
 #: The values of fields: an array for each name, or one structured array.

@@ -16,17 +16,17 @@ import h5py
 from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.commands.info import page_aligned
 from zb_hdf5.console import counted, format_bytes, message_of
-from zb_hdf5.core.extent_file import network_file_system
-from zb_hdf5.core.extents import Extents
-from zb_hdf5.core.locks import NO_LOCKS
-from zb_hdf5.core.open_files import DESCRIPTORS_PER_MAPPED_FILE, room_under
-from zb_hdf5.core.paths import local_path
 from zb_hdf5.errors import UnavailableError
+from zb_hdf5.files.extent_file import network_file_system
+from zb_hdf5.files.extents import Extents
+from zb_hdf5.files.locks import NO_LOCKS
+from zb_hdf5.files.open_files import DESCRIPTORS_PER_MAPPED_FILE, room_under
+from zb_hdf5.files.paths import local_path
 from zb_hdf5.formats.registry import format_of
-from zb_hdf5.opening import open_reader
 from zb_hdf5.store.kinds import is_stream
+from zb_hdf5.store.opening import open_reader
 from zb_hdf5.store.shards import ShardedReader
-from zb_hdf5.views.windows import WindowReader
+from zb_hdf5.store.windows import WindowReader
 
 CACHE_SAMPLES = 64
 GOOD_RUNS = 4

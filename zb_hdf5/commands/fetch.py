@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
-from zb_hdf5.core.paths import local_path
-from zb_hdf5.core.publishing import ResumedFile, write_fully
 from zb_hdf5.errors import ArgumentError, ChecksumError, FormatError, IncompleteError, UnavailableError, ZbError
+from zb_hdf5.files.paths import local_path
+from zb_hdf5.files.publishing import ResumedFile, write_fully
 
 ATTEMPTS: Final = 5
 #: A server that sends nothing for so long is tried again.

@@ -12,17 +12,17 @@ import numpy as np
 from zb_hdf5.columns.codecs import CompressedTokens
 from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.console import counted, format_bytes, format_count, typed
-from zb_hdf5.core.extent_file import network_file_system
-from zb_hdf5.core.extents import Extents
-from zb_hdf5.core.objects import object_size
-from zb_hdf5.core.paths import RemotePath, any_path
 from zb_hdf5.errors import ZbError
+from zb_hdf5.files.extent_file import network_file_system
+from zb_hdf5.files.extents import Extents
+from zb_hdf5.files.objects import object_size
+from zb_hdf5.files.paths import RemotePath, any_path
 from zb_hdf5.formats.documents import DocumentTable
 from zb_hdf5.formats.registry import FORMATS
-from zb_hdf5.opening import open_reader
 from zb_hdf5.spec import DEFAULT_SPLIT, NO_BOUNDARY, PAGE_BYTES, STREAM_LAYOUT, StoreMeta
 from zb_hdf5.store.index import ShardIndex, find_index
 from zb_hdf5.store.kinds import is_stream
+from zb_hdf5.store.opening import open_reader
 from zb_hdf5.store.shards import ShardedReader
 from zb_hdf5.store.tokens import MmapTokenStore
 from zb_hdf5.text.tokenizers import tokenizer_named

@@ -112,10 +112,10 @@ def report(
     Example: zb report data/train -o report.html
     """
     from zb_hdf5.commands.report import report_json, report_page, vocabulary
+    from zb_hdf5.commands.rows import rows_of, sample_of
     from zb_hdf5.commands.show import open_to_look, tokenizer_to_look
-    from zb_hdf5.core.publishing import refuse_existing, write_atomically
-    from zb_hdf5.maintenance.statistics import measure
-    from zb_hdf5.views.rows import rows_of, sample_of
+    from zb_hdf5.commands.statistics import measure
+    from zb_hdf5.files.publishing import refuse_existing, write_atomically
 
     if not output.parent.is_dir():
         raise ArgumentError(f"{output}: expected a folder to write into, found no {output.parent}; make it first")

@@ -10,13 +10,13 @@ import numpy as np
 from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.commands.info import describe, source_files
 from zb_hdf5.commands.page import Markup, bars, cards, facts, page, section, table, tag
+from zb_hdf5.commands.rows import NO_SPAN, PADDING, Part, Row, cut_by_spans, parts_of, summary_of_field
 from zb_hdf5.commands.show import COLOURS, document_json, origin_text, part_title, value_text
+from zb_hdf5.commands.statistics import Statistics
+from zb_hdf5.commands.units import Counts, Packing
 from zb_hdf5.console import counted, format_count
-from zb_hdf5.maintenance.statistics import Statistics
-from zb_hdf5.maintenance.units import Counts, Packing
 from zb_hdf5.text.readable import NEWLINE, printable, readable, readable_runs
 from zb_hdf5.text.tokenizers import Tokenizer
-from zb_hdf5.views.rows import NO_SPAN, PADDING, Part, Row, cut_by_spans, parts_of, summary_of_field
 
 FREQUENT: Final = 30
 NEVER_SHOWN: Final = 120

@@ -13,15 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.columns.reader import BatchReader
-from zb_hdf5.core.documents import Document
-from zb_hdf5.errors import BatchIndexError
-from zb_hdf5.opening import open_reader
-from zb_hdf5.spec import INDEX_NAME
-from zb_hdf5.store.kinds import is_stream
-from zb_hdf5.store.tokens import MmapTokenStore
-from zb_hdf5.text.readable import NEWLINE, columns_of, printable, readable, readable_runs, tokenizer_of
-from zb_hdf5.text.tokenizers import Tokenizer
-from zb_hdf5.views.rows import (
+from zb_hdf5.commands.rows import (
     NO_SPAN,
     PADDING,
     UNKNOWN,
@@ -34,6 +26,14 @@ from zb_hdf5.views.rows import (
     sample_of,
     summary_of_field,
 )
+from zb_hdf5.documents.document import Document
+from zb_hdf5.errors import BatchIndexError
+from zb_hdf5.spec import INDEX_NAME
+from zb_hdf5.store.kinds import is_stream
+from zb_hdf5.store.opening import open_reader
+from zb_hdf5.store.tokens import MmapTokenStore
+from zb_hdf5.text.readable import NEWLINE, columns_of, printable, readable, readable_runs, tokenizer_of
+from zb_hdf5.text.tokenizers import Tokenizer
 
 #: What a record of a stream has, if nothing is said.
 STREAM_SEQ_LEN: Final = 512

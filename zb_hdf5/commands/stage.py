@@ -116,7 +116,7 @@ def stage(
              zb stage data/train $TMPDIR/cache --state loader.json \\
                --ranks 8-15 --world-size 64
     """
-    from zb_hdf5.remote.cache import Cache
+    from zb_hdf5.store.cache import Cache
 
     last = max(part[-1] for part in ranks or [range(1)])
     if last >= world_size:
@@ -156,7 +156,7 @@ def batches_of_ranks(loader: Loader, ranks: Iterable[int], world_size: int) -> n
 def stage_batches(readers: list[BatchReader], needed: npt.NDArray[np.int64], progress: Progress) -> StageReport:
     """Copy batches of readers with a cache into it, in the order of the store, until it is full."""
     from zb_hdf5.loaders.prefetch import read_ahead
-    from zb_hdf5.remote.cache import column_of
+    from zb_hdf5.store.cache import column_of
 
     report, columns = StageReport(), [column_of(reader) for reader in readers]
     missing = [needed[[not column.has(index) for index in needed.tolist()]] for column in columns]

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from zb_hdf5.console import counted, format_count, message_of, typed
-from zb_hdf5.core.paths import any_path
 from zb_hdf5.errors import ChecksumError, FormatError, UnverifiableError, ZbError
-from zb_hdf5.store.report import Outcome, ShardReport
+from zb_hdf5.files.paths import any_path
+from zb_hdf5.store.verify_report import Outcome, ShardReport
 
 _WORDS: Final = {Outcome.VERIFIED: "verified", Outcome.UNVERIFIED: "NOT VERIFIED", Outcome.BAD: "BAD"}
 _ABOUT_ONE: Final = {

@@ -11,21 +11,21 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.columns.reader import BatchReader
+from zb_hdf5.commands.rows import PADDING, Row, parts_of, rows_of
 from zb_hdf5.commands.show import document_json, origin_text, records_of_batch, tokenizer_to_look
 from zb_hdf5.console import counted
 from zb_hdf5.errors import ArgumentError, StateError
 from zb_hdf5.loaders.loader import Loader
-from zb_hdf5.loaders.mixed import MixedLoader
+from zb_hdf5.loaders.mixture import MixedLoader
 from zb_hdf5.loaders.states import KINDS, MAX_COUNT
 from zb_hdf5.loaders.steps import Request
-from zb_hdf5.opening import open_reader
 from zb_hdf5.spec import DEFAULT_SPLIT
 from zb_hdf5.store.kinds import is_stream
+from zb_hdf5.store.opening import open_reader
 from zb_hdf5.store.shards import ShardedReader
+from zb_hdf5.store.windows import WindowReader, windows_of
 from zb_hdf5.text.readable import printable, readable
 from zb_hdf5.text.tokenizers import Tokenizer
-from zb_hdf5.views.rows import PADDING, Row, parts_of, rows_of
-from zb_hdf5.views.windows import WindowReader, windows_of
 
 #: Characters of the text of a piece that are printed.
 TEXT_SHOWN: Final = 200

@@ -64,7 +64,7 @@ def info(path: Path, dataset: str | None, as_json: bool, quiet: bool) -> None:
     Example: zb info data/train
     """
     from zb_hdf5.commands.info import describe, describe_lines
-    from zb_hdf5.converters.pipeline.interrupted import describe_interrupted, interrupted_lines
+    from zb_hdf5.converters.interrupted import describe_interrupted, interrupted_lines
 
     if interrupted := describe_interrupted(path):
         print_report(interrupted, interrupted_lines(interrupted), as_json=as_json, quiet=quiet)
@@ -99,8 +99,8 @@ def verify(ctx: click.Context, path: Path, workers: int | None, as_json: bool, q
     Example: zb verify data/train
     """
     from zb_hdf5.commands.verdict import exit_code, verdict_json, verdict_lines
-    from zb_hdf5.store.report import ShardReport
     from zb_hdf5.store.verify import verify_store
+    from zb_hdf5.store.verify_report import ShardReport
 
     try:
         with Progress("verify", 0, enabled=not quiet) as progress:
@@ -142,7 +142,7 @@ def repair(
     \b
     Example: zb repair data/train.h5.partial
     """
-    from zb_hdf5.maintenance.repair import repair as repair_path
+    from zb_hdf5.store.repair import repair as repair_path
 
     shape = _shape_of_options(batch_size, seq_len, dtype)
     reports = repair_path(path, output=output, shape=shape, overwrite=force, dry_run=dry_run)
@@ -190,7 +190,7 @@ def train(
     \b
     Example: zb tokenizer train corpus/ --vocab-size 32768 -o tok.json
     """
-    from zb_hdf5.text.documents import open_documents
+    from zb_hdf5.text.corpus import open_documents
     from zb_hdf5.text.training import train_tokenizer
 
     report = train_tokenizer(open_documents(src, column=text_column), output, vocab_size, overwrite=force)
@@ -220,7 +220,7 @@ def merge(path: Path, force: bool, as_json: bool, quiet: bool) -> None:
     \b
     Example: zb index merge train-h5
     """
-    from zb_hdf5.converters.pipeline.merge import merge_parts
+    from zb_hdf5.converters.merge import merge_parts
 
     merged = merge_parts(path, overwrite=force)
     report = {"path": str(path), "num_shards": len(merged.shards), "num_batches": merged.num_batches}
@@ -241,7 +241,7 @@ def rebuild(folder: Path, force: bool, as_json: bool, quiet: bool) -> None:
     Example: zb index rebuild data/train
     """
     from zb_hdf5.formats.registry import BACKENDS
-    from zb_hdf5.maintenance.rebuild import ONLY_IN_SOME_FILES, UNKNOWN_SHUFFLE, rebuild_index
+    from zb_hdf5.store.rebuild import ONLY_IN_SOME_FILES, UNKNOWN_SHUFFLE, rebuild_index
 
     made = rebuild_index(folder, force=force)
     lost = ["shuffle", "source", "splits"] if made.shuffle == UNKNOWN_SHUFFLE else []
@@ -265,7 +265,7 @@ def crc32(files: tuple[Path, ...], as_json: bool, quiet: bool) -> None:
     \b
     Example: zb index crc32 data/train.batch
     """
-    from zb_hdf5.maintenance.rebuild import add_crc32_file
+    from zb_hdf5.store.rebuild import add_crc32_file
 
     written = [(path, add_crc32_file(path)) for path in files]
     lines = [(str(path), f"wrote {made.name}" if made else "has its .crc32 already") for path, made in written]

@@ -13,14 +13,14 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.columns.reader import require_choice
-from zb_hdf5.converters.ingest import to_streams
-from zb_hdf5.converters.ingest.routing import Recipe
-from zb_hdf5.converters.pipeline.engines import open_engine
-from zb_hdf5.converters.pipeline.run import WorkOptions
-from zb_hdf5.core.order import GlobalOrder
-from zb_hdf5.core.publishing import refuse_existing, scratch_directory
+from zb_hdf5.converters import to_streams
+from zb_hdf5.converters.engines import open_engine
+from zb_hdf5.converters.routing import Recipe
+from zb_hdf5.converters.run import WorkOptions
 from zb_hdf5.errors import ArgumentError, StateError
+from zb_hdf5.files.publishing import refuse_existing, scratch_directory
 from zb_hdf5.formats.hdf5.stream_writer import HDF5ShardWriter
+from zb_hdf5.loaders.order import GlobalOrder
 from zb_hdf5.loaders.states import (
     MAX_COUNT,
     STATE_VERSION,
@@ -32,7 +32,7 @@ from zb_hdf5.loaders.states import (
     shown,
 )
 from zb_hdf5.store import tokens
-from zb_hdf5.text.documents import DocumentFile, open_documents
+from zb_hdf5.text.corpus import DocumentFile, open_documents
 from zb_hdf5.text.tokenizers import load_tokenizer
 
 __all__ = ["HDF5ShardWriter", "MmapTokenStore", "ShardedTokenizationPipeline", "SlidingWindowDataloader"]

@@ -10,13 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.columns.reader import GROUP_BYTES
-from zb_hdf5.core.order import write_order
-from zb_hdf5.core.publishing import scratch_directory
-from zb_hdf5.core.scatter import BucketReader, ScatterPlan, scatter_runs
+from zb_hdf5.converters.scatter import BucketReader, ScatterPlan, scatter_runs
 from zb_hdf5.errors import ConvertError
+from zb_hdf5.files.publishing import scratch_directory
 from zb_hdf5.formats.batch_header import pack_header
 from zb_hdf5.formats.native import BatchFileReader, BatchFileWriter
 from zb_hdf5.loaders.loader import Loader
+from zb_hdf5.loaders.order import write_order
 from zb_hdf5.spec import StoreMeta, TokenArray, stored_dtype
 from zb_hdf5.token_values import as_stored
 

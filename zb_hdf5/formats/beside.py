@@ -15,8 +15,8 @@ import numpy.typing as npt
 from zb_hdf5.columns.file_writer import FileWriter, as_batches
 from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.columns.writer import BatchWriter, Columns, FieldArrays, FieldDigest, ShardInfo
-from zb_hdf5.core.publishing import PartialFile, disk_errors
 from zb_hdf5.errors import ConvertError
+from zb_hdf5.files.publishing import PartialFile, disk_errors
 from zb_hdf5.formats.hdf5.aligned import AlignedFile, Rows, field_specs
 from zb_hdf5.formats.hdf5.file import CREATOR, create_texts
 from zb_hdf5.formats.hdf5.writer import batches_attributes

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.core.documents import Document, Spans
+from zb_hdf5.documents.document import Document, Spans
 from zb_hdf5.errors import FormatError, Remedy
 from zb_hdf5.formats.span_values import Decode, DecodeAll, decoder, first_refused
 from zb_hdf5.spec import DEFAULT_SPLIT, DOCUMENTS, DOCUMENTS_SUFFIX, U32_MAX

@@ -15,11 +15,11 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.core.documents import Document, Spans
-from zb_hdf5.core.open_files import OpenFiles, finding
-from zb_hdf5.core.paths import RemotePath, any_path
-from zb_hdf5.core.pieces import Pieces, ranges
+from zb_hdf5.documents.document import Document, Spans
+from zb_hdf5.documents.pieces import Pieces, ranges
 from zb_hdf5.errors import BatchIndexError, FormatError
+from zb_hdf5.files.open_files import OpenFiles, finding
+from zb_hdf5.files.paths import RemotePath, any_path
 from zb_hdf5.formats.document_file import DocumentFile, DocumentPart, documents_path, joined_spans, no_spans
 from zb_hdf5.formats.pieces import PiecesFile, pieces_path
 from zb_hdf5.formats.span_values import Decode

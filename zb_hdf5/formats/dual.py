@@ -19,9 +19,6 @@ import h5py
 import numpy as np
 
 from zb_hdf5.columns.writer import Columns, ShardInfo
-from zb_hdf5.core.extents import Extents, Run
-from zb_hdf5.core.locks import NO_LOCKS
-from zb_hdf5.core.publishing import write_fully
 from zb_hdf5.errors import (
     ArgumentError,
     BackendError,
@@ -31,6 +28,9 @@ from zb_hdf5.errors import (
     Remedy,
     UnavailableError,
 )
+from zb_hdf5.files.extents import Extents, Run
+from zb_hdf5.files.locks import NO_LOCKS
+from zb_hdf5.files.publishing import write_fully
 from zb_hdf5.formats.batch_header import batch_file_bytes
 from zb_hdf5.formats.hdf5.reader import HDF5BatchReader
 from zb_hdf5.formats.hdf5.writer import create_root_attributes

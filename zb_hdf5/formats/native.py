@@ -19,19 +19,19 @@ from zb_hdf5.columns.file_writer import FileWriter
 from zb_hdf5.columns.ranges import open_extents
 from zb_hdf5.columns.reader import BatchReader, require_options
 from zb_hdf5.columns.writer import Columns, ShardInfo
-from zb_hdf5.core.extent_file import ExtentFile
-from zb_hdf5.core.extents import Extents, Run
-from zb_hdf5.core.files import handle_of, open_file, regular, size_of
-from zb_hdf5.core.paths import any_path
-from zb_hdf5.core.publishing import write_fully
 from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError, Remedy
+from zb_hdf5.files.extent_file import ExtentFile
+from zb_hdf5.files.extents import Extents, Run
+from zb_hdf5.files.identity import handle_of, open_file, regular, size_of
+from zb_hdf5.files.paths import any_path
+from zb_hdf5.files.publishing import write_fully
 from zb_hdf5.formats.batch_header import batch_file_bytes, pack_header, unpack_header
 from zb_hdf5.formats.documents import DocumentsBeside
 from zb_hdf5.formats.sidecar import crc32_path, no_crc32_file, read_any_crc32_file, read_crc32_file, sidecar_rows
 from zb_hdf5.spec import BATCH_MAGIC, BATCHES, HDF5_MAGIC, HEADER_BYTES, USER_BLOCK_BYTES, StoreMeta, TokenArray
 
 if TYPE_CHECKING:
-    from zb_hdf5.core.digests import PendingDigest
+    from zb_hdf5.files.digests import PendingDigest
 
 
 class Face(StrEnum):

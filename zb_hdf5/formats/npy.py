@@ -13,14 +13,14 @@ import numpy as np
 
 from zb_hdf5.columns.file_writer import FileWriter
 from zb_hdf5.columns.writer import Columns, ShardInfo
-from zb_hdf5.core.extents import Run
-from zb_hdf5.core.files import regular, require_bytes
-from zb_hdf5.core.publishing import write_fully
 from zb_hdf5.errors import ConvertError, FormatError, IncompleteError
+from zb_hdf5.files.extents import Run
+from zb_hdf5.files.identity import regular, require_bytes
+from zb_hdf5.files.publishing import write_fully
 from zb_hdf5.spec import BATCHES, StoreMeta, TokenArray
 
 if TYPE_CHECKING:
-    from zb_hdf5.core.digests import PendingDigest
+    from zb_hdf5.files.digests import PendingDigest
 
 NPY_MAGIC: Final = b"\x93NUMPY"
 #: The header that numpy writes for a 1-D array of integers: parsed 10 times as fast as any Python literal.

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.core.paths import any_path
-from zb_hdf5.core.pieces import Pieces, concatenate, ends_of, ranges
+from zb_hdf5.documents.pieces import Pieces, concatenate, ends_of, ranges
 from zb_hdf5.errors import FormatError, Remedy
+from zb_hdf5.files.paths import any_path
 from zb_hdf5.spec import PIECES, PIECES_SUFFIX, TABLES
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from zb_hdf5.core.files import open_file
-from zb_hdf5.core.paths import any_path
 from zb_hdf5.errors import ArgumentError, ConvertError, FormatError
+from zb_hdf5.files.identity import open_file
+from zb_hdf5.files.paths import any_path
 
 if TYPE_CHECKING:  # numpy too is imported when it is needed: the command line makes its commands of these rows
     from zb_hdf5.columns.broken import BrokenFile

@@ -6,13 +6,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from zb_hdf5.core.order import IndexArray
+from zb_hdf5.documents.segments import cu_seqlens, max_seqlen, position_ids, targets
+from zb_hdf5.documents.span_labels import WantedSpans, reading, spans_of_pieces
 from zb_hdf5.errors import ArgumentError
+from zb_hdf5.loaders.document_batches import Documents, FieldColumn, gather, packed_pieces, padded_pieces
 from zb_hdf5.loaders.extras import as_tensor
+from zb_hdf5.loaders.order import IndexArray
 from zb_hdf5.store.tokens import MmapTokenStore
-from zb_hdf5.views.document_batches import Documents, FieldColumn, gather, packed_pieces, padded_pieces
-from zb_hdf5.views.documents import cu_seqlens, max_seqlen, position_ids, targets
-from zb_hdf5.views.spans import WantedSpans, reading, spans_of_pieces
 
 
 class Collation(NamedTuple):

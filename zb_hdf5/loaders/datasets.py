@@ -13,13 +13,13 @@ from torch.utils.data import Dataset
 from torch.utils.data.distributed import DistributedSampler
 
 from zb_hdf5.columns.reader import BatchReader
-from zb_hdf5.core.order import ORDER_STEPS
-from zb_hdf5.core.pieces import ranges
+from zb_hdf5.documents.pieces import ranges
+from zb_hdf5.documents.segments import IGNORED_TARGET, position_ids
 from zb_hdf5.errors import BatchIndexError
+from zb_hdf5.loaders.order import ORDER_STEPS
 from zb_hdf5.loaders.states import require_count, require_fields, require_kind, require_same
 from zb_hdf5.loaders.step_reader import Step
 from zb_hdf5.loaders.steps import Request, StepPlan
-from zb_hdf5.views.documents import IGNORED_TARGET, position_ids
 
 #: What to add to the message about a state that differs.
 REMEDIES: Final = dict.fromkeys(

@@ -12,11 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.columns.reader import BatchReader, from_numpy, require_choice
-from zb_hdf5.core.pieces import Pieces
+from zb_hdf5.documents import segments as views
+from zb_hdf5.documents.pieces import Pieces
+from zb_hdf5.documents.span_labels import WantedSpans, reading, spans_of_pieces, spans_of_stretch
 from zb_hdf5.errors import ArgumentError
 from zb_hdf5.loaders.steps import Request
-from zb_hdf5.views import documents as views
-from zb_hdf5.views.spans import WantedSpans, reading, spans_of_pieces, spans_of_stretch
 
 if TYPE_CHECKING:
     import torch

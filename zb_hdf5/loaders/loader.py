@@ -16,9 +16,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from zb_hdf5.columns.reader import BatchReader
-from zb_hdf5.core.order import make_order
+from zb_hdf5.documents.span_labels import WantedSpans
 from zb_hdf5.errors import ArgumentError, StateError, ZbError
 from zb_hdf5.loaders.extras import ExtraOptions
+from zb_hdf5.loaders.order import make_order
 from zb_hdf5.loaders.prefetch import cuda_device, require_prefetch
 from zb_hdf5.loaders.ranks import resolve_rank
 from zb_hdf5.loaders.reading import ReadingLoader
@@ -35,10 +36,9 @@ from zb_hdf5.loaders.states import (
 )
 from zb_hdf5.loaders.step_reader import Step, StepReader
 from zb_hdf5.loaders.steps import Request, Skip, StepPlan, checked_skip
-from zb_hdf5.opening import open_for_loader, open_reader
 from zb_hdf5.spec import DEFAULT_SPLIT, DTYPE_BY_NAME, LIVE_PREFIX
+from zb_hdf5.store.opening import open_for_loader, open_reader
 from zb_hdf5.text.tokenizers import Tokenizer, require_tokenizer
-from zb_hdf5.views.spans import WantedSpans
 
 if TYPE_CHECKING:
     import torch

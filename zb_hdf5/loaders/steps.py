@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.core.order import ORDER_STEPS, Order
 from zb_hdf5.errors import ArgumentError
+from zb_hdf5.loaders.order import ORDER_STEPS, Order
 
 #: What to read for one step: a whole stored batch, or the numbers of its records.
 Request: TypeAlias = int | npt.NDArray[np.int64]

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.errors import FormatError, StateError
-from zb_hdf5.text.documents import ParquetFile
+from zb_hdf5.text.corpus import ParquetFile
 from zb_hdf5.text.tokenizers import Tokenizer, with_boundaries
 
 #: Text that is tokenized at once: enough work for some threads, little memory.

@@ -12,9 +12,9 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.core.files import Identity
-from zb_hdf5.core.open_files import OpenFiles, finding
-from zb_hdf5.core.paths import RemotePath
+from zb_hdf5.files.identity import Identity
+from zb_hdf5.files.open_files import OpenFiles, finding
+from zb_hdf5.files.paths import RemotePath
 from zb_hdf5.formats.hdf5.document_offsets import DocumentOffsets
 
 #: So many are kept in memory, 8 MiB of them: one search in all is faster than one in each file.

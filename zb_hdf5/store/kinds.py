@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from zb_hdf5.core.paths import any_path
+from zb_hdf5.files.paths import any_path
 from zb_hdf5.formats.registry import BACKENDS, FORMATS, backends_in
 from zb_hdf5.spec import STREAM_LAYOUT
 from zb_hdf5.store.index import find_index, layout_of

@@ -18,9 +18,9 @@ import numpy.typing as npt
 from zb_hdf5.columns.file_writer import as_batches, require_batches
 from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.columns.writer import BatchWriter, FieldArrays, FieldDigest, ShardInfo
-from zb_hdf5.core.digests import crc32_array
-from zb_hdf5.core.paths import local_path
 from zb_hdf5.errors import ArgumentError, ClosedError, ConvertError, Remedy
+from zb_hdf5.files.digests import crc32_array
+from zb_hdf5.files.paths import local_path
 from zb_hdf5.formats.hdf5.writer import HDF5BatchWriter
 from zb_hdf5.formats.registry import BACKENDS
 from zb_hdf5.spec import CRC32_CHUNK_ROWS, NO_CODEC, NO_SHA256, SHARD_PREFIX, StoreMeta, combine_sha256

@@ -12,9 +12,9 @@ from typing import Any, Final
 
 from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.columns.source import BatchSource
-from zb_hdf5.core.paths import local_path
-from zb_hdf5.core.publishing import partial_path
 from zb_hdf5.errors import FormatError, UnavailableError
+from zb_hdf5.files.paths import local_path
+from zb_hdf5.files.publishing import partial_path
 from zb_hdf5.formats.hdf5.fields import HDF5FieldReader
 from zb_hdf5.formats.hdf5.reader import HDF5BatchReader
 from zb_hdf5.spec import INDEX_NAME, StoreMeta

@@ -12,10 +12,10 @@ from zb_hdf5.columns.checked import Crc32Rows
 from zb_hdf5.columns.decoded import CodedChunks, DecodedSource, read_extents
 from zb_hdf5.columns.ranges import RangeSource, open_extents, open_ranges
 from zb_hdf5.columns.source import BatchSource
-from zb_hdf5.core.digests import crc32_of
-from zb_hdf5.core.extent_file import ExtentFile
-from zb_hdf5.core.files import Identity
 from zb_hdf5.errors import ChecksumError, FormatError, IncompleteError, Remedy, UnverifiableError
+from zb_hdf5.files.digests import crc32_of
+from zb_hdf5.files.extent_file import ExtentFile
+from zb_hdf5.files.identity import Identity
 from zb_hdf5.formats.sidecar import sidecar_rows
 from zb_hdf5.spec import BATCHES_LAYOUT, CRC32, INDEX_NAME, NOT_KNOWN, StoreMeta, TokenArray, extents_column
 from zb_hdf5.store.table import ShardEntry

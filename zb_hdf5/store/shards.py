@@ -18,12 +18,12 @@ from zb_hdf5.columns.checked import VERIFIED, checked, unchecked_gather
 from zb_hdf5.columns.ranges import REMOTE, RangeSource, gather_together
 from zb_hdf5.columns.reader import BatchReader, require_options
 from zb_hdf5.columns.source import BatchSource
-from zb_hdf5.core.extent_file import ExtentFile
-from zb_hdf5.core.joined import JoinedFiles, join
-from zb_hdf5.core.objects import IN_FLIGHT
-from zb_hdf5.core.open_files import OpenFiles
-from zb_hdf5.core.paths import RemotePath, any_path, require_remote_access
 from zb_hdf5.errors import BackendError, IncompleteError, UnverifiableError
+from zb_hdf5.files.extent_file import ExtentFile
+from zb_hdf5.files.joined import JoinedFiles, join
+from zb_hdf5.files.objects import IN_FLIGHT
+from zb_hdf5.files.open_files import OpenFiles
+from zb_hdf5.files.paths import RemotePath, any_path, require_remote_access
 from zb_hdf5.formats.registry import BACKENDS
 from zb_hdf5.spec import (
     NO_CODEC,
@@ -32,9 +32,9 @@ from zb_hdf5.spec import (
     content_fingerprint,
     live_fingerprint,
 )
-from zb_hdf5.store.documents import StoreDocuments
 from zb_hdf5.store.index import ShardIndex, require_files
 from zb_hdf5.store.proof import open_proved, require_proof, tokens_of
+from zb_hdf5.store.store_documents import StoreDocuments
 from zb_hdf5.store.table import ShardEntry
 
 #: Shards that are mapped side by side at most: the size of each is asked for before each gather.

@@ -10,9 +10,9 @@ from typing import Any
 
 from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.columns.writer import FieldDigest
-from zb_hdf5.core.digests import crc32_of
-from zb_hdf5.core.paths import local_path
 from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError, Remedy
+from zb_hdf5.files.digests import crc32_of
+from zb_hdf5.files.paths import local_path
 from zb_hdf5.formats.document_file import DocumentPart, part_of
 from zb_hdf5.formats.documents import DocumentTable
 from zb_hdf5.formats.pieces import PiecesFile

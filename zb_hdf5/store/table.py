@@ -17,11 +17,11 @@ import numpy.typing as npt
 
 from zb_hdf5.columns.codecs import CompressedTokens
 from zb_hdf5.columns.writer import FieldDigest, ShardInfo
-from zb_hdf5.core.digests import crc32_of
-from zb_hdf5.core.extents import Extents, Run
-from zb_hdf5.core.paths import any_path
-from zb_hdf5.core.publishing import partial_path
 from zb_hdf5.errors import FormatError, Remedy
+from zb_hdf5.files.digests import crc32_of
+from zb_hdf5.files.extents import Extents, Run
+from zb_hdf5.files.paths import any_path
+from zb_hdf5.files.publishing import partial_path
 from zb_hdf5.spec import (
     CODECS,
     CRC32,

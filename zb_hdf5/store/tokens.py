@@ -17,13 +17,13 @@ from zb_hdf5.columns.checked import checked
 from zb_hdf5.columns.codecs import CompressedTokens
 from zb_hdf5.columns.ranges import REMOTE
 from zb_hdf5.columns.reader import require_choice
-from zb_hdf5.core.extents import Extents
-from zb_hdf5.core.files import Identity
-from zb_hdf5.core.objects import IN_FLIGHT
-from zb_hdf5.core.open_files import OpenFiles, finding
-from zb_hdf5.core.paths import RemotePath, any_path, require_remote_access
 from zb_hdf5.errors import ArgumentError, BatchIndexError, FormatError, IncompleteError
 from zb_hdf5.field import Field
+from zb_hdf5.files.extents import Extents
+from zb_hdf5.files.identity import Identity
+from zb_hdf5.files.objects import IN_FLIGHT
+from zb_hdf5.files.open_files import OpenFiles, finding
+from zb_hdf5.files.paths import RemotePath, any_path, require_remote_access
 from zb_hdf5.formats.document_file import DocumentPart
 from zb_hdf5.formats.documents import DocumentTable
 from zb_hdf5.formats.hdf5.document_offsets import DocumentOffsets

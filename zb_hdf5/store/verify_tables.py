@@ -10,8 +10,8 @@ from zb_hdf5.formats.document_file import DocumentPart, check_documents
 from zb_hdf5.formats.documents import DocumentTable
 from zb_hdf5.formats.pieces import PiecesFile, pieces_path
 from zb_hdf5.spec import INDEX_NAME
-from zb_hdf5.store.report import ShardReport
 from zb_hdf5.store.table import PiecesInfo
+from zb_hdf5.store.verify_report import ShardReport
 
 
 def check_pieces(reader: BatchReader, expected: PiecesInfo | None, report: ShardReport) -> None:

@@ -12,8 +12,8 @@ from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.columns.writer import BatchWriter, ShardInfo
 from zb_hdf5.errors import ArgumentError, ClosedError, ConvertError
 from zb_hdf5.formats.registry import FORMATS
-from zb_hdf5.opening import open_reader
 from zb_hdf5.spec import TokenArray
+from zb_hdf5.store.opening import open_reader
 from zb_hdf5.testing.readers import check_reader
 from zb_hdf5.testing.refusals import refuses
 

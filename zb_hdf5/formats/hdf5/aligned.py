@@ -22,9 +22,9 @@ import numpy.typing as npt
 
 from zb_hdf5.columns.codecs import CompressedTokens, Encoder, require_codec
 from zb_hdf5.columns.writer import Columns, FieldDigest
-from zb_hdf5.core.digests import batch_crc32s, crc32_array, crc32_of
-from zb_hdf5.core.publishing import PartialFile
 from zb_hdf5.errors import ConvertError, Remedy
+from zb_hdf5.files.digests import batch_crc32s, crc32_array, crc32_of
+from zb_hdf5.files.publishing import PartialFile
 from zb_hdf5.formats.hdf5.file import create_for_swmr
 from zb_hdf5.formats.hdf5.places import chunk_runs, chunk_table
 from zb_hdf5.formats.hdf5.room import LooseRoom, Room, early_allocation, filtered, hdf5_writes

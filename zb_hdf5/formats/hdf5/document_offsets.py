@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.columns.ranges import open_ranges
-from zb_hdf5.core.extent_file import ExtentFile
-from zb_hdf5.core.extents import Extents
-from zb_hdf5.core.files import Identity
-from zb_hdf5.core.paths import RemotePath
 from zb_hdf5.errors import FormatError
+from zb_hdf5.files.extent_file import ExtentFile
+from zb_hdf5.files.extents import Extents
+from zb_hdf5.files.identity import Identity
+from zb_hdf5.files.paths import RemotePath
 from zb_hdf5.formats.hdf5.file import h5_damage, h5_identity, open_h5_for_reading, require_rows
 from zb_hdf5.formats.hdf5.places import chunk_places
 from zb_hdf5.formats.hdf5.stream_reader import checked_tokens

@@ -15,9 +15,9 @@ import numpy.typing as npt
 from zb_hdf5.columns.checked import Crc32Rows
 from zb_hdf5.columns.reader import BatchReader, require_options
 from zb_hdf5.columns.source import BatchSource
-from zb_hdf5.core.paths import any_path
 from zb_hdf5.errors import ArgumentError, FormatError, UnverifiableError
 from zb_hdf5.field import Field
+from zb_hdf5.files.paths import any_path
 from zb_hdf5.formats.hdf5.file import (
     h5_damage,
     h5_identity,

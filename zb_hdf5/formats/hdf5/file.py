@@ -16,7 +16,8 @@ import numpy.typing as npt
 
 from zb_hdf5 import __version__
 from zb_hdf5.columns.checked import Crc32Rows
-from zb_hdf5.core.files import (
+from zb_hdf5.errors import FormatError, IncompleteError, UnavailableError, ZbError
+from zb_hdf5.files.identity import (
     Handle,
     Identity,
     identity_of,
@@ -25,10 +26,9 @@ from zb_hdf5.core.files import (
     require_identity,
     require_regular,
 )
-from zb_hdf5.core.locks import NO_LOCKS
-from zb_hdf5.core.objects import ObjectFile
-from zb_hdf5.core.paths import RemotePath
-from zb_hdf5.errors import FormatError, IncompleteError, UnavailableError, ZbError
+from zb_hdf5.files.locks import NO_LOCKS
+from zb_hdf5.files.objects import ObjectFile
+from zb_hdf5.files.paths import RemotePath
 from zb_hdf5.spec import (
     CRC32,
     HDF5_ALIGNMENT,

@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from zb_hdf5.columns.codecs import CompressedTokens
 from zb_hdf5.columns.decoded import CodedChunks
-from zb_hdf5.core.extents import Extents, Run
 from zb_hdf5.errors import FormatError
+from zb_hdf5.files.extents import Extents, Run
 from zb_hdf5.formats.hdf5.file import own_dataset
 from zb_hdf5.formats.hdf5.filters import codec_of
 from zb_hdf5.spec import (

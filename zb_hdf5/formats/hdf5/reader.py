@@ -19,9 +19,9 @@ from zb_hdf5.columns.checked import Crc32Rows
 from zb_hdf5.columns.reader import BatchReader, require_options
 from zb_hdf5.columns.source import BatchSource
 from zb_hdf5.columns.writer import Columns
-from zb_hdf5.core.extents import Extents, Run
-from zb_hdf5.core.paths import any_path
 from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError, Remedy, UnverifiableError
+from zb_hdf5.files.extents import Extents, Run
+from zb_hdf5.files.paths import any_path
 from zb_hdf5.formats.documents import DocumentsBeside
 from zb_hdf5.formats.hdf5.fields import HDF5FieldReader, fields_in
 from zb_hdf5.formats.hdf5.file import (

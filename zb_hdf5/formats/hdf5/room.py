@@ -19,8 +19,8 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.core.extents import Extents, Run
-from zb_hdf5.core.publishing import write_fully
+from zb_hdf5.files.extents import Extents, Run
+from zb_hdf5.files.publishing import write_fully
 from zb_hdf5.formats.hdf5.places import chunk_offsets
 from zb_hdf5.spec import CODECS, CRC32_CHUNK_ROWS, HDF5_ALIGNMENT, NO_CODEC, StoreMeta, meta_block_bytes
 

@@ -16,11 +16,11 @@ from zb_hdf5.columns.decoded import CodedChunks, DecodedSource
 from zb_hdf5.columns.ranges import RangeSource, open_extents, open_ranges
 from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.columns.source import CopyingSource, gather_from_batches
-from zb_hdf5.core.extent_file import ExtentFile
-from zb_hdf5.core.extents import Extents
-from zb_hdf5.core.files import Handle, Identity, cut_short, size_of
-from zb_hdf5.core.publishing import PARTIAL_SUFFIX
 from zb_hdf5.errors import BackendError, FormatError, UnavailableError
+from zb_hdf5.files.extent_file import ExtentFile
+from zb_hdf5.files.extents import Extents
+from zb_hdf5.files.identity import Handle, Identity, cut_short, size_of
+from zb_hdf5.files.publishing import PARTIAL_SUFFIX
 from zb_hdf5.formats.hdf5.file import h5_damage, handle_of_h5, open_h5_for_reading, rows_by_library, stored_sha256
 from zb_hdf5.formats.hdf5.filters import lacking_filters, load_filters
 from zb_hdf5.formats.hdf5.places import Places

@@ -14,14 +14,14 @@ import numpy.typing as npt
 from zb_hdf5.columns.checked import Crc32Rows
 from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.columns.writer import Columns
-from zb_hdf5.core.digests import crc32_of
-from zb_hdf5.core.files import Identity
-from zb_hdf5.core.paths import RemotePath, any_path
 from zb_hdf5.errors import (
     ArgumentError,
     ChecksumError,
     FormatError,
 )
+from zb_hdf5.files.digests import crc32_of
+from zb_hdf5.files.identity import Identity
+from zb_hdf5.files.paths import RemotePath, any_path
 from zb_hdf5.formats.hdf5.fields import HDF5FieldReader, fields_in
 from zb_hdf5.formats.hdf5.file import (
     h5_damage,

@@ -17,11 +17,11 @@ import numpy.typing as npt
 
 from zb_hdf5.columns.file_writer import stored_fields
 from zb_hdf5.columns.writer import Columns, FieldArrays, ShardInfo
-from zb_hdf5.core.digests import TokenDigest, crc32_array
-from zb_hdf5.core.documents import id_bytes, metadata_bytes
-from zb_hdf5.core.publishing import PartialFile, disk_errors
+from zb_hdf5.documents.document import id_bytes, metadata_bytes
 from zb_hdf5.errors import ArgumentError, ClosedError, ConvertError
 from zb_hdf5.field import Fields, parse_fields
+from zb_hdf5.files.digests import TokenDigest, crc32_array
+from zb_hdf5.files.publishing import PartialFile, disk_errors
 from zb_hdf5.formats.document_file import DocumentRows, documents_path
 from zb_hdf5.formats.document_writer import DocumentsWriter, encoded_spans
 from zb_hdf5.formats.hdf5.aligned import AlignedFile, ColumnSpec, Rows, field_specs
@@ -46,7 +46,7 @@ from zb_hdf5.spec import (
 from zb_hdf5.token_values import as_stored
 
 if TYPE_CHECKING:
-    from zb_hdf5.core.digests import PendingDigest
+    from zb_hdf5.files.digests import PendingDigest
 
 
 class HDF5ShardWriter:

@@ -19,13 +19,13 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.core.extent_file import ExtentFile, copy_range
-from zb_hdf5.core.extents import Extents, Run
-from zb_hdf5.core.fetched import FetchedFile
-from zb_hdf5.core.files import handle_of, open_file, require_bytes, size_of
-from zb_hdf5.core.paths import RemotePath, any_path, local_path
-from zb_hdf5.core.publishing import PartialFile, disk_errors, write_fully
 from zb_hdf5.errors import ChecksumError, FormatError, IncompleteError, Remedy
+from zb_hdf5.files.extent_file import ExtentFile, copy_range
+from zb_hdf5.files.extents import Extents, Run
+from zb_hdf5.files.fetched import FetchedFile
+from zb_hdf5.files.identity import handle_of, open_file, require_bytes, size_of
+from zb_hdf5.files.paths import RemotePath, any_path, local_path
+from zb_hdf5.files.publishing import PartialFile, disk_errors, write_fully
 from zb_hdf5.formats.hdf5.file import (
     CREATOR,
     create_texts,

@@ -12,14 +12,14 @@ import numpy as np
 from zb_hdf5.columns.decoded import DecodedSource
 from zb_hdf5.columns.ranges import RangeSource
 from zb_hdf5.columns.source import BatchSource
-from zb_hdf5.core.extent_file import ExtentFile
-from zb_hdf5.core.extents import Extents, Run
-from zb_hdf5.core.files import Identity
 from zb_hdf5.errors import (
     BackendError,
     ConvertError,
     UnverifiableError,
 )
+from zb_hdf5.files.extent_file import ExtentFile
+from zb_hdf5.files.extents import Extents, Run
+from zb_hdf5.files.identity import Identity
 from zb_hdf5.formats.hdf5.fields import HDF5FieldReader
 from zb_hdf5.formats.hdf5.file import (
     h5_damage,

@@ -29,7 +29,7 @@ from zb_hdf5.spec import (
 )
 
 if TYPE_CHECKING:
-    from zb_hdf5.core.digests import GroupDigest, PendingDigest
+    from zb_hdf5.files.digests import GroupDigest, PendingDigest
 
 
 class HDF5BatchWriter(FileWriter):

@@ -1,0 +1,76 @@
+"""What belongs to the tokens that are converted: pieces and document tables go along, or the report says so."""
+
+from __future__ import annotations
+
+from copy import copy
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from zb_hdf5.converters.source import Source
+from zb_hdf5.formats.document_file import check_documents
+from zb_hdf5.formats.hdf5.tables import copy_tables
+from zb_hdf5.formats.pieces import PiecesWriter, pieces_path
+from zb_hdf5.formats.registry import FORMATS
+from zb_hdf5.store.table import PiecesInfo
+
+#: Records whose pieces are moved at once.
+BLOCK_RECORDS: Final = 1 << 15
+
+
+def write_pieces(
+    source: Source, start: int, stop: int, path: Path, split: str, tokens_sha256: str
+) -> PiecesInfo | None:
+    """Write the pieces of some batches beside their file, where the source has any; the leftover of others is removed.
+
+    They are whole before the file of the batches has its name.
+    """
+    if not source.has_pieces:
+        pieces_path(path).unlink(missing_ok=True)
+        return None
+    writer = PiecesWriter(path)
+    try:
+        step = max(1, BLOCK_RECORDS // source.meta.batch_size)
+        for first in range(start, stop, step):
+            writer.append(source.read_pieces(first, min(first + step, stop)))
+        info = writer.publish(source.meta.seq_len, split, tokens_sha256)
+    finally:
+        writer.close()
+    return PiecesInfo(info.num_bytes, info.sha256)
+
+
+def copy_documents(source: Source, target: str, folder: Path) -> None:
+    """Copy the document tables of a source into the folder of a store.
+
+    Raises
+    ------
+    FormatError, ChecksumError
+        If one is not as it was written.
+    """
+    if FORMATS[target].indexed:
+        for path, part in zip(source.document_files, source.document_parts, strict=True):
+            copy_tables(path, folder / part.path)
+            check_documents(folder / part.path, part)
+
+
+def fitted(source: Source, target: str, codec: str) -> Source:
+    """Return a source as a target stores it: with its codec, and with the fields that it keeps, all of them or none."""
+    fields = source.meta.fields if FORMATS[target].indexed else ()
+    meta = replace(source.meta, fields=fields, codec=codec)
+    if meta == source.meta:
+        return source
+    other = copy(source)
+    other.meta = meta
+    return other
+
+
+def left_behind(source: Source, *, keeps_fields: bool, keeps_documents: bool) -> str:
+    """Say what a source has that a target has no place for, or ""."""
+    names = [field.name for field in source.meta.fields]
+    parts = {
+        f"the field{'s' * (len(names) > 1)} {', '.join(names)}": bool(names) and not keeps_fields,
+        "which documents lie in which records": source.has_pieces and not keeps_documents,
+        "the document table": bool(source.document_files) and not keeps_documents,
+    }
+    lost = [what for what, there in parts.items() if there]
+    return f"leaves behind {' and '.join(lost)}" if lost else ""

@@ -1,0 +1,213 @@
+"""Documents into rows of `seq_len` tokens: which tokens of a stream go where, from the documents' lengths alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from zb_hdf5.documents.pieces import Pieces, ends_of, ranges
+from zb_hdf5.spec import NO_DOCUMENT
+
+IndexArray = npt.NDArray[np.int64]
+#: Documents that best-fit considers together. Rows are filled to over 99.9 % long before this many; memory is 100 MiB.
+BUFFER_DOCUMENTS: Final = 1 << 20
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Pieces of a stream of documents, and the rows that they make up.
+
+    Piece k is the `lengths[k]` tokens from `offsets[k]` of the stream on. Row r holds the pieces `first[r]` to
+    `first[r + 1]`, one after the other from column 0; the rest of the row is padding.
+
+    Attributes
+    ----------
+    offsets, lengths
+        int64, one per piece, in the order of the rows.
+    first
+        int64, one per row, and the number of pieces.
+    tokens_in
+        Tokens of all documents.
+    """
+
+    offsets: IndexArray
+    lengths: IndexArray
+    first: IndexArray
+    tokens_in: int
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.first) - 1
+
+    @property
+    def tokens_kept(self) -> int:
+        return int(self.lengths.sum())
+
+    @property
+    def tokens_cropped(self) -> int:
+        """Tokens that are in no row."""
+        return self.tokens_in - self.tokens_kept
+
+    def documents_begun(self, document_lengths: IndexArray) -> IndexArray:
+        """Return how many documents have their first token in each row; one without tokens begins in none."""
+        starts = (np.cumsum(document_lengths) - document_lengths)[document_lengths > 0]
+        begun = np.searchsorted(starts, self.offsets + self.lengths) - np.searchsorted(starts, self.offsets)
+        return np.diff(np.concatenate([[0], np.cumsum(begun)])[self.first])
+
+
+def pieces_of(
+    offsets: IndexArray, lengths: IndexArray, counts: IndexArray, edges: npt.NDArray[np.uint64], seq_len: int
+) -> Pieces:
+    """Return the pieces of rows: what was packed, cut where documents begin, and the padding behind it.
+
+    Parameters
+    ----------
+    offsets, lengths
+        Of what was packed, row after row.
+    counts
+        How many of these each row has.
+    edges
+        Where each document begins in the stream, and the last one ends.
+    """
+    stops = offsets + lengths
+    first = edges.searchsorted(offsets.astype(np.uint64), side="right")
+    inside = edges.searchsorted(stops.astype(np.uint64), side="left") - first  # documents that begin inside
+    begins = edges[ranges(first, inside)].astype(np.int64)
+    packed = np.repeat(np.arange(len(offsets)), inside)
+    rows = np.repeat(np.arange(len(counts)), counts)
+    columns = np.cumsum(lengths) - lengths
+    columns = columns - columns[(np.cumsum(counts) - counts)[rows]] if len(rows) else columns
+    used = np.bincount(rows, lengths, len(counts)).astype(np.int64)
+    padded = np.flatnonzero(used < seq_len)
+    places = np.concatenate([
+        rows * seq_len + columns,
+        rows[packed] * seq_len + columns[packed] + begins - offsets[packed],
+        padded * seq_len + used[padded],
+    ])  # fmt: skip
+    tokens = np.concatenate([
+        offsets.astype(np.uint64), begins.astype(np.uint64), np.full(len(padded), NO_DOCUMENT, np.uint64)
+    ])  # fmt: skip
+    # of several documents that begin at one place only the last has tokens
+    places, order = np.unique(places, return_index=True)
+    ends = ends_of(np.bincount(places // seq_len, minlength=len(counts)))
+    return Pieces(ends, (places % seq_len).astype(np.uint32), tokens[order], seq_len)
+
+
+def concat(document_lengths: IndexArray, seq_len: int) -> Packing:
+    """Cut the stream every `seq_len` tokens: rows and documents straddle each other, only the last tokens are lost."""
+    tokens_in = int(document_lengths.sum())
+    first = np.arange(tokens_in // seq_len + 1)
+    return Packing(first[:-1] * seq_len, np.full(len(first) - 1, seq_len), first, tokens_in)
+
+
+def pad(document_lengths: IndexArray, seq_len: int) -> Packing:
+    """Give each document a row: longer ones are cropped, shorter ones are padded, empty ones have no row."""
+    kept = np.flatnonzero(document_lengths)
+    offsets = (np.cumsum(document_lengths) - document_lengths)[kept]
+    lengths = np.minimum(document_lengths[kept], seq_len)
+    return Packing(offsets, lengths, np.arange(len(kept) + 1), int(document_lengths.sum()))
+
+
+def best_fit(document_lengths: IndexArray, seq_len: int) -> Packing:
+    """Fill rows with whole documents, best fit decreasing; no token is lost, and every row begins where a piece begins.
+
+    Only a document that is longer than a row is split, into full rows and a last piece that is packed like a document.
+    See Ding et al. 2024, "Fewer truncations improve language modeling".
+    """
+    starts = np.cumsum(document_lengths) - document_lengths
+    windows = [
+        _pack_window(starts[k : k + BUFFER_DOCUMENTS], document_lengths[k : k + BUFFER_DOCUMENTS], seq_len)
+        for k in range(0, len(document_lengths), BUFFER_DOCUMENTS)
+    ]
+    empty = np.empty(0, np.int64)
+    sizes = np.concatenate([sizes for _, _, sizes in windows] or [empty])
+    return Packing(
+        np.concatenate([offsets for offsets, _, _ in windows] or [empty]),
+        np.concatenate([lengths for _, lengths, _ in windows] or [empty]),
+        np.concatenate([[0], np.cumsum(sizes)]),
+        int(document_lengths.sum()),
+    )
+
+
+PACKINGS: Final[dict[str, Callable[[IndexArray, int], Packing]]] = {"concat": concat, "best-fit": best_fit, "pad": pad}
+
+
+def _pack_window(starts: IndexArray, lengths: IndexArray, seq_len: int) -> tuple[IndexArray, IndexArray, IndexArray]:
+    """Return the pieces' offsets and lengths in row order, and how many pieces each row has."""
+    offsets, sizes = _split(starts, lengths, seq_len)
+    rows = _fit_rows(sizes, seq_len)
+    order = np.lexsort((offsets, -sizes, rows))  # the longest first: every document begins as early as it can
+    num_rows = int(rows.max(initial=-1)) + 1
+    return offsets[order], sizes[order], np.bincount(rows, minlength=num_rows).astype(np.int64)
+
+
+def _split(starts: IndexArray, lengths: IndexArray, seq_len: int) -> tuple[IndexArray, IndexArray]:
+    """Cut documents into pieces of at most `seq_len` tokens, none of them empty."""
+    counts = -(-lengths // seq_len)
+    number = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    offsets = np.repeat(starts, counts) + number * seq_len
+    return offsets, np.minimum(np.repeat(lengths, counts) - number * seq_len, seq_len)
+
+
+def _fit_rows(sizes: IndexArray, seq_len: int) -> IndexArray:
+    """Return the row of each piece: largest first, each into the fullest row that has room for it.
+
+    Pieces of one size are alike, and so are rows with the same room left, so that whole groups are placed at once: the
+    loop runs a few times per distinct size, whatever the number of pieces.
+    """
+    rows = np.empty(len(sizes), np.int64)
+    by_size = np.argsort(-sizes, kind="stable")
+    distinct, counts = np.unique(sizes, return_counts=True)
+    open_rows = _OpenRows(seq_len)
+    done = 0
+    for size, count in zip(distinct[::-1].tolist(), counts[::-1].tolist(), strict=True):
+        pieces = by_size[done : done + count]
+        done += count
+        while len(pieces):
+            room, taken, each = open_rows.take(size, len(pieces))
+            placed = np.repeat(taken, each)[: len(pieces)]
+            rows[pieces[: len(placed)]] = placed
+            short = len(taken) * each - len(placed)  # places that the last row keeps
+            open_rows.put(taken[:-1] if short else taken, room - each * size)
+            if short:
+                open_rows.put(taken[-1:], room - (each - short) * size)
+            pieces = pieces[len(placed) :]
+    return rows
+
+
+class _OpenRows:
+    """Rows by their free columns."""
+
+    def __init__(self, seq_len: int) -> None:
+        self._seq_len, self._num_rows = seq_len, 0
+        self._by_room: dict[int, list[npt.NDArray[Any]]] = {}
+        self._has = np.zeros(seq_len + 1, bool)
+
+    def take(self, size: int, count: int) -> tuple[int, IndexArray, int]:
+        """Return a room, rows with that much of it, and how many pieces of `size` each of them holds.
+
+        They are the fullest rows that hold one; new ones if there are none. All together hold `count` pieces, or as
+        many as they can.
+        """
+        room = size + int(self._has[size:].argmax())
+        if not self._has[room]:
+            each = self._seq_len // size
+            new = np.arange(self._num_rows, self._num_rows - (-count // each))
+            self._num_rows += len(new)
+            return self._seq_len, new, each
+        each = room // size
+        rows = np.concatenate(self._by_room.pop(room))
+        self._has[room] = False
+        wanted = -(-count // each)
+        self.put(rows[wanted:], room)
+        return room, rows[:wanted], each
+
+    def put(self, rows: IndexArray, room: int) -> None:
+        """Note the room that is left in `rows`."""
+        if len(rows) and room:
+            self._by_room.setdefault(room, []).append(rows)
+            self._has[room] = True

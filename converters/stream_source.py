@@ -1,0 +1,124 @@
+"""Token streams with documents as a source: packed into rows, with their fields, pieces and document tables."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
+from pathlib import Path
+
+from zb_hdf5 import ArgumentError, StoreMeta
+from zb_hdf5.converters.journal import WHOLE, Part
+from zb_hdf5.converters.packed import PackedSource, PackOptions
+from zb_hdf5.converters.run import is_one_file, refuse_bad_destination
+from zb_hdf5.converters.source import TokenCounts
+from zb_hdf5.files.publishing import scratch_directory
+from zb_hdf5.formats.document_file import DocumentFile
+from zb_hdf5.spec import DEFAULT_SPLIT, DOCUMENTS_SUFFIX, INDEX_NAME, TokenArray, stored_dtype
+from zb_hdf5.store.index import ShardIndex
+from zb_hdf5.store.kinds import stream_format
+from zb_hdf5.store.tokens import MmapTokenStore
+from zb_hdf5.store.windows import require_digests
+from zb_hdf5.token_values import bad_token_message, token_limit
+
+
+class StreamTokens:
+    """The tokens and fields of one split of a stream. See `DocumentStream`."""
+
+    def __init__(self, path: Path, split: str) -> None:
+        self.split, self.store = split, MmapTokenStore(path, split=split)
+        self.num_tokens = self.store.num_tokens
+        self._columns = {field.name: (self.store.field(field.name), field.size) for field in self.store.fields}
+        self._columns[""] = self.store, 1
+
+    def documents(self) -> Iterable[DocumentFile]:
+        return self.store.documents.open_files()
+
+    def read_into(self, name: str, start: int, out: TokenArray) -> None:
+        column, size = self._columns[name]
+        column.read_into(start * size, out.reshape(-1))
+
+
+class StreamSource(PackedSource):
+    """Batches of the packed documents of an HDF5 stream, or of a store of streams: each split by itself.
+
+    Parameters
+    ----------
+    path
+        What `MmapTokenStore` takes, but no `.npy` files, which know no documents.
+    folder
+        Where the plans and the document tables are kept while the source is read.
+    dtype
+        "keep" or "uint32": the stored dtype.
+
+    Raises
+    ------
+    ArgumentError
+        If it is no such stream, or `options` do not fit it.
+    FormatError
+        If a document table is damaged, of another stream, or leaves out tokens.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], folder: Path, options: PackOptions, dtype: str = "keep") -> None:
+        path = Path(path)
+        if stream_format(path) != "hdf5":
+            raise ArgumentError(f"{path}: expected a token stream of documents in HDF5, found none")
+        streams = [StreamTokens(path, split) for split in _splits(path)]
+        store = streams[0].store
+        self._path, self._checked = path, False
+        meta = StoreMeta(
+            options.batch_size, options.seq_len, store.dtype if dtype == "keep" else stored_dtype(dtype),
+            options.seed if options.shuffle else 0, 0, sum(len(stream.store.documents) for stream in streams),
+            store.vocab_size, store.tokenizer, fields=store.fields,
+        )  # fmt: skip
+        pad_id = max(0, store.boundary_token_id) if options.pad_id is None else options.pad_id
+        if not 0 <= pad_id <= token_limit(meta.dtype, meta.vocab_size):
+            raise ArgumentError(bad_token_message("pad_id", "the padding", pad_id, meta))
+        description = {"format": "stream", "files": [str(path)], "packing": options.packing, "pad_id": pad_id}
+        tables = [file.with_name(file.name + DOCUMENTS_SUFFIX) for stream in streams for file in stream.store.paths]
+        files = [file for stream in streams for file in stream.store.paths]
+        super().__init__(
+            streams, folder, meta, options, pad_id, description=description,
+            paths=[*files, *(table for table in tables if table.exists())],
+            token_counts=TokenCounts(sum(stream.num_tokens for stream in streams)),
+        )  # fmt: skip
+        self.identity["fingerprints"] = [stream.store.fingerprint for stream in streams]
+
+    def check_reads(self) -> None:
+        """Compare the whole stream with its digests, once: rows are cut from its chunks anywhere.
+
+        Raises
+        ------
+        ZbError
+            If something is not as it was written, or nothing is stored to compare with.
+        """
+        if not self._checked:
+            require_digests(self._path)
+        self._checked = True
+
+
+@contextmanager
+def open_stream(
+    path: Path, target: str, destination: Path, options: PackOptions, dtype: str = "keep", part: Part = WHOLE
+) -> Generator[StreamSource]:
+    """Open a `StreamSource` whose plan lies in `<destination>.plan.partial/` inside the block; each job has its own.
+
+    Raises
+    ------
+    ConvertError
+        If shards are asked for and the destination is one file, or it cannot be there.
+    """
+    refuse_bad_destination([path], destination)
+    is_one_file(target, destination, several=bool(options.num_shards or options.shard_bytes) or part != WHOLE)
+    plan = destination.with_name(destination.name + (".plan" if part == WHOLE else f".plan-{part.job}"))
+    with scratch_directory(plan) as folder:
+        yield StreamSource(path, folder, options, dtype)
+
+
+def _splits(path: Path) -> list[str]:
+    """Return the splits of a stream, that for training first."""
+    folder = path.parent if path.name == INDEX_NAME else path
+    if not (folder / INDEX_NAME).exists():
+        return [DEFAULT_SPLIT]
+    found = dict.fromkeys(shard.split for shard in ShardIndex.load(folder).shards)
+    return sorted(found, key=lambda split: split != DEFAULT_SPLIT)

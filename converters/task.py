@@ -1,0 +1,58 @@
+"""A task, what runs tasks, and how their progress is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+
+from zb_hdf5.files.publishing import partial_path
+
+#: Is called with the number of tokens that were done since the last call.
+Progress = Callable[[int], None]
+Result = TypeVar("Result")
+
+
+def no_progress(tokens: int) -> None:
+    """Show nothing, as in a worker: what it has done is seen from its files."""
+
+
+def tokens_written(path: Path, dtype: np.dtype[Any]) -> int:
+    """Return how far the process is that writes a file of tokens, by the size of the file."""
+    for there in (path, partial_path(path)):
+        with suppress(OSError):
+            return there.stat().st_size // dtype.itemsize
+    return 0
+
+
+class Task(Protocol):
+    """Something to do in one process."""
+
+    def tokens_done(self) -> int:
+        """Return how far it is, as anyone can see it from outside."""
+
+
+class Engine(Protocol):
+    """Runs tasks.
+
+    Attributes
+    ----------
+    workers
+        How many run at the same time.
+    workers_per_node
+        How many of them share the memory of one node, at most.
+    """
+
+    workers: int
+    workers_per_node: int
+
+    def run(
+        self, function: Callable[[Any, Progress], Result], tasks: Iterable[Task], progress: Progress
+    ) -> Generator[tuple[int, Result]]:
+        """Yield (number of the task, its result) as they finish; close the generator when done with it.
+
+        An exception, or closing early, ends the tasks that are still at work.
+        """

@@ -1,0 +1,294 @@
+"""Rows to look at: tokens, and all that is known of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from zb_hdf5.columns.reader import BatchReader
+from zb_hdf5.documents.document import Document, Documents, Spans
+from zb_hdf5.documents.pieces import Pieces, padding
+from zb_hdf5.errors import ArgumentError, BackendError, UnavailableError
+from zb_hdf5.loaders.document_batches import FieldColumn
+from zb_hdf5.loaders.order import GlobalOrder, IndexArray
+from zb_hdf5.spec import NO_DOCUMENT, TokenArray
+from zb_hdf5.store.windows import WindowReader
+
+#: In place of the number of a document.
+PADDING: Final = -1
+UNKNOWN: Final = -2
+#: The span of a stretch that belongs to none.
+NO_SPAN: Final = -1
+#: Runs of equal values of a field that are written out.
+RUNS: Final = 8
+#: Records that are named of those that a document lies in.
+PLACES: Final = 2
+#: Records whose pieces are looked at together.
+RECORDS_AT_ONCE: Final = 1 << 14
+
+
+class Row(NamedTuple):
+    """Consecutive tokens, and what is known of them.
+
+    Attributes
+    ----------
+    name
+        What this is, for people.
+    tokens
+        Shape (S,).
+    columns
+        int64, one per piece of a document: the column of its first token, ascending from 0.
+    documents
+        int64, one per piece: the number of the document, `PADDING`, or `UNKNOWN` where no documents are stored.
+    within
+        int64, one per piece: how many tokens of its document lie before it.
+    fields
+        Name -> values, shape (S, ...).
+    spans
+        (first column, column behind the last, value), ascending, without overlap.
+    known
+        The number of a document -> what is known of it.
+    """
+
+    name: str
+    tokens: TokenArray
+    columns: IndexArray
+    documents: IndexArray
+    within: IndexArray
+    fields: Mapping[str, npt.NDArray[Any]] = {}
+    spans: Sequence[tuple[int, int, Any]] = ()
+    known: Mapping[int, Document] = {}
+
+
+class Part(NamedTuple):
+    """A stretch of a row, of one piece.
+
+    Attributes
+    ----------
+    column
+        Of the first token.
+    tokens
+        Shape (L,).
+    document, within
+        As in `Row`, for the first token.
+    """
+
+    column: int
+    tokens: TokenArray
+    document: int
+    within: int
+
+    @property
+    def stop(self) -> int:
+        """The column behind the last token."""
+        return self.column + len(self.tokens)
+
+
+def rows_of(reader: BatchReader, records: IndexArray, seq_len: int | None = None) -> list[Row]:
+    """Return records of a reader, with the pieces, fields and spans that are stored with them.
+
+    Parameters
+    ----------
+    records, seq_len
+        As for `BatchReader.read_pieces`.
+    """
+    length = seq_len or reader.seq_len
+    tokens, fields = _columns_of(reader, records, length)
+    table, pieces = reader.documents, padding(len(records), length)
+    if reader.has_pieces:
+        pieces = reader.read_pieces(records, length)
+    # what lies behind the last document of a stream is text too: a killed writer left it there
+    filler = PADDING if reader.has_pieces and not isinstance(reader, WindowReader) else UNKNOWN
+    rows = []
+    for number, (a, b) in enumerate(pairwise(pieces.ends.tolist())):
+        here = (pieces.columns[a:b].astype(np.int64), pieces.offsets[a:b])
+        values = {name: field[number] for name, field in fields.items()}
+        rows.append(_row(_name_of(reader, int(records[number]), length), tokens[number], here, values, table, filler))
+    return rows
+
+
+def _columns_of(
+    reader: BatchReader, records: IndexArray, seq_len: int
+) -> tuple[TokenArray, dict[str, npt.NDArray[Any]]]:
+    """Return the tokens of records, shape (R, S), and their fields, shape (R, S, ...)."""
+    tokens = np.empty((len(records), seq_len), reader.dtype)
+    reader.read_records_into(records, tokens)
+    fields = {}
+    for field in reader.meta.fields:
+        values = np.empty((len(records), seq_len * field.size), field.dtype)
+        reader.field(field.name).read_records_into(records, values)
+        fields[field.name] = values.reshape(len(records), seq_len, *field.shape)
+    return tokens, fields
+
+
+def _name_of(reader: BatchReader, record: int, seq_len: int) -> str:
+    if isinstance(reader, WindowReader):
+        start = reader.first_token(record, seq_len)
+        return f"tokens {start:,} to {start + seq_len:,}"
+    stored, part = divmod(record, reader.seq_len // seq_len)
+    batch, row = divmod(stored, reader.batch_size)
+    return f"batch {batch:,} row {row:,}" + (f" from its token {part * seq_len:,}" if part else "")
+
+
+def _row(
+    name: str,
+    tokens: TokenArray,
+    pieces: tuple[IndexArray, npt.NDArray[np.uint64]],
+    fields: Mapping[str, npt.NDArray[Any]],
+    table: Documents | None,
+    filler: int,
+) -> Row:
+    """Add what a table knows of the documents to a row.
+
+    Parameters
+    ----------
+    pieces
+        Columns, and offsets in the document stream.
+    filler
+        What the pieces are that belong to no document.
+    """
+    columns, offsets = pieces
+    is_text = offsets != np.uint64(NO_DOCUMENT)
+    numbers = np.where(is_text, UNKNOWN, filler)
+    if table is None:
+        return Row(name, tokens, columns, numbers, np.zeros_like(columns), fields)
+    found = table.number_of(offsets)
+    numbers[found >= 0] = found[found >= 0]
+    known = {number: table.document(number) for number in np.unique(found[found >= 0]).tolist()}
+    within, spans = np.zeros_like(columns), list[tuple[int, int, Any]]()
+    ends = [*columns[1:].tolist(), len(tokens)]
+    for piece in np.flatnonzero(found >= 0).tolist():
+        start, column = int(offsets[piece]), int(columns[piece])
+        within[piece] = start - known[int(found[piece])].offset
+        there = _spans(table, start, start + ends[piece] - column)
+        edges = zip(there.starts.tolist(), there.stops.tolist(), there.values, strict=True)
+        spans += [(max(a - start, 0) + column, min(b - start + column, ends[piece]), value) for a, b, value in edges]
+    return Row(name, tokens, columns, numbers, within, fields, spans, known)
+
+
+def _spans(table: Documents, start: int, stop: int) -> Spans:
+    """Return spans, as they are stored where they cannot be decoded here: pickled ones run no code."""
+    try:
+        return table.spans(start, stop)
+    except (BackendError, UnavailableError):
+        return table.spans(start, stop, bytes)
+
+
+def document_row(reader: BatchReader, number: int) -> Row:
+    """Return one document, as far as its tokens are in the store.
+
+    Of batches, the pieces of all records are looked through.
+
+    Raises
+    ------
+    BackendError
+        If no table of documents is stored.
+    BatchIndexError
+        If there is no such document.
+    """
+    table = reader.documents
+    if table is None or not reader.has_pieces:
+        raise BackendError(f"{reader.path}: holds no documents; look at a batch or sample, or convert again from text")
+    document = table.document(number)
+    if isinstance(reader, WindowReader):
+        start, stop = document.offset, document.offset + document.length
+        tokens = reader.store.get_slice(start, stop)
+        fields = {
+            field.name: FieldColumn(reader.store.field(field.name), field.shape).get_slice(start, stop)
+            for field in reader.meta.fields
+        }
+        some = min(1, document.length)  # one of no tokens has no piece
+        pieces = (np.zeros(some, np.int64), np.full(some, start, np.uint64))
+        return _row(f"document {number:,}", tokens, pieces, fields, table, UNKNOWN)
+    return _gathered(reader, document, table)
+
+
+def _gathered(reader: BatchReader, document: Document, table: Documents) -> Row:
+    """Return a document, put together from the records that hold its pieces."""
+    start, stop = np.uint64(document.offset), np.uint64(document.offset + document.length)
+    places: list[tuple[int, int, int, int]] = []
+    for first, pieces in scan_pieces(reader):
+        here = (start <= pieces.offsets) & (pieces.offsets < stop)
+        found = (pieces.offsets[here] - start, pieces.rows[here] + first, pieces.columns[here], pieces.lengths[here])
+        places += zip(*(each.tolist() for each in found), strict=True)
+    places.sort()
+    records = np.unique([record for _, record, _, _ in places]).astype(np.int64)
+    tokens, fields = _columns_of(reader, records, reader.seq_len)
+    chosen = [
+        np.arange(column, column + length) + reader.seq_len * int(records.searchsorted(record))
+        for _, record, column, length in places
+    ]
+    taken = np.concatenate([np.empty(0, np.int64), *chosen])
+    lengths = np.array([length for *_, length in places], np.int64)
+    offsets = np.array([within for within, *_ in places], np.int64)
+    columns = np.cumsum(lengths) - lengths
+    begins = np.append(True, np.diff(offsets - columns) != 0)[: len(places)]  # the others go on where one ends
+    names = [_name_of(reader, record, reader.seq_len) for record in records[:PLACES].tolist()]
+    more = [f"{len(records) - PLACES:,} rows more"] if len(records) > PLACES else []
+    name = f"document {document.number:,}" + (f" ({', '.join(names + more)})" if names else "")
+    if left := document.length - len(taken):
+        name += f", less {left:,} tokens that are not in the store"
+    values = {key: field.reshape(-1, *field.shape[2:])[taken] for key, field in fields.items()}
+    at = (columns[begins], offsets[begins].astype(np.uint64) + start)
+    return _row(name, tokens.reshape(-1)[taken], at, values, table, PADDING)
+
+
+def scan_pieces(reader: BatchReader) -> Iterator[tuple[int, Pieces]]:
+    """Yield the pieces of all records, of some at a time, and the number of the first of these records."""
+    for first in range(0, reader.num_records, RECORDS_AT_ONCE):
+        yield first, reader.read_pieces(np.arange(first, min(first + RECORDS_AT_ONCE, reader.num_records)))
+
+
+def parts_of(row: Row, limit: int | None) -> list[Part]:
+    """Return the stretches of a row to show: all of it, or three quarters of `limit` tokens and one from its end.
+
+    Raises
+    ------
+    ArgumentError
+        If `limit` is no positive number.
+    """
+    if limit is not None and limit < 1:
+        raise ArgumentError(f"the tokens of a row to show must be at least 1, found {limit}")
+    size = len(row.tokens)
+    tail = 0 if limit is None or size <= limit else limit // 4
+    head = size if limit is None or size <= limit else limit - tail
+    ends = [*row.columns.tolist()[1:], size][: len(row.columns)]
+    parts = []
+    for first, last in ((0, head), (size - tail, size)):
+        for column, end, document, within in zip(row.columns.tolist(), ends, row.documents, row.within, strict=True):
+            a, b = max(first, column), min(last, end)
+            if a < b:
+                parts.append(Part(a, row.tokens[a:b], int(document), int(within) + a - column))
+    return parts
+
+
+def cut_by_spans(row: Row, part: Part) -> list[tuple[int, int, int]]:
+    """Return the stretches (first column, column behind the last, number of the span or `NO_SPAN`) of a part."""
+    cuts, at = [], part.column
+    for number, (start, stop, _) in enumerate(row.spans):
+        a, b = max(start, part.column), min(stop, part.stop)
+        if a < b:
+            cuts += [(at, a, NO_SPAN)] * (at < a) + [(a, b, number)]
+            at = b
+    return cuts + [(at, part.stop, NO_SPAN)] * (at < part.stop)
+
+
+def sample_of(total: int, count: int, seed: int) -> IndexArray:
+    """Return some of the numbers below `total`, ascending, the same ones for the same seed."""
+    return np.sort(GlobalOrder(total, seed, 0).indices(np.arange(min(total, count))))
+
+
+def summary_of_field(values: npt.NDArray[Any]) -> str:
+    """Return the values of a field along a row in few words: runs of equal numbers, or the range of vectors."""
+    if values.ndim > 1 or not len(values):
+        span = f", {values.min()} to {values.max()}" if values.size and values.dtype.kind in "biuf" else ""
+        return f"{values.dtype.name}{list(values.shape[1:])}{span}"
+    starts = np.flatnonzero(np.append(True, values[1:] != values[:-1]))
+    lengths = np.diff(starts, append=len(values)).tolist()
+    runs = [f"{value} × {length:,}" for value, length in zip(values[starts[:RUNS]].tolist(), lengths, strict=False)]
+    left = len(starts) - len(runs)
+    return ", ".join(runs) + (f", and {left:,} runs more" if left else "")

@@ -1,0 +1,363 @@
+"""Publishing: a file with its final name is whole.
+
+Files and folders are made under `<name>.partial`, flushed to disk, and renamed. A crash leaves the `.partial`, never a
+file that looks whole, and never damages the file that had the name before. The writer holds a `flock` on its partial,
+so that a second writer of the same path is told, while the leftover of a dead one is simply replaced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import os
+import re
+import shutil
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+import numpy.typing as npt
+
+from zb_hdf5.errors import ConvertError, ExistsError
+from zb_hdf5.files.identity import regular
+from zb_hdf5.files.locks import create_locked, is_at, keep_locked, lock, make_locked_folder, require_at
+from zb_hdf5.files.mapping import libc
+from zb_hdf5.spec import DOCUMENTS_PREFIX, INDEX_NAME, JOURNAL_PREFIX, SHARD_PREFIX
+
+PARTIAL_SUFFIX: Final = ".partial"
+SYNC_FILE_RANGE_WRITE: Final = 2
+_DOCUMENTS: Final = re.compile(rf"{DOCUMENTS_PREFIX}\d{{5}}\.h5(\.partial)?")
+
+
+class PartialFile:
+    """`<path>.partial`, ours alone until one of three calls ends that: `publish`, `discard` or `keep`.
+
+    Attributes
+    ----------
+    fd
+        Open for reading and writing until then.
+    partial_path
+        Where the bytes are until then.
+
+    Raises
+    ------
+    ExistsError
+        If `path` exists and `overwrite` is False.
+    UnavailableError
+        If another process is writing the same partial.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+        self.path = Path(path)
+        self.partial_path = partial_path(self.path)
+        self._overwrite = overwrite
+        self._refuse_existing()
+        self.fd = self._open()
+
+    def _open(self) -> int:
+        return create_locked(self.partial_path)
+
+    def _refuse_existing(self) -> None:
+        if not self._overwrite:
+            refuse_existing(self.path)
+        if self.path.is_dir():
+            raise ConvertError(f"{self.path}: is a folder; remove it yourself, or choose another output")
+
+    @property
+    def own_path(self) -> str:
+        """A name for exactly this file, whatever happens to the folder: for libraries that open by name."""
+        name = f"/proc/self/fd/{self.fd}"
+        # HDF5 follows the text of this link. Where another process has looked the name up anew, some network file
+        # systems have it as "(deleted)", although the file is where it was.
+        moved = not os.path.exists(os.readlink(name))
+        return str(self.partial_path) if moved and is_at(self.fd, self.partial_path) else name
+
+    def unlock(self) -> None:
+        """Release the lock for the moment in which the HDF5 library takes its own.
+
+        Another writer that takes the lock in this moment removes the name and makes a new file. This file then has no
+        name, and `publish` raises.
+        """
+        with contextlib.suppress(OSError):
+            fcntl.flock(self.fd, fcntl.LOCK_UN)
+
+    def share_lock(self) -> None:
+        """Take a shared lock: other writers stay out, SWMR readers may lock it too."""
+        lock(self.fd, fcntl.LOCK_SH, self.partial_path)
+
+    def start_write_back(self) -> None:
+        """Have the disk begin to write what it has: `publish` then waits for less."""
+        sync_file_range = getattr(libc(), "sync_file_range", None)
+        if sync_file_range is not None:  # Linux; a failure is met again by fsync
+            sync_file_range(self.fd, ctypes.c_int64(0), ctypes.c_int64(0), ctypes.c_uint(SYNC_FILE_RANGE_WRITE))
+
+    def publish(self) -> None:
+        """Flush to disk, rename to the final name, and make the rename itself durable.
+
+        After a failure the caller says what becomes of the partial.
+        """
+        self._refuse_existing()
+        require_at(self.fd, self.partial_path)
+        with disk_errors(self.partial_path):
+            os.fsync(self.fd)
+        os.replace(self.partial_path, self.path)
+        fsync_directory(self.path.parent)
+        os.close(self.fd)
+
+    def discard(self) -> None:
+        """Remove the partial. A file with the final name is untouched."""
+        if is_at(self.fd, self.partial_path):
+            os.unlink(self.partial_path)
+        os.close(self.fd)
+
+    def keep(self) -> None:
+        """Leave the partial where it is, to a later process or to those who read it."""
+        os.close(self.fd)
+
+
+class ResumedFile(PartialFile):
+    """A partial that begins with what an earlier run left in it."""
+
+    def _open(self) -> int:
+        while True:
+            fd = os.open(self.partial_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            if keep_locked(fd, self.partial_path):
+                return fd
+
+
+class LockedFolder(ABC):
+    """`<path>.partial/`, ours alone inside the `with` block. An exception removes it, unless it was kept.
+
+    What an earlier process has left in it is still there.
+
+    Parameters
+    ----------
+    shared
+        Several processes fill the folder, each a part of it. Then it is kept.
+
+    Attributes
+    ----------
+    partial_path
+        The folder to fill.
+
+    Raises
+    ------
+    UnavailableError
+        If another process is filling the same folder, and not both of them share it.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, shared: bool = False) -> None:
+        self.path = Path(path)
+        self.partial_path = partial_path(self.path)
+        self._shared = self._keep = shared
+
+    def __enter__(self) -> Self:
+        self._fd = make_locked_folder(self.partial_path, fcntl.LOCK_SH if self._shared else fcntl.LOCK_EX)
+        try:
+            refuse_foreign_files(self.partial_path)
+        except BaseException:
+            os.close(self._fd)
+            raise
+        return self
+
+    def clear(self) -> None:
+        """Remove the content of the folder."""
+        for name in os.listdir(self.partial_path):
+            remove(self.partial_path / name)
+
+    def keep(self) -> None:
+        """Have an exception leave the folder as it is, for a later process to go on with."""
+        self._keep = True
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None and not self._shared:
+                self._finish()
+        finally:
+            if not self._keep and is_at(self._fd, self.partial_path):  # not if it was published
+                shutil.rmtree(self.partial_path)
+            os.close(self._fd)
+
+    @abstractmethod
+    def _finish(self) -> None:
+        """Do what is left when the block has ended without an error: publish the folder, or remove it."""
+
+
+class PartialDirectory(LockedFolder):
+    """A folder that leaving the `with` block turns into `path`. See `LockedFolder`.
+
+    Parameters
+    ----------
+    overwrite
+        Replace an existing `path`, at the end and in one step.
+    shared
+        Then it is published by a later process alone.
+
+    Raises
+    ------
+    ExistsError
+        If `path` exists and `overwrite` is False.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, overwrite: bool = False, shared: bool = False) -> None:
+        super().__init__(path, shared=shared)
+        self._overwrite = overwrite
+        self._clean_up: Callable[[Path], None] = lambda path: None
+        if not overwrite:
+            refuse_existing(self.path)
+        elif self.path.exists():
+            refuse_foreign_files(self.path)
+
+    def on_published(self, clean_up: Callable[[Path], None]) -> None:
+        """Have `clean_up` called with the final path."""
+        self._clean_up = clean_up
+
+    def _finish(self) -> None:
+        require_at(self._fd, self.partial_path)
+        os.fsync(self._fd)
+        if not self._overwrite:
+            refuse_existing(self.path)
+        if self.path.exists():
+            self._swap()
+        else:
+            os.replace(self.partial_path, self.path)
+        fsync_directory(self.path.parent)
+        self._clean_up(self.path)
+
+    def _swap(self) -> None:
+        """Replace the old store by the new one; both are whole at every moment.
+
+        A kill between the two renames leaves the old store in a hidden folder beside its place.
+        """
+        refuse_foreign_files(self.path)
+        aside = Path(tempfile.mkdtemp(prefix=f".{self.path.name}.replaced-", dir=self.path.parent))
+        old = aside / self.path.name
+        try:
+            os.replace(self.path, old)
+            os.replace(self.partial_path, self.path)
+        except BaseException:
+            if old.exists() and not self.path.exists():
+                os.replace(old, self.path)
+            aside.rmdir()
+            raise
+        shutil.rmtree(aside)
+
+
+class ScratchDirectory(LockedFolder):
+    """A folder for temporary files, which goes when the work is done. See `LockedFolder`."""
+
+    def _finish(self) -> None:
+        shutil.rmtree(self.partial_path)
+
+
+def remove_scratch(path: Path) -> None:
+    """Remove the `<path>.partial/` that a dead process has left, if there is one.
+
+    Raises
+    ------
+    UnavailableError
+        If another process is at work in it.
+    """
+    if partial_path(path).exists():
+        with ScratchDirectory(path):
+            pass
+
+
+@contextlib.contextmanager
+def scratch_directory(path: Path) -> Generator[Path]:
+    """Make and lock `<path>.partial/` for temporary files; remove it at the end, also after an error."""
+    with ScratchDirectory(path) as folder:
+        folder.clear()  # the leftovers of a dead process
+        yield folder.partial_path
+
+
+@contextlib.contextmanager
+def leftover_of_dead_writer(path: Path) -> Iterator[None]:
+    """Raise if a writer is at work on a file or folder, and keep writers away inside the block; readers may come.
+
+    Raises
+    ------
+    UnavailableError
+        If a writer is at work.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC) if path.is_dir() else regular(path)
+    try:
+        lock(fd, fcntl.LOCK_EX, path)
+        lock(fd, fcntl.LOCK_SH, path)  # HDF5 takes a shared lock of its own to read
+        yield
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """Add the path to an OSError of a call that knows a descriptor only."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def remove(path: Path) -> None:
+    """Remove a file, or a folder and all that is in it."""
+    shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+
+
+def partial_path(path: Path) -> Path:
+    """Return where `path` is built."""
+    return path.with_name(path.name + PARTIAL_SUFFIX)
+
+
+def refuse_existing(path: Path) -> None:
+    """Raise `ExistsError` if `path` exists."""
+    if path.exists():
+        raise ExistsError(f"{path}: exists already")
+
+
+def refuse_foreign_files(folder: Path) -> None:
+    """Raise `ConvertError` if `folder` holds anything but a store: replacing it would delete files of others."""
+    if not folder.is_dir():
+        raise ConvertError(f"{folder}: is not a folder; remove it yourself, or choose another output")
+    for name in os.listdir(folder):
+        known = name in (INDEX_NAME, INDEX_NAME + PARTIAL_SUFFIX) or name.startswith((SHARD_PREFIX, JOURNAL_PREFIX))
+        if not known and not _DOCUMENTS.fullmatch(name):
+            raise ConvertError(
+                f"{folder}: holds {name!r}, which is no part of a store; move it away, or choose another output"
+            )
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Replace the content of `path` in one step."""
+    partial = PartialFile(path, overwrite=True)
+    try:
+        with disk_errors(partial.partial_path), open(partial.fd, "wb", closefd=False) as file:
+            file.write(data)
+        partial.publish()
+    except BaseException:
+        partial.discard()
+        raise
+
+
+def write_fully(fd: int, data: npt.NDArray[Any] | bytes, offset: int) -> None:
+    """Write all of `data` at `offset`: one call of the kernel takes less than 2 GiB, and less on a full disk."""
+    buffer = memoryview(data).cast("B")
+    while buffer:
+        written = os.pwrite(fd, buffer, offset)
+        buffer, offset = buffer[written:], offset + written
+
+
+def fsync_directory(path: Path) -> None:
+    """Make a rename inside `path` durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,353 @@
+"""The loader of documents: whole ones, of variable length, padded or packed, for training after pre-training.
+
+    documents of a stream  x  order (position -> document)  x  rank of world_size  ->  dictionaries of tensors
+
+A position counts the documents that all ranks together have consumed in the epoch.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator, Iterator, Sequence
+from typing import Any, Final
+
+from zb_hdf5.columns.reader import require_choice
+from zb_hdf5.documents.span_labels import WantedSpans
+from zb_hdf5.errors import ArgumentError
+from zb_hdf5.files.digests import crc32_of
+from zb_hdf5.files.extent_file import network_file_system
+from zb_hdf5.files.paths import any_path
+from zb_hdf5.loaders.collate import Collation, DocumentBatches, open_batches
+from zb_hdf5.loaders.document_batches import (
+    TOO_LONG,
+    Documents,
+    LengthOrder,
+    packed_steps,
+    padded_steps,
+)
+from zb_hdf5.loaders.order import GlobalOrder, IndexArray, Order, SequentialOrder
+from zb_hdf5.loaders.prefetch import AUTO_PREFETCH, MAX_THREADS, read_ahead, require_prefetch, steps_in_flight
+from zb_hdf5.loaders.ranks import resolve_rank
+from zb_hdf5.loaders.reading import ReadingLoader
+from zb_hdf5.loaders.states import (
+    STATE_VERSION,
+    require_count,
+    require_epoch,
+    require_fields,
+    require_kind,
+    require_same,
+)
+from zb_hdf5.spec import DEFAULT_SPLIT
+from zb_hdf5.store.kinds import is_stream
+from zb_hdf5.store.tokens import MmapTokenStore
+
+COLLATES: Final = ("pad", "pack")
+SHUFFLES: Final = ("global", "lengths", "sequential")
+
+
+class DocumentLoader(ReadingLoader):
+    """Iterates over the documents of a token stream: one epoch per `iter`, as dictionaries of tensors.
+
+    Parameters
+    ----------
+    source
+        A path for `MmapTokenStore`, or one.
+    collate
+        "pad": `batch_size` documents, each in a row of its own, all rows as long as the longest. "pack": documents one
+        after the other in one dimension, as many as fit into `max_tokens`.
+    batch_size
+        Documents of a batch on each rank; for "pad" only.
+    max_tokens
+        The longest row of "pad" (None: any), the longest batch of "pack".
+    too_long
+        What to do with a longer document: "refuse" the stream, "truncate" it to its first `max_tokens` tokens, or
+        "drop" it. The attribute `documents` counts them.
+    pad_to_multiple_of
+        Fill rows, or a packed batch, up to a multiple of this. With `max_tokens` all batches have one shape.
+    pad_token_id
+        What they are filled with. It is never a target.
+    targets
+        True: add the token that follows each one, and -100 for the last one of a document and for padding.
+    loss_mask
+        The name of a field that is 0 for the tokens that nobody shall learn to say: where one of them follows, the
+        target is -100. They are read all the same. It is yielded only if it is one of `fields`.
+    fields, spans
+        As for `Loader`.
+    shuffle
+        "global": a uniform permutation of all documents. "lengths": the same in buckets of `bucket_batches` batches, in
+        which documents of similar length share a batch, so that "pad" fills up little. "sequential": as stored.
+    seed, epoch, rank, world_size, prefetch
+        As for `Loader`.
+    drop_last
+        As for `Loader`. "pack" fills up the last step with batches from the start of the order.
+    split, access
+        As for `open_reader`.
+    verify
+        As for `MmapTokenStore`.
+
+    Attributes
+    ----------
+    store
+        The tokens.
+    documents
+        `count`, and what is lost to `max_tokens` in each epoch: `truncated_documents`, `truncated_tokens`,
+        `dropped_documents`. Empty documents are left out.
+
+    Raises
+    ------
+    ArgumentError
+        If the arguments contradict each other, a document is too long, there are too few for one step, or a field is
+        not there.
+
+    Notes
+    -----
+    A batch holds `tokens` (int64, shape (batch_size, longest), or (tokens,) if packed), `documents` (int64, their
+    numbers in the stream), `seq_lens` (int32, the tokens of each), and what is asked for: `targets` (as `tokens`), the
+    fields by their names (0 for padding), `spans` and `span_index`. A packed one also has `cu_seqlens` (int32) and
+    `max_seqlen` (int) as flash-attention takes them, padding being a segment of its own, and `position_ids` (int32),
+    which begin anew with each document.
+
+    A new iteration starts the epoch anew, except the first one after `load_state_dict`. Not thread-safe; picklable. The
+    offsets of all documents are in memory, 8 bytes each.
+
+    Examples
+    --------
+    >>> loader = DocumentLoader("chats.h5", collate="pack", max_tokens=8192, targets=True)     # doctest: +SKIP
+    >>> for batch in loader:                                                                   # doctest: +SKIP
+    ...     train(batch["tokens"], batch["targets"], batch["cu_seqlens"], batch["max_seqlen"])
+    """
+
+    def __init__(
+        self,
+        source: str | os.PathLike[str] | MmapTokenStore,
+        *,
+        collate: str,
+        batch_size: int | None = None,
+        max_tokens: int | None = None,
+        too_long: str = "refuse",
+        pad_to_multiple_of: int = 1,
+        pad_token_id: int = 0,
+        targets: bool = False,
+        loss_mask: str | None = None,
+        fields: Sequence[str] = (),
+        spans: WantedSpans = False,
+        shuffle: str = "global",
+        bucket_batches: int = 100,
+        seed: int = 42,
+        epoch: int = 0,
+        rank: int | None = None,
+        world_size: int | None = None,
+        drop_last: bool = True,
+        prefetch: int | str = "auto",
+        split: str = DEFAULT_SPLIT,
+        access: str = "auto",
+        verify: str = "auto",
+    ) -> None:
+        require_choice("collate", collate, COLLATES)
+        require_choice("too_long", too_long, TOO_LONG)
+        require_choice("shuffle", shuffle, SHUFFLES)
+        _require_sizes(collate, shuffle, batch_size, max_tokens, pad_to_multiple_of)
+        require_prefetch(prefetch)
+        if bucket_batches < 1:
+            raise ArgumentError(f"bucket_batches must be at least 1, found {bucket_batches}")
+        options: dict[str, Any] = {"split": split, "access": access, "verify": verify}
+        self.store = source if isinstance(source, MmapTokenStore) else _open_stream(source, options)
+        self.path = self.store.path
+        self.collate, self.batch_size, self.max_tokens, self.too_long = collate, batch_size, max_tokens, too_long
+        self.shuffle, self.bucket_batches, self.seed = shuffle, bucket_batches, seed
+        self.drop_last, self._prefetch = drop_last, prefetch
+        self.rank, self.world_size = resolve_rank(rank, world_size)
+        offsets = self.store.doc_offsets
+        try:
+            self.documents = Documents(offsets, max_tokens, too_long)
+        except ArgumentError as error:
+            raise ArgumentError(f"{self.path}: {error}") from None
+        how = Collation(collate, pad_to_multiple_of, pad_token_id, targets, loss_mask, tuple(fields), spans)
+        self._batches = open_batches(self.store, self.documents, how)
+        # the same tokens with other boundaries are other documents
+        self._fingerprint = f"{self.store.fingerprint}:{len(offsets) - 1}:{crc32_of(offsets.data):08x}"
+        self.epoch = -1  # none yet
+        self.set_epoch(epoch)
+
+    # --- position ------------------------------------------------------------------------------------------------
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch to iterate over. A resumed position is kept if it belongs to this epoch."""
+        require_epoch(epoch)
+        if epoch == self.epoch:
+            return
+        order = self._order_of(epoch)
+        if next(self._steps(order, 0), None) is None:
+            raise ArgumentError(
+                f"{self.path}: {self.documents.count:,} documents are too few for a step of {self.world_size:,} ranks; "
+                "pass a smaller batch_size or max_tokens, or drop_last=False"
+            )
+        self._stop_reading()
+        self.epoch, self._order, self._position, self._resumed = epoch, order, 0, False
+        self._length: int | None = None
+
+    def _order_of(self, epoch: int) -> Order:
+        if self.shuffle == "lengths" and self.batch_size is not None:
+            return LengthOrder(self.documents, self.batch_size, self.bucket_batches, seed=self.seed, epoch=epoch)
+        count = self.documents.count
+        return SequentialOrder(count) if self.shuffle == "sequential" else GlobalOrder(count, self.seed, epoch)
+
+    def _steps(self, order: Order, position: int) -> Iterator[tuple[IndexArray, int]]:
+        share = (self.rank, self.world_size, self.drop_last)
+        if self.batch_size is not None:
+            return padded_steps(order, position, self.batch_size, *share)
+        return packed_steps(order, self.documents, position, self.max_tokens or 0, *share)
+
+    def __len__(self) -> int:
+        """Steps of this epoch. Packed, each epoch has its own number, found from the lengths of all documents."""
+        if self.batch_size is not None:
+            step = self.batch_size * self.world_size
+            return self.documents.count // step if self.drop_last else -(-self.documents.count // step)
+        if self._length is None:
+            self._length = sum(1 for _ in self._steps(self._order, 0))
+        return self._length
+
+    # --- iteration -----------------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """Yield the batches of one epoch."""
+        if not self._resumed:
+            self._stop_reading()
+            self._position = 0
+        try:
+            while (batch := self._next_of_epoch()) is not None:
+                yield batch
+        finally:
+            self._stop_reading()
+
+    def get_batch(self) -> dict[str, Any]:
+        """Return the next batch, for ever: after the last one of an epoch comes the first one of the next epoch."""
+        while (batch := self._next_of_epoch()) is None:
+            self.set_epoch(self.epoch + 1)
+        return batch
+
+    def _next_of_epoch(self) -> dict[str, Any] | None:
+        """Return the next batch, or None at the end of the epoch."""
+        self._resumed = False
+        if self._reading is None:
+            depth, threads = self._depth()
+            self._reading = _read_all(self._batches, self._steps(self._order, self._position), depth, threads)
+        try:
+            batch, self._position = next(self._reading)
+        except BaseException as error:
+            self._reading = None
+            if isinstance(error, StopIteration):
+                return None
+            raise
+        return batch
+
+    def _depth(self) -> tuple[int, int]:
+        """Return how many batches to read ahead, and in how many threads."""
+        in_flight = self.store.in_flight
+        if self._prefetch != "auto":
+            depth = int(self._prefetch)
+            return depth, MAX_THREADS if in_flight is None else depth
+        if in_flight is None:
+            return 0 if network_file_system(self.path) is None else AUTO_PREFETCH, MAX_THREADS
+        mean = max(1, self.store.num_tokens // self.documents.count)
+        reads = self.batch_size or -(-(self.max_tokens or 1) // mean)
+        depth = steps_in_flight(in_flight, reads * mean * self.store.dtype.itemsize, reads)
+        return depth, depth
+
+    # --- state ---------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where training stands: it counts yielded documents, never those that were read ahead.
+
+        Plain JSON values, under 1 KB, the same on every rank after the same step. `position` counts documents of all
+        ranks in this epoch, so that it is valid for any other world size; and for any other `batch_size` (but with
+        `shuffle="lengths"`), `max_tokens` (but with `too_long="drop"`) and `collate`.
+        """
+        return {**self._identity(), "epoch": self.epoch, "position": self._position}
+
+    def load_state_dict(self, state_dict: dict[str, Any], *, force: bool = False) -> None:
+        """Continue exactly where `state_dict` was taken: with the same documents in the same order, on any ranks.
+
+        Parameters
+        ----------
+        force
+            Take epoch and position even if they are of other documents, another seed or another order.
+
+        Raises
+        ------
+        StateError
+            If the state is of other documents, another seed or another order, of another kind of loader, or no state at
+            all; the message names the field. Nothing is taken over then.
+        """
+        state = require_kind(self.path, state_dict, "documents")
+        if not force:
+            identity = self._identity()
+            require_fields(self.path, state, [*identity, "epoch", "position"])
+            remedies = dict.fromkeys(identity, "; force=True takes the position all the same")
+            require_same(self.path, state, identity, remedies)
+        epoch = require_count(self.path, state, "epoch")
+        position = require_count(self.path, state, "position", self.documents.count, "the documents of an epoch")
+        self.set_epoch(epoch)
+        self._stop_reading()
+        self._position, self._resumed = position, True
+
+    def _identity(self) -> dict[str, Any]:
+        """The fields that must agree for a position to mean the same document."""
+        by_length = self.shuffle == "lengths"
+        return {
+            "version": STATE_VERSION,
+            "kind": "documents",
+            "fingerprint": self._fingerprint,
+            "shuffle": self.shuffle,
+            "seed": int(self.seed),
+            "batch_size": self.batch_size if by_length else None,
+            "bucket_batches": self.bucket_batches if by_length else None,
+            "longest": self.max_tokens if self.too_long == "drop" else None,
+        }
+
+    def close(self) -> None:
+        """End the reading threads, and close the files."""
+        self._stop_reading()
+        self._batches.close()
+
+
+def _read_all(
+    batches: DocumentBatches, steps: Iterator[tuple[IndexArray, int]], depth: int, threads: int
+) -> Generator[tuple[dict[str, Any], int]]:
+    """Yield batches, and the position behind each."""
+
+    def read(step: tuple[IndexArray, int]) -> tuple[dict[str, Any], int]:
+        documents, position = step
+        return batches.read(documents), position
+
+    yield from read_ahead(read, steps, depth, threads=threads)
+
+
+def _open_stream(source: str | os.PathLike[str], options: dict[str, Any]) -> MmapTokenStore:
+    path = any_path(source)
+    if path.exists() and not is_stream(path):
+        raise ArgumentError(
+            f"{path}: expected a token stream, whose documents are whole, found none; convert text into a stream"
+        )
+    return MmapTokenStore(path, **options)
+
+
+def _require_sizes(
+    collate: str, shuffle: str, batch_size: int | None, max_tokens: int | None, pad_to_multiple_of: int
+) -> None:
+    """Raise `ArgumentError` for sizes that this way to collate does not have, or that contradict each other."""
+    if collate == "pad" and batch_size is None:
+        raise ArgumentError('collate="pad" needs batch_size, the documents of a batch')
+    if collate == "pack" and (max_tokens is None or batch_size is not None or shuffle == "lengths"):
+        raise ArgumentError(
+            'collate="pack" needs max_tokens, the longest batch, and takes neither batch_size nor shuffle="lengths", '
+            f"it has no rows to fill up; found max_tokens={max_tokens}, batch_size={batch_size}, shuffle={shuffle!r}"
+        )
+    sizes = {"batch_size": batch_size, "max_tokens": max_tokens, "pad_to_multiple_of": pad_to_multiple_of}
+    for name, size in sizes.items():
+        if size is not None and size < 1:
+            raise ArgumentError(f"{name} must be at least 1, found {size}")
+    if max_tokens is not None and max_tokens % pad_to_multiple_of:
+        raise ArgumentError(
+            f"max_tokens must be a multiple of {pad_to_multiple_of}, which is filled up to, found {max_tokens}"
+        )

@@ -1,0 +1,357 @@
+"""Mixtures: batches of several stores in fixed shares, in an order that is arithmetic too.
+
+Global batch g comes from one source and is that source's c-th batch; both follow from g alone, so ranks never talk and
+a checkpoint is one number (and the weights, with the point from which they hold).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Generator, Iterator, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from itertools import count
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import numpy as np
+
+from zb_hdf5.columns.reader import BatchReader
+from zb_hdf5.errors import ArgumentError, StateError
+from zb_hdf5.files.extent_file import network_file_system
+from zb_hdf5.loaders.loader import Loader
+from zb_hdf5.loaders.order import ORDER_STEPS, IndexArray
+from zb_hdf5.loaders.prefetch import AUTO_PREFETCH, MAX_THREADS, read_ahead, require_prefetch
+from zb_hdf5.loaders.ranks import resolve_rank
+from zb_hdf5.loaders.reading import ReadingLoader
+from zb_hdf5.loaders.states import STATE_VERSION, require_count, require_fields, require_kind, require_same, shown
+from zb_hdf5.loaders.steps import Request
+
+#: Weights are rounded to shares of a period of at most this many batches.
+MAX_PERIOD: Final = 1 << 14
+
+#: What every state of a mixture says.
+IDENTITY: Final = {"version": STATE_VERSION, "kind": "mixture"}
+
+#: A source's name, and the batch to read.
+MixedRequest: TypeAlias = tuple[str, Request]
+
+
+class Places(NamedTuple):
+    """Where global batches come from: the number of the source, and which of its batches each is."""
+
+    sources: IndexArray
+    ordinals: IndexArray
+
+
+class Schedule:
+    """The source of each batch: after any n batches, each source is within one batch of its share.
+
+    One period is laid out by Tijdeman's rule for the chairman assignment problem (1980): of the sources that may take
+    the next batch without running ahead of their share, take the one whose deadline comes first. That keeps every
+    source within `1 - 1 / (2k - 2)` of its share; counts and places beyond the period are arithmetic.
+
+    Parameters
+    ----------
+    weights
+        Positive numbers; only their ratios count.
+    """
+
+    def __init__(self, weights: tuple[float, ...]) -> None:
+        self.shares = _shares(weights)
+        self.period = sum(self.shares)
+        self._sources = _period(self.shares)
+        taken = self._sources[:, np.newaxis] == np.arange(len(weights))
+        self._before = np.vstack([np.zeros(len(weights), np.int64), np.cumsum(taken, axis=0)])
+
+    def counts(self, n: int) -> list[int]:
+        """Return how many of the first n batches come from each source."""
+        periods, rest = divmod(n, self.period)
+        return [periods * share + int(c) for share, c in zip(self.shares, self._before[rest], strict=True)]
+
+    def places(self, batches: IndexArray) -> Places:
+        """Return where these batches come from."""
+        periods, rest = np.divmod(batches, self.period)
+        sources = self._sources[rest]
+        ordinals = periods * np.array(self.shares)[sources] + self._before[rest, sources]
+        return Places(sources, ordinals)
+
+
+def _shares(weights: tuple[float, ...]) -> tuple[int, ...]:
+    """Return the smallest integers in the ratio of the weights, rounded to a period of at most `MAX_PERIOD`."""
+    if not weights or any(not 0 < weight < float("inf") for weight in weights):
+        raise ArgumentError(f"weights must be positive numbers, found {list(weights)}")
+    exact = [Fraction(weight).limit_denominator(10**6) for weight in weights]
+    total = sum(exact)
+    if not total:
+        raise ArgumentError(f"weights must not all be below 1e-6, found {list(weights)}")
+    common = np.lcm.reduce([(weight / total).denominator for weight in exact], dtype=object)
+    period = min(int(common), MAX_PERIOD)
+    floors = [max(1, int(weight / total * period)) for weight in exact]
+    remainders = sorted(range(len(exact)), key=lambda i: floors[i] - exact[i] / total * period)
+    for i in remainders[: max(0, period - sum(floors))]:
+        floors[i] += 1
+    return tuple(floors)
+
+
+@lru_cache(maxsize=16)
+def _period(shares: tuple[int, ...]) -> IndexArray:
+    """Lay out one period: the source of each of its batches."""
+    period, k = sum(shares), len(shares)
+    scale = max(1, 2 * k - 2)  # 1 / scale is the slack of the rule; everything below is multiplied by it
+    taken = [0] * k
+    sources = np.empty(period, dtype=np.int64)
+    for n in range(period):
+        allowed = [i for i in range(k) if scale * (shares[i] * (n + 1) - taken[i] * period) >= period] or range(k)
+        # small integers: their quotients are exact enough in floating point to never tie by mistake
+        chosen = min(allowed, key=lambda i: ((scale * (taken[i] + 1) - 1) / shares[i], i))
+        sources[n] = chosen
+        taken[chosen] += 1
+    return sources
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Weights that hold from global batch `start` on, and what each source had given before."""
+
+    start: int
+    weights: tuple[float, ...]
+    counts: tuple[int, ...]
+
+
+#: Options of a `Loader` that mean nothing in a mixture, or something else in each source.
+_UNFIT: Final = frozenset({"device", "epoch", "drop_last", "prefetch", "follow", "skip", "mask_documents"})
+
+
+class MixedLoader(ReadingLoader):
+    """Yields batches of several stores in given shares, for ever; each source in its own order and with its own epochs.
+
+    Parameters
+    ----------
+    sources
+        Name -> path or reader. All batches must have one shape: pass `batch_size`, `seq_len` where the stores differ.
+    weights
+        Name -> weight: the share of batches. `set_weights` changes them; the state remembers.
+    rank, world_size
+        As for `Loader`.
+    prefetch
+        Batches to read ahead in background threads. "auto": 8 if a source lies on a network file system; if one lies on
+        a server, as many as the `Loader` of that source would; else none.
+    options
+        Of each source's `Loader`: `shuffle`, `seed`, `access`, `batch_size`, `dtype`, `targets`, `fields`, ...
+
+    Raises
+    ------
+    ArgumentError
+        If names differ, a weight is not positive, or the sources' batches have different shapes.
+
+    Notes
+    -----
+    Endless: it has no length, and each iteration goes on where the last batch was given. Not thread-safe.
+
+    Examples
+    --------
+    >>> loader = MixedLoader({"web": "data/web", "code": "data/code"}, {"web": 0.7, "code": 0.3})  # doctest: +SKIP
+    >>> for step, batch in zip(range(1000), loader):                                              # doctest: +SKIP
+    ...     train(batch)
+    """
+
+    def __init__(
+        self,
+        sources: Mapping[str, str | os.PathLike[str] | BatchReader],
+        weights: Mapping[str, float],
+        *,
+        rank: int | None = None,
+        world_size: int | None = None,
+        prefetch: int | str = "auto",
+        **options: Any,
+    ) -> None:
+        self.rank, self.world_size = resolve_rank(rank, world_size)
+        unfit = sorted(_UNFIT & set(options))
+        if unfit:
+            raise ArgumentError(
+                f"a mixture has no {', '.join(unfit)}: its sources are read one batch at a time, for ever"
+            )
+        if options.get("backend") == "parquet":
+            raise ArgumentError(
+                "a mixture counts the batches of its sources, and text has no fixed number of them: convert it first"
+            )
+        require_prefetch(prefetch)
+        self.loaders = {name: Loader(path, rank=0, world_size=1, **options) for name, path in sources.items()}
+        shapes = {(loader.batch_size, loader.seq_len) for loader in self.loaders.values()}
+        if len(shapes) != 1:
+            raise ArgumentError(f"sources need one batch shape, found {sorted(shapes)}; pass batch_size and seq_len")
+        self._depth, self._threads = self._resolve(prefetch)
+        self._position = 0
+        self._course = 0  # counts what makes a running iteration turn
+        self._segments = [Segment(0, self._ordered(weights), (0,) * len(self.loaders))]
+
+    def _resolve(self, prefetch: int | str) -> tuple[int, int]:
+        """Return how many batches to read ahead, and in how many threads."""
+        loaders = self.loaders.values()
+        remote = [loader.depth() for loader in loaders if loader.reader.in_flight is not None]
+        if prefetch != "auto":
+            return int(prefetch), int(prefetch) if remote else MAX_THREADS
+        if remote:
+            return min(remote)
+        far = any(network_file_system(loader.reader.path) is not None for loader in loaders)
+        return AUTO_PREFETCH if far else 0, MAX_THREADS
+
+    def _ordered(self, weights: Mapping[str, float]) -> tuple[float, ...]:
+        if set(weights) != set(self.loaders):
+            raise ArgumentError(f"expected a weight for each of {sorted(self.loaders)}, found {sorted(weights)}")
+        ordered = tuple(float(weights[name]) for name in self.loaders)
+        Schedule(ordered)  # refuses weights that are not positive
+        return ordered
+
+    def set_weights(self, weights: Mapping[str, float]) -> None:
+        """Change the shares from the next step on. Every rank must do so at the same step."""
+        segment = Segment(self._position, self._ordered(weights), tuple(self.counts().values()))
+        self._segments = [s for s in self._segments if s.start < self._position] + [segment]
+        self._course += 1
+
+    def set_epoch(self, epoch: int) -> None:
+        """Accept epoch 0: a mixture never ends, and each of its sources has epochs of its own."""
+        if epoch != 0:
+            raise ArgumentError(f"a mixture makes one endless epoch, 0, found {epoch}; its sources count their own")
+
+    def counts(self) -> dict[str, int]:
+        """Return how many batches of each source all ranks together have consumed."""
+        segment = self._segments[-1]
+        since = Schedule(segment.weights).counts(self._position - segment.start)
+        return {name: a + b for name, a, b in zip(self.loaders, segment.counts, since, strict=True)}
+
+    def requests(self, positions: IndexArray) -> list[MixedRequest]:
+        """Return what to read for the batches at these global positions, all under one set of weights."""
+        segment = max((s for s in self._segments if s.start <= positions[0]), key=lambda s: s.start)
+        sources, ordinals = Schedule(segment.weights).places(positions - segment.start)
+        ordinals = ordinals + np.array(segment.counts)[sources]
+        requests: list[Any] = [None] * len(positions)
+        for number, (name, loader) in enumerate(self.loaders.items()):
+            epochs, steps = np.divmod(ordinals, len(loader))
+            for epoch in np.unique(epochs[sources == number]).tolist():
+                here = np.flatnonzero((sources == number) & (epochs == epoch))
+                found = loader.plan_of_epoch(epoch).requests_of_steps(steps[here])
+                for place, request in zip(here.tolist(), found, strict=True):
+                    requests[place] = (name, request)
+        return requests
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield this rank's batches from the current position on, for ever."""
+        turned = True
+        while turned:  # again after each change of the weights or position, and if another iteration has read
+            course, turned = self._course, False
+            self._stop_reading()
+            reading = self._reading = self._read_all(self._position)
+            with contextlib.closing(reading):
+                for tokens in reading:
+                    self._position += self.world_size
+                    yield tokens
+                    if self._course != course or self._reading is not reading:
+                        turned = self._reading is not None  # None: the loader was closed
+                        break
+
+    def get_batch(self) -> Any:
+        """Return this rank's next batch."""
+        if self._forever is None:
+            self._forever = iter(self)
+        try:
+            return next(self._forever)
+        except BaseException:  # the next call tries again from the same place
+            self._forever = None
+            raise
+
+    def _read_all(self, position: int) -> Generator[Any]:
+        requests = self._all_requests(position)
+        yield from read_ahead(self._read, requests, self._depth, threads=self._threads)
+
+    def _all_requests(self, position: int) -> Iterator[MixedRequest]:
+        for first in count(position + self.rank, ORDER_STEPS * self.world_size):
+            yield from self.requests(first + np.arange(ORDER_STEPS) * self.world_size)
+
+    def _read(self, request: MixedRequest) -> Any:
+        name, records = request
+        return self.loaders[name].read(records)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where training stands, in plain JSON values, the same on every rank after the same step."""
+        segments = [{"start": s.start, "weights": [*s.weights], "counts": [*s.counts]} for s in self._segments]
+        state = {**IDENTITY, "sources": self._identity(), "segments": segments}
+        return {**state, "position": self._position}
+
+    def load_state_dict(self, state_dict: dict[str, Any], *, force: bool = False) -> None:
+        """Continue exactly where `state_dict` was taken, on any number of ranks, with the weights it was taken with.
+
+        Parameters
+        ----------
+        force
+            Take position and weights even if the sources, as many as there were, are other data or in another order.
+
+        Raises
+        ------
+        StateError
+            If the sources are not the same data in the same order, or the state is of another kind of loader; the
+            message names the field. Nothing is taken over then.
+        """
+        where = "mixture"
+        require_kind(where, state_dict, "mixture")
+        state = require_fields(where, state_dict, [*IDENTITY, "sources", "segments", "position"])
+        require_same(where, state, IDENTITY, {})
+        if not force:
+            self._require_sources(state["sources"])
+        position = require_count(where, state, "position")
+        if not isinstance(state["segments"], list) or not state["segments"]:
+            raise StateError(f"{where}: state: expected a list of segments, found {shown(state['segments'])}")
+        segments: list[Segment] = []
+        for number, fields in enumerate(state["segments"]):
+            segments.append(self._segment(f"{where}: segment {number}", fields, segments[-1:], position))
+        self._segments, self._position = segments, position
+        self._forever = None
+        self._course += 1
+
+    def _require_sources(self, sources: object) -> None:
+        expected = self._identity()
+        if not isinstance(sources, list) or len(sources) != len(expected):
+            raise StateError(f"mixture: state: expected a list of {len(expected)} sources, found {shown(sources)}")
+        for identity, found in zip(expected, sources, strict=True):
+            where = f"mixture: source {identity['name']!r}"
+            remedies = dict.fromkeys(identity, "; force=True takes the position all the same")
+            require_same(where, require_fields(where, found, identity), identity, remedies)
+
+    def _segment(self, where: str, fields: object, before: list[Segment], position: int) -> Segment:
+        """Return a segment of a state, all of which follows from the weights and starts: the counts are checked."""
+        names = list(self.loaders)
+        found = require_fields(where, fields, ["start", "weights", "counts"])
+        start = require_count(where, found, "start", position, "the position")
+        counts = [0] * len(names)
+        if before:
+            last = before[0]
+            if start <= last.start:
+                raise StateError(f"{where}: state: expected start behind {last.start:,}, found {start:,}")
+            since = Schedule(last.weights).counts(start - last.start)
+            counts = [a + b for a, b in zip(last.counts, since, strict=True)]
+        elif start:
+            raise StateError(f"{where}: state: expected start 0, found {start:,}")
+        require_same(where, found, {"counts": counts}, {})
+        weights = found["weights"]
+        if not isinstance(weights, list) or not all(type(weight) is float for weight in weights):
+            raise StateError(f"{where}: state: expected weights of {names}, found {shown(weights)}")
+        try:
+            return Segment(start, self._ordered(dict(zip(names, weights, strict=True))), tuple(counts))
+        except ValueError as error:  # too few, too many, or not positive
+            raise StateError(f"{where}: state: expected weights of {names}, found {shown(weights)}: {error}") from error
+
+    def _identity(self) -> list[dict[str, Any]]:
+        """The fields that must agree, in order: the number of a source in the list decides ties of the schedule."""
+        return [
+            {"name": name, **loader.identity(), "batch_size": loader.batch_size}
+            for name, loader in self.loaders.items()
+        ]
+
+    def close(self) -> None:
+        """End the reading threads, and close all readers."""
+        self._forever = None
+        self._stop_reading()
+        for loader in self.loaders.values():
+            loader.close()

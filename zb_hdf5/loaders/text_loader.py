@@ -1,0 +1,295 @@
+"""The loader of text: Parquet files are tokenized while training runs, and nothing is stored.
+
+    row groups of this rank -> documents and boundary tokens -> one endless run of tokens -> batches
+
+Row group g of all files, in the order of their names, belongs to rank g % world_size.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from zb_hdf5.columns.reader import require_choice
+from zb_hdf5.errors import ArgumentError, StateError
+from zb_hdf5.loaders.prefetch import DeviceRing, cuda_device, read_ahead, require_prefetch
+from zb_hdf5.loaders.ranks import resolve_rank
+from zb_hdf5.loaders.reading import ReadingLoader
+from zb_hdf5.loaders.states import (
+    STATE_VERSION,
+    require_count,
+    require_epoch,
+    require_fields,
+    require_kind,
+    require_same,
+)
+from zb_hdf5.loaders.text_run import Place, TokenRun
+from zb_hdf5.spec import DEFAULT_SPLIT
+from zb_hdf5.text.corpus import ParquetFile
+from zb_hdf5.text.tokenizers import BOUNDARY_POSITIONS, DEFAULT_BOUNDARY, Tokenizer, load_tokenizer
+
+if TYPE_CHECKING:
+    import torch
+
+SPLITS: Final = (DEFAULT_SPLIT, "val")
+#: Batches that "auto" makes ahead.
+AUTO_PREFETCH: Final = 2
+#: Footers that are read at the same time when a loader begins: each is a small read, slow on a network file system.
+FOOTER_THREADS: Final = 16
+#: What to add to the message about a state that differs.
+REASONS: Final = {
+    "fingerprint": "; files were added, removed or written anew",
+    "tokenizer": "; the same text would give other tokens",
+    "world_size": "; each rank has its own row groups and position: resume with the same number of ranks",
+    "rank": "; each rank saves and loads a state of its own",
+}
+
+
+class TextLoader(ReadingLoader):
+    """Tokenizes Parquet text while training runs.
+
+    Parameters
+    ----------
+    source
+        A folder of `.parquet` files, taken in the order of their names.
+    tokenizer
+        As for `load_tokenizer`, or a tokenizer.
+    batch_size, seq_len
+        Of the tensors. Batches are cut from one run of tokens: documents go on from row to row and batch to batch.
+    split
+        "val": the last file. "train": all others.
+    targets
+        True: yield `(x, y)`, both of shape (batch_size, seq_len): y[t] is the token after x[t]. Every token is a target
+        once: the last of a batch is read again as the first of the next.
+    boundary_token, boundary_position
+        The special token of each document, and where it stands: "before" or "after" it.
+    text_column
+        Of the Parquet files.
+    rank, world_size
+        As for `Loader`. Row group g of the split belongs to rank g % world_size.
+    prefetch
+        Batches made ahead, by one thread that reads and `num_threads` that tokenize. "auto": 2. Batches do not depend
+        on either.
+    device
+        A CUDA device: batches are copied there beside the computation, as `Loader` does.
+
+    Raises
+    ------
+    ArgumentError
+        If the arguments contradict each other, or the split has fewer row groups than there are ranks.
+    FormatError, ConvertError
+        If a file is not Parquet, or has no such column of text.
+
+    Notes
+    -----
+    Endless: after the last row group of a rank comes its first one, in the next epoch, and ranks need not get there
+    together. Count steps. Not thread-safe; picklable.
+
+    Examples
+    --------
+    >>> loader = TextLoader(                                                          # doctest: +SKIP
+    ...     "text", tokenizer="tiktoken:gpt2", batch_size=32, seq_len=2048, targets=True
+    ... )
+    >>> x, y = next(loader)                                                           # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        source: str | os.PathLike[str],
+        *,
+        tokenizer: str | Tokenizer,
+        batch_size: int,
+        seq_len: int,
+        split: str = DEFAULT_SPLIT,
+        targets: bool = False,
+        boundary_token: str = DEFAULT_BOUNDARY,
+        boundary_position: str = "before",
+        text_column: str = "text",
+        rank: int | None = None,
+        world_size: int | None = None,
+        num_threads: int = 4,
+        prefetch: int | str = "auto",
+        device: str | torch.device | None = None,
+    ) -> None:
+        for name, value in {"batch_size": batch_size, "seq_len": seq_len, "num_threads": num_threads}.items():
+            if value < 1:
+                raise ArgumentError(f"{name} must be at least 1, found {value}")
+        require_prefetch(prefetch, 1)
+        require_choice("boundary_position", boundary_position, BOUNDARY_POSITIONS)
+        self.path, self.split = Path(source), split
+        self.batch_size, self.seq_len, self.targets = batch_size, seq_len, targets
+        self.rank, self.world_size = resolve_rank(rank, world_size)
+        self.tokenizer = load_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
+        self._boundary_token_id = self.tokenizer.special_token_id(boundary_token)
+        self._boundary_position = boundary_position
+        self._device = cuda_device(device)
+        self._prefetch = AUTO_PREFETCH if prefetch == "auto" else int(prefetch)
+        paths = _paths_of_split(self.path, split)
+        files = _open_files(paths, text_column)
+        boundary = (self._boundary_token_id, boundary_position)
+        self._run = TokenRun(files, self.rank, self.world_size, self.tokenizer, *boundary, num_threads)
+        if self._run.num_row_groups < self.world_size:
+            raise ArgumentError(
+                f"{self.path}: split {split!r} has {self._run.num_row_groups:,} row groups for {self.world_size:,} "
+                "ranks: some would have no text; write smaller row groups, or evaluate on fewer ranks"
+            )
+        self._fingerprint = _fingerprint(paths, text_column)
+        self._place = self._run.start
+
+    @property
+    def epoch(self) -> int:
+        """The number of times that this rank has seen all of its row groups."""
+        return self._place.epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the begin of an epoch, unless this rank stands in it: then it keeps its position."""
+        require_epoch(epoch)
+        if epoch != self.epoch:
+            self._stop_reading()
+            self._place = self._run.start._replace(epoch=epoch)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield this rank's batches from the current position on, for ever."""
+        while True:
+            yield self.get_batch()
+
+    def get_batch(self) -> Any:
+        """Return the next batch: int64, shape (batch_size, seq_len), or a pair of them with `targets=True`.
+
+        An error of the thread that reads is raised here; the next call tries again from the same place.
+        """
+        if self._reading is None:
+            self._reading = self._begin(self._place)
+        try:
+            tokens, self._place = next(self._reading)
+        except BaseException:
+            self._reading = None
+            raise
+        shape = (self.batch_size, self.seq_len)
+        return (tokens[:-1].view(shape), tokens[1:].view(shape)) if self.targets else tokens.view(shape)
+
+    def _begin(self, place: Place) -> Generator[tuple[torch.Tensor, Place]]:
+        batches = self._run.batches(place, self.batch_size * self.seq_len, int(self.targets))
+        return _ahead(batches, self._prefetch, self._device)
+
+    # --- state ---------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where this rank stands: it counts yielded tokens, never those that were read ahead.
+
+        Plain JSON values, under 1 KB. Each rank has one of its own: save all of them.
+        """
+        return {**self._identity(), **self._place._asdict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any], *, force: bool = False) -> None:
+        """Continue with exactly the next token, with any `batch_size`, `seq_len` and `targets`.
+
+        One row group is read up to the document. The number of ranks must be the same: each of them stands at a place
+        of its own in its own row groups, and other ranks would have other row groups.
+
+        Parameters
+        ----------
+        force
+            Take the place even if it is one of other files, another tokenizer, split, rank or number of ranks.
+
+        Raises
+        ------
+        StateError
+            If the state is of other files, another tokenizer, split, rank or number of ranks, of another kind of
+            loader, or names no place in the files; the message names the field. Nothing is taken over then.
+        """
+        state = require_kind(self.path, state_dict, "text")
+        if not force:
+            identity = self._identity()
+            require_fields(self.path, state, [*identity, *Place._fields])
+            require_same(self.path, state, identity, REASONS)
+        place = Place(*(require_count(self.path, state, name) for name in Place._fields))
+        if place.row_group not in self._run.row_groups:
+            groups = f"one of the {len(self._run.row_groups):,} of this rank"
+            raise StateError(f"{self.path}: state: expected row_group {groups}, found {place.row_group:,}")
+        reading = self._begin(place)  # refuses a place that does not exist
+        self._stop_reading()
+        self._place, self._reading = place, reading
+
+    def _identity(self) -> dict[str, Any]:
+        """The fields that must agree for a place to mean the same token."""
+        return {
+            "version": STATE_VERSION,
+            "kind": "text",
+            "fingerprint": self._fingerprint,
+            "split": self.split,
+            "num_row_groups": self._run.num_row_groups,
+            "tokenizer": self.tokenizer.digest,
+            "boundary_token_id": self._boundary_token_id,
+            "boundary_position": self._boundary_position,
+            "world_size": self.world_size,
+            "rank": self.rank,
+        }
+
+    def close(self) -> None:
+        """End the threads and drop the batches made ahead; the next `get_batch` makes them again."""
+        self._stop_reading()
+
+
+def _ahead(
+    batches: Iterator[tuple[npt.NDArray[np.uint32], Place]], depth: int, device: torch.device | None
+) -> Generator[tuple[torch.Tensor, Place]]:
+    """Yield tensors that one thread makes ahead. Refers to no loader, so that dropping the loader ends the thread."""
+    import torch
+
+    if device is None:
+        for tokens, place in read_ahead(lambda _: next(batches), repeat(None), depth, threads=1):
+            yield torch.from_numpy(tokens.astype(np.int64)), place
+        return
+    ring = DeviceRing(device, torch.int64)
+
+    def fill(_: None) -> tuple[torch.Tensor, Place]:
+        tokens, place = next(batches)
+        return ring.fill(tokens.shape, tokens.dtype, lambda out: np.copyto(out, tokens)), place
+
+    for buffer, place in read_ahead(fill, repeat(None), depth, threads=1):
+        yield ring.send(buffer), place
+
+
+def _paths_of_split(folder: Path, split: str) -> list[Path]:
+    if split not in SPLITS:
+        raise ArgumentError(f"split must be one of {', '.join(SPLITS)}, found {split!r}")
+    paths = sorted(folder / name for name in os.listdir(folder) if name.endswith(".parquet"))
+    chosen = paths[:-1] if split == "train" else paths[-1:]
+    if not chosen:
+        raise ArgumentError(
+            f"{folder}: found {len(paths)} .parquet files: the last one is split 'val', the others are 'train'"
+        )
+    return chosen
+
+
+def _open_files(paths: list[Path], text_column: str) -> list[ParquetFile]:
+    with ThreadPoolExecutor(FOOTER_THREADS, thread_name_prefix="zb-footers") as pool:
+        return list(pool.map(lambda path: ParquetFile(path, text_column), paths))
+
+
+def _fingerprint(paths: list[Path], text_column: str) -> str:
+    """Return a digest of the files without reading their text: of their names, sizes and footers.
+
+    A footer says where each row group lies, how long it is, and the smallest and largest value of each column.
+    """
+    seen = [[path.name, path.stat().st_size, hashlib.sha256(_footer(path)).hexdigest()] for path in paths]
+    return "footers:" + hashlib.sha256(json.dumps([text_column, seen]).encode()).hexdigest()
+
+
+def _footer(path: Path) -> bytes:
+    """Return the metadata at the end of a Parquet file, which ends with their length and "PAR1"."""
+    with open(path, "rb") as file:
+        file.seek(-8, os.SEEK_END)
+        length = int.from_bytes(file.read(4), "little")
+        file.seek(-8 - length, os.SEEK_END)
+        return file.read(length)

@@ -1,0 +1,97 @@
+"""The pieces and the documents of a store, over all its shards."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from zb_hdf5.documents.pieces import Pieces, concatenate
+from zb_hdf5.files.open_files import OpenFiles
+from zb_hdf5.files.paths import RemotePath
+from zb_hdf5.formats.documents import DocumentTable
+from zb_hdf5.formats.pieces import PiecesFile
+from zb_hdf5.store.index import ShardIndex
+
+
+class StoreDocuments:
+    """What a store has of documents. See `RecordDocuments`; a file is opened when it is first needed.
+
+    Offsets and numbers count over the splits of the index, one after the other: an index of one split counts as its
+    files do.
+    """
+
+    def __init__(self, folder: Path, index: ShardIndex) -> None:
+        self._folder, self._index = folder, index
+        records = index.table.values["num_batches"] * index.meta.batch_size
+        self._starts = np.concatenate([[0], np.cumsum(records)])
+        self._edges: list[int] = self._starts.tolist()
+        self._parts, bases = index.document_parts()
+        self._bases = [bases.get(split, 0) for split in index.table.values["split"]]
+        self._reset()
+
+    def _reset(self) -> None:
+        self._files: OpenFiles[PiecesFile] = OpenFiles("auto", far=isinstance(self._folder, RemotePath))
+        self._table: DocumentTable | None = None
+
+    @cached_property
+    def has_pieces(self) -> bool:
+        pieces = self._index.table.pieces
+        return pieces is not None and bool((pieces["bytes"] >= 0).all())
+
+    def read_pieces(self, records: npt.NDArray[np.int64]) -> Pieces:
+        shards = self._starts.searchsorted(records, side="right") - 1
+        found = np.unique(shards)
+        if len(found) == 1:
+            return self._read_shard(int(found[0]), records)
+        order = shards.argsort(kind="stable")
+        groups = np.split(order, np.flatnonzero(np.diff(shards[order])) + 1) if len(order) else []
+        parts = [self._read_shard(int(shards[group[0]]), records[group]) for group in groups]
+        if not parts:
+            return self._read_shard(0, records)
+        places = np.empty_like(order)
+        places[order] = np.arange(len(order))
+        return concatenate(parts).take(places)
+
+    def read_run(self, start: int, stop: int) -> Pieces:
+        shard = bisect_right(self._edges, start) - 1
+        file = self._files.known.get(shard)
+        if file is None or stop > self._edges[shard + 1]:
+            return self.read_pieces(np.arange(start, stop))
+        first, base = self._edges[shard], self._bases[shard]
+        pieces = file.read_run(start - first, stop - first)
+        return pieces.moved(base) if base else pieces
+
+    def _read_shard(self, shard: int, records: npt.NDArray[np.int64]) -> Pieces:
+        file = self._files.known.get(shard) or self._files.open(shard, self._open)
+        pieces = file.read(records - self._starts[shard])
+        return pieces.moved(self._bases[shard]) if self._bases[shard] else pieces
+
+    def _open(self, shard: int) -> PiecesFile:
+        entry = self._index.shards[shard]
+        num_records = entry.num_batches * self._index.meta.batch_size
+        sha256 = entry.pieces.sha256 if entry.pieces else ""
+        return PiecesFile(self._folder / entry.path, num_records, self._index.meta.seq_len, sha256=sha256)
+
+    def documents(self) -> DocumentTable | None:
+        if self._table is None and self._parts:
+            self._table = DocumentTable(self._folder, self._parts)
+        return self._table
+
+    def close(self) -> None:
+        for file in self._files.files().values():
+            file.close()
+        if self._table is not None:
+            self._table.close()
+        self._reset()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key not in ("_files", "_table")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._reset()

@@ -1,0 +1,253 @@
+"""Windows over a token stream: a stream as a reader of records that are cut from it when they are read."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from zb_hdf5.columns.reader import BatchReader
+from zb_hdf5.columns.source import CopyingSource
+from zb_hdf5.documents.pieces import Pieces, padding
+from zb_hdf5.documents.segments import pieces_of_windows
+from zb_hdf5.errors import ArgumentError, UnverifiableError, ZbError
+from zb_hdf5.files.paths import any_path
+from zb_hdf5.formats.documents import DocumentTable
+from zb_hdf5.spec import DTYPE_BY_NAME, NO_CODEC, StoreMeta, TokenArray
+from zb_hdf5.store.index import ShardIndex
+from zb_hdf5.store.tokens import MmapTokenStore
+from zb_hdf5.store.verify import verify_store
+from zb_hdf5.token_values import as_stored
+
+#: What the fingerprint of a `WindowReader` ends with: records in a batch, tokens from one to the next, shared tokens.
+_WINDOWS: Final = re.compile(r":([1-9]\d{0,17})x([1-9]\d{0,17})\+(\d{1,18})$")
+
+
+class WindowReader(BatchReader):
+    """Batches of consecutive windows of a stream. `BatchReader` describes its functions.
+
+    Record r holds the tokens from `r * seq_len` on. With `overlap=1` it has `seq_len + 1` of them: its last token is
+    the first one of the next record, so that targets, shifted by one, miss none.
+
+    Parameters
+    ----------
+    path, split, access
+        As for `MmapTokenStore`.
+    batch_size, seq_len
+        Records per batch, and tokens from one record to the next.
+    overlap
+        Tokens that a record shares with the next one.
+    verify
+        As for `open_reader`: "auto" compares nothing, since a window is less than a chunk; "batch" reads whole chunks.
+    index
+        The content of its `shards.json`, where it was read already.
+
+    Attributes
+    ----------
+    store
+        The tokens.
+    stride
+        Tokens from one record to the next.
+    dropped_tokens
+        Those at the end that do not fill a batch.
+
+    Raises
+    ------
+    ArgumentError
+        If the stream is too short for one batch.
+    """
+
+    backend = "stream"
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        batch_size: int,
+        seq_len: int,
+        overlap: int = 0,
+        split: str | None = None,
+        access: str = "auto",
+        verify: str = "auto",
+        index: ShardIndex | None = None,
+    ) -> None:
+        if overlap < 0:
+            raise ArgumentError(f"overlap must be at least 0, found {overlap}")
+        if verify == "store":
+            require_digests(any_path(path), split)
+        how = "none" if verify == "store" else verify
+        store = MmapTokenStore(path, split=split, access=access, verify=how, index=index)
+        self._set_windows(store, batch_size, seq_len, overlap)
+        self.verify = verify
+
+    def _set_windows(self, store: MmapTokenStore, batch_size: int, seq_len: int, overlap: int) -> None:
+        self.store = store
+        small = store.dtype.kind == "u" and store.dtype.itemsize <= 2
+        dtype = DTYPE_BY_NAME["uint16" if small else "uint32"]
+        num_batches = max(0, store.num_tokens - overlap) // seq_len // batch_size if batch_size * seq_len > 0 else 0
+        meta = StoreMeta(
+            batch_size,
+            seq_len + overlap,
+            dtype,
+            total_records=num_batches * batch_size,
+            vocab_size=store.vocab_size,
+            tokenizer=store.tokenizer,
+            fields=store.fields,
+        )
+        if num_batches == 0:
+            raise ArgumentError(
+                f"{store.path}: {store.num_tokens:,} tokens do not fill one batch of {batch_size:,} x {seq_len:,}"
+                + (f" and {overlap} more" if overlap else "")
+            )
+        self.stride = seq_len
+        super().__init__(store.path, meta, num_batches, _WindowSource(store, meta, seq_len))
+        self._beside = _WindowDocuments(store, meta.seq_len, seq_len)
+        self.dropped_tokens = store.num_tokens - overlap - num_batches * batch_size * seq_len
+
+    @property
+    def verified(self) -> str:
+        return self.verify if self.verify == "store" else self.store.verified
+
+    @property
+    def overlap(self) -> int:
+        return self.seq_len - self.stride
+
+    @property
+    def has_padding(self) -> bool:
+        return False
+
+    def stretch_of_batch(self, index: int) -> tuple[int, int] | None:
+        if self.overlap and self.batch_size > 1:
+            return None
+        start = index * self.batch_size * self.stride
+        return start, start + self.batch_size * self.seq_len
+
+    def _field_reader(self, name: str) -> BatchReader:
+        meta = self.meta.of_field(name)
+        stride = self.stride * meta.seq_len // self.meta.seq_len
+        return BatchReader(self.path, meta, self.num_batches, _WindowSource(self.store.field(name), meta, stride))
+
+    def _compute_fingerprint(self) -> str:
+        # the batch size too: a shuffle of batches means other records with another one
+        return f"{self.store.fingerprint}:{self.meta.batch_size}x{self.stride}+{self.meta.seq_len - self.stride}"
+
+    def serving(self, fingerprint: object) -> WindowReader:
+        """Return a reader of the same windows in batches of another size, if the fingerprint says so."""
+        other = WindowReader.__new__(WindowReader)
+        try:
+            batch_size = windows_of(fingerprint)[0]
+            other._set_windows(self.store, batch_size, self.stride, self.meta.seq_len - self.stride)
+        except ZbError:  # the stream has no batch of that size
+            return self
+        if not other.fingerprint == fingerprint != self.fingerprint:
+            return self
+        other.verify = self.verify
+        if self.in_front is not None:
+            self.in_front(other)
+        return other
+
+    def first_token(self, record: int, seq_len: int) -> int:
+        """Return where a record of `seq_len` tokens, a divisor of those of a window, begins in the stream."""
+        window, part = divmod(record, self.seq_len // seq_len)
+        return window * self.stride + part * seq_len
+
+
+def windows_of(fingerprint: object) -> tuple[int, int, int]:
+    """Return batch size, sequence length and overlap of the reader that has this fingerprint.
+
+    Raises
+    ------
+    ArgumentError
+        If it is not that of windows.
+    """
+    found = _WINDOWS.search(fingerprint) if isinstance(fingerprint, str) else None
+    if found is None:
+        raise ArgumentError(f"expected the fingerprint of windows of a token stream, found {fingerprint!r}")
+    batch_size, seq_len, overlap = map(int, found.groups())
+    return batch_size, seq_len, overlap
+
+
+def require_digests(path: Path, split: str | None = None) -> None:
+    """Compare a stream with its digests.
+
+    Raises
+    ------
+    ZbError
+        If something is not as it was written, or nothing is stored to compare with.
+    """
+    for report in verify_store(path, split=split):
+        if report.problem:
+            raise report.problem
+        if report.missing:
+            raise UnverifiableError(f"{report.path}: cannot be verified: {report.missing}")
+
+
+class _WindowDocuments:
+    """The documents of a stream by its windows. See `RecordDocuments`."""
+
+    has_pieces = True
+
+    def __init__(self, store: MmapTokenStore, seq_len: int, stride: int) -> None:
+        self._store, self._seq_len, self._stride = store, seq_len, stride
+
+    def read_pieces(self, records: npt.NDArray[np.int64]) -> Pieces:
+        starts = records * self._stride
+        if not len(starts):
+            return padding(0, self._seq_len)
+        edges, end = self._store.edges.near(starts, self._seq_len)
+        return pieces_of_windows(edges, starts, self._seq_len, end)
+
+    def read_run(self, start: int, stop: int) -> Pieces:
+        return self.read_pieces(np.arange(start, stop))
+
+    def documents(self) -> DocumentTable:
+        return self._store.documents
+
+    def close(self) -> None:
+        """Do nothing: the store closes its files."""
+
+
+class _WindowSource(CopyingSource):
+    """Gathers windows. See `BatchSource`."""
+
+    def __init__(self, store: MmapTokenStore, meta: StoreMeta, stride: int) -> None:
+        self._store, self._meta, self._stride = store, meta, stride
+        self.access, self.in_flight = store.access, store.in_flight
+        self.wants_threads = store.codec != NO_CODEC
+
+    def read_range_into(self, start: int, out: TokenArray) -> None:
+        first = start * self._meta.batch_size
+        if self._stride == self._meta.seq_len and self._store.dtype == self._meta.dtype:
+            self._store.read_into(first * self._stride, out.reshape(-1))  # a fifth of the time
+            return
+        rows = out.reshape(-1, self._meta.seq_len)
+        self.gather_into(np.arange(first, first + len(rows)), rows)
+
+    def gather_into(self, records: npt.NDArray[np.int64], out: TokenArray) -> None:
+        parts = self._meta.seq_len // out.shape[1]
+        if parts > 1 and self._stride != self._meta.seq_len:
+            raise ArgumentError(
+                "records that overlap cannot be cut into shorter ones; pass another seq_len to the reader"
+            )
+        records, part = np.divmod(records, parts)
+        starts = records * self._stride + part * out.shape[1]
+        if self._store.dtype == self._meta.dtype:
+            self._store.gather_into(starts, out)
+        else:
+            tokens = np.empty(out.shape, self._store.dtype)
+            self._store.gather_into(starts, tokens)
+            out[...] = as_stored(tokens, self._meta, f"{self._store.path} (windows from token {int(starts[0]):,})")
+
+    def is_cached(self, index: int) -> bool:
+        return self._store.is_cached(index * self._meta.batch_size * self._stride)
+
+    def will_need(self, index: int, count: int = 1) -> None:
+        first, stop = (number * self._meta.batch_size * self._stride for number in (index, index + count))
+        self._store.will_need(first, stop + self._meta.seq_len - self._stride)
+
+    def close(self) -> None:
+        self._store.close()

@@ -1,0 +1,430 @@
+"""Documents of text: from Parquet by row group, from JSON lines, from text files. Dropped documents are counted."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import zlib
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cached_property
+from importlib import import_module
+from itertools import compress, repeat
+from pathlib import Path
+from typing import Any, BinaryIO, ClassVar, Final, TypeAlias, cast
+
+from zb_hdf5.documents.document import id_bytes, metadata_bytes
+from zb_hdf5.errors import ConvertError, FormatError, Remedy, UnavailableError
+
+#: A block ends with the document that reaches one of these: enough work for many threads, little memory.
+BLOCK_DOCUMENTS: Final = 1024
+BLOCK_CHARACTERS: Final = 8 << 20
+#: Bytes of a file of JSON lines that one process reads at a time.
+ROW_GROUP_BYTES: Final = 64 << 20
+#: How many dropped documents are remembered with file and line.
+FIRST_DROPPED: Final = 5
+#: A text, or why it is none, and the values of its other columns.
+Found: TypeAlias = "tuple[str | Reason, tuple[Any, ...]]"
+
+
+class Reason(StrEnum):
+    """Why a line, row or file is no document."""
+
+    BAD_JSON = "bad JSON"
+    MISSING = "no text"  # no such key, or null
+    NOT_TEXT = "not text"  # a number, a list
+    NOT_UTF8 = "not UTF-8"
+    EMPTY = "empty"
+
+
+@dataclass
+class Dropped:
+    """How many texts were dropped, by reason, and the lines of the first ones."""
+
+    counts: dict[str, int] = field(default_factory=dict)
+    first: list[str] = field(default_factory=list)
+
+    def add(self, reason: Reason, place: str) -> None:
+        """Count one. `place` is a file and a line or row, counted from 1."""
+        self.merge(Dropped({reason.value: 1}, [f"{place}: {reason.value}"]))
+
+    def merge(self, later: Dropped) -> None:
+        """Add the drops of a later part."""
+        for reason, count in later.counts.items():
+            self.counts[reason] = self.counts.get(reason, 0) + count
+        self.first = [*self.first, *later.first][:FIRST_DROPPED]
+
+    def lines(self) -> list[tuple[str, str]]:
+        """Return the lines of a report: none if nothing was dropped."""
+        if not self.counts:
+            return []
+        counts = ", ".join(f"{count:,} {reason}" for reason, count in self.counts.items())
+        return [("dropped", counts), *(("", place) for place in self.first)]
+
+
+@dataclass
+class Block:
+    """Consecutive documents of one file, and the count of those dropped between them.
+
+    Attributes
+    ----------
+    rows
+        The row or line of each text, counted from 1.
+    ids, metadata
+        UTF-8 of each id, and the text of a JSON object for each text, where columns of them were named; else empty.
+    """
+
+    texts: list[str] = field(default_factory=list)
+    dropped: Dropped = field(default_factory=Dropped)
+    rows: list[int] = field(default_factory=list)
+    ids: list[bytes] = field(default_factory=list)
+    metadata: list[bytes] = field(default_factory=list)
+
+    def only(self, keep: Sequence[bool], dropped: Dropped) -> Block:
+        """Return the block with some of its documents."""
+        texts, rows = list(compress(self.texts, keep)), list(compress(self.rows, keep))
+        return Block(texts, dropped, rows, list(compress(self.ids, keep)), list(compress(self.metadata, keep)))
+
+
+class DocumentFile(ABC):
+    """One file of documents, in row groups: runs of documents that can be read without those before them.
+
+    Opened for each pass over a row group, and closed at its end.
+
+    Attributes
+    ----------
+    suffixes
+        Of such files.
+    noun, example
+        Such files, and a path of them, in the help of the command line.
+    documents
+        What is a document, in one sentence.
+    has_columns
+        Whether a document is one of several values, so that `column` must say which.
+    path
+        The file.
+    column
+        As given.
+    num_row_groups
+        Parquet says how many; a file of JSON lines is cut into ranges of bytes; a plain text file is one.
+
+    Parameters
+    ----------
+    column
+        Name of the column of a table, or of the key of an object, that holds the text.
+    id_column, metadata_columns
+        Those that hold an id, and more that is kept of each document; "" and none: nothing is.
+    """
+
+    suffixes: ClassVar[tuple[str, ...]]
+    noun: ClassVar[str]
+    example: ClassVar[str]
+    documents: ClassVar[str]
+    has_columns: ClassVar[bool] = True
+    num_row_groups: int
+
+    def __init__(
+        self, path: Path, column: str = "text", id_column: str = "", metadata_columns: Sequence[str] = ()
+    ) -> None:
+        self.path, self.column = path, column
+        self.id_column, self.metadata_columns = id_column, tuple(metadata_columns)
+        self._look()
+
+    def _look(self) -> None:  # noqa: B027 - most files say nothing before they are read
+        """Look at the file: count its row groups, and refuse one without the columns."""
+
+    @property
+    def more_columns(self) -> tuple[str, ...]:
+        """The columns that are read besides the text."""
+        return (*([self.id_column] if self.id_column else []), *self.metadata_columns)
+
+    def blocks(self) -> Iterator[Block]:
+        """Yield all documents in order."""
+        for number in range(self.num_row_groups):
+            yield from self.row_group(number)
+
+    @abstractmethod
+    def row_group(self, number: int) -> Iterator[Block]:
+        """Yield the documents of one row group, in order.
+
+        Raises
+        ------
+        FormatError
+            If the file as a whole is not what its name says.
+        ConvertError
+            If a document has no id that can be stored.
+        """
+
+    def _blocks(self, unit: str, first: int, found: Iterable[Found]) -> Iterator[Block]:
+        """Group documents into blocks; their rows are numbered from `first` on."""
+        block, characters = Block(), 0
+        for number, (text, more) in enumerate(found, first):
+            if isinstance(text, Reason) or not text:
+                reason = text if isinstance(text, Reason) else Reason.EMPTY
+                block.dropped.add(reason, f"{self.path}: {unit} {number:,}")
+                continue
+            block.texts.append(text)
+            block.rows.append(number)
+            if more:
+                self._add_more(block, more, f"{self.path}: {unit} {number:,}")
+            characters += len(text)
+            if len(block.texts) == BLOCK_DOCUMENTS or characters >= BLOCK_CHARACTERS:
+                yield block
+                block, characters = Block(), 0
+        if block.texts or block.dropped.counts:
+            yield block
+
+    def _add_more(self, block: Block, values: Sequence[Any], place: str) -> None:
+        """Add what other columns say of a document."""
+        for name, value in zip(self.more_columns, values, strict=True):
+            if isinstance(value, Reason):
+                raise ConvertError(f"{place}: column {name!r} is {value}; name another column")
+        if self.id_column:
+            block.ids.append(id_bytes(values[0], f"{place}: column {self.id_column!r}"))
+            values = values[1:]
+        if self.metadata_columns:
+            known = dict(zip(self.metadata_columns, values, strict=True))
+            block.metadata.append(metadata_bytes(known, place))
+
+
+class ParquetFile(DocumentFile):
+    """Documents in one column of text of a Parquet file. More columns may have any type.
+
+    Raises
+    ------
+    FormatError
+        If it is no Parquet file.
+    ConvertError
+        If it has no such column, or one that is not of text.
+    UnavailableError
+        If pyarrow is not installed.
+    """
+
+    suffixes = (".parquet",)
+    noun, example = "Parquet files of text", "corpus/"
+    documents = "Each row is a document."
+
+    def _look(self) -> None:
+        with self._open() as file:
+            self.num_row_groups = file.num_row_groups
+            self._rows = [file.metadata.row_group(k).num_rows for k in range(file.num_row_groups)]
+            schema = file.schema_arrow
+        column, path = self.column, self.path
+        for name, what in ((column, "the text"), *((name, "its documents") for name in self.more_columns)):
+            if name not in schema.names:
+                raise ConvertError(f"{path}: no column {name!r} for {what}; its columns are: {', '.join(schema.names)}")
+        kind = schema.field(column).type
+        text = kind.value_type if hasattr(kind, "index_type") else kind  # of a dictionary
+        if str(text) not in ("string", "large_string", "string_view"):
+            raise ConvertError(f"{path}: column {column!r}: expected text, found {kind}; name another column")
+
+    def row_group(self, number: int) -> Iterator[Block]:
+        """Yield the documents of one row group; memory holds one column of it at most."""
+        row = sum(self._rows[:number])
+        names = list(dict.fromkeys([self.column, *self.more_columns]))
+        with self._open() as file, _parquet_errors(self.path):
+            for batch in file.iter_batches(BLOCK_DOCUMENTS, row_groups=[number], columns=names):
+                texts = _column_texts(batch.column(self.column))
+                columns = [_column_values(batch.column(name)) for name in self.more_columns]
+                more: Iterable[tuple[Any, ...]] = zip(*columns, strict=True) if columns else repeat((), len(texts))
+                yield from self._blocks("row", row + 1, zip(texts, more, strict=True))
+                row += batch.num_rows
+
+    def _open(self) -> Any:
+        try:
+            parquet = import_module("pyarrow.parquet")
+        except ImportError as error:
+            raise UnavailableError("Parquet needs the package pyarrow: pip install 'zb_hdf5[text]'") from error
+        with open(self.path, "rb"), _parquet_errors(self.path):  # a file that is not there is an OSError of its own
+            return parquet.ParquetFile(self.path, memory_map=False, pre_buffer=False)
+
+
+class JsonLinesFile(DocumentFile):
+    """Documents in one field of the objects of a file of JSON lines, gzip-compressed (then one row group) or not."""
+
+    suffixes = (".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz")
+    noun, example = "JSON lines of text", "corpus.jsonl"
+    documents = "Each line (.jsonl, .ndjson, also .gz) is a document."
+
+    def _look(self) -> None:
+        self._gzip = self.path.suffix == ".gz"
+        self.num_row_groups = 1 if self._gzip else max(1, -(-self.path.stat().st_size // ROW_GROUP_BYTES))
+
+    def row_group(self, number: int) -> Iterator[Block]:
+        """Yield the documents of the lines that begin in one range of bytes."""
+        start, line_number = number * ROW_GROUP_BYTES, 1
+        with self._open() as file:
+            if number:
+                file.seek(start - 1)
+                line_number += self._line_ends[number] + file.readline().count(b"\n")
+            stop = None if number == self.num_row_groups - 1 else start + ROW_GROUP_BYTES
+            try:
+                yield from self._blocks("line", line_number, map(self._document, _lines_until(file, stop)))
+            except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+                raise FormatError(f"{self.path}: damaged or cut off: {error}") from error
+
+    def _open(self) -> BinaryIO:
+        return cast(BinaryIO, gzip.open(self.path, "rb")) if self._gzip else open(self.path, "rb")
+
+    @cached_property
+    def _line_ends(self) -> list[int]:
+        """How many lines end before each row group and the byte before it: one pass over the file finds all."""
+        ends = [0]
+        with self._open() as file:
+            for number in range(1, self.num_row_groups):
+                ends.append(ends[-1] + _count_lines(file, number * ROW_GROUP_BYTES - 1))
+        return ends
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Count the lines first, or each process would that reads a part of the file."""
+        return self.__dict__ | ({"_line_ends": self._line_ends} if self.num_row_groups > 1 else {})
+
+    def _document(self, line: bytes) -> Found:
+        try:
+            value = json.loads(line.decode("utf-8"))
+        except UnicodeDecodeError:
+            return Reason.NOT_UTF8, ()
+        except (ValueError, RecursionError):
+            return Reason.BAD_JSON, ()
+        if not isinstance(value, dict):
+            return Reason.BAD_JSON, ()
+        text = value.get(self.column)
+        if text is None:
+            return Reason.MISSING, ()
+        more = tuple(value.get(name) for name in self.more_columns)
+        return (text if isinstance(text, str) else Reason.NOT_TEXT), more
+
+
+class PlainTextFile(DocumentFile):
+    """A whole file of UTF-8 is one document, line ends as they are."""
+
+    suffixes = (".txt",)
+    noun, example = "plain text files", "books/"
+    documents = "Each file is a document, and must fit in memory."
+    has_columns = False
+
+    num_row_groups = 1
+
+    def row_group(self, number: int) -> Iterator[Block]:
+        try:
+            text: str | Reason = self.path.read_bytes().decode("utf-8")
+        except UnicodeDecodeError:
+            text = Reason.NOT_UTF8
+        yield from self._blocks("line", 1, [(text, ())])
+
+
+#: The one table of what documents are read from; each kind has its command of `zb convert`.
+FILE_KINDS: Final[dict[str, type[DocumentFile]]] = {
+    "parquet": ParquetFile,
+    "jsonl": JsonLinesFile,
+    "text": PlainTextFile,
+}
+
+
+def open_documents(
+    paths: Sequence[str | os.PathLike[str]],
+    kind: str | None = None,
+    column: str = "text",
+    id_column: str = "",
+    metadata_columns: Sequence[str] = (),
+) -> list[DocumentFile]:
+    """Open files of documents, in the order given; of a folder those in and below it, in the order of their paths.
+
+    Parameters
+    ----------
+    kind
+        A name in `FILE_KINDS`, for files of any name; of a folder those with its suffixes are taken. None: by suffix.
+    column, id_column, metadata_columns
+        As for `DocumentFile`.
+
+    Raises
+    ------
+    ConvertError
+        If a folder has no such files, a file is named twice, or nothing is known of a suffix.
+    FormatError, UnavailableError
+        As the files do.
+    """
+    kinds = list(FILE_KINDS.values()) if kind is None else [FILE_KINDS[kind]]
+    suffixes = tuple(suffix for each in kinds for suffix in each.suffixes)
+    files: list[Path] = []
+    for path in map(Path, paths):
+        inside = sorted(each for each in path.rglob("*") if not each.is_dir()) if path.is_dir() else [path]
+        found = [file for file in inside if file.name.endswith(suffixes)] if path.is_dir() or kind is None else inside
+        others = _other_kinds(found or inside, kind)
+        if not found or (kind is not None and others and "parquet" in (kind, *others)):
+            # text may have any name; Parquet is binary
+            there = ", found none" if not found else ""
+            there += f"; {FILE_KINDS[others[0]].suffixes[0]} files are there" if others else ""
+            remedy, at = (Remedy.OTHER_KIND, others[0]) if others else (None, "")
+            raise ConvertError(f"{path}: expected files that end in {', '.join(suffixes)}{there}", remedy=remedy, at=at)
+        files += found
+    for path, count in Counter(file.resolve() for file in files).items():
+        if count > 1:
+            raise ConvertError(f"{path}: is named {count} times; its documents would be stored as often: name it once")
+    return [
+        next(each for each in kinds if kind or file.name.endswith(each.suffixes))(
+            file, column, id_column, metadata_columns
+        )
+        for file in files
+    ]
+
+
+def _other_kinds(files: Sequence[Path], kind: str | None) -> list[str]:
+    """Return the other kinds that files are of."""
+    return [
+        name
+        for name, each in FILE_KINDS.items()
+        if name != kind and any(file.name.endswith(each.suffixes) for file in files)
+    ]
+
+
+def _count_lines(file: BinaryIO, stop: int) -> int:
+    """Go to byte `stop`, and return how many lines end on the way."""
+    lines = 0
+    while data := file.read(min(stop - file.tell(), 1 << 20)):  # nothing: the file has become shorter
+        lines += data.count(b"\n")
+    return lines
+
+
+def _lines_until(file: BinaryIO, stop: int | None) -> Iterator[bytes]:
+    """Yield the lines that begin before byte `stop`."""
+    byte_offset = file.tell()
+    for line in file:
+        if stop is not None and byte_offset >= stop:
+            return
+        byte_offset += len(line)
+        yield line
+
+
+def _column_texts(column: Any) -> list[str | Reason]:
+    return [Reason.MISSING if value is None else value for value in _column_values(column)]
+
+
+def _column_values(column: Any) -> list[Any]:
+    """Return the values of a column, `Reason.NOT_UTF8` for undecodable text."""
+    try:
+        values: list[Any] = column.to_pylist()
+    except UnicodeDecodeError:
+        values = [_scalar_value(scalar) for scalar in column]
+    return values
+
+
+def _scalar_value(scalar: Any) -> Any:
+    try:
+        return scalar.as_py()
+    except UnicodeDecodeError:
+        return Reason.NOT_UTF8
+
+
+@contextmanager
+def _parquet_errors(path: Path) -> Iterator[None]:
+    """Say which file, and that it is the file."""
+    try:
+        yield
+    except (import_module("pyarrow").ArrowException, OSError) as error:
+        raise FormatError(f"{path}: not a Parquet file, or a damaged one: {error}") from error

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import shutil
 import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
 
 import h5py
 import numpy as np
@@ -235,6 +238,19 @@ def test_chunks_outside_of_the_file_are_refused(row, packed):
     with pytest.raises(FormatError, match="batch 3 lies outside of the file"):
         DecodedSource(ranges, CodedChunks(packed[1], table), meta, "pread")
     ranges.close()
+
+
+def test_a_compressed_chunk_that_claims_more_bytes_than_a_plain_one_is_refused(packed, tmp_path):
+    """A sparse file is long enough for any claim, and costs nothing: a buffer of that size would be a MemoryError."""
+    with open_reader(packed[0]) as reader:
+        meta = reader.meta
+    with h5py.File(packed[0]) as h5:
+        table = h5[EXTENTS][:].astype(np.int64)
+    sparse = Path(shutil.copy(packed[0], tmp_path / "sparse.h5"))
+    table[3] = sparse.stat().st_size, 2**40
+    os.truncate(sparse, sum(table[3].tolist()))
+    with closing(open_ranges(sparse)) as ranges, pytest.raises(FormatError, match="batch 3: expected at most "):
+        DecodedSource(ranges, CodedChunks(packed[1], table), meta, "pread")
 
 
 def test_an_index_with_an_unknown_codec_is_refused(tokens, tmp_path, write_store):

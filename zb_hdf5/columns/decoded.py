@@ -97,6 +97,12 @@ class DecodedSource(RangesReader):
         bad = np.flatnonzero((offsets < 0) | (sizes < 1) | (sizes > ranges.num_bytes - offsets))
         if len(bad):
             raise FormatError(f"{ranges.name}: {self._noun} {bad[0]:,} lies outside of the file; restore it")
+        limit = meta.batch_bytes + meta.batch_bytes // 128 + 64  # gzip and zstd add less to noise
+        if (largest := int(sizes.max(initial=0))) > limit:  # a sparse file has room for any claim
+            raise FormatError(
+                f"{ranges.name}: {self._noun} {int(sizes.argmax()):,}: expected at most {limit:,} bytes, found "
+                f"{largest:,}; restore it"
+            )
         self._reset()
 
     def _reset(self) -> None:

@@ -192,6 +192,7 @@ INDEX_COLUMN_KEYS: Final = ("runs", "offset", "stride", "chunks")
 INDEX_FIELD_KEYS: Final[dict[str, type[Any]]] = {"bytes": int, "sha256": str, "crc32": int}
 SHARD_PREFIX: Final = "shard-"
 DEFAULT_SPLIT: Final = "train"
+SPLITS: Final = (DEFAULT_SPLIT, "val")
 LIVE_PREFIX: Final = "live:"  # of the fingerprint of a store that was written live
 JOURNAL_PREFIX: Final = "journal-"  # what a conversion has done, in its `.partial/` only
 CRC32_SUFFIX: Final = ".crc32"  # beside a `.batch` shard: raw little-endian uint32, one per batch

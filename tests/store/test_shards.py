@@ -33,6 +33,7 @@ from zb_hdf5.converters.npy_source import NpySource
 from zb_hdf5.converters.run import convert
 from zb_hdf5.errors import Remedy
 from zb_hdf5.files.extents import Run
+from zb_hdf5.spec import SPLITS
 from zb_hdf5.store.rebuild import rebuild_index
 from zb_hdf5.store.streams import index_streams
 from zb_hdf5.testing import check_closing, check_reader, random_tokens
@@ -90,7 +91,7 @@ def indexes(draw):
         ShardEntry(
             draw(names), draw(st.sampled_from(["batch", "hdf5"])), draw(st.integers(0, 2**40)), count,
             count * meta.batch_tokens, draw(digests), draw(st.integers(-1, 2**32 - 1)), draw(st.integers(-1, 9)),
-            draw(st.text(max_size=5)), draw(st.booleans()),
+            draw(st.sampled_from(SPLITS)), draw(st.booleans()),
             {name: (Run(draw(st.integers(0, 2**40)), meta.batch_bytes, count),) for name in draw(columns)},
         )
         for count in counts
@@ -157,6 +158,7 @@ def test_what_is_no_index_is_a_format_error(content, store):
         ("shards", 1, "sha256", 5), ("shards", 1, "sha256", MISSING),
         ("shards", 1, "complete", 1), ("shards", 1, "complete", MISSING),
         ("shards", 1, "split", None), ("shards", 1, "split", MISSING),
+        ("shards", 1, "split", "tarin"), ("shards", 1, "split", ""),
         ("shards", 1, "document_count", "3"), ("shards", 1, "document_count", -2),
         ("shards", 1, "document_count", None), ("shards", 1, "document_count", True),
         ("fields", None), ("fields", [1]),

@@ -168,6 +168,32 @@ def test_an_exception_publishes_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_closing_publishes_and_a_second_time_does_nothing(tmp_path):
+    writer = HDF5ShardWriter(tmp_path / "s.h5")
+    writer.write_document(TOKENS)
+    writer.close()
+    writer.close()
+    writer.abort()
+    with MmapTokenStore(tmp_path / "s.h5") as store:
+        np.testing.assert_array_equal(store.get_slice(0, store.num_tokens), TOKENS)
+
+
+def test_ids_that_are_there_twice_or_only_sometimes_are_refused(tmp_path):
+    with HDF5ShardWriter(tmp_path / "s.h5") as writer:
+        writer.write_document([1, 2], id="a")
+        for wrong in ({"id": "a"}, {}):
+            with pytest.raises(ConvertError, match="document 1: the "):
+                writer.write_document([3], **wrong)
+        writer.write_document([4], id="b")
+    with MmapTokenStore(tmp_path / "s.h5") as store:
+        assert [store.documents.document(number).id for number in range(2)] == ["a", "b"]
+        np.testing.assert_array_equal(store.get_slice(0, store.num_tokens), [1, 2, 4])
+    with HDF5ShardWriter(tmp_path / "t.h5") as writer:
+        writer.write_document([1])
+        with pytest.raises(ConvertError, match="document 1: the documents before it have no ids, found 'a'"):
+            writer.write_document([2], id="a")
+
+
 @pytest.mark.parametrize(("tokens", "lengths", "error"), [
     ([1, -1], [2], ConvertError),
     ([1, 70_000], [2], ConvertError),

@@ -44,7 +44,7 @@ class FileWriter(BatchWriter):
     meta
         Shape, dtype and origin of the batches.
     expected_batches
-        How many will come, where known: lets a backend reserve room. Not a limit.
+        Number of batches to come, where known: they are allocated together. More or fewer may follow.
     overwrite
         Replace an existing file (at the end, by rename); otherwise it is an error.
     durable

@@ -52,7 +52,7 @@ class ShardInfo(NamedTuple):
 class BatchWriter(ABC):
     """Takes batches in order and commits them: the functions of every writer, of one file or of a live store.
 
-    A context manager: leaving the block normally calls `finish`, an exception calls `abort`. Not thread-safe.
+    A context manager: leaving the block normally calls `close`, an exception calls `abort`. Not thread-safe.
 
     Attributes
     ----------
@@ -143,6 +143,11 @@ class BatchWriter(ABC):
     def abort(self) -> None:
         """End without completing; nothing to do where the writer has ended."""
 
+    def close(self) -> None:
+        """Finish; nothing to do where the writer has ended."""
+        if self._open:
+            self.finish()
+
     def __enter__(self) -> Self:
         return self
 
@@ -151,8 +156,8 @@ class BatchWriter(ABC):
     ) -> None:
         if kind is not None:
             self.abort()
-        elif self._open:
-            self.finish()
+        else:
+            self.close()
 
 
 def nothing_to_wait_for() -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zb_hdf5.errors import ArgumentError
-from zb_hdf5.loaders.text_loader import SPLITS, TextLoader
+from zb_hdf5.loaders.text_loader import TextLoader
+from zb_hdf5.spec import SPLITS
 from zb_hdf5.text.corpus import ParquetFile
 from zb_hdf5.text.tokenizers import DEFAULT_BOUNDARY, Tokenizer
 

@@ -33,14 +33,13 @@ from zb_hdf5.loaders.states import (
     require_same,
 )
 from zb_hdf5.loaders.text_run import Place, TokenRun
-from zb_hdf5.spec import DEFAULT_SPLIT
+from zb_hdf5.spec import DEFAULT_SPLIT, SPLITS
 from zb_hdf5.text.corpus import ParquetFile
 from zb_hdf5.text.tokenizers import BOUNDARY_POSITIONS, DEFAULT_BOUNDARY, Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
     import torch
 
-SPLITS: Final = (DEFAULT_SPLIT, "val")
 #: Batches that "auto" makes ahead.
 AUTO_PREFETCH: Final = 2
 #: Footers that are read at the same time when a loader begins: each is a small read, slow on a network file system.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from zb_hdf5.field import Fields, parse_fields
 from zb_hdf5.files.paths import RemotePath, any_path, local_path, require_remote_access
 from zb_hdf5.files.publishing import PARTIAL_SUFFIX, partial_path
 from zb_hdf5.formats.registry import BACKENDS, FORMATS, backend_of_suffix, detect_backends
-from zb_hdf5.spec import DEFAULT_SPLIT, INDEX_NAME, StoreMeta, codec_named, stored_dtype
+from zb_hdf5.spec import DEFAULT_SPLIT, INDEX_NAME, NO_CODEC, StoreMeta, codec_named, stored_dtype
 from zb_hdf5.store.kinds import is_stream, stream_format
 
 if TYPE_CHECKING:
@@ -280,4 +281,17 @@ def open_writer(
     if backend == "auto":
         backend = backend_of_suffix(path)
     require_choice("backend", backend, tuple(BACKENDS))
+    _require_space(path, meta, expected_batches)
     return BACKENDS[backend].begin(path, meta, expected_batches=expected_batches, overwrite=overwrite, durable=durable)
+
+
+def _require_space(path: Path, meta: StoreMeta, expected_batches: int) -> None:
+    """Raise `ArgumentError` if the disk has less free space than the expected batches need."""
+    columns = (meta, *(meta.of_field(field.name) for field in meta.fields))
+    batch_bytes = sum(column.padded_batch_bytes for column in columns)
+    needed = expected_batches * batch_bytes // (1 if meta.codec == NO_CODEC else 2)  # as a conversion estimates it
+    if expected_batches and needed > (free := shutil.disk_usage(path.parent).free):
+        raise ArgumentError(
+            f"{path}: expected_batches={expected_batches:,} needs {needed:,} bytes, free are {free:,}; "
+            "pass the number of batches that will be written, or 0 where it is unknown"
+        )

@@ -36,6 +36,7 @@ from zb_hdf5.spec import (
     NO_SHA256,
     NOT_KNOWN,
     SHA256_CHARS,
+    SPLITS,
     extents_column,
     is_file_name,
     is_hexadecimal,
@@ -253,6 +254,8 @@ class ShardTable(Sequence[ShardEntry]):
                     raise FormatError(f"{where}: codecs: expected one of {', '.join(CODECS)}, found {codec!r}")
         table = cls(values, {}, {}, pieces, codecs)
         table._require_names(where)
+        if unknown := sorted(set(values["split"]) - set(SPLITS)):
+            raise FormatError(f"{where}: shards: expected split {' or '.join(SPLITS)}, found {unknown[0]!r}")
         for key, array in values.items():
             least = NOT_KNOWN if key in ("crc32", "document_count") else 0
             if isinstance(array, np.ndarray) and (array < least).any():

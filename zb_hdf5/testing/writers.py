@@ -161,6 +161,7 @@ def check_finishing(writer: BatchWriter, expected: TokenArray) -> None:
         with refuses(ClosedError, match="closed"):
             use()
     writer.abort()
+    writer.close()
     check_written(writer, expected)
 
 

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 class HDF5ShardWriter:
     """Writes documents into one stream file: `x.partial` until `finish`, then `x`.
 
-    A context manager: leaving the block normally calls `finish`, an exception calls `abort`. Not thread-safe. Whole
+    A context manager: leaving the block normally calls `close`, an exception calls `abort`. Not thread-safe. Whole
     chunks are committed as soon as they are full: a kill of this process loses less than one chunk of what was
     written (`durable=True`: so does a power loss).
 
@@ -123,6 +123,7 @@ class HDF5ShardWriter:
         self._buffered = 0
         self._committed = 0
         self._ends: list[npt.NDArray[np.uint64]] = []  # of documents that are not committed
+        self._ids, self._has_ids = set[bytes](), False
         self._open, self._failed = True, False
         self._opened: AlignedFile | None = None
         self._file = PartialFile(path, overwrite=overwrite)
@@ -165,7 +166,7 @@ class HDF5ShardWriter:
         spans
             (start, stop, value) of runs of its tokens: they ascend and do not overlap; a value may be a list.
         id
-            Its name, kept as text.
+            Its name, kept as text: another one for each document. All documents of a stream have one, or none has.
         metadata
             More that is kept, as JSON.
         """
@@ -180,11 +181,23 @@ class HDF5ShardWriter:
         encoded = encoded_spans(spans, len(stored), self._encode, where) if spans else None
         text = b"" if id is None else id_bytes(id, where)
         more = metadata_bytes(metadata, where) if metadata else b""
+        self._require_id(text, where)
         stored = np.append(stored, self._boundary.astype(stored.dtype))
         behind = [(0, len(self._boundary))]
         padded = {name: np.pad(v, behind + [(0, 0)] * (v.ndim - 1)) for name, v in values.items()}
         self._write(stored, np.array([len(stored)]), padded)
         self._documents.add(len(stored), text, more, encoded)
+        self._has_ids = bool(text)
+        if text:
+            self._ids.add(text)
+
+    def _require_id(self, text: bytes, where: str) -> None:
+        """Raise `ConvertError` if an id was there before, or only some documents have one."""
+        if self.document_count and bool(text) != self._has_ids:
+            before, this = ("have ids", "none") if self._has_ids else ("have no ids", repr(text.decode()))
+            raise ConvertError(f"{where}: the documents before it {before}, found {this}: give ids to all, or to none")
+        if text in self._ids:
+            raise ConvertError(f"{where}: the id {text.decode()!r} was there before: each document needs its own")
 
     def write_documents(
         self,
@@ -227,6 +240,8 @@ class HDF5ShardWriter:
         stored = as_stored(stored, self._meta, f"{self._file.path} (token {self.token_count:,})")
         self._write(stored, sizes, stored_fields(fields, self._meta, stored.shape, self._file.path))
         self._documents.append(sizes, documents)
+        if len(sizes):
+            self._has_ids = documents is not None and documents.ids is not None
 
     def _write(
         self, stored: npt.NDArray[Any], sizes: npt.NDArray[np.int64], values: dict[str, npt.NDArray[Any]]
@@ -272,6 +287,14 @@ class HDF5ShardWriter:
         if self._open:
             self._open = False
             self._release()
+
+    def close(self) -> None:
+        """Finish; nothing to do where the writer has ended."""
+        if self._open:
+            try:
+                self.finish()
+            finally:
+                self.abort()  # after a write whose error was swallowed
 
     def _require_open(self) -> None:
         if not self._open:
@@ -369,8 +392,5 @@ class HDF5ShardWriter:
     ) -> None:
         if kind is not None:
             self.abort()
-        elif self._open:
-            try:
-                self.finish()
-            finally:
-                self.abort()  # after a write whose error was swallowed
+        else:
+            self.close()

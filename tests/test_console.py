@@ -7,6 +7,8 @@ import math
 import os
 import re
 import signal
+import subprocess
+import sys
 import threading
 
 import click
@@ -16,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zb_hdf5 import console
+from zb_hdf5.commands.zb import zb
 from zb_hdf5.console import (
     CommandGroup,
     Progress,
@@ -100,6 +103,30 @@ def test_what_was_kept_counts_for_the_share_but_not_for_the_rate(clock):
         clock.now += 10
         progress.advance(1000)
     assert " 75%  100 tok/s  0:10 left" in stream.getvalue()
+
+
+def test_no_time_is_named_before_anything_is_done(clock):
+    stream = Terminal()
+    with Progress("tokenize", 100, stream=stream) as progress:
+        clock.now += 17
+        progress.advance(0)
+        progress.keep(50)
+        clock.now += 1
+        progress.advance(0)
+        assert "left" not in stream.getvalue()
+        clock.now += 1
+        progress.advance(10)
+    assert " 60%  " in stream.getvalue()
+    assert " left" in stream.getvalue()
+
+
+def test_a_total_that_is_not_known_yet_is_not_reached(clock):
+    stream = Terminal()
+    with Progress("verify", 0, stream=stream) as progress:
+        clock.now += 1
+        progress.advance(10)
+    assert "100%" not in stream.getvalue()
+    assert "left" not in stream.getvalue()
 
 
 def test_a_terminal_line_fits_80_columns(clock):
@@ -420,3 +447,60 @@ def test_no_report_and_no_error_commands_the_terminal(capsysbinary):
 def test_counted(count, text):
     assert counted(count, "batch", "batches") == text
     assert (counted(1, "run"), counted(2, "run")) == ("1 run", "2 runs")
+
+
+# --- Ctrl+C while modules are imported --------------------------------------------------------------------------
+
+#: Runs a console script that is interrupted at the moment when it imports a module.
+INTERRUPTED_IMPORT = """
+import signal, sys
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == {name!r}:
+            signal.raise_signal(signal.SIGINT)
+sys.meta_path.insert(0, Finder())
+from zb_hdf5.__main__ import {script}
+sys.argv[0] = {script!r}
+{script}()
+"""
+
+
+@pytest.mark.parametrize(("script", "arguments", "module"), [
+    ("zb", ["info", "."], "click"),
+    ("zb", ["info", "."], "zb_hdf5.commands.zb"),
+    ("zb", ["info", "."], "numpy"),
+    ("zb", ["info", "."], "numpy.linalg"),
+    ("zb", ["info", "."], "h5py"),
+    ("zb", ["stage", ".", "x"], "numpy.lib"),
+    ("convert", ["npy-to-hdf5", ".", "x"], "click"),
+    ("convert", ["npy-to-hdf5", ".", "x"], "numpy.lib"),
+])  # fmt: skip
+def test_ctrl_c_in_an_import_ends_with_130_and_no_traceback(script, arguments, module):
+    code = INTERRUPTED_IMPORT.format(name=module, script=script)
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (130, 1), done.stderr
+    assert done.stderr.startswith("Error: interrupted")
+
+
+def test_ctrl_c_outside_of_imports_unwinds():
+    code = "import signal, time; from zb_hdf5 import __main__ as m; signal.signal(signal.SIGINT, m._interrupt)\n"
+    code += "try:\n    signal.raise_signal(signal.SIGINT)\nexcept KeyboardInterrupt:\n    print('unwound')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "unwound\n"
+
+
+# --- mistakes ---------------------------------------------------------------------------------------------------
+
+
+def test_a_wrong_argument_does_not_command_the_terminal():
+    for arguments in (["info", "no\x1b[31mne"], ["in\x1b[31mfo"], ["info", "--\x1b[31m", "."]):
+        result = CliRunner().invoke(zb, arguments)
+        assert result.exit_code == 2
+        assert "\x1b" not in result.stderr
+        assert "\\x1b[31m" in result.stderr
+
+
+def test_an_unknown_command_names_those_that_exist():
+    result = CliRunner().invoke(zb, ["convert", "tokens", "zz"])
+    assert result.exit_code == 2
+    assert "npy-to-hdf5" in result.stderr

@@ -21,10 +21,10 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 def test_the_version_is_written_once():
     assert PROJECT["project"]["dynamic"] == ["version"]
     assert "version" not in PROJECT["project"]
-    assert PROJECT["tool"]["setuptools"]["dynamic"]["version"]["attr"] == "zb_hdf5.__version__"
+    assert PROJECT["tool"]["setuptools"]["dynamic"]["version"]["attr"] == "zb_hdf5.version.__version__"
     sources = [path for folder in ("zb_hdf5", "converters") for path in (ROOT / folder).rglob("*.py")]
     holders = {path.resolve() for path in sources if f'"{zb_hdf5.__version__}"' in path.read_text(encoding="utf-8")}
-    assert holders == {ROOT / "zb_hdf5" / "__init__.py"}
+    assert holders == {ROOT / "zb_hdf5" / "version.py"}
 
 
 def test_zb_says_its_version_also_where_nothing_is_installed(monkeypatch):

@@ -14,6 +14,7 @@ import sys
 import textwrap
 import threading
 import time
+import unicodedata
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -66,6 +67,8 @@ class CommandGroup(click.Group):
             return super().invoke(ctx)
         except BrokenPipeError:
             raise  # click itself ends quietly for `zb ... | head`
+        except click.UsageError as error:
+            raise click.UsageError(printable(error.format_message()), error.ctx) from error
         except ZbError as error:
             _fail(ctx, error, message_of(error), error.exit_code)
         except MemoryError as error:
@@ -78,6 +81,13 @@ class CommandGroup(click.Group):
             _fail(ctx, error, "terminated; nothing unfinished was left under its final name", TERMINATED)
         finally:
             _on_sigterm(previous)
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            names = ", ".join(self.list_commands(ctx))
+            raise click.UsageError(f"{error.format_message()} Expected one of {names}.", ctx) from error
 
 
 def message_of(error: ZbError) -> str:
@@ -92,8 +102,6 @@ def typed(text: str, at: str) -> str:
 
 
 def _fail(ctx: click.Context, error: BaseException, message: str, code: int) -> NoReturn:
-    from zb_hdf5.text.readable import printable
-
     said = "\n".join([f"Error: {message}", *getattr(error, "__notes__", ())])
     click.echo("\n".join(map(printable, said.split("\n"))), err=True)
     ctx.exit(code)
@@ -125,8 +133,6 @@ def print_report(report: dict[str, Any], lines: list[tuple[str, str]], *, as_jso
     if as_json:
         click.echo(json.dumps(report, indent=1))
     elif not quiet:
-        from zb_hdf5.text.readable import printable  # numpy, which help does not need
-
         lines = [(printable(name), printable(text)) for name, text in lines]
         columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
         for line in layout_report(lines, columns):
@@ -275,11 +281,11 @@ class Progress:
             self._kept += amount
 
     def _show(self, elapsed_s: float) -> None:
-        share = min(1.0, self._done / self._total) if self._total else 1.0
+        share = min(1.0, self._done / self._total) if self._total else 0.0
         new = self._done - self._kept
-        left_s = elapsed_s / new * max(0, self._total - self._done) if new else 0.0
-        rate = format_count(new / elapsed_s if elapsed_s else 0.0)
-        text = f"{share:4.0%}  {rate}{self._unit}/s  {format_seconds(left_s)} left"
+        text = f"{share:4.0%}  {format_count(new / elapsed_s if elapsed_s else 0.0)}{self._unit}/s"
+        if new and self._total:  # else nothing tells how long the rest takes
+            text += f"  {format_seconds(elapsed_s / new * max(0, self._total - self._done))} left"
         if self._bar:
             bar = ("█" * round(share * BAR_WIDTH)).ljust(BAR_WIDTH, "·")
             self._stream.write(f"\r\x1b[K{self._label} {bar} {text}")
@@ -317,3 +323,20 @@ def format_seconds(value: float) -> str:
     minutes, seconds = divmod(round(value), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
+def printable(text: str) -> str:
+    """Return text in which each character that does not print is spelt out: "\\x1b", "\\u202e".
+
+    So a terminal gets no commands from the data, and nothing is invisible or changes the direction of writing.
+    """
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+
+
+def columns_of(text: str) -> int:
+    """Return how many columns of a terminal printable text fills."""
+    if text.isascii():
+        return len(text)
+    return sum(0 if unicodedata.combining(each) else 1 + (unicodedata.east_asian_width(each) in "WF") for each in text)

@@ -24,8 +24,9 @@ from zb_hdf5.commands.rows import PADDING, UNKNOWN, Row, document_row, parts_of,
 from zb_hdf5.commands.show import row_lines, rows_json
 from zb_hdf5.commands.statistics import measure
 from zb_hdf5.commands.zb import zb
+from zb_hdf5.console import printable
 from zb_hdf5.converters.cli import convert
-from zb_hdf5.text.readable import NEWLINE, printable, readable, readable_runs, tokenizer_of
+from zb_hdf5.text.readable import NEWLINE, readable, readable_runs, tokenizer_of
 from zb_hdf5.text.tokenizers import load_tokenizer
 
 BYTE = load_tokenizer("byte")

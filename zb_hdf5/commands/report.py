@@ -14,8 +14,8 @@ from zb_hdf5.commands.rows import NO_SPAN, PADDING, Part, Row, cut_by_spans, par
 from zb_hdf5.commands.show import COLOURS, document_json, origin_text, part_title, value_text
 from zb_hdf5.commands.statistics import Statistics
 from zb_hdf5.commands.units import Counts, Packing
-from zb_hdf5.console import counted, format_count
-from zb_hdf5.text.readable import NEWLINE, printable, readable, readable_runs
+from zb_hdf5.console import counted, format_count, printable
+from zb_hdf5.text.readable import NEWLINE, readable, readable_runs
 from zb_hdf5.text.tokenizers import Tokenizer
 
 FREQUENT: Final = 30

@@ -26,13 +26,14 @@ from zb_hdf5.commands.rows import (
     sample_of,
     summary_of_field,
 )
+from zb_hdf5.console import columns_of, printable
 from zb_hdf5.documents.document import Document
 from zb_hdf5.errors import BatchIndexError
 from zb_hdf5.spec import INDEX_NAME
 from zb_hdf5.store.kinds import is_stream
 from zb_hdf5.store.opening import open_reader
 from zb_hdf5.store.tokens import MmapTokenStore
-from zb_hdf5.text.readable import NEWLINE, columns_of, printable, readable, readable_runs, tokenizer_of
+from zb_hdf5.text.readable import NEWLINE, readable, readable_runs, tokenizer_of
 from zb_hdf5.text.tokenizers import Tokenizer
 
 #: What a record of a stream has, if nothing is said.

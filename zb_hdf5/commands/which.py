@@ -13,7 +13,7 @@ import numpy.typing as npt
 from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.commands.rows import PADDING, Row, parts_of, rows_of
 from zb_hdf5.commands.show import document_json, origin_text, records_of_batch, tokenizer_to_look
-from zb_hdf5.console import counted
+from zb_hdf5.console import counted, printable
 from zb_hdf5.errors import ArgumentError, StateError
 from zb_hdf5.loaders.loader import Loader
 from zb_hdf5.loaders.mixture import MixedLoader
@@ -24,7 +24,7 @@ from zb_hdf5.store.kinds import is_stream
 from zb_hdf5.store.opening import open_reader
 from zb_hdf5.store.shards import ShardedReader
 from zb_hdf5.store.windows import WindowReader, windows_of
-from zb_hdf5.text.readable import printable, readable
+from zb_hdf5.text.readable import readable
 from zb_hdf5.text.tokenizers import Tokenizer
 
 #: Characters of the text of a piece that are printed.

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from zb_hdf5 import __version__
 from zb_hdf5.commands.look_cli import report, show, which
 from zb_hdf5.commands.stage import stage
 from zb_hdf5.console import (
@@ -21,6 +20,7 @@ from zb_hdf5.console import (
     print_report,
 )
 from zb_hdf5.errors import FormatError, UnavailableError
+from zb_hdf5.version import __version__
 
 if TYPE_CHECKING:
     from zb_hdf5.commands.fetch import FetchReport

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import unicodedata
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -109,20 +108,3 @@ def _has(tokenizer: Tokenizer, token: Any) -> bool:
     except ArgumentError:
         return False
     return True
-
-
-def printable(text: str) -> str:
-    """Return text in which each character that does not print is spelt out: "\\x1b", "\\u202e".
-
-    So a terminal gets no commands from the data, and nothing is invisible or changes the direction of writing.
-    """
-    if text.isprintable():
-        return text
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
-
-
-def columns_of(text: str) -> int:
-    """Return how many columns of a terminal printable text fills."""
-    if text.isascii():
-        return len(text)
-    return sum(0 if unicodedata.combining(each) else 1 + (unicodedata.east_asian_width(each) in "WF") for each in text)

@@ -14,7 +14,6 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5 import __version__
 from zb_hdf5.columns.checked import Crc32Rows
 from zb_hdf5.errors import FormatError, IncompleteError, UnavailableError, ZbError
 from zb_hdf5.files.identity import (
@@ -35,6 +34,7 @@ from zb_hdf5.spec import (
     HDF5_LIBVER,
     is_sha256,
 )
+from zb_hdf5.version import __version__
 
 #: What zeros and ascending numbers shrink to by the common filters, at most.
 FILTER_RATIO: Final = 4096

@@ -55,6 +55,9 @@ TYPED: Final = {
     Remedy.KEEP_DTYPE: "leave out --dtype",
 }
 
+#: Remedies whose commands take no URL.
+LOCAL_ONLY: Final = frozenset({Remedy.REPAIR, Remedy.REBUILD, Remedy.REBUILD_FORCE, Remedy.CRC32})
+
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
@@ -98,7 +101,11 @@ def message_of(error: ZbError) -> str:
 def typed(text: str, at: str) -> str:
     """Put what to type in the place of the remedy that a text of the library may end with."""
     found = next((remedy for remedy in Remedy if text.endswith(remedy)), None)
-    return text if found is None else text.removesuffix(found) + TYPED[found].format(at=at)
+    if found is None:
+        return text
+    if "://" in at and found in LOCAL_ONLY:
+        return f"{text.removesuffix(found)}{TYPED[found].format(at='COPY')}, where COPY is it, copied to this machine"
+    return text.removesuffix(found) + TYPED[found].format(at=at)
 
 
 def _fail(ctx: click.Context, error: BaseException, message: str, code: int) -> NoReturn:
@@ -196,7 +203,7 @@ class NewPath(click.Path):
 class ExistingPath(NewPath):
     """A path to read: it exists on this machine, or is a URL."""
 
-    remedy = "; download it first, with 'zb fetch' or the tool of its store"
+    remedy = "; copy it to this machine first: a store with 'zb convert hdf5-to-hdf5', other files with their own tool"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         path: Path = super().convert(value, param, ctx)

@@ -859,6 +859,21 @@ def test_verify_of_an_unfinished_file_exits_4(tmp_path):
     assert "5 batches are committed" in result.stdout
 
 
+def test_info_describes_arrays_of_records(tmp_path):
+    folder = tmp_path / "tokens"
+    folder.mkdir()
+    for number, count in enumerate((700, 300)):
+        np.save(folder / f"a{number}.npy", np.zeros((count, 512), np.uint16))
+    result = run(zb, "info", folder)
+    assert result.exit_code == 0
+    assert "1,000 of 512 tokens" in result.stdout
+    assert "npy-to-hdf5" in result.stdout
+    found = json.loads(run(zb, "info", folder / "a0.npy", "--json").stdout)
+    assert (found["kind"], found["total_records"], found["tokens"]) == ("arrays", 700, 700 * 512)
+    np.save(folder / "a2.npy", np.zeros((3, 511), np.uint16))
+    assert "expected a 1-D array" in one_error(run(zb, "info", folder))
+
+
 # --- in a process of its own -----------------------------------------------------------------------------------
 
 

@@ -242,14 +242,14 @@ def test_headlines_say_where_a_document_came_from(tmp_path):
     with open_reader(packed.path) as reader:
         row = document_row(reader, 0)
     for source, shown in (
-        ("a.jsonl", ["── document 0 · id id-0, row 1 of a.jsonl ".ljust(60, "─"), '  {"n": 0}']),
+        ("a.jsonl", ["── document 0 · id id-0, line 1 of a.jsonl ".ljust(60, "─"), '  {"n": 0}']),
         (
             "/some/folder" * 2 + "/a.jsonl",
-            [f"── document 0 {'─' * 46}", f"  id id-0, row 1 of {'/some/folder' * 2}/a.jsonl"],
+            [f"── document 0 {'─' * 46}", f"  id id-0, line 1 of {'/some/folder' * 2}/a.jsonl"],
         ),
         (
             "/some/folder" * 9 + "/a.jsonl",
-            ["── document 0 · id id-0, row 1 of …/a.jsonl ".ljust(60, "─"), '  {"n": 0}'],
+            ["── document 0 · id id-0, line 1 of …/a.jsonl ".ljust(60, "─"), '  {"n": 0}'],
         ),
         ("x\x1b[0m", ["── document 0 · id id-0, row 1 of x\\x1b[0m ".ljust(60, "─"), '  {"n": 0}']),
     ):

@@ -45,6 +45,14 @@ def test_what_to_type_takes_the_place_of_the_words(remedy):
     assert re.search(r"'zb \w+|--\w+", message_of(error))
 
 
+@pytest.mark.parametrize("remedy", [Remedy.REPAIR, Remedy.REBUILD, Remedy.REBUILD_FORCE, Remedy.CRC32])
+def test_no_command_is_named_for_a_url_that_it_refuses(remedy):
+    message = message_of(FormatError("expected 1, found 2", remedy=remedy, at="s3://bucket/train"))
+    assert "s3://" not in message
+    assert message.endswith(" COPY', where COPY is it, copied to this machine")
+    assert "'zb verify s3://b/t'" in message_of(FormatError("x", remedy=Remedy.VERIFY, at="s3://b/t"))
+
+
 def test_an_error_without_a_remedy_is_its_facts():
     error = ZbError("a: b")
     assert (str(error), error.facts, message_of(error), error.remedy) == ("a: b", "a: b", "a: b", None)

@@ -207,7 +207,7 @@ def test_lines_are_limited_and_say_so(packed, monkeypatch):
     [found] = run(packed.path, "--batch", 0)
     assert len(whole) == 1 + len(found["documents"])
     piece = next(piece for piece in found["documents"] if piece["document"] is not None)
-    wanted = f"document {piece['document']} (id {piece['id']}, row {piece['source_row']} of {piece['source']}), tokens"
+    wanted = f"document {piece['document']} (id {piece['id']}, line {piece['source_row']} of {piece['source']}), tokens"
     assert any(wanted in line for line in whole)
     monkeypatch.setattr(look_cli, "PIECES_SHOWN", 2)
     some = printed(packed.path, "--batch", 0)
@@ -236,3 +236,17 @@ def test_what_cannot_be_named(store, packed, tmp_path):
         (store, "--state", tmp_path / "state.json"),
     ):
         assert "pass one STORE and --batch, or --state and --step" in run(*arguments, code=2)
+
+
+def test_a_batch_of_a_stream_takes_the_shape_that_is_asked_for(tmp_path):
+    documents = [np.random.default_rng(n).integers(0, 100, length).tolist() for n, length in enumerate(LENGTHS)]
+    with HDF5ShardWriter(tmp_path / "s.h5", chunk_tokens=64) as writer:
+        for number, document in enumerate(documents):
+            writer.write_document(document, id=f"id-{number}")
+    every = [token for document in documents for token in document]
+    [found] = run(tmp_path / "s.h5", "--batch", 3, "--batch-size", 4, "--seq-len", 16)
+    assert [(row["start"], row["stop"]) for row in found["rows"]] == [(at, at + 16) for at in range(192, 256, 16)]
+    require_documents(found, np.array(every[192:256]).reshape(4, 16), documents)
+    [found] = run(tmp_path / "s.h5", "--batch", 0)  # a row of all tokens: the stream has fewer than 512
+    assert [row["start"] for row in found["rows"]] == [0]
+    assert "no batch 99" in run(tmp_path / "s.h5", "--batch", 99, code=1)

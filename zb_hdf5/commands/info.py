@@ -18,13 +18,14 @@ from zb_hdf5.files.extents import Extents
 from zb_hdf5.files.objects import object_size
 from zb_hdf5.files.paths import RemotePath, any_path
 from zb_hdf5.formats.documents import DocumentTable
+from zb_hdf5.formats.npy import read_npy_header
 from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.spec import DEFAULT_SPLIT, NO_BOUNDARY, PAGE_BYTES, STREAM_LAYOUT, StoreMeta
 from zb_hdf5.store.index import ShardIndex, find_index
 from zb_hdf5.store.kinds import is_stream
 from zb_hdf5.store.opening import open_reader
 from zb_hdf5.store.shards import ShardedReader
-from zb_hdf5.store.tokens import MmapTokenStore
+from zb_hdf5.store.tokens import MmapTokenStore, npy_files
 from zb_hdf5.text.tokenizers import tokenizer_named
 
 
@@ -38,6 +39,8 @@ def describe(path: str | os.PathLike[str], dataset: str | None = None) -> dict[s
     """
     path = any_path(path)
     is_tokens, local = dataset is None and is_stream(path), not isinstance(path, RemotePath)
+    if is_tokens and local and (arrays := _describe_arrays(path)):
+        return arrays
     with MmapTokenStore(path) if is_tokens else open_reader(path, dataset=dataset) as opened:
         meta: MmapTokenStore | StoreMeta
         if isinstance(opened, MmapTokenStore):
@@ -58,12 +61,31 @@ def describe(path: str | os.PathLike[str], dataset: str | None = None) -> dict[s
             "document_tables": _describe_documents(opened),
             "fingerprint": opened.fingerprint,
             "file_system": "objects" if isinstance(path, RemotePath) else network_file_system(path) or "local",
-            "access": opened.access,
+            "access": opened.access if local else "remote",
             "verified": opened.verified,
             "bytes": sum(map(_bytes_of, files)) if index is None or local else int(index.table.values["bytes"].sum()),
             **_describe_codec(opened, index),
             **({} if index is None else _describe_index(index, batches_of)),
         }
+
+
+def _describe_arrays(path: Path) -> dict[str, Any] | None:
+    """Return the description of `.npy` files of records, all of one length; None if these are others."""
+    files = npy_files(path) if path.is_dir() or path.suffix == ".npy" else []
+    found = [read_npy_header(file) for file in files]
+    if not files or {len(shape) for shape, *_ in found} != {2} or len({shape[1] for shape, *_ in found}) > 1:
+        return None
+    records, seq_len = sum(shape[0] for shape, *_ in found), found[0][0][1]
+    return {
+        "path": str(path),
+        "kind": "arrays",
+        "num_files": len(files),
+        "total_records": records,
+        "seq_len": seq_len,
+        "tokens": records * seq_len,
+        "dtype": " and ".join(sorted({dtype.name for _, _, dtype, _ in found})),
+        "bytes": sum(map(_bytes_of, files)),
+    }
 
 
 def _describe_codec(opened: BatchReader | MmapTokenStore, index: ShardIndex | None) -> dict[str, Any]:
@@ -224,13 +246,17 @@ def _range_of_batches(found: dict[str, int]) -> str:
 def describe_lines(description: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the description as (name, text) lines."""
     d = description
+    size = f"{d['tokens']:,} {d['dtype']} ({format_count(d['tokens']).strip()}), {format_bytes(d['bytes'])} on disk"
+    if d["kind"] == "arrays":
+        files = f"records in {counted(d['num_files'], '.npy file')}; 'zb convert npy-to-hdf5' makes a store of them"
+        records = f"{d['total_records']:,} of {d['seq_len']:,} tokens"
+        return [("path", d["path"]), ("what", files), ("records", records), ("tokens", size)]
     is_stream = d["kind"] == "stream"
     what = (
         f"token stream in {counted(d['num_files'], 'file')}"
         if is_stream
         else f"{d['backend']} {d['kind']}, {d['state']}"
     )
-    size = f"{d['tokens']:,} {d['dtype']} ({format_count(d['tokens']).strip()}), {format_bytes(d['bytes'])} on disk"
     lines = [("path", d["path"]), ("what", what)]
     if is_stream:
         lines.append(("tokens", size))

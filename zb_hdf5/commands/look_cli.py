@@ -141,7 +141,12 @@ def report(
 @click.option("--batch", type=click.IntRange(0), help="A stored batch of STORE; needs no state.")
 @click.option("--state", "state_path", type=ExistingPath(), help="A loader's state_dict() as JSON.")
 @click.option("--step", type=click.IntRange(0), help="Step of the state's epoch (of the run, if mixed).")
-@click.option("--batch-size", type=click.IntRange(1), help="Records per rank and step; by default as stored.")
+@click.option(
+    "--batch-size",
+    type=click.IntRange(1),
+    help="Records per rank and step, or of --batch of a stream. [default: stored, 1]",
+)
+@click.option("--seq-len", type=click.IntRange(1), help="Tokens of a row of --batch of a token stream. [default: 512]")
 @click.option("--world-size", type=click.IntRange(1), default=1, show_default=True, help="Ranks of the run.")
 @click.option("--text", is_flag=True, help="Print the text of the documents' parts too.")
 @click.option("--tokenizer", help=_TOKENIZER)
@@ -153,6 +158,7 @@ def which(
     state_path: Path | None,
     step: int | None,
     batch_size: int | None,
+    seq_len: int | None,
     world_size: int,
     text: bool,
     tokenizer: str | None,
@@ -167,11 +173,12 @@ def which(
     Example: zb which data/train --state loader.json --step 1200 --world-size 8
     Example: zb which web=data/web code=data/code --state mixed.json --step 1200
     Example: zb which data/train --batch 12 --text --tokenizer hf:tok.json
+    Example: zb which stream.h5 --batch 12 --batch-size 8 --seq-len 1024
     """
     from zb_hdf5.commands.which import origins, origins_lines, origins_of_batch
 
     if batch is not None and state_path is None and step is None and len(stores) == 1:
-        asked, found = {"batch": batch}, origins_of_batch(stores[0], batch, tokenizer, text)
+        asked, found = {"batch": batch}, origins_of_batch(stores[0], batch, batch_size, seq_len, tokenizer, text)
     elif batch is None and state_path is not None and step is not None:
         asked = {"step": step}
         found = origins(stores, state_path, step, batch_size, world_size, tokenizer, text)

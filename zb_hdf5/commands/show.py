@@ -130,7 +130,8 @@ def origin_text(known: Mapping[str, Any]) -> str:
     """Say where a document came from, of what `document_json` has; "" if that is not known."""
     found = [f"id {known['id']}"] if "id" in known else []
     if "source" in known:
-        found.append((f"row {known['source_row']:,} of " if "source_row" in known else "") + known["source"])
+        row = "line" if {".jsonl", ".txt"} & set(Path(known["source"]).suffixes) else "row"  # from 1, as stored
+        found.append((f"{row} {known['source_row']:,} of " if "source_row" in known else "") + known["source"])
     return printable(", ".join(found))
 
 

@@ -12,9 +12,10 @@ import numpy.typing as npt
 
 from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.commands.rows import PADDING, Row, parts_of, rows_of
-from zb_hdf5.commands.show import document_json, origin_text, records_of_batch, tokenizer_to_look
+from zb_hdf5.commands.show import document_json, open_to_look, origin_text, records_of_batch, tokenizer_to_look
 from zb_hdf5.console import counted, printable
 from zb_hdf5.errors import ArgumentError, StateError
+from zb_hdf5.files.paths import any_path
 from zb_hdf5.loaders.loader import Loader
 from zb_hdf5.loaders.mixture import MixedLoader
 from zb_hdf5.loaders.states import KINDS, MAX_COUNT
@@ -33,17 +34,17 @@ TEXT_SHOWN: Final = 200
 ORDER_OF_A_STATE: Final = {"shuffle": (str,), "seed": (int,), "seq_len": (int,), "block_size": (int, type(None))}
 
 
-def origins_of_batch(store: str, batch: int, tokenizer: str | None, text: bool) -> list[dict[str, Any]]:
-    """Return the origin of a stored batch, as `origins` does.
+def origins_of_batch(
+    store: str, batch: int, batch_size: int | None, seq_len: int | None, tokenizer: str | None, text: bool
+) -> list[dict[str, Any]]:
+    """Return the origin of a stored batch, or of a batch of windows of a stream, as `origins` does.
 
     Raises
     ------
-    ArgumentError
-        If the store is a token stream: nothing says how long its rows are.
     BatchIndexError
         If there is no such batch.
     """
-    with open_reader(store) as reader:
+    with open_to_look(any_path(store), batch_size, seq_len) as reader:
         records = records_of_batch(reader, batch)
         return [{"source": store, **_origin(reader, records, reader.seq_len, tokenizer, text)}]
 

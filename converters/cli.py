@@ -81,7 +81,7 @@ def _npy_options(command: Callable[..., Any]) -> Callable[..., Any]:
     dtypes = click.Choice(["auto", "uint32", "uint16"])
     options = (
         option("--batch-size", POSITIVE, 32, "Records per batch."),
-        option("--seq-len", POSITIVE, 512, "Tokens per record."),
+        click.option("--seq-len", type=POSITIVE, help="Tokens per record. [default: that of 2-D records, else 512]"),
         option("--seed", NATURAL, 42, "Seed of the record shuffle."),
         option("--shuffle", SHUFFLES, "global", "global: all records of all files; none: the order of the source."),
         NO_SHUFFLE,
@@ -150,9 +150,9 @@ def _add_command(source: FileFormat, target: FileFormat) -> None:
 
     what, example_source = source.as_source or ("", "")
     result, example_target = target.as_target or ("", "")
-    run.__doc__ = f"Convert {what} to {result}.\n\n\b\nExample: zb convert {name} {example_source} {example_target}" + (
-        " \\\n           --batch-size 32 --seq-len 512 --shards 4" if from_arrays else ""
-    )
+    more = " relaid --batch-size 64" if source == target else f" {example_target}"
+    more += " \\\n           --batch-size 32 --shards 4" if from_arrays else ""
+    run.__doc__ = f"Convert {what} to {result}.\n\n\b\nExample: zb convert {name} {example_source}{more}"
     in_place = source.stamped_as == target.name
     command: Callable[..., Any] = work_options(in_place_options(run) if in_place else run)
     for each in _format_options(source, target):
@@ -198,11 +198,15 @@ def _add_stream_command(target: FileFormat) -> None:
         command = click.option(f"--{variant.name}", is_flag=True, help=variant.variant_help)(command)
     command = CODEC(command) if target.holds_codecs else command
     dtypes = click.Choice(["keep", "uint32"])
-    command = option("--dtype", dtypes, "keep", "Stored dtype; uint16 .batch files are an extension.")(command)
+    command = option("--dtype", dtypes, "keep", f"Stored dtype.{_dtype_note(target)}")(command)
     command = with_options(PACKING_OPTIONS, command)
     command = click.argument("dst", type=NewPath())(command)
     command = click.argument("src", type=ExistingPath())(command)
     convert.command(name)(command)
+
+
+def _dtype_note(target: FileFormat) -> str:
+    return " Other readers of .batch files take uint32 only." if target.uint16_note else ""
 
 
 def _part_of(options: ConvertOptions) -> Part:
@@ -215,9 +219,10 @@ def _format_options(source: FileFormat, target: FileFormat) -> Iterator[Callable
     """Yield the options that the facts of the two formats ask for."""
     if source.reader and target.reader:
         dtypes = click.Choice(["keep", "uint32", "uint16"])
-        yield option("--dtype", dtypes, "keep", "Stored dtype; uint16 .batch files are an extension.")
+        yield option("--dtype", dtypes, "keep", f"Stored dtype.{_dtype_note(target)}")
         yield click.option("--batch-size", type=POSITIVE, help="Records per batch. [default: as stored]")
-        yield click.option("--seq-len", type=POSITIVE, help="Cut records to this divisor of theirs. [default: no]")
+        divides = "Tokens per record, a divisor of the stored length: each record is cut into several."
+        yield click.option("--seq-len", type=POSITIVE, help=f"{divides} [default: as stored]")
         left = click.Choice(["drop", "error"])
         yield click.option("--remainder", type=left, help="Records that do not fill the last batch. [default: drop]")
     if target.holds_codecs:

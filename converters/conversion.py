@@ -77,9 +77,10 @@ def convert(
     source_format
         "npy", "hdf5", "batch", or "stream": an HDF5 stream of documents, to be packed; "auto": what the first file is.
     batch_size, seq_len, shuffle, seed, remainder, pad_id, vocab_size
-        Of `.npy` sources and streams, which are no batches. By default 32, 512, True, 42, "drop", 0 and unknown;
-        of a stream the remainder is "pad", `pad_id` its boundary token, and the vocabulary its own. Of a store
-        `batch_size`, a `seq_len` that divides the stored one, and `remainder` change the layout of its batches.
+        Of `.npy` sources and streams, which are no batches. By default 32, the length of 2-D records or else 512,
+        True, 42, "drop", 0 and unknown; of a stream the remainder is "pad", `pad_id` its boundary token, and the
+        vocabulary its own. Of a store `batch_size`, a `seq_len` that divides the stored one, and `remainder` change
+        the layout of its batches.
     packing
         How the documents of a stream become rows: "concat" (the default), "best-fit" or "pad".
     dtype
@@ -200,7 +201,7 @@ def _open_npy(
         raise ArgumentError("dataset: belongs to an HDF5 source, found .npy files")
     if "packing" in given:
         raise ArgumentError(f"{paths[0]}: packing belongs to streams of documents, found .npy files")
-    options: dict[str, object] = {"batch_size": 32, "seq_len": 512, "seed": 42, **given}
+    options: dict[str, object] = {"batch_size": 32, "seed": 42, **given}
     options["dtype"] = dtype or FORMATS[target].default_dtype
     return NpySource(paths, **options)  # type: ignore[arg-type]
 

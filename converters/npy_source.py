@@ -26,6 +26,8 @@ from zb_hdf5.loaders.order import write_order
 from zb_hdf5.spec import TokenArray, stored_dtype
 from zb_hdf5.token_values import bad_token_message, find_bad_token, require_integers, token_limit
 
+#: Tokens of a record, where neither the caller nor a 2-D array gives a number.
+DEFAULT_SEQ_LEN: Final = 512
 #: Positions of the order that are computed at once, also where a group of batches needs fewer: long arrays are fast.
 ORDER_AHEAD: Final = 1 << 15
 
@@ -93,6 +95,8 @@ class NpySource(Source):
     ----------
     paths
         Files, or folders whose `*.npy` files, also those in subfolders, are taken in the order of their paths.
+    seq_len
+        Tokens of a record; None: the length of the 2-D arrays, or 512 if there are none.
     dtype
         "uint32", "uint16", or "auto": uint16 where every id is known to fit, by source dtype or by `vocab_size`.
     remainder
@@ -104,7 +108,7 @@ class NpySource(Source):
         paths: Sequence[str | os.PathLike[str]],
         *,
         batch_size: int,
-        seq_len: int,
+        seq_len: int | None = None,
         seed: int,
         shuffle: bool = True,
         dtype: str = "auto",
@@ -114,6 +118,7 @@ class NpySource(Source):
     ) -> None:
         require_choice("remainder", remainder, REMAINDERS)
         self.paths = expand(paths)
+        seq_len = seq_len or _record_length(self.paths)
         self._files = [NpyFile.open(path, seq_len) for path in self.paths]
         total = sum(file.num_records for file in self._files)
         stored = stored_dtype(self._auto_dtype(vocab_size) if dtype == "auto" else dtype)
@@ -243,6 +248,12 @@ class NpySource(Source):
         for offset in offsets if self.cold else ():
             os.posix_fadvise(self._open_files.fd(number), offset, out[0].nbytes, os.POSIX_FADV_WILLNEED)
         self._open_files.gather_into(number, offsets, out)
+
+
+def _record_length(paths: Sequence[Path]) -> int:
+    """Return the length of the records in the first 2-D array."""
+    shapes = (read_npy_header(path)[0] for path in paths)
+    return next((shape[1] for shape in shapes if len(shape) == 2 and shape[1]), DEFAULT_SEQ_LEN)
 
 
 def expand(paths: Sequence[str | os.PathLike[str]]) -> list[Path]:

@@ -114,7 +114,7 @@ class NpyOptions:
     """What is to be made of `.npy` files."""
 
     batch_size: int
-    seq_len: int
+    seq_len: int | None
     seed: int
     shuffle: str
     dtype: str

@@ -51,12 +51,14 @@ def _add_command(group: click.Group, kind: str, as_json: AsJson, as_lines: AsLin
 
     def run(src: tuple[Path, ...], dst: Path, **given: Any) -> None:
         from zb_hdf5.converters.engines import require_own_workers
-        from zb_hdf5.text.corpus import open_documents
+        from zb_hdf5.text.corpus import open_documents, unknown_columns
 
         options = options_of(TextCommandOptions, given)
         _require_layout(options)
         metadata = [name.strip() for name in options.metadata_columns.split(",") if name.strip()]
         files = open_documents(src, kind, options.text_column, options.id_column, metadata)
+        for name in unknown_columns(files):
+            click.echo(f"note: {files[0].path}: no key {name!r} in its first lines", err=True)
         recipe = _recipe(options)
         require_own_workers(options.executor, options.workers)
         if options.layout == "stream":
@@ -77,7 +79,7 @@ def _add_command(group: click.Group, kind: str, as_json: AsJson, as_lines: AsLin
         "shuffled once, which needs as much disk again as the store meanwhile; or, with --layout stream, kept as they "
         "are, one after the other. A folder stands for all such files in and below it.\n\n\b\n"
         f"Example: zb convert {kind}-to-hdf5 {file_kind.example} train-h5 \\\n"
-        "           --tokenizer hf:tok.json --seq-len 2048 --packing best-fit"
+        "           --tokenizer tok.json --seq-len 2048 --packing best-fit"
     )
     own = [each for each in _OPTIONS if file_kind.has_columns or each not in _COLUMNS]
     command = with_options(own, output_options(run))
@@ -100,7 +102,7 @@ _OPTIONS: Final = [
         "batches",
         "batches: packed rows; stream: the documents one after the other.",
     ),
-    click.option("--tokenizer", required=True, help="byte, tiktoken:NAME, tiktoken:FILE or hf:tokenizer.json."),
+    click.option("--tokenizer", required=True, help="byte, tok.json, tok.tiktoken, or tiktoken:NAME."),
     *_COLUMNS,
     click.option("--boundary-token", help="Special token behind each document. [default: <|endoftext|>]"),
     click.option("--no-boundary", is_flag=True, help="Put no token between documents."),

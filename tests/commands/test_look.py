@@ -193,7 +193,7 @@ def test_what_cannot_be_shown(kinds):
         ((made["stream"], "--document", 5), 1, "no document 5: it has 5"),
         ((made["h5"], "--batch", 4), 1, "no batch 4: it has 4"),
         ((made["h5"], "--batch", 1, "--sample", 2), 2, "exclude each other"),
-        ((made["h5"], "--tokenizer", "abc"), 2, "tokenizer must be byte"),
+        ((made["h5"], "--tokenizer", "abc"), 2, "expected byte"),
         ((made["h5"], "--seq-len", 4), 2, "is no token stream"),
     ):
         result = run(zb, "show", *arguments)

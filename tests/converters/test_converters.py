@@ -541,6 +541,22 @@ def test_records_of_another_length_are_an_error_that_helps(tmp_path):
     assert "pass --seq-len 9" in fail(1, "npy-to-hdf5", path, tmp_path / "o.h5", *SHAPE)
 
 
+@pytest.mark.parametrize("names", [["records"], ["stream", "records"]])
+def test_the_length_of_records_is_the_default(names, tmp_path):
+    save(tmp_path / "records.npy", numbered(8, seq_len=24))
+    save(tmp_path / "stream.npy", numbered(4, seq_len=24).reshape(-1))
+    report = succeed("npy-to-hdf5", *(tmp_path / f"{name}.npy" for name in names), tmp_path / "out", "--batch-size", 2)
+    assert report["seq_len"] == 24
+    other = save(tmp_path / "other.npy", numbered(8, seq_len=16))
+    assert "expected records of 24 tokens, found 16" in fail(
+        1, "npy-to-hdf5", tmp_path / "records.npy", other, tmp_path / "two", "--batch-size", 2
+    )
+    report = succeed(
+        "npy-to-hdf5", save(tmp_path / "long.npy", np.zeros(1024, np.uint8)), tmp_path / "x", "--batch-size", 2
+    )
+    assert report["seq_len"] == 512
+
+
 @pytest.mark.parametrize("keep", [0, 5, 40, 127, 128, 200, -1])
 @pytest.mark.parametrize("command", FROM_NPY)
 def test_a_truncated_npy_is_incomplete(keep, command, tmp_path):

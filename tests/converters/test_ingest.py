@@ -524,10 +524,18 @@ def test_the_report_names_dropped_lines(tmp_path):
     assert f"           {path}: line 2: bad JSON\n" in result.stdout
 
 
+def test_a_metadata_key_that_no_line_has_is_told_at_once(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "%s", "author": "A"}\n' % ("x" * 100))
+    options = ("--tokenizer", "byte", "--batch-size", 1, "--seq-len", 8)
+    result = run("jsonl-to-hdf5", path, tmp_path / "out", *options, "--metadata-columns", "nope,author")
+    assert (result.exit_code, result.stderr) == (0, f"note: {path}: no key 'nope' in its first lines\n")
+
+
 @pytest.mark.parametrize(
     ("options", "code", "message"),
     [
-        (["--tokenizer", "nonsense"], 2, "tokenizer must be byte"),
+        (["--tokenizer", "nonsense"], 2, "expected byte"),
         (["--tokenizer", "byte", "--boundary-token", "<s>"], 2, "no special token '<s>'"),
         (["--tokenizer", "byte", "--boundary-token", "<s>", "--no-boundary"], 2, "not both"),
         (["--tokenizer", "byte", "--text-column", "body"], 1, "no documents in 1 file ("),

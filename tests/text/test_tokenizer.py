@@ -14,6 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from zb_hdf5 import ArgumentError, ConvertError, FormatError, Loader, StateError, TextLoader, UnavailableError
+from zb_hdf5.commands.zb import zb
 from zb_hdf5.converters.cli import convert
 from zb_hdf5.text.corpus import open_documents
 from zb_hdf5.text.tokenizers import load_tokenizer, require_tokenizer
@@ -294,10 +295,13 @@ def test_a_merge_that_ranks_would_do_otherwise_has_its_own_digest(trained, tmp_p
 @pytest.mark.parametrize(
     ("spec", "kind", "message"),
     [
-        ("gpt2", ArgumentError, "must be byte, tiktoken:NAME, tiktoken:FILE or hf:tokenizer.json, found 'gpt2'"),
-        ("tiktoken:", ArgumentError, "must be byte"),
-        ("tiktoken:nonsense", ArgumentError, "no such file, and no encoding of tiktoken's: .*cl100k_base"),
-        ("tiktoken:{tmp}/alone.tiktoken", ArgumentError, "expected alone.json beside it"),
+        ("gpt2", ArgumentError, "'gpt2': expected byte, a tokenizer.json, a file of ranks .tiktoken, or tiktoken:NAME"),
+        ("tiktoken:", ArgumentError, "expected byte"),
+        ("tiktoken:nonsense", ArgumentError, "no such file, and no encoding of tiktoken: .*cl100k_base"),
+        ("tiktoken:{tmp}/alone.tiktoken", ArgumentError, "expected alone.json in the same folder"),
+        ("hf:gpt2", ArgumentError, "hf:gpt2: expected a tokenizer.json .* hub are not looked up: download"),
+        ("nothing.json", ArgumentError, "nothing.json: expected a tokenizer.json of this machine, found none"),
+        ("tiktoken:{tmp}/bad.json", ArgumentError, r"found a \.json file; pass hf:.*/bad\.json"),
         ("tiktoken:{tmp}/bad.tiktoken", FormatError, "not a file of ranks that goes with bad.json"),
         ("tiktoken:{tmp}/words.tiktoken", FormatError, "splits or normalizes text in a way that tiktoken has not"),
         ("hf:{tmp}/alone.tiktoken", FormatError, "not a tokenizer.json"),
@@ -319,6 +323,29 @@ def test_error_messages(trained, tmp_path, spec, kind, message):
     (tmp_path / "untrained.json").write_text(json.dumps(content | untrained))
     with pytest.raises(kind, match=message):
         load_tokenizer(spec.format(tmp=tmp_path))
+
+
+def test_a_path_alone_is_a_tokenizer(trained):
+    for path, spec in ((trained.path, f"hf:{trained.path}"), (trained.ranks_path, f"tiktoken:{trained.ranks_path}")):
+        assert load_tokenizer(str(path)).description == load_tokenizer(spec).description
+        assert pickle.loads(pickle.dumps(load_tokenizer(str(path)))).digest == trained.digest
+
+
+def test_training_shows_progress_in_a_log(tmp_path, monkeypatch):
+    monkeypatch.setattr("zb_hdf5.console.LOG_INTERVAL_S", 0.0)
+    (tmp_path / "text.jsonl").write_text("".join(json.dumps({"text": f"{k} of many"}) + "\n" for k in range(40)))
+    arguments = [
+        "tokenizer",
+        "train",
+        str(tmp_path / "text.jsonl"),
+        "--vocab-size",
+        "260",
+        "-o",
+        str(tmp_path / "t.json"),
+    ]
+    shown = CliRunner().invoke(zb, arguments).stderr
+    assert shown.startswith("training: ")
+    assert shown.count("B/s") >= 2
 
 
 def test_ranks_with_a_hole_are_an_error(trained, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -193,7 +194,13 @@ def train(
     from zb_hdf5.text.corpus import open_documents
     from zb_hdf5.text.training import train_tokenizer
 
-    report = train_tokenizer(open_documents(src, column=text_column), output, vocab_size, overwrite=force)
+    files = open_documents(src, column=text_column)
+    total = 2 * sum(file.text_bytes(number) for file in files for number in range(file.num_row_groups))
+    in_log = not quiet and not sys.stderr.isatty()  # on a terminal the tokenizers library draws its own bars
+    with Progress("training", total, enabled=in_log, unit="B") as progress:
+        report = train_tokenizer(
+            files, output, vocab_size, overwrite=force, progress=progress.advance, show_bars=not quiet
+        )
     lines = [
         ("wrote", f"{report.path} and {report.ranks_path}"),
         ("tokens", f"{report.vocab_size:,}"),

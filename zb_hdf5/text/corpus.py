@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 from importlib import import_module
-from itertools import compress, repeat
+from itertools import compress, islice, repeat
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, Final, TypeAlias, cast
 
@@ -23,7 +23,9 @@ from zb_hdf5.errors import ConvertError, FormatError, Remedy, UnavailableError
 
 #: A block ends with the document that reaches one of these: enough work for many threads, little memory.
 BLOCK_DOCUMENTS: Final = 1024
-BLOCK_CHARACTERS: Final = 8 << 20
+BLOCK_CHARACTERS: Final = 1 << 20
+#: Lines of a file of JSON lines in which a key is looked for.
+SAMPLE_LINES: Final = 1000
 #: Bytes of a file of JSON lines that one process reads at a time.
 ROW_GROUP_BYTES: Final = 64 << 20
 #: How many dropped documents are remembered with file and line.
@@ -148,6 +150,14 @@ class DocumentFile(ABC):
         for number in range(self.num_row_groups):
             yield from self.row_group(number)
 
+    def text_bytes(self, number: int) -> int:
+        """Return about how many bytes of text one row group has."""
+        return -(-self.path.stat().st_size // self.num_row_groups)
+
+    def unknown_columns(self) -> list[str]:
+        """Return the metadata columns that no document seems to have."""
+        return []
+
     @abstractmethod
     def row_group(self, number: int) -> Iterator[Block]:
         """Yield the documents of one row group, in order.
@@ -212,8 +222,10 @@ class ParquetFile(DocumentFile):
     def _look(self) -> None:
         with self._open() as file:
             self.num_row_groups = file.num_row_groups
-            self._rows = [file.metadata.row_group(k).num_rows for k in range(file.num_row_groups)]
+            groups = [file.metadata.row_group(k) for k in range(file.num_row_groups)]
             schema = file.schema_arrow
+            self._rows = [group.num_rows for group in groups]
+            self._text_bytes = [_bytes_of_column(group, self.column) for group in groups]
         column, path = self.column, self.path
         for name, what in ((column, "the text"), *((name, "its documents") for name in self.more_columns)):
             if name not in schema.names:
@@ -222,6 +234,9 @@ class ParquetFile(DocumentFile):
         text = kind.value_type if hasattr(kind, "index_type") else kind  # of a dictionary
         if str(text) not in ("string", "large_string", "string_view"):
             raise ConvertError(f"{path}: column {column!r}: expected text, found {kind}; name another column")
+
+    def text_bytes(self, number: int) -> int:
+        return self._text_bytes[number]
 
     def row_group(self, number: int) -> Iterator[Block]:
         """Yield the documents of one row group; memory holds one column of it at most."""
@@ -254,6 +269,13 @@ class JsonLinesFile(DocumentFile):
     def _look(self) -> None:
         self._gzip = self.path.suffix == ".gz"
         self.num_row_groups = 1 if self._gzip else max(1, -(-self.path.stat().st_size // ROW_GROUP_BYTES))
+
+    def unknown_columns(self) -> list[str]:
+        """Return the metadata columns that the first lines of the file lack, all of them."""
+        with self._open() as file:
+            lines = islice(file, SAMPLE_LINES) if self.metadata_columns else ()
+            keys = {key for line in lines for key in _keys_of(line)}
+        return [name for name in self.metadata_columns if keys and name not in keys]
 
     def row_group(self, number: int) -> Iterator[Block]:
         """Yield the documents of the lines that begin in one range of bytes."""
@@ -374,6 +396,12 @@ def open_documents(
     ]
 
 
+def unknown_columns(files: Sequence[DocumentFile]) -> list[str]:
+    """Return the metadata columns that the documents of all files seem to lack."""
+    found = [set(file.unknown_columns()) for file in files]
+    return sorted(set.intersection(*found)) if found else []
+
+
 def _other_kinds(files: Sequence[Path], kind: str | None) -> list[str]:
     """Return the other kinds that files are of."""
     return [
@@ -391,6 +419,15 @@ def _count_lines(file: BinaryIO, stop: int) -> int:
     return lines
 
 
+def _keys_of(line: bytes) -> Iterable[str]:
+    """Return the keys of a JSON object; none if the line is none."""
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return ()
+    return value if isinstance(value, dict) else ()
+
+
 def _lines_until(file: BinaryIO, stop: int | None) -> Iterator[bytes]:
     """Yield the lines that begin before byte `stop`."""
     byte_offset = file.tell()
@@ -399,6 +436,12 @@ def _lines_until(file: BinaryIO, stop: int | None) -> Iterator[bytes]:
             return
         byte_offset += len(line)
         yield line
+
+
+def _bytes_of_column(group: Any, name: str) -> int:
+    """Return the uncompressed size of a column of a row group."""
+    columns = (group.column(k) for k in range(group.num_columns))
+    return sum(int(column.total_uncompressed_size) for column in columns if column.path_in_schema == name)
 
 
 def _column_texts(column: Any) -> list[str | Reason]:

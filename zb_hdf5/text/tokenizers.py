@@ -201,6 +201,11 @@ class HuggingFaceTokenizer(Tokenizer):
 
     def __init__(self, spec: str, file: str) -> None:
         self.spec, self.name = spec, Path(file).name
+        if not Path(file).is_file():
+            raise ArgumentError(
+                f"{spec}: expected a tokenizer.json of this machine, found none; the names of a hub are not looked up: "
+                "download the tokenizer.json of the model first"
+            )
         content = _read_tokenizer_json(Path(file))
         library = require_package("tokenizers")
         try:
@@ -235,8 +240,9 @@ def load_tokenizer(spec: str) -> Tokenizer:
     Parameters
     ----------
     spec
-        "byte"; "tiktoken:NAME" or "tiktoken:FILE" (a file of ranks `x.tiktoken` with its `x.json` beside it, as
-        `zb tokenizer train` writes them); "hf:FILE" (a `tokenizer.json`).
+        "byte"; "tiktoken:NAME" or "tiktoken:FILE" (a file of ranks `x.tiktoken` and the `x.json` of the same folder, as
+        `zb tokenizer train` writes them); "hf:FILE" (a `tokenizer.json`). A path alone that ends in ".json" or
+        ".tiktoken" is such a file.
 
     Raises
     ------
@@ -250,11 +256,15 @@ def load_tokenizer(spec: str) -> Tokenizer:
     kind, _, where = spec.partition(":")
     if spec == ByteTokenizer.kind:
         return ByteTokenizer()
+    if kind not in (TiktokenTokenizer.kind, HuggingFaceTokenizer.kind) and spec.endswith((".json", ".tiktoken")):
+        kind, where = HuggingFaceTokenizer.kind if spec.endswith(".json") else TiktokenTokenizer.kind, spec
     if kind == TiktokenTokenizer.kind and where:
         return TiktokenTokenizer(spec, where)
     if kind == HuggingFaceTokenizer.kind and where:
         return HuggingFaceTokenizer(spec, where)
-    raise ArgumentError(f"tokenizer must be byte, tiktoken:NAME, tiktoken:FILE or hf:tokenizer.json, found {spec!r}")
+    raise ArgumentError(
+        f"tokenizer {spec!r}: expected byte, a tokenizer.json, a file of ranks .tiktoken, or tiktoken:NAME"
+    )
 
 
 def token_dtype(tokenizer: Tokenizer) -> str:
@@ -311,7 +321,7 @@ def _encoding_of_name(name: str) -> Any:
     library = require_package("tiktoken")
     known = library.list_encoding_names()
     if name not in known:
-        raise ArgumentError(f"tiktoken:{name}: no such file, and no encoding of tiktoken's: {', '.join(known)}")
+        raise ArgumentError(f"tiktoken:{name}: no such file, and no encoding of tiktoken: {', '.join(known)}")
     try:
         return library.get_encoding(name)
     except Exception as error:  # of requests, of the network, of a damaged cache
@@ -325,9 +335,11 @@ def _encoding_of_file(path: Path) -> Any:
     """Ranks say how pieces of text are merged, not how text is cut into pieces, nor which tokens are special."""
     library = require_package("tiktoken")
     beside = path.with_suffix(".json")
-    if beside == path or not beside.is_file():
+    if beside == path:
+        raise ArgumentError(f"tiktoken:{path}: expected a file of ranks, found a .json file; pass hf:{path}")
+    if not beside.is_file():
         raise ArgumentError(
-            f"{path}: expected {beside.name} beside it: a file of ranks does not say how text is split; pass "
+            f"{path}: expected {beside.name} in the same folder, which describes how text is split; pass "
             "hf:tokenizer.json, or the name of an encoding, tiktoken:cl100k_base",
             remedy=Remedy.TRAIN,
         )

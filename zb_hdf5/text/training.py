@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
@@ -56,6 +56,8 @@ def train_tokenizer(
     vocab_size: int,
     *,
     overwrite: bool = False,
+    progress: Callable[[int], None] = lambda amount: None,
+    show_bars: bool = False,
 ) -> TrainingReport:
     """Train on all documents but the first, the 21st, and so on, and write `x.json` and, for tiktoken, `x.tiktoken`.
 
@@ -67,6 +69,10 @@ def train_tokenizer(
         The `tokenizer.json` to write, with a name that ends in ".json".
     vocab_size
         With the boundary token, which has the last id. Less comes out if there is not enough text.
+    progress
+        Called with the characters of text that were read since the last call; all text is read twice.
+    show_bars
+        Let the tokenizers library draw its bars while it counts and merges, if stderr is a terminal.
 
     Raises
     ------
@@ -88,13 +94,13 @@ def train_tokenizer(
             refuse_existing(each)
     require_package("tiktoken")  # the check at the end needs it
     number, dropped = count(), Dropped()
-    trained = _train(_training_texts(files, number, dropped), vocab_size)
+    trained = _train(_training_texts(files, number, dropped, progress), vocab_size, show_bars)
     if (num_documents := next(number)) < 2:
         raise ConvertError(f"expected at least 2 documents to train on, found {num_documents}")
     content = json.loads(trained.to_str())
     write_atomically(ranks_path, _ranks(content["model"]["vocab"]))
     write_atomically(path, trained.to_str(pretty=True).encode())
-    return _examine(files, path, ranks_path, num_documents, dropped)
+    return _examine(files, path, ranks_path, num_documents, dropped, progress)
 
 
 def _files_of(
@@ -107,7 +113,7 @@ def _files_of(
     return files
 
 
-def _train(texts: Iterator[str], vocab_size: int) -> Any:
+def _train(texts: Iterator[str], vocab_size: int, show_bars: bool) -> Any:
     library = require_package("tokenizers")
     tokenizer = library.Tokenizer(library.models.BPE())
     byte_level = library.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -115,22 +121,30 @@ def _train(texts: Iterator[str], vocab_size: int) -> Any:
     tokenizer.pre_tokenizer = library.pre_tokenizers.Sequence([split, byte_level])
     tokenizer.decoder = library.decoders.ByteLevel()
     trainer = library.trainers.BpeTrainer(
-        vocab_size=vocab_size - 1, initial_alphabet=byte_level.alphabet(), special_tokens=[], show_progress=False
+        vocab_size=vocab_size - 1, initial_alphabet=byte_level.alphabet(), special_tokens=[], show_progress=show_bars
     )
     tokenizer.train_from_iterator(texts, trainer)
     tokenizer.add_special_tokens([DEFAULT_BOUNDARY])
     return tokenizer
 
 
-def _training_texts(files: Sequence[DocumentFile], documents: Iterator[int], dropped: Dropped) -> Iterator[str]:
+def _training_texts(
+    files: Sequence[DocumentFile], documents: Iterator[int], dropped: Dropped, progress: Callable[[int], None]
+) -> Iterator[str]:
     for file in files:
         for block in file.blocks():
             dropped.merge(block.dropped)
+            progress(sum(map(len, block.texts)))
             yield from (as_unicode(text) for text in block.texts if next(documents) % HELD_OUT)
 
 
 def _examine(
-    files: Sequence[DocumentFile], path: Path, ranks_path: Path, num_documents: int, dropped: Dropped
+    files: Sequence[DocumentFile],
+    path: Path,
+    ranks_path: Path,
+    num_documents: int,
+    dropped: Dropped,
+    progress: Callable[[int], None],
 ) -> TrainingReport:
     """Encode the documents that were held out in both ways, which must agree."""
     trained, fast = load_tokenizer(f"hf:{path}"), load_tokenizer(f"tiktoken:{ranks_path}")
@@ -147,6 +161,7 @@ def _examine(
             held_out += len(texts)
             num_bytes += sum(len(text.encode("utf-8", "replace")) for text in texts)
             num_tokens += len(tokens)
+            progress(sum(map(len, block.texts)))
     return TrainingReport(
         path, ranks_path, trained.vocab_size, trained.digest, num_documents, dropped, held_out, num_bytes, num_tokens
     )

@@ -2,13 +2,16 @@
 
 import json
 import pickle
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, DistributedSampler
 
+import zb_hdf5.loaders.steps
 from zb_hdf5 import BatchIndexError, Loader, StateError, open_writer
 
 VOCAB_SIZE = 50
@@ -29,7 +32,9 @@ def test_items_are_the_steps_of_this_rank(loader):
     assert len(dataset) == len(steps) == 12
     assert all(torch.equal(dataset[i], steps[i]) for i in range(12))
     assert torch.equal(dataset[-1], steps[-1])
-    assert all(torch.equal(a, steps[i]) for a, i in zip(dataset.__getitems__([3, 0, 7]), [3, 0, 7], strict=True))
+    with pytest.warns(UserWarning, match="stacks 3 of them; pass batch_size=None"):
+        found = dataset.__getitems__([3, 0, 7])
+    assert all(torch.equal(a, steps[i]) for a, i in zip(found, [3, 0, 7], strict=True))
     for index in (12, -13):
         with pytest.raises(BatchIndexError):
             dataset[index]
@@ -52,7 +57,7 @@ class CountedOrder:
 @pytest.mark.parametrize("stride", [1, 2, 3, 8])  # the steps that one of so many workers is asked for
 @pytest.mark.parametrize(("shuffle", "per_step"), [("global", 1), ("records", 4)])
 @pytest.mark.thin
-def test_the_order_of_single_steps_is_computed_in_blocks(shuffle, per_step, stride, tmp_path):
+def test_the_order_of_single_steps_is_computed_once(shuffle, per_step, stride, tmp_path):
     with open_writer(tmp_path / "t.h5", batch_size=4, seq_len=2, dtype="uint16") as writer:
         writer.write(np.arange(3000 * 8, dtype=np.uint16).reshape(3000, 4, 2))
     with Loader(tmp_path / "t.h5", shuffle=shuffle, rank=0, world_size=1) as loader:
@@ -61,8 +66,7 @@ def test_the_order_of_single_steps_is_computed_in_blocks(shuffle, per_step, stri
         loader.plan = replace(loader.plan, order=counted)
         for step in range(0, 3000, stride):
             assert torch.equal(dataset[step], expected[step])
-        assert counted.calls <= 12
-        assert counted.positions <= 3 * 3000 // stride * per_step + 3000 * per_step * (stride == 2)
+        assert (counted.calls, counted.positions) == (1, 3000 * per_step)
 
 
 def test_the_order_of_steps_in_random_order_is_computed_for_no_others(tmp_path):
@@ -74,7 +78,20 @@ def test_the_order_of_steps_in_random_order_is_computed_for_no_others(tmp_path):
         loader.plan = replace(loader.plan, order=counted)
         for step in np.random.default_rng(3).permutation(3000).tolist():
             assert torch.equal(dataset[step], expected[step])
-        assert counted.positions <= 3 * 3000
+        assert counted.positions == 3000
+
+
+@pytest.mark.parametrize("shuffle", ["global", "records", "block", "sequential"])
+@pytest.mark.parametrize("options", [{}, {"skip": [(0, 10, 30)]}, {"drop_last": False}])
+@pytest.mark.thin
+def test_single_steps_of_a_long_epoch(shuffle, options, tmp_path, monkeypatch):
+    monkeypatch.setattr(zb_hdf5.loaders.steps, "TABLE_POSITIONS", 100)
+    with open_writer(tmp_path / "t.h5", batch_size=4, seq_len=2, dtype="uint16") as writer:
+        writer.write(np.arange(301 * 8, dtype=np.uint16).reshape(301, 4, 2))
+    with Loader(tmp_path / "t.h5", shuffle=shuffle, rank=1, world_size=2, **options) as loader:
+        expected, dataset = list(loader), loader.dataset()
+        for step in np.random.default_rng(3).permutation(len(dataset)).tolist():
+            assert torch.equal(dataset[step], expected[step])
 
 
 def test_single_steps_follow_the_epoch_and_the_batch_size(loader):
@@ -109,6 +126,52 @@ def epochs_of(loader, count):
 
 def assert_same(found, expected):
     assert [batch.tolist() for batch in found] == [batch.tolist() for batch in expected]
+
+
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow), "forkserver"])
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_workers_that_are_kept_alive_hear_of_the_epoch(loader, method):
+    expected = epochs_of(loader, 4)
+    loader.set_epoch(0)
+    dataset, options = loader.dataset(), {"num_workers": 2, "persistent_workers": True}
+    source = DataLoader(dataset, batch_size=None, multiprocessing_context=method, **options)
+    found = list(source)
+    loader.set_epoch(1)
+    found += list(source)
+    dataset.set_epoch(2)
+    found += list(source)
+    loader.load_state_dict(loader.state_dict() | {"epoch": 3})
+    found += list(source)
+    assert_same(found, expected)
+
+
+def test_a_dataloader_that_stacks_batches_is_warned_of_once(loader, recwarn):
+    dataset = loader.dataset()
+    for _ in range(2):
+        assert [batch.shape for batch in DataLoader(dataset, batch_size=4)] == [(4, 4, 16)] * 3
+    assert ["stacks 4 of them; pass batch_size=None" in str(warning.message) for warning in recwarn] == [True]
+
+
+def test_workers_that_stack_batches_warn_once(loader):
+    code = (
+        "import sys; from torch.utils.data import DataLoader; from zb_hdf5 import Loader\n"
+        "with Loader(sys.argv[1], rank=0, world_size=1) as loader:\n"
+        "    source = DataLoader(loader.dataset(), batch_size=4, num_workers=2)\n"
+        "    print(len(list(source) + list(source)))"
+    )
+    command = [sys.executable, "-c", code, str(loader.reader.path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert (done.stdout, done.stderr.count("stacks 4 of them; pass batch_size=None")) == ("12\n", 1)
+
+
+def test_a_distributed_sampler_is_warned_of_once(loader, recwarn):
+    for _ in range(2):
+        sampler = DistributedSampler(loader.dataset(), num_replicas=2, rank=0)
+        list(DataLoader(sampler.dataset, batch_size=None, sampler=sampler))
+    assert [str(warning.message).split("; ")[1] for warning in recwarn] == [
+        "make the Loader with rank and world_size, and pass sampler=dataset.sampler"
+    ]
+    assert "deals out again what this loader, rank 1 of 2, has dealt out" in str(recwarn[0].message)
 
 
 @pytest.mark.parametrize("workers", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}])

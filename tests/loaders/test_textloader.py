@@ -450,11 +450,12 @@ def test_pickled_with_its_place(folder, texts):
 
 
 @pytest.mark.slow
-def test_a_process_that_never_closes_ends_quietly(folder):
+@pytest.mark.parametrize("last", ["", "\nbatches = iter(loader); next(batches); circle = [loader]; circle += [circle]"])
+def test_a_process_that_never_closes_ends_quietly(last, folder):
     code = (
         "import sys; from zb_hdf5 import TextLoader\n"
         "loader = TextLoader(sys.argv[1], tokenizer='byte', batch_size=2, seq_len=7, prefetch=9)\n"
-        "print(loader.get_batch().shape)"
+        f"print(loader.get_batch().shape){last}"
     )
     done = subprocess.run([sys.executable, "-c", code, folder], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "torch.Size([2, 7])\n", "")

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import operator
+import os
+import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, get_worker_info
 from torch.utils.data.distributed import DistributedSampler
 
 from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.documents.pieces import ranges
 from zb_hdf5.documents.segments import IGNORED_TARGET, position_ids
 from zb_hdf5.errors import BatchIndexError
-from zb_hdf5.loaders.order import ORDER_STEPS
 from zb_hdf5.loaders.states import require_count, require_fields, require_kind, require_same
 from zb_hdf5.loaders.step_reader import Step
-from zb_hdf5.loaders.steps import Request, StepPlan
+from zb_hdf5.loaders.steps import StepPlan, StepRequests
 
 #: What to add to the message about a state that differs.
 REMEDIES: Final = dict.fromkeys(
@@ -27,35 +29,62 @@ REMEDIES: Final = dict.fromkeys(
 )
 
 
+class ToldEpoch:
+    """The epoch that a loader has chosen, in memory that its copies in other processes share.
+
+    Only the process that made it tells an epoch. A copy made by plain `pickle` shares nothing.
+    """
+
+    def __init__(self, epoch: int) -> None:
+        self._shared = torch.tensor([epoch, 0, 0]).share_memory_()  # type: ignore[no-untyped-call]
+        self._process = os.getpid()
+        self._bind()
+
+    def _bind(self) -> None:
+        self._numbers = self._shared.numpy().data
+        self._heard = self._numbers[0]
+
+    def tell(self, epoch: int) -> None:
+        """Tell every copy of the epoch."""
+        if os.getpid() == self._process:
+            self._numbers[0] = epoch
+
+    def news(self) -> int | None:
+        """Return the epoch that was told last, if this copy has not heard of it."""
+        if self._numbers[0] == self._heard:
+            return None
+        self._heard = self._numbers[0]
+        return int(self._heard)
+
+    def warn_once(self, number: int, message: str) -> None:
+        """Give warning 1 or 2, once for all copies."""
+        worker = get_worker_info()
+        if not self._numbers[number] and (worker is None or worker.id == 0):
+            self._numbers[number] = 1
+            warnings.warn(message, UserWarning, stacklevel=4)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_shared": self._shared, "_process": self._process}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._bind()
+
+
 class Steps(Protocol):
     """The part of a loader that a data set of batches needs."""
 
     reader: BatchReader
-    epoch: int
+    rank: int
+    world_size: int
     plan: StepPlan
 
+    @property
+    def epoch(self) -> int: ...
     def __len__(self) -> int: ...
     def identity(self) -> dict[str, Any]: ...
     def set_epoch(self, epoch: int) -> None: ...
-    def read(self, request: Request) -> Step: ...
-
-
-class KnownSteps(NamedTuple):
-    """The requests of the steps `first`, `first + stride`, ...
-
-    Attributes
-    ----------
-    plan
-        For which this holds.
-    """
-
-    plan: StepPlan | None
-    first: int
-    stride: int
-    requests: list[Request]
-
-
-NOTHING_KNOWN: Final = KnownSteps(None, 0, 1, [])
+    def read(self, request: Any) -> Step: ...
 
 
 class BatchDataset(Dataset[Step]):
@@ -63,24 +92,26 @@ class BatchDataset(Dataset[Step]):
 
     Use it with `DataLoader(dataset, batch_size=None)`, with any number of workers and any start method: it is
     picklable, and each process opens the files by itself. Threads (`Loader(prefetch=n)`) are faster than workers.
+    `set_epoch`, of the loader too, reaches workers that are kept alive (`persistent_workers=True`).
     `StatefulDataLoader` keeps its state. Trainers that call `set_epoch` on samplers only (Lightning) need
     `sampler=dataset.sampler` too.
     """
 
-    def __init__(self, loader: Steps) -> None:
-        self._loader, self._known = loader, NOTHING_KNOWN
+    def __init__(self, loader: Steps, told: ToldEpoch) -> None:
+        self._loader, self._told = loader, told
+        self._requests: StepRequests | None = None
         self._epoch_is_chosen = False
 
     @property
     def sampler(self) -> StepSampler:
         """A sampler for `DataLoader(..., batch_size=None, sampler=dataset.sampler)`: all steps of this rank, in order.
 
-        Its `set_epoch` reaches the workers too, those that are kept alive (`persistent_workers`) included.
+        Its `set_epoch` is that of the dataset.
         """
         return StepSampler(self)
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch. Workers that are kept alive hear of it through `sampler` only."""
+        """Choose the epoch, in the workers too."""
         self._loader.set_epoch(epoch)
         self._epoch_is_chosen = True
 
@@ -92,11 +123,6 @@ class BatchDataset(Dataset[Step]):
     def epoch(self) -> int:
         """The epoch whose steps these are."""
         return self._loader.epoch
-
-    @property
-    def chosen_epoch(self) -> int | None:
-        """The epoch of the last call of `set_epoch`."""
-        return self._loader.epoch if self._epoch_is_chosen else None
 
     def state_dict(self) -> dict[str, Any]:
         """Return the fields that must agree for a step number to mean the same records, and the epoch.
@@ -118,6 +144,7 @@ class BatchDataset(Dataset[Step]):
         state = require_fields(self.path, state_dict, [*identity, "epoch"])
         require_same(self.path, state, identity, REMEDIES)
         epoch = require_count(self.path, state, "epoch")
+        self._told.news()  # was told before this state was loaded
         if not self._epoch_is_chosen:
             self._loader.set_epoch(epoch)
 
@@ -127,60 +154,49 @@ class BatchDataset(Dataset[Step]):
         return {**self._loader.identity(), **steps}
 
     def __len__(self) -> int:
+        self._warn_of_sampler(sys._getframe(1).f_locals.get("self"))
         return len(self._loader)
 
-    def __getitem__(self, index: int | tuple[int, int]) -> Step:
-        if isinstance(index, tuple):  # of `sampler`: with its epoch
-            epoch, index = index
-            self._loader.set_epoch(epoch)
-        loader, step, count = self._loader, operator.index(index), len(self)
+    def __getitem__(self, index: int) -> Step:
+        loader = self._loader
+        if (epoch := self._told.news()) is not None:
+            loader.set_epoch(epoch)
+        requests = self._requests
+        if requests is None or requests.plan is not loader.plan:
+            requests = self._requests = StepRequests(loader.plan)
+        step, count = operator.index(index), requests.count
         if not -count <= step < count:
             raise BatchIndexError(f"{loader.reader.path}: no step {step:,}: expected 0..{count - 1:,}")
-        return loader.read(self._request(step if step >= 0 else step + count))
-
-    def _request(self, step: int) -> Request:
-        """Return what to read at one step: as cheap as at many at once, if the steps come evenly spaced."""
-        known = self._known
-        number, rest = divmod(step - known.first, known.stride)
-        current = known.plan is self._loader.plan
-        if not current or rest or not 0 <= number < len(known.requests):
-            known = self._known = self._look_ahead(step, known if current else NOTHING_KNOWN)
-            number = 0
-        return known.requests[number]
-
-    def _look_ahead(self, step: int, before: KnownSteps) -> KnownSteps:
-        """Compute the order of the steps that probably come: of more each time this turns out to be right.
-
-        The order of one step costs as much as that of some hundred. Evenly spaced steps are those of a plain sampler,
-        or of one worker of several; a sampler that shuffles costs two steps each time, never a block.
-        """
-        plan, stride, count = self._loader.plan, before.stride, min(4 * len(before.requests), ORDER_STEPS)
-        if not count or step != before.first + len(before.requests) * stride:
-            stride, count = max(1, step - before.first) if before.requests else 1, 2
-        steps = np.arange(step, min(step + count * stride, len(self)), stride)
-        return KnownSteps(plan, step, stride, plan.requests_of_steps(steps))
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_known": NOTHING_KNOWN}
+        return loader.read(requests[step if step >= 0 else step + count])
 
     def __getitems__(self, indices: Sequence[int]) -> list[Step]:
-        """Return several batches: the order of all of them is computed at once."""
-        loader = self._loader
-        steps = np.asarray(indices, dtype=np.int64)
-        if steps.ndim == 2:  # of `sampler`: each with its epoch
-            loader.set_epoch(int(steps[0, 0]))
-            steps = steps[:, 1]
-        if len(steps) and not -len(self) <= int(steps.min()) <= int(steps.max()) < len(self):
-            raise BatchIndexError(f"{loader.reader.path}: no step {indices}: expected 0..{len(self) - 1:,}")
-        steps = np.where(steps < 0, steps + len(self), steps)
-        return [loader.read(request) for request in loader.plan.requests_of_steps(steps)]
+        """Return several steps, for a `DataLoader` that makes a batch of them, and warn once that they are batches."""
+        self._told.warn_once(
+            1,
+            f"{self.path}: each item of dataset() is a whole batch, and this DataLoader stacks {len(indices):,} of them"
+            "; pass batch_size=None to the DataLoader",
+        )
+        return [self[index] for index in indices]
+
+    def _warn_of_sampler(self, caller: object) -> None:
+        """Warn once if a sampler deals out steps that the loader has dealt out: it asks for the length first."""
+        if isinstance(caller, DistributedSampler) and caller.num_replicas > 1:
+            self._told.warn_once(
+                2,
+                f"{self.path}: a DistributedSampler of {caller.num_replicas:,} ranks deals out again what this loader, "
+                f"rank {self._loader.rank:,} of {self._loader.world_size:,}, has dealt out; make the Loader with rank "
+                "and world_size, and pass sampler=dataset.sampler",
+            )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_requests": None}
 
 
 class StepSampler(DistributedSampler[Any]):
-    """The steps of a `BatchDataset`, each with the epoch once `set_epoch` has chosen one.
+    """The steps of a `BatchDataset`, in order.
 
     A `DistributedSampler` of one process: the dataset has this rank's share only, and Lightning would replace any other
-    sampler by one that shares it out again. Keeps its place for `StatefulDataLoader`, and gives it up in another epoch.
+    sampler by one that shares it out again. `StatefulDataLoader` keeps its position, which ends with its epoch.
     """
 
     def __init__(self, dataset: BatchDataset) -> None:
@@ -201,10 +217,9 @@ class StepSampler(DistributedSampler[Any]):
     def _rest(self, epoch: int, start: int) -> Iterator[Any]:
         if self._steps.epoch != epoch:  # chosen since
             start = 0
-        chosen = self._steps.chosen_epoch
         for step in range(start, len(self)):
             self._next = step + 1
-            yield step if chosen is None else (chosen, step)
+            yield step
 
     def __len__(self) -> int:
         return len(self._steps)

@@ -43,7 +43,7 @@ from zb_hdf5.text.tokenizers import Tokenizer, require_tokenizer
 if TYPE_CHECKING:
     import torch
 
-    from zb_hdf5.loaders.datasets import BatchDataset, RecordDataset
+    from zb_hdf5.loaders.datasets import BatchDataset, RecordDataset, ToldEpoch
 
 
 class Loader(ReadingLoader):
@@ -138,6 +138,7 @@ class Loader(ReadingLoader):
     """
 
     _last_epoch: int = MAX_COUNT
+    _told: ToldEpoch | None = None
 
     def __init__(
         self,
@@ -242,6 +243,8 @@ class Loader(ReadingLoader):
             self._resumed = False
             self._forever = None
             self._course += 1
+        if self._told is not None:
+            self._told.tell(epoch)
 
     def plan_of_epoch(self, epoch: int) -> StepPlan:
         """Return which records this rank reads at each step of an epoch. `plan` is that of the current one."""
@@ -442,9 +445,10 @@ class Loader(ReadingLoader):
 
     def dataset(self) -> BatchDataset:
         """Return this rank's batches of the current epoch as a map-style `torch.utils.data.Dataset`."""
-        from zb_hdf5.loaders.datasets import BatchDataset
+        from zb_hdf5.loaders.datasets import BatchDataset, ToldEpoch
 
-        return BatchDataset(self)
+        self._told = self._told or ToldEpoch(self.epoch)
+        return BatchDataset(self, self._told)
 
     def records(self) -> RecordDataset:
         """Return all records as a map-style dataset of `{"input_ids", "labels"}`, as trainers expect them.
@@ -466,7 +470,7 @@ class Loader(ReadingLoader):
 
     def close(self) -> None:
         """End the reading threads, and close the reader."""
-        self._forever = None
+        self._forever = self._told = None
         self._stop_reading()
         self.reader.close()
 

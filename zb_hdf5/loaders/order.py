@@ -47,6 +47,10 @@ class Order(ABC):
     def indices(self, positions: npt.NDArray[Any]) -> IndexArray:
         """Return the index at each of `positions` (integers in `0..n-1`, any shape)."""
 
+    def index(self, position: int) -> int:
+        """Return the index at one position, in `0..n-1`."""
+        return int(self.indices(np.array([position]))[0])
+
 
 class SequentialOrder(Order):
     """Position i is index i."""
@@ -96,10 +100,22 @@ class GlobalOrder(Order):
         self.n = n
         self._half_bits = max(MIN_HALF_BITS, -(-(n - 1).bit_length() // 2))
         state = _splitmix64(_splitmix64(seed & _MASK64) + (epoch & _MASK64))
-        self._keys = [np.uint64(_splitmix64(state + r * _GOLDEN)) for r in range(FEISTEL_ROUNDS)]
+        self._numbers = [_splitmix64(state + r * _GOLDEN) for r in range(FEISTEL_ROUNDS)]
+        self._keys = [np.uint64(key) for key in self._numbers]
 
     def indices(self, positions: npt.NDArray[Any]) -> IndexArray:
         return self._walk(positions, self._keys)
+
+    def index(self, position: int) -> int:
+        # Python's integers: arrays of one element take 20 times as long
+        bits, mask, word = self._half_bits, (1 << self._half_bits) - 1, position
+        while True:
+            left, right = word >> bits, word & mask
+            for key in self._numbers:
+                left, right = right, left ^ (_splitmix64(right ^ key) & mask)
+            word = left << bits | right
+            if word < self.n:
+                return word
 
     def positions(self, indices: npt.NDArray[Any]) -> IndexArray:
         """Return the position of each of `indices`: the inverse of `indices`."""
@@ -146,6 +162,10 @@ class RowOrder(Order):
     def indices(self, positions: npt.NDArray[Any]) -> IndexArray:
         batches, rows = np.divmod(positions, self._records_per_batch)
         return np.asarray(self._batches.indices(batches) * self._records_per_batch + rows, dtype=np.int64)
+
+    def index(self, position: int) -> int:
+        batch, row = divmod(position, self._records_per_batch)
+        return self._batches.index(batch) * self._records_per_batch + row
 
 
 def make_order(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,12 @@ from zb_hdf5.loaders.order import ORDER_STEPS, Order
 
 #: What to read for one step: a whole stored batch, or the numbers of its records.
 Request: TypeAlias = int | npt.NDArray[np.int64]
+
+
+#: Positions of an epoch whose order is computed as a whole where single steps are asked for: 1 MiB of numbers.
+TABLE_POSITIONS: Final = 1 << 17
+#: Steps whose records are computed at once where single steps of a longer epoch are asked for.
+STEPS_AT_ONCE: Final = 64
 
 
 @dataclass(frozen=True)
@@ -112,6 +118,17 @@ class StepPlan:
         """Return what this rank reads at these steps, counted from the start of the epoch."""
         return self._requests_at(steps * self.step)
 
+    def batch_of_step(self, step: int) -> int:
+        """Return the stored batch that this rank reads at a step; the plan `is_whole`."""
+        start = step * self.step + self.rank * self.batch_size
+        return self.order.index(start % self.order.n) // self.batch_size
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether steps that begin at a multiple of `batch_size` are whole stored batches."""
+        unparted = self.whole_records and not self.scattered and not self.skip.ranges
+        return unparted and self.batch_size == self.records_per_batch
+
     def _requests_at(self, live: npt.NDArray[np.int64]) -> list[Request]:
         """Return what this rank reads at the steps that begin at these live positions."""
         order, batch_size = self.order, self.batch_size
@@ -119,11 +136,36 @@ class StepPlan:
         if self.skip.ranges:
             rows = (starts[:, np.newaxis] + np.arange(batch_size)) % self.skip.live(order.n)
             return list(order.indices(self.skip.positions_of(rows)))
-        whole = self.whole_records and not self.scattered and batch_size == self.records_per_batch
-        if whole and not np.any(starts % batch_size):
+        if self.is_whole and not np.any(starts % batch_size):
             batches: list[Request] = (order.indices(starts % order.n) // batch_size).tolist()
             return batches
         return list(order.indices((starts[:, np.newaxis] + np.arange(batch_size)) % order.n))
+
+
+class StepRequests:
+    """What one rank reads at single steps of a plan, in any order of the steps.
+
+    An epoch of at most `TABLE_POSITIONS` positions is computed once; of a longer one a whole batch by itself, and
+    records for `STEPS_AT_ONCE` steps.
+    """
+
+    def __init__(self, plan: StepPlan) -> None:
+        self.plan, self.count = plan, plan.steps_from(0)
+        positions = self.count * (1 if plan.is_whole else plan.batch_size)
+        self._at_once = max(1, self.count) if positions <= TABLE_POSITIONS else STEPS_AT_ONCE
+        self._is_single = plan.is_whole and positions > TABLE_POSITIONS
+        self._block, self._requests = -1, list[Request]()
+
+    def __getitem__(self, step: int) -> Request:
+        """Return what to read at a step, counted from the start of the epoch."""
+        if self._is_single:
+            return self.plan.batch_of_step(step)
+        block, within = divmod(step, self._at_once)
+        if block != self._block:
+            first = block * self._at_once
+            steps = np.arange(first, min(first + self._at_once, self.count))
+            self._requests, self._block = self.plan.requests_of_steps(steps), block
+        return self._requests[within]
 
 
 def checked_skip(skip: Collection[Any]) -> tuple[tuple[int, int, int], ...]:

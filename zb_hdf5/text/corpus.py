@@ -466,8 +466,11 @@ def _scalar_value(scalar: Any) -> Any:
 
 @contextmanager
 def _parquet_errors(path: Path) -> Iterator[None]:
-    """Say which file, and that it is the file."""
+    """Name the file in the errors of pyarrow."""
+    damaged = import_module(
+        "pyarrow"
+    ).ArrowException  # now: a generator may end with the interpreter, which imports no more
     try:
         yield
-    except (import_module("pyarrow").ArrowException, OSError) as error:
+    except (damaged, OSError) as error:
         raise FormatError(f"{path}: not a Parquet file, or a damaged one: {error}") from error

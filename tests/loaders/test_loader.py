@@ -17,7 +17,7 @@ from zb_hdf5 import ArgumentError, BatchNativeLoader, Loader, StateError, ZbErro
 from zb_hdf5.converters.run import convert
 from zb_hdf5.converters.store_source import StoreSource
 from zb_hdf5.loaders.order import ORDER_STEPS, SHUFFLES, GlobalOrder, make_order
-from zb_hdf5.loaders.ranks import resolve_rank
+from zb_hdf5.loaders.steps import resolve_rank
 from zb_hdf5.store.rebuild import add_crc32_file
 
 B, S = 2, 4
@@ -738,10 +738,12 @@ def test_a_rank_that_is_no_number_is_named(value, monkeypatch):
         resolve_rank(None, None)
 
 
-def test_other_loaders_are_made_by_their_names(tmp_path):
-    with pytest.raises(ArgumentError, match="FollowingLoader"):
-        Loader(tmp_path, follow=True)
-    with pytest.raises(ArgumentError, match="TextLoader"):
-        Loader(tmp_path, backend="parquet")
-    with pytest.raises(ArgumentError, match="DocumentLoader"):
-        Loader(tmp_path, batch_by="documents")
+def test_a_loader_shows_where_it_stands(tmp_path):
+    with open_writer(tmp_path / "t.h5", batch_size=4, seq_len=8) as writer:
+        writer.write(np.zeros((5, 4, 8), np.uint32))
+    with Loader(tmp_path / "t.h5", rank=0, world_size=2) as loader:
+        next(loader)
+        assert repr(loader) == (
+            f"Loader({str(tmp_path / 't.h5')!r}, batch_size=4, seq_len=8, shuffle='global', seed=42, epoch=0, "
+            "position=8, rank=0, world_size=2)"
+        )

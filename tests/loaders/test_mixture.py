@@ -164,12 +164,7 @@ def test_the_order_of_the_sources_is_part_of_the_state(stores):
     mixed.load_state_dict(json.loads(json.dumps(mixed.state_dict(), sort_keys=True)))
 
 
-def test_text_is_no_source_of_a_mixture(tmp_path):
-    with pytest.raises(ArgumentError, match="convert it first"):
-        MixedLoader({"a": tmp_path}, {"a": 1.0}, backend="parquet", tokenizer="byte", batch_size=2, seq_len=8)
-
-
-@pytest.mark.parametrize("option", [{"device": "cuda"}, {"epoch": 3}, {"drop_last": False}, {"follow": True}])
+@pytest.mark.parametrize("option", [{"device": "cuda"}, {"epoch": 3}, {"drop_last": False}])
 def test_options_that_a_mixture_has_not_are_refused(stores, option):
     with pytest.raises(ArgumentError, match=next(iter(option))):
         MixedLoader(stores, WEIGHTS, rank=0, world_size=1, **option)

@@ -63,6 +63,11 @@ class ToldEpoch:
             self._numbers[number] = 1
             warnings.warn(message, UserWarning, stacklevel=4)
 
+    def close(self) -> None:
+        """Release the shared memory, which has a descriptor."""
+        self._shared = torch.tensor(self._numbers.tolist())
+        self._bind()
+
     def __getstate__(self) -> dict[str, Any]:
         return {"_shared": self._shared, "_process": self._process}
 

@@ -27,8 +27,7 @@ from zb_hdf5.loaders.document_batches import (
 )
 from zb_hdf5.loaders.order import GlobalOrder, IndexArray, Order, SequentialOrder
 from zb_hdf5.loaders.prefetch import AUTO_PREFETCH, MAX_THREADS, read_ahead, require_prefetch, steps_in_flight
-from zb_hdf5.loaders.ranks import resolve_rank
-from zb_hdf5.loaders.reading import ReadingLoader
+from zb_hdf5.loaders.protocol import ReadingLoader
 from zb_hdf5.loaders.states import (
     STATE_VERSION,
     require_count,
@@ -37,6 +36,7 @@ from zb_hdf5.loaders.states import (
     require_kind,
     require_same,
 )
+from zb_hdf5.loaders.steps import resolve_rank
 from zb_hdf5.spec import DEFAULT_SPLIT
 from zb_hdf5.store.kinds import is_stream
 from zb_hdf5.store.tokens import MmapTokenStore

@@ -21,8 +21,7 @@ from zb_hdf5.errors import ArgumentError, StateError, ZbError
 from zb_hdf5.loaders.extras import ExtraOptions
 from zb_hdf5.loaders.order import make_order
 from zb_hdf5.loaders.prefetch import cuda_device, require_prefetch
-from zb_hdf5.loaders.ranks import resolve_rank
-from zb_hdf5.loaders.reading import ReadingLoader
+from zb_hdf5.loaders.protocol import ReadingLoader
 from zb_hdf5.loaders.states import (
     MAX_COUNT,
     STATE_VERSION,
@@ -35,7 +34,7 @@ from zb_hdf5.loaders.states import (
     shown,
 )
 from zb_hdf5.loaders.step_reader import Step, StepReader
-from zb_hdf5.loaders.steps import Request, Skip, StepPlan, checked_skip
+from zb_hdf5.loaders.steps import Request, Skip, StepPlan, checked_skip, resolve_rank
 from zb_hdf5.spec import DEFAULT_SPLIT, DTYPE_BY_NAME, LIVE_PREFIX
 from zb_hdf5.store.opening import open_for_loader, open_reader
 from zb_hdf5.text.tokenizers import Tokenizer, require_tokenizer
@@ -109,9 +108,6 @@ class Loader(ReadingLoader):
         (epoch, start, stop): jump over these positions of an epoch, such as those of bad data that made the loss jump.
     mask_documents
         Numbers of documents whose tokens get the target -100. Shapes and positions stay.
-    follow, batch_by
-        False and "records": a `FollowingLoader` waits for the batches of a live writer, a `DocumentLoader` gives whole
-        documents of a stream, and a `TextLoader` tokenizes text.
 
     Raises
     ------
@@ -120,6 +116,9 @@ class Loader(ReadingLoader):
 
     Notes
     -----
+    A `FollowingLoader` waits for the batches of a live writer, a `DocumentLoader` gives whole documents of a stream, a
+    `MixedLoader` mixes stores, and a `TextLoader` tokenizes text.
+
     A new iteration starts the epoch anew, except the first one after `load_state_dict`, which goes on where the state
     was taken. `next(loader)` and `get_batch()` need no iteration, and go on from epoch to epoch. Not thread-safe;
     picklable. `DataLoader` and trainers take `dataset()` or `records()`.
@@ -170,10 +169,7 @@ class Loader(ReadingLoader):
         skip: Collection[tuple[int, int, int]] = (),
         mask_documents: Collection[int] = (),
         tokenizer: str | Tokenizer | None = None,
-        follow: bool = False,
-        batch_by: str = "records",
     ) -> None:
-        _refuse_other_loaders(backend, follow, batch_by)
         if not isinstance(source, BatchReader):
             options: dict[str, Any] = {"backend": backend, "access": access, "verify": verify, "split": split}
             options |= {"cache": cache, "cache_bytes": cache_bytes}
@@ -468,24 +464,18 @@ class Loader(ReadingLoader):
         # a copy goes on where the next call of this one would
         return {**super().__getstate__(), "_resumed": self._resumed or self._forever is not None}
 
+    def __repr__(self) -> str:
+        shape = f"batch_size={self.batch_size}, seq_len={self.seq_len}, shuffle={self.shuffle!r}, seed={self.seed}"
+        where = f"epoch={self.epoch}, position={self._position}, rank={self.rank}, world_size={self.world_size}"
+        return f"{type(self).__name__}({str(self.reader.path)!r}, {shape}, {where})"
+
     def close(self) -> None:
         """End the reading threads, and close the reader."""
-        self._forever = self._told = None
+        self._forever = None
         self._stop_reading()
+        if self._told is not None:
+            self._told.close()
         self.reader.close()
-
-
-def _refuse_other_loaders(backend: str, follow: bool, batch_by: str) -> None:
-    """Name the class to use instead: each loader is made by its own name."""
-    if batch_by != "records":
-        raise ArgumentError(
-            f"batch_by={batch_by!r}: expected 'records'; make a DocumentLoader(path, collate=...), which gives "
-            "whole documents of a stream, padded or packed"
-        )
-    if follow:
-        raise ArgumentError("follow=True: make a FollowingLoader(path, timeout_s=...), which waits for new batches")
-    if backend == "parquet":
-        raise ArgumentError('backend="parquet": make a TextLoader(path, ...), which tokenizes text while training runs')
 
 
 def _remedy_of_dtype(found: str) -> str:

@@ -23,10 +23,9 @@ from zb_hdf5.files.extent_file import network_file_system
 from zb_hdf5.loaders.loader import Loader
 from zb_hdf5.loaders.order import ORDER_STEPS, IndexArray
 from zb_hdf5.loaders.prefetch import AUTO_PREFETCH, MAX_THREADS, read_ahead, require_prefetch
-from zb_hdf5.loaders.ranks import resolve_rank
-from zb_hdf5.loaders.reading import ReadingLoader
+from zb_hdf5.loaders.protocol import ReadingLoader
 from zb_hdf5.loaders.states import STATE_VERSION, require_count, require_fields, require_kind, require_same, shown
-from zb_hdf5.loaders.steps import Request
+from zb_hdf5.loaders.steps import Request, resolve_rank
 
 #: Weights are rounded to shares of a period of at most this many batches.
 MAX_PERIOD: Final = 1 << 14
@@ -121,7 +120,7 @@ class Segment:
 
 
 #: Options of a `Loader` that mean nothing in a mixture, or something else in each source.
-_UNFIT: Final = frozenset({"device", "epoch", "drop_last", "prefetch", "follow", "skip", "mask_documents"})
+_UNFIT: Final = frozenset({"device", "epoch", "drop_last", "prefetch", "skip", "mask_documents"})
 
 
 class MixedLoader(ReadingLoader):
@@ -172,10 +171,6 @@ class MixedLoader(ReadingLoader):
         if unfit:
             raise ArgumentError(
                 f"a mixture has no {', '.join(unfit)}: its sources are read one batch at a time, for ever"
-            )
-        if options.get("backend") == "parquet":
-            raise ArgumentError(
-                "a mixture counts the batches of its sources, and text has no fixed number of them: convert it first"
             )
         require_prefetch(prefetch)
         self.loaders = {name: Loader(path, rank=0, world_size=1, **options) for name, path in sources.items()}

@@ -22,8 +22,7 @@ import numpy.typing as npt
 from zb_hdf5.columns.reader import require_choice
 from zb_hdf5.errors import ArgumentError, StateError
 from zb_hdf5.loaders.prefetch import DeviceRing, cuda_device, read_ahead, require_prefetch
-from zb_hdf5.loaders.ranks import resolve_rank
-from zb_hdf5.loaders.reading import ReadingLoader
+from zb_hdf5.loaders.protocol import ReadingLoader
 from zb_hdf5.loaders.states import (
     STATE_VERSION,
     require_count,
@@ -32,6 +31,7 @@ from zb_hdf5.loaders.states import (
     require_kind,
     require_same,
 )
+from zb_hdf5.loaders.steps import resolve_rank
 from zb_hdf5.loaders.text_run import Place, TokenRun
 from zb_hdf5.spec import DEFAULT_SPLIT, SPLITS
 from zb_hdf5.text.corpus import ParquetFile

@@ -13,7 +13,6 @@ import sys
 import threading
 import time
 import urllib.request
-from datetime import timedelta
 
 import pytest
 
@@ -21,12 +20,8 @@ from tests.conftest import open_files
 
 obstore = pytest.importorskip("obstore")
 
-#: Retries that end soon: those of a test shall not take minutes.
-FEW_RETRIES = {
-    "max_retries": 4,
-    "retry_timeout": timedelta(seconds=8),
-    "backoff": {"init_backoff": timedelta(milliseconds=10), "max_backoff": timedelta(milliseconds=50), "base": 2},
-}
+#: Seconds that a read may take in a test, and its attempts.
+LIMIT_S, ATTEMPTS = "12", 5
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -45,7 +40,8 @@ def proxies():
 @pytest.fixture(autouse=True)
 def _connections_end(monkeypatch):
     """Retry for a short time only, and wait until the sockets of closed readers are closed."""
-    monkeypatch.setattr("zb_hdf5.files.object_library.RETRIES", FEW_RETRIES)
+    monkeypatch.setenv("ZB_REMOTE_TIMEOUT", LIMIT_S)
+    monkeypatch.setattr("zb_hdf5.files.objects.ATTEMPTS", ATTEMPTS)
     before = open_files()
     yield
     for attempt in range(200):
@@ -146,6 +142,9 @@ class Harm(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(data[: fault.get("cut", len(data))])
+            if "then" in fault:
+                self.wfile.flush()
+                fault["then"](self)
         if "cut" in fault:
             self.wfile.flush()
             self.connection.shutdown(socket.SHUT_RDWR)

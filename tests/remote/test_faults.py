@@ -1,11 +1,24 @@
 """What servers do wrong: one clear error, or a retry that nobody sees. Never a wrong token, never a hang."""
 
 import os
+import re
+import time
 
 import numpy as np
 import pytest
+from packed import write_packed
 
-from zb_hdf5 import ChecksumError, FormatError, IncompleteError, Loader, UnavailableError, ZbError, open_reader
+from zb_hdf5 import (
+    ArgumentError,
+    ChecksumError,
+    FormatError,
+    IncompleteError,
+    Loader,
+    UnavailableError,
+    ZbError,
+    convert,
+    open_reader,
+)
 from zb_hdf5.files.objects import RemoteObject
 from zb_hdf5.testing import random_tokens
 
@@ -177,10 +190,124 @@ class TestOtherObjects:
         source.close()
 
 
+#: Seconds that a read may take of a hostile server, and bytes that it may send besides those that were asked for.
+PATIENCE_S, MOST_EXTRA_BYTES = 3, 8 << 20
+TABLES = ("shards.json", "pieces", "documents")
+
+
+class Hostile:
+    """The ways of a server that does harm; `sent` counts the bytes of its floods."""
+
+    def __init__(self):
+        self.sent, self.end_s = 0, time.monotonic() + 30
+
+    def flood(self, handler):
+        while self.sent < 8 * MOST_EXTRA_BYTES:
+            self.sent += handler.connection.send(bytes(1 << 16))
+
+    def stall(self, handler):
+        while time.monotonic() < self.end_s and handler.connection.recv(1) != b"":
+            pass
+
+    def drip(self, handler):
+        while time.monotonic() < self.end_s:
+            handler.connection.send(b"x")
+            time.sleep(0.05)
+
+    def faults(self, way):
+        return {
+            "lies of its size": {"headers": {"Content-Length": str(2**60)}, "then": self.stall},
+            "lies of its range": {"headers": {"Content-Range": f"bytes 0-{2**60 - 1}/{2**60}"}},
+            "lies of the whole": {"headers": {"Content-Range": f"bytes 0-99/{2**60}"}, "cut": 100},
+            "floods": {"headers": {"Content-Length": str(2**60)}, "then": self.flood},
+            "stalls in the body": {"headers": {"Content-Length": "100000"}, "cut": 5, "then": self.stall},
+            "drips": {"headers": {"Content-Length": "100000"}, "cut": 5, "then": self.drip},
+            "cuts each body": {"cut": 5},
+        }[way]
+
+
+@pytest.mark.parametrize(
+    "way",
+    ["lies of its size", "lies of its range", "lies of the whole", "floods", "stalls in the body", "drips",
+     "cuts each body"],
+)  # fmt: skip
+@pytest.mark.parametrize("kind", ["crc32", "batch", *TABLES])
+@pytest.mark.thin
+def test_a_hostile_server_is_an_error_in_time_and_within_memory(kind, way, web, tmp_path, monkeypatch):
+    """Each kind of object, and each way: an error of ours or the right values, soon, and a few blocks at most."""
+    monkeypatch.setenv("ZB_REMOTE_TIMEOUT", str(PATIENCE_S))
+    folder, proxy = web
+    write_packed(tmp_path / "packed.h5", [30, 40, 0, 7, 90, 3, 50, 61])
+    convert(tmp_path / "packed.h5", "hdf5", folder / "store", num_shards=1)
+    hostile, hit = Hostile(), []
+
+    def fault(number, method, name, span):
+        first, last = map(int, (span or "=0-0").partition("=")[2].split("-"))
+        part = "batch" if last - first == 31 else "crc32"
+        if method != "GET" or kind != next((each for each in TABLES if each in name), part):
+            return None
+        hit.append(name)
+        return hostile.faults(way)
+
+    expected = read_everything(folder / "store")
+    proxy.fault = fault
+    start_s = time.monotonic()
+    try:
+        assert read_everything(f"{proxy.url}/store") == expected
+        found = "the right values"
+    except (FormatError, IncompleteError, UnavailableError, ChecksumError) as error:
+        found = str(error)
+    hostile.end_s = 0
+    assert time.monotonic() - start_s < 2 * PATIENCE_S
+    assert hit
+    assert hostile.sent < MOST_EXTRA_BYTES
+    # the bytes that were asked for come first, and nobody waits for the others
+    assert found != "the right values" or way in ("lies of its size", "floods")
+    if way == "cuts each body":
+        assert re.search("cut short on its way|response body", found)
+
+
+def read_everything(path):
+    with Loader(path, targets=True, prefetch=0, rank=0, world_size=1) as loader:
+        documents = [loader.reader.documents.document(number) for number in range(8)]
+        return [[x.tolist(), y.tolist()] for x, y in loader], documents
+
+
+def test_the_limit_is_a_setting_that_is_named(web, monkeypatch):
+    proxy = web[1]
+    monkeypatch.setenv("ZB_REMOTE_TIMEOUT", "2.5")
+    monkeypatch.setattr("zb_hdf5.files.objects.ATTEMPTS", 100)
+    proxy.fault = lambda number, method, name, span: {"status": 503}
+    start_s = time.monotonic()
+    with pytest.raises(UnavailableError, match=r"503.*attempts within 2.5 s \(ZB_REMOTE_TIMEOUT\)"):
+        RemoteObject(f"{proxy.url}/x").read(0, 10)
+    assert time.monotonic() - start_s < 2.6
+    for text in ("none", "0", "nan", "-3"):
+        monkeypatch.setenv("ZB_REMOTE_TIMEOUT", text)
+        with pytest.raises(ArgumentError, match=f"ZB_REMOTE_TIMEOUT: expected a number of seconds.*{text}"):
+            RemoteObject(f"{proxy.url}/{text}/x").read(0, 10)
+
+
 class TestPlaces:
     def test_a_bucket_that_is_not_there(self, s3):
-        with pytest.raises(ZbError, match=r"no_bucket/store.*bucket does not exist"):
+        with pytest.raises(ZbError, match=r"no_bucket/store.*bucket does not exist") as raised:
             open_reader("s3://no_bucket/store")
+        assert len(str(raised.value)) < 200
+        assert "<" not in str(raised.value)
+
+    def test_a_server_without_tls_names_the_variable(self, s3, monkeypatch):
+        monkeypatch.delenv("AWS_ALLOW_HTTP")
+        with pytest.raises(UnavailableError, match=r"s3://bucket/other/.*export AWS_ALLOW_HTTP=true"):
+            open_reader("s3://bucket/other")
+
+    def test_the_endpoint_has_the_name_that_other_tools_give_it(
+        self, s3, upload, tmp_path, write_store, tokens, monkeypatch
+    ):
+        url = upload(write_store(tmp_path / "store", tokens), "s3://bucket/named")
+        monkeypatch.setenv("AWS_ENDPOINT_URL", os.environ["AWS_ENDPOINT"])
+        monkeypatch.delenv("AWS_ENDPOINT")
+        with open_reader(url) as reader:
+            np.testing.assert_array_equal(reader[0], tokens[0])
 
     def test_a_folder_without_an_index(self, s3):
         with pytest.raises(FormatError, match=r"s3://bucket/store: no shards.json"):
@@ -198,8 +325,9 @@ class TestPlaces:
             monkeypatch.delenv(name)
         # who runs on no machine of AWS has nobody to ask
         monkeypatch.setenv("AWS_METADATA_ENDPOINT", "http://127.0.0.1:9")
-        with pytest.raises(UnavailableError, match="expected credentials"):
-            open_reader("s3://bucket/store")
+        with pytest.raises(UnavailableError, match=r"expected credentials.*AWS_ACCESS_KEY_ID") as raised:
+            open_reader("s3://bucket/without")
+        assert "/latest/" not in str(raised.value)
 
     def test_no_server(self):
         with pytest.raises(UnavailableError, match=r"http://127.0.0.1:9/store"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 
 from zb_hdf5.files.extent_file import ExtentFile
@@ -17,8 +18,10 @@ class FetchedFile(ExtentFile):
     """
 
     def _descriptor(self) -> int:
+        source, free = RemoteObject(str(self._path), self._known), shutil.disk_usage(tempfile.gettempdir()).free
         with tempfile.TemporaryFile(prefix="zb-") as file:
-            file.write(RemoteObject(str(self._path), self._known).read_all())
+            for part in source.parts(max_bytes=free):
+                file.write(part)
             file.flush()
             return os.dup(file.fileno())
 

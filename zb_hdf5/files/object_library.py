@@ -1,9 +1,10 @@
-"""Loads `obstore`, which does the transfers, also after a fork; and keeps its connections. See `core/objects.py`."""
+"""Connections to object stores: loads `obstore`, also after a fork, and shares one client for each folder of URLs."""
 
 from __future__ import annotations
 
 import ctypes
 import os
+import re
 import shutil
 import threading
 import weakref
@@ -12,12 +13,21 @@ from importlib.machinery import ExtensionFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from typing import Any, Final
 
-from zb_hdf5.errors import UnavailableError
+from zb_hdf5.errors import ArgumentError, UnavailableError
 
 #: Reads that are under way for one call, at most.
 MAX_READS: Final = 256
-#: Passed to `obstore` as `retry_config`; empty: its own, 10 retries within 3 minutes.
-RETRIES: dict[str, Any] = {}
+#: Names the seconds that one read may take, over all of its attempts.
+LIMIT_VARIABLE: Final = "ZB_REMOTE_TIMEOUT"
+LIMIT_S: Final = 180.0
+#: Requests that one after the other fit into the limit: none takes longer than its sixth part.
+REQUESTS_IN_LIMIT: Final = 6
+#: Options of the client that each service takes from its variables, such as AWS_ALLOW_HTTP.
+PREFIXES: Final = {"s3": "AWS_", "s3a": "AWS_", "gs": "GOOGLE_", "http": "", "https": ""}
+_CLIENT_OPTIONS: Final = (
+    "allow_http", "allow_invalid_certificates", "connect_timeout", "http1_only", "http2_only", "pool_idle_timeout",
+    "pool_max_idle_per_host", "proxy_ca_certificate", "proxy_excludes", "proxy_url", "root_certificate", "user_agent",
+)  # fmt: skip
 
 _library: Any = None
 _used_by_parent = False
@@ -75,16 +85,41 @@ os.register_at_fork(after_in_child=_forget_after_fork)
 
 
 class Folder:
-    """The connection to one folder of URLs, shared by its objects; closed with the last of them."""
+    """The connection to one folder of URLs, shared by its objects; closed with the last of them.
+
+    Attributes
+    ----------
+    limit_s
+        Seconds that one read may take.
+    request_s
+        Seconds that one request of it may take.
+    has_answered
+        Whether its server has answered a read.
+    """
 
     def __init__(self, url: str) -> None:
-        self.library = _load_library()
-        options = {"client_options": {"allow_http": True}} if url.startswith("http://") else {}
-        try:
-            self.store = self.library._store.from_url(url, retry_config=RETRIES or None, **options)
-        except (ValueError, self.library.exceptions.BaseError) as error:
-            raise UnavailableError(f"{url}: cannot be opened: {first_line(error)}") from error
+        self.library, self._url = _load_library(), url
+        self.limit_s = limit_s()
+        self.request_s = self.limit_s / REQUESTS_IN_LIMIT
+        self.has_answered = False
+        self.store = self._connect({"max_retries": 0})  # `RemoteObject` tries again: one limit for all attempts
         self._pool: ThreadPoolExecutor | None = None
+
+    def _connect(self, retries: dict[str, Any] | None) -> Any:
+        scheme = self._url.partition("://")[0]
+        options = {"allow_http": "true"} if scheme == "http" else {}
+        if prefix := PREFIXES.get(scheme, "AZURE_"):
+            names = {key: os.environ.get(prefix + key.upper()) for key in _CLIENT_OPTIONS}
+            options = {key: value for key, value in names.items() if value}
+        options["timeout"] = f"{int(self.request_s * 1000)}ms"
+        try:
+            return self.library._store.from_url(self._url, retry_config=retries, client_options=options)
+        except (ValueError, self.library.exceptions.BaseError) as error:
+            raise UnavailableError(f"{self._url}: cannot be opened: {first_line(error)}") from error
+
+    def writing_store(self) -> Any:
+        """Return a client whose own retries cover the parts of an upload."""
+        return self._connect(None)
 
     @property
     def is_of_this_process(self) -> bool:
@@ -111,6 +146,24 @@ def folder_of(url: str) -> Folder:
     return folder
 
 
+def limit_s() -> float:
+    """Return the seconds that one read of an object may take: those of ZB_REMOTE_TIMEOUT, else 180.
+
+    Raises
+    ------
+    ArgumentError
+        If the variable is not a number of at least 1.
+    """
+    text = os.environ.get(LIMIT_VARIABLE, "")
+    try:
+        found = float(text or LIMIT_S)
+    except ValueError:
+        found = 0.0
+    if not 1 <= found < 1e6:
+        raise ArgumentError(f"{LIMIT_VARIABLE}: expected a number of seconds, at least 1, found {text!r}")
+    return found
+
+
 def first_line(error: BaseException) -> str:
-    """Return what an error of the library says, without what its programmers add."""
-    return str(error).partition("\n\nDebug source")[0].strip().replace("\n", " ")
+    """Return the message of an error of the library, without the page that the server sent with it."""
+    return re.split(r"\n|:? <", str(error), maxsplit=1)[0].strip()

@@ -1,54 +1,67 @@
-"""Objects in buckets and behind HTTP, read by ranges: what `obstore` answers, and what its errors mean."""
+"""Objects in buckets and behind HTTP, read by ranges: bounded answers, one time limit for each read, our errors."""
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
+import random
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import wait
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import unquote
 
-from zb_hdf5.errors import ArgumentError, ExistsError, FormatError, IncompleteError, UnavailableError
-from zb_hdf5.files.object_library import MAX_READS, Folder, first_line, folder_of
+from zb_hdf5.errors import ArgumentError, ExistsError, FormatError, IncompleteError, UnavailableError, ZbError
+from zb_hdf5.files.object_library import LIMIT_VARIABLE, MAX_READS, PREFIXES, Folder, first_line, folder_of
 
-if TYPE_CHECKING:  # numpy too is imported when it is needed: the command line knows of files before it reads one
+if TYPE_CHECKING:  # the command line imports this module, and reads nothing for most of its commands
     import numpy as np
     import numpy.typing as npt
+
+Result = TypeVar("Result")
 
 SCHEMES: Final = ("s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss", "http", "https")
 #: Bytes and reads that are kept under way to fill a long line: 32 MiB at 20 ms are 1.6 GB/s.
 IN_FLIGHT: Final = (32 << 20, MAX_READS)
-#: What a file-like object reads at once: the metadata of an HDF5 file lie together in its head.
+#: Bytes that a file-like object reads at once: the metadata of an HDF5 file lie together in its head.
 BLOCK_BYTES: Final = 256 << 10
 #: Blocks that a file-like object keeps.
 MAX_BLOCKS: Final = 64
-#: Parts of a multipart upload.
+#: Bytes of one request for a large object, and of one part of an upload.
 PART_BYTES: Final = 16 << 20
-#: A body that was cut is asked for again: `obstore` retries requests, and not always what follows their headers.
-BODY_ATTEMPTS: Final = 4
+#: The largest object that is read into memory whole: the index of a million shards has 240 MB.
+MAX_WHOLE_BYTES: Final = 256 << 20
+#: Attempts of one read; the pauses between them double, and take about 40 seconds of 180 in all.
+ATTEMPTS: Final = 10
+#: The first and the longest pause, as shares of the time limit.
+FIRST_PAUSE, LONGEST_PAUSE = 1 / 1800, 1 / 12
 
 _STATUS: Final = re.compile(r"status code: (\d{3})")
-#: Where a library looks for credentials last: what the provider of the machine knows.
+#: Statuses besides 5xx that may be another one later: timeout, too early, too many requests.
+_PASSING: Final = frozenset({408, 425, 429})
+#: Addresses that a library asks for credentials last: those of the machine's own provider.
 _ASKS_MACHINE: Final = re.compile("/latest/(api/token|meta-data)|/computeMetadata/|/metadata/identity")
 
 
 class RemoteObject:
-    """The bytes of one object, which never change under the reader: it is known by its size and ETag.
+    """The bytes of one object, which never change under the reader: its size and ETag identify it.
 
     Thread-safe; usable after fork; picklable (a copy refuses another object). Each read is a ranged `get` on condition
-    of the ETag that was seen first; without one, or with a weak one, the answers are compared.
+    of the ETag that was seen first; without one, or with a weak one, the answers are compared. No answer takes more
+    memory than the range that was asked for. All attempts of one read together take at most the seconds of the variable
+    ZB_REMOTE_TIMEOUT (180).
 
     Parameters
     ----------
     url
         Of the object.
     identity
-        (num_bytes, ETag) of the object that was looked at before; None: whatever is there now.
+        (num_bytes, ETag) of the object that was read before; None: the first answer identifies it.
     num_bytes
-        The size that it is expected to have; None: not known.
+        The expected size; None: unknown.
     """
 
     def __init__(self, url: str, identity: tuple[Any, ...] | None = None, num_bytes: int | None = None) -> None:
@@ -68,13 +81,9 @@ class RemoteObject:
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """(num_bytes, ETag); asked for where no read has told it yet."""
+        """(num_bytes, ETag); asked for unless a read has brought it."""
         if self._known is None:
-            folder = self._connection()
-            try:
-                self._take(folder.library.head(folder.store, self._key))
-            except Exception as error:
-                raise self._translated(error, "") from error
+            self._patiently("an answer", lambda folder: self._take(folder.library.head(folder.store, self._key)))
         assert self._known is not None
         return self._known
 
@@ -96,27 +105,40 @@ class RemoteObject:
         IncompleteError
             If the object ends before `stop`.
         FormatError
-            If it is another object than at first.
+            If it is another object than at first, or the server sends another range or more than was asked for.
         UnavailableError
-            If there are no credentials, no permission, or no server that answers.
+            If there are no credentials, no permission, or no server that answers within the time limit.
         FileNotFoundError
             If there is none.
         """
-        what = f"bytes {start:,} to {stop:,}"
-        data = self._get({"range": (start, stop)}, what)
-        if len(data) < min(stop, self.num_bytes) - start or (whole and len(data) < stop - start):
+        wanted = f"bytes {start:,} to {stop:,}"
+        data = self._patiently(wanted, lambda folder: self._get(folder, start, stop, wanted))
+        if whole and len(data) < stop - start:
             raise IncompleteError(
-                f"{self.name}: expected {what}, found {len(data):,} bytes of them: the object has {self.num_bytes:,}; "
-                "restore it"
+                f"{self.name}: expected {wanted}, found {len(data):,} bytes of them: the object has "
+                f"{self.num_bytes:,}; restore it"
             )
         return data
 
+    def parts(self, start: int = 0, max_bytes: int | None = None) -> Iterator[memoryview]:
+        """Yield all bytes from `start` on, 16 MiB at a time. Raises as `read`.
+
+        Raises
+        ------
+        FormatError
+            If the object has more than `max_bytes`.
+        """
+        while self._known is None or start < self.num_bytes:
+            part = self.read(start, start + PART_BYTES, whole=False)
+            if max_bytes is not None and self.num_bytes > max_bytes:
+                raise FormatError(f"{self.name}: expected at most {max_bytes:,} bytes, found {self.num_bytes:,}")
+            yield part
+            start += len(part)
+
     def read_all(self) -> memoryview:
-        """Return the whole object, by one request. Raises as `read` does."""
-        data = self._get({}, "the whole object")
-        if len(data) != self.num_bytes:
-            raise IncompleteError(f"{self.name}: expected {self.num_bytes:,} bytes, found {len(data):,}")
-        return data
+        """Return the whole object, of at most 256 MiB. Raises as `parts`."""
+        parts = list(self.parts(max_bytes=MAX_WHOLE_BYTES))
+        return parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
 
     def read_ranges(self, ranges: Sequence[tuple[int, npt.NDArray[Any]]]) -> None:
         """Fill each array with the bytes from its offset on: those that touch by one request, all at the same time."""
@@ -130,32 +152,30 @@ class RemoteObject:
         for offset, out in group:
             out[...] = data[offset - start : offset - start + len(out)]
 
-    def _get(self, options: dict[str, Any], what: str) -> memoryview:
+    def _get(self, folder: Folder, start: int, stop: int, wanted: str) -> memoryview:
+        """Make one request for a range, and take no more of the answer."""
+        options: dict[str, Any] = {"range": (start, stop)}
         tag = self._known[1] if self._known else None
         if tag and tag.startswith('"'):  # a weak one never matches
             options["if_match"] = tag
-        for attempt in range(BODY_ATTEMPTS):
-            folder = self._connection()
-            try:
-                answer = folder.library.get(folder.store, self._key, options=options)
-            except Exception as error:
-                raise self._translated(error, what) from error
-            self._take(answer.meta)
-            start, stop = answer.range
-            if (wanted := options.get("range")) and (start, min(stop, wanted[1])) != (wanted[0], stop):
-                raise FormatError(f"{self.name}: expected {what}, the server sent {start:,} to {stop:,}")
-            try:
-                data = memoryview(answer.bytes())
-            except Exception as error:
-                if attempt + 1 == BODY_ATTEMPTS:
-                    raise self._translated(error, what) from error
-                continue
-            if len(data) == stop - start:
-                return data
-        raise IncompleteError(f"{self.name}: expected {what}, found {len(data):,} bytes in the answer; try again")
+        answer = folder.library.get(folder.store, self._key, options=options)
+        folder.has_answered = True
+        self._take(answer.meta)
+        expected = start, min(stop, self.num_bytes)
+        if tuple(answer.range) != expected:
+            raise FormatError(
+                f"{self.name}: expected {wanted}, the server sent {answer.range[0]:,} to {answer.range[1]:,}"
+            )
+        count = expected[1] - start
+        data = next(iter(answer.stream(count)), b"")  # `count` bytes and what came in the same packet, or all there are
+        if len(data) > count:
+            raise FormatError(f"{self.name}: expected {wanted}, the server sends more than these {count:,} bytes")
+        if len(data) < count:
+            raise _CutBody
+        return memoryview(data)
 
     def _take(self, meta: Mapping[str, Any]) -> None:
-        """Note which object has answered, or compare it with the first one."""
+        """Note the identity of the object that has answered, or compare it with the first one."""
         found = (int(meta["size"]), meta["e_tag"] or str(meta["last_modified"]))
         if self._expected not in (None, found[0]):
             kind = IncompleteError if found[0] < (self._expected or 0) else FormatError
@@ -170,26 +190,53 @@ class RemoteObject:
             f"{self.name}: changed since it was opened: expected (bytes, ETag) {self._known}, {found}; open it again"
         )
 
-    def _translated(self, error: Exception, what: str) -> Exception:
-        """Return our error for one of `obstore`: by its class, and by the status where the class says nothing."""
-        name, text, found = self.name, first_line(error), _STATUS.search(str(error))
-        status = int(found[1]) if found else 0
+    def _patiently(self, wanted: str, ask: Callable[[Folder], Result]) -> Result:
+        """Return the answer of a server, asked again after failures that may pass until the time limit."""
+        folder = self._connection()
+        start_s = time.monotonic()
+        pause_s = folder.limit_s * FIRST_PAUSE
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                return ask(folder)
+            except ZbError:
+                raise
+            except Exception as error:
+                problem = self._translated(error, wanted)
+                left_s = folder.limit_s - (time.monotonic() - start_s) - 1.5 * pause_s
+                if not _may_pass(error, folder):
+                    raise problem from error
+                if attempt == ATTEMPTS or left_s < folder.request_s:
+                    spent = f"{attempt} attempts within {folder.limit_s:g} s ({LIMIT_VARIABLE})"
+                    raise type(problem)(f"{problem} ({spent})") from error
+            time.sleep(pause_s * random.uniform(0.5, 1.5))
+            pause_s = min(2 * pause_s, folder.limit_s * LONGEST_PAUSE)
+        raise AssertionError("the last attempt has returned, or raised")
+
+    def _translated(self, error: Exception, wanted: str) -> Exception:
+        """Return our error for one of `obstore`: by its class, and by its status where the class is general."""
+        name, text, status = self.name, first_line(error), _status(error)
         kind = type(error).__name__
         if isinstance(error, FileNotFoundError):
             if "NoSuchBucket" in str(error) or "ContainerNotFound" in str(error):
-                return UnavailableError(f"{name}: its bucket does not exist: {text}")
+                return UnavailableError(f"{name}: its bucket does not exist")
             return FileNotFoundError(2, "no such object", name)
         if kind == "PreconditionError":
             return self._changed("found another one")
         if _is_denied(error):
-            return UnavailableError(f"{name}: access denied: expected credentials that allow it: {text}")
+            return UnavailableError(
+                f"{name}: access denied: expected credentials with the right to read (s3:GetObject), found: {text}"
+            )
         if status == 416:
-            return IncompleteError(f"{name}: expected {what}, the object ends before: it was cut short; restore it")
+            return IncompleteError(f"{name}: expected {wanted}, the object ends before: it was cut short; restore it")
         if kind == "NotSupportedError":
-            return UnavailableError(f"{name}: expected a server that answers ranged reads: {text}")
+            return UnavailableError(f"{name}: expected a server that answers ranged reads, found: {text}")
+        prefix = PREFIXES.get(name.partition("://")[0], "AZURE_")
+        if "builder error" in text and "http://" in text:
+            return UnavailableError(f"{name}: its server has no TLS: export {prefix}ALLOW_HTTP=true to read it so")
         if _ASKS_MACHINE.search(text):
-            return UnavailableError(f"{name}: expected credentials in the variables of its store, found none: {text}")
-        return UnavailableError(f"{name}: expected {what or 'an answer'}, found: {text}")
+            known = ", such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY" if prefix == "AWS_" else ""
+            return UnavailableError(f"{name}: expected credentials in {prefix}... variables{known}, found none")
+        return UnavailableError(f"{name}: expected {wanted}, found: {text}")
 
     def close(self) -> None:
         """Let go of the connection."""
@@ -197,6 +244,28 @@ class RemoteObject:
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_folder": None}
+
+
+class _CutBody(Exception):
+    """A body that ended before its range."""
+
+    def __str__(self) -> str:
+        return "the answer was cut short on its way, the object may be whole; try again"
+
+
+def _status(error: BaseException | None) -> int:
+    found = _STATUS.search(str(error))
+    return int(found[1]) if found else 0
+
+
+def _may_pass(error: Exception, folder: Folder) -> bool:
+    """Return whether the same request may succeed later."""
+    status, text = _status(error), str(error)
+    if _ASKS_MACHINE.search(text):  # a machine whose credentials have worked gives new ones now and then
+        return folder.has_answered
+    if type(error).__name__ not in ("GenericError", "_CutBody") or "builder error" in text:
+        return False
+    return status == 0 or status >= 500 or status in _PASSING
 
 
 def read_objects(reads: Sequence[tuple[RemoteObject, Sequence[tuple[int, npt.NDArray[Any]]]]]) -> None:
@@ -213,13 +282,12 @@ def read_objects(reads: Sequence[tuple[RemoteObject, Sequence[tuple[int, npt.NDA
 
 
 def _is_denied(error: BaseException | None) -> bool:
-    found = _STATUS.search(str(error))
     by_class = type(error).__name__ in ("UnauthenticatedError", "PermissionDeniedError")
-    return by_class or (found is not None and found[1] in ("401", "403"))
+    return by_class or (_status(error) in (401, 403) and not _ASKS_MACHINE.search(str(error)))
 
 
 def object_exists(url: str) -> bool:
-    """Return whether there is an object that may be looked at."""
+    """Return whether there is an object that may be read."""
     try:
         return object_size(url) is not None
     except UnavailableError as error:
@@ -250,7 +318,7 @@ def put_object(url: str, content: Path | bytes, *, new: bool = False) -> None:
     folder = target._connection()
     how = {"mode": "create"} if new else {"chunk_size": PART_BYTES}
     try:
-        folder.library.put(folder.store, target._key, content, **how)
+        folder.library.put(folder.writing_store(), target._key, content, **how)
     except Exception as error:
         if type(error).__name__ == "AlreadyExistsError":
             raise ExistsError(f"{url}: exists already") from error
@@ -260,13 +328,8 @@ def put_object(url: str, content: Path | bytes, *, new: bool = False) -> None:
 def delete_object(url: str) -> None:
     """Delete an object, if it is there. Raises as `put_object`."""
     target = RemoteObject(url)
-    folder = target._connection()
-    try:
-        folder.library.delete(folder.store, target._key)
-    except FileNotFoundError:
-        pass
-    except Exception as error:
-        raise target._translated(error, "to delete it") from error
+    with contextlib.suppress(FileNotFoundError):
+        target._patiently("to delete it", lambda folder: folder.library.delete(folder.store, target._key))
 
 
 def _merged(ranges: Sequence[tuple[int, npt.NDArray[Any]]]) -> Iterator[list[tuple[int, npt.NDArray[np.uint8]]]]:
@@ -286,7 +349,7 @@ def _merged(ranges: Sequence[tuple[int, npt.NDArray[Any]]]) -> Iterator[list[tup
 
 
 class ObjectFile(io.RawIOBase):
-    """An object as a file for h5py and others: whole blocks are read, and some of them kept."""
+    """An object as a file for h5py and others, which reads whole blocks and keeps some of them."""
 
     def __init__(self, source: RemoteObject) -> None:
         self.source = source
@@ -309,7 +372,7 @@ class ObjectFile(io.RawIOBase):
 
     def _size(self) -> int:
         if not self._blocks:
-            self._block(0)  # it is wanted next, and tells the size
+            self._block(0)  # it is wanted next, and its answer has the size
         return self.source.num_bytes
 
     def readinto(self, buffer: Any) -> int:

@@ -22,8 +22,8 @@ from zb_hdf5 import ShardEntry, ShardIndex, StoreMeta, open_writer
 from zb_hdf5.formats.registry import BACKENDS
 from zb_hdf5.spec import BATCHES, CRC32, CRC32_SUFFIX, SHARD_PREFIX
 
-pytest.register_assert_rewrite("zb_hdf5.testing")  # before the import: a failed check shows its values
-from zb_hdf5.testing import random_tokens  # noqa: E402
+pytest.register_assert_rewrite("contract")  # before the import: a failed check shows its values
+from contract import random_tokens  # noqa: E402
 
 #: One of so many examples of a property, or cases of a test, is tried without --slow.
 QUICK_SHARE = 5

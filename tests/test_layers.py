@@ -25,7 +25,6 @@ FLOORS = (
     ("formats",),
     ("store",),
     ("loaders",),
-    ("testing",),
     ("console",),
     ("converters",),
     ("compat",),
@@ -183,7 +182,6 @@ def test_converters_touch_no_private_attribute_of_others(module):
         ("zb_hdf5.formats.native", ["torch", "h5py", "click"]),
         ("zb_hdf5.store.opening", ["torch", "h5py", "click"]),
         ("zb_hdf5.loaders.loader", ["torch", "h5py", "click"]),
-        ("zb_hdf5.testing", ["pytest", "torch", "h5py", "click"]),
     ],
 )
 def test_importing_is_light(module, heavy):

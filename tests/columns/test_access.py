@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from contract import random_tokens
 
 from zb_hdf5 import IncompleteError, Loader, MmapTokenStore, open_reader
-from zb_hdf5.testing import random_tokens
 
 SHAPE = (32, 64)
 BACKENDS = (("batch",), ("hdf5",), ("batch", "hdf5"))

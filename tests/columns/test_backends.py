@@ -13,13 +13,7 @@ from multiprocessing import get_context
 import h5py
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
-from examples import examples
-from zb_hdf5 import ArgumentError, BackendError, FormatError, HDF5BatchReader, open_reader
-from zb_hdf5.store.rebuild import add_crc32_file
-from zb_hdf5.testing import (
+from contract import (
     check_byte_order,
     check_closing,
     check_read_only_buffers,
@@ -27,6 +21,12 @@ from zb_hdf5.testing import (
     random_tokens,
     read_everything,
 )
+from hypothesis import given
+from hypothesis import strategies as st
+
+from examples import examples
+from zb_hdf5 import ArgumentError, BackendError, FormatError, HDF5BatchReader, open_reader
+from zb_hdf5.store.rebuild import add_crc32_file
 
 #: name of what is stored -> the accesses that can serve it
 ACCESSES = {

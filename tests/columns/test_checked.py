@@ -10,6 +10,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from contract import check_reader, random_tokens
 
 import zb_hdf5.columns.checked
 from zb_hdf5 import (
@@ -30,7 +31,6 @@ from zb_hdf5.files.publishing import write_atomically
 from zb_hdf5.spec import CRC32_CHUNK_ROWS
 from zb_hdf5.store.rebuild import add_crc32_file
 from zb_hdf5.store.streams import index_streams
-from zb_hdf5.testing import check_reader, random_tokens
 
 SHAPE = (4, 512)  # whole pages
 STORED = {

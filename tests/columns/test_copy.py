@@ -7,13 +7,13 @@ import os
 
 import numpy as np
 import pytest
+from contract import random_tokens
 
 from zb_hdf5 import ChecksumError, ZbError, open_reader, open_writer, verify_store
 from zb_hdf5.converters.npy_source import NpySource
 from zb_hdf5.converters.run import convert
 from zb_hdf5.converters.store_source import StoreSource
 from zb_hdf5.formats.hdf5.aligned import AlignedFile
-from zb_hdf5.testing import random_tokens
 
 SUFFIXES = {"hdf5": ".h5", "batch": ".batch"}
 SHAPES = {"packed": (4, 1024), "padded": (3, 1000)}

@@ -5,12 +5,12 @@ from contextlib import nullcontext
 
 import numpy as np
 import pytest
+from contract import check_writer, check_writer_of_fields, random_tokens
 
 from zb_hdf5 import BACKENDS, BatchWriter, ConvertError, ShardIndex, open_reader, open_writer
 from zb_hdf5.field import parse_fields
 from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.spec import StoreMeta, combine_sha256
-from zb_hdf5.testing import check_writer, check_writer_of_fields, random_tokens
 
 EXPECTED = 9
 

@@ -9,12 +9,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from contract import random_tokens
 
 from zb_hdf5 import HDF5ShardWriter, Loader, console, open_reader, open_writer
 from zb_hdf5.commands.stage import runs_of
 from zb_hdf5.commands.zb import zb
 from zb_hdf5.store.cache import column_of
-from zb_hdf5.testing import random_tokens
 
 TOKENS = random_tokens(64, 4, 256)
 MASK = random_tokens(64, 4, 256, "uint16", seed=3).astype("u1")

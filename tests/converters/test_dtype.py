@@ -6,11 +6,11 @@ import struct
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from contract import random_tokens
 
 from zb_hdf5 import Loader, ShardIndex, StateError, open_reader, verify_store
 from zb_hdf5.converters.cli import convert
 from zb_hdf5.spec import HEADER_BYTES
-from zb_hdf5.testing import random_tokens
 
 NOTE = "other ZeroBatch v2 readers take the ids for uint32 and return wrong ones; --dtype uint32 writes"
 ALONE = {"rank": 0, "world_size": 1}

@@ -11,6 +11,7 @@ import threading
 
 import numpy as np
 import pytest
+from contract import random_tokens
 
 import zb_hdf5.files.open_files
 import zb_hdf5.formats.npy
@@ -20,7 +21,6 @@ from zb_hdf5.files.extent_file import ExtentFile
 from zb_hdf5.files.extents import Extents, Run
 from zb_hdf5.files.open_files import OpenFiles
 from zb_hdf5.formats.npy import read_npy_header
-from zb_hdf5.testing import random_tokens
 
 SHARDS = 100
 #: Reads a store under limits of descriptors, and prints how often each shard was opened and the soft limit at the end.

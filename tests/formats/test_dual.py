@@ -19,6 +19,7 @@ import h5py
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from contract import check_closing, check_reader
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -41,7 +42,6 @@ from zb_hdf5.formats.dual import build_face, check, stamp, unstamp
 from zb_hdf5.formats.native import Face, face_of
 from zb_hdf5.spec import CRC32_SUFFIX, StoreMeta, stored_dtype
 from zb_hdf5.store.rebuild import add_crc32_file
-from zb_hdf5.testing import check_closing, check_reader
 
 WHOLE_PAGES, PADDED = (5, 2, 1024), (5, 3, 512)
 DTYPES = ("uint16", "uint32")

@@ -16,6 +16,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+from contract import random_tokens
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -36,7 +37,6 @@ from zb_hdf5 import (
     verify_store,
 )
 from zb_hdf5.spec import BATCHES_ATTRIBUTES, CRC32_CHUNK_ROWS, NO_SHA256, ROOT_ATTRIBUTES
-from zb_hdf5.testing import random_tokens
 
 needs_h5dump = pytest.mark.skipif(shutil.which("h5dump") is None, reason="h5dump is not installed")
 needs_h5repack = pytest.mark.skipif(shutil.which("h5repack") is None, reason="h5repack is not installed")

@@ -10,10 +10,10 @@ import sys
 import h5py
 import numpy as np
 import pytest
+from contract import random_tokens
 
 from zb_hdf5 import open_reader, open_writer
 from zb_hdf5.formats.hdf5.room import Room, end_of_file_address
-from zb_hdf5.testing import random_tokens
 
 
 @pytest.fixture

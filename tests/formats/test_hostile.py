@@ -14,6 +14,7 @@ import h5py
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from contract import random_tokens
 
 from zb_hdf5 import (
     ArgumentError,
@@ -30,7 +31,6 @@ from zb_hdf5.commands.zb import zb
 from zb_hdf5.converters.cli import convert
 from zb_hdf5.spec import INDEX_NAME
 from zb_hdf5.store.repair import repair_file
-from zb_hdf5.testing import random_tokens
 
 SHAPE = (4, 1024)
 ACCESSES = ("auto", "mmap", "pread", "h5py")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from contract import random_tokens
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -30,7 +31,6 @@ from zb_hdf5 import (
 )
 from zb_hdf5.loaders.order import write_order
 from zb_hdf5.store.rebuild import add_crc32_file
-from zb_hdf5.testing import random_tokens
 
 SIZE = 4096 + 7 * 4096  # of the file of the `tokens` fixture
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from contract import check_closing, check_reader, check_writer, check_writer_of_fields, random_tokens
 from interrupted import Failing, Stops
 
 from zb_hdf5 import (
@@ -37,7 +38,6 @@ from zb_hdf5.files.identity import regular
 from zb_hdf5.files.publishing import write_fully
 from zb_hdf5.formats.registry import FORMATS, FileFormat
 from zb_hdf5.formats.sidecar import crc32_path, read_any_crc32_file, read_crc32_file
-from zb_hdf5.testing import check_closing, check_reader, check_writer, check_writer_of_fields, random_tokens
 
 # --- the one file: slots behind a header of 64 bytes, and crc32 rows in a sidecar or in a trailer ----------------
 

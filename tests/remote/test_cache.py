@@ -15,13 +15,13 @@ from functools import partial
 
 import numpy as np
 import pytest
+from contract import check_reader, random_tokens
 from torch.utils.data import DataLoader
 
 from zb_hdf5 import ArgumentError, HDF5ShardWriter, Loader, MixedLoader, open_reader, open_writer
 from zb_hdf5.store import cache_folder
 from zb_hdf5.store.cache import Cache, column_of
 from zb_hdf5.store.cache_folder import occupied_bytes
-from zb_hdf5.testing import check_reader, random_tokens
 
 BATCHES = random_tokens(48, 4, 1024)  # 16 KiB each
 ONE_RANK = {"rank": 0, "world_size": 1}

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from contract import random_tokens
 
 from zb_hdf5 import (
     ArgumentError,
@@ -20,7 +21,6 @@ from zb_hdf5 import (
     verify_store,
 )
 from zb_hdf5.commands.zb import zb
-from zb_hdf5.testing import random_tokens
 
 TOKENS = random_tokens(9, 3, 32)
 

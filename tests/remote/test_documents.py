@@ -8,6 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from contract import random_tokens
 from h5py._objects import phil
 from packed import FIELDS, write_packed
 from source_tokens import ALL
@@ -15,7 +16,6 @@ from source_tokens import ALL
 from zb_hdf5 import DocumentLoader, HDF5ShardWriter, Loader, MixedLoader, convert, open_reader
 from zb_hdf5.errors import UnavailableError
 from zb_hdf5.store.streams import index_streams
-from zb_hdf5.testing import random_tokens
 
 HOW = {"documents": ALL, "spans": True, "rank": 0, "world_size": 1}
 LENGTHS = [30, 40, 0, 7, 90, 3, 50, 61]

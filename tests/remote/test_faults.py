@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 import pytest
+from contract import random_tokens
 from packed import write_packed
 
 from zb_hdf5 import (
@@ -20,7 +21,6 @@ from zb_hdf5 import (
     open_reader,
 )
 from zb_hdf5.files.objects import RemoteObject
-from zb_hdf5.testing import random_tokens
 
 TOKENS = random_tokens(30, 4, 256)
 

@@ -5,11 +5,11 @@ import multiprocessing
 import numpy as np
 import pytest
 import torch
+from contract import check_loader, random_tokens
 from torch.utils.data import DataLoader
 
 from zb_hdf5 import Loader
 from zb_hdf5.files.objects import IN_FLIGHT
-from zb_hdf5.testing import check_loader, random_tokens
 
 
 @pytest.fixture

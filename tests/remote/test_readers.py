@@ -8,6 +8,7 @@ import time
 
 import numpy as np
 import pytest
+from contract import check_reader, random_tokens
 
 from zb_hdf5 import (
     ArgumentError,
@@ -29,7 +30,6 @@ from zb_hdf5.commands.statistics import measure
 from zb_hdf5.files.objects import BLOCK_BYTES, PART_BYTES, RemoteObject
 from zb_hdf5.files.paths import any_path
 from zb_hdf5.store.streams import index_streams
-from zb_hdf5.testing import check_reader, random_tokens
 
 
 def write_fields(path, tokens):

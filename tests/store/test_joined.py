@@ -14,10 +14,10 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from contract import random_tokens
 
 from benchmarks.measure import resident_share
 from zb_hdf5 import IncompleteError, open_reader
-from zb_hdf5.testing import random_tokens
 
 SHAPE = (4, 512)  # whole pages in both dtypes
 CUTS = (1, 4, 9)

@@ -17,6 +17,7 @@ import h5py
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from contract import random_tokens
 from interrupted import stopped_before_the_index
 from test_crash import WRITER, batches, names, running, small_disk, snapshot  # noqa: F401
 
@@ -37,7 +38,6 @@ from zb_hdf5.commands.zb import zb
 from zb_hdf5.spec import CRC32, INDEX_NAME
 from zb_hdf5.store.rebuild import rebuild_index
 from zb_hdf5.store.repair import repair_file, repair_store
-from zb_hdf5.testing import random_tokens
 
 SHAPE = (4, 1024)
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from contract import check_closing, check_reader, random_tokens
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -36,7 +37,6 @@ from zb_hdf5.files.extents import Run
 from zb_hdf5.spec import SPLITS
 from zb_hdf5.store.rebuild import rebuild_index
 from zb_hdf5.store.streams import index_streams
-from zb_hdf5.testing import check_closing, check_reader, random_tokens
 
 MISSING = object()
 

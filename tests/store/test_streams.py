@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
+from contract import check_reader
 from hypothesis import given
 from hypothesis import strategies as st
 from interrupted import STREAM_WRITER
@@ -45,7 +46,6 @@ from zb_hdf5.loaders.order import SHUFFLES
 from zb_hdf5.spec import NO_SHA256
 from zb_hdf5.store.rebuild import rebuild_index
 from zb_hdf5.store.streams import index_streams
-from zb_hdf5.testing import check_reader
 
 TOKENS = np.random.default_rng(3).integers(0, 50_000, 5000)
 LENGTHS = np.array([0, 7, 1, 300, 0, 1992, 2000, 700])  # of documents; they sum to 5000

@@ -1,0 +1,608 @@
+"""The contracts of readers, writers and loaders, as functions: used over every backend and access."""
+
+import json
+import pickle
+import zlib
+from itertools import islice
+
+import numpy as np
+import pytest
+
+from zb_hdf5 import (
+    ArgumentError,
+    BatchIndexError,
+    BatchWriter,
+    ClosedError,
+    ConvertError,
+    ShardInfo,
+    StateError,
+    TokenLoader,
+    open_reader,
+)
+from zb_hdf5.formats.registry import FORMATS
+from zb_hdf5.loaders.states import KINDS, STATE_VERSION
+
+
+def random_tokens(num_batches, batch_size, seq_len, dtype="uint32", seed=0):
+    """Return reproducible batches that hold the smallest and the largest id of `dtype`."""
+    limit = int(np.iinfo(dtype).max)
+    tokens = np.random.default_rng(seed).integers(0, limit, (num_batches, batch_size, seq_len), dtype, endpoint=True)
+    if num_batches:
+        tokens[0, 0, 0], tokens[-1, -1, -1] = 0, limit
+    return tokens
+
+
+# --- readers ---------------------------------------------------------------------------------------------------------
+
+
+def check_reader(reader, expected, fields=None):
+    """Check everything that leaves the reader open; `check_read_only_buffers` and `check_byte_order` come apart.
+
+    `fields` has the values of each field that is stored, shape `(N, B, S, ...)`.
+    """
+    check_description(reader, expected)
+    check_read_batch(reader, expected)
+    check_torch(reader, expected)
+    check_read_into(reader, expected)
+    check_read_into_refusals(reader, expected)
+    check_read_batches_into(reader, expected)
+    check_read_batches_into_refusals(reader, expected)
+    check_records(reader, expected)
+    check_int32(reader, expected)
+    check_hints(reader, expected)
+    check_indices(reader, expected)
+    check_sequence(reader, expected)
+    check_pickling(reader, expected)
+    check_fields(reader, fields or {})
+
+
+def check_fields(reader, expected):
+    """The values of a field are read like tokens; where each chunk has a crc32, it is the right one."""
+    assert [field.name for field in reader.meta.fields] == sorted(expected)
+    for field in reader.meta.fields:
+        values, found = expected[field.name], reader.field(field.name)
+        assert reader.field(field.name) is found
+        assert (found.meta.field, found.dtype) == (field, values.dtype)
+        batches = values.reshape(len(values), *found.meta.shape)
+        check_sequence(found, batches)
+        check_read_batches_into(found, batches)
+        numbers = np.random.default_rng(0).integers(0, found.num_records, 23)
+        out = np.zeros((len(numbers), found.seq_len), found.dtype)
+        found.read_records_into(numbers, out)
+        np.testing.assert_array_equal(out, batches.reshape(-1, found.seq_len)[numbers])
+        crc32 = found.stored_crc32()
+        if crc32 is not None:  # a store leaves them to its shards
+            assert crc32.tolist() == [zlib.crc32(batch.tobytes()) for batch in batches]
+    with pytest.raises(ArgumentError, match="expected a field"):
+        reader.field("no_such_field")
+
+
+def check_description(reader, expected):
+    num_batches, batch_size, seq_len = expected.shape
+    assert (reader.num_batches, reader.batch_size, reader.seq_len) == (num_batches, batch_size, seq_len)
+    assert reader.dtype == expected.dtype
+    assert reader.meta.shape == (batch_size, seq_len)
+    assert reader.complete
+    assert reader.refresh() == num_batches
+    assert reader.access in ("auto", "mmap", "pread", "h5py", "remote")
+    assert str(num_batches) in repr(reader)
+    assert reader.fingerprint == reader.fingerprint
+
+
+def check_read_batch(reader, expected):
+    for index, batch in enumerate(expected):
+        found = reader.read_batch(index)
+        assert found.shape == batch.shape
+        assert found.dtype == batch.dtype
+        np.testing.assert_array_equal(found, batch)
+        assert not found.flags.writeable
+        with pytest.raises(ValueError, match="read-only"):
+            found[0, 0] = 1
+    first, last = reader.read_batch(0), reader.read_batch(len(expected) - 1)  # neither overwrites the other
+    np.testing.assert_array_equal(first, expected[0])
+    np.testing.assert_array_equal(last, expected[-1])
+
+
+def check_torch(reader, expected):
+    import torch  # not needed by a spawned process that imports this module
+
+    kept = [reader.read_batch_torch(index) for index in range(len(expected))]
+    for found, batch in zip(kept, expected, strict=True):
+        assert found.dtype == torch.int64
+        assert tuple(found.shape) == batch.shape
+        np.testing.assert_array_equal(found.numpy(), batch.astype(np.int64))
+    kept[0].zero_()  # the caller's own copy
+    np.testing.assert_array_equal(reader.read_batch(0), expected[0])
+
+
+def check_read_into(reader, expected):
+    """The stored dtype, its signed twin (the same bits) and int64 (the same values)."""
+    stored = expected.dtype
+    for dtype in (stored, np.dtype(f"i{stored.itemsize}"), np.dtype(np.int64)):
+        for index, batch in enumerate(expected):
+            out = np.full(batch.shape, 7, dtype)
+            reader.read_into(index, out)
+            np.testing.assert_array_equal(out, batch.astype(dtype))
+
+
+def check_read_into_refusals(reader, expected):
+    shape, stored = expected.shape[1:], expected.dtype
+    other_size = np.dtype("u2" if stored.itemsize == 4 else "u4")
+    for out in (
+        np.zeros((shape[0] + 1, shape[1]), stored),
+        np.zeros((shape[0], shape[1] + 1), stored),
+        np.zeros(shape[0] * shape[1], stored),
+        np.zeros((1, *shape), stored),
+        *with_gaps(shape, stored),
+        *(np.zeros(shape, dtype) for dtype in ("f4", "f8", "u8", "i1", ">i8", other_size)),
+    ):
+        before = out.copy()
+        with pytest.raises(ArgumentError, match="read_into needs"):
+            reader.read_into(0, out)
+        np.testing.assert_array_equal(out, before)
+
+
+def with_gaps(shape, dtype):
+    """Return one array of that shape that is not contiguous; none for a single token, which has no gaps."""
+    array = np.zeros((shape[0], 2 * shape[1]), dtype)[:, ::2]
+    return [] if array.flags.c_contiguous else [array]
+
+
+def check_read_batches_into(reader, expected):
+    num_batches = len(expected)
+    for start in range(num_batches):
+        for count in range(num_batches - start + 1):
+            out = np.zeros((count, *expected.shape[1:]), expected.dtype)
+            reader.read_batches_into(start, out)
+            np.testing.assert_array_equal(out, expected[start : start + count])
+
+
+def check_read_batches_into_refusals(reader, expected):
+    shape, stored, num_batches = expected.shape[1:], expected.dtype, len(expected)
+    for start, count in ((-1, 1), (num_batches, 1), (0, num_batches + 1), (num_batches - 1, 2)):
+        with pytest.raises(BatchIndexError):
+            reader.read_batches_into(start, np.zeros((count, *shape), stored))
+    for out in (
+        np.zeros((1, *shape), np.int64),
+        np.zeros((1, *shape), stored.newbyteorder(">")),
+        np.zeros((1, shape[0], shape[1] + 1), stored),
+        *(batch[np.newaxis] for batch in with_gaps(shape, stored)),
+    ):
+        with pytest.raises(ArgumentError, match="read_batches_into needs"):
+            reader.read_batches_into(0, out)
+
+
+def check_read_only_buffers(reader, expected):
+    reads = [
+        (reader.read_into, 0, expected.shape[1:]),
+        (reader.read_batches_into, 0, (1, *expected.shape[1:])),
+        (reader.read_records_into, np.arange(3), (3, expected.shape[2])),
+    ]
+    for read, first, shape in reads:
+        out = np.zeros(shape, expected.dtype)
+        out.flags.writeable = False
+        with pytest.raises(ArgumentError):
+            read(first, out)
+        assert not out.any()
+
+
+def check_byte_order(reader, expected):
+    """A buffer of the other byte order is refused, never filled with swapped tokens."""
+    stored = expected.dtype
+    for kind in "ui":
+        out = np.zeros(expected.shape[1:], f">{kind}{stored.itemsize}")
+        with pytest.raises(ArgumentError):
+            reader.read_into(0, out)
+
+
+def check_records(reader, expected):
+    """One record, many in any order, and shorter ones that divide a record."""
+    num_batches, batch_size, seq_len = expected.shape
+    assert reader.num_records == num_batches * batch_size
+    for number, record in enumerate(expected.reshape(-1, seq_len)):
+        found = reader.read_record(number)
+        np.testing.assert_array_equal(found, record)
+        assert not found.flags.writeable
+    for bad in (-1, num_batches * batch_size):
+        with pytest.raises(BatchIndexError):
+            reader.read_record(bad)
+    for length in (length for length in range(1, seq_len + 1) if seq_len % length == 0):
+        rows = expected.reshape(-1, length)
+        for numbers in (
+            np.arange(len(rows)),
+            np.arange(len(rows))[::-1],
+            np.random.default_rng(length).integers(0, len(rows), 23),
+            np.arange(0),
+        ):
+            out = np.zeros((len(numbers), length), expected.dtype)
+            reader.read_records_into(numbers, out)
+            np.testing.assert_array_equal(out, rows[numbers])
+        for numbers in (np.array([0, len(rows)]), np.array([-1, 0])):
+            with pytest.raises(BatchIndexError):
+                reader.read_records_into(numbers, np.zeros((2, length), expected.dtype))
+    for shape, dtype in (((1, seq_len + 1), expected.dtype), ((2, seq_len), expected.dtype), ((1, seq_len), np.int64)):
+        with pytest.raises(ArgumentError, match="read_records_into needs"):
+            reader.read_records_into(np.arange(1), np.zeros(shape, dtype))
+
+
+def check_int32(reader, expected):
+    import torch
+
+    for index, batch in enumerate(expected):
+        found = reader.read_batch_int32(index)
+        assert found.dtype == torch.int32
+        np.testing.assert_array_equal(found.numpy(), batch.astype(np.int32))
+
+
+def check_hints(reader, expected):
+    """They change nothing but speed, and know their limits."""
+    for index, batch in enumerate(expected):
+        reader.will_need(index)
+        assert reader.is_cached(index) in (True, False)
+        np.testing.assert_array_equal(reader.read_batch(index), batch)
+    if len(expected):
+        reader.will_need(0, len(expected))
+    for hint in (reader.will_need, reader.is_cached, lambda count: reader.will_need(0, count + 1)):
+        with pytest.raises(BatchIndexError):
+            hint(len(expected))
+
+
+def check_indices(reader, expected):
+    num_batches = len(expected)
+    out = np.zeros(expected.shape[1:], expected.dtype)
+    for bad in (num_batches, -1, -num_batches - 1, 10**30, np.int64(num_batches)):
+        for read in (reader.read_batch, reader.read_batch_torch, lambda index: reader.read_into(index, out)):
+            with pytest.raises(BatchIndexError, match=f"expected an index in 0..{num_batches - 1:,}"):
+                read(bad)
+    for bad in (num_batches, -num_batches - 1):
+        with pytest.raises(IndexError):
+            reader[bad]
+    for other in (0.0, "0", None):
+        with pytest.raises(TypeError):
+            reader.read_batch(other)
+    for number in (np.int64(num_batches - 1), np.uint8(num_batches - 1)):
+        np.testing.assert_array_equal(reader.read_batch(number), expected[-1])
+    for back in range(1, num_batches + 1):
+        np.testing.assert_array_equal(reader[-back], expected[-back])
+
+
+def check_sequence(reader, expected):
+    assert len(reader) == len(expected)
+    np.testing.assert_array_equal(np.stack(list(reader)), expected)
+    np.testing.assert_array_equal(np.stack(list(reader)), expected)  # again from the start
+
+
+def check_pickling(reader, expected):
+    data = pickle.dumps(reader)
+    for _ in range(2):
+        with pickle.loads(data) as copy:
+            assert type(copy) is type(reader)
+            assert (copy.access, copy.fingerprint) == (reader.access, reader.fingerprint)
+            np.testing.assert_array_equal(np.stack(list(copy)), expected)
+            np.testing.assert_array_equal(copy.read_batch_torch(0).numpy(), expected[0].astype(np.int64))
+    np.testing.assert_array_equal(reader.read_batch(0), expected[0])  # the original is as it was
+
+
+def check_closing(reader, expected):
+    """Close the reader, and check that what it gave away outlives it while nothing else can be had from it."""
+    with reader as entered:
+        assert entered is reader
+        kept = [reader.read_batch(index) for index in range(len(expected))]
+    np.testing.assert_array_equal(np.stack(kept), expected)
+    out = np.zeros(expected.shape[1:], expected.dtype)
+    for use in (
+        lambda: reader.read_batch(0),
+        lambda: reader[0],
+        lambda: reader.read_batch_torch(0),
+        lambda: reader.read_into(0, out),
+        lambda: reader.read_into(0, out.astype(np.int64)),
+        lambda: reader.read_batches_into(0, out[np.newaxis]),
+        lambda: reader.read_batch_int32(0),
+        lambda: reader.read_record(0),
+        lambda: reader.read_records_into(np.arange(len(out)), out),
+        lambda: reader.is_cached(0),
+        lambda: list(reader),
+    ):
+        with pytest.raises(ClosedError, match="closed"):
+            use()
+    reader.close()
+    reader.close()
+    np.testing.assert_array_equal(np.stack(kept), expected)
+
+
+def read_everything(reader):
+    """Return all batches: a function that a spawned process can import."""
+    with reader:
+        return np.stack(list(reader))
+
+
+# --- writers ---------------------------------------------------------------------------------------------------------
+
+
+def check_writer(make, read_back, expected, original):
+    """Check a writer.
+
+    `make(number)` begins a new file or store for `expected`; `read_back(info)` returns the batches and the digest of a
+    finished one; `original` is a reader of the same batches.
+    """
+    check_writing(make(0), read_back, expected)
+    check_appending(make(6), read_back, expected)
+    check_copying(make(1), read_back, expected, original)
+    check_writer_refusals(make(2), expected, original)
+    check_finishing(make(3), expected)
+    check_aborting(make(4), expected)
+    left = make(5)
+    with pytest.raises(ZeroDivisionError):
+        leave_with_an_error(left, expected[0])
+    with pytest.raises(ClosedError, match="closed"):
+        left.finish()
+
+
+def check_writer_of_fields(make, expected, values):
+    """Check a writer that `make(number)` begins with the fields of `values`, each of shape `(N, B, S, ...)`."""
+    writer, first = make(0), {name: array[0] for name, array in values.items()}
+    short = {name: array[:, :-1] for name, array in values.items()}
+    for bad in (None, {}, first | {"no_such_field": first}, short):
+        with pytest.raises(ArgumentError, match="expected"):
+            writer.write(expected[0], bad)
+    check_written(writer, expected[:0])
+    writer.write(expected[0], first)
+    check_written(writer, expected[:1])
+    writer.write(expected[1:], {name: array[1:] for name, array in values.items()})
+    check_written(writer, expected)
+    with open_reader(writer.finish().path) as reader:
+        check_reader(reader, expected, values)
+    left = make(1)
+    left.write(expected[0], first)
+    left.abort()
+    with pytest.raises(ClosedError, match="closed"):
+        left.write(expected[0], first)
+
+
+def leave_with_an_error(writer, batch):
+    with writer:
+        writer.write(batch)
+        raise ZeroDivisionError
+
+
+def check_writing(writer, read_back, expected):
+    """One batch, several, other integer dtypes; each is counted and digested when `write` returns."""
+    check_written(writer, expected[:0])
+    writer.write(expected[0])
+    check_written(writer, expected[:1])
+    writer.write(expected[1:4].astype(np.int64))
+    check_written(writer, expected[:4])
+    writer.write(expected[4:])
+    check_written(writer, expected)
+    check_finished(writer, writer.finish(), read_back, expected)
+
+
+def check_appending(writer, read_back, expected):
+    """Each batch is committed when `append` returns; its buffer may be filled again when the digests are there."""
+    buffers = [np.empty_like(expected[0]) for _ in range(3)]
+    waits = [writer.append(expected[:0])] * len(buffers)
+    for number, batch in enumerate(expected):
+        waits[number % 3]()
+        buffers[number % 3][...] = batch
+        waits[number % 3] = writer.append(buffers[number % 3])
+        check_written(writer, expected[: number + 1])
+    check_finished(writer, writer.finish(), read_back, expected)
+
+
+def check_written(writer, expected):
+    assert isinstance(writer, BatchWriter)
+    assert writer.backend in FORMATS
+    assert (writer.meta.shape, writer.meta.dtype) == (expected.shape[1:], expected.dtype)
+    assert (writer.num_batches, writer.token_count) == (len(expected), expected.size)
+    assert writer.max_token == expected.max(initial=0)
+    crc32 = writer.crc32()
+    assert crc32.dtype == np.uint32
+    assert crc32.tolist() == [zlib.crc32(batch.tobytes()) for batch in expected]
+    assert len(writer.sha256()) == 64
+
+
+def check_finished(writer, info, read_back, expected):
+    assert isinstance(info, ShardInfo)
+    assert info.path.exists()
+    assert info.backend == writer.backend
+    counts = (len(expected), expected.size, expected.max(initial=0))
+    assert (info.num_batches, info.token_count, info.max_token) == counts
+    assert info.sha256 == writer.sha256()
+    assert info.crc32.tolist() == writer.crc32().tolist()
+    check_written(writer, expected)
+    found, sha256 = read_back(info)
+    np.testing.assert_array_equal(found, expected)
+    assert info.sha256 == sha256
+
+
+def check_copying(writer, read_back, expected, original):
+    """Copied by the kernel or not: what `write_from` says is there, and the rest can be written."""
+    assert writer.write_from(original, 0, 0) == 0
+    done = writer.write_from(original, 0, len(expected) - 1)
+    assert 0 <= done < len(expected)
+    check_written(writer, expected[:done])
+    writer.write(expected[done:])
+    check_finished(writer, writer.finish(), read_back, expected)
+
+
+def check_writer_refusals(writer, expected, original):
+    """Nothing of what is refused is written, and the writer goes on."""
+    writer.write(expected[0])
+    shape = expected.shape[1:]
+    for bad in (expected[0, 0], expected[:, :, :-1], np.zeros((1, 1, *shape), expected.dtype)):
+        with pytest.raises(ArgumentError, match="expected batches of shape"):
+            writer.write(bad)
+    for bad in (np.full(shape, -1), np.full(shape, 2**40), np.zeros(shape, float)):
+        with pytest.raises(ConvertError):
+            writer.write(bad)
+    for start, count in ((-1, 1), (0, len(expected) + 1), (len(expected), 1)):
+        with pytest.raises(ArgumentError, match=r"expected .* batches, found"):
+            writer.write_from(original, start, count)
+    check_written(writer, expected[:1])
+    writer.write(expected[1:])
+    assert writer.finish().num_batches == len(expected)
+
+
+def check_finishing(writer, expected):
+    """The block finishes what was not finished in it, and nothing can be written any more."""
+    with writer as entered:
+        assert entered is writer
+        writer.write(expected)
+    for use in (lambda: writer.write(expected[0]), lambda: writer.write(expected[:0]), writer.finish):
+        with pytest.raises(ClosedError, match="closed"):
+            use()
+    writer.abort()
+    writer.close()
+    check_written(writer, expected)
+
+
+def check_aborting(writer, expected):
+    writer.write(expected[:2])
+    writer.abort()
+    writer.abort()
+    for use in (lambda: writer.write(expected[0]), writer.finish):
+        with pytest.raises(ClosedError, match="closed"):
+            use()
+
+
+# --- loaders ---------------------------------------------------------------------------------------------------------
+
+
+def check_loader(make, *, steps=4):
+    """Check the protocol of `TokenLoader`; `make()` returns a new loader over the same data, of at least 2 `steps`."""
+    with make() as loader:
+        assert isinstance(loader, TokenLoader)
+        expected = taken(loader, steps)
+    check_ways_to_the_next_batch(make, expected)
+    check_length(make, expected)
+    check_states(make, expected)
+    check_refused_states(make, expected)
+    check_epochs(make, expected)
+    check_copies(make, expected)
+    check_loader_closing(make)
+
+
+def taken(batches, count):
+    """Return the next batches, as copies."""
+    found = [tuple(np.asarray(part).copy() for part in parts_of(batch)) for batch in islice(batches, count)]
+    assert len(found) == count, f"expected {count} batches, found {len(found)}"
+    return found
+
+
+def parts_of(batch):
+    if isinstance(batch, dict):
+        return tuple(batch[name] for name in sorted(batch))
+    return batch if isinstance(batch, tuple) else (batch,)
+
+
+def assert_same(found, expected):
+    """Fail unless these are the same batches, in the same order."""
+    assert len(found) == len(expected)
+    for batch, other in zip(found, expected, strict=True):
+        assert [part.dtype for part in batch] == [part.dtype for part in other]
+        for part, same in zip(batch, other, strict=True):
+            np.testing.assert_array_equal(part, same)
+
+
+def check_ways_to_the_next_batch(make, expected):
+    """`iter`, `next` and `get_batch` give the same batches; each goes on where the one before has stopped."""
+    steps = len(expected)
+    for way in (next, lambda loader: loader.get_batch()):
+        with make() as loader:
+            assert_same(taken((way(loader) for _ in range(steps)), steps), expected)
+    with make() as loader:
+        assert_same(taken([next(loader), loader.get_batch()], 2), expected[:2])
+
+
+def check_length(make, expected):
+    """A length is the number of batches of each iteration; without one, `len` is a TypeError."""
+    with make() as loader:
+        if not has_length(loader):
+            with pytest.raises(TypeError):
+                len(loader)
+            return
+        count = len(loader)
+        assert count >= len(expected)
+        for _ in range(2):
+            assert_same(taken(loader, count)[: len(expected)], expected)
+            assert sum(1 for _ in loader) == count
+
+
+def has_length(loader):
+    try:
+        len(loader)
+    except TypeError:
+        return False
+    return True
+
+
+def check_states(make, expected):
+    """A state is JSON, says its kind, counts what was given, and another loader goes on exactly there."""
+    for done in range(len(expected)):
+        with make() as loader:
+            for _ in range(done):
+                next(loader)
+            state = loader.state_dict()
+        assert json.loads(json.dumps(state)) == state
+        assert state["kind"] in KINDS
+        assert state["version"] == STATE_VERSION
+        for force in (False, True):
+            with make() as other:
+                other.load_state_dict(json.loads(json.dumps(state)), force=force)
+                assert other.state_dict() == state
+                assert_same(taken(other, len(expected) - done), expected[done:])
+
+
+def check_refused_states(make, expected):
+    """What is no state of such a loader is refused, also by force, and nothing is taken over."""
+    with make() as loader:
+        next(loader)
+        state = loader.state_dict()
+        others = [{**state, "kind": kind} for kind in (*KINDS, "none", None, 7) if kind != state["kind"]]
+        for bad in (*others, None, [], "state", {}):
+            for force in (False, True):
+                with pytest.raises(StateError, match="state"):
+                    loader.load_state_dict(bad, force=force)
+        for bad in ({**state, "version": 1}, {**state, "more": 1}, {k: v for k, v in state.items() if k != "kind"}):
+            with pytest.raises(StateError, match="state"):
+                loader.load_state_dict(bad)
+        assert loader.state_dict() == state
+        assert_same(taken([next(loader)], 1), expected[1:2])
+
+
+def check_epochs(make, expected):
+    """The epoch that is chosen again keeps its position; what is no epoch is refused."""
+    with make() as loader:
+        next(loader)
+        loader.set_epoch(0)
+        assert_same(taken([next(loader)], 1), expected[1:2])
+        with pytest.raises(ArgumentError, match="epoch"):
+            loader.set_epoch(-1)
+        state = loader.state_dict()
+        try:
+            loader.set_epoch(1)
+        except ArgumentError:  # it has one epoch
+            assert loader.state_dict() == state
+            return
+        assert loader.state_dict() != state
+        loader.set_epoch(0)
+        assert_same(taken([next(loader)], 1), expected[:1])
+
+
+def check_copies(make, expected):
+    """A pickled loader goes on where this one would: with the next batch."""
+    with make() as loader:
+        for done in range(len(expected)):
+            with pickle.loads(pickle.dumps(loader)) as copy:
+                assert copy.state_dict() == loader.state_dict()
+                assert_same(taken([next(copy)], 1), expected[done : done + 1])
+            assert_same(taken([next(loader)], 1), expected[done : done + 1])
+
+
+def check_loader_closing(make):
+    """The block closes what was entered, in the middle of an iteration too; closing again does nothing."""
+    loader = make()
+    with loader as entered:
+        assert entered is loader
+        next(loader)
+    loader.close()

@@ -11,9 +11,7 @@ from packed import write_packed
 
 from zb_hdf5 import ArgumentError, HDF5ShardWriter, MmapTokenStore, open_writer
 from zb_hdf5.commands import statistics
-from zb_hdf5.commands import units as units_module
-from zb_hdf5.commands.statistics import MAX_COUNTED_ID, measure
-from zb_hdf5.commands.units import Part
+from zb_hdf5.commands.statistics import MAX_COUNTED_ID, Part, measure
 from zb_hdf5.store.streams import index_streams
 
 #: Few tokens and short documents: many of them are equal.
@@ -61,7 +59,7 @@ def test_a_stream(tmp_path_factory, documents, stretch, hashed, collide):
     path = tmp_path_factory.mktemp("s") / "s.h5"
     write_stream(path, documents)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(units_module, "STRETCH_TOKENS", stretch)
+        patch.setattr(statistics, "STRETCH_TOKENS", stretch)
         patch.setattr(statistics, "HASHED_TOKENS", hashed)
         if collide:  # all hashes are equal
             patch.setattr(statistics, "_hashes", lambda part: np.zeros(len(part.starts), np.uint64))
@@ -79,7 +77,7 @@ def test_batches(tmp_path_factory, num_batches, batch_size, seq_len, seed, group
     with open_writer(path, batch_size=batch_size, seq_len=seq_len, dtype="uint16") as writer:
         writer.write(tokens)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(units_module, "GROUP_BYTES", group_bytes)
+        patch.setattr(statistics, "GROUP_BYTES", group_bytes)
         found = measure(path)
     check(found, tokens.reshape(-1, seq_len).tolist())
     assert (found.unit, found.lengths, found.tokens) == ("record", None, tokens.size)
@@ -92,7 +90,7 @@ def test_batches(tmp_path_factory, num_batches, batch_size, seq_len, seed, group
 def test_documents_in_batches(tmp_path_factory, lengths, seed, lost, group_bytes, collide):
     packed = write_packed(tmp_path_factory.mktemp("p") / "x.h5", lengths, seed=seed, lost=lost, vocab=2)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(units_module, "GROUP_BYTES", group_bytes)
+        patch.setattr(statistics, "GROUP_BYTES", group_bytes)
         if collide:
             patch.setattr(statistics, "_hashes", lambda part: np.zeros(len(part.starts), np.uint64))
         found = measure(packed.path)
@@ -141,7 +139,7 @@ def test_a_sample_is_spread_evenly_and_names_units_of_the_store(tmp_path):
 
 
 def test_a_sample_of_a_stream_has_whole_documents(tmp_path, monkeypatch):
-    monkeypatch.setattr(units_module, "STRETCH_TOKENS", 10)
+    monkeypatch.setattr(statistics, "STRETCH_TOKENS", 10)
     documents = [[number] * 7 for number in range(30)]
     write_stream(tmp_path / "s.h5", documents)
     found = measure(tmp_path / "s.h5", sample_batches=4)
@@ -150,7 +148,7 @@ def test_a_sample_of_a_stream_has_whole_documents(tmp_path, monkeypatch):
 
 
 def test_files_of_npy_are_compared_whole(tmp_path, monkeypatch):
-    monkeypatch.setattr(units_module, "STRETCH_TOKENS", 16)
+    monkeypatch.setattr(statistics, "STRETCH_TOKENS", 16)
     parts = [np.arange(100), np.arange(100) + 1, np.arange(100)]
     for number, part in enumerate(parts):
         np.save(tmp_path / f"{number}.npy", part.astype(np.uint16))

@@ -12,8 +12,7 @@ from zb_hdf5.commands.info import describe, source_files
 from zb_hdf5.commands.page import Markup, bars, cards, facts, page, section, table, tag
 from zb_hdf5.commands.rows import NO_SPAN, PADDING, Part, Row, cut_by_spans, parts_of, summary_of_field
 from zb_hdf5.commands.show import COLOURS, document_json, origin_text, part_title, value_text
-from zb_hdf5.commands.statistics import Statistics
-from zb_hdf5.commands.units import Counts, Packing
+from zb_hdf5.commands.statistics import Counts, Packing, Statistics
 from zb_hdf5.console import counted, format_count, printable
 from zb_hdf5.text.readable import NEWLINE, readable, readable_runs
 from zb_hdf5.text.tokenizers import Tokenizer

@@ -1,4 +1,4 @@
-"""What a store consists of: how often each token occurs, how long documents are, and which of them are there twice."""
+"""The contents of a store in numbers: counts of tokens, lengths of documents, packing, sources and duplicates."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from pathlib import Path
 from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.commands.units import Counts, Packed, Packing, Part, Records, Stream, Units
+from zb_hdf5.columns.reader import BatchReader
+from zb_hdf5.commands.rows import scan_pieces
+from zb_hdf5.documents.pieces import Pieces, ranges
 from zb_hdf5.errors import ArgumentError
 from zb_hdf5.files.paths import any_path
 from zb_hdf5.formats.documents import DocumentTable
@@ -22,21 +23,36 @@ from zb_hdf5.store.kinds import is_stream
 from zb_hdf5.store.opening import open_reader
 from zb_hdf5.store.tokens import MmapTokenStore
 
+Counts = npt.NDArray[np.int64]
+
 #: Ids from here on are counted together: no tokenizer has them, and a table of them would fill the memory.
 MAX_COUNTED_ID: Final = 1 << 24
-#: Groups of equal units that are kept, by how many tokens they repeat.
+#: Groups of equal units that are kept, by how many tokens they repeat, and tokens that are kept of each.
 MAX_GROUPS: Final = 10
-HASHES_AT_ONCE: Final = 1 << 20
-#: Tokens that are kept of units that are there twice.
 BEGINNING_TOKENS: Final = 48
-#: Tokens whose hashes are taken together: they stay in the cache of the processor.
+UNITS_AT_ONCE: Final = 1 << 20
+#: Bytes of batches, and tokens of a stream, that are read together.
+GROUP_BYTES: Final = 4 << 20
+STRETCH_TOKENS: Final = 1 << 18
+#: Tokens that are hashed together: they stay in the cache of the processor.
 HASHED_TOKENS: Final = 1 << 14
 #: Odd factors of the hash. The hash of a unit is a sum, so its pieces may come in any order.
 _MIXERS: Final = np.array([0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93, 0xBF58476D1CE4E5B9], np.uint64)
 
 
+class Packing(NamedTuple):
+    """Documents in the records of a batch store: tokens of padding, documents in several pieces, in part, not at all
+    in the store, and tokens that are not in it."""
+
+    padding: int
+    split: int
+    cropped: int
+    absent: int
+    lost: int
+
+
 class DuplicateGroup(NamedTuple):
-    """Units of the same tokens: their numbers, ascending, the tokens of each of them, and the first ones of these."""
+    """Units of the same tokens: their numbers, ascending, their length, and their first tokens."""
 
     units: Counts
     length: int
@@ -44,15 +60,7 @@ class DuplicateGroup(NamedTuple):
 
 
 class Duplicates(NamedTuple):
-    """Units that repeat an earlier one.
-
-    Attributes
-    ----------
-    units, tokens
-        How many repeat an earlier unit, and their tokens.
-    groups
-        The groups that repeat most tokens, those first; `MAX_GROUPS` at most.
-    """
+    """Units that repeat an earlier one, their tokens, and the `MAX_GROUPS` groups that repeat most tokens."""
 
     units: int
     tokens: int
@@ -60,7 +68,7 @@ class Duplicates(NamedTuple):
 
 
 class SourceCount(NamedTuple):
-    """What came from one source; `name` is "" where it is not known."""
+    """Documents and tokens of one source; `name` is "" where it is not known."""
 
     name: str
     documents: int
@@ -68,29 +76,10 @@ class SourceCount(NamedTuple):
 
 
 class Statistics(NamedTuple):
-    """What was found in a store, or in an even sample of it.
+    """The numbers of a store; of a sample, `tokens`, `units`, `counts`, `uncounted` and `duplicates` are those of it.
 
-    Attributes
-    ----------
-    unit
-        What duplicates are looked for among: "document" where documents are stored, "file" of `.npy` files, else
-        "record".
-    num_tokens, num_units
-        Of the whole store.
-    tokens, units
-        Tokens that were looked at, and units that were looked at whole.
-    counts
-        int64: how often each id occurs, up to the largest one. Padding is not counted where it is known.
-    uncounted
-        Tokens whose id is negative, or `MAX_COUNTED_ID` or more.
-    lengths
-        int64: tokens of each document, of all of them; None where that is not stored.
-    duplicates
-        Among the units that were looked at.
-    packing
-        Of batches with documents; None of others.
-    sources
-        What all documents came from, those of most tokens first; empty where that is not stored.
+    `unit` is "document" where documents are stored, "file" of `.npy` files, else "record". `counts` has the occurrences
+    of each id but those of padding, `uncounted` the number of ids below 0, or of `MAX_COUNTED_ID` and above.
     """
 
     unit: str
@@ -106,77 +95,175 @@ class Statistics(NamedTuple):
     sources: list[SourceCount]
 
 
+class Part(NamedTuple):
+    """Tokens and the runs that they consist of: the start of each, its unit (-1: none), and its offset in the unit."""
+
+    tokens: TokenArray
+    starts: Counts
+    units: Counts
+    within: Counts
+
+    @property
+    def lengths(self) -> Counts:
+        return np.diff(self.starts, append=len(self.tokens))
+
+
+class Units:
+    """Tokens as they are stored, and the units in them: documents of a stream, `.npy` files, or records of batches.
+
+    Units begin at `edges`; `step` tokens are read together.
+    """
+
+    def __init__(self, opened: MmapTokenStore | BatchReader, sampled: bool) -> None:
+        self.table: DocumentTable | None = None
+        self.packing: Packing | None = None
+        if isinstance(opened, MmapTokenStore):
+            is_npy = opened.paths[0].suffix == ".npy"
+            self.unit, self.table = "file" if is_npy else "document", None if is_npy else opened.documents
+            self.num_tokens, self.step, self._slice = opened.num_tokens, STRETCH_TOKENS, opened.get_slice
+            self.edges = opened.doc_offsets.view(np.int64)
+            if self.edges[-1] < self.num_tokens:  # a killed writer left tokens behind its last document
+                self.edges = np.append(self.edges, self.num_tokens)
+        else:
+            self.unit, meta = "record", opened.meta
+            self.edges = np.arange(opened.num_records + 1) * opened.seq_len
+            self.num_tokens, self._reader, self._slice = int(self.edges[-1]), opened, self._batches
+            self.step = meta.batch_tokens * (1 if sampled else max(1, GROUP_BYTES // meta.batch_bytes))
+        self.sizes = np.diff(self.edges)
+        self.lengths = None if self.unit == "record" else self.sizes
+
+    def _batches(self, start: int, stop: int) -> TokenArray:
+        """Return the tokens of one record, or of batches."""
+        meta = self._reader.meta
+        if (stop - start) % meta.batch_tokens:
+            return self._reader.read_record(start // meta.seq_len)
+        tokens = np.empty(((stop - start) // meta.batch_tokens, *meta.shape), meta.dtype)
+        self._reader.read_batches_into(start // meta.batch_tokens, tokens)
+        return tokens.reshape(-1)
+
+    def groups(self) -> Counts:
+        """Return the starts of groups of tokens, and the end of the last one; no unit is cut."""
+        starts = self.edges[np.searchsorted(self.edges, np.arange(0, self.num_tokens, self.step))]
+        return np.unique(np.append(starts, self.num_tokens))
+
+    def read(self, start: int, stop: int) -> Iterator[Part]:
+        """Yield the tokens of a group, in parts that fit into memory."""
+        for at in range(start, stop, self.step):
+            end = min(at + self.step, stop)
+            first = int(self.edges.searchsorted(at, side="right")) - 1
+            units = np.arange(first, int(self.edges.searchsorted(end)))
+            yield self._part(np.ascontiguousarray(self._slice(at, end)), at, units[np.diff(self.edges)[units] > 0])
+
+    def _part(self, tokens: TokenArray, at: int, cuts: Counts) -> Part:
+        begins = self.edges[cuts]
+        return Part(tokens, np.maximum(begins - at, 0), cuts, np.maximum(at - begins, 0))
+
+    def find(self, units: Counts) -> None:
+        """Find units, which ascend. Only their tokens may be asked for."""
+
+    def tokens_of(self, unit: int) -> Iterator[TokenArray]:
+        """Yield the tokens of a unit, in parts that are cut equally for units of the same size."""
+        start, stop = self.edges[unit : unit + 2].tolist()
+        for at in range(start, stop, self.step):
+            yield self._slice(at, min(at + self.step, stop))
+
+
+class Packed(Units):
+    """Batches with documents: each document is a unit, whichever records hold its pieces."""
+
+    def __init__(self, reader: BatchReader, table: DocumentTable, sampled: bool) -> None:
+        super().__init__(reader, sampled)
+        self.unit, self.table, self._numbers_of = "document", table, table.number_of
+        self._offsets = table.offsets.view(np.int64)
+        self.sizes = self.lengths = np.diff(self._offsets)
+        held, cuts, padding = np.zeros_like(self.sizes), np.zeros(len(self.sizes), np.int32), 0
+        for _, pieces in scan_pieces(reader):
+            (units, _), lengths = self._units_of(pieces), pieces.lengths
+            is_text = units >= 0
+            padding += int(lengths[~is_text].sum())
+            np.add.at(held, units[is_text], lengths[is_text])
+            np.add.at(cuts, units[is_text], 1)
+        missing = np.maximum(self.sizes - held, 0)
+        absent = int(np.count_nonzero((held == 0) & (missing > 0)))
+        cropped = int(np.count_nonzero(missing)) - absent
+        self.packing = Packing(padding, int(np.count_nonzero(cuts > 1)), cropped, absent, int(missing.sum()))
+
+    def _units_of(self, pieces: Pieces) -> tuple[Counts, Counts]:
+        """Return the unit of each piece, and its offset in the unit."""
+        units = self._numbers_of(pieces.offsets)
+        return units, np.where(units < 0, 0, pieces.offsets.view(np.int64) - self._offsets[units])
+
+    def _part(self, tokens: TokenArray, at: int, cuts: Counts) -> Part:
+        pieces = self._reader.read_pieces(cuts)
+        return Part(tokens, pieces.starts, *self._units_of(pieces))
+
+    def find(self, units: Counts) -> None:
+        found = [np.empty((5, 0), np.int64)]
+        for first, pieces in scan_pieces(self._reader):
+            numbers, within = self._units_of(pieces)
+            facts = np.stack([numbers, within, first + pieces.rows, pieces.columns.astype(np.int64), pieces.lengths])
+            found.append(facts[:, np.isin(numbers, units)])
+        every = np.concatenate(found, axis=1)
+        self._found = every[:, np.lexsort(every[1::-1])]
+
+    def tokens_of(self, unit: int) -> Iterator[TokenArray]:
+        first, last = np.searchsorted(self._found[0], [unit, unit + 1]).tolist()
+        _, _, records, columns, lengths = self._found[:, first:last]
+        rows = np.empty((len(records), self._reader.seq_len), self._reader.dtype)
+        self._reader.read_records_into(records, rows)
+        yield rows.reshape(-1)[ranges(np.arange(len(records)) * self._reader.seq_len + columns, lengths)]
+
+
 def measure(
     path: str | os.PathLike[str],
     *,
     sample_batches: int | None = None,
     progress: Callable[[int, int], None] = lambda tokens, total: None,
 ) -> Statistics:
-    """Count the tokens of a file or store, and find what is in it twice.
+    """Count the tokens of a file or store, and find repeated units: by 64-bit hashes, then token by token.
 
-    Needs 40 bytes of memory for each record, or each document where documents are stored, and some MiB; of batches with
-    documents 40 more for each piece of those that may be there twice. Duplicates are found by 64-bit hashes, and then
-    compared token by token.
-
-    Parameters
-    ----------
-    sample_batches
-        Look at so many batches only, evenly spread (of a stream: stretches of whole documents, of about 262,144
-        tokens). Lengths of documents, sources and packing are always those of all.
-    progress
-        Called with the tokens just read, and how many there are to read.
-
-    Raises
-    ------
-    ArgumentError
-        If `sample_batches` is not positive, or there are no tokens.
-    FormatError, IncompleteError
-        If the store cannot be opened.
+    Needs 40 bytes of memory for each unit and some MiB; of batches with documents 40 more for each piece of the units
+    that may be repeated. With `sample_batches`, so many batches are read, evenly spread; of a stream, groups of whole
+    documents of about 262,144 tokens. `progress` is called with the tokens just read, and how many there are to read.
+    Raises `ArgumentError` if `sample_batches` is not positive, or there are no tokens.
     """
     if sample_batches is not None and sample_batches < 1:
         raise ArgumentError(f"sample_batches must be at least 1, found {sample_batches}")
     path = any_path(path)
-    if is_stream(path):
-        with MmapTokenStore(path) as store:
-            _require_tokens(path, store.num_tokens)
-            return _measure(Stream(store), sample_batches, progress)
-    with open_reader(path) as reader:
-        _require_tokens(path, reader.num_batches)
-        table = reader.documents
-        if reader.has_pieces and isinstance(table, DocumentTable):
-            return _measure(Packed(reader, table), sample_batches, progress)
-        return _measure(Records(reader), sample_batches, progress)
-
-
-def _require_tokens(path: Path, count: int) -> None:
-    if not count:
-        raise ArgumentError(f"{path}: expected tokens to count, found none; wait until its writer has committed some")
+    with MmapTokenStore(path) if is_stream(path) else open_reader(path) as opened:
+        if not (opened.num_tokens if isinstance(opened, MmapTokenStore) else opened.num_batches):
+            raise ArgumentError(f"{path}: expected tokens to count, found none; wait until its writer has committed")
+        sampled = sample_batches is not None
+        table = opened.documents if isinstance(opened, BatchReader) and opened.has_pieces else None
+        if isinstance(opened, BatchReader) and isinstance(table, DocumentTable):
+            return _measure(Packed(opened, table, sampled), sample_batches, progress)
+        return _measure(Units(opened, sampled), sample_batches, progress)
 
 
 def _measure(source: Units, sample_batches: int | None, progress: Callable[[int, int], None]) -> Statistics:
-    cuts = source.groups(sample_batches is not None)
+    cuts = source.groups()
     groups = np.stack([cuts[:-1], cuts[1:]], axis=1)
     if sample_batches is not None and sample_batches < len(groups):
         groups = groups[np.linspace(0, len(groups) - 1, sample_batches).round().astype(np.int64)]
     total = int((groups[:, 1] - groups[:, 0]).sum())
-    hashes, seen, counter = np.zeros(len(source.sizes), np.uint64), np.zeros(len(source.sizes), np.int64), _Counter()
+    hashes, seen = np.zeros(len(source.sizes), np.uint64), np.zeros(len(source.sizes), np.int64)
+    counts = np.zeros(0, np.int64)
     for start, stop in groups.tolist():
         for part in source.read(start, stop):
             is_text, lengths = part.units >= 0, part.lengths
-            counter.add(part.tokens if is_text.all() else part.tokens[is_text.repeat(lengths)])
+            counts = _count(counts, part.tokens if is_text.all() else part.tokens[is_text.repeat(lengths)])
             np.add.at(hashes, part.units[is_text], _hashes(part)[is_text])
             np.add.at(seen, part.units[is_text], lengths[is_text])
             progress(len(part.tokens), total)
     whole = seen == source.sizes
-    del seen  # 8 bytes for each unit
     return Statistics(
         source.unit,
         source.num_tokens,
         len(source.sizes),
         total,
         int(np.count_nonzero(whole)),
-        counter.counts,
-        counter.uncounted,
+        counts,
+        int(seen.sum() - counts.sum()),
         source.lengths,
         _find_duplicates(source, whole & (source.sizes > 0), hashes),
         source.packing,
@@ -184,24 +271,17 @@ def _measure(source: Units, sample_batches: int | None, progress: Callable[[int,
     )
 
 
-class _Counter:
-    def __init__(self) -> None:
-        self.counts, self.uncounted = np.zeros(0, np.int64), 0
-
-    def add(self, tokens: TokenArray) -> None:
-        if not len(tokens):
-            return
-        if tokens.min() < 0 or tokens.max() >= MAX_COUNTED_ID:
-            countable = (tokens >= 0) & (tokens < MAX_COUNTED_ID)
-            self.uncounted += len(tokens) - int(np.count_nonzero(countable))
-            tokens = tokens[countable]
-        found = np.bincount(tokens.astype(np.int64), minlength=len(self.counts))
-        found[: len(self.counts)] += self.counts
-        self.counts = found
+def _count(counts: Counts, tokens: TokenArray) -> Counts:
+    """Return the counts of ids with those of `tokens` added."""
+    if len(tokens) and (tokens.min() < 0 or tokens.max() >= MAX_COUNTED_ID):
+        tokens = tokens[(tokens >= 0) & (tokens < MAX_COUNTED_ID)]
+    found = np.bincount(tokens.astype(np.int64), minlength=len(counts))
+    found[: len(counts)] += counts
+    return found
 
 
 def _hashes(part: Part) -> npt.NDArray[np.uint64]:
-    """Return a number for each run. Those of all runs of a unit, in any order, add up to the hash of the unit."""
+    """Return a number for each run. The hash of a unit is the sum of those of its runs, in any order."""
     sums, bases = np.zeros(len(part.starts), np.uint64), part.starts - part.within
     for at in range(0, len(part.tokens), HASHED_TOKENS):
         tokens = part.tokens[at : at + HASHED_TOKENS].astype(np.uint64)
@@ -225,18 +305,16 @@ def _find_duplicates(source: Units, whole: npt.NDArray[np.bool_], hashes: npt.ND
     repeated = np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
     del ordered
     found = [np.empty(0, np.int64)]
-    for start in range(0, len(hashes) if len(repeated) else 0, HASHES_AT_ONCE):
-        part = hashes[start : start + HASHES_AT_ONCE]
-        places = np.minimum(np.searchsorted(repeated, part), len(repeated) - 1)
-        found.append(np.flatnonzero((repeated[places] == part) & whole[start : start + len(part)]) + start)
+    for start in range(0, len(hashes) if len(repeated) else 0, UNITS_AT_ONCE):
+        part = slice(start, start + UNITS_AT_ONCE)
+        found.append(np.flatnonzero(np.isin(hashes[part], repeated) & whole[part]) + start)
     units = np.concatenate(found)
-    by_hash = np.argsort(hashes[units], kind="stable")
-    alike, ids = units[by_hash], hashes[units[by_hash]]
+    alike = units[np.argsort(hashes[units], kind="stable")]
     count = tokens = 0
     best: list[tuple[int, int, Counts]] = []
     if len(units):
         source.find(units)
-    for candidates in np.split(alike, np.flatnonzero(ids[1:] != ids[:-1]) + 1) if len(alike) else []:
+    for candidates in np.split(alike, np.flatnonzero(np.diff(hashes[alike])) + 1) if len(alike) else []:
         for group in _equal_units(source, candidates):
             repeated_tokens = (len(group) - 1) * int(source.sizes[group[0]])
             count, tokens = count + len(group) - 1, tokens + repeated_tokens
@@ -251,14 +329,14 @@ def _find_duplicates(source: Units, whole: npt.NDArray[np.bool_], hashes: npt.ND
 
 
 def _equal_units(source: Units, units: Counts) -> Iterator[Counts]:
+    """Yield those of some units that have the same tokens, two or more together."""
     classes: list[list[int]] = []
     for unit in units.tolist():
-        for members in classes:
-            if _same(source, members[0], unit):
-                members.append(unit)
-                break
-        else:
+        same = next((members for members in classes if _same(source, members[0], unit)), None)
+        if same is None:
             classes.append([unit])
+        else:
+            same.append(unit)
     yield from (np.array(members) for members in classes if len(members) > 1)
 
 
@@ -273,14 +351,13 @@ def _sources(table: DocumentTable | None) -> list[SourceCount]:
     for file in table.open_files() if table else []:
         with closing(file):
             names = [*file.sources, ""]
-            for start in range(0, len(file.offsets) - 1, HASHES_AT_ONCE):
-                offsets = file.offsets[start : start + HASHES_AT_ONCE + 1].astype(np.int64)
+            for start in range(0, len(file.offsets) - 1, UNITS_AT_ONCE):
+                offsets = file.offsets[start : start + UNITS_AT_ONCE + 1].astype(np.int64)
                 numbers = np.minimum(file.sources_of(start, start + len(offsets) - 1), len(names) - 1)
-                counts = np.bincount(numbers, minlength=len(names))
                 sums = np.bincount(numbers, np.diff(offsets), len(names)).astype(np.int64)
-                documents.update(dict(zip(names, counts.tolist(), strict=True)))
+                documents.update(dict(zip(names, np.bincount(numbers, minlength=len(names)).tolist(), strict=True)))
                 tokens.update(dict(zip(names, sums.tolist(), strict=True)))
-    found = [SourceCount(name, documents[name], tokens[name]) for name in documents if documents[name]]
+    found = [SourceCount(name, count, tokens[name]) for name, count in documents.items() if count]
     if not any(source.name for source in found):
         return []
     return sorted(found, key=lambda source: (-source.tokens, source.name))

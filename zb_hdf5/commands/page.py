@@ -123,6 +123,11 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Iterab
     return tag("div", tag("table", cells("th", head), *(cells("td", row) for row in rows)), class_="box")
 
 
+def share_bar(share: float) -> Markup:
+    """Return a bar that fills a share of its cell."""
+    return tag("div", class_="share", style=f"width:{100 * share:.1f}%")
+
+
 def bars(
     values: Sequence[int], titles: Sequence[str], marks: Sequence[tuple[float, str]], *, log: bool, caption: str
 ) -> Markup:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -9,10 +10,10 @@ import numpy as np
 
 from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.commands.info import describe, source_files
-from zb_hdf5.commands.page import Markup, bars, cards, facts, page, section, table, tag
+from zb_hdf5.commands.page import Markup, bars, cards, facts, page, section, share_bar, table, tag
 from zb_hdf5.commands.rows import NO_SPAN, PADDING, Part, Row, cut_by_spans, parts_of, summary_of_field
 from zb_hdf5.commands.show import COLOURS, document_json, origin_text, part_title, value_text
-from zb_hdf5.commands.statistics import Counts, Packing, Statistics
+from zb_hdf5.commands.statistics import Counts, Statistics
 from zb_hdf5.console import counted, format_count, printable
 from zb_hdf5.text.readable import NEWLINE, readable, readable_runs
 from zb_hdf5.text.tokenizers import Tokenizer
@@ -30,7 +31,7 @@ QUANTILES: Final = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 def report_json(path: Path, found: Statistics, vocab_size: int) -> dict[str, Any]:
     """Return the numbers of the page for programs."""
-    used = int(np.count_nonzero(found.counts[: vocab_size or None]))
+    used, outside = _usage(found, vocab_size)
     return {
         "path": str(path),
         "tokens": found.num_tokens,
@@ -40,7 +41,7 @@ def report_json(path: Path, found: Statistics, vocab_size: int) -> dict[str, Any
         "vocab_size": vocab_size or None,
         "ids_used": used,
         "ids_never_used": max(0, vocab_size - used) if vocab_size else None,
-        "tokens_outside_vocabulary": _outside(found, vocab_size),
+        "tokens_outside_vocabulary": outside,
         "most_frequent": [[token, int(found.counts[token])] for token in _frequent(found)],
         "packing": None if found.packing is None else found.packing._asdict(),
         "sources": [source._asdict() for source in found.sources],
@@ -55,22 +56,25 @@ def report_page(
     path: Path, found: Statistics, reader: BatchReader, rows: list[Row], tokenizer: Tokenizer | None
 ) -> str:
     """Return the page. The same store gives the same bytes."""
-    description = describe(path)
-    vocab_size = vocabulary(reader, tokenizer)
-    name = path.resolve().name
+    d, name, vocab_size = describe(path), printable(path.resolve().name), vocabulary(reader, tokenizer)
+    if d["kind"] == "stream":
+        subtitle = f"A token stream in {counted(d['num_files'], 'file')}"
+    else:
+        shards = f" in {counted(d['shards']['count'], 'shard')}" if "shards" in d else ""
+        subtitle = f"{_shape(d)} tokens{shards}, {d['state']}"
     parts = [
-        tag("h1", printable(name)),
-        tag("p", _subtitle(description), class_="soft"),
-        _cards(description, found, reader, vocab_size),
-        *([_sample_note(found)] if found.tokens < found.num_tokens else []),
-        section("What it is", facts(_facts(description, reader))),
+        tag("h1", name),
+        tag("p", subtitle, class_="soft"),
+        _cards(d, found, reader, vocab_size),
+        *_sample_note(found),
+        section("What it is", facts(_facts(d))),
         section("Tokens", *_token_parts(found, vocab_size, tokenizer)),
-        section("Documents", *_document_parts(description, found)),
+        section("Documents", *_document_parts(d, found)),
         *([section("Sources", *_source_parts(found))] if found.sources else []),
         section(f"{found.unit.capitalize()}s that are there twice", *_duplicate_parts(found, reader, tokenizer)),
         section("Samples", *(_row(row, tokenizer) for row in rows)),
     ]
-    return page(f"{printable(name)} · zb report", *parts)
+    return page(f"{name} · zb report", *parts)
 
 
 def vocabulary(reader: BatchReader, tokenizer: Tokenizer | None) -> int:
@@ -78,16 +82,18 @@ def vocabulary(reader: BatchReader, tokenizer: Tokenizer | None) -> int:
     return reader.meta.vocab_size or (tokenizer.vocab_size if tokenizer else 0)
 
 
-def _subtitle(d: dict[str, Any]) -> str:
-    if d["kind"] == "stream":
-        return f"A token stream in {counted(d['num_files'], 'file')}"
-    shards = f" in {counted(d['shards']['count'], 'shard')}" if "shards" in d else ""
-    return f"{d['num_batches']:,} batches of {d['batch_size']:,} × {d['seq_len']:,} tokens{shards}, {d['state']}"
+def _usage(found: Statistics, vocab_size: int) -> tuple[int, int]:
+    """Return how many ids of the vocabulary are used, and the tokens outside of it."""
+    outside = int(found.counts[vocab_size:].sum()) if vocab_size else 0
+    return int(np.count_nonzero(found.counts[: vocab_size or None])), found.uncounted + outside
+
+
+def _shape(d: dict[str, Any]) -> str:
+    return f"{d['num_batches']:,} batches of {d['batch_size']:,} × {d['seq_len']:,}"
 
 
 def _cards(d: dict[str, Any], found: Statistics, reader: BatchReader, vocab_size: int) -> Markup:
-    used = int(np.count_nonzero(found.counts[: vocab_size or None]))
-    outside = _outside(found, vocab_size)
+    (used, outside), copies = _usage(found, vocab_size), found.duplicates.units
     items = [(format_count(found.num_tokens), "tokens", False)]
     if d["documents"]:
         items.append((f"{d['documents']:,}", f"{'file' if found.unit == 'file' else 'document'}s", False))
@@ -99,48 +105,43 @@ def _cards(d: dict[str, Any], found: Statistics, reader: BatchReader, vocab_size
     items.append((f"{used:,}", f"ids used of {vocab_size:,}" if vocab_size else "ids used", False))
     if outside:
         items.append((f"{outside:,}", "tokens outside the vocabulary", True))
-    share = found.duplicates.units / max(1, found.units)
-    items.append((f"{found.duplicates.units:,}", f"repeated {found.unit}s ({share:.2%})", share > 0.01))
-    return cards(*items)
+    share = copies / max(1, found.units)
+    return cards(*items, (f"{copies:,}", f"repeated {found.unit}s ({share:.2%})", share > 0.01))
 
 
-def _sample_note(found: Statistics) -> Markup:
-    share = found.tokens / found.num_tokens
-    return tag(
-        "p",
-        f"An even sample: {found.tokens:,} of {found.num_tokens:,} tokens ({share:.2%}) were looked at, in "
-        f"{found.units:,} of {found.num_units:,} {found.unit}s. Counts are those of the sample; repeats are those "
-        "within it.",
-        class_="box",
+def _sample_note(found: Statistics) -> list[Markup]:
+    if found.tokens == found.num_tokens:
+        return []
+    text = (
+        f"An even sample: {found.tokens:,} of {found.num_tokens:,} tokens ({found.tokens / found.num_tokens:.2%}) were "
+        f"looked at, in {found.units:,} of {found.num_units:,} {found.unit}s. Counts are those of the sample; repeats "
+        "are those within it."
     )
+    return [tag("p", text, class_="box")]
 
 
-def _facts(d: dict[str, Any], reader: BatchReader) -> list[tuple[str, str]]:
-    """Return what a store says of itself, less what depends on the machine that reads it."""
+def _facts(d: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the facts of a store, without those that depend on the machine that reads it."""
     source, tokenizer = d.get("source") or {}, d["tokenizer"] or {}
     lines = [("path", d["path"]), ("format", d.get("backend", d["kind"])), ("tokens", f"{d['tokens']:,} {d['dtype']}")]
     if "batch_size" in d:
-        lines.append(("batches", f"{d['num_batches']:,} of {d['batch_size']:,} × {d['seq_len']:,}"))
-        lines.append(("seed", str(d["seed"])))
+        lines += [("batches", _shape(d).replace("batches ", "")), ("seed", str(d["seed"]))]
     elif d["boundary_token_id"] is not None:
         lines.append(("boundary", f"token {d['boundary_token_id']}"))
-    lines += [(f"split {name}", f"{counted(split['shards'], 'shard')}, {split['tokens']:,} tokens")
-              for name, split in d.get("splits", {}).items()]  # fmt: skip
+    for name, split in d.get("splits", {}).items():
+        lines.append((f"split {name}", f"{counted(split['shards'], 'shard')}, {split['tokens']:,} tokens"))
     if tokenizer:
         lines.append(("tokenizer", ":".join(str(tokenizer[key]) for key in ("kind", "name") if key in tokenizer)))
         lines.append(("its digest", str(tokenizer.get("digest", "unknown"))))
     files = source_files(source)
-    lines += [("source" if not number else "", str(file)) for number, file in enumerate(files[:FILES_SHOWN])]
+    lines += [("" if number else "source", str(file)) for number, file in enumerate(files[:FILES_SHOWN])]
     if len(files) > FILES_SHOWN:
         lines.append(("", f"and {len(files) - FILES_SHOWN:,} files more"))
-    lines += [(f"source {key}", value_text(value)) for key, value in source.items()
-              if key not in ("files", "path") and value is not None]  # fmt: skip
+    for key, value in source.items():
+        if key not in ("files", "path") and value is not None:
+            lines.append((f"source {key}", value_text(value)))
     lines += [("sha256", d["sha256"] or "none stored")] if "sha256" in d else []
-    lines.append(("fingerprint", d["fingerprint"]))
-    return [(printable(name), printable(text)) for name, text in lines]
-
-
-# --- tokens ----------------------------------------------------------------------------------------------------
+    return [(printable(name), printable(text)) for name, text in [*lines, ("fingerprint", d["fingerprint"])]]
 
 
 def _frequent(found: Statistics) -> list[int]:
@@ -149,71 +150,59 @@ def _frequent(found: Statistics) -> list[int]:
     return order[found.counts[order] > 0].tolist()  # type: ignore[no-any-return]
 
 
-def _outside(found: Statistics, vocab_size: int) -> int:
-    return found.uncounted + (int(found.counts[vocab_size:].sum()) if vocab_size else 0)
-
-
 def _token_parts(found: Statistics, vocab_size: int, tokenizer: Tokenizer | None) -> list[Markup]:
-    parts = [_id_histogram(found, vocab_size)]
     total = max(1, int(found.counts.sum()) + found.uncounted)  # padding is not counted
     ids = _frequent(found)
     most = max(found.counts[ids].tolist(), default=1)
-    head = ["id", *(["token"] if tokenizer else []), "count", "share", ""]
     rows = []
     for token in ids:
         count = int(found.counts[token])
-        bar = tag("div", class_="share", style=f"width:{100 * count / most:.1f}%")
-        text: list[str] = [_token(tokenizer, token)] if tokenizer else []
-        rows.append([str(token), *text, f"{count:,}", f"{count / total:.2%}", bar])
+        text = [_token(tokenizer, token)] if tokenizer else []
+        rows.append([str(token), *text, f"{count:,}", f"{count / total:.2%}", share_bar(count / most)])
     shift = bool(tokenizer)
-    parts += [tag("p", f"The {len(ids)} most frequent of them:"), table(head, rows, numbers=(0, 1 + shift, 2 + shift))]
-    return [*parts, *_never_used(found, vocab_size, tokenizer)]
-
-
-def _id_histogram(found: Statistics, vocab_size: int) -> Markup:
+    head = ["id", *(["token"] if tokenizer else []), "count", "share", ""]
+    frequent = table(head, rows, numbers=(0, 1 + shift, 2 + shift))
+    caption = tag("p", f"The {len(ids)} most frequent of them:")
     size = max(vocab_size, len(found.counts), 1)
-    step = -(-size // BINS)
-    starts = np.arange(0, size, step)
-    padded = np.zeros(len(starts) * step, np.int64)
-    padded[: len(found.counts)] = found.counts
-    values = padded.reshape(-1, step).sum(axis=1).tolist()
-    titles = [
-        f"ids {a:,} to {min(a + step, size) - 1:,}: {value:,}" for a, value in zip(starts.tolist(), values, strict=True)
-    ]
-    marks = [(0.0, "0"), (len(values) / 2, f"{len(values) // 2 * step:,}"), (float(len(values)), f"id {size - 1:,}")]
-    return bars(
-        values, titles, marks, log=True, caption=f"How often ids occur; a bar is {counted(step, 'id')}; logarithmic."
-    )
-
-
-def _never_used(found: Statistics, vocab_size: int, tokenizer: Tokenizer | None) -> list[Markup]:
-    if not vocab_size:
-        return [tag("p", "Which tokens are never used is not known: the store names no vocabulary.", class_="soft")]
-    counts = np.zeros(max(vocab_size, len(found.counts)), np.int64)
+    counts = np.zeros(size, np.int64)
     counts[: len(found.counts)] = found.counts
-    never = np.flatnonzero(counts[:vocab_size] == 0)
+    return [_id_histogram(counts), caption, frequent, *_never_used(counts[:vocab_size], tokenizer)]
+
+
+def _id_histogram(counts: Counts) -> Markup:
+    step = -(-len(counts) // BINS)
+    starts = np.arange(0, len(counts), step)
+    values = np.add.reduceat(counts, starts).tolist()
+    edges = [*starts.tolist(), len(counts)]
+    titles = [f"ids {a:,} to {b - 1:,}: {value:,}" for (a, b), value in zip(pairwise(edges), values, strict=True)]
+    middle, last = (len(values) / 2, f"{len(values) // 2 * step:,}"), (float(len(values)), f"id {len(counts) - 1:,}")
+    caption = f"How often ids occur; a bar is {counted(step, 'id')}; logarithmic."
+    return bars(values, titles, [(0.0, "0"), middle, last], log=True, caption=caption)
+
+
+def _never_used(counts: Counts, tokenizer: Tokenizer | None) -> list[Markup]:
+    """Return the ids of the vocabulary, which has all of `counts`, that do not occur."""
+    if not len(counts):
+        return [tag("p", "Which tokens are never used is not known: the store names no vocabulary.", class_="soft")]
+    never = np.flatnonzero(counts == 0)
     if not len(never):
-        return [tag("p", f"Each of the {vocab_size:,} ids of the vocabulary is used.")]
+        return [tag("p", f"Each of the {len(counts):,} ids of the vocabulary is used.")]
     more = len(never) - NEVER_SHOWN
-    shown = [_token(tokenizer, token) + " " for token in never[:NEVER_SHOWN].tolist()]
-    text = f"{len(never):,} of the {vocab_size:,} ids of the vocabulary ({len(never) / vocab_size:.2%}) are never used:"
+    shown = [Markup(_token(tokenizer, token) + " ") for token in never[:NEVER_SHOWN].tolist()]
+    share = len(never) / len(counts)
+    text = f"{len(never):,} of the {len(counts):,} ids of the vocabulary ({share:.2%}) are never used:"
     last = [tag("span", f"and {more:,} more", class_="soft")] if more > 0 else []
-    return [tag("p", text), tag("div", (Markup(each) for each in shown), *last, class_="box")]
+    return [tag("p", text), tag("div", shown, *last, class_="box")]
 
 
 def _token(tokenizer: Tokenizer | None, token: int) -> Markup:
-    text = str(token) if tokenizer is None else _visible(readable(tokenizer, np.array([token])))
+    """Return one token as it can be told from others: spaces at its ends are seen."""
+    text = str(token) if tokenizer is None else printable(readable(tokenizer, np.array([token])))
+    if text.strip() != text or not text:
+        text = text.replace(" ", "␣")
     if "\ufffd" in text:  # a part of a character
         text = f"id {token}"
     return tag("span", text, class_="token", title=f"id {token}")
-
-
-def _visible(text: str) -> str:
-    """Return one token as it can be told from others: spaces are seen."""
-    return printable(text).replace(" ", "␣") if text.strip() != text or not text else printable(text)
-
-
-# --- documents -------------------------------------------------------------------------------------------------
 
 
 def _length_facts(lengths: Counts) -> dict[str, float]:
@@ -236,29 +225,21 @@ def _document_parts(d: dict[str, Any], found: Statistics) -> list[Markup]:
     low = int(np.flatnonzero(powers)[0])
     values = powers[low:].tolist()
     edges = [0 if k == 0 else 1 << (k - 1) for k in range(low, len(powers) + 1)]
-    titles = [
-        f"{a:,} to {max(a, b - 1):,} tokens: {value:,}" for a, b, value in zip(edges, edges[1:], values, strict=False)
-    ]
+    titles = [f"{a:,} to {max(a, b - 1):,} tokens: {n:,}" for (a, b), n in zip(pairwise(edges), values, strict=True)]
     marks = [(float(number), f"{edge:,}") for number, edge in enumerate(edges)]
     what = "files" if found.unit == "file" else "documents"
-    figure = bars(
-        values,
-        titles,
-        marks,
-        log=False,
-        caption=f"Lengths of {what}, in tokens; each bar is twice as wide as the one before.",
-    )
+    caption = f"Lengths of {what}, in tokens; each bar is twice as wide as the one before."
     row = [f"{value:,}" for value in named.values()]
-    parts = [figure, table(list(named), [row], numbers=range(len(row)))]
-    if found.packing is None:
-        whole = "Each lies in one file, whole: a stream is cut into records only when it is read."
-        return [*parts, tag("p", whole, class_="soft")]
-    return [*parts, facts(_packing_facts(found, found.packing))]
+    figure = bars(values, titles, marks, log=False, caption=caption)
+    return [figure, table(list(named), [row], numbers=range(len(row))), _packing(found)]
 
 
-def _packing_facts(found: Statistics, packing: Packing) -> list[tuple[str, str]]:
-    """Say how the documents lie in the records."""
-    count = max(1, found.num_units)
+def _packing(found: Statistics) -> Markup:
+    """Return how the documents lie in the records."""
+    count, packing = max(1, found.num_units), found.packing
+    if packing is None:
+        text = "Each lies in one file, whole: a stream is cut into records only when it is read."
+        return tag("p", text, class_="soft")
     whole = found.num_units - packing.cropped - packing.absent
     lines = [
         ("padding", f"{packing.padding:,} tokens, {packing.padding / found.num_tokens:.2%} of all; not counted above"),
@@ -268,16 +249,16 @@ def _packing_facts(found: Statistics, packing: Packing) -> list[tuple[str, str]]
     if packing.lost:
         lost = f"{packing.cropped:,} documents are there in part, and {packing.absent:,} not at all: "
         lines.append(("not there", f"{lost}{packing.lost:,} tokens"))
-    return lines
+    return facts(lines)
 
 
 def _source_parts(found: Statistics) -> list[Markup]:
     total = max(1, sum(source.tokens for source in found.sources))
-    rows = [
-        [printable(source.name) or "not known", f"{source.documents:,}", f"{source.tokens:,}",
-         f"{source.tokens / total:.2%}", tag("div", class_="share", style=f"width:{100 * source.tokens / total:.1f}%")]
-        for source in found.sources[:SOURCES_SHOWN]
-    ]  # fmt: skip
+    rows: list[list[str]] = []
+    for name, documents, tokens in found.sources[:SOURCES_SHOWN]:
+        share = tokens / total
+        name = printable(name) or "not known"
+        rows.append([name, f"{documents:,}", f"{tokens:,}", f"{share:.2%}", share_bar(share)])
     left = found.sources[SOURCES_SHOWN:]
     if left:
         documents, tokens = (sum(getattr(source, name) for source in left) for name in ("documents", "tokens"))
@@ -308,9 +289,6 @@ def _origin(found: Statistics, reader: BatchReader, unit: int) -> str:
     if documents is None or unit >= len(documents):  # tokens behind the last document count as one
         return ""
     return origin_text(document_json(documents.document(unit)))
-
-
-# --- samples ---------------------------------------------------------------------------------------------------
 
 
 def _row(row: Row, tokenizer: Tokenizer | None) -> Markup:

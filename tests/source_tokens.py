@@ -48,9 +48,8 @@ def check_step(step, lengths, *, seq_len, spans=spans_of):
             if not same:
                 edges.append(row * seq_len + column)
                 begin = column
-                if here >= 0:
-                    segment += 1
-                    known.append(number[row, column])
+                segment += 1
+                known.append(number[row, column] if here >= 0 else -1)
             position[row, column] = column - begin
             ids[row, column] = segment if here >= 0 else -1
             after = places[row, column + 1] if column + 1 < seq_len else -1

@@ -45,14 +45,23 @@ def loader_of(stream, way, rank=0, world_size=1, **options):
     return DocumentLoader(stream, **{**WAYS[way], "rank": rank, "world_size": world_size, **options})
 
 
+def numbers_and_lengths(batch):
+    """Return the number and the length of each document; padding at the end of a packed batch is number -1."""
+    numbers, lengths = batch["documents"].tolist(), batch["seq_lens"].tolist()
+    if "cu_seqlens" in batch:
+        assert np.diff(batch["cu_seqlens"]).tolist() == lengths
+    padded = numbers[-1] == -1
+    return (numbers[:-1], lengths[:-1]) if padded else (numbers, lengths)
+
+
 def seen(batch):
     """Return the documents of a batch by number, having checked every value of it against the documents."""
-    numbers, lengths = batch["documents"].tolist(), batch["seq_lens"].tolist()
+    numbers, lengths = numbers_and_lengths(batch)
     texts = [DOCUMENTS[number][:length] for number, length in zip(numbers, lengths, strict=True)]
     shifted = [[*text[1:], -100] for text in texts]
     if "max_seqlen" in batch:
-        total, size = sum(lengths), len(batch["tokens"])
-        rest = size - total
+        size = len(batch["tokens"])
+        rest = size - sum(lengths)
         assert batch["tokens"].tolist() == [*chain.from_iterable(texts), *[0] * rest]
         assert batch["targets"].tolist() == [*chain.from_iterable(shifted), *[-100] * rest]
         ends = np.cumsum([0, *lengths]).tolist() + [size] * (rest > 0)
@@ -247,7 +256,7 @@ def expected_of(batch, documents, mask):
     spans = {tuple(value): place for place, value in enumerate(batch["spans"])}
     assert len(spans) == len(batch["spans"])
     start = 0
-    for row, (number, length) in enumerate(zip(batch["documents"].tolist(), batch["seq_lens"].tolist(), strict=True)):
+    for row, (number, length) in enumerate(zip(*numbers_and_lengths(batch), strict=True)):
         tokens, fields = documents[number]
         for token in range(length):
             place = (start + token,) if packed else (row, token)
@@ -295,7 +304,7 @@ def test_fields_spans_and_targets_are_those_of_each_token(drawn, chunk_tokens, w
     with loader_of(folder, way, targets=True, loss_mask=mask, **options, **SIZES[way]) as loader:
         seen = set()
         for batch in loader:
-            seen |= set(batch["documents"].tolist())
+            seen |= set(numbers_and_lengths(batch)[0])
             assert {name: batch[name].dtype for name in DTYPES} == DTYPES
             expected = expected_of(batch, documents, mask)
             assert all(torch.equal(batch[name], values) for name, values in expected.items())

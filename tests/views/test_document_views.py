@@ -15,7 +15,6 @@ from zb_hdf5.documents.pieces import Pieces, concatenate
 from zb_hdf5.documents.segments import (
     cu_seqlens,
     document_ids,
-    document_offsets,
     max_seqlen,
     pieces_of_windows,
     position_ids,
@@ -82,18 +81,18 @@ def test_segments_are_those_of_a_walk_over_the_tokens(pieces):
 
 
 @given(some_pieces())
-def test_document_ids_count_the_segments_that_hold_text(pieces):
-    numbers, expected, offsets = {}, [], []
+def test_document_ids_are_places_in_cu_seqlens(pieces):
+    numbers, expected = {}, []
     for row in tokens_of(pieces):
-        for segment, offset, place in row:
-            if offset is not None and place == 0:
-                numbers[segment] = len(numbers)
-                offsets.append(offset)
+        for segment, _offset, _place in row:
+            numbers.setdefault(segment, len(numbers))
         expected.append([-1 if offset is None else numbers[segment] for segment, offset, _ in row])
     found = document_ids(pieces)
     assert found.dtype == np.int32
     assert found.tolist() == expected
-    assert document_offsets(pieces).tolist() == offsets
+    starts = cu_seqlens(pieces)[:-1]
+    for number, (start, padding) in enumerate(zip(starts, pieces.is_padding, strict=True)):
+        assert found.reshape(-1)[start] == (-1 if padding else number)
 
 
 @given(st.data(), st.sampled_from(["uint16", "uint32", "int64"]))

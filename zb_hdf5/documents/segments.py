@@ -91,21 +91,14 @@ def _counting(stop: int) -> npt.NDArray[np.int32]:
 
 
 def document_ids(pieces: Pieces) -> npt.NDArray[np.int32]:
-    """Return the number of each token's segment among those of the batch that hold text: int32, shape (R, S).
+    """Return the number of each token's segment in the batch: int32, shape (R, S); -1 for padding.
 
-    Padding has -1. Element i of `document_offsets` belongs to number i.
+    It is the index of the segment in `cu_seqlens`, and in the numbers of its documents.
     """
     numbers, padding = _counting(len(pieces.offsets)), pieces.is_padding
     if padding.any():
-        numbers = np.cumsum(~padding, dtype=np.int32)
-        numbers -= 1
-        numbers[padding] = PADDING_ID
+        numbers = np.where(padding, np.int32(PADDING_ID), numbers)
     return numbers.repeat(pieces.lengths).reshape(-1, pieces.seq_len)
-
-
-def document_offsets(pieces: Pieces) -> npt.NDArray[np.uint64]:
-    """Return the offset in the document stream of the first token of each segment that holds text, uint64."""
-    return pieces.offsets[~pieces.is_padding]
 
 
 def targets(tokens: TokenArray, pieces: Pieces, mask: npt.NDArray[Any] | None = None) -> npt.NDArray[np.int64]:

@@ -101,17 +101,19 @@ class DocumentFile:
     ----------
     part
         What an index says of it; None: it is looked at alone.
+    verify
+        As for `TablesFile`.
     """
 
-    def __init__(self, path: Path, part: DocumentPart | None = None) -> None:
+    def __init__(self, path: Path, part: DocumentPart | None = None, verify: str = "auto") -> None:
         self.path = path
         self._tables: TablesFile | None = None
         self._stream: DocumentOffsets | None = None
         if part is not None and not part.sha256:
-            self._stream = _offsets_of_stream(path, part.token_count)
+            self._stream = _offsets_of_stream(path, part.token_count, verify)
             num_edges = len(self._stream.rows())
         else:
-            self._tables = _open_tables(path, part.sha256 if part else "")
+            self._tables = _open_tables(path, part.sha256 if part else "", verify)
             num_edges = self._tables.num_rows("offsets")
         if num_edges < 1 or (part and num_edges - 1 != part.document_count):
             raise FormatError(
@@ -170,6 +172,8 @@ class DocumentFile:
             return Document(number, start, stop - start, None, None, None, {})
         tables = self._tables
         start, stop = tables.read("offsets", number, number + 2).tolist()
+        if start > stop:
+            raise self._damaged(f"document {number:,}: expected offsets that ascend, found {start:,} and {stop:,}")
         source = int(self._value("source", number, NO_SOURCE))
         names = tables.read_texts("sources", source, source + 1) if source != NO_SOURCE else []
         text, metadata = self._text("ids", number), self._text("metadata", number)
@@ -178,10 +182,8 @@ class DocumentFile:
             if not isinstance(known, dict):
                 raise ValueError(f"{type(known).__name__} {known!r:.80}")
         except (ValueError, RecursionError) as error:
-            raise FormatError(
-                f"{self.path}: document {number:,}: expected an id in UTF-8 and a JSON object, found {error}",
-                remedy=Remedy.VERIFY,
-                at=self.path.parent,
+            raise self._damaged(
+                f"document {number:,}: expected an id in UTF-8 and a JSON object, found {error}"
             ) from error
         return Document(
             number, start, stop - start, names[0].decode("utf-8", "surrogateescape") if names else None,
@@ -231,7 +233,10 @@ class DocumentFile:
                     raise self._damaged_places()
                 found.append(Spans(begins[kept], ends[kept], texts))
                 low = high  # a span that two stretches share is read once
-        return joined_spans(found)
+        spans = joined_spans(found)
+        if np.count_nonzero(spans.starts[1:] < spans.stops[:-1]):
+            raise self._damaged_places()
+        return spans
 
     @cached_property
     def _last_place(self) -> int:
@@ -244,12 +249,12 @@ class DocumentFile:
         return len(places) - 1
 
     def _damaged_places(self) -> FormatError:
-        return FormatError(
-            f"{self.path}: expected spans that ascend up to token {int(self.offsets[-1]):,}, found others: it is "
-            "damaged; restore it",
-            remedy=Remedy.VERIFY,
-            at=self.path.parent,
+        return self._damaged(
+            f"expected spans that ascend up to token {int(self.offsets[-1]):,}, found others: it is damaged; restore it"
         )
+
+    def _damaged(self, problem: str) -> FormatError:
+        return FormatError(f"{self.path}: {problem}", remedy=Remedy.VERIFY, at=self.path.parent)
 
     def _decoded(self, decode: DecodeAll, texts: list[bytes], starts: npt.NDArray[np.uint64]) -> list[Any]:
         try:
@@ -304,7 +309,7 @@ class DocumentFile:
 
 def part_of(path: Path) -> DocumentPart:
     """Return what an index says of a document table alone."""
-    file = DocumentFile(path)
+    file = DocumentFile(path, verify="none")
     try:
         return file.part()
     finally:
@@ -319,23 +324,23 @@ def check_documents(path: Path, part: DocumentPart | None = None) -> None:
     FormatError, ChecksumError
         If something is not as it was written.
     """
-    file = DocumentFile(path, part)
+    file = DocumentFile(path, part, "none")
     try:
         file.check()
     finally:
         file.close()
 
 
-def _open_tables(path: Path, sha256: str) -> TablesFile:
+def _open_tables(path: Path, sha256: str, verify: str) -> TablesFile:
     from zb_hdf5.formats.hdf5.tables import TablesFile  # h5py
 
-    tables = TablesFile(path, DOCUMENTS, sha256)
+    tables = TablesFile(path, DOCUMENTS, sha256, verify)
     if "offsets" not in tables:
         raise FormatError(f"{path}: expected a dataset 'offsets'; restore it")
     return tables
 
 
-def _offsets_of_stream(path: Path, token_count: int) -> DocumentOffsets:
+def _offsets_of_stream(path: Path, token_count: int, verify: str) -> DocumentOffsets:
     from zb_hdf5.formats.hdf5.document_offsets import DocumentOffsets  # h5py
 
-    return DocumentOffsets(path, token_count)
+    return DocumentOffsets(path, token_count, verify=verify)

@@ -39,10 +39,12 @@ class DocumentTable:
         Where the files are.
     parts
         The files, ascending by their first token.
+    verify
+        As for `TablesFile`.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], parts: Sequence[DocumentPart]) -> None:
-        self._folder, self.parts = any_path(folder), tuple(parts)
+    def __init__(self, folder: str | os.PathLike[str], parts: Sequence[DocumentPart], verify: str = "auto") -> None:
+        self._folder, self.parts, self._verify = any_path(folder), tuple(parts), verify
         self._first_tokens = np.array([part.first_token for part in self.parts], np.uint64)
         self._first_documents = np.array([part.first_document for part in self.parts], np.int64)
         self._reset()
@@ -51,7 +53,7 @@ class DocumentTable:
         self._files: OpenFiles[DocumentFile] = OpenFiles("auto", far=isinstance(self._folder, RemotePath))
 
     @classmethod
-    def beside(cls, path: Path, tokens_sha256: str | None = None) -> Self | None:
+    def beside(cls, path: Path, tokens_sha256: str | None = None, verify: str = "auto") -> Self | None:
         """Return the table of a lone file or a stream, if one lies beside it.
 
         Raises
@@ -61,7 +63,7 @@ class DocumentTable:
         """
         if not documents_path(path).exists():
             return None
-        file = DocumentFile(documents_path(path))
+        file = DocumentFile(documents_path(path), verify=verify)
         known = file.tokens_sha256
         if tokens_sha256 and known != tokens_sha256:
             file.close()
@@ -69,7 +71,7 @@ class DocumentTable:
                 f"{documents_path(path)}: belongs to another file: expected sha256 of the tokens {tokens_sha256}, "
                 f"found {known or 'none'}; restore it"
             )
-        table = cls(path.parent, [file.part()])
+        table = cls(path.parent, [file.part()], verify)
         table._files.open(0, lambda place: file)
         return table
 
@@ -183,7 +185,7 @@ class DocumentTable:
 
     def _open(self, place: int) -> DocumentFile:
         part = self.parts[place]
-        return DocumentFile(self._folder / part.path, part)
+        return DocumentFile(self._folder / part.path, part, self._verify)
 
     def open_files(self) -> Iterator[DocumentFile]:
         """Open the files one after the other, for who closes each of them."""
@@ -205,8 +207,8 @@ class DocumentTable:
 class DocumentsBeside:
     """What lies beside a lone file of batches: its pieces, and its documents. See `RecordDocuments`."""
 
-    def __init__(self, path: Path, num_records: int, seq_len: int, tokens_sha256: str | None) -> None:
-        self._path, self._facts, self._sha256 = path, (num_records, seq_len), tokens_sha256
+    def __init__(self, path: Path, num_records: int, seq_len: int, tokens_sha256: str | None, verify: str) -> None:
+        self._path, self._facts, self._sha256, self._verify = path, (num_records, seq_len), tokens_sha256, verify
         self._pieces: PiecesFile | None = None
         self._documents: DocumentTable | None = None
 
@@ -223,14 +225,14 @@ class DocumentsBeside:
     def _open_pieces(self) -> PiecesFile:
         with finding(self):
             if self._pieces is None:
-                self._pieces = PiecesFile(self._path, *self._facts, tokens_sha256=self._sha256)
+                self._pieces = PiecesFile(self._path, *self._facts, tokens_sha256=self._sha256, verify=self._verify)
             return self._pieces
 
     def documents(self) -> DocumentTable | None:
         if self._documents is None:
             with finding(self):
                 if self._documents is None:
-                    self._documents = DocumentTable.beside(self._path, self._sha256)
+                    self._documents = DocumentTable.beside(self._path, self._sha256, self._verify)
         return self._documents
 
     def close(self) -> None:

@@ -75,7 +75,7 @@ class BatchFileReader(BatchReader):
         source = open_extents(path, extents, meta, access)
         super().__init__(path, meta, num_batches, source)
         self.extents, self.columns = extents, {BATCHES: tuple(extents.runs)}
-        self._beside = DocumentsBeside(path, self.num_records, self.seq_len, None)
+        self._beside = DocumentsBeside(path, self.num_records, self.seq_len, None, verify)
         self.check_reads(verify)
 
     @property

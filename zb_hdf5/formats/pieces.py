@@ -65,6 +65,8 @@ class PiecesFile:
         Digest of its tables; "": not known.
     tokens_sha256
         Digest of the batches; None: not known.
+    verify
+        As for `TablesFile`.
 
     Raises
     ------
@@ -80,12 +82,13 @@ class PiecesFile:
         *,
         sha256: str = "",
         tokens_sha256: str | None = None,
+        verify: str = "auto",
     ) -> None:
         from zb_hdf5.formats.hdf5.tables import TablesFile  # h5py
 
         place = pieces_path(any_path(path))
         self._views: tuple[Any, Any, Any] | None = None
-        self._tables = TablesFile(place, PIECES, sha256)
+        self._tables = TablesFile(place, PIECES, sha256, verify)
         known = self._tables.attributes
         expected = {"records": num_records, "seq_len": seq_len, "sha256 of the tokens": tokens_sha256}
         found = {
@@ -142,7 +145,7 @@ class PiecesFile:
             columns, offsets = (self._tables.read(name, first, last) for name in ("columns", "offsets"))
         pieces = Pieces(known - first, columns, offsets, self.seq_len)
         pieces.counts = counts  # computed already
-        return pieces
+        return self._checked(pieces)
 
     def _counts(self, ends: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], int, int]:
         """Return how many pieces each record has, and which of the file they are."""
@@ -165,17 +168,31 @@ class PiecesFile:
         counts = stops - starts
         self._require(counts, int(stops.max()))
         index = ranges(starts, counts)
-        return Pieces(ends_of(counts), columns[index], offsets[index], self.seq_len)
+        return self._checked(Pieces(ends_of(counts), columns[index], offsets[index], self.seq_len))
 
     def _require(self, counts: npt.NDArray[np.int64], stop: int) -> None:
         """Raise `FormatError` if the numbers that were read cannot be: they would point anywhere."""
         # the method `min` does the same in twice the time
         if (len(counts) and np.minimum.reduce(counts) < 1) or not 0 <= stop <= self._num_pieces:
-            raise FormatError(
-                f"{self._tables.path}: its ends do not ascend: it is damaged",
-                remedy=Remedy.VERIFY,
-                at=self._tables.path.parent,
-            )
+            raise self._damaged("ends")
+
+    def _checked(self, pieces: Pieces) -> Pieces:
+        """Raise `FormatError` unless the columns of each record ascend from 0 and lie below `seq_len`."""
+        starts = pieces.starts
+        if len(starts) == 0:
+            return pieces
+        # ascending starts, and 0 as the first column of each record, leave no column at or above `seq_len`
+        ascending = np.logical_and.reduce(starts[1:] > starts[:-1]) and starts.item(-1) < pieces.num_tokens
+        if not ascending or np.logical_or.reduce(pieces.columns[pieces.ends[:-1]]):
+            raise self._damaged("columns")
+        return pieces
+
+    def _damaged(self, name: str) -> FormatError:
+        return FormatError(
+            f"{self._tables.path}: its {name} do not ascend: it is damaged",
+            remedy=Remedy.VERIFY,
+            at=self._tables.path.parent,
+        )
 
     def check(self) -> None:
         """Compare all that it says with its digests.

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from zb_hdf5.documents.segments import cu_seqlens, max_seqlen, position_ids, targets
+from zb_hdf5.documents.segments import PADDING_ID, cu_seqlens, max_seqlen, position_ids, targets
 from zb_hdf5.documents.span_labels import WantedSpans, reading, spans_of_pieces
 from zb_hdf5.errors import ArgumentError
 from zb_hdf5.loaders.document_batches import Documents, FieldColumn, gather, packed_pieces, padded_pieces
@@ -54,7 +54,10 @@ class DocumentBatches(NamedTuple):
             values["position_ids"] = position_ids(pieces)
             values = {name: rows[0] for name, rows in values.items()} | {"cu_seqlens": cu_seqlens(pieces)}
             others["max_seqlen"] = max_seqlen(pieces)
-        values |= {"documents": self.documents.numbers(documents), "seq_lens": lengths.astype(np.int32)}
+            lengths = pieces.lengths
+        padding = np.full(len(lengths) - len(documents), PADDING_ID)
+        values["documents"] = np.concatenate([self.documents.numbers(documents), padding])
+        values["seq_lens"] = lengths.astype(np.int32)
         return {name: as_tensor(array) for name, array in values.items()} | others
 
     def close(self) -> None:

@@ -104,8 +104,8 @@ class DocumentLoader(ReadingLoader):
     A batch holds `tokens` (int64, shape (batch_size, longest), or (tokens,) if packed), `documents` (int64, their
     numbers in the stream), `seq_lens` (int32, the tokens of each), and what is asked for: `targets` (as `tokens`), the
     fields by their names (0 for padding), `spans` and `span_index`. A packed one also has `cu_seqlens` (int32) and
-    `max_seqlen` (int) as flash-attention takes them, padding being a segment of its own, and `position_ids` (int32),
-    which begin anew with each document.
+    `max_seqlen` (int) as flash-attention takes them, padding being a segment of its own (its document is -1), and
+    `position_ids` (int32), which begin with 0 in each document.
 
     A new iteration starts the epoch anew, except the first one after `load_state_dict`. Not thread-safe; picklable. The
     offsets of all documents are in memory, 8 bytes each.

@@ -191,7 +191,7 @@ class Extras:
         """Add what the table of the documents says."""
         options = self._options
         if DOCUMENTS in options.documents:
-            step[DOCUMENTS] = as_tensor(self._numbers_of(views.document_offsets(pieces)))
+            step[DOCUMENTS] = as_tensor(self._numbers_of(pieces.offsets))
         if options.spans and self._reader.documents is not None:
             step["spans"], index = spans_of_pieces(pieces, reading(self._reader.documents, options.spans))
             step["span_index"] = from_numpy()(index)

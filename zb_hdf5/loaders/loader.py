@@ -96,8 +96,8 @@ class Loader(ReadingLoader):
         segment of the whole batch begins and the last one ends, as flash-attention's variable-length functions take
         it), `max_seqlen` (int), `seq_lens` (int32), `position_ids` (int32, (batch_size, seq_len), from 0 in each
         segment), `document_ids` (int32, the same shape: the number of the segment in the batch, -1 for padding) and
-        `documents` (int64: the store's number of each of those). A segment is a part of one document in one row, or
-        padding: all follow from what is stored, and nothing from ids.
+        `documents` (int64: the store's number of the document of each segment, -1 for padding). A segment is a part of
+        one document in one row, or padding: all follow from what is stored, and nothing from ids.
     cu_seqlens_capacity
         Fill up `cu_seqlens` to this length, for `torch.compile` and CUDA graphs.
     spans

@@ -38,12 +38,15 @@ class DocumentEdges:
         Of files that were open before, by their numbers.
     count
         Documents of all files.
+    verify
+        "none": no rows are compared with their crc32.
     """
 
     def __init__(
-        self, paths: Sequence[Path], starts: Sequence[int], identities: Mapping[int, Identity], count: int
-    ) -> None:
-        self._paths, self._starts, self._identities = paths, starts, identities
+        self, paths: Sequence[Path], starts: Sequence[int], identities: Mapping[int, Identity], count: int,
+        verify: str = "auto",
+    ) -> None:  # fmt: skip
+        self._paths, self._starts, self._identities, self._verify = paths, starts, identities, verify
         self._keeps = count <= FEW_DOCUMENTS and not isinstance(paths[0], RemotePath)  # each object takes a while
         self._reset()
 
@@ -122,7 +125,7 @@ class DocumentEdges:
 
     def _open(self, number: int) -> DocumentOffsets:
         num_tokens = self._starts[number + 1] - self._starts[number]
-        return DocumentOffsets(self._paths[number], num_tokens, self._identities.get(number))
+        return DocumentOffsets(self._paths[number], num_tokens, self._identities.get(number), self._verify)
 
     def close(self) -> None:
         for file in self._files.files().values():

@@ -233,7 +233,7 @@ class _Batches(Salvage):
         if not pieces_path(reader.path).exists():
             pieces_path(path).unlink(missing_ok=True)
             return
-        stored, writer = PiecesFile(reader.path, None, reader.seq_len), PiecesWriter(path)
+        stored, writer = PiecesFile(reader.path, None, reader.seq_len, verify="none"), PiecesWriter(path)
         try:
             stored.check()
             for start, stop in self._chunks.good_runs():

@@ -25,8 +25,8 @@ class StoreDocuments:
     files do.
     """
 
-    def __init__(self, folder: Path, index: ShardIndex) -> None:
-        self._folder, self._index = folder, index
+    def __init__(self, folder: Path, index: ShardIndex, verify: str) -> None:
+        self._folder, self._index, self._verify = folder, index, verify
         records = index.table.values["num_batches"] * index.meta.batch_size
         self._starts = np.concatenate([[0], np.cumsum(records)])
         self._edges: list[int] = self._starts.tolist()
@@ -75,11 +75,12 @@ class StoreDocuments:
         entry = self._index.shards[shard]
         num_records = entry.num_batches * self._index.meta.batch_size
         sha256 = entry.pieces.sha256 if entry.pieces else ""
-        return PiecesFile(self._folder / entry.path, num_records, self._index.meta.seq_len, sha256=sha256)
+        seq_len, path = self._index.meta.seq_len, self._folder / entry.path
+        return PiecesFile(path, num_records, seq_len, sha256=sha256, verify=self._verify)
 
     def documents(self) -> DocumentTable | None:
         if self._table is None and self._parts:
-            self._table = DocumentTable(self._folder, self._parts)
+            self._table = DocumentTable(self._folder, self._parts, self._verify)
         return self._table
 
     def close(self) -> None:

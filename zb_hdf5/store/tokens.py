@@ -135,7 +135,7 @@ class MmapTokenStore:
         self._starts = [0, *accumulate(counts)]
         self._firsts = np.array(self._starts[:-1])
         self.num_tokens = self._starts[-1]
-        self.edges = DocumentEdges(self.paths, self._starts, self._identities, self.document_count)
+        self.edges = DocumentEdges(self.paths, self._starts, self._identities, self.document_count, verify)
         self._documents: DocumentTable | None = None
         self._reset()
         if verify == "batch":
@@ -362,13 +362,15 @@ class MmapTokenStore:
         if self._documents is None:
             with finding(self):
                 if self._documents is None:
-                    self._documents = DocumentTable(self.paths[0].parent, self._document_parts())
+                    self._documents = DocumentTable(self.paths[0].parent, self._document_parts(), self._verify)
         return self._documents
 
     def _document_parts(self) -> list[DocumentPart]:
         parts: list[DocumentPart] = []
         if self._index is None:
-            beside = DocumentTable.beside(self.path, "".join(self._sha256)) if self.path.is_file() else None
+            beside = None
+            if self.path.is_file():
+                beside = DocumentTable.beside(self.path, "".join(self._sha256), self._verify)
             known = {} if beside is None else {self.path.name: beside.parts[0]}
             counts = (
                 [self.document_count] if self.path.suffix != ".npy" and self.path.is_file() else [1] * len(self.paths)

@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.columns.ranges import open_ranges
-from zb_hdf5.errors import FormatError
+from zb_hdf5.errors import ChecksumError, FormatError
+from zb_hdf5.files.digests import crc32_of
 from zb_hdf5.files.extent_file import ExtentFile
 from zb_hdf5.files.extents import Extents
 from zb_hdf5.files.identity import Identity
@@ -34,14 +35,18 @@ class DocumentOffsets:
         Tokens of the file.
     identity
         Of the file, if it was open before.
+    verify
+        "none": the rows are not compared with their crc32.
 
     Raises
     ------
     FormatError
         If the rows are damaged.
+    ChecksumError
+        If the rows of a finished stream differ from their crc32.
     """
 
-    def __init__(self, path: Path, num_tokens: int, identity: Identity | None = None) -> None:
+    def __init__(self, path: Path, num_tokens: int, identity: Identity | None = None, verify: str = "auto") -> None:
         self._file: ExtentFile | None = None
         self._count = 2
         if path.suffix == ".npy":
@@ -50,6 +55,7 @@ class DocumentOffsets:
         with h5_damage(path), open_h5_for_reading(path, identity) as h5:
             tokens = checked_tokens(h5, path)
             self._count, complete = int(tokens.attrs["document_count"]) + 1, bool(tokens.attrs["complete"])
+            crc32 = int(tokens.attrs["doc_offsets_crc32"])
             stored = require_rows(h5, path, DOC_OFFSETS, self._count)
             places = None
             if complete and stored.chunks and stored.dtype == np.dtype("<u8"):
@@ -73,6 +79,9 @@ class DocumentOffsets:
             raise FormatError(
                 f"{path}: expected {DOC_OFFSETS} that ascend from 0 to {num_tokens:,}, found {others}; restore the file"
             )
+        if complete and verify != "none" and crc32_of(known) != crc32:
+            self.close()
+            raise ChecksumError(f"{path}: the crc32 of its {DOC_OFFSETS} differs: they are damaged; restore the file")
 
     def rows(self) -> npt.NDArray[np.uint64]:
         """Return all rows, uint64, shape (D + 1,), read-only. Not to be kept: ask again, and a cut file is noticed."""

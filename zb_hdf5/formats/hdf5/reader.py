@@ -119,7 +119,7 @@ class HDF5BatchReader(BatchReader):
         self.extents, self.compressed = plain_extents(found.places), compressed_tokens(found.places)
         self._open_field = partial(HDF5FieldReader, path, access=access, verify="none" if verify == "store" else verify)
         if self.complete and dataset is None:
-            self._beside = DocumentsBeside(path, self.num_records, self.seq_len, self.sha256)
+            self._beside = DocumentsBeside(path, self.num_records, self.seq_len, self.sha256, verify)
         if not self.complete:
             self.refresh()  # opens the file now: once it is published, its partial's name is gone
         if self.complete:

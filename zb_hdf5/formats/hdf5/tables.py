@@ -50,6 +50,9 @@ from zb_hdf5.spec import (
 
 #: What a column keeps in memory before it goes on in a temporary file, and what is copied or digested at once.
 BLOCK_BYTES: Final = 4 << 20
+#: A smaller file is compared with its digests when it is opened.
+COMPARED_BYTES: Final = 64 << 20
+COMPARED_AT_ONCE: Final = 256 << 10
 
 
 class TablesInfo(NamedTuple):
@@ -219,7 +222,10 @@ class TablesFile:
         A key of `TABLES`: what it is expected to hold.
     sha256
         The digest that it is expected to have; "": not known. It covers the stored digest of each dataset, so that a
-        file of another store is refused; `check` compares the bytes themselves.
+        file of another store is refused.
+    verify
+        "none": no bytes are compared. Else those of a file below 64 MiB are compared with their digests now; `check`
+        compares those of any file.
 
     Attributes
     ----------
@@ -232,9 +238,11 @@ class TablesFile:
     ------
     FormatError, IncompleteError
         If it is not there, no such file, damaged, cut short or of another store.
+    ChecksumError
+        If its bytes differ from their digests.
     """
 
-    def __init__(self, path: str | os.PathLike[str], kind: str, sha256: str = "") -> None:
+    def __init__(self, path: str | os.PathLike[str], kind: str, sha256: str = "", verify: str = "auto") -> None:
         self.path, self.kind = any_path(path), kind
         try:
             with h5_damage(self.path), open_h5_for_reading(self.path) as h5:
@@ -258,6 +266,12 @@ class TablesFile:
         self._columns: dict[str, npt.NDArray[Any]] = {}
         file_class = FetchedFile if isinstance(self.path, RemotePath) else ExtentFile
         self._file = file_class(self.path, size, (1, self.num_bytes), np.dtype("u1"), "auto", identity)
+        if verify != "none" and self.num_bytes < COMPARED_BYTES:
+            try:
+                self.check()
+            except BaseException:
+                self.close()
+                raise
 
     def __contains__(self, name: str) -> bool:
         return name in self._places
@@ -343,7 +357,7 @@ class TablesFile:
             If one differs.
         """
         for name, place in self._places.items():
-            digest, rows = hashlib.sha256(), max(1, BLOCK_BYTES // place.dtype.itemsize)
+            digest, rows = hashlib.sha256(), COMPARED_AT_ONCE // place.dtype.itemsize
             for start in range(0, place.num_rows, rows):
                 digest.update(self.read(name, start, min(start + rows, place.num_rows)))
             if digest.hexdigest() != place.sha256:

@@ -292,6 +292,67 @@ def test_files_that_only_a_sample_identifies_are_told_apart(tmp_path, folder, wr
         np.testing.assert_array_equal(np.stack(list(reader)), other)
 
 
+# --- what was compared -----------------------------------------------------------------------------------------
+
+
+def flip_tokens(path, stored):
+    """Flip a bit of a token that is stored as these bytes; return a function that restores the file."""
+    data = path.read_bytes()
+    offset = data.index(stored.tobytes())
+    flip(path, offset)
+    return lambda: path.write_bytes(data)
+
+
+def test_what_a_job_without_checks_read_is_not_kept(tmp_path, write_file, folder):
+    path = write_file(tmp_path / "x.h5", BATCHES).path
+    restore = flip_tokens(path, BATCHES[7])
+    with pytest.warns(UserWarning, match="verify='none' adds nothing to the cache"):
+        reader = open_reader(path, cache=folder, verify="none")
+    with reader:
+        assert not np.array_equal(reader[7], BATCHES[7])
+    assert not list(folder.iterdir())
+    restore()
+    with open_reader(path, cache=folder, verify="batch") as reader:
+        np.testing.assert_array_equal(np.stack(list(reader)), BATCHES)
+
+
+def test_a_job_without_checks_reads_what_is_there(store, folder):
+    fill(store, folder)
+    with pytest.warns(UserWarning, match="adds nothing"):
+        reader, source = counted(store, folder, verify="none")
+    with reader:
+        check_all(reader)
+    assert (source.whole, source.rows) == ([], [])
+
+
+def test_windows_that_nobody_compared_are_another_column(tmp_path, folder):
+    path, tokens = tmp_path / "stream.h5", random_tokens(1, 1, 5000).reshape(-1)
+    with HDF5ShardWriter(path, dtype="uint32", chunk_tokens=512) as writer:
+        writer.write_documents(tokens, [5000])
+    restore = flip_tokens(path, tokens[1000:1100])
+    windows = {"batch_size": 4, "seq_len": 64, "cache": folder}
+    expected = tokens[: 4992 - 128].reshape(-1, 4, 64)
+    with open_reader(path, **windows) as reader:
+        assert not np.array_equal(np.stack(list(reader)), tokens[: len(reader) * 256].reshape(-1, 4, 64))
+    restore()
+    for verify in ("batch", "auto"):
+        with open_reader(path, verify=verify, **windows) as reader:
+            np.testing.assert_array_equal(np.stack(list(reader)), expected[: len(reader)])
+
+
+def test_flipped_bits_of_the_cache_are_never_seen_by_a_reader_that_compares(store, folder):
+    fill(store, folder)
+    noise = random.Random(5)
+    for _ in range(300):
+        path = files_of(folder)[noise.random() < 0.2]
+        flip(path, noise.randrange(path.stat().st_size))
+        with open_reader(store, cache=folder, verify="batch") as reader:
+            for index in noise.sample(range(len(BATCHES)), 3):
+                np.testing.assert_array_equal(reader.read_batch_torch(index).numpy(), BATCHES[index])
+    with open_reader(store, cache=folder, verify="batch") as reader:
+        check_all(reader)
+
+
 # --- objects ---------------------------------------------------------------------------------------------------
 
 

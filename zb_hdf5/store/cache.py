@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import os
 import threading
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import groupby
@@ -73,6 +74,8 @@ class Cache:
     def attach(self, reader: BatchReader) -> None:
         """Put this cache in front of a reader's batches, and of those of its fields once they are opened.
 
+        A reader with verify="none" reads the batches that are there, and adds none, which nobody would have compared.
+
         Raises
         ------
         ArgumentError
@@ -80,28 +83,43 @@ class Cache:
         """
         if not reader.complete:
             raise ArgumentError(f"{reader.path}: still grows: expected a finished store for a cache; leave out cache")
-        name, size = _column_name(reader), reader.num_batches * reader.meta.batch_bytes
+        name, size = self._name_of(reader), reader.num_batches * reader.meta.batch_bytes
+        if reader.verify == "none":
+            warnings.warn(f"{reader.path}: verify='none' adds nothing to the cache {self.folder}", stacklevel=2)
+            if not (self.folder / name).exists():
+                return
         try:
             column = CachedColumn(self.folder, name, reader.meta, reader.num_batches, self.max_bytes)
         except (OSError, UnavailableError, IncompleteError) as error:
             raise _unusable(self.folder, error) from error
+        column.full = reader.verify == "none"
         with contextlib.suppress(OSError):
             make_room(self.folder, min(self.max_bytes, size - column.occupied_bytes), self.max_bytes)
         reader._source = CachedSource(reader._source, reader.meta, column)
         reader.in_front = self.attach
+
+    def _name_of(self, reader: BatchReader) -> str:
+        """Return the name of the column of a reader; with verify="none" that of compared batches if it exists."""
+        if reader.verify == "none":
+            name = _column_name(reader, compared=True)
+            return name if (self.folder / name).exists() else _column_name(reader, compared=False)
+        return _column_name(reader, compared=reader.verified in ("whole reads", "all reads"))
 
 
 def _unusable(folder: Path, error: Exception) -> ArgumentError:
     return ArgumentError(f"{folder}: expected a cache folder that can be written: {error}; choose another, or none")
 
 
-def _column_name(reader: BatchReader) -> str:
+def _column_name(reader: BatchReader, *, compared: bool) -> str:
     """Return the name of a column's folder: another content has another name.
 
-    A fingerprint that is only a sample does not tell two files apart that differ elsewhere: then the files count too.
+    The files count too where a fingerprint is only a sample, or where nobody compares the batches that are kept: those
+    of a damaged file must not outlive it, and no reader with verify="batch" may find them.
     """
     meta, identity = reader.meta, reader.fingerprint
-    if identity.startswith("sampled:"):
+    if not compared:
+        identity = f"unchecked:{identity}"
+    if identity.startswith(("sampled:", "unchecked:")):
         identity += _files_of(reader)
     text = f"{identity}|{meta.column}|{reader.num_batches}x{meta.batch_size}x{meta.seq_len}|{meta.dtype!r}"
     return f"zb-cache-{hashlib.sha256(text.encode()).hexdigest()}"

@@ -22,7 +22,6 @@ from zb_hdf5.console import (
     output_options,
     print_report,
 )
-from zb_hdf5.converters.in_place import in_place_options
 from zb_hdf5.converters.options import (
     CODEC,
     EXECUTORS,
@@ -34,6 +33,7 @@ from zb_hdf5.converters.options import (
     REMAINDERS,
     SCHEDULER_FILE,
     SHUFFLES,
+    TOKENS_ONLY,
     ConvertOptions,
     NpyOptions,
     StoreOptions,
@@ -43,7 +43,7 @@ from zb_hdf5.converters.options import (
 )
 from zb_hdf5.converters.stream_cli import add_stream_command
 from zb_hdf5.converters.text_cli import add_text_commands
-from zb_hdf5.formats.registry import FORMATS, FileFormat, variants_of
+from zb_hdf5.formats.registry import FORMATS, FileFormat
 
 if TYPE_CHECKING:
     from zb_hdf5.converters.journal import Part
@@ -128,11 +128,9 @@ def _add_command(source: FileFormat, target: FileFormat) -> None:
     """Register `source-to-target` with the options that its two ends have."""
     name = f"{source.name}-to-{target.name}"
     from_arrays = not source.reader
-    variants = variants_of(target.name)
 
     def run(src: tuple[Path, ...] | Path, dst: Path, **given: Any) -> None:
         options = options_of(ConvertOptions, given)
-        written = next((variant for variant in variants if given[variant.name]), target)
 
         def open_source() -> Source:
             opened = (
@@ -140,25 +138,24 @@ def _add_command(source: FileFormat, target: FileFormat) -> None:
                 if isinstance(src, tuple)
                 else _open_store(src, source, options_of(StoreOptions, given))
             )
-            written.require(opened.meta, dst)  # before any work
+            target.require(opened.meta, dst)  # before any work
             return opened
 
         if options.live:
             _run_live(open_source, name, dst, options)
         else:
-            run_conversion(open_source, name, written.name, dst, options)
+            run_conversion(open_source, name, target.name, dst, options)
 
     what, example_source = source.as_source or ("", "")
     result, example_target = target.as_target or ("", "")
     more = " relaid --batch-size 64" if source == target else f" {example_target}"
     more += " \\\n           --batch-size 32 --shards 4" if from_arrays else ""
     run.__doc__ = f"Convert {what} to {result}.\n\n\b\nExample: zb convert {name} {example_source}{more}"
-    in_place = source.stamped_as == target.name
-    command: Callable[..., Any] = work_options(in_place_options(run) if in_place else run)
+    command: Callable[..., Any] = work_options(run)
     for each in _format_options(source, target):
         command = each(command)
     command = _npy_options(shuffle_options(command)) if from_arrays else command
-    command = click.argument("dst", type=NewPath(urls=target.indexed), required=not in_place)(command)
+    command = click.argument("dst", type=NewPath(urls=target.indexed))(command)
     command = click.argument(
         "src", type=ExistingPath(urls=not from_arrays), nargs=-1 if from_arrays else 1, required=True
     )(command)
@@ -167,11 +164,10 @@ def _add_command(source: FileFormat, target: FileFormat) -> None:
 
 def _add_stream_command(target: FileFormat) -> None:
     """Register `stream-to-target`: documents that are tokens already, to packed batches."""
-    name, variants = f"stream-to-{target.name}", variants_of(target.name)
+    name = f"stream-to-{target.name}"
 
     def run(src: Path, dst: Path, **given: Any) -> None:
         options = options_of(ConvertOptions, given)
-        written = next((variant for variant in variants if given[variant.name]), target)
         with ExitStack() as stack:  # the plan lies on disk until the store is written
 
             def open_source() -> Source:
@@ -181,21 +177,22 @@ def _add_stream_command(target: FileFormat) -> None:
                 shards = {"num_shards": options.shards, "shard_bytes": options.shard_size}
                 packing = options_of(PackOptions, {**given, **shards, "shuffle": given["shuffle"] == "global"})
                 part = _part_of(options)
-                source = stack.enter_context(open_stream(src, written.name, dst, packing, given["dtype"], part))
-                written.require(source.meta, dst)  # before any work
+                source = stack.enter_context(open_stream(src, target.name, dst, packing, given["dtype"], part))
+                target.require(source.meta, dst)  # before any work
                 return source
 
-            run_conversion(open_source, name, written.name, dst, replace(options, shards=None, shard_size=None))
+            run_conversion(open_source, name, target.name, dst, replace(options, shards=None, shard_size=None))
 
     result, example = target.as_target or ("", "")
     run.__doc__ = (
         f"Convert a token stream of documents to {result}.\n\n"
         "The documents are packed into rows of --seq-len tokens, with their fields, spans, ids and metadata.\n\n\b\n"
         f"Example: zb convert {name} stream {example} \\\n           --seq-len 2048 --packing best-fit"
+        + " --tokens-only"
+        * target.tokens_only
     )
     command: Callable[..., Any] = work_options(run)
-    for variant in variants:
-        command = click.option(f"--{variant.name}", is_flag=True, help=variant.variant_help)(command)
+    command = TOKENS_ONLY(command) if target.tokens_only else command
     command = CODEC(command) if target.holds_codecs else command
     dtypes = click.Choice(["keep", "uint32"])
     command = option("--dtype", dtypes, "keep", f"Stored dtype.{_dtype_note(target)}")(command)
@@ -227,8 +224,8 @@ def _format_options(source: FileFormat, target: FileFormat) -> Iterator[Callable
         yield click.option("--remainder", type=left, help="Records that do not fill the last batch. [default: drop]")
     if target.holds_codecs:
         yield CODEC
-    for variant in variants_of(target.name):
-        yield click.option(f"--{variant.name}", is_flag=True, help=variant.variant_help)
+    if source.reader and target.tokens_only and target.indexed:
+        yield TOKENS_ONLY
     if target.can_grow:
         yield click.option("--live", is_flag=True, help="Let other processes read the committed batches.")
     if source.has_datasets:
@@ -283,7 +280,7 @@ def run_conversion(
             planned = describe(
                 source, target, place, num_shards=options.shards, shard_bytes=options.shard_size,
                 workers=engine.workers, shuffle_method=method, memory_bytes=memory_bytes,
-                codec=options.codec or NO_CODEC,
+                codec=options.codec or NO_CODEC, tokens_only=options.tokens_only,
             ) | {"path": str(dst)}  # fmt: skip
             if not (options.force or options.resume):
                 refuse_existing(place)
@@ -296,7 +293,7 @@ def run_conversion(
                 overwrite=options.force, resume=options.resume,
                 part=_part_of(options), engine=engine,
                 shuffle_method=method, memory_bytes=memory_bytes, codec=options.codec or NO_CODEC,
-                progress=progress.advance, kept=progress.keep,
+                tokens_only=options.tokens_only, progress=progress.advance, kept=progress.keep,
             )  # fmt: skip
     print_report(_as_json(report), _as_lines(report), as_json=options.as_json, quiet=options.quiet)
 

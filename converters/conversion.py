@@ -59,6 +59,7 @@ def convert(
     memory_bytes: int = DEFAULT_MEMORY_BYTES,
     shuffle_method: str = "auto",
     codec: str | None = None,
+    tokens_only: bool = False,
     overwrite: bool = False,
     resume: bool = False,
     progress: Progress = no_progress,
@@ -70,7 +71,7 @@ def convert(
     source
         Of `.npy` files one or more, or folders of them; else one file, store or URL, of batches or of streams.
     target
-        "hdf5", "batch", "npy", or "dual" (a `.batch` that is an HDF5 file as well).
+        "hdf5", "batch" or "npy".
     destination
         One file if it ends in the format's suffix, else a folder of shards, of this machine or in a bucket: such a
         store is written to `<its name>.upload` in the current folder, uploaded with its index last, and removed there.
@@ -97,6 +98,8 @@ def convert(
         What all processes of this node may take together, and how shuffled records are read.
     codec
         "zstd" or "gzip", with a level behind a colon, to compress what is written; HDF5 only.
+    tokens_only
+        Leave fields and documents behind: a `.batch` store holds tokens only, and to lose them is an error otherwise.
     overwrite
         Replace what exists, at the end and whole.
     resume
@@ -171,7 +174,7 @@ def convert(
             opened, target, destination, num_shards=None if kind == STREAM else num_shards,
             shard_bytes=None if kind == STREAM else shard_bytes, overwrite=overwrite, resume=resume, part=job,
             engine=engine, shuffle_method=shuffle_method, memory_bytes=memory_bytes, codec=stored_codec,
-            progress=progress,
+            tokens_only=tokens_only, progress=progress,
         )  # fmt: skip
 
 

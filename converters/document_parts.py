@@ -7,7 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from zb_hdf5 import ConvertError
 from zb_hdf5.converters.source import Source
+from zb_hdf5.errors import Remedy
 from zb_hdf5.formats.document_file import check_documents
 from zb_hdf5.formats.hdf5.tables import copy_tables
 from zb_hdf5.formats.pieces import PiecesWriter, pieces_path
@@ -39,7 +41,7 @@ def write_pieces(
     return PiecesInfo(info.num_bytes, info.sha256)
 
 
-def copy_documents(source: Source, target: str, folder: Path) -> None:
+def copy_documents(source: Source, folder: Path) -> None:
     """Copy the document tables of a source into the folder of a store.
 
     Raises
@@ -47,20 +49,29 @@ def copy_documents(source: Source, target: str, folder: Path) -> None:
     FormatError, ChecksumError
         If one is not as it was written.
     """
-    if FORMATS[target].indexed:
-        for path, part in zip(source.document_files, source.document_parts, strict=True):
-            copy_tables(path, folder / part.path)
-            check_documents(folder / part.path, part)
+    for path, part in zip(source.document_files, source.document_parts, strict=True):
+        copy_tables(path, folder / part.path)
+        check_documents(folder / part.path, part)
 
 
-def fitted(source: Source, target: str, codec: str) -> Source:
-    """Return a source as a target stores it: with its codec, and with the fields that it keeps, all of them or none."""
-    fields = source.meta.fields if FORMATS[target].indexed else ()
-    meta = replace(source.meta, fields=fields, codec=codec)
-    if meta == source.meta:
-        return source
-    other = copy(source)
-    other.meta = meta
+def fitted(source: Source, target: str, codec: str, tokens_only: bool = False) -> Source:
+    """Return a source as a target stores it: with its codec, and without fields and documents where it has none.
+
+    Raises
+    ------
+    ConvertError
+        If a store of tokens only would lose them, and `tokens_only` does not allow it.
+    """
+    row, other = FORMATS[target], copy(source)
+    if row.tokens_only:
+        lost = left_behind(source, keeps_fields=False, keeps_documents=False)
+        if lost and row.indexed and not tokens_only:
+            raise ConvertError(
+                f"{source.paths[0]}: {row.name} files hold tokens and nothing else: the conversion {lost}",
+                remedy=Remedy.TOKENS_ONLY,
+            )
+        other.has_pieces, other.document_files, other.document_parts = False, (), ()
+    other.meta = replace(source.meta, fields=() if row.tokens_only else source.meta.fields, codec=codec)
     return other
 
 

@@ -25,6 +25,7 @@ def describe(
     shuffle_method: str = "auto",
     memory_bytes: int = DEFAULT_MEMORY_BYTES,
     codec: str = NO_CODEC,
+    tokens_only: bool = False,
 ) -> dict[str, Any]:
     """Return the shards that a conversion would write, and the free space.
 
@@ -34,7 +35,7 @@ def describe(
         If the conversion would refuse the destination.
     """
     refuse_bad_destination(source.paths, destination)
-    source = fitted(source, target, codec)
+    source = fitted(source, target, codec, tokens_only)
     one_file = is_one_file(target, destination, several=bool(num_shards or shard_bytes))
     cuts = [(0, source.num_batches)] if one_file else cut_into_shards(source, num_shards, shard_bytes)
     plan = Plan(source, target, cuts, {})

@@ -57,6 +57,9 @@ class Codec(click.ParamType[str]):
 CODEC: Final = click.option(
     "--codec", type=Codec(), help="Compress the tokens: zstd[:1-22] or gzip[:1-9]. [default: none]"
 )
+TOKENS_ONLY: Final = click.option(
+    "--tokens-only", is_flag=True, help="Leave fields and documents behind: .batch files hold tokens only."
+)
 #: How documents become batches, whether they are text or tokens already.
 PACKING_OPTIONS: Final = (
     option("--packing", click.Choice(["concat", "best-fit", "pad"]), "concat", "How documents become rows."),
@@ -107,6 +110,7 @@ class ConvertOptions(RunOptions):
     memory: int | None = None
     shuffle_method: str | None = None
     live: bool = False
+    tokens_only: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -112,8 +112,7 @@ class Plan:
     def num_inodes(self) -> int:
         """Return how many files and folders the conversion makes."""
         row, source = FORMATS[self.target], self.source
-        per_shard = 1 + row.has_sidecar + bool(source.meta.fields and not row.holds_fields)
-        per_shard += row.indexed and source.has_pieces
+        per_shard = 1 + row.has_sidecar + source.has_pieces
         return per_shard * len(self.cuts) + len(source.document_parts) + 3  # the folder, its index, the journal
 
 

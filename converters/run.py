@@ -160,6 +160,7 @@ def convert(
     shuffle_method: str = "auto",
     memory_bytes: int = DEFAULT_MEMORY_BYTES,
     codec: str = NO_CODEC,
+    tokens_only: bool = False,
     progress: Progress = no_progress,
     kept: Progress = no_progress,
 ) -> Report:
@@ -189,6 +190,8 @@ def convert(
         What all processes of this node may take together, where records are shuffled.
     codec
         With its level, of what is written.
+    tokens_only
+        Leave fields and documents behind where the target holds tokens only; else that is an error.
     progress
         Called with the number of tokens written since the last call.
     kept
@@ -203,15 +206,15 @@ def convert(
         options = {
             "num_shards": num_shards, "shard_bytes": shard_bytes, "overwrite": overwrite, "resume": resume,
             "part": part, "engine": engine, "shuffle_method": shuffle_method, "memory_bytes": memory_bytes,
-            "codec": codec, "progress": progress, "kept": kept,
+            "codec": codec, "tokens_only": tokens_only, "progress": progress, "kept": kept,
         }  # fmt: skip
         return _convert_and_upload(source, target, cast(RemotePath, any_path(destination)), options)
     destination = Path(destination)
     start_s = time.monotonic()
     refuse_bad_destination(source.paths, destination)
-    keeps = FORMATS[target].indexed
+    keeps = not FORMATS[target].tokens_only
     lost = left_behind(source, keeps_fields=keeps, keeps_documents=keeps)
-    source = fitted(source, target, codec)
+    source = fitted(source, target, codec, tokens_only)
     FORMATS[target].require(source.meta, destination)
     work = WorkOptions(
         engine or Inline(), overwrite, resume, part, shuffle_method, memory_bytes, progress=progress, kept=kept
@@ -346,7 +349,7 @@ def _write_folder(plan: Plan, destination: Path, work: WorkOptions) -> tuple[lis
         with journal.kept_for_resume():
             finished, shuffle = _write_missing(plan, journal, folder.partial_path, work)
             if 0 in shards:
-                copy_documents(plan.source, plan.target, folder.partial_path)
+                copy_documents(plan.source, folder.partial_path)
             if work.part == WHOLE:
                 save_index(folder.partial_path, plan, finished)
                 # the journal goes along and is removed under the final name: a kill just before loses no shard
@@ -379,16 +382,10 @@ def _require_result(plan: Plan, destination: Path) -> list[FinishedShard]:
         same = same and [(entry.path, entry.num_batches) for entry in index.shards] == shards
         digests = [source.sha256_of(*cut) for cut in plan.cuts]
         found = [known and entry.sha256 for known, entry in zip(digests, index.shards, strict=False)]
-        same = same and found == digests and not _lacks_variant(plan, destination)
+        same = same and found == digests
         if is_result(destination, same, map(Path, plan.files)):
             return [FinishedShard(entry, None) for entry in index.shards]
     raise ConvertError(f"{destination}: exists already and is no result of this conversion; pass --force to replace it")
-
-
-def _lacks_variant(plan: Plan, folder: Path) -> bool:
-    """Return whether a shard lacks what makes it a file of its variant."""
-    row = FORMATS[plan.target]
-    return not all(row.is_variant(folder / plan.name(shard)) for shard in range(len(plan.cuts)))
 
 
 def save_index(folder: Path, plan: Plan, finished: list[FinishedShard]) -> None:

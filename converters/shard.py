@@ -34,11 +34,10 @@ from zb_hdf5.converters.task import Progress, no_progress, tokens_written
 from zb_hdf5.errors import Remedy
 from zb_hdf5.files.digests import TokenDigest
 from zb_hdf5.files.paths import RemotePath
-from zb_hdf5.files.publishing import write_atomically
 from zb_hdf5.formats.document_writer import write_documents_beside
 from zb_hdf5.formats.pieces import pieces_path
 from zb_hdf5.formats.registry import FORMATS
-from zb_hdf5.formats.sidecar import crc32_path, fields_path
+from zb_hdf5.formats.sidecar import crc32_path
 from zb_hdf5.loaders.prefetch import read_ahead
 from zb_hdf5.spec import BATCHES, DEFAULT_SPLIT
 from zb_hdf5.store.table import PiecesInfo
@@ -121,8 +120,7 @@ class ShardTask:
     meta
         As for the source, with the shard's own part of `total_records` and its own documents.
     in_store
-        Whether it is a shard of a store, and no lone file: then its crc32 rows are written beside it where it has no
-        place for them, and the documents belong to the store.
+        Whether it is a shard of a store, and no lone file: then the documents belong to the store.
     split
         Which split of the store it belongs to.
     documents
@@ -158,7 +156,7 @@ class ShardTask:
 
 def files_of_shard(path: Path) -> tuple[Path, ...]:
     """Return the file of a shard, and those that it may have beside it."""
-    return path, crc32_path(path), fields_path(path), pieces_path(path)
+    return path, crc32_path(path), pieces_path(path)
 
 
 def is_intact(check: CheckTask[ShardTask, FinishedShard], progress: Progress = no_progress) -> bool:
@@ -197,11 +195,10 @@ def frame_sha256(task: ShardTask, entry: ShardEntry) -> str:
                 digest.update(f"{end} {start} ".encode())
                 _digest_bytes(digest, file, end, start)
             end = stop
-    if _has_sidecar(task):
+    if FORMATS[task.target].has_sidecar:
         digest.update(crc32_path(task.path).read_bytes())
-    beside = [fields_path(task.path)] if task.meta.fields and not FORMATS[task.target].holds_fields else []
-    for path in [*beside, *([pieces_path(task.path)] if entry.pieces else [])]:
-        with open(path, "rb") as file:
+    if entry.pieces:
+        with open(pieces_path(task.path), "rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()
 
@@ -230,10 +227,6 @@ def _digest_bytes(digest: Any, file: io.FileIO, start: int, stop: int) -> None:
         digest.update(file.read(min(GROUP_BYTES, stop - piece)))
 
 
-def _has_sidecar(task: ShardTask) -> bool:
-    return task.in_store and FORMATS[task.target].has_sidecar
-
-
 def write_shard(task: ShardTask, progress: Progress = no_progress) -> FinishedShard:
     """Read the batches of one shard from the source, write them, and publish the file."""
     source, start, stop = task.source, task.start, task.stop
@@ -258,8 +251,6 @@ def write_shard(task: ShardTask, progress: Progress = no_progress) -> FinishedSh
                 require_unchanged(source.paths, task.files)
             pieces = _write_beside(task, writer.sha256())
             info = writer.finish()
-    if _has_sidecar(task):
-        write_atomically(crc32_path(task.path), info.crc32.tobytes())
     entry = replace(ShardEntry.of(info, task.split, task.documents), pieces=pieces)
     return FinishedShard(entry, info.max_token, frame_sha256(task, entry))
 
@@ -267,7 +258,7 @@ def write_shard(task: ShardTask, progress: Progress = no_progress) -> FinishedSh
 def _write_beside(task: ShardTask, tokens_sha256: str) -> PiecesInfo | None:
     """Write what belongs to the documents of a shard, or of a lone file, before it has its name."""
     source = task.source
-    if not FORMATS[task.target].indexed:
+    if FORMATS[task.target].tokens_only:
         return None
     if not task.in_store:
         write_documents_beside(source.document_files, task.path, task.split, tokens_sha256)

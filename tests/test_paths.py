@@ -59,7 +59,6 @@ from zb_hdf5.converters.npy_source import NpySource
 from zb_hdf5.converters.routing import Recipe
 from zb_hdf5.converters.store_source import StoreSource
 from zb_hdf5.converters.to_batches import TextOptions, ingest_batches
-from zb_hdf5.formats.dual import check, stamp, unstamp
 from zb_hdf5.store.repair import repair_file, repair_store
 from zb_hdf5.store.streams import index_streams
 from zb_hdf5.text.corpus import open_documents
@@ -147,7 +146,6 @@ READERS = {
     "describe": ("store", describe),
     "measure": ("store", measure),
     "diagnose": ("store", diagnose),
-    "stamp, check, unstamp": ("x.batch", lambda path: (stamp(path), check(path), unstamp(path))),
     "rebuild_index": ("store", lambda path: rebuild_index(path, force=True)),
     "repair": ("store", repair),
     "repair_file": ("x.h5", lambda path: repair_file(path, output=path)),

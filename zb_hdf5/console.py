@@ -42,7 +42,7 @@ TYPED: Final = {
     Remedy.LEAVE_OUT: "restore it, or pass --force to leave its {at} out of the store",
     Remedy.REPLACE: "pass --force to replace it",
     Remedy.RESUME: "'zb info {at}' says how far it is",
-    Remedy.STAMP: "run 'zb convert batch-to-hdf5 --in-place --unstamp {at}', then the same without --unstamp",
+    Remedy.TOKENS_ONLY: "convert to HDF5, or pass --tokens-only to leave them behind",
     Remedy.CRC32: "restore it, or make one of the batches as they are now with 'zb index crc32 {at}'",
     Remedy.SHAPE: "pass --batch-size, --seq-len and --dtype as they were at conversion",
     Remedy.DATASET: "to read one of them, pass --dataset to 'zb convert' or 'zb info'",

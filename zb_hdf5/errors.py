@@ -38,7 +38,7 @@ class Remedy(StrEnum):
     LEAVE_OUT = "restore it, or pass overwrite=True to leave it out of the store"
     REPLACE = "remove it, or ask to replace it"
     RESUME = "resume the conversion"
-    STAMP = "unstamp the file, then stamp it again"
+    TOKENS_ONLY = "convert to HDF5, or pass tokens_only to leave them behind"
     CRC32 = "restore it, or make one of the batches as they are now with add_crc32_file"
     SHAPE = "pass its shape as it was at conversion"
     DATASET = "to read one of them, pass dataset= to open_reader"

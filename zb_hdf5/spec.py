@@ -76,8 +76,6 @@ HDF5_FORMAT: Final = "zb-batches"
 HDF5_VERSION: Final = 2
 HDF5_LIBVER: Final = ("v110", "v110")  # can enter SWMR, and HDF5 1.10 can still read it
 HDF5_ALIGNMENT: Final = PAGE_BYTES
-USER_BLOCK_BYTES: Final = 512  # where the HDF5 face of a stamped `.batch` file begins
-FACE_BYTES: Final = HEADER_BYTES - USER_BLOCK_BYTES
 BATCHES: Final = "batches"
 CRC32: Final = "crc32"
 CRC32_CHUNK_ROWS: Final = 4096  # 16 KiB: what one commit rewrites
@@ -101,9 +99,7 @@ BATCHES_ATTRIBUTES: Final[dict[str, np.dtype[Any]]] = {
 }
 #: The data set of a field: one chunk for each batch, with the values of each token behind its axes.
 FIELDS_GROUP: Final = "fields"
-FIELDS_FORMAT: Final = "zb-fields"  # of a file that has fields only, beside a file that has no place for them
-FIELDS_SUFFIX: Final = ".fields.h5"
-#: Attributes of a field. In a file that has fields only, the first field by name has those of `batches` too.
+#: Attributes of a field.
 FIELD_ATTRIBUTES: Final[dict[str, np.dtype[Any]]] = {"sha256": np.dtype("S64")}
 SHA256_CHARS: Final = 64
 NO_SHA256: Final = "0" * SHA256_CHARS

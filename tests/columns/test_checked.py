@@ -150,6 +150,7 @@ def test_fingerprints_and_states_do_not_depend_on_it(make_stored):
 
 def test_where_no_crc32_is_stored_nothing_is_checked_and_the_reader_says_so(tmp_path, expected, write_file):
     lone = write_file(tmp_path / "x.batch", expected).path
+    lone.with_name("x.batch.crc32").unlink()
     with h5py.File(tmp_path / "foreign.h5", "w") as h5:
         h5["data"] = expected
     for path, options in ((lone, {}), (tmp_path / "foreign.h5", {"dataset": "data"})):
@@ -174,10 +175,9 @@ def test_a_store_of_which_one_shard_has_no_crc32_says_so(tmp_path, expected, mak
 
 def test_a_batch_file_that_replaces_another_one_is_not_compared_with_its_crc32(tmp_path, expected, write_file):
     path = write_file(tmp_path / "x.batch", expected).path
-    add_crc32_file(path)
     write_file(path, expected[::-1].copy(), overwrite=True)
     with open_reader(path, access="pread") as reader:
-        assert reader.verified == "none"
+        assert reader.verified == "whole reads"
         np.testing.assert_array_equal(reader[0], expected[-1])
 
 

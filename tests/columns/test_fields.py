@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import pickle
-import shutil
-import stat
 
 import h5py
 import numpy as np
@@ -24,7 +21,6 @@ from zb_hdf5 import (
     FormatError,
     HDF5ShardWriter,
     ShardIndex,
-    StoreMeta,
     open_reader,
     open_writer,
     rebuild_index,
@@ -35,7 +31,7 @@ from zb_hdf5.converters import run as pipe
 from zb_hdf5.converters.store_source import StoreSource
 from zb_hdf5.field import Field, parse_fields
 from zb_hdf5.files.publishing import partial_path
-from zb_hdf5.formats.registry import BACKENDS, backend_of_suffix, open_chunks
+from zb_hdf5.formats.registry import BACKENDS, open_chunks
 
 SHAPE = (4, 50)
 NUM_BATCHES = 23
@@ -86,21 +82,15 @@ def check(path, tokens=TOKENS, values=VALUES, **options):
             np.testing.assert_array_equal(stored(reader, name), expected)
 
 
-@pytest.fixture(params=["x.h5", "x.batch"])
-def path(request, tmp_path):
-    write(tmp_path / request.param)
-    return tmp_path / request.param
-
-
-def file_of_fields(path):
-    return path if path.suffix == ".h5" else path.with_name(path.name + ".fields.h5")
+@pytest.fixture
+def path(tmp_path):
+    write(tmp_path / "x.h5")
+    return tmp_path / "x.h5"
 
 
 @pytest.mark.parametrize("access", ["auto", "mmap", "pread", "h5py"])
 @pytest.mark.thin
 def test_values_come_back_by_every_access(path, access):
-    if (path.suffix, access) == (".batch", "h5py"):
-        pytest.skip("a .batch is not read through h5py")
     check(path, access=access)
     records = np.array([0, 91, 5, 5, 40])
     with open_reader(path, access=access) as reader:
@@ -113,18 +103,15 @@ def test_values_come_back_by_every_access(path, access):
 
 
 def test_they_lie_beside_the_tokens_where_h5py_finds_them(path):
-    with h5py.File(file_of_fields(path)) as h5:
+    with h5py.File(path) as h5:
         for name, values in VALUES.items():
             np.testing.assert_array_equal(h5["fields"][name][:], values)
-    beside = sorted(p.name for p in path.parent.iterdir())
-    assert beside == (["x.h5"] if path.suffix == ".h5" else ["x.batch", "x.batch.fields.h5"])
 
 
-def test_the_tokens_of_a_batch_file_do_not_change(tmp_path):
-    write(tmp_path / "with.batch")
-    with open_writer(tmp_path / "without.batch", batch_size=SHAPE[0], seq_len=SHAPE[1]) as writer:
-        writer.write(TOKENS)
-    assert (tmp_path / "with.batch").read_bytes() == (tmp_path / "without.batch").read_bytes()
+def test_a_batch_file_holds_tokens_only(tmp_path):
+    with pytest.raises(ArgumentError, match="batch files hold tokens only: write fields to an HDF5 file"):
+        write(tmp_path / "x.batch")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_structured_array_names_its_fields(tmp_path):
@@ -143,11 +130,10 @@ def test_a_structured_array_names_its_fields(tmp_path):
     dtype=st.sampled_from(["u1", "<i2", "<u4", "<i8", "<f2", "<f8", "<c8", "?", "S3"]),
     shape=st.lists(st.integers(1, 4), max_size=2).map(tuple),
     sizes=st.tuples(st.integers(1, 3), st.integers(1, 9), st.integers(1, 40)),
-    suffix=st.sampled_from([".h5", ".batch"]),
     data=st.data(),
 )
-def test_any_dtype_and_shape_comes_back(tmp_path_factory, dtype, shape, sizes, suffix, data):
-    path = tmp_path_factory.mktemp("fields") / f"x{suffix}"
+def test_any_dtype_and_shape_comes_back(tmp_path_factory, dtype, shape, sizes, data):
+    path = tmp_path_factory.mktemp("fields") / "x.h5"
     batch_size, seq_len, count = sizes
     whole = (count, batch_size, seq_len, *shape)
     raw = np.random.default_rng(data.draw(st.integers(0, 99))).integers(0, 100, whole)
@@ -192,7 +178,6 @@ def test_what_cannot_be_stored_is_refused(fields, match, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("suffix", [".h5", ".batch"])
 @pytest.mark.parametrize(
     ("fields", "error", "match"),
     [
@@ -203,8 +188,8 @@ def test_what_cannot_be_stored_is_refused(fields, match, tmp_path):
         ({"mask": np.zeros((1, *SHAPE), "f4")}, ArgumentError, "expected uint8, found float32"),
     ],
 )
-def test_values_of_another_kind_are_refused_and_nothing_is_written(suffix, fields, error, match, tmp_path):
-    path = tmp_path / f"x{suffix}"
+def test_values_of_another_kind_are_refused_and_nothing_is_written(fields, error, match, tmp_path):
+    path = tmp_path / "x.h5"
     with open_writer(path, batch_size=SHAPE[0], seq_len=SHAPE[1], fields={"mask": "u1"}) as writer:
         with pytest.raises(error, match=match):
             writer.write(TOKENS[:1], fields)
@@ -230,22 +215,13 @@ def test_a_flipped_bit_in_a_value_is_found(path):
     [report] = verify_store(path)
     assert isinstance(report.problem, ChecksumError)
     assert "batch 11 is the first bad one" in str(report.problem)
-    if path.suffix == ".h5":
-        with open_reader(path, verify="batch") as reader:
-            reader.read_batch(11)
-            with pytest.raises(ChecksumError, match="batch 11"):
-                reader.field("concept").read_batch(11)
+    with open_reader(path, verify="batch") as reader:
+        reader.read_batch(11)
+        with pytest.raises(ChecksumError, match="batch 11"):
+            reader.field("concept").read_batch(11)
     [outcome] = repair(path)
     kept = [n for n in range(NUM_BATCHES) if n != 11]
     check(outcome.output, TOKENS[kept], {name: values[kept] for name, values in VALUES.items()})
-
-
-def test_fields_of_another_file_are_refused(tmp_path):
-    write(tmp_path / "x.batch")
-    write(tmp_path / "y.batch", groups=(3,))
-    shutil.copy(tmp_path / "y.batch.fields.h5", tmp_path / "x.batch.fields.h5")
-    with pytest.raises(FormatError, match="belongs to another file"):
-        open_reader(tmp_path / "x.batch")
 
 
 @pytest.fixture
@@ -266,14 +242,12 @@ def test_a_store_of_shards_has_the_fields_of_its_shards(store):
     assert {f"field {name}" for name in FIELDS} <= {*verify_store(store)[0].checks}
 
 
-def test_fields_survive_the_way_to_batch_files_and_back(store, tmp_path):
+def test_fields_survive_the_way_to_compressed_files_and_back(store, tmp_path):
     there, back = tmp_path / "there", tmp_path / "back"
-    pipe.convert(StoreSource(store, "hdf5"), "batch", there)
-    assert sorted(p.suffixes[-2:] for p in there.glob("*.fields.h5")) == [[".fields", ".h5"]] * 3
-    check(there)
+    pipe.convert(StoreSource(store, "hdf5"), "hdf5", there, codec="gzip:6")
     check(there, verify="batch")
     assert all(report.problem is None for report in verify_store(there))
-    pipe.convert(StoreSource(there, "batch"), "hdf5", back)
+    pipe.convert(StoreSource(there, "hdf5"), "hdf5", back)
     check(back)
     before, after = ({p.name: p.read_bytes() for p in folder.glob("shard-*")} for folder in (store, back))
     assert before == after
@@ -281,7 +255,7 @@ def test_fields_survive_the_way_to_batch_files_and_back(store, tmp_path):
 
 
 def test_fields_survive_another_cut(store, tmp_path):
-    pipe.convert(StoreSource(store, "hdf5"), "batch", tmp_path / "cut", num_shards=4)
+    pipe.convert(StoreSource(store, "hdf5"), "hdf5", tmp_path / "cut", num_shards=4)
     check(tmp_path / "cut")
 
 
@@ -293,30 +267,18 @@ def test_damage_of_a_field_is_never_copied(store, tmp_path):
     with open(shard, "r+b") as file:
         offset = field.shards[1].columns["fields/vector"][0].base
         os.pwrite(file.fileno(), b"\xff", offset + 5)
-    for target in ("batch", "hdf5"):
-        with pytest.raises(ChecksumError):
-            pipe.convert(StoreSource(store, "hdf5"), target, tmp_path / target)
-        assert not (tmp_path / target).exists()
+    with pytest.raises(ChecksumError):
+        pipe.convert(StoreSource(store, "hdf5"), "hdf5", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
-def test_a_lost_index_is_made_anew_with_the_fields(store, tmp_path):
-    for folder in (store, tmp_path / "there"):
-        if folder != store:
-            pipe.convert(StoreSource(store, "hdf5"), "batch", folder)
-        before = ShardIndex.load(folder)
-        (folder / "shards.json").unlink()
-        rebuild_index(folder)
-        assert ShardIndex.load(folder).shards == before.shards
-        assert ShardIndex.load(folder).meta.fields == before.meta.fields
-        check(folder)
-
-
-def test_a_shard_without_its_fields_is_a_problem(store, tmp_path):
-    pipe.convert(StoreSource(store, "hdf5"), "batch", tmp_path / "there")
-    sorted((tmp_path / "there").glob("*.fields.h5"))[0].unlink()
-    assert isinstance(verify_store(tmp_path / "there")[0].problem, FormatError)
-    with open_reader(tmp_path / "there") as reader, pytest.raises((FormatError, FileNotFoundError)):
-        reader.field("concept").read_batch(0)
+def test_a_lost_index_is_made_anew_with_the_fields(store):
+    before = ShardIndex.load(store)
+    (store / "shards.json").unlink()
+    rebuild_index(store)
+    assert ShardIndex.load(store).shards == before.shards
+    assert ShardIndex.load(store).meta.fields == before.meta.fields
+    check(store)
 
 
 def test_a_live_store_shows_fields_as_they_are_committed(tmp_path):
@@ -377,9 +339,9 @@ def test_the_command_line_carries_them(store, tmp_path):
         assert done.exit_code == 0, done.output
         return done.stdout
 
-    run("convert", "hdf5-to-batch", store, tmp_path / "batch", "--workers", 1)
-    check(tmp_path / "batch")
-    assert json.loads(run("verify", tmp_path / "batch", "--json"))["ok"]
+    run("convert", "hdf5-to-hdf5", store, tmp_path / "again", "--workers", 1)
+    check(tmp_path / "again")
+    assert json.loads(run("verify", tmp_path / "again", "--json"))["ok"]
 
 
 def test_npy_says_which_fields_it_leaves_behind(store, tmp_path):
@@ -412,53 +374,32 @@ def test_fields_are_named_in_one_order():
         parse_fields([Field("a", np.dtype("u1"))] * 2)
 
 
-# --- a file beside another -------------------------------------------------------------------------------------
+# --- failures --------------------------------------------------------------------------------------------------
 
 
 def test_a_full_disk_in_the_middle_of_fields_leaves_nothing_half_written(mount_disk):
-    for suffix in (".h5", ".batch"):
-        disk = mount_disk(6 << 10, suffix)
-        path, meta = disk / f"x{suffix}", StoreMeta(32, 256, np.dtype("<u2"))
-        writer = open_writer(path, batch_size=32, seq_len=256, dtype="uint16", fields={"vector": ("<f4", (32,))})
-        values = np.arange(32 * 256 * 32, dtype="<f4").reshape(1, 32, 256, 32)
+    disk = mount_disk(6 << 10)
+    path = disk / "x.h5"
+    writer = open_writer(path, batch_size=32, seq_len=256, dtype="uint16", fields={"vector": ("<f4", (32,))})
+    values = np.arange(32 * 256 * 32, dtype="<f4").reshape(1, 32, 256, 32)
 
-        def fill(writer=writer, values=values):
-            for number in range(20):
-                writer.write(np.full((1, 32, 256), number), {"vector": values + number})
+    def fill():
+        for number in range(20):
+            writer.write(np.full((1, 32, 256), number), {"vector": values + number})
 
-        with pytest.raises(OSError, match="No space left") as caught:
-            fill()
-        assert str(caught.value.filename).startswith(str(path))
-        kept = writer.num_batches
-        assert 0 < kept < 20
-        with BACKENDS[backend_of_suffix(path)].open_broken(partial_path(path), meta).reader as reader:
-            assert reader.num_batches == kept
-            for number in range(kept):
-                assert (reader.read_batch(number) == number).all()
-                found = reader.field("vector").read_batch(number).reshape(values.shape[1:])
-                np.testing.assert_array_equal(found, values[0] + number)
-        writer.abort()
-        assert not list(disk.iterdir())
-
-
-def test_a_writer_does_not_go_on_when_tokens_and_fields_differ(tmp_path, monkeypatch):
-    from zb_hdf5.formats.native import BatchFileWriter
-
-    def fails(*_):
-        raise OSError(28, "No space left on device")
-
-    values = {name: array[:1] for name, array in VALUES.items()}
-    with open_writer(tmp_path / "x.batch", batch_size=SHAPE[0], seq_len=SHAPE[1], fields=FIELDS) as writer:
-        writer.write(TOKENS[:1], values)
-        with monkeypatch.context() as patch:
-            patch.setattr(BatchFileWriter, "_append", fails)
-            with pytest.raises(OSError, match="No space"):
-                writer.write(TOKENS[:1], values)
-        for use in (lambda: writer.write(TOKENS[:1], values), writer.finish):
-            with pytest.raises(ConvertError, match="2 batches have fields, 1 have tokens; write the file again"):
-                use()
-        writer.abort()
-    assert not list(tmp_path.iterdir())
+    with pytest.raises(OSError, match="No space left") as caught:
+        fill()
+    assert str(caught.value.filename).startswith(str(path))
+    kept = writer.num_batches
+    assert 0 < kept < 20
+    with BACKENDS["hdf5"].open_broken(partial_path(path), None).reader as reader:
+        assert reader.num_batches == kept
+        for number in range(kept):
+            assert (reader.read_batch(number) == number).all()
+            found = reader.field("vector").read_batch(number).reshape(values.shape[1:])
+            np.testing.assert_array_equal(found, values[0] + number)
+    writer.abort()
+    assert not list(disk.iterdir())
 
 
 def test_a_field_whose_digest_is_none_is_refused(tmp_path):
@@ -469,78 +410,6 @@ def test_a_field_whose_digest_is_none_is_refused(tmp_path):
         reader.field("vector").read_batch(0)
         with pytest.raises(FormatError, match=r"x\.h5: fields/concept: expected 64 hexadecimal digits in sha256"):
             reader.field("concept")
-
-
-@pytest.mark.parametrize("at", [1, 2])
-def test_a_full_disk_never_costs_the_old_and_the_new_file(at, tmp_path, monkeypatch):
-    path, flushed = tmp_path / "x.batch", []
-    write(path, groups=(5,))
-
-    def fsync(fd, real=os.fsync):
-        flushed.append(stat.S_ISREG(os.fstat(fd).st_mode))
-        if sum(flushed) == at:
-            raise OSError(errno.EDQUOT, "Disk quota exceeded")
-        real(fd)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", fsync)
-        with pytest.raises(OSError, match=r"Disk quota exceeded: .*x\.batch"):
-            write(path, overwrite=True)
-    check(path, TOKENS[:5], {name: values[:5] for name, values in VALUES.items()})
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["x.batch", "x.batch.fields.h5"]
-
-
-@pytest.mark.parametrize("at", [1, 2, 3])
-@pytest.mark.parametrize("replaces", [False, True])
-@pytest.mark.thin
-def test_a_kill_between_two_names_never_gives_tokens_the_fields_of_others(replaces, at, tmp_path):
-    """`finish` removes the old tokens, names the fields, and names the tokens: each step may be the last one."""
-    path, old = tmp_path / "x.batch", TOKENS[::-1]
-    flipped = {name: array[::-1] for name, array in VALUES.items()}
-    size = {"batch_size": SHAPE[0], "seq_len": SHAPE[1], "fields": FIELDS}
-    if replaces:
-        with open_writer(path, **size) as writer:
-            writer.write(old, flipped)
-    child = os.fork()
-    if child == 0:
-        steps = [0]
-
-        def dies(call):
-            def counted(*arguments, **options):
-                steps[0] += 1
-                if steps[0] == at:
-                    os._exit(9)
-                return call(*arguments, **options)
-
-            return counted
-
-        writer = open_writer(path, **size, overwrite=replaces)
-        writer.write(TOKENS, VALUES)
-        os.replace, os.unlink = dies(os.replace), dies(os.unlink)
-        writer.finish()
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] in (0, 9 << 8)
-    if path.exists():
-        with open_reader(path) as reader:
-            is_old = bool((reader.read_batch(0) == old[0]).all())
-        check(path, *((old, flipped) if is_old else (TOKENS, VALUES)))
-    if partial_path(path).exists():
-        [outcome] = repair(partial_path(path), output=tmp_path / "saved.batch")
-        check(outcome.output)
-    assert path.exists() or outcome.output
-
-
-def test_tokens_without_fields_do_not_take_over_those_of_the_file_that_they_replace(tmp_path):
-    write(tmp_path / "x.batch")
-    for overwrite in (False, True):
-        with pytest.raises(ConvertError, match=r"x\.batch\.fields\.h5: holds the fields of another x\.batch") as caught:
-            open_writer(tmp_path / "x.batch", batch_size=SHAPE[0], seq_len=SHAPE[1], overwrite=overwrite)
-        assert str(caught.value).endswith("another x.batch; remove it first")  # to ask to replace it would not help
-        assert caught.value.remedy is None
-    check(tmp_path / "x.batch")
-    write(tmp_path / "x.batch", groups=(5,), overwrite=True)
-    check(tmp_path / "x.batch", TOKENS[:5], {name: values[:5] for name, values in VALUES.items()})
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["x.batch", "x.batch.fields.h5"]
 
 
 @pytest.mark.parametrize(

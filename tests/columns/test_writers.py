@@ -41,8 +41,6 @@ def read_store(info):
 @pytest.mark.parametrize("name", [*FORMATS, *(f"live-{count}" for count in (1, 4, 9, 100))])
 @pytest.mark.thin
 def test_every_writer_keeps_the_contract(name, shape, dtype, tmp_path, write_file):
-    if name == "dual":
-        shape = (4, 1024)  # its padding must be whole records
     expected = random_tokens(EXPECTED, *shape, dtype)
     write_file(tmp_path / "original.h5", expected)
     how = {"batch_size": shape[0], "seq_len": shape[1], "dtype": dtype}
@@ -60,7 +58,7 @@ def test_every_writer_keeps_the_contract(name, shape, dtype, tmp_path, write_fil
         check_writer(make, read_back, expected, original)
 
 
-@pytest.mark.parametrize("name", ["batch", "dual", "hdf5", "live-1", "live-4", "live-100"])
+@pytest.mark.parametrize("name", ["hdf5", "live-1", "live-4", "live-100"])
 @pytest.mark.thin
 def test_every_writer_keeps_the_contract_of_fields(name, tmp_path):
     expected = random_tokens(EXPECTED, 4, 1024, "uint16")
@@ -91,7 +89,12 @@ def test_what_exists_is_replaced_only_on_request(path, tokens, write_file):
     write_file(path, tokens[:2], overwrite=True)
     with open_reader(path) as reader:
         np.testing.assert_array_equal(list(reader), tokens[:2])
-    assert list(path.parent.iterdir()) == [path]
+    assert in_folder(path) == [path.name]
+
+
+def in_folder(path):
+    """Return the names of the files beside a file and its own, without that of its sidecar."""
+    return sorted(each.name for each in path.parent.iterdir() if each.suffix != ".crc32")
 
 
 @pytest.mark.parametrize("way", ["abort", "a bad id", "an error of the caller"])
@@ -108,7 +111,7 @@ def test_a_replacement_that_is_not_finished_leaves_what_was_there(way, path, tok
             else:
                 raise error
     assert path.read_bytes() == before
-    assert list(path.parent.iterdir()) == [path]
+    assert in_folder(path) == [path.name]
 
 
 def test_open_writer_returns_what_it_says(tmp_path):

@@ -599,7 +599,7 @@ def test_info_of_a_stream(tmp_path):
 
 
 def test_info_of_documents_and_fields(tmp_path, text_store):
-    packed = write_packed(tmp_path / "p.batch", [10, 0, 30])
+    packed = write_packed(tmp_path / "p.h5", [10, 0, 30])
     found = info(packed.path)
     assert found["pieces"] is True
     tables = {"count": 1, "documents": 3, "ids": True, "metadata": ["n"], "sources": 2, "spans": "json"}
@@ -708,6 +708,7 @@ def test_verify_says_what_it_compared(kind, checks, places):
 
 @pytest.mark.parametrize(("kind", "missing"), [("batch", "zb index crc32"), ("npy", "hold no digests")])
 def test_what_has_no_digests_could_not_be_verified(kind, missing, places):
+    places[kind].with_name("one.batch.crc32").unlink(missing_ok=True)
     result = run(zb, "verify", places[kind])
     assert result.exit_code == 6
     assert "NOT VERIFIED: there is nothing to compare the file with" in result.stdout
@@ -721,6 +722,7 @@ def test_what_has_no_digests_could_not_be_verified(kind, missing, places):
 
 
 def test_a_crc32_file_makes_a_lone_batch_verifiable(places):
+    places["batch"].with_name("one.batch.crc32").unlink()
     assert "wrote one.batch.crc32" in run(zb, "index", "crc32", places["batch"]).stdout
     assert run(zb, "verify", places["batch"]).exit_code == 0
     assert "already" in run(zb, "index", "crc32", places["batch"]).stdout

@@ -13,8 +13,7 @@ from zb_hdf5 import ExistsError, FormatError, IncompleteError, ZbError, open_wri
 from zb_hdf5.commands.zb import zb
 from zb_hdf5.console import TYPED, message_of
 from zb_hdf5.errors import Remedy
-from zb_hdf5.formats.dual import stamp
-from zb_hdf5.spec import HDF5_MAGIC, INDEX_NAME, USER_BLOCK_BYTES
+from zb_hdf5.spec import INDEX_NAME
 
 
 def run(*arguments):
@@ -152,16 +151,15 @@ def existing_index(tmp_path):
 
 def lone_batch_file(tmp_path):
     path = write(tmp_path / "x.batch", backend="batch")
+    path.with_name("x.batch.crc32").unlink()
     return "verify", path, 6, f"restore it, or make one of the batches as they are now with 'zb index crc32 {path}'"
 
 
-def torn_stamp(tmp_path):
-    path = write(tmp_path / "x.batch", backend="batch")
-    stamp(path)
-    with open(path, "r+b") as file:
-        file.seek(USER_BLOCK_BYTES)
-        file.write(bytes(len(HDF5_MAGIC)))
-    return "info", path, 0, f"run 'zb convert batch-to-hdf5 --in-place --unstamp {path}', then the same without"
+def fields_that_do_not_fit(tmp_path):
+    with open_writer(tmp_path / "x.h5", batch_size=2, seq_len=4, fields={"mask": "u1"}) as writer:
+        writer.write(np.ones((1, 2, 4), int), {"mask": np.ones((1, 2, 4), int)})
+    command = ("convert", "hdf5-to-batch", tmp_path / "x.h5")
+    return command, tmp_path / "out", 1, "leaves behind the field mask; convert to HDF5, or pass --tokens-only"
 
 
 def another_program(tmp_path):
@@ -174,7 +172,7 @@ def another_program(tmp_path):
 
 CASES = [
     without_index, edited_index, swapped_shard, missing_shard, missing_shard_and_index, unfinished_shard,
-    unfinished_conversion, existing_index, lone_batch_file, torn_stamp, another_program,
+    unfinished_conversion, existing_index, lone_batch_file, fields_that_do_not_fit, another_program,
 ]  # fmt: skip
 
 

@@ -30,7 +30,7 @@ def test_the_files_are_those_of_the_command(tokens, tmp_path):
     assert shards[0] == shards[1]
 
 
-@pytest.mark.parametrize("target", ["hdf5", "batch", "dual", "npy"])
+@pytest.mark.parametrize("target", ["hdf5", "batch", "npy"])
 def test_every_target_holds_the_records(target, tokens, tmp_path):
     suffix = {"hdf5": ".h5", "npy": ".npy"}.get(target, ".batch")
     destination = tmp_path / f"out{suffix}"

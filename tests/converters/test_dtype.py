@@ -86,7 +86,6 @@ def test_the_report_names_the_extension(tmp_path, tokens, write_store):
     shape = ["--batch-size", 4, "--seq-len", 512]
     for name, extended, arguments in (
         ("kept", True, ["hdf5-to-batch", store]),
-        ("dual", True, ["hdf5-to-batch", store, "--dual"]),
         ("wide", False, ["hdf5-to-batch", store, "--dtype", "uint32"]),
         ("npy16", True, ["npy-to-batch", tmp_path / "t.npy", *shape, "--dtype", "uint16"]),
         ("npy32", False, ["npy-to-batch", tmp_path / "t.npy", *shape]),
@@ -116,11 +115,6 @@ def test_damage_is_not_converted(tmp_path, store):
     shard.write_bytes(data)
     said = run(command(store), store, tmp_path / "out", "--dtype", "uint32", code=3)
     assert "expected crc32" in said
-
-
-def test_in_place_takes_no_dtype(tmp_path, tokens, write_store):
-    store = write_store(tmp_path / "in", tokens, (), ("batch",))
-    assert "takes no --dtype" in run("batch-to-hdf5", "--in-place", store, "--dtype", "uint32", code=2)
 
 
 def test_a_state_of_the_other_dtype_is_refused_with_that_reason(tmp_path, tokens, write_store):

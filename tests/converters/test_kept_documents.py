@@ -162,7 +162,7 @@ def test_every_token_of_a_store_of_text_has_its_document(tmp_path, corpus, packi
 def test_a_store_is_copied_by_the_name_of_its_index(tmp_path, corpus):
     folder, known = corpus
     ingest(folder, tmp_path / "out", TextOptions(4, 32, num_shards=2, pad_id=PAD))
-    result = CliRunner().invoke(convert, ["hdf5-to-batch", str(tmp_path / "out/shards.json"), str(tmp_path / "copy")])
+    result = CliRunner().invoke(convert, ["hdf5-to-hdf5", str(tmp_path / "out/shards.json"), str(tmp_path / "copy")])
     assert result.exit_code == 0, result.output
     with open_reader(tmp_path / "out") as reader, open_reader(tmp_path / "copy") as copy:
         assert require_tokens(copy, known) == require_tokens(reader, known)
@@ -338,16 +338,14 @@ def run_convert(*arguments):
 
 
 @pytest.mark.parametrize("shards", [[], ["--shards", 2]])
-@pytest.mark.parametrize("between", ["batch", "dual"])
 @pytest.mark.thin
-def test_documents_survive_there_and_back(tmp_path, store, shards, between):
+def test_documents_survive_there_and_back(tmp_path, store, shards):
     source, known = store
-    dual = ["--dual"] if between == "dual" else []
-    run_convert("hdf5-to-batch", source, tmp_path / "batch", *dual, *shards)
-    run_convert("batch-to-hdf5", tmp_path / "batch", tmp_path / "back", "--workers", 2)
+    run_convert("hdf5-to-hdf5", source, tmp_path / "between", "--codec", "gzip", *shards)
+    run_convert("hdf5-to-hdf5", tmp_path / "between", tmp_path / "back", "--workers", 2)
     with open_reader(source) as reader:
         expected = reader.read_pieces(np.arange(reader.num_records))
-    for name in ("batch", "back"):
+    for name in ("between", "back"):
         with open_reader(tmp_path / name) as reader:
             require_tokens(reader, known)
             found = reader.read_pieces(np.arange(reader.num_records))
@@ -358,29 +356,39 @@ def test_documents_survive_there_and_back(tmp_path, store, shards, between):
             assert path.read_bytes() == (tmp_path / "back" / path.name).read_bytes(), path.name
 
 
-@pytest.mark.parametrize("suffix", [".h5", ".batch"])
-def test_documents_survive_one_file(tmp_path, store, suffix):
+def test_documents_survive_one_file(tmp_path, store):
     source, known = store
-    to = {".h5": "batch-to-hdf5", ".batch": "hdf5-to-batch"}
-    run_convert("hdf5-to-batch", source, tmp_path / "batch")
-    begin = source if suffix == ".batch" else tmp_path / "batch"
-    one = tmp_path / f"one{suffix}"
-    run_convert(to[suffix], begin, one)
+    one = tmp_path / "one.h5"
+    run_convert("hdf5-to-hdf5", source, one)
     assert pieces_path(one).exists()
     with open_reader(one) as reader:
         require_tokens(reader, known)
-    other = {".h5": ".batch", ".batch": ".h5"}[suffix]
-    run_convert(to[other], one, tmp_path / "again", "--shards", 4)
+    run_convert("hdf5-to-hdf5", one, tmp_path / "again", "--shards", 4)
     with open_reader(tmp_path / "again") as reader:
         require_tokens(reader, known)
 
 
+def test_a_batch_store_of_documents_is_asked_for(tmp_path, store):
+    source, _ = store
+    lost = "leaves behind which documents lie in which records and the document table"
+    for target in (tmp_path / "batch", tmp_path / "one.batch"):
+        done = CliRunner().invoke(convert, ["hdf5-to-batch", str(source), str(target)])
+        assert done.exit_code == 1
+        assert f"batch files hold tokens and nothing else: the conversion {lost}" in done.output
+        assert not target.exists()
+        assert lost in run_convert("hdf5-to-batch", source, target, "--tokens-only")
+        with open_reader(source) as expected, open_reader(target, verify="batch") as reader:
+            assert reader.documents is None
+            assert reader.token_sha256() == expected.token_sha256()
+    assert {path.suffix for path in (tmp_path / "batch").iterdir()} == {".batch", ".crc32", ".json"}
+
+
 def test_a_file_without_documents_does_not_keep_those_of_its_predecessor(tmp_path, store):
     source, _ = store
-    one = tmp_path / "one.batch"
-    run_convert("hdf5-to-batch", source, one)
+    one = tmp_path / "one.h5"
+    run_convert("hdf5-to-hdf5", source, one)
     np.save(tmp_path / "x.npy", np.arange(64, dtype="u4"))
-    run_convert("npy-to-batch", tmp_path / "x.npy", one, "--batch-size", 2, "--seq-len", 8, "--force")
+    run_convert("npy-to-hdf5", tmp_path / "x.npy", one, "--batch-size", 2, "--seq-len", 8, "--force")
     assert not pieces_path(one).exists()
     assert not documents_path(one).exists()
     with open_reader(one) as reader:
@@ -390,9 +398,9 @@ def test_a_file_without_documents_does_not_keep_those_of_its_predecessor(tmp_pat
 def test_splits_stay_apart(tmp_path, corpus):
     folder, known = corpus
     ingest(folder, tmp_path / "store", TextOptions(4, 32, pad_id=PAD, num_shards=2, val_fraction=0.4))
-    run_convert("hdf5-to-batch", tmp_path / "store", tmp_path / "batch")
+    run_convert("hdf5-to-hdf5", tmp_path / "store", tmp_path / "again")
     for split in ("train", "val"):
-        with open_reader(tmp_path / "batch", split=split) as reader:
+        with open_reader(tmp_path / "again", split=split) as reader:
             require_tokens(reader, known)
 
 
@@ -400,9 +408,9 @@ def test_parts_of_a_job_array_are_one_store(tmp_path, store):
     from zb_hdf5.commands.zb import zb
 
     source, known = store
-    run_convert("hdf5-to-batch", source, tmp_path / "whole")
+    run_convert("hdf5-to-hdf5", source, tmp_path / "whole")
     for part in (2, 0, 1, 3):
-        run_convert("hdf5-to-batch", source, tmp_path / "out", "--shard-range", f"{part}/4")
+        run_convert("hdf5-to-hdf5", source, tmp_path / "out", "--shard-range", f"{part}/4")
     done = CliRunner().invoke(zb, ["index", "merge", str(tmp_path / "out")])
     assert done.exit_code == 0, done.output
     assert files_in(tmp_path / "out") == files_in(tmp_path / "whole")
@@ -417,7 +425,7 @@ def test_a_resumed_copy_checks_its_pieces(tmp_path, store):
     source, known = store
 
     def copy(engine):
-        return pipe.convert(StoreSource(source, "hdf5"), "batch", tmp_path / "out", engine=engine, resume=True)
+        return pipe.convert(StoreSource(source, "hdf5"), "hdf5", tmp_path / "out", engine=engine, resume=True)
 
     with pytest.raises(Stops):
         copy(Failing(2))
@@ -453,16 +461,16 @@ def test_pieces_of_another_store_are_refused(tmp_path, corpus, store):
 def test_documents_are_written_with_what_is_known_of_them(tmp_path, boundary):
     path = tmp_path / "x.h5"
     with HDF5ShardWriter(path, boundary_token_id=boundary, chunk_tokens=8) as writer:
-        writer.write_document([1, 2, 3])
+        writer.write_document([1, 2, 3], id="first")
         writer.write_document([4] * 10, id="second", spans=[(0, 2, ["a"]), (2, 3, {"b": 1}), (9, 10, None)])
-        writer.write_document([], metadata={"author": "ü"})
-        writer.write_documents([5, 6, 7], [2, 1])
+        writer.write_document([], id="third", metadata={"author": "ü"})
+        writer.write_documents([5, 6, 7], [2, 1], documents=DocumentRows(ids=[b"d", b"e"]))
         writer.write_document([8, 8], id=5, spans=[(1, 2, "c")])
     assert sorted(os.listdir(tmp_path)) == ["x.h5", "x.h5.documents.h5"]
     end = int(boundary >= 0)
     with MmapTokenStore(path) as store:
         table = store.documents
-        assert [table.document(number).id for number in range(6)] == [None, "second", None, None, None, "5"]
+        assert [table.document(number).id for number in range(6)] == ["first", "second", "third", "d", "e", "5"]
         assert table.document(2).metadata == {"author": "ü"}
         offsets = store.doc_offsets.tolist()
         assert [table.document(number).offset for number in range(6)] == offsets[:-1]
@@ -516,10 +524,10 @@ def test_padding_is_no_document():
 
 @pytest.mark.parametrize("name", ["documents-mine.txt", "documents-00000.h5.txt", "documents-.h5"])
 def test_documents_of_others_are_not_replaced(tmp_path, store, name):
-    run_convert("hdf5-to-batch", store[0], tmp_path / "out")
+    run_convert("hdf5-to-hdf5", store[0], tmp_path / "out")
     (tmp_path / "out" / name).write_text("mine")
-    done = CliRunner().invoke(convert, ["hdf5-to-batch", str(store[0]), str(tmp_path / "out"), "--force"])
+    done = CliRunner().invoke(convert, ["hdf5-to-hdf5", str(store[0]), str(tmp_path / "out"), "--force"])
     assert done.exit_code == 1
     assert f"holds '{name}', which is no part of a store" in one_line(done.output)
     (tmp_path / "out" / name).unlink()
-    run_convert("hdf5-to-batch", store[0], tmp_path / "out", "--force")
+    run_convert("hdf5-to-hdf5", store[0], tmp_path / "out", "--force")

@@ -121,16 +121,14 @@ PACKED = {
     "packing": st.sampled_from(["concat", "best-fit", "pad"]),
     "shuffle": st.booleans(),
     "shape": st.tuples(st.integers(1, 3), st.sampled_from([4, 8, 12])),
-    "target": st.sampled_from(["hdf5", "batch", "dual"]),
     "per_shard": st.integers(1, 4),
     "cuts": st.sets(st.integers(0, 12), max_size=2),
 }
 
 
-def make_packed(folder, documents, packing, shuffle, shape, target, per_shard, cuts):
+def make_packed(folder, documents, packing, shuffle, shape, per_shard, cuts):
     """Write random documents, pack them, and return the store and the places of the tokens in it."""
     (lengths, spans), (batch_size, seq_len) = documents, shape
-    target = "batch" if target == "dual" and seq_len & (seq_len - 1) else target  # HDF5 cannot describe its slots
     expected = kept_places(lengths, packing, seq_len)
     assume(expected)
     inside = [cut for cut in cuts if 0 < cut < len(lengths)]
@@ -141,7 +139,7 @@ def make_packed(folder, documents, packing, shuffle, shape, target, per_shard, c
         else make_stream(folder / "s.h5", lengths, spans=spans)
     )
     convert(
-        stream, target, folder / "packed", batch_size=batch_size, seq_len=seq_len, packing=packing, shuffle=shuffle,
+        stream, "hdf5", folder / "packed", batch_size=batch_size, seq_len=seq_len, packing=packing, shuffle=shuffle,
         seed=5, shard_bytes=per_shard * batch_size * seq_len * 2,
     )  # fmt: skip
     return folder / "packed", expected
@@ -157,12 +155,9 @@ def make_packed(folder, documents, packing, shuffle, shape, target, per_shard, c
     ranks=st.integers(1, 3),
 )
 def test_each_value_is_that_of_its_source_token(
-    tmp_path_factory, documents, shape, target, order, access, wanted, cut, ranks, **how
+    tmp_path_factory, documents, shape, order, access, wanted, cut, ranks, **how
 ):
-    store, expected = make_packed(
-        tmp_path_factory.mktemp("packed"), documents=documents, shape=shape, target=target, **how
-    )
-    access = access if target == "hdf5" or access != "h5py" else "auto"
+    store, expected = make_packed(tmp_path_factory.mktemp("packed"), documents=documents, shape=shape, **how)
     require_tokens(
         store, documents[0], expected, spans=documents[1], seq_len=shape[1] // cut, shuffle=order, access=access,
         batch_size=wanted, ranks=ranks,
@@ -175,10 +170,10 @@ def test_it_stays_that_after_other_conversions(tmp_path_factory, documents, shap
     folder = tmp_path_factory.mktemp("again")
     store, expected = make_packed(folder, documents=documents, shape=shape, **how)
     read = {"spans": documents[1], "seq_len": shape[1], "shuffle": "records"}
-    convert(store, "batch", folder / "batch", num_shards=1)
-    require_tokens(folder / "batch", documents[0], expected, **read)
+    convert(store, "hdf5", folder / "one", num_shards=1)
+    require_tokens(folder / "one", documents[0], expected, **read)
     for job in range(parts):  # the jobs of an array, in another cut
-        convert(folder / "batch", "hdf5", folder / "back", part=(job, parts), shard_bytes=3 * shape[0] * shape[1] * 2)
+        convert(folder / "one", "hdf5", folder / "back", part=(job, parts), shard_bytes=3 * shape[0] * shape[1] * 2)
     if parts > 1:
         merge_parts(folder / "back")
     require_tokens(folder / "back", documents[0], expected, **read)
@@ -240,17 +235,20 @@ def test_each_split_is_packed_by_itself(tmp_path):
 
 
 def test_one_file_keeps_all_of_it_beside_it(tmp_path, stream):
-    for name, target in (("x.h5", "hdf5"), ("x.batch", "batch")):
-        pack(stream, tmp_path / name, target=target, shard_bytes=None)
-        require_tokens(tmp_path / name, LENGTHS, set(range(sum(LENGTHS))), seq_len=8, shuffle="global")
+    pack(stream, tmp_path / "x.h5", shard_bytes=None)
+    require_tokens(tmp_path / "x.h5", LENGTHS, set(range(sum(LENGTHS))), seq_len=8, shuffle="global")
     assert not [path for path in tmp_path.iterdir() if "plan" in path.name]
 
 
 def test_command_and_function_write_the_same(tmp_path, stream):
     shape = {"batch_size": 2, "seq_len": 8, "packing": "pad", "shuffle": False, "pad_id": 7, "num_shards": 2}
-    report = convert(stream, "batch", tmp_path / "function", **shape, dtype="uint32")
+    with pytest.raises(ConvertError, match="batch files hold tokens and nothing else"):
+        convert(stream, "batch", tmp_path / "function", **shape)
+    report = convert(stream, "batch", tmp_path / "function", **shape, dtype="uint32", tokens_only=True)
     given = "--batch-size 2 --seq-len 8 --packing pad --no-shuffle --pad-id 7 --shards 2 --dtype uint32 --quiet"
-    done = CliRunner().invoke(command, ["stream-to-batch", str(stream), str(tmp_path / "command"), *given.split()])
+    done = CliRunner().invoke(
+        command, ["stream-to-batch", str(stream), str(tmp_path / "command"), "--tokens-only", *given.split()]
+    )
     assert done.exit_code == 0, done.output
     assert files_in(tmp_path / "command") == files_in(tmp_path / "function")
     assert report.meta.dtype == np.uint32

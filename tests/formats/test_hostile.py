@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ from contract import random_tokens
 
 from zb_hdf5 import (
     ArgumentError,
+    BackendError,
     FormatError,
     HDF5ShardWriter,
     Loader,
@@ -29,8 +31,8 @@ from zb_hdf5 import (
 )
 from zb_hdf5.commands.zb import zb
 from zb_hdf5.converters.cli import convert
-from zb_hdf5.spec import INDEX_NAME
-from zb_hdf5.store.repair import repair_file
+from zb_hdf5.spec import HDF5_MAGIC, INDEX_NAME
+from zb_hdf5.store.repair import repair, repair_file
 
 SHAPE = (4, 1024)
 ACCESSES = ("auto", "mmap", "pread", "h5py")
@@ -407,7 +409,7 @@ def test_a_replaced_stream_is_never_read_for_the_old_one(access, tmp_path):
     store.close()
 
 
-# --- arguments, and stores that are both -----------------------------------------------------------------------
+# --- arguments -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("options", [{}, {"codec": "gzip"}, {"fields": {"mask": "u1"}}])
@@ -425,25 +427,30 @@ def test_arguments_that_are_no_counts_are_refused(wrong, suffix, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("target", ["d.batch", "d"])
-def test_a_dual_store_with_a_vocabulary_passes_its_own_verify(target, tmp_path):
-    np.save(tmp_path / "in.npy", np.arange(64 * 128, dtype="<u2").reshape(64, 128))
-    shape = ("--batch-size", 4, "--seq-len", 128, "--vocab-size", 60000, "--dual")
-    assert run("npy-to-batch", tmp_path / "in.npy", tmp_path / target, *shape)[0] == 0
-    code, output = run("verify", tmp_path / target)
-    lone = target.endswith(".batch")  # it has no digests to compare its tokens with
-    assert code == (6 if lone else 0), output
-    assert "face" in verify_store(tmp_path / target)[0].checks
-    if not lone:
-        with Loader(tmp_path / target, verify="store", shuffle="sequential") as loader:
-            assert len(loader) == 16
+@pytest.mark.parametrize("suffix", [".fields.h5", ".pieces.h5", ".documents.h5"])
+def test_fields_and_documents_that_an_early_build_left_beside_a_batch_file_are_refused(suffix, tmp_path):
+    path, partial = tmp_path / "x.batch", tmp_path / "x.batch.partial"
+    with open_writer(path, batch_size=2, seq_len=8) as writer:
+        writer.write(np.zeros((1, 2, 8), int))
+    (tmp_path / f"x.batch{suffix}").write_bytes(b"of an early build")
+    for use in (open_reader, repair, lambda path: open_writer(path, batch_size=2, seq_len=8, overwrite=True)):
+        with pytest.raises(FormatError, match=rf"x\.batch{suffix}: belongs to x.batch, .* written by an early build"):
+            use(path)
+    shutil.copy(path, partial)
+    with pytest.raises(FormatError, match="early build"):
+        repair(partial, output=tmp_path / "y.batch")
+    assert not (tmp_path / "y.batch").exists()
 
 
-def test_a_dual_store_made_from_text_passes_its_own_verify(tmp_path):
-    (tmp_path / "text").mkdir()
-    (tmp_path / "text" / "a.txt").write_text("a text " * 5000)
-    shape = ("--tokenizer", "byte", "--seq-len", 256, "--batch-size", 8)
-    assert run("text-to-hdf5", tmp_path / "text", tmp_path / "h5", *shape)[0] == 0
-    assert run("hdf5-to-batch", tmp_path / "h5", tmp_path / "dual", "--dual")[0] == 0
-    code, output = run("verify", tmp_path / "dual")
-    assert code == 0, output
+def test_a_dual_file_is_read_as_a_batch_file(tmp_path):
+    path, tokens = tmp_path / "x.batch", np.arange(16).reshape(1, 2, 8)
+    with open_writer(path, batch_size=2, seq_len=8) as writer:
+        writer.write(tokens)
+    with open(path, "r+b") as file:  # the HDF5 metadata that early builds wrote into the header
+        file.seek(512)
+        file.write(HDF5_MAGIC + bytes(range(100)))
+    with open_reader(path) as reader:
+        assert reader.backend == "batch"
+        np.testing.assert_array_equal(list(reader), tokens)
+    with pytest.raises(BackendError, match="asked for backend 'hdf5', found a 'batch' file"):
+        open_reader(path, backend="hdf5")

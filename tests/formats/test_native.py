@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import pickle
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -242,7 +243,7 @@ def test_what_exists_is_replaced_only_on_request(write, path):
     assert path.read_bytes() == before
     write(path, overwrite=True)
     assert len(batches_of(path)) == 2
-    assert [entry.name for entry in path.parent.iterdir()] == [path.name]
+    assert sorted(entry.name for entry in path.parent.iterdir()) == [path.name, f"{path.name}.crc32"]
 
 
 # --- BatchFileWriter -------------------------------------------------------------------------------------------
@@ -255,7 +256,8 @@ def test_nothing_has_its_final_name_before_it_is_whole(tmp_path, tokens):
         assert not path.exists()
         with pytest.raises(FormatError):
             open_reader(tmp_path / "x.batch.partial")
-    assert [entry.name for entry in tmp_path.iterdir()] == ["x.batch"]
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["x.batch", "x.batch.crc32"]
+    assert np.fromfile(tmp_path / "x.batch.crc32", "<u4").tolist() == [zlib.crc32(batch) for batch in tokens]
 
 
 def test_batches_may_come_one_by_one_or_many_at_a_time(tmp_path, path, tokens):
@@ -419,6 +421,7 @@ def test_dropping_the_last_view_unmaps_the_file(path):
 
 
 def test_verifying_batches_needs_the_sidecar(path):
+    path.with_name("x.batch.crc32").unlink()
     for verify in ("batch", "store"):
         with pytest.raises(UnverifiableError, match=r"x\.batch\.crc32 is not beside it; .*make one") as caught:
             open_reader(path, verify=verify)

@@ -1,6 +1,6 @@
-"""A new format is one file and one row: this file is the one file, and `ROWS` are the rows. A new field is `MASK`.
+"""A new format is one file and one row: this file is the one file, and `ROWS` are the rows.
 
-Nothing else in the project knows of the two formats and the field below, and all of it must serve them.
+No other file names the two formats below, and the whole project must serve them.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from contract import check_closing, check_reader, check_writer, check_writer_of_fields, random_tokens
+from contract import check_closing, check_reader, check_writer, random_tokens
 from interrupted import Failing, Stops
 
 from zb_hdf5 import (
     BatchReader,
-    ChecksumError,
     FormatError,
     IncompleteError,
     Loader,
@@ -35,7 +34,7 @@ from zb_hdf5.converters.store_source import StoreSource
 from zb_hdf5.files.extent_file import ExtentFile
 from zb_hdf5.files.extents import Extents, Run
 from zb_hdf5.files.identity import regular
-from zb_hdf5.files.publishing import write_fully
+from zb_hdf5.files.publishing import write_atomically, write_fully
 from zb_hdf5.formats.registry import FORMATS, FileFormat
 from zb_hdf5.formats.sidecar import crc32_path, read_any_crc32_file, read_crc32_file
 
@@ -115,6 +114,12 @@ class RawWriter(FileWriter):
         write_fully(self._file.fd, HEADER.pack(MAGICS[self.backend], *head).ljust(SLOTS, b"\0"), 0)
         return {}
 
+    def finish(self):
+        info = super().finish()
+        if self.backend == "raw":
+            write_atomically(crc32_path(info.path), info.crc32.tobytes())
+        return info
+
     def _release(self):
         pass
 
@@ -154,6 +159,7 @@ ROWS = [
         as_source=("a .raw store", "train-raw"),
         as_target=("a .raw store", "train-raw"),
         has_sidecar=True,
+        tokens_only=True,
         broken=f"{__name__}:open_broken_raw",
     ),
     FileFormat(
@@ -165,6 +171,7 @@ ROWS = [
         noun="a .tail file",
         as_source=("a .tail store", "train-tail"),
         as_target=("a .tail store", "train-tail"),
+        tokens_only=True,
     ),
 ]
 
@@ -387,206 +394,3 @@ def test_what_is_no_file_of_any_format_is_refused_with_all_their_names(row, tmp_
     (tmp_path / "x.bin").write_bytes(b"nothing that anybody knows")
     with pytest.raises(FormatError, match=rf"expected .*{row.noun} \(magic"):
         open_reader(tmp_path / "x.bin")
-
-
-# --- and a column that nothing knows, in the formats above and in those of the project ---------------------------
-
-MASK = {"mask": "u1"}
-
-
-def mask_of(tokens):
-    """Return the values that belong to tokens: each is told by its token alone."""
-    return (np.asarray(tokens, np.int64) * 7 % 251).astype("u1")
-
-
-def require_masks(path, expected, **options):
-    """Check all tokens of a file or store, and the value of each."""
-    with open_reader(path, **options) as reader:
-        assert [(field.name, field.dtype) for field in reader.meta.fields] == [("mask", np.dtype("u1"))]
-        np.testing.assert_array_equal(np.array([np.array(batch) for batch in reader]), expected)
-        found = np.array([np.array(batch) for batch in reader.field("mask")])
-        np.testing.assert_array_equal(found, mask_of(expected))
-
-
-def write_masked(path, tokens):
-    with open_writer(path, batch_size=SHAPE[0], seq_len=SHAPE[1], dtype="uint16", fields=MASK) as writer:
-        for start in range(0, len(tokens), 5):
-            part = tokens[start : start + 5]
-            writer.write(part, {"mask": mask_of(part)})
-
-
-def damage_mask(path, number):
-    with open_reader(path) as reader:
-        field = reader.field("mask")
-        place, offset = field.path, field.extents.offset(number)
-    with open(place, "r+b") as file:
-        byte = os.pread(file.fileno(), 1, offset + 3)[0]
-        os.pwrite(file.fileno(), bytes([byte ^ 1]), offset + 3)
-
-
-@pytest.fixture(params=[*ROWS, FORMATS["hdf5"], FORMATS["batch"]], ids=lambda row: row.name)
-def any_row(request, monkeypatch):
-    """Return a row of this file, or one of the project's."""
-    monkeypatch.setitem(FORMATS, request.param.name, request.param)
-    monkeypatch.delitem(sys.modules, "zb_hdf5.converters.cli", raising=False)
-    return request.param
-
-
-@pytest.fixture
-def other(any_row):
-    """Return the name of another format."""
-    return "batch" if any_row.name == "hdf5" else "hdf5"
-
-
-@pytest.fixture
-def masked(any_row, tmp_path, expected):
-    """A store of three shards with the field."""
-    lone = tmp_path / f"lone{any_row.suffix}"
-    write_masked(lone, expected)
-    pipe.convert(StoreSource(lone, any_row.name), any_row.name, tmp_path / "masked", num_shards=3)
-    return tmp_path / "masked"
-
-
-def test_a_field_is_written_and_read_as_the_contract_says(any_row, tmp_path, expected):
-    size = {"batch_size": SHAPE[0], "seq_len": SHAPE[1], "dtype": "uint16", "fields": MASK}
-    check_writer_of_fields(
-        lambda number: open_writer(tmp_path / f"{number}{any_row.suffix}", **size),
-        expected,
-        {"mask": mask_of(expected)},
-    )
-
-
-@pytest.mark.thin
-def test_a_field_is_written_and_read_by_every_access(any_row, masked, run, expected):
-    for path in (masked, masked.with_name(f"lone{any_row.suffix}")):
-        for access in ("auto", "mmap", "pread"):
-            require_masks(path, expected, backend=any_row.name, access=access)
-        require_masks(path, expected, verify="batch" if path == masked else "none")
-        assert "problem:" not in run("doctor", path).stdout
-    if any_row.has_sidecar:  # a lone file has none yet
-        run("index", "crc32", path)
-    assert verified(masked, run)["ok"]
-    assert verified(path, run)["ok"]
-    beside = sorted(path.name for path in masked.glob("*.fields.h5"))
-    assert len(beside) == (0 if any_row.holds_fields else 3)
-    assert all("field mask" in file["checks"] for file in verified(masked, run)["files"])
-
-
-@pytest.mark.thin
-def test_a_field_is_converted_there_and_back(any_row, other, masked, tmp_path, run, expected):
-    there, back = tmp_path / "there", tmp_path / "back"
-    run("convert", f"{any_row.name}-to-{other}", masked, there, "--workers", 1)
-    require_masks(there, expected)
-    run("convert", f"{other}-to-{any_row.name}", there, back, "--workers", 1)
-    require_masks(back, expected)
-    assert verified(back, run)["ok"]
-    before, after = ({p.name: p.read_bytes() for p in folder.glob("shard-*")} for folder in (masked, back))
-    assert before == after
-    one = tmp_path / f"one{any_row.suffix}"
-    run("convert", f"{other}-to-{any_row.name}", there, one)
-    require_masks(one, expected)
-
-
-@pytest.mark.thin
-def test_damage_of_a_field_is_found_and_repaired(any_row, other, masked, tmp_path, run, expected):
-    shard = masked / ShardIndex.load(masked).shards[1].path
-    damage_mask(shard, 2)
-    assert not verified(masked, run, code=3)["ok"]
-    run("convert", f"{any_row.name}-to-{other}", masked, tmp_path / "there", code=3)
-    assert not (tmp_path / "there").exists()
-    with open_reader(masked, verify="batch") as reader, pytest.raises(ChecksumError, match="batch 2"):
-        reader.field("mask").read_batch(4 + 2)
-    run("repair", masked)
-    assert verified(masked, run)["ok"]
-    require_masks(masked, np.delete(expected, 4 + 2, axis=0))
-
-
-@pytest.mark.thin
-def test_an_interrupted_conversion_of_a_field_is_resumed(any_row, other, masked, tmp_path, run, expected):
-    run("convert", f"{any_row.name}-to-{other}", masked, tmp_path / "source", "--workers", 1)
-    there = tmp_path / "there"
-    with pytest.raises(Stops):
-        pipe.convert(StoreSource(tmp_path / "source", other), any_row.name, there, engine=Failing(2))
-    shard, _ = sorted((tmp_path / "there.partial").glob(f"shard-*{any_row.suffix}"))[:2]
-    damage_mask(shard, 1)
-    leftover = tmp_path / "there.partial" / f"{ShardIndex.load(masked).shards[2].path}.fields.h5"
-    leftover.write_bytes(b"of a writer that was killed between two renames")
-    command = (
-        "convert",
-        f"{other}-to-{any_row.name}",
-        tmp_path / "source",
-        there,
-        "--resume",
-        "--workers",
-        1,
-        "--json",
-    )
-    report = json.loads(run(*command).stdout)
-    assert (report["shards_kept"], report["shards_written"]) == (1, 2)
-    require_masks(there, expected)
-    assert {p.name: p.read_bytes() for p in there.glob("shard-*")} == {
-        p.name: p.read_bytes() for p in masked.glob("shard-*")
-    }
-
-
-@pytest.mark.thin
-def test_an_array_of_jobs_writes_a_field(any_row, other, masked, tmp_path, run, expected):
-    run("convert", f"{any_row.name}-to-{other}", masked, tmp_path / "source", "--workers", 1)
-    work = ("convert", f"{other}-to-{any_row.name}", tmp_path / "source", tmp_path / "there", "--workers", 1)
-    for part in ("0/2", "1/2"):
-        run(*work, "--shard-range", part)
-    run("index", "merge", tmp_path / "there")
-    assert verified(tmp_path / "there", run)["ok"]
-    require_masks(tmp_path / "there", expected)
-    assert ShardIndex.load(tmp_path / "there").shards == ShardIndex.load(masked).shards
-
-
-@pytest.mark.thin
-def test_a_lost_index_is_made_anew_with_the_field(any_row, masked, run, expected):
-    before = ShardIndex.load(masked)
-    (masked / "shards.json").unlink()
-    run("index", "rebuild", masked)
-    assert ShardIndex.load(masked).shards == before.shards
-    assert ShardIndex.load(masked).meta.fields == before.meta.fields
-    assert verified(masked, run)["ok"]
-    require_masks(masked, expected)
-
-
-def test_lost_values_are_a_problem_that_no_command_hides(row, tmp_path, run, expected):
-    masked = tmp_path / "masked"
-    write_masked(tmp_path / f"lone{row.suffix}", expected)
-    pipe.convert(StoreSource(tmp_path / f"lone{row.suffix}", row.name), row.name, masked, num_shards=3)
-    lost = masked / f"{ShardIndex.load(masked).shards[1].path}.fields.h5"
-    lost.unlink()
-    assert not verified(masked, run, code=3)["ok"]
-    assert lost.name in run("convert", f"{row.name}-to-hdf5", masked, tmp_path / "there", code=1).output
-    assert not (tmp_path / "there").exists()
-    assert "names the fields ['mask'], found []" in run("repair", masked, code=1).output
-    run("repair", "--force", masked)
-    require_masks(masked, np.delete(expected, range(4, 8), axis=0))
-
-
-@pytest.mark.thin
-def test_training_goes_on_with_a_field(any_row, other, masked, tmp_path, run):
-    run("convert", f"{any_row.name}-to-{other}", masked, tmp_path / "there", "--workers", 1)
-    how = {"shuffle": "records", "seed": 3, "rank": 0, "world_size": 1}
-    with Loader(tmp_path / "there", **how) as whole:
-        expected = [batch.numpy() for batch in whole]
-    with Loader(masked, **how, fields=("mask",)) as first:
-        steps = [next(first) for _ in range(5)]
-        state = first.state_dict()
-    with Loader(tmp_path / "there", **how, fields=("mask",)) as second:
-        second.load_state_dict(state)
-        steps += list(second)
-    np.testing.assert_array_equal([step["tokens"].numpy() for step in steps], expected)
-    np.testing.assert_array_equal([step["mask"].numpy() for step in steps], mask_of(expected))
-
-
-def test_a_store_of_two_formats_has_one_field(row, tmp_path, run, expected):
-    store = tmp_path / "mixed"
-    store.mkdir()
-    write_masked(store / f"shard-00000{row.suffix}", expected[:5])
-    write_masked(store / "shard-00001.h5", expected[5:])
-    run("index", "rebuild", store)
-    assert verified(store, run)["ok"]
-    require_masks(store, expected)

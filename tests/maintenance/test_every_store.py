@@ -21,7 +21,7 @@ RNG = np.random.default_rng(5)
 TOKENS = RNG.choice(RNG.integers(0, 50_000, 16), 6000).astype("<u2")  # of few values: they shrink
 CHUNK = 256
 COMPRESSED = ("compressed store", "compressed stream")
-DIGESTED = ("batches", "dual", "batch store", "stream", "stream store", *COMPRESSED)
+DIGESTED = ("batches", "lone batch", "batch store", "stream", "stream store", *COMPRESSED)
 KINDS = (*DIGESTED, "npy", "npy folder")
 STORES = ("batch store", "stream store", "compressed store")
 STREAMS = ("stream", "stream store", "compressed stream", "npy", "npy folder")
@@ -49,10 +49,8 @@ def make(tmp_path, write_file, write_store):
     def of_kind(kind):
         if kind == "batches":
             return write_file(tmp_path / "b.h5", batches).path
-        if kind == "dual":
-            info = write_file(tmp_path / "b.batch", batches)
-            info.path.with_name("b.batch.crc32").write_bytes(info.crc32.tobytes())
-            return info.path
+        if kind == "lone batch":
+            return write_file(tmp_path / "b.batch", batches).path
         if kind == "batch store":
             return write_store(tmp_path / "b", batches, (7, 50), ("hdf5", "batch"))
         if kind == "compressed store":
@@ -167,7 +165,7 @@ def test_a_rebuilt_index_is_the_old_one(kind, make):
     assert {report.outcome for report in verify_store(path)} == {"verified"}
 
 
-@pytest.mark.parametrize("kind", [kind for kind in DIGESTED if kind != "dual"])
+@pytest.mark.parametrize("kind", [kind for kind in DIGESTED if kind != "lone batch"])
 @pytest.mark.thin
 def test_damage_is_found_by_verify_and_gone_after_repair(kind, make):
     path = make(kind)

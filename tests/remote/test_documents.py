@@ -35,7 +35,7 @@ def assert_same(found, expected):
     assert count
 
 
-@pytest.fixture(params=["lone.h5", "lone.batch", "store"])
+@pytest.fixture(params=["lone.h5", "store"])
 def batches(served, tmp_path, request):
     """Return (local path, url) of batches with all that can lie beside them."""
     folder, url = served
@@ -151,7 +151,7 @@ def test_where_the_documents_of_many_shards_lie_is_read_at_once(web):
         assert np.diff(loader.store.doc_offsets).tolist() == list(range(1, 13))
 
 
-@pytest.fixture(params=["lone.h5", "lone.batch", "store", "stream.h5", "plain.h5", "streams"])
+@pytest.fixture(params=["lone.h5", "store", "stream.h5", "plain.h5", "streams"])
 def beside(web, tmp_path, request):
     """Return (proxy, open loader by its name) of all that may lie beside tokens."""
     (folder, proxy), name = web, request.param
@@ -170,7 +170,7 @@ def beside(web, tmp_path, request):
                     writer.write_document(np.arange(length), spans=spans)
         if name == "streams":
             index_streams(paths).save(folder / name)
-    batches = name in ("lone.h5", "lone.batch", "store")
+    batches = name in ("lone.h5", "store")
     shape = {"fields": tuple(FIELDS)} if batches else {"batch_size": 1, "seq_len": 16}
     spans = {} if name == "plain.h5" else {"spans": True}
     how = {"documents": ALL, "rank": 0, "world_size": 1, **spans, **shape}
@@ -207,7 +207,7 @@ def test_many_threads_fetch_what_lies_beside_the_tokens_once(beside, is_copy):
             proxy.requests.clear()
             list(pool.map(loader.read, range(8)))
         # not of the batches and their fields: each thread may read the few checksums that it needs first
-        return Counter(found for _, found, _ in proxy.requests if found not in ("lone.h5", "lone.batch.fields.h5"))
+        return Counter(found for _, found, _ in proxy.requests if found != "lone.h5")
 
     alone = requests(1)
     proxy.fault = lambda *request: {"wait": 0.02}  # time for others to ask for the same

@@ -44,14 +44,14 @@ def write_file(path, num_batches, first=0, split="train", documents=True):
             table.publish(split, sha256)
 
 
-@pytest.fixture(params=["h5", "batch"])
-def store(request, tmp_path):
+@pytest.fixture
+def store(tmp_path):
     """Return a store of two splits, of two shards each."""
     folder = tmp_path / "store"
     folder.mkdir()
     paths = []
     for number in range(4):
-        paths.append(folder / f"shard-{number:05}-of-00004.{request.param}")
+        paths.append(folder / f"shard-{number:05}-of-00004.h5")
         split, first = ("train", "val")[number // 2], number % 2 * 3 * B * S
         write_file(paths[-1], 3, first, split, documents=False)
     for number, split in enumerate(("train", "val")):
@@ -88,10 +88,10 @@ def test_a_whole_store_is_verified(store):
     assert [report.checks for report in reports[4:]] == [["documents"]] * 2
 
 
-@pytest.mark.parametrize("name", ["shard-00002-of-00004.{}.pieces.h5", "documents-00001.h5"])
+@pytest.mark.parametrize("name", ["shard-00002-of-00004.h5.pieces.h5", "documents-00001.h5"])
 @pytest.mark.thin
 def test_each_table_is_checked(store, name):
-    path = next(iter(store.glob(name.format("*"))))
+    path = store / name
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
@@ -107,17 +107,16 @@ def test_each_table_is_checked(store, name):
 
 
 def test_a_lone_file_is_checked_with_what_lies_beside_it(tmp_path):
-    for suffix in ("h5", "batch"):
-        path = tmp_path / f"x.{suffix}"
-        write_file(path, 3)
-        [report] = verify_store(path)
-        assert report.problem is None
-        assert {"pieces", "documents"} <= {*report.checks}
-        for beside in (pieces_path(path), documents_path(path)):
-            before = beside.read_bytes()
-            beside.write_bytes(before[:-1] + bytes([before[-1] ^ 1]))
-            assert isinstance(verify_store(path)[0].problem, ChecksumError)
-            beside.write_bytes(before)
+    path = tmp_path / "x.h5"
+    write_file(path, 3)
+    [report] = verify_store(path)
+    assert report.problem is None
+    assert {"pieces", "documents"} <= {*report.checks}
+    for beside in (pieces_path(path), documents_path(path)):
+        before = beside.read_bytes()
+        beside.write_bytes(before[:-1] + bytes([before[-1] ^ 1]))
+        assert isinstance(verify_store(path)[0].problem, ChecksumError)
+        beside.write_bytes(before)
 
 
 def test_a_lost_index_is_made_again(store):
@@ -141,17 +140,10 @@ def damage_batch(path, number):
 
 
 def test_repair_keeps_the_pieces_of_the_kept_batches(store):
-    shard = next(
-        path
-        for path in store.glob("shard-00001-of-00004.*")
-        if path.suffix in (".h5", ".batch") and "pieces" not in path.name
-    )
-    crc32 = shard.with_name(shard.name + ".crc32")
-    damage_batch(shard, 1)
+    damage_batch(store / "shard-00001-of-00004.h5", 1)
     reports = repair(store)
     assert [report.state for report in reports] == ["whole", "repaired", "whole", "whole"]
     assert reports[1].dropped == [1]
-    assert shard.suffix == ".h5" or crc32.exists()
     assert not problems(store)
     with open_reader(store, split="train") as reader:
         assert reader.num_batches == 5
@@ -171,14 +163,9 @@ def require_same_documents(one, other):
         assert first.documents.parts == second.documents.parts
 
 
-@pytest.mark.parametrize("suffix", ["h5", "batch"])
-def test_repair_of_a_lone_file_keeps_its_documents(tmp_path, suffix):
-    path = tmp_path / f"x.{suffix}"
+def test_repair_of_a_lone_file_keeps_its_documents(tmp_path):
+    path = tmp_path / "x.h5"
     write_file(path, 4)
-    if suffix == "batch":
-        from zb_hdf5.store.rebuild import add_crc32_file
-
-        add_crc32_file(path)
     damage_batch(path, 2)
     [report] = repair(path)
     with open_reader(report.output) as reader:
@@ -250,7 +237,7 @@ def test_a_damaged_source_is_not_copied(store, tmp_path):
     data[-1] ^= 1
     pieces.write_bytes(data)
     with pytest.raises(ChecksumError, match=r"pieces\.h5: offsets: expected sha256"):
-        pipe.convert(StoreSource(store, "auto"), "batch", tmp_path / "out")
+        pipe.convert(StoreSource(store, "auto"), "hdf5", tmp_path / "out")
     data[-1] ^= 1
     pieces.write_bytes(data)
     table = store / "documents-00000.h5"
@@ -258,7 +245,7 @@ def test_a_damaged_source_is_not_copied(store, tmp_path):
     data[-1] ^= 1
     table.write_bytes(data)
     with pytest.raises(ChecksumError, match=r"documents-00000\.h5: \w+: expected sha256"):
-        pipe.convert(StoreSource(store, "auto"), "batch", tmp_path / "out")
+        pipe.convert(StoreSource(store, "auto"), "hdf5", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

@@ -185,14 +185,14 @@ def test_a_truncated_batch_file_with_crc32_is_checked(data, tmp_path, write_file
 
 
 def test_the_crc32_of_a_whole_file_are_not_those_of_its_unfinished_successor(data, tmp_path, write_file):
-    info = write_file(tmp_path / "y.batch", data[:4] + 1)
+    write_file(tmp_path / "y.batch", data[:4] + 1)
     partial = leave_partial(tmp_path / "x.batch", data)
     os.rename(tmp_path / "y.batch", tmp_path / "x.batch")
-    (tmp_path / "x.batch.crc32").write_bytes(info.crc32.tobytes())
+    os.rename(tmp_path / "y.batch.crc32", tmp_path / "x.batch.crc32")
     shape = StoreMeta(4, 1024, np.dtype("<u2"))
     assert repair_file(partial, shape=shape, overwrite=True).kept == 9
     np.testing.assert_array_equal(content(tmp_path / "x.batch"), data)
-    assert names(tmp_path) == ["x.batch", "x.batch.partial"]
+    assert names(tmp_path) == ["x.batch", "x.batch.crc32", "x.batch.partial"]
 
 
 # --- damage ----------------------------------------------------------------------------------------------------

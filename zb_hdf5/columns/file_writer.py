@@ -72,9 +72,7 @@ class FileWriter(BatchWriter):
         if not 0 <= expected_batches < 2**48:
             raise ArgumentError(f"{path}: expected_batches must be a count of batches, found {expected_batches}")
         if meta.fields and not self.holds_fields:
-            raise ArgumentError(
-                f"{path}: a {self.backend} file has no place for fields; open_writer puts them beside it"
-            )
+            raise ArgumentError(f"{path}: {self.backend} files hold tokens only: write fields to an HDF5 file")
         if meta.codec != NO_CODEC and not self.holds_codecs:
             raise ArgumentError(f"{path}: {self.backend} files are never compressed: leave out the codec {meta.codec}")
         self.meta = meta
@@ -187,14 +185,8 @@ class FileWriter(BatchWriter):
         """Return the crc32 of each batch written so far."""
         return crc32_array(self._crc32)
 
-    def finish(self, first: Callable[[], None] | None = None) -> ShardInfo:
-        """Complete the file and publish it under its final name.
-
-        Parameters
-        ----------
-        first
-            Called when the file is complete, before it gets its name. What it raises ends the writer as any failure.
-        """
+    def finish(self) -> ShardInfo:
+        """Complete the file and publish it under its final name."""
         self._require_open()
         self._open = False
         try:
@@ -211,8 +203,6 @@ class FileWriter(BatchWriter):
             self._end_unpublished()
             raise
         try:
-            if first is not None:
-                first()
             self._file.publish()
         except BaseException:
             self._end_unpublished()

@@ -11,7 +11,7 @@ import numpy as np
 
 from zb_hdf5.columns.codecs import CompressedTokens
 from zb_hdf5.columns.reader import BatchReader
-from zb_hdf5.console import counted, format_bytes, format_count, typed
+from zb_hdf5.console import counted, format_bytes, format_count
 from zb_hdf5.errors import ZbError
 from zb_hdf5.files.extent_file import network_file_system
 from zb_hdf5.files.extents import Extents
@@ -19,7 +19,6 @@ from zb_hdf5.files.objects import object_size
 from zb_hdf5.files.paths import RemotePath, any_path
 from zb_hdf5.formats.documents import DocumentTable
 from zb_hdf5.formats.npy import read_npy_header
-from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.spec import DEFAULT_SPLIT, NO_BOUNDARY, PAGE_BYTES, STREAM_LAYOUT, StoreMeta
 from zb_hdf5.store.index import ShardIndex, find_index
 from zb_hdf5.store.kinds import is_stream
@@ -140,7 +139,6 @@ def _describe_batches(reader: BatchReader, path: Path) -> dict[str, Any]:
         "sha256": reader.sha256,
     }
     if not is_store:
-        own |= FORMATS[reader.backend].facts_of(path)
         own["layout"] = _layout(getattr(reader, "extents", None), meta.batch_bytes)
     return own
 
@@ -265,7 +263,6 @@ def describe_lines(description: dict[str, Any]) -> list[tuple[str, str]]:
         lines += [("batches", shape), ("tokens", size), ("records", _records_text(d))]
     lines += [*_document_lines(d), *_field_lines(d), *_origin_lines(d), *_split_lines(d)]
     if "layout" in d:
-        lines += [(name, typed(text, d["path"])) for name, text in FORMATS[d["backend"]].lines_of(d)]
         packed = "a compressed chunk for each batch" if "codec" in d and d["access"] != "h5py" else ""
         lines.append(("layout", packed or _layout_text(d["layout"])))
     if "codec" in d:

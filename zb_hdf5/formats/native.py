@@ -6,9 +6,8 @@ Offsets are arithmetic: batch i lies at `4096 + i * padded_batch_bytes`. The for
 from __future__ import annotations
 
 import os
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -23,23 +22,18 @@ from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError, Remedy
 from zb_hdf5.files.extent_file import ExtentFile
 from zb_hdf5.files.extents import Extents, Run
 from zb_hdf5.files.identity import handle_of, open_file, regular, size_of
-from zb_hdf5.files.paths import any_path
-from zb_hdf5.files.publishing import write_fully
+from zb_hdf5.files.paths import RemotePath, any_path
+from zb_hdf5.files.publishing import PARTIAL_SUFFIX, write_atomically, write_fully
 from zb_hdf5.formats.batch_header import batch_file_bytes, pack_header, unpack_header
-from zb_hdf5.formats.documents import DocumentsBeside
 from zb_hdf5.formats.sidecar import crc32_path, no_crc32_file, read_any_crc32_file, read_crc32_file, sidecar_rows
-from zb_hdf5.spec import BATCH_MAGIC, BATCHES, HDF5_MAGIC, HEADER_BYTES, USER_BLOCK_BYTES, StoreMeta, TokenArray
+from zb_hdf5.spec import BATCH_MAGIC, BATCHES, HEADER_BYTES, StoreMeta, TokenArray
 
 if TYPE_CHECKING:
     from zb_hdf5.files.digests import PendingDigest
 
 
-class Face(StrEnum):
-    """The content of bytes 512..4095 of a `.batch` file."""
-
-    NONE = "none"
-    HDF5 = "hdf5"
-    TORN = "torn"  # a process was killed while it stamped or unstamped
+#: Files of early builds beside a `.batch` file, which held its fields and documents.
+EARLY_SUFFIXES: Final = (".fields.h5", ".pieces.h5", ".documents.h5")
 
 
 class BatchFileReader(BatchReader):
@@ -58,7 +52,8 @@ class BatchFileReader(BatchReader):
     Raises
     ------
     FormatError, IncompleteError
-        If the header is malformed, or its sizes do not fit the file.
+        If the header is malformed, its sizes do not fit the file, or an early build has left fields or documents beside
+        the file.
     UnverifiableError
         If `verify` asks for a `<path>.crc32` that is not there.
     """
@@ -70,12 +65,12 @@ class BatchFileReader(BatchReader):
         path = any_path(path)
         if access == "h5py":
             raise ArgumentError(f"{path}: a .batch file is read by mmap or pread, not by h5py")
+        refuse_leftovers(path)
         meta, num_batches = read_header(path)
         extents = Extents([slots_of(meta, num_batches)], meta.batch_bytes)
         source = open_extents(path, extents, meta, access)
         super().__init__(path, meta, num_batches, source)
         self.extents, self.columns = extents, {BATCHES: tuple(extents.runs)}
-        self._beside = DocumentsBeside(path, self.num_records, self.seq_len, None, verify)
         self.check_reads(verify)
 
     @property
@@ -95,11 +90,12 @@ class BatchFileReader(BatchReader):
 
 
 class BatchFileWriter(FileWriter):
-    """Writes a `.batch` file: slots one after the other, the header at the end."""
+    """Writes a `.batch` file, the header at the end, and then the crc32 of each batch to `<path>.crc32`."""
 
     backend: ClassVar[str] = "batch"
 
     def _begin(self) -> None:
+        refuse_leftovers(self._file.path)
         pack_header(self.meta, 0)  # refuses a seed or total_records that does not fit, before any work
         self._padded = np.zeros(0, dtype=np.uint8)
 
@@ -127,6 +123,12 @@ class BatchFileWriter(FileWriter):
         crc32_path(self._file.path).unlink(missing_ok=True)  # of a file that this one replaces: no read would agree
         return {BATCHES: (slots_of(self.meta, info.num_batches),)}
 
+    def finish(self) -> ShardInfo:
+        """Publish the file, and then its sidecar. See `FileWriter.finish`."""
+        info = super().finish()
+        write_atomically(crc32_path(info.path), info.crc32.tobytes())
+        return info
+
     def _release(self) -> None:
         pass
 
@@ -151,13 +153,14 @@ def read_header(path: Path) -> tuple[StoreMeta, int]:
     return meta, num_batches
 
 
-def face_of(path: Path) -> Face:
-    """Look at the reserved bytes; also of a file whose own magic is damaged, as HDF5 would."""
-    with open_file(path) as file:
-        head = file.read(HEADER_BYTES)
-    if head.startswith(HDF5_MAGIC, USER_BLOCK_BYTES):
-        return Face.HDF5
-    return Face.TORN if head.startswith(BATCH_MAGIC) and any(head[USER_BLOCK_BYTES:]) else Face.NONE
+def refuse_leftovers(path: Path) -> None:
+    """Raise `FormatError` if an early build has left fields or documents of a `.batch` file beside it."""
+    for suffix in () if isinstance(path, RemotePath) else EARLY_SUFFIXES:
+        if (beside := path.with_name(path.name + suffix)).exists():
+            raise FormatError(
+                f"{beside}: belongs to {path.name}, but a .batch file holds tokens and nothing else: it was written by "
+                "an early build: remove it, or convert the source again to HDF5"
+            )
 
 
 def stored_bytes(meta: StoreMeta, num_batches: int) -> int:
@@ -178,8 +181,9 @@ def open_broken(path: Path, shape: StoreMeta | None) -> BrokenFile:
     ArgumentError
         If its header was never written, and no `shape` is given.
     FormatError
-        If it is no `.batch` file.
+        If it is no `.batch` file, or an early build has left fields or documents beside it.
     """
+    refuse_leftovers(path.with_name(path.name.removesuffix(PARTIAL_SUFFIX)))
     with open(path, "rb", opener=regular) as file:
         header, size = file.read(HEADER_BYTES), os.fstat(file.fileno()).st_size
     if header.startswith(BATCH_MAGIC):

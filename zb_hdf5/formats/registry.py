@@ -47,18 +47,14 @@ class FileFormat:
         A file of it, in messages.
     as_source, as_target
         Its name in the help of the command line, and an example of a path; None if no command begins or ends with it.
-    variant_of
-        The format that its files have as well: it is read as that one.
-    variant_help
-        What the option of this name says, which asks for the variant.
     other_suffixes
         Suffixes of such files of another origin: no name for a folder.
     indexed
         Whether a folder of its files is a store with a `shards.json`.
     has_sidecar
         Whether a store keeps the crc32 rows of its files in files beside them.
-    holds_fields
-        Whether its files have a place for fields; those of other files lie beside them.
+    tokens_only
+        Whether its files hold no fields and no documents.
     holds_codecs
         Whether its files may be compressed.
     guards_metadata
@@ -67,30 +63,22 @@ class FileFormat:
         Whether a file may hold data sets of another origin, which are opened by name.
     can_grow
         Whether its files may be read while they grow.
-    stamped_as
-        The format that its files can become as well without a copy; "" if none.
     uint16_note
         What is wrong with uint16 tokens for other readers of the format; "" if nothing is.
     size
         `(meta, num_batches) -> int`: about how many bytes a file has.
-    requirement
-        `(meta, path)`: raises an error if it cannot hold such batches.
     broken
         `(path, shape) -> BrokenFile`, for repair; "": what its reader cannot open is lost.
     checks
         Each is `(reader) -> names`: it checks what no digest covers, and names the checks that it made.
     problems
         `(path) -> (problem, remedy)` of this machine with a file.
-    recognised
-        `(path) -> bool`: whether a whole file has this variant.
     stream
         `(path) -> bool`: whether a file holds a token stream and no batches; "": none does.
     stream_reader, stream_writer
         The `BatchReader` of the chunks of such a file, and what writes one of documents.
     undigested
         `(path) -> (tokens, what is missing)` of a file that holds no digests, and is no batches.
-    facts, fact_lines
-        `(path) -> JSON` of what only this format can say of a file, and `(JSON) -> (name, text)` for people.
     """
 
     name: str
@@ -102,30 +90,23 @@ class FileFormat:
     noun: str = ""
     as_source: tuple[str, str] | None = None
     as_target: tuple[str, str] | None = None
-    variant_of: str = ""
-    variant_help: str = ""
     other_suffixes: tuple[str, ...] = ()
     indexed: bool = True
     has_sidecar: bool = False
-    holds_fields: bool = False
+    tokens_only: bool = False
     holds_codecs: bool = False
     guards_metadata: bool = False
     has_datasets: bool = False
     can_grow: bool = False
-    stamped_as: str = ""
     uint16_note: str = ""
     size: str = ""
-    requirement: str = ""
     broken: str = ""
     checks: tuple[str, ...] = ()
     problems: str = ""
-    recognised: str = ""
     stream: str = ""
     stream_reader: str = ""
     stream_writer: str = ""
     undigested: str = ""
-    facts: str = ""
-    fact_lines: str = ""
 
     def reader_class(self) -> Callable[..., BatchReader]:
         return cast("Callable[..., BatchReader]", _load(self.reader))
@@ -134,43 +115,11 @@ class FileFormat:
         return cast("type[FileWriter]", _load(self.writer))
 
     def open(self, path: Path, **options: Any) -> BatchReader:
-        """Open a file of this format, with the fields that lie beside it; `options` are those of its reader."""
-        reader = self.reader_class()(path, **options)
-        try:
-            self._attach_fields(reader, path)
-        except BaseException:
-            reader.close()
-            raise
-        return reader
-
-    @staticmethod
-    def _attach_fields(reader: BatchReader, path: Path) -> None:
-        from zb_hdf5.formats.sidecar import find_fields
-
-        beside = find_fields(path)
-        if beside is not None:
-            from zb_hdf5.formats.hdf5.fields import attach_fields
-
-            attach_fields(reader, beside)
+        """Open a file of this format; `options` are those of its reader."""
+        return self.reader_class()(path, **options)
 
     def begin(self, path: str | os.PathLike[str], meta: StoreMeta, **options: Any) -> BatchWriter:
-        """Begin a file of this format, and one beside it where it has no place for fields; see `FileWriter`.
-
-        Raises
-        ------
-        ConvertError
-            Also if tokens without fields would have those of another file beside them.
-        """
-        if self.holds_fields:
-            return self.writer_class()(path, meta, **options)
-        from zb_hdf5.formats.sidecar import fields_path
-
-        if meta.fields:
-            from zb_hdf5.formats.beside import WriterWithFields
-
-            return WriterWithFields(self.writer_class(), Path(path), meta, **options)
-        if (beside := fields_path(Path(path))).exists():
-            raise ConvertError(f"{beside}: holds the fields of another {Path(path).name}; remove it first")
+        """Begin a file of this format; see `FileWriter`."""
         return self.writer_class()(path, meta, **options)
 
     def stream_writer_class(self) -> Callable[..., HDF5ShardWriter] | None:
@@ -200,8 +149,6 @@ class FileFormat:
         """Raise `ArgumentError` if a file of this format cannot hold such batches."""
         if meta.codec != "none" and not self.holds_codecs:
             raise ArgumentError(f"{path}: {self.name} files are never compressed: leave out the codec {meta.codec}")
-        if self.requirement:
-            _load(self.requirement)(meta, path)
 
     def open_broken(self, path: Path, shape: StoreMeta | None) -> BrokenFile:
         """Open a damaged or unfinished file.
@@ -212,9 +159,7 @@ class FileFormat:
             Shape and dtype of the batches, for a file whose header was never written.
         """
         if self.broken:
-            found = cast("BrokenFile", _load(self.broken)(path, shape))
-            self._attach_fields(found.reader, path)
-            return found
+            return cast("BrokenFile", _load(self.broken)(path, shape))
         from zb_hdf5.columns.broken import open_unfinished
 
         return open_unfinished(open_chunks(path))
@@ -233,21 +178,9 @@ class FileFormat:
         if self.problems:
             yield from _load(self.problems)(path)
 
-    def is_variant(self, path: Path) -> bool:
-        """Return whether a file of the format that this is a variant of has the variant's bytes too."""
-        return not self.recognised or bool(_load(self.recognised)(path))
-
     def holds_stream(self, path: Path) -> bool:
         """Return whether a file holds a token stream and no batches."""
         return bool(self.stream) and bool(_load(self.stream)(path))
-
-    def facts_of(self, path: Path) -> dict[str, Any]:
-        """Return JSON of what only this format can say of a file."""
-        return dict(_load(self.facts)(path)) if self.facts else {}
-
-    def lines_of(self, facts: dict[str, Any]) -> list[tuple[str, str]]:
-        """Say the facts to people."""
-        return list(_load(self.fact_lines)(facts)) if self.fact_lines else []
 
 
 _UINT16_BATCH: Final = (
@@ -264,13 +197,10 @@ _ROWS: Final = (
         as_source=("a .batch store", "train-batch"),
         as_target=("a .batch store", "train-batch"),
         has_sidecar=True,
-        stamped_as="hdf5",
+        tokens_only=True,
         uint16_note=_UINT16_BATCH,
         size="zb_hdf5.formats.native:stored_bytes",
         broken="zb_hdf5.formats.native:open_broken",
-        checks=("zb_hdf5.formats.face:check_face",),
-        facts="zb_hdf5.formats.face:describe",
-        fact_lines="zb_hdf5.formats.face:lines",
     ),
     FileFormat(
         "hdf5",
@@ -283,32 +213,16 @@ _ROWS: Final = (
         as_source=("an HDF5 store", "train-h5"),
         as_target=("an HDF5 store", "train-h5"),
         other_suffixes=(".hdf5", ".hdf", ".he5"),
-        holds_fields=True,
         holds_codecs=True,
         guards_metadata=True,
         has_datasets=True,
         can_grow=True,
         size="zb_hdf5.formats.hdf5.room:stored_bytes",
-        checks=(
-            "zb_hdf5.formats.face:check_face",  # of a stamped file whose own header is damaged
-            "zb_hdf5.formats.hdf5.stream_reader:check_documents",
-        ),
+        checks=("zb_hdf5.formats.hdf5.stream_reader:check_documents",),
         problems="zb_hdf5.formats.hdf5.filters:missing_filters",
         stream="zb_hdf5.formats.hdf5.stream_reader:is_stream_file",
         stream_reader="zb_hdf5.formats.hdf5.stream_reader:HDF5StreamReader",
         stream_writer="zb_hdf5.formats.hdf5.stream_writer:HDF5ShardWriter",
-    ),
-    FileFormat(
-        "dual",
-        ".batch",
-        writer="zb_hdf5.formats.dual:DualFileWriter",
-        variant_of="batch",
-        variant_help="Make files that are HDF5 files as well.",
-        has_sidecar=True,
-        uint16_note=_UINT16_BATCH,
-        size="zb_hdf5.formats.native:stored_bytes",
-        requirement="zb_hdf5.formats.dual:require_whole_records",
-        recognised="zb_hdf5.formats.face:is_stamped",
     ),
     FileFormat(
         "npy",
@@ -318,6 +232,7 @@ _ROWS: Final = (
         as_target=(".npy records", "records.npy"),
         other_suffixes=(".npz",),
         indexed=False,
+        tokens_only=True,
         size="zb_hdf5.formats.npy:stored_bytes",
         undigested="zb_hdf5.formats.npy:undigested",
     ),
@@ -349,12 +264,7 @@ BACKENDS: Final[Mapping[str, FileFormat]] = _Backends()
 
 
 def detect_backend(path: str | os.PathLike[str]) -> str:
-    """Return the name of the backend that serves a file unless another one is asked for. Raises as below."""
-    return detect_backends(path)[0]
-
-
-def detect_backends(path: str | os.PathLike[str]) -> list[str]:
-    """Return the names of the backends whose magic bytes the file carries: both for a stamped `.batch`.
+    """Return the name of the first backend whose magic bytes a file carries.
 
     Raises
     ------
@@ -362,19 +272,25 @@ def detect_backends(path: str | os.PathLike[str]) -> list[str]:
         If no backend knows the file.
     """
     path = any_path(path)
-    found = backends_in(path)
-    if found:
-        return found
+    if name := backend_in(path):
+        return name
     with open_file(path) as file:
         head = file.read(8)
     known = ", ".join(f"{row.noun} (magic {_load(row.magic)!r})" for row in BACKENDS.values())
     raise FormatError(f"{path}: no known file: expected {known}, or the shards.json of a store, found {head!r}")
 
 
+def backend_in(path: Path) -> str:
+    """Return the name of the first backend whose magic bytes a file carries; "": none."""
+    with open_file(path) as file:
+        head = file.read(HEAD_BYTES)
+    return next((name for name, backend in BACKENDS.items() if backend.has_magic(head)), "")
+
+
 def open_chunks(path: Path) -> BatchReader:
     """Open a file as what is stored in it: its batches, or the chunks of a stream. No read is checked.
 
-    Raises as `detect_backends`.
+    Raises as `detect_backend`.
     """
     row = FORMATS[detect_backend(path)]
     if row.holds_stream(path):
@@ -385,7 +301,7 @@ def open_chunks(path: Path) -> BatchReader:
 def format_of(path: Path) -> FileFormat:
     """Return the row of a file: by its magic bytes, or by its suffix where it is neither batches nor a digested stream.
 
-    Raises as `detect_backends`.
+    Raises as `detect_backend`.
     """
     plain = (row for row in FORMATS.values() if row.undigested and row.suffix == path.suffix)
     return next(plain, None) or FORMATS[detect_backend(path)]
@@ -412,18 +328,6 @@ def backend_of_suffix(path: str | os.PathLike[str]) -> str:
             return name
     suffixes = " or ".join(backend.suffix for backend in BACKENDS.values())
     raise ConvertError(f"{path}: expected a name that ends in {suffixes}, or backend=")
-
-
-def variants_of(name: str) -> list[FileFormat]:
-    """Return the formats whose files are read as those of this one."""
-    return [row for row in FORMATS.values() if row.variant_of == name]
-
-
-def field_file(path: str, backend: str) -> str:
-    """Return the file that holds the fields of a file of tokens: itself, or one beside it."""
-    from zb_hdf5.formats.sidecar import fields_path
-
-    return path if FORMATS[backend].holds_fields else str(fields_path(Path(path)))
 
 
 def _load(target: str) -> Any:

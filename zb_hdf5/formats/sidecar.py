@@ -14,30 +14,13 @@ from zb_hdf5.errors import FormatError, Remedy, UnverifiableError
 from zb_hdf5.files.digests import batch_crc32s, crc32_array
 from zb_hdf5.files.identity import handle_of, open_file, regular, size_of
 from zb_hdf5.files.open_files import open_with_room
-from zb_hdf5.files.publishing import PARTIAL_SUFFIX, partial_path, write_atomically
-from zb_hdf5.spec import CRC32_SUFFIX, FIELDS_SUFFIX
+from zb_hdf5.files.publishing import PARTIAL_SUFFIX, write_atomically
+from zb_hdf5.spec import CRC32_SUFFIX
 
 
 def crc32_path(path: Path) -> Path:
     """Return where a store keeps the crc32 rows of a file."""
     return path.with_name(path.name + CRC32_SUFFIX)
-
-
-def fields_path(path: Path) -> Path:
-    """Return where the fields of a file lie that has no place for them."""
-    return path.with_name(path.name + FIELDS_SUFFIX)
-
-
-def find_fields(path: Path) -> Path | None:
-    """Return the file that holds the fields of a file, also of a `.partial`, beside it; None if there is none.
-
-    A kill between the two renames leaves a `.partial` whose fields are published, and no file with its final name.
-    """
-    final = path.with_name(path.name.removesuffix(PARTIAL_SUFFIX))
-    found = fields_path(final)
-    if final != path and (partial_path(found).exists() or final.exists()):
-        found = partial_path(found)
-    return found if found.exists() else None
 
 
 def no_crc32_file(path: Path) -> str:

@@ -20,7 +20,7 @@ from zb_hdf5.files.identity import open_file, regular
 from zb_hdf5.files.paths import RemotePath, any_path, local_path
 from zb_hdf5.files.publishing import PARTIAL_SUFFIX, write_atomically
 from zb_hdf5.formats.document_file import DocumentPart
-from zb_hdf5.formats.registry import BACKENDS, field_file
+from zb_hdf5.formats.registry import BACKENDS
 from zb_hdf5.spec import (
     CRC32,
     INDEX_DOCUMENTS_KEYS,
@@ -187,7 +187,6 @@ class ShardIndex:
         facts = table.fields.get(name, {"bytes": [], "sha256": [], "crc32": []})
         values = {
             **table.values,
-            "path": list(map(field_file, table.values["path"], table.values["backend"])),
             "token_count": table.values["token_count"] * (meta.batch_tokens // self.meta.batch_tokens),
             **facts,
         }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from zb_hdf5.files.paths import any_path
-from zb_hdf5.formats.registry import BACKENDS, FORMATS, backends_in
+from zb_hdf5.formats.registry import BACKENDS, FORMATS, backend_in
 from zb_hdf5.spec import STREAM_LAYOUT
 from zb_hdf5.store.index import find_index, layout_of
 
@@ -28,5 +28,5 @@ def stream_format(path: str | os.PathLike[str], backend: str = "auto") -> str:
         return found[0] if found else ""
     if path.suffix in arrays or not path.is_file():
         return arrays.get(path.suffix, "")
-    name = next(iter(backends_in(path)), "")
+    name = backend_in(path)
     return name if name and FORMATS[name].holds_stream(path) else ""

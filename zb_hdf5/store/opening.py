@@ -13,7 +13,7 @@ from zb_hdf5.errors import ArgumentError, BackendError, IncompleteError
 from zb_hdf5.field import Fields, parse_fields
 from zb_hdf5.files.paths import RemotePath, any_path, local_path, require_remote_access
 from zb_hdf5.files.publishing import PARTIAL_SUFFIX, partial_path
-from zb_hdf5.formats.registry import BACKENDS, FORMATS, backend_of_suffix, detect_backends
+from zb_hdf5.formats.registry import BACKENDS, FORMATS, backend_of_suffix, detect_backend
 from zb_hdf5.spec import DEFAULT_SPLIT, INDEX_NAME, NO_CODEC, StoreMeta, codec_named, stored_dtype
 from zb_hdf5.store.kinds import is_stream, stream_format
 
@@ -44,7 +44,6 @@ def open_reader(
         and nothing else; batches are ranged reads.
     backend
         "auto" looks at the magic bytes; "batch" or "hdf5" demands that format, "npy" a file or folder of 1-D arrays.
-        A stamped `.batch` is both; "auto" takes it for a `.batch`.
     access
         "mmap": batches are views of a mapping. "pread": batches are read into buffers; the process's memory does not
         grow with the file, and a file that changes is never a bus error. "h5py": through the HDF5 library. "auto":
@@ -131,7 +130,7 @@ def _open(
 ) -> tuple[BatchReader, bool]:
     """Return the reader, and whether it is of windows of this shape."""
     require_options(access, verify)
-    require_choice("backend", backend, ("auto", *(name for name, row in FORMATS.items() if not row.variant_of)))
+    require_choice("backend", backend, ("auto", *FORMATS))
     path = any_path(path)
     require_remote_access(path, access)
     is_store = path.is_dir() or path.name == INDEX_NAME
@@ -173,10 +172,9 @@ def _open_file(
         raise FileNotFoundError(
             f"{path} is not finished: {path.name}{PARTIAL_SUFFIX} beside it is being written, or its writer died"
         )
-    detected = detect_backends(path)
-    found = detected[0] if backend == "auto" else backend
-    if found not in detected:
-        raise BackendError(f"{path}: asked for backend {backend!r}, found a {detected[0]!r} file")
+    found = detect_backend(path)
+    if backend not in ("auto", found):
+        raise BackendError(f"{path}: asked for backend {backend!r}, found a {found!r} file")
     options = {} if dataset is None else {"dataset": dataset}
     if options and not BACKENDS[found].has_datasets:
         raise BackendError(f"{path}: dataset={dataset!r} needs an HDF5 file, found a {found!r} file")
@@ -244,8 +242,7 @@ def open_writer(
         uint32.
     fields
         What is aligned with the tokens: name -> dtype, of one value or of a small array (`("f4", (8,))`), or a
-        structured dtype. `write` then takes their values. They lie in an HDF5 file, or in `<path>.fields.h5` beside
-        any other.
+        structured dtype. `write` then takes their values. HDF5 files hold them, `.batch` files do not.
     codec
         "zstd" or "gzip", with a level behind a colon, to compress the batches of an HDF5 file; None: they are stored as
         they are.

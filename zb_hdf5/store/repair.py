@@ -20,7 +20,7 @@ from zb_hdf5.files.sizes import counted
 from zb_hdf5.formats.document_file import documents_path
 from zb_hdf5.formats.pieces import pieces_path
 from zb_hdf5.formats.registry import BACKENDS, backend_of_suffix, open_chunks
-from zb_hdf5.formats.sidecar import crc32_path, fields_path
+from zb_hdf5.formats.sidecar import crc32_path
 from zb_hdf5.spec import INDEX_NAME, NOT_KNOWN, STREAM_LAYOUT, StoreMeta
 from zb_hdf5.store.index import ShardIndex
 from zb_hdf5.store.salvage import Salvage, salvage
@@ -29,7 +29,7 @@ from zb_hdf5.store.table import ShardEntry
 
 REPAIRED = ".repaired"
 #: Where the neighbours of a file lie, which belong to its tokens.
-BESIDE = (fields_path, pieces_path, documents_path, crc32_path)
+BESIDE = (pieces_path, documents_path, crc32_path)
 
 
 @dataclass

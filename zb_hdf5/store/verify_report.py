@@ -23,7 +23,7 @@ class ShardReport:
     document_count
         Documents of a document table; 0 of any other file.
     checks
-        What they were compared with: "crc32", "sha256", "index", "documents", "pieces", "face" (of a stamped `.batch`).
+        What they were compared with: "crc32", "sha256", "index", "documents", "pieces".
     missing
         What there would have to be to compare the tokens with, and how to get it; empty where they were compared.
     problem

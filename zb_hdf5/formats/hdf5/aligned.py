@@ -158,7 +158,7 @@ class AlignedFile:
     file
         Of the final name.
     main
-        The column whose dataset has the commit marker; None: the first field.
+        The column whose dataset has the commit marker.
     fields
         The other columns.
     attributes
@@ -181,7 +181,7 @@ class AlignedFile:
     def __init__(
         self,
         file: PartialFile,
-        main: ColumnSpec | None,
+        main: ColumnSpec,
         fields: Sequence[ColumnSpec],
         attributes: Mapping[str, tuple[np.dtype[Any], int | bytes]],
         *,
@@ -191,7 +191,7 @@ class AlignedFile:
     ) -> None:
         self._file, self._attributes, self._durable = file, attributes, durable
         self.failure: OSError | None = None
-        codec = self._codec = (main or fields[0]).codec
+        codec = self._codec = main.codec
         require_codec(codec, file.path)
         self._encode = None if codec == NO_CODEC else Encoder(codec)
         self._h5: Any = None
@@ -206,19 +206,19 @@ class AlignedFile:
 
     def _create(
         self,
-        main: ColumnSpec | None,
+        main: ColumnSpec,
         fields: Sequence[ColumnSpec],
         create: Callable[[h5py.File], tuple[Rows, ...]],
         expected: int,
     ) -> None:
-        meta_bytes = (len(fields) + (main is not None)) * meta_block_bytes(expected)
+        meta_bytes = (len(fields) + 1) * meta_block_bytes(expected)
         h5 = self._h5 = create_for_swmr(self._file.own_path, meta_bytes, aligned=self._encode is None)
         self._tables = create(h5)
         self.fields = {field_name(spec.name): FieldColumn(h5, spec, self._encode) for spec in fields}
-        self.main = next(iter(self.fields.values())) if main is None else Column(h5, main, self._encode)
+        self.main = Column(h5, main, self._encode)
         for name, (dtype, value) in self._attributes.items():
             self.main.stored.attrs.create(name, value, dtype=dtype)
-        self._columns = [column for column in self.fields.values() if column is not self.main] + [self.main]
+        self._columns = [*self.fields.values(), self.main]
         room: type[Room | LooseRoom] = Room if self._encode is None else LooseRoom
         self.room = room(h5, [column.stored for column in self._columns], self._file.fd)
         self._extend(expected, [1] * len(self._tables))

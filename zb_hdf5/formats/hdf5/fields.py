@@ -1,12 +1,10 @@
-"""Fields in HDF5 files: `fields/<name>` beside the tokens, or in a file that has nothing else."""
+"""Fields in HDF5 files: the datasets `fields/<name>`, aligned with the tokens."""
 
 from __future__ import annotations
 
 import os
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import h5py
 import numpy as np
@@ -37,7 +35,6 @@ from zb_hdf5.spec import (
     CRC32,
     DTYPE_BY_NAME,
     EXTENTS,
-    FIELDS_FORMAT,
     FIELDS_GROUP,
     HDF5_FORMAT,
     HDF5_VERSION,
@@ -57,7 +54,7 @@ class HDF5FieldReader(BatchReader):
     Parameters
     ----------
     path
-        An HDF5 batch store, or the `<shard>.fields.h5` of another file.
+        An HDF5 batch store or stream.
     name
         Of the field.
     access, verify
@@ -154,7 +151,7 @@ def fields_in(h5: h5py.File, path: Path, axes: int) -> tuple[Field, ...]:
 
 
 def tokens_in(h5: h5py.File, path: Path) -> TokensOfFile:
-    """Return what a file of batches, of a stream, or of fields only says of the tokens.
+    """Return the facts about the tokens of a file of batches or of a stream.
 
     Raises
     ------
@@ -162,8 +159,8 @@ def tokens_in(h5: h5py.File, path: Path) -> TokensOfFile:
         If it is none of these, or its fields are of another shape.
     """
     found = text_of(h5.attrs.get("format"))
-    if found not in (HDF5_FORMAT, FIELDS_FORMAT, STREAM_FORMAT):
-        raise FormatError(f"{path}: expected root attribute format={FIELDS_FORMAT!r}, found {found!r}")
+    if found not in (HDF5_FORMAT, STREAM_FORMAT):
+        raise FormatError(f"{path}: expected root attribute format={HDF5_FORMAT!r}, found {found!r}")
     require_version(h5, HDF5_VERSION, path)
     is_stream = found == STREAM_FORMAT
     fields = fields_in(h5, path, 1 if is_stream else 3)
@@ -176,7 +173,7 @@ def tokens_in(h5: h5py.File, path: Path) -> TokensOfFile:
             count, complete = int(attributes["token_count"]), bool(attributes["complete"])
         else:
             size, layout = (int(h5.attrs["batch_size"]), int(h5.attrs["seq_len"])), BATCHES_LAYOUT
-            marker = BATCHES if found == HDF5_FORMAT else field_column(fields[0].name)
+            marker = BATCHES
             state = H5pySource.read_state(h5[marker], path)
             count, complete = state.num_batches * size[0] * size[1], state.complete
         meta = StoreMeta(*size, DTYPE_BY_NAME["uint32"], layout=layout, fields=fields)
@@ -188,28 +185,3 @@ def tokens_in(h5: h5py.File, path: Path) -> TokensOfFile:
         if stored.chunks != chunk:
             raise FormatError(f"{path}: field {field.name}: expected chunks of {chunk}, found {stored.chunks}")
     return TokensOfFile(meta, count, complete, marker)
-
-
-def attach_fields(reader: BatchReader, beside: Path) -> None:
-    """Give a reader of tokens the fields of the file beside it.
-
-    Raises
-    ------
-    FormatError
-        If they are not of as many batches of the same shape.
-    """
-    with h5_damage(beside), open_h5_for_reading(beside) as h5:
-        found = tokens_in(h5, beside)
-    same_shape, many = found.meta.shape == reader.meta.shape, found.token_count > reader.token_count
-    if same_shape and not reader.complete:  # what has no fields was not written to its end
-        reader.num_batches = min(reader.num_batches, found.token_count // found.meta.batch_tokens)
-    if not same_shape or found.token_count < reader.token_count or (many and reader.complete):
-        raise FormatError(
-            f"{beside}: expected the fields of {reader.token_count:,} tokens in batches of {reader.meta.shape}, found "
-            f"those of {found.token_count:,} in {found.meta.shape}; it belongs to another file"
-        )
-    reader.meta = replace(reader.meta, fields=found.meta.fields)
-    plain = found.complete and reader.access in ("mmap", "pread")  # a growing file is read by the library
-    options: dict[str, Any] = {"access": reader.access if plain else "auto"}
-    options["verify"] = reader.verify if reader.verify in ("auto", "batch") and found.complete else "none"
-    reader._open_field = partial(HDF5FieldReader, beside, **options)

@@ -39,7 +39,6 @@ from zb_hdf5.formats.hdf5.file import (
 from zb_hdf5.formats.hdf5.filters import codec_of
 from zb_hdf5.formats.hdf5.places import Places, chunk_places, column_runs, compressed_tokens, plain_extents
 from zb_hdf5.formats.hdf5.source import H5pySource, crc32_rows_of, open_source
-from zb_hdf5.formats.sidecar import crc32_path, no_crc32_file, read_crc32_file, sidecar_rows
 from zb_hdf5.spec import (
     BATCHES,
     CODE_BY_DTYPE,
@@ -50,7 +49,6 @@ from zb_hdf5.spec import (
     NO_CODEC,
     ROOT_ATTRIBUTES,
     STREAM_FORMAT,
-    USER_BLOCK_BYTES,
     StoreMeta,
 )
 
@@ -110,11 +108,11 @@ class HDF5BatchReader(BatchReader):
                 raise UnverifiableError(f"{path}: verify={verify!r} needs all of its digests, but {found.obstacle}")
             if verify in ("batch", "store") and dataset is not None:
                 raise UnverifiableError(f"{path}: cannot be verified: {_FOREIGN}")
-            if verify == "batch" and not found.is_face:
+            if verify == "batch":
                 require_rows(h5, path, CRC32, found.num_batches)
         source = open_source(path, dataset or BATCHES, found.meta, found.places, found.obstacle, access, self._identity)
         super().__init__(path, found.meta, found.num_batches, source)
-        self._foreign, self._is_face, self._has_crc32 = dataset is not None, found.is_face, found.has_crc32
+        self._foreign, self._has_crc32 = dataset is not None, found.has_crc32
         self.complete, self.sha256, self.columns = found.complete, found.sha256, found.columns
         self.extents, self.compressed = plain_extents(found.places), compressed_tokens(found.places)
         self._open_field = partial(HDF5FieldReader, path, access=access, verify="none" if verify == "store" else verify)
@@ -126,11 +124,9 @@ class HDF5BatchReader(BatchReader):
             self.check_reads(verify)
 
     def stored_crc32(self) -> npt.NDArray[np.uint32] | None:
-        """Return the rows of the dataset `crc32`, or of the file beside a stamped `.batch`, or None."""
-        if self._foreign or (self._is_face and not crc32_path(self.path).exists()):
+        """Return the rows of the dataset `crc32`, or None."""
+        if self._foreign:
             return None
-        if self._is_face:
-            return read_crc32_file(self.path, self.num_batches)
         with h5_damage(self.path), open_h5_for_reading(self.path, self._identity) as h5:
             if self.complete and self.sha256 is None and CRC32 not in h5:
                 return None
@@ -141,16 +137,12 @@ class HDF5BatchReader(BatchReader):
             return crc32
 
     def crc32_rows(self) -> Crc32Rows | None:
-        if self._is_face:
-            return sidecar_rows(self.path, self.num_batches) if crc32_path(self.path).exists() else None
         if self._foreign or not self._has_crc32:
             return None
         return crc32_rows_of(self, CRC32, self._identity)
 
     def missing_digests(self) -> str:
-        if self._foreign:
-            return _FOREIGN
-        return no_crc32_file(self.path) if self._is_face else super().missing_digests()
+        return _FOREIGN if self._foreign else super().missing_digests()
 
     def refresh(self) -> int:
         """Show the batches that a live writer has committed since; return `num_batches`."""
@@ -170,7 +162,6 @@ class _Layout(NamedTuple):
     sha256: str | None
     places: Places | None  # of the chunks
     obstacle: str  # why there are no plain extents, or no digests
-    is_face: bool = False  # of a stamped `.batch` file, which has no digests of its own
     has_crc32: bool = False
     columns: Columns = {}  # noqa: RUF012 - nobody changes it
 
@@ -197,12 +188,11 @@ def _inspect_store(h5: h5py.File, path: Path) -> _Layout:
         return _Layout(meta, state.num_batches, False, None, None, "its writer has not finished")
     places, obstacle = _chunk_places(stored, meta, state.num_batches, path)
     rows = own_dataset(h5, path, CRC32)
-    is_face = h5.userblock_size == USER_BLOCK_BYTES and rows is None
     columns = column_runs(h5, path, BATCHES, places)
     if rows is not None and len(rows) < state.num_batches:
         columns.pop(CRC32, None)  # whoever needs them is told
     found = _Layout(meta, state.num_batches, True, state.sha256, places, obstacle)
-    return found._replace(is_face=is_face, has_crc32=rows is not None, columns=columns)
+    return found._replace(has_crc32=rows is not None, columns=columns)
 
 
 def _meta(h5: h5py.File, stored: h5py.Dataset, path: Path) -> StoreMeta:
@@ -248,16 +238,12 @@ def _foreign(h5: h5py.File, problem: str) -> FormatError:
 
 
 def _chunk_places(stored: h5py.Dataset, meta: StoreMeta, num_batches: int, path: Path) -> tuple[Places | None, str]:
-    """List the chunks once; return where they lie, or None and what stands in the way.
-
-    A chunk may hold more rows than a batch has: the padding of a `.batch` slot.
-    """
+    """List the chunks once; return where they lie, or None and what stands in the way."""
     if stored.chunks is None:
         base = stored.id.get_offset()
         if base is None:
             return None, "it is neither chunked nor contiguous in this file"
         return Extents([Run(base, meta.batch_bytes, num_batches)], meta.batch_bytes), ""
-    batches, rows, tokens = stored.chunks
-    if (batches, tokens) != (1, meta.seq_len) or rows < meta.batch_size:
+    if stored.chunks != (1, *meta.shape):
         return None, f"its chunks are {stored.chunks}, not one batch {(1, *meta.shape)}"
     return chunk_places(stored, meta.batch_bytes, num_batches, path)

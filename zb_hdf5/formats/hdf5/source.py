@@ -210,7 +210,7 @@ class H5pySource(CopyingSource):
             found[name] = value
         sha256 = stored_sha256(found["sha256"], f"{path}: {stored.name}")
         complete = bool(found["complete"])
-        digested = complete and sha256 != NO_SHA256  # the face of a stamped `.batch` is complete without a digest
+        digested = complete and sha256 != NO_SHA256
         return WriterState(int(found["num_batches"]), complete, sha256 if digested else None)
 
     def close(self) -> None:

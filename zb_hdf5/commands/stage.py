@@ -132,7 +132,7 @@ def stage(
     print_report(vars(report), report.lines(), as_json=as_json, quiet=quiet)
 
 
-def _opened(store: Path, state_path: Path | None, batch_size: int | None, options: dict[str, Any]) -> Loader:
+def _opened(store: Path, state_path: Path | None, batch_size: int | None, options: dict[str, Any]) -> Loader[Any]:
     from zb_hdf5.commands.which import loader_of_state, read_state
     from zb_hdf5.loaders.loader import Loader
 
@@ -141,7 +141,7 @@ def _opened(store: Path, state_path: Path | None, batch_size: int | None, option
     return Loader(store, batch_size=batch_size, rank=0, world_size=1, **options)
 
 
-def batches_of_ranks(loader: Loader, ranks: Iterable[int], world_size: int) -> npt.NDArray[np.int64]:
+def batches_of_ranks(loader: Loader[Any], ranks: Iterable[int], world_size: int) -> npt.NDArray[np.int64]:
     """Return the stored batches that some ranks read from the loader's position to the end of its epoch, ascending."""
     import numpy as np
 

@@ -165,7 +165,7 @@ def read_state(path: Path) -> dict[str, Any]:
     return state
 
 
-def loader_of_state(stores: tuple[str, ...], state: dict[str, Any], path: Path, batch_size: int | None) -> Loader:
+def loader_of_state(stores: tuple[str, ...], state: dict[str, Any], path: Path, batch_size: int | None) -> Loader[Any]:
     """Return a loader of one rank that stands where a state was taken; `path` is for messages.
 
     Raises
@@ -223,7 +223,7 @@ def _option(state: dict[str, Any], path: Path, name: str, kinds: tuple[type[Any]
     return state[name]
 
 
-def _records(loader: Loader, request: Request) -> npt.NDArray[np.int64]:
+def _records(loader: Loader[Any], request: Request) -> npt.NDArray[np.int64]:
     """Return the records of a request, each of the loader's `seq_len`."""
     size = loader.reader.batch_size  # a whole batch is asked for only where its records are the loader's
     return np.arange(request * size, (request + 1) * size) if isinstance(request, int) else request

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +24,7 @@ from zb_hdf5.token_values import as_stored
 __all__ = ["BatchFileReader", "BatchNativeLoader", "write_batch_dataset", "write_batch_file"]
 
 
-class BatchNativeLoader(Loader):
+class BatchNativeLoader(Loader[Any]):
     """ZeroBatch v2's loader, under its own name and arguments: a `Loader` with the block shuffle.
 
     Parameters

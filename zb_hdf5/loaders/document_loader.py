@@ -45,7 +45,7 @@ COLLATES: Final = ("pad", "pack")
 SHUFFLES: Final = ("global", "lengths", "sequential")
 
 
-class DocumentLoader(ReadingLoader):
+class DocumentLoader(ReadingLoader[dict[str, Any]]):
     """Iterates over the documents of a token stream: one epoch per `iter`, as dictionaries of tensors.
 
     Parameters
@@ -182,8 +182,8 @@ class DocumentLoader(ReadingLoader):
                 f"{self.path}: {self.documents.count:,} documents are too few for a step of {self.world_size:,} ranks; "
                 "pass a smaller batch_size or max_tokens, or drop_last=False"
             )
-        self._stop_reading()
-        self.epoch, self._order, self._position, self._resumed = epoch, order, 0, False
+        self.epoch, self._order = epoch, order
+        self._go_to(0)
         self._length: int | None = None
 
     def _order_of(self, epoch: int) -> Order:
@@ -209,37 +209,9 @@ class DocumentLoader(ReadingLoader):
 
     # --- iteration -----------------------------------------------------------------------------------------------
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Yield the batches of one epoch."""
-        if not self._resumed:
-            self._stop_reading()
-            self._position = 0
-        try:
-            while (batch := self._next_of_epoch()) is not None:
-                yield batch
-        finally:
-            self._stop_reading()
-
-    def get_batch(self) -> dict[str, Any]:
-        """Return the next batch, for ever: after the last one of an epoch comes the first one of the next epoch."""
-        while (batch := self._next_of_epoch()) is None:
-            self.set_epoch(self.epoch + 1)
-        return batch
-
-    def _next_of_epoch(self) -> dict[str, Any] | None:
-        """Return the next batch, or None at the end of the epoch."""
-        self._resumed = False
-        if self._reading is None:
-            depth, threads = self._depth()
-            self._reading = _read_all(self._batches, self._steps(self._order, self._position), depth, threads)
-        try:
-            batch, self._position = next(self._reading)
-        except BaseException as error:
-            self._reading = None
-            if isinstance(error, StopIteration):
-                return None
-            raise
-        return batch
+    def _read_from(self, position: int) -> Generator[tuple[dict[str, Any], int]]:
+        depth, threads = self._depth()
+        return _read_all(self._batches, self._steps(self._order, position), depth, threads)
 
     def _depth(self) -> tuple[int, int]:
         """Return how many batches to read ahead, and in how many threads."""
@@ -288,8 +260,7 @@ class DocumentLoader(ReadingLoader):
         epoch = require_count(self.path, state, "epoch")
         position = require_count(self.path, state, "position", self.documents.count, "the documents of an epoch")
         self.set_epoch(epoch)
-        self._stop_reading()
-        self._position, self._resumed = position, True
+        self._go_to(position, resumed=True)
 
     def _identity(self) -> dict[str, Any]:
         """The fields that must agree for a position to mean the same document."""
@@ -307,7 +278,7 @@ class DocumentLoader(ReadingLoader):
 
     def close(self) -> None:
         """End the reading threads, and close the files."""
-        self._stop_reading()
+        super().close()
         self._batches.close()
 
 

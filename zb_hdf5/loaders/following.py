@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import replace
 from typing import Any, Final
 
@@ -19,7 +19,7 @@ from zb_hdf5.loaders.steps import Request, StepPlan
 POLL_S: Final = (0.01, 1.0)
 
 
-class FollowingLoader(Loader):
+class FollowingLoader(Loader[Any]):
     """Iterates over a store, or a lone `.h5.partial`, while its writer adds to it: one epoch, in stored order.
 
     A step is given out when the records of all ranks are committed, so all ranks make the same steps, however far
@@ -98,8 +98,7 @@ class FollowingLoader(Loader):
             raise ArgumentError(f"batch_size must be at least 1, found {batch_size}")
         if batch_size != self.batch_size:
             self.batch_size, self.plan = batch_size, replace(self.plan, batch_size=batch_size)
-            self._position = min(self._position, self._end_of_epoch(self.epoch, self.reader))  # if it was filled up
-            self._course += 1
+            self._go_to(min(self._position, self._end_of_epoch(self.epoch, self.reader)))  # if it was filled up
 
     def __len__(self) -> int:
         # not a ZbError: list() asks for a length, and goes on without one after a TypeError only
@@ -113,6 +112,11 @@ class FollowingLoader(Loader):
         if not reader.complete:
             return MAX_COUNT  # the batches of the state may not be visible here yet
         return reader.num_batches * self.plan.records_per_batch
+
+    def _read_from(self, position: int) -> Generator[tuple[Any, int]]:
+        for step in self._steps.read_all(self._requests_from(position), self.plan, position):
+            position = self.plan.position_after(position)  # the plan grows with the store
+            yield step, position
 
     def _requests_from(self, position: int) -> Iterator[Request]:
         start = position

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeAlias, TypedDict, Unpack, overload
 
 from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.documents.span_labels import WantedSpans
@@ -21,7 +21,7 @@ from zb_hdf5.errors import ArgumentError, StateError, ZbError
 from zb_hdf5.loaders.extras import ExtraOptions
 from zb_hdf5.loaders.order import make_order
 from zb_hdf5.loaders.prefetch import cuda_device, require_prefetch
-from zb_hdf5.loaders.protocol import ReadingLoader
+from zb_hdf5.loaders.protocol import BatchT, ReadingLoader
 from zb_hdf5.loaders.states import (
     MAX_COUNT,
     STATE_VERSION,
@@ -45,7 +45,38 @@ if TYPE_CHECKING:
     from zb_hdf5.loaders.datasets import BatchDataset, RecordDataset, ToldEpoch
 
 
-class Loader(ReadingLoader):
+#: A path for `open_reader`, or a reader.
+Source: TypeAlias = str | os.PathLike[str] | BatchReader
+
+
+class LoaderOptions(TypedDict, total=False):
+    """The options of a `Loader` that leave the type of its batches as it is."""
+
+    backend: str
+    access: str
+    verify: str
+    cache: str | os.PathLike[str] | None
+    cache_bytes: int | str | None
+    split: str
+    shuffle: str
+    block_size: int
+    seed: int
+    epoch: int
+    rank: int | None
+    world_size: int | None
+    drop_last: bool
+    batch_size: int | None
+    seq_len: int | None
+    prefetch: int | str
+    device: str | torch.device | None
+    dtype: torch.dtype | None
+    cu_seqlens_capacity: int | None
+    skip: Collection[tuple[int, int, int]]
+    mask_documents: Collection[int]
+    tokenizer: str | Tokenizer | None
+
+
+class Loader(ReadingLoader[BatchT]):
     """Iterates over the batches of a store: one epoch per `iter`, as tensors of shape (batch_size, seq_len).
 
     Parameters
@@ -139,9 +170,43 @@ class Loader(ReadingLoader):
     _last_epoch: int = MAX_COUNT
     _told: ToldEpoch | None = None
 
+    @overload
+    def __init__(
+        self: Loader[torch.Tensor], source: Source, *, targets: Literal[False] = ..., **options: Unpack[LoaderOptions]
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: Loader[tuple[torch.Tensor, torch.Tensor]],
+        source: Source,
+        *,
+        targets: Literal[True],
+        **options: Unpack[LoaderOptions],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: Loader[dict[str, Any]],
+        source: Source,
+        *,
+        documents: Literal[True] | Sequence[str],
+        targets: bool = ...,
+        fields: Sequence[str] = ...,
+        spans: WantedSpans = ...,
+        **options: Unpack[LoaderOptions],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: Loader[Any],
+        source: Source,
+        *,
+        targets: bool = ...,
+        fields: Sequence[str] = ...,
+        documents: bool | Collection[str] = ...,
+        spans: WantedSpans = ...,
+        **options: Unpack[LoaderOptions],
+    ) -> None: ...
     def __init__(
         self,
-        source: str | os.PathLike[str] | BatchReader,
+        source: Source,
         *,
         backend: str = "auto",
         access: str = "auto",
@@ -202,7 +267,6 @@ class Loader(ReadingLoader):
         self.skip = checked_skip(skip)
         self._steps = self._step_reader()
         self.epoch = -1  # none yet
-        self._course = 0  # counts changes that a running iteration must follow
         self.set_epoch(epoch)
         self.set_batch_size(self.batch_size)
 
@@ -233,12 +297,8 @@ class Loader(ReadingLoader):
         """Choose the epoch to iterate over. A resumed position is kept if it belongs to this epoch."""
         require_epoch(epoch)
         if self.epoch != epoch:
-            self.epoch = epoch
-            self.plan = self.plan_of_epoch(epoch)
-            self._position = 0
-            self._resumed = False
-            self._forever = None
-            self._course += 1
+            self.epoch, self.plan = epoch, self.plan_of_epoch(epoch)
+            self._go_to(0)
         if self._told is not None:
             self._told.tell(epoch)
 
@@ -276,7 +336,7 @@ class Loader(ReadingLoader):
             )
         if batch_size != self.batch_size:
             self.batch_size, self.plan = batch_size, plan
-            self._course += 1
+            self._stop_reading()
 
     def __len__(self) -> int:
         """Steps of a whole epoch: the number of batches that this rank, like every rank, yields."""
@@ -296,43 +356,9 @@ class Loader(ReadingLoader):
 
     # --- iteration -----------------------------------------------------------------------------------------------
 
-    def __iter__(self) -> Iterator[Any]:
-        """Yield the batches of one epoch: tensors, or pairs of them with `targets=True`."""
-        if not self._resumed:
-            self._position = 0
-        turned = True
-        while turned:  # again after each change of batch size, epoch or position, and if another iteration has read
-            course, self._resumed, turned = self._course, False, False
-            plan, position = self.plan, self._position
-            taken, jumps = plan.step, bool(self.skip)
-            self._stop_reading()
-            reading = self._reading = self._steps.read_all(self._requests_from(position), plan, position)
-            with contextlib.closing(reading):
-                for step in reading:
-                    # a call for each step would cost a thirtieth of a batch that is only a view
-                    # (`self.plan`: that of a store that grows is made anew)
-                    self._position = self.plan.position_after(self._position) if jumps else self._position + taken
-                    yield step
-                    if self._course != course or self._reading is not reading:
-                        turned = self._reading is not None  # None: the loader was closed
-                        break
-
-    def get_batch(self) -> Any:
-        """Return the next batch, for ever: after the last one of an epoch comes the first one of the next epoch."""
-        while (batch := self._next_of_epoch()) is None:
-            self._forever = None
-            self.set_epoch(self.epoch + 1)
-        return batch
-
-    def _next_of_epoch(self) -> Any:
-        """Return the next batch, or None at the end of the epoch."""
-        if self._forever is None:
-            self._forever = iter(self)
-        try:
-            return next(self._forever, None)
-        except BaseException:  # the next call tries again from the same place: an ended generator would end the epoch
-            self._forever, self._resumed = None, True
-            raise
+    def _read_from(self, position: int) -> Generator[tuple[Any, int]]:
+        reading = self._steps.read_all(self._requests_from(position), self.plan, position)
+        return _with_positions(reading, self.plan, position)
 
     def _requests_from(self, position: int) -> Iterator[Request]:
         """Yield what this rank reads at each step from `position` to the end of the epoch."""
@@ -397,12 +423,9 @@ class Loader(ReadingLoader):
             self._choose({*self.skip, *skip}, {*self.mask_documents, *masked})
             self.set_epoch(epoch)
         except ZbError as error:  # such as documents to mask that are not there
-            self.__dict__.update(before)
+            self.__dict__.update(before, _reading=None)
             raise StateError(f"{where}: state: {error}") from error
-        self._position = position
-        self._resumed = True
-        self._forever = None
-        self._course += 1
+        self._go_to(position, resumed=True)
 
     def _choose(self, skip: Collection[tuple[int, int, int]], mask_documents: Collection[int]) -> None:
         """Jump over these positions, and mask these documents, from the next step on."""
@@ -460,10 +483,6 @@ class Loader(ReadingLoader):
             )
         return RecordDataset(self.reader, documents=self._extras.as_dict)
 
-    def __getstate__(self) -> dict[str, Any]:
-        # a copy goes on where the next call of this one would
-        return {**super().__getstate__(), "_resumed": self._resumed or self._forever is not None}
-
     def __repr__(self) -> str:
         shape = f"batch_size={self.batch_size}, seq_len={self.seq_len}, shuffle={self.shuffle!r}, seed={self.seed}"
         where = f"epoch={self.epoch}, position={self._position}, rank={self.rank}, world_size={self.world_size}"
@@ -471,11 +490,17 @@ class Loader(ReadingLoader):
 
     def close(self) -> None:
         """End the reading threads, and close the reader."""
-        self._forever = None
-        self._stop_reading()
+        super().close()
         if self._told is not None:
             self._told.close()
         self.reader.close()
+
+
+def _with_positions(reading: Generator[Step], plan: StepPlan, position: int) -> Generator[tuple[Step, int]]:
+    with contextlib.closing(reading):
+        for step in reading:
+            position = plan.position_after(position)
+            yield step, position
 
 
 def _remedy_of_dtype(found: str) -> str:

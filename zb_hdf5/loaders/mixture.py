@@ -123,7 +123,7 @@ class Segment:
 _UNFIT: Final = frozenset({"device", "epoch", "drop_last", "prefetch", "skip", "mask_documents"})
 
 
-class MixedLoader(ReadingLoader):
+class MixedLoader(ReadingLoader[Any]):
     """Yields batches of several stores in given shares, for ever; each source in its own order and with its own epochs.
 
     Parameters
@@ -156,6 +156,8 @@ class MixedLoader(ReadingLoader):
     ...     train(batch)
     """
 
+    _endless = True
+
     def __init__(
         self,
         sources: Mapping[str, str | os.PathLike[str] | BatchReader],
@@ -173,13 +175,14 @@ class MixedLoader(ReadingLoader):
                 f"a mixture has no {', '.join(unfit)}: its sources are read one batch at a time, for ever"
             )
         require_prefetch(prefetch)
-        self.loaders = {name: Loader(path, rank=0, world_size=1, **options) for name, path in sources.items()}
+        self.loaders: dict[str, Loader[Any]] = {
+            name: Loader(path, rank=0, world_size=1, **options) for name, path in sources.items()
+        }
         shapes = {(loader.batch_size, loader.seq_len) for loader in self.loaders.values()}
         if len(shapes) != 1:
             raise ArgumentError(f"sources need one batch shape, found {sorted(shapes)}; pass batch_size and seq_len")
         self._depth, self._threads = self._resolve(prefetch)
-        self._position = 0
-        self._course = 0  # counts what makes a running iteration turn
+        self._position = self.epoch = 0
         self._segments = [Segment(0, self._ordered(weights), (0,) * len(self.loaders))]
 
     def _resolve(self, prefetch: int | str) -> tuple[int, int]:
@@ -204,7 +207,7 @@ class MixedLoader(ReadingLoader):
         """Change the shares from the next step on. Every rank must do so at the same step."""
         segment = Segment(self._position, self._ordered(weights), tuple(self.counts().values()))
         self._segments = [s for s in self._segments if s.start < self._position] + [segment]
-        self._course += 1
+        self._stop_reading()
 
     def set_epoch(self, epoch: int) -> None:
         """Accept epoch 0: a mixture never ends, and each of its sources has epochs of its own."""
@@ -232,34 +235,10 @@ class MixedLoader(ReadingLoader):
                     requests[place] = (name, request)
         return requests
 
-    def __iter__(self) -> Iterator[Any]:
-        """Yield this rank's batches from the current position on, for ever."""
-        turned = True
-        while turned:  # again after each change of the weights or position, and if another iteration has read
-            course, turned = self._course, False
-            self._stop_reading()
-            reading = self._reading = self._read_all(self._position)
-            with contextlib.closing(reading):
-                for tokens in reading:
-                    self._position += self.world_size
-                    yield tokens
-                    if self._course != course or self._reading is not reading:
-                        turned = self._reading is not None  # None: the loader was closed
-                        break
-
-    def get_batch(self) -> Any:
-        """Return this rank's next batch."""
-        if self._forever is None:
-            self._forever = iter(self)
-        try:
-            return next(self._forever)
-        except BaseException:  # the next call tries again from the same place
-            self._forever = None
-            raise
-
-    def _read_all(self, position: int) -> Generator[Any]:
-        requests = self._all_requests(position)
-        yield from read_ahead(self._read, requests, self._depth, threads=self._threads)
+    def _read_from(self, position: int) -> Generator[tuple[Any, int]]:
+        batches = read_ahead(self._read, self._all_requests(position), self._depth, threads=self._threads)
+        with contextlib.closing(batches):
+            yield from zip(batches, count(position + self.world_size, self.world_size), strict=False)
 
     def _all_requests(self, position: int) -> Iterator[MixedRequest]:
         for first in count(position + self.rank, ORDER_STEPS * self.world_size):
@@ -301,9 +280,8 @@ class MixedLoader(ReadingLoader):
         segments: list[Segment] = []
         for number, fields in enumerate(state["segments"]):
             segments.append(self._segment(f"{where}: segment {number}", fields, segments[-1:], position))
-        self._segments, self._position = segments, position
-        self._forever = None
-        self._course += 1
+        self._segments = segments
+        self._go_to(position)
 
     def _require_sources(self, sources: object) -> None:
         expected = self._identity()
@@ -346,7 +324,6 @@ class MixedLoader(ReadingLoader):
 
     def close(self) -> None:
         """End the reading threads, and close all readers."""
-        self._forever = None
-        self._stop_reading()
+        super().close()
         for loader in self.loaders.values():
             loader.close()

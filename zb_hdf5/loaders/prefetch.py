@@ -8,7 +8,7 @@ buffers to fill, and copies them to the device on a stream of its own; a buffer 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -37,7 +37,7 @@ COPIES: Final = 2
 
 def read_ahead(
     read: Callable[[Request], Result], requests: Iterator[Request], depth: int, *, threads: int = MAX_THREADS
-) -> Iterator[Result]:
+) -> Generator[Result]:
     """Yield `read(request)` for each request, in order, with up to `depth` of them read ahead in threads.
 
     With `depth` 0 each is read when it is asked for, in the caller's thread.

@@ -53,7 +53,7 @@ REASONS: Final = {
 }
 
 
-class TextLoader(ReadingLoader):
+class TextLoader(ReadingLoader[Any]):
     """Tokenizes Parquet text while training runs.
 
     Parameters
@@ -101,6 +101,8 @@ class TextLoader(ReadingLoader):
     >>> x, y = next(loader)                                                           # doctest: +SKIP
     """
 
+    _endless = True
+
     def __init__(
         self,
         source: str | os.PathLike[str],
@@ -142,43 +144,23 @@ class TextLoader(ReadingLoader):
                 "ranks: some would have no text; write smaller row groups, or evaluate on fewer ranks"
             )
         self._fingerprint = _fingerprint(paths, text_column)
-        self._place = self._run.start
+        self._position: Place = self._run.start
 
     @property
-    def epoch(self) -> int:
+    def epoch(self) -> int:  # type: ignore[override]
         """The number of times that this rank has seen all of its row groups."""
-        return self._place.epoch
+        return self._position.epoch
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the begin of an epoch, unless this rank stands in it: then it keeps its position."""
         require_epoch(epoch)
         if epoch != self.epoch:
-            self._stop_reading()
-            self._place = self._run.start._replace(epoch=epoch)
+            self._go_to(self._run.start._replace(epoch=epoch))
 
-    def __iter__(self) -> Iterator[Any]:
-        """Yield this rank's batches from the current position on, for ever."""
-        while True:
-            yield self.get_batch()
-
-    def get_batch(self) -> Any:
-        """Return the next batch: int64, shape (batch_size, seq_len), or a pair of them with `targets=True`.
-
-        An error of the thread that reads is raised here; the next call tries again from the same place.
-        """
-        if self._reading is None:
-            self._reading = self._begin(self._place)
-        try:
-            tokens, self._place = next(self._reading)
-        except BaseException:
-            self._reading = None
-            raise
+    def _read_from(self, position: Place) -> Generator[tuple[Any, Place]]:
+        batches = self._run.batches(position, self.batch_size * self.seq_len, int(self.targets))
         shape = (self.batch_size, self.seq_len)
-        return (tokens[:-1].view(shape), tokens[1:].view(shape)) if self.targets else tokens.view(shape)
-
-    def _begin(self, place: Place) -> Generator[tuple[torch.Tensor, Place]]:
-        batches = self._run.batches(place, self.batch_size * self.seq_len, int(self.targets))
-        return _ahead(batches, self._prefetch, self._device)
+        return _ahead(batches, self._prefetch, self._device, shape, self.targets)
 
     # --- state ---------------------------------------------------------------------------------------------------
 
@@ -187,7 +169,7 @@ class TextLoader(ReadingLoader):
 
         Plain JSON values, under 1 KB. Each rank has one of its own: save all of them.
         """
-        return {**self._identity(), **self._place._asdict()}
+        return {**self._identity(), **self._position._asdict()}
 
     def load_state_dict(self, state_dict: dict[str, Any], *, force: bool = False) -> None:
         """Continue with exactly the next token, with any `batch_size`, `seq_len` and `targets`.
@@ -215,9 +197,9 @@ class TextLoader(ReadingLoader):
         if place.row_group not in self._run.row_groups:
             groups = f"one of the {len(self._run.row_groups):,} of this rank"
             raise StateError(f"{self.path}: state: expected row_group {groups}, found {place.row_group:,}")
-        reading = self._begin(place)  # refuses a place that does not exist
-        self._stop_reading()
-        self._place, self._reading = place, reading
+        reading = self._read_from(place)  # refuses a place that does not exist
+        self._go_to(place)
+        self._reading = reading
 
     def _identity(self) -> dict[str, Any]:
         """The fields that must agree for a place to mean the same token."""
@@ -240,23 +222,26 @@ class TextLoader(ReadingLoader):
 
 
 def _ahead(
-    batches: Iterator[tuple[npt.NDArray[np.uint32], Place]], depth: int, device: torch.device | None
-) -> Generator[tuple[torch.Tensor, Place]]:
-    """Yield tensors that one thread makes ahead. Refers to no loader, so that dropping the loader ends the thread."""
+    batches: Iterator[tuple[npt.NDArray[np.uint32], Place]],
+    depth: int,
+    device: torch.device | None,
+    shape: tuple[int, int],
+    targets: bool,
+) -> Generator[tuple[Any, Place]]:
+    """Yield the batches that one thread makes ahead, and the place behind each."""
     import torch
 
-    if device is None:
-        for tokens, place in read_ahead(lambda _: next(batches), repeat(None), depth, threads=1):
-            yield torch.from_numpy(tokens.astype(np.int64)), place
-        return
-    ring = DeviceRing(device, torch.int64)
+    ring = None if device is None else DeviceRing(device, torch.int64)
 
-    def fill(_: None) -> tuple[torch.Tensor, Place]:
+    def make(_: None) -> tuple[torch.Tensor, Place]:
         tokens, place = next(batches)
+        if ring is None:
+            return torch.from_numpy(tokens.astype(np.int64)), place
         return ring.fill(tokens.shape, tokens.dtype, lambda out: np.copyto(out, tokens)), place
 
-    for buffer, place in read_ahead(fill, repeat(None), depth, threads=1):
-        yield ring.send(buffer), place
+    for made, place in read_ahead(make, repeat(None), depth, threads=1):
+        tokens = made if ring is None else ring.send(made)
+        yield (tokens[:-1].view(shape), tokens[1:].view(shape)) if targets else tokens.view(shape), place
 
 
 def _paths_of_split(folder: Path, split: str) -> list[Path]:

@@ -17,7 +17,7 @@ from zb_hdf5.formats.document_file import DocumentFile
 from zb_hdf5.spec import DEFAULT_SPLIT, DOCUMENTS_SUFFIX, INDEX_NAME, TokenArray, stored_dtype
 from zb_hdf5.store.index import ShardIndex
 from zb_hdf5.store.kinds import stream_format
-from zb_hdf5.store.tokens import MmapTokenStore
+from zb_hdf5.store.stream_documents import MmapTokenStore
 from zb_hdf5.store.windows import require_digests
 from zb_hdf5.token_values import bad_token_message, token_limit
 

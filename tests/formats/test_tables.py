@@ -233,10 +233,9 @@ def test_pieces_of_any_records(tmp_path_factory, stored, wanted, mapped):
     file.close()
 
 
-@pytest.mark.parametrize("suffix", [".h5", ".batch"])
-def test_a_lone_file_has_the_pieces_beside_it(tmp_path, suffix):
+def test_a_lone_file_has_the_pieces_beside_it(tmp_path):
     rng = np.random.default_rng(0)
-    path, rows = tmp_path / f"x{suffix}", [[(0, 5)], [(0, 9), (3, 0)], [(0, NO_DOCUMENT)], [(0, 13), (7, 90)]]
+    path, rows = tmp_path / "x.h5", [[(0, 5)], [(0, 9), (3, 0)], [(0, NO_DOCUMENT)], [(0, 13), (7, 90)]]
     with open_writer(path, batch_size=2, seq_len=8, backend="auto") as writer:
         writer.write(rng.integers(0, 9, (2, 2, 8)))
     with open_reader(path) as reader:

@@ -77,7 +77,7 @@ class BatchReader:
         self.columns: dict[str, tuple[Run, ...]] = {}
         self._fingerprint: str | None = None
         self._source = source
-        self._beside: RecordDocuments | None = None
+        self.record_documents: RecordDocuments | None = None
         self._is_int32 = meta.dtype == np.uint32
         self._open_field: Callable[[str], BatchReader] | None = None
         self._fields: dict[str, BatchReader] = {}
@@ -423,7 +423,7 @@ class BatchReader:
     @property
     def documents(self) -> Documents | None:
         """The documents behind the records, by the offsets of tokens; None where none are stored."""
-        return None if self._beside is None else self._beside.documents()
+        return None if self.record_documents is None else self.record_documents.documents()
 
     @property
     def overlap(self) -> int:
@@ -433,7 +433,7 @@ class BatchReader:
     @property
     def has_pieces(self) -> bool:
         """Whether it is stored which parts of documents lie in the records."""
-        return self._beside is not None and self._beside.has_pieces
+        return self.record_documents is not None and self.record_documents.has_pieces
 
     @property
     def has_padding(self) -> bool:
@@ -466,22 +466,22 @@ class BatchReader:
             raise BatchIndexError(
                 f"{self.path}: expected records in 0..{self.num_records * parts - 1:,}, found {records}"
             )
-        if self._beside is None or not self.has_pieces:
+        if self.record_documents is None or not self.has_pieces:
             raise BackendError(
                 f"{self.path}: holds no documents (a store that is written live never has them); convert again from "
                 "text, or from a store that has them"
             )
         if parts == 1:
-            return self._beside.read_pieces(numbers)
+            return self.record_documents.read_pieces(numbers)
         stored, places = np.unique(numbers // parts, return_inverse=True)
-        return self._beside.read_pieces(stored).cut(length).take(places * parts + numbers % parts)
+        return self.record_documents.read_pieces(stored).cut(length).take(places * parts + numbers % parts)
 
     def read_batch_pieces(self, index: SupportsIndex) -> Pieces:
         """Return which parts of documents lie in the records of one batch. Raises as `read_pieces` does."""
         number, size = self._check(index), self.meta.batch_size
-        if self._beside is None:
+        if self.record_documents is None:
             return self.read_pieces(np.arange(number * size, (number + 1) * size))  # says what is missing
-        return self._beside.read_run(number * size, (number + 1) * size)
+        return self.record_documents.read_run(number * size, (number + 1) * size)
 
     def stretch_of_batch(self, index: int) -> tuple[int, int] | None:
         """Return where a batch begins and ends in the document stream, if all its tokens follow each other there.
@@ -510,8 +510,8 @@ class BatchReader:
             reader.close()
         self._fields = {}
         self._source.close()
-        if self._beside is not None:
-            self._beside.close()
+        if self.record_documents is not None:
+            self.record_documents.close()
         self._source = ClosedSource(self.path, self._source.access)
 
     def _check(self, index: SupportsIndex) -> int:

@@ -24,7 +24,8 @@ from zb_hdf5.store.index import ShardIndex, find_index
 from zb_hdf5.store.kinds import is_stream
 from zb_hdf5.store.opening import open_reader
 from zb_hdf5.store.shards import ShardedReader
-from zb_hdf5.store.tokens import MmapTokenStore, npy_files
+from zb_hdf5.store.stream_documents import MmapTokenStore
+from zb_hdf5.store.tokens import npy_files
 from zb_hdf5.text.tokenizers import tokenizer_named
 
 

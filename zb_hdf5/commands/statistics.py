@@ -21,7 +21,7 @@ from zb_hdf5.formats.documents import DocumentTable
 from zb_hdf5.spec import TokenArray
 from zb_hdf5.store.kinds import is_stream
 from zb_hdf5.store.opening import open_reader
-from zb_hdf5.store.tokens import MmapTokenStore
+from zb_hdf5.store.stream_documents import MmapTokenStore
 
 Counts = npt.NDArray[np.int64]
 

@@ -31,7 +31,7 @@ from zb_hdf5.loaders.states import (
     require_same,
     shown,
 )
-from zb_hdf5.store import tokens
+from zb_hdf5.store import stream_documents
 from zb_hdf5.text.corpus import DocumentFile, open_documents
 from zb_hdf5.text.tokenizers import load_tokenizer
 
@@ -42,7 +42,7 @@ WINDOW_ORDERS: Final = ("epoch", "random")
 Windows = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 
 
-class MmapTokenStore(tokens.MmapTokenStore):
+class MmapTokenStore(stream_documents.MmapTokenStore):
     """One long sequence of tokens over the files of a store, which may grow.
 
     Parameters
@@ -175,7 +175,7 @@ class SlidingWindowDataloader:
 
     def __init__(
         self,
-        store: tokens.MmapTokenStore,
+        store: stream_documents.MmapTokenStore,
         window_size: int,
         batch_size: int,
         *,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,12 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.documents.document import Document, Spans
-from zb_hdf5.documents.pieces import Pieces, ranges
+from zb_hdf5.documents.pieces import ranges
 from zb_hdf5.errors import BatchIndexError, FormatError
-from zb_hdf5.files.open_files import OpenFiles, finding
+from zb_hdf5.files.open_files import OpenFiles
 from zb_hdf5.files.paths import RemotePath, any_path
 from zb_hdf5.formats.document_file import DocumentFile, DocumentPart, documents_path, joined_spans, no_spans
-from zb_hdf5.formats.pieces import PiecesFile, pieces_path
 from zb_hdf5.formats.span_values import Decode
 from zb_hdf5.spec import NO_DOCUMENT
 
@@ -202,41 +200,3 @@ class DocumentTable:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._reset()
-
-
-class DocumentsBeside:
-    """What lies beside a lone file of batches: its pieces, and its documents. See `RecordDocuments`."""
-
-    def __init__(self, path: Path, num_records: int, seq_len: int, tokens_sha256: str | None, verify: str) -> None:
-        self._path, self._facts, self._sha256, self._verify = path, (num_records, seq_len), tokens_sha256, verify
-        self._pieces: PiecesFile | None = None
-        self._documents: DocumentTable | None = None
-
-    @cached_property
-    def has_pieces(self) -> bool:
-        return pieces_path(self._path).exists()
-
-    def read_pieces(self, records: npt.NDArray[np.int64]) -> Pieces:
-        return (self._pieces or self._open_pieces()).read(records)
-
-    def read_run(self, start: int, stop: int) -> Pieces:
-        return (self._pieces or self._open_pieces()).read_run(start, stop)
-
-    def _open_pieces(self) -> PiecesFile:
-        with finding(self):
-            if self._pieces is None:
-                self._pieces = PiecesFile(self._path, *self._facts, tokens_sha256=self._sha256, verify=self._verify)
-            return self._pieces
-
-    def documents(self) -> DocumentTable | None:
-        if self._documents is None:
-            with finding(self):
-                if self._documents is None:
-                    self._documents = DocumentTable.beside(self._path, self._sha256, self._verify)
-        return self._documents
-
-    def close(self) -> None:
-        for file in (self._pieces, self._documents):
-            if file is not None:
-                file.close()
-        self._pieces = self._documents = None

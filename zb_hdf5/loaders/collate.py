@@ -12,7 +12,7 @@ from zb_hdf5.errors import ArgumentError
 from zb_hdf5.loaders.document_batches import Documents, FieldColumn, gather, packed_pieces, padded_pieces
 from zb_hdf5.loaders.extras import as_tensor
 from zb_hdf5.loaders.order import IndexArray
-from zb_hdf5.store.tokens import MmapTokenStore
+from zb_hdf5.store.stream_documents import MmapTokenStore
 
 
 class Collation(NamedTuple):

@@ -18,7 +18,7 @@ from zb_hdf5.documents.pieces import Pieces, ends_of
 from zb_hdf5.errors import ArgumentError
 from zb_hdf5.loaders.order import GlobalOrder, IndexArray, Order
 from zb_hdf5.spec import NO_DOCUMENT
-from zb_hdf5.store.tokens import MmapTokenStore
+from zb_hdf5.store.tokens import TokenStore
 
 #: What to do with a document that is longer than `max_tokens`.
 TOO_LONG: Final = ("refuse", "truncate", "drop")
@@ -31,7 +31,7 @@ BUCKET_EPOCH: Final = 2**32
 
 
 class Column(Protocol):
-    """Values of consecutive tokens of a stream: `MmapTokenStore` is one."""
+    """Values of consecutive tokens of a stream: `TokenStore` is one."""
 
     def get_slice(self, start: int, stop: int) -> npt.NDArray[Any]:
         """Return those of tokens `start` to `stop`, shape (stop - start, ...)."""
@@ -43,12 +43,12 @@ class FieldColumn(NamedTuple):
     Attributes
     ----------
     values
-        As `MmapTokenStore.field` gives them: a token counts as all the values that it has.
+        As `TokenStore.field` gives them: a token counts as all the values that it has.
     shape
         Of the values of one token.
     """
 
-    values: MmapTokenStore
+    values: TokenStore
     shape: tuple[int, ...]
 
     def get_slice(self, start: int, stop: int) -> npt.NDArray[Any]:

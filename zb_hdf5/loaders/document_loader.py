@@ -39,7 +39,7 @@ from zb_hdf5.loaders.states import (
 from zb_hdf5.loaders.steps import resolve_rank
 from zb_hdf5.spec import DEFAULT_SPLIT
 from zb_hdf5.store.kinds import is_stream
-from zb_hdf5.store.tokens import MmapTokenStore
+from zb_hdf5.store.stream_documents import MmapTokenStore
 
 COLLATES: Final = ("pad", "pack")
 SHUFFLES: Final = ("global", "lengths", "sequential")

@@ -16,6 +16,7 @@ from zb_hdf5.files.publishing import PARTIAL_SUFFIX, partial_path
 from zb_hdf5.formats.registry import BACKENDS, FORMATS, backend_of_suffix, detect_backend
 from zb_hdf5.spec import DEFAULT_SPLIT, INDEX_NAME, NO_CODEC, StoreMeta, codec_named, stored_dtype
 from zb_hdf5.store.kinds import is_stream, stream_format
+from zb_hdf5.store.store_documents import attach_documents
 
 if TYPE_CHECKING:
     from zb_hdf5.store.index import ShardIndex
@@ -178,7 +179,8 @@ def _open_file(
     options = {} if dataset is None else {"dataset": dataset}
     if options and not BACKENDS[found].has_datasets:
         raise BackendError(f"{path}: dataset={dataset!r} needs an HDF5 file, found a {found!r} file")
-    return BACKENDS[found].open(path, access=access, verify=verify, **options)
+    reader = BACKENDS[found].open(path, access=access, verify=verify, **options)
+    return reader if dataset is not None else attach_documents(reader, verify)
 
 
 def _open_windows(path: Path, backend: str, dataset: str | None, **options: Any) -> BatchReader:

@@ -98,7 +98,7 @@ class ShardedReader(BatchReader):
         super().__init__(folder, index.meta, index.num_batches, source)
         self.index, self.complete = index, index.complete
         if index.complete:
-            self._beside = StoreDocuments(folder, index, verify)
+            self.record_documents = StoreDocuments(folder, index, verify)
         self.backend = " and ".join(sorted(backends))
         self.sha256 = index.sha256 if index.complete else None
         self.verify = verify

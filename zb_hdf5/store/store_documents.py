@@ -1,4 +1,4 @@
-"""The pieces and the documents of a store, over all its shards."""
+"""The pieces and the documents of a store or a lone file, which are attached to a reader of its tokens."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.documents.pieces import Pieces, concatenate
-from zb_hdf5.files.open_files import OpenFiles
+from zb_hdf5.files.open_files import OpenFiles, finding
 from zb_hdf5.files.paths import RemotePath
 from zb_hdf5.formats.documents import DocumentTable
-from zb_hdf5.formats.pieces import PiecesFile
+from zb_hdf5.formats.pieces import PiecesFile, pieces_path
 from zb_hdf5.store.index import ShardIndex
 
 
@@ -96,3 +97,48 @@ class StoreDocuments:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._reset()
+
+
+class LoneDocuments:
+    """The pieces and the documents of a lone file of batches. See `RecordDocuments`."""
+
+    def __init__(self, path: Path, num_records: int, seq_len: int, tokens_sha256: str | None, verify: str) -> None:
+        self._path, self._facts, self._sha256, self._verify = path, (num_records, seq_len), tokens_sha256, verify
+        self._pieces: PiecesFile | None = None
+        self._documents: DocumentTable | None = None
+
+    @cached_property
+    def has_pieces(self) -> bool:
+        return pieces_path(self._path).exists()
+
+    def read_pieces(self, records: npt.NDArray[np.int64]) -> Pieces:
+        return (self._pieces or self._open_pieces()).read(records)
+
+    def read_run(self, start: int, stop: int) -> Pieces:
+        return (self._pieces or self._open_pieces()).read_run(start, stop)
+
+    def _open_pieces(self) -> PiecesFile:
+        with finding(self):
+            if self._pieces is None:
+                self._pieces = PiecesFile(self._path, *self._facts, tokens_sha256=self._sha256, verify=self._verify)
+            return self._pieces
+
+    def documents(self) -> DocumentTable | None:
+        if self._documents is None:
+            with finding(self):
+                if self._documents is None:
+                    self._documents = DocumentTable.beside(self._path, self._sha256, self._verify)
+        return self._documents
+
+    def close(self) -> None:
+        for file in (self._pieces, self._documents):
+            if file is not None:
+                file.close()
+        self._pieces = self._documents = None
+
+
+def attach_documents(reader: BatchReader, verify: str) -> BatchReader:
+    """Give the reader of a lone file of batches its documents, where it may have some; return it."""
+    if reader.complete:
+        reader.record_documents = LoneDocuments(reader.path, reader.num_records, reader.seq_len, reader.sha256, verify)
+    return reader

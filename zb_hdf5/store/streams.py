@@ -15,7 +15,7 @@ from zb_hdf5.files.digests import crc32_of
 from zb_hdf5.files.paths import local_path
 from zb_hdf5.formats.document_file import DocumentPart, part_of
 from zb_hdf5.formats.documents import DocumentTable
-from zb_hdf5.formats.pieces import PiecesFile
+from zb_hdf5.formats.pieces import PiecesFile, pieces_path
 from zb_hdf5.formats.registry import FORMATS, open_chunks
 from zb_hdf5.formats.sidecar import ensure_crc32_file
 from zb_hdf5.spec import DEFAULT_SPLIT, DOCUMENTS_PREFIX, NOT_KNOWN, STREAM_LAYOUT, StoreMeta
@@ -127,7 +127,8 @@ def entry_of(reader: BatchReader, split: str | None = None) -> ShardEntry:
     fields = {field.name: reader.field(field.name) for field in reader.meta.fields}
     digests = {name: _digest_of(field) for name, field in fields.items()}
     columns = reader.columns | {column: runs for field in fields.values() for column, runs in field.columns.items()}
-    pieces, known_split = _pieces_of(reader) if reader.has_pieces else (None, DEFAULT_SPLIT)
+    has_pieces = pieces_path(reader.path).exists() and reader.meta.layout != STREAM_LAYOUT
+    pieces, known_split = _pieces_of(reader) if has_pieces else (None, DEFAULT_SPLIT)
     return ShardEntry(
         reader.path.name, reader.backend, reader.path.stat().st_size, reader.num_batches, reader.token_count,
         reader.sha256 or reader.token_sha256(), NOT_KNOWN if crc32 is None else crc32_of(crc32),

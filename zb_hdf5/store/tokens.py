@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 from bisect import bisect_right
-from contextlib import closing
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final, Self
@@ -22,11 +21,8 @@ from zb_hdf5.field import Field
 from zb_hdf5.files.extents import Extents
 from zb_hdf5.files.identity import Identity
 from zb_hdf5.files.objects import IN_FLIGHT
-from zb_hdf5.files.open_files import OpenFiles, finding
+from zb_hdf5.files.open_files import OpenFiles
 from zb_hdf5.files.paths import RemotePath, any_path, require_remote_access
-from zb_hdf5.formats.document_file import DocumentPart
-from zb_hdf5.formats.documents import DocumentTable
-from zb_hdf5.formats.hdf5.document_offsets import DocumentOffsets
 from zb_hdf5.formats.hdf5.file import read_crc32_of
 from zb_hdf5.formats.hdf5.places import compressed_tokens
 from zb_hdf5.formats.hdf5.stream_reader import StreamInspection, inspect_stream
@@ -41,7 +37,6 @@ from zb_hdf5.formats.hdf5.token_file import (
 from zb_hdf5.formats.npy import read_npy_header
 from zb_hdf5.spec import (
     DEFAULT_SPLIT,
-    DOCUMENTS_SUFFIX,
     INDEX_NAME,
     NO_BOUNDARY,
     NO_CODEC,
@@ -51,7 +46,6 @@ from zb_hdf5.spec import (
     combine_sha256,
     crc32_column,
 )
-from zb_hdf5.store.document_edges import DocumentEdges
 from zb_hdf5.store.index import ShardIndex, find_index, require_files
 from zb_hdf5.store.proof import open_proved, require_proof
 from zb_hdf5.store.table import ShardEntry
@@ -69,8 +63,8 @@ def npy_files(path: Path) -> list[Path]:
     return sorted(file for file in path.glob("*.npy") if file.is_file() and not file.name.startswith("."))
 
 
-class MmapTokenStore:
-    """The tokens of a stream as one sequence, whichever files they lie in.
+class TokenStore:
+    """The tokens of a stream as one sequence, whichever files they lie in; of their documents, the number only.
 
     Thread-safe, usable after fork, picklable. Files are opened when they are first read, and as many of them stay open
     as the process may have.
@@ -120,7 +114,7 @@ class MmapTokenStore:
         self._index: ShardIndex | None = None
         self._field: Field | None = None
         self.fields: tuple[Field, ...] = ()
-        self.codec = NO_CODEC
+        self.codec, self.complete = NO_CODEC, True
         self.compressed: CompressedTokens | None = None  # of a lone file
         self._identities: dict[int, Identity] = {}  # of the files that were open once
         folder = self.path.parent if self.path.name == INDEX_NAME else self.path
@@ -135,8 +129,6 @@ class MmapTokenStore:
         self._starts = [0, *accumulate(counts)]
         self._firsts = np.array(self._starts[:-1])
         self.num_tokens = self._starts[-1]
-        self.edges = DocumentEdges(self.paths, self._starts, self._identities, self.document_count, verify)
-        self._documents: DocumentTable | None = None
         self._reset()
         if verify == "batch":
             self._file(0, 0)  # says what is missing
@@ -161,7 +153,7 @@ class MmapTokenStore:
         self.boundary_token_id, self.vocab_size = meta.boundary_token_id, meta.vocab_size
         self.tokenizer, self.fields, self.codec = meta.tokenizer, meta.fields, meta.codec
 
-    def field(self, name: str) -> MmapTokenStore:
+    def field(self, name: str) -> TokenStore:
         """Return the values of a field as a store of their own: each token counts as `size` values of it.
 
         Raises
@@ -173,7 +165,7 @@ class MmapTokenStore:
         if found is None:
             known = ", ".join(field.name for field in self.fields) or "none is"
             raise ArgumentError(f"{self.path}: expected a field that is stored ({known}), found {name!r}")
-        other = MmapTokenStore.__new__(MmapTokenStore)
+        other = TokenStore.__new__(TokenStore)
         other.__setstate__(self.__getstate__())
         other._field, other.dtype, other.fields, other._identities, other._sha256 = found, found.dtype, (), {}, []
         other._index = None if self._index is None else self._index.of_field(name)
@@ -202,9 +194,7 @@ class MmapTokenStore:
         self.compressed = compressed_tokens(found.places)
         self._take_meta(found.meta)
         self.paths = [self.path]
-        if not found.complete:  # a killed writer may have been ahead with documents
-            with closing(DocumentOffsets(self.path, found.token_count, found.identity)) as offsets:
-                self.document_count = len(offsets.rows()) - 1
+        self.complete = found.complete
         self._sha256 = [] if found.sha256 is None else [found.sha256]
         return [found.token_count]
 
@@ -344,58 +334,6 @@ class MmapTokenStore:
             self._file(number, start).will_need(start - first, end - first)
             start = end
 
-    @property
-    def doc_offsets(self) -> npt.NDArray[np.uint64]:
-        """Where each document begins and the last one ends, in tokens of the whole store, shape (D + 1,).
-
-        Read from all files at the first call, and kept: 8 bytes for each. `.npy` files know no documents: each counts
-        as one.
-        """
-        return self.edges.all()
-
-    @property
-    def documents(self) -> DocumentTable:
-        """The documents with all that is stored of them; of a file that has no table, their places.
-
-        Offsets are those of the tokens of this store.
-        """
-        if self._documents is None:
-            with finding(self):
-                if self._documents is None:
-                    self._documents = DocumentTable(self.paths[0].parent, self._document_parts(), self._verify)
-        return self._documents
-
-    def _document_parts(self) -> list[DocumentPart]:
-        parts: list[DocumentPart] = []
-        if self._index is None:
-            beside = None
-            if self.path.is_file():
-                beside = DocumentTable.beside(self.path, "".join(self._sha256), self._verify)
-            known = {} if beside is None else {self.path.name: beside.parts[0]}
-            counts = (
-                [self.document_count] if self.path.suffix != ".npy" and self.path.is_file() else [1] * len(self.paths)
-            )
-        else:
-            known = {part.path.removesuffix(DOCUMENTS_SUFFIX): part for part in self._index.documents}
-            counts = self._index.table.values["document_count"].tolist()
-        first = 0
-        for number, (path, count) in enumerate(zip(self.paths, counts, strict=True)):
-            start, stop = self._starts[number : number + 2]
-            name = path.name if self._index is None else self._index.table.values["path"][number]
-            part = known.get(name, DocumentPart(name, 0, ""))
-            parts.append(
-                part._replace(first_token=start, token_count=stop - start, first_document=first, document_count=count)
-            )
-            first += count
-        return parts
-
-    def document(self, number: int) -> TokenArray:
-        """Return the tokens of one document, its boundary token included."""
-        if not 0 <= number < len(self.doc_offsets) - 1:
-            raise BatchIndexError(f"{self.path}: no document {number:,}: it has {self.document_count:,}")
-        start, stop = self.doc_offsets[number : number + 2].tolist()
-        return self.get_slice(start, stop)
-
     def _file(self, number: int, start: int) -> TokenFile:
         """Return a file, of which token `start` of the store is about to be read."""
         known = self._files.known.get(number)
@@ -457,9 +395,6 @@ class MmapTokenStore:
         """Close the files. Views that were returned stay valid."""
         for file in self._files.files().values():
             file.close()
-        self.edges.close()
-        if self._documents is not None:
-            self._documents.close()
         self._reset()
 
     def __len__(self) -> int:

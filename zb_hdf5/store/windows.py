@@ -12,14 +12,12 @@ import numpy.typing as npt
 
 from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.columns.source import CopyingSource
-from zb_hdf5.documents.pieces import Pieces, padding
-from zb_hdf5.documents.segments import pieces_of_windows
 from zb_hdf5.errors import ArgumentError, UnverifiableError, ZbError
 from zb_hdf5.files.paths import any_path
-from zb_hdf5.formats.documents import DocumentTable
 from zb_hdf5.spec import DTYPE_BY_NAME, NO_CODEC, StoreMeta, TokenArray
 from zb_hdf5.store.index import ShardIndex
-from zb_hdf5.store.tokens import MmapTokenStore
+from zb_hdf5.store.stream_documents import MmapTokenStore, WindowDocuments
+from zb_hdf5.store.tokens import TokenStore
 from zb_hdf5.store.verify import verify_store
 from zb_hdf5.token_values import as_stored
 
@@ -105,7 +103,7 @@ class WindowReader(BatchReader):
             )
         self.stride = seq_len
         super().__init__(store.path, meta, num_batches, _WindowSource(store, meta, seq_len))
-        self._beside = _WindowDocuments(store, meta.seq_len, seq_len)
+        self.record_documents = WindowDocuments(store, meta.seq_len, seq_len)
         self.dropped_tokens = store.num_tokens - overlap - num_batches * batch_size * seq_len
 
     @property
@@ -186,35 +184,10 @@ def require_digests(path: Path, split: str | None = None) -> None:
             raise UnverifiableError(f"{report.path}: cannot be verified: {report.missing}")
 
 
-class _WindowDocuments:
-    """The documents of a stream by its windows. See `RecordDocuments`."""
-
-    has_pieces = True
-
-    def __init__(self, store: MmapTokenStore, seq_len: int, stride: int) -> None:
-        self._store, self._seq_len, self._stride = store, seq_len, stride
-
-    def read_pieces(self, records: npt.NDArray[np.int64]) -> Pieces:
-        starts = records * self._stride
-        if not len(starts):
-            return padding(0, self._seq_len)
-        edges, end = self._store.edges.near(starts, self._seq_len)
-        return pieces_of_windows(edges, starts, self._seq_len, end)
-
-    def read_run(self, start: int, stop: int) -> Pieces:
-        return self.read_pieces(np.arange(start, stop))
-
-    def documents(self) -> DocumentTable:
-        return self._store.documents
-
-    def close(self) -> None:
-        """Do nothing: the store closes its files."""
-
-
 class _WindowSource(CopyingSource):
     """Gathers windows. See `BatchSource`."""
 
-    def __init__(self, store: MmapTokenStore, meta: StoreMeta, stride: int) -> None:
+    def __init__(self, store: TokenStore, meta: StoreMeta, stride: int) -> None:
         self._store, self._meta, self._stride = store, meta, stride
         self.access, self.in_flight = store.access, store.in_flight
         self.wants_threads = store.codec != NO_CODEC

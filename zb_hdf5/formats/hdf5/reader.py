@@ -22,7 +22,6 @@ from zb_hdf5.columns.writer import Columns
 from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError, Remedy, UnverifiableError
 from zb_hdf5.files.extents import Extents, Run
 from zb_hdf5.files.paths import any_path
-from zb_hdf5.formats.documents import DocumentsBeside
 from zb_hdf5.formats.hdf5.fields import HDF5FieldReader, fields_in
 from zb_hdf5.formats.hdf5.file import (
     bytes_elsewhere,
@@ -116,8 +115,6 @@ class HDF5BatchReader(BatchReader):
         self.complete, self.sha256, self.columns = found.complete, found.sha256, found.columns
         self.extents, self.compressed = plain_extents(found.places), compressed_tokens(found.places)
         self._open_field = partial(HDF5FieldReader, path, access=access, verify="none" if verify == "store" else verify)
-        if self.complete and dataset is None:
-            self._beside = DocumentsBeside(path, self.num_records, self.seq_len, self.sha256, verify)
         if not self.complete:
             self.refresh()  # opens the file now: once it is published, its partial's name is gone
         if self.complete:

@@ -321,7 +321,7 @@ READS_A_PATH = ["info", "verify", "repair", "doctor", "index rebuild", *(n for n
 
 
 #: Stores are read behind URLs as well.
-TAKES_URLS = {"info", "verify", *(f"convert {name}-to-{other}" for name, other in (
+TAKES_URLS = {"info", "verify", "doctor", *(f"convert {name}-to-{other}" for name, other in (
     ("hdf5", "batch"), ("hdf5", "hdf5"), ("hdf5", "npy"), ("batch", "hdf5"), ("batch", "npy")
 ))}  # fmt: skip
 BAD_PATHS = [

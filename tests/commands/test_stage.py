@@ -128,6 +128,19 @@ def test_a_state_says_what_is_left_of_its_epoch(store, folder, tmp_path):
     same(read_from_cache_alone(folder, store, state, rank=3, **options), plain_steps(store, state, rank=3, **options))
 
 
+def test_at_the_end_of_an_epoch_the_next_one_is_copied(store, folder, tmp_path):
+    options = {"seed": 9, "batch_size": 4}
+    with Loader(store, rank=0, world_size=WORLD, epoch=2, **options) as loader:
+        steps = [loader.get_batch() for _ in range(len(loader))]
+        state = loader.state_dict()
+    assert len(steps) * 4 * WORLD == state["position"]
+    (tmp_path / "state.json").write_text(json.dumps(state))
+    words = ["--state", tmp_path / "state.json", "--ranks", 3, "--world-size", WORLD]
+    assert staged(store, folder, *words)["copied"] == len(steps)
+    options["epoch"] = 3
+    same(read_from_cache_alone(folder, store, rank=3, **options), plain_steps(store, rank=3, **options))
+
+
 def test_fields_are_copied_too(store, folder):
     found = staged(store, folder, "--field", "mask")
     assert found == {"batches": 128, "num_bytes": TOKENS.nbytes + MASK.nbytes, "present": 0, "copied": 128}

@@ -15,10 +15,12 @@ from functools import partial
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from contract import check_reader, random_tokens
 from torch.utils.data import DataLoader
 
 from zb_hdf5 import ArgumentError, HDF5ShardWriter, Loader, MixedLoader, open_reader, open_writer
+from zb_hdf5.commands.zb import zb
 from zb_hdf5.store import cache_folder
 from zb_hdf5.store.cache import Cache, column_of
 from zb_hdf5.store.cache_folder import occupied_bytes
@@ -226,7 +228,7 @@ def test_a_batch_that_a_running_process_has_missed_is_found_when_another_one_bri
 FIELDS = {"mask": "u1", "weight": np.dtype([("a", "<f4"), ("b", "<i8")])}
 
 
-@pytest.mark.parametrize("name", ["x.h5", "x.batch"])
+@pytest.mark.parametrize("name", ["x.h5"])
 def test_fields_are_kept_beside_the_tokens(name, tmp_path, folder):
     tokens, values = random_tokens(6, 4, 16), {}
     for number, (field, dtype) in enumerate(FIELDS.items()):
@@ -392,6 +394,27 @@ def test_a_loader_reads_what_is_in_the_cache_without_threads(served, write_store
         first = [step.numpy() for step in loader]
         monkeypatch.setattr("zb_hdf5.loaders.step_reader.read_ahead", None)
         np.testing.assert_array_equal(first, [step.numpy() for step in loader])
+
+
+def test_a_store_behind_a_url_is_staged_and_diagnosed(served, write_store, tokens, folder):
+    place, url = served
+    write_store(place / "store", tokens, (2,))
+    done = CliRunner().invoke(zb, ["stage", f"{url}/store", str(folder), "--json", "--quiet"])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["copied"] == len(tokens)
+    (place / "store" / "shard-00000.h5").unlink()
+    with open_reader(f"{url}/store", cache=folder) as reader:
+        np.testing.assert_array_equal(np.stack([reader.read_batch_torch(k).numpy() for k in range(2)]), tokens[:2])
+    done = CliRunner().invoke(zb, ["doctor", f"{url}/store"])
+    assert done.exit_code == 1
+    assert "shard-00000.h5: no such object" in done.stderr or "no such object" in done.output
+    write_store(place / "other", tokens, (2,))
+    done = CliRunner().invoke(zb, ["doctor", f"{url}/other", "--json"])
+    assert done.exit_code == 0, done.output
+    found = {finding["name"]: finding for finding in json.loads(done.stdout)["findings"]}
+    assert found["reads"]["state"] == "ok"
+    assert found["reads"]["text"].endswith(f"over {len(tokens)} shuffled batches")
+    assert found["use"]["text"] == f"Loader('{url}/other')"
 
 
 # --- processes -------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Looks for what would stop or slow down training from a path on this machine."""
+"""`zb doctor`: finds problems that would stop or slow down training from a path or URL on this machine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
+from typing import Any, Final
 
 import h5py
 
@@ -21,24 +23,34 @@ from zb_hdf5.files.extent_file import network_file_system
 from zb_hdf5.files.extents import Extents
 from zb_hdf5.files.locks import NO_LOCKS
 from zb_hdf5.files.open_files import DESCRIPTORS_PER_MAPPED_FILE, room_under
-from zb_hdf5.files.paths import local_path
+from zb_hdf5.files.paths import RemotePath, any_path
 from zb_hdf5.formats.registry import format_of
+from zb_hdf5.loaders.loader import Loader
 from zb_hdf5.store.kinds import is_stream
 from zb_hdf5.store.opening import open_reader
 from zb_hdf5.store.shards import ShardedReader
 from zb_hdf5.store.windows import WindowReader
 
-CACHE_SAMPLES = 64
-GOOD_RUNS = 4
-LOW_SPACE_BYTES = 1 << 30
-LOW_INODES = 1000
-#: Where the kernel of each node keeps flock to itself, unless the file system brings its own.
-LOCAL_LOCKS = "fuse"
+#: Batches that are looked up in the page cache.
+CACHE_SAMPLES: Final = 64
+GOOD_RUNS: Final = 4
+LOW_SPACE_BYTES: Final = 1 << 30
+LOW_INODES: Final = 1000
+#: A file system whose nodes keep flock to themselves, unless it brings its own.
+LOCAL_LOCKS: Final = "fuse"
+#: Bytes of a timed pass over local files, and over objects: all batches of a smaller store.
+PASS_BYTES: Final = {False: 1 << 30, True: 64 << 20}
+#: Timed passes of each access, in turns; the fastest one counts.
+PASSES: Final = 3
+#: The other access is named where the time that `access="auto"` takes is larger by this factor.
+WORTH_NAMING: Final = 1.2
+#: Shorter passes say nothing.
+LEAST_PASS_S: Final = 0.02
 
 
 @dataclass
 class Finding:
-    """One thing that was looked at. `state` is "ok", "note" or "problem"; only a problem stops training."""
+    """The result of one check. `state` is "ok", "note" or "problem"; only a problem stops training."""
 
     name: str
     state: str
@@ -50,25 +62,18 @@ class Finding:
 
 
 def diagnose(path: str | os.PathLike[str]) -> list[Finding]:
-    """Return the findings about `path` and this machine.
+    """Return the findings about a path or URL and this machine.
 
     Raises
     ------
     FormatError, IncompleteError
         If it cannot be opened at all.
     """
-    path = local_path(path)
-    folder = path if path.is_dir() else path.parent
-    network = network_file_system(folder)
-    findings = [
-        Finding("file system", "ok", network or "local"),
-        _locks(folder, network),
-        _libraries(),
-        *_space(folder),
-    ]
-    start = time.perf_counter()
-    size = 1 if is_stream(path) else None
+    path = any_path(path)
+    findings = [_libraries(), *([] if isinstance(path, RemotePath) else _about_folder(path))]
+    start_s = time.perf_counter()
     try:
+        size = 1 if is_stream(path) else None
         reader = open_reader(path, batch_size=size, seq_len=size)
     except UnavailableError as error:
         return [*findings, Finding("open", "problem", message_of(error))]
@@ -77,16 +82,27 @@ def diagnose(path: str | os.PathLike[str]) -> list[Finding]:
             raise
         return [*findings, Finding("open", "problem", str(error), "export HDF5_USE_FILE_LOCKING=FALSE")]
     with reader:
-        missing = list(_problems(reader))
+        missing = [] if isinstance(path, RemotePath) else list(_problems(reader))
         findings += missing or [Finding("filters", "ok", "none is missing")]
         if not missing and reader.num_batches:
             reader.read_batch(0)
-            findings.append(Finding("first batch", "ok", f"after {(time.perf_counter() - start) * 1000:.1f} ms"))
-            findings.append(_cache(reader))
-        findings += [_layout(reader), _open_files(reader)]
+            findings.append(Finding("first batch", "ok", f"after {(time.perf_counter() - start_s) * 1000:.1f} ms"))
+            if not isinstance(path, RemotePath):
+                findings.append(_page_cache(reader))
+            if size is None and reader.complete:
+                findings.append(_speed(reader))
+        if not isinstance(path, RemotePath):
+            findings += [_layout(reader), _open_files(reader)]
         more = "batch_size=..., seq_len=..., " if size else ""
-        findings.append(Finding("use", "ok", f"Loader({str(path)!r}, {more}access={reader.access!r})"))
+        access = "" if isinstance(path, RemotePath) else f"access={reader.access!r}"
+        findings.append(Finding("use", "ok", f"Loader({str(path)!r}, {more}{access})".replace(", )", ")")))
     return findings
+
+
+def _about_folder(path: Path) -> list[Finding]:
+    folder = path if path.is_dir() else path.parent
+    network = network_file_system(folder)
+    return [Finding("file system", "ok", network or "local"), _locks(folder, network), *_space(folder)]
 
 
 def _locks(folder: Path, network: str | None) -> Finding:
@@ -168,11 +184,43 @@ def _open_files(reader: BatchReader) -> Finding:
     return Finding("open files", "note" if kept < shards else "ok", text, "raise it" if kept < shards else "")
 
 
-def _cache(reader: BatchReader) -> Finding:
+def _page_cache(reader: BatchReader) -> Finding:
     count = min(CACHE_SAMPLES, reader.num_batches)
-    cached = sum(reader.is_cached(i * reader.num_batches // count) for i in range(count))
-    known = "" if reader.access != "h5py" else " (not known through h5py)"
-    known = " (not known of compressed ones)" if reader.wants_threads else known
-    return Finding(
-        "page cache", "ok", f"{cached / count:.0%} of {counted(count, 'sampled batch', 'sampled batches')}{known}"
-    )
+    unknown = "" if reader.access != "h5py" else " (not known through h5py)"
+    unknown = " (not known of compressed ones)" if reader.wants_threads else unknown
+    text = f"{_cached_share(reader):.0%} of {counted(count, 'sampled batch', 'sampled batches')}{unknown}"
+    return Finding("page cache", "ok", text)
+
+
+def _cached_share(reader: BatchReader) -> float:
+    count = min(CACHE_SAMPLES, reader.num_batches)
+    return sum(reader.is_cached(i * reader.num_batches // count) for i in range(count)) / count
+
+
+def _speed(reader: BatchReader) -> Finding:
+    """Time a shuffled pass by default, and by each access that local plain files have."""
+    is_remote = isinstance(reader.path, RemotePath)
+    steps = max(1, min(reader.num_batches, PASS_BYTES[is_remote] // reader.meta.batch_bytes))
+    accesses = ["auto"]
+    if not is_remote and reader.access != "h5py" and not reader.wants_threads:
+        accesses += ["mmap", "pread"]
+    times_s: dict[str, float] = {}
+    for access in accesses * (1 if is_remote else PASSES + 1):  # the first one brings the pages
+        found_s = _pass_s(reader.path, access, steps)
+        times_s[access] = min(found_s, times_s.get(access, found_s))
+    rates = [f"{name} {steps * reader.meta.batch_bytes / each_s / 1e6:,.0f} MB/s" for name, each_s in times_s.items()]
+    best = min(times_s, key=lambda name: times_s[name])
+    slow = times_s["auto"] > max(WORTH_NAMING * times_s[best], LEAST_PASS_S)
+    text = f"{', '.join(rates)}, over {counted(steps, 'shuffled batch', 'shuffled batches')}"
+    remedy = f"access={best!r} is faster here by a fifth and more" if slow else ""
+    return Finding("reads", "note" if slow else "ok", text, remedy)
+
+
+def _pass_s(path: Path, access: str, steps: int) -> float:
+    """Return the seconds of the first steps of an epoch."""
+    options: dict[str, Any] = {"access": access, "rank": 0, "world_size": 1}
+    with Loader(path, **options) as loader:
+        start_s = time.perf_counter()
+        for _ in islice(loader, steps):
+            pass
+        return time.perf_counter() - start_s

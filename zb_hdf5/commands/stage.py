@@ -1,4 +1,4 @@
-"""`zb stage`: copies ahead what the ranks of a node will read in an epoch, into the cache that their loaders use."""
+"""`zb stage`: copies the batches that the ranks of a node will read in an epoch to the cache of their loaders."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from zb_hdf5.loaders.loader import Loader
 
 _PATH: Any = ExistingPath()
+_STORE: Any = ExistingPath(urls=True)
 _RANGE: Final = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 #: Reads of the store at the same time: enough to hide the time that a server needs to answer.
 THREADS: Final = 8
@@ -68,7 +69,7 @@ class StageReport:
 
 
 @click.command(short_help="Copy what a node's ranks will read to its own disk.")
-@click.argument("store", type=_PATH)
+@click.argument("store", type=_STORE)
 @click.argument("folder", type=NewPath())
 @click.option("--state", "state_path", type=_PATH, help="Loader state, as JSON: go on from there to the epoch's end.")
 @click.option("--seed", type=int, default=42, show_default=True, help="Seed of the loader; a state has its own.")
@@ -105,10 +106,11 @@ def stage(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Copy to FOLDER what the ranks of this node will read of STORE in an epoch.
+    """Copy the batches of STORE that the ranks of this node will read in an epoch to FOLDER.
 
-    Loaders with cache=FOLDER then read it there. What is there already is not copied again: the command can be killed,
-    and run again.
+    STORE is a path, or a URL such as s3://bucket/train. Loaders with cache=FOLDER then read the batches there. Those
+    that are there are not copied again: the command can be killed, and run again. A state at the end of its epoch
+    stands for the next epoch.
 
     \b
     Example: zb stage data/train $TMPDIR/cache --seed 42 --batch-size 32 \\
@@ -126,7 +128,11 @@ def stage(
     with _opened(store, state_path, batch_size, options) as loader:
         cache.attach(loader.reader)
         readers = [loader.reader, *map(loader.reader.field, fields)]
-        needed = batches_of_ranks(loader, chain(*(ranks or [range(world_size)])), world_size)
+        of_node = list(chain(*(ranks or [range(world_size)])))
+        needed = batches_of_ranks(loader, of_node, world_size)
+        if not needed.size:  # the state is at the end of its epoch
+            loader.set_epoch(loader.epoch + 1)
+            needed = batches_of_ranks(loader, of_node, world_size)
         with Progress("stage", 0, enabled=not quiet, unit="B") as progress:
             report = stage_batches(readers, needed, progress)
     print_report(vars(report), report.lines(), as_json=as_json, quiet=quiet)

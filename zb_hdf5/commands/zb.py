@@ -281,7 +281,7 @@ def crc32(files: tuple[Path, ...], as_json: bool, quiet: bool) -> None:
 
 
 @zb.command(short_help="Find what stands in the way of training on this machine.")
-@click.argument("path", type=_PATH)
+@click.argument("path", type=_STORE)
 @output_options
 @click.pass_context
 def doctor(ctx: click.Context, path: Path, as_json: bool, quiet: bool) -> None:

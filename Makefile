@@ -20,12 +20,9 @@ lint: .venv/installed-dev
 
 bench: .venv/installed-dev
 	$(BIN)/python -m benchmarks read
-	$(BIN)/python -m benchmarks loader
-	$(BIN)/python -m benchmarks paths
+	$(BIN)/python -m benchmarks load
 	$(BIN)/python -m benchmarks convert
-	$(BIN)/python -m benchmarks window
-	$(BIN)/python -m benchmarks spans
-	$(BIN)/python -m benchmarks tokenize
+	$(BIN)/python -m benchmarks remote
 
 # the demo needs the package and nothing else; the tools come on top of it
 .venv/installed: pyproject.toml constraints.txt

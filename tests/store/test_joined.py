@@ -15,8 +15,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from contract import random_tokens
+from descriptors import resident_share
 
-from benchmarks.measure import resident_share
 from zb_hdf5 import IncompleteError, open_reader
 
 SHAPE = (4, 512)  # whole pages in both dtypes

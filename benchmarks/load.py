@@ -1,0 +1,268 @@
+"""Loaders beside the bare reads that they make, and beside an older build: bars of the paths that users take.
+
+Each figure is of a fresh process, page cache warm unless it says cold; the clock starts before `iter`. The bare reads
+are those of benchmarks/read.py, of the same files in the same kind of order.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from benchmarks import measure as m
+from benchmarks.read import BATCHES, QUICK, Epochs, bare, from_memory, make_store, passes
+from zb_hdf5 import DocumentLoader, HDF5ShardWriter, Loader, ShardIndex, convert
+
+ONE_RANK: Mapping[str, Any] = {"rank": 0, "world_size": 1}
+SHARD_BATCHES = 4096
+WINDOWS = {"batch_size": 4, "seq_len": 4096}
+#: Tokens of a document; spans of each.
+DOCUMENT, SPANS = 500, 3
+
+
+# --- ways ---------------------------------------------------------------------------------------------------------
+
+
+class MemmapBatches(Dataset[torch.Tensor]):
+    """Whole batches of a memory map: the shortest data set that there is."""
+
+    def __init__(self, path: Path) -> None:
+        self._batches = np.load(path, mmap_mode="r").view(np.ndarray).reshape(-1, m.BATCH_SIZE, m.SEQ_LEN)
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __getitem__(self, step: int) -> torch.Tensor:
+        return torch.from_numpy(self._batches[step].astype(np.int64))
+
+
+def load(path: Path, make: Callable[..., Any] = Loader, **options: Any) -> Epochs:
+    loader = make(path, **ONE_RANK, **options)
+
+    def epoch_of(epoch: int) -> Iterable[Any]:
+        loader.set_epoch(epoch)
+        return loader
+
+    return epoch_of
+
+
+def in_data_loader(dataset: Any, shuffle: bool) -> Epochs:
+    loader = DataLoader(dataset, batch_size=None, shuffle=shuffle)
+    return lambda epoch: loader
+
+
+def of_loader(path: Path, shuffle: bool, **options: Any) -> Epochs:
+    return in_data_loader(Loader(path, **ONE_RANK, **options).dataset(), shuffle)
+
+
+def gathered(path: Path) -> Epochs:
+    tokens = np.load(path, mmap_mode="r").view(np.ndarray)
+
+    def batches(epoch: int) -> Iterator[torch.Tensor]:
+        order = np.random.default_rng(epoch).permutation(len(tokens)).reshape(-1, m.BATCH_SIZE)
+        return (torch.from_numpy(tokens[rows].astype(np.int64)) for rows in order)
+
+    return batches
+
+
+def from_cache(path: Path, **options: Any) -> Epochs:
+    epochs = load(path, cache=path.parent / "cache", **options)
+    m.us_of(epochs(9))  # fills it
+    return epochs
+
+
+EPOCHS: dict[str, Callable[[Path], Epochs]] = {
+    "memory": lambda f: from_memory(f / "four"),
+    "bare map": lambda f: bare(f / "four", "map"),
+    "bare preadv": lambda f: bare(f / "four", "preadv"),
+    "bare map, crc32": lambda f: bare(f / "four", "map", check=True),
+    "bare preadv, crc32": lambda f: bare(f / "four", "preadv", check=True),
+    "bare map, uint16": lambda f: bare(f / "narrow", "map"),
+    "bare map, uint16, crc32": lambda f: bare(f / "narrow", "map", check=True),
+    "int32 view": lambda f: bare(f / "four", "int32"),
+    "Loader": lambda f: load(f / "four"),
+    "Loader, one shard": lambda f: load(f / "one"),
+    'Loader, access="pread"': lambda f: load(f / "four", access="pread"),
+    'Loader, verify="none"': lambda f: load(f / "four", verify="none"),
+    "Loader, uint16": lambda f: load(f / "narrow"),
+    'Loader, uint16, verify="none"': lambda f: load(f / "narrow", verify="none"),
+    "Loader, int32": lambda f: load(f / "four", dtype=torch.int32),
+    "Loader, cache": lambda f: from_cache(f / "four"),
+    "rows of a memmap": lambda f: gathered(f / "tokens.npy"),
+    "Loader, records, 1 shard": lambda f: load(f / "one", shuffle="records"),
+    "Loader, records, 4 shards": lambda f: load(f / "four", shuffle="records"),
+    "DataLoader, memmap": lambda f: in_data_loader(MemmapBatches(f / "tokens.npy"), False),
+    "DataLoader, memmap, shuffle": lambda f: in_data_loader(MemmapBatches(f / "tokens.npy"), True),
+    "DataLoader, dataset()": lambda f: of_loader(f / "four", False),
+    "DataLoader, dataset(), shuffle": lambda f: of_loader(f / "four", True),
+    "DataLoader, dataset(), unchecked": lambda f: of_loader(f / "four", False, verify="none"),
+    "DataLoader, dataset(), unchecked, shuffle": lambda f: of_loader(f / "four", True, verify="none"),
+    "packed": lambda f: load(f / "packed"),
+    "packed, cu_seqlens": lambda f: load(f / "packed", documents=True),
+    "packed, document_ids": lambda f: load(f / "packed", documents=("document_ids", "position_ids")),
+    "packed, a field": lambda f: load(f / "packed", fields=("mask",)),
+    "windows": lambda f: load(f / "stream.h5", **WINDOWS),
+    "windows, 98 spans a batch": lambda f: load(f / "stream.h5", spans=True, **WINDOWS),
+    "DocumentLoader": lambda f: load(f / "stream.h5", DocumentLoader, collate="pack", max_tokens=m.BATCH_TOKENS),
+}
+BOTH = (m.FIRST, m.LATER)
+#: Titles, and their rows: the row beside which each is put, and the least share of its rate in one pass and later.
+TABLES: dict[str, dict[str, tuple[str, float | None]]] = {
+    "Whole batches": {
+        "memory": ("", None), "bare map, crc32": ("memory", None), "bare preadv, crc32": ("memory", None),
+        "bare map": ("memory", None), "bare preadv": ("memory", None),
+        "bare map, uint16": ("memory", None), "bare map, uint16, crc32": ("memory", None),
+        "Loader": ("bare map, crc32", 0.9), 'Loader, verify="none"': ("bare map", 0.85),
+        "Loader, one shard": ("bare map, crc32", None), 'Loader, access="pread"': ("bare preadv, crc32", None),
+        "Loader, uint16": ("bare map, uint16, crc32", 0.85),
+        'Loader, uint16, verify="none"': ("bare map, uint16", 0.8),
+        "int32 view + 1 µs": ("", None), "Loader, int32": ("int32 view + 1 µs", 1.0),
+        "Loader, cache": ("Loader", 0.9),
+    },
+    "Records": {
+        "rows of a memmap": ("", None), "Loader, records, 1 shard": ("rows of a memmap", 0.9),
+        "Loader, records, 4 shards": ("rows of a memmap", 0.9),
+    },
+    "DataLoader without workers": {
+        "DataLoader, memmap": ("", None), "DataLoader, memmap, shuffle": ("", None),
+        "DataLoader, dataset()": ("DataLoader, memmap", 0.6),
+        "DataLoader, dataset(), shuffle": ("DataLoader, memmap, shuffle", 0.6),
+        "DataLoader, dataset(), unchecked": ("DataLoader, memmap", 0.8),
+        "DataLoader, dataset(), unchecked, shuffle": ("DataLoader, memmap, shuffle", 0.8),
+    },
+    "Documents, fields and spans": {
+        "packed": ("", None), "packed, cu_seqlens": ("packed", 0.6), "packed, document_ids": ("packed", 0.2),
+        "packed, a field": ("packed", 0.45), "windows": ("", None), "windows, 98 spans a batch": ("windows", None),
+        "DocumentLoader": ("", None),
+    },
+}  # fmt: skip
+#: Rows that are measured in both builds with --old.
+AGAINST = ("Loader", "Loader, records, 4 shards", "packed, cu_seqlens", "windows", "windows, 98 spans a batch",
+           "DocumentLoader")  # fmt: skip
+
+
+def row(folder: str, name: str) -> m.Figures:
+    if name == "int32 view + 1 µs":
+        return {column: value + 1 for column, value in row(folder, "int32 view").items()}
+    return passes(EPOCHS[name](Path(folder)))
+
+
+# --- data ---------------------------------------------------------------------------------------------------------
+
+
+def prepare(folder: str, count: int) -> m.Figures:
+    """Write all data with the build of this process."""
+    to = Path(folder)
+    to.mkdir(exist_ok=True)
+    source = to / "tokens.npy"
+    m.write_tokens(source, count * m.BATCH_SIZE)
+    make_store(source, to / "one")
+    make_store(source, to / "four", num_shards=4)
+    make_store(source, to / "narrow", num_shards=4, dtype="uint16")
+    tokens = np.load(source, mmap_mode="r").reshape(-1)
+    with HDF5ShardWriter(to / "stream.h5", dtype="uint16", fields={"mask": "u1"}) as writer:
+        for number, start in enumerate(range(0, tokens.size // 4, DOCUMENT)):
+            document = tokens[start : start + DOCUMENT]
+            edges = np.linspace(0, len(document), 2 * SPANS + 1).astype(int).tolist()
+            spans = [(a, b, {"n": number}) for a, b in zip(edges[:-1:2], edges[1::2], strict=True) if a < b]
+            writer.write_document(document, {"mask": (document % 2).astype("u1")}, id=f"{number}", spans=spans)
+    shape = {"batch_size": m.BATCH_SIZE, "seq_len": m.SEQ_LEN}
+    convert(to / "stream.h5", "hdf5", to / "packed", source_format="stream", packing="best-fit", num_shards=4, **shape)
+    m.warm(to)
+    return {}
+
+
+def make_many(folder: str, count: int, batches: int) -> m.Figures:
+    """Write a store of `count` shards that are links to one file."""
+    to = Path(folder) / f"many-{count}"
+    m.write_tokens(Path(folder) / "few.npy", batches * m.BATCH_SIZE)
+    make_store(Path(folder) / "few.npy", to, num_shards=1, dtype="uint16")
+    index = ShardIndex.load(to)
+    (entry,) = index.shards
+    entries = [replace(entry, path=f"shard-{number:06}.h5") for number in range(count)]
+    for other in entries:
+        os.link(to / entry.path, to / other.path)
+    records = index.meta.total_records
+    meta = replace(index.meta, total_records=records * count) if records else index.meta
+    replace(index, shards=tuple(entries), meta=meta).save(to)
+    return {}
+
+
+def many_shards(folder: str, count: int, steps: int) -> m.Figures:
+    """Open a store of many shards, meet them all, and time later batches."""
+    before, start_s = m.anonymous_mib(), time.perf_counter()
+    loader = Loader(Path(folder) / f"many-{count}", **ONE_RANK)
+    next(loader)
+    first_ms = 1e3 * (time.perf_counter() - start_s)
+    for _ in islice(loader, steps):
+        pass
+    later = statistics.median(m.us_of(islice(loader, steps // 10)) for _ in range(5))
+    return {"first batch, ms": first_ms, m.LATER: later, "own MiB": m.anonymous_mib() - before}
+
+
+def cold(folder: str, order: str) -> m.Figures:
+    path = Path(folder) / "one"
+    shard = next(path.glob("*.h5"))
+    if order == "O_DIRECT":
+        return {"cold, µs": 4e6 * m.BATCH_TOKENS / m.direct_bytes_per_s(shard)}
+    m.evict(path)
+    with Loader(path, shuffle=order, **ONE_RANK) as loader:
+        return {"cold, µs": m.us_of(loader)}
+
+
+# --- the tables ---------------------------------------------------------------------------------------------------
+
+
+def tables(quick: bool, rounds: int, folder: Path, builds: list[m.Build]) -> Iterator[tuple[str, list[m.Way]]]:
+    """Yield titles and ways; the first build is the current one."""
+    build = builds[0]
+    patience = 0.0 if quick else 3.0
+    for title, rows in TABLES.items():
+        yield title, [
+            m.Way(name, m.way_of(build, "row", folder / "0", name, patience_s=patience), beside,
+                  dict.fromkeys(BOTH, bar) if bar else {})
+            for name, (beside, bar) in rows.items()
+        ]  # fmt: skip
+    if len(builds) > 1:
+        yield "Beside the older build", [
+            m.Way(f"{name}{', old' * number}", m.way_of(each, "row", folder / str(number), name),
+                  "" if number else f"{name}, old", {} if number else dict.fromkeys(BOTH, 0.95))
+            for name in AGAINST for number, each in enumerate(builds)
+        ]  # fmt: skip
+    shards, steps = (20, 400) if quick else (4400, 40_000)
+    one = m.way_of(build, "many_shards", folder / "0", 1, steps)
+    many = m.way_of(build, "many_shards", folder / "0", shards, steps)
+    limit = m.Way("the limit of memory", lambda: {"own MiB": 14.0})
+    yield "Many shards", [
+        m.Way("1 shard", one), limit, m.Way(f"{shards:,} shards", many, "1 shard", {m.LATER: 1 / 1.6}),
+        m.Way(f"{shards:,} shards, memory", lambda: {"own MiB": many()["own MiB"]}, limit.name, {"own MiB": 1.0}),
+    ]  # fmt: skip
+    orders = ("O_DIRECT", "sequential", "block", "global")
+    ways = [m.Way(o, m.way_of(build, "cold", folder / "0", o), "O_DIRECT", {"cold, µs": 0.9}) for o in orders]
+    yield "A cold disk", [ways[0]._replace(beside="", bars={}), *ways[1:]]
+
+
+def measure(folder: Path, *, quick: bool, rounds: int | None, old: Path, only: str) -> Iterator[dict[str, Any]]:
+    """Yield the tables whose title has `only`."""
+    builds = [m.Build("benchmarks.load", path) for path in dict.fromkeys((m.ROOT, old))]
+    for number, build in enumerate(builds):
+        build.call("prepare", folder / str(number), QUICK if quick else BATCHES)
+    rounds = rounds or (1 if quick else 5)
+    if only.lower() in "many shards":
+        for shards in (1, 20) if quick else (1, 4400):
+            builds[0].call("make_many", folder / "0", shards, 64 if quick else SHARD_BATCHES)
+    for title, ways in tables(quick, rounds, folder, builds):
+        if only.lower() in title.lower():
+            yield m.compare(title, ways, rounds)
+    for build in builds:
+        build.close()

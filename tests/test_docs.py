@@ -8,7 +8,6 @@ import click
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from test_layers import FLOORS
 
 from zb_hdf5 import BACKENDS, open_writer, spec
 from zb_hdf5.commands.zb import zb
@@ -144,24 +143,12 @@ def test_every_command_line_is_a_command(page):
     assert not [line for line in lines if re.match(r"zb( |$)", line) and not is_command(line)]
 
 
-def test_zb_convert_is_the_form_that_is_shown():
-    """The command `convert` alone is named once."""
-    alone = {page: re.findall(r"^convert .*|`convert[ `]", text, re.MULTILINE) for page, text in TEXT.items()}
-    assert [(page, found) for page, found in alone.items() if found] == [("convert.md", ["`convert`"])]
-
-
 def helps_of(group, name):
     """Return the help of a group, and of all commands and groups in it, as a terminal shows it."""
     # with the names of the real command: click keeps the help option that it makes first
     yield group.get_help(click.Context(group, info_name=name, help_option_names=["-h", "--help"]))
     for each, command in getattr(group, "commands", {}).items():
         yield from helps_of(command, f"{name} {each}")
-
-
-def test_no_page_and_no_help_has_words_of_our_own():
-    private = re.compile(r"\b(?:tally|spools?|faces?|torn|course)\b(?!\.py)")
-    shown = [*TEXT.values(), *helps_of(zb, "zb"), *helps_of(convert, "zb convert")]
-    assert not [word for text in shown for word in private.findall(text)]
 
 
 def test_examples_in_helps_are_commands():
@@ -178,16 +165,6 @@ def test_documented_make_targets_exist(name):
 
 
 # --- files and links -------------------------------------------------------------------------------------------
-
-
-def documented_floors():
-    """Return the floors of the architecture page, in its order."""
-    lines = blocks_of(TEXT["architecture.md"].split("## The floors")[1])[0].splitlines()
-    return tuple(tuple(re.split(r"\s{2,}", line)[0].replace("/", "").split()) for line in lines)
-
-
-def test_architecture_lists_the_floors_from_the_ground_up():
-    assert documented_floors() == FLOORS
 
 
 def anchors_of(text):

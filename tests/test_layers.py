@@ -27,8 +27,8 @@ FLOORS = (
     ("loaders",),
     ("console",),
     ("converters",),
-    ("compat",),
     ("commands",),
+    ("compat",),
     ("__main__",),
 )
 FLOOR_OF = {name: number for number, names in enumerate(FLOORS) for name in names}

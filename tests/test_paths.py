@@ -47,7 +47,7 @@ from zb_hdf5 import (
 from zb_hdf5.commands.doctor import diagnose
 from zb_hdf5.commands.info import describe
 from zb_hdf5.commands.statistics import measure
-from zb_hdf5.compat.streaming_pipeline import (
+from zb_hdf5.compat import (
     list_parquet_files,
     parquets_iter_batched,
     tokenizing_distributed_data_loader,

@@ -16,13 +16,14 @@ if TYPE_CHECKING:  # the one table of public names: type checkers read it here, 
     from zb_hdf5.columns.writer import ShardInfo as ShardInfo
     from zb_hdf5.commands.fetch import FetchReport as FetchReport
     from zb_hdf5.commands.fetch import fetch_shards as fetch_shards
-    from zb_hdf5.compat.dataset_loader import DatasetLoader as DatasetLoader
-    from zb_hdf5.compat.tokenized_corpus import MmapTokenStore as MmapTokenStore
-    from zb_hdf5.compat.tokenized_corpus import ShardedTokenizationPipeline as ShardedTokenizationPipeline
-    from zb_hdf5.compat.tokenized_corpus import SlidingWindowDataloader as SlidingWindowDataloader
-    from zb_hdf5.compat.zerobatch import BatchNativeLoader as BatchNativeLoader
-    from zb_hdf5.compat.zerobatch import write_batch_dataset as write_batch_dataset
-    from zb_hdf5.compat.zerobatch import write_batch_file as write_batch_file
+    from zb_hdf5.compat import BatchFileReader as BatchFileReader
+    from zb_hdf5.compat import BatchNativeLoader as BatchNativeLoader
+    from zb_hdf5.compat import DatasetLoader as DatasetLoader
+    from zb_hdf5.compat import MmapTokenStore as MmapTokenStore
+    from zb_hdf5.compat import ShardedTokenizationPipeline as ShardedTokenizationPipeline
+    from zb_hdf5.compat import SlidingWindowDataloader as SlidingWindowDataloader
+    from zb_hdf5.compat import write_batch_dataset as write_batch_dataset
+    from zb_hdf5.compat import write_batch_file as write_batch_file
     from zb_hdf5.converters.conversion import convert as convert
     from zb_hdf5.converters.npy_streams import npy_to_stream as npy_to_stream
     from zb_hdf5.errors import ArgumentError as ArgumentError
@@ -41,7 +42,6 @@ if TYPE_CHECKING:  # the one table of public names: type checkers read it here, 
     from zb_hdf5.formats.hdf5.reader import HDF5BatchReader as HDF5BatchReader
     from zb_hdf5.formats.hdf5.stream_writer import HDF5ShardWriter as HDF5ShardWriter
     from zb_hdf5.formats.hdf5.writer import HDF5BatchWriter as HDF5BatchWriter
-    from zb_hdf5.formats.native import BatchFileReader as BatchFileReader
     from zb_hdf5.formats.native import BatchFileWriter as BatchFileWriter
     from zb_hdf5.formats.registry import BACKENDS as BACKENDS
     from zb_hdf5.loaders.datasets import BatchDataset as BatchDataset

@@ -1,6 +1,7 @@
 """The seeds' own usage snippets: their code, in which nothing but the import and the sizes of the data changed."""
 
 import itertools
+import types
 import zlib
 
 import numpy as np
@@ -22,7 +23,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def test_zerobatch_writes_and_reads(folder):
-    from zb_hdf5.compat.zerobatch import write_batch_file
+    from zb_hdf5.compat import write_batch_file
 
     tokens = RECORDS
     num_batches = write_batch_file(
@@ -34,7 +35,7 @@ def test_zerobatch_writes_and_reads(folder):
     )
     assert num_batches == 10
 
-    from zb_hdf5.compat.zerobatch import BatchFileReader
+    from zb_hdf5.compat import BatchFileReader
 
     reader = BatchFileReader("dataset.batch")
     assert (reader.num_batches, reader.batch_size, reader.seq_len) == (10, 4, 16)
@@ -54,7 +55,7 @@ def test_zerobatch_writes_and_reads(folder):
 
 
 def test_zerobatch_writes_a_stream_of_records():
-    from zb_hdf5.compat.zerobatch import write_batch_dataset, write_batch_file
+    from zb_hdf5.compat import write_batch_dataset, write_batch_file
 
     def token_generator():
         yield from RECORDS
@@ -75,7 +76,7 @@ def test_zerobatch_writes_a_stream_of_records():
 def test_zerobatch_converts_npy():
     np.save("tokenized_data.npy", RECORDS.astype(np.int64))
 
-    from zb_hdf5.compat.zerobatch import write_batch_file
+    from zb_hdf5.compat import write_batch_file
 
     # tokens: numpy array of shape (num_records, seq_len), dtype uint32
     # e.g., from tokenizing a text corpus
@@ -92,7 +93,7 @@ def test_zerobatch_converts_npy():
 
 @pytest.mark.slow
 def test_zerobatch_trains():
-    from zb_hdf5.compat.zerobatch import BatchNativeLoader, write_batch_file
+    from zb_hdf5.compat import BatchNativeLoader, write_batch_file
 
     write_batch_file("dataset.batch", RECORDS, 4, 16, 42)
     num_epochs, vocab_size, seen = 2, 500, []
@@ -126,7 +127,7 @@ def test_zerobatch_trains():
 
 
 def test_zerobatch_loader_takes_its_arguments_by_name():
-    from zb_hdf5.compat.zerobatch import BatchNativeLoader, write_batch_file
+    from zb_hdf5.compat import BatchNativeLoader, write_batch_file
 
     write_batch_file("dataset.batch", RECORDS, 4, 16, 42)
     loader = BatchNativeLoader(
@@ -148,7 +149,7 @@ def test_dataset_loader_gives_the_published_batch(folder, capsys):
     (folder / "data").mkdir()
     np.save("data/0.npy", np.array([1202, 850, 149, 4211, 769, 1839, 3521, 4879, 2035], np.uint16))
 
-    from zb_hdf5.compat.dataset_loader import DatasetLoader
+    from zb_hdf5.compat import DatasetLoader
 
     # Small example
     loader = DatasetLoader(
@@ -175,7 +176,7 @@ def test_dataset_loader_says_where_it_stands(folder):
     for name, size in (("a.npy", 30), ("b.npy", 70)):
         np.save(f"data/{name}", np.arange(size, dtype=np.uint16) + (30 if name == "b.npy" else 0))
 
-    from zb_hdf5.compat.dataset_loader import DatasetLoader
+    from zb_hdf5.compat import DatasetLoader
 
     loader = DatasetLoader(2, 4, 1, 2, "data", "cpu")
     assert (loader.batch, loader.seq_len, loader.device) == (2, 4, "cpu")
@@ -200,7 +201,7 @@ def corpus():
 
 def test_the_corpus_demo_runs(capsys):
     """Builds a tiny in-memory corpus, tokenizes it into two shards, opens them, and runs ten batches."""
-    from zb_hdf5.compat.tokenized_corpus import MmapTokenStore, ShardedTokenizationPipeline, SlidingWindowDataloader
+    from zb_hdf5.compat import MmapTokenStore, ShardedTokenizationPipeline, SlidingWindowDataloader
 
     ShardedTokenizationPipeline(corpus(), num_shards=2).run("outputs")
     store = MmapTokenStore("outputs")
@@ -216,7 +217,7 @@ def test_the_corpus_demo_runs(capsys):
 
 
 def test_an_iterable_of_texts_is_tokenized_whole(folder):
-    from zb_hdf5.compat.tokenized_corpus import MmapTokenStore, ShardedTokenizationPipeline
+    from zb_hdf5.compat import MmapTokenStore, ShardedTokenizationPipeline
 
     ShardedTokenizationPipeline((text for text in corpus()), "byte", num_shards=3).run("outputs")
     with MmapTokenStore("outputs") as store:
@@ -227,7 +228,7 @@ def test_an_iterable_of_texts_is_tokenized_whole(folder):
 
 
 def test_files_of_documents_are_tokenized_too(folder):
-    from zb_hdf5.compat.tokenized_corpus import MmapTokenStore, ShardedTokenizationPipeline
+    from zb_hdf5.compat import MmapTokenStore, ShardedTokenizationPipeline
     from zb_hdf5.text.corpus import open_documents
 
     for name in "ab":
@@ -239,7 +240,7 @@ def test_files_of_documents_are_tokenized_too(folder):
 
 def test_what_is_no_text_is_refused(folder):
     from zb_hdf5 import ArgumentError, ConvertError, ExistsError
-    from zb_hdf5.compat.tokenized_corpus import ShardedTokenizationPipeline
+    from zb_hdf5.compat import ShardedTokenizationPipeline
 
     with pytest.raises(ArgumentError, match="one text"):
         ShardedTokenizationPipeline("a text")
@@ -256,7 +257,7 @@ def test_what_is_no_text_is_refused(folder):
 
 
 def test_a_store_that_grows_is_refreshed():
-    from zb_hdf5.compat.tokenized_corpus import HDF5ShardWriter, MmapTokenStore
+    from zb_hdf5.compat import HDF5ShardWriter, MmapTokenStore
 
     with HDF5ShardWriter("shard.h5", chunk_tokens=8) as writer:
         writer.write_document(np.arange(8))
@@ -290,7 +291,7 @@ def base_dir(folder, monkeypatch):
 
 
 def test_the_streaming_loop_runs(base_dir):
-    from zb_hdf5.compat.streaming_pipeline import tokenizing_distributed_data_loader
+    from zb_hdf5.compat import tokenizing_distributed_data_loader
 
     device_batch_size, max_seq_len, num_iterations, grad_accum_steps = 2, 24, 3, 2
 
@@ -311,7 +312,7 @@ def test_the_streaming_loop_runs(base_dir):
 
 
 def test_a_new_validation_loader_begins_anew(base_dir):
-    from zb_hdf5.compat.streaming_pipeline import tokenizing_distributed_data_loader
+    from zb_hdf5.compat import tokenizing_distributed_data_loader
 
     device_batch_size, max_seq_len, eval_steps = 2, 24, 2
 
@@ -329,7 +330,7 @@ def test_a_new_validation_loader_begins_anew(base_dir):
 
 
 def test_the_texts_of_a_rank_are_listed(base_dir):
-    from zb_hdf5.compat.streaming_pipeline import list_parquet_files, parquets_iter_batched
+    from zb_hdf5.compat import list_parquet_files, parquets_iter_batched
 
     (base_dir / "base_data" / "shard_00009.parquet.tmp").touch()
     files = list_parquet_files()
@@ -344,3 +345,87 @@ def test_the_texts_of_a_rank_are_listed(base_dir):
     assert sum(map(len, parquets_iter_batched("val"))) == 40
     with pytest.raises(ValueError, match="split"):
         list(parquets_iter_batched("test"))
+
+
+# --- the seeds' other words --------------------------------------------------------------------------------------
+
+
+def test_the_lesson_s_tokenizer_gives_a_list(folder):
+    from zb_hdf5.compat import MmapTokenStore, ShardedTokenizationPipeline, Tokenizer
+
+    tokenizer = Tokenizer()
+    assert tokenizer.encode("añ") == [97, 195, 177]
+    assert (tokenizer.decode([97, 98]), tokenizer.vocab_size) == ("ab", 257)
+    ShardedTokenizationPipeline(corpus(), tokenizer).run("outputs")
+    with MmapTokenStore("outputs") as store:
+        assert store.get_slice(0, 8).tolist() == tokenizer.encode("document")
+
+
+def test_a_batch_file_has_the_attributes_of_its_header():
+    from zb_hdf5.compat import BatchFileReader, BatchNativeLoader, write_batch_file
+
+    write_batch_file("dataset.batch", RECORDS, 4, 16, 42)
+    with BatchFileReader("dataset.batch") as reader:
+        assert (reader.version, reader.seed, reader.total_records) == (1, 42, 42)
+        offset = 4096 + 3 * reader.padded_batch_bytes
+        found = np.frombuffer(reader.mm[offset : offset + 256], np.uint32).reshape(4, 16)
+        np.testing.assert_array_equal(found, reader.read_batch(3))
+    with BatchNativeLoader("dataset.batch") as loader:
+        assert loader.path == "dataset.batch"
+
+
+def test_the_pipeline_s_tokenizer_prepends_and_appends(base_dir):
+    from zb_hdf5.compat import get_dist_info, get_tokenizer
+
+    tokenizer = get_tokenizer()
+    bos = tokenizer.get_bos_token_id()
+    assert bos == tokenizer.encode_special("<|endoftext|>")
+    plain = tokenizer.encode("a tiny corpus")
+    assert tokenizer.encode("a tiny corpus", prepend=bos) == [bos, *plain]
+    texts = ["a tiny corpus", "", "of"]
+    rows = tokenizer.encode(texts, prepend="<|endoftext|>", append=7, num_threads=2)
+    assert rows == [[bos, *tokenizer.encode(text), 7] for text in texts]
+    assert tokenizer.encode([]) == []
+    assert tokenizer.decode(plain) == "a tiny corpus"
+    assert get_dist_info() == (False, 0, 0, 1)
+
+
+def test_ranks_deal_the_row_groups_of_each_file(base_dir, monkeypatch):
+    """The loop of the pipeline, written out: its tokens are those of the loader, rank by rank."""
+    from zb_hdf5.compat import get_dist_info, get_tokenizer, parquets_iter_batched, tokenizing_distributed_data_loader
+
+    tokenizer, (B, T) = get_tokenizer(), (2, 24)
+    for rank in range(3):  # four row groups a file: they do not divide
+        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setenv("WORLD_SIZE", "3")
+        monkeypatch.setenv("LOCAL_RANK", str(rank))
+        assert get_dist_info() == (True, rank, rank, 3)
+        stream = [
+            token
+            for batch in parquets_iter_batched("train", start=rank, step=3)
+            for tokens in tokenizer.encode(batch, prepend=tokenizer.get_bos_token_id())
+            for token in tokens
+        ]
+        with tokenizing_distributed_data_loader(B, T, "train") as loader:
+            for step in range(len(stream) // (B * T) - 1):
+                x, y = next(loader)
+                at = step * B * T
+                assert x.flatten().tolist() == stream[at : at + B * T]
+                assert y.flatten().tolist() == stream[at + 1 : at + B * T + 1]
+
+
+def test_a_file_of_the_corpus_is_downloaded_once(base_dir, monkeypatch):
+    from zb_hdf5 import compat
+
+    asked = []
+    monkeypatch.setattr(compat, "fetch_shards", lambda *a, **k: asked.append((a, k)) or [compat_report(None)])
+    assert compat.download_single_file(7) is True
+    (template, count, folder), options = asked[0]
+    assert (template.format(7), count) == (f"{compat.BASE_URL}/shard_00007.parquet", 1)
+    assert (folder, options["first"]) == (base_dir / "base_data", 7)
+    monkeypatch.setattr(compat, "fetch_shards", lambda *a, **k: [compat_report(OSError("x"))])
+    assert compat.download_single_file(8) is False
+
+
+def compat_report(problem):
+    return types.SimpleNamespace(problem=problem)

@@ -25,7 +25,7 @@ from zb_hdf5 import (
     TokenLoader,
     open_writer,
 )
-from zb_hdf5.compat.streaming_pipeline import tokenizing_distributed_data_loader
+from zb_hdf5.compat import tokenizing_distributed_data_loader
 from zb_hdf5.loaders.states import KINDS, STATE_VERSION
 
 ALONE = {"rank": 0, "world_size": 1}

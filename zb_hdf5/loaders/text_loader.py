@@ -137,14 +137,20 @@ class TextLoader(ReadingLoader[Any]):
         paths = _paths_of_split(self.path, split)
         files = _open_files(paths, text_column)
         boundary = (self._boundary_token_id, boundary_position)
-        self._run = TokenRun(files, self.rank, self.world_size, self.tokenizer, *boundary, num_threads)
-        if self._run.num_row_groups < self.world_size:
+        num_row_groups = sum(file.num_row_groups for file in files)
+        self._run = TokenRun(self._row_groups(files, self.rank), num_row_groups, self.tokenizer, *boundary, num_threads)
+        if not self._row_groups(files, self.world_size - 1):  # no rank has fewer
             raise ArgumentError(
-                f"{self.path}: split {split!r} has {self._run.num_row_groups:,} row groups for {self.world_size:,} "
-                "ranks: some would have no text; write smaller row groups, or evaluate on fewer ranks"
+                f"{self.path}: split {split!r} has {num_row_groups:,} row groups for {self.world_size:,} ranks: some "
+                "would have no text; write smaller row groups, or evaluate on fewer ranks"
             )
         self._fingerprint = _fingerprint(paths, text_column)
         self._position: Place = self._run.start
+
+    def _row_groups(self, files: list[ParquetFile], rank: int) -> dict[int, tuple[ParquetFile, int]]:
+        """Return number among all -> file and number in it, of the row groups of a rank."""
+        groups = [(file, number) for file in files for number in range(file.num_row_groups)]
+        return dict(list(enumerate(groups))[rank :: self.world_size])
 
     @property
     def epoch(self) -> int:  # type: ignore[override]

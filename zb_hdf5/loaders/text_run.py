@@ -52,10 +52,10 @@ class TokenRun:
 
     Parameters
     ----------
-    files
-        Parquet files, in order.
-    rank, world_size
-        Which of the row groups.
+    row_groups
+        Number among all row groups -> file and number in it, ascending.
+    num_row_groups
+        Of all ranks.
     boundary_token_id, boundary_position
         Stands before or after each document.
     num_threads
@@ -64,18 +64,15 @@ class TokenRun:
 
     def __init__(
         self,
-        files: list[ParquetFile],
-        rank: int,
-        world_size: int,
+        row_groups: dict[int, tuple[ParquetFile, int]],
+        num_row_groups: int,
         tokenizer: Tokenizer,
         boundary_token_id: int,
         boundary_position: str,
         num_threads: int,
     ) -> None:
-        all_groups = [(file, number) for file in files for number in range(file.num_row_groups)]
-        self.num_row_groups = len(all_groups)
-        self.row_groups = dict(list(enumerate(all_groups))[rank::world_size])
-        self.start = Place(0, rank, 0, 0)
+        self.row_groups, self.num_row_groups = row_groups, num_row_groups
+        self.start = Place(0, min(row_groups, default=0), 0, 0)
         self._tokenizer, self._num_threads = tokenizer, num_threads
         self._boundary = (boundary_token_id, boundary_position)
 

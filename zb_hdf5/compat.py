@@ -1,0 +1,697 @@
+"""The names that users of other projects know, with their arguments, on top of this package.
+
+ZeroBatch v2, the `.npy` DatasetLoader, the tokenized-corpus lesson and the streaming pipeline. docs/streams.md lists
+the differences on purpose.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from bisect import bisect_right
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from itertools import accumulate, chain, cycle
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from zb_hdf5.columns.reader import GROUP_BYTES, require_choice
+from zb_hdf5.commands.fetch import fetch_shards
+from zb_hdf5.converters import to_streams
+from zb_hdf5.converters.conversion import convert
+from zb_hdf5.converters.engines import open_engine
+from zb_hdf5.converters.routing import Recipe
+from zb_hdf5.converters.run import WorkOptions
+from zb_hdf5.errors import ArgumentError, ConvertError, StateError
+from zb_hdf5.files.publishing import refuse_existing, scratch_directory
+from zb_hdf5.formats import native
+from zb_hdf5.formats.batch_header import pack_header
+from zb_hdf5.formats.hdf5.stream_writer import HDF5ShardWriter as HDF5ShardWriter
+from zb_hdf5.formats.sidecar import crc32_path
+from zb_hdf5.loaders.loader import Loader
+from zb_hdf5.loaders.order import GlobalOrder, write_order
+from zb_hdf5.loaders.protocol import ReadingLoader
+from zb_hdf5.loaders.states import (
+    MAX_COUNT,
+    STATE_VERSION,
+    require_count,
+    require_epoch,
+    require_fields,
+    require_kind,
+    require_same,
+    shown,
+)
+from zb_hdf5.loaders.steps import resolve_rank
+from zb_hdf5.loaders.text_loader import TextLoader
+from zb_hdf5.spec import SPLITS, StoreMeta, stored_dtype
+from zb_hdf5.store import stream_documents
+from zb_hdf5.store.tokens import npy_files
+from zb_hdf5.text.corpus import DocumentFile, ParquetFile, open_documents
+from zb_hdf5.text.tokenizers import DEFAULT_BOUNDARY, load_tokenizer
+from zb_hdf5.text.tokenizers import Tokenizer as TextTokenizer
+from zb_hdf5.token_values import as_stored
+
+if TYPE_CHECKING:
+    import torch
+
+WINDOW_ORDERS: Final = ("epoch", "random")
+#: The variable that names the folder of `base_data/` and `tokenizer/`, and that folder by default.
+BASE_VARIABLE: Final = "NANOCHAT_BASE_DIR"
+BASE_DIR: Final = "~/.cache/nanochat"
+BASE_URL: Final = "https://huggingface.co/datasets/karpathy/fineweb-edu-100b-shuffle/resolve/main"
+#: A batch of windows: inputs, and targets.
+Windows = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
+
+
+# --- ZeroBatch v2 ----------------------------------------------------------------------------------------------
+
+
+class BatchFileReader(native.BatchFileReader):
+    """A reader of a `.batch` file. Threads and processes as for `BatchReader`."""
+
+    version: Final = 1
+    seed = property(lambda self: self.meta.seed)
+    total_records = property(lambda self: self.meta.total_records)
+
+    @property
+    def mm(self) -> npt.NDArray[np.uint8]:
+        """All bytes of the file, mapped."""
+        return np.memmap(self.path, np.uint8, "r")
+
+
+class BatchNativeLoader(Loader[Any]):
+    """A `Loader` with the block shuffle.
+
+    Parameters
+    ----------
+    path
+        A `.batch` file, or anything else that `open_reader` takes.
+    block_size
+        Consecutive batches that stay together.
+    shuffle
+        False: as stored.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        block_size: int = 256,
+        shuffle: bool = True,
+        seed: int = 42,
+        epoch: int = 0,
+    ) -> None:
+        order = "block" if shuffle else "sequential"
+        super().__init__(path, shuffle=order, block_size=block_size, seed=seed, epoch=epoch, rank=0, world_size=1)
+        self.path = path
+
+
+def write_batch_file(
+    output_path: str | os.PathLike[str],
+    tokens_array: npt.ArrayLike,
+    batch_size: int,
+    seq_len: int,
+    seed: int,
+    *,
+    dtype: str = "uint32",
+    overwrite: bool = False,
+) -> int:
+    """Shuffle records, group them into batches, write a `.batch` file, and return the number of batches.
+
+    Parameters
+    ----------
+    tokens_array
+        Shape (num_records, seq_len), any integer dtype. A memory map is gathered from, never loaded whole. The last
+        `num_records % batch_size` shuffled records are dropped.
+    dtype
+        "uint32", or "uint16": an extension, which other readers of `.batch` files take for uint32.
+
+    Raises
+    ------
+    ConvertError
+        If the array has another shape, holds an id that does not fit, or has fewer records than one batch.
+    """
+    tokens = np.asanyarray(tokens_array)
+    if tokens.ndim != 2 or tokens.shape[1] != seq_len:
+        raise ConvertError(f"tokens_array: expected shape (num_records, {seq_len}), found {tokens.shape}")
+    meta, num_batches = _plan(output_path, len(tokens), batch_size, seq_len, seed, dtype)
+    order = write_order(len(tokens), seed)
+    group = max(1, GROUP_BYTES // meta.batch_bytes)
+    with native.BatchFileWriter(output_path, meta, expected_batches=num_batches, overwrite=overwrite) as writer:
+        for start in range(0, num_batches, group):
+            stop = min(start + group, num_batches)
+            records = order.indices(np.arange(start * batch_size, stop * batch_size))
+            writer.write(tokens[records].reshape(-1, batch_size, seq_len))
+    return num_batches
+
+
+def write_batch_dataset(
+    output_path: str | os.PathLike[str],
+    tokens_iter: Iterable[npt.ArrayLike],
+    total_records: int,
+    batch_size: int,
+    seq_len: int,
+    seed: int,
+    *,
+    dtype: str = "uint32",
+    overwrite: bool = False,
+    memory_bytes: int = 1 << 30,
+) -> int:
+    """Write the file of `write_batch_file`, byte for byte, from a stream of records.
+
+    The records pass through a file in `<output_path>.records.partial/`, which is converted in sequence, so that neither
+    the memory nor a slow disk limits how many there are.
+
+    Parameters
+    ----------
+    tokens_iter
+        Yields arrays of shape (seq_len,), exactly `total_records` of them.
+    memory_bytes
+        Memory of this process, at least about 100 MiB.
+
+    Raises
+    ------
+    ConvertError
+        If a record has another shape or an id that does not fit, or if more or fewer records come.
+    """
+    meta, num_batches = _plan(output_path, total_records, batch_size, seq_len, seed, dtype)
+    output = Path(output_path)
+    if not overwrite:
+        refuse_existing(output)
+    with scratch_directory(output.with_name(output.name + ".records")) as folder:
+        source, made = folder / "records.npy", folder / "made.batch"
+        rows = np.lib.format.open_memmap(source, "w+", meta.dtype, (total_records, seq_len))
+        number = 0
+        for number, values in enumerate(tokens_iter, 1):
+            record = np.asarray(values)
+            if number > total_records:
+                raise ConvertError(f"tokens_iter: expected {total_records:,} records, found more")
+            if record.shape != (seq_len,):
+                raise ConvertError(f"record {number - 1:,}: expected shape ({seq_len},), found {record.shape}")
+            rows[number - 1] = as_stored(record, meta, f"record {number - 1:,}")
+        if number < total_records:
+            raise ConvertError(f"tokens_iter: expected {total_records:,} records, found {number:,}")
+        del rows
+        shape: dict[str, Any] = {"batch_size": batch_size, "seq_len": seq_len, "seed": seed, "dtype": dtype}
+        convert(source, "batch", made, **shape, workers=1, memory_bytes=memory_bytes)
+        os.replace(crc32_path(made), crc32_path(output))
+        os.replace(made, output)
+    return num_batches
+
+
+def _plan(
+    path: object, total_records: int, batch_size: int, seq_len: int, seed: int, dtype: str
+) -> tuple[StoreMeta, int]:
+    meta = StoreMeta(batch_size, seq_len, stored_dtype(dtype), seed, total_records)
+    num_batches = total_records // batch_size
+    if num_batches == 0:
+        raise ConvertError(f"{path}: {total_records:,} records do not fill one batch of {batch_size:,}")
+    pack_header(meta, num_batches)
+    return meta, num_batches
+
+
+# --- a folder of .npy files ------------------------------------------------------------------------------------
+
+
+class DatasetLoader:
+    """Gives `(x, y)` for ever: consecutive tokens of a folder's `.npy` files, and the same shifted by one.
+
+    A `Loader` over the folder as one stream: row r + 1 of x continues row r, ranks take turns batch by batch, and
+    every rank goes from one file to the next at the same step. Only the tokens at the very end that do not fill a step
+    of all ranks are left out of an epoch. x and y are torch.int64 of shape (batch, seq_len).
+
+    Parameters
+    ----------
+    batch, seq_len
+        Shape of x and y.
+    process_rank, num_processes
+        This process takes every `num_processes`-th batch, from `process_rank` on.
+    dataset_dir
+        Folder of 1-D `.npy` files of any integer dtype, taken in the order of their names.
+    device
+        Device of the tensors.
+
+    Attributes
+    ----------
+    filepaths
+        The files, in order.
+    file_idx, tok_idx, file_data
+        Begin of the next batch of this process: the number of its file, the token in it, and the mapped file.
+
+    Raises
+    ------
+    ArgumentError
+        If there are too few tokens for one batch of each process.
+    """
+
+    def __init__(
+        self,
+        batch: int,
+        seq_len: int,
+        process_rank: int,
+        num_processes: int,
+        dataset_dir: str | os.PathLike[str],
+        device: str | torch.device = "cpu",
+    ) -> None:
+        self.batch, self.seq_len, self.device = batch, seq_len, device
+        self.process_rank, self.num_processes = process_rank, num_processes
+        shape: dict[str, Any] = {"batch_size": batch, "seq_len": seq_len, "targets": True, "shuffle": "sequential"}
+        ranks: dict[str, Any] = {"rank": process_rank, "world_size": num_processes, "device": device}
+        self._loader: Loader[Any] = Loader(dataset_dir, backend="npy", **shape, **ranks)
+        self.filepaths = [str(path) for path in npy_files(self._loader.reader.path)]
+        self._ends = list(accumulate(len(np.load(path, mmap_mode="r")) for path in self.filepaths))
+
+    file_idx = property(lambda self: self._next_token()[0])
+    tok_idx = property(lambda self: self._next_token()[1])
+    file_data = property(lambda self: np.load(self.filepaths[self.file_idx], mmap_mode="r"))
+
+    def _next_token(self) -> tuple[int, int]:
+        """Return the file, and the offset in it, at which the next batch begins."""
+        step = self.batch * self.num_processes
+        position = int(self._loader.state_dict()["position"])
+        if position + step > len(self) * step:  # the next batch is the first one of the next epoch
+            position = 0
+        token = (position + self.process_rank * self.batch) * self.seq_len
+        number = bisect_right(self._ends, token)
+        return number, token - (self._ends[number - 1] if number else 0)
+
+    def get_batch(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the next `(x, y)`."""
+        x, y = self._loader.get_batch()
+        return x, y
+
+    __next__ = get_batch
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield one epoch."""
+        return iter(self._loader)
+
+    def __len__(self) -> int:
+        """Steps of an epoch."""
+        return len(self._loader)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch, as `Loader.set_epoch` does."""
+        self._loader.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position of training, as `Loader.state_dict` does."""
+        return self._loader.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any], *, force: bool = False) -> None:
+        """Continue exactly there, on any number of processes, as `Loader.load_state_dict` does."""
+        self._loader.load_state_dict(state_dict, force=force)
+
+    def close(self) -> None:
+        """Release files and threads."""
+        self._loader.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+# --- the tokenized corpus --------------------------------------------------------------------------------------
+
+
+class Tokenizer:
+    """A tokenizer whose `encode` returns a list: of bytes, or the one that `spec` names for `load_tokenizer`."""
+
+    def __init__(self, spec: str = "byte") -> None:
+        self._core: TextTokenizer = load_tokenizer(spec)
+        self.spec, self.vocab_size = spec, self._core.vocab_size
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of a text; special tokens that are spelt out in it are ordinary text."""
+        ids: list[int] = self._core.encode(text).tolist()
+        return ids
+
+    def decode(self, ids: npt.ArrayLike) -> str:
+        """Return the text of ids."""
+        return self._core.decode(ids)
+
+
+class MmapTokenStore(stream_documents.MmapTokenStore):
+    """One long sequence of tokens over the files of a store, which may grow.
+
+    Parameters
+    ----------
+    path, split, access, verify
+        As for `open_reader`: a stream file, a folder of them with its `shards.json`, or 1-D `.npy` files.
+    """
+
+    def refresh(self) -> int:
+        """See the tokens that were committed since the store was opened. Return `num_tokens`."""
+        fresh = type(self)(self.path, split=self._split, access=self._access, verify=self._verify)
+        self.close()
+        self.__dict__.update(fresh.__dict__)
+        return self.num_tokens
+
+
+class ShardedTokenizationPipeline:
+    """Tokenizes documents into a store of token streams: shards, and the `shards.json` that names them.
+
+    Parameters
+    ----------
+    documents
+        Texts, or files that `open_documents` has opened. Text number k goes to shard k % num_shards; of files
+        consecutive parts go to each shard.
+    tokenizer
+        As for `load_tokenizer`, or a `Tokenizer` of this module.
+    num_shards
+        How many files to write; None: one, or one per file of documents.
+    boundary_token
+        The special token behind each document. None: that of the tokenizer.
+    """
+
+    def __init__(
+        self,
+        documents: Iterable[str] | Iterable[DocumentFile],
+        tokenizer: str | Tokenizer = "byte",
+        *,
+        num_shards: int | None = None,
+        boundary_token: str | None = None,
+    ) -> None:
+        if isinstance(documents, str):
+            raise ArgumentError("documents: expected an iterable of texts, found one text; pass [text]")
+        if num_shards is not None and num_shards < 1:
+            raise ArgumentError(f"num_shards must be at least 1, found {num_shards}")
+        spec = tokenizer.spec if isinstance(tokenizer, Tokenizer) else tokenizer
+        known = load_tokenizer(spec)
+        boundary = known.boundary_token_id if boundary_token is None else known.special_token_id(boundary_token)
+        self._documents, self._num_shards, self._recipe = documents, num_shards, Recipe(spec, boundary)
+
+    def run(
+        self, destination: str | os.PathLike[str], *, workers: int = 1, overwrite: bool = False
+    ) -> to_streams.StreamReport:
+        """Write the store. Texts lie in `<destination>.texts.partial/` meanwhile.
+
+        Raises
+        ------
+        ExistsError
+            If the destination exists.
+        ConvertError
+            If there are no documents, or fewer than shards.
+        """
+        destination = Path(destination)
+        if not overwrite:
+            refuse_existing(destination)
+        documents: Iterator[Any] = iter(self._documents)
+        first = next(documents, None)
+        documents = chain([] if first is None else [first], documents)
+        if isinstance(first, DocumentFile):
+            return self._run(list(documents), first.path.suffix.removeprefix("."), destination, workers, overwrite)
+        with scratch_directory(destination.with_name(destination.name + ".texts")) as folder:
+            paths = [folder / f"texts-{number:05}.jsonl" for number in range(self._num_shards or 1)]
+            _spool(documents, paths)
+            return self._run(open_documents(paths, "jsonl"), "texts", destination, workers, overwrite)
+
+    def _run(
+        self, files: list[DocumentFile], kind: str, destination: Path, workers: int, overwrite: bool
+    ) -> to_streams.StreamReport:
+        pipeline = to_streams.ShardedTokenizationPipeline(files, kind, self._recipe, num_shards=self._num_shards)
+        with open_engine("local", workers) as engine:
+            assert engine is not None  # only an MPI rank has none
+            return pipeline.run(destination, WorkOptions(engine, overwrite))
+
+
+def _spool(texts: Iterator[str], paths: list[Path]) -> None:
+    """Write texts to JSON lines, one file after the other in turn."""
+    files = [path.open("w", encoding="utf-8") for path in paths]
+    try:
+        for number, (file, text) in enumerate(zip(cycle(files), texts, strict=False)):
+            if not isinstance(text, str):
+                raise ArgumentError(f"document {number:,}: expected a text, found {shown(text)}")
+            file.write(json.dumps({"text": text}) + "\n")
+    finally:
+        for file in files:
+            file.close()
+
+
+class SlidingWindowDataloader(ReadingLoader[Windows]):
+    """Yields `(input_ids, target_ids)`: windows of a stream, and the same shifted by one, as NumPy arrays.
+
+    An iteration in the order "epoch" begins at the start of the epoch, except the first one after `load_state_dict`;
+    "random" goes on. For ranks, tensors and prefetch pass the stream to `Loader` with `targets=True`.
+
+    Parameters
+    ----------
+    store
+        The tokens.
+    window_size
+        Tokens of each input; a window reads one more.
+    batch_size
+        Windows per yield.
+    order
+        "epoch": every window that begins at a multiple of `window_size`, each exactly once, in a uniform order; the
+        last windows that do not fill a batch are left out. "random": windows that begin anywhere, for ever.
+    seed, epoch
+        Of the order.
+    """
+
+    def __init__(
+        self,
+        store: stream_documents.MmapTokenStore,
+        window_size: int,
+        batch_size: int,
+        *,
+        order: str = "epoch",
+        seed: int = 42,
+        epoch: int = 0,
+    ) -> None:
+        require_choice("order", order, WINDOW_ORDERS)
+        self.num_windows = (store.num_tokens - 1) // window_size if window_size >= 1 else 0
+        if batch_size < 1 or self.num_windows < batch_size:
+            raise ArgumentError(
+                f"{store.path}: {store.num_tokens:,} tokens have {self.num_windows:,} windows of {window_size:,} and "
+                f"one more; expected at least one batch of {batch_size:,}"
+            )
+        self.store, self.window_size, self.batch_size = store, window_size, batch_size
+        self.order, self.seed, self.epoch = order, seed, -1
+        self._endless = order == "random"
+        self.set_epoch(epoch)
+
+    def __len__(self) -> int:
+        """Batches of an epoch."""
+        if self._endless:
+            raise TypeError(f"{self.store.path}: windows in random order have no length: they never end")
+        return self.num_windows // self.batch_size
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch. A position in this epoch is kept."""
+        require_epoch(epoch)
+        if epoch != self.epoch:
+            self.epoch = epoch
+            self._go_to((0, self._draws().bit_generator.state) if self._endless else 0)
+
+    def _draws(self) -> np.random.Generator:
+        return np.random.default_rng((self.seed, self.epoch))
+
+    def _read_from(self, position: Any) -> Generator[tuple[Windows, Any]]:
+        """Yield batches, each with the position behind it: a step, or a step and the state of the random numbers."""
+        order, draws, step = GlobalOrder(self.num_windows, self.seed, self.epoch), self._draws(), position
+        if self._endless:
+            step, draws.bit_generator.state = position
+        while self._endless or step < len(self):
+            if self._endless:
+                starts = draws.integers(0, self.store.num_tokens - self.window_size, self.batch_size)
+            else:
+                windows = np.arange(step * self.batch_size, (step + 1) * self.batch_size)
+                starts = order.indices(windows) * self.window_size
+            tokens = np.empty((self.batch_size, self.window_size + 1), self.store.dtype)
+            self.store.gather_into(starts, tokens)
+            wide, step = tokens.astype(np.int64), step + 1
+            yield (wide[:, :-1], wide[:, 1:]), (step, draws.bit_generator.state) if self._endless else step
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position of training, in plain JSON values."""
+        step, draws = self._position if self._endless else (self._position, None)
+        return {**self._identity(), "epoch": self.epoch, "step": step, "draws": draws}
+
+    def load_state_dict(self, state_dict: dict[str, Any], *, force: bool = False) -> None:
+        """Continue exactly at the position of a state; `force`: even of other tokens, another seed or other windows.
+
+        Raises
+        ------
+        StateError
+            If the state does not fit. Nothing is taken over then.
+        """
+        where, identity = self.store.path, self._identity()
+        state = require_kind(where, state_dict, "windows")
+        if not force:
+            require_fields(where, state, [*identity, "epoch", "step", "draws"])
+            require_same(where, state, identity, dict.fromkeys(identity, "; force=True takes the step all the same"))
+        epoch = require_count(where, state, "epoch")
+        step = require_count(where, state, "step", MAX_COUNT if self._endless else len(self))
+        position = (step, self._state_of_draws(epoch, state.get("draws"), force)) if self._endless else step
+        self.set_epoch(epoch)
+        self._go_to(position, resumed=True)
+
+    def _state_of_draws(self, epoch: int, found: object, force: bool) -> Any:
+        """Return the state of the random numbers that was found, of this epoch; with `force` also of another seed."""
+        draws = np.random.default_rng((self.seed, epoch))
+        expected: Any = draws.bit_generator.state
+        kind = expected["bit_generator"]
+        error = StateError(f"{self.store.path}: state: expected draws, a state of {kind}, found {shown(found)}")
+        try:
+            draws.bit_generator.state = found  # type: ignore[assignment]
+        except (TypeError, ValueError, KeyError, OverflowError, AttributeError) as reason:
+            raise error from reason
+        taken: Any = draws.bit_generator.state
+        if not force and taken["state"]["inc"] != expected["state"]["inc"]:  # of another seed or epoch
+            raise error
+        return taken
+
+    def _identity(self) -> dict[str, Any]:
+        """Return the values that must agree for a step to mean the same windows."""
+        own = {name: getattr(self, name) for name in ("order", "seed", "window_size", "batch_size")}
+        return {"version": STATE_VERSION, "kind": "windows", "fingerprint": self.store.fingerprint, **own}
+
+    def close(self) -> None:
+        """Release the files; the next read opens them again."""
+        self._stop_reading()
+        self.store.close()
+
+
+# --- the streaming pipeline ------------------------------------------------------------------------------------
+
+
+class RustBPETokenizer(Tokenizer):
+    """A tokenizer with special tokens: `enc` names it for `load_tokenizer`, `bos_token` begins each document."""
+
+    def __init__(self, enc: str, bos_token: str = DEFAULT_BOUNDARY) -> None:
+        super().__init__(enc)
+        self.bos_token_id = self.encode_special(bos_token)
+
+    def encode_special(self, text: str) -> int:
+        """Return the id of a special token; raise `ArgumentError` if there is none."""
+        return self._core.special_token_id(text)
+
+    def get_bos_token_id(self) -> int:
+        """Return the id of `bos_token`."""
+        return self.bos_token_id
+
+    def encode(
+        self,
+        text: str | Sequence[str],
+        prepend: int | str | None = None,
+        append: int | str | None = None,
+        num_threads: int = 8,
+    ) -> list[Any]:
+        """Return the ids of a text, or of each text of a list; `prepend` and `append` are ids or special tokens."""
+        first, last = (
+            [] if each is None else [each if isinstance(each, int) else self.encode_special(each)]
+            for each in (prepend, append)
+        )
+        ids, lengths = self._core.encode([text] if isinstance(text, str) else text, num_threads)
+        rows = [[*first, *row.tolist(), *last] for row in np.split(ids, np.cumsum(lengths)[:-1])]
+        return rows[0] if isinstance(text, str) else rows if len(lengths) else []
+
+
+def get_tokenizer() -> RustBPETokenizer:
+    """Return the tokenizer of `tokenizer/tokenizer.json` in the base folder."""
+    return RustBPETokenizer(f"hf:{_base() / 'tokenizer' / 'tokenizer.json'}")
+
+
+def get_dist_info() -> tuple[bool, int, int, int]:
+    """Return (whether there are several ranks, rank, rank on this node, ranks)."""
+    rank, world_size = resolve_rank(None, None)
+    local = os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or "0"
+    return world_size > 1, rank, int(local), world_size
+
+
+def download_single_file(index: int) -> bool:
+    """Download file number `index` of the corpus into `base_data`, unless it is there. Return whether it is."""
+    [report] = fetch_shards(f"{BASE_URL}/shard_{{:05d}}.parquet", 1, _base() / "base_data", first=index)
+    return report.problem is None
+
+
+def list_parquet_files(data_dir: str | os.PathLike[str] | None = None) -> list[str]:
+    """Return the `.parquet` files of a folder, by default of `base_data`, in the order of their names."""
+    folder = _base() / "base_data" if data_dir is None else Path(data_dir)
+    return [str(folder / name) for name in sorted(os.listdir(folder)) if name.endswith(".parquet")]
+
+
+def parquets_iter_batched(
+    split: str, start: int = 0, step: int = 1, *, data_dir: str | os.PathLike[str] | None = None
+) -> Iterator[list[str]]:
+    """Yield the texts of one row group after the other: of each file, row groups `start`, `start + step`, ...
+
+    Parameters
+    ----------
+    split
+        "val": the last file. "train": all others.
+    """
+    if split not in SPLITS:
+        raise ArgumentError(f"split must be one of {', '.join(SPLITS)}, found {split!r}")
+    paths = list_parquet_files(data_dir)
+    for path in paths[-1:] if split == "val" else paths[:-1]:
+        file = ParquetFile(Path(path), "text")
+        for number in range(start, file.num_row_groups, step):
+            yield [text for block in file.row_group(number) for text in block.texts]
+
+
+class TokenizingLoader(TextLoader):
+    """A `TextLoader` of `(inputs, targets)`, torch.int32 and int64, whose ranks deal the row groups of each file."""
+
+    def _row_groups(self, files: list[ParquetFile], rank: int) -> dict[int, tuple[ParquetFile, int]]:
+        groups = enumerate((file, number) for file in files for number in range(file.num_row_groups))
+        return {place: group for place, group in groups if group[1] % self.world_size == rank}
+
+    def get_batch(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the next `(inputs, targets)`, both of shape (B, T)."""
+        import torch
+
+        inputs, targets = super().get_batch()
+        return inputs.to(torch.int32), targets
+
+
+def tokenizing_distributed_data_loader(
+    B: int,  # the names that its users write
+    T: int,
+    split: str,
+    tokenizer_threads: int = 4,
+    tokenizer_batch_size: int = 128,
+    *,
+    data_dir: str | os.PathLike[str] | None = None,
+    tokenizer: str | TextTokenizer | None = None,
+    bos_token: str = DEFAULT_BOUNDARY,
+    device: str | torch.device | None = None,
+) -> TokenizingLoader:
+    """Return an endless loader of `(inputs, targets)`, int32 and int64, of shape (B, T).
+
+    Parameters
+    ----------
+    tokenizer_batch_size
+        Without effect: batches do not depend on how many texts are tokenized at once.
+    data_dir
+        As for `list_parquet_files`.
+    tokenizer
+        As for `TextLoader`; by default that of `get_tokenizer`.
+    bos_token
+        The special token in front of each document.
+    device
+        Device of the batches; by default the CUDA device, if there is one.
+    """
+    import torch
+
+    if tokenizer_batch_size < 1:
+        raise ArgumentError(f"tokenizer_batch_size must be at least 1, found {tokenizer_batch_size}")
+    return TokenizingLoader(
+        _base() / "base_data" if data_dir is None else data_dir,
+        tokenizer=tokenizer or get_tokenizer().spec,
+        batch_size=B,
+        seq_len=T,
+        split=split,
+        targets=True,
+        boundary_token=bos_token,
+        num_threads=tokenizer_threads,
+        device="cuda" if device is None and torch.cuda.is_available() else device,
+    )
+
+
+def _base() -> Path:
+    return Path(os.environ.get(BASE_VARIABLE) or BASE_DIR).expanduser()

@@ -31,6 +31,8 @@ RESERVED_NAMES: Final = frozenset(
         "span_index",
     }
 )
+#: The tokens in a structured array, or dtype, that has their fields as well.
+TOKEN: Final = "token"
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 #: Kinds of dtype that HDF5 and numpy both have, of a fixed size.
 _KINDS: Final = "biufcS"
@@ -144,7 +146,7 @@ def parse_fields(fields: Fields | None) -> tuple[Field, ...]:
     if isinstance(fields, np.dtype):
         if fields.names is None:
             raise ArgumentError(f"fields: expected a structured dtype, or names and dtypes; found {fields}")
-        fields = {name: fields[name] for name in fields.names}
+        fields = {name: fields[name] for name in fields.names if name != TOKEN}
     found = [_field_of(name, dtype) for name, dtype in fields.items()] if isinstance(fields, Mapping) else list(fields)
     if others := [field for field in found if not isinstance(field, Field)]:
         raise ArgumentError(f"fields: expected names and their dtypes, found {others[0]!r} without a dtype")
@@ -160,6 +162,16 @@ def _field_of(name: str, described: npt.DTypeLike) -> Field:
     except (TypeError, ValueError) as error:
         raise ArgumentError(f"field {name}: expected a dtype, found {described!r}") from error
     return Field(name, dtype.base, dtype.shape)
+
+
+def split_tokens(
+    tokens: npt.ArrayLike, fields: Mapping[str, npt.ArrayLike] | npt.NDArray[Any] | None
+) -> tuple[npt.NDArray[Any], Mapping[str, npt.ArrayLike] | npt.NDArray[Any] | None]:
+    """Return tokens and fields; a structured array with a field "token" has both."""
+    found = np.asarray(tokens)
+    if fields is not None or TOKEN not in (found.dtype.names or ()):
+        return found, fields
+    return found[TOKEN], {name: found[name] for name in found.dtype.names or () if name != TOKEN}
 
 
 def field_values(

@@ -20,6 +20,7 @@ from zb_hdf5 import (
     ConvertError,
     FormatError,
     HDF5ShardWriter,
+    Loader,
     ShardIndex,
     open_reader,
     open_writer,
@@ -32,6 +33,7 @@ from zb_hdf5.converters.store_source import StoreSource
 from zb_hdf5.field import Field, parse_fields
 from zb_hdf5.files.publishing import partial_path
 from zb_hdf5.formats.registry import BACKENDS, open_chunks
+from zb_hdf5.spec import NO_BOUNDARY
 
 SHAPE = (4, 50)
 NUM_BATCHES = 23
@@ -433,3 +435,20 @@ def test_infinite_values_are_kept(tmp_path):
         writer.write(TOKENS[:1], {"x": values})
     with open_reader(tmp_path / "x.h5") as reader:
         np.testing.assert_array_equal(reader.field("x").read_batch(0), values[0])
+
+
+def test_a_structured_array_may_hold_the_tokens_too(tmp_path):
+    pair = np.dtype([("token", np.uint32), ("concept", np.uint16)])
+    array = np.array([(151, 1), (213, 6), (726, 3), (5, 9)] * 8, dtype=pair)
+    with HDF5ShardWriter(tmp_path / "s.h5", fields=pair, boundary_token_id=NO_BOUNDARY) as writer:
+        writer.write_document(array[:20])
+        writer.write_documents(array[20:], [12])
+    with Loader(tmp_path / "s.h5", batch_size=2, seq_len=16, shuffle="sequential", fields=["concept"]) as loader:
+        [batch] = loader
+    np.testing.assert_array_equal(batch["tokens"].numpy().reshape(-1), array["token"])
+    np.testing.assert_array_equal(batch["concept"].numpy().reshape(-1), array["concept"])
+    with open_writer(tmp_path / "b.h5", batch_size=2, seq_len=16, fields=pair) as writer:
+        writer.write(array.reshape(1, 2, 16))
+    with open_reader(tmp_path / "b.h5") as reader:
+        np.testing.assert_array_equal(reader.read_batch(0).reshape(-1), array["token"])
+        np.testing.assert_array_equal(reader.field("concept").read_batch(0).reshape(-1), array["concept"])

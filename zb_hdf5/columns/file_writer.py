@@ -16,7 +16,7 @@ from zb_hdf5.columns.codecs import CompressedTokens
 from zb_hdf5.columns.reader import GROUP_BYTES, BatchReader
 from zb_hdf5.columns.writer import BatchWriter, Columns, FieldArrays, FieldDigest, ShardInfo, nothing_to_wait_for
 from zb_hdf5.errors import ArgumentError, ClosedError
-from zb_hdf5.field import field_values
+from zb_hdf5.field import field_values, split_tokens
 from zb_hdf5.files.digests import TokenDigest, crc32_array
 from zb_hdf5.files.extent_file import copy_range, read_fully
 from zb_hdf5.files.extents import Extents
@@ -292,7 +292,7 @@ def as_batches(
     ArgumentError, ConvertError
         If the shape is another one; as `stored_fields`.
     """
-    tokens = np.asarray(batches)
+    tokens, fields = split_tokens(batches, fields)
     if tokens.shape != meta.shape and (tokens.ndim != 3 or tokens.shape[1:] != meta.shape):
         raise ArgumentError(f"{path}: expected batches of shape {meta.shape}, found {tokens.shape}")
     values = stored_fields(fields, meta, tokens.shape, path)

@@ -19,7 +19,7 @@ from zb_hdf5.columns.file_writer import stored_fields
 from zb_hdf5.columns.writer import Columns, FieldArrays, ShardInfo
 from zb_hdf5.documents.document import id_bytes, metadata_bytes
 from zb_hdf5.errors import ArgumentError, ClosedError, ConvertError
-from zb_hdf5.field import Fields, parse_fields
+from zb_hdf5.field import Fields, parse_fields, split_tokens
 from zb_hdf5.files.digests import TokenDigest, crc32_array
 from zb_hdf5.files.publishing import PartialFile, disk_errors
 from zb_hdf5.formats.document_file import DocumentRows, documents_path
@@ -170,7 +170,7 @@ class HDF5ShardWriter:
         metadata
             More that is kept, as JSON.
         """
-        document = np.asarray(tokens)
+        document, fields = split_tokens(tokens, fields)
         if document.ndim != 1:
             raise ArgumentError(f"{self._file.path}: expected a 1-D document, found shape {document.shape}")
         if document.size == 0:
@@ -230,7 +230,7 @@ class HDF5ShardWriter:
             If the disk is full or fails. What was committed stays committed in the partial file, this writer is done.
         """
         self._require_open()
-        stored = np.asarray(tokens)
+        stored, fields = split_tokens(tokens, fields)
         sizes = np.asarray(lengths, dtype=np.int64)
         if stored.ndim != 1 or sizes.ndim != 1 or (sizes < 0).any() or int(sizes.sum()) != len(stored):
             raise ArgumentError(

@@ -75,12 +75,14 @@ class Pooled:
                         return
                     finished, _ = wait(running, timeout=POLL_S, return_when=FIRST_COMPLETED)
                     for number, task in running.values():
-                        done = max(task.tokens_done(), seen.get(number, 0))
+                        done = max(task.amount_done(), seen.get(number, 0))
                         progress(done - seen.get(number, 0))
                         seen[number] = done
                     for future in finished:
-                        number, _ = running.pop(future)
-                        yield number, future.result()
+                        number, task = running.pop(future)
+                        result = future.result()
+                        progress(max(0, task.amount - seen.get(number, 0)))
+                        yield number, result
             except BrokenProcessPool as error:
                 raise UnavailableError(
                     "a worker process died, perhaps killed for its memory; finished shards are kept: run the same "

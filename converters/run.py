@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self, cast
@@ -36,7 +36,7 @@ from zb_hdf5.converters.shuffle import (
     scattered,
 )
 from zb_hdf5.converters.source import Source, TokenCounts
-from zb_hdf5.converters.task import Engine, Progress, no_progress
+from zb_hdf5.converters.task import Engine, Progress, no_phases, no_progress
 from zb_hdf5.files.paths import RemotePath, any_path, is_url
 from zb_hdf5.files.publishing import PartialDirectory, partial_path, refuse_existing
 from zb_hdf5.formats.registry import FORMATS
@@ -71,6 +71,8 @@ class WorkOptions:
     ----------
     num_threads
         Threads that tokenize, in each process.
+    begin
+        `(label, total tokens) -> progress` of a later phase.
     """
 
     engine: Engine = field(default_factory=Inline)
@@ -82,6 +84,7 @@ class WorkOptions:
     num_threads: int = 1
     progress: Progress = no_progress
     kept: Progress = no_progress
+    begin: Callable[[str, int], Progress] = no_phases
 
     def choose_shuffle(self, source: Source, cuts: list[tuple[int, int]]) -> Shuffle:
         """Decide how to get at the records of some shards."""

@@ -141,16 +141,16 @@ class ShardTask:
     overwrite: bool = False
     files: dict[str, FileState] | None = None
 
-    def tokens_done(self) -> int:
-        """Return how far another process is, by the size of its file."""
-        return min(tokens_written(self.path, self.meta.dtype), self.num_tokens)
+    def amount_done(self) -> int:
+        """Return how many tokens another process has written, by the size of its file."""
+        return min(tokens_written(self.path, self.meta.dtype), self.amount)
 
     @property
     def paths(self) -> tuple[Path, ...]:
         return files_of_shard(self.path)
 
     @property
-    def num_tokens(self) -> int:
+    def amount(self) -> int:
         return (self.stop - self.start) * self.meta.batch_tokens
 
 

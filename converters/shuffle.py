@@ -154,8 +154,12 @@ class RunTask:
     runs: range
     folder: Path
 
-    def tokens_done(self) -> int:
-        """Count runs that another process has begun to write."""
+    @property
+    def amount(self) -> int:
+        return sum(map(self.tokens_in, self.runs))
+
+    def amount_done(self) -> int:
+        """Count the tokens of runs that another process has begun to write."""
         return sum(self.tokens_in(run) for run in self.runs if self.plan.run_path(self.folder, run).exists())
 
     def tokens_in(self, run: int) -> int:

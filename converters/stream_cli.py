@@ -22,7 +22,7 @@ from zb_hdf5.converters.options import (
 )
 
 if TYPE_CHECKING:
-    from zb_hdf5.converters.to_streams import StreamReport
+    from zb_hdf5.converters.stream_target import StreamReport
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,8 +70,8 @@ def add_stream_command(group: click.Group) -> None:
         """
         from zb_hdf5.converters.engines import default_workers, open_engine, require_own_workers
         from zb_hdf5.converters.npy_source import expand
-        from zb_hdf5.converters.npy_streams import npy_to_stream
         from zb_hdf5.converters.run import WorkOptions
+        from zb_hdf5.converters.stream_target import npy_to_stream
 
         options = options_of(RunOptions, {**given, "shards": None})
         require_own_workers(options.executor, options.workers)
@@ -80,8 +80,8 @@ def add_stream_command(group: click.Group) -> None:
         with open_engine(options.executor, workers, options.scheduler_file) as engine:
             if engine is None:
                 return
-            total = sum(file.stat().st_size for file in files) // 2  # of uint16; a bar, no promise
-            with Progress("cutting", total, enabled=not options.quiet) as progress:
+            total = sum(file.stat().st_size for file in files)
+            with Progress("cutting", total, enabled=not options.quiet, unit="B") as progress:
                 work = WorkOptions(engine, options.force, options.resume, progress=progress.advance, kept=progress.keep)
                 report = npy_to_stream(src, dst, work=work, **vars(options_of(CutOptions, given)))
         print_report(streams_json(report), streams_lines(report), as_json=options.as_json, quiet=options.quiet)

@@ -11,13 +11,18 @@ import numpy as np
 
 from zb_hdf5.files.publishing import partial_path
 
-#: Is called with the number of tokens that were done since the last call.
+#: Is called with the amount that was done since the last call: tokens, or bytes of documents.
 Progress = Callable[[int], None]
 Result = TypeVar("Result")
 
 
-def no_progress(tokens: int) -> None:
-    """Show nothing, as in a worker: what it has done is seen from its files."""
+def no_progress(amount: int) -> None:
+    """Show nothing, as in a worker, whose progress is seen from its files."""
+
+
+def no_phases(label: str, total: int) -> Progress:
+    """Show nothing of a later phase either."""
+    return no_progress
 
 
 def tokens_written(path: Path, dtype: np.dtype[Any]) -> int:
@@ -29,10 +34,14 @@ def tokens_written(path: Path, dtype: np.dtype[Any]) -> int:
 
 
 class Task(Protocol):
-    """Something to do in one process."""
+    """The work of one process."""
 
-    def tokens_done(self) -> int:
-        """Return how far it is, as anyone can see it from outside."""
+    @property
+    def amount(self) -> int:
+        """All of it, in the unit of the progress."""
+
+    def amount_done(self) -> int:
+        """Return the part that is done, as any other process can see it."""
 
 
 class Engine(Protocol):

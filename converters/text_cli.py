@@ -25,19 +25,17 @@ from zb_hdf5.converters.stream_cli import rate_json, speed_of, streams_json, str
 from zb_hdf5.text.corpus import FILE_KINDS
 
 if TYPE_CHECKING:
-    from zb_hdf5.converters.routing import Recipe
+    from zb_hdf5.converters.documents import DocumentSource
     from zb_hdf5.converters.run import Report, WorkOptions
-    from zb_hdf5.converters.to_batches import IngestReport
-    from zb_hdf5.text.corpus import DocumentFile
+    from zb_hdf5.converters.staging import IngestReport
+    from zb_hdf5.converters.text_source import Recipe
 
-#: Text bytes per token, for the share of the work that progress shows.
-BYTES_PER_TOKEN: Final = 4
 AsJson = Callable[["Report"], dict[str, Any]]
 AsLines = Callable[["Report", list[tuple[str, str]]], list[tuple[str, str]]]
 #: A report as JSON and as lines, for `print_report`.
 Printed = tuple[dict[str, Any], list[tuple[str, str]]]
-#: Whether the result is there already, and what makes it.
-Task = tuple[Callable[[], bool], Callable[["WorkOptions"], Printed]]
+#: The bytes to read, whether the result is there already, and what makes it.
+Task = tuple[int, Callable[[], bool], Callable[["WorkOptions"], Printed]]
 
 
 def add_text_commands(group: click.Group, as_json: AsJson, as_lines: AsLines) -> None:
@@ -51,6 +49,7 @@ def _add_command(group: click.Group, kind: str, as_json: AsJson, as_lines: AsLin
 
     def run(src: tuple[Path, ...], dst: Path, **given: Any) -> None:
         from zb_hdf5.converters.engines import require_own_workers
+        from zb_hdf5.converters.text_source import TextSource
         from zb_hdf5.text.corpus import open_documents, unknown_columns
 
         options = options_of(TextCommandOptions, given)
@@ -61,15 +60,16 @@ def _add_command(group: click.Group, kind: str, as_json: AsJson, as_lines: AsLin
             click.echo(f"note: {files[0].path}: no key {name!r} in its first lines", err=True)
         recipe = _recipe(options)
         require_own_workers(options.executor, options.workers)
+        source = TextSource(files, kind, recipe)
         if options.layout == "stream":
-            is_done, write = _to_streams(files, kind, dst, recipe, options)
+            num_bytes, is_done, write = _to_streams(source, dst, options)
         else:
-            is_done, write = _to_batches(files, kind, dst, recipe, options, as_json, as_lines)
+            num_bytes, is_done, write = _to_batches(source, dst, options, as_json, as_lines)
         if options.resume and not options.force and dst.is_dir() and is_done():
             already = f"{dst} already, made of these files in this way: nothing to do"
             report: Printed | None = ({"path": str(dst), "done": True}, [("there is", already)])
         else:
-            report = _work(files, options, write)
+            report = _work(source, num_bytes, options, write)
         if report is not None:
             print_report(*report, as_json=options.as_json, quiet=options.quiet)
 
@@ -136,10 +136,9 @@ _OPTIONS: Final = [
 
 
 def _to_batches(
-    files: list[DocumentFile], kind: str, dst: Path, recipe: Recipe, options: TextCommandOptions,
-    as_json: AsJson, as_lines: AsLines,
-) -> Task:  # fmt: skip
-    from zb_hdf5.converters.to_batches import TextOptions, ingest_batches, is_ingested
+    source: DocumentSource, dst: Path, options: TextCommandOptions, as_json: AsJson, as_lines: AsLines
+) -> Task:
+    from zb_hdf5.converters.staging import TextOptions, ingest_batches, is_ingested, staging_plan
     from zb_hdf5.spec import NO_CODEC
 
     text = TextOptions(
@@ -149,45 +148,45 @@ def _to_batches(
     )  # fmt: skip
 
     def write(work: WorkOptions) -> Printed:
-        report = ingest_batches(files, kind, dst, recipe, text, work)
+        report = ingest_batches(source, dst, text, work)
         conversion = report.conversion
         return {**as_json(conversion), **_as_json(report)}, as_lines(conversion, _lines(report))
 
-    return lambda: is_ingested(files, kind, dst, recipe, text), write
+    return staging_plan(source, text).num_bytes, lambda: is_ingested(source, dst, text), write
 
 
-def _to_streams(files: list[DocumentFile], kind: str, dst: Path, recipe: Recipe, options: TextCommandOptions) -> Task:
-    from zb_hdf5.converters.to_streams import ShardedTokenizationPipeline
+def _to_streams(source: DocumentSource, dst: Path, options: TextCommandOptions) -> Task:
+    from zb_hdf5.converters.stream_target import StreamTarget
     from zb_hdf5.spec import NO_CODEC
 
-    pipeline = ShardedTokenizationPipeline(
-        files, kind, recipe, num_shards=options.shards, val_fraction=options.val_fraction,
-        val_last_shard=options.val_last_shard, seed=options.seed, codec=options.codec or NO_CODEC,
-    )  # fmt: skip
+    target = StreamTarget(
+        options.shards, options.val_fraction, options.val_last_shard, options.seed, options.codec or NO_CODEC
+    )
+    plan = target.plan(source)
 
     def write(work: WorkOptions) -> Printed:
-        report = pipeline.run(dst, work)
+        report = target.write(source, dst, work)
         return streams_json(report), streams_lines(report)
 
-    return lambda: pipeline.is_done(dst), write
+    return plan.num_bytes, lambda: plan.is_result(dst), write
 
 
 def _work(
-    files: list[DocumentFile], options: TextCommandOptions, write: Callable[[WorkOptions], Printed]
+    source: DocumentSource, num_bytes: int, options: TextCommandOptions, write: Callable[[WorkOptions], Printed]
 ) -> Printed | None:
     """Write a store; None in a rank of an MPI job that only serves the first one."""
     from zb_hdf5.converters.engines import default_workers, open_engine
     from zb_hdf5.converters.run import WorkOptions
 
-    cores, num_groups = default_workers(), sum(file.num_row_groups for file in files)
-    workers = max(1, min(options.workers or cores, num_groups))
+    cores = default_workers()
+    workers = max(1, min(options.workers or cores, len(source.groups)))
     with open_engine(options.executor, workers, options.scheduler_file) as engine:
         if engine is None:
             return None
-        with Progress("tokenizing", _about_tokens(files), enabled=not options.quiet) as progress:
+        with Progress("tokenizing", num_bytes, enabled=not options.quiet, unit="B") as progress:
             work = WorkOptions(
                 engine, options.force, options.resume, num_threads=options.threads or max(1, cores // workers),
-                progress=progress.advance, kept=progress.keep,
+                progress=progress.advance, kept=progress.keep, begin=progress.begin,
             )  # fmt: skip
             return write(work)
 
@@ -211,7 +210,7 @@ def _require_layout(options: TextCommandOptions) -> None:
 
 def _recipe(options: TextCommandOptions) -> Recipe:
     from zb_hdf5 import ArgumentError
-    from zb_hdf5.converters.routing import Recipe
+    from zb_hdf5.converters.text_source import Recipe
     from zb_hdf5.text.tokenizers import load_tokenizer
 
     spec, text = options.tokenizer, options.boundary_token
@@ -225,10 +224,6 @@ def _recipe(options: TextCommandOptions) -> Recipe:
         known = ", ".join(tokenizer.special_tokens) or "none"
         raise ArgumentError(f"tokenizer {spec}: pass --boundary-token (it has: {known}), or --no-boundary")
     return Recipe(spec, boundary, options.max_document_tokens)
-
-
-def _about_tokens(files: list[DocumentFile]) -> int:
-    return sum(file.path.stat().st_size for file in files) // BYTES_PER_TOKEN
 
 
 def _as_json(report: IngestReport) -> dict[str, Any]:

@@ -53,12 +53,12 @@ from zb_hdf5.compat import (
     tokenizing_distributed_data_loader,
 )
 from zb_hdf5.converters import run as pipeline
-from zb_hdf5.converters import to_streams
 from zb_hdf5.converters.merge import merge_parts
 from zb_hdf5.converters.npy_source import NpySource
-from zb_hdf5.converters.routing import Recipe
+from zb_hdf5.converters.staging import TextOptions, ingest_batches
 from zb_hdf5.converters.store_source import StoreSource
-from zb_hdf5.converters.to_batches import TextOptions, ingest_batches
+from zb_hdf5.converters.stream_target import StreamTarget
+from zb_hdf5.converters.text_source import Recipe, TextSource
 from zb_hdf5.store.repair import repair_file, repair_store
 from zb_hdf5.store.streams import index_streams
 from zb_hdf5.text.corpus import open_documents
@@ -194,14 +194,14 @@ WRITERS = {
 
 def ingest(path, made):
     files = open_documents([made / "text.jsonl"])
-    ingest_batches(files, "jsonl", path, Recipe("byte", 256), TextOptions(2, 64))
+    ingest_batches(TextSource(files, "jsonl", Recipe("byte", 256)), path, TextOptions(2, 64))
 
 
 def tokenize(path, made):
     files = open_documents([made / "text.jsonl"])
-    tokenizing = to_streams.ShardedTokenizationPipeline(files, "jsonl", Recipe("byte", 256))
-    tokenizing.run(path)
-    assert tokenizing.is_done(path)
+    source = TextSource(files, "jsonl", Recipe("byte", 256))
+    StreamTarget().write(source, path)
+    assert StreamTarget().plan(source).is_result(Path(path))
 
 
 def merge(path, made):

@@ -19,11 +19,11 @@ import numpy.typing as npt
 
 from zb_hdf5.columns.reader import GROUP_BYTES, require_choice
 from zb_hdf5.commands.fetch import fetch_shards
-from zb_hdf5.converters import to_streams
 from zb_hdf5.converters.conversion import convert
 from zb_hdf5.converters.engines import open_engine
-from zb_hdf5.converters.routing import Recipe
 from zb_hdf5.converters.run import WorkOptions
+from zb_hdf5.converters.stream_target import StreamReport, StreamTarget
+from zb_hdf5.converters.text_source import Recipe, TextSource
 from zb_hdf5.errors import ArgumentError, ConvertError, StateError
 from zb_hdf5.files.publishing import refuse_existing, scratch_directory
 from zb_hdf5.formats import native
@@ -384,9 +384,7 @@ class ShardedTokenizationPipeline:
         boundary = known.boundary_token_id if boundary_token is None else known.special_token_id(boundary_token)
         self._documents, self._num_shards, self._recipe = documents, num_shards, Recipe(spec, boundary)
 
-    def run(
-        self, destination: str | os.PathLike[str], *, workers: int = 1, overwrite: bool = False
-    ) -> to_streams.StreamReport:
+    def run(self, destination: str | os.PathLike[str], *, workers: int = 1, overwrite: bool = False) -> StreamReport:
         """Write the store. Texts lie in `<destination>.texts.partial/` meanwhile.
 
         Raises
@@ -411,11 +409,11 @@ class ShardedTokenizationPipeline:
 
     def _run(
         self, files: list[DocumentFile], kind: str, destination: Path, workers: int, overwrite: bool
-    ) -> to_streams.StreamReport:
-        pipeline = to_streams.ShardedTokenizationPipeline(files, kind, self._recipe, num_shards=self._num_shards)
+    ) -> StreamReport:
+        source, target = TextSource(files, kind, self._recipe), StreamTarget(self._num_shards)
         with open_engine("local", workers) as engine:
             assert engine is not None  # only an MPI rank has none
-            return pipeline.run(destination, WorkOptions(engine, overwrite))
+            return target.write(source, destination, WorkOptions(engine, overwrite))
 
 
 def _spool(texts: Iterator[str], paths: list[Path]) -> None:

@@ -30,17 +30,16 @@ from zb_hdf5 import (
     open_reader,
     verify_store,
 )
-from zb_hdf5.converters import text_plan
 from zb_hdf5.converters.cli import convert
+from zb_hdf5.converters.documents import Route
 from zb_hdf5.converters.engines import Inline, open_engine
 from zb_hdf5.converters.journal import WHOLE
 from zb_hdf5.converters.packing import PACKINGS
-from zb_hdf5.converters.routing import Recipe
 from zb_hdf5.converters.run import WorkOptions
 from zb_hdf5.converters.source import TokenCounts
-from zb_hdf5.converters.staging import StagingFile, staging_paths
-from zb_hdf5.converters.to_batches import TextOptions, TextSource, ingest_batches
-from zb_hdf5.converters.to_streams import ShardedTokenizationPipeline
+from zb_hdf5.converters.staging import StagedSource, StagingFile, TextOptions, ingest_batches, staging_path
+from zb_hdf5.converters.stream_target import StreamTarget
+from zb_hdf5.converters.text_source import Recipe, TextSource
 from zb_hdf5.files.publishing import partial_path
 from zb_hdf5.formats.document_file import documents_path
 from zb_hdf5.formats.document_writer import DocumentsWriter
@@ -75,7 +74,9 @@ def read_rows(path):
 
 
 def ingest(files, destination, recipe=BYTES, options=SMALL, engine=None, **how):
-    return ingest_batches(files, "jsonl", destination, recipe, options, WorkOptions(engine or Inline(), **how))
+    return ingest_batches(
+        TextSource(files, "jsonl", recipe), destination, options, WorkOptions(engine or Inline(), **how)
+    )
 
 
 @pytest.mark.parametrize("packing", sorted(PACKINGS))
@@ -114,6 +115,30 @@ def test_workers_and_threads_do_not_change_a_byte(tmp_path, files, workers):
     assert report.conversion.sha256 == again.conversion.sha256
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_progress_counts_the_text_and_then_the_tokens(tmp_path, files, workers):
+    read, written = [], []
+    with open_engine("local", workers) as engine:
+        options = {"engine": engine, "progress": read.append, "begin": lambda label, total: written.append}
+        report = ingest(files, tmp_path / "out", **options)
+    source = TextSource(files, "jsonl", BYTES)
+    assert len(files) < len(read)
+    assert sum(read) == sum(group.num_bytes for group in source.groups)
+    assert sum(written) == report.conversion.tokens_stored
+
+
+def test_progress_of_a_file_that_is_one_row_group_moves_on(tmp_path, monkeypatch):
+    monkeypatch.setattr("zb_hdf5.console.LOG_INTERVAL_S", 0.0)
+    monkeypatch.setattr("zb_hdf5.text.corpus.BLOCK_DOCUMENTS", 10)
+    (tmp_path / "a.jsonl").write_text((json.dumps({"text": "x" * 100}) + "\n") * 100)
+    how = ("--tokenizer", "byte", "--seq-len", 64, "--workers", 1)
+    shown = run("jsonl-to-hdf5", tmp_path / "a.jsonl", tmp_path / "out", *how).stderr
+    shares = re.findall(r"tokenizing: +(\d+)%", shown)
+    assert len(set(shares)) >= 10
+    assert "writing: 100%" in shown
+    assert "0%  0 B/s  0:00 left" not in shown
+
+
 @pytest.mark.parametrize("last", [True, False])
 def test_splits_are_frozen_and_kept(tmp_path, files, texts, last):
     held_out = {"val_last_shard": True} if last else {"val_fraction": 0.3}
@@ -132,12 +157,16 @@ def test_splits_are_frozen_and_kept(tmp_path, files, texts, last):
             expected = expected_rows(part, "concat", 16)
             assert np.array_equal(stored[: len(expected)], expected)
             assert np.all(stored[len(expected) :] == 256)
-    result = CliRunner().invoke(convert, ["hdf5-to-batch", str(tmp_path / "out"), str(tmp_path / "copy")])
+    result = CliRunner().invoke(
+        convert, ["hdf5-to-batch", str(tmp_path / "out"), str(tmp_path / "copy"), "--tokens-only"]
+    )
     assert result.exit_code == 0, result.output
     assert [shard.split for shard in ShardIndex.load(tmp_path / "copy").shards] == splits
     for more in (["--shards", "2"], []):
         target = tmp_path / ("other" if more else "one.batch")
-        result = CliRunner().invoke(convert, ["hdf5-to-batch", str(tmp_path / "out"), str(target), *more])
+        result = CliRunner().invoke(
+            convert, ["hdf5-to-batch", str(tmp_path / "out"), str(target), "--tokens-only", *more]
+        )
         assert result.exit_code == 1
         assert "has the splits train, val, which must not be mixed" in result.output
 
@@ -190,7 +219,7 @@ def test_the_counts_balance(tmp_path_factory, lengths, packing, remainder, batch
     options = TextOptions(batch_size, seq_len, shuffle=shuffle, packing=packing, remainder=remainder)
     meta = StoreMeta(batch_size, seq_len, stored_dtype("uint32"), 42, 0, len(lengths), 0, "")
     try:
-        source = TextSource(staged, folder, meta, options, 0, {}, [])
+        source = StagedSource(staged, folder, meta, options, 0, {}, [])
     except ConvertError:  # not one batch of a split
         return
     stored = np.empty((source.num_batches, batch_size, seq_len), np.uint32)
@@ -243,7 +272,7 @@ def test_shards_say_which_documents_begin_in_them(tmp_path, packing):
     assert sum(begun) == 150 or (packing == "concat" and sum(begun) > 145)  # the stream's last tokens fill no row
     counted = json.loads((tmp_path / "out/shards.json").read_text())["shards"]["document_count"]
     assert counted == begun
-    run_convert("hdf5-to-batch", tmp_path / "out", tmp_path / "copy")
+    run_convert("hdf5-to-batch", tmp_path / "out", tmp_path / "copy", "--tokens-only")
     run_convert("batch-to-hdf5", tmp_path / "copy", tmp_path / "back")
     for copy in ("copy", "back"):
         assert [shard.document_count for shard in ShardIndex.load(tmp_path / copy).shards] == begun
@@ -257,7 +286,7 @@ def test_shards_say_which_documents_begin_in_them(tmp_path, packing):
 
 def test_shards_that_are_cut_anew_do_not_say_which_documents_they_hold(tmp_path, files):
     ingest(files, tmp_path / "out", options=TextOptions(2, 16, num_shards=3))
-    run_convert("hdf5-to-batch", tmp_path / "out", tmp_path / "copy", "--shards", "2")
+    run_convert("hdf5-to-batch", tmp_path / "out", tmp_path / "copy", "--shards", "2", "--tokens-only")
     index = json.loads((tmp_path / "copy/shards.json").read_text())
     assert index["document_count"] == 150
     assert index["shards"]["document_count"] == [NOT_KNOWN, NOT_KNOWN]
@@ -346,14 +375,14 @@ def contents(folder):
 
 def tokenized(monkeypatch):
     """Return a list that grows with each file of tokens that is made."""
-    real, paths = text_plan.encode_shard, []
+    real, routes = Route.read, []
 
-    def encode(plan, *rest):
-        paths.append(plan)
-        yield from real(plan, *rest)
+    def read(route, *rest):
+        routes.append(route)
+        yield from real(route, *rest)
 
-    monkeypatch.setattr(text_plan, "encode_shard", encode)
-    return paths
+    monkeypatch.setattr(Route, "read", read)
+    return routes
 
 
 @pytest.mark.parametrize("num_tasks", [0, 1, 3, 5, 7])
@@ -411,7 +440,8 @@ def test_damaged_tokens_are_made_again(damage, tmp_path, files, monkeypatch):
     whole = ingest(files, tmp_path / "whole")
     with pytest.raises(Stops):
         ingest(files, tmp_path / "out", engine=Failing(3))
-    path, lengths = staging_paths(partial_path(tmp_path / "out.tokens"), 1)
+    path = staging_path(partial_path(tmp_path / "out.tokens"), 1)
+    lengths = documents_path(path)
     data = bytearray(path.read_bytes())
     if damage == "lose":
         path.unlink()
@@ -498,7 +528,7 @@ def test_resume_of_a_finished_store_says_so(layout, tmp_path, files):
 
 def test_the_two_layouts_leave_each_other_alone(tmp_path, files):
     with pytest.raises(Stops):
-        ShardedTokenizationPipeline(files, "jsonl", BYTES).run(tmp_path / "out", WorkOptions(Failing(1)))
+        StreamTarget().write(TextSource(files, "jsonl", BYTES), tmp_path / "out", WorkOptions(Failing(1)))
     before = contents(partial_path(tmp_path / "out"))
     for resume in (False, True):
         with pytest.raises(ConvertError, match="conversion of another kind is there; start over with --force"):
@@ -511,7 +541,7 @@ def test_the_two_layouts_leave_each_other_alone(tmp_path, files):
     before = contents(partial_path(tmp_path / "new"))
     for resume in (False, True):
         with pytest.raises(ConvertError, match="conversion of another kind is there; start over with --force"):
-            ShardedTokenizationPipeline(files, "jsonl", BYTES).run(tmp_path / "new", WorkOptions(resume=resume))
+            StreamTarget().write(TextSource(files, "jsonl", BYTES), tmp_path / "new", WorkOptions(resume=resume))
     assert contents(partial_path(tmp_path / "new")) == before
 
 

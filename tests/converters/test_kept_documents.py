@@ -16,14 +16,14 @@ from interrupted import Failing, Stops
 from packed import places_of
 
 from zb_hdf5 import ConvertError, FormatError, HDF5ShardWriter, MmapTokenStore, ShardIndex, open_reader
-from zb_hdf5.converters import unique_ids
+from zb_hdf5.converters import token_files
 from zb_hdf5.converters.cli import convert
 from zb_hdf5.converters.engines import Inline, open_engine
 from zb_hdf5.converters.packing import PACKINGS, pieces_of
-from zb_hdf5.converters.routing import Recipe
 from zb_hdf5.converters.run import WorkOptions
-from zb_hdf5.converters.to_batches import TextOptions, ingest_batches
-from zb_hdf5.converters.to_streams import ShardedTokenizationPipeline
+from zb_hdf5.converters.staging import TextOptions, ingest_batches
+from zb_hdf5.converters.stream_target import StreamTarget
+from zb_hdf5.converters.text_source import Recipe, TextSource
 from zb_hdf5.documents.pieces import padding
 from zb_hdf5.formats.document_file import DocumentRows, documents_path
 from zb_hdf5.formats.document_writer import DocumentsWriter
@@ -63,7 +63,7 @@ def open_corpus(folder):
 
 
 def ingest(folder, destination, options, **work):
-    return ingest_batches(open_corpus(folder), "jsonl", destination, BYTES, options, WorkOptions(**work))
+    return ingest_batches(TextSource(open_corpus(folder), "jsonl", BYTES), destination, options, WorkOptions(**work))
 
 
 def require_tokens(reader, known, *, at_least=0.8):
@@ -171,8 +171,8 @@ def test_a_store_is_copied_by_the_name_of_its_index(tmp_path, corpus):
 @pytest.mark.parametrize("num_shards", [None, 3])
 def test_every_token_of_streams_of_text_has_its_document(tmp_path, corpus, num_shards):
     folder, known = corpus
-    pipeline = ShardedTokenizationPipeline(open_corpus(folder), "jsonl", BYTES, num_shards=num_shards, val_fraction=0.2)
-    pipeline.run(tmp_path / "out")
+    source = TextSource(open_corpus(folder), "jsonl", BYTES)
+    StreamTarget(num_shards, val_fraction=0.2).write(source, tmp_path / "out")
     for split in (None, "train", "val"):
         with MmapTokenStore(tmp_path / "out", split=split) as store:
             table = store.documents
@@ -201,9 +201,8 @@ def test_workers_and_resumes_give_the_same_tables(tmp_path, corpus, layout, monk
         if layout == "batches":
             ingest(folder, destination, options, **work)
         else:
-            ShardedTokenizationPipeline(open_corpus(folder), "jsonl", BYTES, num_shards=2).run(
-                destination, WorkOptions(**work)
-            )
+            source = TextSource(open_corpus(folder), "jsonl", BYTES)
+            StreamTarget(num_shards=2).write(source, destination, WorkOptions(**work))
 
     run(tmp_path / "whole")
     expected = files_in(tmp_path / "whole")
@@ -255,14 +254,14 @@ def test_bad_ids_are_refused(tmp_path, kind, ids, message, layout):
 
 
 def test_ids_are_compared_in_little_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr(unique_ids, "BLOCK_IDS", 1 << 10)
+    monkeypatch.setattr(token_files, "BLOCK_IDS", 1 << 10)
     count = 30_000
     with DocumentsWriter(tmp_path / "documents-00000.h5") as writer:
         writer.append(np.ones(count), DocumentRows(ids=[b"%d" % number for number in range(count)]))
         writer.publish("train")
     tracemalloc.start()
     try:
-        unique_ids.require_unique_ids([tmp_path / "documents-00000.h5"])
+        token_files.require_unique_ids([tmp_path / "documents-00000.h5"])
         assert tracemalloc.get_traced_memory()[1] < 45 * count
     finally:
         tracemalloc.stop()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from interrupted import Failing, Stops
 
 from zb_hdf5 import ArgumentError, ConvertError, Loader, MmapTokenStore, convert, npy_to_stream
-from zb_hdf5.converters import npy_streams
+from zb_hdf5.converters import cut_source
 from zb_hdf5.converters.cli import convert as command
 from zb_hdf5.converters.run import WorkOptions
 from zb_hdf5.store.verify import verify_store
@@ -50,11 +50,11 @@ def save(folder, *streams, dtype="u2"):
 def test_documents_are_those_of_a_cut_token_by_token(tmp_path_factory, streams, boundary, block):
     folder = tmp_path_factory.mktemp("npy")
     source = save(folder / "tokens", *streams)
-    before, npy_streams.BLOCK_TOKENS = npy_streams.BLOCK_TOKENS, block  # documents straddle blocks
+    before, cut_source.BLOCK_TOKENS = cut_source.BLOCK_TOKENS, block  # documents straddle blocks
     try:
         report = npy_to_stream([source], folder / "stream", boundary_token_id=END, boundary=boundary)
     finally:
-        npy_streams.BLOCK_TOKENS = before
+        cut_source.BLOCK_TOKENS = before
     expected = [(number, document) for number, tokens in enumerate(streams) for document in reference(tokens, boundary)]
     assert report.counts.documents == len(expected)
     with MmapTokenStore(folder / "stream") as store:

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zb_hdf5 import ArgumentError, ConvertError
-from zb_hdf5.converters.routing import TRAIN, VAL, DocumentCounts, Recipe, encode_shard, plan_text_shards
+from zb_hdf5.converters.documents import TRAIN, VAL, DocumentCounts, route
+from zb_hdf5.converters.text_source import Recipe, TextSource
 from zb_hdf5.text import corpus as documents
 from zb_hdf5.text.corpus import open_documents
 from zb_hdf5.text.tokenizers import load_tokenizer
@@ -31,10 +32,12 @@ def files(tmp_path, texts, monkeypatch):
     return open_documents([tmp_path])
 
 
-def encode(plan, recipe=WITH_BOUNDARY, num_threads=1):
+def encode(files, plan, recipe=WITH_BOUNDARY, num_threads=1):
     """Return the documents of a shard as lists of ids, and their counts."""
-    counts, found = DocumentCounts(), []
-    for encoded in encode_shard(plan, recipe, num_threads, counts):
+    counts, found, before = DocumentCounts(), [], 0
+    for encoded, read in plan.read(TextSource(files, "jsonl", recipe), num_threads, counts):
+        assert before <= read <= plan.num_bytes
+        before = read
         found += [part.tolist() for part in np.split(encoded.tokens, np.cumsum(encoded.lengths)[:-1])]
     return found, counts
 
@@ -46,9 +49,9 @@ def tokens_of(texts):
 @pytest.mark.parametrize("num_shards", [None, 1, 2, 5])
 @pytest.mark.parametrize("num_threads", [1, 3])
 def test_all_shards_together_are_all_documents_in_order(files, texts, num_shards, num_threads):
-    plans = plan_text_shards(files, num_shards)
+    plans = route(TextSource(files, "jsonl", WITH_BOUNDARY), num_shards)
     assert len(plans) == (num_shards or 3)
-    found = [encode(plan, num_threads=num_threads) for plan in plans]
+    found = [encode(files, plan, num_threads=num_threads) for plan in plans]
     assert [document for documents, _ in found for document in documents] == tokens_of(texts)
     assert all(documents for documents, _ in found)
     total = DocumentCounts()
@@ -61,50 +64,50 @@ def test_all_shards_together_are_all_documents_in_order(files, texts, num_shards
 
 
 def test_a_shard_per_file(files, texts):
-    found = [encode(plan)[0] for plan in plan_text_shards(files)]
+    found = [encode(files, plan)[0] for plan in route(TextSource(files, "jsonl", WITH_BOUNDARY))]
     assert found == [tokens_of(texts[:120]), tokens_of(texts[120:190]), tokens_of(texts[190:])]
 
 
 @pytest.mark.parametrize("num_shards", [1, 4])
 def test_held_out_documents_do_not_depend_on_the_shards(files, texts, num_shards):
-    *train, val = plan_text_shards(files, num_shards, val_fraction=0.2, seed=7)
+    *train, val = route(TextSource(files, "jsonl", WITH_BOUNDARY), num_shards, val_fraction=0.2, seed=7)
     assert ([plan.split for plan in train], val.split) == ([TRAIN] * num_shards, VAL)
-    kept = [document for plan in train for document in encode(plan)[0]]
-    held_out, counts = encode(val)
-    again = encode(plan_text_shards(files, val_fraction=0.2, seed=7)[-1])[0]
+    kept = [document for plan in train for document in encode(files, plan)[0]]
+    held_out, counts = encode(files, val)
+    again = encode(files, route(TextSource(files, "jsonl", WITH_BOUNDARY), val_fraction=0.2, seed=7)[-1])[0]
     assert held_out == again
     assert sorted(kept + held_out) == sorted(tokens_of(texts))
     assert 20 <= len(held_out) <= 60
     assert not counts.dropped.counts, "counted in the shards of the training documents"
-    assert encode(plan_text_shards(files, val_fraction=0.2, seed=8)[-1])[0] != held_out
+    assert encode(files, route(TextSource(files, "jsonl", WITH_BOUNDARY), val_fraction=0.2, seed=8)[-1])[0] != held_out
 
 
 def test_the_last_shard_held_out(files, texts):
-    plans = plan_text_shards(files, val_last_shard=True)
+    plans = route(TextSource(files, "jsonl", WITH_BOUNDARY), val_last_shard=True)
     assert [plan.split for plan in plans] == [TRAIN, TRAIN, VAL]
-    assert encode(plans[-1])[0] == tokens_of(texts[190:])
+    assert encode(files, plans[-1])[0] == tokens_of(texts[190:])
 
 
 @pytest.mark.parametrize("boundary", [None, 256])
 @given(st.lists(st.text(min_size=1), min_size=1, max_size=8), st.integers(1, 12))
 def test_long_documents_are_cut(boundary, texts, limit):
-    encoded = Recipe("byte", boundary, limit).encode(load_tokenizer("byte"), texts, 1)
+    tokens, lengths, cut = Recipe("byte", boundary, limit).encode(load_tokenizer("byte"), texts, 1)
     end = [] if boundary is None else [boundary]
     whole = [text.encode("utf-8", "surrogatepass") for text in texts]
     expected = [[*document[:limit], *end] for document in whole]
-    assert encoded.tokens.tolist() == [token for document in expected for token in document]
-    assert encoded.lengths.tolist() == [len(document) for document in expected]
-    assert encoded.cut == sum(max(0, len(document) - limit) for document in whole)
+    assert tokens.tolist() == [token for document in expected for token in document]
+    assert lengths.tolist() == [len(document) for document in expected]
+    assert cut == sum(max(0, len(document) - limit) for document in whole)
 
 
 def test_routing_errors(files):
     groups = sum(file.num_row_groups for file in files)
     with pytest.raises(ConvertError, match=f"{groups} row groups cannot fill {groups + 1} shards"):
-        plan_text_shards(files, groups + 1)
-    assert [len(plan.groups) for plan in plan_text_shards(files, groups)] == [1] * groups
+        route(TextSource(files, "jsonl", WITH_BOUNDARY), groups + 1)
+    assert [len(plan.groups) for plan in route(TextSource(files, "jsonl", WITH_BOUNDARY), groups)] == [1] * groups
     with pytest.raises(ArgumentError, match="must be at least 0 and below 1, found 1"):
-        plan_text_shards(files, val_fraction=1)
+        route(TextSource(files, "jsonl", WITH_BOUNDARY), val_fraction=1)
     with pytest.raises(ArgumentError, match="not both"):
-        plan_text_shards(files, val_fraction=0.1, val_last_shard=True)
+        route(TextSource(files, "jsonl", WITH_BOUNDARY), val_fraction=0.1, val_last_shard=True)
     with pytest.raises(ConvertError, match="leaves nothing to train on"):
-        plan_text_shards(files, 1, val_last_shard=True)
+        route(TextSource(files, "jsonl", WITH_BOUNDARY), 1, val_last_shard=True)

@@ -1,0 +1,257 @@
+"""Sources of documents: files of text or tokens, in groups that any process can read by itself, and their routes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby, pairwise
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from zb_hdf5 import ArgumentError, ConvertError
+from zb_hdf5.console import counted
+from zb_hdf5.converters.source import TokenCounts
+from zb_hdf5.formats.document_file import DocumentRows
+from zb_hdf5.spec import DEFAULT_SPLIT, TokenArray
+from zb_hdf5.text.corpus import Dropped
+
+TRAIN: Final = DEFAULT_SPLIT
+VAL: Final = "val"
+#: Given a number of documents, returns which of the next ones are wanted.
+Choose: TypeAlias = Callable[[int], npt.NDArray[np.bool_]]
+
+
+class Encoded(NamedTuple):
+    """Consecutive documents as tokens.
+
+    Attributes
+    ----------
+    tokens, lengths
+        All documents, one after the other, each with its boundary token; tokens of each.
+    source, rows
+        The file that they are from, and the row of each, counted from 1.
+    ids, metadata
+        UTF-8 of each id, and the text of a JSON object for each; None: they have none.
+    cut
+        Tokens that were beyond the limit of a document.
+    dropped
+        Rows that were no documents.
+    read
+        Bytes of the group that were read so far, of its `num_bytes`.
+    """
+
+    tokens: TokenArray
+    lengths: npt.NDArray[np.int64]
+    source: str
+    rows: npt.NDArray[np.uint64]
+    ids: Sequence[bytes] | None = None
+    metadata: Sequence[bytes] | None = None
+    cut: int = 0
+    dropped: Dropped | None = None
+    read: int = 0
+
+    def table_rows(self) -> DocumentRows:
+        """Return the facts of the documents, for their table."""
+        sources = np.zeros(len(self.lengths), np.uint32)
+        return DocumentRows([self.source], sources, self.rows, self.ids or None, self.metadata or None)
+
+
+class Group(NamedTuple):
+    """A part of a file of documents. Its documents all go to the same shard.
+
+    Attributes
+    ----------
+    file_number, number
+        The number of the file in the conversion, and of the group in the file, both from 0.
+    weight
+        Its share of the work, by which groups are dealt to shards.
+    num_bytes
+        About how many bytes are read, for progress.
+    """
+
+    file_number: int
+    number: int
+    weight: float
+    num_bytes: int
+
+
+class DocumentSource(Protocol):
+    """Documents to convert, in order. Picklable: other processes read their groups themselves.
+
+    Attributes
+    ----------
+    paths
+        The files.
+    groups
+        All groups, file after file.
+    dtype, vocab_size, tokenizer, boundary_token_id
+        Of the tokens; None where no token ends a document.
+    has_ids
+        Whether each document has an id of its own.
+    description
+        For the `source` entry of `shards.json`.
+    identity
+        JSON of everything else that decides the tokens, but for the bytes of `paths`.
+    """
+
+    paths: list[Path]
+    groups: list[Group]
+    dtype: np.dtype[Any]
+    vocab_size: int
+    tokenizer: str
+    boundary_token_id: int | None
+    has_ids: bool
+    description: dict[str, Any]
+    identity: dict[str, Any]
+
+    def read(self, group: Group, choose: Choose | None, num_threads: int) -> Iterator[Encoded]:
+        """Yield the documents of a group, or those that are chosen, some at a time."""
+
+
+@dataclass(frozen=True)
+class Holdout:
+    """The documents that are held out for validation: those of a fraction of places, drawn with a seed. Picklable.
+
+    The draw depends on the number of the file and of the group and on the place in there, never on the shards, the
+    workers or the content of other files.
+    """
+
+    fraction: float
+    seed: int
+
+    def chooser(self, group: Group, split: str) -> Choose:
+        """Return what chooses the documents of one split."""
+        words = [self.seed & 0xFFFFFFFF, self.seed >> 32, group.file_number, group.number]
+        draws = np.random.RandomState(words)  # its numbers are frozen by NumPy's policy
+
+        def choose(count: int) -> npt.NDArray[np.bool_]:
+            held_out: npt.NDArray[np.bool_] = draws.random_sample(count) < self.fraction
+            return held_out if split == VAL else ~held_out
+
+        return choose
+
+
+@dataclass
+class DocumentCounts:
+    """Counts of documents and of their tokens."""
+
+    documents: int = 0
+    dropped: Dropped = field(default_factory=Dropped)
+    tokens: TokenCounts = field(default_factory=TokenCounts)
+
+    def no_documents(self, num_files: int) -> str:
+        """Return the message that there were no documents, with the reasons."""
+        reasons = ", ".join(f"{count:,} {reason}" for reason, count in self.dropped.counts.items())
+        return f"no documents in {counted(num_files, 'file')} ({reasons or 'they are empty'})"
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> DocumentCounts:
+        """Return the counts that `dataclasses.asdict` was given."""
+        return cls(int(value["documents"]), Dropped(**value["dropped"]), TokenCounts(**value["tokens"]))
+
+    def add(self, later: DocumentCounts) -> None:
+        """Add those of another shard."""
+        self.documents += later.documents
+        self.dropped.merge(later.dropped)
+        self.tokens.add(later.tokens)
+
+    def add_encoded(self, encoded: Encoded) -> None:
+        """Add those of some documents, but not the dropped rows."""
+        self.documents += len(encoded.lengths)
+        self.tokens.tokens_in += len(encoded.tokens) + encoded.cut
+        self.tokens.drop("beyond --max-document-tokens", encoded.cut)
+
+
+@dataclass(frozen=True)
+class Route:
+    """The documents of one file of tokens, in order. Picklable.
+
+    Attributes
+    ----------
+    holdout
+        None: all documents of the groups belong to this file.
+    """
+
+    groups: list[Group]
+    split: str = TRAIN
+    holdout: Holdout | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """About how many bytes of documents are read."""
+        return sum(group.num_bytes for group in self.groups)
+
+    def read(self, source: DocumentSource, num_threads: int, counts: DocumentCounts) -> Iterator[tuple[Encoded, int]]:
+        """Yield (documents, bytes read so far), and count them; dropped rows count in the training split only."""
+        before = 0
+        for group in self.groups:
+            choose = None if self.holdout is None else self.holdout.chooser(group, self.split)
+            for encoded in source.read(group, choose, num_threads):
+                counts.add_encoded(encoded)
+                if choose is None or self.split == TRAIN:
+                    counts.dropped.merge(encoded.dropped or Dropped())
+                if len(encoded.lengths):
+                    yield encoded, before + min(encoded.read, group.num_bytes)
+            before += group.num_bytes
+
+
+def route(
+    source: DocumentSource,
+    num_shards: int | None = None,
+    *,
+    val_fraction: float = 0.0,
+    val_last_shard: bool = False,
+    seed: int = 0,
+) -> list[Route]:
+    """Deal documents to files of tokens: consecutive groups go to each, so that all together keep the order.
+
+    Parameters
+    ----------
+    num_shards
+        Of documents to train on; None: one per file of the source.
+    val_fraction
+        Share of the documents that is held out, in one more shard, the last.
+    val_last_shard
+        Hold out the last shard.
+
+    Raises
+    ------
+    ConvertError
+        If there are fewer groups than shards, or none.
+    ArgumentError
+        If the options contradict each other.
+    """
+    if not 0 <= val_fraction < 1:
+        raise ArgumentError(f"--val-fraction must be at least 0 and below 1, found {val_fraction}")
+    if not 0 <= seed < 2**64:
+        raise ArgumentError(f"seed must be between 0 and 2**64 - 1, found {seed}")
+    if val_fraction and val_last_shard:
+        raise ArgumentError("pass either --val-fraction or --val-last-shard, not both")
+    if not source.groups:
+        raise ConvertError(f"{source.paths[0]}: {DocumentCounts().no_documents(len(source.paths))}")
+    runs = [list(run) for _, run in groupby(source.groups, key=lambda group: group.file_number)]
+    if num_shards is not None:
+        runs = _cut_evenly(source.groups, num_shards)
+    if val_last_shard:
+        if len(runs) < 2:
+            raise ConvertError("--val-last-shard leaves nothing to train on: there is 1 shard; pass --shards 2 or more")
+        return [*map(Route, runs[:-1]), Route(runs[-1], VAL)]
+    if val_fraction:
+        holdout = Holdout(val_fraction, seed)
+        return [*(Route(run, TRAIN, holdout) for run in runs), Route(source.groups, VAL, holdout)]
+    return list(map(Route, runs))
+
+
+def _cut_evenly(groups: list[Group], num_shards: int) -> list[list[Group]]:
+    """Cut into runs of about the same weight, none of them empty."""
+    if num_shards > len(groups):
+        raise ConvertError(f"{len(groups):,} row groups cannot fill {num_shards:,} shards; pass a smaller --shards")
+    ends = np.cumsum([group.weight + 1 for group in groups])
+    cuts = np.searchsorted(ends, ends[-1] * np.arange(1, num_shards) / num_shards)
+    low, high = np.arange(1, num_shards), len(groups) - np.arange(num_shards - 1, 0, -1)
+    for k in range(num_shards - 1):  # at least one group each
+        cuts[k] = min(max(cuts[k], low[k], cuts[k - 1] + 1 if k else 0), high[k])
+    return [groups[a:b] for a, b in pairwise([0, *cuts.tolist(), len(groups)])]

@@ -1,0 +1,92 @@
+"""Text as a source of documents: tokenized block by block, each document with its boundary token."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from zb_hdf5.converters.documents import Choose, DocumentSource, Encoded, Group
+from zb_hdf5.spec import stored_dtype
+from zb_hdf5.text.corpus import DocumentFile
+from zb_hdf5.text.tokenizers import TokenIds, Tokenizer, load_tokenizer, token_dtype, with_boundaries
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that decides the tokens of a document. Picklable.
+
+    Attributes
+    ----------
+    tokenizer
+        As for `load_tokenizer`.
+    boundary_token_id
+        Stands behind each document; None: nothing does.
+    max_document_tokens
+        A longer document is cut there, its boundary token not counted; None: never.
+    """
+
+    tokenizer: str
+    boundary_token_id: int | None
+    max_document_tokens: int | None = None
+
+    def encode(
+        self, tokenizer: Tokenizer, texts: Sequence[str], num_threads: int
+    ) -> tuple[TokenIds, npt.NDArray[np.int64], int]:
+        """Return the tokens of some texts, the length of each, and the number of tokens that were cut off."""
+        tokens, lengths = tokenizer.encode(texts, num_threads)
+        cut = 0
+        if self.max_document_tokens is not None and int(lengths.max(initial=0)) > self.max_document_tokens:
+            kept = np.minimum(lengths, self.max_document_tokens)
+            column = np.arange(len(tokens)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+            cut = len(tokens) - int(kept.sum())
+            tokens, lengths = tokens[column < self.max_document_tokens], kept
+        if self.boundary_token_id is not None:
+            tokens, lengths = with_boundaries(tokens, lengths, self.boundary_token_id)
+        return tokens, lengths, cut
+
+
+class TextSource(DocumentSource):
+    """Files of text, tokenized as a recipe tells. See `DocumentSource`.
+
+    Parameters
+    ----------
+    files, kind
+        The documents, and the name of their format in `shards.json`.
+    """
+
+    def __init__(self, files: Sequence[DocumentFile], kind: str, recipe: Recipe) -> None:
+        self._files, self._recipe = list(files), recipe
+        tokenizer = load_tokenizer(recipe.tokenizer)
+        self.paths = [file.path for file in files]
+        self.groups = [
+            Group(number, k, file.path.stat().st_size / file.num_row_groups, file.text_bytes(k))
+            for number, file in enumerate(files)
+            for k in range(file.num_row_groups)
+        ]
+        self.dtype, self.vocab_size = stored_dtype(token_dtype(tokenizer)), tokenizer.vocab_size
+        self.tokenizer, self.boundary_token_id = json.dumps(tokenizer.description), recipe.boundary_token_id
+        self.has_ids = bool(files[0].id_column)
+        self.description = {
+            "format": kind,
+            "files": [str(path) for path in self.paths],
+            "boundary_token_id": recipe.boundary_token_id,
+            "max_document_tokens": recipe.max_document_tokens,
+        }
+        self.identity = {
+            "text_column": files[0].column,
+            "more_columns": [files[0].id_column, *files[0].metadata_columns],
+            "tokenizer": dict(tokenizer.description),
+        }
+
+    def read(self, group: Group, choose: Choose | None, num_threads: int) -> Iterator[Encoded]:
+        tokenizer, file, read = load_tokenizer(self._recipe.tokenizer), self._files[group.file_number], 0
+        for block in file.row_group(group.number):
+            read += sum(map(len, block.texts))
+            chosen = block if choose is None else block.only(choose(len(block.texts)).tolist(), block.dropped)
+            tokens, lengths, cut = self._recipe.encode(tokenizer, chosen.texts, num_threads)
+            rows = np.array(chosen.rows, np.uint64)
+            yield Encoded(tokens, lengths, str(file.path), rows, chosen.ids, chosen.metadata, cut, block.dropped, read)

@@ -243,7 +243,6 @@ LOCAL = {
     "the output of a repair": lambda path: repair_file(__file__, output=path),
     "LiveStoreWriter": lambda path: LiveStoreWriter(path, META, shard_batches=1),
     "fetch_shards": lambda path: fetch_shards("http://127.0.0.1:9/{:05d}", 0, folder=path),
-    "diagnose": diagnose,
     "ShardIndex.save": ShardIndex(META, ()).save,
     "index_streams": lambda path: index_streams([path]),
 }

@@ -346,7 +346,7 @@ def write_atomically(path: Path, data: bytes) -> None:
         raise
 
 
-def write_fully(fd: int, data: npt.NDArray[Any] | bytes, offset: int) -> None:
+def write_fully(fd: int, data: npt.NDArray[Any] | bytes | memoryview, offset: int) -> None:
     """Write all of `data` at `offset`: one call of the kernel takes less than 2 GiB, and less on a full disk."""
     buffer = memoryview(data).cast("B")
     while buffer:

@@ -10,14 +10,13 @@ import subprocess
 import sys
 import threading
 import time
-from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from zb_hdf5 import ArgumentError, ChecksumError, FormatError, IncompleteError, UnavailableError, fetch_shards
+from zb_hdf5 import ArgumentError, ChecksumError, FormatError, UnavailableError, fetch_shards
 from zb_hdf5.commands.fetch import read_digests
 from zb_hdf5.commands.zb import zb
 
@@ -30,63 +29,51 @@ class Handler(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
 
+    def do_HEAD(self):
+        self.do_GET()
+
     def do_GET(self):
-        server, name = self.server, self.path.split("?")[0].rpartition("/")[2]
-        server.requests.append((name, self.headers.get("Range"), self.headers.get("If-Range")))
-        fault = server.faults[name].pop(0) if server.faults.get(name) else None
+        server, name = self.server, self.path.rpartition("/")[2]
+        fault = None
+        if self.command == "GET":
+            server.requests.append((name, self.headers.get("Range"), self.headers.get("If-Match")))
+            fault = server.faults[name].pop(0) if server.faults.get(name) else None
         if callable(fault):
             fault = fault()
         if isinstance(fault, tuple):
-            return self.refuse(*fault)
+            return self.answer(*fault)
         if name not in server.files:
-            return self.refuse(404)
+            return self.answer(404)
         return self.serve(server.files[name], fault)
 
-    def refuse(self, status, headers=()):
+    def answer(self, status, headers=(), body=b"", cut=None):
         self.send_response(status)
-        for header in dict(headers).items():
+        for header in {"Content-Length": str(len(body)), **dict(headers)}.items():
             self.send_header(*header)
-        self.send_header("Content-Length", "0")
         self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body[:cut])
+        if cut is not None:
+            self.close_connection = True
 
     def serve(self, data, fault):
         etag = self.server.etag(data)
-        start = self.start(etag, fault)
-        if start and start >= len(data):
-            return self.refuse(416)
-        self.send_response(206 if start else 200)
-        if start:
-            self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
-        if etag:
-            self.send_header("ETag" if etag.startswith(('"', "W/")) else "Last-Modified", etag)
-        body = data[start:]
-        if fault == "no length":
-            self.close_connection = True
-        elif fault in ("chunked", "chunked cut"):
-            return self.serve_chunked(body, fault)
-        else:
-            self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body[: len(body) // 2] if fault in ("cut", "stall") else body)
+        headers = {"ETag" if etag.startswith(('"', "W/")) else "Last-Modified": etag} if etag else {}
+        if self.headers.get("If-Match") not in (None, etag):
+            return self.answer(412)
+        asked = self.headers.get("Range")
+        if asked is None or fault == "ignore range":
+            return self.answer(200, headers, data)
+        start, last = map(int, asked.removeprefix("bytes=").split("-"))
+        if start >= len(data):
+            return self.answer(416)
+        body = data[start : last + 1]
+        headers["Content-Range"] = f"bytes {start}-{start + len(body) - 1}/{len(data)}"
+        self.answer(206, headers, body, len(body) // 2 if fault in ("cut", "stall") else None)
         if fault == "stall":
             self.wfile.flush()
             self.server.released.wait(30)
-        if fault in ("cut", "stall"):
-            self.close_connection = True
-
-    def start(self, etag, fault):
-        asked, condition = self.headers.get("Range"), self.headers.get("If-Range")
-        if asked is None or fault == "ignore range" or (condition != etag and fault != "ignore if-range"):
-            return 0
-        return int(asked.removeprefix("bytes=").rstrip("-")) - (fault == "wrong range")
-
-    def serve_chunked(self, body, fault):
-        self.send_header("Transfer-Encoding", "chunked")
-        self.end_headers()
-        half = len(body) // 2
-        for part in (body[:half],) if fault == "chunked cut" else (body[:half], body[half:], b""):
-            self.wfile.write(b"%x\r\n%s\r\n" % (len(part), part))
-        self.close_connection = True
+        return None
 
     def log_message(self, *args):
         pass
@@ -108,17 +95,18 @@ def server():
         thread.join()
 
 
-@pytest.fixture
-def waits():
-    return []
+@pytest.fixture(autouse=True)
+def _small(monkeypatch):
+    """Have parts of 10,000 bytes."""
+    monkeypatch.setattr("zb_hdf5.files.objects.PART_BYTES", 10_000)
 
 
 @pytest.fixture
-def fetch(server, tmp_path, waits):
-    """Return `fetch(count=1, **options)`, which notes its waits instead of waiting."""
+def fetch(server, tmp_path):
+    """Return `fetch(count=1, **options)`."""
 
     def run(count=1, **options):
-        return fetch_shards(options.pop("url", server.url), count, tmp_path / "out", wait=waits.append, **options)
+        return fetch_shards(options.pop("url", server.url), count, tmp_path / "out", **options)
 
     return run
 
@@ -144,17 +132,17 @@ def test_all_files_arrive(server, fetch, tmp_path, workers):
     assert all(report.fetched and report.byte_count == 100_000 for report in reports)
 
 
-def test_named_field_first_number_and_query(server, fetch, tmp_path):
-    fetch(2, url=server.url.replace("{:02d}", "{index:02d}") + "?download=true", first=2)
+def test_named_field_and_first_number(server, fetch, tmp_path):
+    fetch(2, url=server.url.replace("{:02d}", "{index:02d}"), first=2)
     assert sorted(content(tmp_path / "out")) == NAMES[2:]
 
 
 def test_finished_files_are_not_asked_for(server, fetch):
     fetch(2)
-    assert len(server.requests) == 2
+    assert len(server.requests) == 20
     reports = fetch(3)
     assert [report.fetched for report in reports] == [False, False, True]
-    assert [name for name, _, _ in server.requests[2:]] == [NAMES[2]]
+    assert {name for name, _, _ in server.requests[20:]} == {NAMES[2]}
 
 
 def test_an_empty_file_is_a_file(server, fetch, tmp_path):
@@ -163,18 +151,21 @@ def test_an_empty_file_is_a_file(server, fetch, tmp_path):
     assert content(tmp_path / "out") == {NAMES[0]: b""}
 
 
-def test_chunked_answers(server, fetch, tmp_path):
-    server.faults[NAMES[0]] = ["chunked cut", "chunked"]
-    assert fetch()[0].fetched
-    assert content(tmp_path / "out") == {NAMES[0]: server.files[NAMES[0]]}
-
-
 def test_a_redirect_keeps_the_range(server, fetch, tmp_path):
-    moved = (302, {"Location": f"/elsewhere/{NAMES[1]}"})
-    server.faults = {NAMES[0]: [moved, moved], NAMES[1]: ["cut"]}
-    assert fetch()[0].fetched
-    assert server.requests[-1][:2] == (NAMES[1], "bytes=50000-")
-    assert content(tmp_path / "out") == {NAMES[0]: server.files[NAMES[1]]}
+    del server.files[NAMES[0]]
+    server.files["x"] = os.urandom(25_000)
+    moved = (302, {"Location": "/elsewhere/x"})
+    Handler.do_HEAD, do_head = (
+        lambda self: self.answer(*moved) if NAMES[0] in self.path else do_head(self),
+        Handler.do_HEAD,
+    )
+    try:
+        server.faults = {NAMES[0]: [moved] * 3}
+        assert fetch()[0].fetched
+    finally:
+        Handler.do_HEAD = do_head
+    assert server.requests[-1][:2] == ("x", "bytes=20000-29999")
+    assert content(tmp_path / "out") == {NAMES[0]: server.files["x"]}
 
 
 def test_progress_counts_bytes_and_expects_all_files_to_be_alike(fetch):
@@ -188,43 +179,26 @@ def test_progress_counts_bytes_and_expects_all_files_to_be_alike(fetch):
 
 
 @pytest.mark.parametrize("status", [500, 503, 429, 408])
-def test_passing_failures_are_tried_again_with_growing_waits(server, fetch, tmp_path, waits, status):
+def test_passing_failures_are_tried_again(server, fetch, tmp_path, status):
     server.faults[NAMES[0]] = [(status,)] * 4
     assert fetch()[0].fetched
     assert content(tmp_path / "out") == {NAMES[0]: server.files[NAMES[0]]}
-    assert len(waits) == 4
-    assert all(0.5 * 2**k <= wait_s <= 1.5 * 2**k for k, wait_s in enumerate(waits))
 
 
-def test_five_attempts_and_no_more(server, fetch, tmp_path):
+def test_as_many_attempts_as_a_read_has_and_no_more(server, fetch, tmp_path):
     server.faults[NAMES[0]] = [(503,)] * 9
     problem = only_problem(fetch())
     assert isinstance(problem, UnavailableError)
-    assert str(problem) == (f"{server.url.format(0)}: expected 200 OK, found 503 Service Unavailable (attempt 5 of 5)")
+    assert "503 Service Unavailable" in str(problem)
+    assert "5 attempts" in str(problem)
     assert len(server.requests) == 5
-    assert content(tmp_path / "out") == {}
-
-
-@pytest.mark.parametrize(("value", "least", "most"), [("7", 7, 7), ("999999", 300, 300), ("soon", 0, 1.5)])
-def test_retry_after_is_honoured(server, fetch, waits, value, least, most):
-    server.faults[NAMES[0]] = [(503, {"Retry-After": value})]
-    assert fetch()[0].fetched
-    assert least <= waits[0] <= most
-
-
-def test_retry_after_may_be_a_date(server, fetch, waits):
-    server.faults[NAMES[0]] = [(503, {"Retry-After": formatdate(time.time() + 100, usegmt=True)})]
-    assert fetch()[0].fetched
-    assert 60 < waits[0] <= 100
 
 
 @pytest.mark.parametrize("status", [400, 403, 404, 410])
-def test_lasting_failures_are_not_tried_again(server, fetch, tmp_path, status, waits):
+def test_lasting_failures_are_not_tried_again(server, fetch, tmp_path, status):
     server.faults[NAMES[0]] = [(status,)]
-    assert f"expected 200 OK, found {status}" in str(only_problem(fetch()))
+    assert NAMES[0] in str(only_problem(fetch()))
     assert len(server.requests) == 1
-    assert not waits
-    assert content(tmp_path / "out") == {}
 
 
 def test_one_missing_file_does_not_stop_the_others(server, fetch, tmp_path):
@@ -234,34 +208,27 @@ def test_one_missing_file_does_not_stop_the_others(server, fetch, tmp_path):
     assert content(tmp_path / "out") == server.files
 
 
-def test_nobody_listens(fetch, waits):
-    problem = only_problem(fetch(url="http://127.0.0.1:9/s_{}.parquet"))
-    assert "refused" in str(problem)
-    assert len(waits) == 4
+def test_nobody_listens(fetch, tmp_path):
+    assert "http://127.0.0.1:9/s_0.parquet" in str(only_problem(fetch(url="http://127.0.0.1:9/s_{}.parquet")))
+    assert content(tmp_path / "out") == {}
 
 
 @pytest.mark.parametrize("fault", ["cut", "stall"])
-def test_what_arrived_is_kept(server, fetch, tmp_path, fault):
-    server.faults[NAMES[0]] = [fault]
-    assert fetch(timeout_s=0.2)[0].fetched
+def test_a_part_that_is_cut_is_read_again(server, fetch, tmp_path, fault):
+    server.faults[NAMES[0]] = [None, fault]
+    assert fetch()[0].fetched
     assert content(tmp_path / "out") == {NAMES[0]: server.files[NAMES[0]]}
-    assert server.requests[1] == (NAMES[0], "bytes=50000-", server.etag(server.files[NAMES[0]]))
+    assert [span for _, span, _ in server.requests[1:3]] == ["bytes=10000-19999"] * 2
 
 
 def test_what_arrived_is_kept_for_the_next_run(server, fetch, tmp_path):
-    server.faults[NAMES[0]] = ["cut", (503,), (503,), (503,), (503,)]
+    server.faults[NAMES[0]] = [None, None, *[(503,)] * 5]
     assert only_problem(fetch()) is not None
-    assert set(content(tmp_path / "out")) == {NAMES[0] + ".partial", NAMES[0] + ".partial.etag"}
+    assert set(content(tmp_path / "out")) == {NAMES[0] + ".partial", NAMES[0] + ".partial.version"}
+    asked = len(server.requests)
     assert fetch()[0].fetched
     assert content(tmp_path / "out") == {NAMES[0]: server.files[NAMES[0]]}
-    assert server.requests[-1][1] == "bytes=50000-"
-
-
-def test_a_cut_at_every_attempt_is_incomplete(server, fetch):
-    server.faults[NAMES[0]] = ["cut"] * 5
-    problem = only_problem(fetch())
-    assert isinstance(problem, IncompleteError)
-    assert "expected 100,000 bytes, found 96,875" in str(problem)
+    assert server.requests[asked][1] == "bytes=20000-29999"
 
 
 # --- versions --------------------------------------------------------------------------------------------------
@@ -276,58 +243,56 @@ def change(server):
     return before
 
 
-@pytest.mark.parametrize("then", [None, "ignore if-range"])
-def test_two_versions_are_never_glued(server, fetch, tmp_path, then):
-    def change():
-        server.files[NAMES[0]] = os.urandom(90_000)
-        return then
-
-    server.faults[NAMES[0]] = ["cut", change]
+def test_two_versions_are_never_glued(server, fetch, tmp_path):
+    server.faults[NAMES[0]] = [None, change(server)]
     assert fetch()[0].fetched
     assert content(tmp_path / "out") == {NAMES[0]: server.files[NAMES[0]]}
-    assert server.requests[1][1] == "bytes=50000-"
 
 
 def test_a_change_between_two_runs(server, fetch, tmp_path):
-    server.faults[NAMES[0]] = ["cut", (404,)]
+    server.faults[NAMES[0]] = [*[None] * 5, (404,)]
     only_problem(fetch())
     server.files[NAMES[0]] = os.urandom(30_000)  # less than what is there
     assert fetch()[0].fetched
     assert content(tmp_path / "out") == {NAMES[0]: server.files[NAMES[0]]}
 
 
-@pytest.mark.parametrize("fault", ["ignore range", "wrong range"])
-def test_a_server_that_answers_another_range(server, fetch, tmp_path, fault):
-    server.faults[NAMES[0]] = ["cut", fault]
-    assert fetch()[0].fetched
-    assert content(tmp_path / "out") == {NAMES[0]: server.files[NAMES[0]]}
+def test_a_server_without_ranges_is_named(server, fetch, tmp_path):
+    server.faults[NAMES[0]] = ["ignore range"] * 9
+    assert "expected a server that answers ranged reads" in str(only_problem(fetch()))
 
 
 def test_the_time_of_the_last_change_is_a_version(server, fetch, tmp_path):
     server.etag = lambda data: "Sat, 21 Nov 2026 05:00:00 GMT"
-    server.faults[NAMES[0]] = ["cut"]
+    server.faults[NAMES[0]] = [None, (404,)]
+    only_problem(fetch())
+    server.etag = lambda data: "Sat, 21 Nov 2026 06:00:00 GMT"
+    server.files[NAMES[0]] = os.urandom(100_000)
     assert fetch()[0].fetched
-    assert server.requests[1][1:] == ("bytes=50000-", "Sat, 21 Nov 2026 05:00:00 GMT")
     assert content(tmp_path / "out") == {NAMES[0]: server.files[NAMES[0]]}
 
 
 @pytest.mark.parametrize("etag", ["", 'W/"weak"'])
-def test_without_a_version_each_attempt_begins_anew(server, fetch, tmp_path, etag):
+def test_without_a_version_a_digest_is_needed_and_each_run_begins_anew(server, fetch, tmp_path, etag):
     server.etag = lambda data: etag
-    server.faults[NAMES[0]] = ["cut"]
-    assert fetch()[0].fetched
-    assert server.requests[1][1] is None
+    assert "pass --sha256-file" in str(only_problem(fetch()))
+    server.faults[NAMES[0]] = [None, (404,)]
+    digests = digests_of(server.files)
+    only_problem(fetch(sha256=digests))
+    assert fetch(sha256=digests)[0].fetched
+    assert [span for _, span, _ in server.requests].count("bytes=0-9999") == 2
     assert content(tmp_path / "out") == {NAMES[0]: server.files[NAMES[0]]}
 
 
 def test_killed_before_the_rename(server, fetch, tmp_path):
-    """All bytes are there, and the server has none to add (416): the next attempt takes the whole file."""
+    """All bytes of a version are there: nothing more is asked for."""
     (tmp_path / "out").mkdir()
     data = server.files[NAMES[0]]
     (tmp_path / "out" / f"{NAMES[0]}.partial").write_bytes(data)
-    (tmp_path / "out" / f"{NAMES[0]}.partial.etag").write_text(server.etag(data))
+    (tmp_path / "out" / f"{NAMES[0]}.partial.version").write_text(json.dumps([len(data), server.etag(data)]))
     assert fetch()[0].fetched
     assert content(tmp_path / "out") == {NAMES[0]: data}
+    assert server.requests == []
 
 
 def test_a_partial_of_unknown_origin_is_not_kept(server, fetch, tmp_path):
@@ -345,25 +310,15 @@ def digests_of(files):
 
 
 def test_digests_are_compared(server, fetch, tmp_path):
-    good = digests_of(server.files)
-    server.faults[NAMES[0]] = [change(server)]  # once another file
-    original = server.files[NAMES[0]]
+    good, original = digests_of(server.files), server.files[NAMES[0]]
+    change(server)()
     problem = only_problem(fetch(sha256=good))
     assert isinstance(problem, ChecksumError)
     assert f"expected sha256 {good[NAMES[0]]}, found {digests_of(server.files)[NAMES[0]]}" in str(problem)
     assert content(tmp_path / "out") == {}
-    assert len(server.requests) == 5
     server.files[NAMES[0]] = original
     assert fetch(4, sha256=good)[0].fetched
     assert content(tmp_path / "out") == server.files
-
-
-def test_an_answer_without_a_length_needs_a_digest(server, fetch, tmp_path):
-    server.faults[NAMES[0]] = ["no length", "no length"]
-    assert "does not say how long" in str(only_problem(fetch()))
-    assert content(tmp_path / "out") == {}
-    assert fetch(sha256=digests_of(server.files))[0].fetched
-    assert content(tmp_path / "out") == {NAMES[0]: server.files[NAMES[0]]}
 
 
 def test_digest_lists(tmp_path):
@@ -380,11 +335,6 @@ def test_digest_lists(tmp_path):
         read_digests(tmp_path / "list")
 
 
-def test_a_redirect_to_no_host_is_the_problem_of_the_file(server, fetch):
-    server.faults[NAMES[0]] = [(302, {"Location": "http://example..org/x"})] * 5
-    assert isinstance(only_problem(fetch()), UnavailableError)
-
-
 # --- what is refused -------------------------------------------------------------------------------------------
 
 
@@ -395,17 +345,18 @@ def test_a_redirect_to_no_host_is_the_problem_of_the_file(server, fetch):
         ("http://host/{:05d}/shard.parquet", "names must differ"),
         ("http://host/{:05d}/", "ends in a file name"),
         ("http://host/{:05d}/%2e%2e", "ends in a file name"),
-        ("file:///etc/{:05d}", "expected an http or https URL"),
-        ("shard_{:05d}.parquet", "expected an http or https URL"),
+        ("file:///etc/{:05d}", "expected a URL"),
+        ("http://host/{:05d}.parquet?download=true", "without a query"),
+        ("shard_{:05d}.parquet", "expected a URL"),
         ("http://host/{name}", "expected one field"),
         ("http://host/{:05q}", "expected one field"),
         ("http://host/{", "expected one field"),
         ("http://host/{}{}", "expected one field"),
         ("http://host/{index[0]}", "expected one field"),
-        ("http://host:port/{}", "expected an http or https URL"),
-        ("http://[::1/{}", "expected an http or https URL"),
-        ("http:///{}", "expected an http or https URL"),
-        ("http://example..org/x_{:05d}", "expected an http or https URL"),
+        ("http://host:port/{}", "expected a URL"),
+        ("http://[::1/{}", "expected a URL"),
+        ("http:///{}", "expected a URL"),
+        ("http://example..org/x_{:05d}", "expected a URL"),
         ("http://host/shard {}", "percent-encoded, found 'http://host/shard 0'"),
         ("http://host/größe_{}", "percent-encoded"),
         ("http://host/%00{}", "ends in a file name"),
@@ -423,7 +374,7 @@ def test_a_failure_of_this_machine_stops_the_other_files(server, fetch, tmp_path
     (tmp_path / "out" / f"{NAMES[1]}.partial").mkdir()
     server.faults[NAMES[0]] = ["stall"]
     with pytest.raises(IsADirectoryError):
-        fetch(4, workers=2, timeout_s=0.2)
+        fetch(4, workers=2)
     assert {name for name, _, _ in server.requests} <= {NAMES[0]}  # or not even that
 
 
@@ -444,12 +395,11 @@ def test_a_second_process_on_the_same_file_is_told(server, fetch, tmp_path):
     assert fetch()[0].fetched
 
 
-def test_a_full_disk_is_no_failure_of_the_server(server, fetch, mount_disk, waits):
+def test_a_full_disk_is_no_failure_of_the_server(server, fetch, mount_disk):
     disk = mount_disk(64, "out")
     with pytest.raises(OSError, match="No space left") as caught:
         fetch(4, workers=2)
     assert caught.value.errno == errno.ENOSPC
-    assert not waits
     assert not [name for name in os.listdir(disk) if name.endswith(".parquet")]
 
 
@@ -468,12 +418,11 @@ def test_command(server, tmp_path):
     assert done.exit_code == 5
     report = json.loads(done.stdout)
     assert [file["fetched"] for file in report["files"]] == [False, False, True, True, False]
-    assert "found 404" in report["files"][4]["problem"]
+    assert "no such object" in report["files"][4]["problem"]
     assert not report["ok"]
 
 
-def test_command_with_digests(server, tmp_path, monkeypatch):
-    monkeypatch.setattr("zb_hdf5.commands.fetch.FIRST_DELAY_S", 0.0)
+def test_command_with_digests(server, tmp_path):
     good = digests_of(server.files)
     (tmp_path / "list").write_text("".join(f"{digest} *{name}\n" for name, digest in good.items()))
     server.files[NAMES[1]] = b"other"
@@ -484,19 +433,20 @@ def test_command_with_digests(server, tmp_path, monkeypatch):
 
 def test_a_killed_run_goes_on(server, tmp_path):
     """SIGTERM in the middle of a stalled file: exit 143 soon after the read ends, nothing half under its name."""
-    server.faults[NAMES[0]] = ["stall"]
-    code = "from zb_hdf5.commands.zb import zb; zb()"
+    server.faults[NAMES[0]] = [None, "stall"]
+    code = "from zb_hdf5.files import objects; objects.PART_BYTES = 50_000; from zb_hdf5.commands.zb import zb; zb()"
     command = [sys.executable, "-c", code, "fetch", server.url, "-n", "1", "-o", str(tmp_path / "out")]
     partial = tmp_path / "out" / f"{NAMES[0]}.partial"
     with subprocess.Popen(command, cwd=ROOT) as run:
         deadline = time.monotonic() + 20
-        while (not partial.exists() or partial.stat().st_size < 50_000) and time.monotonic() < deadline:
+        while len(server.requests) < 2 and time.monotonic() < deadline:
             time.sleep(0.02)
         run.terminate()
         time.sleep(0.2)
         server.released.set()
         assert run.wait(20) == 143
-    assert set(content(tmp_path / "out")) == {partial.name, partial.name + ".etag"}
+    assert set(content(tmp_path / "out")) == {partial.name, partial.name + ".version"}
+    asked = len(server.requests)
     assert run_zb(server.url, "-n", 1, "-o", tmp_path / "out").exit_code == 0
     assert content(tmp_path / "out") == {NAMES[0]: server.files[NAMES[0]]}
-    assert server.requests[-1][1] == "bytes=50000-"
+    assert all(span != "bytes=0-9999" for _, span, _ in server.requests[asked:])

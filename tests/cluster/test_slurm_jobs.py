@@ -10,7 +10,7 @@ from on_slurm import ROOT, digests
 
 pytestmark = pytest.mark.slow
 
-PAGE = (ROOT / "docs/slurm.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/convert.md").read_text(encoding="utf-8")
 #: The page is written for larger machines than this one. 64 shards, so that there is a middle.
 SMALLER = {"0-15": "0-3", "train-h5 16": "train-h5 4", "--array=3 ": "--array=1 "}
 SHARDS = "--shard-size 64KiB"

@@ -70,7 +70,7 @@ def test_datasets_opens_a_store_by_the_documented_pattern(shard, tmp_path):
         for length in (9, 3, 20):
             writer.write_document(np.arange(length))
     convert(tmp_path / "s.h5", "hdf5", tmp_path / "train-h5", batch_size=1, seq_len=4, num_shards=2)
-    page = (Path(__file__).parents[2] / "docs/documents.md").read_text()
+    page = (Path(__file__).parents[2] / "docs/train.md").read_text()
     pattern = re.search(r'data_files="train-h5/(.+?)"', page)[1]
     files = str(tmp_path / "train-h5" / pattern)
     found = datasets.load_dataset("hdf5", data_files=files, split="train", cache_dir=str(tmp_path / "cache"))

@@ -11,8 +11,8 @@ from typing import Any, Final
 import numpy.typing as npt
 
 from zb_hdf5 import IncompleteError
-from zb_hdf5.files.extent_file import read_fully
 from zb_hdf5.files.identity import regular
+from zb_hdf5.files.ranges import read_fully
 
 #: A process may have 1,024 by default.
 MAX_OPEN_FILES: Final = 256

@@ -30,8 +30,8 @@ import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError, BatchIndexError, ChecksumError, IncompleteError
 from zb_hdf5.files.digests import crc32_of
-from zb_hdf5.files.extent_file import read_fully
 from zb_hdf5.files.publishing import write_fully
+from zb_hdf5.files.ranges import read_fully
 from zb_hdf5.loaders.order import GlobalOrder
 from zb_hdf5.spec import SHARD_PREFIX, TokenArray
 

@@ -38,7 +38,7 @@ def store(request, expected, tmp_path, write_store):
 
 @pytest.fixture
 def on_network(monkeypatch):
-    monkeypatch.setattr("zb_hdf5.files.extent_file.network_file_system", lambda file: "nfs")
+    monkeypatch.setattr("zb_hdf5.files.ranges.network_file_system", lambda file: "nfs")
 
 
 CONVERSIONS = {
@@ -79,19 +79,21 @@ def all_of(reader, read):
 # --- auto ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("verify", ["none", "batch"])
+@pytest.mark.parametrize("verify", ["none", "auto", "batch"])
 @pytest.mark.parametrize("name", CONVERSIONS)
 @pytest.mark.thin
-def test_auto_maps_nothing_for_what_is_converted(name, verify, store, expected):
-    with open_reader(store, verify=verify) as reader:
-        found = all_of(reader, CONVERSIONS[name])
-        np.testing.assert_array_equal(found, expected)
+def test_a_lone_file_is_mapped_for_what_is_converted_only_where_its_crc32_rows_are(
+    name, verify, expected, tmp_path, write_file
+):
+    path = write_file(tmp_path / "x.h5", expected).path
+    with open_reader(path, verify=verify) as reader:
+        np.testing.assert_array_equal(all_of(reader, CONVERSIONS[name]), expected)
         assert reader.fingerprint
-        assert not is_mapped(store)
+        assert is_mapped(path) is (verify != "none")
 
 
-def test_auto_maps_nothing_for_an_epoch_of_int64(store, expected):
-    with Loader(store, shuffle="sequential", rank=0, world_size=1) as loader:
+def test_pread_maps_nothing_for_an_epoch_of_int64(store, expected):
+    with Loader(store, access="pread", shuffle="sequential", rank=0, world_size=1) as loader:
         np.testing.assert_array_equal(torch.stack(list(loader)).numpy(), expected)
         assert not is_mapped(store)
 
@@ -107,20 +109,22 @@ def test_auto_maps_nothing_for_the_fingerprint_of_a_lone_file(expected, tmp_path
 
 @pytest.mark.parametrize("name", MAPPINGS)
 @pytest.mark.thin
-def test_auto_maps_at_the_first_call_that_needs_it(name, store, expected):
-    with open_reader(store) as reader:
+def test_auto_maps_at_the_first_call_that_needs_it(name, expected, tmp_path, write_file):
+    path = write_file(tmp_path / "x.batch", expected).path
+    with open_reader(path, verify="none") as reader:
         reader.read_batch_torch(0)
-        assert not is_mapped(store)
+        assert not is_mapped(path)
         np.testing.assert_array_equal(all_of(reader, MAPPINGS[name]), expected)
-        assert is_mapped(store)
+        assert is_mapped(path)
         np.testing.assert_array_equal(reader.read_batch_torch(5).numpy(), expected[5])
-    assert not is_mapped(store)
+    assert not is_mapped(path)
 
 
-def test_auto_maps_for_int32_where_no_copy_is_needed(store, expected):
-    with open_reader(store) as reader:
+def test_auto_maps_for_int32_where_no_copy_is_needed(expected, tmp_path, write_file):
+    path = write_file(tmp_path / "x.batch", expected).path
+    with open_reader(path, verify="none") as reader:
         np.testing.assert_array_equal(all_of(reader, narrow), expected)
-        assert is_mapped(store) is (expected.itemsize == 4)
+        assert is_mapped(path) is (expected.itemsize == 4)
 
 
 @pytest.mark.parametrize("read", [*CONVERSIONS.values(), *MAPPINGS.values(), narrow])

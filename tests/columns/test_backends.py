@@ -304,7 +304,7 @@ def test_without_a_digest_the_fingerprint_is_sampled_and_says_so(stored, tokens,
 def test_auto_avoids_mmap_on_network_file_systems(
     stored, file_system, mapped, tokens, tmp_path, make_stored, monkeypatch
 ):
-    monkeypatch.setattr("zb_hdf5.files.extent_file.network_file_system", lambda file: file_system)
+    monkeypatch.setattr("zb_hdf5.files.ranges.network_file_system", lambda file: file_system)
     with open_reader(make_stored(stored, tmp_path, tokens)) as reader:
         np.testing.assert_array_equal(np.stack(list(reader)), tokens)
         assert np.shares_memory(reader[0], reader[0]) is mapped

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 from collections import Counter
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ import pytest
 import torch
 from contract import check_reader, random_tokens
 
-import zb_hdf5.columns.checked
+import zb_hdf5.files.checked
 from zb_hdf5 import (
     ChecksumError,
     DocumentLoader,
@@ -25,8 +26,7 @@ from zb_hdf5 import (
     WindowReader,
     open_reader,
 )
-from zb_hdf5.columns.checked import KEPT_OVERHEAD_BYTES, Crc32Rows
-from zb_hdf5.files.extent_file import ExtentFile
+from zb_hdf5.files.checked import Crc32Rows
 from zb_hdf5.files.publishing import write_atomically
 from zb_hdf5.spec import CRC32_CHUNK_ROWS
 from zb_hdf5.store.rebuild import add_crc32_file
@@ -193,16 +193,16 @@ def test_a_crc32_file_of_another_length_is_an_error(tmp_path, expected, write_fi
 
 @contextmanager
 def counted_reads(monkeypatch):
-    """Count the bytes that are read besides batches, by the file that they are read from."""
+    """Count the bytes of crc32 rows that are read, by the file that they are read from."""
     counts: Counter[str] = Counter()
-    read = ExtentFile.read_ranges
+    read = zb_hdf5.files.checked._read_placed
 
-    def count(self, ranges):
-        counts[self.name] += sum(out.nbytes for _, out in ranges)
-        read(self, ranges)
+    def count(ranges, runs, start, out, *others):
+        counts[ranges.name] += out.nbytes
+        read(ranges, runs, start, out, *others)
 
     with monkeypatch.context() as patch:
-        patch.setattr(ExtentFile, "read_ranges", count)
+        patch.setattr(zb_hdf5.files.checked, "_read_placed", count)
         yield counts
 
 
@@ -226,7 +226,7 @@ def test_a_store_is_read_without_hdf5_and_its_rows_once(verify, make_stored, exp
     folder = make_stored("hdf5 store")
     with monkeypatch.context() as patch, counted_reads(monkeypatch) as counts:
         patch.setattr(h5py, "File", None)
-        with open_reader(folder, verify=verify) as reader:
+        with open_reader(folder, verify=verify, access="pread") as reader:
             assert not counts
             reader.read_batch_torch(3)
             assert counts == {str(folder / "shard-00001.h5"): 4}
@@ -235,23 +235,26 @@ def test_a_store_is_read_without_hdf5_and_its_rows_once(verify, make_stored, exp
             assert sum(counts.values()) == 4 * 8
 
 
-def test_rows_that_are_too_many_are_let_go_and_read_again(monkeypatch):
-    stored = np.arange(3 * CRC32_CHUNK_ROWS, dtype="<u4")
-    blocks = []
+def test_rows_go_with_their_file(tmp_path, write_store):
+    """Blocks that are read belong to an open file: what closes for others is not kept."""
+    tokens = np.arange(CRC32_CHUNK_ROWS * 8, dtype="<u4").reshape(-1, 1, 2)
+    folder = write_store(tmp_path / "store", tokens, (CRC32_CHUNK_ROWS * 2,), ("hdf5",))
+    with open_reader(folder, access="pread") as reader:
+        list(reader)
+        kept = [one for one in gc.get_objects() if type(one) is Crc32Rows]
+        assert kept
+        del kept
+    gc.collect()
+    assert not [one for one in gc.get_objects() if type(one) is Crc32Rows]
 
-    def read(start, out):
-        blocks.append(start // CRC32_CHUNK_ROWS)
-        out[...] = stored[start : start + len(out)]
 
-    monkeypatch.setattr(zb_hdf5.columns.checked, "MAX_KEPT_BYTES", 2 * (4 * CRC32_CHUNK_ROWS + KEPT_OVERHEAD_BYTES))
-    rows, others = Crc32Rows(len(stored), read), Crc32Rows(len(stored), read)
-    for number in (0, 1, 5000, 9000, 9001, 4096, 1):
-        assert rows[number] == number
-    assert blocks == [0, 1, 2, 0]
-    assert others[0] == 0
-    assert len(rows.blocks) == len(others.blocks) == 1  # of all files together
-    np.testing.assert_array_equal(rows.all(), stored)
-    assert [rows[number] for number in (0, 5000, 12287)] == [0, 5000, 12287]
+def test_rows_of_a_file_that_may_be_mapped_are_a_view_and_take_no_memory(tmp_path, write_file):
+    tokens = np.arange((CRC32_CHUNK_ROWS + 5) * 2, dtype="<u4").reshape(-1, 1, 2)
+    path = write_file(tmp_path / "x.h5", tokens, expected_batches=len(tokens)).path
+    with open_reader(path) as mapped, open_reader(path, access="pread") as read:
+        assert read.tokens.plain.rows.view is None
+        np.testing.assert_array_equal(mapped.tokens.plain.rows.view, read.stored_crc32())
+        assert [mapped.tokens.plain.rows[k] for k in range(len(tokens))] == read.stored_crc32().tolist()
 
 
 def test_rows_in_several_runs(tmp_path):
@@ -262,8 +265,8 @@ def test_rows_in_several_runs(tmp_path):
         part = stored[number * CRC32_CHUNK_ROWS :][:CRC32_CHUNK_ROWS]
         data[place * CRC32_CHUNK_ROWS :][: len(part)] = part
     write_atomically(tmp_path / "rows", data.tobytes())
-    from zb_hdf5.columns.ranges import open_ranges
     from zb_hdf5.files.extents import Run
+    from zb_hdf5.files.ranges import open_ranges
 
     ranges = open_ranges(tmp_path / "rows")
     rows = Crc32Rows.placed(len(stored), ranges, (Run(3 * chunk, chunk, 2), Run(0, chunk, 1), Run(7 * chunk, chunk, 1)))

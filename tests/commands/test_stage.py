@@ -14,6 +14,7 @@ from contract import random_tokens
 from zb_hdf5 import HDF5ShardWriter, Loader, console, open_reader, open_writer
 from zb_hdf5.commands.stage import runs_of
 from zb_hdf5.commands.zb import zb
+from zb_hdf5.files.tokens import ClosedTokens
 from zb_hdf5.store.cache import column_of
 
 TOKENS = random_tokens(64, 4, 256)
@@ -49,18 +50,13 @@ def batches_in(folder, store, **options):
         return {index for index in range(reader.num_batches) if column_of(reader).has(index)}
 
 
-class Nothing:
-    """A source that has no batch."""
+class Nothing(ClosedTokens):
+    """Tokens that cannot be read."""
 
-    access, wants_threads, in_flight = "auto", False, None
-
-    def is_cached(self, index):
+    def ready(self, starts):
         return False
 
-    def will_need(self, index, count=1):
-        pass
-
-    def close(self):
+    def will_need(self, start, stop):
         pass
 
 
@@ -68,8 +64,8 @@ def read_from_cache_alone(folder, store, state=None, rank=0, **options):
     """Return all steps of a rank, from a loader whose source has nothing."""
     with Loader(store, rank=rank, world_size=WORLD, cache=folder, **options) as loader:
         for reader in (loader.reader, *map(loader.reader.field, options.get("fields", ()))):
-            reader._source._source.close()
-            reader._source._source = Nothing()
+            reader.tokens.tokens.close()
+            reader.tokens.tokens = Nothing(reader.tokens.tokens)
         if state is not None:
             loader.load_state_dict(state)
         return [{name: value.numpy() for name, value in _named(step).items()} for step in loader]
@@ -238,7 +234,7 @@ def test_it_can_be_killed_and_goes_on(tmp_path, folder):
     found = staged(tmp_path / "large.h5", folder)
     assert (found["present"], found["copied"]) == (len(there), len(tokens) - len(there))
     with open_reader(tmp_path / "large.h5", cache=folder) as reader:
-        reader._source._source = Nothing()
+        reader.tokens.tokens = Nothing(reader.tokens.tokens)
         np.testing.assert_array_equal(np.stack(list(reader)), tokens)
 
 

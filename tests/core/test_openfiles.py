@@ -17,8 +17,8 @@ import zb_hdf5.files.open_files
 import zb_hdf5.formats.npy
 import zb_hdf5.store.tokens
 from zb_hdf5 import MmapTokenStore, open_reader
-from zb_hdf5.files.extent_file import ExtentFile
 from zb_hdf5.files.extents import Extents, Run
+from zb_hdf5.files.file_tokens import FileTokens
 from zb_hdf5.files.open_files import OpenFiles
 from zb_hdf5.formats.npy import read_npy_header
 
@@ -157,10 +157,11 @@ def _read_in_a_fork(reader, expected):
 
 def test_a_shard_is_proved_by_the_batch_that_is_read_anyway(tmp_path, tokens, write_store, monkeypatch):
     folder = write_store(tmp_path / "store", tokens, (4,))  # of HDF5
-    read, found = [], (ExtentFile.read, ExtentFile.read_into)
-    monkeypatch.setattr(ExtentFile, "read", lambda self, index: read.append(index) or found[0](self, index))
-    into = lambda self, index, out: read.append(index) or found[1](self, index, out)  # noqa: E731
-    monkeypatch.setattr(ExtentFile, "read_into", into)
+    read, found = [], (FileTokens.view, FileTokens.read)
+    noted = lambda self, start, *how: read.append(start // tokens[0].size) or found[0](self, start, *how)  # noqa: E731
+    into = lambda self, runs: read.append(runs[0][0] // tokens[0].size) or found[1](self, runs)  # noqa: E731
+    monkeypatch.setattr(FileTokens, "view", noted)
+    monkeypatch.setattr(FileTokens, "read", into)
     with open_reader(folder, access="mmap") as reader:
         assert read == []  # the index says all that opening needs
         reader.read_batch(1)
@@ -185,7 +186,7 @@ def test_each_npy_file_of_a_folder_is_opened_once_however_many_there_are(tmp_pat
         np.save(tmp_path / f"{number:04}.npy", part)
     with MmapTokenStore(tmp_path, access="pread") as store:
         opened = []
-        monkeypatch.setattr(zb_hdf5.store.tokens, "open_token_file", _counting(opened))
+        monkeypatch.setattr(zb_hdf5.store.tokens, "open_npy", _counting(opened))
         for seed in range(3):
             starts = np.random.default_rng(seed).integers(0, 5980, 200)
             out = np.empty((200, 15), np.uint16)
@@ -195,7 +196,7 @@ def test_each_npy_file_of_a_folder_is_opened_once_however_many_there_are(tmp_pat
 
 
 def _counting(opened):
-    real = zb_hdf5.store.tokens.open_token_file
+    real = zb_hdf5.store.tokens.open_npy
     return lambda path, *options: opened.append(path) or real(path, *options)
 
 

@@ -31,9 +31,9 @@ from zb_hdf5 import (
     rebuild_index,
     verify_store,
 )
-from zb_hdf5.columns.codecs import decoder
-from zb_hdf5.columns.decoded import CodedChunks, DecodedSource
-from zb_hdf5.columns.ranges import open_ranges
+from zb_hdf5.files.codecs import decoder
+from zb_hdf5.files.decoded import CodedChunks, Decoded
+from zb_hdf5.files.ranges import open_ranges
 from zb_hdf5.spec import EXTENTS, INDEX_NAME, NO_CODEC, codec_named
 
 CODECS = ("zstd:3", "gzip:1")
@@ -110,13 +110,13 @@ def test_threads_and_copies_of_a_reader_read_the_same(packed, tokens):
 
 def test_a_loader_unpacks_in_threads_unless_told_otherwise(packed, tokens, monkeypatch):
     seen = set()
-    read = DecodedSource.read_into
+    read = Decoded.read
 
-    def noted(self, index, out):
+    def noted(self, runs):
         seen.add(threading.current_thread().name.partition("_")[0])
-        read(self, index, out)
+        read(self, runs)
 
-    monkeypatch.setattr(DecodedSource, "read_into", noted)
+    monkeypatch.setattr(Decoded, "read", noted)
     for prefetch, names in (("auto", {"zb-prefetch"}), (0, {"MainThread"})):
         seen.clear()
         with Loader(packed[0], shuffle="sequential", prefetch=prefetch, rank=0, world_size=1) as loader:
@@ -209,7 +209,7 @@ def test_damage_names_the_batch(packed, verify, tmp_path):
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("change", ["more", "less", "cut", "empty", "noise"])
 def test_what_unpacks_to_something_else_is_refused(codec, change):
-    from zb_hdf5.columns.codecs import Encoder
+    from zb_hdf5.files.codecs import Encoder
 
     data = np.arange(2000, dtype="<u2").reshape(1, -1) // 5
     encode = Encoder(codec)
@@ -236,7 +236,7 @@ def test_chunks_outside_of_the_file_are_refused(row, packed):
     table[3] = row
     ranges = open_ranges(packed[0])
     with pytest.raises(FormatError, match="batch 3 lies outside of the file"):
-        DecodedSource(ranges, CodedChunks(packed[1], table), meta, "pread")
+        Decoded(ranges, CodedChunks(packed[1], table), meta.dtype, meta.batch_tokens, 40 * meta.batch_tokens, "batch")
     ranges.close()
 
 
@@ -250,7 +250,7 @@ def test_a_compressed_chunk_that_claims_more_bytes_than_a_plain_one_is_refused(p
     table[3] = sparse.stat().st_size, 2**40
     os.truncate(sparse, sum(table[3].tolist()))
     with closing(open_ranges(sparse)) as ranges, pytest.raises(FormatError, match="batch 3: expected at most "):
-        DecodedSource(ranges, CodedChunks(packed[1], table), meta, "pread")
+        Decoded(ranges, CodedChunks(packed[1], table), meta.dtype, meta.batch_tokens, 40 * meta.batch_tokens, "batch")
 
 
 def test_an_index_with_an_unknown_codec_is_refused(tokens, tmp_path, write_store):

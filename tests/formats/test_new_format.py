@@ -31,8 +31,8 @@ from zb_hdf5.columns.broken import BrokenFile
 from zb_hdf5.columns.file_writer import FileWriter
 from zb_hdf5.converters import run as pipe
 from zb_hdf5.converters.store_source import StoreSource
-from zb_hdf5.files.extent_file import ExtentFile
 from zb_hdf5.files.extents import Extents, Run
+from zb_hdf5.files.file_tokens import open_extents
 from zb_hdf5.files.identity import regular
 from zb_hdf5.files.publishing import write_atomically, write_fully
 from zb_hdf5.formats.registry import FORMATS, FileFormat
@@ -69,8 +69,8 @@ class RawReader(BatchReader):
         if path.stat().st_size != expected:
             raise IncompleteError(f"{path}: expected {expected:,} bytes, found {path.stat().st_size:,}")
         extents = Extents([Run(SLOTS, meta.batch_bytes, num_batches)], meta.batch_bytes)
-        source = ExtentFile(path, extents, meta.shape, meta.dtype, access)
-        super().__init__(path, meta, num_batches, source)
+        tokens = open_extents(path, extents, meta.dtype, num_batches * meta.batch_tokens, access)
+        super().__init__(path, meta, num_batches, tokens)
         self.extents = extents
         self._find_digests()
         self.check_reads(verify)
@@ -141,7 +141,8 @@ def open_broken_raw(path, shape):
     meta, announced = read_header(path, RAW_MAGIC)
     whole = min(announced, (path.stat().st_size - SLOTS) // meta.batch_bytes)
     extents = Extents([Run(SLOTS, meta.batch_bytes, whole)], meta.batch_bytes)
-    reader = BatchReader(path, meta, whole, ExtentFile(path, extents, meta.shape, meta.dtype, "pread"))
+    tokens = open_extents(path, extents, meta.dtype, whole * meta.batch_tokens, "pread")
+    reader = BatchReader(path, meta, whole, tokens)
     reason = "" if whole == announced else f"it should have {announced} batches, and has {whole}"
     return BrokenFile(reader, read_any_crc32_file(path), reason)
 

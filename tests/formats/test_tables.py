@@ -22,7 +22,7 @@ from examples import examples
 from zb_hdf5 import BackendError, BatchIndexError, ChecksumError, FormatError, open_reader, open_writer
 from zb_hdf5.documents.pieces import Pieces
 from zb_hdf5.errors import ArgumentError, ConvertError, IncompleteError, UnavailableError
-from zb_hdf5.files.extent_file import ExtentFile
+from zb_hdf5.files.ranges import LocalFile
 from zb_hdf5.formats import span_values
 from zb_hdf5.formats.document_file import DocumentFile, DocumentPart, DocumentRows, documents_path, part_of
 from zb_hdf5.formats.document_writer import DocumentsWriter, encoded_spans, join_documents
@@ -223,7 +223,7 @@ def test_pieces_of_any_records(tmp_path_factory, stored, wanted, mapped):
     records = np.array([number % len(rows) for number in wanted], np.int64)
     file = PiecesFile(path, len(rows), seq_len, sha256=info.sha256)
     if not mapped:  # as on a network file system
-        file._tables._file._mappable = False
+        file._tables._file._maps = False
     found = file.read(records)
     expected = [rows[record] for record in records]
     assert found.ends.tolist() == np.cumsum([0, *map(len, expected)]).tolist()
@@ -395,7 +395,7 @@ def test_several_tables_are_one(tmp_path_factory, groups):
 def test_a_network_file_system_is_asked_for_each_column_once(tmp_path, monkeypatch):
     read = []
 
-    def counting(file, offset, count, read_bytes=ExtentFile.read_bytes):
+    def counting(file, offset, count, read_bytes=LocalFile.read_bytes):
         read.append(count)
         return read_bytes(file, offset, count)
 
@@ -404,8 +404,8 @@ def test_a_network_file_system_is_asked_for_each_column_once(tmp_path, monkeypat
         call()
         return sum(read)
 
-    monkeypatch.setattr("zb_hdf5.files.extent_file.network_file_system", lambda file: "nfs")
-    monkeypatch.setattr(ExtentFile, "read_bytes", counting)
+    monkeypatch.setattr("zb_hdf5.files.ranges.network_file_system", lambda file: "nfs")
+    monkeypatch.setattr(LocalFile, "read_bytes", counting)
     monkeypatch.setattr("zb_hdf5.formats.document_writer.BLOCK_DOCUMENTS", 10)
     found = [(2, None, None, None, {}, [(0, 1, number)]) for number in range(500)]
     write_documents(documents_path(tmp_path / "x.h5"), found)

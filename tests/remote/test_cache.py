@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader
 
 from zb_hdf5 import ArgumentError, HDF5ShardWriter, Loader, MixedLoader, open_reader, open_writer
 from zb_hdf5.commands.zb import zb
+from zb_hdf5.files.tokens import Tokens, Wait
 from zb_hdf5.store import cache_folder
 from zb_hdf5.store.cache import Cache, column_of
 from zb_hdf5.store.cache_folder import occupied_bytes
@@ -29,52 +30,38 @@ BATCHES = random_tokens(48, 4, 1024)  # 16 KiB each
 ONE_RANK = {"rank": 0, "world_size": 1}
 
 
-class Counted:
-    """A source that notes which batches are read whole, and of which some rows."""
+class Counted(Tokens):
+    """Tokens that note which batches are read whole, and of which some rows."""
 
-    wants_threads, in_flight = False, None
-
-    def __init__(self, source, meta, wait_s=0.0):
-        self._source, self._meta, self._wait_s, self.access = source, meta, wait_s, source.access
+    def __init__(self, tokens, wait_s=0.0):
+        self._tokens, self._wait_s = tokens, wait_s
+        for name in ("num_tokens", "dtype", "unit", "name", "access", "identity"):
+            setattr(self, name, getattr(tokens, name))
+        self.wait = Wait.LOCAL
         self.whole, self.rows = [], []
 
-    def read_into(self, index, out):
-        self.whole.append(index)
-        time.sleep(self._wait_s)
-        self._source.read_into(index, out)
+    def read(self, runs):
+        for start, out in runs:
+            first, stop = start // self.unit, -(-(start + len(out)) // self.unit)
+            noted = self.whole if len(out) % self.unit == 0 else self.rows
+            noted += range(first, stop)
+            time.sleep(self._wait_s)
+            self._tokens.read([(start, out)])
 
-    def read_range_into(self, start, out):
-        self.whole += range(start, start + len(out))
-        self._source.read_range_into(start, out)
-
-    def gather_into(self, records, out):
-        self.rows += (records // (self._meta.batch_tokens // out.shape[1])).tolist()
-        self._source.gather_into(records, out)
-
-    def read(self, index):
-        self.whole.append(index)
-        return self._source.read(index)
-
-    def read_private(self, index):
-        self.whole.append(index)
-        return self._source.read_private(index)
-
-    def is_cached(self, index):
-        return False
-
-    def will_need(self, index, count=1):
-        pass
+    def gather(self, starts, out):
+        self.rows += (starts // self.unit).tolist()
+        self._tokens.gather(starts, out)
 
     def close(self):
-        self._source.close()
+        self._tokens.close()
 
 
 def counted(path, folder, max_bytes="64MiB", wait_s=0.0, **options):
-    """Return a reader with a cache, and the source behind it."""
+    """Return a reader with a cache, and the tokens behind it."""
     reader = open_reader(path, **options)
-    source = reader._source = Counted(reader._source, reader.meta, wait_s)
+    tokens = reader.tokens = Counted(reader.tokens, wait_s)
     Cache.of(folder, max_bytes).attach(reader)
-    return reader, source
+    return reader, tokens
 
 
 @pytest.fixture(scope="module")
@@ -160,14 +147,14 @@ def test_threads_that_miss_a_batch_fetch_it_once(store, folder):
 
 def test_an_error_of_the_source_is_raised_and_nothing_is_kept(store, folder):
     reader, source = counted(store, folder)
-    read, source.read_into = source.read_into, lambda index, out: (_ for _ in ()).throw(OSError("cut off"))
+    read, source.read = source.read, lambda runs: (_ for _ in ()).throw(OSError("cut off"))
     with reader:
         for _ in range(2):
             with pytest.raises(OSError, match="cut off"):
                 reader.read_batch_torch(3)
             with pytest.raises(OSError, match="cut off"):
                 reader.read_record(12)
-        source.read_into = read
+        source.read = read
         np.testing.assert_array_equal(reader.read_batch_torch(3).numpy(), BATCHES[3])
 
 

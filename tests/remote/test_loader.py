@@ -82,7 +82,7 @@ def test_the_default_fills_the_line_with_bounded_memory(served, write_store, bat
 def test_an_error_is_raised_at_its_batch(store):
     local, proxy, url = store
     with Loader(url, shuffle="sequential") as loader, Loader(local, shuffle="sequential") as expected:
-        places = [loader.reader._source._source(0, 0).unchecked.extents.offset(number) for number in range(7)]
+        places = [loader.reader.tokens.open_file(0, 0).tokens.extents.offset(number) for number in range(7)]
         proxy.fault = lambda number, method, name, span: (
             {"status": 403} if (name, span) == ("shard-00000.h5", f"bytes={places[5]}-{places[5] + 65535}") else None
         )

@@ -25,8 +25,8 @@ from zb_hdf5 import (
     open_writer,
     verify_store,
 )
-from zb_hdf5.columns.ranges import RangeSource
 from zb_hdf5.commands.statistics import measure
+from zb_hdf5.files.file_tokens import ObjectTokens
 from zb_hdf5.files.objects import BLOCK_BYTES, PART_BYTES, RemoteObject
 from zb_hdf5.files.paths import any_path
 from zb_hdf5.store.streams import index_streams
@@ -243,7 +243,7 @@ def test_a_batch_that_proved_a_shard_is_not_kept(served, write_store, tokens):
 
 def remembered():
     """Return the batches that sources keep for a later read."""
-    sources = [one for one in gc.get_objects() if type(one) is RangeSource]
+    sources = [one for one in gc.get_objects() if type(one) is ObjectTokens]
     assert sources
     return [batch for source in sources for batch in source._read_before]
 

@@ -477,8 +477,8 @@ def test_what_differs_has_another_fingerprint(tmp_path):
 
 def test_a_fingerprint_opens_some_of_many_files_and_counts_the_tokens_of_all(tmp_path, monkeypatch):
     folder = write_npy(tmp_path / "folder", [np.full(20 + number % 3, number) for number in range(500)])
-    opened, real = [], zb_hdf5.store.tokens.open_token_file
-    monkeypatch.setattr("zb_hdf5.store.tokens.open_token_file", lambda path, *a: opened.append(path) or real(path, *a))
+    opened, real = [], zb_hdf5.store.tokens.open_npy
+    monkeypatch.setattr("zb_hdf5.store.tokens.open_npy", lambda path, *a: opened.append(path) or real(path, *a))
     with MmapTokenStore(folder) as store:
         first = store.fingerprint
         assert {folder / "000.npy", folder / "499.npy"} <= set(opened)
@@ -708,7 +708,7 @@ def test_a_store_is_read_where_its_index_says_and_hdf5_is_not_asked(tmp_path, mo
     folder = write_store(tmp_path / "store", [(TOKENS[:3000], "train"), (TOKENS[3000:], "train")])
     for access in ("auto", "mmap", "pread"):
         with monkeypatch.context() as patch:
-            patch.setattr("zb_hdf5.store.tokens.open_token_file", None)
+            patch.setattr("zb_hdf5.formats.hdf5.inspection.look_at_stream", None)
             with MmapTokenStore(folder, access=access) as store:
                 for start in (4999, 2990):  # the last chunk of a shard holds fewer tokens
                     np.testing.assert_array_equal(store.get_slice(start, 5000), TOKENS[start:])
@@ -745,8 +745,8 @@ def test_a_stream_in_several_runs_is_read_as_in_one(data, tmp_path_factory):
             writer.write_documents(part, [1] * len(part))
     with MmapTokenStore(folder / "s.h5") as mapped, MmapTokenStore(folder / "s.h5", access="pread") as slow:
         assert len(mapped.extents.runs) > 1
-        assert mapped._file(0, 0).flat() is not None
-        assert slow._file(0, 0).flat() is None
+        assert mapped.tokens.flat() is not None
+        assert slow.tokens.flat() is None
         np.testing.assert_array_equal(mapped.get_slice(0, len(tokens)), tokens)
         length = data.draw(st.sampled_from([1, 512, 513, 2048, 50_000]))
         starts = np.array(data.draw(st.lists(st.integers(0, len(tokens) - length), min_size=1, max_size=40)))

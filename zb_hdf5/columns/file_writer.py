@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.columns.codecs import CompressedTokens
 from zb_hdf5.columns.reader import GROUP_BYTES, BatchReader
 from zb_hdf5.columns.writer import BatchWriter, Columns, FieldArrays, FieldDigest, ShardInfo, nothing_to_wait_for
 from zb_hdf5.errors import ArgumentError, ClosedError
 from zb_hdf5.field import field_values, split_tokens
+from zb_hdf5.files.codecs import CompressedTokens
 from zb_hdf5.files.digests import TokenDigest, crc32_array
-from zb_hdf5.files.extent_file import copy_range, read_fully
 from zb_hdf5.files.extents import Extents
 from zb_hdf5.files.identity import regular
 from zb_hdf5.files.publishing import PartialFile, disk_errors
+from zb_hdf5.files.ranges import copy_range, read_fully
 from zb_hdf5.spec import NO_CODEC, StoreMeta, TokenArray
 from zb_hdf5.token_values import as_stored
 

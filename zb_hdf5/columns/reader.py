@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any, Final, Self, SupportsIndex
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.columns.checked import VERIFIED, Crc32Rows, checked
-from zb_hdf5.columns.source import BatchSource, ClosedSource
 from zb_hdf5.errors import ArgumentError, BackendError, BatchIndexError, ChecksumError, UnverifiableError
+from zb_hdf5.files.checked import VERIFIED, Crc32Rows, checked
+from zb_hdf5.files.codecs import CompressedTokens
 from zb_hdf5.files.digests import batch_crc32s
 from zb_hdf5.files.extents import Extents, Run
-from zb_hdf5.spec import StoreMeta, TokenArray, content_fingerprint
+from zb_hdf5.files.tokens import ClosedTokens, Tokens, Wait
+from zb_hdf5.spec import BATCHES_LAYOUT, StoreMeta, TokenArray, content_fingerprint
 from zb_hdf5.token_values import signed
 
 if TYPE_CHECKING:
     import torch
 
-    from zb_hdf5.columns.codecs import CompressedTokens
     from zb_hdf5.documents.document import Documents, RecordDocuments
     from zb_hdf5.documents.pieces import Pieces
 
@@ -39,10 +39,14 @@ class BatchReader:
     """A sequence of `[batch_size, seq_len]` batches with O(1) random access.
 
     Thread-safe; usable after fork; picklable (a copy reopens the file by its path). `close` must not race with reads.
-    Subclasses open a file and name its `source`; everything a caller sees is here.
+    Record r holds the tokens from `r * stride` on.
 
     Attributes
     ----------
+    tokens
+        The tokens by their positions.
+    stride
+        Tokens from one record to the next.
     path
         What was opened.
     meta
@@ -66,9 +70,13 @@ class BatchReader:
     backend: str
     compressed: CompressedTokens | None = None
 
-    def __init__(self, path: Path, meta: StoreMeta, num_batches: int, source: BatchSource) -> None:
+    def __init__(
+        self, path: Path, meta: StoreMeta, num_batches: int, tokens: Tokens, stride: int | None = None
+    ) -> None:
         self.path = path
         self.meta = meta
+        self.tokens = tokens
+        self.stride = stride or meta.seq_len
         self.num_batches = num_batches
         self.complete = True
         self.sha256: str | None = None
@@ -76,7 +84,6 @@ class BatchReader:
         self.extents: Extents | None = None
         self.columns: dict[str, tuple[Run, ...]] = {}
         self._fingerprint: str | None = None
-        self._source = source
         self.record_documents: RecordDocuments | None = None
         self._is_int32 = meta.dtype == np.uint32
         self._open_field: Callable[[str], BatchReader] | None = None
@@ -116,17 +123,17 @@ class BatchReader:
 
         "remote": of objects, by ranges.
         """
-        return self._source.access
+        return self.tokens.access
 
     @property
     def wants_threads(self) -> bool:
         """Whether reading in several threads is faster also where nothing waits for a disk."""
-        return self._source.wants_threads
+        return self.tokens.wait is not Wait.LOCAL
 
     @property
     def in_flight(self) -> tuple[int, int] | None:
         """How many bytes and reads to keep under way, where each read waits for a far server; None: for a disk."""
-        return self._source.in_flight
+        return self.tokens.in_flight
 
     @property
     def fingerprint(self) -> str:
@@ -195,7 +202,13 @@ class BatchReader:
         IncompleteError
             If the file was cut short since it was opened.
         """
-        return self._source.read(self._check(index))
+        number = self._check(index)
+        batch = self._view(number)
+        if batch is None:
+            batch = np.empty(self.meta.shape, self.dtype)
+            self._fill(number, batch)
+            batch.flags.writeable = False
+        return batch
 
     @property
     def num_records(self) -> int:
@@ -208,7 +221,7 @@ class BatchReader:
         if not 0 <= number < self.num_records:
             raise BatchIndexError(f"{self.path}: no record {number:,}: expected 0..{self.num_records - 1:,}")
         out = np.empty((1, self.seq_len), self.dtype)
-        self._source.gather_into(np.array([number]), out)
+        self.tokens.gather(np.array([number * self.stride]), out)
         out.flags.writeable = False
         return out[0]  # type: ignore[no-any-return]
 
@@ -233,7 +246,7 @@ class BatchReader:
         if len(records) and int(records.view(np.uint64).max()) >= total:  # a negative number is a large one
             raise BatchIndexError(f"{self.path}: expected records in 0..{total - 1:,}, found {records}")
         if len(records):
-            self._source.gather_into(records, out)
+            self.tokens.gather(self._starts_of(records, length), out)
 
     def read_batch_int32(self, index: SupportsIndex) -> torch.Tensor:
         """Return one batch as a `torch.int32` tensor, without a copy where uint32 tokens are mapped.
@@ -242,7 +255,14 @@ class BatchReader:
         itself never changes). Ids above 2**31 - 1, which no tokenizer has, would come out negative.
         """
         number = self._check(index)
-        narrow = self._source.read_private(number) if self._is_int32 else self._borrow(number).astype(np.int32)
+        if self._is_int32:
+            narrow = self._view(number, private=True)
+            if narrow is None:
+                fresh = np.empty(self.meta.shape, self.dtype)
+                self._fill(number, fresh)
+                narrow = fresh.view(np.int32)
+        else:
+            narrow = self._borrow(number).astype(np.int32)
         tokens: torch.Tensor = from_numpy()(narrow)
         return tokens
 
@@ -257,7 +277,7 @@ class BatchReader:
         scratch = getattr(self._local, "rows", None)
         if scratch is None or scratch.shape != shape:
             scratch = self._local.rows = np.empty(shape, self.dtype)
-        self._source.gather_into(records, scratch)
+        self.tokens.gather(self._starts_of(records, seq_len), scratch)
         tokens: torch.Tensor = from_numpy()(scratch.astype(dtype))
         return tokens
 
@@ -280,9 +300,9 @@ class BatchReader:
                 f"read_into needs a writable C-contiguous array of shape {self.meta.shape}, found {out.shape}"
             )
         if out.dtype == self.dtype:
-            self._source.read_into(number, out)
+            self._fill(number, out)
         elif self.dtype.kind == "u" and out.dtype == signed(self.dtype):
-            self._source.read_into(number, out.view(self.dtype))
+            self._fill(number, out.view(self.dtype))
         elif out.dtype == np.int64:
             np.copyto(out, self._borrow(number))
         else:
@@ -299,7 +319,7 @@ class BatchReader:
         self._check(start + len(out) - 1)
         if out.shape[1:] != self.meta.shape or out.dtype != self.dtype or not _is_fillable(out):
             raise ArgumentError(f"read_batches_into needs writable batches of {self.meta.shape} {self.dtype}")
-        self._source.read_range_into(start, out)
+        self._fill(start, out)
 
     def groups(self) -> Iterator[tuple[int, TokenArray]]:
         """Yield all batches as digests cover them, many at a time, with the number of the first.
@@ -416,7 +436,8 @@ class BatchReader:
                 raise UnverifiableError(f"{self.path}: cannot be verified: {self.missing_digests()}")
             if rows is not None and verify == "batch" and self.num_batches:
                 rows[0]  # damaged ones are an error now
-            self._source = checked(self._source, rows, self.meta, self.path, verify, self.token_count)
+            noun = "batch" if self.meta.layout == BATCHES_LAYOUT else "chunk"
+            self.tokens = checked(self.tokens, rows, self.path, noun, verify)
             verify = verify if rows is not None else "none"
         self._checks = verify
 
@@ -494,11 +515,12 @@ class BatchReader:
         """Announce that `count` batches from `index` on will be read soon; the kernel may begin to fetch them."""
         first = self._check(index)
         self._check(first + count - 1)
-        self._source.will_need(first, count)
+        size, overlap = self.batch_size * self.stride, self.seq_len - self.stride
+        self.tokens.will_need(first * size, (first + count) * size + overlap)
 
     def is_cached(self, index: SupportsIndex) -> bool:
         """Return whether a batch can be read without waiting for a disk, as far as the system can tell."""
-        return self._source.is_cached(self._check(index))
+        return self.tokens.ready(np.array([self._check(index) * self.batch_size * self.stride]))
 
     def refresh(self) -> int:
         """Show the batches that a writer has committed since; return `num_batches`. A published file has none."""
@@ -509,16 +531,48 @@ class BatchReader:
         for reader in self._fields.values():
             reader.close()
         self._fields = {}
-        self._source.close()
+        self.tokens.close()
         if self.record_documents is not None:
             self.record_documents.close()
-        self._source = ClosedSource(self.path, self._source.access)
+        self.tokens = ClosedTokens(self.tokens)
 
     def _check(self, index: SupportsIndex) -> int:
         number = operator.index(index)
         if not 0 <= number < self.num_batches:
             raise BatchIndexError(f"{self.path}: no batch {number:,}: expected an index in 0..{self.num_batches - 1:,}")
         return number
+
+    def _starts_of(self, records: npt.NDArray[np.int64], length: int) -> npt.NDArray[np.int64]:
+        """Return the positions of records of `length` tokens, a divisor of `seq_len`."""
+        if length == self.stride:
+            return records * length
+        parts = self.seq_len // length
+        if parts > 1 and self.stride != self.seq_len:
+            raise ArgumentError(
+                "records that overlap cannot be cut into shorter ones; pass another seq_len to the reader"
+            )
+        return records * (self.stride // parts)
+
+    def _view(self, number: int, private: bool = False) -> TokenArray | None:
+        """Return a batch as a view of a mapping, or None."""
+        if self.stride != self.seq_len:
+            return None
+        size = self.meta.batch_tokens
+        tokens = self.tokens.view(number * size, size, private)
+        return None if tokens is None else tokens.reshape(self.meta.shape)
+
+    def _fill(self, start: int, out: TokenArray) -> None:
+        """Fill `out` with consecutive batches; behind the last token of a stream with zeros."""
+        if self.stride == self.seq_len:
+            flat, position = out.reshape(-1), start * self.meta.batch_tokens
+            if (room := self.tokens.num_tokens - position) < len(flat):
+                flat[room:] = 0
+                flat = flat[:room]
+            self.tokens.read([(position, flat)])
+        else:
+            rows = out.reshape(-1, self.seq_len)
+            records = np.arange(start * self.batch_size, start * self.batch_size + len(rows))
+            self.tokens.gather(records * self.stride, rows)
 
     def _borrow(self, index: int) -> TokenArray:
         """Return a batch in a small buffer of this thread, which its next call fills again.
@@ -528,10 +582,8 @@ class BatchReader:
         try:
             scratch: TokenArray = self._local.scratch
         except AttributeError:
-            if self.in_flight and self.in_front is None:  # what came from a server lies in a buffer of its own already
-                return self._source.read(index)
             scratch = self._local.scratch = np.empty(self.meta.shape, self.dtype)
-        self._source.read_into(index, scratch)
+        self._fill(index, scratch)
         return scratch
 
     def __len__(self) -> int:

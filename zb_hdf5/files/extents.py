@@ -106,16 +106,6 @@ class Extents:
         base, stride, _ = self.runs[number]
         return base + within * stride
 
-    def places_of_batches(self, start: int, out: TokenArray) -> Iterator[FilePart]:
-        """Yield where consecutive batches lie, and the part of `out` for them: one for each unpadded run."""
-        done = 0
-        while done < len(out):
-            number, within = self.locate(start + done)
-            run = self.runs[number]
-            take = min(len(out) - done, run.num_batches - within) if run.stride == self.batch_bytes else 1
-            yield run.base + within * run.stride, out[done : done + take]
-            done += take
-
     def places_of_tokens(self, start: int, out: TokenArray) -> Iterator[FilePart]:
         """Yield where consecutive tokens, counted over all batches, lie, and the part of 1-D `out` for them."""
         batch_tokens, itemsize = self.batch_bytes // out.itemsize, out.itemsize
@@ -129,11 +119,9 @@ class Extents:
             yield run.base + within * run.stride + token * itemsize, out[done : done + take]
             done += take
 
-    def places_of_records(self, records: npt.NDArray[np.int64], out: TokenArray) -> Iterator[FilePart]:
-        """Yield where records lie, numbered in batch order, and the part of `out` for those that follow each other."""
-        row_bytes = out[:1].nbytes
-        batches, rows = np.divmod(records, self.batch_bytes // row_bytes)
-        follows = (np.diff(records) == 1) & (np.diff(batches) == 0)
-        starts = [0, *(np.flatnonzero(~follows) + 1).tolist()]
-        for start, stop in zip(starts, [*starts[1:], len(records)], strict=True):
-            yield self.offset(int(batches[start])) + int(rows[start]) * row_bytes, out[start:stop]
+    def places_of_rows(self, starts: npt.NDArray[np.int64], out: TokenArray) -> Iterator[FilePart]:
+        """Yield where rows of tokens lie, and the part of `out` for those that follow each other."""
+        follows = np.diff(starts) == out.shape[1]
+        firsts = [0, *(np.flatnonzero(~follows) + 1).tolist()] if len(starts) else []
+        for first, stop in zip(firsts, [*firsts[1:], len(starts)], strict=True):
+            yield from self.places_of_tokens(int(starts[first]), out[first:stop].reshape(-1))

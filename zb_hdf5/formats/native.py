@@ -13,14 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.columns.broken import BrokenFile
-from zb_hdf5.columns.checked import Crc32Rows
 from zb_hdf5.columns.file_writer import FileWriter
-from zb_hdf5.columns.ranges import open_extents
 from zb_hdf5.columns.reader import BatchReader, require_options
 from zb_hdf5.columns.writer import Columns, ShardInfo
 from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError, Remedy
-from zb_hdf5.files.extent_file import ExtentFile
+from zb_hdf5.files.checked import Crc32Rows
 from zb_hdf5.files.extents import Extents, Run
+from zb_hdf5.files.file_tokens import open_extents
 from zb_hdf5.files.identity import handle_of, open_file, regular, size_of
 from zb_hdf5.files.paths import RemotePath, any_path
 from zb_hdf5.files.publishing import PARTIAL_SUFFIX, write_atomically, write_fully
@@ -68,8 +67,8 @@ class BatchFileReader(BatchReader):
         refuse_leftovers(path)
         meta, num_batches = read_header(path)
         extents = Extents([slots_of(meta, num_batches)], meta.batch_bytes)
-        source = open_extents(path, extents, meta, access)
-        super().__init__(path, meta, num_batches, source)
+        num_tokens = num_batches * meta.batch_tokens
+        super().__init__(path, meta, num_batches, open_extents(path, extents, meta.dtype, num_tokens, access))
         self.extents, self.columns = extents, {BATCHES: tuple(extents.runs)}
         self.check_reads(verify)
 
@@ -221,4 +220,5 @@ class _BrokenBatchReader(BatchReader):
 
     def __init__(self, path: Path, meta: StoreMeta, num_batches: int) -> None:
         extents = Extents([slots_of(meta, num_batches)], meta.batch_bytes)
-        super().__init__(path, meta, num_batches, ExtentFile(path, extents, meta.shape, meta.dtype, "pread"))
+        tokens = open_extents(path, extents, meta.dtype, num_batches * meta.batch_tokens, "pread")
+        super().__init__(path, meta, num_batches, tokens)

@@ -218,10 +218,10 @@ _ROWS: Final = (
         has_datasets=True,
         can_grow=True,
         size="zb_hdf5.formats.hdf5.room:stored_bytes",
-        checks=("zb_hdf5.formats.hdf5.stream_reader:check_documents",),
+        checks=("zb_hdf5.formats.hdf5.reader:check_documents",),
         problems="zb_hdf5.formats.hdf5.filters:missing_filters",
-        stream="zb_hdf5.formats.hdf5.stream_reader:is_stream_file",
-        stream_reader="zb_hdf5.formats.hdf5.stream_reader:HDF5StreamReader",
+        stream="zb_hdf5.formats.hdf5.inspection:is_stream_file",
+        stream_reader="zb_hdf5.formats.hdf5.reader:HDF5StreamReader",
         stream_writer="zb_hdf5.formats.hdf5.stream_writer:HDF5ShardWriter",
     ),
     FileFormat(

@@ -15,8 +15,8 @@ from zb_hdf5.columns.reader import require_choice
 from zb_hdf5.documents.span_labels import WantedSpans
 from zb_hdf5.errors import ArgumentError
 from zb_hdf5.files.digests import crc32_of
-from zb_hdf5.files.extent_file import network_file_system
 from zb_hdf5.files.paths import any_path
+from zb_hdf5.files.ranges import network_file_system
 from zb_hdf5.loaders.collate import Collation, DocumentBatches, open_batches
 from zb_hdf5.loaders.document_batches import (
     TOO_LONG,

@@ -19,7 +19,7 @@ import numpy as np
 
 from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.errors import ArgumentError, StateError
-from zb_hdf5.files.extent_file import network_file_system
+from zb_hdf5.files.ranges import network_file_system
 from zb_hdf5.loaders.loader import Loader
 from zb_hdf5.loaders.order import ORDER_STEPS, IndexArray
 from zb_hdf5.loaders.prefetch import AUTO_PREFETCH, MAX_THREADS, read_ahead, require_prefetch

@@ -10,7 +10,7 @@ import numpy as np
 
 from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.errors import ArgumentError
-from zb_hdf5.files.extent_file import network_file_system
+from zb_hdf5.files.ranges import network_file_system
 from zb_hdf5.loaders.extras import ExtraOptions, Extras
 from zb_hdf5.loaders.prefetch import (
     AUTO_PREFETCH,

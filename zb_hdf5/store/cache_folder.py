@@ -27,10 +27,11 @@ import numpy.typing as npt
 
 from zb_hdf5.errors import IncompleteError, UnavailableError
 from zb_hdf5.files.digests import crc32_of
-from zb_hdf5.files.extent_file import ExtentFile, read_fully
 from zb_hdf5.files.extents import Extents, Run
+from zb_hdf5.files.file_tokens import FileTokens
 from zb_hdf5.files.locks import is_at, keep_locked
 from zb_hdf5.files.publishing import write_fully
+from zb_hdf5.files.ranges import LocalFile, read_fully
 from zb_hdf5.spec import U32_MAX, StoreMeta, TokenArray
 
 #: The folder of a column; nothing else in a cache folder is ever touched.
@@ -106,7 +107,8 @@ class CachedColumn:
         os.utime(self._fd)  # from now on it is the youngest
         self._mend_size()
         extents, identity = Extents([Run(0, self._bytes, self._num_batches)], self._bytes), (os.fstat(self._fd).st_ino,)
-        self.rows = ExtentFile(self._folder / DATA, extents, self._meta.shape, self._meta.dtype, "auto", identity)
+        file = LocalFile(self._folder / DATA, identity)
+        self.rows = FileTokens(file, extents, self._meta.dtype, self._num_batches * self._meta.batch_tokens)
         self._marks_fd = marks_fd
 
     def _mend_size(self) -> None:

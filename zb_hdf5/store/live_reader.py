@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -11,15 +12,16 @@ from pathlib import Path
 from typing import Any, Final
 
 from zb_hdf5.columns.reader import BatchReader
-from zb_hdf5.columns.source import BatchSource
 from zb_hdf5.errors import FormatError, UnavailableError
 from zb_hdf5.files.paths import local_path
 from zb_hdf5.files.publishing import partial_path
-from zb_hdf5.formats.hdf5.fields import HDF5FieldReader
-from zb_hdf5.formats.hdf5.reader import HDF5BatchReader
+from zb_hdf5.files.tokens import Tokens
+from zb_hdf5.formats.hdf5.reader import HDF5BatchReader, HDF5FieldReader
 from zb_hdf5.spec import INDEX_NAME, StoreMeta
 from zb_hdf5.store.index import ShardIndex
-from zb_hdf5.store.shards import ShardedReader, ShardedSource
+from zb_hdf5.store.proof import ShardOpener
+from zb_hdf5.store.sharded import Sharded
+from zb_hdf5.store.shards import ShardedReader, sharded
 from zb_hdf5.store.table import ShardEntry
 
 #: Waits between the attempts to open a file that its writer may be closing or renaming.
@@ -56,8 +58,8 @@ class LiveReader(ShardedReader):
             raise
 
     @staticmethod
-    def _open_source(folder: Path, index: ShardIndex, access: str, verify: str) -> LiveSource:
-        return LiveSource(folder, index, access, verify)
+    def _open_tokens(folder: Path, index: ShardIndex, access: str, verify: str) -> Sharded:
+        return sharded(ShardOpener(folder, index, access, verify), LiveTokens)
 
     def _newest_index(self) -> ShardIndex:
         index = ShardIndex.load(self.path)
@@ -65,15 +67,15 @@ class LiveReader(ShardedReader):
 
     def refresh(self) -> int:
         """See what the writer has committed since; return `num_batches`."""
-        if not self.complete and isinstance(self._source, LiveSource):
+        if not self.complete and isinstance(self.tokens, LiveTokens):
             for wait_s in RETRY_WAITS_S:
                 with contextlib.suppress(FileNotFoundError):  # an empty last shard goes when the store is finished
-                    return self._look(self._source)
+                    return self._look(self.tokens)
                 time.sleep(wait_s)
-            self._look(self._source)
+            self._look(self.tokens)
         return self.num_batches
 
-    def _look(self, source: LiveSource) -> int:
+    def _look(self, tokens: LiveTokens) -> int:
         seen = _signature(self.path / INDEX_NAME)
         index = self.index if seen == self._seen else self._newest_index()
         if index.live_id != self.index.live_id:  # its batches may have other numbers
@@ -81,7 +83,7 @@ class LiveReader(ShardedReader):
                 f"{self.path}: was replaced or repaired: expected live_id {self.index.live_id!r}, "
                 f"found {index.live_id!r}; open it again"
             )
-        self.num_batches = source.refresh(index)
+        self.num_batches = tokens.follow(index)
         self.index, self._seen = index, seen
         if index.complete:
             self.complete, self.sha256 = True, index.sha256
@@ -90,43 +92,48 @@ class LiveReader(ShardedReader):
         return self.num_batches
 
 
-class LiveSource(ShardedSource):
-    """The shards of a growing store.
+class LiveTokens(Sharded):
+    """The tokens of a growing store. See `Sharded`.
 
-    The growing one stays open: after it is published, it cannot be found under the name `.partial` again.
+    The growing shard stays open: after it is published, it cannot be found under the name `.partial` again.
     """
+
+    _open_file: ShardOpener
 
     def _reset(self) -> None:
         super()._reset()
+        self._lock = threading.Lock()
         self._followed: tuple[int, str, BatchReader] | None = None  # process, shard, its reader
 
-    def refresh(self, index: ShardIndex) -> int:
+    def follow(self, index: ShardIndex) -> int:
         """See what was committed since, under the newest index; return how many batches there are."""
         counts = index.table.values["num_batches"].tolist()
         if not index.shards[-1].complete:
-            counts[-1] = self._follow(index.shards[-1]).refresh()
+            counts[-1] = self._growing(index.shards[-1]).refresh()
         with self._lock:
-            self._index = index
-            self._number(counts)  # a batch keeps its number
-        return self._starts[-1]
+            self._open_file.index = index
+            self.number(count * self.unit for count in counts)  # a batch keeps its number
+        return sum(counts)
 
-    def _source(self, shard: int, batch: int) -> BatchSource:
-        entry = self._index.shards[shard]
-        return super()._source(shard, batch) if entry.complete else self._follow(entry)._source
+    def open_file(self, number: int, start: int) -> Tokens:
+        """Return a file, of which the token at position `start` of all is about to be read."""
+        entry = self._open_file.index.shards[number]
+        return super().open_file(number, start) if entry.complete else self._growing(entry).tokens
 
-    def _follow(self, entry: ShardEntry) -> BatchReader:
+    def _growing(self, entry: ShardEntry) -> BatchReader:
         """Return the reader of the growing shard, opened once in each process.
 
         That of the last one closes when no thread reads from it any more.
         """
+        opener = self._open_file
         with self._lock:
             process = os.getpid()
             if self._followed is None or self._followed[:2] != (process, entry.path):
-                reader = _open_growing(self._folder / entry.path, self._index.meta, self._access, self._verify)
-                if (reader.meta.shape, reader.dtype) != (self._index.meta.shape, self._index.meta.dtype):
+                reader = _open_growing(opener.folder / entry.path, opener.index.meta, opener.access, opener.verify)
+                if (reader.meta.shape, reader.dtype) != (opener.index.meta.shape, opener.index.meta.dtype):
                     reader.close()
                     raise FormatError(
-                        f"{reader.path}: {INDEX_NAME} says {self._index.meta.shape}, found {reader.meta.shape}"
+                        f"{reader.path}: {INDEX_NAME} says {opener.index.meta.shape}, found {reader.meta.shape}"
                     )
                 self._followed = process, entry.path, reader
             return self._followed[2]
@@ -137,7 +144,7 @@ class LiveSource(ShardedSource):
         super().close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in super().__getstate__().items() if name != "_followed"}
+        return {name: value for name, value in super().__getstate__().items() if name not in ("_followed", "_lock")}
 
 
 def _open_growing(path: Path, meta: StoreMeta, access: str, verify: str) -> BatchReader:

@@ -27,7 +27,7 @@ from zb_hdf5.files.digests import crc32_of
 from zb_hdf5.files.sizes import counted
 from zb_hdf5.formats.document_file import DocumentFile, documents_path
 from zb_hdf5.formats.document_writer import write_documents_beside
-from zb_hdf5.formats.hdf5.stream_reader import HDF5StreamReader
+from zb_hdf5.formats.hdf5.reader import HDF5StreamReader
 from zb_hdf5.formats.pieces import PiecesFile, PiecesWriter, pieces_path
 from zb_hdf5.formats.registry import BACKENDS, backend_of_suffix, open_chunks
 from zb_hdf5.spec import DEFAULT_SPLIT, NO_BOUNDARY, TokenArray

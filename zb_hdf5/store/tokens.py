@@ -5,50 +5,48 @@ from __future__ import annotations
 import hashlib
 import os
 from bisect import bisect_right
-from itertools import accumulate
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.columns.checked import checked
-from zb_hdf5.columns.codecs import CompressedTokens
-from zb_hdf5.columns.ranges import REMOTE
 from zb_hdf5.columns.reader import require_choice
-from zb_hdf5.errors import ArgumentError, BatchIndexError, FormatError, IncompleteError
-from zb_hdf5.field import Field
-from zb_hdf5.files.extents import Extents
-from zb_hdf5.files.identity import Identity
-from zb_hdf5.files.objects import IN_FLIGHT
-from zb_hdf5.files.open_files import OpenFiles
-from zb_hdf5.files.paths import RemotePath, any_path, require_remote_access
-from zb_hdf5.formats.hdf5.file import read_crc32_of
-from zb_hdf5.formats.hdf5.places import compressed_tokens
-from zb_hdf5.formats.hdf5.stream_reader import StreamInspection, inspect_stream
-from zb_hdf5.formats.hdf5.token_file import (
-    ChunkTokens,
-    ExtentTokens,
-    TokenFile,
-    open_checked_file,
-    open_field_file,
-    open_token_file,
+from zb_hdf5.errors import (
+    ArgumentError,
+    BackendError,
+    BatchIndexError,
+    FormatError,
+    IncompleteError,
+    UnverifiableError,
 )
+from zb_hdf5.field import Field
+from zb_hdf5.files.codecs import CompressedTokens
+from zb_hdf5.files.extents import Extents, Run
+from zb_hdf5.files.file_tokens import FileTokens, ObjectTokens, open_extents
+from zb_hdf5.files.identity import Identity
+from zb_hdf5.files.paths import RemotePath, any_path, require_remote_access
+from zb_hdf5.files.tokens import Converted, Tokens, Wait
+from zb_hdf5.formats.hdf5.h5_tokens import Column
+from zb_hdf5.formats.hdf5.inspection import look_at_field, look_at_stream
+from zb_hdf5.formats.hdf5.places import compressed_tokens
+from zb_hdf5.formats.hdf5.reader import HDF5Reader
 from zb_hdf5.formats.npy import read_npy_header
 from zb_hdf5.spec import (
+    DEFAULT_CHUNK_TOKENS,
     DEFAULT_SPLIT,
     INDEX_NAME,
     NO_BOUNDARY,
     NO_CODEC,
-    NOT_KNOWN,
     StoreMeta,
     TokenArray,
     combine_sha256,
-    crc32_column,
 )
 from zb_hdf5.store.index import ShardIndex, find_index, require_files
-from zb_hdf5.store.proof import open_proved, require_proof
-from zb_hdf5.store.table import ShardEntry
+from zb_hdf5.store.proof import ShardOpener
+from zb_hdf5.store.sharded import Sharded
+from zb_hdf5.store.shards import sharded
 
 FINGERPRINT_SAMPLES: Final = 16
 SAMPLE_TOKENS: Final = 4096
@@ -61,6 +59,69 @@ def npy_files(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
     return sorted(file for file in path.glob("*.npy") if file.is_file() and not file.name.startswith("."))
+
+
+def open_npy(path: Path, access: str = "auto", identity: Identity | None = None) -> Tokens:
+    """Open a 1-D `.npy` file of integers.
+
+    Raises
+    ------
+    FormatError, IncompleteError
+        If it is none.
+    BackendError
+        If `access` is "h5py".
+    """
+    if access == "h5py":
+        raise BackendError(f"{path}: access='h5py' needs an HDF5 file, found a .npy file")
+    shape, _, dtype, byte_offset = read_npy_header(path)
+    if len(shape) != 1 or dtype.kind not in "iu":
+        raise FormatError(f"{path}: expected a 1-D array of integers, found shape {shape} {dtype}")
+    num_bytes = shape[0] * dtype.itemsize
+    extents = Extents([Run(byte_offset, num_bytes, 1)] if num_bytes else [], num_bytes)
+    return open_extents(path, extents, dtype, shape[0], access, identity)
+
+
+class StreamOpener:
+    """Opens files of a stream that no index describes, by number. See `ShardOpener`.
+
+    Parameters
+    ----------
+    paths, counts
+        The files, and the tokens that each had when it was looked at.
+    access, verify
+        As for `open_reader`.
+    field
+        None: the tokens.
+    dtype
+        That all files are read as.
+    """
+
+    def __init__(
+        self, paths: Sequence[Path], counts: Sequence[int], access: str, verify: str, field: Field | None, dtype: Any
+    ) -> None:
+        self._paths, self._counts, self._access, self._verify = paths, counts, access, verify
+        self._field, self._dtype = field, dtype
+        self.identities: dict[int, Identity] = {}
+
+    def __call__(self, number: int, start: int) -> Tokens:
+        path, expected = self._paths[number], self._counts[number]
+        tokens = self._open(path, self.identities.get(number))
+        if tokens.num_tokens != expected:
+            tokens.close()
+            raise FormatError(f"{path}: expected {expected:,} tokens, found {tokens.num_tokens:,}; it changed")
+        self.identities[number] = tokens.identity
+        return tokens if tokens.dtype == self._dtype else Converted(tokens, self._dtype)
+
+    def _open(self, path: Path, identity: Identity | None) -> Tokens:
+        if path.suffix == ".npy":
+            if self._verify == "batch":
+                raise UnverifiableError(
+                    f"{path}: verify='batch' needs a stored crc32: .npy files have none; convert them"
+                )
+            return open_npy(path, self._access, identity)
+        field = self._field
+        found = look_at_stream(path, identity) if field is None else look_at_field(path, field.name, identity)
+        return HDF5Reader(found, self._access, self._verify).tokens
 
 
 class TokenStore:
@@ -125,20 +186,34 @@ class TokenStore:
         elif self.path.is_dir() or self.path.suffix == ".npy":
             counts = self._take_npy()
         else:
-            counts = self._take_file(inspect_stream(self.path))
-        self._starts = [0, *accumulate(counts)]
-        self._firsts = np.array(self._starts[:-1])
-        self.num_tokens = self._starts[-1]
-        self._reset()
+            counts = self._take_file(look_at_stream(self.path))
+        self.tokens = self._open_tokens(counts)
+        self._starts, self.num_tokens = self.tokens.starts, self.tokens.num_tokens
+        self._identities = self._opener.identities
         if verify == "batch":
-            self._file(0, 0)  # says what is missing
+            self.tokens.open_file(0, 0)  # says what is missing
+
+    def _open_tokens(self, counts: list[int]) -> Sharded:
+        self._opener: ShardOpener | StreamOpener
+        how = "batch" if self._verify == "batch" else "none"
+        if self._index is not None:
+            self._opener = ShardOpener(self._folder, self._index, self._access, how)
+            return sharded(self._opener)
+        self._opener = StreamOpener(self.paths, counts, self._access, how, self._field, self.dtype)
+        self._opener.identities.update(self._identities)
+        local = Wait.LOCAL if self.codec == NO_CODEC else Wait.DECODE
+        wait = Wait.FAR if isinstance(self.path, RemotePath) else local
+        return Sharded(
+            counts, self._opener, dtype=self.dtype, unit=DEFAULT_CHUNK_TOKENS, name=str(self.path), access=None,
+            wait=wait,
+        )  # fmt: skip
 
     def _take_index(self, index: ShardIndex, folder: Path) -> list[int]:
         meta, values = index.meta, index.table.values
         if not all(values["complete"]):
             unfinished = next(shard for shard in index.shards if not shard.complete)
             raise IncompleteError(f"{folder / unfinished.path}: its writer has not finished; make it again")
-        self._index = index
+        self._index, self._folder = index, folder
         self.document_count = int(np.maximum(values["document_count"], 0).sum())
         self._take_meta(meta)
         self._sha256 = values["sha256"]
@@ -166,11 +241,12 @@ class TokenStore:
             known = ", ".join(field.name for field in self.fields) or "none is"
             raise ArgumentError(f"{self.path}: expected a field that is stored ({known}), found {name!r}")
         other = TokenStore.__new__(TokenStore)
-        other.__setstate__(self.__getstate__())
+        other.__dict__.update(self.__dict__)
         other._field, other.dtype, other.fields, other._identities, other._sha256 = found, found.dtype, (), {}, []
         other._index = None if self._index is None else self._index.of_field(name)
-        other._starts = [start * found.size for start in self._starts]
-        other._firsts, other.num_tokens = np.array(other._starts[:-1]), other._starts[-1]
+        counts = np.diff(self._starts) * found.size
+        other.tokens = other._open_tokens(counts.tolist())
+        other._starts, other.num_tokens = other.tokens.starts, other.tokens.num_tokens
         return other
 
     def _take_npy(self) -> list[int]:
@@ -189,24 +265,19 @@ class TokenStore:
             )
         return [shape[0] for shape, *_ in headers]
 
-    def _take_file(self, found: StreamInspection) -> list[int]:
+    def _take_file(self, found: Column) -> list[int]:
         self.document_count, self._identities[0] = found.meta.document_count, found.identity
         self.compressed = compressed_tokens(found.places)
         self._take_meta(found.meta)
         self.paths = [self.path]
         self.complete = found.complete
         self._sha256 = [] if found.sha256 is None else [found.sha256]
-        return [found.token_count]
-
-    def _reset(self) -> None:
-        self._files: OpenFiles[TokenFile] = OpenFiles(self._access, far=isinstance(self.path, RemotePath))
+        return [found.num_tokens]
 
     @property
     def access(self) -> str:
         """The I/O path of the first file: "auto", "mmap", "pread" or "h5py"; "remote" for objects."""
-        if isinstance(self.path, RemotePath) and self._index is not None and self._access != "h5py":
-            return REMOTE  # without a look at the file
-        return self._file(0, 0).access
+        return self.tokens.access
 
     @property
     def verified(self) -> str:
@@ -216,12 +287,14 @@ class TokenStore:
     @property
     def in_flight(self) -> tuple[int, int] | None:
         """See `BatchReader.in_flight`."""
-        return IN_FLIGHT if isinstance(self.path, RemotePath) else None
+        return self.tokens.in_flight
 
     @property
     def extents(self) -> Extents | None:
         """Where the chunks of the first file lie in it; None where only HDF5 knows."""
-        return self._file(0, 0).extents
+        file = self.tokens.open_file(0, 0)
+        plain = file.unchecked()
+        return plain.extents if isinstance(plain, FileTokens | ObjectTokens) else None
 
     def pieces(self, start: int, stop: int) -> list[tuple[Path, int, int]]:
         """Return the files that hold tokens `start` to `stop`, and for each of them which of its own tokens."""
@@ -263,139 +336,31 @@ class TokenStore:
         """
         if not 0 <= start <= stop <= self.num_tokens:
             raise BatchIndexError(f"{self.path}: no tokens {start:,} to {stop:,}: it has {self.num_tokens:,}")
-        number = bisect_right(self._starts, start) - 1
-        if start < stop <= self._starts[number + 1]:
-            tokens = self._file(number, start).flat()
-            if tokens is not None and tokens.dtype == self.dtype:
-                return tokens[start - self._starts[number] : stop - self._starts[number]]
-        out = np.empty(stop - start, self.dtype)
-        self.read_into(start, out)
+        out = self.tokens.view(start, stop - start) if start < stop else None
+        if out is None:
+            out = np.empty(stop - start, self.dtype)
+            self.tokens.read([(start, out)])
         return out
 
     def read_into(self, start: int, out: TokenArray) -> None:
         """Fill 1-D `out` with consecutive tokens, across files."""
-        done = 0
-        while done < len(out):
-            number = bisect_right(self._starts, start + done) - 1
-            file, within = self._file(number, start + done), start + done - self._starts[number]
-            part = out[done : done + self._starts[number + 1] - start - done]
-            if file.dtype == out.dtype:
-                file.read_into(within, part)
-            else:
-                tokens = np.empty(len(part), file.dtype)
-                file.read_into(within, tokens)
-                part[...] = tokens
-            done += len(part)
+        self.tokens.read([(start, out)])
 
     def gather_into(self, starts: npt.NDArray[np.int64], out: TokenArray) -> None:
         """Fill `out`, shape `(count, L)` of `dtype`, with the L tokens from each of `starts`."""
-        length = out.shape[1]
-        if len(self.paths) == 1 and self._gather_views(starts, out):
-            return
-        files = self._firsts.searchsorted(starts, side="right") - 1
-        mapped: dict[int, TokenArray | None] = {}
-        together: dict[int, list[tuple[int, TokenArray]]] = {}
-        places = zip(files.tolist(), (starts - self._firsts[files]).tolist(), strict=True)
-        for row, (number, start) in enumerate(places):
-            if number not in mapped:
-                mapped[number] = self._file(number, int(starts[row])).flat()
-            tokens = mapped[number]
-            if tokens is not None and start + length <= len(tokens):
-                out[row] = tokens[start : start + length]
-            elif self._firsts[number] + start + length <= self._starts[number + 1] and tokens is None:
-                together.setdefault(number, []).append((start, out[row]))
-            else:
-                self.read_into(int(starts[row]), out[row])
-        for number, runs in together.items():
-            self._file(number, runs[0][0]).read_runs(runs)
-
-    def _gather_views(self, starts: npt.NDArray[np.int64], out: TokenArray) -> bool:
-        """Gather from a view that has every window of the one file as a row; False where it is not mapped."""
-        tokens = self._file(0, 0).flat()
-        if tokens is None or not len(starts) or int(starts.max()) + out.shape[1] > len(tokens):
-            return False
-        # what numpy's sliding_window_view returns, in a tenth of its time
-        windows = np.ndarray(
-            (len(tokens) - out.shape[1] + 1, out.shape[1]), tokens.dtype, tokens, 0, tokens.strides * 2
-        )
-        out[...] = windows[starts]
-        return True
+        self.tokens.gather(starts, out)
 
     def is_cached(self, start: int) -> bool:
         """Return whether a token can be read without waiting for a disk."""
-        number = bisect_right(self._starts, start) - 1
-        return self._file(number, start).is_cached(start - self._starts[number])
+        return self.tokens.ready(np.array([start]))
 
     def will_need(self, start: int, stop: int) -> None:
         """Announce that consecutive tokens will be read soon; the kernel may begin to fetch them."""
-        while start < stop:
-            number = bisect_right(self._starts, start) - 1
-            first, end = self._starts[number], min(stop, self._starts[number + 1])
-            self._file(number, start).will_need(start - first, end - first)
-            start = end
-
-    def _file(self, number: int, start: int) -> TokenFile:
-        """Return a file, of which token `start` of the store is about to be read."""
-        known = self._files.known.get(number)
-        return known or self._files.open(number, lambda number: self._open_file(number, start - self._starts[number]))
-
-    def _open_file(self, number: int, start: int) -> TokenFile:
-        path, expected = self.paths[number], self._starts[number + 1] - self._starts[number]
-        before = self._identities.get(number)
-        if self._index is None or not expected:
-            file = self._open_named(path, before)
-        else:
-            file = self._open_shard(path, self._index.shards[number], self._index.meta, start, before)
-        if file.num_tokens != expected:
-            file.close()
-            raise FormatError(
-                f"{path}: expected {expected:,} tokens, found {file.num_tokens:,}; it changed, or {INDEX_NAME} is of "
-                "another store"
-            )
-        self._identities[number] = file.identity
-        return file
-
-    def _open_shard(
-        self, path: Path, entry: ShardEntry, meta: StoreMeta, start: int, identity: Identity | None
-    ) -> TokenFile:
-        """Open a shard by what the index says of it, without HDF5, if that is so; else by what the file says.
-
-        The chunk of token `start` proves it, once: later it has an identity.
-        """
-        chunk = start // meta.chunk_tokens
-        plain = None if self._access == "h5py" else open_proved(path, entry, meta, self._access, chunk, identity)
-        if plain is not None:
-            if self._verify != "batch":
-                return ExtentTokens(plain[0], entry.token_count)
-            source = checked(*plain, meta, path, self._verify, entry.token_count)
-            return ChunkTokens(source, meta.shape, meta.dtype, entry.token_count, plain[0].identity)
-        file = self._open_named(path, identity)
-        if identity is None and file.num_tokens == entry.token_count and entry.crc32 != NOT_KNOWN:
-            try:
-                rows = read_crc32_of(path, file.identity, entry.num_batches, crc32_column(meta.column))
-                first = chunk * meta.chunk_tokens
-                tokens = np.empty(min(meta.chunk_tokens, entry.token_count - first), file.dtype)
-                file.read_into(first, tokens)
-                require_proof(path, entry, meta, rows, chunk, tokens)
-            except BaseException:
-                file.close()
-                raise
-        return file
-
-    def _open_named(self, path: Path, identity: Identity | None) -> TokenFile:
-        """Open a file by what it says of itself."""
-        field = None if self._field is None else self._field.name
-        if self._verify == "batch":
-            return open_checked_file(path, field, identity)
-        if field is not None:
-            return open_field_file(path, field, self._access)
-        return open_token_file(path, self._access, identity)
+        self.tokens.will_need(start, stop)
 
     def close(self) -> None:
         """Close the files. Views that were returned stay valid."""
-        for file in self._files.files().values():
-            file.close()
-        self._reset()
+        self.tokens.close()
 
     def __len__(self) -> int:
         return self.num_tokens
@@ -405,10 +370,3 @@ class TokenStore:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in self.__dict__.items() if key != "_files"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._reset()

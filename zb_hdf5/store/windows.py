@@ -7,19 +7,14 @@ import re
 from pathlib import Path
 from typing import Final
 
-import numpy as np
-import numpy.typing as npt
-
 from zb_hdf5.columns.reader import BatchReader
-from zb_hdf5.columns.source import CopyingSource
 from zb_hdf5.errors import ArgumentError, UnverifiableError, ZbError
 from zb_hdf5.files.paths import any_path
-from zb_hdf5.spec import DTYPE_BY_NAME, NO_CODEC, StoreMeta, TokenArray
+from zb_hdf5.files.tokens import Converted
+from zb_hdf5.spec import DTYPE_BY_NAME, StoreMeta
 from zb_hdf5.store.index import ShardIndex
 from zb_hdf5.store.stream_documents import MmapTokenStore, WindowDocuments
-from zb_hdf5.store.tokens import TokenStore
 from zb_hdf5.store.verify import verify_store
-from zb_hdf5.token_values import as_stored
 
 #: What the fingerprint of a `WindowReader` ends with: records in a batch, tokens from one to the next, shared tokens.
 _WINDOWS: Final = re.compile(r":([1-9]\d{0,17})x([1-9]\d{0,17})\+(\d{1,18})$")
@@ -48,8 +43,6 @@ class WindowReader(BatchReader):
     ----------
     store
         The tokens.
-    stride
-        Tokens from one record to the next.
     dropped_tokens
         Those at the end that do not fill a batch.
 
@@ -101,8 +94,9 @@ class WindowReader(BatchReader):
                 f"{store.path}: {store.num_tokens:,} tokens do not fill one batch of {batch_size:,} x {seq_len:,}"
                 + (f" and {overlap} more" if overlap else "")
             )
-        self.stride = seq_len
-        super().__init__(store.path, meta, num_batches, _WindowSource(store, meta, seq_len))
+        _ = store.access  # opens the first file, which says what cannot be read
+        tokens = store.tokens if store.dtype == dtype else Converted(store.tokens, dtype, meta)
+        super().__init__(store.path, meta, num_batches, tokens, seq_len)
         self.record_documents = WindowDocuments(store, meta.seq_len, seq_len)
         self.dropped_tokens = store.num_tokens - overlap - num_batches * batch_size * seq_len
 
@@ -127,7 +121,7 @@ class WindowReader(BatchReader):
     def _field_reader(self, name: str) -> BatchReader:
         meta = self.meta.of_field(name)
         stride = self.stride * meta.seq_len // self.meta.seq_len
-        return BatchReader(self.path, meta, self.num_batches, _WindowSource(self.store.field(name), meta, stride))
+        return BatchReader(self.path, meta, self.num_batches, self.store.field(name).tokens, stride)
 
     def _compute_fingerprint(self) -> str:
         # the batch size too: a shuffle of batches means other records with another one
@@ -182,45 +176,3 @@ def require_digests(path: Path, split: str | None = None) -> None:
             raise report.problem
         if report.missing:
             raise UnverifiableError(f"{report.path}: cannot be verified: {report.missing}")
-
-
-class _WindowSource(CopyingSource):
-    """Gathers windows. See `BatchSource`."""
-
-    def __init__(self, store: TokenStore, meta: StoreMeta, stride: int) -> None:
-        self._store, self._meta, self._stride = store, meta, stride
-        self.access, self.in_flight = store.access, store.in_flight
-        self.wants_threads = store.codec != NO_CODEC
-
-    def read_range_into(self, start: int, out: TokenArray) -> None:
-        first = start * self._meta.batch_size
-        if self._stride == self._meta.seq_len and self._store.dtype == self._meta.dtype:
-            self._store.read_into(first * self._stride, out.reshape(-1))  # a fifth of the time
-            return
-        rows = out.reshape(-1, self._meta.seq_len)
-        self.gather_into(np.arange(first, first + len(rows)), rows)
-
-    def gather_into(self, records: npt.NDArray[np.int64], out: TokenArray) -> None:
-        parts = self._meta.seq_len // out.shape[1]
-        if parts > 1 and self._stride != self._meta.seq_len:
-            raise ArgumentError(
-                "records that overlap cannot be cut into shorter ones; pass another seq_len to the reader"
-            )
-        records, part = np.divmod(records, parts)
-        starts = records * self._stride + part * out.shape[1]
-        if self._store.dtype == self._meta.dtype:
-            self._store.gather_into(starts, out)
-        else:
-            tokens = np.empty(out.shape, self._store.dtype)
-            self._store.gather_into(starts, tokens)
-            out[...] = as_stored(tokens, self._meta, f"{self._store.path} (windows from token {int(starts[0]):,})")
-
-    def is_cached(self, index: int) -> bool:
-        return self._store.is_cached(index * self._meta.batch_size * self._stride)
-
-    def will_need(self, index: int, count: int = 1) -> None:
-        first, stop = (number * self._meta.batch_size * self._stride for number in (index, index + count))
-        self._store.will_need(first, stop + self._meta.seq_len - self._stride)
-
-    def close(self) -> None:
-        self._store.close()

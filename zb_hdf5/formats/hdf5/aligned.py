@@ -20,9 +20,9 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.columns.codecs import CompressedTokens, Encoder, require_codec
 from zb_hdf5.columns.writer import Columns, FieldDigest
 from zb_hdf5.errors import ConvertError, Remedy
+from zb_hdf5.files.codecs import CompressedTokens, Encoder, require_codec
 from zb_hdf5.files.digests import batch_crc32s, crc32_array, crc32_of
 from zb_hdf5.files.publishing import PartialFile
 from zb_hdf5.formats.hdf5.file import create_for_swmr

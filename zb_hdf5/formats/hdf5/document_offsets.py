@@ -8,16 +8,16 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.columns.ranges import open_ranges
 from zb_hdf5.errors import ChecksumError, FormatError
 from zb_hdf5.files.digests import crc32_of
-from zb_hdf5.files.extent_file import ExtentFile
 from zb_hdf5.files.extents import Extents
+from zb_hdf5.files.file_tokens import FileTokens
 from zb_hdf5.files.identity import Identity
 from zb_hdf5.files.paths import RemotePath
+from zb_hdf5.files.ranges import LocalFile, open_ranges
 from zb_hdf5.formats.hdf5.file import h5_damage, h5_identity, open_h5_for_reading, require_rows
+from zb_hdf5.formats.hdf5.inspection import checked_tokens
 from zb_hdf5.formats.hdf5.places import chunk_places
-from zb_hdf5.formats.hdf5.stream_reader import checked_tokens
 from zb_hdf5.spec import DOC_OFFSETS
 
 
@@ -47,7 +47,7 @@ class DocumentOffsets:
     """
 
     def __init__(self, path: Path, num_tokens: int, identity: Identity | None = None, verify: str = "auto") -> None:
-        self._file: ExtentFile | None = None
+        self._file: FileTokens | None = None
         self._count = 2
         if path.suffix == ".npy":
             self._rows = np.array([0, num_tokens], np.uint64)
@@ -62,11 +62,11 @@ class DocumentOffsets:
                 num_chunks = -(-self._count // stored.chunks[0])
                 places = chunk_places(stored, stored.chunks[0] * stored.dtype.itemsize, num_chunks, path)[0]
             if isinstance(places, Extents):
-                chunk, found = (1, stored.chunks[0]), h5_identity(h5, growing=False)
+                found = h5_identity(h5, growing=False)
             else:
                 rows = np.asarray(stored[: self._count], dtype="<u8")
         if isinstance(places, Extents):  # without the lock that all of HDF5 has: on a network this takes a while
-            self._file = _mapped(path, places, chunk, found)
+            self._file = _mapped(path, places, self._count, found)
             if self._file is None:
                 rows = _read(path, places, self._count, found)
         if self._file is None:
@@ -95,11 +95,11 @@ class DocumentOffsets:
             self._file = None
 
 
-def _mapped(path: Path, places: Extents, chunk: tuple[int, int], identity: Identity) -> ExtentFile | None:
+def _mapped(path: Path, places: Extents, count: int, identity: Identity) -> FileTokens | None:
     """Return the rows in a mapped file; None where they may not be mapped."""
     if isinstance(path, RemotePath):
         return None
-    file = ExtentFile(path, places, chunk, np.dtype("<u8"), "auto", identity)
+    file = FileTokens(LocalFile(path, identity), places, np.dtype("<u8"), count)
     if file.flat() is not None:
         return file
     file.close()

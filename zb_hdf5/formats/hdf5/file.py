@@ -14,8 +14,8 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.columns.checked import Crc32Rows
 from zb_hdf5.errors import FormatError, IncompleteError, UnavailableError, ZbError
+from zb_hdf5.files.checked import Crc32Rows
 from zb_hdf5.files.identity import (
     Handle,
     Identity,

@@ -10,8 +10,8 @@ from typing import Any
 
 import h5py
 
-from zb_hdf5.columns.codecs import require_codec
 from zb_hdf5.errors import UnavailableError
+from zb_hdf5.files.codecs import require_codec
 from zb_hdf5.formats.hdf5.file import open_h5_for_reading, own_dataset
 from zb_hdf5.spec import BATCHES, CODECS, NO_CODEC, TOKENS
 

@@ -9,9 +9,9 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.columns.codecs import CompressedTokens
-from zb_hdf5.columns.decoded import CodedChunks
 from zb_hdf5.errors import FormatError
+from zb_hdf5.files.codecs import CompressedTokens
+from zb_hdf5.files.decoded import CodedChunks
 from zb_hdf5.files.extents import Extents, Run
 from zb_hdf5.formats.hdf5.file import own_dataset
 from zb_hdf5.formats.hdf5.filters import codec_of

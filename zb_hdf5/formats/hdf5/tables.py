@@ -20,12 +20,10 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.errors import ChecksumError, FormatError, IncompleteError, Remedy
-from zb_hdf5.files.extent_file import ExtentFile, copy_range
-from zb_hdf5.files.extents import Extents, Run
-from zb_hdf5.files.fetched import FetchedFile
 from zb_hdf5.files.identity import handle_of, open_file, require_bytes, size_of
 from zb_hdf5.files.paths import RemotePath, any_path, local_path
 from zb_hdf5.files.publishing import PartialFile, disk_errors, write_fully
+from zb_hdf5.files.ranges import FetchedFile, LocalFile, copy_range
 from zb_hdf5.formats.hdf5.file import (
     CREATOR,
     create_texts,
@@ -262,10 +260,9 @@ class TablesFile:
                 f"{self.path}: belongs to another store, or was made anew: expected tables of sha256 {sha256}, found "
                 f"{self.sha256}; restore it"
             )
-        size = Extents([Run(0, self.num_bytes, 1)], self.num_bytes)
         self._columns: dict[str, npt.NDArray[Any]] = {}
-        file_class = FetchedFile if isinstance(self.path, RemotePath) else ExtentFile
-        self._file = file_class(self.path, size, (1, self.num_bytes), np.dtype("u1"), "auto", identity)
+        file_class = FetchedFile if isinstance(self.path, RemotePath) else LocalFile
+        self._file = file_class(self.path, identity)
         if verify != "none" and self.num_bytes < COMPARED_BYTES:
             try:
                 self.check()

@@ -32,26 +32,11 @@ RECORDS_AT_ONCE: Final = 1 << 14
 
 
 class Row(NamedTuple):
-    """Consecutive tokens, and what is known of them.
+    """Consecutive tokens with their pieces of documents, fields and spans.
 
-    Attributes
-    ----------
-    name
-        What this is, for people.
-    tokens
-        Shape (S,).
-    columns
-        int64, one per piece of a document: the column of its first token, ascending from 0.
-    documents
-        int64, one per piece: the number of the document, `PADDING`, or `UNKNOWN` where no documents are stored.
-    within
-        int64, one per piece: how many tokens of its document lie before it.
-    fields
-        Name -> values, shape (S, ...).
-    spans
-        (first column, column behind the last, value), ascending, without overlap.
-    known
-        The number of a document -> what is known of it.
+    Each piece has the column of its first token, the number of its document (or `PADDING`, or `UNKNOWN` where no
+    documents are stored), and the tokens of its document before it. Fields have shape (S, ...); spans are (first
+    column, end column, value), ascending; `known` has the documents by number.
     """
 
     name: str
@@ -65,17 +50,7 @@ class Row(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A stretch of a row, of one piece.
-
-    Attributes
-    ----------
-    column
-        Of the first token.
-    tokens
-        Shape (L,).
-    document, within
-        As in `Row`, for the first token.
-    """
+    """Tokens of a row from `column` on, which are of one piece; `within` tokens of its document are before them."""
 
     column: int
     tokens: TokenArray
@@ -89,13 +64,7 @@ class Part(NamedTuple):
 
 
 def rows_of(reader: BatchReader, records: IndexArray, seq_len: int | None = None) -> list[Row]:
-    """Return records of a reader, with the pieces, fields and spans that are stored with them.
-
-    Parameters
-    ----------
-    records, seq_len
-        As for `BatchReader.read_pieces`.
-    """
+    """Return records of a reader, of `seq_len` tokens each, with their pieces, fields and spans."""
     length = seq_len or reader.seq_len
     tokens, fields = _columns_of(reader, records, length)
     table, pieces = reader.documents, padding(len(records), length)
@@ -142,15 +111,7 @@ def _row(
     table: Documents | None,
     filler: int,
 ) -> Row:
-    """Add what a table knows of the documents to a row.
-
-    Parameters
-    ----------
-    pieces
-        Columns, and offsets in the document stream.
-    filler
-        What the pieces are that belong to no document.
-    """
+    """Return a row of pieces: columns, and offsets in the document stream; those of no document become `filler`."""
     columns, offsets = pieces
     is_text = offsets != np.uint64(NO_DOCUMENT)
     numbers = np.where(is_text, UNKNOWN, filler)
@@ -179,17 +140,7 @@ def _spans(table: Documents, start: int, stop: int) -> Spans:
 
 
 def document_row(reader: BatchReader, number: int) -> Row:
-    """Return one document, as far as its tokens are in the store.
-
-    Of batches, the pieces of all records are looked through.
-
-    Raises
-    ------
-    BackendError
-        If no table of documents is stored.
-    BatchIndexError
-        If there is no such document.
-    """
+    """Return the tokens of one document that are in the store; of batches, from the pieces of all records."""
     table = reader.documents
     if table is None or not reader.has_pieces:
         raise BackendError(f"{reader.path}: holds no documents; look at a batch or sample, or convert again from text")
@@ -244,13 +195,7 @@ def scan_pieces(reader: BatchReader) -> Iterator[tuple[int, Pieces]]:
 
 
 def parts_of(row: Row, limit: int | None) -> list[Part]:
-    """Return the stretches of a row to show: all of it, or three quarters of `limit` tokens and one from its end.
-
-    Raises
-    ------
-    ArgumentError
-        If `limit` is no positive number.
-    """
+    """Return the parts of a row to show: all of it, or three quarters of `limit` tokens and one from its end."""
     if limit is not None and limit < 1:
         raise ArgumentError(f"the tokens of a row to show must be at least 1, found {limit}")
     size = len(row.tokens)

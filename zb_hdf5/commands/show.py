@@ -47,13 +47,7 @@ Cell = tuple[str, str]
 
 
 def open_to_look(path: Path, batch_size: int | None = None, seq_len: int | None = None) -> BatchReader:
-    """Open anything as a reader; a stream has windows of one row if nothing is said.
-
-    Raises
-    ------
-    ArgumentError
-        If these are batches, which have a shape already, or a stream that does not fill one batch.
-    """
+    """Open batches, which have a shape, or a stream as batches of windows: of one row, unless another is asked for."""
     if not is_stream(path):
         return open_reader(path, batch_size=batch_size or seq_len, seq_len=seq_len or batch_size)
     with MmapTokenStore(path) as store:
@@ -68,15 +62,7 @@ def tokenizer_to_look(reader: BatchReader, asked: str | None) -> Tokenizer | Non
 
 
 def chosen_rows(reader: BatchReader, batch: int | None, document: int | None, sample: int, seed: int) -> list[Row]:
-    """Return the rows of a batch, a document, or a sample of all rows.
-
-    Raises
-    ------
-    BackendError
-        If a document is asked for, and none are stored.
-    BatchIndexError
-        If there is no such batch or document.
-    """
+    """Return the rows of a batch, a document, or a sample of all rows."""
     if document is not None:
         return [document_row(reader, document)]
     if batch is None:
@@ -158,17 +144,7 @@ def part_title(part: Part) -> str:
 
 
 def row_lines(row: Row, tokenizer: Tokenizer | None, *, limit: int | None, columns: int, colour: bool) -> Iterator[str]:
-    """Yield the lines that show a row.
-
-    Parameters
-    ----------
-    limit
-        Tokens that are shown; None: all.
-    columns
-        Of the terminal.
-    colour
-        Draw documents, spans and escaped characters in colours; else no line has a control character.
-    """
+    """Yield the lines that show `limit` tokens of a row; without `colour` no line has a control character."""
     paint: Any = click.style if colour else lambda text, **_: text
     left = 0 if limit is None else max(0, len(row.tokens) - limit)
     yield paint(f"{row.name} · {len(row.tokens):,} tokens", bold=True)

@@ -30,20 +30,14 @@ from zb_hdf5.text.tokenizers import Tokenizer
 
 #: Characters of the text of a piece that are printed.
 TEXT_SHOWN: Final = 200
-#: What of a loader's state makes its order, and of which types that is.
+#: The parts of a loader's state that make its order, and their types.
 ORDER_OF_A_STATE: Final = {"shuffle": (str,), "seed": (int,), "seq_len": (int,), "block_size": (int, type(None))}
 
 
 def origins_of_batch(
     store: str, batch: int, batch_size: int | None, seq_len: int | None, tokenizer: str | None, text: bool
 ) -> list[dict[str, Any]]:
-    """Return the origin of a stored batch, or of a batch of windows of a stream, as `origins` does.
-
-    Raises
-    ------
-    BatchIndexError
-        If there is no such batch.
-    """
+    """Return the origin of a stored batch, or of a batch of windows of a stream, as `origins` does."""
     with open_to_look(any_path(store), batch_size, seq_len) as reader:
         records = records_of_batch(reader, batch)
         return [{"source": store, **_origin(reader, records, reader.seq_len, tokenizer, text)}]
@@ -60,21 +54,9 @@ def origins(
 ) -> list[dict[str, Any]]:
     """Return, for each rank, the origin of its batch at a step: source, rows by shard and stored batch, and documents.
 
-    Of a token stream: for each row its file, and which of the file's tokens it has; twice where it lies in two files.
-    Of documents, where they are stored: each piece in each row, its document (None: padding), and the offset of its
-    first token in the document stream.
-
-    Parameters
-    ----------
-    tokenizer, text
-        Whether the text of each piece is wanted, and what decodes it; None: what the store names.
-
-    Raises
-    ------
-    StateError
-        If the state is not of these stores.
-    ArgumentError
-        If the epoch has no such step.
+    A row of a token stream has its file, and the range in it; two files where it passes the end of one. Documents are
+    named piece by piece (None: padding), with their text if it is asked for. Raises `StateError` if the state is not
+    of these stores, and `ArgumentError` if the epoch has no such step.
     """
     state = read_state(state_path)
     if (step + 1) * world_size > MAX_COUNT:
@@ -93,29 +75,26 @@ def origins(
             raise ArgumentError(f"step {step:,} is behind the end of the epoch: {whole:,} steps of {world_size} ranks")
         found = [(loader, stores[0], request) for request in loader.plan.requests_of_steps(steps)]
     return [
-        {
-            "rank": rank,
-            "source": name,
-            **_origin(loader.reader, _records(loader, request), loader.seq_len, tokenizer, text),
-        }
-        for rank, (loader, name, request) in enumerate(found)
+        {"rank": rank, "source": name} | _origin(one.reader, _records(one, request), one.seq_len, tokenizer, text)
+        for rank, (one, name, request) in enumerate(found)
     ]
 
 
 def origins_lines(found: list[dict[str, Any]], limit: int | None) -> list[tuple[str, str]]:
-    """Return the origins as (name, text) lines: the stored batches or windows of a stream, and then the documents.
-
-    Parameters
-    ----------
-    limit
-        Pieces of documents that are named, and characters of the text of each; None: all.
-    """
-    lines = [(_rank(item), f"{row['shard']} {_part_of_shard(row)}") for item in found for row in item["rows"]]
-    pieces = [(item, piece) for item in found for piece in item["documents"] or []]
-    for item, piece in pieces[:limit]:
-        lines.append((f"{_rank(item)} row {piece['row']}".strip(), _piece_text(piece)))
+    """Return the origins as (name, text) lines: stored batches or ranges of a stream, then `limit` pieces."""
+    ranks = [f"rank {item['rank']}" if "rank" in item else "" for item in found]
+    lines = []
+    for rank, item in zip(ranks, found, strict=True):
+        for row in item["rows"]:
+            where = f"batch {row['batch']:,} rows {_runs(row['rows'])}" if "batch" in row else _range(row)
+            lines.append((rank, f"{row['shard']} {where}"))
+    pieces = [(rank, piece) for rank, item in zip(ranks, found, strict=True) for piece in item["documents"] or []]
+    for rank, piece in pieces[:limit]:
+        lines.append((f"{rank} row {piece['row']}".strip(), _piece_text(piece)))
         if piece.get("text") is not None:
-            lines.append(("", _cut(printable(piece["text"]), None if limit is None else TEXT_SHOWN)))
+            text, shown = printable(piece["text"]), None if limit is None else TEXT_SHOWN
+            left = len(text[shown:]) if shown else 0
+            lines.append(("", text[:shown] + (f" … {left:,} characters more" if left else "")))
     if left := len(pieces) - len(pieces[:limit]):
         lines.append(("left out", f"{counted(left, 'piece')} more; --all names them, --json has them"))
     if any(item["documents"] is None for item in found):
@@ -123,8 +102,14 @@ def origins_lines(found: list[dict[str, Any]], limit: int | None) -> list[tuple[
     return lines
 
 
-def _rank(item: dict[str, Any]) -> str:
-    return f"rank {item['rank']}" if "rank" in item else ""
+def _range(row: dict[str, Any]) -> str:
+    return f"tokens {row['start']:,} to {row['stop']:,} (row {row['row']:,})"
+
+
+def _runs(numbers: list[int]) -> str:
+    """Write 0, 1, 2, 5 as "0-2, 5"."""
+    runs = np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1)
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
 def _piece_text(piece: dict[str, Any]) -> str:
@@ -132,30 +117,12 @@ def _piece_text(piece: dict[str, Any]) -> str:
     if piece.get("document") is None:
         return f"{columns}: {'padding' if 'document' in piece else 'no document is known'}"
     first, origin = piece["first_token"], origin_text(piece)
-    origin = f" ({origin})" if origin else ""
     where = f"tokens {first:,} to {first + piece['tokens']:,} of it, offset {piece['offset']:,}"
-    return f"{columns}: document {piece['document']:,}{origin}, {where}"
-
-
-def _cut(text: str, limit: int | None) -> str:
-    left = 0 if limit is None else len(text) - limit
-    return text if left <= 0 else f"{text[:limit]} … {left:,} characters more"
-
-
-def _part_of_shard(row: dict[str, Any]) -> str:
-    if "row" in row:
-        return f"tokens {row['start']:,} to {row['stop']:,} (row {row['row']:,})"
-    return f"batch {row['batch']:,} rows {_spans(row['rows'])}"
+    return f"{columns}: document {piece['document']:,}{f' ({origin})' if origin else ''}, {where}"
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """Return the state of a loader that a file has as JSON.
-
-    Raises
-    ------
-    StateError
-        If it has none.
-    """
+    """Return the state of a loader that a file has as JSON; raise `StateError` if it has none."""
     try:
         state = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
@@ -166,13 +133,7 @@ def read_state(path: Path) -> dict[str, Any]:
 
 
 def loader_of_state(stores: tuple[str, ...], state: dict[str, Any], path: Path, batch_size: int | None) -> Loader[Any]:
-    """Return a loader of one rank that stands where a state was taken; `path` is for messages.
-
-    Raises
-    ------
-    StateError
-        If the state is not of this store.
-    """
+    """Return a loader of one rank at the position of a state; `path` is for messages."""
     if len(stores) != 1:
         raise ArgumentError(f"{path}: is the state of one store, found {len(stores)} stores")
     options = _options(state, path)
@@ -243,7 +204,7 @@ def _origin(
 
 
 def _pieces(number: int, row: Row, tokenizer: Tokenizer | None) -> Iterator[dict[str, Any]]:
-    """Yield what is known of the pieces of a row."""
+    """Yield the facts of the pieces of a row."""
     for part in parts_of(row, None):
         document = row.known.get(part.document)
         piece: dict[str, Any] = {"row": number, "column": part.column, "tokens": len(part.tokens)}
@@ -252,12 +213,8 @@ def _pieces(number: int, row: Row, tokenizer: Tokenizer | None) -> Iterator[dict
         elif tokenizer is not None:
             piece["text"] = readable(tokenizer, part.tokens)
         if document is not None:
-            piece |= {
-                "document": part.document,
-                "first_token": part.within,
-                "offset": document.offset + part.within,
-                **document_json(document),
-            }
+            piece |= {"document": part.document, "first_token": part.within, "offset": document.offset + part.within}
+            piece |= document_json(document)
         yield piece
 
 
@@ -286,14 +243,3 @@ def _shard_of(reader: BatchReader, batch: int) -> dict[str, Any]:
     starts = np.cumsum(counts) - counts
     number = int(starts.searchsorted(batch, side="right")) - 1  # the index does not count a growing shard, the last one
     return {"shard": str(reader.index.shards[number].file(reader.path)), "batch": batch - int(starts[number])}
-
-
-def _spans(numbers: list[int]) -> str:
-    """Write 0, 1, 2, 5 as "0-2, 5"."""
-    spans: list[list[int]] = []
-    for number in numbers:
-        if spans and number == spans[-1][1] + 1:
-            spans[-1][1] = number
-        else:
-            spans.append([number, number])
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)

@@ -34,6 +34,7 @@ MAX_STEPS = 400
 #: (pattern of cases, pattern of what differs): the reason why the builds may differ there.
 REVIEWED: dict[tuple[str, str], str] = {
     ("*", "message"): "messages are rewritten; the class of an error stays",
+    ("*/documents/*", "*document_ids"): "they number the segments of cu_seqlens, of which padding is one",
     ("*/documents/all", "*"): "documents has -1 for padding, and document_ids count the segments of cu_seqlens",
     ("*/loader/pack-multiple", "*"): "a packed batch of documents has its padding in documents and seq_lens",
 }

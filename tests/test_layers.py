@@ -49,6 +49,7 @@ def module_files():
 
 FILES = module_files()
 MODULES = sorted(FILES)
+CONVERTERS = [module for module in MODULES if module.startswith("zb_hdf5.converters")]
 
 
 @cache
@@ -88,17 +89,15 @@ def test_every_module_has_a_floor():
     assert {module.split(".")[1] for module in MODULES} == set(FLOOR_OF)
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_imports_go_down(module):
-    upwards = {other for other in needs_of(module) if floor_of(other) > floor_of(module)}
-    assert not upwards, f"{module} imports {upwards}"
+def test_imports_go_down():
+    pairs = [(module, other) for module in MODULES for other in needs_of(module)]
+    assert not [f"{module} imports {other}" for module, other in pairs if floor_of(other) > floor_of(module)]
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_a_module_names_the_room_and_not_the_house(module):
+def test_a_module_names_the_room_and_not_the_house():
     """`from zb_hdf5 import Loader` inside the package would hide which folder it needs."""
-    if not module.startswith("zb_hdf5.converters"):
-        assert "zb_hdf5" not in [name for name, _ in trees_and_names(module)]
+    inside = [module for module in MODULES if module not in CONVERTERS]
+    assert not [module for module in inside if "zb_hdf5" in [name for name, _ in trees_and_names(module)]]
 
 
 def test_no_modules_import_each_other():
@@ -129,9 +128,8 @@ def typed_words_in(module):
     return [text.value for text in texts if id(text) not in docstrings and TYPED.search(text.value)]
 
 
-@pytest.mark.parametrize("module", LIBRARY)
-def test_the_library_states_facts_and_the_command_line_what_to_type(module):
-    assert typed_words_in(module) == []
+def test_the_library_states_facts_and_the_command_line_what_to_type():
+    assert not {module: typed for module in LIBRARY if (typed := typed_words_in(module))}
 
 
 def test_the_test_sees_what_is_typed(tmp_path, monkeypatch):
@@ -149,13 +147,10 @@ def test_converters_are_imported_as_a_part_of_the_package():
     assert "converters" not in sys.modules
 
 
-CONVERTERS = [module for module in MODULES if module.startswith("zb_hdf5.converters")]
-
-
-@pytest.mark.parametrize("module", CONVERTERS)
-def test_converters_use_public_names(module):
-    names = [f"{name}.{imported or ''}" for name, imported in trees_and_names(module) if name.startswith("zb_hdf5")]
-    assert not [name for name in names if any(part.startswith("_") for part in name.split("."))]
+def test_no_file_imports_a_private_name_of_another():
+    names = [(module, f"{name}.{imported or ''}") for module in MODULES for name, imported in trees_and_names(module)]
+    names = [(module, name) for module, name in names if name.startswith("zb_hdf5")]
+    assert not [pair for pair in names if any(re.match("_[^_]", part) for part in pair[1].split("."))]
 
 
 #: Methods of named tuples, and private names of other projects that have no public one.
@@ -173,20 +168,18 @@ def own_names(tree):
             yield node.target.id
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_no_file_reaches_into_the_private_parts_of_another(module):
+def private_reaches_of(module):
     tree = ast.parse(FILES[module].read_text(encoding="utf-8"))
     known = {*own_names(tree), *NOT_OURS}
-    private = [
-        f"line {node.lineno}: {ast.unparse(node)}"
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Attribute)
-        and node.attr.startswith("_")
-        and not node.attr.startswith("__")
-        and node.attr not in known
-        and not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls", "os"))
-    ]
-    assert not private
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Attribute) or not re.match("_[^_]", node.attr) or node.attr in known:
+            continue
+        if not isinstance(node.value, ast.Name) or node.value.id not in ("self", "cls", "os"):
+            yield f"{module}, line {node.lineno}: {ast.unparse(node)}"
+
+
+def test_no_file_reaches_into_the_private_parts_of_another():
+    assert not [reach for module in MODULES for reach in private_reaches_of(module)]
 
 
 #: File names that two folders have; no more may come.

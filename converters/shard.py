@@ -145,6 +145,12 @@ class ShardTask:
         """Return how many tokens another process has written, by the size of its file."""
         return min(tokens_written(self.path, self.meta.dtype), self.amount)
 
+    def origin(self) -> dict[str, Any]:
+        """Return where the tokens came from, for the file: as in the index, or as a lone source file has it."""
+        if self.source.origin is not None:
+            return self.source.origin
+        return {"source": self.source.description, "shuffle": self.source.shuffle, "split": self.split}
+
     @property
     def paths(self) -> tuple[Path, ...]:
         return files_of_shard(self.path)
@@ -236,8 +242,9 @@ def write_shard(task: ShardTask, progress: Progress = no_progress) -> FinishedSh
         # a copy whose every batch has the crc32 of the original has its sha256 too: hashing is what takes longest
         known = None if crc32 is None else sha256
         writer = FORMATS[task.target].begin(
-            task.path, task.meta, expected_batches=stop - start, overwrite=task.overwrite, known_sha256=known
-        )
+            task.path, task.meta, expected_batches=stop - start, overwrite=task.overwrite, known_sha256=known,
+            origin=task.origin(),
+        )  # fmt: skip
         with writer:
             if original is not None and known is not None:
                 _copy(original, writer, progress)

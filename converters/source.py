@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 from zb_hdf5 import ArgumentError, BatchReader, ConvertError, StoreMeta
 from zb_hdf5.documents.pieces import Pieces
+from zb_hdf5.files.paths import RemotePath
 from zb_hdf5.formats.document_file import DocumentPart
 from zb_hdf5.loaders.order import GlobalOrder
 from zb_hdf5.spec import TokenArray
 
 #: What may become of records that do not fill the last batch.
 REMAINDERS: Final = ("drop", "pad", "error")
+
+
+def date_of(paths: Iterable[Path]) -> dict[str, str]:
+    """Return {"date": the time, in UTC, at which the newest of some source files was changed}; {} for objects."""
+    times = [path.stat().st_mtime for path in paths if not isinstance(path, RemotePath)]
+    return {"date": datetime.fromtimestamp(max(times), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")} if times else {}
 
 
 @dataclass
@@ -88,6 +96,8 @@ class Source(Protocol):
         Whether it is known which parts of documents lie in the records.
     document_files, document_parts
         The document tables, and what the index of a store of these batches says of them.
+    origin
+        The origin that a lone source file has stored; None: it follows from `description`, `shuffle` and the split.
     identity
         JSON of what decides the batches besides the bytes of `paths`: two sources of one identity give the same.
     """
@@ -105,6 +115,7 @@ class Source(Protocol):
     paths: list[Path]
     identity: dict[str, Any]
     order: GlobalOrder | None
+    origin: dict[str, Any] | None = None
     has_pieces: bool = False
     document_files: Sequence[Path] = ()
     document_parts: tuple[DocumentPart, ...] = ()

@@ -92,7 +92,9 @@ class StoreSource(Source):
             self._token_bases = index.document_parts()[1]
             self.document_files = [self._reader.path / part.path for part in index.documents]
             self.document_parts = index.documents
-        elif not dataset and documents_path(path).exists():
+        elif not dataset:
+            self.origin = self._reader.origin
+        if not isinstance(self._reader, ShardedReader) and not dataset and documents_path(path).exists():
             self.document_files, self.document_parts = [documents_path(path)], (part_of(documents_path(path)),)
         self.document_parts = tuple(
             part.changed(path=f"{DOCUMENTS_PREFIX}{number:05}.h5") for number, part in enumerate(self.document_parts)

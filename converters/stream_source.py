@@ -11,7 +11,7 @@ from zb_hdf5 import ArgumentError, StoreMeta
 from zb_hdf5.converters.journal import WHOLE, Part
 from zb_hdf5.converters.packed import PackedSource, PackOptions
 from zb_hdf5.converters.run import is_one_file, refuse_bad_destination
-from zb_hdf5.converters.source import TokenCounts
+from zb_hdf5.converters.source import TokenCounts, date_of
 from zb_hdf5.files.publishing import scratch_directory
 from zb_hdf5.formats.document_file import DocumentFile
 from zb_hdf5.spec import DEFAULT_SPLIT, DOCUMENTS_SUFFIX, INDEX_NAME, TokenArray, stored_dtype
@@ -77,6 +77,7 @@ class StreamSource(PackedSource):
         description = {"format": "stream", "files": [str(path)], "packing": options.packing, "pad_id": pad_id}
         tables = [file.with_name(file.name + DOCUMENTS_SUFFIX) for stream in streams for file in stream.store.paths]
         files = [file for stream in streams for file in stream.store.paths]
+        description |= date_of(files)
         super().__init__(
             streams, folder, meta, options, pad_id, description=description,
             paths=[*files, *(table for table in tables if table.exists())],

@@ -63,10 +63,11 @@ def test_hdf5_tables_are_the_spec():
     rows = rows_of("formats.md", "| object of a field | shape | holds |")
     assert [row[0] for row in rows] == [field, spec.crc32_column(field)]
     versions = re.findall(r"^## .*version (\d)$", TEXT["formats.md"], re.MULTILINE)
-    known = spec.BATCH_VERSION, spec.HDF5_VERSION, spec.STREAM_VERSION, spec.TABLES_VERSION, spec.INDEX_VERSION
+    known = spec.BATCH_VERSION, spec.HDF5_VERSION, spec.HDF5_VERSION, spec.TABLES_VERSION, spec.INDEX_VERSION
     assert tuple(map(int, versions)) == known
     text = TEXT["formats.md"].split("The root group carries")[1].split("\n\n")[0]
-    assert set(spec.ROOT_ATTRIBUTES) <= set(re.findall(r"`(\w+)`", text))
+    names = {*spec.ROOT_ATTRIBUTES, *spec.OPTIONAL_ATTRIBUTES, *spec.ORIGIN_ATTRIBUTES}
+    assert names <= set(re.findall(r"`(\w+)`", text))
 
 
 def test_index_tables_are_the_spec():

@@ -69,11 +69,11 @@ BATCH_VERSION: Final = 1
 HEADER_BYTES: Final = 4096
 PAGE_BYTES: Final = 4096
 
-# --- HDF5 batch store, version 2 -------------------------------------------------------------------------------
+# --- HDF5 batch store, version 3 -------------------------------------------------------------------------------
 
 HDF5_MAGIC: Final = b"\x89HDF\r\n\x1a\n"
 HDF5_FORMAT: Final = "zb-batches"
-HDF5_VERSION: Final = 2
+HDF5_VERSION: Final = 3  # of batch stores and of token streams
 HDF5_LIBVER: Final = ("v110", "v110")  # can enter SWMR, and HDF5 1.10 can still read it
 HDF5_ALIGNMENT: Final = PAGE_BYTES
 BATCHES: Final = "batches"
@@ -84,12 +84,31 @@ CRC32_CHUNK_ROWS: Final = 4096  # 16 KiB: what one commit rewrites
 EXTENTS: Final = "extents"
 EXTENTS_CHUNK_ROWS: Final = 1024  # 16 KiB
 #: Attributes of the root group, all written before SWMR starts.
-ROOT_ATTRIBUTES: Final = (
-    "format", "format_version", "creator", "batch_size", "seq_len", "seed",
-    "total_records", "document_count", "vocab_size", "tokenizer",
+ROOT_ATTRIBUTES: Final = ("format", "format_version", "creator", "description", "batch_size", "seq_len")
+#: Attributes of the root group that are absent where their value is unknown (0 or "" in a `StoreMeta`).
+OPTIONAL_ATTRIBUTES: Final = ("seed", "total_records", "document_count", "vocab_size", "tokenizer")
+#: Attributes of the root group that describe where the tokens came from, absent where that is unknown. `source` is the
+#: JSON text of the entry of the same name in `shards.json`; those of the second line are copies of its keys.
+ORIGIN_ATTRIBUTES: Final = (
+    "source", "shuffle", "split",
+    "packing", "boundary_token_id", "pad_id", "date",
 )  # fmt: skip
+FORMAT_PAGE: Final = "https://github.com/zb-hdf5/zb_hdf5/blob/main/docs/formats.md"
+#: Layout -> `description` of the root group.
+DESCRIPTIONS: Final = {
+    "batches": "Token ids for the training of language models, in batches of records. Batch i of 'batches' is valid if "
+    "i < num_batches, an attribute of 'batches'; while a writer is at work, the shape is larger. crc32[i] is "
+    f"zlib.crc32 of the bytes of batch i. Format: {FORMAT_PAGE}",
+    "stream": "Token ids for the training of language models, one document after the other: document d is "
+    "tokens[doc_offsets[d]:doc_offsets[d + 1]]. Token i is valid if i < token_count, an attribute of 'tokens'; while a "
+    f"writer is at work, the shape is larger. crc32[i] is zlib.crc32 of the bytes of chunk i. Format: {FORMAT_PAGE}",
+}
+#: Labels of the axes of `batches`, and of the first axes of its fields.
+BATCHES_LABELS: Final = ("batch", "record", "token")
+#: A longer text of `source` names its lists by their lengths: an attribute is no place for many file names.
+MAX_SOURCE_CHARS: Final = 4096
 #: Attributes of `batches`, all created before SWMR starts with a fixed-size type and only modified after.
-#: At most 8: above that HDF5 stores them densely, and their update is no longer one write.
+#: With DIMENSION_LABELS at most 8: above that HDF5 stores them densely, and their update is no longer one write.
 BATCHES_ATTRIBUTES: Final[dict[str, np.dtype[Any]]] = {
     "num_batches": np.dtype("<u8"),  # the commit marker: batch i exists iff i < num_batches
     "token_count": np.dtype("<u8"),
@@ -137,17 +156,15 @@ def batches_ahead(num_batches: int, meta: StoreMeta) -> int:
     return max(1, min(max(16, num_batches), CRC32_CHUNK_ROWS, (1 << 40) // meta.padded_batch_bytes))
 
 
-# --- HDF5 token stream, version 2 ------------------------------------------------------------------------------
+# --- HDF5 token stream, version 3 ------------------------------------------------------------------------------
 
 STREAM_FORMAT: Final = "zb-tokens"
-STREAM_VERSION: Final = 2
 TOKENS: Final = "tokens"
 DOC_OFFSETS: Final = "doc_offsets"  # document d is tokens[doc_offsets[d]:doc_offsets[d + 1]]
 DOC_OFFSETS_CHUNK_ROWS: Final = 8192  # 64 KiB: what one commit rewrites
 DEFAULT_CHUNK_TOKENS: Final = 1 << 18
 NO_BOUNDARY: Final = -1
-STREAM_ROOT_ATTRIBUTES: Final = ("format", "format_version", "creator", "vocab_size", "tokenizer")
-#: Attributes of `tokens`, under the same rules as those of `batches`.
+#: Attributes of `tokens`, under the same rules as those of `batches`; they are 8, so that it has no labels.
 TOKENS_ATTRIBUTES: Final[dict[str, np.dtype[Any]]] = {
     "token_count": np.dtype("<u8"),  # the commit marker: token i exists iff i < token_count
     "document_count": np.dtype("<u8"),
@@ -159,11 +176,11 @@ TOKENS_ATTRIBUTES: Final[dict[str, np.dtype[Any]]] = {
     "doc_offsets_crc32": np.dtype("<u4"),  # of all rows of doc_offsets; 0 until complete
 }
 
-# --- shards.json, version 2 ------------------------------------------------------------------------------------
+# --- shards.json, version 3 ------------------------------------------------------------------------------------
 
 INDEX_NAME: Final = "shards.json"
 INDEX_FORMAT: Final = "zb-shards"
-INDEX_VERSION: Final = 2
+INDEX_VERSION: Final = 3
 BATCHES_LAYOUT: Final = "batches"
 STREAM_LAYOUT: Final = "stream"
 #: Layout -> the column that holds the tokens.

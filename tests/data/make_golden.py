@@ -38,8 +38,6 @@ def make_store(folder):
     for number, (name, tokens) in enumerate({"00000.batch": STORE_TOKENS[:1], "00001.h5": STORE_TOKENS[1:]}.items()):
         records = (2, 7)[number]
         info = make_file(folder / f"shard-{name}", tokens, dtype="uint16", vocab_size=257, total_records=records)
-        if info.backend == "batch":
-            (folder / f"shard-{name}.crc32").write_bytes(info.crc32.tobytes())
         entries.append(ShardEntry.of(info))
     meta = StoreMeta(2, 8, np.dtype("<u2"), 42, 9, document_count=3, vocab_size=257, tokenizer='{"name": "bytes"}')
     ShardIndex(meta, tuple(entries), "global", {"path": "somewhere"}).save(folder)
@@ -47,11 +45,12 @@ def make_store(folder):
 
 if __name__ == "__main__":
     with patch("zb_hdf5.formats.hdf5.aligned.meta_block_bytes", lambda expected_batches: 4096):
-        with HDF5ShardWriter(DATA / "v2-stream.h5", chunk_tokens=16, boundary_token_id=7, vocab_size=257) as stream:
+        with HDF5ShardWriter(DATA / "v3-stream.h5", chunk_tokens=16, boundary_token_id=7, vocab_size=257) as stream:
             for document in (TOKENS[1, 0] % 257, [], STORE_TOKENS.reshape(-1)):
                 stream.write_document(document)
         make_file(DATA / "v1.batch", TOKENS, total_records=5)
-        make_file(DATA / "v2.h5", TOKENS, total_records=5)
+        (DATA / "v1.batch.crc32").unlink()
+        make_file(DATA / "v3.h5", TOKENS, total_records=5)
         for codec in ("gzip", "zstd"):  # the same batches again and again: they shrink
-            make_file(DATA / f"v2-{codec}.h5", np.tile(TOKENS[:, :, :4], 2).repeat(2, 0), total_records=5, codec=codec)
+            make_file(DATA / f"v3-{codec}.h5", np.tile(TOKENS[:, :, :4], 2).repeat(2, 0), total_records=5, codec=codec)
         make_store(DATA / "store")

@@ -51,6 +51,9 @@ class FileWriter(BatchWriter):
         Also flush to disk at each commit, so that committed batches outlive a power loss.
     known_sha256
         For exact copies: the digest that the original has stored. The caller compares `crc32()` with the original's.
+    origin
+        Where the tokens came from, for a format that keeps it: "source" (JSON), "shuffle" and "split", as in
+        `shards.json`.
     """
 
     holds_fields: ClassVar[bool] = False
@@ -68,6 +71,7 @@ class FileWriter(BatchWriter):
         overwrite: bool = False,
         durable: bool = False,
         known_sha256: str | None = None,
+        origin: Mapping[str, Any] | None = None,
     ) -> None:
         if not 0 <= expected_batches < 2**48:
             raise ArgumentError(f"{path}: expected_batches must be a count of batches, found {expected_batches}")
@@ -76,7 +80,7 @@ class FileWriter(BatchWriter):
         if meta.codec != NO_CODEC and not self.holds_codecs:
             raise ArgumentError(f"{path}: {self.backend} files are never compressed: leave out the codec {meta.codec}")
         self.meta = meta
-        self._durable = durable
+        self._durable, self._origin = durable, origin or {}
         self._expected_batches = expected_batches
         self._crc32: list[int] = []
         self._unsent_bytes = 0

@@ -87,6 +87,7 @@ class BatchReader:
         self.record_documents: RecordDocuments | None = None
         self._is_int32 = meta.dtype == np.uint32
         self._open_field: Callable[[str], BatchReader] | None = None
+        self.origin: dict[str, Any] = {}  # "source", "shuffle" and "split" of the tokens, where a file has them
         self._fields: dict[str, BatchReader] = {}
         self.in_front: Callable[[BatchReader], None] | None = None
         self._local = threading.local()

@@ -208,7 +208,8 @@ class ShardIndex:
         for key, expected in (("format", INDEX_FORMAT), ("version", INDEX_VERSION)):
             found = require_field(value, key, type(expected), where)
             if found != expected:
-                early = "; it was written by an early build: convert again" if key == "version" and found == 1 else ""
+                is_early = key == "version" and found in range(1, INDEX_VERSION)
+                early = "; it was written by an early build: convert again" if is_early else ""
                 raise FormatError(f"{where}: expected {key} {expected!r}, found {found!r}{early}")
         table = ShardTable.from_json(value, where)
         shuffle, source = require_field(value, "shuffle", str, where), require_field(value, "source", dict, where)

@@ -202,7 +202,10 @@ class LiveStoreWriter(BatchWriter):
         """Begin a shard, and only then name it."""
         name = f"{SHARD_PREFIX}{len(finished):05}{BACKENDS[_GrowingShard.backend].suffix}"
         expected = min(self.shard_batches, CRC32_CHUNK_ROWS)
-        shard = _GrowingShard(self.folder / name, self.index.meta, expected_batches=expected, durable=self._durable)
+        origin = {"source": self.index.source, "shuffle": self.index.shuffle}
+        shard = _GrowingShard(
+            self.folder / name, self.index.meta, expected_batches=expected, durable=self._durable, origin=origin
+        )
         try:
             fields = {field.name: FieldDigest() for field in self.meta.fields}
             growing = ShardEntry(name, shard.backend, 0, 0, 0, NO_SHA256, complete=False, fields=fields)

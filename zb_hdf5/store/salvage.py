@@ -219,7 +219,8 @@ class _Batches(Salvage):
 
     def copy(self, path: Path, *, overwrite: bool) -> None:
         row, meta = BACKENDS[backend_of_suffix(path)], self.reader.meta
-        with row.begin(path, meta, expected_batches=self.kept, overwrite=overwrite) as writer:
+        options = {"expected_batches": self.kept, "overwrite": overwrite, "origin": self.reader.origin}
+        with row.begin(path, meta, **options) as writer:
             for batches, values in self._parts():
                 fields = {f.name: values[f.name].reshape(*batches.shape, *f.shape) for f in meta.fields}
                 writer.write(batches, fields)

@@ -29,6 +29,8 @@ from zb_hdf5.formats.hdf5.file import create_for_swmr
 from zb_hdf5.formats.hdf5.places import chunk_runs, chunk_table
 from zb_hdf5.formats.hdf5.room import LooseRoom, Room, early_allocation, filtered, hdf5_writes
 from zb_hdf5.spec import (
+    BATCHES,
+    BATCHES_LABELS,
     CRC32_CHUNK_ROWS,
     EXTENTS_CHUNK_ROWS,
     FIELD_ATTRIBUTES,
@@ -218,6 +220,10 @@ class AlignedFile:
         self.main = Column(h5, main, self._encode)
         for name, (dtype, value) in self._attributes.items():
             self.main.stored.attrs.create(name, value, dtype=dtype)
+        if main.name == BATCHES:
+            for column in (self.main, *self.fields.values()):
+                for axis, label in enumerate(BATCHES_LABELS):
+                    column.stored.dims[axis].label = label
         self._columns = [*self.fields.values(), self.main]
         room: type[Room | LooseRoom] = Room if self._encode is None else LooseRoom
         self.room = room(h5, [column.stored for column in self._columns], self._file.fd)

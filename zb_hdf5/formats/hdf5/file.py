@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -30,12 +31,22 @@ from zb_hdf5.files.objects import ObjectFile
 from zb_hdf5.files.paths import RemotePath
 from zb_hdf5.spec import (
     CRC32,
+    DESCRIPTIONS,
     HDF5_ALIGNMENT,
+    HDF5_FORMAT,
     HDF5_LIBVER,
+    HDF5_VERSION,
+    MAX_SOURCE_CHARS,
+    OPTIONAL_ATTRIBUTES,
+    STREAM_FORMAT,
+    STREAM_LAYOUT,
+    StoreMeta,
     is_sha256,
 )
 from zb_hdf5.version import __version__
 
+#: Optional root attributes that are numbers.
+OPTIONAL_NUMBERS: Final = tuple(name for name in OPTIONAL_ATTRIBUTES if name != "tokenizer")
 #: What zeros and ascending numbers shrink to by the common filters, at most.
 FILTER_RATIO: Final = 4096
 CREATOR: Final = f"zb_hdf5 {__version__} (h5py {h5py.__version__}, HDF5 {h5py.version.hdf5_version})"
@@ -120,7 +131,8 @@ def require_version(h5: h5py.File, expected: int, path: Path) -> None:
     """Raise `FormatError` unless a file is of this version of its format."""
     found = h5.attrs.get("format_version")
     if np.ndim(found) != 0 or found != expected:
-        early = "; it was written by an early build: convert again" if np.ndim(found) == 0 and found == 1 else ""
+        is_early = found in range(1, expected) if np.ndim(found) == 0 else False
+        early = "; it was written by an early build: convert again" if is_early else ""
         raise FormatError(f"{path}: expected format_version {expected}, found {found}{early}")
 
 
@@ -293,8 +305,60 @@ def create_texts(h5: h5py.File, **texts: str) -> None:
     The heap of variable-length texts has no checksum, and one flipped bit there can send HDF5 2.0 into an endless loop.
     """
     for name, text in texts.items():
-        data = text.encode("utf-8")
+        data = text.encode("utf-8", "replace")
         h5.attrs.create(name, data, dtype=h5py.string_dtype("utf-8", max(1, len(data))))
+
+
+def create_root(h5: h5py.File, meta: StoreMeta, origin: Mapping[str, Any]) -> None:
+    """Create the attributes of the root group: the facts about all tokens of a file; what is unknown is left out.
+
+    Parameters
+    ----------
+    origin
+        The values of `ORIGIN_ATTRIBUTES` that are known, and "source" as a JSON object.
+    """
+    is_stream, source = meta.layout == STREAM_LAYOUT, dict(origin.get("source") or {})
+    texts = {"shuffle": origin.get("shuffle"), "split": origin.get("split"), "source": _source_text(source)}
+    texts |= {name: source.get(name) for name in ("packing", "date")} | {"tokenizer": meta.tokenizer}
+    create_texts(
+        h5, format=STREAM_FORMAT if is_stream else HDF5_FORMAT, description=DESCRIPTIONS[meta.layout], creator=CREATOR,
+        **{name: str(text) for name, text in texts.items() if text},
+    )  # fmt: skip
+    h5.attrs.create("format_version", HDF5_VERSION, dtype="<u4")
+    numbers = {name: getattr(meta, name) or None for name in OPTIONAL_NUMBERS}
+    if is_stream:  # its marker has the boundary and the number of documents
+        numbers = {"vocab_size": numbers["vocab_size"]}
+    else:
+        numbers |= {"batch_size": meta.batch_size, "seq_len": meta.seq_len}
+        numbers |= {name: source.get(name) for name in ("boundary_token_id", "pad_id")}
+    for name, number in numbers.items():
+        if isinstance(number, (int, np.integer)) and 0 <= number < 2**64:
+            h5.attrs.create(name, number, dtype="<u8")
+
+
+def _source_text(source: Mapping[str, Any]) -> str:
+    """Return the JSON text of a source; of a long one, lists are replaced by their lengths."""
+    text = json.dumps(source) if source else ""
+    if len(text) <= MAX_SOURCE_CHARS:
+        return text
+    short = json.dumps({key: f"{len(v):,} in all" if isinstance(v, list) else v for key, v in source.items()})
+    return short if len(short) <= MAX_SOURCE_CHARS else ""
+
+
+def read_root(h5: h5py.File, names: Sequence[str] = OPTIONAL_NUMBERS) -> dict[str, Any]:
+    """Return the optional root attributes that describe all tokens of a file, as `StoreMeta` has them."""
+    found: dict[str, Any] = {name: int(h5.attrs.get(name, 0)) for name in names}
+    return found | {"tokenizer": str(text_of(h5.attrs.get("tokenizer", "")))}
+
+
+def read_origin(h5: h5py.File) -> dict[str, Any]:
+    """Return what `create_root` was told of the origin of the tokens, as far as it can be read."""
+    texts = {name: str(text_of(h5.attrs[name])) for name in ("source", "shuffle", "split") if name in h5.attrs}
+    try:
+        source = json.loads(texts.pop("source", "{}"))
+    except ValueError:
+        return texts
+    return texts | ({"source": source} if source and isinstance(source, dict) else {})
 
 
 def _translate(error: OSError, path: Path | str) -> Exception:

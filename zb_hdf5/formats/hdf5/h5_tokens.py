@@ -61,6 +61,8 @@ class Column(NamedTuple):
         The dataset whose attributes are the commit marker.
     has_crc32
         Whether crc32 rows are stored.
+    origin
+        See `create_root`.
     """
 
     path: Path
@@ -75,6 +77,7 @@ class Column(NamedTuple):
     columns: dict[str, Any] = {}  # noqa: RUF012 - nobody changes it
     marker: str = ""
     has_crc32: bool = False
+    origin: dict[str, Any] = {}  # noqa: RUF012 - nobody changes it
 
     @property
     def num_units(self) -> int:

@@ -21,6 +21,8 @@ from zb_hdf5.formats.hdf5.file import (
     h5_identity,
     open_h5_for_reading,
     own_dataset,
+    read_origin,
+    read_root,
     require_rows,
     require_stored,
     require_version,
@@ -42,11 +44,8 @@ from zb_hdf5.spec import (
     HDF5_VERSION,
     NO_CODEC,
     NO_SHA256,
-    ROOT_ATTRIBUTES,
     STREAM_FORMAT,
     STREAM_LAYOUT,
-    STREAM_ROOT_ATTRIBUTES,
-    STREAM_VERSION,
     TOKENS,
     TOKENS_ATTRIBUTES,
     StoreMeta,
@@ -91,8 +90,7 @@ def _batches(h5: h5py.File, path: Path) -> Column:
     if found != HDF5_FORMAT:
         raise _foreign(h5, f"{path}: expected root attribute format={HDF5_FORMAT!r}, found {found!r}")
     require_version(h5, HDF5_VERSION, path)
-    missing = [name for name in ROOT_ATTRIBUTES if name not in h5.attrs]
-    if missing:
+    if missing := [name for name in ("batch_size", "seq_len") if name not in h5.attrs]:
         raise FormatError(f"{path}: root attribute {missing[0]!r} is missing")
     stored = _dataset(h5, path, BATCHES)
     meta = _batches_meta(h5, stored, path)
@@ -104,7 +102,7 @@ def _batches(h5: h5py.File, path: Path) -> Column:
     require_stored(state.num_batches * meta.batch_bytes, h5, stored, path)
     column = Column(
         path, BATCHES, meta, state.num_batches * meta.batch_tokens, h5_identity(h5, growing=not state.complete),
-        state.complete, state.sha256, marker=BATCHES, obstacle=UNFINISHED,
+        state.complete, state.sha256, marker=BATCHES, obstacle=UNFINISHED, origin=read_origin(h5),
     )  # fmt: skip
     if not state.complete:
         return column
@@ -117,12 +115,10 @@ def _batches(h5: h5py.File, path: Path) -> Column:
 
 
 def _batches_meta(h5: h5py.File, stored: h5py.Dataset, path: Path) -> StoreMeta:
-    names = ("batch_size", "seq_len", "seed", "total_records", "document_count", "vocab_size")
     try:
-        numbers: dict[str, Any] = {name: int(h5.attrs[name]) for name in names}
-        text, fields = str(text_of(h5.attrs["tokenizer"])), fields_in(h5, path, 3)
-        codec = codec_of(stored) or NO_CODEC
-        return StoreMeta(dtype=stored.dtype, tokenizer=text, fields=fields, codec=codec, **numbers)
+        shape, root = (int(h5.attrs["batch_size"]), int(h5.attrs["seq_len"])), read_root(h5)
+        fields, codec = fields_in(h5, path, 3), codec_of(stored) or NO_CODEC
+        return StoreMeta(*shape, dtype=stored.dtype, fields=fields, codec=codec, **root)
     except (ArgumentError, TypeError, ValueError, OverflowError) as error:
         raise FormatError(f"{path}: bad root attributes: {error}") from error
 
@@ -220,9 +216,9 @@ def _stream_meta(h5: h5py.File, stored: h5py.Dataset, path: Path) -> StoreMeta:
     try:
         chunk_tokens, documents, boundary = (int(stored.attrs[name]) for name in names)
         return StoreMeta(
-            1, chunk_tokens, stored.dtype, document_count=documents, vocab_size=int(h5.attrs["vocab_size"]),
-            tokenizer=str(text_of(h5.attrs["tokenizer"])), boundary_token_id=boundary, layout=STREAM_LAYOUT,
-            fields=fields_in(h5, path, 1), codec=codec_of(stored) or NO_CODEC,
+            1, chunk_tokens, stored.dtype, document_count=documents, boundary_token_id=boundary,
+            layout=STREAM_LAYOUT, fields=fields_in(h5, path, 1), codec=codec_of(stored) or NO_CODEC,
+            **read_root(h5, ("vocab_size",)),
         )  # fmt: skip
     except ArgumentError as error:
         raise FormatError(f"{path}: bad attributes: {error}") from error
@@ -233,14 +229,12 @@ def checked_tokens(h5: h5py.File, path: Path) -> h5py.Dataset:
     found = text_of(h5.attrs.get("format"))
     if found != STREAM_FORMAT:
         raise FormatError(f"{path}: expected root attribute format={STREAM_FORMAT!r}, found {found!r}")
-    require_version(h5, STREAM_VERSION, path)
+    require_version(h5, HDF5_VERSION, path)
     stored = own_dataset(h5, path, TOKENS)
     if stored is None or stored.ndim != 1 or stored.dtype not in CODE_BY_DTYPE:
         raise FormatError(f"{path}: expected a 1-D dataset {TOKENS!r} of uint16 or uint32, found {stored!r}")
-    missing = [name for name in STREAM_ROOT_ATTRIBUTES if name not in h5.attrs]
-    missing += [f"{TOKENS}/{name}" for name in TOKENS_ATTRIBUTES if name not in stored.attrs]
-    if missing:
-        raise FormatError(f"{path}: attribute {missing[0]!r} is missing")
+    if missing := [name for name in TOKENS_ATTRIBUTES if name not in stored.attrs]:
+        raise FormatError(f"{path}: attribute {TOKENS}/{missing[0]} is missing")
     return stored
 
 

@@ -82,6 +82,7 @@ class HDF5Reader(BatchReader):
         self.complete, self.sha256, self.columns = column.complete, column.sha256, column.columns
         self.extents, self.compressed = plain_extents(column.places), compressed_tokens(column.places)
         self.identity: Identity = column.identity
+        self.origin = column.origin
         how = "none" if verify == "store" else verify
         self._open_field = partial(HDF5FieldReader, column.path, access=access, verify=how)
         if not self.complete:

@@ -25,7 +25,7 @@ from zb_hdf5.files.publishing import PartialFile, disk_errors
 from zb_hdf5.formats.document_file import DocumentRows, documents_path
 from zb_hdf5.formats.document_writer import DocumentsWriter, encoded_spans
 from zb_hdf5.formats.hdf5.aligned import AlignedFile, ColumnSpec, Rows, field_specs
-from zb_hdf5.formats.hdf5.file import CREATOR, create_texts
+from zb_hdf5.formats.hdf5.file import create_root
 from zb_hdf5.formats.span_values import Encode, encoder
 from zb_hdf5.spec import (
     DEFAULT_CHUNK_TOKENS,
@@ -33,9 +33,7 @@ from zb_hdf5.spec import (
     DOC_OFFSETS_CHUNK_ROWS,
     NO_BOUNDARY,
     NO_SHA256,
-    STREAM_FORMAT,
     STREAM_LAYOUT,
-    STREAM_VERSION,
     TOKENS,
     TOKENS_ATTRIBUTES,
     StoreMeta,
@@ -81,6 +79,8 @@ class HDF5ShardWriter:
         function that returns bytes.
     codec
         "zstd" or "gzip", with a level behind a colon, to compress tokens and fields; None: they are stored as they are.
+    origin
+        Where the tokens came from, kept in the file for people: "source" (JSON), "split".
 
     Examples
     --------
@@ -103,6 +103,7 @@ class HDF5ShardWriter:
         fields: Fields | None = None,
         spans_codec: str | Encode = "json",
         codec: str | None = None,
+        origin: Mapping[str, Any] | None = None,
     ) -> None:
         spans, self._encode = encoder(spans_codec)
         # one chunk has the limits of one batch
@@ -115,7 +116,7 @@ class HDF5ShardWriter:
         if boundary_token_id < NO_BOUNDARY:
             raise ArgumentError(f"boundary_token_id must be at least -1, found {boundary_token_id}")
         as_stored(self._boundary, self._meta, "boundary_token_id")
-        self._durable = durable
+        self._durable, self._origin = durable, origin or {}
         self._max_token = 0
         self._crc32: list[int] = []  # of the committed chunks
         self._buffers = {"": np.zeros(chunk_tokens, self._meta.dtype)}  # of the tokens, and of each field
@@ -316,9 +317,7 @@ class HDF5ShardWriter:
         )  # fmt: skip
 
     def _create_root(self, h5: h5py.File) -> tuple[Rows, ...]:
-        create_texts(h5, format=STREAM_FORMAT, creator=CREATOR, tokenizer=self._meta.tokenizer)
-        h5.attrs.create("format_version", STREAM_VERSION, dtype="<u4")
-        h5.attrs.create("vocab_size", self._meta.vocab_size, dtype="<u8")
+        create_root(h5, self._meta, self._origin)
         self._offsets = Rows(h5, DOC_OFFSETS, "<u8", DOC_OFFSETS_CHUNK_ROWS)
         return (self._offsets,)
 

@@ -16,14 +16,11 @@ from zb_hdf5.columns.file_writer import FileWriter
 from zb_hdf5.columns.writer import Columns, FieldDigest, ShardInfo
 from zb_hdf5.files.codecs import CompressedTokens
 from zb_hdf5.formats.hdf5.aligned import AlignedFile, ColumnSpec, Rows, field_specs
-from zb_hdf5.formats.hdf5.file import CREATOR, create_texts
+from zb_hdf5.formats.hdf5.file import create_root
 from zb_hdf5.spec import (
     BATCHES,
     BATCHES_ATTRIBUTES,
-    HDF5_FORMAT,
-    HDF5_VERSION,
     NO_SHA256,
-    StoreMeta,
     TokenArray,
     batches_ahead,
 )
@@ -54,7 +51,7 @@ class HDF5BatchWriter(FileWriter):
         )  # fmt: skip
 
     def _create_root(self, h5: h5py.File) -> tuple[Rows, ...]:
-        create_root_attributes(h5, self.meta)
+        create_root(h5, self.meta, self._origin)
         return ()
 
     def _require_open(self) -> None:
@@ -102,11 +99,3 @@ class HDF5BatchWriter(FileWriter):
 def batches_attributes() -> dict[str, tuple[np.dtype[Any], int | bytes]]:
     """Return the attributes of a growing dataset of batches, with their first values."""
     return {name: (dtype, NO_SHA256.encode() if name == "sha256" else 0) for name, dtype in BATCHES_ATTRIBUTES.items()}
-
-
-def create_root_attributes(h5: h5py.File, meta: StoreMeta) -> None:
-    """Write what all batches of a file have in common."""
-    create_texts(h5, format=HDF5_FORMAT, creator=CREATOR, tokenizer=meta.tokenizer)
-    h5.attrs.create("format_version", HDF5_VERSION, dtype="<u4")
-    for name in ("batch_size", "seq_len", "seed", "total_records", "document_count", "vocab_size"):
-        h5.attrs.create(name, getattr(meta, name), dtype="<u8")

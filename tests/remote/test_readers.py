@@ -73,11 +73,12 @@ def test_a_store_behind_http_is_measured(served, write_store, tokens):
 
 
 @pytest.mark.parametrize("suffix", [".h5", ".batch"])
-def test_a_lone_file_is_read_as_any_other(served, tokens, suffix):
+def test_a_lone_file_is_read_as_any_other(served, tokens, suffix, write_file):
     folder, url = served
-    write_fields(folder / f"lone{suffix}", tokens)
+    fields = {"mask": (tokens % 3).astype(np.uint8)} if suffix == ".h5" else {}
+    (write_fields if fields else write_file)(folder / f"lone{suffix}", tokens)
     with open_reader(f"{url}/lone{suffix}") as reader:
-        check_reader(reader, tokens, {"mask": (tokens % 3).astype(np.uint8)})
+        check_reader(reader, tokens, fields)
 
 
 def test_opening_costs_one_read_of_the_index_and_the_first_batch_one_round_more(web, write_store, tokens):
@@ -260,3 +261,31 @@ def test_after_an_error_nothing_is_written_to_the_arrays_of_the_caller(web):
     out[1][:] = 0
     time.sleep(0.5)
     assert not out[1].any()
+
+
+def test_many_ranges_of_one_object_are_read_together(web):
+    folder, proxy = web
+    data = np.random.default_rng(0).integers(0, 256, 50_000).astype(np.uint8)
+    (folder / "x.bin").write_bytes(data.tobytes())
+    source = RemoteObject(f"{proxy.url}/x.bin")
+    offsets = np.random.default_rng(1).permutation(100) * 500
+    out = np.zeros((100, 200), np.uint8)
+    expected = np.stack([data[offset : offset + 200] for offset in offsets])
+    runs = list(zip(offsets.tolist(), out, strict=True))
+    for fault in ({"status": 503}, {"cut": 7}, {"hang_up": True}, None):
+        seen = set()
+
+        def sometimes(number, method, name, span, fault=fault, seen=seen):
+            again = span in seen
+            seen.add(span)
+            return None if again or number % 3 else fault
+
+        out[...] = 0
+        proxy.fault = sometimes
+        source.read_ranges(runs)
+        np.testing.assert_array_equal(out, expected)
+    (folder / "x.bin").write_bytes(data[::-1].tobytes())
+    os.utime(folder / "x.bin", (0, 0))
+    with pytest.raises(FormatError, match="changed since it was opened"):
+        source.read_ranges(runs)
+    source.close()

@@ -179,11 +179,17 @@ class Checked(UnitTokens):
         return self.tokens.identity
 
     def read(self, runs: Iterable[TokenRun]) -> None:
-        if self._strict:
+        runs = list(runs)
+        if self._strict and not all(self._is_whole(start, len(out)) for start, out in runs):
             super().read(runs)
             return
-        runs = list(runs)
         self.tokens.read(runs)
+        self.compare(runs)
+
+    def _is_whole(self, start: int, count: int) -> bool:
+        return not start % self.unit and (not count % self.unit or start + count == self.num_tokens)
+
+    def compare(self, runs: Iterable[TokenRun]) -> None:
         unit, num_tokens = self.unit, self.num_tokens
         for start, out in runs:
             first, end = whole_units(start, len(out), unit, num_tokens)

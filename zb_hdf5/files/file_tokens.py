@@ -232,13 +232,6 @@ class ObjectTokens(Tokens):
         self._read_before[start] = tokens
 
     def read(self, runs: Iterable[TokenRun]) -> None:
-        runs = list(runs)
-        if self._read_before and len(runs) == 1 and len(runs[0][1]) <= self.unit:
-            start, out = runs[0]
-            known = self._read_before.pop(start, None)
-            if known is not None and len(known) == len(out):
-                out[...] = known
-                return
         self.source.read_ranges(self.ranges_of(runs)[1])
 
     def gather(self, starts: npt.NDArray[np.int64], out: TokenArray) -> None:
@@ -249,9 +242,10 @@ class ObjectTokens(Tokens):
         return self
 
     def ranges_of(self, runs: Iterable[TokenRun]) -> tuple[RemoteObject, list[Range]]:
-        """Return the bytes that `read` would fetch, for reads of several objects at once."""
-        self._read_before.clear()
-        return self.source, [part for start, out in runs for part in self.extents.places_of_tokens(start, out)]
+        """Return the bytes that `read` fetches, for reads of several objects at once; fill what is in memory."""
+        before, self._read_before = self._read_before, {}
+        missing = [(start, out) for start, out in runs if not (before and _fill_from(before.get(start), out))]
+        return self.source, [part for start, out in missing for part in self.extents.places_of_tokens(start, out)]
 
     def close(self) -> None:
         self.source.close()
@@ -261,3 +255,11 @@ class ObjectTokens(Tokens):
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         ObjectTokens.__init__(self, *state)
+
+
+def _fill_from(known: TokenArray | None, out: TokenArray) -> bool:
+    """Fill `out` if as many tokens are known."""
+    if known is None or len(known) != len(out):
+        return False
+    out[...] = known
+    return True

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import wait
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 from urllib.parse import unquote
 
 from zb_hdf5.errors import ArgumentError, ExistsError, FormatError, IncompleteError, UnavailableError, ZbError
@@ -22,6 +22,8 @@ if TYPE_CHECKING:  # the command line imports this module, and reads nothing for
     import numpy.typing as npt
 
 Result = TypeVar("Result")
+#: Ranges that touch or overlap, ascending.
+Group: TypeAlias = "list[tuple[int, npt.NDArray[np.uint8]]]"
 
 SCHEMES: Final = ("s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss", "http", "https")
 #: Bytes and reads that are kept under way to fill a long line: 32 MiB at 20 ms are 1.6 GB/s.
@@ -39,6 +41,9 @@ ATTEMPTS: Final = 10
 #: The first and the longest pause, as shares of the time limit.
 FIRST_PAUSE, LONGEST_PAUSE = 1 / 1800, 1 / 12
 
+#: Groups of ranges of one object that one call of the client reads.
+LEAST_TOGETHER, MOST_TOGETHER = 4, 64
+
 _STATUS: Final = re.compile(r"status code: (\d{3})")
 #: Statuses besides 5xx that may be another one later: timeout, too early, too many requests.
 _PASSING: Final = frozenset({408, 425, 429})
@@ -51,7 +56,8 @@ class RemoteObject:
 
     Thread-safe; usable after fork; picklable (a copy refuses another object). Each read is a ranged `get` on condition
     of the ETag that was seen first; without one, or with a weak one, the answers are compared. No answer takes more
-    memory than the range that was asked for. All attempts of one read together take at most the seconds of the variable
+    memory than the range that was asked for. Of many ranges at once the first and the last are read in this way, and
+    those between them by the client alone. All attempts of one read together take at most the seconds of the variable
     ZB_REMOTE_TIMEOUT (180).
 
     Parameters
@@ -111,8 +117,11 @@ class RemoteObject:
         FileNotFoundError
             If there is none.
         """
+        return self._read(start, stop, time.monotonic(), whole=whole)
+
+    def _read(self, start: int, stop: int, begun_s: float, *, whole: bool = True) -> memoryview:
         wanted = f"bytes {start:,} to {stop:,}"
-        data = self._patiently(wanted, lambda folder: self._get(folder, start, stop, wanted))
+        data = self._patiently(wanted, lambda folder: self._get(folder, start, stop, wanted), begun_s)
         if whole and len(data) < stop - start:
             raise IncompleteError(
                 f"{self.name}: expected {wanted}, found {len(data):,} bytes of them: the object has "
@@ -144,13 +153,30 @@ class RemoteObject:
         """Fill each array with the bytes from its offset on: those that touch by one request, all at the same time."""
         read_objects([(self, ranges)])
 
-    def _fill(self, group: list[tuple[int, npt.NDArray[np.uint8]]]) -> None:
-        start, stop = group[0][0], max(offset + len(out) for offset, out in group)
-        import numpy as np
+    def fill(self, groups: Sequence[Group], begun_s: float) -> None:
+        """Fill groups of ranges: many of them by one call of the client, between two reads that prove the object."""
+        if len(groups) < LEAST_TOGETHER:
+            for group in groups:
+                _copy(self._read(*_span(group), begun_s), group)
+            return
+        first, *others, last = groups
+        self.fill([first], begun_s)
+        for group, data in zip(others, self._get_together(list(map(_span, others))), strict=True):
+            if data is None:
+                self.fill([group], begun_s)
+            else:
+                _copy(data, group)
+        self.fill([last], begun_s)
 
-        data = np.frombuffer(self.read(start, stop), np.uint8)
-        for offset, out in group:
-            out[...] = data[offset - start : offset - start + len(out)]
+    def _get_together(self, spans: list[tuple[int, int]]) -> Sequence[memoryview | None]:
+        """Return ranges by requests that the client has under way at the same time; None: to be read alone."""
+        folder, (starts, stops) = self._connection(), zip(*spans, strict=True)
+        try:
+            found = folder.library.get_ranges(folder.store, self._key, starts=starts, ends=stops, coalesce=0)
+        except Exception:  # the reads one by one try again, or have the words for it
+            return [None] * len(spans)
+        whole = [len(data) == stop - start for data, (start, stop) in zip(found, spans, strict=True)]
+        return [memoryview(data) if is_whole else None for data, is_whole in zip(found, whole, strict=True)]
 
     def _get(self, folder: Folder, start: int, stop: int, wanted: str) -> memoryview:
         """Make one request for a range, and take no more of the answer."""
@@ -190,10 +216,10 @@ class RemoteObject:
             f"{self.name}: changed since it was opened: expected (bytes, ETag) {self._known}, {found}; open it again"
         )
 
-    def _patiently(self, wanted: str, ask: Callable[[Folder], Result]) -> Result:
+    def _patiently(self, wanted: str, ask: Callable[[Folder], Result], begun_s: float | None = None) -> Result:
         """Return the answer of a server, asked again after failures that may pass until the time limit."""
         folder = self._connection()
-        start_s = time.monotonic()
+        start_s = begun_s or time.monotonic()
         pause_s = folder.limit_s * FIRST_PAUSE
         for attempt in range(1, ATTEMPTS + 1):
             try:
@@ -269,16 +295,32 @@ def _may_pass(error: Exception, folder: Folder) -> bool:
 
 
 def read_objects(reads: Sequence[tuple[RemoteObject, Sequence[tuple[int, npt.NDArray[Any]]]]]) -> None:
-    """Read ranges of several objects, all at the same time. See `RemoteObject.read_ranges`."""
-    jobs = [(source, group) for source, ranges in reads for group in _merged(ranges)]
+    """Read ranges of several objects, all at the same time and within one limit. See `RemoteObject.read_ranges`."""
+    begun_s, jobs = time.monotonic(), list[tuple[RemoteObject, list[Group]]]()
+    for source, ranges in reads:
+        groups = list(_merged(ranges))
+        together = MOST_TOGETHER if len(groups) >= LEAST_TOGETHER else 1
+        jobs += [(source, groups[start : start + together]) for start in range(0, len(groups), together)]
     if len(jobs) == 1:
-        jobs[0][0]._fill(jobs[0][1])
+        jobs[0][0].fill(jobs[0][1], begun_s)
     elif jobs:
         pool = jobs[0][0]._connection().pool
-        futures = [pool.submit(source._fill, group) for source, group in jobs]
+        futures = [pool.submit(source.fill, groups, begun_s) for source, groups in jobs]
         wait(futures)  # also after an error: the arrays are the caller's again
         for future in futures:
             future.result()
+
+
+def _span(group: Group) -> tuple[int, int]:
+    return group[0][0], max(offset + len(out) for offset, out in group)
+
+
+def _copy(data: memoryview, group: Group) -> None:
+    import numpy as np
+
+    found, start = np.frombuffer(data, np.uint8), group[0][0]
+    for offset, out in group:
+        out[...] = found[offset - start : offset - start + len(out)]
 
 
 def _is_denied(error: BaseException | None) -> bool:
@@ -332,9 +374,9 @@ def delete_object(url: str) -> None:
         target._patiently("to delete it", lambda folder: folder.library.delete(folder.store, target._key))
 
 
-def _merged(ranges: Sequence[tuple[int, npt.NDArray[Any]]]) -> Iterator[list[tuple[int, npt.NDArray[np.uint8]]]]:
+def _merged(ranges: Sequence[tuple[int, npt.NDArray[Any]]]) -> Iterator[Group]:
     """Yield groups of ranges that touch or overlap, as arrays of bytes."""
-    group: list[tuple[int, npt.NDArray[np.uint8]]] = []
+    group: Group = []
     end = -1
     for offset, out in sorted(ranges, key=lambda each: each[0]):
         if not out.size:

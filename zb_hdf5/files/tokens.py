@@ -166,6 +166,9 @@ class Tokens(ABC):
         """Return the extents that gathers read without a check, for gathers from several files at once; or None."""
         return None
 
+    def compare(self, runs: Iterable[TokenRun]) -> None:  # noqa: B027 - most have nothing to compare with
+        """Compare the whole units in runs that `unchecked` has read. Raises as `read`."""
+
     @abstractmethod
     def close(self) -> None:
         """Release the files. Views that were returned stay valid."""

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Generator, Iterator
 from functools import partial
+from itertools import chain, islice, repeat, takewhile
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
-from zb_hdf5.columns.reader import BatchReader
-from zb_hdf5.errors import ArgumentError
+from zb_hdf5.columns.reader import BatchReader, from_numpy
+from zb_hdf5.errors import ArgumentError, ZbError
 from zb_hdf5.files.ranges import network_file_system
+from zb_hdf5.files.tokens import Wait
 from zb_hdf5.loaders.extras import ExtraOptions, Extras
 from zb_hdf5.loaders.prefetch import (
     AUTO_PREFETCH,
@@ -23,6 +27,7 @@ from zb_hdf5.loaders.prefetch import (
     steps_in_flight,
 )
 from zb_hdf5.loaders.steps import Request, StepPlan
+from zb_hdf5.spec import NO_CODEC
 
 if TYPE_CHECKING:
     import torch
@@ -31,6 +36,10 @@ if TYPE_CHECKING:
 Step: TypeAlias = "torch.Tensor | tuple[torch.Tensor, torch.Tensor] | dict[str, Any]"
 
 HINTED_STEPS: Final = 64
+#: Steps of a block from a server, and blocks under way.
+FAR_STEPS, FAR_BLOCKS = 64, 4
+#: An error that took longer is not waited for again.
+REREAD_S: Final = 5.0
 #: Batches that "auto" looks up in the page cache before it decides.
 CACHE_SAMPLE: Final = 4
 
@@ -113,8 +122,43 @@ class StepReader:
                 yield read_batch(request) if type(request) is int else read(request)
         elif on_disk and self._prefetch == "auto" and network_file_system(self._reader.path) is None:
             yield from hint_ahead(self.read, self._hint_of(plan), requests, HINTED_STEPS)
+        elif self._reads_blocks(plan, position):
+            yield from self._read_blocks(requests, depth)
         else:
             yield from read_ahead(self.read, requests, depth, threads=threads)
+
+    def _reads_blocks(self, plan: StepPlan, position: int) -> bool:
+        """Return whether whole batches of objects are read, as they are stored and with nothing else."""
+        reader = self._reader
+        plain = reader.tokens.wait is Wait.FAR and reader.meta.codec == NO_CODEC and reader.overlap == 0
+        whole = plan.is_whole and not position % plan.batch_size
+        return plain and whole and self._prefetch == "auto" and self._extras is None
+
+    def _read_blocks(self, requests: Iterator[Request], depth: int) -> Generator[Step]:
+        """Read blocks of steps, each in one thread and by one call; an error is raised at its own step."""
+        most = max(1, min(FAR_STEPS, depth // FAR_BLOCKS))
+        sizes = chain((most // 8, most // 4, most // 2), repeat(most))  # the first step does not wait for many others
+        blocks = (list(islice(requests, max(1, size))) for size in sizes)
+        filled = takewhile(len, blocks)
+        for block, tokens in read_ahead(self._read_block, filled, FAR_BLOCKS, threads=FAR_BLOCKS + 1):
+            if tokens is None:
+                yield from map(self.read, block)
+            else:
+                rows = (from_numpy()(batch.astype(self._numpy_dtype)) for batch in tokens)
+                yield from map(self._step, block, rows)
+
+    def _read_block(self, block: list[Request]) -> tuple[list[Request], npt.NDArray[Any] | None]:
+        """Return the tokens of whole batches; None for them if one cannot be read, and nobody has waited for it."""
+        reader, begun_s = self._reader, time.monotonic()
+        tokens = np.empty((len(block), *reader.meta.shape), reader.dtype)
+        starts = (np.array(block) * reader.meta.batch_tokens).tolist()
+        try:
+            reader.tokens.read(zip(starts, tokens.reshape(len(block), -1), strict=True))
+        except (ZbError, OSError):
+            if time.monotonic() - begun_s > REREAD_S:
+                raise
+            return block, None
+        return block, tokens
 
     def depth(self, plan: StepPlan) -> tuple[int, int]:
         """Return how many steps to read ahead, and in how many threads."""

@@ -109,11 +109,13 @@ class Sharded(Tokens):
         found = [(self.open_file(number, firsts[number]), mine) for number, mine in parts.items()]
         self._read_files(found)
 
-    def _read_files(self, reads: Sequence[tuple[Tokens, Iterable[TokenRun]]]) -> None:
+    def _read_files(self, reads: Sequence[tuple[Tokens, list[TokenRun]]]) -> None:
         """Read from several files; from several objects at the same time."""
-        objects = [file for file, _ in reads if isinstance(file, ObjectTokens)]
+        objects = [file for file in (each.unchecked() for each, _ in reads) if isinstance(file, ObjectTokens)]
         if len(reads) > 1 and len(objects) == len(reads):
             read_objects([file.ranges_of(runs) for file, (_, runs) in zip(objects, reads, strict=True)])
+            for file, runs in reads:
+                file.compare(runs)
             return
         for file, runs in reads:
             file.read(runs)

@@ -615,35 +615,6 @@ def test_a_flipped_token_is_found_by_every_kind_of_verify(path, tokens):
 # --- writing ---------------------------------------------------------------------------------------------------
 
 
-def test_the_leftover_of_a_dead_writer_is_replaced(tmp_path, tokens, write_file):
-    (tmp_path / "x.h5.partial").write_bytes(b"leftover" * 500_000)
-    path = write_file(tmp_path / "x.h5", tokens).path
-    np.testing.assert_array_equal(all_of(path, verify="store"), tokens)
-    assert path.stat().st_size < 2 << 20
-
-
-def test_every_writer_reports_the_same(tmp_path, tokens, write_file):
-    first, second = (write_file(tmp_path / name, tokens) for name in ("x.h5", "x.batch"))
-    np.testing.assert_array_equal(first.crc32, second.crc32)
-    assert [*first[2:6]] == [*second[2:6]] == [7, 210, int(tokens.max()), first.sha256]
-
-
-def test_a_file_of_no_batches_is_a_file(tmp_path):
-    with open_writer(tmp_path / "x.h5", batch_size=3, seq_len=10) as writer:
-        assert writer.finish().num_batches == 0
-    for access in ("mmap", "pread", "h5py"):
-        assert all_of_nothing(tmp_path / "x.h5", access) == []
-
-
-def all_of_nothing(path, access):
-    with open_reader(path, access=access) as reader:
-        return list(reader)
-
-
-def test_a_durable_file_holds_the_same(tmp_path, tokens, write_file):
-    np.testing.assert_array_equal(all_of(write_file(tmp_path / "x.h5", tokens, durable=True).path), tokens)
-
-
 # --- while it is written ---------------------------------------------------------------------------------------
 
 
@@ -707,32 +678,6 @@ def test_what_a_dead_writer_had_committed_is_read(tmp_path, tokens):
         assert (reader.complete, reader.refresh()) == (False, 4)
         np.testing.assert_array_equal(np.stack(list(reader)), tokens[:4])
     assert verify_store(left)[0].problem.exit_code == 4
-
-
-def test_a_second_writer_of_one_path_is_told(tmp_path, tokens):
-    with open_writer(tmp_path / "x.h5", batch_size=3, seq_len=10) as writer:
-        writer.write(tokens[:2])
-        with pytest.raises(UnavailableError, match="another process is writing it"):
-            open_writer(tmp_path / "x.h5", batch_size=3, seq_len=10)
-        writer.write(tokens[2:])
-    np.testing.assert_array_equal(all_of(tmp_path / "x.h5", verify="store"), tokens)
-
-
-@pytest.mark.parametrize("access", ["mmap", "pread"])
-def test_a_file_replaced_under_a_reader_stays_the_old_one(access, path, tokens, write_file):
-    with open_reader(path, access=access) as reader:
-        write_file(path, tokens[::-1], overwrite=True)
-        np.testing.assert_array_equal(np.stack(list(reader)), tokens)
-    np.testing.assert_array_equal(all_of(path), tokens[::-1])
-
-
-@pytest.mark.parametrize("access", ["mmap", "pread"])
-def test_a_file_cut_under_a_reader_is_an_error_and_no_bus_error(access, path):
-    with open_reader(path, access=access) as reader:
-        reader.read_batch(0)
-        os.truncate(path, 1 << 20)
-        with pytest.raises(IncompleteError, match="cut short"):
-            reader.read_batch(6)
 
 
 def test_a_published_file_is_not_held_open_by_hdf5(path):

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import os
-import pickle
-import zlib
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,14 +12,11 @@ from hypothesis import strategies as st
 
 from examples import examples
 from zb_hdf5 import (
-    ArgumentError,
     BatchFileWriter,
-    ChecksumError,
     ConvertError,
     FormatError,
     IncompleteError,
     StoreMeta,
-    UnavailableError,
     UnverifiableError,
     open_reader,
     open_writer,
@@ -249,81 +242,11 @@ def test_what_exists_is_replaced_only_on_request(write, path):
 # --- BatchFileWriter -------------------------------------------------------------------------------------------
 
 
-def test_nothing_has_its_final_name_before_it_is_whole(tmp_path, tokens):
-    path = tmp_path / "x.batch"
-    with open_writer(path, batch_size=3, seq_len=10) as writer:
-        writer.write(tokens)
-        assert not path.exists()
-        with pytest.raises(FormatError):
-            open_reader(tmp_path / "x.batch.partial")
-    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["x.batch", "x.batch.crc32"]
-    assert np.fromfile(tmp_path / "x.batch.crc32", "<u4").tolist() == [zlib.crc32(batch) for batch in tokens]
-
-
-def test_batches_may_come_one_by_one_or_many_at_a_time(tmp_path, path, tokens):
-    with open_writer(tmp_path / "y.batch", batch_size=3, seq_len=10) as writer:
-        writer.write(tokens[0])
-        writer.write(tokens[1:1])
-        writer.write(tokens[1:6].astype(np.int64))
-        writer.write(tokens[6].tolist())
-        info = writer.finish()
-    assert (tmp_path / "y.batch").read_bytes() == path.read_bytes()
-    assert (info.num_batches, info.token_count, info.max_token) == (7, 210, int(tokens.max()))
-
-
-@pytest.mark.parametrize("shape", [(3, 9), (2, 10), (30,), (1, 1, 3, 10), (3, 10, 1)])
-def test_batches_of_another_shape_are_refused(shape, tmp_path):
-    with open_writer(tmp_path / "x.batch", batch_size=3, seq_len=10) as writer:
-        with pytest.raises(ArgumentError, match=r"expected batches of shape \(3, 10\)"):
-            writer.write(np.zeros(shape, np.uint32))
-        writer.abort()
-
-
-def test_ids_at_or_above_the_vocabulary_are_refused(tmp_path):
-    with open_writer(tmp_path / "x.batch", batch_size=1, seq_len=2, vocab_size=100) as writer:
-        writer.write([[0, 99]])
-        with pytest.raises(ConvertError, match="token id 100 at index 1"):
-            writer.write([[0, 100]])
-    np.testing.assert_array_equal(batches_of(tmp_path / "x.batch"), [[[0, 99]]])  # what came before is kept
-
-
-def test_a_second_writer_of_one_path_is_told(tmp_path, tokens):
-    with open_writer(tmp_path / "x.batch", batch_size=3, seq_len=10) as writer:
-        writer.write(tokens[:2])
-        with pytest.raises(UnavailableError, match="another process is writing it"):
-            open_writer(tmp_path / "x.batch", batch_size=3, seq_len=10)
-        writer.write(tokens[2:])
-    np.testing.assert_array_equal(batches_of(tmp_path / "x.batch"), tokens)
-
-
-def test_the_leftover_of_a_dead_writer_is_replaced(tmp_path, tokens):
-    (tmp_path / "x.batch.partial").write_bytes(b"leftover" * 10_000)
-    with BatchFileWriter(tmp_path / "x.batch", StoreMeta(3, 10, np.dtype("<u4"))) as writer:
-        writer.write(tokens)
-    np.testing.assert_array_equal(batches_of(tmp_path / "x.batch"), tokens)
-
-
-def test_durable_writes_are_the_same_bytes(tmp_path, path, tokens):
-    with open_writer(tmp_path / "y.batch", batch_size=3, seq_len=10, durable=True) as writer:
-        writer.write(tokens)
-    assert (tmp_path / "y.batch").read_bytes() == path.read_bytes()
-
-
 def test_the_suffix_chooses_the_backend(tmp_path):
     with pytest.raises(ConvertError, match=r"expected a name that ends in \.batch or \.h5"):
         open_writer(tmp_path / "x.bin", batch_size=1, seq_len=1)
     with open_writer(tmp_path / "x.bin", batch_size=1, seq_len=1, backend="batch") as writer:
         assert isinstance(writer, BatchFileWriter)
-
-
-@pytest.mark.parametrize("access", ["mmap", "pread"])
-def test_a_file_of_no_batches_is_read_as_one(access, tmp_path):
-    with open_writer(tmp_path / "x.batch", batch_size=3, seq_len=10):
-        pass
-    with open_reader(tmp_path / "x.batch", access=access) as reader:
-        assert (len(reader), list(reader)) == (0, [])
-        with pytest.raises(IndexError):
-            reader.read_batch(0)
 
 
 # --- damaged files ---------------------------------------------------------------------------------------------
@@ -345,76 +268,7 @@ def test_trailing_bytes_are_a_format_error(extra, path):
     assert not isinstance(caught.value, IncompleteError)
 
 
-@pytest.mark.parametrize("access", ["auto", "mmap", "pread"])
-def test_a_reader_of_a_file_cut_since_is_not_unpickled_and_leaves_nothing_open(access, path):
-    with open_reader(path, access=access) as reader:
-        data = pickle.dumps(reader)
-    os.truncate(path, SIZE - 4096)
-    with pytest.raises(IncompleteError, match="cut short") as caught:
-        pickle.loads(data)
-    still_open = [os.readlink(entry.path) for entry in os.scandir("/proc/self/fd") if os.path.exists(entry.path)]
-    assert str(path) not in still_open, f"for as long as the error lives: {caught.value}"
-
-
-@pytest.mark.parametrize("access", ["auto", "mmap", "pread"])
-@pytest.mark.parametrize("size", [0, 100, 4096, SIZE - 4096, SIZE - 4096 + 119])
-def test_a_file_cut_under_a_reader_is_an_error_and_no_bus_error(size, access, path):
-    with open_reader(path, access=access) as reader:
-        reader.read_batch(0)
-        os.truncate(path, size)
-        out = np.zeros((3, 10), np.uint32)
-        last = len(reader) - 1
-        for read in (
-            lambda: reader.read_batch(last),
-            lambda: reader.read_batch_torch(last),
-            lambda: reader.read_into(last, out),
-            lambda: reader.read_into(last, np.zeros((3, 10), np.int64)),
-            lambda: reader.read_batches_into(last, out[np.newaxis]),
-            lambda: list(reader),
-        ):
-            with pytest.raises(IncompleteError, match="cut short"):
-                read()
-
-
-@pytest.mark.parametrize("access", ["auto", "mmap", "pread"])
-def test_a_file_replaced_under_a_reader_stays_the_old_one(access, path, tokens, write_file):
-    with open_reader(path, access=access) as reader:
-        view = reader.read_batch(3)
-        write_file(path, tokens[::-1], overwrite=True)
-        np.testing.assert_array_equal(np.stack(list(reader)), tokens)
-        np.testing.assert_array_equal(view, tokens[3])
-    np.testing.assert_array_equal(batches_of(path), tokens[::-1])
-
-
-@pytest.mark.parametrize("access", ["auto", "mmap", "pread"])
-def test_a_file_removed_under_a_reader_is_still_read(access, path, tokens):
-    with open_reader(path, access=access) as reader:
-        path.unlink()
-        np.testing.assert_array_equal(np.stack(list(reader)), tokens)
-
-
 # --- no copies -------------------------------------------------------------------------------------------------
-
-
-def test_mmap_gives_views_and_pread_copies(path):
-    with open_reader(path, access="mmap") as reader:
-        assert np.shares_memory(reader.read_batch(3), reader.read_batch(3))
-        assert not np.shares_memory(reader.read_batch(3), reader.read_batch(4))
-    with open_reader(path, access="pread") as reader:
-        assert not np.shares_memory(reader.read_batch(3), reader.read_batch(3))
-
-
-def test_dropping_the_last_view_unmaps_the_file(path):
-    def mapped():
-        return str(path) in Path("/proc/self/maps").read_text()
-
-    reader = open_reader(path, access="mmap")
-    view = reader.read_batch(0)
-    reader.close()
-    assert mapped()
-    del view
-    gc.collect()
-    assert not mapped()
 
 
 # --- verify ----------------------------------------------------------------------------------------------------
@@ -433,27 +287,6 @@ def test_a_sidecar_of_another_length_is_a_format_error(size, path):
     path.with_name("x.batch.crc32").write_bytes(bytes(size))
     with pytest.raises(FormatError, match=f"expected 28 bytes, found {size}"):
         open_reader(path, verify="batch")
-
-
-@pytest.mark.parametrize("access", ["mmap", "pread"])
-def test_a_flipped_bit_is_found_when_its_batch_is_read(access, tmp_path, tokens, write_file):
-    info = write_file(tmp_path / "x.batch", tokens)
-    (tmp_path / "x.batch.crc32").write_bytes(info.crc32.tobytes())
-    with open(info.path, "r+b") as file:
-        file.seek(4096 + 5 * 4096 + 119)
-        file.write(bytes([tokens[5, 2, 9] >> 24 ^ 0x80]))
-    with open_reader(info.path, access=access, verify="batch") as reader:
-        np.testing.assert_array_equal(reader.read_batch(4), tokens[4])
-        for read in (
-            lambda: reader.read_batch(5),
-            lambda: reader.read_batch_torch(5),
-            lambda: reader.read_into(5, np.zeros((3, 10), np.uint32)),
-            lambda: reader.read_into(5, np.zeros((3, 10), np.int32)),
-            lambda: reader.read_into(5, np.zeros((3, 10), np.int64)),
-            lambda: reader.read_batches_into(3, np.zeros((4, 3, 10), np.uint32)),
-        ):
-            with pytest.raises(ChecksumError, match="batch 5: expected crc32"):
-                read()
 
 
 def test_verifying_the_store_turns_the_sample_into_a_digest(path, tmp_path, tokens, write_file):

@@ -1,0 +1,211 @@
+"""Files of batches, `.batch` and HDF5 alike: written once, replaced, cut, damaged, and read as they were."""
+
+import gc
+import os
+import pickle
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from zb_hdf5 import (
+    ArgumentError,
+    ChecksumError,
+    ConvertError,
+    FormatError,
+    IncompleteError,
+    UnavailableError,
+    open_reader,
+    open_writer,
+)
+
+ACCESSES = ("auto", "mmap", "pread")
+
+
+@pytest.fixture(params=["x.batch", "x.h5"])
+def path(request, tmp_path):
+    return tmp_path / request.param
+
+
+@pytest.fixture
+def written(path, tokens, write_file):
+    return write_file(path, tokens).path
+
+
+def open_new(path, **options):
+    return open_writer(path, **{"batch_size": 3, "seq_len": 10, **options})
+
+
+def batches_of(path, **options):
+    with open_reader(path, **options) as reader:
+        return np.stack(list(reader))
+
+
+def flip(path, batch):
+    """Change one bit of the last byte of a batch."""
+    content = bytearray(path.read_bytes())
+    content[content.index(batch.tobytes()) + batch.nbytes - 1] ^= 0x80
+    path.write_bytes(content)
+
+
+def reads_of(reader, number):
+    """Return every way to read a batch whole."""
+    return (
+        lambda: reader.read_batch(number),
+        lambda: reader.read_batch_torch(number),
+        lambda: reader.read_into(number, np.zeros((3, 10), np.uint32)),
+        lambda: reader.read_into(number, np.zeros((3, 10), np.int32)),
+        lambda: reader.read_into(number, np.zeros((3, 10), np.int64)),
+        lambda: reader.read_batches_into(number, np.zeros((1, 3, 10), np.uint32)),
+        lambda: list(reader),
+    )
+
+
+# --- writing ---------------------------------------------------------------------------------------------------
+
+
+def test_nothing_has_its_final_name_before_it_is_whole(path, tokens):
+    with open_new(path) as writer:
+        writer.write(tokens)
+        assert not path.exists()
+        with pytest.raises((FileNotFoundError, FormatError)):
+            open_reader(path)
+    assert not list(path.parent.glob("*.partial"))
+    np.testing.assert_array_equal(batches_of(path, verify="store"), tokens)
+
+
+def test_batches_may_come_one_by_one_or_many_at_a_time(path, tokens):
+    with open_new(path) as writer:
+        writer.write(tokens[0])
+        writer.write(tokens[1:1])
+        writer.write(tokens[1:6].astype(np.int64))
+        writer.write(tokens[6].tolist())
+        info = writer.finish()
+    np.testing.assert_array_equal(batches_of(path), tokens)
+    assert (info.num_batches, info.token_count, info.max_token) == (7, 210, int(tokens.max()))
+    assert info.crc32.tolist() == [zlib.crc32(batch) for batch in tokens]
+
+
+def test_every_format_has_the_same_digests(tmp_path, tokens, write_file):
+    first, second = (write_file(tmp_path / name, tokens) for name in ("x.h5", "x.batch"))
+    np.testing.assert_array_equal(first.crc32, second.crc32)
+    assert [*first[2:6]] == [*second[2:6]] == [7, 210, int(tokens.max()), first.sha256]
+
+
+@pytest.mark.parametrize("shape", [(3, 9), (2, 10), (30,), (1, 1, 3, 10), (3, 10, 1)])
+def test_batches_of_another_shape_are_refused(shape, path):
+    with open_new(path) as writer:
+        with pytest.raises(ArgumentError, match=r"expected batches of shape \(3, 10\)"):
+            writer.write(np.zeros(shape, np.uint32))
+        writer.abort()
+
+
+def test_ids_at_or_above_the_vocabulary_are_refused(path):
+    with open_new(path, batch_size=1, seq_len=2, vocab_size=100) as writer:
+        writer.write([[0, 99]])
+        with pytest.raises(ConvertError, match="token id 100 at index 1"):
+            writer.write([[0, 100]])
+    np.testing.assert_array_equal(batches_of(path), [[[0, 99]]])  # batches before it are kept
+
+
+def test_a_second_writer_of_one_path_is_told(path, tokens):
+    with open_new(path) as writer:
+        writer.write(tokens[:2])
+        with pytest.raises(UnavailableError, match="another process is writing it"):
+            open_new(path)
+        writer.write(tokens[2:])
+    np.testing.assert_array_equal(batches_of(path, verify="store"), tokens)
+
+
+def test_the_leftover_of_a_dead_writer_is_replaced(path, tokens, write_file):
+    Path(f"{path}.partial").write_bytes(b"leftover" * 500_000)
+    np.testing.assert_array_equal(batches_of(write_file(path, tokens).path, verify="store"), tokens)
+    assert path.stat().st_size < 2 << 20
+
+
+def test_a_durable_file_holds_the_same(path, tokens, write_file):
+    np.testing.assert_array_equal(batches_of(write_file(path, tokens, durable=True).path), tokens)
+
+
+@pytest.mark.parametrize("access", ACCESSES)
+def test_a_file_of_no_batches_is_a_file(access, path):
+    with open_new(path) as writer:
+        assert writer.finish().num_batches == 0
+    with open_reader(path, access=access) as reader:
+        assert (len(reader), list(reader)) == (0, [])
+        with pytest.raises(IndexError):
+            reader.read_batch(0)
+
+
+# --- a file that changes under its reader ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("access", ACCESSES)
+def test_a_reader_of_a_file_cut_since_is_not_unpickled_and_leaves_nothing_open(access, written):
+    with open_reader(written, access=access) as reader:
+        data = pickle.dumps(reader)
+    os.truncate(written, written.stat().st_size - 4096)
+    with pytest.raises(IncompleteError, match=r"cut short|truncated") as caught:
+        pickle.loads(data)
+    still_open = [os.readlink(entry.path) for entry in os.scandir("/proc/self/fd") if os.path.exists(entry.path)]
+    assert str(written) not in still_open, f"for as long as the error lives: {caught.value}"
+
+
+@pytest.mark.parametrize("access", ACCESSES)
+@pytest.mark.parametrize("size", [0, 100, 4096, -4096, -4096 + 119])
+def test_a_file_cut_under_a_reader_is_an_error_and_no_bus_error(size, access, written):
+    with open_reader(written, access=access) as reader:
+        reader.read_batch(0)
+        os.truncate(written, size % written.stat().st_size)
+        for read in reads_of(reader, len(reader) - 1):
+            with pytest.raises(IncompleteError, match="cut short"):
+                read()
+
+
+@pytest.mark.parametrize("access", ACCESSES)
+def test_a_file_replaced_under_a_reader_stays_the_old_one(access, written, tokens, write_file):
+    with open_reader(written, access=access) as reader:
+        view = reader.read_batch(3)
+        write_file(written, tokens[::-1], overwrite=True)
+        np.testing.assert_array_equal(np.stack(list(reader)), tokens)
+        np.testing.assert_array_equal(view, tokens[3])
+    np.testing.assert_array_equal(batches_of(written), tokens[::-1])
+
+
+@pytest.mark.parametrize("access", ACCESSES)
+def test_a_file_removed_under_a_reader_is_still_read(access, written, tokens):
+    with open_reader(written, access=access) as reader:
+        written.unlink()
+        np.testing.assert_array_equal(np.stack(list(reader)), tokens)
+
+
+def test_mmap_gives_views_and_pread_copies(written):
+    with open_reader(written, access="mmap") as reader:
+        assert np.shares_memory(reader.read_batch(3), reader.read_batch(3))
+        assert not np.shares_memory(reader.read_batch(3), reader.read_batch(4))
+    with open_reader(written, access="pread") as reader:
+        assert not np.shares_memory(reader.read_batch(3), reader.read_batch(3))
+
+
+def test_dropping_the_last_view_unmaps_the_file(written):
+    def mapped():
+        return str(written) in Path("/proc/self/maps").read_text()
+
+    reader = open_reader(written, access="mmap")
+    view = reader.read_batch(0)
+    reader.close()
+    assert mapped()
+    del view
+    gc.collect()
+    assert not mapped()
+
+
+@pytest.mark.parametrize("access", ACCESSES)
+def test_a_flipped_bit_is_found_when_its_batch_is_read(access, written, tokens):
+    flip(written, tokens[5])
+    with open_reader(written, access=access, verify="batch") as reader:
+        np.testing.assert_array_equal(reader.read_batch(4), tokens[4])
+        for read in reads_of(reader, 5):
+            with pytest.raises(ChecksumError, match="batch 5: expected crc32"):
+                read()

@@ -1,5 +1,6 @@
 """The store inside other people's loops: DataLoader, StatefulDataLoader, transformers' Trainer, Lightning."""
 
+import gc
 import json
 import pickle
 import subprocess
@@ -142,6 +143,8 @@ def test_workers_that_are_kept_alive_hear_of_the_epoch(loader, method):
     found += list(source)
     loader.load_state_dict(loader.state_dict() | {"epoch": 3})
     found += list(source)
+    source._iterator = None  # ends the workers, and their pipes, now
+    gc.collect()
     assert_same(found, expected)
 
 

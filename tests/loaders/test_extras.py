@@ -137,7 +137,7 @@ def test_every_access_and_prefetch_gives_the_same(lone, access, prefetch):
 
 def test_a_store_of_shards_and_a_data_set_give_the_same(lone, tmp_path):
     path, lengths = lone
-    pipe.convert(StoreSource(path, "hdf5"), "batch", tmp_path / "store", num_shards=2)
+    pipe.convert(StoreSource(path, "hdf5"), "hdf5", tmp_path / "store", num_shards=2)
     options = {"targets": True, "fields": ("number", "pair"), "documents": ALL, "spans": True}
     with Loader(tmp_path / "store", **HOW, **options) as loader:
         steps = list(loader)

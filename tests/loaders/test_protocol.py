@@ -248,7 +248,11 @@ def test_the_check_sees_a_loader_that_does_not_keep_the_protocol(data):
 
 
 #: The module that makes the tensors of a loader.
-REACHED = {"DocumentLoader": "loaders.extras"}
+REACHED = {
+    "DocumentLoader": "loaders.extras",
+    "Loader": "loaders.whole_batches",
+    "MixedLoader": "loaders.whole_batches",
+}
 
 
 @pytest.mark.parametrize(

@@ -60,13 +60,14 @@ class PlainFile:
         mapped.
     """
 
-    __slots__ = ("_dtype", "_extents", "base", "fd", "file", "rows", "size", "stride", "unit_bytes")
+    __slots__ = ("_dtype", "_extents", "_units", "base", "fd", "file", "rows", "size", "stride", "unit_bytes")
 
     def __init__(self, file: LocalFile, extents: Extents, dtype: np.dtype[Any]) -> None:
         self.file, self._extents, self._dtype, self.fd, self.size = file, extents, dtype, file.fd, file.size
         self.base, self.stride, _ = extents.runs[0]
         self.unit_bytes = extents.batch_bytes
         self.rows: Rows | None = None
+        self._units: dict[bool, TokenArray] = {}
 
     def units(self, private: bool = False) -> TokenArray:
         """Return all units as a view `(units, unit)` of the mapping, of a file that may be mapped.
@@ -76,7 +77,10 @@ class PlainFile:
         private
             True: writable and of the signed dtype; the file never changes.
         """
-        return mapped_units(self.file, self._extents, self._dtype, private)[0]
+        units = self._units.get(private)
+        if units is None:
+            units = self._units[private] = mapped_units(self.file, self._extents, self._dtype, private)[0]
+        return units
 
 
 def mapped_units(file: LocalFile, extents: Extents, dtype: np.dtype[Any], private: bool) -> list[TokenArray]:

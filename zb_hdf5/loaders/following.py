@@ -114,14 +114,14 @@ class FollowingLoader(Loader[Any]):
         return reader.num_batches * self.plan.records_per_batch
 
     def _read_from(self, position: int) -> Generator[tuple[Any, int]]:
-        for step in self._steps.read_all(self._requests_from(position), self.plan, position):
+        for step in self._steps.read_all(self.plan, position, self._requests_from(position)):
             position = self.plan.position_after(position)  # the plan grows with the store
             yield step, position
 
     def _requests_from(self, position: int) -> Iterator[Request]:
         start = position
         while self._wait(position):
-            for request in super()._requests_from(position):
+            for request in self.plan.requests_from(position):
                 yield request
                 position = self.plan.position_after(position)
         if start > self.num_records:

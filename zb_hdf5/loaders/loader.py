@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Collection, Generator, Iterator, Sequence
+from collections.abc import Collection, Generator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeAlias, TypedDict, Unpack, overload
 
@@ -357,12 +357,7 @@ class Loader(ReadingLoader[BatchT]):
     # --- iteration -----------------------------------------------------------------------------------------------
 
     def _read_from(self, position: int) -> Generator[tuple[Any, int]]:
-        reading = self._steps.read_all(self._requests_from(position), self.plan, position)
-        return _with_positions(reading, self.plan, position)
-
-    def _requests_from(self, position: int) -> Iterator[Request]:
-        """Yield what this rank reads at each step from `position` to the end of the epoch."""
-        return self.plan.requests_from(position)
+        return _with_positions(self._steps.read_all(self.plan, position), self.plan, position)
 
     def depth(self) -> tuple[int, int]:
         """Return how many steps are read ahead, and in how many threads, where reads may wait."""
@@ -498,9 +493,7 @@ class Loader(ReadingLoader[BatchT]):
 
 def _with_positions(reading: Generator[Step], plan: StepPlan, position: int) -> Generator[tuple[Step, int]]:
     with contextlib.closing(reading):
-        for step in reading:
-            position = plan.position_after(position)
-            yield step, position
+        yield from zip(reading, plan.positions_from(position), strict=False)
 
 
 def _remedy_of_dtype(found: str) -> str:

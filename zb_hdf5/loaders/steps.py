@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import accumulate, count, repeat
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -25,6 +26,8 @@ STEP_VARIABLE: Final = "SLURM_STEP_ID"
 Request: TypeAlias = int | npt.NDArray[np.int64]
 
 
+#: Steps of a reading that are resolved at once: first, and at most.
+FIRST_BLOCK, LAST_BLOCK = 64, 4096
 #: Positions of an epoch whose order is computed as a whole where single steps are asked for: 1 MiB of numbers.
 TABLE_POSITIONS: Final = 1 << 17
 #: Steps whose records are computed at once where single steps of a longer epoch are asked for.
@@ -122,6 +125,21 @@ class StepPlan:
         for first in range(0, steps, ORDER_STEPS):
             numbers = np.arange(first, min(first + ORDER_STEPS, steps))
             yield from self._requests_at(start + numbers * self.step)
+
+    def positions_from(self, position: int) -> Iterator[int]:
+        """Yield the position behind each step from a position on, without an end."""
+        if not self.skip.ranges:
+            return count(position + self.step, self.step)
+        after = self.position_after
+        return accumulate(repeat(0), lambda found, _: after(found), initial=after(position))
+
+    def batches_from(self, position: int) -> Iterator[npt.NDArray[np.int64]]:
+        """Yield the stored batches of this rank from a multiple of `batch_size` on, in blocks; the plan `is_whole`."""
+        steps, first, size = self.steps_from(position), 0, FIRST_BLOCK
+        while first < steps:
+            starts = position + np.arange(first, min(first + size, steps)) * self.step + self.rank * self.batch_size
+            yield self.order.indices(starts % self.order.n) // self.batch_size
+            first, size = first + size, min(2 * size, LAST_BLOCK)
 
     def requests_of_steps(self, steps: npt.NDArray[np.int64]) -> list[Request]:
         """Return what this rank reads at these steps, counted from the start of the epoch."""

@@ -47,9 +47,11 @@ def open_reader(
         "auto" looks at the magic bytes; "batch" or "hdf5" demands that format, "npy" a file or folder of 1-D arrays.
     access
         "mmap": batches are views of a mapping. "pread": batches are read into buffers; the process's memory does not
-        grow with the file, and a file that changes is never a bus error. "h5py": through the HDF5 library. "auto":
-        converted tokens are read by position, and the file is mapped at the first call that needs a mapping (a view,
-        int32 of uint32, records), but never on a network file system; h5py where batches are no plain extents.
+        grow with the file, and a file that is cut short is never a bus error. "h5py": through the HDF5 library. "auto":
+        a file is mapped at the first call that needs a mapping (a view, int32 of uint32, records; whole batches of a
+        loader, while they are in the page cache), but never on a network file system; whatever is copied into a buffer
+        is read by position, and through h5py where batches are no plain extents. Mapped pages count as memory of the
+        process until the kernel needs them.
     verify
         "auto": compare what is read whole into a buffer with its crc32 (batches, except through views of a mapping; no
         records, windows or batches of another size), where a crc32 is stored. "batch": compare whatever is read, for

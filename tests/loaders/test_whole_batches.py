@@ -1,0 +1,98 @@
+"""Whole batches from the mapping: the same as by positioned reads, checked, and in any number of files."""
+
+import os
+
+import numpy as np
+import pytest
+import torch
+
+from zb_hdf5 import ChecksumError, IncompleteError, Loader, convert, open_reader
+from zb_hdf5.loaders import whole_batches
+
+ALONE = {"rank": 0, "world_size": 1}
+NUM_BATCHES = 300
+
+
+@pytest.fixture(scope="module", params=["uint32", "uint16"])
+def store(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("store")
+    tokens = np.random.default_rng(3).integers(0, 60_000, (NUM_BATCHES * 2, 8), dtype=request.param)
+    np.save(folder / "t.npy", tokens)
+    options = {"batch_size": 2, "seq_len": 8, "dtype": request.param, "num_shards": 7}
+    convert(folder / "t.npy", "hdf5", folder / "store", **options)
+    return folder / "store"
+
+
+def arrays(steps):
+    return [np.stack([part.numpy() for part in (step if isinstance(step, tuple) else (step,))]) for step in steps]
+
+
+@pytest.mark.parametrize("options", [{}, {"dtype": torch.int32}, {"targets": True}, {"verify": "batch"}])
+@pytest.mark.parametrize("shuffle", ["global", "sequential"])
+def test_the_mapping_gives_what_positioned_reads_give(store, options, shuffle, monkeypatch):
+    monkeypatch.setattr(whole_batches, "MAX_MET", 3)
+    for world_size in (1, 3):
+        how = {"shuffle": shuffle, "rank": world_size - 1, "world_size": world_size, **options}
+        with Loader(store, **how) as loader, Loader(store, access="pread", **how) as other:
+            expected = arrays(other)
+            assert len(expected) == NUM_BATCHES // world_size
+            np.testing.assert_array_equal(arrays(loader), expected)
+            dataset = loader.dataset()
+            np.testing.assert_array_equal(arrays(dataset[step] for step in range(len(dataset))), expected)
+
+
+def test_blocks_that_are_not_in_the_page_cache_are_read_by_position(store, monkeypatch):
+    with open_reader(store) as reader:
+        expected = arrays(Loader(reader, prefetch=0, **ALONE))
+        for prefetch in (0, "auto"):
+            loader, asked, hinted = Loader(reader, prefetch=prefetch, **ALONE), [], []
+            with monkeypatch.context() as patch:
+                patch.setattr(reader, "is_cached", lambda batch, asked=asked: len(asked) % 8 > 3 or asked.append(batch))
+                patch.setattr(reader, "will_need", lambda *batches, hinted=hinted: hinted.append(batches))
+                np.testing.assert_array_equal(arrays(loader), expected)
+            assert asked
+            assert bool(hinted) == (prefetch == "auto")
+
+
+def damage(path):
+    """Flip one bit of batch 3 of a shard, and return it as it was."""
+    with open_reader(path) as reader:
+        offset = reader.extents.offset(3)
+    content = path.read_bytes()
+    path.write_bytes(content[:offset] + bytes([content[offset] ^ 1]) + content[offset + 1 :])
+    return content
+
+
+@pytest.mark.parametrize(
+    ("options", "is_found"), [({}, True), ({"verify": "none"}, False), ({"verify": "batch"}, True)]
+)
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+def test_a_flipped_bit_is_found(store, options, is_found, dtype):
+    shard = sorted(store.glob("*.h5"))[4]
+    with Loader(store, dtype=dtype, **options, **ALONE) as loader:
+        is_view = dtype == torch.int32 and loader.reader.dtype == np.uint32
+        content = damage(shard)
+        try:
+            for steps in (loader, map(loader.dataset().__getitem__, range(NUM_BATCHES))):
+                if is_found and not (is_view and not options):
+                    with pytest.raises(ChecksumError, match=r"batch 3: expected crc32"):
+                        list(steps)
+                else:
+                    assert len(list(steps)) == NUM_BATCHES
+        finally:
+            shard.write_bytes(content)
+
+
+def test_a_file_that_is_cut_short_is_an_error_of_the_next_block(store):
+    shard = sorted(store.glob("*.h5"))[2]
+    content = shard.read_bytes()
+    with Loader(store, **ALONE) as loader:
+        assert len(list(loader)) == NUM_BATCHES
+        os.truncate(shard, len(content) // 2)
+        try:
+            with pytest.raises(IncompleteError, match=r"cut short|expected at least"):
+                list(loader)
+            with pytest.raises(IncompleteError):
+                list(map(loader.dataset().__getitem__, range(NUM_BATCHES)))
+        finally:
+            shard.write_bytes(content)

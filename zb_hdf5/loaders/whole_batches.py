@@ -1,0 +1,123 @@
+"""Whole stored batches of plain local files, read straight from their mappings: one check and one widening each."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from zb_hdf5.columns.reader import BatchReader, from_numpy
+from zb_hdf5.files.digests import crc32_of
+from zb_hdf5.files.tokens import Wait
+
+if TYPE_CHECKING:
+    import torch
+
+#: Batches of a block, at most, that are looked up in the page cache; one in `SAMPLED_ONE_IN`, but at least 4.
+MAX_SAMPLE, SAMPLED_ONE_IN = 32, 16
+#: Single batches for which one sample of the store holds.
+SINGLE_READS: Final = 4096
+#: Files whose mapping a block keeps at hand. Each of them stays open for as long.
+MAX_MET: Final = 32
+
+#: The batches of a file as an array (count, B, S), and their crc32 by number; None: left to the reader, or not checked.
+Met: TypeAlias = tuple[npt.NDArray[Any] | None, Callable[[int], int] | None]
+
+
+class WholeBatches:
+    """Widens the stored batches of a reader from the mappings of its files.
+
+    Batches of files without a plain mapping, and those whose crc32 differs, are read by the reader, which raises the
+    errors. The size of a file is asked for once in a block: a file that is cut short inside it is a bus error.
+    As thread-safe as the reader; picklable.
+
+    Parameters
+    ----------
+    reader
+        It `serves` this.
+    narrow
+        True: tensors of int32, which are views of a private mapping where uint32 is stored; False: of int64.
+    """
+
+    def __init__(self, reader: BatchReader, narrow: bool) -> None:
+        self._reader = reader
+        self._read = reader.read_batch_int32 if narrow else reader.read_batch_torch
+        self._dtype = np.dtype(np.int32 if narrow else np.int64)
+        self._is_view = narrow and reader.dtype == np.uint32
+        self._checks = reader.verified == "all reads" or not self._is_view
+        self._single_reads_left, self._is_ready = 0, False
+        self._numbered: tuple[list[int], list[int]] = ([], [])
+
+    @staticmethod
+    def serves(reader: BatchReader) -> bool:
+        """Return whether batches are stored one by one in local files that may be mapped."""
+        tokens, unit = reader.tokens, reader.meta.batch_tokens
+        if tokens.wait is not Wait.LOCAL or tokens.access not in ("auto", "mmap"):
+            return False
+        follow = tokens.unit == unit and reader.stride == reader.seq_len
+        return follow and not any(start % unit for start in tokens.starts[:-1])
+
+    def _starts(self) -> list[int]:
+        """Return the first batch of each file, and the end of the last one."""
+        starts = self._reader.tokens.starts
+        if self._numbered[0] is not starts:
+            self._numbered = starts, [start // self._reader.meta.batch_tokens for start in starts]
+        return self._numbered[1]
+
+    def is_ready(self, batches: npt.NDArray[np.int64]) -> bool:
+        """Return whether a sample of some batches, spread evenly, is in the page cache."""
+        count = min(len(batches), MAX_SAMPLE, max(4, len(batches) // SAMPLED_ONE_IN))
+        sample = batches[np.arange(count) * len(batches) // count]
+        return all(map(self._reader.is_cached, sample.tolist()))
+
+    def read_all(self, batches: npt.NDArray[np.int64]) -> Iterator[torch.Tensor]:
+        """Yield each of some batches, in order. They are `is_ready`."""
+        starts, met = np.array(self._starts()), dict[int, Met]()
+        files = starts[1:].searchsorted(batches, side="right")
+        steps = zip(batches.tolist(), files.tolist(), (batches - starts[files]).tolist(), strict=True)
+        read = self._read_mapped
+        for number, file, index in steps:
+            known = met.get(file)
+            if known is None:
+                if len(met) == MAX_MET:
+                    met.clear()
+                known = met[file] = self._meet(file, number)
+            yield read(known, index, number)
+
+    def read(self, number: int) -> torch.Tensor:
+        """Return one batch, in any order of the numbers."""
+        if not self._single_reads_left:
+            self._single_reads_left = SINGLE_READS
+            self._is_ready = self.is_ready(np.arange(self._reader.num_batches))
+        self._single_reads_left -= 1
+        if not self._is_ready:
+            return self._read(number)
+        starts = self._starts()
+        file = bisect_right(starts, number, hi=len(starts) - 1) - 1
+        return self._read_mapped(self._meet(file, number), number - starts[file], number)
+
+    def _meet(self, file: int, number: int) -> Met:
+        """Open a file of which a batch is about to be read, and ask for its size."""
+        tokens = self._reader.tokens
+        known = tokens.known.get(file) or tokens.open_file(file, number * self._reader.meta.batch_tokens)
+        plain = known.plain
+        if plain is None or not plain.file.maps:
+            return None, None
+        plain.file.require_whole()
+        batches, rows = plain.units(self._is_view).reshape(-1, *self._reader.meta.shape), plain.rows
+        if rows is None or not self._checks:
+            return batches, None
+        return batches, rows.__getitem__ if rows.view is None else rows.view.item
+
+    def _read_mapped(self, met: Met, index: int, number: int) -> torch.Tensor:
+        batches, crc32 = met
+        if batches is None:
+            return self._read(number)
+        batch = batches[index]
+        if crc32 is not None and crc32_of(batch) != crc32(index):
+            return self._read(number)
+        tokens: torch.Tensor = from_numpy()(batch if self._is_view else batch.astype(self._dtype))
+        return tokens

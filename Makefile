@@ -6,7 +6,7 @@ JOBS ?= $(shell expr $$(nproc) + 1)
 
 .PHONY: demo test lint bench clean
 demo: .venv/installed
-	$(BIN)/zb demo
+	$(BIN)/python examples/demo.py
 
 # set, it would have each process that a test starts compile the package anew
 test: export PYTHONDONTWRITEBYTECODE =

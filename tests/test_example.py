@@ -173,3 +173,10 @@ def test_it_trains_on_packed_text_with_document_masks(tmp_path):
     assert task.returncode == 0, printed
     losses = [record["loss"] for record in logged(Path(out), 0)]
     assert losses[-1] < 0.8 * losses[0]
+
+
+def test_a_demo_takes_no_more_steps_than_its_text_has():
+    command = [sys.executable, str(EXAMPLE.with_name("demo.py")), "--steps", "5000"]
+    refused = subprocess.run(command, cwd=EXAMPLE.parent.parent, capture_output=True, text=True, check=False)
+    assert refused.returncode == 2
+    assert "5000 is not in the range 10<=x<=1000" in refused.stderr

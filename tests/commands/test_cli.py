@@ -167,18 +167,12 @@ def document_arguments(name, out):
     return (source, out, "--tokenizer", "byte", *SHAPE)
 
 
-def test_a_demo_takes_no_more_steps_than_its_text_has():
-    result = run(zb, "demo", "--steps", 5000)
-    assert result.exit_code == 2
-    assert "5000 is not in the range 10<=x<=1000" in result.stderr
-
-
 # --- help ------------------------------------------------------------------------------------------------------
 
 
 def test_all_the_commands_are_there():
     pairs = [(a, b) for a in ("npy", "hdf5", "batch") for b in ("npy", "hdf5", "batch") if a != b]
-    assert {f"convert {a}-to-{b}" for a, b in pairs} | {"info", "verify", "demo"} <= set(LEAVES)
+    assert {f"convert {a}-to-{b}" for a, b in pairs} | {"info", "verify"} <= set(LEAVES)
 
 
 @pytest.mark.parametrize("name", LEAVES)
@@ -231,7 +225,7 @@ def test_zb_convert_is_the_same_group(places, tmp_path):
 
 # --- streams ---------------------------------------------------------------------------------------------------
 
-REPORTING = [name for name in LEAVES if name != "demo"]  # a show for people, made of the other commands
+REPORTING = list(LEAVES)
 
 
 @pytest.mark.parametrize("name", REPORTING)

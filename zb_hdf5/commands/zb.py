@@ -346,21 +346,6 @@ def fetch(
         ctx.exit(max(problem.exit_code for problem in bad))
 
 
-@zb.command(short_help="Show the whole tool on this machine's own text.")
-@click.option("--folder", type=NewPath(), help="Keep the data here; by default a temporary folder.")
-@click.option("--steps", type=click.IntRange(10, 1000), default=100, show_default=True, help="Training steps.")
-@click.pass_context
-def demo(ctx: click.Context, folder: Path | None, steps: int) -> None:
-    """Tokenize this machine's Python library, convert, verify, compare, train, stop and resume.
-
-    \b
-    Example: zb demo
-    """
-    from zb_hdf5.commands.demo import run_demo
-
-    run_demo(ctx.find_root().command, folder, steps)
-
-
 def _size(index: ShardIndex) -> str:
     return f"{counted(len(index.shards), 'shard')}, {counted(index.num_batches, 'batch', 'batches')}"
 

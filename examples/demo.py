@@ -1,4 +1,4 @@
-"""`zb demo`: the whole way from text to a resumed training run, on input that every machine has.
+"""The whole way from text to a resumed training run, on input that every machine has: `python examples/demo.py`.
 
 The text is the source code of the Python standard library; the tokens are its bytes. Every command that is shown is the
 command itself, run in this process.
@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from zb_hdf5.commands.zb import zb
 from zb_hdf5.console import format_count
 from zb_hdf5.errors import ZbError
 from zb_hdf5.loaders.loader import Loader
@@ -37,47 +38,39 @@ MEASURED_BATCHES: Final = 2000
 SPARKS: Final = "▁▂▃▄▅▆▇█"
 
 
-def run_demo(zb: click.Command, folder: Path | None, steps: int) -> None:
-    """Run all chapters, in `folder` or in a temporary one.
-
-    Parameters
-    ----------
-    zb
-        The command group, whose commands are shown at work.
-
-    Raises
-    ------
-    ZbError
-        If one of the demo's claims is false.
-    """
+@click.command()
+@click.option("--folder", type=click.Path(path_type=Path), help="Keep the data here; by default a temporary folder.")
+@click.option("--steps", type=click.IntRange(10, 1000), default=100, show_default=True, help="Training steps.")
+def demo(folder: Path | None, steps: int) -> None:
+    """Tokenize this machine's Python library, convert, verify, compare, train, stop and resume."""
     start_s = time.monotonic()
     if folder is not None:
         folder.mkdir(parents=True)  # never into a folder that exists: its files belong to the user
-        _chapters_inside(zb, folder, steps)
+        _chapters_inside(folder, steps)
     else:
         with tempfile.TemporaryDirectory(prefix="zb-demo-") as temporary:
-            _chapters_inside(zb, Path(temporary), steps)
+            _chapters_inside(Path(temporary), steps)
     _say(f"\nAll of it holds. {time.monotonic() - start_s:.0f} seconds.", bold=True)
 
 
-def _chapters_inside(zb: click.Command, folder: Path, steps: int) -> None:
+def _chapters_inside(folder: Path, steps: int) -> None:
     _say(f"Working in {folder}", dim=True)
     with contextlib.chdir(folder):
-        _chapters(zb, steps)
+        _chapters(steps)
 
 
-def _chapters(zb: click.Command, steps: int) -> None:
+def _chapters(steps: int) -> None:
     tokens, h5, batch = Path("tokens"), Path("train-h5"), Path("train-batch")
     _chapter(1, "Text to tokens: the Python standard library, byte by byte, as .npy files")
     _write_tokens(tokens)
     _chapter(2, "Into HDF5: shuffled records in pre-formed batches, 4 shards")
     shape = ["--batch-size", str(BATCH_SIZE), "--seq-len", str(SEQ_LEN), "--vocab-size", str(VOCAB_SIZE)]
-    _command(zb, ["convert", "npy-to-hdf5", str(tokens), str(h5), *shape, "--shards", "4"])
-    _command(zb, ["info", str(h5)])
+    _command(["convert", "npy-to-hdf5", str(tokens), str(h5), *shape, "--shards", "4"])
+    _command(["info", str(h5)])
     _chapter(3, "Verify every batch and shard")
-    _command(zb, ["verify", str(h5)])
+    _command(["verify", str(h5)])
     _chapter(4, "The same batches as a native .batch store")
-    _command(zb, ["convert", "hdf5-to-batch", str(h5), str(batch)])
+    _command(["convert", "hdf5-to-batch", str(h5), str(batch)])
     _chapter(5, "One loader, two formats: identical batches in identical order")
     _compare_backends(h5, batch)
     _chapter(6, "Side by side with a plain PyTorch DataLoader over the same tokens")
@@ -245,7 +238,7 @@ def _sparkline(values: list[float], like: list[float] | None = None) -> str:
     return "".join(SPARKS[round(7 * min(1.0, max(0.0, height)))] for height in heights)
 
 
-def _command(zb: click.Command, arguments: list[str]) -> None:
+def _command(arguments: list[str]) -> None:
     _say(f"$ zb {' '.join(arguments)}", dim=True)
     code = zb.main(arguments, prog_name="zb", standalone_mode=False)
     _require(not code, f"zb {arguments[0]} succeeds", quiet=True)
@@ -264,3 +257,7 @@ def _chapter(number: int, title: str) -> None:
 
 def _say(text: str, **style: bool) -> None:
     click.secho(text, **style)  # type: ignore[arg-type]
+
+
+if __name__ == "__main__":
+    demo()

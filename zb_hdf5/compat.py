@@ -61,6 +61,7 @@ WINDOW_ORDERS: Final = ("epoch", "random")
 BASE_VARIABLE: Final = "NANOCHAT_BASE_DIR"
 BASE_DIR: Final = "~/.cache/nanochat"
 BASE_URL: Final = "https://huggingface.co/datasets/karpathy/fineweb-edu-100b-shuffle/resolve/main"
+_Special = int | str | None
 #: A batch of windows: inputs, and targets.
 Windows = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 
@@ -82,25 +83,10 @@ class BatchFileReader(native.BatchFileReader):
 
 
 class BatchNativeLoader(Loader[Any]):
-    """A `Loader` with the block shuffle.
-
-    Parameters
-    ----------
-    path
-        A `.batch` file, or anything else that `open_reader` takes.
-    block_size
-        Consecutive batches that stay together.
-    shuffle
-        False: as stored.
-    """
+    """A `Loader` over anything that `open_reader` takes: blocks of `block_size` batches are shuffled, or none."""
 
     def __init__(
-        self,
-        path: str | os.PathLike[str],
-        block_size: int = 256,
-        shuffle: bool = True,
-        seed: int = 42,
-        epoch: int = 0,
+        self, path: str | os.PathLike[str], block_size: int = 256, shuffle: bool = True, seed: int = 42, epoch: int = 0
     ) -> None:
         order = "block" if shuffle else "sequential"
         super().__init__(path, shuffle=order, block_size=block_size, seed=seed, epoch=epoch, rank=0, world_size=1)
@@ -119,18 +105,10 @@ def write_batch_file(
 ) -> int:
     """Shuffle records, group them into batches, write a `.batch` file, and return the number of batches.
 
-    Parameters
-    ----------
-    tokens_array
-        Shape (num_records, seq_len), any integer dtype. A memory map is gathered from, never loaded whole. The last
-        `num_records % batch_size` shuffled records are dropped.
-    dtype
-        "uint32", or "uint16": an extension, which other readers of `.batch` files take for uint32.
-
-    Raises
-    ------
-    ConvertError
-        If the array has another shape, holds an id that does not fit, or has fewer records than one batch.
+    The array has shape (num_records, seq_len) and any integer dtype; a memory map is never loaded whole. The last
+    `num_records % batch_size` shuffled records are dropped. The dtype "uint16" is an extension, which other readers of
+    `.batch` files take for uint32. Raises `ConvertError` if the array has another shape, an id that does not fit, or
+    fewer records than one batch.
     """
     tokens = np.asanyarray(tokens_array)
     if tokens.ndim != 2 or tokens.shape[1] != seq_len:
@@ -158,22 +136,11 @@ def write_batch_dataset(
     overwrite: bool = False,
     memory_bytes: int = 1 << 30,
 ) -> int:
-    """Write the file of `write_batch_file`, byte for byte, from a stream of records.
+    """Write the file of `write_batch_file`, byte for byte, from an iterator of `total_records` arrays (seq_len,).
 
-    The records pass through a file in `<output_path>.records.partial/`, which is converted in sequence, so that neither
-    the memory nor a slow disk limits how many there are.
-
-    Parameters
-    ----------
-    tokens_iter
-        Yields arrays of shape (seq_len,), exactly `total_records` of them.
-    memory_bytes
-        Memory of this process, at least about 100 MiB.
-
-    Raises
-    ------
-    ConvertError
-        If a record has another shape or an id that does not fit, or if more or fewer records come.
+    The records pass through a file in `<output_path>.records.partial/`, which is converted in sequence with at most
+    `memory_bytes` (from 100 MiB on): neither the memory nor a slow disk limits how many there are. Raises
+    `ConvertError` if a record has another shape or an id that does not fit, or if more or fewer records come.
     """
     meta, num_batches = _plan(output_path, total_records, batch_size, seq_len, seed, dtype)
     output = Path(output_path)
@@ -217,32 +184,10 @@ def _plan(
 class DatasetLoader:
     """Gives `(x, y)` for ever: consecutive tokens of a folder's `.npy` files, and the same shifted by one.
 
-    A `Loader` over the folder as one stream: row r + 1 of x continues row r, ranks take turns batch by batch, and
-    every rank goes from one file to the next at the same step. Only the tokens at the very end that do not fill a step
-    of all ranks are left out of an epoch. x and y are torch.int64 of shape (batch, seq_len).
-
-    Parameters
-    ----------
-    batch, seq_len
-        Shape of x and y.
-    process_rank, num_processes
-        This process takes every `num_processes`-th batch, from `process_rank` on.
-    dataset_dir
-        Folder of 1-D `.npy` files of any integer dtype, taken in the order of their names.
-    device
-        Device of the tensors.
-
-    Attributes
-    ----------
-    filepaths
-        The files, in order.
-    file_idx, tok_idx, file_data
-        Begin of the next batch of this process: the number of its file, the token in it, and the mapped file.
-
-    Raises
-    ------
-    ArgumentError
-        If there are too few tokens for one batch of each process.
+    x and y are torch.int64 of shape (batch, seq_len). Row r + 1 of x continues row r, the `num_processes` ranks take
+    turns batch by batch, and every rank goes from one file to the next, by name, at the same step. Only tokens at the
+    very end that do not fill a step of all ranks are left out of an epoch; fewer than one step are an `ArgumentError`.
+    The next batch of this process begins at token `tok_idx` of file `file_idx` of `filepaths`, mapped as `file_data`.
     """
 
     def __init__(
@@ -335,13 +280,7 @@ class Tokenizer:
 
 
 class MmapTokenStore(stream_documents.MmapTokenStore):
-    """One long sequence of tokens over the files of a store, which may grow.
-
-    Parameters
-    ----------
-    path, split, access, verify
-        As for `open_reader`: a stream file, a folder of them with its `shards.json`, or 1-D `.npy` files.
-    """
+    """One long sequence of tokens over the files of a store, which may grow. Arguments as for `open_reader`."""
 
     def refresh(self) -> int:
         """See the tokens that were committed since the store was opened. Return `num_tokens`."""
@@ -354,17 +293,9 @@ class MmapTokenStore(stream_documents.MmapTokenStore):
 class ShardedTokenizationPipeline:
     """Tokenizes documents into a store of token streams: shards, and the `shards.json` that names them.
 
-    Parameters
-    ----------
-    documents
-        Texts, or files that `open_documents` has opened. Text number k goes to shard k % num_shards; of files
-        consecutive parts go to each shard.
-    tokenizer
-        As for `load_tokenizer`, or a `Tokenizer` of this module.
-    num_shards
-        How many files to write; None: one, or one per file of documents.
-    boundary_token
-        The special token behind each document. None: that of the tokenizer.
+    Documents are texts, of which number k goes to shard k % num_shards, or files that `open_documents` has opened,
+    consecutive parts of which go to each shard; without `num_shards` to one shard, or one for each file. The tokenizer
+    is one of this module, or named as for `load_tokenizer`; `boundary_token` is its special token behind each document.
     """
 
     def __init__(
@@ -385,14 +316,9 @@ class ShardedTokenizationPipeline:
         self._documents, self._num_shards, self._recipe = documents, num_shards, Recipe(spec, boundary)
 
     def run(self, destination: str | os.PathLike[str], *, workers: int = 1, overwrite: bool = False) -> StreamReport:
-        """Write the store. Texts lie in `<destination>.texts.partial/` meanwhile.
+        """Write the store; meanwhile, texts are in `<destination>.texts.partial/`.
 
-        Raises
-        ------
-        ExistsError
-            If the destination exists.
-        ConvertError
-            If there are no documents, or fewer than shards.
+        Raises `ExistsError` if the destination exists, and `ConvertError` if there are fewer documents than shards.
         """
         destination = Path(destination)
         if not overwrite:
@@ -432,22 +358,10 @@ def _spool(texts: Iterator[str], paths: list[Path]) -> None:
 class SlidingWindowDataloader(ReadingLoader[Windows]):
     """Yields `(input_ids, target_ids)`: windows of a stream, and the same shifted by one, as NumPy arrays.
 
-    An iteration in the order "epoch" begins at the start of the epoch, except the first one after `load_state_dict`;
-    "random" goes on. For ranks, tensors and prefetch pass the stream to `Loader` with `targets=True`.
-
-    Parameters
-    ----------
-    store
-        The tokens.
-    window_size
-        Tokens of each input; a window reads one more.
-    batch_size
-        Windows per yield.
-    order
-        "epoch": every window that begins at a multiple of `window_size`, each exactly once, in a uniform order; the
-        last windows that do not fill a batch are left out. "random": windows that begin anywhere, for ever.
-    seed, epoch
-        Of the order.
+    A window reads `window_size + 1` tokens; arrays are int64 of shape (batch_size, window_size). In the order "epoch",
+    each window that begins at a multiple of `window_size` comes once, in a uniform order of `seed` and `epoch`, less the
+    last windows that do not fill a batch. In the order "random", windows begin anywhere, for ever. For ranks,
+    tensors and prefetch pass the stream to `Loader` with `targets=True`.
     """
 
     def __init__(
@@ -512,10 +426,7 @@ class SlidingWindowDataloader(ReadingLoader[Windows]):
     def load_state_dict(self, state_dict: dict[str, Any], *, force: bool = False) -> None:
         """Continue exactly at the position of a state; `force`: even of other tokens, another seed or other windows.
 
-        Raises
-        ------
-        StateError
-            If the state does not fit. Nothing is taken over then.
+        Raises `StateError` if the state does not fit; nothing is taken over then.
         """
         where, identity = self.store.path, self._identity()
         state = require_kind(where, state_dict, "windows")
@@ -573,17 +484,11 @@ class RustBPETokenizer(Tokenizer):
         return self.bos_token_id
 
     def encode(
-        self,
-        text: str | Sequence[str],
-        prepend: int | str | None = None,
-        append: int | str | None = None,
-        num_threads: int = 8,
+        self, text: str | Sequence[str], prepend: _Special = None, append: _Special = None, num_threads: int = 8
     ) -> list[Any]:
         """Return the ids of a text, or of each text of a list; `prepend` and `append` are ids or special tokens."""
-        first, last = (
-            [] if each is None else [each if isinstance(each, int) else self.encode_special(each)]
-            for each in (prepend, append)
-        )
+        ends = [self.encode_special(each) if isinstance(each, str) else each for each in (prepend, append)]
+        first, last = ([] if each is None else [each] for each in ends)
         ids, lengths = self._core.encode([text] if isinstance(text, str) else text, num_threads)
         rows = [[*first, *row.tolist(), *last] for row in np.split(ids, np.cumsum(lengths)[:-1])]
         return rows[0] if isinstance(text, str) else rows if len(lengths) else []
@@ -616,13 +521,7 @@ def list_parquet_files(data_dir: str | os.PathLike[str] | None = None) -> list[s
 def parquets_iter_batched(
     split: str, start: int = 0, step: int = 1, *, data_dir: str | os.PathLike[str] | None = None
 ) -> Iterator[list[str]]:
-    """Yield the texts of one row group after the other: of each file, row groups `start`, `start + step`, ...
-
-    Parameters
-    ----------
-    split
-        "val": the last file. "train": all others.
-    """
+    """Yield the texts of row groups `start`, `start + step`, ... of the last file ("val"), or of each other one."""
     if split not in SPLITS:
         raise ArgumentError(f"split must be one of {', '.join(SPLITS)}, found {split!r}")
     paths = list_parquet_files(data_dir)
@@ -661,18 +560,8 @@ def tokenizing_distributed_data_loader(
 ) -> TokenizingLoader:
     """Return an endless loader of `(inputs, targets)`, int32 and int64, of shape (B, T).
 
-    Parameters
-    ----------
-    tokenizer_batch_size
-        Without effect: batches do not depend on how many texts are tokenized at once.
-    data_dir
-        As for `list_parquet_files`.
-    tokenizer
-        As for `TextLoader`; by default that of `get_tokenizer`.
-    bos_token
-        The special token in front of each document.
-    device
-        Device of the batches; by default the CUDA device, if there is one.
+    The tokenizer is that of `get_tokenizer`, the device the CUDA device if there is one, unless others are given; the
+    special token `bos_token` is in front of each document. `tokenizer_batch_size` has no effect on the batches.
     """
     import torch
 

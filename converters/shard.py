@@ -15,17 +15,7 @@ from typing import Any, Final, Self
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5 import (
-    BACKENDS,
-    BatchReader,
-    BatchWriter,
-    ChecksumError,
-    ConvertError,
-    ShardEntry,
-    StoreMeta,
-    ZbError,
-    verify_store,
-)
+from zb_hdf5 import BatchReader, BatchWriter, ChecksumError, ConvertError, ShardEntry, StoreMeta, ZbError, verify_store
 from zb_hdf5.columns.reader import GROUP_BYTES
 from zb_hdf5.converters.document_parts import write_pieces
 from zb_hdf5.converters.journal import CheckTask, FileState
@@ -36,7 +26,7 @@ from zb_hdf5.files.digests import TokenDigest
 from zb_hdf5.files.paths import RemotePath
 from zb_hdf5.formats.document_writer import write_documents_beside
 from zb_hdf5.formats.pieces import pieces_path
-from zb_hdf5.formats.registry import FORMATS
+from zb_hdf5.formats.registry import BACKENDS, FORMATS
 from zb_hdf5.formats.sidecar import crc32_path
 from zb_hdf5.loaders.prefetch import read_ahead
 from zb_hdf5.spec import BATCHES, DEFAULT_SPLIT

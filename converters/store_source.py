@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from zb_hdf5 import BatchReader, ConvertError, IncompleteError, ShardedReader, open_reader
+from zb_hdf5 import BatchReader, ConvertError, IncompleteError, open_reader
 from zb_hdf5.converters.source import Source, TokenCounts
 from zb_hdf5.documents.pieces import Pieces
 from zb_hdf5.errors import Remedy
@@ -18,6 +18,7 @@ from zb_hdf5.formats.document_file import documents_path, part_of
 from zb_hdf5.formats.pieces import PiecesFile
 from zb_hdf5.loaders.order import GlobalOrder
 from zb_hdf5.spec import DOCUMENTS_PREFIX, NO_CODEC, TokenArray, stored_dtype
+from zb_hdf5.store.shards import ShardedReader
 from zb_hdf5.token_values import find_bad_token
 
 

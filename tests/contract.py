@@ -14,11 +14,11 @@ from zb_hdf5 import (
     BatchWriter,
     ClosedError,
     ConvertError,
-    ShardInfo,
     StateError,
     TokenLoader,
     open_reader,
 )
+from zb_hdf5.columns.writer import ShardInfo
 from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.loaders.states import KINDS, STATE_VERSION
 

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from zb_hdf5 import BACKENDS, open_writer, spec
+from zb_hdf5 import open_writer, spec
 from zb_hdf5.commands.zb import zb
 from zb_hdf5.converters.cli import convert
 from zb_hdf5.formats.batch_header import BATCH_HEADER_FIELDS
+from zb_hdf5.formats.registry import BACKENDS
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"

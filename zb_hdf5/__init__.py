@@ -13,9 +13,6 @@ from zb_hdf5.version import __version__
 if TYPE_CHECKING:  # the one table of public names: type checkers read it here, `_modules` reads its lines
     from zb_hdf5.columns.reader import BatchReader as BatchReader
     from zb_hdf5.columns.writer import BatchWriter as BatchWriter
-    from zb_hdf5.columns.writer import ShardInfo as ShardInfo
-    from zb_hdf5.commands.fetch import FetchReport as FetchReport
-    from zb_hdf5.commands.fetch import fetch_shards as fetch_shards
     from zb_hdf5.compat import BatchFileReader as BatchFileReader
     from zb_hdf5.compat import BatchNativeLoader as BatchNativeLoader
     from zb_hdf5.compat import DatasetLoader as DatasetLoader
@@ -25,7 +22,6 @@ if TYPE_CHECKING:  # the one table of public names: type checkers read it here, 
     from zb_hdf5.compat import write_batch_dataset as write_batch_dataset
     from zb_hdf5.compat import write_batch_file as write_batch_file
     from zb_hdf5.converters.conversion import convert as convert
-    from zb_hdf5.converters.stream_target import npy_to_stream as npy_to_stream
     from zb_hdf5.errors import ArgumentError as ArgumentError
     from zb_hdf5.errors import BackendError as BackendError
     from zb_hdf5.errors import BatchIndexError as BatchIndexError
@@ -39,13 +35,7 @@ if TYPE_CHECKING:  # the one table of public names: type checkers read it here, 
     from zb_hdf5.errors import UnavailableError as UnavailableError
     from zb_hdf5.errors import UnverifiableError as UnverifiableError
     from zb_hdf5.errors import ZbError as ZbError
-    from zb_hdf5.formats.hdf5.reader import HDF5BatchReader as HDF5BatchReader
     from zb_hdf5.formats.hdf5.stream_writer import HDF5ShardWriter as HDF5ShardWriter
-    from zb_hdf5.formats.hdf5.writer import HDF5BatchWriter as HDF5BatchWriter
-    from zb_hdf5.formats.native import BatchFileWriter as BatchFileWriter
-    from zb_hdf5.formats.registry import BACKENDS as BACKENDS
-    from zb_hdf5.loaders.datasets import BatchDataset as BatchDataset
-    from zb_hdf5.loaders.datasets import RecordDataset as RecordDataset
     from zb_hdf5.loaders.document_loader import DocumentLoader as DocumentLoader
     from zb_hdf5.loaders.following import FollowingLoader as FollowingLoader
     from zb_hdf5.loaders.loader import Loader as Loader
@@ -54,17 +44,12 @@ if TYPE_CHECKING:  # the one table of public names: type checkers read it here, 
     from zb_hdf5.loaders.text_loader import TextLoader as TextLoader
     from zb_hdf5.spec import StoreMeta as StoreMeta
     from zb_hdf5.store.index import ShardIndex as ShardIndex
-    from zb_hdf5.store.live import LiveStoreWriter as LiveStoreWriter
-    from zb_hdf5.store.live_reader import LiveReader as LiveReader
     from zb_hdf5.store.opening import open_reader as open_reader
     from zb_hdf5.store.opening import open_writer as open_writer
     from zb_hdf5.store.rebuild import rebuild_index as rebuild_index
     from zb_hdf5.store.repair import repair as repair
-    from zb_hdf5.store.shards import ShardedReader as ShardedReader
     from zb_hdf5.store.table import ShardEntry as ShardEntry
     from zb_hdf5.store.verify import verify_store as verify_store
-    from zb_hdf5.store.verify_report import ShardReport as ShardReport
-    from zb_hdf5.store.windows import WindowReader as WindowReader
     from zb_hdf5.text.tokenizers import Tokenizer as Tokenizer
     from zb_hdf5.text.tokenizers import load_tokenizer as load_tokenizer
     from zb_hdf5.text.training import train_tokenizer as train_tokenizer

@@ -359,9 +359,9 @@ class SlidingWindowDataloader(ReadingLoader[Windows]):
     """Yields `(input_ids, target_ids)`: windows of a stream, and the same shifted by one, as NumPy arrays.
 
     A window reads `window_size + 1` tokens; arrays are int64 of shape (batch_size, window_size). In the order "epoch",
-    each window that begins at a multiple of `window_size` comes once, in a uniform order of `seed` and `epoch`, less the
-    last windows that do not fill a batch. In the order "random", windows begin anywhere, for ever. For ranks,
-    tensors and prefetch pass the stream to `Loader` with `targets=True`.
+    each window that begins at a multiple of `window_size` comes once, in a uniform order of `seed` and `epoch`; only
+    windows at the end that do not fill a batch are left out. In the order "random", windows begin anywhere, for ever.
+    For ranks, tensors and prefetch pass the stream to `Loader` with `targets=True`.
     """
 
     def __init__(

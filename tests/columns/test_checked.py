@@ -23,7 +23,6 @@ from zb_hdf5 import (
     MmapTokenStore,
     ShardIndex,
     UnverifiableError,
-    WindowReader,
     open_reader,
 )
 from zb_hdf5.files.checked import Crc32Rows
@@ -31,6 +30,7 @@ from zb_hdf5.files.publishing import write_atomically
 from zb_hdf5.spec import CRC32_CHUNK_ROWS
 from zb_hdf5.store.rebuild import add_crc32_file
 from zb_hdf5.store.streams import index_streams
+from zb_hdf5.store.windows import WindowReader
 
 SHAPE = (4, 512)  # whole pages
 STORED = {

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from contract import check_writer, check_writer_of_fields, random_tokens
 
-from zb_hdf5 import BACKENDS, BatchWriter, ConvertError, ShardIndex, open_reader, open_writer
+from zb_hdf5 import BatchWriter, ConvertError, ShardIndex, open_reader, open_writer
 from zb_hdf5.field import parse_fields
-from zb_hdf5.formats.registry import FORMATS
+from zb_hdf5.formats.registry import BACKENDS, FORMATS
 from zb_hdf5.spec import StoreMeta, combine_sha256
 
 EXPECTED = 9

@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from interrupted import Failing, Stops
 
-from zb_hdf5 import ArgumentError, ConvertError, Loader, MmapTokenStore, convert, npy_to_stream
+from zb_hdf5 import ArgumentError, ConvertError, Loader, MmapTokenStore, convert
 from zb_hdf5.converters import cut_source
 from zb_hdf5.converters.cli import convert as command
 from zb_hdf5.converters.run import WorkOptions
+from zb_hdf5.converters.stream_target import npy_to_stream
 from zb_hdf5.store.verify import verify_store
 
 END = 9

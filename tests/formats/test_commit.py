@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from zb_hdf5 import BACKENDS, MmapTokenStore, open_reader, open_writer, verify_store
-from zb_hdf5.formats.registry import open_chunks
+from zb_hdf5 import MmapTokenStore, open_reader, open_writer, verify_store
+from zb_hdf5.formats.registry import BACKENDS, open_chunks
 from zb_hdf5.store.repair import repair_file
 
 SHIM = Path(__file__).parents[1] / "failing_disk.c"

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from examples import examples
 from zb_hdf5 import (
-    BatchFileWriter,
     ConvertError,
     FormatError,
     IncompleteError,
@@ -23,6 +22,7 @@ from zb_hdf5 import (
     write_batch_dataset,
     write_batch_file,
 )
+from zb_hdf5.formats.native import BatchFileWriter
 from zb_hdf5.loaders.order import write_order
 from zb_hdf5.store.rebuild import add_crc32_file
 

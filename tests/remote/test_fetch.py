@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from zb_hdf5 import ArgumentError, ChecksumError, FormatError, UnavailableError, fetch_shards
-from zb_hdf5.commands.fetch import read_digests
+from zb_hdf5 import ArgumentError, ChecksumError, FormatError, UnavailableError
+from zb_hdf5.commands.fetch import fetch_shards, read_digests
 from zb_hdf5.commands.zb import zb
 
 ROOT = Path(__file__).parents[2]

@@ -24,10 +24,7 @@ from zb_hdf5 import (
     FollowingLoader,
     FormatError,
     IncompleteError,
-    LiveReader,
-    LiveStoreWriter,
     Loader,
-    ShardedReader,
     ShardIndex,
     StateError,
     UnavailableError,
@@ -41,7 +38,10 @@ from zb_hdf5.files.publishing import PartialFile
 from zb_hdf5.formats.hdf5.reader import HDF5BatchReader
 from zb_hdf5.formats.hdf5.room import Room
 from zb_hdf5.spec import INDEX_NAME
+from zb_hdf5.store.live import LiveStoreWriter
+from zb_hdf5.store.live_reader import LiveReader
 from zb_hdf5.store.repair import repair_store
+from zb_hdf5.store.shards import ShardedReader
 
 B, S = 4, 16
 SHAPE = {"batch_size": B, "seq_len": S, "dtype": "uint16"}

@@ -22,7 +22,6 @@ from zb_hdf5 import (
     FormatError,
     HDF5ShardWriter,
     IncompleteError,
-    ShardedReader,
     ShardEntry,
     ShardIndex,
     StoreMeta,
@@ -36,6 +35,7 @@ from zb_hdf5.errors import Remedy
 from zb_hdf5.files.extents import Run
 from zb_hdf5.spec import SPLITS
 from zb_hdf5.store.rebuild import rebuild_index
+from zb_hdf5.store.shards import ShardedReader
 from zb_hdf5.store.streams import index_streams
 
 MISSING = object()

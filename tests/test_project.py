@@ -74,8 +74,8 @@ def test_every_path_that_a_guide_names_exists(guide):
 # --- the size of the house --------------------------------------------------------------------------------------
 
 #: Lines and files of the package; they only go down.
-MAX_LINES = 32_393
-MAX_FILES = 159
+MAX_LINES = 31_977
+MAX_FILES = 158
 
 
 def test_the_house_grows_no_further():

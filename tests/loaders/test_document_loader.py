@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import threading
 from itertools import chain, count, islice
 
 import numpy as np
@@ -13,7 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from examples import examples
-from zb_hdf5 import ArgumentError, DocumentLoader, HDF5ShardWriter, MmapTokenStore, StateError, open_writer
+from zb_hdf5 import (
+    ArgumentError,
+    DocumentLoader,
+    HDF5ShardWriter,
+    MmapTokenStore,
+    StateError,
+    load_tokenizer,
+    open_writer,
+)
+from zb_hdf5.loaders import document_loader as module
 from zb_hdf5.store.streams import index_streams
 
 BOUNDARY = 60_000
@@ -351,3 +361,114 @@ def test_the_mask_is_yielded_if_it_is_asked_for(with_fields):
 def test_fields_that_are_not_there_are_refused(options, message, with_fields):
     with pytest.raises(ArgumentError, match=message):
         loader_of(with_fields, "pack", **options)
+
+
+# --- arguments that every loader of tokens has -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["pad", "lengths", "pack"])
+def test_positions_that_are_jumped_over_give_no_documents_on_any_number_of_ranks(way, stream):
+    with loader_of(stream, way, drop_last=False) as loader:
+        order = loader._order.indices(np.arange(140)).tolist()
+    skip = [(0, 10, 31), (0, 130, 140), (1, 0, 5)]
+    expected = sorted({*range(140)} - {*order[10:31], *order[130:]})
+    with loader_of(stream, way, drop_last=False, targets=True, skip=skip) as loader:
+        batches = list(loader)
+        assert len(batches) == len(loader)
+        assert sorted({number for batch in batches for number in seen(batch)}) == expected
+    with loader_of(stream, way, targets=True, skip=skip) as loader:
+        first = [seen(batch) for batch in islice(loader, 5)]
+        state = json.loads(json.dumps(loader.state_dict()))
+        rest = [seen(next(loader)) for _ in range(3)]
+        assert not {*chain(*first, *rest)} & {*order[10:31]}
+    with loader_of(stream, way, targets=True) as other:  # the state brings what is jumped over
+        other.load_state_dict(state)
+        assert other.skip == tuple(skip)
+        assert [seen(next(other)) for _ in range(3)] == rest
+
+
+@pytest.mark.parametrize("way", ["pad", "pack"])
+def test_tokens_of_masked_documents_are_no_targets(way, stream):
+    masked = (3, 70, 139)
+    with (
+        loader_of(stream, way, targets=True) as plain,
+        loader_of(stream, way, targets=True, mask_documents=masked) as loader,
+    ):
+        assert len(plain) == len(loader)
+        for batch, other in zip(plain, loader, strict=True):
+            documents = other["tokens"] // 100
+            lost = torch.isin(documents, torch.tensor(masked)) & (other["tokens"] != BOUNDARY)
+            changed = batch["targets"] != other["targets"]
+            assert bool((other["targets"][changed] == -100).all())
+            assert torch.equal(changed, lost & (batch["targets"] != -100))
+            assert torch.equal(batch["tokens"], other["tokens"])
+        state = loader.state_dict()
+    with loader_of(stream, way, targets=True) as other:
+        other.load_state_dict(state)
+        assert other.mask_documents == masked
+    for wrong, message in (([140], "0..139, found 140"), ([-1], "found -1"), (["a"], "expected numbers")):
+        with pytest.raises(ArgumentError, match=message):
+            loader_of(stream, way, targets=True, mask_documents=wrong)
+    with pytest.raises(ArgumentError, match="needs targets=True"):
+        loader_of(stream, way, mask_documents=masked)
+
+
+def test_tokens_of_32_bits(stream):
+    with (
+        loader_of(stream, "pad", targets=True) as plain,
+        loader_of(stream, "pad", targets=True, dtype=torch.int32) as it,
+    ):
+        for batch, other in zip(plain, it, strict=True):
+            assert (other["tokens"].dtype, other["targets"].dtype) == (torch.int32, torch.int64)
+            assert torch.equal(batch["tokens"], other["tokens"].long())
+            assert torch.equal(batch["targets"], other["targets"])
+    with pytest.raises(ArgumentError, match=r"dtype must be torch\.int64 or torch\.int32"):
+        loader_of(stream, "pad", dtype=torch.float32)
+
+
+@pytest.mark.parametrize("unit", [64, 1 << 16])
+def test_a_cache_serves_the_documents_of_later_epochs(stream, tmp_path, monkeypatch, unit):
+    monkeypatch.setattr(module, "CACHED_TOKENS", unit)
+    options = {"targets": True, "verify": "batch", "drop_last": False}
+    with loader_of(stream, "pack", **options) as plain:
+        expected = [seen(batch) for batch in plain]
+    for _ in range(2):
+        with loader_of(stream, "pack", cache=tmp_path / "cache", cache_bytes="1MiB", **options) as loader:
+            assert [seen(batch) for batch in loader] == expected
+            assert pickle.loads(pickle.dumps(loader)).state_dict() == loader.state_dict()
+    assert [path.name for path in tmp_path.glob("cache/zb-cache-*")]
+    with pytest.raises(ArgumentError, match="needs a cache folder"):
+        loader_of(stream, "pack", cache_bytes=7)
+
+
+def test_tokens_of_another_tokenizer_are_refused(tmp_path):
+    with HDF5ShardWriter(tmp_path / "s.h5", tokenizer=json.dumps(load_tokenizer("byte").description)) as writer:
+        for _ in range(8):
+            writer.write_document(np.arange(5))
+    options = {"collate": "pad", "batch_size": 2, "rank": 0, "world_size": 1}
+    with DocumentLoader(tmp_path / "s.h5", tokenizer="byte", **options) as loader:
+        assert next(loader)["tokens"].shape == (2, 5)
+    other = load_tokenizer("byte")
+    other.digest = "0" * 64
+    with pytest.raises(StateError, match="expected the tokenizer that it was made with, byte"):
+        DocumentLoader(tmp_path / "s.h5", tokenizer=other, **options)
+
+
+def test_batches_on_their_way_to_a_device(stream, monkeypatch):
+    """Without a device: threads pin, and the consumer moves."""
+    monkeypatch.setattr(module, "cuda_device", lambda device: device)
+    monkeypatch.setattr(module, "pinned", lambda value: (value, threading.current_thread().name))
+
+    def moved(value, device):
+        assert device == "cuda"
+        assert value[1].startswith("zb-prefetch")
+        return value[0]
+
+    monkeypatch.setattr(module, "moved", moved)
+    with loader_of(stream, "pack", targets=True) as plain, loader_of(stream, "pack", targets=True, device="cuda") as it:
+        assert [seen(batch) for batch in it] == [seen(batch) for batch in plain]
+
+
+def test_a_device_that_is_not_there(stream):
+    with pytest.raises(ArgumentError, match="must be a CUDA device or the CPU, found mps"):
+        loader_of(stream, "pad", device="mps")

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from zb_hdf5.documents.segments import PADDING_ID, cu_seqlens, max_seqlen, position_ids, targets
+from zb_hdf5.documents.segments import PADDING_ID, cu_seqlens, ignore, max_seqlen, position_ids, targets
 from zb_hdf5.documents.span_labels import WantedSpans, reading, spans_of_pieces
 from zb_hdf5.errors import ArgumentError
 from zb_hdf5.loaders.document_batches import Documents, FieldColumn, gather, packed_pieces, padded_pieces
@@ -25,6 +26,9 @@ class Collation(NamedTuple):
     loss_mask: str | None
     fields: tuple[str, ...]
     spans: WantedSpans
+    dtype: np.dtype[Any]
+    #: Offsets of the documents whose tokens are no targets.
+    masked: npt.NDArray[np.uint64]
 
 
 class DocumentBatches(NamedTuple):
@@ -41,10 +45,12 @@ class DocumentBatches(NamedTuple):
         packed = self.how.collate == "pack"
         pieces = (packed_pieces if packed else padded_pieces)(starts, lengths, self.how.multiple)
         read = {name: gather(column, pieces) for name, column in self.columns.items()}
-        values = {"tokens": gather(self.store, pieces, self.how.pad_token_id, np.int64)}
+        values = {"tokens": gather(self.store, pieces, self.how.pad_token_id, self.how.dtype)}
         if self.how.targets:
             mask = None if self.how.loss_mask is None else read[self.how.loss_mask]
             values["targets"] = targets(values["tokens"], pieces, mask)
+            if len(self.how.masked):
+                ignore(values["targets"], pieces, np.isin(pieces.offsets, self.how.masked))
         values |= {name: read[name] for name in self.how.fields}
         others: dict[str, Any] = {}
         if self.how.spans:

@@ -8,12 +8,14 @@ A position counts the documents that all ranks together have consumed in the epo
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterator, Sequence
-from typing import Any, Final
+from collections.abc import Collection, Generator, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
 
 from zb_hdf5.columns.reader import require_choice
 from zb_hdf5.documents.span_labels import WantedSpans
-from zb_hdf5.errors import ArgumentError
+from zb_hdf5.errors import ArgumentError, StateError, ZbError
 from zb_hdf5.files.digests import crc32_of
 from zb_hdf5.files.paths import any_path
 from zb_hdf5.files.ranges import network_file_system
@@ -25,24 +27,44 @@ from zb_hdf5.loaders.document_batches import (
     packed_steps,
     padded_steps,
 )
+from zb_hdf5.loaders.extras import masked_numbers
 from zb_hdf5.loaders.order import GlobalOrder, IndexArray, Order, SequentialOrder
-from zb_hdf5.loaders.prefetch import AUTO_PREFETCH, MAX_THREADS, read_ahead, require_prefetch, steps_in_flight
+from zb_hdf5.loaders.prefetch import (
+    AUTO_PREFETCH,
+    MAX_THREADS,
+    cuda_device,
+    moved,
+    pinned,
+    read_ahead,
+    require_prefetch,
+    steps_in_flight,
+)
 from zb_hdf5.loaders.protocol import ReadingLoader
 from zb_hdf5.loaders.states import (
     STATE_VERSION,
+    chosen_in,
     require_count,
     require_epoch,
     require_fields,
     require_kind,
     require_same,
 )
-from zb_hdf5.loaders.steps import resolve_rank
+from zb_hdf5.loaders.step_reader import numpy_dtype
+from zb_hdf5.loaders.steps import Skip, SkippedOrder, checked_skip, resolve_rank
 from zb_hdf5.spec import DEFAULT_SPLIT
 from zb_hdf5.store.kinds import is_stream
+from zb_hdf5.store.opening import open_reader
 from zb_hdf5.store.stream_documents import MmapTokenStore
+from zb_hdf5.store.windows import WindowReader
+from zb_hdf5.text.tokenizers import Tokenizer, require_tokenizer
+
+if TYPE_CHECKING:
+    import torch
 
 COLLATES: Final = ("pad", "pack")
 SHUFFLES: Final = ("global", "lengths", "sequential")
+#: Tokens that a cache keeps together.
+CACHED_TOKENS: Final = 1 << 16
 
 
 class DocumentLoader(ReadingLoader[dict[str, Any]]):
@@ -76,14 +98,24 @@ class DocumentLoader(ReadingLoader[dict[str, Any]]):
     shuffle
         "global": a uniform permutation of all documents. "lengths": the same in buckets of `bucket_batches` batches, in
         which documents of similar length share a batch, so that "pad" fills up little. "sequential": as stored.
-    seed, epoch, rank, world_size, prefetch
+    seed, epoch, rank, world_size, prefetch, device
         As for `Loader`.
+    dtype
+        Of `tokens`: `torch.int64` or `torch.int32`. Targets are int64.
+    skip
+        (epoch, start, stop): jump over these positions of an epoch, which count documents.
+    mask_documents
+        Numbers of documents whose tokens get the target -100. Shapes and positions stay.
+    tokenizer
+        As for `load_tokenizer`, or a tokenizer: refuse a stream whose tokens another one has made.
     drop_last
         As for `Loader`. "pack" fills up the last step with batches from the start of the order.
     split, access
         As for `open_reader`.
     verify
         As for `MmapTokenStore`.
+    cache, cache_bytes
+        As for `open_reader`, for the tokens.
 
     Attributes
     ----------
@@ -139,9 +171,16 @@ class DocumentLoader(ReadingLoader[dict[str, Any]]):
         world_size: int | None = None,
         drop_last: bool = True,
         prefetch: int | str = "auto",
+        device: str | torch.device | None = None,
+        dtype: torch.dtype | None = None,
+        skip: Collection[tuple[int, int, int]] = (),
+        mask_documents: Collection[int] = (),
+        tokenizer: str | Tokenizer | None = None,
         split: str = DEFAULT_SPLIT,
         access: str = "auto",
         verify: str = "auto",
+        cache: str | os.PathLike[str] | None = None,
+        cache_bytes: int | str | None = None,
     ) -> None:
         require_choice("collate", collate, COLLATES)
         require_choice("too_long", too_long, TOO_LONG)
@@ -150,20 +189,30 @@ class DocumentLoader(ReadingLoader[dict[str, Any]]):
         require_prefetch(prefetch)
         if bucket_batches < 1:
             raise ArgumentError(f"bucket_batches must be at least 1, found {bucket_batches}")
-        options: dict[str, Any] = {"split": split, "access": access, "verify": verify}
-        self.store = source if isinstance(source, MmapTokenStore) else _open_stream(source, options)
+        if isinstance(source, MmapTokenStore):
+            self.store = source
+        else:
+            self.store = _open_stream(source, cache, cache_bytes, {"split": split, "access": access, "verify": verify})
         self.path = self.store.path
+        if tokenizer is not None:
+            require_tokenizer(self.store.tokenizer, tokenizer, self.path)
         self.collate, self.batch_size, self.max_tokens, self.too_long = collate, batch_size, max_tokens, too_long
         self.shuffle, self.bucket_batches, self.seed = shuffle, bucket_batches, seed
-        self.drop_last, self._prefetch = drop_last, prefetch
+        self.drop_last, self._prefetch, self._device = drop_last, prefetch, cuda_device(device)
         self.rank, self.world_size = resolve_rank(rank, world_size)
         offsets = self.store.doc_offsets
         try:
             self.documents = Documents(offsets, max_tokens, too_long)
         except ArgumentError as error:
             raise ArgumentError(f"{self.path}: {error}") from None
-        how = Collation(collate, pad_to_multiple_of, pad_token_id, targets, loss_mask, tuple(fields), spans)
+        kind, masked = numpy_dtype(dtype), np.empty(0, np.uint64)
+        how = Collation(
+            collate, pad_to_multiple_of, pad_token_id, targets, loss_mask, tuple(fields), spans, kind, masked
+        )
         self._batches = open_batches(self.store, self.documents, how)
+        self.skip: tuple[tuple[int, int, int], ...] = ()
+        self.mask_documents: tuple[int, ...] = ()
+        self._choose(skip, mask_documents)
         # the same tokens with other boundaries are other documents
         self._fingerprint = f"{self.store.fingerprint}:{len(offsets) - 1}:{crc32_of(offsets.data):08x}"
         self.epoch = -1  # none yet
@@ -176,15 +225,34 @@ class DocumentLoader(ReadingLoader[dict[str, Any]]):
         require_epoch(epoch)
         if epoch == self.epoch:
             return
-        order = self._order_of(epoch)
-        if next(self._steps(order, 0), None) is None:
+        order, skip = self._order_of(epoch), self._skip_of(epoch)
+        if next(self._steps(order, skip, 0), None) is None:
             raise ArgumentError(
                 f"{self.path}: {self.documents.count:,} documents are too few for a step of {self.world_size:,} ranks; "
                 "pass a smaller batch_size or max_tokens, or drop_last=False"
             )
-        self.epoch, self._order = epoch, order
+        self.epoch, self._order, self._skip = epoch, order, skip
         self._go_to(0)
         self._length: int | None = None
+
+    def _choose(self, skip: Collection[tuple[int, int, int]], mask_documents: Collection[int]) -> None:
+        """Jump over these positions, and mask these documents, from the next step on."""
+        masked, offsets = masked_numbers(mask_documents), self.store.doc_offsets
+        how = self._batches.how
+        if masked and not how.targets:
+            raise ArgumentError("mask_documents gives tokens the target -100: it needs targets=True")
+        if masked and not 0 <= masked[0] <= masked[-1] < len(offsets) - 1:
+            unknown = masked[0] if masked[0] < 0 else masked[-1]
+            raise ArgumentError(
+                f"{self.path}: mask_documents: expected numbers in 0..{len(offsets) - 2:,}, found {unknown:,}"
+            )
+        self.skip, self.mask_documents = checked_skip(skip), masked
+        self._batches = self._batches._replace(how=how._replace(masked=offsets[list(masked)]))
+
+    def _skip_of(self, epoch: int) -> Skip:
+        """Return the positions of an epoch that are jumped over."""
+        ranges = ((start, stop) for number, start, stop in self.skip if number == epoch)
+        return Skip.of(ranges, self.documents.count)
 
     def _order_of(self, epoch: int) -> Order:
         if self.shuffle == "lengths" and self.batch_size is not None:
@@ -192,7 +260,14 @@ class DocumentLoader(ReadingLoader[dict[str, Any]]):
         count = self.documents.count
         return SequentialOrder(count) if self.shuffle == "sequential" else GlobalOrder(count, self.seed, epoch)
 
-    def _steps(self, order: Order, position: int) -> Iterator[tuple[IndexArray, int]]:
+    def _steps(self, order: Order, skip: Skip, position: int) -> Iterator[tuple[IndexArray, int]]:
+        """Yield the documents of each step from a position on, and the position behind it."""
+        if skip.ranges:
+            live = self._live_steps(SkippedOrder(order, skip), skip.live(position))
+            return ((documents, min(order.n, int(skip.positions_of(np.array(after))))) for documents, after in live)
+        return self._live_steps(order, position)
+
+    def _live_steps(self, order: Order, position: int) -> Iterator[tuple[IndexArray, int]]:
         share = (self.rank, self.world_size, self.drop_last)
         if self.batch_size is not None:
             return padded_steps(order, position, self.batch_size, *share)
@@ -201,17 +276,18 @@ class DocumentLoader(ReadingLoader[dict[str, Any]]):
     def __len__(self) -> int:
         """Steps of this epoch. Packed, each epoch has its own number, found from the lengths of all documents."""
         if self.batch_size is not None:
-            step = self.batch_size * self.world_size
-            return self.documents.count // step if self.drop_last else -(-self.documents.count // step)
+            step, count = self.batch_size * self.world_size, self._skip.live(self.documents.count)
+            return count // step if self.drop_last else -(-count // step)
         if self._length is None:
-            self._length = sum(1 for _ in self._steps(self._order, 0))
+            self._length = sum(1 for _ in self._steps(self._order, self._skip, 0))
         return self._length
 
     # --- iteration -----------------------------------------------------------------------------------------------
 
     def _read_from(self, position: int) -> Generator[tuple[dict[str, Any], int]]:
         depth, threads = self._depth()
-        return _read_all(self._batches, self._steps(self._order, position), depth, threads)
+        steps = self._steps(self._order, self._skip, position)
+        return _read_all(self._batches, steps, depth, threads, self._device)
 
     def _depth(self) -> tuple[int, int]:
         """Return how many batches to read ahead, and in how many threads."""
@@ -235,7 +311,9 @@ class DocumentLoader(ReadingLoader[dict[str, Any]]):
         ranks in this epoch, so that it is valid for any other world size; and for any other `batch_size` (but with
         `shuffle="lengths"`), `max_tokens` (but with `too_long="drop"`) and `collate`.
         """
-        return {**self._identity(), "epoch": self.epoch, "position": self._position}
+        chosen = {"skip": [list(triple) for triple in self.skip], "mask_documents": list(self.mask_documents)}
+        kept = {name: value for name, value in chosen.items() if value}
+        return {**self._identity(), "epoch": self.epoch, "position": self._position, **kept}
 
     def load_state_dict(self, state_dict: dict[str, Any], *, force: bool = False) -> None:
         """Continue exactly where `state_dict` was taken: with the same documents in the same order, on any ranks.
@@ -251,7 +329,8 @@ class DocumentLoader(ReadingLoader[dict[str, Any]]):
             If the state is of other documents, another seed or another order, of another kind of loader, or no state at
             all; the message names the field. Nothing is taken over then.
         """
-        state = require_kind(self.path, state_dict, "documents")
+        state = dict(require_kind(self.path, state_dict, "documents"))
+        skip, masked = chosen_in(self.path, state)
         if not force:
             identity = self._identity()
             require_fields(self.path, state, [*identity, "epoch", "position"])
@@ -259,7 +338,14 @@ class DocumentLoader(ReadingLoader[dict[str, Any]]):
             require_same(self.path, state, identity, remedies)
         epoch = require_count(self.path, state, "epoch")
         position = require_count(self.path, state, "position", self.documents.count, "the documents of an epoch")
-        self.set_epoch(epoch)
+        before = dict(self.__dict__)
+        try:
+            self._choose({*self.skip, *skip}, {*self.mask_documents, *masked})
+            self.epoch = -1  # its steps change with what is jumped over
+            self.set_epoch(epoch)
+        except ZbError as error:  # such as documents to mask that are not there
+            self.__dict__.update(before, _reading=None)
+            raise StateError(f"{self.path}: state: {error}") from error
         self._go_to(position, resumed=True)
 
     def _identity(self) -> dict[str, Any]:
@@ -283,24 +369,41 @@ class DocumentLoader(ReadingLoader[dict[str, Any]]):
 
 
 def _read_all(
-    batches: DocumentBatches, steps: Iterator[tuple[IndexArray, int]], depth: int, threads: int
+    batches: DocumentBatches,
+    steps: Iterator[tuple[IndexArray, int]],
+    depth: int,
+    threads: int,
+    device: torch.device | None,
 ) -> Generator[tuple[dict[str, Any], int]]:
     """Yield batches, and the position behind each."""
 
     def read(step: tuple[IndexArray, int]) -> tuple[dict[str, Any], int]:
         documents, position = step
-        return batches.read(documents), position
+        batch = batches.read(documents)
+        return batch if device is None else {name: pinned(value) for name, value in batch.items()}, position
 
-    yield from read_ahead(read, steps, depth, threads=threads)
+    for batch, position in read_ahead(read, steps, depth if device is None else max(1, depth), threads=threads):
+        yield batch if device is None else {name: moved(value, device) for name, value in batch.items()}, position
 
 
-def _open_stream(source: str | os.PathLike[str], options: dict[str, Any]) -> MmapTokenStore:
+def _open_stream(
+    source: str | os.PathLike[str], cache: str | os.PathLike[str] | None, cache_bytes: Any, options: dict[str, Any]
+) -> MmapTokenStore:
     path = any_path(source)
     if path.exists() and not is_stream(path):
         raise ArgumentError(
             f"{path}: expected a token stream, whose documents are whole, found none; convert text into a stream"
         )
-    return MmapTokenStore(path, **options)
+    store = MmapTokenStore(path, **options)
+    if cache is None and cache_bytes is None:
+        return store
+    store.close()
+    seq_len = min(CACHED_TOKENS, store.num_tokens)
+    reader = open_reader(path, batch_size=1, seq_len=seq_len, cache=cache, cache_bytes=cache_bytes, **options)
+    if not isinstance(reader, WindowReader) or reader.dtype != store.dtype:
+        raise ArgumentError(f"{path}: a cache keeps tokens of uint16 and uint32, found {store.dtype}; leave out cache")
+    reader.store.tokens = reader.tokens
+    return reader.store
 
 
 def _require_sizes(

@@ -70,18 +70,28 @@ class ExtraOptions:
             raise ArgumentError(f"fields must be names of fields, such as ({fields!r},), found {fields!r}")
         if cu_seqlens_capacity is not None and "cu_seqlens" not in wanted:
             raise ArgumentError("cu_seqlens_capacity needs documents=True, or 'cu_seqlens' in documents")
-        try:
-            masked = tuple(sorted({index(number) for number in mask_documents}))
-        except TypeError:
-            raise ArgumentError(
-                f"mask_documents: expected numbers of documents, as in 'documents', found {mask_documents!r:.80}"
-            ) from None
-        return cls(tuple(fields), wanted, spans, cu_seqlens_capacity, masked)
+        return cls(tuple(fields), wanted, spans, cu_seqlens_capacity, masked_numbers(mask_documents))
 
     @property
     def as_dict(self) -> bool:
         """Whether steps are dictionaries."""
         return bool(self.fields or self.documents or self.spans)
+
+
+def masked_numbers(mask_documents: Collection[int]) -> tuple[int, ...]:
+    """Return numbers of documents, ascending.
+
+    Raises
+    ------
+    ArgumentError
+        If one is no number.
+    """
+    try:
+        return tuple(sorted({index(number) for number in mask_documents}))
+    except TypeError:
+        raise ArgumentError(
+            f"mask_documents: expected numbers of documents, as in 'documents', found {mask_documents!r:.80}"
+        ) from None
 
 
 class Extras:

@@ -217,3 +217,13 @@ class DeviceRing:
             event.synchronize()
             self._free.append(buffer)
         return tokens
+
+
+def pinned(value: Any) -> Any:
+    """Pin a tensor, so that its copy to a device does not wait; other values stay as they are."""
+    return value.pin_memory() if hasattr(value, "pin_memory") else value
+
+
+def moved(value: Any, device: torch.device) -> Any:
+    """Start the copy of a pinned tensor to a device, on the current stream; other values stay as they are."""
+    return value.to(device, non_blocking=True) if hasattr(value, "pin_memory") else value

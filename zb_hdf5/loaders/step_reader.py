@@ -23,6 +23,8 @@ from zb_hdf5.loaders.prefetch import (
     FirstHints,
     RunHints,
     hint_ahead,
+    moved,
+    pinned,
     read_ahead,
     steps_in_flight,
 )
@@ -43,6 +45,22 @@ FAR_STEPS, FAR_BLOCKS = 64, 4
 REREAD_S: Final = 5.0
 #: Batches that "auto" looks up in the page cache before it decides.
 CACHE_SAMPLE: Final = 4
+
+
+def numpy_dtype(dtype: torch.dtype | None) -> np.dtype[Any]:
+    """Return the dtype of tokens as numpy has it; None: int64.
+
+    Raises
+    ------
+    ArgumentError
+        If it is neither int64 nor int32.
+    """
+    import torch
+
+    found = {None: np.int64, torch.int64: np.int64, torch.int32: np.int32}.get(dtype)
+    if found is None:
+        raise ArgumentError(f"dtype must be torch.int64 or torch.int32, found {dtype}")
+    return np.dtype(found)
 
 
 class StepReader:
@@ -71,10 +89,8 @@ class StepReader:
     ) -> None:
         import torch
 
-        dtype = dtype or torch.int64
-        if dtype not in (torch.int64, torch.int32):
-            raise ArgumentError(f"dtype must be torch.int64 or torch.int32, found {dtype}")
-        narrow = dtype == torch.int32
+        self._numpy_dtype = numpy_dtype(dtype)
+        dtype, narrow = dtype or torch.int64, self._numpy_dtype == np.int32
         self._reader, self._seq_len, self._targets = reader, seq_len, targets
         self._inputs = seq_len - reader.overlap if targets else seq_len
         needed = extras.as_dict or extras.mask_documents or (targets and reader.has_padding)
@@ -82,7 +98,6 @@ class StepReader:
         self._as_dict = extras.as_dict
         self._prefetch, self._device, self._dtype = prefetch, device, dtype
         self._read_batch = reader.read_batch_int32 if narrow else reader.read_batch_torch
-        self._numpy_dtype = np.dtype(np.int32 if narrow else np.int64)
         self._whole = WholeBatches(reader, narrow) if WholeBatches.serves(reader) else None
         self._ring: DeviceRing | None = None
 
@@ -234,25 +249,15 @@ class StepReader:
             return buffer, None
         beside: dict[str, Any] = {}
         self._extras.add_to(beside, request, buffer.numpy().view(reader.dtype))
-        return buffer, {name: _pinned(value) for name, value in beside.items()}
+        return buffer, {name: pinned(value) for name, value in beside.items()}
 
     def _sent(self, ring: DeviceRing, buffer: torch.Tensor, beside: dict[str, Any] | None) -> Step:
         """Start the copies of a step to the device."""
         tokens = ring.send(buffer)
         if beside is None:
             return (tokens[:, :-1], tokens[:, 1:]) if self._targets else tokens
-        beside = {name: _moved(value, tokens.device) for name, value in beside.items()}
+        beside = {name: moved(value, tokens.device) for name, value in beside.items()}
         return {"tokens": tokens[:, : self._inputs], **beside} if self._as_dict else self._pair(tokens, beside)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_ring": None}
-
-
-def _pinned(value: Any) -> Any:
-    """Pin a tensor, so that its copy to a device does not wait."""
-    return value.pin_memory() if hasattr(value, "pin_memory") else value
-
-
-def _moved(value: Any, device: torch.device) -> Any:
-    """Start the copy of a tensor to a device, on the current stream; `max_seqlen` and spans stay where they are."""
-    return value.to(device, non_blocking=True) if hasattr(value, "pin_memory") else value

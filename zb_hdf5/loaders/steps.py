@@ -195,6 +195,16 @@ class StepRequests:
         return self._requests[within]
 
 
+class SkippedOrder(Order):
+    """An order without the positions that are jumped over; its own positions are the live ones."""
+
+    def __init__(self, order: Order, skip: Skip) -> None:
+        self.n, self._order, self._skip = skip.live(order.n), order, skip
+
+    def indices(self, positions: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+        return self._order.indices(self._skip.positions_of(positions))
+
+
 def checked_skip(skip: Collection[Any]) -> tuple[tuple[int, int, int], ...]:
     """Return triples (epoch, start, stop), ascending.
 

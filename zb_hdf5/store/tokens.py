@@ -187,7 +187,7 @@ class TokenStore:
             counts = self._take_npy()
         else:
             counts = self._take_file(look_at_stream(self.path))
-        self.tokens = self._open_tokens(counts)
+        self.tokens: Tokens = self._open_tokens(counts)
         self._starts, self.num_tokens = self.tokens.starts, self.tokens.num_tokens
         self._identities = self._opener.identities
         if verify == "batch":

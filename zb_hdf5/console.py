@@ -32,7 +32,7 @@ BAR_WIDTH: Final = 30
 #: Between two lines of progress in a log.
 LOG_INTERVAL_S: Final = 10.0
 
-#: What to type for each remedy: the library states facts only.
+#: The command for each remedy: the library states facts only.
 TYPED: Final = {
     Remedy.VERIFY: "run 'zb verify {at}'",
     Remedy.REPAIR: "if no writer is at work on it, run 'zb repair {at}'",
@@ -94,12 +94,12 @@ class CommandGroup(click.Group):
 
 
 def message_of(error: ZbError) -> str:
-    """Return the message of an error, with what to type in the place of its remedy."""
+    """Return the message of an error, with the command for its remedy."""
     return typed(str(error), error.at) if error.remedy else str(error)
 
 
 def typed(text: str, at: str) -> str:
-    """Put what to type in the place of the remedy that a text of the library may end with."""
+    """Replace the library's remedy at the end of a text with the matching command."""
     found = next((remedy for remedy in Remedy if text.endswith(remedy)), None)
     if found is None:
         return text
@@ -136,7 +136,7 @@ def output_options(command: Command) -> Command:
 
 
 def print_report(report: dict[str, Any], lines: list[tuple[str, str]], *, as_json: bool, quiet: bool) -> None:
-    """Print a report on stdout: JSON for programs, or aligned lines for people; what does not print is spelt out."""
+    """Print a report on stdout: JSON for programs, or aligned lines for people; control characters are spelt out."""
     if as_json:
         click.echo(json.dumps(report, indent=1))
     elif not quiet:
@@ -147,14 +147,7 @@ def print_report(report: dict[str, Any], lines: list[tuple[str, str]], *, as_jso
 
 
 def layout_report(lines: list[tuple[str, str]], columns: int | None = None) -> Iterator[str]:
-    """Yield the lines of a report in two columns.
-
-    Parameters
-    ----------
-    columns
-        Of the terminal: texts go on below themselves, and one with a word that does not fit there gets lines of its
-        own. None (a pipe or file): a line each, whatever its length.
-    """
+    """Yield the lines of a report in two columns, wrapped to the columns of a terminal; None: each fact is one line."""
     width = max((len(name) for name, _ in lines), default=0)
     for name, text in lines:
         room = None if columns is None else columns - width - 2
@@ -174,13 +167,7 @@ def _wrap(text: str, width: int) -> list[str]:
 
 
 class NewPath(click.Path):
-    """Where something is written: a path of this machine.
-
-    Parameters
-    ----------
-    urls
-        Whether URLs of objects are taken as well.
-    """
+    """A path to write on this machine; with `urls`, also the URL of an object."""
 
     remedy = ""
 
@@ -240,26 +227,11 @@ class Size(click.ParamType[int]):
 class Progress:
     """A bar on a terminal; a plain line every `LOG_INTERVAL_S` seconds anywhere else, as in a Slurm log.
 
-    Parameters
-    ----------
-    label
-        What is being done.
-    total
-        How much makes 100 %.
-    enabled
-        False prints nothing.
-    unit
-        What is counted: "tok" or "B".
+    `total` units, "tok" or "B", are 100 %; 0: not known yet.
     """
 
     def __init__(
-        self,
-        label: str,
-        total: int,
-        *,
-        enabled: bool = True,
-        unit: str = "tok",
-        stream: TextIO | None = None,
+        self, label: str, total: int, *, enabled: bool = True, unit: str = "tok", stream: TextIO | None = None
     ) -> None:
         self._label, self._total, self._enabled, self._unit = label, total, enabled, unit
         self._stream = stream or sys.stderr

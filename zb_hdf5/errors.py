@@ -18,7 +18,7 @@
     └── ClosedError      (ValueError)   1  the reader or writer was closed
 
 Each message states the path, the expected and the found value and, where one exists, the `Remedy`. The command line
-puts what to type in its place (`zb_hdf5/console.py`), and exits with `exit_code`. `OSError` passes through unchanged.
+replaces it with the command (`zb_hdf5/console.py`), and exits with `exit_code`. `OSError` passes through unchanged.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from typing import ClassVar
 
 
 class Remedy(StrEnum):
-    """What helps, in the words of somebody who calls the library."""
+    """The cure of an error, for a caller of the library."""
 
     VERIFY = "verify it to find all that is damaged"
     REPAIR = "if no writer is at work on it, repair it"
-    REBUILD = "restore the index, or make it anew with rebuild_index"
-    REBUILD_FORCE = "if the shards are the right ones, make the index anew with rebuild_index(force=True)"
+    REBUILD = "restore the index, or rebuild it with rebuild_index"
+    REBUILD_FORCE = "if the shards are the right ones, rebuild the index with rebuild_index(force=True)"
     DO_WITHOUT = "restore them, or pass force=True to do without"
     LEAVE_OUT = "restore it, or pass overwrite=True to leave it out of the store"
     REPLACE = "remove it, or ask to replace it"
     RESUME = "resume the conversion"
     TOKENS_ONLY = "convert to HDF5, or pass tokens_only to leave them behind"
-    CRC32 = "restore it, or make one of the batches as they are now with add_crc32_file"
+    CRC32 = "restore it, or write one for the batches as they are now with add_crc32_file"
     SHAPE = "pass its shape as it was at conversion"
     DATASET = "to read one of them, pass dataset= to open_reader"
     TRAIN = "train both with train_tokenizer"
@@ -57,10 +57,10 @@ class ZbError(Exception):
     Attributes
     ----------
     remedy
-        What helps; None where the message says all. The text of the error ends with it.
+        The cure, at the end of the text of the error; None where there is none.
     at
-        What to apply it to: a path; of `LEAVE_OUT` how much is left out, of `OTHER_KIND` the kind, of `RECORD_LENGTH`
-        the tokens.
+        The object of the remedy: a path; of `LEAVE_OUT` how much is left out, of `OTHER_KIND` the kind, of
+        `RECORD_LENGTH` the tokens.
     """
 
     exit_code: ClassVar[int] = 1

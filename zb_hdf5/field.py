@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError, ConvertError
 
-#: What names fields in a call: a structured dtype, name -> dtype (of a value, or of a small array), or `Field`s.
+#: The fields of a call: a structured dtype, name -> dtype (of a value, or of a small array), or `Field`s.
 Fields: TypeAlias = "np.dtype[Any] | Mapping[str, Any] | Iterable[Field]"
 
 #: Names that a loader gives to its own values.
@@ -79,7 +79,7 @@ class Field:
         return prod(self.shape)
 
     def to_json(self) -> dict[str, Any]:
-        """Return what `from_json` takes."""
+        """Return the argument of `from_json`."""
         plain = self.dtype.names is None
         dtype = self.dtype.str if plain else [list(part) for part in np.lib.format.dtype_to_descr(self.dtype)]
         return {"dtype": dtype, "shape": list(self.shape)}

@@ -1,4 +1,4 @@
-"""Values of tokens: which a store may hold, and how they are stored."""
+"""Token values: their limits, and their stored form."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def as_stored(tokens: TokenArray, meta: StoreMeta, what: object) -> TokenArray:
 
 
 def bad_token_message(what: object, where: str, value: object, meta: StoreMeta) -> str:
-    """Say which token cannot be stored, and why."""
+    """Return the message for a token that cannot be stored."""
     limit = token_limit(meta.dtype, meta.vocab_size)
     reason = f"vocab_size {meta.vocab_size:,}" if limit == meta.vocab_size - 1 else f"dtype {meta.dtype.name}"
     return f"{what}: token id {value} at {where} is outside 0..{limit:,} ({reason})"

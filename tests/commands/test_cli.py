@@ -758,7 +758,7 @@ def test_a_repacked_shard_names_its_cause_and_cure(how, places):
     assert result.stdout.count("BAD: ") == 2  # the shard, and the verdict
     assert f"{shard}: is the shard that {INDEX_NAME} names" in result.stdout
     assert cure in result.stdout
-    with open_reader(store) as reader, pytest.raises(FormatError, match="make the index anew"):
+    with open_reader(store) as reader, pytest.raises(FormatError, match="rebuild the index"):
         reader.read_batch(4)
     with open_reader(store, access="h5py") as reader:  # which asks the file itself
         np.testing.assert_array_equal(reader.read_batch(4), batches(12)[4])

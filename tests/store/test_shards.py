@@ -565,7 +565,7 @@ def test_wrong_places_are_never_wrong_tokens(shift, tokens, tmp_path, write_stor
     [run] = columns["batches"]
     moved = Run(run.base + shift[0], run.stride + shift[1], run.num_batches)
     rewrite_index(folder, 0, columns=columns | {"batches": (moved,)})
-    message = r"shard-00000\.h5: is the shard.*make the index anew|columns: batches lie over each other"
+    message = r"shard-00000\.h5: is the shard.*rebuild the index|columns: batches lie over each other"
     with pytest.raises(ZbError, match=message), open_reader(folder) as reader:
         reader.read_batch(0)
     if shift[1] >= 0:  # else the index cannot be read

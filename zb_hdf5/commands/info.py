@@ -1,4 +1,4 @@
-"""`zb info`: describes a store, and how its batches lie on disk."""
+"""`zb info`: a store, and the layout of its batches on disk."""
 
 from __future__ import annotations
 
@@ -30,13 +30,7 @@ from zb_hdf5.text.tokenizers import tokenizer_named
 
 
 def describe(path: str | os.PathLike[str], dataset: str | None = None) -> dict[str, Any]:
-    """Return a JSON-able description of a file or store.
-
-    Raises
-    ------
-    FormatError, IncompleteError
-        If it cannot be opened.
-    """
+    """Return a JSON-able description of a file or store."""
     path = any_path(path)
     is_tokens, local = dataset is None and is_stream(path), not isinstance(path, RemotePath)
     if is_tokens and local and (arrays := _describe_arrays(path)):
@@ -89,7 +83,7 @@ def _describe_arrays(path: Path) -> dict[str, Any] | None:
 
 
 def _describe_codec(opened: BatchReader | MmapTokenStore, index: ShardIndex | None) -> dict[str, Any]:
-    """Return what compression makes of the tokens, where there is any."""
+    """Return the codec and its ratio; empty without one."""
     found: list[tuple[CompressedTokens | None, int]]
     if index is None:
         found = [(opened.compressed, opened.num_tokens if isinstance(opened, MmapTokenStore) else opened.token_count)]
@@ -145,7 +139,7 @@ def _describe_batches(reader: BatchReader, path: Path) -> dict[str, Any]:
 
 
 def _describe_documents(opened: BatchReader | MmapTokenStore) -> dict[str, Any] | None:
-    """Return what the first table of documents has; None if there is no table, or only where the documents begin."""
+    """Return the facts of the first table of documents; None without one, or of offsets only."""
     try:
         table = opened.documents
         if not isinstance(table, DocumentTable) or not len(table) or not table.parts[0].sha256:
@@ -170,7 +164,7 @@ def _batches_of_shards(index: ShardIndex, num_batches: int) -> list[int]:
 
 
 def _describe_index(index: ShardIndex, batches: list[int]) -> dict[str, Any]:
-    """Return what only the `shards.json` of a store knows; `batches` of a stream are not counted."""
+    """Return the facts of a `shards.json`; `batches` of a stream are not counted."""
     is_stream, splits = index.meta.layout == STREAM_LAYOUT, dict[str, dict[str, Any]]()
     for split in dict.fromkeys(index.table.values["split"]):
         here = [(shard, size) for shard, size in zip(index.shards, batches, strict=True) if shard.split == split]
@@ -197,7 +191,7 @@ def _range(sizes: list[int]) -> dict[str, int]:
 
 
 def _origin_lines(d: dict[str, Any]) -> list[tuple[str, str]]:
-    """Say what made the tokens, and of what."""
+    """Return the lines of the tokenizer and the source."""
     lines = []
     tokenizer, source = d["tokenizer"], d.get("source") or {}
     if tokenizer:
@@ -213,7 +207,7 @@ def _origin_lines(d: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def source_files(source: dict[str, Any]) -> list[Any]:
-    """Return the files that a store was made of; free JSON: whoever wrote the store chose the words."""
+    """Return the files of a source, which is free JSON of its writer."""
     files = source.get("files") or source.get("path")
     return files if isinstance(files, list) else [files] if files else []
 
@@ -224,7 +218,7 @@ def _short_fingerprint(fingerprint: str) -> str:
 
 
 def _split_lines(d: dict[str, Any]) -> list[tuple[str, str]]:
-    """Say what lies in the shards: of each split for itself."""
+    """Return a line for each split."""
     if d["kind"] == "store" and list(d["splits"]) == [DEFAULT_SPLIT]:
         return [("shards", f"{d['shards']['count']:,} of {_range_of_batches(d['splits'][DEFAULT_SPLIT])}")]
     lines = []
@@ -275,7 +269,7 @@ def describe_lines(description: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _document_lines(d: dict[str, Any]) -> list[tuple[str, str]]:
-    """Say how many documents there are, and what is stored of them."""
+    """Return the number of documents, and their stored facts."""
     tables = d["document_tables"] or {}
     count = d["documents"] or tables.get("documents")
     if count is None and not tables:
@@ -330,7 +324,7 @@ def _access_text(access: str, file_system: str) -> str:
 
 
 def _reads_text(d: dict[str, Any]) -> str:
-    """Say what is compared with its crc32 when it is read."""
+    """Return the reads that are compared with their crc32."""
     if d["verified"] != "none":
         return "each batch that is read whole is compared with its crc32"
     if d["kind"] == "stream":

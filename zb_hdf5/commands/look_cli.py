@@ -15,10 +15,10 @@ from zb_hdf5.errors import ArgumentError
 
 _PATH: Any = ExistingPath(urls=True)
 _TOKENIZER: Final = (
-    "byte, tiktoken:NAME, tiktoken:FILE or hf:tokenizer.json. [default: the one that the store names, if it lies "
-    "beside the store]"
+    "byte, tiktoken:NAME, tiktoken:FILE or hf:tokenizer.json. [default: the one that the store names, if it is in "
+    "its folder]"
 )
-#: Of a pipe or file.
+#: Columns of a pipe or file.
 PLAIN_COLUMNS: Final = 80
 SAMPLE: Final = 3
 PIECES_SHOWN: Final = 64
@@ -83,7 +83,7 @@ def show(
                 click.echo(line)
 
 
-@click.command(short_help="Write a page that shows what a store consists of.")
+@click.command(short_help="Write a page with the statistics of a store.")
 @click.argument("path", type=_PATH)
 @click.option("--output", "-o", type=NewPath(), required=True, help="HTML file to write.")
 @click.option("--sample-batches", type=click.IntRange(1), help="Look at so many batches, evenly spread. [default: all]")
@@ -103,7 +103,7 @@ def report(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Write a page that shows what PATH consists of.
+    """Write a page with the statistics of PATH.
 
     It has histograms of tokens and of lengths of documents, tokens that are frequent or never used, documents that are
     there twice, and samples as text. It is one HTML file, needs no network, and is the same for the same store.
@@ -166,8 +166,9 @@ def which(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Name the shard, batch and rows of a training step, from the loader state of a checkpoint, and the documents in
-    them where documents are stored. Or those of a stored batch.
+    """Name the shard, batch and rows of a training step, from the loader state of a checkpoint, or of a stored batch.
+
+    Documents in them are named where they are stored.
 
     \b
     Example: zb which data/train --state loader.json --step 1200 --world-size 8

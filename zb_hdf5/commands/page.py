@@ -131,16 +131,9 @@ def share_bar(share: float) -> Markup:
 def bars(
     values: Sequence[int], titles: Sequence[str], marks: Sequence[tuple[float, str]], *, log: bool, caption: str
 ) -> Markup:
-    """Return a figure of one bar for each value.
+    """Return a figure of a bar for each value, with a title that is seen where it is pointed at.
 
-    Parameters
-    ----------
-    titles
-        What a reader sees who points at a bar.
-    marks
-        Words below the bars: (place in units of bars, text).
-    log
-        Heights are logarithms: a bar of 1 is still seen beside one of a million.
+    `marks` are (position in units of bars, text) below them. `log`: a bar of 1 is seen next to one of a million.
     """
     height, width = HEIGHT - TOP - BOTTOM, WIDTH - LEFT
     top = max(max(values, default=0), 1)

@@ -1,4 +1,4 @@
-"""`zb report`: one page that shows what a store consists of."""
+"""`zb report`: one page with the statistics of a store."""
 
 from __future__ import annotations
 
@@ -235,7 +235,7 @@ def _document_parts(d: dict[str, Any], found: Statistics) -> list[Markup]:
 
 
 def _packing(found: Statistics) -> Markup:
-    """Return how the documents lie in the records."""
+    """Return the lines on padding, and on whole, split and missing documents."""
     count, packing = max(1, found.num_units), found.packing
     if packing is None:
         text = "Each lies in one file, whole: a stream is cut into records only when it is read."

@@ -1,4 +1,4 @@
-"""Rows to look at: tokens, and all that is known of them."""
+"""Rows of tokens with their documents, fields and spans."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from zb_hdf5.loaders.order import GlobalOrder, IndexArray
 from zb_hdf5.spec import NO_DOCUMENT, TokenArray
 from zb_hdf5.store.windows import WindowReader
 
-#: In place of the number of a document.
+#: Numbers of no document.
 PADDING: Final = -1
 UNKNOWN: Final = -2
-#: The span of a stretch that belongs to none.
+#: The number of no span.
 NO_SPAN: Final = -1
 #: Runs of equal values of a field that are written out.
 RUNS: Final = 8
-#: Records that are named of those that a document lies in.
+#: Records of a document that are named.
 PLACES: Final = 2
 #: Records whose pieces are looked at together.
 RECORDS_AT_ONCE: Final = 1 << 14
@@ -212,7 +212,7 @@ def parts_of(row: Row, limit: int | None) -> list[Part]:
 
 
 def cut_by_spans(row: Row, part: Part) -> list[tuple[int, int, int]]:
-    """Return the stretches (first column, column behind the last, number of the span or `NO_SPAN`) of a part."""
+    """Return the ranges (first column, end column, number of the span or `NO_SPAN`) of a part."""
     cuts, at = [], part.column
     for number, (start, stop, _) in enumerate(row.spans):
         a, b = max(start, part.column), min(stop, part.stop)

@@ -1,4 +1,4 @@
-"""`zb show`: rows of tokens as text, with the documents, fields and spans that are known."""
+"""`zb show`: rows of tokens as text, with their documents, fields and spans."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ from zb_hdf5.store.stream_documents import MmapTokenStore
 from zb_hdf5.text.readable import NEWLINE, readable, readable_runs, tokenizer_of
 from zb_hdf5.text.tokenizers import Tokenizer
 
-#: What a record of a stream has, if nothing is said.
+#: Tokens of a record of a stream by default.
 STREAM_SEQ_LEN: Final = 512
 COLOURS: Final = ("cyan", "yellow", "green", "magenta", "blue")
-#: A line of text is broken at a space that lies in this share of its end, else where it is full.
+#: A line of text is broken at a space in this share of its end, else where it is full.
 BREAKABLE: Final = 0.4
 
 #: Text of one character of the data, and how it is drawn: "", "span" or "escape".
@@ -56,7 +56,7 @@ def open_to_look(path: Path, batch_size: int | None = None, seq_len: int | None 
 
 
 def tokenizer_to_look(reader: BatchReader, asked: str | None) -> Tokenizer | None:
-    """Return the tokenizer of a store: files of its name are looked for beside it, and where the user is."""
+    """Return the tokenizer of a store: its file is looked for in its folder and the current one."""
     folder = reader.path.parent if reader.path.name == INDEX_NAME else reader.path
     return tokenizer_of(reader.meta.tokenizer, asked, (folder, folder.parent, Path()), reader.path)
 
@@ -107,13 +107,13 @@ def _part_json(row: Row, part: Part, tokenizer: Tokenizer | None) -> dict[str, A
 
 
 def document_json(document: Document) -> dict[str, Any]:
-    """Return where a document came from, for programs: what is not known of it is left out."""
+    """Return the known origin of a document, for programs."""
     found = {"id": document.id, "source": document.source, "source_row": document.row, "metadata": document.metadata}
     return {name: value for name, value in found.items() if value not in (None, {})}
 
 
 def origin_text(known: Mapping[str, Any]) -> str:
-    """Say where a document came from, of what `document_json` has; "" if that is not known."""
+    """Return the origin of a document, given as `document_json`; "" if it is not known."""
     found = [f"id {known['id']}"] if "id" in known else []
     if "source" in known:
         row = "line" if {".jsonl", ".txt"} & set(Path(known["source"]).suffixes) else "row"  # from 1, as stored
@@ -122,7 +122,7 @@ def origin_text(known: Mapping[str, Any]) -> str:
 
 
 def value_text(value: object) -> str:
-    """Return what a span holds, on one line and without control characters."""
+    """Return the value of a span, on one line and without control characters."""
     return printable(value if isinstance(value, str) else json.dumps(_plain(value), ensure_ascii=False))
 
 
@@ -135,7 +135,7 @@ def _plain(value: object) -> object:
 
 
 def part_title(part: Part) -> str:
-    """Say which document a part is of; "" if none are known."""
+    """Return the document of a part; "" if none are known."""
     if part.document == UNKNOWN:
         return ""
     if part.document == PADDING:
@@ -166,7 +166,7 @@ def row_lines(row: Row, tokenizer: Tokenizer | None, *, limit: int | None, colum
 
 
 def _headline(title: str, document: Document | None, columns: int, paint: Any, shade: str) -> Iterator[str]:
-    """Yield a line that begins a part, and what is known of its document: on the same line if it fits there."""
+    """Yield the first line of a part, and the origin of its document: on the same line if it fits there."""
     known = {} if document is None else document_json(document)
     origin = origin_text(known)
     if columns_of(origin) > columns - 2 and "source" in known:
@@ -225,7 +225,7 @@ def _drawn(line: list[Cell], paint: Any) -> Iterator[str]:
 
 
 def _notes(row: Row, part: Part, columns: int, paint: Any) -> Iterator[str]:
-    """Yield what is stored beside the tokens of a part."""
+    """Yield the fields and spans of a part."""
     for name, values in row.fields.items():
         text = f"  {printable(name)}: {summary_of_field(values[part.column : part.stop])}"
         yield paint(_cut(text, columns), fg="bright_black")

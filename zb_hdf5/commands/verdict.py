@@ -55,7 +55,7 @@ def verdict_json(reports: list[ShardReport]) -> dict[str, Any]:
 
 
 def verdict_lines(path: Path, reports: list[ShardReport]) -> list[tuple[str, str]]:
-    """Return a line for each file, called by its place in `path`, and the verdict."""
+    """Return a line for each file, named by its path in `path`, and the verdict."""
     lines = [("path", str(path))]
     if len(reports) > 1 or any_path(reports[0].path) != path:
         folder = path if path.is_dir() else path.parent

@@ -1,4 +1,4 @@
-"""`zb which`: the rows that made a training step, computed from the loader's state alone."""
+"""`zb which`: the rows of a training step, computed from the state of a loader alone."""
 
 from __future__ import annotations
 

@@ -57,9 +57,9 @@ def zb() -> None:
 @click.option("--dataset", help="Name of the 3-D dataset, in an HDF5 file of another program.")
 @output_options
 def info(path: Path, dataset: str | None, as_json: bool, quiet: bool) -> None:
-    """Describe PATH: shape, tokens, documents, splits, and where its batches lie.
+    """Describe PATH: shape, tokens, documents, splits, and the layout of its batches.
 
-    For a .partial folder, it says how far the conversion is.
+    A .partial folder is described by the progress of its conversion.
 
     \b
     Example: zb info data/train
@@ -116,14 +116,14 @@ def verify(ctx: click.Context, path: Path, workers: int | None, as_json: bool, q
 
 @zb.command(short_help="Save the good batches or documents in a new file.")
 @click.argument("path", type=_PATH)
-@click.option("--output", type=NewPath(), help="New file; by default beside PATH.")
+@click.option("--output", type=NewPath(), help="New file; by default in the folder of PATH.")
 @click.option("--batch-size", type=click.IntRange(1), help="Records per batch, if the .batch header was never written.")
 @click.option("--seq-len", type=click.IntRange(1), help="Tokens per record, if that header was never written.")
 @click.option(
     "--dtype", type=click.Choice(["uint16", "uint32"]), help="Stored dtype, if that header was never written."
 )
 @click.option("--force", is_flag=True, help="Replace an existing output.")
-@click.option("--dry-run", is_flag=True, help="Say what would be done; write nothing.")
+@click.option("--dry-run", is_flag=True, help="Print what would be done; write nothing.")
 @output_options
 def repair(
     path: Path,
@@ -185,7 +185,7 @@ def train(
 ) -> None:
     """Train byte-level BPE on the text of SRC: .parquet, .jsonl, .jsonl.gz and .txt files, and folders of them.
 
-    Writes a tokenizer.json for Hugging Face tokenizers and, beside it, a .tiktoken file of ranks that encodes the same.
+    Writes a tokenizer.json for Hugging Face tokenizers, and a .tiktoken file of ranks that encodes the same.
     Memory grows with the number of different words, not with the text.
 
     \b
@@ -235,12 +235,12 @@ def merge(path: Path, force: bool, as_json: bool, quiet: bool) -> None:
     print_report({**report, "sha256": merged.sha256}, [*lines, ("sha256", merged.sha256)], as_json=as_json, quiet=quiet)
 
 
-@index.command(short_help="Make a lost or outdated shards.json anew from its shards.")
+@index.command(short_help="Rebuild a lost or outdated shards.json from its shards.")
 @click.argument("folder", type=_PATH)
 @click.option("--force", is_flag=True, help="Replace a valid index; accept missing shards.")
 @output_options
 def rebuild(folder: Path, force: bool, as_json: bool, quiet: bool) -> None:
-    """Make the lost, damaged or outdated shards.json of FOLDER anew from its shards.
+    """Rebuild the lost, damaged or outdated shards.json of FOLDER from its shards.
 
     It is outdated, and needs --force, when a shard was repacked or replaced since it was written.
 
@@ -265,7 +265,7 @@ def rebuild(folder: Path, force: bool, as_json: bool, quiet: bool) -> None:
 @click.argument("files", type=_PATH, nargs=-1, required=True)
 @output_options
 def crc32(files: tuple[Path, ...], as_json: bool, quiet: bool) -> None:
-    """Write FILE.batch.crc32 beside each .batch file that has none.
+    """Write FILE.batch.crc32 for each .batch file that has none.
 
     The new file holds the crc32 of each batch as it is now. From then on, 'zb verify' compares the .batch with it.
 
@@ -280,12 +280,12 @@ def crc32(files: tuple[Path, ...], as_json: bool, quiet: bool) -> None:
     print_report(report, lines, as_json=as_json, quiet=quiet)
 
 
-@zb.command(short_help="Find what stands in the way of training on this machine.")
+@zb.command(short_help="Check this machine for problems that would stop training.")
 @click.argument("path", type=_STORE)
 @output_options
 @click.pass_context
 def doctor(ctx: click.Context, path: Path, as_json: bool, quiet: bool) -> None:
-    """Find what would stop or slow down training from PATH on this machine. Exit code 5: something would stop it.
+    """Check this machine for problems that stop or slow down training from PATH. Exit code 5: one stops it.
 
     \b
     Example: zb doctor data/train

@@ -407,7 +407,7 @@ def compare(old: Path, new: Path, work: Path, wanted: str) -> int:
     for name, result in results["old"].items():
         facts = [*differences(result, results["new"][name], "")]
         if name in resumed:
-            facts += differences({"rest": result.get("rest")}, resumed[name], "resumed on the new build: ")
+            facts += differences({"rest": result.get("rest")}, resumed[name], "resumed.")
         facts = [fact for fact in facts if not is_reviewed(name, fact)]
         differing += bool(facts)
         print("".join(f"{name}: {fact}\n" for fact in facts[:4]), end="")

@@ -94,44 +94,51 @@ def convert(*arguments: object) -> None:
         raise RuntimeError(f"zb convert {' '.join(map(str, arguments))}: exit code {code}: {errors}")
 
 
+SHAPE, ROWS = ("--batch-size", 4, "--seq-len", 16), ("--batch-size", 4, "--seq-len", 32, "--tokenizer", "byte")
+KEPT = ("--id-column", "id", "--metadata-columns", "author")
+FIELDS = {"mask": "u1", "vector": ("<f4", (2,))}
+
+
 def make_stores(sources: Path, to: Path) -> None:
-    """Write one store of each kind with the build of this process."""
-    from zb_hdf5 import HDF5ShardWriter, open_writer
+    """Write the stores that most cases need with the build of this process."""
+    from zb_hdf5 import HDF5ShardWriter
 
     to.mkdir()
-    shape, text = ("--batch-size", 4, "--seq-len", 16), ("--batch-size", 4, "--seq-len", 32, "--tokenizer", "byte")
-    kept = ("--id-column", "id", "--metadata-columns", "author")
-    convert("npy-to-hdf5", sources / "records", to / "lone.h5", *shape)
-    convert("npy-to-hdf5", sources / "records", to / "h5", *shape, "--shards", 4, "--vocab-size", 50_000)
-    convert("npy-to-hdf5", sources / "records", to / "wide", *shape, "--shards", 3, "--dtype", "uint32")
-    convert("npy-to-hdf5", sources / "records", to / "padded", *shape, "--remainder", "pad", "--no-shuffle")
-    convert("npy-to-batch", sources / "records", to / "batch", *shape, "--shards", 4)
-    convert("npy-to-batch", sources / "records", to / "lone.batch", *shape, "--dtype", "uint32")
-    convert("hdf5-to-batch", to / "h5", to / "same-batch")
-    convert("hdf5-to-hdf5", to / "h5", to / "relaid", "--batch-size", 6, "--seq-len", 8, "--shards", 2)
-    convert("hdf5-to-npy", to / "h5", to / "back")
-    convert("npy-to-hdf5", to / "back", to / "again", *shape, "--no-shuffle")
-    with contextlib.suppress(ImportError):
-        importlib.import_module("zstandard"), importlib.import_module("hdf5plugin")
-        convert("npy-to-hdf5", sources / "records", to / "zstd", *shape, "--shards", 2, "--codec", "zstd")
+    convert("npy-to-hdf5", sources / "records", to / "h5", *SHAPE, "--shards", 4, "--vocab-size", 50_000)
+    convert("npy-to-hdf5", sources / "records", to / "wide", *SHAPE, "--shards", 3, "--dtype", "uint32")
+    convert("npy-to-batch", sources / "records", to / "batch", *SHAPE, "--shards", 4)
+    convert("npy-to-batch", sources / "records", to / "lone.batch", *SHAPE, "--dtype", "uint32")
     convert("npy-to-stream", sources / "long", to / "cut", "--boundary-token-id", 7)
-    for packing in ("concat", "best-fit", "pad"):
-        held_out = ("--val-last-shard",) if packing == "pad" else ("--val-fraction", 0.2)
-        convert(
-            "jsonl-to-hdf5", sources / "text", to / f"text-{packing}", *text, *kept, *held_out, "--packing", packing
-        )
+    for packing, held_out in (("best-fit", ("--val-fraction", 0.2)), ("pad", ("--val-last-shard",))):
+        options = (*ROWS, *KEPT, *held_out, "--packing", packing)
+        convert("jsonl-to-hdf5", sources / "text", to / f"text-{packing}", *options)
     if (sources / "parquet").exists():
-        convert("parquet-to-hdf5", sources / "parquet", to / "parquet", *text, "--shards", 2)
-        convert(
-            "parquet-to-hdf5", sources / "parquet", to / "stream", "--layout", "stream", "--tokenizer", "byte", *kept
-        )
-    fields = {"mask": "u1", "vector": ("<f4", (2,))}
-    with HDF5ShardWriter(to / "notes.h5", dtype="uint16", boundary_token_id=999, fields=fields) as writer:
+        text = ("--layout", "stream", "--tokenizer", "byte", *KEPT)
+        convert("parquet-to-hdf5", sources / "parquet", to / "stream", *text)
+    with HDF5ShardWriter(to / "notes.h5", dtype="uint16", boundary_token_id=999, fields=FIELDS) as writer:
         for tokens, more in documents():
             values = more.pop("fields")
             writer.write_document(tokens, values, **more)
-    convert("stream-to-hdf5", to / "notes.h5", to / "packed", *shape, "--packing", "best-fit", "--shards", 2)
-    with open_writer(to / "fields.h5", batch_size=4, seq_len=16, fields=fields) as writer:
+    convert("stream-to-hdf5", to / "notes.h5", to / "packed", *SHAPE, "--packing", "best-fit", "--shards", 2)
+
+
+def make_more_stores(sources: Path, to: Path) -> None:
+    """Write the others."""
+    from zb_hdf5 import open_writer
+
+    convert("npy-to-hdf5", sources / "records", to / "lone.h5", *SHAPE)
+    convert("npy-to-hdf5", sources / "records", to / "padded", *SHAPE, "--remainder", "pad", "--no-shuffle")
+    convert("hdf5-to-batch", to / "h5", to / "same-batch")
+    convert("hdf5-to-hdf5", to / "h5", to / "relaid", "--batch-size", 6, "--seq-len", 8, "--shards", 2)
+    convert("hdf5-to-npy", to / "h5", to / "back")
+    convert("npy-to-hdf5", to / "back", to / "again", *SHAPE, "--no-shuffle")
+    with contextlib.suppress(ImportError):
+        importlib.import_module("zstandard"), importlib.import_module("hdf5plugin")
+        convert("npy-to-hdf5", sources / "records", to / "zstd", *SHAPE, "--shards", 2, "--codec", "zstd")
+    convert("jsonl-to-hdf5", sources / "text", to / "text-concat", *ROWS, *KEPT, "--val-fraction", 0.2)
+    if (sources / "parquet").exists():
+        convert("parquet-to-hdf5", sources / "parquet", to / "parquet", *ROWS, "--shards", 2)
+    with open_writer(to / "fields.h5", batch_size=4, seq_len=16, fields=FIELDS) as writer:
         tokens = np.load(sources / "records" / "0.npy").reshape(-1, 4, 16)
         writer.write(tokens, {"mask": tokens % 2, "vector": np.stack([tokens, tokens], -1)})
 
@@ -359,6 +366,7 @@ def task_stores(sources: str, stores: str) -> None:
     if not Path(sources).exists():
         make_sources(Path(sources))
     make_stores(Path(sources), Path(stores))
+    make_more_stores(Path(sources), Path(stores))
 
 
 #: The cases whose states are kept: one of each kind of loader, data and order.

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from old_and_new import make_sources, make_stores, zb
+from old_and_new import make_more_stores, make_sources, make_stores, zb
 
 
 def signatures() -> Iterator[str]:
@@ -100,4 +100,5 @@ if __name__ == "__main__":
         sources, stores = Path(folder) / "sources", Path(folder) / "stores"
         make_sources(sources)
         make_stores(sources, stores)
+        make_more_stores(sources, stores)
         print("\n".join([*signatures(), "", *helps(), *exits(sources, stores)]))

@@ -70,6 +70,7 @@ def trees_and_names(module):
             yield name, attribute or None
 
 
+@cache
 def needs_of(module):
     """Return the modules of the package that a module needs: also those that are imported late, or by a text."""
     needs = set()
@@ -157,9 +158,9 @@ def test_no_file_imports_a_private_name_of_another():
 NOT_OURS = {"_replace", "_asdict", "_fields", "_getframe", "_store", "_pat_str", "_mergeable_ranks", "_special_tokens"}
 
 
-def own_names(tree):
+def own_names(nodes):
     """Return the attributes of a file's own classes, and its functions."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"):
             yield node.attr
         elif isinstance(node, ast.FunctionDef | ast.ClassDef):
@@ -169,9 +170,9 @@ def own_names(tree):
 
 
 def private_reaches_of(module):
-    tree = ast.parse(FILES[module].read_text(encoding="utf-8"))
-    known = {*own_names(tree), *NOT_OURS}
-    for node in ast.walk(tree):
+    nodes = nodes_of(FILES[module])
+    known = {*own_names(nodes), *NOT_OURS}
+    for node in nodes:
         if not isinstance(node, ast.Attribute) or not re.match("_[^_]", node.attr) or node.attr in known:
             continue
         if not isinstance(node.value, ast.Name) or node.value.id not in ("self", "cls", "os"):

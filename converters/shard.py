@@ -34,6 +34,8 @@ from zb_hdf5.store.table import PiecesInfo
 
 #: What the shards are called in the journal and in messages.
 SHARDS: Final = "shards"
+#: Tokens that are committed together: the unit of resume is the shard, and others may read a part of a large one.
+COMMIT_BYTES: Final = 1 << 30
 #: What is copied from file to file between two reports of progress.
 COPY_BYTES: Final = 64 << 20
 #: But no more reports than this: the target looks at all its batches for each.
@@ -136,8 +138,8 @@ class ShardTask:
         return min(tokens_written(self.path, self.meta.dtype), self.amount)
 
     def origin(self) -> dict[str, Any]:
-        """Return where the tokens came from, for the file: as in the index, or as a lone source file has it."""
-        if self.source.origin is not None:
+        """Return the origin of the tokens: of a shard as in the index, of a lone copy as its source file has it."""
+        if self.source.origin is not None and not self.in_store:
             return self.source.origin
         return {"source": self.source.description, "shuffle": self.source.shuffle, "split": self.split}
 
@@ -233,7 +235,7 @@ def write_shard(task: ShardTask, progress: Progress = no_progress) -> FinishedSh
         known = None if crc32 is None else sha256
         writer = FORMATS[task.target].begin(
             task.path, task.meta, expected_batches=stop - start, overwrite=task.overwrite, known_sha256=known,
-            origin=task.origin(),
+            origin=task.origin(), commit_bytes=COMMIT_BYTES,
         )  # fmt: skip
         with writer:
             if original is not None and known is not None:

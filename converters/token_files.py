@@ -18,7 +18,7 @@ from zb_hdf5 import ConvertError, StoreMeta
 from zb_hdf5.converters.documents import DocumentCounts, DocumentSource, Encoded, Route
 from zb_hdf5.converters.journal import CheckTask, Head, Journal, is_result
 from zb_hdf5.converters.run import WorkOptions
-from zb_hdf5.converters.shard import file_states, require_unchanged
+from zb_hdf5.converters.shard import COMMIT_BYTES, file_states, require_unchanged
 from zb_hdf5.converters.source import date_of
 from zb_hdf5.converters.task import Progress, no_progress
 from zb_hdf5.files.publishing import LockedFolder, disk_errors
@@ -107,6 +107,7 @@ def write_stream(task: TokensTask, progress: Progress = no_progress) -> Finished
         task.path, dtype=source.dtype.name, boundary_token_id=NO_BOUNDARY if boundary is None else boundary,
         vocab_size=source.vocab_size, tokenizer=source.tokenizer, overwrite=True, codec=task.codec,
         origin={"source": source.description | date_of(source.paths), "split": task.route.split},
+        commit_bytes=COMMIT_BYTES,
     ) as writer:  # fmt: skip
         for encoded in task.read(counts, progress):
             try:

@@ -142,13 +142,13 @@ def extents_column(column: str) -> str:
     return EXTENTS if column in TOKEN_COLUMNS.values() else f"{column}.{EXTENTS}"
 
 
-def meta_block_bytes(expected_batches: int) -> int:
+def meta_block_bytes(expected_batches: int, num_columns: int = 1) -> int:
     """Size of HDF5's metadata block that keeps all chunks of a shard in one run of constant stride.
 
     Measured over 1 to 600,000 chunks: the chunk index takes 8 to 14 bytes a chunk, so 16 leave it room; with the
     default of 2 KiB the index blocks fall between the chunks (56 runs for 16,384 chunks).
     """
-    return max(1 << 20, 16 * expected_batches + (64 << 10))
+    return max(1 << 20, num_columns * (16 * expected_batches + (64 << 10)))
 
 
 def batches_ahead(num_batches: int, meta: StoreMeta) -> int:

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from zb_hdf5 import MmapTokenStore, open_reader, open_writer, verify_store
+from zb_hdf5 import MmapTokenStore, convert, open_reader, open_writer, verify_store
 from zb_hdf5.formats.registry import BACKENDS, open_chunks
 from zb_hdf5.store.repair import repair_file
 
@@ -338,6 +338,54 @@ def test_a_file_is_no_longer_than_its_batches_and_their_metadata(tmp_path):
             assert reader.extents is not None
             assert reader.extents.end == sizes[-1]
     assert max(sizes) - min(sizes) <= 4096  # SWMR mode aligns the first batch otherwise
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "uint32"])
+@pytest.mark.parametrize(
+    "shape", [(32, 512), (1, 44_800), (3, 800), (3, 1000), (1, 2500), (2, 5), (7, 1500), (48, 512)]
+)
+def test_a_finished_file_is_hardly_larger_than_its_data(shape, dtype, tmp_path):
+    fields = {"mask": "u1", "vector": ("<f4", (3,))}
+    count = min(4096, max(1, (8 << 20) // (shape[0] * shape[1] * 4)))
+    tokens = np.zeros((count, *shape), dtype)
+    values = {"mask": tokens.astype("u1"), "vector": np.zeros((*tokens.shape, 3), "f4")}
+    for name, kept in (("plain.h5", {}), ("fields.h5", values)):
+        options = {"batch_size": shape[0], "seq_len": shape[1], "dtype": dtype}
+        options |= {"fields": fields, "expected_batches": count} if kept else {}
+        with open_writer(tmp_path / name, **options) as writer:
+            for start in range(0, count, 1 + count // 3):
+                part = slice(start, start + 1 + count // 3)
+                writer.write(tokens[part], {name: array[part] for name, array in kept.items()})
+        data = tokens.nbytes + sum(array.nbytes for array in kept.values())
+        assert data <= (tmp_path / name).stat().st_size <= 1.01 * data + (4 << 20)
+        with open_reader(tmp_path / name, access="mmap") as reader:
+            assert len(reader) == count
+
+
+def test_the_partial_of_a_conversion_is_read_between_two_commits(tmp_path, monkeypatch):
+    """By another process: `num_batches` rules, and each batch below it is that of the source."""
+    monkeypatch.setattr("zb_hdf5.converters.shard.COMMIT_BYTES", 16 << 20)
+    rows = np.random.default_rng(3).integers(0, 2**16, (40_000, 512)).astype("u2")  # 39 MiB: two commits and a rest
+    np.save(tmp_path / "a.npy", rows)
+    code = (
+        "import h5py, numpy as np, sys\nh5 = h5py.File(sys.argv[1], 'r', swmr=True)\nstored = h5['batches']\n"
+        "n = int(stored.attrs['num_batches'])\nsource = np.load(sys.argv[2], mmap_mode='r').reshape(-1, 32, 512)\n"
+        "assert all(np.array_equal(stored[k], source[k]) for k in range(n))\nprint(n, len(stored))"
+    )
+    seen = []
+
+    def look(tokens):
+        if len(seen) < 6:
+            command = [sys.executable, "-c", code, tmp_path / "x.h5.partial", tmp_path / "a.npy"]
+            done = subprocess.run(command, capture_output=True, text=True)
+            assert done.returncode == 0, done.stderr
+            seen.append(tuple(map(int, done.stdout.split())))
+
+    convert(tmp_path / "a.npy", "hdf5", tmp_path / "x.h5", shuffle=False, progress=look)
+    assert {count for count, _ in seen} == {0, 512}
+    assert {rows for _, rows in seen} == {1250}
+    with open_reader(tmp_path / "x.h5", verify="store") as reader:
+        np.testing.assert_array_equal(np.concatenate(list(reader)), rows)
 
 
 def test_a_failed_writer_says_what_became_of_its_batches(hit_each_write):

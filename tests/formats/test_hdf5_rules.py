@@ -13,7 +13,8 @@ import pytest
 from contract import random_tokens
 
 from zb_hdf5 import open_reader, open_writer
-from zb_hdf5.formats.hdf5.room import Room, end_of_file_address
+from zb_hdf5.formats.hdf5.aligned import AlignedFile
+from zb_hdf5.formats.hdf5.superblock import end_of_file
 
 
 @pytest.fixture
@@ -42,9 +43,9 @@ def test_a_commit_brings_the_superblock_along(writer, tokens, tmp_path):
     partial = tmp_path / "x.h5.partial"
     fd = os.open(partial, os.O_RDONLY)
     try:
-        before = end_of_file_address(fd)
+        before = end_of_file(fd)
         writer.write(np.concatenate([tokens] * 3))
-        assert end_of_file_address(fd) >= before + 2 * tokens.nbytes  # more than the 16 batches that had room
+        assert end_of_file(fd) >= before + 2 * tokens.nbytes  # more than the 16 batches that had room
     finally:
         os.close(fd)
 
@@ -76,11 +77,11 @@ def test_batches_written_past_hdf5_give_the_bytes_that_hdf5_writes(shape, expect
             writer.write(part)
     calls = []
 
-    def write_through_hdf5(room, first, chunks):
+    def write_through_hdf5(file, first, chunks):
         calls.append(first)
         writer._aligned.main.write(first, chunks)
 
-    monkeypatch.setattr(Room, "write", write_through_hdf5)
+    monkeypatch.setattr(AlignedFile, "write", write_through_hdf5)
     with open_writer(tmp_path / "slow.h5", **meta) as writer:
         for part in parts:
             writer.write(part)

@@ -54,6 +54,9 @@ class FileWriter(BatchWriter):
     origin
         Where the tokens came from, for a format that keeps it: "source" (JSON), "shuffle" and "split", as in
         `shards.json`.
+    commit_bytes
+        Commit when at least so many bytes of tokens were written since, and at the end; 0: each call. A format whose
+        files cannot be read before they are finished has no use for it.
     """
 
     holds_fields: ClassVar[bool] = False
@@ -72,6 +75,7 @@ class FileWriter(BatchWriter):
         durable: bool = False,
         known_sha256: str | None = None,
         origin: Mapping[str, Any] | None = None,
+        commit_bytes: int = 0,
     ) -> None:
         if not 0 <= expected_batches < 2**48:
             raise ArgumentError(f"{path}: expected_batches must be a count of batches, found {expected_batches}")
@@ -80,7 +84,7 @@ class FileWriter(BatchWriter):
         if meta.codec != NO_CODEC and not self.holds_codecs:
             raise ArgumentError(f"{path}: {self.backend} files are never compressed: leave out the codec {meta.codec}")
         self.meta = meta
-        self._durable, self._origin = durable, origin or {}
+        self._durable, self._origin, self._commit_bytes = durable, origin or {}, commit_bytes
         self._expected_batches = expected_batches
         self._crc32: list[int] = []
         self._unsent_bytes = 0

@@ -1,16 +1,23 @@
 """A growing HDF5 file of aligned columns: one chunk of each column for each batch, under one commit marker.
 
-Every rule here was paid for with an experiment: all objects and attributes exist before SWMR starts and are only
-modified after; data goes past HDF5's chunk cache (dirty data in it turns a full disk into a segmentation fault); all
-datasets are extended, and room is reserved, before the data are written, so that a commit modifies the attributes of
-one dataset only (of compressed chunks, which have no place ahead, an index as well: that is flushed first);
-`file.flush()`, never the dataset's own, brings the superblock along.
+The order of writes survives a kill at any of them:
+
+- All objects and attributes exist before SWMR starts, and are only modified after.
+- HDF5 writes the header that holds the commit marker *before* the headers of other datasets that grew in the same
+  flush: a kill between the two leaves the marker ahead. So all datasets are extended together, and flushed, before
+  their data are written, and a commit changes the attributes of one dataset only. Compressed chunks cannot be allocated
+  ahead: each changes an index, which is flushed before the marker. Rows behind the marker mean nothing; `complete` cuts
+  them off.
+- Data are written past HDF5's chunk cache: dirty data in it turn a full disk into a segmentation fault. Disk space is
+  allocated before HDF5 is called.
+- `file.flush()`, never the dataset's own, writes the superblock too.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import repeat
@@ -24,16 +31,18 @@ from zb_hdf5.columns.writer import Columns, FieldDigest
 from zb_hdf5.errors import ConvertError, Remedy
 from zb_hdf5.files.codecs import CompressedTokens, Encoder, require_codec
 from zb_hdf5.files.digests import batch_crc32s, crc32_array, crc32_of
-from zb_hdf5.files.publishing import PartialFile
-from zb_hdf5.formats.hdf5.file import create_for_swmr
-from zb_hdf5.formats.hdf5.places import chunk_runs, chunk_table
-from zb_hdf5.formats.hdf5.room import LooseRoom, Room, early_allocation, filtered, hdf5_writes
+from zb_hdf5.files.extents import Extents, Run
+from zb_hdf5.files.publishing import PartialFile, write_fully
+from zb_hdf5.formats.hdf5.file import create_for_swmr, early_allocation, filtered, hdf5_writes
+from zb_hdf5.formats.hdf5.places import chunk_offsets, chunk_runs, chunk_table
+from zb_hdf5.formats.hdf5.superblock import end_of_file, set_end_of_file
 from zb_hdf5.spec import (
     BATCHES,
     BATCHES_LABELS,
     CRC32_CHUNK_ROWS,
     EXTENTS_CHUNK_ROWS,
     FIELD_ATTRIBUTES,
+    HDF5_ALIGNMENT,
     NO_CODEC,
     NO_SHA256,
     StoreMeta,
@@ -44,21 +53,35 @@ from zb_hdf5.spec import (
     meta_block_bytes,
 )
 
-#: By how many rows a table is extended at most: they keep their disk space.
+#: Limit of the rows by which a table is extended: they keep their disk space.
 TABLE_ROWS_AHEAD: Final = 1 << 19
+#: Alignment of chunks that pages do not suit: of the largest item of a dtype.
+TIGHT_ALIGNMENT: Final = 8
+#: Disk space that is allocated ahead: to do it for each group takes a tenth of the time of a conversion.
+RESERVE_BYTES: Final = 64 << 20
 
 
 class ColumnSpec(NamedTuple):
-    """What is created for a column: a dataset whose chunks have this shape and codec."""
+    """Name, dtype, chunk shape and codec of a dataset."""
 
     name: str
     dtype: np.dtype[Any]
     chunk_shape: tuple[int, ...]
     codec: str = NO_CODEC
 
+    @property
+    def chunk_bytes(self) -> int:
+        """Bytes of a chunk that is not compressed."""
+        return math.prod(self.chunk_shape) * self.dtype.itemsize
+
+    def slot_bytes(self, alignment: int) -> int:
+        """Return the bytes from one chunk to the next: HDF5 aligns no chunk that is smaller than the alignment."""
+        small = self.chunk_bytes < alignment
+        return self.chunk_bytes if small else -(-self.chunk_bytes // alignment) * alignment
+
 
 class Rows:
-    """A dataset of rows that is written in whole chunks past HDF5's chunk cache; the last one is written again."""
+    """A dataset of rows, written in whole chunks past HDF5's chunk cache; the last chunk is written again and again."""
 
     def __init__(self, h5: h5py.File, name: str, dtype: str, chunk_rows: int, *width: int) -> None:
         self.count = self.crc32 = 0
@@ -66,11 +89,11 @@ class Rows:
         self.stored = _create(h5, ColumnSpec(name, np.dtype(dtype), self._tail.shape))
 
     def whole_chunks(self, count: int) -> int:
-        """Return how many rows the chunks of `count` rows have room for."""
+        """Return the number of rows in the chunks that `count` rows need."""
         return -(-count // len(self._tail)) * len(self._tail)
 
     def append(self, rows: npt.NDArray[Any]) -> None:
-        """Write `rows` behind those that are there; there is room for them."""
+        """Write `rows` behind those that are there; their chunks are allocated."""
         chunk_rows = len(self._tail)
         self.crc32 = crc32_of(np.ascontiguousarray(rows, self._tail.dtype), self.crc32)
         while len(rows):
@@ -86,9 +109,9 @@ class Rows:
 
 
 class Column:
-    """A column of tokens, and the crc32 of each of its chunks; with `encode` also where each of them lies."""
+    """A column of tokens, and the crc32 of each of its chunks; with `encode` also the extent of each chunk."""
 
-    def __init__(self, h5: h5py.File, spec: ColumnSpec, encode: Encoder | None) -> None:
+    def __init__(self, h5: h5py.File, spec: ColumnSpec, encode: Encoder | None, alignment: int) -> None:
         self.name, self.chunk_rows = spec.name, spec.chunk_shape[0]
         self._zeros = (0,) * (len(spec.chunk_shape) - 1)
         self.stored = _create(h5, spec)
@@ -96,9 +119,33 @@ class Column:
         self._encode = encode
         if encode is not None:
             self.extents = Rows(h5, extents_column(spec.name), "<u8", EXTENTS_CHUNK_ROWS, 2)
+        self.chunk_bytes, self.slot_bytes = spec.chunk_bytes, spec.slot_bytes(alignment)
+        self.offsets = np.empty(0, np.int64)  # of the allocated chunks
+
+    def note_new_chunks(self) -> Iterator[tuple[int, int]]:
+        """Find the offsets of the chunks that were allocated since; yield the ranges of bytes that they fill."""
+        first, stop = len(self.offsets), -(-self.stored.shape[0] // self.chunk_rows)
+        if stop > first:
+            # two questions, not one for each chunk: HDF5 looks at all chunks to answer one
+            begin, last = (self._offset(k * self.chunk_rows) for k in (first, stop - 1))
+            new = begin + np.arange(stop - first) * self.slot_bytes
+            if new[-1] != last:  # metadata lie between them
+                new = chunk_offsets(self.stored)[first:]
+            self.offsets = np.concatenate([self.offsets, new])
+        return self.ranges(first, stop)
+
+    def _offset(self, row: int) -> int:
+        return int(self.stored.id.get_chunk_info_by_coord((row, *self._zeros)).byte_offset)
+
+    def ranges(self, first: int, stop: int) -> Iterator[tuple[int, int]]:
+        """Yield (begin, end) of each range of bytes that chunks fill one after the other."""
+        offsets = self.offsets[first:stop]
+        for run in np.split(offsets, np.flatnonzero(np.diff(offsets) != self.slot_bytes) + 1):
+            if len(run):
+                yield int(run[0]), int(run[-1]) + self.chunk_bytes
 
     def write(self, first: int, chunks: npt.NDArray[Any]) -> None:
-        """Write whole chunks to their places: they count when the file's `commit` says so."""
+        """Write whole chunks through HDF5: they count when the file's `commit` says so."""
         stored = zip(chunks, repeat(0)) if self._encode is None else self._encode(chunks)
         for number, (chunk, skipped) in enumerate(stored, first):
             self.stored.id.write_direct_chunk((number * self.chunk_rows, *self._zeros), chunk, skipped)
@@ -111,29 +158,32 @@ class Column:
         """Do nothing: the digest of the tokens is an attribute of the commit."""
 
     def set_extents(self) -> int:
-        """Store where the compressed chunks lie; return how many bytes they have together."""
+        """Store the extents of the compressed chunks; return the sum of their bytes."""
         table = chunk_table(self.stored, -(-len(self.stored) // self.chunk_rows))[:, :2]
         self.extents.stored.resize(len(table), axis=0)
         self.extents.append(table.astype("<u8"))
         return int(table[:, 1].sum())
 
-    @property
-    def places(self) -> tuple[h5py.Dataset, ...]:
-        """The datasets whose own places say where this column lies."""
-        return (self.stored if self._encode is None else self.extents.stored, self.crc32.stored)
+    def runs(self, num_chunks: int) -> dict[str, tuple[Run, ...]]:
+        """Return the runs of the datasets that a reader finds without HDF5."""
+        if self._encode is None:  # to list the chunks takes HDF5 6 µs each
+            own = {self.name: tuple(Extents.from_offsets(self.offsets[:num_chunks], self.chunk_bytes).runs)}
+        else:
+            own = {extents_column(self.name): chunk_runs(self.extents.stored)}
+        return own | {crc32_column(self.name): chunk_runs(self.crc32.stored)}
 
 
 class FieldColumn(Column):
     """The column of a field, which keeps its own digests."""
 
-    def __init__(self, h5: h5py.File, spec: ColumnSpec, encode: Encoder | None) -> None:
-        super().__init__(h5, spec, encode)
+    def __init__(self, h5: h5py.File, spec: ColumnSpec, encode: Encoder | None, alignment: int) -> None:
+        super().__init__(h5, spec, encode, alignment)
         self._sha256, self._waiting = hashlib.sha256(), list[int]()
         for name, dtype in FIELD_ATTRIBUTES.items():
             self.stored.attrs.create(name, NO_SHA256.encode(), dtype=dtype)
 
     def write(self, first: int, chunks: npt.NDArray[Any], digested: npt.NDArray[Any] | None = None) -> None:
-        """Write whole chunks, and digest them, or what of them is `digested`: what fills up the last one is not."""
+        """Write whole chunks, and digest them, or `digested`: the values without those that fill up the last chunk."""
         super().write(first, chunks)
         values = np.ascontiguousarray(chunks if digested is None else digested)
         self._waiting += batch_crc32s(values)
@@ -148,12 +198,12 @@ class FieldColumn(Column):
         self.stored.attrs.modify("sha256", np.array(self._sha256.hexdigest().encode(), FIELD_ATTRIBUTES["sha256"]))
 
     def digest(self, num_bytes: int) -> FieldDigest:
-        """Return what the index keeps of the column, of a file of `num_bytes`."""
+        """Return the facts about the column that the index keeps, of a file of `num_bytes`."""
         return FieldDigest(num_bytes, self._sha256.hexdigest(), self.crc32.crc32)
 
 
 class AlignedFile:
-    """A file that is being written: its columns are extended together, ahead of their data, and committed together.
+    """A file that is being written: its columns are allocated together, ahead of their data, and committed together.
 
     Parameters
     ----------
@@ -166,14 +216,18 @@ class AlignedFile:
     attributes
         Of the main dataset: name -> (dtype, first value), all created here.
     expected
-        How many chunks will come, where known.
+        Number of chunks to come, where known.
     durable
         Also flush to disk at each commit.
+    commit_bytes
+        Commit when at least so many bytes of the main column were written since; 0: each time.
     create
-        Called with the new file, to add what else it needs before SWMR starts; returns its tables of rows.
+        Called with the new file, to add further objects before SWMR starts; returns its tables of rows.
 
     Attributes
     ----------
+    num_chunks
+        Chunks that are allocated.
     compressed
         Of a complete file that has a codec: it, and the bytes that the main column takes.
     """
@@ -189,13 +243,18 @@ class AlignedFile:
         *,
         expected: int,
         durable: bool,
+        commit_bytes: int,
         create: Callable[[h5py.File], tuple[Rows, ...]],
     ) -> None:
         self._file, self._attributes, self._durable = file, attributes, durable
+        self._commit_bytes, self._waiting_bytes = commit_bytes, 0
+        self._waiting, self._latest = list[int](), dict[str, int | bytes]()  # crc32 of chunks, and the marker to come
+        self.num_chunks = self._reserved = 0
+        self._end = self._solid = 0  # of the file; the first byte behind everything that cannot be cut off
         self.failure: OSError | None = None
-        codec = self._codec = main.codec
-        require_codec(codec, file.path)
-        self._encode = None if codec == NO_CODEC else Encoder(codec)
+        self._codec = main.codec
+        require_codec(main.codec, file.path)
+        self._encode = None if main.codec == NO_CODEC else Encoder(main.codec)
         self._h5: Any = None
         file.unlock()
         try:
@@ -213,22 +272,20 @@ class AlignedFile:
         create: Callable[[h5py.File], tuple[Rows, ...]],
         expected: int,
     ) -> None:
-        meta_bytes = (len(fields) + 1) * meta_block_bytes(expected)
-        h5 = self._h5 = create_for_swmr(self._file.own_path, meta_bytes, aligned=self._encode is None)
+        alignment = alignment_of([*fields, main])
+        meta_bytes = meta_block_bytes(expected, 1 + len(fields))
+        h5 = self._h5 = create_for_swmr(self._file.own_path, meta_bytes, alignment)
         self._tables = create(h5)
-        self.fields = {field_name(spec.name): FieldColumn(h5, spec, self._encode) for spec in fields}
-        self.main = Column(h5, main, self._encode)
+        self.fields = {field_name(spec.name): FieldColumn(h5, spec, self._encode, alignment) for spec in fields}
+        self.main = Column(h5, main, self._encode, alignment)
+        self._columns = [*self.fields.values(), self.main]
         for name, (dtype, value) in self._attributes.items():
             self.main.stored.attrs.create(name, value, dtype=dtype)
-        if main.name == BATCHES:
-            for column in (self.main, *self.fields.values()):
-                for axis, label in enumerate(BATCHES_LABELS):
-                    column.stored.dims[axis].label = label
-        self._columns = [*self.fields.values(), self.main]
-        room: type[Room | LooseRoom] = Room if self._encode is None else LooseRoom
-        self.room = room(h5, [column.stored for column in self._columns], self._file.fd)
-        self._extend(expected, [1] * len(self._tables))
-        for table in self._tables:  # a table of places begins with 0
+        for column in self._columns if main.name == BATCHES else ():
+            for axis, label in enumerate(BATCHES_LABELS):
+                column.stored.dims[axis].label = label
+        self._allocate(expected, [1] * len(self._tables))
+        for table in self._tables:  # a table of offsets begins with 0
             table.append(np.zeros(1, table.stored.dtype))
         h5.flush()
         h5.swmr_mode = True
@@ -237,7 +294,7 @@ class AlignedFile:
 
     @contextlib.contextmanager
     def hdf5(self) -> Iterator[None]:
-        """Make what fails inside HDF5 one OSError, and remember it: HDF5 cannot go on with such a file."""
+        """Make each failure inside HDF5 one OSError, and remember it: HDF5 cannot go on with such a file."""
         try:
             with hdf5_writes(self._file.partial_path):
                 yield
@@ -246,7 +303,7 @@ class AlignedFile:
             raise
 
     def require_sound(self, written: str) -> None:
-        """Raise `ConvertError` if an earlier write failed; `written` says what was committed before."""
+        """Raise `ConvertError` if an earlier write failed; `written` names the committed part."""
         if self.failure is not None:
             raise ConvertError(
                 f"{self._file.path}: an earlier write failed ({self.failure}); the {written} that were committed "
@@ -255,38 +312,90 @@ class AlignedFile:
                 at=self._file.partial_path,
             )
 
-    def _extend(self, num_chunks: int, table_rows: Sequence[int]) -> None:
-        """Make room for chunks and their crc32, and for rows of the tables, in front of them.
+    # --- allocation
 
-        What lies in front never parts the run of the chunks.
+    def _allocate(self, num_chunks: int, table_rows: Sequence[int]) -> None:
+        """Extend all datasets, flush, and allocate the disk space of all metadata between the new chunks.
+
+        Tables and crc32 rows come first, so that they never part the run of the chunks.
         """
         wanted = dict(zip(self._tables, table_rows, strict=True))
         wanted |= {column.crc32: num_chunks for column in self._columns}
-        rows = {table.stored: table.whole_chunks(count) for table, count in wanted.items()}
-        self.room.extend(rows | {column.stored: num_chunks * column.chunk_rows for column in self._columns})
+        for table, count in wanted.items():
+            table.stored.resize(table.whole_chunks(count), axis=0)
+        for column in self._columns:
+            column.stored.resize(num_chunks * column.chunk_rows, axis=0)
+        end, self.num_chunks = self._h5.id.get_filesize(), num_chunks
+        if os.fstat(self._file.fd).st_size < end:
+            os.ftruncate(self._file.fd, end)  # before it is announced: HDF5 refuses a file that is shorter than it says
+        self._h5.flush()
+        if self._encode is None:
+            start = self._end
+            for begin, stop in sorted(run for column in self._columns for run in column.note_new_chunks()):
+                self._fallocate(start, begin)
+                self._solid, start = begin, stop
+            if start < end:
+                self._fallocate(start, end)
+                self._solid = end
+            self._end = end
+
+    def _fallocate(self, begin: int, end: int) -> None:
+        if begin < end:
+            os.posix_fallocate(self._file.fd, begin, end - begin)
 
     def make_room(self, stop: int, ahead: int, table_rows: Sequence[int] = ()) -> None:
-        """See that chunks before `stop` and rows of the tables have places and disk space.
+        """Allocate the chunks before `stop` and the rows of the tables, with their disk space.
 
         Parameters
         ----------
         ahead
-            By how many chunks the file is extended if it must be.
+            Number of chunks by which the file is extended if it must be.
         table_rows
-            How many rows each table is to have.
+            Number of rows that each table is to have.
         """
-        there = self.room.num_chunks
+        there = self.num_chunks
         if stop > there or any(n > len(t.stored) for t, n in zip(self._tables, table_rows, strict=True)):
-            self.room.require_metadata_space()
+            if self._encode is None:  # a full disk is an error before HDF5 is called
+                self._fallocate(self._end, self._end + meta_block_bytes(0))
             with self.hdf5():
                 rows = [count + min(count, TABLE_ROWS_AHEAD) for count in table_rows]
-                self._extend(max(stop, there + ahead) if stop > there else there, rows)
-        self.room.reserve(stop)
+                self._allocate(max(stop, there + ahead) if stop > there else there, rows)
+        if stop > self._reserved:
+            slot_bytes = sum(column.slot_bytes for column in self._columns)
+            try:
+                self._reserve(max(stop, min(self.num_chunks, stop + RESERVE_BYTES // slot_bytes)))
+            except OSError:  # a disk that is nearly full may still hold this commit
+                self._reserve(stop)
+
+    def _reserve(self, stop: int) -> None:
+        """Allocate the disk space of the chunks before `stop`: of compressed ones as if none of them shrank."""
+        if self._encode is None:
+            for column in self._columns:
+                for begin, end in column.ranges(self._reserved, stop):
+                    self._fallocate(begin, end)
+        else:
+            to_come = stop - self.main.crc32.count - len(self._waiting)
+            self._fallocate_behind(to_come * sum(column.chunk_bytes for column in self._columns))
+        self._reserved = stop
+
+    def _fallocate_behind(self, count: int) -> None:
+        """Allocate disk space behind the committed end of the file, for data and their metadata."""
+        begin = end_of_file(self._file.fd)
+        self._fallocate(begin, begin + count + meta_block_bytes(0))
+
+    # --- writes
+
+    def slots(self, first: int, count: int, slot_bytes: int) -> int | None:
+        """Return the offset of chunk `first` of the main column, if `count` chunks lie in slots of this size."""
+        if self._encode is not None:
+            return None
+        begin, last = self.main.offsets[[first, first + count - 1]].tolist()
+        return begin if last - begin == (count - 1) * slot_bytes else None
 
     def end_at(self, rows: int) -> None:
-        """Say where the columns end, before a last chunk is written that they do not fill.
+        """Set the end of the columns before a last chunk is written that they do not fill.
 
-        Later, HDF5 would unpack that chunk, and pack it again, to clear what lies behind the end.
+        HDF5 would unpack a compressed chunk later, and pack it again, to clear the rest of it.
         """
         if self._encode is not None:
             with self.hdf5():
@@ -294,15 +403,37 @@ class AlignedFile:
                     column.stored.resize(rows, axis=0)
 
     def write(self, first: int, chunks: npt.NDArray[Any]) -> None:
-        """Write whole chunks of the main column to their places: past HDF5, unless they are compressed."""
-        if isinstance(self.room, LooseRoom):
+        """Write whole chunks of the main column: through HDF5 if they are compressed, else all neighbours at once.
+
+        HDF5 would write them one by one, and hold the interpreter lock meanwhile; it keeps no sizes of plain chunks.
+        """
+        if self._encode is not None:
             with self.hdf5():
                 self.main.write(first, chunks)
-        else:
-            self.room.write(first, chunks)
+            return
+        offsets = self.main.offsets[first : first + len(chunks)]
+        cuts = [0, *(np.flatnonzero(np.diff(offsets) != self.main.chunk_bytes) + 1).tolist()]
+        for start, stop in zip(cuts, [*cuts[1:], len(chunks)], strict=True):
+            write_fully(self._file.fd, chunks[start:stop], int(offsets[start]))
 
-    def commit(self, crc32: list[int], **attributes: int | bytes) -> None:
-        """Make the chunks that were written since part of the file; `crc32` are those of the main column."""
+    def commit(self, crc32: list[int], num_bytes: int, **attributes: int | bytes) -> None:
+        """Make the chunks that were written since part of the file, now or with later ones: see `commit_bytes`.
+
+        Parameters
+        ----------
+        crc32, num_bytes
+            Of the chunks of the main column that were written since the last call.
+        """
+        self._waiting += crc32
+        self._waiting_bytes, self._latest = self._waiting_bytes + num_bytes, attributes
+        if self._waiting_bytes >= self._commit_bytes:
+            self._commit_waiting()
+
+    def _commit_waiting(self) -> None:
+        if not self._latest:
+            return
+        crc32, attributes = self._waiting, self._latest
+        self._waiting, self._latest, self._waiting_bytes = [], {}, 0
         with self.hdf5():
             for column in self._columns:
                 column.commit(crc32)
@@ -322,32 +453,37 @@ class AlignedFile:
             os.fdatasync(self._file.fd)
 
     def complete(self, num_chunks: int, rows: int, **attributes: int | bytes) -> Columns:
-        """Cut off what was extended ahead, write the last attributes, and close; return where the columns lie."""
+        """Commit, cut off all that was allocated ahead, write the last attributes, and close; return the runs."""
+        self._commit_waiting()
         with self.hdf5():
             for column in self._columns:
                 column.stored.resize(rows, axis=0)
                 column.set_digest()
             for table in (*self._tables, *(column.crc32 for column in self._columns)):
                 table.stored.resize(table.count, axis=0)
-            if isinstance(self.room, LooseRoom):
-                self.room.reserve_bytes(len(self._columns) * (num_chunks + EXTENTS_CHUNK_ROWS) * 16)
+            if self._encode is not None:
+                self._fallocate_behind(len(self._columns) * (num_chunks + EXTENTS_CHUNK_ROWS) * 16)
                 num_bytes = [column.set_extents() for column in self._columns]
                 self.compressed = CompressedTokens(self._codec, num_bytes[-1])
-            self._h5.flush()  # before the file says that it is complete
+            self._h5.flush()  # before the marker is complete
             self.modify(**attributes)
-            columns = {}
+            columns: Columns = {}
             for column in reversed(self._columns):
-                for stored in column.places:
-                    known = self.room.runs_of(stored, num_chunks)
-                    columns[stored.name.strip("/")] = chunk_runs(stored) if known is None else known
+                columns |= column.runs(num_chunks)
             self._h5.close()
-        self._end_encoding()
-        self.room.cut_off(num_chunks)
-        return columns
-
-    def _end_encoding(self) -> None:
         if self._encode is not None:
             self._encode.close()
+        self.cut_off(num_chunks)
+        return columns
+
+    def cut_off(self, num_chunks: int) -> None:
+        """Give back the disk space behind the first chunks; the file is closed. HDF5 frees nothing in SWMR mode."""
+        end = end_of_file(self._file.fd)
+        if self._encode is None and end == self._end:
+            offsets, chunk_bytes = self.main.offsets, self.main.chunk_bytes
+            end = max(self._solid, int(offsets[num_chunks - 1]) + chunk_bytes if num_chunks else 0)
+            set_end_of_file(self._file.fd, end)
+        os.ftruncate(self._file.fd, end)
 
     def digests(self) -> dict[str, FieldDigest]:
         """Return the digests of each field of the complete file."""
@@ -356,10 +492,19 @@ class AlignedFile:
 
     def close(self) -> None:
         """Close HDF5 without completing."""
-        self._end_encoding()
+        if self._encode is not None:
+            self._encode.close()
         if self._h5 is not None:
-            with contextlib.suppress(OSError, RuntimeError):  # HDF5 after a failed write; what was committed is on disk
+            with contextlib.suppress(OSError, RuntimeError):  # HDF5 after a failed write: the committed part is on disk
                 self._h5.close()
+
+
+def alignment_of(columns: Sequence[ColumnSpec]) -> int:
+    """Return the alignment of the chunks of a file: pages, unless that takes more than a hundredth of its size."""
+    if columns[-1].codec != NO_CODEC:
+        return 1
+    padded, plain = sum(c.slot_bytes(HDF5_ALIGNMENT) for c in columns), sum(c.chunk_bytes for c in columns)
+    return HDF5_ALIGNMENT if padded <= 1.01 * plain else TIGHT_ALIGNMENT
 
 
 def _create(h5: h5py.File, spec: ColumnSpec) -> h5py.Dataset:
@@ -371,7 +516,7 @@ def _create(h5: h5py.File, spec: ColumnSpec) -> h5py.Dataset:
 
 
 def field_specs(meta: StoreMeta, lead: tuple[int, ...]) -> list[ColumnSpec]:
-    """Return what is created for the fields of a file whose chunks of tokens have the shape `lead`."""
+    """Describe the columns of the fields of a file whose chunks of tokens have the shape `lead`."""
     return [
         ColumnSpec(field_column(field.name), field.dtype, (*lead, *field.shape), meta.codec) for field in meta.fields
     ]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from errno import EIO
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -30,9 +32,9 @@ from zb_hdf5.files.locks import NO_LOCKS
 from zb_hdf5.files.objects import ObjectFile
 from zb_hdf5.files.paths import RemotePath
 from zb_hdf5.spec import (
+    CODECS,
     CRC32,
     DESCRIPTIONS,
-    HDF5_ALIGNMENT,
     HDF5_FORMAT,
     HDF5_LIBVER,
     HDF5_VERSION,
@@ -47,6 +49,7 @@ from zb_hdf5.version import __version__
 
 #: Optional root attributes that are numbers.
 OPTIONAL_NUMBERS: Final = tuple(name for name in OPTIONAL_ATTRIBUTES if name != "tokenizer")
+_ERRNO: Final = re.compile(r"errno = (\d+)")
 #: What zeros and ascending numbers shrink to by the common filters, at most.
 FILTER_RATIO: Final = 4096
 CREATOR: Final = f"zb_hdf5 {__version__} (h5py {h5py.__version__}, HDF5 {h5py.version.hdf5_version})"
@@ -280,15 +283,8 @@ def is_marked_open(path: Path) -> bool:
     return len(superblock) == 12 and superblock[8] == 3 and superblock[11] != 0
 
 
-def create_for_swmr(own_path: str, meta_bytes: int, *, aligned: bool) -> h5py.File:
-    """Create a file which can enter SWMR mode.
-
-    Parameters
-    ----------
-    aligned
-        Whether its chunks will lie in one run of constant stride; else they lie one behind the other.
-    """
-    alignment = HDF5_ALIGNMENT if aligned else 1
+def create_for_swmr(own_path: str, meta_bytes: int, alignment: int) -> h5py.File:
+    """Create a file that can enter SWMR mode; chunks of at least `alignment` bytes are aligned to as many."""
     return open_h5(
         own_path,
         "w",
@@ -297,6 +293,39 @@ def create_for_swmr(own_path: str, meta_bytes: int, *, aligned: bool) -> h5py.Fi
         alignment_interval=alignment,
         meta_block_size=meta_bytes,
     )
+
+
+def early_allocation() -> Any:
+    """Return the creation properties of a dataset whose chunks have places before they have bytes."""
+    early = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    early.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+    early.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+    return early
+
+
+def filtered(codec: str) -> Any:
+    """Return the creation properties of a dataset whose chunks are compressed by us.
+
+    The filter is an optional one, so that HDF5 itself need not have it here.
+    """
+    name, _, level = codec.partition(":")
+    properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    properties.set_filter(CODECS[name].filter_id, h5py.h5z.FLAG_OPTIONAL, (int(level),))
+    properties.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+    return properties
+
+
+@contextlib.contextmanager
+def hdf5_writes(path: Path) -> Iterator[None]:
+    """Turn what h5py raises when the disk fails under HDF5 into one OSError with path and cause."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        if getattr(error, "filename", None) is not None:
+            raise
+        found = _ERRNO.search(str(error))
+        code = int(found[1]) if found else getattr(error, "errno", None) or EIO
+        raise OSError(code, f"{os.strerror(code)}, while HDF5 was writing", str(path)) from error
 
 
 def create_texts(h5: h5py.File, **texts: str) -> None:

@@ -81,6 +81,8 @@ class HDF5ShardWriter:
         "zstd" or "gzip", with a level behind a colon, to compress tokens and fields; None: they are stored as they are.
     origin
         Where the tokens came from, kept in the file for people: "source" (JSON), "split".
+    commit_bytes
+        Commit when at least so many bytes of tokens were written since; 0: each chunk.
 
     Examples
     --------
@@ -104,6 +106,7 @@ class HDF5ShardWriter:
         spans_codec: str | Encode = "json",
         codec: str | None = None,
         origin: Mapping[str, Any] | None = None,
+        commit_bytes: int = 0,
     ) -> None:
         spans, self._encode = encoder(spans_codec)
         # one chunk has the limits of one batch
@@ -116,7 +119,7 @@ class HDF5ShardWriter:
         if boundary_token_id < NO_BOUNDARY:
             raise ArgumentError(f"boundary_token_id must be at least -1, found {boundary_token_id}")
         as_stored(self._boundary, self._meta, "boundary_token_id")
-        self._durable, self._origin = durable, origin or {}
+        self._durable, self._origin, self._commit_bytes = durable, origin or {}, commit_bytes
         self._max_token = 0
         self._crc32: list[int] = []  # of the committed chunks
         self._buffers = {"": np.zeros(chunk_tokens, self._meta.dtype)}  # of the tokens, and of each field
@@ -313,7 +316,7 @@ class HDF5ShardWriter:
         self._opened = self._aligned = AlignedFile(
             self._file, ColumnSpec(TOKENS, self._meta.dtype, lead, self._meta.codec), field_specs(self._meta, lead),
             {name: (dtype, first.get(name, 0)) for name, dtype in TOKENS_ATTRIBUTES.items()},
-            expected=0, durable=self._durable, create=self._create_root,
+            expected=0, durable=self._durable, commit_bytes=self._commit_bytes, create=self._create_root,
         )  # fmt: skip
 
     def _create_root(self, h5: h5py.File) -> tuple[Rows, ...]:
@@ -363,7 +366,8 @@ class HDF5ShardWriter:
                 crc32, self._max_token = group.crc32, max(self._max_token, group.max_token)
             self._offsets.append(ends[:whole])
         documents = self._offsets.count - 1
-        file.commit(crc32, document_count=documents, max_token=self._max_token, token_count=stop)
+        marker = {"document_count": documents, "max_token": self._max_token, "token_count": stop}
+        file.commit(crc32, self._buffers[""].nbytes, **marker)
         self._crc32 += crc32
         self._committed, self._buffered = stop, 0
         self._ends = [ends[whole:]]

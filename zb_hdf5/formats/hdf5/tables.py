@@ -27,15 +27,16 @@ from zb_hdf5.files.ranges import FetchedFile, LocalFile, copy_range
 from zb_hdf5.formats.hdf5.file import (
     CREATOR,
     create_texts,
+    early_allocation,
     h5_damage,
     h5_identity,
     handle_of_h5,
+    hdf5_writes,
     open_h5,
     open_h5_for_reading,
     own_dataset,
     stored_sha256,
 )
-from zb_hdf5.formats.hdf5.room import early_allocation, hdf5_writes
 from zb_hdf5.spec import (
     HDF5_LIBVER,
     SHA256_CHARS,

@@ -20,9 +20,14 @@ from zb_hdf5.formats.hdf5.file import create_root
 from zb_hdf5.spec import (
     BATCHES,
     BATCHES_ATTRIBUTES,
+    CRC32_CHUNK_ROWS,
+    HDF5_ALIGNMENT,
+    NO_CODEC,
     NO_SHA256,
+    StoreMeta,
     TokenArray,
     batches_ahead,
+    meta_block_bytes,
 )
 
 if TYPE_CHECKING:
@@ -47,7 +52,8 @@ class HDF5BatchWriter(FileWriter):
         main = ColumnSpec(BATCHES, self.meta.dtype, lead, self.meta.codec)
         self._opened = self._aligned = AlignedFile(
             self._file, main, field_specs(self.meta, lead), batches_attributes(),
-            expected=self._expected_batches, durable=self._durable, create=self._create_root,
+            expected=self._expected_batches, durable=self._durable, commit_bytes=self._commit_bytes,
+            create=self._create_root,
         )  # fmt: skip
 
     def _create_root(self, h5: h5py.File) -> tuple[Rows, ...]:
@@ -59,7 +65,7 @@ class HDF5BatchWriter(FileWriter):
         self._aligned.require_sound(f"{self.num_batches:,} batches")
 
     def _make_room(self, stop: int) -> None:
-        self._aligned.make_room(stop, batches_ahead(self._aligned.room.num_chunks, self.meta))
+        self._aligned.make_room(stop, batches_ahead(self._aligned.num_chunks, self.meta))
 
     def _write_fields(self, fields: Mapping[str, npt.NDArray[Any]], count: int) -> None:
         self._make_room(self.num_batches + count)
@@ -74,12 +80,13 @@ class HDF5BatchWriter(FileWriter):
 
     def _room_for(self, first: int, count: int) -> int | None:
         self._make_room(first + count)
-        return self._aligned.room.place(first, count, self.meta.padded_batch_bytes)
+        return self._aligned.slots(first, count, self.meta.padded_batch_bytes)
 
     def _commit(self, batches: TokenArray, group: GroupDigest) -> None:
         token_count, max_token = self.token_count + batches.size, max(self.max_token, group.max_token)
         stop = self.num_batches + len(batches)
-        self._aligned.commit(group.crc32, num_batches=stop, token_count=token_count, max_token=max_token)
+        marker = {"num_batches": stop, "token_count": token_count, "max_token": max_token}
+        self._aligned.commit(group.crc32, batches.nbytes, **marker)
         self._count(batches, group)
 
     def _complete(self, info: ShardInfo) -> Columns:
@@ -99,3 +106,10 @@ class HDF5BatchWriter(FileWriter):
 def batches_attributes() -> dict[str, tuple[np.dtype[Any], int | bytes]]:
     """Return the attributes of a growing dataset of batches, with their first values."""
     return {name: (dtype, NO_SHA256.encode() if name == "sha256" else 0) for name, dtype in BATCHES_ATTRIBUTES.items()}
+
+
+def stored_bytes(meta: StoreMeta, num_batches: int) -> int:
+    """Return about how many bytes a file of these batches has; compressed tokens take half as many, or less."""
+    crc32 = -(-num_batches // CRC32_CHUNK_ROWS) * CRC32_CHUNK_ROWS * 4
+    tokens = num_batches * meta.padded_batch_bytes // (1 if meta.codec == NO_CODEC else 2)
+    return meta_block_bytes(num_batches) + crc32 + HDF5_ALIGNMENT + tokens

@@ -23,7 +23,7 @@ from zb_hdf5.converters.task import Progress, no_progress
 from zb_hdf5.files.paths import any_path, is_url, local_path
 from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.spec import INDEX_NAME, codec_named
-from zb_hdf5.store.kinds import is_stream
+from zb_hdf5.store.opening import is_stream
 
 SOURCE_FORMATS: Final = tuple(name for name, row in FORMATS.items() if row.as_source)
 #: The source format of an HDF5 stream of documents.

@@ -16,7 +16,7 @@ from zb_hdf5.files.publishing import scratch_directory
 from zb_hdf5.formats.document_file import DocumentFile
 from zb_hdf5.spec import DEFAULT_SPLIT, DOCUMENTS_SUFFIX, INDEX_NAME, TokenArray, stored_dtype
 from zb_hdf5.store.index import ShardIndex
-from zb_hdf5.store.kinds import stream_format
+from zb_hdf5.store.opening import stream_format
 from zb_hdf5.store.stream_documents import MmapTokenStore
 from zb_hdf5.store.windows import require_digests
 from zb_hdf5.token_values import bad_token_message, token_limit
@@ -36,7 +36,7 @@ class StreamTokens:
 
     def read_into(self, name: str, start: int, out: TokenArray) -> None:
         column, size = self._columns[name]
-        column.read_into(start * size, out.reshape(-1))
+        column.tokens.read([(start * size, out.reshape(-1))])
 
 
 class StreamSource(PackedSource):

@@ -399,14 +399,14 @@ def foreign(tmp_path):
 
 
 def test_a_file_of_another_origin_hints_at_its_datasets(foreign):
-    with pytest.raises(FormatError, match=r": bad, negative, tokens/train; to read one .*dataset= "):
+    with pytest.raises(FormatError, match=r": bad, flat, negative, tokens/train; to read one .*dataset= "):
         open_reader(foreign)
 
 
-def test_a_file_without_a_3d_dataset_says_so(tmp_path):
+def test_a_file_without_a_dataset_of_tokens_says_so(tmp_path):
     with h5py.File(tmp_path / "x.h5", "w") as h5:
-        h5["flat"] = np.arange(6)
-    with pytest.raises(FormatError, match="it has no 3-D integer dataset"):
+        h5["flat"] = np.arange(6.0)
+    with pytest.raises(FormatError, match="it has no integer dataset of one to three axes"):
         open_reader(tmp_path / "x.h5")
 
 
@@ -433,10 +433,9 @@ def test_an_id_out_of_range_is_an_error_when_it_is_met(dataset, token, foreign):
 @pytest.mark.parametrize(
     ("dataset", "message"),
     [
-        ("flat", "expected a 3-D dataset 'flat'"),
         ("weights", "weights: expected integers, found float64"),
-        ("nothing", "expected a 3-D dataset 'nothing'"),
-        ("tokens", "expected a 3-D dataset 'tokens'"),
+        ("nothing", "expected a dataset 'nothing' of one, two or three axes"),
+        ("tokens", "expected a dataset 'tokens' of one, two or three axes"),
     ],
 )
 def test_a_dataset_that_holds_no_batches_is_refused(dataset, message, foreign):

@@ -27,8 +27,8 @@ from zb_hdf5 import (
     open_reader,
     open_writer,
 )
-from zb_hdf5.columns.broken import BrokenFile
 from zb_hdf5.columns.file_writer import FileWriter
+from zb_hdf5.columns.reader import BrokenFile
 from zb_hdf5.converters import run as pipe
 from zb_hdf5.converters.store_source import StoreSource
 from zb_hdf5.files.extents import Extents, Run

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self, SupportsIndex
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
@@ -171,11 +171,19 @@ class BatchReader:
             If no such field is stored.
         """
         if name not in self._fields:
+            if self._tokens_only:
+                raise ArgumentError(f"{self.path}: expected a field, found {name!r}: {self._tokens_only}")
             self.meta.of_field(name)  # says which there are
             found = self._fields[name] = self._field_reader(name)
             if self.in_front is not None:
                 self.in_front(found)
         return self._fields[name]
+
+    @property
+    def _tokens_only(self) -> str:
+        """The reason why no fields and documents are there; "" in formats that hold them."""
+        text = "backend 'batch' holds tokens and nothing else: open the HDF5 store of the same tokens, backend='hdf5'"
+        return text if self.backend == "batch" else ""
 
     def _field_reader(self, name: str) -> BatchReader:
         if self._open_field is None:
@@ -489,6 +497,8 @@ class BatchReader:
                 f"{self.path}: expected records in 0..{self.num_records * parts - 1:,}, found {records}"
             )
         if self.record_documents is None or not self.has_pieces:
+            if self._tokens_only:
+                raise BackendError(f"{self.path}: no documents: {self._tokens_only}")
             raise BackendError(
                 f"{self.path}: holds no documents (a store that is written live never has them); convert again from "
                 "text, or from a store that has them"
@@ -640,3 +650,30 @@ def require_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     """Raise `ArgumentError` unless `value` is one of `choices`."""
     if value not in choices:
         raise ArgumentError(f"{name} must be one of {', '.join(choices)}, found {value!r}")
+
+
+class BrokenFile(NamedTuple):
+    """A damaged or unfinished file as far as it can be read.
+
+    Attributes
+    ----------
+    reader
+        Of the batches that may hold; `complete` says whether the writer had finished.
+    crc32
+        The stored crc32 rows, where there are any.
+    reason
+        What is known to be wrong already; "" if nothing is.
+    """
+
+    reader: BatchReader
+    crc32: npt.NDArray[np.uint32] | None
+    reason: str
+
+
+def open_unfinished(reader: BatchReader) -> BrokenFile:
+    """Take what a reader can open as it is; the reader is closed if its crc32 rows cannot be read."""
+    try:
+        return BrokenFile(reader, reader.stored_crc32(), "" if reader.complete else "its writer has not finished")
+    except BaseException:
+        reader.close()
+        raise

@@ -26,8 +26,7 @@ from zb_hdf5.files.paths import RemotePath, any_path
 from zb_hdf5.files.ranges import network_file_system
 from zb_hdf5.formats.registry import format_of
 from zb_hdf5.loaders.loader import Loader
-from zb_hdf5.store.kinds import is_stream
-from zb_hdf5.store.opening import open_reader
+from zb_hdf5.store.opening import is_stream, open_reader
 from zb_hdf5.store.shards import ShardedReader
 from zb_hdf5.store.windows import WindowReader
 

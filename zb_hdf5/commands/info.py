@@ -21,8 +21,7 @@ from zb_hdf5.formats.documents import DocumentTable
 from zb_hdf5.formats.npy import read_npy_header
 from zb_hdf5.spec import DEFAULT_SPLIT, NO_BOUNDARY, PAGE_BYTES, STREAM_LAYOUT, StoreMeta
 from zb_hdf5.store.index import ShardIndex, find_index
-from zb_hdf5.store.kinds import is_stream
-from zb_hdf5.store.opening import open_reader
+from zb_hdf5.store.opening import is_stream, open_reader
 from zb_hdf5.store.shards import ShardedReader
 from zb_hdf5.store.stream_documents import MmapTokenStore
 from zb_hdf5.store.tokens import npy_files

@@ -30,8 +30,7 @@ from zb_hdf5.console import columns_of, printable
 from zb_hdf5.documents.document import Document
 from zb_hdf5.errors import BatchIndexError
 from zb_hdf5.spec import INDEX_NAME
-from zb_hdf5.store.kinds import is_stream
-from zb_hdf5.store.opening import open_reader
+from zb_hdf5.store.opening import is_stream, open_reader
 from zb_hdf5.store.stream_documents import MmapTokenStore
 from zb_hdf5.text.readable import NEWLINE, readable, readable_runs, tokenizer_of
 from zb_hdf5.text.tokenizers import Tokenizer

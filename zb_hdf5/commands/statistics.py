@@ -19,8 +19,7 @@ from zb_hdf5.errors import ArgumentError
 from zb_hdf5.files.paths import any_path
 from zb_hdf5.formats.documents import DocumentTable
 from zb_hdf5.spec import TokenArray
-from zb_hdf5.store.kinds import is_stream
-from zb_hdf5.store.opening import open_reader
+from zb_hdf5.store.opening import is_stream, open_reader
 from zb_hdf5.store.stream_documents import MmapTokenStore
 
 Counts = npt.NDArray[np.int64]

@@ -21,8 +21,7 @@ from zb_hdf5.loaders.mixture import MixedLoader
 from zb_hdf5.loaders.states import KINDS, MAX_COUNT
 from zb_hdf5.loaders.steps import Request
 from zb_hdf5.spec import DEFAULT_SPLIT
-from zb_hdf5.store.kinds import is_stream
-from zb_hdf5.store.opening import open_reader
+from zb_hdf5.store.opening import is_stream, open_reader
 from zb_hdf5.store.shards import ShardedReader
 from zb_hdf5.store.windows import WindowReader, windows_of
 from zb_hdf5.text.readable import readable

@@ -14,9 +14,8 @@ import numpy.typing as npt
 from zb_hdf5.errors import ChecksumError, Remedy
 from zb_hdf5.files.digests import crc32_of
 from zb_hdf5.files.extents import Extents, FilePart, Run
-from zb_hdf5.files.identity import Identity
 from zb_hdf5.files.ranges import LocalFile, Ranges
-from zb_hdf5.files.tokens import TokenRun, Tokens, UnitTokens, Wait, whole_units
+from zb_hdf5.files.tokens import TokenRun, Tokens, UnitTokens, whole_units
 from zb_hdf5.spec import CRC32_CHUNK_ROWS, TokenArray
 
 #: What is compared, of a reader with this `verify`.
@@ -141,42 +140,18 @@ class Checked(UnitTokens):
         which whole units are read, and nothing is a view.
     """
 
-    __slots__ = ("_noun", "_path", "_strict", "plain", "rows", "tokens")
+    __slots__ = (
+        "_noun", "_path", "_strict", "access", "dtype", "identity", "name", "num_tokens", "plain", "rows", "tokens",
+        "unit", "wait",
+    )  # fmt: skip
 
     def __init__(self, tokens: Tokens, rows: Crc32Rows, path: Path, noun: str, strict: bool) -> None:
         super().__init__()
         self.tokens, self.rows, self._path, self._noun, self._strict = tokens, rows, path, noun, strict
-        self.plain = tokens.plain
+        self.num_tokens, self.dtype, self.unit, self.name = tokens.num_tokens, tokens.dtype, tokens.unit, tokens.name
+        self.access, self.wait, self.identity, self.plain = tokens.access, tokens.wait, tokens.identity, tokens.plain
         if self.plain is not None:
             self.plain.rows = rows
-
-    @property
-    def num_tokens(self) -> int:  # type: ignore[override]
-        return self.tokens.num_tokens
-
-    @property
-    def dtype(self) -> np.dtype[Any]:  # type: ignore[override]
-        return self.tokens.dtype
-
-    @property
-    def unit(self) -> int:  # type: ignore[override]
-        return self.tokens.unit
-
-    @property
-    def name(self) -> str:  # type: ignore[override]
-        return self.tokens.name
-
-    @property
-    def access(self) -> str:  # type: ignore[override]
-        return self.tokens.access
-
-    @property
-    def wait(self) -> Wait:  # type: ignore[override]
-        return self.tokens.wait
-
-    @property
-    def identity(self) -> Identity:  # type: ignore[override]
-        return self.tokens.identity
 
     def read(self, runs: Iterable[TokenRun]) -> None:
         runs = list(runs)

@@ -73,7 +73,10 @@ class FileTokens(Tokens):
         Of the tokens; the last unit may hold fewer than the others.
     """
 
-    __slots__ = ("__weakref__", "_flat", "_views", "dtype", "extents", "file", "num_tokens", "plain", "unit")
+    __slots__ = (
+        "__weakref__", "_flat", "_views", "access", "dtype", "extents", "file", "identity", "name", "num_tokens",
+        "plain", "unit",
+    )  # fmt: skip
     wait = Wait.LOCAL
 
     def __init__(self, file: LocalFile, extents: Extents, dtype: np.dtype[Any], num_tokens: int) -> None:
@@ -84,23 +87,12 @@ class FileTokens(Tokens):
             raise cut_short(file.path, f"at least {extents.end:,} bytes", file.size)
 
     def _reset(self) -> None:
-        self.unit = self.extents.batch_bytes // self.dtype.itemsize
+        self.unit, file = self.extents.batch_bytes // self.dtype.itemsize, self.file
+        self.name, self.access, self.identity = file.name, file.access, file.identity
         self._views: dict[bool, list[TokenArray]] = {}
         self._flat: TokenArray | None = None
         one_run = len(self.extents.runs) == 1
         self.plain = PlainFile(self.file, self.extents, self.dtype) if one_run else None
-
-    @property
-    def name(self) -> str:  # type: ignore[override]
-        return self.file.name
-
-    @property
-    def access(self) -> str:  # type: ignore[override]
-        return self.file.access
-
-    @property
-    def identity(self) -> Identity:  # type: ignore[override]
-        return self.file.identity
 
     def read(self, runs: Iterable[TokenRun]) -> None:
         if self.file.access == "mmap":

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, ClassVar, Final
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.columns.broken import BrokenFile
 from zb_hdf5.columns.file_writer import FileWriter
-from zb_hdf5.columns.reader import BatchReader, require_options
+from zb_hdf5.columns.reader import BatchReader, BrokenFile, require_options
 from zb_hdf5.columns.writer import Columns, ShardInfo
 from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError, Remedy
 from zb_hdf5.files.checked import Crc32Rows

@@ -18,9 +18,8 @@ from zb_hdf5.files.identity import open_file
 from zb_hdf5.files.paths import any_path
 
 if TYPE_CHECKING:  # numpy too is imported when it is needed: the command line makes its commands of these rows
-    from zb_hdf5.columns.broken import BrokenFile
     from zb_hdf5.columns.file_writer import FileWriter
-    from zb_hdf5.columns.reader import BatchReader
+    from zb_hdf5.columns.reader import BatchReader, BrokenFile
     from zb_hdf5.columns.writer import BatchWriter
     from zb_hdf5.formats.hdf5.stream_writer import HDF5ShardWriter
     from zb_hdf5.spec import StoreMeta
@@ -160,7 +159,7 @@ class FileFormat:
         """
         if self.broken:
             return cast("BrokenFile", _load(self.broken)(path, shape))
-        from zb_hdf5.columns.broken import open_unfinished
+        from zb_hdf5.columns.reader import open_unfinished
 
         return open_unfinished(open_chunks(path))
 
@@ -305,13 +304,6 @@ def format_of(path: Path) -> FileFormat:
     """
     plain = (row for row in FORMATS.values() if row.undigested and row.suffix == path.suffix)
     return next(plain, None) or FORMATS[detect_backend(path)]
-
-
-def backends_in(path: Path) -> list[str]:
-    """Return the names of the backends whose magic bytes a file carries, if any."""
-    with open_file(path) as file:
-        head = file.read(HEAD_BYTES)
-    return [name for name, backend in BACKENDS.items() if backend.has_magic(head)]
 
 
 def backend_of_suffix(path: str | os.PathLike[str]) -> str:

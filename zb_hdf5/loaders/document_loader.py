@@ -52,8 +52,7 @@ from zb_hdf5.loaders.states import (
 from zb_hdf5.loaders.step_reader import numpy_dtype
 from zb_hdf5.loaders.steps import Skip, SkippedOrder, checked_skip, resolve_rank
 from zb_hdf5.spec import DEFAULT_SPLIT
-from zb_hdf5.store.kinds import is_stream
-from zb_hdf5.store.opening import open_reader
+from zb_hdf5.store.opening import is_stream, open_reader
 from zb_hdf5.store.stream_documents import MmapTokenStore
 from zb_hdf5.store.windows import WindowReader
 from zb_hdf5.text.tokenizers import Tokenizer, require_tokenizer

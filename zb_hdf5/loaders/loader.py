@@ -36,7 +36,7 @@ from zb_hdf5.loaders.states import (
 from zb_hdf5.loaders.step_reader import Step, StepReader
 from zb_hdf5.loaders.steps import Request, Skip, StepPlan, checked_skip, resolve_rank
 from zb_hdf5.spec import DEFAULT_SPLIT, DTYPE_BY_NAME, LIVE_PREFIX
-from zb_hdf5.store.opening import open_for_loader, open_reader
+from zb_hdf5.store.opening import open_for_loader
 from zb_hdf5.text.tokenizers import Tokenizer, require_tokenizer
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class Loader(ReadingLoader[BatchT]):
     ----------
     source
         A path for `open_reader`, or a reader.
-    backend, access, verify, cache, cache_bytes
+    backend, access, verify, dataset, cache, cache_bytes
         As for `open_reader`; without effect on a reader.
     split
         Of a store with several splits: the one to read.
@@ -211,6 +211,7 @@ class Loader(ReadingLoader[BatchT]):
         backend: str = "auto",
         access: str = "auto",
         verify: str = "auto",
+        dataset: str | None = None,
         cache: str | os.PathLike[str] | None = None,
         cache_bytes: int | str | None = None,
         split: str = DEFAULT_SPLIT,
@@ -236,14 +237,12 @@ class Loader(ReadingLoader[BatchT]):
         tokenizer: str | Tokenizer | None = None,
     ) -> None:
         if not isinstance(source, BatchReader):
-            options: dict[str, Any] = {"backend": backend, "access": access, "verify": verify, "split": split}
-            options |= {"cache": cache, "cache_bytes": cache_bytes}
-            if batch_size is None or seq_len is None:
-                source = open_reader(source, **options)
-            else:
-                source, is_shaped = open_for_loader(source, batch_size, seq_len, int(targets), **options)
-                if is_shaped:
-                    batch_size = seq_len = None  # what is opened has it
+            source, is_shaped = open_for_loader(
+                source, batch_size, seq_len, int(targets), backend=backend, access=access, verify=verify,
+                dataset=dataset, split=split, cache=cache, cache_bytes=cache_bytes,
+            )  # fmt: skip
+            if is_shaped:
+                batch_size = seq_len = None  # the windows have it
         self.reader: BatchReader = source
         if tokenizer is not None:
             require_tokenizer(source.meta.tokenizer, tokenizer, source.path)

@@ -16,7 +16,7 @@ from zb_hdf5.errors import FormatError, UnavailableError
 from zb_hdf5.files.paths import local_path
 from zb_hdf5.files.publishing import partial_path
 from zb_hdf5.files.tokens import Tokens
-from zb_hdf5.formats.hdf5.reader import HDF5BatchReader, HDF5FieldReader
+from zb_hdf5.formats.hdf5.reader import HDF5BatchReader, open_field
 from zb_hdf5.spec import INDEX_NAME, StoreMeta
 from zb_hdf5.store.index import ShardIndex
 from zb_hdf5.store.proof import ShardOpener
@@ -164,7 +164,7 @@ def _open_growing(path: Path, meta: StoreMeta, access: str, verify: str) -> Batc
 
 def _open_now(path: Path, meta: StoreMeta, access: str, verify: str) -> BatchReader:
     open_file: Callable[..., BatchReader]
-    open_file = HDF5BatchReader if meta.field is None else partial(HDF5FieldReader, name=meta.field.name)
+    open_file = HDF5BatchReader if meta.field is None else partial(open_field, name=meta.field.name)
     with contextlib.suppress(FileNotFoundError):
         return open_file(partial_path(path), access=access, verify=verify)
     return open_file(path, access=access, verify=verify)

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import os
 import shutil
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from zb_hdf5.columns.reader import BatchReader, require_choice, require_options
 from zb_hdf5.columns.writer import BatchWriter
-from zb_hdf5.errors import ArgumentError, BackendError, IncompleteError
+from zb_hdf5.errors import ArgumentError, BackendError, FormatError, IncompleteError
 from zb_hdf5.field import Fields, parse_fields
 from zb_hdf5.files.paths import RemotePath, any_path, local_path, require_remote_access
 from zb_hdf5.files.publishing import PARTIAL_SUFFIX, partial_path
-from zb_hdf5.formats.registry import BACKENDS, FORMATS, backend_of_suffix, detect_backend
-from zb_hdf5.spec import DEFAULT_SPLIT, INDEX_NAME, NO_CODEC, StoreMeta, codec_named, stored_dtype
-from zb_hdf5.store.kinds import is_stream, stream_format
+from zb_hdf5.formats.registry import BACKENDS, FORMATS, backend_in, backend_of_suffix, detect_backend
+from zb_hdf5.spec import (
+    DEFAULT_SPLIT,
+    INDEX_NAME,
+    NO_CODEC,
+    STREAM_LAYOUT,
+    StoreMeta,
+    codec_named,
+    content_fingerprint,
+    stored_dtype,
+)
+from zb_hdf5.store.index import ShardIndex, find_index, layout_of
 from zb_hdf5.store.store_documents import attach_documents
-
-if TYPE_CHECKING:
-    from zb_hdf5.store.index import ShardIndex
 
 
 def open_reader(
@@ -42,23 +48,26 @@ def open_reader(
     ----------
     path
         Of this machine, or a URL: `s3://`, `gs://`, `az://`, `https://`. Of a store in a bucket `shards.json` is read,
-        and nothing else; batches are ranged reads.
+        and nothing else; batches are ranged reads. Or a folder that has a store of the same tokens for each format,
+        named by it: `books/hdf5/` and `books/batch/`.
     backend
-        "auto" looks at the magic bytes; "batch" or "hdf5" demands that format, "npy" a file or folder of 1-D arrays.
+        "auto" looks at the magic bytes; "batch" or "hdf5" demands that format, "npy" a file or folder of 1-D arrays. Of
+        a folder with a store for each format it chooses the store; "auto" takes HDF5. States fit both.
     access
-        "mmap": batches are views of a mapping. "pread": batches are read into buffers; the process's memory does not
-        grow with the file, and a file that is cut short is never a bus error. "h5py": through the HDF5 library. "auto":
-        a file is mapped at the first call that needs a mapping (a view, int32 of uint32, records; whole batches of a
-        loader, while they are in the page cache), but never on a network file system; whatever is copied into a buffer
-        is read by position, and through h5py where batches are no plain extents. Mapped pages count as memory of the
-        process until the kernel needs them.
+        "auto": a local file is mapped at the first call that needs a mapping (a view, int32 of uint32, records; whole
+        batches of a loader, while they are in the page cache); whatever is copied into a buffer, and a file on a
+        network file system, is read by position, and through h5py where batches are no plain extents. Mapped pages
+        count as memory of the process, and a file that is cut short while a block of it is read can be a bus error.
+        "pread": batches are read into buffers, without either. "mmap": batches are views of a mapping. "h5py": through
+        the HDF5 library.
     verify
         "auto": compare what is read whole into a buffer with its crc32 (batches, except through views of a mapping; no
         records, windows or batches of another size), where a crc32 is stored. "batch": compare whatever is read, for
         which whole batches, or chunks of a stream, are read. "store": check every digest before returning. "none".
         `reader.verified` says what is compared.
     dataset
-        Name of a 3-D integer dataset in an HDF5 file of another origin, read through h5py.
+        Name of an integer dataset in an HDF5 file of another origin, read through h5py: of three axes it holds batches,
+        of two records (in batches of `batch_size`, by default 1), of one a token stream.
     split
         Of a store, read the shards of this split only ("train", "val"); None: all shards. A lone file is "train".
     batch_size, seq_len, overlap
@@ -82,36 +91,76 @@ def open_reader(
     OSError
         If it cannot be opened.
     """
-    shape = (batch_size, seq_len, overlap)
-    options: dict[str, Any] = {"backend": backend, "access": access, "verify": verify, "dataset": dataset}
-    options |= {"split": split, "cache": cache, "cache_bytes": cache_bytes}
-    return _open_cached(path, shape, **options)[0]
+    wanted = _Wanted(any_path(path), backend, access, verify, dataset, split, batch_size, seq_len, overlap)
+    return _open_cached(wanted, cache, cache_bytes)[0]
 
 
 def open_for_loader(
-    path: str | os.PathLike[str], batch_size: int, seq_len: int, overlap: int, **options: Any
+    path: str | os.PathLike[str],
+    batch_size: int | None,
+    seq_len: int | None,
+    overlap: int,
+    *,
+    backend: str,
+    access: str,
+    verify: str,
+    dataset: str | None,
+    split: str | None,
+    cache: str | os.PathLike[str] | None,
+    cache_bytes: int | str | None,
 ) -> tuple[BatchReader, bool]:
     """Open a path as `open_reader` does, whatever it holds; return whether the shape is that of the windows."""
-    return _open_cached(path, (batch_size, seq_len, overlap), dataset=None, for_loader=True, **options)
+    if batch_size is None or seq_len is None:
+        batch_size = seq_len = None
+        overlap = 0
+    wanted = _Wanted(any_path(path), backend, access, verify, dataset, split, batch_size, seq_len, overlap, True)
+    return _open_cached(wanted, cache, cache_bytes)
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """The arguments of `open_reader`; `for_loader`: batches may be asked for in another shape than they have."""
+
+    path: Path
+    backend: str
+    access: str
+    verify: str
+    dataset: str | None
+    split: str | None
+    batch_size: int | None
+    seq_len: int | None
+    overlap: int
+    for_loader: bool = False
+
+    def __post_init__(self) -> None:
+        require_options(self.access, self.verify)
+        require_choice("backend", self.backend, ("auto", *FORMATS))
+        require_remote_access(self.path, self.access)
+
+    @property
+    def reads(self) -> str:
+        """`verify` of the reader, once all digests were compared."""
+        return "none" if self.verify == "store" else self.verify
+
+    def require_windows(self) -> tuple[int, int]:
+        """Return batch size and sequence length of the windows over a stream."""
+        if self.batch_size is None or self.seq_len is None:
+            raise ArgumentError(f"{self.path}: is a token stream: pass batch_size and seq_len for windows over it")
+        return self.batch_size, self.seq_len
 
 
 def _open_cached(
-    path: str | os.PathLike[str],
-    shape: tuple[int | None, int | None, int],
-    *,
-    cache: str | os.PathLike[str] | None,
-    cache_bytes: int | str | None,
-    **options: Any,
+    wanted: _Wanted, cache: str | os.PathLike[str] | None, cache_bytes: int | str | None
 ) -> tuple[BatchReader, bool]:
     """Return the reader, behind a cache where one is asked for, and whether it is of windows of this shape."""
     if cache is None:
         if cache_bytes is not None:
-            raise ArgumentError(f"{path}: cache_bytes={cache_bytes!r} needs a cache folder: pass cache")
-        return _open(path, shape, **options)
+            raise ArgumentError(f"{wanted.path}: cache_bytes={cache_bytes!r} needs a cache folder: pass cache")
+        return _open(wanted)
     from zb_hdf5.store.cache import Cache
 
     folder = Cache.of(cache, cache_bytes)
-    reader, is_shaped = _open(path, shape, **options)
+    reader, is_shaped = _open(wanted)
     try:
         folder.attach(reader)
     except BaseException:
@@ -120,102 +169,124 @@ def _open_cached(
     return reader, is_shaped
 
 
-def _open(
-    path: str | os.PathLike[str],
-    shape: tuple[int | None, int | None, int],
-    *,
-    backend: str,
-    access: str,
-    verify: str,
-    dataset: str | None,
-    split: str | None,
-    for_loader: bool = False,
-) -> tuple[BatchReader, bool]:
+def _open(wanted: _Wanted) -> tuple[BatchReader, bool]:
     """Return the reader, and whether it is of windows of this shape."""
-    require_options(access, verify)
-    require_choice("backend", backend, ("auto", *FORMATS))
-    path = any_path(path)
-    require_remote_access(path, access)
-    is_store = path.is_dir() or path.name == INDEX_NAME
-    # of objects it is read once, and says all
-    index = _load_index(path) if is_store and isinstance(path, RemotePath) else None
-    shaped = shape[0] is not None and shape[1] is not None
+    if wanted.path.is_dir() or wanted.path.name == INDEX_NAME:
+        wanted = _of_backend(wanted)
+        index = ShardIndex.load(wanted.path) if find_index(wanted.path) else None
+        if index and isinstance(wanted.path, RemotePath) and not index.complete:
+            raise IncompleteError(
+                f"{wanted.path}: is still written: a store that grows is read on its own machine only"
+            )
+        if index.holds_stream if index else is_stream(wanted.path, wanted.backend):
+            return _open_windows(wanted, index), True
+        _require_batches(wanted)
+        return _open_store(wanted, index or ShardIndex.load(wanted.path)), False
+    shaped = wanted.batch_size is not None and wanted.seq_len is not None
     # without a shape a lone HDF5 file is taken for batches, which saves a look into it; its reader tells a stream
-    unsure = shaped or path.suffix not in {row.suffix for row in BACKENDS.values()}
-    if index.holds_stream if index else unsure and is_stream(path, backend):
-        if not shaped:
-            raise ArgumentError(f"{path}: is a token stream: pass batch_size and seq_len for windows over it")
-        sizes = dict(zip(("batch_size", "seq_len", "overlap"), shape, strict=True))
-        options = {**sizes, "split": split, "access": access, "verify": verify, "index": index}
-        return _open_windows(path, backend, dataset, **options), True
-    if (backend != "auto" and backend not in BACKENDS) or ((shaped or shape[2]) and not for_loader):
-        raise ArgumentError(f"{path}: is no token stream: its batches have the shape that they were stored with")
-    if is_store:
-        if dataset is not None:
-            raise BackendError(f"{path}: dataset={dataset!r} needs an HDF5 file, found a store")
-        return _open_store(path, backend, access, verify, split, index), False
-    return _open_file(path, backend, access, verify, dataset, split), False
+    unsure = shaped or wanted.path.suffix not in {row.suffix for row in BACKENDS.values()}
+    if wanted.dataset is None and unsure and is_stream(wanted.path, wanted.backend):
+        return _open_windows(wanted, None), True
+    if wanted.dataset is None:
+        _require_batches(wanted)
+    return _open_file(wanted)
 
 
-def _load_index(path: Path) -> ShardIndex:
-    from zb_hdf5.store.index import ShardIndex
+def _of_backend(wanted: _Wanted) -> _Wanted:
+    """Name the store of the wanted format in a folder that has one for each format, named by it; "auto": HDF5.
 
-    index = ShardIndex.load(path)
-    if not index.complete:
-        raise IncompleteError(f"{path}: is still written: a store that grows is read on its own machine only")
-    return index
+    Raises
+    ------
+    BackendError
+        If no store is of that format.
+    FormatError
+        If the stores hold different tokens.
+    """
+    path = wanted.path
+    if isinstance(path, RemotePath) or find_index(path):
+        return wanted
+    found = {name: ShardIndex.load(path / name) for name in BACKENDS if (path / name / INDEX_NAME).exists()}
+    if not found:
+        return wanted
+    preferred = "hdf5" if "hdf5" in found else next(iter(found))
+    name = preferred if wanted.backend == "auto" else wanted.backend
+    if name not in found:
+        raise BackendError(f"{path}: asked for backend {name!r}, found stores of {' and '.join(sorted(found))}")
+    known = {each: content_fingerprint(index.table.values["sha256"], index.meta) for each, index in found.items()}
+    other = next((each for each in known if known[each] != known[name]), None)
+    if other is not None:
+        raise FormatError(
+            f"{path}: expected the same tokens in {name} and {other}, found fingerprints {known[name]} and "
+            f"{known[other]}; convert one of them again"
+        )
+    return replace(wanted, path=path / name, backend=name)
 
 
-def _open_file(
-    path: Path, backend: str, access: str, verify: str, dataset: str | None, split: str | None
-) -> BatchReader:
-    if split not in (None, DEFAULT_SPLIT) and path.exists():
-        raise ArgumentError(f"{path}: split={split!r} needs a store, found one file")
+def _require_batches(wanted: _Wanted) -> None:
+    shaped = wanted.batch_size is not None and wanted.seq_len is not None
+    unknown = wanted.backend != "auto" and wanted.backend not in BACKENDS
+    if unknown or ((shaped or wanted.overlap) and not wanted.for_loader):
+        raise ArgumentError(f"{wanted.path}: is no token stream: its batches have the shape that they were stored with")
+
+
+def _open_file(wanted: _Wanted) -> tuple[BatchReader, bool]:
+    path = wanted.path
+    if wanted.split not in (None, DEFAULT_SPLIT) and path.exists():
+        raise ArgumentError(f"{path}: split={wanted.split!r} needs a store, found one file")
     if not isinstance(path, RemotePath) and not path.exists() and partial_path(path).exists():
         raise FileNotFoundError(
             f"{path} is not finished: {path.name}{PARTIAL_SUFFIX} beside it is being written, or its writer died"
         )
     found = detect_backend(path)
-    if backend not in ("auto", found):
-        raise BackendError(f"{path}: asked for backend {backend!r}, found a {found!r} file")
-    options = {} if dataset is None else {"dataset": dataset}
-    if options and not BACKENDS[found].has_datasets:
-        raise BackendError(f"{path}: dataset={dataset!r} needs an HDF5 file, found a {found!r} file")
-    reader = BACKENDS[found].open(path, access=access, verify=verify, **options)
-    return reader if dataset is not None else attach_documents(reader, verify)
+    if wanted.backend not in ("auto", found):
+        raise BackendError(f"{path}: asked for backend {wanted.backend!r}, found a {found!r} file")
+    if wanted.dataset is None:
+        reader = BACKENDS[found].open(path, access=wanted.access, verify=wanted.verify)
+        return attach_documents(reader, wanted.verify), False
+    if not BACKENDS[found].has_datasets:
+        raise BackendError(f"{path}: dataset={wanted.dataset!r} needs an HDF5 file, found a {found!r} file")
+    from zb_hdf5.formats.hdf5.reader import ForeignReader
+
+    shape = (wanted.batch_size, wanted.seq_len, wanted.overlap)
+    foreign = ForeignReader(path, wanted.dataset, *shape, access=wanted.access, verify=wanted.verify)
+    return foreign, foreign.is_stream
 
 
-def _open_windows(path: Path, backend: str, dataset: str | None, **options: Any) -> BatchReader:
+def _open_windows(wanted: _Wanted, index: ShardIndex | None) -> BatchReader:
     from zb_hdf5.store.windows import WindowReader
 
-    index = options["index"]
-    kind = index.table.values["backend"][0] if index else stream_format(path, backend)
-    if backend not in ("auto", kind) or dataset is not None:
-        raise BackendError(f"{path}: asked for backend {backend!r}, dataset {dataset!r}, found a {kind!r} stream")
-    return WindowReader(path, **options)
+    path, (batch_size, seq_len) = wanted.path, wanted.require_windows()
+    kind = index.table.values["backend"][0] if index else stream_format(path, wanted.backend)
+    if wanted.backend not in ("auto", kind) or wanted.dataset is not None:
+        raise BackendError(
+            f"{path}: asked for backend {wanted.backend!r}, dataset {wanted.dataset!r}, found a {kind!r} stream"
+        )
+    return WindowReader(
+        path, batch_size=batch_size, seq_len=seq_len, overlap=wanted.overlap, split=wanted.split, access=wanted.access,
+        verify=wanted.verify, index=index,
+    )  # fmt: skip
 
 
-def _open_store(
-    path: Path, backend: str, access: str, verify: str, split: str | None, index: ShardIndex | None
-) -> BatchReader:
-    from zb_hdf5.store.index import ShardIndex
-    from zb_hdf5.store.shards import ShardedReader
-
-    if verify == "store":
+def _open_store(wanted: _Wanted, index: ShardIndex) -> BatchReader:
+    path = wanted.path
+    if wanted.dataset is not None:
+        raise BackendError(f"{path}: dataset={wanted.dataset!r} needs an HDF5 file, found a store")
+    if wanted.verify == "store":
         from zb_hdf5.store.verify import verify_store
 
-        problems = [report.problem for report in verify_store(path, split=split) if report.problem]
+        problems = [report.problem for report in verify_store(path, split=wanted.split) if report.problem]
         if problems:
             raise problems[0]
-    options: dict[str, Any] = {"backend": backend, "access": access, "split": split}
-    options["verify"] = "none" if verify == "store" else verify
-    index = index or ShardIndex.load(path)
     if not index.complete:
         from zb_hdf5.store.live_reader import LiveReader  # h5py, which a finished store does not need
 
-        return LiveReader(path, **options)
-    reader = ShardedReader(path, index=index, **options)
-    reader.verify = verify
+        return LiveReader(path, backend=wanted.backend, access=wanted.access, verify=wanted.reads, split=wanted.split)
+    from zb_hdf5.store.shards import ShardedReader
+
+    reader = ShardedReader(
+        path, backend=wanted.backend, access=wanted.access, verify=wanted.reads, split=wanted.split, index=index
+    )
+    reader.verify = wanted.verify
     return reader
 
 
@@ -296,3 +367,25 @@ def _require_space(path: Path, meta: StoreMeta, expected_batches: int) -> None:
             f"{path}: expected_batches={expected_batches:,} needs {needed:,} bytes, free are {free:,}; "
             "pass the number of batches that will be written, or 0 where it is unknown"
         )
+
+
+def is_stream(path: str | os.PathLike[str], backend: str = "auto") -> bool:
+    """Return whether `path` is a token stream: `.npy`, a folder of `.npy` files, an HDF5 stream, a store of those."""
+    return bool(stream_format(path, backend))
+
+
+def stream_format(path: str | os.PathLike[str], backend: str = "auto") -> str:
+    """Return the name of the format of a token stream's files, or "" if `path` is no stream."""
+    path = any_path(path)
+    index = find_index(path)
+    if index is not None and (index.name != path.name or index.exists()):
+        streams = [name for name, row in BACKENDS.items() if row.stream]
+        return streams[0] if layout_of(index) == STREAM_LAYOUT else ""
+    arrays = {row.suffix: name for name, row in FORMATS.items() if not row.indexed}
+    if path.is_dir():
+        found = [name for suffix, name in arrays.items() if backend == name or any(path.glob(f"*{suffix}"))]
+        return found[0] if found else ""
+    if path.suffix in arrays or not path.is_file():
+        return arrays.get(path.suffix, "")
+    name = backend_in(path)
+    return name if name and FORMATS[name].holds_stream(path) else ""

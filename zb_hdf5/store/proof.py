@@ -28,19 +28,10 @@ if TYPE_CHECKING:
 
 
 class ShardOpener:
-    """Opens the shards of an index by number: what `Sharded` is made of.
+    """Opens the shards of an index, of tokens or of a field, by number: what `Sharded` is made of.
 
     A shard that was open once is known by its identity: it is not proved again, and another file with its name is
     refused.
-
-    Parameters
-    ----------
-    folder
-        Of the store.
-    index
-        Of its tokens, or of a field.
-    access, verify
-        As for `open_reader`.
     """
 
     def __init__(self, folder: Path, index: ShardIndex, access: str, verify: str) -> None:

@@ -20,8 +20,7 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.columns.broken import BrokenFile
-from zb_hdf5.columns.reader import GROUP_BYTES, BatchReader
+from zb_hdf5.columns.reader import GROUP_BYTES, BatchReader, BrokenFile
 from zb_hdf5.errors import ArgumentError, ChecksumError, ConvertError, FormatError, IncompleteError, ZbError
 from zb_hdf5.files.digests import crc32_of
 from zb_hdf5.files.sizes import counted

@@ -24,7 +24,7 @@ from zb_hdf5.errors import (
 from zb_hdf5.field import Field
 from zb_hdf5.files.codecs import CompressedTokens
 from zb_hdf5.files.extents import Extents, Run
-from zb_hdf5.files.file_tokens import FileTokens, ObjectTokens, open_extents
+from zb_hdf5.files.file_tokens import open_extents
 from zb_hdf5.files.identity import Identity
 from zb_hdf5.files.paths import RemotePath, any_path, require_remote_access
 from zb_hdf5.files.tokens import Converted, Tokens, Wait
@@ -82,19 +82,7 @@ def open_npy(path: Path, access: str = "auto", identity: Identity | None = None)
 
 
 class StreamOpener:
-    """Opens files of a stream that no index describes, by number. See `ShardOpener`.
-
-    Parameters
-    ----------
-    paths, counts
-        The files, and the tokens that each had when it was looked at.
-    access, verify
-        As for `open_reader`.
-    field
-        None: the tokens.
-    dtype
-        That all files are read as.
-    """
+    """Opens files of a stream that no index describes, by number, as tokens of one dtype. See `ShardOpener`."""
 
     def __init__(
         self, paths: Sequence[Path], counts: Sequence[int], access: str, verify: str, field: Field | None, dtype: Any
@@ -292,9 +280,7 @@ class TokenStore:
     @property
     def extents(self) -> Extents | None:
         """Where the chunks of the first file lie in it; None where only HDF5 knows."""
-        file = self.tokens.open_file(0, 0)
-        plain = file.unchecked()
-        return plain.extents if isinstance(plain, FileTokens | ObjectTokens) else None
+        return getattr(self.tokens.open_file(0, 0).unchecked(), "extents", None)
 
     def pieces(self, start: int, stop: int) -> list[tuple[Path, int, int]]:
         """Return the files that hold tokens `start` to `stop`, and for each of them which of its own tokens."""
@@ -342,21 +328,9 @@ class TokenStore:
             self.tokens.read([(start, out)])
         return out
 
-    def read_into(self, start: int, out: TokenArray) -> None:
-        """Fill 1-D `out` with consecutive tokens, across files."""
-        self.tokens.read([(start, out)])
-
     def gather_into(self, starts: npt.NDArray[np.int64], out: TokenArray) -> None:
         """Fill `out`, shape `(count, L)` of `dtype`, with the L tokens from each of `starts`."""
         self.tokens.gather(starts, out)
-
-    def is_cached(self, start: int) -> bool:
-        """Return whether a token can be read without waiting for a disk."""
-        return self.tokens.ready(np.array([start]))
-
-    def will_need(self, start: int, stop: int) -> None:
-        """Announce that consecutive tokens will be read soon; the kernel may begin to fetch them."""
-        self.tokens.will_need(start, stop)
 
     def close(self) -> None:
         """Close the files. Views that were returned stay valid."""

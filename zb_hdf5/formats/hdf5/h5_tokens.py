@@ -35,49 +35,21 @@ class WriterState(NamedTuple):
 
 
 class Column(NamedTuple):
-    """One dataset of an HDF5 file, as a look into the file has found it.
-
-    Attributes
-    ----------
-    path, name
-        The file and the dataset.
-    meta
-        Shape and dtype of a unit, and the origin of the tokens.
-    num_tokens
-        Values that are committed.
-    identity
-        Of the file that was looked into.
-    complete
-        Whether its writer has finished.
-    sha256
-        None until then, and where none is stored.
-    places
-        The extents of the units; None where only HDF5 can read them.
-    obstacle
-        The reason why there are no plain extents, or no digests.
-    columns
-        The extents of each column that a reader finds without HDF5.
-    marker
-        The dataset whose attributes are the commit marker.
-    has_crc32
-        Whether crc32 rows are stored.
-    origin
-        See `create_root`.
-    """
+    """One dataset of an HDF5 file, as a look into the file has found it."""
 
     path: Path
     name: str
-    meta: StoreMeta
-    num_tokens: int
+    meta: StoreMeta  # shape and dtype of a unit, and the origin of the tokens
+    num_tokens: int  # values that are committed
     identity: Identity
     complete: bool = True
-    sha256: str | None = None
-    places: Places | None = None
-    obstacle: str = ""
-    columns: dict[str, Any] = {}  # noqa: RUF012 - nobody changes it
-    marker: str = ""
+    sha256: str | None = None  # until its writer has finished, and where none is stored
+    places: Places | None = None  # the extents of the units; None: only HDF5 can read them
+    obstacle: str = ""  # the reason why there are no plain extents, or no digests
+    columns: dict[str, Any] = {}  # noqa: RUF012 - the extents of each column; nobody changes it
+    marker: str = ""  # the dataset whose attributes are the commit marker
     has_crc32: bool = False
-    origin: dict[str, Any] = {}  # noqa: RUF012 - nobody changes it
+    origin: dict[str, Any] = {}  # noqa: RUF012 - see `create_root`
 
     @property
     def num_units(self) -> int:

@@ -34,6 +34,7 @@ from zb_hdf5.formats.hdf5.h5_tokens import Column, read_state
 from zb_hdf5.formats.hdf5.places import Places, chunk_places, column_runs
 from zb_hdf5.spec import (
     BATCHES,
+    BATCHES_LAYOUT,
     CODE_BY_DTYPE,
     CRC32,
     DOC_OFFSETS,
@@ -52,6 +53,8 @@ from zb_hdf5.spec import (
     field_column,
 )
 
+#: Tokens of a foreign stream that are read at once.
+FOREIGN_CHUNK_TOKENS = 1 << 16
 #: The obstacle of a file that grows.
 UNFINISHED = "its writer has not finished"
 
@@ -138,8 +141,10 @@ def _batch_places(stored: h5py.Dataset, meta: StoreMeta, num_batches: int, path:
 # --- datasets of another origin --------------------------------------------------------------------------------------
 
 
-def look_at_foreign(path: Path, dataset: str) -> Column:
-    """Look into a 3-D dataset of integers that others have written.
+def look_at_foreign(path: Path, dataset: str) -> tuple[Column, int]:
+    """Look at a dataset of integers that others have written; return it, and how many axes it has.
+
+    Of three axes a unit is one batch, of two one record, of one 65,536 tokens.
 
     Raises
     ------
@@ -147,13 +152,17 @@ def look_at_foreign(path: Path, dataset: str) -> Column:
         If there is none of this name.
     """
     with _opened(path) as h5:
-        stored = _dataset(h5, path, dataset)
+        stored = own_dataset(h5, path, dataset)
+        if stored is None or stored.ndim not in (1, 2, 3):
+            raise _foreign(h5, f"{path}: expected a dataset {dataset!r} of one, two or three axes, found {stored!r}")
         if stored.dtype.kind not in "iu":
             raise FormatError(f"{path}: {dataset}: expected integers, found {stored.dtype}")
         dtype: np.dtype[Any] = stored.dtype if stored.dtype in CODE_BY_DTYPE else DTYPE_BY_NAME["uint32"]
-        meta = StoreMeta(stored.shape[1], stored.shape[2], dtype)
+        layout = STREAM_LAYOUT if stored.ndim == 1 else BATCHES_LAYOUT
+        rows, length = {1: (1, FOREIGN_CHUNK_TOKENS), 2: (1, stored.shape[-1])}.get(stored.ndim, stored.shape[1:])
+        meta = StoreMeta(rows, length, dtype, layout=layout)
         identity, obstacle = h5_identity(h5, growing=False), f"{dataset!r} is a foreign dataset"
-        return Column(path, dataset, meta, math.prod(stored.shape), identity, obstacle=obstacle)
+        return Column(path, dataset, meta, math.prod(stored.shape), identity, obstacle=obstacle), stored.ndim
 
 
 def _dataset(h5: h5py.File, path: Path, name: str) -> h5py.Dataset:
@@ -168,14 +177,14 @@ def _foreign(h5: h5py.File, problem: str) -> FormatError:
 
     def visit(name: str, item: Any) -> None:
         inside = isinstance(item, h5py.Dataset) and not bytes_elsewhere(item)
-        if inside and item.ndim == 3 and item.dtype.kind in "iu":
+        if inside and item.ndim in (1, 2, 3) and item.dtype.kind in "iu":
             names.append(name)
 
     h5.visititems(visit)
     if not names:
-        return FormatError(f"{problem}; it has no 3-D integer dataset")
+        return FormatError(f"{problem}; it has no integer dataset of one to three axes")
     found = ", ".join(sorted(names)[:5])
-    return FormatError(f"{problem}; its 3-D integer datasets: {found}", remedy=Remedy.DATASET)
+    return FormatError(f"{problem}; its integer datasets: {found}", remedy=Remedy.DATASET)
 
 
 # --- streams ---------------------------------------------------------------------------------------------------------

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.columns.reader import BatchReader, require_options
-from zb_hdf5.errors import ChecksumError, FormatError, IncompleteError, UnverifiableError
+from zb_hdf5.errors import ArgumentError, ChecksumError, FormatError, IncompleteError, UnverifiableError
 from zb_hdf5.files.checked import Crc32Rows
 from zb_hdf5.files.decoded import ranges_of
 from zb_hdf5.files.digests import crc32_of
@@ -37,7 +38,7 @@ from zb_hdf5.formats.hdf5.inspection import (
     look_at_stream,
 )
 from zb_hdf5.formats.hdf5.places import compressed_tokens, plain_extents
-from zb_hdf5.spec import BATCHES_LAYOUT, DOC_OFFSETS, crc32_column
+from zb_hdf5.spec import BATCHES_LAYOUT, DOC_OFFSETS, StoreMeta, crc32_column
 
 #: The facts that a dataset of another origin lacks.
 _FOREIGN: Final = "a dataset of another origin has no digests; convert it to a store, which keeps them from then on"
@@ -84,7 +85,7 @@ class HDF5Reader(BatchReader):
         self.identity: Identity = column.identity
         self.origin = column.origin
         how = "none" if verify == "store" else verify
-        self._open_field = partial(HDF5FieldReader, column.path, access=access, verify=how)
+        self._open_field = partial(open_field, column.path, access=access, verify=how)
         if not self.complete:
             self.refresh()  # opens the file now: once it is published, its partial's name is gone
         if self.complete:
@@ -142,9 +143,6 @@ class HDF5BatchReader(HDF5Reader):
         The file; a `.partial` is followed while it grows: `refresh` shows the batches committed since.
     access, verify
         As for `open_reader`.
-    dataset
-        Name of a 3-D integer dataset of another origin, read through h5py; an id that does not fit uint32 is an error
-        when it is met.
 
     Raises
     ------
@@ -154,34 +152,72 @@ class HDF5BatchReader(HDF5Reader):
         As `HDF5Reader`.
     """
 
-    def __init__(
-        self, path: str | os.PathLike[str], *, access: str = "auto", verify: str = "auto", dataset: str | None = None
-    ) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, access: str = "auto", verify: str = "auto") -> None:
         require_options(access, verify)
-        path = any_path(path)
-        super().__init__(look_at_batches(path) if dataset is None else look_at_foreign(path, dataset), access, verify)
+        super().__init__(look_at_batches(any_path(path)), access, verify)
 
 
-class HDF5FieldReader(HDF5Reader):
-    """Reads the values of one field of batches, or of a stream, as `BatchReader` reads tokens.
+class ForeignReader(HDF5Reader):
+    """Reads an integer dataset of another origin: batches `(N, B, S)`, records `(R, S)` or a stream `(T,)`.
+
+    Parameters
+    ----------
+    path, dataset
+        The file, and the name of the dataset.
+    batch_size, seq_len, overlap
+        Records in a batch of a 2-D dataset, by default 1; the shape of the windows over a 1-D one, and the tokens that
+        each shares with the next.
+    access, verify
+        As for `open_reader`.
 
     Raises
     ------
-    FormatError, IncompleteError
-        If the file has no such field, or is damaged.
+    FormatError
+        If it is no such dataset.
+    ArgumentError
+        If the shape does not fit the dataset, or is missing.
+    UnverifiableError
+        If `verify` is "batch" or "store".
     """
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
-        name: str,
+        path: Path,
+        dataset: str,
+        batch_size: int | None = None,
+        seq_len: int | None = None,
+        overlap: int = 0,
         *,
         access: str = "auto",
         verify: str = "auto",
-        identity: Identity | None = None,
     ) -> None:
-        require_options(access, verify)
-        super().__init__(look_at_field(any_path(path), name, identity), access, verify)
+        column, axes = look_at_foreign(path, dataset)
+        self.is_stream = axes == 1
+        super().__init__(column, access, verify)
+        if axes == 3:
+            return
+        if self.is_stream and (batch_size is None or seq_len is None):
+            raise ArgumentError(f"{path}: {dataset} is a token stream: pass batch_size and seq_len for windows over it")
+        size, length = batch_size or 1, seq_len if self.is_stream and seq_len else column.meta.seq_len
+        shared = overlap if self.is_stream else 0
+        self.stride = length
+        self.num_batches = max(0, column.num_tokens - shared) // length // size
+        self.meta = StoreMeta(size, length + shared, column.meta.dtype)
+        if self.is_stream and not self.num_batches:
+            raise ArgumentError(f"{path}: {column.num_tokens:,} tokens do not fill one batch of {size:,} x {length:,}")
+
+    @property
+    def token_count(self) -> int:
+        return self.num_batches * self.meta.batch_tokens
+
+    @property
+    def overlap(self) -> int:
+        return self.seq_len - self.stride
+
+
+def open_field(path: str | os.PathLike[str], name: str, access: str = "auto", verify: str = "auto") -> HDF5Reader:
+    """Open the values of one field of batches, or of a stream. Raises as `HDF5Reader` and `look_at_field` do."""
+    return HDF5Reader(look_at_field(any_path(path), name), access, verify)
 
 
 class HDF5StreamReader(HDF5Reader):

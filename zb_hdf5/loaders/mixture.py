@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from itertools import count
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
@@ -30,31 +30,19 @@ from zb_hdf5.loaders.steps import Request, resolve_rank
 #: Weights are rounded to shares of a period of at most this many batches.
 MAX_PERIOD: Final = 1 << 14
 
-#: What every state of a mixture says.
+#: The fields of every state of a mixture.
 IDENTITY: Final = {"version": STATE_VERSION, "kind": "mixture"}
 
 #: A source's name, and the batch to read.
 MixedRequest: TypeAlias = tuple[str, Request]
 
 
-class Places(NamedTuple):
-    """Where global batches come from: the number of the source, and which of its batches each is."""
-
-    sources: IndexArray
-    ordinals: IndexArray
-
-
 class Schedule:
     """The source of each batch: after any n batches, each source is within one batch of its share.
 
-    One period is laid out by Tijdeman's rule for the chairman assignment problem (1980): of the sources that may take
-    the next batch without running ahead of their share, take the one whose deadline comes first. That keeps every
-    source within `1 - 1 / (2k - 2)` of its share; counts and places beyond the period are arithmetic.
-
-    Parameters
-    ----------
-    weights
-        Positive numbers; only their ratios count.
+    One period is laid out by Tijdeman's rule for the chairman assignment problem (1980): among the sources that may
+    take the next batch without running ahead of their share, take the one whose deadline comes first. That keeps every
+    source within `1 - 1 / (2k - 2)` of its share; everything beyond the period is arithmetic.
     """
 
     def __init__(self, weights: tuple[float, ...]) -> None:
@@ -69,12 +57,12 @@ class Schedule:
         periods, rest = divmod(n, self.period)
         return [periods * share + int(c) for share, c in zip(self.shares, self._before[rest], strict=True)]
 
-    def places(self, batches: IndexArray) -> Places:
-        """Return where these batches come from."""
+    def places(self, batches: IndexArray) -> tuple[IndexArray, IndexArray]:
+        """Return the source of each global batch, and its number among the batches of that source."""
         periods, rest = np.divmod(batches, self.period)
         sources = self._sources[rest]
         ordinals = periods * np.array(self.shares)[sources] + self._before[rest, sources]
-        return Places(sources, ordinals)
+        return sources, ordinals
 
 
 def _shares(weights: tuple[float, ...]) -> tuple[int, ...]:
@@ -112,7 +100,7 @@ def _period(shares: tuple[int, ...]) -> IndexArray:
 
 @dataclass(frozen=True)
 class Segment:
-    """Weights that hold from global batch `start` on, and what each source had given before."""
+    """Weights that hold from global batch `start` on, and the batches that each source had given before."""
 
     start: int
     weights: tuple[float, ...]
@@ -221,7 +209,7 @@ class MixedLoader(ReadingLoader[Any]):
         return {name: a + b for name, a, b in zip(self.loaders, segment.counts, since, strict=True)}
 
     def requests(self, positions: IndexArray) -> list[MixedRequest]:
-        """Return what to read for the batches at these global positions, all under one set of weights."""
+        """Return the reads of the batches at global positions, all under one set of weights."""
         segment = max((s for s in self._segments if s.start <= positions[0]), key=lambda s: s.start)
         sources, ordinals = Schedule(segment.weights).places(positions - segment.start)
         ordinals = ordinals + np.array(segment.counts)[sources]

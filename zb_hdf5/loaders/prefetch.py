@@ -1,9 +1,4 @@
-"""Reading ahead in threads, and moving batches to a device beside the computation. Knows nothing of storage.
-
-`read_ahead` keeps `depth` reads under way in threads and hands their results over in order. `hint_ahead` has the kernel
-fetch the coming batches, and reads in the caller's own thread. `DeviceRing` gives those reads pinned
-buffers to fill, and copies them to the device on a stream of its own; a buffer is filled again only after its copy.
-"""
+"""Reading ahead in threads or by hints to the kernel, and moving batches to a device during the computation."""
 
 from __future__ import annotations
 
@@ -68,15 +63,7 @@ def require_prefetch(prefetch: int | str, least: int = 0) -> None:
 
 
 def steps_in_flight(in_flight: tuple[int, int], step_bytes: int, reads: int) -> int:
-    """Return how many steps to read at once from a server: as many as its bytes and reads in flight allow.
-
-    Parameters
-    ----------
-    in_flight
-        Most bytes and most reads, as `BatchReader.in_flight` has them.
-    step_bytes, reads
-        Of one step.
-    """
+    """Return the number of steps that the bytes and reads in flight of a server allow, from those of one step."""
     most_bytes, most_reads = in_flight
     return max(1, min(most_bytes // step_bytes, most_reads // reads))
 
@@ -84,7 +71,7 @@ def steps_in_flight(in_flight: tuple[int, int], step_bytes: int, reads: int) -> 
 def hint_ahead(
     read: Callable[[Request], Result], hint: Callable[[Request], None], requests: Iterator[Request], depth: int
 ) -> Iterator[Result]:
-    """Yield `read(request)` for each request, in order; `hint` hears of each one `depth` reads before its turn.
+    """Yield `read(request)` for each request, in order; `hint` gets each one `depth` reads before its turn.
 
     On a local disk this keeps many reads under way without a thread: 64 KiB reads in random order from a cold disk
     ran at 0.9 of its sequential bandwidth (0.65 with 4 threads), and a warm page cache hardly notices.
@@ -165,15 +152,9 @@ def cuda_device(device: str | torch.device | None) -> torch.device | None:
 class DeviceRing:
     """Pinned buffers on their way to a CUDA device.
 
-    A buffer is used again only after the event of its copy. Taking one never waits: where none is free, one is
-    made, and there are never more than the reads under way and `COPIES` copies need.
-
-    Parameters
-    ----------
-    device
-        Where batches go.
-    dtype
-        Of the tensors that arrive. Ids cross the bus as they are stored and are widened on the device.
+    A buffer is used again only after the event of its copy. Taking one never waits: a new one is made if none is free,
+    and there are never more than the reads under way and `COPIES` copies need. Ids cross the bus as they are stored and
+    are widened to `dtype` on the device.
     """
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:

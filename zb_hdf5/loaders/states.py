@@ -1,4 +1,4 @@
-"""What a loader's state must hold: every field is there, of its type and in its range, and nothing else."""
+"""States of loaders: every field is there, of its type and in its range, and nothing else."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from zb_hdf5.loaders.steps import checked_skip
 
 #: The version of every state, whatever its kind.
 STATE_VERSION: Final = 2
-#: The kind that a state names -> what gives and takes such states.
+#: The kind of a state -> the loader that gives and takes such states.
 KINDS: Final = {
     "loader": "a Loader",
     "mixture": "a MixedLoader",
@@ -22,31 +22,19 @@ KINDS: Final = {
 }
 #: Epochs and batches of an endless loader: every sum that is made of them fits into 64 bits.
 MAX_COUNT: Final = 2**62
-#: What is shown of a value.
+#: Characters of a value that a message shows.
 SHOWN_CHARACTERS: Final = 120
 
 
 def require_dict(where: object, state: object) -> Mapping[str, Any]:
-    """Return `state`, which must be a dict; the message begins with `where`.
-
-    Raises
-    ------
-    StateError
-        If it is something else.
-    """
+    """Return `state`, or raise `StateError`, which begins with `where`, unless it is a dict."""
     if not isinstance(state, Mapping):
         raise StateError(f"{where}: state: expected a dict, as state_dict() gives, found {shown(state)}")
     return state
 
 
 def require_kind(where: object, state: object, kind: str) -> Mapping[str, Any]:
-    """Return `state`, which must be a dict, and if it names a kind or version, those of today.
-
-    Raises
-    ------
-    StateError
-        If it is the state of another kind of loader, or one of an early build.
-    """
+    """Return `state`, or raise `StateError` if it is of another kind of loader or of an early build, or no dict."""
     fields = require_dict(where, state)
     found = fields.get("kind", kind)
     if found != kind:
@@ -62,13 +50,7 @@ def require_kind(where: object, state: object, kind: str) -> Mapping[str, Any]:
 
 
 def require_fields(where: object, state: object, names: Collection[str]) -> Mapping[str, Any]:
-    """Return `state`, which must be a dict of exactly these fields.
-
-    Raises
-    ------
-    StateError
-        If it is not; the message names the first field that is missing or unknown.
-    """
+    """Return `state`, or raise `StateError` for the first field that is missing or unknown."""
     fields = require_dict(where, state)
     for name in names:
         if name not in fields:
@@ -91,13 +73,7 @@ def require_same(
 
 
 def require_count(where: object, state: Mapping[str, Any], name: str, stop: int = MAX_COUNT, what: str = "") -> int:
-    """Return a field that must be an integer of `0..stop`; `what` says what `stop` is.
-
-    Raises
-    ------
-    StateError
-        If it is not.
-    """
+    """Return a field, or raise `StateError` unless it is an integer of `0..stop`, which is `what`."""
     value = state.get(name)
     if type(value) is not int or not 0 <= value <= stop:
         reason = f", {what}" if what else ""

@@ -1,4 +1,4 @@
-"""Reads the steps of a loader: a request in, what is yielded out. At once, after hints, in threads, or to a device."""
+"""Reads the steps of a loader: at once, after hints to the kernel, in threads, or to a device."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from zb_hdf5.spec import NO_CODEC
 if TYPE_CHECKING:
     import torch
 
-#: What a loader yields: tokens, `(x, y)`, or a dictionary of tensors.
+#: Tokens, `(x, y)`, or a dictionary of tensors.
 Step: TypeAlias = "torch.Tensor | tuple[torch.Tensor, torch.Tensor] | dict[str, Any]"
 
 HINTED_STEPS: Final = 64
@@ -64,15 +64,8 @@ def numpy_dtype(dtype: torch.dtype | None) -> np.dtype[Any]:
 
 
 class StepReader:
-    """Reads what a request names, as one step: the tokens, or with `targets` the pair `(x, y)`.
+    """Reads a request as one step: tokens, with `targets` the pair `(x, y)`, or a dictionary with extras.
 
-    Parameters
-    ----------
-    prefetch, device, dtype, targets, extras
-        As for `Loader`.
-
-    Notes
-    -----
     `read` is as thread-safe as the reader; picklable.
     """
 
@@ -214,17 +207,14 @@ class StepReader:
         return depth, MAX_THREADS if in_flight is None else max(1, depth)
 
     def _is_warm(self, plan: StepPlan, position: int) -> bool:
-        """Look up some of this rank's batches of the rest of this epoch in the page cache.
-
-        They lie far apart: opening a file has the kernel read ahead the first batches of a sequential epoch.
-        """
+        """Look up some of this rank's next batches in the page cache, far apart: opening a file reads its first."""
         steps = np.arange(CACHE_SAMPLE) * plan.steps_from(position) // CACHE_SAMPLE
         positions = position + steps * plan.step + plan.rank * plan.batch_size
         batches = plan.order.indices(positions % plan.order.n) // plan.records_per_batch
         return all(self._reader.is_cached(batch) for batch in set(batches.tolist()))
 
     def _hint_of(self, plan: StepPlan) -> Callable[[Request], None]:
-        """Return what tells the kernel of the batches of a request."""
+        """Return the function that announces the batches of a request to the kernel."""
         # records are gathered from here and there, also where their batches follow each other
         hint = (FirstHints if plan.scattered else RunHints)(self._reader.will_need)
 
@@ -238,7 +228,7 @@ class StepReader:
         return hint_of
 
     def _read_pinned(self, ring: DeviceRing, request: Request) -> tuple[torch.Tensor, dict[str, Any] | None]:
-        """Read the tokens of a step into a pinned buffer, and what it carries besides them."""
+        """Read the tokens of a step into a pinned buffer, and its other values."""
         reader = self._reader
         if isinstance(request, int):
             buffer = ring.fill(reader.meta.shape, reader.dtype, lambda out: reader.read_into(request, out))

@@ -1,4 +1,4 @@
-"""Which records one rank reads at each step: an order, a share of it, and a batch size. Knows no reader."""
+"""The records that one rank reads at each step: an order, a rank's share of it, and a batch size."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ import numpy.typing as npt
 from zb_hdf5.errors import ArgumentError
 from zb_hdf5.loaders.order import ORDER_STEPS, Order
 
-#: What torchrun sets.
+#: The variables of torchrun.
 LAUNCHER_VARIABLES: Final = (("RANK", "WORLD_SIZE"),)
-#: What Slurm sets for the tasks of a step, if this process is one of them: a batch script is rank 0 of SLURM_NTASKS
-#: too, of which no other runs, and the shell of `salloc` can be a step of one task in a job of many.
+#: The variables of a Slurm step, for its tasks only: a batch script is rank 0 of SLURM_NTASKS too, of which no other
+#: runs, and the shell of `salloc` can be a step of one task in a job of many.
 STEP_VARIABLES: Final = (("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"), ("SLURM_PROCID", "SLURM_NTASKS"))
 STEP_VARIABLE: Final = "SLURM_STEP_ID"
 
-#: What to read for one step: a whole stored batch, or the numbers of its records.
+#: The reads of one step: a whole stored batch, or the numbers of its records.
 Request: TypeAlias = int | npt.NDArray[np.int64]
 
 
@@ -36,12 +36,9 @@ STEPS_AT_ONCE: Final = 64
 
 @dataclass(frozen=True)
 class Skip:
-    """Ranges of positions that an epoch jumps over. Live positions are those that are left, counted from 0.
+    """Ranges (start, stop) of positions that an epoch jumps over, ascending and apart.
 
-    Attributes
-    ----------
-    ranges
-        (start, stop), ascending, without a position in common.
+    Live positions are those that are left, counted from 0.
     """
 
     ranges: tuple[tuple[int, int], ...] = ()
@@ -75,32 +72,17 @@ class Skip:
 class StepPlan:
     """The steps of one rank in one epoch. A step of all ranks takes the next `batch_size * world_size` positions.
 
-    Thread-safe and picklable: it holds only its arguments.
-
-    Attributes
-    ----------
-    order
-        Position -> record.
-    drop_last
-        False: the last step is filled up from the start of the order.
-    records_per_batch
-        Records in a stored batch.
-    scattered
-        True: the order parts the records of a stored batch.
-    whole_records
-        True: a record is a stored record. False: a part of one.
-    skip
-        Positions that are jumped over.
+    Thread-safe and picklable.
     """
 
-    order: Order
+    order: Order  # position -> record
     batch_size: int
     rank: int
     world_size: int
-    drop_last: bool
-    records_per_batch: int
-    scattered: bool
-    whole_records: bool
+    drop_last: bool  # False: the last step is filled up from the start of the order
+    records_per_batch: int  # of a stored batch
+    scattered: bool  # the order parts the records of a stored batch
+    whole_records: bool  # a record is a stored record, not a part of one
     skip: Skip = Skip()
 
     @property
@@ -120,7 +102,7 @@ class StepPlan:
         return int(self.skip.positions_of(np.array(self.skip.live(position) + self.step)))
 
     def requests_from(self, position: int) -> Iterator[Request]:
-        """Yield what this rank reads at each step from `position` to the end of the epoch."""
+        """Yield the reads of this rank from `position` to the end of the epoch."""
         steps, start = self.steps_from(position), self.skip.live(position)
         for first in range(0, steps, ORDER_STEPS):
             numbers = np.arange(first, min(first + ORDER_STEPS, steps))
@@ -142,7 +124,7 @@ class StepPlan:
             first, size = first + size, min(2 * size, LAST_BLOCK)
 
     def requests_of_steps(self, steps: npt.NDArray[np.int64]) -> list[Request]:
-        """Return what this rank reads at these steps, counted from the start of the epoch."""
+        """Return the reads of this rank at steps that are counted from the start of the epoch."""
         return self._requests_at(steps * self.step)
 
     def batch_of_step(self, step: int) -> int:
@@ -157,7 +139,6 @@ class StepPlan:
         return unparted and self.batch_size == self.records_per_batch
 
     def _requests_at(self, live: npt.NDArray[np.int64]) -> list[Request]:
-        """Return what this rank reads at the steps that begin at these live positions."""
         order, batch_size = self.order, self.batch_size
         starts = live + self.rank * batch_size
         if self.skip.ranges:
@@ -170,10 +151,10 @@ class StepPlan:
 
 
 class StepRequests:
-    """What one rank reads at single steps of a plan, in any order of the steps.
+    """The reads of one rank at single steps of a plan, in any order of the steps.
 
-    An epoch of at most `TABLE_POSITIONS` positions is computed once; of a longer one a whole batch by itself, and
-    records for `STEPS_AT_ONCE` steps.
+    An epoch of at most `TABLE_POSITIONS` positions is computed once; the whole batches of a longer one each by itself,
+    its records for `STEPS_AT_ONCE` steps.
     """
 
     def __init__(self, plan: StepPlan) -> None:
@@ -184,7 +165,6 @@ class StepRequests:
         self._block, self._requests = -1, list[Request]()
 
     def __getitem__(self, step: int) -> Request:
-        """Return what to read at a step, counted from the start of the epoch."""
         if self._is_single:
             return self.plan.batch_of_step(step)
         block, within = divmod(step, self._at_once)

@@ -48,18 +48,9 @@ class Piece(NamedTuple):
 
 
 class TokenRun:
-    """The endless run of tokens of one rank. Knows nothing of tensors; used by one thread at a time.
+    """The endless run of tokens of one rank, for one thread at a time.
 
-    Parameters
-    ----------
-    row_groups
-        Number among all row groups -> file and number in it, ascending.
-    num_row_groups
-        Of all ranks.
-    boundary_token_id, boundary_position
-        Stands before or after each document.
-    num_threads
-        Threads that tokenize.
+    `row_groups` maps the number among the row groups of all ranks to the file and the number in it, ascending.
     """
 
     def __init__(

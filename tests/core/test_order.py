@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import zb_hdf5.loaders.order
 from zb_hdf5 import ArgumentError
 from zb_hdf5.loaders.order import (
     SHUFFLES,
@@ -279,3 +280,23 @@ def test_equal_xor_is_the_formats_own_rule_for_blocks():
 def test_block_size_is_at_least_one(block_size):
     with pytest.raises(ArgumentError, match="block_size must be at least 1"):
         BlockOrder(10, 0, 0, block_size)
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 64, 65, 1000, 5000, (1 << 16) + 3])
+def test_tables_of_round_functions_change_no_order(n, monkeypatch):
+    order, positions = GlobalOrder(n, 7, 3), np.arange(n)
+    found = order.indices(positions)
+    np.testing.assert_array_equal(order.positions(found), positions)
+    some = positions[:: max(1, n // 50)]
+    assert [order.index(position) for position in some.tolist()] == found[some].tolist()
+    monkeypatch.setattr(zb_hdf5.loaders.order, "TABLE_BITS", 0)
+    np.testing.assert_array_equal(order.indices(positions), found)
+    np.testing.assert_array_equal(order.positions(found), positions)
+    assert [order.index(position) for position in some.tolist()] == found[some].tolist()
+
+
+def test_an_order_of_more_items_than_tables_hold():
+    order, positions = GlobalOrder(1 << 40, 1, 0), np.array([0, 5, (1 << 40) - 1])
+    found = order.indices(positions)
+    np.testing.assert_array_equal(order.positions(found), positions)
+    assert [order.index(position) for position in positions.tolist()] == found.tolist()

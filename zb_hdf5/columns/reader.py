@@ -286,7 +286,11 @@ class BatchReader:
         scratch = getattr(self._local, "rows", None)
         if scratch is None or scratch.shape != shape:
             scratch = self._local.rows = np.empty(shape, self.dtype)
-        self.tokens.gather(self._starts_of(records, seq_len), scratch)
+        flat = self.tokens.flat() if self.stride == self.meta.seq_len else None
+        if flat is None or len(flat) % seq_len:
+            self.tokens.gather(self._starts_of(records, seq_len), scratch)
+        else:  # "clip": numpy fills `scratch` without a buffer of its own
+            flat.reshape(-1, seq_len).take(records, axis=0, out=scratch, mode="clip")
         tokens: torch.Tensor = from_numpy()(scratch.astype(dtype))
         return tokens
 

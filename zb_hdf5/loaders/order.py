@@ -10,6 +10,7 @@ change under the same name.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
@@ -26,6 +27,8 @@ ORDER_STEPS: Final = 2048
 FEISTEL_ROUNDS: Final = 6
 #: Halves of 1 or 2 bits have so few round functions that permutations of 4 to 16 items come out visibly biased.
 MIN_HALF_BITS: Final = 3
+#: Halves of up to so many bits, and so up to 2**24 items, take their round functions from tables of 192 KiB at most.
+TABLE_BITS: Final = 12
 #: The "epoch" of the record shuffle at write time: a value that no training epoch has.
 WRITE_EPOCH: Final = 2**64 - 1
 
@@ -100,47 +103,64 @@ class GlobalOrder(Order):
         self.n = n
         self._half_bits = max(MIN_HALF_BITS, -(-(n - 1).bit_length() // 2))
         state = _splitmix64(_splitmix64(seed & _MASK64) + (epoch & _MASK64))
-        self._numbers = [_splitmix64(state + r * _GOLDEN) for r in range(FEISTEL_ROUNDS)]
-        self._keys = [np.uint64(key) for key in self._numbers]
+        self._keys = tuple(_splitmix64(state + r * _GOLDEN) for r in range(FEISTEL_ROUNDS))
 
     def indices(self, positions: npt.NDArray[Any]) -> IndexArray:
-        return self._walk(positions, self._keys)
+        return self._walk(positions)
 
     def index(self, position: int) -> int:
         # Python's integers: arrays of one element take 20 times as long
         bits, mask, word = self._half_bits, (1 << self._half_bits) - 1, position
+        tables = _round_tables(self._keys, bits) if bits <= TABLE_BITS else None
         while True:
             left, right = word >> bits, word & mask
-            for key in self._numbers:
-                left, right = right, left ^ (_splitmix64(right ^ key) & mask)
+            for number, key in enumerate(self._keys):
+                mixed = _splitmix64(right ^ key) & mask if tables is None else tables.item(number, right)
+                left, right = right, left ^ mixed
             word = left << bits | right
             if word < self.n:
                 return word
 
     def positions(self, indices: npt.NDArray[Any]) -> IndexArray:
         """Return the position of each of `indices`: the inverse of `indices`."""
-        return self._walk(indices, self._keys[::-1], inverse=True)
+        return self._walk(indices, inverse=True)
 
-    def _walk(self, values: npt.NDArray[Any], keys: list[np.uint64], inverse: bool = False) -> IndexArray:
-        words = values.astype(np.uint64).reshape(-1)
-        if words.size and int(words.max()) >= self.n:  # a negative number is a large one
+    def _walk(self, values: npt.NDArray[Any], inverse: bool = False) -> IndexArray:
+        words = values.astype(np.int64).reshape(-1)
+        if words.size and int(words.view(np.uint64).max()) >= self.n:  # a negative number is a large one
             raise ArgumentError(f"expected numbers in 0..{self.n - 1:,}, found {values}")  # it would walk for ever
-        words = self._network(words, keys, inverse)
+        network = self._network if self._half_bits > TABLE_BITS else self._tabled_network
+        words = network(words, inverse)
         outside = np.flatnonzero(words >= self.n)
         while outside.size:
-            words[outside] = self._network(words[outside], keys, inverse)
+            words[outside] = network(words[outside], inverse)
             outside = outside[words[outside] >= self.n]
-        return words.astype(np.int64).reshape(values.shape)
+        return words.reshape(values.shape)
 
-    def _network(self, words: _Words, keys: list[np.uint64], inverse: bool) -> _Words:
-        shift = np.uint64(self._half_bits)
-        mask = np.uint64((1 << self._half_bits) - 1)
+    def _tabled_network(self, words: IndexArray, inverse: bool) -> IndexArray:
+        """Give the same as `_network`, in a fourth of the time: a half has few values."""
+        bits, tables = self._half_bits, _round_tables(self._keys, self._half_bits)
+        left, right = words >> bits, words & ((1 << bits) - 1)
+        if inverse:
+            left, right, tables = right, left, tables[::-1]
+        for table in tables:
+            left ^= table.take(right, mode="clip")
+            left, right = right, left
+        if inverse:
+            left, right = right, left
+        left <<= bits
+        left |= right
+        return left
+
+    def _network(self, signed: IndexArray, inverse: bool) -> IndexArray:
+        words, keys = signed.view(np.uint64), self._keys[::-1] if inverse else self._keys
+        shift, mask = np.uint64(self._half_bits), np.uint64((1 << self._half_bits) - 1)
         left, right = words >> shift, words & mask
         if inverse:
             left, right = right, left
         mixed, scratch = np.empty_like(words), np.empty_like(words)  # one array for all temporaries of a kind
         for key in keys:
-            np.bitwise_xor(right, key, out=mixed)
+            np.bitwise_xor(right, np.uint64(key), out=mixed)
             _mix(mixed, scratch)
             mixed &= mask
             left ^= mixed
@@ -149,7 +169,7 @@ class GlobalOrder(Order):
             left, right = right, left
         left <<= shift
         left |= right
-        return left
+        return left.view(np.int64)
 
 
 class RowOrder(Order):
@@ -194,6 +214,15 @@ def make_order(
 def write_order(n: int, seed: int) -> GlobalOrder:
     """Return the order in which `n` records are stored: output position -> source record."""
     return GlobalOrder(n, seed, WRITE_EPOCH)
+
+
+@lru_cache(maxsize=8)
+def _round_tables(keys: tuple[int, ...], half_bits: int) -> IndexArray:
+    """Return the round function of each key for each value of a half, shape (rounds, 2**half_bits)."""
+    mixed = np.arange(1 << half_bits, dtype=np.uint64) ^ np.array(keys, np.uint64)[:, np.newaxis]
+    _mix(mixed, np.empty_like(mixed))
+    mixed &= np.uint64((1 << half_bits) - 1)
+    return mixed.view(np.int64)
 
 
 def _splitmix64(x: int) -> int:

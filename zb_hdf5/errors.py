@@ -39,7 +39,7 @@ class Remedy(StrEnum):
     REPLACE = "remove it, or ask to replace it"
     RESUME = "resume the conversion"
     TOKENS_ONLY = "convert to HDF5, or pass tokens_only to leave them behind"
-    CRC32 = "restore it, or write one for the batches as they are now with add_crc32_file"
+    CRC32 = "restore it, or make one for the batches as they are now with add_crc32_file"
     SHAPE = "pass its shape as it was at conversion"
     DATASET = "to read one of them, pass dataset= to open_reader"
     TRAIN = "train both with train_tokenizer"

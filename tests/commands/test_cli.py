@@ -668,7 +668,7 @@ def test_a_dry_run_says_shape_and_dtype(places, tmp_path):
 @pytest.mark.parametrize(
     ("file_system", "meaning"),
     [
-        (None, "auto (local file system: converted tokens are read by position, the others from a mapping)"),
+        (None, "auto (local file system: batches in the page cache are read from a mapping, others by position)"),
         ("nfs", "auto (nfs file system: all tokens are read by position, none are mapped)"),
     ],
 )

@@ -316,7 +316,7 @@ def _records_text(d: dict[str, Any]) -> str:
 
 def _access_text(access: str, file_system: str) -> str:
     meaning = {
-        ("auto", True): ": converted tokens are read by position, the others from a mapping",
+        ("auto", True): ": batches in the page cache are read from a mapping, others by position",
         ("auto", False): ": all tokens are read by position, none are mapped",
     }.get((access, file_system == "local"), "")
     return f"{access} ({file_system} file system{meaning})"

@@ -24,6 +24,7 @@ import click
 
 from zb_hdf5.errors import ArgumentError, Remedy, ZbError
 from zb_hdf5.files.sizes import counted as counted  # for all commands
+from zb_hdf5.files.sizes import format_bytes as format_bytes
 from zb_hdf5.files.sizes import parse_size
 
 INTERRUPTED: Final = 130
@@ -294,14 +295,6 @@ def format_count(value: float) -> str:
         if value >= 0.9995 * limit:  # what would round to 1000 of the smaller unit
             return f"{value / limit:.3g} {prefix}"
     return f"{value:.3g} "
-
-
-def format_bytes(value: float) -> str:
-    """Return a number of bytes with a binary prefix: "1.5 GiB"."""
-    for limit, prefix in ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
-        if value >= limit:
-            return f"{value / limit:.1f} {prefix}"
-    return f"{value:.0f} bytes"
 
 
 def format_seconds(value: float) -> str:

@@ -65,7 +65,7 @@ def read_from_cache_alone(folder, store, state=None, rank=0, **options):
     with Loader(store, rank=rank, world_size=WORLD, cache=folder, **options) as loader:
         for reader in (loader.reader, *map(loader.reader.field, options.get("fields", ()))):
             reader.tokens.tokens.close()
-            reader.tokens.tokens = Nothing(reader.tokens.tokens)
+            reader.tokens.source = reader.tokens.tokens = Nothing(reader.tokens.tokens)
         if state is not None:
             loader.load_state_dict(state)
         return [{name: value.numpy() for name, value in _named(step).items()} for step in loader]
@@ -107,7 +107,7 @@ def test_the_ranks_read_what_was_copied_and_nothing_else_was(options, store, fol
     found = staged(store, folder, *words, "--ranks", "2,5-6", "--world-size", WORLD)
     for rank in (2, 5, 6):
         same(read_from_cache_alone(folder, store, rank=rank, **options), plain_steps(store, rank=rank, **options))
-    assert found["copied"] == found["batches"] == len(batches_in(folder, store))
+    assert found["copied"] == found["units"] == len(batches_in(folder, store))
     if options.get("shuffle") != "records":
         assert len(batches_in(folder, store)) < len(TOKENS)
 
@@ -139,7 +139,7 @@ def test_at_the_end_of_an_epoch_the_next_one_is_copied(store, folder, tmp_path):
 
 def test_fields_are_copied_too(store, folder):
     found = staged(store, folder, "--field", "mask")
-    assert found == {"batches": 128, "num_bytes": TOKENS.nbytes + MASK.nbytes, "present": 0, "copied": 128}
+    assert found == {"units": 128, "num_bytes": TOKENS.nbytes + MASK.nbytes, "present": 0, "copied": 128}
     options = {"fields": ["mask"], "batch_size": 4}
     same(read_from_cache_alone(folder, store, rank=1, **options), plain_steps(store, rank=1, **options))
 
@@ -150,7 +150,9 @@ def test_windows_of_a_stream(targets, tmp_path, folder):
         writer.write_documents(random_tokens(1, 1, 9000, "uint16").reshape(-1), [9000])
     options = {"batch_size": 2, "seq_len": 64, "targets": targets}
     words = ["--batch-size", 2, "--seq-len", 64, *["--targets"] * targets]
-    assert staged(tmp_path / "s.h5", folder, *words, "--ranks", 1, "--world-size", WORLD)["copied"] == 8
+    assert (
+        staged(tmp_path / "s.h5", folder, *words, "--ranks", 1, "--world-size", WORLD)["copied"] == 6
+    )  # chunks of 512 tokens
     same(
         read_from_cache_alone(folder, tmp_path / "s.h5", rank=1, **options),
         plain_steps(tmp_path / "s.h5", rank=1, **options),
@@ -158,9 +160,9 @@ def test_windows_of_a_stream(targets, tmp_path, folder):
 
 
 def test_what_is_there_is_not_copied_again(store, folder):
-    assert "staged  32 of 32 batches" in stage(store, folder, "--ranks", "0-3", "--world-size", WORLD).stdout
+    assert "staged  32 of 32 units" in stage(store, folder, "--ranks", "0-3", "--world-size", WORLD).stdout
     done = stage(store, folder, "--ranks", "0-7", "--world-size", WORLD)
-    assert done.stdout == "staged  64 of 64 batches, 256.0 KiB; 32 were there already\n"
+    assert done.stdout == "staged  64 of 64 units, 256.0 KiB; 32 were there already\n"
     assert staged(store, folder)["copied"] == 0
 
 
@@ -169,7 +171,7 @@ def test_a_full_cache_is_said_and_no_error(store, folder):
     staged_line, left_line = done.stdout.splitlines()
     assert staged_line.startswith("staged    2")
     assert left_line.startswith("left out  4")
-    assert left_line.endswith("batches: the cache or its disk is full")
+    assert left_line.endswith("units: the cache or its disk is full; see 'zb cache'")
 
 
 def test_a_pipe_gets_lines_and_no_bar(store, folder, monkeypatch):
@@ -221,7 +223,7 @@ def test_it_can_be_killed_and_goes_on(tmp_path, folder):
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         zb.main(["stage", str(tmp_path / "large.h5"), str(folder), "--quiet"], standalone_mode=False)
         os._exit(0)
-    while not any(path.stat().st_size for path in folder.glob("*/marks")):
+    while not any(path.stat().st_size for path in folder.glob("*/*.marks")):
         pass
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
@@ -234,7 +236,7 @@ def test_it_can_be_killed_and_goes_on(tmp_path, folder):
     found = staged(tmp_path / "large.h5", folder)
     assert (found["present"], found["copied"]) == (len(there), len(tokens) - len(there))
     with open_reader(tmp_path / "large.h5", cache=folder) as reader:
-        reader.tokens.tokens = Nothing(reader.tokens.tokens)
+        reader.tokens.source = reader.tokens.tokens = Nothing(reader.tokens.tokens)
         np.testing.assert_array_equal(np.stack(list(reader)), tokens)
 
 

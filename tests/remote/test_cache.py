@@ -1,10 +1,10 @@
 """The cache: whatever happens to its files, each token is the right one, and nothing is fetched twice that was kept."""
 
-import fcntl
 import json
 import os
 import pickle
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -19,12 +19,13 @@ from click.testing import CliRunner
 from contract import check_reader, random_tokens
 from torch.utils.data import DataLoader
 
-from zb_hdf5 import ArgumentError, HDF5ShardWriter, Loader, MixedLoader, open_reader, open_writer
+from zb_hdf5 import ArgumentError, ChecksumError, HDF5ShardWriter, Loader, MixedLoader, open_reader, open_writer
 from zb_hdf5.commands.zb import zb
+from zb_hdf5.errors import UnverifiableError
 from zb_hdf5.files.tokens import Tokens, Wait
-from zb_hdf5.store import cache_folder
 from zb_hdf5.store.cache import Cache, column_of
 from zb_hdf5.store.cache_folder import occupied_bytes
+from zb_hdf5.store.streams import index_streams
 
 BATCHES = random_tokens(48, 4, 1024)  # 16 KiB each
 ONE_RANK = {"rank": 0, "world_size": 1}
@@ -80,8 +81,8 @@ def fill(store, folder, **options):
 
 
 def files_of(folder):
-    (column,) = folder.glob("zb-cache-*")
-    return column / "data", column / "marks"
+    (marks,) = folder.glob("zb-cache-*/*.marks")
+    return marks.with_suffix("") if marks.with_suffix("").exists() else marks.with_name(marks.name[:-6]), marks
 
 
 def check_all(reader, times=1):
@@ -228,7 +229,8 @@ def test_fields_are_kept_beside_the_tokens(name, tmp_path, folder):
     for _ in range(2):
         with open_reader(tmp_path / name, cache=folder) as reader:
             check_reader(reader, tokens, values)
-    assert len(list(folder.iterdir())) == 1 + len(FIELDS)
+    assert len(list(folder.iterdir())) == 1
+    assert len(list(folder.glob("*/*.marks"))) == 1 + len(FIELDS)
     with open_reader(tmp_path / name, cache=folder) as reader:
         for each in (reader, *map(reader.field, FIELDS)):
             assert all(map(column_of(each).has, range(len(tokens))))
@@ -251,8 +253,9 @@ def test_windows_are_kept_and_the_same(stream, folder):
         with Loader(stream, cache=folder, **options) as loader:
             np.testing.assert_array_equal([x.numpy() for x, _ in loader], expected)
     with Loader(stream, cache=folder, **{**options, "batch_size": 8}) as other:
-        other.load_state_dict(state)  # of batches of another size, which are another column
+        other.load_state_dict(state)  # of batches of another size, which have the same column
         assert column_of(other.reader).has(0)
+    assert len(list(folder.glob("*/*.marks"))) == 1
 
 
 def test_a_mixture_keeps_all_its_sources(store, stream, tmp_path, folder, write_file):
@@ -314,19 +317,45 @@ def test_a_job_without_checks_reads_what_is_there(store, folder):
     assert (source.whole, source.rows) == ([], [])
 
 
-def test_windows_that_nobody_compared_are_another_column(tmp_path, folder):
-    path, tokens = tmp_path / "stream.h5", random_tokens(1, 1, 5000).reshape(-1)
-    with HDF5ShardWriter(path, dtype="uint32", chunk_tokens=512) as writer:
-        writer.write_documents(tokens, [5000])
-    restore = flip_tokens(path, tokens[1000:1100])
+@pytest.mark.parametrize("kind", ["lone", "store"])
+def test_windows_are_kept_in_whole_chunks_that_were_compared(kind, tmp_path, folder):
+    tokens, path = random_tokens(1, 1, 5000).reshape(-1), tmp_path / "streams"
+    path.mkdir()
+    for number, part in enumerate((tokens[:1700], tokens[1700:])) if kind == "store" else [(0, tokens)]:
+        with HDF5ShardWriter(path / f"{number}.h5", dtype="uint32", chunk_tokens=512) as writer:
+            writer.write_documents(part, [len(part)])
+    file = path / "0.h5"
+    if kind == "store":
+        index_streams(sorted(path.iterdir())).save(path)
+    path = path if kind == "store" else file
+    restore = flip_tokens(file, tokens[1000:1100])
     windows = {"batch_size": 4, "seq_len": 64, "cache": folder}
-    expected = tokens[: 4992 - 128].reshape(-1, 4, 64)
-    with open_reader(path, **windows) as reader:
-        assert not np.array_equal(np.stack(list(reader)), tokens[: len(reader) * 256].reshape(-1, 4, 64))
+    for verify in ("auto", "batch"):
+        with open_reader(path, verify=verify, **windows) as reader, pytest.raises(ChecksumError, match="chunk 1"):
+            list(reader)
     restore()
-    for verify in ("batch", "auto"):
+    expected = tokens[: 19 * 256].reshape(-1, 4, 64)
+    for verify in ("auto", "batch"):
         with open_reader(path, verify=verify, **windows) as reader:
-            np.testing.assert_array_equal(np.stack(list(reader)), expected[: len(reader)])
+            np.testing.assert_array_equal(np.stack(list(reader)), expected)
+    shutil.rmtree(path) if kind == "store" else path.write_bytes(b"")
+
+
+def test_data_without_crc32_are_another_column(tmp_path, folder):
+    tokens = np.arange(5000, dtype=np.uint32)
+    np.save(tmp_path / "x.npy", tokens)
+    options = {"batch_size": 4, "seq_len": 64, "cache": folder}
+    with open_reader(tmp_path / "x.npy", **options) as reader:
+        np.testing.assert_array_equal(reader.read_batch(0), tokens[:256].reshape(4, 64))
+        assert column_of(reader).has(0)
+    tokens[7] = 99
+    np.save(tmp_path / "x.npy", tokens)
+    os.utime(tmp_path / "x.npy", (1, 1))
+    with open_reader(tmp_path / "x.npy", **options) as reader:
+        assert not column_of(reader).has(0)
+        np.testing.assert_array_equal(reader.read_batch(0), tokens[:256].reshape(4, 64))
+    with pytest.raises(UnverifiableError):
+        open_reader(tmp_path / "x.npy", verify="batch", **options)
 
 
 def test_flipped_bits_of_the_cache_are_never_seen_by_a_reader_that_compares(store, folder):
@@ -534,6 +563,7 @@ def test_a_folder_that_is_removed_under_a_reader_does_not_disturb_it(store, fold
 # --- disks -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore:.*the cache is full")
 def test_a_full_disk_ends_the_filling_and_nothing_else(store, mount_disk):
     disk = mount_disk(400)
     for _ in range(2):
@@ -570,6 +600,7 @@ def test_a_file_in_the_place_of_the_folder_is_an_error(store, tmp_path):
 # --- room ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore:.*the cache is full")
 def test_it_fills_up_to_its_size_and_then_stops(store, folder):
     limit = 20 * BATCHES[0].nbytes
     for _ in range(2):
@@ -583,6 +614,7 @@ def test_it_fills_up_to_its_size_and_then_stops(store, folder):
     assert source.rows  # of what is not kept, no more is read than asked for
 
 
+@pytest.mark.filterwarnings("ignore:.*the cache is full")
 def test_processes_that_fill_one_folder_keep_its_size(store, folder):
     limit = 30 * BATCHES[0].nbytes
 
@@ -595,87 +627,28 @@ def test_processes_that_fill_one_folder_keep_its_size(store, folder):
     assert occupied_bytes(folder) <= limit + 4 * BATCHES[0].nbytes
 
 
-@pytest.fixture
-def three(tmp_path, write_file):
-    return [write_file(tmp_path / f"{number}.h5", random_tokens(40, 4, 1024, seed=number)).path for number in range(3)]
-
-
-def columns_in(folder):
-    return {path.name for path in folder.iterdir()}
-
-
-def test_what_nobody_uses_makes_room_oldest_first(three, folder):
-    def read_all(path):
-        with open_reader(path, cache=folder, cache_bytes=100 * BATCHES[0].nbytes) as reader:
-            list(reader)
-        return columns_in(folder)
-
-    (first,) = read_all(three[0])
-    second = read_all(three[1]) - {first}
-    (folder / "zb-cache-notes").mkdir()
+def test_a_full_cache_names_what_fills_it_once_and_is_freed_by_a_command(store, tmp_path, write_file, folder):
+    other = write_file(tmp_path / "other.h5", random_tokens(9, 4, 1024)).path
+    limit = 20 * BATCHES[0].nbytes
+    with open_reader(other, cache=folder) as reader:
+        list(reader)
+    with (
+        open_reader(store, cache=folder, cache_bytes=limit) as reader,
+        pytest.warns(UserWarning, match="full") as found,
+    ):
+        check_all(reader, times=2)
+    (message,) = [str(each.message) for each in found]
+    assert re.search(rf"cache is full.*KiB of {other}", message)
     (folder / "mine").write_text("keep")
-    assert read_all(three[0]) >= second  # there is room for both; the first is the younger one now
-    found = read_all(three[2])
-    assert first in found
-    assert not second & found
-    assert {"mine", "zb-cache-notes"} <= found
-
-
-def test_what_another_process_uses_stays(three, folder):
-    limit = 50 * BATCHES[0].nbytes
-    with open_reader(three[0], cache=folder, cache_bytes=limit) as reader:
-        list(reader)
-        used = columns_in(folder)
-
-        def read_other():
-            with open_reader(three[1], cache=folder, cache_bytes=limit) as other:
-                return len(list(other))
-
-        assert in_processes(read_other) == [40]
-        assert used < columns_in(folder)
-        assert all(map(column_of(reader).has, range(40)))
-    assert in_processes(read_other) == [40]  # it is closed now
-    assert not used & columns_in(folder)
-
-
-def test_a_column_that_is_removed_while_it_is_opened_is_made_anew(three, folder, monkeypatch):
-    """The one who removes it may be anywhere: after the files were found, and before they are locked."""
-    fill_it = open_reader(three[0], cache=folder)
-    list(fill_it)
-    fill_it.close()
-    opened = []
-
-    def open_file(path):
-        fd = real(path)
-        if path.name == "data" and not opened:
-            opened.append(path)
-            cache_folder._remove_unused(path.parent)
-        return fd
-
-    real = cache_folder._open_file
-    monkeypatch.setattr(cache_folder, "_open_file", open_file)
-    with open_reader(three[0], cache=folder) as reader:
-        assert not column_of(reader).has(0)
-        list(reader)
-        assert column_of(reader).has(0)
-
-
-def test_a_column_that_was_made_anew_is_not_removed_with_the_old_one(three, folder, monkeypatch):
-    """Of two that make room one is faster; the other one has the old file open, which nobody uses any more."""
-    open_reader(three[0], cache=folder).close()
-    (column,) = folder.iterdir()
-    opened, flock = [], fcntl.flock
-
-    def lock_late(fd, kind):
-        if kind & fcntl.LOCK_EX and not opened:
-            shutil.rmtree(column)
-            opened.append(open_reader(three[0], cache=folder))
-        flock(fd, kind)
-
-    monkeypatch.setattr(fcntl, "flock", lock_late)
-    cache_folder._remove_unused(column)
-    with opened[0]:
-        assert {path.name for path in column.iterdir()} == {"data", "marks"}
+    (folder / "zb-cache-notes").mkdir()
+    listed = json.loads(CliRunner().invoke(zb, ["cache", "ls", str(folder), "--json"]).stdout)
+    assert {each["store"] for each in listed["stores"]} == {str(store), str(other)}
+    done = CliRunner().invoke(zb, ["cache", "rm", str(folder), "--store", str(other)])
+    assert (done.exit_code, len(list(folder.iterdir()))) == (0, 3), done.output
+    with open_reader(store, cache=folder) as reader:
+        assert CliRunner().invoke(zb, ["cache", "rm", str(folder)]).stdout.startswith("removed  1 store, ")
+        check_all(reader)
+    assert sorted(path.name for path in folder.iterdir()) == ["mine", "zb-cache-notes"]
 
 
 # --- arguments -------------------------------------------------------------------------------------------------

@@ -190,6 +190,15 @@ class BatchReader:
             raise ArgumentError(f"{self.path}: cannot be read with its fields")
         return self._open_field(name)
 
+    @property
+    def token_fingerprint(self) -> str:
+        """Identity of the tokens, whatever the shape of their batches."""
+        return self.fingerprint
+
+    def compared_tokens(self) -> Tokens | None:
+        """Return tokens that compare each unit that is read whole with its crc32; None where none are compared."""
+        return self.tokens if self.verified in ("whole reads", "all reads") else None
+
     def serving(self, fingerprint: object) -> BatchReader:
         """Return the reader of the same content that has this fingerprint, if it can be had; else this one."""
         return self

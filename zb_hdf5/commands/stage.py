@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shutil
+import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from zb_hdf5.columns.reader import BatchReader
+    from zb_hdf5.files.tokens import Tokens
     from zb_hdf5.loaders.loader import Loader
 
 _PATH: Any = ExistingPath()
@@ -43,28 +46,28 @@ class Ranks(click.ParamType[list[range]]):
 
 @dataclass
 class StageReport:
-    """The share of the wanted batches that the cache holds.
+    """The share of the wanted units that the cache holds: batches, or chunks of a stream.
 
     Attributes
     ----------
-    batches, num_bytes
+    units, num_bytes
         That the ranks will read; the values of fields count as well.
     present
-        Batches of these that were in the cache before.
+        Units of these that were in the cache before.
     copied
-        Batches that are in it now and were not.
+        Units that are in it now and were not.
     """
 
-    batches: int = 0
+    units: int = 0
     num_bytes: int = 0
     present: int = 0
     copied: int = 0
 
     def lines(self) -> list[tuple[str, str]]:
-        size = f"{counted(self.batches, 'batch', 'batches')}, {format_bytes(self.num_bytes)}"
+        size = f"{counted(self.units, 'unit')}, {format_bytes(self.num_bytes)}"
         lines = [("staged", f"{self.present + self.copied:,} of {size}; {self.present:,} were there already")]
-        if left := self.batches - self.present - self.copied:
-            lines.append(("left out", f"{counted(left, 'batch', 'batches')}: the cache or its disk is full"))
+        if left := self.units - self.present - self.copied:
+            lines.append(("left out", f"{counted(left, 'unit')}: the cache or its disk is full; see 'zb cache'"))
         return lines
 
 
@@ -123,18 +126,19 @@ def stage(
     last = max(part[-1] for part in ranks or [range(1)])
     if last >= world_size:
         raise click.UsageError(f"--ranks: expected ranks below --world-size {world_size}, found {last}")
-    cache = Cache.of(folder, cache_bytes)
+    folder_of_node = Cache.of(folder, cache_bytes)
     options = {"seed": seed, "shuffle": shuffle, "epoch": epoch, "seq_len": seq_len, "targets": targets}
     with _opened(store, state_path, batch_size, options) as loader:
-        cache.attach(loader.reader)
+        folder_of_node.attach(loader.reader)
         readers = [loader.reader, *map(loader.reader.field, fields)]
         of_node = list(chain(*(ranks or [range(world_size)])))
         needed = batches_of_ranks(loader, of_node, world_size)
         if not needed.size:  # the state is at the end of its epoch
             loader.set_epoch(loader.epoch + 1)
             needed = batches_of_ranks(loader, of_node, world_size)
-        with Progress("stage", 0, enabled=not quiet, unit="B") as progress:
-            report = stage_batches(readers, needed, progress)
+        with Progress("stage", 0, enabled=not quiet, unit="B") as progress, warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # of a full cache, which the report names
+            report = stage_units(readers, needed, progress)
     print_report(vars(report), report.lines(), as_json=as_json, quiet=quiet)
 
 
@@ -159,45 +163,102 @@ def batches_of_ranks(loader: Loader[Any], ranks: Iterable[int], world_size: int)
     return np.flatnonzero(needed)
 
 
-def stage_batches(readers: list[BatchReader], needed: npt.NDArray[np.int64], progress: Progress) -> StageReport:
-    """Copy batches of readers with a cache into it, in the order of the store, until it is full."""
+def stage_units(readers: list[BatchReader], needed: npt.NDArray[np.int64], progress: Progress) -> StageReport:
+    """Copy the units of batches to the caches of their readers, in the order of the store, until these are full."""
     from zb_hdf5.loaders.prefetch import read_ahead
     from zb_hdf5.store.cache import column_of
 
-    report, columns = StageReport(), [column_of(reader) for reader in readers]
-    missing = [needed[[not column.has(index) for index in needed.tolist()]] for column in columns]
-    for reader, absent in zip(readers, missing, strict=True):
-        num_bytes, present = len(needed) * reader.meta.batch_bytes, len(needed) - len(absent)
-        report.batches, report.num_bytes = report.batches + len(needed), report.num_bytes + num_bytes
-        report.present += present
+    report, todo = StageReport(), []
+    for reader in readers:
+        column, units = column_of(reader), units_of(reader, needed)
+        absent = units[[not column.has(number) for number in units.tolist()]]
+        unit_bytes = reader.tokens.unit * reader.dtype.itemsize
+        report.units, report.num_bytes = report.units + len(units), report.num_bytes + len(units) * unit_bytes
+        report.present += len(units) - len(absent)
         progress.advance(0, report.num_bytes)
-        progress.keep(present * reader.meta.batch_bytes)
-    for reader, column, absent in zip(readers, columns, missing, strict=True):
-        read = partial(_copy, reader, progress)
-        for _ in read_ahead(read, runs_of(absent, reader.meta.batch_bytes), 2 * THREADS, threads=THREADS):
+        progress.keep((len(units) - len(absent)) * unit_bytes)
+        todo.append((reader, column, absent, unit_bytes))
+    for reader, column, absent, unit_bytes in todo:
+        read = partial(_copy, reader.tokens, progress)
+        for _ in read_ahead(read, runs_of(absent, unit_bytes), 2 * THREADS, threads=THREADS):
             if column.full:
                 break
-        report.copied += sum(column.has(index) for index in absent.tolist())
+        report.copied += sum(column.has(number) for number in absent.tolist())
     return report
 
 
-def runs_of(batches: npt.NDArray[np.int64], batch_bytes: int) -> Iterator[tuple[int, int]]:
-    """Yield the first and the count of batches that follow each other, as many as are moved at once."""
+def units_of(reader: BatchReader, batches: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return the units of the tokens that lie in some batches, ascending."""
+    import numpy as np
+
+    unit, batch_tokens = reader.tokens.unit, reader.batch_size * reader.stride
+    firsts = batches * batch_tokens // unit
+    lasts = (np.minimum((batches + 1) * batch_tokens + reader.overlap, reader.tokens.num_tokens) - 1) // unit
+    most = int((lasts - firsts).max(initial=0)) + 1
+    return np.unique(np.minimum(firsts[:, np.newaxis] + np.arange(most), lasts[:, np.newaxis]))
+
+
+def runs_of(units: npt.NDArray[np.int64], unit_bytes: int) -> Iterator[tuple[int, int]]:
+    """Yield the first and the count of units that follow each other, as many as are moved at once."""
     import numpy as np
 
     from zb_hdf5.columns.reader import GROUP_BYTES
 
-    most = max(1, GROUP_BYTES // batch_bytes)
-    edges = (np.flatnonzero(np.diff(batches) != 1) + 1).tolist()
-    for start, stop in pairwise([0, *edges, len(batches)]):
+    most = max(1, GROUP_BYTES // unit_bytes)
+    edges = (np.flatnonzero(np.diff(units) != 1) + 1).tolist()
+    for start, stop in pairwise([0, *edges, len(units)]):
         for first in range(start, stop, most):
-            yield int(batches[first]), min(most, stop - first)
+            yield int(units[first]), min(most, stop - first)
 
 
-def _copy(reader: BatchReader, progress: Progress, run: tuple[int, int]) -> None:
-    """Read a run of batches, which leaves them in the cache."""
+def _copy(tokens: Tokens, progress: Progress, run: tuple[int, int]) -> None:
+    """Read a run of units, which leaves them in the cache."""
     import numpy as np
 
-    first, count = run
-    reader.read_batches_into(first, np.empty((count, *reader.meta.shape), reader.dtype))
-    progress.advance(count * reader.meta.batch_bytes)
+    start = run[0] * tokens.unit
+    out = np.empty(min(run[1] * tokens.unit, tokens.num_tokens - start), tokens.dtype)
+    tokens.read([(start, out)])
+    progress.advance(out.nbytes)
+
+
+@click.group(short_help="Show and free the stores in a cache folder.")
+def cache() -> None:
+    """Show and free the stores in a cache folder."""
+
+
+@cache.command("ls", short_help="Show the stores in a cache folder.")
+@click.argument("folder", type=_PATH)
+@output_options
+def show_stores(folder: Path, as_json: bool, quiet: bool) -> None:
+    """Show which stores fill the cache FOLDER.
+
+    \b
+    Example: zb cache ls $TMPDIR/cache
+    """
+    from zb_hdf5.store.cache_folder import stores_in
+
+    found = stores_in(folder)
+    report = {"stores": [{"folder": str(path), "store": store, "num_bytes": size} for path, store, size in found]}
+    print_report(report, [(path.name[:17], f"{format_bytes(size)} of {store}") for path, store, size in found],
+                 as_json=as_json, quiet=quiet)  # fmt: skip
+
+
+@cache.command("rm", short_help="Remove stores from a cache folder.")
+@click.argument("folder", type=_PATH)
+@click.option("--store", help="Remove this path or URL only. [default: all stores]")
+@output_options
+def remove_stores(folder: Path, store: str | None, as_json: bool, quiet: bool) -> None:
+    """Remove the stores that fill the cache FOLDER. Running loaders go on with the files that they have open.
+
+    \b
+    Example: zb cache rm $TMPDIR/cache
+    """
+    from zb_hdf5.store.cache_folder import stores_in
+
+    found = [each for each in stores_in(folder) if store in (None, each[1])]
+    for path, *_ in found:
+        shutil.rmtree(path)
+    num_bytes = sum(size for *_, size in found)
+    report = {"removed": [str(path) for path, *_ in found], "num_bytes": num_bytes}
+    print_report(report, [("removed", f"{counted(len(found), 'store')}, {format_bytes(num_bytes)}")],
+                 as_json=as_json, quiet=quiet)  # fmt: skip

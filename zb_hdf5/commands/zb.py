@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from zb_hdf5.commands.look_cli import report, show, which
-from zb_hdf5.commands.stage import stage
+from zb_hdf5.commands.stage import cache, stage
 from zb_hdf5.console import (
     CommandGroup,
     ExistingPath,
@@ -78,6 +78,7 @@ zb.add_command(show)
 zb.add_command(report)
 zb.add_command(which)
 zb.add_command(stage)
+zb.add_command(cache)
 
 
 @zb.command(short_help="Compare every batch with its stored digests.")

@@ -34,3 +34,11 @@ def _unit(prefix: str) -> int:
 def counted(count: int, one: str, many: str | None = None) -> str:
     """Return "1 batch" or "1,234 batches"; by default many of one have an "s", or "es" behind "ch"."""
     return f"{count:,} {one if count == 1 else many or one + ('es' if one.endswith('ch') else 's')}"
+
+
+def format_bytes(value: float) -> str:
+    """Return a number of bytes with a binary prefix: "1.5 GiB"."""
+    for limit, prefix in ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if value >= limit:
+            return f"{value / limit:.1f} {prefix}"
+    return f"{value:.0f} bytes"

@@ -1,20 +1,18 @@
-"""A cache on a fast local disk, in front of the source of any reader: batches are kept when they are first read.
+"""A cache on a fast local disk in front of the tokens of any reader: units are kept when they are first read.
 
-It may only ever make things faster. What it gives was compared with the crc32 that was taken when it was fetched, and
-whatever goes wrong with its files is a read of the source. `cache_folder.py` has those files.
+Each unit that it gives was compared with the crc32 that was taken when it was fetched, and an error of its disk is a
+read of the store. `cache_folder.py` has its files.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import threading
 import warnings
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from itertools import groupby
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -22,16 +20,16 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.columns.reader import BatchReader
-from zb_hdf5.errors import ArgumentError, IncompleteError, UnavailableError
+from zb_hdf5.errors import ArgumentError, IncompleteError
 from zb_hdf5.files.paths import RemotePath, local_path
 from zb_hdf5.files.sizes import parse_size
-from zb_hdf5.files.tokens import TokenRun, Tokens, Wait, whole_units
+from zb_hdf5.files.tokens import TokenRun, Tokens, Wait
 from zb_hdf5.spec import TokenArray
-from zb_hdf5.store.cache_folder import CachedColumn, free_bytes, make_room, occupied_bytes
+from zb_hdf5.store.cache_folder import CachedColumn, free_bytes, occupied_bytes
 
-#: Batches that one gather fetches at the same time.
-FETCHES: Final = 8
-#: Of what is free on the disk, the percentage that a cache takes where nobody says how much.
+#: Bytes of the units that one gather fetches at the same time.
+FETCH_BYTES: Final = 32 << 20
+#: The percentage of the free space of the disk that a cache takes by default.
 FREE_PERCENT: Final = 90
 
 
@@ -44,8 +42,8 @@ class Cache:
     folder
         On a disk of this machine.
     max_bytes
-        What all columns of all stores in it may occupy. Processes do not wait for each other, so each may exceed
-        this by up to 64 MiB.
+        That all stores in it may occupy. Processes do not wait for each other, so each may exceed this by up to
+        64 MiB.
     """
 
     folder: Path
@@ -55,7 +53,7 @@ class Cache:
     def of(cls, folder: str | os.PathLike[str], max_bytes: int | str | None) -> Cache:
         """Make the folder; `max_bytes` is a number, a text such as "200GiB", or None.
 
-        None: what the columns in it occupy already, and nine tenths of what is free on the disk.
+        None: the bytes that the stores in it occupy already, and nine tenths of the free space of the disk.
 
         Raises
         ------
@@ -73,9 +71,9 @@ class Cache:
             raise _unusable(root, error) from error
 
     def attach(self, reader: BatchReader) -> None:
-        """Put this cache in front of a reader's batches, and of those of its fields once they are opened.
+        """Put this cache in front of a reader's tokens, and of the values of its fields once they are opened.
 
-        A reader with verify="none" reads the batches that are there, and adds none, which nobody would have compared.
+        A reader with verify="none" reads the units that are there, and adds none, which nobody would have compared.
 
         Raises
         ------
@@ -84,51 +82,48 @@ class Cache:
         """
         if not reader.complete:
             raise ArgumentError(f"{reader.path}: still grows: expected a finished store for a cache; leave out cache")
-        meta = replace(reader.meta, seq_len=reader.stride)  # of records that overlap each token is kept once
-        name, size = self._name_of(reader), reader.num_batches * meta.batch_bytes
         if reader.verify == "none":
             warnings.warn(f"{reader.path}: verify='none' adds nothing to the cache {self.folder}", stacklevel=2)
-            if not (self.folder / name).exists():
+        self._attach(reader.token_fingerprint, reader)
+
+    def _attach(self, fingerprint: str, reader: BatchReader) -> None:
+        """Put the column of a reader in front of its tokens, in the folder of the store with this fingerprint."""
+        reader.in_front = partial(self._attach, fingerprint)
+        tokens, source = reader.tokens, reader.compared_tokens()
+        folder = self.folder / _folder_name(fingerprint, reader, compared=source is not None)
+        if reader.verify == "none":
+            compared = self.folder / _folder_name(fingerprint, reader, compared=True)
+            folder = compared if compared.exists() else folder
+            if not folder.exists():
                 return
+        name = f"{reader.meta.column.replace('/', '-')}-{tokens.unit}{tokens.dtype.str}"
         try:
-            column = CachedColumn(self.folder, name, meta, reader.num_batches, self.max_bytes)
-        except (OSError, UnavailableError, IncompleteError) as error:
+            column = CachedColumn(folder, name, tokens, self.max_bytes)
+        except (OSError, IncompleteError) as error:
             raise _unusable(self.folder, error) from error
         column.full = reader.verify == "none"
-        with contextlib.suppress(OSError):
-            make_room(self.folder, min(self.max_bytes, size - column.occupied_bytes), self.max_bytes)
-        reader.tokens = Cached(reader.tokens, column, meta.batch_tokens, reader.num_batches)
-        reader.in_front = self.attach
-
-    def _name_of(self, reader: BatchReader) -> str:
-        """Return the name of the column of a reader; with verify="none" that of compared batches if it exists."""
-        if reader.verify == "none":
-            name = _column_name(reader, compared=True)
-            return name if (self.folder / name).exists() else _column_name(reader, compared=False)
-        return _column_name(reader, compared=reader.verified in ("whole reads", "all reads"))
+        reader.tokens = Cached(tokens, source or tokens, column)
 
 
 def _unusable(folder: Path, error: Exception) -> ArgumentError:
     return ArgumentError(f"{folder}: expected a cache folder that can be written: {error}; choose another, or none")
 
 
-def _column_name(reader: BatchReader, *, compared: bool) -> str:
-    """Return the name of a column's folder: another content has another name.
+def _folder_name(identity: str, reader: BatchReader, *, compared: bool) -> str:
+    """Return the name of a store's folder: another content has another name, and windows of one stream the same.
 
-    The files count too where a fingerprint is only a sample, or where nobody compares the batches that are kept: those
-    of a damaged file must not outlive it, and no reader with verify="batch" may find them.
+    The files count too where a fingerprint is only a sample, or where nobody compares the units that are kept: those of
+    a damaged file must not outlive it, and no reader with verify="batch" may find them.
     """
-    meta, identity = reader.meta, reader.fingerprint
     if not compared:
         identity = f"unchecked:{identity}"
     if identity.startswith(("sampled:", "unchecked:")):
         identity += _files_of(reader)
-    text = f"{identity}|{meta.column}|{reader.num_batches}x{meta.batch_size}x{meta.seq_len}|{meta.dtype!r}"
-    return f"zb-cache-{hashlib.sha256(text.encode()).hexdigest()}"
+    return f"zb-cache-{hashlib.sha256(identity.encode()).hexdigest()}"
 
 
 def _files_of(reader: BatchReader) -> str:
-    """Return what tells the file that is open, or the files of a folder, from others of the same size."""
+    """Return the facts that tell the open file, or the files of a folder, from others of the same size."""
     path = reader.path if isinstance(reader.path, RemotePath) else reader.path.absolute()
     if reader.tokens.identity:
         return f"{path}:{reader.tokens.identity}"
@@ -143,7 +138,7 @@ def _files_of(reader: BatchReader) -> str:
 
 
 def column_of(reader: BatchReader) -> CachedColumn:
-    """Return what a reader's cache holds.
+    """Return the column of a reader's cache.
 
     Raises
     ------
@@ -158,84 +153,99 @@ def column_of(reader: BatchReader) -> CachedColumn:
 class Cached(Tokens):
     """Tokens that keep whole units in a cache, and read them there the next time. See `Tokens`.
 
-    A unit that is missing is fetched whole, also where only some rows of it are asked for, and at most once by a
-    process whose threads all miss it. Once the cache is full, the rest is read as if there was no cache.
-
-    Rows of a unit are compared with its crc32 when this process needs the first of them; whole units each time.
+    A missing unit is fetched whole, also where only a part of it is asked for, and at most once by a process whose
+    threads all miss it. Once the cache is full, the rest is read as if there was no cache. Parts of a unit are read
+    once this process has compared the whole with its crc32; whole units are compared each time.
 
     Parameters
     ----------
     tokens
-        Closed with this.
+        For reads that keep nothing; closed with this.
+    source
+        For units that are kept: it compares each read with crc32, where there are any. Closed with this.
     column
         The units in the cache.
-    unit, num_units
-        Tokens of a unit of the cache, and how many units there are; tokens behind them pass by.
     """
 
-    def __init__(self, tokens: Tokens, column: CachedColumn, unit: int, num_units: int) -> None:
-        self.tokens, self.column, self.unit, self._num_units = tokens, column, unit, num_units
+    def __init__(self, tokens: Tokens, source: Tokens, column: CachedColumn) -> None:
+        self.tokens, self.source, self.column, self.unit = tokens, source, column, tokens.unit
         self.num_tokens, self.dtype, self.name = tokens.num_tokens, tokens.dtype, tokens.name
         self.access, self.wait, self.identity = tokens.access, tokens.wait, tokens.identity
         self._fetching: dict[tuple[int, int], threading.Event] = {}
 
+    def _size(self, number: int) -> int:
+        return min(self.unit, self.num_tokens - number * self.unit)
+
     def read(self, runs: Iterable[TokenRun]) -> None:
-        missing: list[TokenRun] = []
-        for start, out in runs:
-            stop, kept = start + len(out), self._num_units * self.unit
-            first, end = whole_units(start, min(stop, kept) - start, self.unit, kept) if start < kept else (stop, stop)
-            for begin, part in ((start, out[: first - start]), (max(end, start), out[max(end - start, 0) :])):
-                if len(part):
-                    self._read_part(begin, part)
-            missing += self._read_whole(first, out[first - start : end - start])
-        if len(missing) == 1 and len(missing[0][1]) == self.unit:
-            self._fetch(missing[0][0] // self.unit, missing[0][1])
-        elif missing:
-            self.tokens.read(missing)
-            for start, out in missing:
-                for number, unit in enumerate(out.reshape(-1, self.unit), start // self.unit):
-                    self.column.put(number, unit)
-
-    def _read_whole(self, start: int, out: TokenArray) -> Iterator[TokenRun]:
-        """Fill the whole units that are in the cache; yield the runs of the others."""
-        first = start // self.unit
-        here = [self.column.read_into(first + number, unit) for number, unit in enumerate(out.reshape(-1, self.unit))]
-        for is_here, run in groupby(range(len(here)), here.__getitem__):
-            if not is_here:
-                numbers = list(run)
-                begin, stop = numbers[0] * self.unit, (numbers[-1] + 1) * self.unit
-                yield start + begin, out[begin:stop]
-
-    def _read_part(self, start: int, out: TokenArray) -> None:
-        """Fill 1-D `out` with tokens of units that are not asked for whole."""
-        while len(out):
+        missing, parts = list[TokenRun](), list[TokenRun]()
+        for start, out in self._by_unit(runs):
             number, within = divmod(start, self.unit)
-            part = out[: self.unit - within]
-            if number >= self._num_units or not self._see([number]):
-                self.tokens.read([(start, part)])
-            else:
-                self.column.rows.read([(start, part)])
-            start, out = start + len(part), out[len(part) :]
+            if within or len(out) < self._size(number):
+                parts.append((start, out))
+            elif not self.column.read_into(number, out):
+                missing.append((start, out))
+        if missing:
+            self._fetch(missing)
+        self._see({start // self.unit for start, _ in parts})
+        for start, out in parts:
+            if not (self.column.seen[start // self.unit] and self._read_seen(start, out)):
+                self.tokens.read([(start, out)])
 
-    def _fetch(self, number: int, out: TokenArray) -> None:
-        """Read a unit from the tokens and keep it, unless another thread does so at this moment."""
-        key, done = (os.getpid(), number), threading.Event()  # those of the parent of a fork are never set
-        others = self._fetching.setdefault(key, done)
-        if others is not done:
-            others.wait()
+    def _by_unit(self, runs: Iterable[TokenRun]) -> Iterator[TokenRun]:
+        for start, out in runs:
+            while len(out):
+                room = self.unit - start % self.unit
+                yield start, out[:room]
+                start, out = start + room, out[room:]
+
+    def _read_seen(self, start: int, out: TokenArray) -> bool:
         try:
-            if not self.column.read_into(number, out):  # another one has been here since
-                self.tokens.read([(number * self.unit, out)])
-                self.column.put(number, out)
+            self.column.rows.read([(start, out)])
+        except (OSError, IncompleteError):
+            self.column.mend()
+            return False
+        return True
+
+    def _fetch(self, missing: list[TokenRun]) -> None:
+        """Read whole units together and keep them, but for those that another thread fetches at this moment."""
+        mine, others = list[TokenRun](), list[tuple[int, TokenArray, threading.Event]]()
+        begun, pid = dict[int, threading.Event](), os.getpid()  # events of the parent of a fork are never set
+        try:
+            for start, out in missing:
+                done = threading.Event()
+                known = self._fetching.setdefault((pid, start), done)
+                if known is not done:
+                    others.append((start, out, known))
+                    continue
+                begun[start] = done
+                if not self.column.read_into(start // self.unit, out):  # another thread has been here since
+                    mine.append((start, out))
+            self.source.read(mine)
+            for start, out in mine:
+                self.column.put(start // self.unit, out)
         finally:
-            if others is done:
-                del self._fetching[key]
+            for start, done in begun.items():
+                del self._fetching[pid, start]
                 done.set()
+        for start, out, known in others:
+            known.wait()
+            if not self.column.read_into(start // self.unit, out):
+                self.tokens.read([(start, out)])
+
+    def _see(self, units: Iterable[int]) -> None:
+        """Have units in the cache, and compared with their crc32, as far as there is room."""
+        numbers = [number for number in units if not self.column.seen[number]]
+        together = max(1, FETCH_BYTES // (self.unit * self.dtype.itemsize))
+        for first in range(0, len(numbers), together):
+            runs = [(number, np.empty(self._size(number), self.dtype)) for number in numbers[first : first + together]]
+            missing = [(number * self.unit, out) for number, out in runs if not self.column.read_into(number, out)]
+            if missing and not self.column.full:
+                self._fetch(missing)
 
     def view(self, start: int, count: int, private: bool = False) -> TokenArray | None:
         """Return tokens as a view of the cache, where they were compared with their crc32 and its disk is local."""
         number, within = divmod(start, self.unit)
-        if number < self._num_units and within + count <= self.unit and self.column.seen[number]:
+        if within + count <= self.unit and self.column.seen[number]:
             try:
                 return self.column.rows.view(start, count, private)
             except (OSError, IncompleteError):
@@ -246,13 +256,14 @@ class Cached(Tokens):
         """Return None: no mapping holds all tokens."""
 
     def gather(self, starts: npt.NDArray[np.int64], out: TokenArray) -> None:
+        if out.shape[1] > self.unit:
+            self.read(zip(starts.tolist(), out, strict=True))
+            return
         firsts, lasts = starts // self.unit, (starts + out.shape[1] - 1) // self.unit
-        inside = lasts < self._num_units
-        needed = np.unique(np.concatenate([firsts[inside], lasts[inside]]))
-        if not self.column.seen.take(needed).all():
-            self._see(needed[~self.column.seen.take(needed)].tolist())
-        here = inside.copy()
-        here[inside] = self.column.seen[firsts[inside]] & self.column.seen[lasts[inside]]
+        seen = self.column.seen
+        if not (seen.take(firsts).all() and seen.take(lasts).all()):
+            self._see(np.unique(np.concatenate([firsts, lasts])).tolist())
+        here = seen[firsts] & seen[lasts]
         try:
             self._gather_parts(starts, out, here)
         except (OSError, IncompleteError):
@@ -270,27 +281,8 @@ class Cached(Tokens):
                 tokens.gather(starts[chosen], rows)
                 out[chosen] = rows
 
-    def _see(self, units: list[int]) -> bool:
-        """Have units in the cache, and compared with their crc32; return False if there was no room for all."""
-        missing = [number for number in units if not self.column.read_into(number, self._buffer())]
-        if len(missing) > 1 and not self.column.full:
-            # threads of this call only: those of a pool would be missing after a fork
-            with ThreadPoolExecutor(min(FETCHES, len(missing)), thread_name_prefix="zb-cache") as pool:
-                list(pool.map(self._bring, missing))
-        elif missing:
-            self._bring(missing[0])
-        return all(self.column.seen[number] for number in units)
-
-    def _buffer(self) -> TokenArray:
-        return np.empty(self.unit, self.dtype)
-
-    def _bring(self, number: int) -> None:
-        if not self.column.full:
-            self._fetch(number, self._buffer())
-
     def ready(self, starts: npt.NDArray[np.int64]) -> bool:
-        units = starts // self.unit
-        if all(number < self._num_units and self.column.has(number) for number in units.tolist()):
+        if all(map(self.column.has, (starts // self.unit).tolist())):
             return self.column.rows.ready(starts)
         return self.wait is Wait.LOCAL and self.tokens.ready(starts)
 
@@ -298,12 +290,12 @@ class Cached(Tokens):
         while start < stop:
             number = start // self.unit
             end = min(stop, (number + 1) * self.unit)
-            is_here = number < self._num_units and self.column.has(number)
-            (self.column.rows if is_here else self.tokens).will_need(start, end)
+            (self.column.rows if self.column.has(number) else self.tokens).will_need(start, end)
             start = end
 
     def close(self) -> None:
         self.column.close()
+        self.source.close()
         self.tokens.close()
 
     def __getstate__(self) -> dict[str, object]:

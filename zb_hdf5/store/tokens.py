@@ -163,7 +163,7 @@ class TokenStore:
         self._index: ShardIndex | None = None
         self._field: Field | None = None
         self.fields: tuple[Field, ...] = ()
-        self.codec, self.complete = NO_CODEC, True
+        self.codec, self.complete, self._chunk_tokens = NO_CODEC, True, DEFAULT_CHUNK_TOKENS
         self.compressed: CompressedTokens | None = None  # of a lone file
         self._identities: dict[int, Identity] = {}  # of the files that were open once
         folder = self.path.parent if self.path.name == INDEX_NAME else self.path
@@ -192,7 +192,7 @@ class TokenStore:
         local = Wait.LOCAL if self.codec == NO_CODEC else Wait.DECODE
         wait = Wait.FAR if isinstance(self.path, RemotePath) else local
         return Sharded(
-            counts, self._opener, dtype=self.dtype, unit=DEFAULT_CHUNK_TOKENS, name=str(self.path), access=None,
+            counts, self._opener, dtype=self.dtype, unit=self._chunk_tokens, name=str(self.path), access=None,
             wait=wait,
         )  # fmt: skip
 
@@ -213,6 +213,7 @@ class TokenStore:
 
     def _take_meta(self, meta: StoreMeta) -> None:
         self.dtype: np.dtype[Any] = meta.dtype
+        self._chunk_tokens = meta.chunk_tokens
         self.boundary_token_id, self.vocab_size = meta.boundary_token_id, meta.vocab_size
         self.tokenizer, self.fields, self.codec = meta.tokenizer, meta.fields, meta.codec
 
@@ -266,6 +267,17 @@ class TokenStore:
     def access(self) -> str:
         """The I/O path of the first file: "auto", "mmap", "pread" or "h5py"; "remote" for objects."""
         return self.tokens.access
+
+    def compared_tokens(self) -> Tokens | None:
+        """Return the tokens, read in whole chunks that are compared with their crc32; None where there are none."""
+        if self._verify == "batch":
+            return self.tokens
+        has_none = self._index.without_crc32() if self._index else not self.complete or self.paths[0].suffix == ".npy"
+        if has_none:
+            return None
+        other = type(self).__new__(type(self))
+        other.__dict__ = self.__dict__ | {"_verify": "batch"}
+        return other._open_tokens(np.diff(self._starts).tolist())
 
     @property
     def verified(self) -> str:

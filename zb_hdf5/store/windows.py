@@ -10,7 +10,7 @@ from typing import Final
 from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.errors import ArgumentError, UnverifiableError, ZbError
 from zb_hdf5.files.paths import any_path
-from zb_hdf5.files.tokens import Converted
+from zb_hdf5.files.tokens import Converted, Tokens
 from zb_hdf5.spec import DTYPE_BY_NAME, StoreMeta
 from zb_hdf5.store.index import ShardIndex
 from zb_hdf5.store.stream_documents import MmapTokenStore, WindowDocuments
@@ -95,10 +95,17 @@ class WindowReader(BatchReader):
                 + (f" and {overlap} more" if overlap else "")
             )
         _ = store.access  # opens the first file, which says what cannot be read
-        tokens = store.tokens if store.dtype == dtype else Converted(store.tokens, dtype, meta)
-        super().__init__(store.path, meta, num_batches, tokens, seq_len)
+        super().__init__(store.path, meta, num_batches, _as_windows(store.tokens, meta), seq_len)
         self.record_documents = WindowDocuments(store, meta.seq_len, seq_len)
         self.dropped_tokens = store.num_tokens - overlap - num_batches * batch_size * seq_len
+
+    @property
+    def token_fingerprint(self) -> str:
+        return self.store.fingerprint
+
+    def compared_tokens(self) -> Tokens | None:
+        tokens = self.store.compared_tokens() if self.verify in ("auto", "batch") else None
+        return None if tokens is None else _as_windows(tokens, self.meta)
 
     @property
     def verified(self) -> str:
@@ -146,6 +153,10 @@ class WindowReader(BatchReader):
         """Return where a record of `seq_len` tokens, a divisor of those of a window, begins in the stream."""
         window, part = divmod(record, self.seq_len // seq_len)
         return window * self.stride + part * seq_len
+
+
+def _as_windows(tokens: Tokens, meta: StoreMeta) -> Tokens:
+    return tokens if tokens.dtype == meta.dtype else Converted(tokens, meta.dtype, meta)
 
 
 def windows_of(fingerprint: object) -> tuple[int, int, int]:

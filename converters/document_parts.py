@@ -9,10 +9,10 @@ from typing import Final
 
 from zb_hdf5 import ConvertError
 from zb_hdf5.converters.source import Source
+from zb_hdf5.documents.document_table import check_documents
+from zb_hdf5.documents.pieces_file import PiecesWriter, pieces_path
+from zb_hdf5.documents.table_file import copy_table
 from zb_hdf5.errors import Remedy
-from zb_hdf5.formats.document_file import check_documents
-from zb_hdf5.formats.hdf5.tables import copy_tables
-from zb_hdf5.formats.pieces import PiecesWriter, pieces_path
 from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.store.table import PiecesInfo
 
@@ -50,7 +50,7 @@ def copy_documents(source: Source, folder: Path) -> None:
         If one is not as it was written.
     """
     for path, part in zip(source.document_files, source.document_parts, strict=True):
-        copy_tables(path, folder / part.path)
+        copy_table(path, folder / part.path)
         check_documents(folder / part.path, part)
 
 

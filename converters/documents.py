@@ -14,7 +14,7 @@ import numpy.typing as npt
 from zb_hdf5 import ArgumentError, ConvertError
 from zb_hdf5.console import counted
 from zb_hdf5.converters.source import TokenCounts
-from zb_hdf5.formats.document_file import DocumentRows
+from zb_hdf5.documents.document_table import DocumentRows
 from zb_hdf5.spec import DEFAULT_SPLIT, TokenArray
 from zb_hdf5.text.corpus import Dropped
 

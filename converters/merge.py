@@ -10,9 +10,9 @@ from typing import Any
 from zb_hdf5 import ConvertError, ShardIndex, StoreMeta, open_reader
 from zb_hdf5.converters.journal import Part, journal_paths, read_journals, remove_journals, require_same
 from zb_hdf5.converters.shard import SHARDS, FinishedShard, files_of_shard
+from zb_hdf5.documents.document_table import DocumentPart, check_documents
 from zb_hdf5.field import Field
 from zb_hdf5.files.publishing import PartialDirectory, partial_path, remove
-from zb_hdf5.formats.document_file import DocumentPart, check_documents
 from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.spec import DOCUMENTS_PREFIX, INDEX_NAME, SHARD_PREFIX, stored_dtype
 

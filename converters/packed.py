@@ -16,9 +16,9 @@ from zb_hdf5.converters.packed_rows import DocumentStream, PackedRows, SplitRows
 from zb_hdf5.converters.packing import PACKINGS
 from zb_hdf5.converters.plan import DEFAULT_SHARD_BYTES
 from zb_hdf5.converters.source import REMAINDERS, Source, TokenCounts
+from zb_hdf5.documents.document_table import part_of
 from zb_hdf5.documents.pieces import Pieces, concatenate, padding
 from zb_hdf5.errors import Remedy
-from zb_hdf5.formats.document_file import part_of
 from zb_hdf5.loaders.order import GlobalOrder, SequentialOrder, write_order
 from zb_hdf5.spec import TokenArray
 

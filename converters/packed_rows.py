@@ -11,12 +11,12 @@ import numpy.typing as npt
 
 from zb_hdf5 import FormatError
 from zb_hdf5.converters.packing import PACKINGS, Packing, pieces_of
+from zb_hdf5.documents.document_table import DocumentFile, documents_name
+from zb_hdf5.documents.document_writer import DocumentsWriter, join_documents
 from zb_hdf5.documents.pieces import Pieces
 from zb_hdf5.files.publishing import disk_errors
-from zb_hdf5.formats.document_file import DocumentFile
-from zb_hdf5.formats.document_writer import DocumentsWriter, join_documents
 from zb_hdf5.loaders.order import Order
-from zb_hdf5.spec import DOCUMENTS_PREFIX, SHARD_PREFIX, TokenArray
+from zb_hdf5.spec import SHARD_PREFIX, TokenArray
 
 
 class DocumentStream(Protocol):
@@ -71,7 +71,7 @@ class PackedRows:
         self._stream, self._pad_id, self._seq_len = stream, pad_id, seq_len
         self._table: DocumentFile | None = None
         self._prefix = folder / f"{SHARD_PREFIX}plan-{stream.split}"
-        with DocumentsWriter(folder / f"{DOCUMENTS_PREFIX}{number:05}.h5") as writer:
+        with DocumentsWriter(folder / documents_name(number)) as writer:
             join_documents(stream.documents(), writer)
             if writer.token_count != stream.num_tokens:
                 raise FormatError(

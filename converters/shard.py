@@ -21,11 +21,11 @@ from zb_hdf5.converters.document_parts import write_pieces
 from zb_hdf5.converters.journal import CheckTask, FileState
 from zb_hdf5.converters.source import Source
 from zb_hdf5.converters.task import Progress, no_progress, tokens_written
+from zb_hdf5.documents.document_writer import write_joined
+from zb_hdf5.documents.pieces_file import pieces_path
 from zb_hdf5.errors import Remedy
 from zb_hdf5.files.digests import TokenDigest
 from zb_hdf5.files.paths import RemotePath
-from zb_hdf5.formats.document_writer import write_documents_beside
-from zb_hdf5.formats.pieces import pieces_path
 from zb_hdf5.formats.registry import BACKENDS, FORMATS
 from zb_hdf5.formats.sidecar import crc32_path
 from zb_hdf5.loaders.prefetch import read_ahead
@@ -260,7 +260,7 @@ def _write_beside(task: ShardTask, tokens_sha256: str) -> PiecesInfo | None:
     if FORMATS[task.target].tokens_only:
         return None
     if not task.in_store:
-        write_documents_beside(source.document_files, task.path, task.split, tokens_sha256)
+        write_joined(source.document_files, task.path, task.split, tokens_sha256)
     return write_pieces(source, task.start, task.stop, task.path, task.split, tokens_sha256)
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from zb_hdf5 import ArgumentError, BatchReader, ConvertError, StoreMeta
+from zb_hdf5.documents.document_table import DocumentPart
 from zb_hdf5.documents.pieces import Pieces
 from zb_hdf5.files.paths import RemotePath
-from zb_hdf5.formats.document_file import DocumentPart
 from zb_hdf5.loaders.order import GlobalOrder
 from zb_hdf5.spec import TokenArray
 

@@ -23,8 +23,8 @@ from zb_hdf5.converters.run import WorkOptions
 from zb_hdf5.converters.shard import SHARDS
 from zb_hdf5.converters.source import TokenCounts
 from zb_hdf5.converters.token_files import TokensPlan, write_raw_tokens
+from zb_hdf5.documents.document_table import DocumentFile, documents_path
 from zb_hdf5.files.publishing import ScratchDirectory, partial_path, refuse_existing, remove_scratch
-from zb_hdf5.formats.document_file import DocumentFile, documents_path
 from zb_hdf5.spec import NO_CODEC, SHARD_PREFIX, TokenArray
 
 #: Bytes of the source of one staging file. The cuts do not depend on the workers: any number of them can go on with it.

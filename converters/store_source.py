@@ -11,13 +11,13 @@ import numpy as np
 
 from zb_hdf5 import BatchReader, ConvertError, IncompleteError, open_reader
 from zb_hdf5.converters.source import Source, TokenCounts
+from zb_hdf5.documents.document_table import documents_name, documents_path, part_of
 from zb_hdf5.documents.pieces import Pieces
+from zb_hdf5.documents.pieces_file import PiecesFile
 from zb_hdf5.errors import Remedy
 from zb_hdf5.files.paths import RemotePath, any_path
-from zb_hdf5.formats.document_file import documents_path, part_of
-from zb_hdf5.formats.pieces import PiecesFile
 from zb_hdf5.loaders.order import GlobalOrder
-from zb_hdf5.spec import DOCUMENTS_PREFIX, NO_CODEC, TokenArray, stored_dtype
+from zb_hdf5.spec import NO_CODEC, TokenArray, stored_dtype
 from zb_hdf5.store.shards import ShardedReader
 from zb_hdf5.token_values import find_bad_token
 
@@ -98,7 +98,7 @@ class StoreSource(Source):
         if not isinstance(self._reader, ShardedReader) and not dataset and documents_path(path).exists():
             self.document_files, self.document_parts = [documents_path(path)], (part_of(documents_path(path)),)
         self.document_parts = tuple(
-            part.changed(path=f"{DOCUMENTS_PREFIX}{number:05}.h5") for number, part in enumerate(self.document_parts)
+            part.changed(path=documents_name(number)) for number, part in enumerate(self.document_parts)
         )
         self.has_pieces = self._reader.has_pieces
 

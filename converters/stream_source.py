@@ -12,8 +12,8 @@ from zb_hdf5.converters.journal import WHOLE, Part
 from zb_hdf5.converters.packed import PackedSource, PackOptions
 from zb_hdf5.converters.run import is_one_file, refuse_bad_destination
 from zb_hdf5.converters.source import TokenCounts, date_of
+from zb_hdf5.documents.document_table import DocumentFile
 from zb_hdf5.files.publishing import scratch_directory
-from zb_hdf5.formats.document_file import DocumentFile
 from zb_hdf5.spec import DEFAULT_SPLIT, DOCUMENTS_SUFFIX, INDEX_NAME, TokenArray, stored_dtype
 from zb_hdf5.store.index import ShardIndex
 from zb_hdf5.store.opening import stream_format

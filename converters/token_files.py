@@ -21,10 +21,9 @@ from zb_hdf5.converters.run import WorkOptions
 from zb_hdf5.converters.shard import COMMIT_BYTES, file_states, require_unchanged
 from zb_hdf5.converters.source import date_of
 from zb_hdf5.converters.task import Progress, no_progress
+from zb_hdf5.documents.document_table import DocumentTable, documents_path, part_of
+from zb_hdf5.documents.document_writer import DocumentsWriter
 from zb_hdf5.files.publishing import LockedFolder, disk_errors
-from zb_hdf5.formats.document_file import documents_path, part_of
-from zb_hdf5.formats.document_writer import DocumentsWriter
-from zb_hdf5.formats.documents import DocumentTable
 from zb_hdf5.formats.hdf5.stream_writer import HDF5ShardWriter
 from zb_hdf5.spec import INDEX_NAME, NO_BOUNDARY, NO_CODEC
 from zb_hdf5.token_values import bad_token_message, find_bad_token, token_limit

@@ -6,13 +6,14 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import h5py
 import numpy as np
 
 from zb_hdf5 import open_writer
+from zb_hdf5.documents.document_table import DocumentRows, documents_path
+from zb_hdf5.documents.document_writer import DocumentsWriter
 from zb_hdf5.documents.pieces import Pieces, ends_of
-from zb_hdf5.formats.document_file import DocumentRows, documents_path
-from zb_hdf5.formats.document_writer import DocumentsWriter
-from zb_hdf5.formats.pieces import PiecesWriter
+from zb_hdf5.documents.pieces_file import PiecesWriter
 from zb_hdf5.spec import NO_DOCUMENT
 
 FIELDS = {"mask": "u1", "vector": ("f4", (2,)), "mark": "S1", "both": [("x", "u1"), ("y", "f4")]}
@@ -42,6 +43,15 @@ class Packed(NamedTuple):
     def held(self, document: int) -> list[tuple[int, int]]:
         """Return (place, token) of the tokens of a document that are in the file."""
         return sorted((place, token) for row in self.cells for token, of, place in row if of == document)
+
+
+def damage_table(path, name="offsets"):
+    """Flip a bit of the first row of a dataset; called again, it is as it was."""
+    with h5py.File(path) as h5:
+        at = h5[name].id.get_offset()
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
 
 
 def write_packed(path, lengths, *, seq_len=8, batch_size=2, seed=0, vocab=50, lost=0.2) -> Packed:

@@ -19,10 +19,7 @@ ROOT = Path(__file__).parent.parent
 FLOORS = (
     ("errors", "field", "spec", "token_values", "version"),
     ("files",),
-    ("documents",),
-    ("text",),
-    ("columns",),
-    ("formats",),
+    ("columns", "documents", "formats", "text"),
     ("store",),
     ("loaders",),
     ("console",),

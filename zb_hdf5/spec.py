@@ -160,6 +160,7 @@ def batches_ahead(num_batches: int, meta: StoreMeta) -> int:
 
 STREAM_FORMAT: Final = "zb-tokens"
 TOKENS: Final = "tokens"
+DOCUMENTS_SHA256: Final = "documents_sha256"  # of the root: digest of the `.documents` table, empty without one
 DOC_OFFSETS: Final = "doc_offsets"  # document d is tokens[doc_offsets[d]:doc_offsets[d + 1]]
 DOC_OFFSETS_CHUNK_ROWS: Final = 8192  # 64 KiB: what one commit rewrites
 DEFAULT_CHUNK_TOKENS: Final = 1 << 18
@@ -219,26 +220,32 @@ INDEX_DOCUMENTS_KEYS: Final[dict[str, type[Any]]] = {
     "first_document": int, "document_count": int,
 }  # fmt: skip
 
-# --- HDF5 tables, version 1 ------------------------------------------------------------------------------------
+# --- HDF5 tables, version 2 ------------------------------------------------------------------------------------
 
 TABLES_FORMAT: Final = "zb-tables"
-TABLES_VERSION: Final = 1
+TABLES_VERSION: Final = 2
+TABLES_BLOCK_BYTES: Final = 1 << 16  # each of these of a dataset has a crc32
+TABLES_ANCHOR_TOKENS: Final = 1 << 18  # an anchor is the first row at or behind a multiple of these
 PIECES: Final = "pieces"
 DOCUMENTS: Final = "documents"
-PIECES_SUFFIX: Final = ".pieces.h5"  # beside a shard or a lone file
-DOCUMENTS_SUFFIX: Final = ".documents.h5"  # beside a lone file or a stream
-DOCUMENTS_PREFIX: Final = "documents-"  # in the folder of a batch store
+PIECES_SUFFIX: Final = ".pieces"  # of a shard or a lone file
+DOCUMENTS_SUFFIX: Final = ".documents"  # of a lone file or a stream
+DOCUMENTS_PREFIX: Final = "documents-"  # documents-00000.tables: in the folder of a batch store
+DOCUMENTS_STORE_SUFFIX: Final = ".tables"
 #: Kind of a tables file -> its datasets: name -> dtype. All lie in it as they are, in one piece each.
 TABLES: Final[dict[str, dict[str, str]]] = {
-    PIECES: {"ends": "<u8", "columns": "<u4", "offsets": "<u8"},
+    PIECES: {"ends": "<u8", "columns": "<u4", "offsets": "<u8", "crc32": "<u4"},
     DOCUMENTS: {
         "offsets": "<u8", "source": "<u4", "row": "<u8", "sources_ends": "<u8", "sources": "|u1",
         "ids_ends": "<u8", "ids": "|u1", "metadata_ends": "<u8", "metadata": "|u1",
         "span_starts": "<u8", "span_values_ends": "<u8", "span_values": "|u1",
+        "offset_anchors": "<u8", "span_anchors": "<u8", "crc32": "<u4",
     },
 }  # fmt: skip
+#: Ascending column -> its anchors: the first row at or above each multiple of `TABLES_ANCHOR_TOKENS`, then all rows.
+TABLES_ANCHORS: Final = {"offsets": "offset_anchors", "span_starts": "span_anchors"}
 #: The attributes of the root group of a tables file: of every kind, and of one kind.
-TABLES_ATTRIBUTES: Final = ("format", "format_version", "creator", "kind")
+TABLES_ATTRIBUTES: Final = ("format", "format_version", "creator", "kind", "sha256")
 TABLES_KIND_ATTRIBUTES: Final = {
     PIECES: ("seq_len", "split", "tokens_sha256"), DOCUMENTS: ("split", "spans_codec", "tokens_sha256")
 }  # fmt: skip

@@ -619,11 +619,11 @@ def test_info_of_documents_and_fields(tmp_path, text_store):
 
 
 def test_info_of_a_store_whose_document_table_is_lost(text_store):
-    (text_store / "documents-00000.h5").unlink()
+    (text_store / "documents-00000.tables").unlink()
     found = info(text_store)
-    assert "documents-00000.h5: is not there" in found["document_tables"]["problem"]
+    assert "documents-00000.tables: is not there" in found["document_tables"]["problem"]
     assert (found["documents"], found["pieces"]) == (80, True)
-    assert "documents-00000.h5: is not there" in run(zb, "info", text_store).stdout
+    assert "documents-00000.tables: is not there" in run(zb, "info", text_store).stdout
 
 
 def test_info_of_an_interrupted_conversion(places, tmp_path):

@@ -40,9 +40,9 @@ from zb_hdf5.converters.source import TokenCounts
 from zb_hdf5.converters.staging import StagedSource, StagingFile, TextOptions, ingest_batches, staging_path
 from zb_hdf5.converters.stream_target import StreamTarget
 from zb_hdf5.converters.text_source import Recipe, TextSource
+from zb_hdf5.documents.document_table import documents_path
+from zb_hdf5.documents.document_writer import DocumentsWriter
 from zb_hdf5.files.publishing import partial_path
-from zb_hdf5.formats.document_file import documents_path
-from zb_hdf5.formats.document_writer import DocumentsWriter
 from zb_hdf5.loaders.order import write_order
 from zb_hdf5.spec import NOT_KNOWN, stored_dtype
 from zb_hdf5.store.rebuild import rebuild_index

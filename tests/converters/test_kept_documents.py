@@ -24,10 +24,10 @@ from zb_hdf5.converters.run import WorkOptions
 from zb_hdf5.converters.staging import TextOptions, ingest_batches
 from zb_hdf5.converters.stream_target import StreamTarget
 from zb_hdf5.converters.text_source import Recipe, TextSource
+from zb_hdf5.documents.document_table import DocumentRows, documents_path
+from zb_hdf5.documents.document_writer import DocumentsWriter
 from zb_hdf5.documents.pieces import padding
-from zb_hdf5.formats.document_file import DocumentRows, documents_path
-from zb_hdf5.formats.document_writer import DocumentsWriter
-from zb_hdf5.formats.pieces import pieces_path
+from zb_hdf5.documents.pieces_file import pieces_path
 from zb_hdf5.spec import NO_DOCUMENT
 from zb_hdf5.text import corpus as documents
 from zb_hdf5.text.corpus import open_documents
@@ -225,7 +225,7 @@ def test_a_damaged_table_of_an_interrupted_run_is_made_again(tmp_path, corpus):
     with pytest.raises(Stops):
         ingest(folder, tmp_path / "out", options, engine=Failing(2), resume=True)
     waiting = tmp_path / "out.tokens.partial"
-    tables = sorted(waiting.glob("*.documents.h5"))
+    tables = sorted(waiting.glob("*.documents"))
     assert tables
     tables[0].write_bytes(tables[0].read_bytes()[:-1] + b"\xff")
     ingest(folder, tmp_path / "out", options, resume=True)
@@ -256,12 +256,12 @@ def test_bad_ids_are_refused(tmp_path, kind, ids, message, layout):
 def test_ids_are_compared_in_little_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(token_files, "BLOCK_IDS", 1 << 10)
     count = 30_000
-    with DocumentsWriter(tmp_path / "documents-00000.h5") as writer:
+    with DocumentsWriter(tmp_path / "documents-00000.tables") as writer:
         writer.append(np.ones(count), DocumentRows(ids=[b"%d" % number for number in range(count)]))
         writer.publish("train")
     tracemalloc.start()
     try:
-        token_files.require_unique_ids([tmp_path / "documents-00000.h5"])
+        token_files.require_unique_ids([tmp_path / "documents-00000.tables"])
         assert tracemalloc.get_traced_memory()[1] < 45 * count
     finally:
         tracemalloc.stop()
@@ -428,7 +428,7 @@ def test_a_resumed_copy_checks_its_pieces(tmp_path, store):
 
     with pytest.raises(Stops):
         copy(Failing(2))
-    [damaged, *_] = sorted((tmp_path / "out.partial").glob("*.pieces.h5"))
+    [damaged, *_] = sorted((tmp_path / "out.partial").glob("*.pieces"))
     data = bytearray(damaged.read_bytes())
     data[-1] ^= 1
     damaged.write_bytes(data)
@@ -447,7 +447,7 @@ def test_npy_says_what_it_leaves_behind(tmp_path, store):
 def test_pieces_of_another_store_are_refused(tmp_path, corpus, store):
     source, _ = store
     ingest(corpus[0], tmp_path / "other", TextOptions(4, 32, seed=9, num_shards=3))
-    for path in source.glob("*.pieces.h5"):
+    for path in source.glob("*.pieces"):
         os.replace(tmp_path / "other" / path.name, path)
     with open_reader(source) as reader, pytest.raises(FormatError, match="belongs to another store"):
         reader.read_pieces(np.arange(3))
@@ -465,7 +465,7 @@ def test_documents_are_written_with_what_is_known_of_them(tmp_path, boundary):
         writer.write_document([], id="third", metadata={"author": "ü"})
         writer.write_documents([5, 6, 7], [2, 1], documents=DocumentRows(ids=[b"d", b"e"]))
         writer.write_document([8, 8], id=5, spans=[(1, 2, "c")])
-    assert sorted(os.listdir(tmp_path)) == ["x.h5", "x.h5.documents.h5"]
+    assert sorted(os.listdir(tmp_path)) == ["x.h5", "x.h5.documents"]
     end = int(boundary >= 0)
     with MmapTokenStore(path) as store:
         table = store.documents
@@ -521,7 +521,7 @@ def test_padding_is_no_document():
     assert padding(2, 5).lengths.tolist() == [5, 5]
 
 
-@pytest.mark.parametrize("name", ["documents-mine.txt", "documents-00000.h5.txt", "documents-.h5"])
+@pytest.mark.parametrize("name", ["documents-mine.txt", "documents-00000.tables.txt", "documents-.tables"])
 def test_documents_of_others_are_not_replaced(tmp_path, store, name):
     run_convert("hdf5-to-hdf5", store[0], tmp_path / "out")
     (tmp_path / "out" / name).write_text("mine")

@@ -24,8 +24,8 @@ from zb_hdf5.converters.engines import open_engine
 from zb_hdf5.converters.merge import merge_parts
 from zb_hdf5.converters.packed import PackOptions
 from zb_hdf5.converters.stream_source import open_stream
+from zb_hdf5.documents.document_table import documents_path
 from zb_hdf5.errors import ConvertError
-from zb_hdf5.formats.document_file import documents_path
 from zb_hdf5.store.streams import index_streams
 from zb_hdf5.store.verify import verify_store
 
@@ -308,11 +308,11 @@ def test_a_document_table_of_another_stream_is_refused(tmp_path, of_a_store):
 
 def test_spans_of_several_encodings_are_refused(tmp_path):
     (tmp_path / "s").mkdir()
-    for name, codec in (("a.h5", "json"), ("b.h5", "str")):
+    for name, codec in (("a.h5", "json"), ("b.h5", str.encode)):
         with HDF5ShardWriter(tmp_path / "s" / name, spans_codec=codec) as writer:
             writer.write_document(np.arange(9), spans=[(0, 3, "a value")])
     index_streams([tmp_path / "s" / "a.h5", tmp_path / "s" / "b.h5"]).save(tmp_path / "s")
-    with pytest.raises(FormatError, match=r"expected spans encoded as 'json', found 'str'.*stores of their own"):
+    with pytest.raises(FormatError, match=r"expected spans encoded as 'json', found 'custom'.*stores of their own"):
         pack(tmp_path / "s", tmp_path / "out")
 
 

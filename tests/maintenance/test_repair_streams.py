@@ -314,7 +314,7 @@ def test_a_stream_that_is_replaced_leaves_nothing_beside_the_new_one(tmp_path):
     partial, _ = killed(path, 30)
     write_with_ids(tmp_path / "old.h5", 1)
     os.rename(tmp_path / "old.h5", path)
-    os.rename(tmp_path / "old.h5.documents.h5", tmp_path / "s.h5.documents.h5")
+    os.rename(tmp_path / "old.h5.documents", tmp_path / "s.h5.documents")
     (tmp_path / "s.h5.crc32").write_bytes(b"old")
     repair_file(partial, overwrite=True)
     require_good(path)
@@ -327,7 +327,7 @@ def test_a_repair_that_is_killed_between_two_renames_is_ended_by_the_next(rename
     write_with_ids(path, 1)
     write_with_ids(tmp_path / "new.h5", 2)
     os.rename(tmp_path / "new.h5", tmp_path / "s.h5.partial")
-    os.rename(tmp_path / "new.h5.documents.h5", tmp_path / "s.h5.partial.documents.h5")
+    os.rename(tmp_path / "new.h5.documents", tmp_path / "s.h5.partial.documents")
     with monkeypatch.context() as patch:
         calls, replace = [], os.replace
 

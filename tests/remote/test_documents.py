@@ -222,11 +222,11 @@ def test_threads_that_wait_for_a_table_share_the_error_of_the_one_that_fetches_i
         with open_loader() as loader, ThreadPoolExecutor(threads) as pool:
             proxy.requests.clear()
             proxy.fault = lambda number, method, name, span: (
-                {"status": 500, "wait": 0.05} if name.endswith(".pieces.h5") else None
+                {"status": 500, "wait": 0.05} if name.endswith(".pieces") else None
             )
             for read in [pool.submit(loader.read, 0) for _ in range(threads)]:
                 assert isinstance(read.exception(), UnavailableError)
-            found = [name for _, name, _ in proxy.requests if name.endswith(".pieces.h5")]
+            found = [name for _, name, _ in proxy.requests if name.endswith(".pieces")]
             proxy.fault = lambda *request: None
             loader.read(0)
         return len(found)

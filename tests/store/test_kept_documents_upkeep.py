@@ -9,15 +9,25 @@ import shutil
 import h5py
 import numpy as np
 import pytest
+from packed import damage_table
 
-from zb_hdf5 import FormatError, HDF5ShardWriter, MmapTokenStore, ShardIndex, open_reader, verify_store
+from zb_hdf5 import (
+    FormatError,
+    HDF5ShardWriter,
+    IncompleteError,
+    Loader,
+    MmapTokenStore,
+    ShardIndex,
+    open_reader,
+    verify_store,
+)
 from zb_hdf5.converters import run as pipe
 from zb_hdf5.converters.store_source import StoreSource
+from zb_hdf5.documents.document_table import DocumentRows, documents_path
+from zb_hdf5.documents.document_writer import DocumentsWriter
 from zb_hdf5.documents.pieces import Pieces
+from zb_hdf5.documents.pieces_file import PiecesWriter, pieces_path
 from zb_hdf5.errors import ChecksumError
-from zb_hdf5.formats.document_file import DocumentRows, documents_path
-from zb_hdf5.formats.document_writer import DocumentsWriter
-from zb_hdf5.formats.pieces import PiecesWriter, pieces_path
 from zb_hdf5.spec import INDEX_NAME
 from zb_hdf5.store.opening import open_writer
 from zb_hdf5.store.rebuild import rebuild_index
@@ -55,7 +65,7 @@ def store(tmp_path):
         split, first = ("train", "val")[number // 2], number % 2 * 3 * B * S
         write_file(paths[-1], 3, first, split, documents=False)
     for number, split in enumerate(("train", "val")):
-        with DocumentsWriter(folder / f"documents-{number:05}.h5") as table:
+        with DocumentsWriter(folder / f"documents-{number:05}.tables") as table:
             table.append([16] * 6, DocumentRows(ids=[f"{split}{k}".encode() for k in range(6)]))
             table.publish(split)
     index = index_files(paths)
@@ -88,17 +98,15 @@ def test_a_whole_store_is_verified(store):
     assert [report.checks for report in reports[4:]] == [["documents"]] * 2
 
 
-@pytest.mark.parametrize("name", ["shard-00002-of-00004.h5.pieces.h5", "documents-00001.h5"])
+@pytest.mark.parametrize("name", ["shard-00002-of-00004.h5.pieces", "documents-00001.tables"])
 @pytest.mark.thin
 def test_each_table_is_checked(store, name):
     path = store / name
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
+    damage_table(path)
     [(where, problem)] = problems(store)
     assert where.startswith(path.name[:11])
     assert isinstance(problem, ChecksumError)
-    os.truncate(path, len(data) - 5)
+    os.truncate(path, path.stat().st_size - 5)
     assert len(problems(store)) == 1
     path.unlink()
     [(_, problem)] = problems(store)
@@ -113,10 +121,9 @@ def test_a_lone_file_is_checked_with_what_lies_beside_it(tmp_path):
     assert report.problem is None
     assert {"pieces", "documents"} <= {*report.checks}
     for beside in (pieces_path(path), documents_path(path)):
-        before = beside.read_bytes()
-        beside.write_bytes(before[:-1] + bytes([before[-1] ^ 1]))
+        damage_table(beside)
         assert isinstance(verify_store(path)[0].problem, ChecksumError)
-        beside.write_bytes(before)
+        damage_table(beside)
 
 
 def test_a_lost_index_is_made_again(store):
@@ -172,7 +179,7 @@ def test_repair_of_a_lone_file_keeps_its_documents(tmp_path):
         pieces = reader.read_pieces(np.arange(reader.num_records))
         np.testing.assert_array_equal(np.concatenate(list(reader))[pieces.rows, pieces.columns], pieces.offsets % 97)
         assert reader.documents.document(3).id == "d"
-    pieces_path(path).write_bytes(pieces_path(path).read_bytes()[:-9] + b"123456789")
+    damage_table(pieces_path(path))
     for left in (report.output, *map(str, tmp_path.glob("*.repaired.*"))):
         if os.path.exists(left):
             os.unlink(left)
@@ -232,19 +239,14 @@ def test_streams_are_verified_rebuilt_and_repaired(streams):
 
 
 def test_a_damaged_source_is_not_copied(store, tmp_path):
-    [pieces, *_] = sorted(store.glob("*.pieces.h5"))
-    data = bytearray(pieces.read_bytes())
-    data[-1] ^= 1
-    pieces.write_bytes(data)
-    with pytest.raises(ChecksumError, match=r"pieces\.h5: offsets: expected sha256"):
+    [pieces, *_] = sorted(store.glob("*.pieces"))
+    damage_table(pieces)
+    with pytest.raises(ChecksumError, match=r"pieces: \w+: block 0: expected crc32"):
         pipe.convert(StoreSource(store, "auto"), "hdf5", tmp_path / "out")
-    data[-1] ^= 1
-    pieces.write_bytes(data)
-    table = store / "documents-00000.h5"
-    data = bytearray(table.read_bytes())
-    data[-1] ^= 1
-    table.write_bytes(data)
-    with pytest.raises(ChecksumError, match=r"documents-00000\.h5: \w+: expected sha256"):
+    damage_table(pieces)
+    table = store / "documents-00000.tables"
+    damage_table(table)
+    with pytest.raises(ChecksumError, match=r"documents-00000\.tables: \w+: block 0: expected crc32"):
         pipe.convert(StoreSource(store, "auto"), "hdf5", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -256,8 +258,12 @@ def test_a_damaged_source_is_not_copied(store, tmp_path):
         ("pieces", {"sha256": [1] * 4}, r"pieces: sha256\[0\]: expected str"),
         ("documents", {"path": ["../x", "y"]}, "documents: path '../x' leaves the folder"),
         ("documents", {"sha256": ["0", "1"]}, "documents: expected 64 hexadecimal digits"),
-        ("documents", {"split": ["train", "train"]}, "documents: documents-00001.h5: lies over the table before it"),
-        ("documents", {"token_count": [-1, 5]}, "documents: documents-00000.h5: lies over"),
+        (
+            "documents",
+            {"split": ["train", "train"]},
+            "documents: documents-00001.tables: lies over the table before it",
+        ),
+        ("documents", {"token_count": [-1, 5]}, "documents: documents-00000.tables: lies over"),
         ("documents", {"first_token": ["a", 0]}, r"documents: first_token\[0\]: expected int"),
     ],
 )
@@ -268,3 +274,25 @@ def test_an_index_that_contradicts_itself_is_refused(store, key, change, message
     value[key] |= change
     with pytest.raises(FormatError, match=message):
         ShardIndex.from_json(json.dumps(value), "x")
+
+
+def test_a_stream_without_its_table_is_refused(tmp_path):
+    path = tmp_path / "s.h5"
+    with HDF5ShardWriter(path) as writer:
+        writer.write_document(np.arange(40), id="a", spans=[(3, 9, "x")])
+    with Loader(path, batch_size=1, seq_len=8, rank=0, world_size=1, spans=True) as loader:
+        assert next(loader)["spans"] is not None
+    documents_path(path).unlink()
+    lost = r"s\.h5\.documents: is not there, and holds the ids, metadata and spans of s\.h5: restore it"
+    for use in (
+        lambda: Loader(path, batch_size=1, seq_len=8, rank=0, world_size=1, spans=True),
+        lambda: MmapTokenStore(path).documents,
+        lambda: index_streams([path]),
+    ):
+        with pytest.raises(IncompleteError, match=lost):
+            use()
+    assert isinstance(verify_store(path)[0].problem, IncompleteError)
+    with HDF5ShardWriter(path, overwrite=True) as writer:
+        writer.write_document(np.arange(40))
+    assert not documents_path(path).exists()
+    assert verify_store(path)[0].problem is None

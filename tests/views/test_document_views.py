@@ -220,7 +220,7 @@ def test_edges_near_windows_give_the_pieces_that_all_edges_give(files, starts, s
     if not ends[-1]:
         return
     edges = DocumentEdges([Path(f"{number}.h5") for number in range(len(files))], ends, {}, FEW_DOCUMENTS + 1)
-    edges._open = lambda number: _Listed(np.cumsum([0, *files[number]]))
+    edges.open = lambda number: _Listed(np.cumsum([0, *files[number]]))
     windows = np.array([start % ends[-1] for start in starts], np.int64)
     windows = np.minimum(windows, max(0, ends[-1] - seq_len))
     found, end = edges.near(windows, seq_len)
@@ -236,7 +236,7 @@ def test_the_first_windows_of_many_files_open_only_theirs(monkeypatch):
     monkeypatch.setattr("zb_hdf5.store.document_edges.FEW_FILES", 2)
     opened = []
     edges = DocumentEdges([Path(f"{number}.h5") for number in range(10)], list(range(0, 101, 10)), {}, 20)
-    edges._open = lambda number: opened.append(number) or _Listed([0, 4, 10])
+    edges.open = lambda number: opened.append(number) or _Listed([0, 4, 10])
     for number in range(7):
         for start, known in ((1, [0, 4]), (5, [4])):
             found, end = edges.near(np.array([10 * number + start]), 5)

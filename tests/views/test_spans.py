@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tracemalloc
 from itertools import pairwise
 
 import numpy as np
@@ -11,7 +10,7 @@ from hypothesis import strategies as st
 
 from zb_hdf5.documents.document import Spans
 from zb_hdf5.documents.pieces import Pieces
-from zb_hdf5.documents.span_labels import spans_of_pieces, spans_of_stretch
+from zb_hdf5.documents.spans import spans_of_pieces
 from zb_hdf5.spec import NO_DOCUMENT
 
 STREAM = 30
@@ -83,34 +82,3 @@ def test_each_token_has_the_span_of_its_source_token(spans, pieces):
     ]
     [asked] = read.asked
     assert all(stop < start for (_, stop), (start, _) in pairwise(asked))
-
-
-@given(spans_in_the_stream(), st.integers(0, STREAM - 1), st.integers(1, 5), st.integers(1, 3))
-def test_a_stretch_is_read_as_its_pieces_are(spans, start, seq_len, rows):
-    pieces = Pieces(
-        np.arange(rows + 1),
-        np.zeros(rows, np.uint32),
-        np.arange(start, start + rows * seq_len, seq_len, np.uint64),
-        seq_len,
-    )
-    slow, fast = Reading(spans), Reading(spans)
-    values, index = spans_of_pieces(pieces, slow)
-    same_values, same_index = spans_of_stretch(start, start + rows * seq_len, seq_len, fast)
-    assert same_values == values
-    assert slow.asked == fast.asked
-    np.testing.assert_array_equal(same_index, index)
-    assert same_index.dtype == np.int32
-
-
-def test_steps_of_many_spans_leave_nothing_in_memory():
-    edges = np.arange(50_100, dtype=np.uint64)
-    spans = Spans(edges[:-1], edges[1:], list(range(len(edges) - 1)))
-    tracemalloc.start()
-    try:
-        for count in range(50_000, 50_050):
-            few = Spans(spans.starts[:count], spans.stops[:count], spans.values)
-            index = spans_of_stretch(0, 50_099, 50_099, lambda starts, stops, few=few: few)[1]
-            assert index[0, count - 1 : count + 1].tolist() == [count - 1, -1]
-        assert tracemalloc.get_traced_memory()[0] < 4 << 20, "50 labels of 400 kB are 20 MB"
-    finally:
-        tracemalloc.stop()

@@ -528,13 +528,6 @@ class BatchReader:
             return self.read_pieces(np.arange(number * size, (number + 1) * size))  # says what is missing
         return self.record_documents.read_run(number * size, (number + 1) * size)
 
-    def stretch_of_batch(self, index: int) -> tuple[int, int] | None:
-        """Return where a batch begins and ends in the document stream, if all its tokens follow each other there.
-
-        None where only `read_batch_pieces` can tell.
-        """
-        return None
-
     def will_need(self, index: SupportsIndex, count: int = 1) -> None:
         """Announce that `count` batches from `index` on will be read soon; the kernel may begin to fetch them."""
         first = self._check(index)

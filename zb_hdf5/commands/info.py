@@ -11,13 +11,13 @@ import numpy as np
 
 from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.console import counted, format_bytes, format_count
+from zb_hdf5.documents.document_table import DocumentTable
 from zb_hdf5.errors import ZbError
 from zb_hdf5.files.codecs import CompressedTokens
 from zb_hdf5.files.extents import Extents
 from zb_hdf5.files.objects import object_size
 from zb_hdf5.files.paths import RemotePath, any_path
 from zb_hdf5.files.ranges import network_file_system
-from zb_hdf5.formats.documents import DocumentTable
 from zb_hdf5.formats.npy import read_npy_header
 from zb_hdf5.spec import DEFAULT_SPLIT, NO_BOUNDARY, PAGE_BYTES, STREAM_LAYOUT, StoreMeta
 from zb_hdf5.store.index import ShardIndex, find_index

@@ -12,7 +12,9 @@ from zb_hdf5.errors import ArgumentError, BackendError
 from zb_hdf5.files.objects import SCHEMES, ObjectFile, RemoteObject, object_exists
 
 #: Of names that are objects; any other URL is that of a folder.
-OBJECT_SUFFIXES: Final = frozenset((".h5", ".hdf5", ".hdf", ".he5", ".batch", ".npy", ".json", ".crc32"))
+OBJECT_SUFFIXES: Final = frozenset(
+    (".h5", ".hdf5", ".hdf", ".he5", ".batch", ".npy", ".json", ".crc32", ".pieces", ".documents", ".tables")
+)
 
 _URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 

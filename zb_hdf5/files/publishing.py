@@ -26,11 +26,11 @@ from zb_hdf5.errors import ConvertError, ExistsError
 from zb_hdf5.files.identity import regular
 from zb_hdf5.files.locks import create_locked, is_at, keep_locked, lock, make_locked_folder, require_at
 from zb_hdf5.files.mapping import libc
-from zb_hdf5.spec import DOCUMENTS_PREFIX, INDEX_NAME, JOURNAL_PREFIX, SHARD_PREFIX
+from zb_hdf5.spec import DOCUMENTS_PREFIX, DOCUMENTS_STORE_SUFFIX, INDEX_NAME, JOURNAL_PREFIX, SHARD_PREFIX
 
 PARTIAL_SUFFIX: Final = ".partial"
 SYNC_FILE_RANGE_WRITE: Final = 2
-_DOCUMENTS: Final = re.compile(rf"{DOCUMENTS_PREFIX}\d{{5}}\.h5(\.partial)?")
+_DOCUMENTS: Final = re.compile(rf"{DOCUMENTS_PREFIX}\d{{5}}{re.escape(DOCUMENTS_STORE_SUFFIX)}(\.partial)?")
 
 
 class PartialFile:

@@ -24,14 +24,22 @@ from zb_hdf5.files.paths import RemotePath, any_path
 from zb_hdf5.files.publishing import PARTIAL_SUFFIX, write_atomically, write_fully
 from zb_hdf5.formats.batch_header import batch_file_bytes, pack_header, unpack_header
 from zb_hdf5.formats.sidecar import crc32_path, no_crc32_file, read_any_crc32_file, read_crc32_file, sidecar_rows
-from zb_hdf5.spec import BATCH_MAGIC, BATCHES, HEADER_BYTES, StoreMeta, TokenArray
+from zb_hdf5.spec import (
+    BATCH_MAGIC,
+    BATCHES,
+    DOCUMENTS_SUFFIX,
+    HEADER_BYTES,
+    PIECES_SUFFIX,
+    StoreMeta,
+    TokenArray,
+)
 
 if TYPE_CHECKING:
     from zb_hdf5.files.digests import PendingDigest
 
 
 #: Files of early builds beside a `.batch` file, which held its fields and documents.
-EARLY_SUFFIXES: Final = (".fields.h5", ".pieces.h5", ".documents.h5")
+EARLY_SUFFIXES: Final = (".fields.h5", ".pieces.h5", ".documents.h5", PIECES_SUFFIX, DOCUMENTS_SUFFIX)
 
 
 class BatchFileReader(BatchReader):

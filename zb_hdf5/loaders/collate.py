@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.documents.segments import PADDING_ID, cu_seqlens, ignore, max_seqlen, position_ids, targets
-from zb_hdf5.documents.span_labels import WantedSpans, reading, spans_of_pieces
+from zb_hdf5.documents.spans import WantedSpans, reading, spans_of_pieces
 from zb_hdf5.errors import ArgumentError
 from zb_hdf5.loaders.document_batches import Documents, FieldColumn, gather, packed_pieces, padded_pieces
 from zb_hdf5.loaders.extras import as_tensor

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from zb_hdf5.columns.reader import require_choice
-from zb_hdf5.documents.span_labels import WantedSpans
+from zb_hdf5.documents.spans import WantedSpans
 from zb_hdf5.errors import ArgumentError, StateError, ZbError
 from zb_hdf5.files.digests import crc32_of
 from zb_hdf5.files.paths import any_path

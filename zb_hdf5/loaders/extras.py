@@ -14,7 +14,7 @@ import numpy.typing as npt
 from zb_hdf5.columns.reader import BatchReader, from_numpy, require_choice
 from zb_hdf5.documents import segments as views
 from zb_hdf5.documents.pieces import Pieces
-from zb_hdf5.documents.span_labels import WantedSpans, reading, spans_of_pieces, spans_of_stretch
+from zb_hdf5.documents.spans import WantedSpans, reading, spans_of_pieces
 from zb_hdf5.errors import ArgumentError
 from zb_hdf5.loaders.steps import Request
 
@@ -130,7 +130,6 @@ class Extras:
         if options.mask_documents and reader.documents is not None:
             _require_documents(options.mask_documents, len(reader.documents), reader)
         self._cut, self._looks_up = inputs < seq_len, DOCUMENTS in options.documents or bool(options.spans)
-        self._spans_alone = bool(options.spans) and not (options.documents or targets)
         values = DOCUMENT_VALUES | {"cu_seqlens": partial(views.cu_seqlens, capacity=options.cu_seqlens_capacity)}
         self._values = [(name, values[name]) for name in options.documents if name in values]
 
@@ -142,17 +141,11 @@ class Extras:
         tokens
             What was read, shape (B, seq_len), where targets are asked for.
         """
-        # windows of a stream need no pieces for their spans, which take half of the time
-        stretch = self._reader.stretch_of_batch(request) if self._spans_alone and isinstance(request, int) else None
-        pieces = self.pieces(request) if self._needs_pieces and stretch is None else None
+        pieces = self.pieces(request) if self._needs_pieces else None
         if tokens is not None and self._targets:
             step["targets"] = as_tensor(self.targets(tokens, pieces))
         for name in self._options.fields:
             step[name] = as_tensor(self._field(name, request))
-        if stretch is not None and self._reader.documents is not None:
-            read = reading(self._reader.documents, self._options.spans)
-            found = spans_of_stretch(*stretch, self._seq_len, read)
-            step["spans"], step["span_index"] = found[0], from_numpy()(found[1])
         if pieces is None:
             return
         pieces = pieces.first_columns(self._inputs) if self._cut else pieces

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeAlias, TypedDict, Unpack, overload
 
 from zb_hdf5.columns.reader import BatchReader
-from zb_hdf5.documents.span_labels import WantedSpans
+from zb_hdf5.documents.spans import WantedSpans
 from zb_hdf5.errors import ArgumentError, StateError, ZbError
 from zb_hdf5.loaders.extras import ExtraOptions
 from zb_hdf5.loaders.order import make_order

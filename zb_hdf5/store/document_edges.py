@@ -75,7 +75,7 @@ class DocumentEdges:
         kept = self._kept.get(number)
         if kept is not None:
             return kept
-        with closing(self._open(number)) as file:
+        with closing(self.open(number)) as file:
             return file.rows().copy()
 
     def near(self, starts: npt.NDArray[np.int64], length: int) -> tuple[npt.NDArray[np.uint64], int]:
@@ -121,9 +121,10 @@ class DocumentEdges:
     def _rows(self, number: int) -> npt.NDArray[np.uint64]:
         if self._keeps:
             return self._kept.setdefault(number, self._read(number))
-        return (self._files.known.get(number) or self._files.open(number, self._open)).rows()
+        return (self._files.known.get(number) or self._files.open(number, self.open)).rows()
 
-    def _open(self, number: int) -> DocumentOffsets:
+    def open(self, number: int) -> DocumentOffsets:
+        """Open the offsets of one file; the caller closes them."""
         num_tokens = self._starts[number + 1] - self._starts[number]
         return DocumentOffsets(self._paths[number], num_tokens, self._identities.get(number), self._verify)
 

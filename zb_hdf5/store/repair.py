@@ -7,6 +7,8 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from zb_hdf5.documents.document_table import documents_path
+from zb_hdf5.documents.pieces_file import pieces_path
 from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError, Remedy
 from zb_hdf5.files.paths import local_path
 from zb_hdf5.files.publishing import (
@@ -17,8 +19,6 @@ from zb_hdf5.files.publishing import (
     refuse_existing,
 )
 from zb_hdf5.files.sizes import counted
-from zb_hdf5.formats.document_file import documents_path
-from zb_hdf5.formats.pieces import pieces_path
 from zb_hdf5.formats.registry import BACKENDS, backend_of_suffix, open_chunks
 from zb_hdf5.formats.sidecar import crc32_path
 from zb_hdf5.spec import INDEX_NAME, NOT_KNOWN, STREAM_LAYOUT, StoreMeta

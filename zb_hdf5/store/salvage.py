@@ -21,13 +21,13 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.columns.reader import GROUP_BYTES, BatchReader, BrokenFile
+from zb_hdf5.documents.document_table import DocumentFile, documents_path
+from zb_hdf5.documents.document_writer import write_joined
+from zb_hdf5.documents.pieces_file import PiecesFile, PiecesWriter, pieces_path
 from zb_hdf5.errors import ArgumentError, ChecksumError, ConvertError, FormatError, IncompleteError, ZbError
 from zb_hdf5.files.digests import crc32_of
 from zb_hdf5.files.sizes import counted
-from zb_hdf5.formats.document_file import DocumentFile, documents_path
-from zb_hdf5.formats.document_writer import write_documents_beside
 from zb_hdf5.formats.hdf5.reader import HDF5StreamReader
-from zb_hdf5.formats.pieces import PiecesFile, PiecesWriter, pieces_path
 from zb_hdf5.formats.registry import BACKENDS, backend_of_suffix, open_chunks
 from zb_hdf5.spec import DEFAULT_SPLIT, NO_BOUNDARY, TokenArray
 
@@ -229,7 +229,7 @@ class _Batches(Salvage):
         """Write the pieces of the kept batches, and the documents of a lone file, beside it."""
         reader, size = self.reader, self.reader.meta.batch_size
         table = documents_path(reader.path)
-        write_documents_beside([table] if table.exists() else [], path, DEFAULT_SPLIT, tokens_sha256)
+        write_joined([table] if table.exists() else [], path, DEFAULT_SPLIT, tokens_sha256)
         if not pieces_path(reader.path).exists():
             pieces_path(path).unlink(missing_ok=True)
             return

@@ -11,11 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.columns.reader import BatchReader
+from zb_hdf5.documents.document_table import DocumentTable
 from zb_hdf5.documents.pieces import Pieces, concatenate
+from zb_hdf5.documents.pieces_file import PiecesFile, pieces_path
 from zb_hdf5.files.open_files import OpenFiles, finding
 from zb_hdf5.files.paths import RemotePath
-from zb_hdf5.formats.documents import DocumentTable
-from zb_hdf5.formats.pieces import PiecesFile, pieces_path
 from zb_hdf5.store.index import ShardIndex
 
 
@@ -127,7 +127,7 @@ class LoneDocuments:
         if self._documents is None:
             with finding(self):
                 if self._documents is None:
-                    self._documents = DocumentTable.beside(self._path, self._sha256, self._verify)
+                    self._documents = DocumentTable.of_file(self._path, self._sha256, self._verify)
         return self._documents
 
     def close(self) -> None:

@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from zb_hdf5.documents.document_table import DocumentPart, DocumentTable
 from zb_hdf5.documents.pieces import Pieces, padding
 from zb_hdf5.documents.segments import pieces_of_windows
 from zb_hdf5.errors import BatchIndexError
 from zb_hdf5.files.open_files import finding
-from zb_hdf5.formats.document_file import DocumentPart
-from zb_hdf5.formats.documents import DocumentTable
-from zb_hdf5.formats.hdf5.document_offsets import DocumentOffsets
+from zb_hdf5.formats.hdf5.document_offsets import DocumentOffsets, table_sha256
 from zb_hdf5.spec import DOCUMENTS_SUFFIX, TokenArray
 from zb_hdf5.store.document_edges import DocumentEdges
 from zb_hdf5.store.tokens import TokenStore
@@ -61,7 +60,9 @@ class MmapTokenStore(TokenStore):
         if self._documents is None:
             with finding(self):
                 if self._documents is None:
-                    self._documents = DocumentTable(self.paths[0].parent, self._document_parts(), self._verify)
+                    self._documents = DocumentTable(
+                        self.paths[0].parent, self._document_parts(), self._verify, self.edges.open
+                    )
         return self._documents
 
     def _document_parts(self) -> list[DocumentPart]:
@@ -69,7 +70,8 @@ class MmapTokenStore(TokenStore):
         if self._index is None:
             beside = None
             if self.path.is_file():
-                beside = DocumentTable.beside(self.path, "".join(self._sha256), self._verify)
+                sha256 = table_sha256(self.path) if self.complete else ""
+                beside = DocumentTable.of_file(self.path, "".join(self._sha256), self._verify, sha256)
             known = {} if beside is None else {self.path.name: beside.parts[0]}
             counts = (
                 [self.document_count] if self.path.suffix != ".npy" and self.path.is_file() else [1] * len(self.paths)

@@ -10,15 +10,15 @@ from typing import Any
 
 from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.columns.writer import FieldDigest
+from zb_hdf5.documents.document_table import DocumentPart, DocumentTable, part_of
+from zb_hdf5.documents.pieces_file import PiecesFile, pieces_path
 from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError, Remedy
 from zb_hdf5.files.digests import crc32_of
 from zb_hdf5.files.paths import local_path
-from zb_hdf5.formats.document_file import DocumentPart, part_of
-from zb_hdf5.formats.documents import DocumentTable
-from zb_hdf5.formats.pieces import PiecesFile, pieces_path
+from zb_hdf5.formats.hdf5.document_offsets import table_sha256
 from zb_hdf5.formats.registry import FORMATS, open_chunks
 from zb_hdf5.formats.sidecar import ensure_crc32_file
-from zb_hdf5.spec import DEFAULT_SPLIT, DOCUMENTS_PREFIX, NOT_KNOWN, STREAM_LAYOUT, StoreMeta
+from zb_hdf5.spec import DEFAULT_SPLIT, DOCUMENTS_PREFIX, DOCUMENTS_STORE_SUFFIX, NOT_KNOWN, STREAM_LAYOUT, StoreMeta
 from zb_hdf5.store.index import ShardIndex
 from zb_hdf5.store.table import PiecesInfo, ShardEntry
 
@@ -90,12 +90,12 @@ def document_tables(paths: Sequence[Path], entries: Sequence[ShardEntry]) -> tup
             found.append(part._replace(split=split, first_token=token, first_document=document))
 
     if any(entry.pieces for entry in entries):
-        for path in sorted(paths[0].parent.glob(f"{DOCUMENTS_PREFIX}*.h5")):
+        for path in sorted(paths[0].parent.glob(f"{DOCUMENTS_PREFIX}*{DOCUMENTS_STORE_SUFFIX}")):
             part = part_of(path)
             add(part, part.split, part.token_count, part.document_count)
         return tuple(found)
     for path, entry in zip(paths, entries, strict=True):
-        table = DocumentTable.beside(path, entry.sha256)
+        table = DocumentTable.of_file(path, entry.sha256, sha256=table_sha256(path) if entry.backend == "hdf5" else "")
         add(table.parts[0] if table else None, entry.split, entry.token_count, entry.document_count)
         if table is not None:
             table.close()

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from zb_hdf5.columns.reader import BatchReader
+from zb_hdf5.documents.document_table import DocumentPart, DocumentTable, check_documents
+from zb_hdf5.documents.pieces_file import PiecesFile, pieces_path
 from zb_hdf5.errors import FormatError, IncompleteError, ZbError
-from zb_hdf5.formats.document_file import DocumentPart, check_documents
-from zb_hdf5.formats.documents import DocumentTable
-from zb_hdf5.formats.pieces import PiecesFile, pieces_path
-from zb_hdf5.spec import INDEX_NAME
+from zb_hdf5.formats.hdf5.document_offsets import table_sha256
+from zb_hdf5.spec import INDEX_NAME, STREAM_LAYOUT
 from zb_hdf5.store.table import PiecesInfo
 from zb_hdf5.store.verify_report import ShardReport
 
@@ -46,7 +46,8 @@ def check_beside(reader: BatchReader, report: ShardReport) -> None:
     """Check what lies beside a lone file. Raises as `check_pieces` does."""
     if pieces_path(reader.path).exists():
         check_pieces(reader, None, report)
-    table = DocumentTable.beside(reader.path, report.sha256)
+    sha256 = table_sha256(reader.path) if reader.meta.layout == STREAM_LAYOUT else ""
+    table = DocumentTable.of_file(reader.path, report.sha256, sha256=sha256)
     if table is not None:
         try:
             table.file(0).check()

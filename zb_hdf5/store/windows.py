@@ -119,12 +119,6 @@ class WindowReader(BatchReader):
     def has_padding(self) -> bool:
         return False
 
-    def stretch_of_batch(self, index: int) -> tuple[int, int] | None:
-        if self.overlap and self.batch_size > 1:
-            return None
-        start = index * self.batch_size * self.stride
-        return start, start + self.batch_size * self.seq_len
-
     def _field_reader(self, name: str) -> BatchReader:
         meta = self.meta.of_field(name)
         stride = self.stride * meta.seq_len // self.meta.seq_len

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import closing
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -15,10 +16,18 @@ from zb_hdf5.files.file_tokens import FileTokens
 from zb_hdf5.files.identity import Identity
 from zb_hdf5.files.paths import RemotePath
 from zb_hdf5.files.ranges import LocalFile, open_ranges
-from zb_hdf5.formats.hdf5.file import h5_damage, h5_identity, open_h5_for_reading, require_rows
+from zb_hdf5.formats.hdf5.file import h5_damage, h5_identity, open_h5_for_reading, require_rows, text_of
 from zb_hdf5.formats.hdf5.inspection import checked_tokens
 from zb_hdf5.formats.hdf5.places import chunk_places
-from zb_hdf5.spec import DOC_OFFSETS
+from zb_hdf5.spec import DOC_OFFSETS, DOCUMENTS_SHA256
+
+
+def table_sha256(path: Path) -> str:
+    """Return the digest that a stream has of the table of its documents; "": it has none."""
+    if path.suffix == ".npy":
+        return ""
+    with h5_damage(path), open_h5_for_reading(path) as h5:
+        return str(text_of(h5.attrs.get(DOCUMENTS_SHA256, "")))
 
 
 class DocumentOffsets:
@@ -87,6 +96,18 @@ class DocumentOffsets:
         """Return all rows, uint64, shape (D + 1,), read-only. Not to be kept: ask again, and a cut file is noticed."""
         mapped = None if self._file is None else self._file.flat()
         return self._rows if mapped is None else mapped[: self._count]
+
+    def num_rows(self, name: str) -> int:
+        """Return the number of rows. This and the next two: as `TableFile` does for the column `offsets`."""
+        return len(self.rows())
+
+    def read(self, name: str, start: int, stop: int) -> npt.NDArray[np.uint64]:
+        return self.rows()[start:stop]
+
+    def search(
+        self, name: str, values: npt.NDArray[np.uint64], side: Literal["left", "right"]
+    ) -> npt.NDArray[np.int64]:
+        return self.rows().searchsorted(values, side)
 
     def close(self) -> None:
         """Close the file. Views stay valid."""

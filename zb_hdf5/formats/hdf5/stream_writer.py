@@ -18,21 +18,23 @@ import numpy.typing as npt
 from zb_hdf5.columns.file_writer import stored_fields
 from zb_hdf5.columns.writer import Columns, FieldArrays, ShardInfo
 from zb_hdf5.documents.document import id_bytes, metadata_bytes
+from zb_hdf5.documents.document_table import DocumentRows, documents_path
+from zb_hdf5.documents.document_writer import DocumentsWriter, encoded_spans
+from zb_hdf5.documents.spans import Encode, encoder
 from zb_hdf5.errors import ArgumentError, ClosedError, ConvertError
 from zb_hdf5.field import Fields, parse_fields, split_tokens
 from zb_hdf5.files.digests import TokenDigest, crc32_array
 from zb_hdf5.files.publishing import PartialFile, disk_errors
-from zb_hdf5.formats.document_file import DocumentRows, documents_path
-from zb_hdf5.formats.document_writer import DocumentsWriter, encoded_spans
 from zb_hdf5.formats.hdf5.aligned import AlignedFile, ColumnSpec, Rows, field_specs
 from zb_hdf5.formats.hdf5.file import create_root
-from zb_hdf5.formats.span_values import Encode, encoder
 from zb_hdf5.spec import (
     DEFAULT_CHUNK_TOKENS,
     DOC_OFFSETS,
     DOC_OFFSETS_CHUNK_ROWS,
+    DOCUMENTS_SHA256,
     NO_BOUNDARY,
     NO_SHA256,
+    SHA256_CHARS,
     STREAM_LAYOUT,
     TOKENS,
     TOKENS_ATTRIBUTES,
@@ -75,8 +77,7 @@ class HDF5ShardWriter:
     fields
         What is aligned with the tokens: name -> dtype, or a structured dtype.
     spans_codec
-        How the values of spans become bytes: "json", "str", "numpy", "msgpack" (if it is installed), "pickle", or a
-        function that returns bytes.
+        How the values of spans become bytes: "json", or a function that returns bytes.
     codec
         "zstd" or "gzip", with a level behind a colon, to compress tokens and fields; None: they are stored as they are.
     origin
@@ -160,7 +161,7 @@ class HDF5ShardWriter:
     ) -> None:
         """Append one document, and the boundary token behind it where there is one. Raises as `write_documents`.
 
-        The field values of the boundary token are 0. What is said of documents lies in `<path>.documents.h5`, which is
+        The field values of the boundary token are 0. Ids, metadata and spans go into `<path>.documents`, which is
         published before the stream.
 
         Parameters
@@ -272,19 +273,25 @@ class HDF5ShardWriter:
                 self._file.path, "hdf5", len(self._crc32), self._committed, self._max_token, self._digest.sha256(),
                 crc32_array(self._crc32), document_count=self._offsets.count - 1,
             )  # fmt: skip
+            sha256 = self._publish_documents(info.sha256)
             with disk_errors(self._file.partial_path):
+                with self._aligned.hdf5():
+                    self._root.attrs.modify(DOCUMENTS_SHA256, np.bytes_(sha256))
                 info = info._replace(columns=self._complete(info), fields=self._aligned.digests())
                 info = info._replace(compressed=self._aligned.compressed)
-            if self._documents.says_more:
-                self._documents.publish(tokens_sha256=info.sha256)
-            else:
-                self._documents.close()
-                self._documents.path.unlink(missing_ok=True)  # of the stream that this one replaces
             self._file.publish()
         except BaseException:
             self._release()
             raise
         return info
+
+    def _publish_documents(self, tokens_sha256: str) -> str:
+        """Publish the table of the documents, if there is more than their offsets; return its digest."""
+        if self._documents.has_more:
+            return self._documents.publish(tokens_sha256=tokens_sha256).sha256
+        self._documents.close()
+        self._documents.path.unlink(missing_ok=True)  # of the stream that this one replaces
+        return ""
 
     def abort(self) -> None:
         """Remove the unfinished file. What had the final name before is untouched."""
@@ -321,6 +328,8 @@ class HDF5ShardWriter:
 
     def _create_root(self, h5: h5py.File) -> tuple[Rows, ...]:
         create_root(h5, self._meta, self._origin)
+        h5.attrs.create(DOCUMENTS_SHA256, b"", dtype=f"S{SHA256_CHARS}")
+        self._root = h5
         self._offsets = Rows(h5, DOC_OFFSETS, "<u8", DOC_OFFSETS_CHUNK_ROWS)
         return (self._offsets,)
 

@@ -7,25 +7,16 @@ from array import array
 from collections.abc import Iterable, Sequence
 from operator import index, le, lt
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
 
+from zb_hdf5.documents.document_table import NO_SOURCE, TEXT_COLUMNS, DocumentFile, DocumentRows, documents_path
+from zb_hdf5.documents.spans import EncodeAll, first_refused
+from zb_hdf5.documents.table_file import TableInfo, TableWriter
 from zb_hdf5.errors import ArgumentError, ConvertError, FormatError
-from zb_hdf5.formats.document_file import (
-    NO_SOURCE,
-    TEXT_COLUMNS,
-    DocumentFile,
-    DocumentRows,
-    check_documents,
-    documents_path,
-)
-from zb_hdf5.formats.span_values import EncodeAll, first_refused
 from zb_hdf5.spec import DEFAULT_SPLIT, DOCUMENTS
-
-if TYPE_CHECKING:
-    from zb_hdf5.formats.hdf5.tables import TablesInfo
 
 #: What fills up a column for the documents that have no value in it.
 _NOTHING: Final = {"source": NO_SOURCE, "row": 0}
@@ -62,10 +53,8 @@ class DocumentsWriter:
     """
 
     def __init__(self, path: str | os.PathLike[str], spans_codec: str = "json") -> None:
-        from zb_hdf5.formats.hdf5.tables import TablesWriter  # h5py
-
-        self._tables, self.spans_codec = TablesWriter(path, DOCUMENTS), spans_codec
-        self._tables.append("offsets", [0])
+        self._table, self.spans_codec = TableWriter(path, DOCUMENTS), spans_codec
+        self._table.append("offsets", [0])
         self._sources: dict[str, int] = {}
         self._names: Sequence[str] = ()
         self._own = np.array([NO_SOURCE], np.uint32)
@@ -78,13 +67,13 @@ class DocumentsWriter:
     @property
     def path(self) -> Path:
         """The file to publish."""
-        return self._tables.path
+        return self._table.path
 
     @property
-    def says_more(self) -> bool:
-        """Whether something besides the places of the documents is known."""
+    def has_more(self) -> bool:
+        """Whether there is more than the offsets of the documents."""
         self._take_waiting()
-        return any(self._tables.num_rows(name) for name in (*_NOTHING, "ids_ends", "metadata_ends", "span_starts"))
+        return any(self._table.num_rows(name) for name in (*_NOTHING, "ids_ends", "metadata_ends", "span_starts"))
 
     @property
     def has_spans(self) -> bool:
@@ -98,15 +87,15 @@ class DocumentsWriter:
         for name, values in (("source", self._numbers(rows)), ("row", rows.rows)):
             if values is not None:
                 self._fill(name)
-                self._tables.append(name, values)
+                self._table.append(name, values)
         for name, texts in (("ids", rows.ids), ("metadata", rows.metadata)):
             if texts is not None:
                 self._fill(name)
-                self._tables.append_texts(name, texts)
+                self._table.append_texts(name, texts)
         if rows.spans is not None:
             base = np.uint64(self.token_count)
             self.append_spans(rows.spans.starts + base, rows.spans.stops + base, rows.spans.values)
-        self._tables.append("offsets", self.token_count + np.cumsum(sizes))
+        self._table.append("offsets", self.token_count + np.cumsum(sizes))
         self.count += len(sizes)
         self.token_count += int(sizes.sum())
 
@@ -178,19 +167,19 @@ class DocumentsWriter:
         # a gap is a span without bytes: one lies before each span that does not begin where the last one ends
         gaps = (befores < starts) & ((np.arange(len(starts)) > 0) | (self._span_stop > 0))
         kept = np.stack([gaps, np.ones_like(gaps)], axis=1)
-        self._tables.append("span_starts", np.stack([befores, starts], axis=1)[kept])
-        self._tables.append_joined_texts("span_values", data, np.stack([np.zeros_like(lengths), lengths], axis=1)[kept])
+        self._table.append("span_starts", np.stack([befores, starts], axis=1)[kept])
+        self._table.append_joined_texts("span_values", data, np.stack([np.zeros_like(lengths), lengths], axis=1)[kept])
         self._span_stop = int(stops[-1])
 
     def _fill(self, name: str) -> None:
         """Say of the documents before that they have no value in a column."""
         if name in TEXT_COLUMNS:
-            missing = self.count - self._tables.num_rows(f"{name}_ends")
-            self._tables.append(f"{name}_ends", np.full(missing, self._tables.num_rows(name), np.uint64))
+            missing = self.count - self._table.num_rows(f"{name}_ends")
+            self._table.append(f"{name}_ends", np.full(missing, self._table.num_rows(name), np.uint64))
         else:
-            self._tables.append(name, np.full(self.count - self._tables.num_rows(name), _NOTHING[name], np.uint64))
+            self._table.append(name, np.full(self.count - self._table.num_rows(name), _NOTHING[name], np.uint64))
 
-    def publish(self, split: str = DEFAULT_SPLIT, tokens_sha256: str = "") -> TablesInfo:
+    def publish(self, split: str = DEFAULT_SPLIT, tokens_sha256: str = "") -> TableInfo:
         """Write the file.
 
         Parameters
@@ -200,18 +189,18 @@ class DocumentsWriter:
         """
         self._take_waiting()
         for name in (*_NOTHING, *TEXT_COLUMNS):
-            if self._tables.num_rows(f"{name}_ends" if name in TEXT_COLUMNS else name):
+            if self._table.num_rows(f"{name}_ends" if name in TEXT_COLUMNS else name):
                 self._fill(name)
         if self._sources:
-            self._tables.append_texts("sources", [name.encode("utf-8", "surrogateescape") for name in self._sources])
+            self._table.append_texts("sources", [name.encode("utf-8", "surrogateescape") for name in self._sources])
         if self._span_stop:
-            self._tables.append("span_starts", [self._span_stop])
-            self._tables.append_texts("span_values", [b""])
-        return self._tables.publish(split=split, spans_codec=self.spans_codec, tokens_sha256=tokens_sha256)
+            self._table.append("span_starts", [self._span_stop])
+            self._table.append_texts("span_values", [b""])
+        return self._table.publish(split=split, spans_codec=self.spans_codec, tokens_sha256=tokens_sha256)
 
     def close(self) -> None:
         """Give up the documents that were not published."""
-        self._tables.close()
+        self._table.close()
 
     def __enter__(self) -> Self:
         return self
@@ -237,16 +226,14 @@ def join_documents(files: Iterable[DocumentFile], writer: DocumentsWriter) -> No
             file.close()
 
 
-def write_documents_beside(tables: Sequence[Path], path: Path, split: str, tokens_sha256: str) -> None:
-    """Make one table of the documents of several, beside the one file that their tokens are in.
+def write_joined(tables: Sequence[Path], path: Path, split: str, tokens_sha256: str) -> None:
+    """Make one table of the documents of several, for the one file that their tokens are in.
 
     No table: that of an earlier file of the name is removed.
     """
     if not tables:
         documents_path(path).unlink(missing_ok=True)
         return
-    for table in tables:
-        check_documents(table)
     with DocumentsWriter(documents_path(path)) as writer:
         join_documents(map(DocumentFile, tables), writer)
         writer.publish(split, tokens_sha256)

@@ -1,0 +1,518 @@
+"""Tables of documents: one file with the facts of consecutive documents, and all those of a store or a stream.
+
+The document stream of a split is its documents joined in the order of their source, before packing and shuffling. The
+offset of a token in it names the token and its document, whatever was shuffled later.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from itertools import chain, pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, Self, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from zb_hdf5.documents.document import Document, Spans
+from zb_hdf5.documents.pieces import ranges
+from zb_hdf5.documents.spans import Decode, DecodeAll, decoder, first_refused
+from zb_hdf5.errors import BatchIndexError, FormatError, IncompleteError
+from zb_hdf5.files.open_files import OpenFiles
+from zb_hdf5.files.paths import RemotePath, any_path
+from zb_hdf5.spec import (
+    DEFAULT_SPLIT,
+    DOCUMENTS,
+    DOCUMENTS_PREFIX,
+    DOCUMENTS_STORE_SUFFIX,
+    DOCUMENTS_SUFFIX,
+    NO_DOCUMENT,
+    U32_MAX,
+)
+
+if TYPE_CHECKING:  # h5py, which a store without documents does not need
+    from zb_hdf5.documents.table_file import Side, TableFile
+
+Offsets: TypeAlias = npt.NDArray[np.uint64]
+#: The source of a document of which none is known.
+NO_SOURCE: Final = U32_MAX
+#: The columns of texts that a document may have.
+TEXT_COLUMNS: Final = ("ids", "metadata")
+
+
+def documents_path(path: Path) -> Path:
+    """Return the path of the documents of a lone file or a stream."""
+    return path.with_name(path.name + DOCUMENTS_SUFFIX)
+
+
+def documents_name(number: int) -> str:
+    """Return the name of the documents of a split in the folder of a store."""
+    return f"{DOCUMENTS_PREFIX}{number:05}{DOCUMENTS_STORE_SUFFIX}"
+
+
+class DocumentPart(NamedTuple):
+    """One document table among those of a store.
+
+    Attributes
+    ----------
+    path
+        Relative to the folder.
+    num_bytes, sha256
+        Size of the file and digest of its table. No digest: `path` is a stream, which has the offsets only.
+    first_token, token_count, first_document, document_count
+        The range of the document stream of its split.
+    """
+
+    path: str
+    num_bytes: int
+    sha256: str
+    split: str = DEFAULT_SPLIT
+    first_token: int = 0
+    token_count: int = 0
+    first_document: int = 0
+    document_count: int = 0
+
+    def changed(self, **facts: Any) -> DocumentPart:
+        """Return the same part but for some facts."""
+        return self._replace(**facts)
+
+
+class DocumentRows(NamedTuple):
+    """The facts of consecutive documents, for a `DocumentsWriter`.
+
+    Attributes
+    ----------
+    names, sources, rows
+        Names of files, which of them each document is from (`NO_SOURCE`: not known), and its row there, counted from 1.
+    ids, metadata
+        UTF-8 of each id, and the text of a JSON object for each; None: they have none.
+    spans
+        Of all of them, counted from the first token of the first one; values as they are stored.
+    """
+
+    names: Sequence[str] = ()
+    sources: npt.NDArray[np.uint32] | None = None
+    rows: npt.NDArray[np.uint64] | None = None
+    ids: Sequence[bytes] | None = None
+    metadata: Sequence[bytes] | None = None
+    spans: Spans | None = None
+
+
+def joined_spans(parts: Sequence[Spans]) -> Spans:
+    """Return the spans of all parts, in their order."""
+    if len(parts) == 1:
+        return parts[0]
+    starts, stops, values = zip(Spans(np.empty(0, np.uint64), np.empty(0, np.uint64), []), *parts, strict=True)
+    return Spans(np.concatenate(starts), np.concatenate(stops), list(chain.from_iterable(values)))
+
+
+class OffsetRows(Protocol):
+    """The column `offsets` of documents: of a `TableFile`, or of a stream that has no table."""
+
+    def num_rows(self, name: str) -> int: ...
+    def read(self, name: str, start: int, stop: int) -> npt.NDArray[Any]: ...
+    def search(self, name: str, values: Offsets, side: Side) -> npt.NDArray[np.int64]: ...
+    def close(self) -> None: ...
+
+
+#: Opens the offsets of a part that has no table, by its number.
+OpenOffsets: TypeAlias = Callable[[int], OffsetRows]
+
+
+class DocumentFile:
+    """One document table, or the offsets of the documents of a stream. Offsets and numbers are its own.
+
+    Parameters
+    ----------
+    part
+        The part of an index that describes it; None: it is looked at alone.
+    verify
+        As for `TableFile`.
+    edges
+        The offsets of a stream that has no table.
+    """
+
+    def __init__(
+        self, path: Path, part: DocumentPart | None = None, verify: str = "auto", edges: OffsetRows | None = None
+    ) -> None:
+        self.path = path
+        self._table = None if edges else _open_table(path, part.sha256 if part else "", verify)
+        self._edges: OffsetRows = edges or self._table  # type: ignore[assignment]
+        self.count = self._edges.num_rows("offsets") - 1
+        if self.count < 0 or (part and self.count != part.document_count):
+            self.close()
+            expected = part.document_count if part else 0
+            raise FormatError(f"{path}: expected {expected:,} documents, found {self.count:,}; restore it")
+        known: dict[str, Any] = self._table.attributes if self._table else {}
+        self.tokens_sha256, self.spans_codec = str(known.get("tokens_sha256", "")), str(known.get("spans_codec", ""))
+        self.split = str(known.get("split", DEFAULT_SPLIT))
+
+    def _has(self, name: str) -> bool:
+        return self._table is not None and name in self._table
+
+    @property
+    def has_spans(self) -> bool:
+        """Whether a document has one."""
+        return self._has("span_starts")
+
+    @property
+    def offsets(self) -> Offsets:
+        """The start of each document and the end of the last one."""
+        return self._edges.read("offsets", 0, self.count + 1)
+
+    def part(self) -> DocumentPart:
+        """Return the description of this file alone, for an index."""
+        if self._table is None:
+            return DocumentPart(self.path.name, 0, "")
+        size, sha256 = self._table.num_bytes, self._table.sha256
+        return DocumentPart(self.path.name, size, sha256, self.split, 0, self._end, 0, self.count)
+
+    def number_of(self, offsets: Offsets) -> npt.NDArray[np.int64]:
+        """Return the numbers of the documents of tokens; -1 behind the last whole one."""
+        numbers = self._edges.search("offsets", offsets, "right") - 1
+        return np.where(numbers < self.count, numbers, -1)
+
+    def document(self, number: int) -> Document:
+        """Return the facts of one document.
+
+        Raises
+        ------
+        FormatError
+            If its offsets, its id or its metadata are damaged.
+        """
+        start, stop = self._edges.read("offsets", number, number + 2).tolist()
+        if self._table is None:
+            return Document(number, start, stop - start, None, None, None, {})
+        if start > stop:
+            raise self._table.damaged(f"document {number:,}: expected offsets that ascend, found {start:,}, {stop:,}")
+        rows = self.rows(number, number + 1, spans=False)
+        source = NO_SOURCE if rows.sources is None else int(rows.sources[0])
+        names = self._table.read_texts("sources", source, source + 1) if source != NO_SOURCE else []
+        try:
+            identity = rows.ids[0].decode("utf-8") or None if rows.ids else None
+            metadata = json.loads(rows.metadata[0] or b"{}") if rows.metadata else {}
+            if not isinstance(metadata, dict):
+                raise ValueError(f"{type(metadata).__name__} {metadata!r:.80}")
+        except (ValueError, RecursionError) as error:
+            problem = f"document {number:,}: expected an id in UTF-8 and a JSON object, found {error}"
+            raise self._table.damaged(problem) from error
+        return Document(
+            number, start, stop - start, names[0].decode("utf-8", "surrogateescape") if names else None,
+            (None if rows.rows is None else int(rows.rows[0])) or None, identity, metadata,
+        )  # fmt: skip
+
+    def rows(self, start: int, stop: int, *, spans: bool = True) -> DocumentRows:
+        """Return the facts of some documents; without `sources` names."""
+        table = self._table
+        if table is None:
+            return DocumentRows()
+        source, row = (table.read(name, start, stop) if name in table else None for name in ("source", "row"))
+        ids, metadata = (
+            table.read_texts(name, start, stop) if f"{name}_ends" in table else None for name in TEXT_COLUMNS
+        )
+        found = None
+        if spans:
+            first, end = table.read("offsets", start, stop + 1)[[0, -1]]
+            found = self.encoded_spans(np.array([first]), np.array([end]))
+            found = found._replace(starts=found.starts - first, stops=found.stops - first)
+        return DocumentRows(self.sources if spans else (), source, row, ids, metadata, found)
+
+    @cached_property
+    def sources(self) -> list[str]:
+        """Names of the source files."""
+        count = self._table.num_rows("sources_ends") if self._table else 0
+        names = self._table.read_texts("sources", 0, count) if self._table and count else []
+        return [name.decode("utf-8", "surrogateescape") for name in names]
+
+    def sources_of(self, start: int, stop: int) -> npt.NDArray[np.uint32]:
+        """Return which of the `sources` some documents are from; `NO_SOURCE` where that is not known."""
+        if self._table is None or "source" not in self._table:
+            return np.full(stop - start, NO_SOURCE, np.uint32)
+        return self._table.read("source", start, stop)
+
+    def spans(self, starts: Offsets, stops: Offsets, codec: Decode | None) -> Spans:
+        """Return the spans that have a token in some ranges, which ascend and lie apart: three reads for each range."""
+        begins, ends, texts = self.encoded_spans(starts, stops)
+        if not texts:
+            return Spans(begins, ends, [])
+        decode = self._decode if codec is None else decoder(self.spans_codec, codec, str(self.path))
+        try:
+            return Spans(begins, ends, decode(texts))
+        except Exception as error:  # whatever a decoder of the user raises
+            token = int(begins[first_refused(decode, texts)])
+            raise self._damaged(
+                f"the value of the span at token {token:,} cannot be decoded: {error}; pass the codec that it was "
+                "written with"
+            ) from error
+
+    @cached_property
+    def _decode(self) -> DecodeAll:
+        return decoder(self.spans_codec, None, str(self.path))
+
+    def _damaged(self, problem: str) -> FormatError:
+        assert self._table is not None
+        return self._table.damaged(problem)
+
+    def encoded_spans(self, starts: Offsets, stops: Offsets) -> Spans:
+        """Return the spans that have a token in some ranges, their values as they are stored."""
+        table, found, low = self._table, [], 0
+        if table is None or "span_starts" not in table:
+            return joined_spans([])
+        firsts = table.search("span_starts", starts, "right").tolist()
+        behind = np.minimum(table.search("span_starts", stops, "left"), table.num_rows("span_starts") - 1).tolist()
+        for first, high in zip(firsts, behind, strict=True):
+            low = max(low, first - 1)
+            if low < high:
+                edges, data = table.read_joined_texts("span_values", low, high)
+                texts = [data[begin:end] for begin, end in pairwise(edges.tolist()) if begin < end]
+                kept = (edges[1:] > edges[:-1]).nonzero()[0]  # a gap has no bytes
+                places = table.read("span_starts", low, high + 1)
+                found.append(Spans(places[:-1][kept], places[1:][kept], texts))
+                low = high  # a span that two ranges share is read once
+        spans = joined_spans(found)
+        ascend = not (spans.starts > spans.stops).any() and not (spans.starts[1:] < spans.stops[:-1]).any()
+        if len(spans.stops) and not (ascend and spans.stops[-1] <= self._end):
+            raise self._damaged(f"expected spans that ascend up to token {self._end:,}, found others")
+        return spans
+
+    @cached_property
+    def _end(self) -> int:
+        """Tokens of all documents."""
+        return int(self._edges.read("offsets", self.count, self.count + 1)[0])
+
+    def check(self) -> None:
+        """Compare the whole table with its digests. Raises `ChecksumError`."""
+        if self._table is not None:
+            self._table.check()
+
+    def close(self) -> None:
+        (self._edges if self._table is None else self._table).close()
+
+
+def _open_table(path: Path, sha256: str, verify: str) -> TableFile:
+    from zb_hdf5.documents.table_file import TableFile
+
+    return TableFile(path, DOCUMENTS, sha256, verify)
+
+
+def part_of(path: Path) -> DocumentPart:
+    """Return the description of a document table alone, for an index."""
+    file = DocumentFile(path)
+    try:
+        return file.part()
+    finally:
+        file.close()
+
+
+def check_documents(path: Path, part: DocumentPart | None = None) -> None:
+    """Compare a document table with its digests, and with the part of an index that describes it.
+
+    Raises
+    ------
+    FormatError, ChecksumError
+        If something is not as it was written.
+    """
+    file = DocumentFile(path, part)
+    try:
+        file.check()
+    finally:
+        file.close()
+
+
+class DocumentTable:
+    """The documents of a store, a split of it, a stream or a lone file, by their numbers and by the offsets of tokens.
+
+    Thread-safe, usable after fork, picklable; a file is opened when it is needed, and as many are open as the process
+    has room for. Numbers and offsets count over all files: where several splits are read together, over the one split
+    and then the next.
+
+    Parameters
+    ----------
+    folder
+        The folder of the files.
+    parts
+        The files, ascending by their first token.
+    verify
+        As for `TableFile`.
+    edges
+        Opens the offsets of the stream of a part that has no table.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        parts: Sequence[DocumentPart],
+        verify: str = "auto",
+        edges: OpenOffsets | None = None,
+    ) -> None:
+        self._folder, self.parts, self._verify, self._edges = any_path(folder), tuple(parts), verify, edges
+        self._first_tokens = np.array([part.first_token for part in self.parts], np.uint64)
+        self._first_documents = np.array([part.first_document for part in self.parts], np.int64)
+        self._reset()
+
+    def _reset(self) -> None:
+        self._files: OpenFiles[DocumentFile] = OpenFiles("auto", far=isinstance(self._folder, RemotePath))
+
+    @classmethod
+    def of_file(
+        cls, path: Path, tokens_sha256: str | None = None, verify: str = "auto", sha256: str = ""
+    ) -> Self | None:
+        """Return the table of a lone file or a stream; None: it has none.
+
+        Parameters
+        ----------
+        sha256
+            The digest that the stream has of its table; "": it has none.
+
+        Raises
+        ------
+        FormatError, IncompleteError
+            If it is damaged, belongs to other tokens, or is not there although the stream has one.
+        """
+        if not documents_path(path).exists():
+            if sha256:
+                raise IncompleteError(
+                    f"{documents_path(path)}: is not there, and holds the ids, metadata and spans of {path.name}: "
+                    "restore it, or convert again"
+                )
+            return None
+        file = DocumentFile(documents_path(path), verify=verify)
+        known = file.tokens_sha256
+        if (tokens_sha256 and known != tokens_sha256) or sha256 not in ("", file.part().sha256):
+            file.close()
+            raise FormatError(
+                f"{documents_path(path)}: belongs to another file: expected sha256 of the tokens {tokens_sha256}, "
+                f"found {known or 'none'}; restore it"
+            )
+        table = cls(path.parent, [file.part()], verify)
+        table._files.open(0, lambda number: file)
+        return table
+
+    def __len__(self) -> int:
+        """Return the number of documents."""
+        return self.parts[-1].first_document + self.parts[-1].document_count if self.parts else 0
+
+    @property
+    def token_count(self) -> int:
+        """Tokens of the document stream."""
+        return self.parts[-1].first_token + self.parts[-1].token_count if self.parts else 0
+
+    @property
+    def offsets(self) -> Offsets:
+        """The start of each document and the end of the last one, of all files: shape (D + 1,)."""
+        ends = [self.file(k).offsets[1:] + np.uint64(part.first_token) for k, part in enumerate(self.parts)]
+        return np.concatenate([np.zeros(1, np.uint64), *ends])
+
+    def number_of(self, offsets: npt.ArrayLike) -> npt.NDArray[np.int64]:
+        """Return the numbers of the documents of tokens, of any shape; -1 for `NO_DOCUMENT`.
+
+        Raises
+        ------
+        BatchIndexError
+            If there is no such token.
+        """
+        wanted = np.asarray(offsets, np.uint64)
+        numbers = np.full(wanted.shape, -1, np.int64)
+        real = wanted != np.uint64(NO_DOCUMENT)
+        asked = wanted[real]
+        if len(asked) and int(asked.max()) >= self.token_count:
+            raise BatchIndexError(
+                f"{self._folder}: no token {int(asked.max()):,}: its documents have {self.token_count:,}"
+            )
+        places = self._first_tokens.searchsorted(asked, side="right") - 1
+        found = np.empty(len(asked), np.int64)
+        for place in np.unique(places).tolist():
+            here, part = places == place, self.parts[place]
+            local = self.file(place).number_of(asked[here] - np.uint64(part.first_token))
+            found[here] = np.where(local < 0, local, local + part.first_document)
+        numbers[real] = found
+        return numbers
+
+    def document(self, number: int) -> Document:
+        """Return the facts of one document.
+
+        Raises
+        ------
+        BatchIndexError
+            If there is none of this number.
+        """
+        if not 0 <= number < len(self):
+            raise BatchIndexError(f"{self._folder}: no document {number:,}: it has {len(self):,}")
+        place = int(self._first_documents.searchsorted(number, side="right")) - 1
+        part = self.parts[place]
+        found = self.file(place).document(number - part.first_document)
+        return found._replace(number=number, offset=found.offset + part.first_token)
+
+    def spans(self, start: int, stop: int, codec: Decode | None = None) -> Spans:
+        """Return the spans that have a token in `start` to `stop` of the document stream: whole, and in order.
+
+        Parameters
+        ----------
+        codec
+            Decodes the bytes of a value; None: values are JSON.
+
+        Raises
+        ------
+        BackendError
+            If the values cannot be decoded without `codec`.
+        FormatError
+            If a value cannot be decoded.
+        """
+        start, stop = max(start, 0), min(stop, self.token_count)
+        if start >= stop:
+            return joined_spans([])
+        return self.spans_of(np.array([start], np.uint64), np.array([stop], np.uint64), codec)
+
+    def spans_of(self, starts: Offsets, stops: Offsets, codec: Decode | None = None) -> Spans:
+        """Return the spans that have a token in some ranges, as `spans` does: each once, and in order.
+
+        Parameters
+        ----------
+        starts, stops
+            The ranges, uint64: none is empty, they ascend, and no two share a token.
+
+        Raises
+        ------
+        BackendError, FormatError
+            As `spans`, and if the spans do not ascend.
+        """
+        if len(self.parts) == 1 and not self.parts[0].first_token:
+            return self.file(0).spans(starts, stops, codec)
+        firsts = np.maximum(self._first_tokens.searchsorted(starts, side="right") - 1, 0)
+        ends = self._first_tokens.searchsorted(stops)
+        found = []
+        for place in np.unique(ranges(firsts, ends - firsts)).tolist():
+            base = np.uint64(self.parts[place].first_token)
+            first, end = int(ends.searchsorted(place, side="right")), int(firsts.searchsorted(place, side="right"))
+            begins = np.maximum(starts[first:end], base) - base
+            here = self.file(place).spans(begins, stops[first:end] - base, codec)
+            found.append(Spans(here.starts + base, here.stops + base, here.values))
+        return joined_spans(found)
+
+    def file(self, place: int) -> DocumentFile:
+        """Return the file of one part."""
+        return self._files.known.get(place) or self._files.open(place, self._open)
+
+    def _open(self, place: int) -> DocumentFile:
+        part = self.parts[place]
+        edges = self._edges(place) if self._edges and not part.sha256 else None
+        return DocumentFile(self._folder / part.path, part, self._verify, edges)
+
+    def open_files(self) -> Iterator[DocumentFile]:
+        """Open the files one after the other; the caller closes each of them."""
+        return map(self._open, range(len(self.parts)))
+
+    def close(self) -> None:
+        for file in self._files.files().values():
+            file.close()
+        self._reset()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key != "_files"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._reset()

@@ -1,0 +1,505 @@
+"""Table files: HDF5 files of contiguous datasets, written once, with a crc32 for each 64 KiB of each dataset."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from tempfile import SpooledTemporaryFile
+from typing import Any, Final, Literal, NamedTuple, Self, TypeAlias
+
+import h5py
+import numpy as np
+import numpy.typing as npt
+
+from zb_hdf5.documents.pieces import ends_of, ranges
+from zb_hdf5.errors import ChecksumError, FormatError, IncompleteError, Remedy
+from zb_hdf5.files.digests import crc32_of
+from zb_hdf5.files.identity import handle_of, open_file, require_bytes, size_of
+from zb_hdf5.files.paths import RemotePath, any_path, local_path
+from zb_hdf5.files.publishing import PartialFile, disk_errors, write_fully
+from zb_hdf5.files.ranges import FetchedFile, LocalFile, copy_range, open_ranges
+from zb_hdf5.formats.hdf5.file import (
+    CREATOR,
+    create_texts,
+    early_allocation,
+    h5_damage,
+    h5_identity,
+    handle_of_h5,
+    hdf5_writes,
+    open_h5,
+    open_h5_for_reading,
+    own_dataset,
+    require_version,
+)
+from zb_hdf5.spec import (
+    CRC32,
+    HDF5_LIBVER,
+    TABLES,
+    TABLES_ANCHOR_TOKENS,
+    TABLES_ANCHORS,
+    TABLES_ATTRIBUTES,
+    TABLES_BLOCK_BYTES,
+    TABLES_FORMAT,
+    TABLES_KIND_ATTRIBUTES,
+    TABLES_VERSION,
+)
+
+Side: TypeAlias = Literal["left", "right"]
+#: Bytes of a column that stay in memory before it goes on in a temporary file, and that are copied at once.
+BUFFER_BYTES: Final = 4 << 20
+#: A smaller object is fetched whole when it is opened; of a larger one ranges are read.
+FETCHED_BYTES: Final = 64 << 20
+
+
+class TableInfo(NamedTuple):
+    """A table file that was published: its path, its size, and the digest that covers all of it."""
+
+    path: Path
+    num_bytes: int
+    sha256: str
+
+
+# --- writing ------------------------------------------------------------------------------------------------------
+
+
+class _Column:
+    """Rows on their way to a file: a few in memory, more in a file that has no name."""
+
+    def __init__(self, folder: Path, dtype: str) -> None:
+        self.dtype, self.num_rows, self.num_bytes = np.dtype(dtype), 0, 0
+        self._file = SpooledTemporaryFile(BUFFER_BYTES, dir=str(folder))  # noqa: SIM115 - closed with the column
+        self._crc32: list[int] = []  # of whole blocks, and of the one that is being filled
+
+    @property
+    def crc32(self) -> npt.NDArray[np.uint32]:
+        """The crc32 of each block."""
+        return np.array(self._crc32, "<u4")
+
+    def append(self, rows: npt.NDArray[Any] | bytes | bytearray) -> None:
+        data = np.ascontiguousarray(rows, self.dtype).data.cast("B") if isinstance(rows, np.ndarray) else rows
+        self._file.write(data)
+        left = memoryview(data)
+        while left:
+            done = self.num_bytes % TABLES_BLOCK_BYTES
+            block = left[: TABLES_BLOCK_BYTES - done]
+            before = self._crc32.pop() if done else 0
+            self._crc32.append(crc32_of(block, before))
+            self.num_bytes, left = self.num_bytes + len(block), left[len(block) :]
+        self.num_rows = self.num_bytes // self.dtype.itemsize
+
+    def copy_to(self, fd: int, offset: int) -> None:
+        self._file.seek(0)
+        while data := self._file.read(BUFFER_BYTES):
+            write_fully(fd, data, offset)
+            offset += len(data)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class TableWriter:
+    """Takes the rows of a table, and publishes them as one file. Not thread-safe.
+
+    Memory holds some MiB of each dataset; the rest waits in temporary files in the folder of the file, which have no
+    names: a kill leaves nothing but a `.partial`. A context manager: leaving the block gives the rows up.
+
+    Parameters
+    ----------
+    path
+        The file to publish; one that is there is replaced, at the end and whole.
+    kind
+        A key of `TABLES`.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], kind: str) -> None:
+        self.path, self.kind = local_path(path), kind
+        self._columns: dict[str, _Column] = {}
+        self._anchors = {name: column for name, column in TABLES_ANCHORS.items() if column in TABLES[kind]}
+
+    def append(self, name: str, rows: npt.ArrayLike) -> None:
+        """Append rows to the dataset of this name, 1-D; those of a column with anchors ascend."""
+        column = self._column(name)
+        values = np.asarray(rows, column.dtype)
+        if name in self._anchors and len(values):
+            anchor = self.num_rows(self._anchors[name])
+            limits = np.arange(anchor, int(values[-1]) // TABLES_ANCHOR_TOKENS + 1, dtype=np.uint64)
+            found = values.searchsorted(limits * np.uint64(TABLES_ANCHOR_TOKENS))
+            self._write(self._anchors[name], (found + column.num_rows).astype("<u8"))
+        self._write(name, values)
+
+    def append_texts(self, name: str, texts: Sequence[bytes]) -> None:
+        """Append byte strings of any lengths to `name`, and the end of each of them to `<name>_ends`."""
+        self.append_joined_texts(name, b"".join(texts), np.fromiter(map(len, texts), np.int64, len(texts)))
+
+    def append_joined_texts(self, name: str, data: bytes | bytearray, lengths: npt.NDArray[np.int64]) -> None:
+        """Append byte strings that are joined, and have these lengths."""
+        self.append(f"{name}_ends", np.uint64(self.num_rows(name)) + np.cumsum(lengths, dtype=np.uint64))
+        self._write(name, data)
+
+    def num_rows(self, name: str) -> int:
+        """Return the rows of a dataset so far."""
+        return self._columns[name].num_rows if name in self._columns else 0
+
+    def publish(self, **attributes: str | int) -> TableInfo:
+        """Write the file and give it its name.
+
+        Parameters
+        ----------
+        attributes
+            Of the root group: whole numbers and texts.
+
+        Raises
+        ------
+        UnavailableError
+            If another process is writing the same file.
+        OSError
+            If the disk is full or fails; then nothing has the name.
+        """
+        for name, anchors in self._anchors.items():
+            if name in self._columns:
+                self._write(anchors, np.array([self.num_rows(name)], "<u8"))
+        crc32 = [self._columns[name].crc32 for name in sorted(self._columns)]
+        facts = {name: (column.dtype.str, column.num_rows) for name, column in self._columns.items()}
+        self._write(CRC32, np.concatenate([*crc32, np.empty(0, "<u4")]))
+        sha256 = _digest(self.kind, attributes, facts, np.concatenate([*crc32, np.empty(0, "<u4")]))
+        file = PartialFile(self.path, overwrite=True)
+        try:
+            with disk_errors(file.partial_path):
+                for name, offset in self._lay_out(file, {**attributes, "sha256": sha256}).items():
+                    self._columns[name].copy_to(file.fd, offset)
+                num_bytes = os.fstat(file.fd).st_size
+            file.publish()
+        except BaseException:
+            file.discard()
+            raise
+        finally:
+            self.close()
+        return TableInfo(self.path, num_bytes, sha256)
+
+    def _lay_out(self, file: PartialFile, attributes: Mapping[str, str | int]) -> dict[str, int]:
+        """Make all objects of the file; return the offset of the rows of each dataset."""
+        # at an offset that is no multiple of 8 numpy would copy a whole mapped array for one search in it
+        layout = {"libver": HDF5_LIBVER, "alignment_threshold": 1, "alignment_interval": 8}
+        with hdf5_writes(file.partial_path), open_h5(file.own_path, "w", locking=False, **layout) as h5:
+            create_texts(h5, format=TABLES_FORMAT, creator=CREATOR, kind=self.kind)
+            h5.attrs.create("format_version", TABLES_VERSION, dtype="<u4")
+            create_texts(h5, **{name: value for name, value in attributes.items() if isinstance(value, str)})
+            for name, value in attributes.items():
+                if not isinstance(value, str):
+                    h5.attrs.create(name, value, dtype="<u8")
+            how = {"fill_time": "never", "dcpl": early_allocation()}
+            stored = {
+                name: h5.create_dataset(name, (column.num_rows,), column.dtype, **how)
+                for name, column in sorted(self._columns.items())
+            }
+            return {name: each.id.get_offset() for name, each in stored.items() if len(each)}
+
+    def _column(self, name: str) -> _Column:
+        if name not in self._columns:
+            self._columns[name] = _Column(self.path.parent, TABLES[self.kind][name])
+        return self._columns[name]
+
+    def _write(self, name: str, rows: npt.NDArray[Any] | bytes | bytearray) -> None:
+        with disk_errors(self.path):  # the file that a column goes on in has no name
+            self._column(name).append(rows)
+
+    def close(self) -> None:
+        """Give up the rows."""
+        for column in self._columns.values():
+            column.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+# --- reading ------------------------------------------------------------------------------------------------------
+
+
+class _Place(NamedTuple):
+    """The offset of a dataset's rows in the file, and the number of its first block among those of the file."""
+
+    offset: int
+    dtype: np.dtype[Any]
+    num_rows: int
+    block: int = 0
+
+    @property
+    def num_bytes(self) -> int:
+        return self.num_rows * self.dtype.itemsize
+
+    @property
+    def num_blocks(self) -> int:
+        return -(-self.num_bytes // TABLES_BLOCK_BYTES)
+
+
+class TableFile:
+    """Reads a table file. HDF5 looks at it once, when it is opened, and holds no lock afterwards.
+
+    Each block of 64 KiB is compared with its crc32 when it is first touched, and each range of a large object at every
+    read. Thread-safe, usable after fork, picklable: a copy opens the file by its path, and refuses another one. `close`
+    must not race with reads. A view must not be touched after another process has cut the file in place: that is a bus
+    error.
+
+    Parameters
+    ----------
+    path
+        The file.
+    kind
+        The expected kind, a key of `TABLES`.
+    sha256
+        The expected digest; "": not known. It covers the crc32 of each block.
+    verify
+        "none": no block is compared.
+
+    Attributes
+    ----------
+    attributes
+        Of the root group.
+    sha256, num_bytes
+        Digest of the whole table, and the size of the file.
+
+    Raises
+    ------
+    FormatError, IncompleteError
+        If the file is not there, no table file, damaged, cut short or of another store.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], kind: str, sha256: str = "", verify: str = "auto") -> None:
+        self.path, self.kind = any_path(path), kind
+        try:
+            with h5_damage(self.path), open_h5_for_reading(self.path) as h5:
+                self.attributes, self.sha256 = _attributes(h5, self.path, kind)
+                identity = h5_identity(h5, growing=False)
+                self._places = _places(h5, self.path, kind)
+                last = self._places[CRC32]
+                end = max(place.offset + place.num_bytes for place in self._places.values())
+                require_bytes(end, handle_of_h5(h5), self.path, "its tables")
+                self._crc32: npt.NDArray[np.uint32] = h5[CRC32][:]
+        except FileNotFoundError as error:
+            raise IncompleteError(f"{self.path}: is not there; restore it, or convert again") from error
+        self.num_bytes: int = identity[0]
+        del self._places[CRC32]
+        facts = {name: (place.dtype.str, place.num_rows) for name, place in self._places.items()}
+        if len(self._crc32) != last.block or _digest(kind, self.attributes, facts, self._crc32) != self.sha256:
+            raise ChecksumError(f"{self.path}: its sha256 differs from its content: it is damaged; restore it")
+        if sha256 not in ("", self.sha256):
+            raise FormatError(
+                f"{self.path}: belongs to another store, or was made again: expected tables of sha256 {sha256}, found "
+                f"{self.sha256}; restore it"
+            )
+        self._pending = None if verify == "none" else np.ones(len(self._crc32), np.bool_)
+        self._is_far = isinstance(self.path, RemotePath) and self.num_bytes >= FETCHED_BYTES
+        if self._is_far:
+            self._file: Any = open_ranges(self.path, identity)
+        else:
+            self._file = (FetchedFile if isinstance(self.path, RemotePath) else LocalFile)(self.path, identity)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._places
+
+    def num_rows(self, name: str) -> int:
+        """Return the rows of a dataset; 0 if there is none of this name."""
+        return self._places[name].num_rows if name in self._places else 0
+
+    def read(self, name: str, start: int, stop: int) -> npt.NDArray[Any]:
+        """Return some rows of a dataset, read-only: a view of a mapping, or a copy by one positioned read.
+
+        Raises
+        ------
+        FormatError
+            If there are no such rows: the row that points to them is damaged.
+        ChecksumError
+            If a block that holds some of them differs from its crc32.
+        """
+        place = self._places[name]
+        if not 0 <= start <= stop <= place.num_rows:
+            raise self.damaged(f"{name} has {place.num_rows:,} rows, a row of it points to {start:,} to {stop:,}")
+        data, size = self._flat(), place.dtype.itemsize
+        if data is None:
+            return self._read_runs(name, [(start, stop)])[0]
+        if self._pending is not None:
+            first = place.block + start * size // TABLES_BLOCK_BYTES
+            last = place.block - (-stop * size // TABLES_BLOCK_BYTES)
+            if np.count_nonzero(self._pending[first:last]):
+                self._compare(name, data, range(first, last))
+        return data[place.offset + start * size : place.offset + stop * size].view(place.dtype)
+
+    def gather(self, name: str, starts: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+        """Return rows `starts[i]` to `starts[i] + counts[i]` for all i, joined. Raises as `read`."""
+        place, stops = self._places[name], starts + counts
+        if len(starts) == 0:
+            return np.empty(0, place.dtype)
+        if counts.min() < 0 or starts.min() < 0 or stops.max() > place.num_rows:
+            raise self.damaged(f"{name} has {place.num_rows:,} rows, a row of it points behind them")
+        data, size = self._flat(), place.dtype.itemsize
+        if data is None:
+            return np.concatenate(self._read_runs(name, list(zip(starts.tolist(), stops.tolist(), strict=True))))
+        if self._pending is not None:
+            firsts = place.block + starts * size // TABLES_BLOCK_BYTES
+            lasts = place.block - (-stops * size // TABLES_BLOCK_BYTES)
+            touched = ranges(firsts, np.maximum(lasts - firsts, 0))
+            self._compare(name, data, np.unique(touched[self._pending[touched]]).tolist())
+        rows = data[place.offset : place.offset + place.num_bytes].view(place.dtype)
+        return rows[ranges(starts, counts)]
+
+    def search(
+        self, name: str, values: npt.NDArray[np.uint64], side: Literal["left", "right"]
+    ) -> npt.NDArray[np.int64]:
+        """Return what `searchsorted` of a column with anchors returns: a few rows around each value are read."""
+        anchors = self.num_rows(TABLES_ANCHORS[name]) - 1
+        if anchors < 1:
+            return np.zeros(len(values), np.int64)
+        windows = np.minimum(values // np.uint64(TABLES_ANCHOR_TOKENS), np.uint64(anchors - 1)).astype(np.int64)
+        windows, where = np.unique(windows, return_inverse=True)
+        limits = self.gather(TABLES_ANCHORS[name], windows, np.full(len(windows), 2)).astype(np.int64).reshape(-1, 2)
+        lows, counts = limits[:, 0], limits[:, 1] - limits[:, 0]
+        rows, ends = self.gather(name, lows, counts), ends_of(counts)
+        found = np.clip(rows.searchsorted(values, side), ends[where], ends[where + 1])
+        return lows[where] + found - ends[where]
+
+    def read_texts(self, name: str, start: int, stop: int) -> list[bytes]:
+        """Return some byte strings: at most two reads, however many they are."""
+        edges, data = self.read_joined_texts(name, start, stop)
+        return [data[a:b] for a, b in pairwise(edges.tolist())]
+
+    def read_joined_texts(self, name: str, start: int, stop: int) -> tuple[npt.NDArray[np.uint64], bytes]:
+        """Return some byte strings, joined, and the place where each begins and the last one ends."""
+        edges = self.read(f"{name}_ends", max(0, start - 1), stop)
+        if not start:
+            edges = np.append(np.uint64(0), edges)
+        return edges - edges[0], self.read(name, int(edges[0]), int(edges[-1])).tobytes()
+
+    def check(self) -> None:
+        """Read all rows, and compare each block with its crc32. Raises `ChecksumError` if one differs."""
+        for name, place in self._places.items():
+            for block in range(place.num_blocks):
+                start = block * TABLES_BLOCK_BYTES
+                data = np.empty(min(TABLES_BLOCK_BYTES, place.num_bytes - start), np.uint8)
+                self._file.read_ranges([(place.offset + start, data)])
+                self._require(name, place.block + block, data)
+
+    def damaged(self, problem: str) -> FormatError:
+        """Return the error of a table whose rows contradict each other."""
+        return FormatError(f"{self.path}: {problem}: it is damaged", remedy=Remedy.VERIFY, at=self.path.parent)
+
+    def _flat(self) -> npt.NDArray[np.uint8] | None:
+        """Return a view of the whole file; None where it may not be mapped."""
+        found: npt.NDArray[np.uint8] | None = None if self._is_far else self._file.flat()  # notices a file that was cut
+        return found
+
+    def _read_runs(self, name: str, runs: Sequence[tuple[int, int]]) -> list[npt.NDArray[Any]]:
+        """Return runs of rows by positioned reads: whole blocks, where some of them were not compared."""
+        place, wanted, parts = self._places[name], [], []
+        for start, stop in runs:
+            begin, end = start * place.dtype.itemsize, stop * place.dtype.itemsize
+            first, last = place.block + begin // TABLES_BLOCK_BYTES, place.block - (-end // TABLES_BLOCK_BYTES)
+            compared = self._pending is None or not np.count_nonzero(self._pending[first:last])
+            low = begin if compared else (first - place.block) * TABLES_BLOCK_BYTES
+            high = end if compared else min((last - place.block) * TABLES_BLOCK_BYTES, place.num_bytes)
+            data = np.empty(high - low, np.uint8)
+            wanted.append((place.offset + low, data))
+            parts.append((data[begin - low : end - low].view(place.dtype), () if compared else range(first, last)))
+        self._file.read_ranges([part for part in wanted if len(part[1])])
+        for (_, data), (_, blocks) in zip(wanted, parts, strict=True):
+            for at, block in zip(range(0, len(data), TABLES_BLOCK_BYTES), blocks, strict=False):
+                self._require(name, block, data[at : at + TABLES_BLOCK_BYTES])
+        return [rows for rows, _ in parts]
+
+    def _compare(self, name: str, data: npt.NDArray[np.uint8], blocks: Iterable[int]) -> None:
+        """Compare blocks of a mapped file."""
+        place = self._places[name]
+        stop = place.offset + place.num_bytes
+        for block in blocks:
+            start = place.offset + (block - place.block) * TABLES_BLOCK_BYTES
+            self._require(name, block, data[start : min(start + TABLES_BLOCK_BYTES, stop)])
+
+    def _require(self, name: str, block: int, data: npt.NDArray[np.uint8]) -> None:
+        """Raise `ChecksumError` unless a block has its crc32."""
+        expected, found = int(self._crc32[block]), crc32_of(data)
+        if found != expected:
+            number = block - self._places[name].block
+            raise ChecksumError(
+                f"{self.path}: {name}: block {number:,}: expected crc32 {expected:#010x}, found {found:#010x}; restore "
+                "it, or convert again"
+            )
+        if self._pending is not None and not self._is_far:
+            self._pending[block] = False
+
+    def close(self) -> None:
+        """Close the file. Views stay valid."""
+        self._file.close()
+
+
+def _attributes(h5: h5py.File, path: Path, kind: str) -> tuple[dict[str, str | int], str]:
+    """Return the attributes of a table file of one kind, and its digest."""
+    found = {name: _plain(value) for name, value in h5.attrs.items()}
+    if found.get("format") != TABLES_FORMAT:
+        raise FormatError(f"{path}: expected root attribute format={TABLES_FORMAT!r}, found {found.get('format')!r}")
+    require_version(h5, TABLES_VERSION, path)
+    if found.get("kind") != kind:
+        raise FormatError(f"{path}: expected root attribute kind={kind!r}, found {found.get('kind')!r}")
+    missing = [name for name in (*TABLES_ATTRIBUTES, *TABLES_KIND_ATTRIBUTES[kind]) if name not in found]
+    if missing:
+        raise FormatError(f"{path}: attribute {missing[0]!r} is missing")
+    return {name: found[name] for name in found if name not in TABLES_ATTRIBUTES}, str(found["sha256"])
+
+
+def _plain(value: Any) -> str | int:
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    return value if isinstance(value, str) else int(value)
+
+
+def _places(h5: h5py.File, path: Path, kind: str) -> dict[str, _Place]:
+    """Return the places of the datasets, that of the crc32 rows behind all others."""
+    places, block = {}, 0
+    for name in (*sorted(set(h5) - {CRC32}), CRC32):
+        rows, dtype = own_dataset(h5, path, name), TABLES[kind].get(name)
+        if rows is None or dtype is None or rows.ndim != 1 or rows.dtype != np.dtype(dtype):
+            raise FormatError(
+                f"{path}: expected datasets {', '.join(TABLES[kind])}, each 1-D, found {name!r}: {rows!r}"
+            )
+        offset = rows.id.get_offset()
+        if rows.chunks or (offset is None and len(rows)):
+            raise FormatError(f"{path}: {name!r} is not contiguous: it was repacked by another tool; restore it")
+        places[name] = _Place(offset or 0, rows.dtype, len(rows), block)
+        block += places[name].num_blocks
+    return places
+
+
+def _digest(
+    kind: str, attributes: Mapping[str, str | int], facts: Mapping[str, tuple[str, int]], crc32: npt.NDArray[np.uint32]
+) -> str:
+    """Return the digest of a whole table: of its attributes, its datasets and the crc32 of their blocks."""
+    text = json.dumps([kind, sorted(attributes.items()), sorted([name, *fact] for name, fact in facts.items())])
+    return hashlib.sha256(text.encode() + crc32.tobytes()).hexdigest()
+
+
+def copy_table(source: Path, target: Path) -> None:
+    """Copy a published file, or an object, whole; a file that has the name of the target is replaced.
+
+    Raises
+    ------
+    UnavailableError
+        If another process is writing the target.
+    """
+    file = PartialFile(target, overwrite=True)
+    try:
+        with open_file(source) as original, disk_errors(file.partial_path):
+            handle = handle_of(original)
+            if not isinstance(handle, int) or not copy_range(handle, file.fd, size_of(handle), 0, 0):
+                os.ftruncate(file.fd, 0)
+                with open(file.fd, "wb", closefd=False) as copy:
+                    shutil.copyfileobj(original, copy, BUFFER_BYTES)
+        file.publish()
+    except BaseException:
+        file.discard()
+        raise

@@ -11,8 +11,8 @@ import numpy as np
 from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.commands.info import describe, source_files
 from zb_hdf5.commands.page import Markup, bars, cards, facts, page, section, share_bar, table, tag
-from zb_hdf5.commands.rows import NO_SPAN, PADDING, Part, Row, cut_by_spans, parts_of, summary_of_field
-from zb_hdf5.commands.show import COLOURS, document_json, origin_text, part_title, value_text
+from zb_hdf5.commands.rows import NO_SPAN, PADDING, Part, Row, cut_by_spans, parts_of
+from zb_hdf5.commands.show import COLOURS, document_json, notes_of, origin_text, part_title, value_text
 from zb_hdf5.commands.statistics import Counts, Statistics
 from zb_hdf5.console import counted, format_count, printable
 from zb_hdf5.text.readable import NEWLINE, readable, readable_runs
@@ -259,8 +259,7 @@ def _source_parts(found: Statistics) -> list[Markup]:
         share = tokens / total
         name = printable(name) or "not known"
         rows.append([name, f"{documents:,}", f"{tokens:,}", f"{share:.2%}", share_bar(share)])
-    left = found.sources[SOURCES_SHOWN:]
-    if left:
+    if left := found.sources[SOURCES_SHOWN:]:
         documents, tokens = (sum(getattr(source, name) for source in left) for name in ("documents", "tokens"))
         rows.append([f"{len(left):,} more", f"{documents:,}", f"{tokens:,}", f"{tokens / total:.2%}", ""])
     return [table(["source", "documents", "tokens", "share", ""], rows, numbers=(1, 2, 3))]
@@ -299,9 +298,8 @@ def _row(row: Row, tokenizer: Tokenizer | None) -> Markup:
             parts.append(tag("p", f"… {left:,} tokens left out …", class_="note"))
         at = part.stop
         parts.append(_part(row, part, tokenizer))
-    return tag(
-        "div", tag("b", row.name), tag("span", f" · {len(row.tokens):,} tokens", class_="soft"), *parts, class_="box"
-    )
+    size = tag("span", f" · {len(row.tokens):,} tokens", class_="soft")
+    return tag("div", tag("b", row.name), size, *parts, class_="box")
 
 
 def _part(row: Row, part: Part, tokenizer: Tokenizer | None) -> Markup:
@@ -311,18 +309,12 @@ def _part(row: Row, part: Part, tokenizer: Tokenizer | None) -> Markup:
     inside = [tag("div", " · ".join(filter(None, (title, origin))), class_="note")] if title else []
     if part.document != PADDING:
         colour = f"d d{part.document % len(COLOURS)}" if part.document >= 0 else "d"
-        texts = [_stretch(row, *stretch, tokenizer) for stretch in cut_by_spans(row, part)]
-        inside.append(tag("pre", *texts, class_=colour))
-    for name, values in row.fields.items():
-        text = f"{printable(name)}: {summary_of_field(values[part.column : part.stop])}"
-        inside.append(tag("div", text, class_="note"))
-    for start, stop, value in row.spans:
-        if start < part.stop and stop > part.column:
-            inside.append(tag("div", f"{start:,} to {stop:,}: {value_text(value)}", class_="note"))
+        inside.append(tag("pre", *(_text(row, *cut, tokenizer) for cut in cut_by_spans(row, part)), class_=colour))
+    inside += [tag("div", note, class_="note") for note in notes_of(row, part)]
     return tag("div", *inside, class_="part")
 
 
-def _stretch(row: Row, first: int, last: int, span: int, tokenizer: Tokenizer | None) -> Markup:
+def _text(row: Row, first: int, last: int, span: int, tokenizer: Tokenizer | None) -> Markup:
     texts = [
         tag("span", _lines(text), class_="note" if is_count else None)
         for text, is_count in readable_runs(tokenizer, row.tokens[first:last])

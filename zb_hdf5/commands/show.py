@@ -161,7 +161,7 @@ def row_lines(row: Row, tokenizer: Tokenizer | None, *, limit: int | None, colum
             continue
         for line in _wrapped(_cells(row, part, tokenizer), columns - 2):
             yield paint("│ ", fg=shade) + "".join(_drawn(line, paint))
-        yield from _notes(row, part, columns, paint)
+        yield from (paint(_cut(f"  {note}", columns), fg="bright_black") for note in notes_of(row, part))
 
 
 def _headline(title: str, document: Document | None, columns: int, paint: Any, shade: str) -> Iterator[str]:
@@ -223,14 +223,13 @@ def _drawn(line: list[Cell], paint: Any) -> Iterator[str]:
         yield paint(text, **styles[style]) if style else text
 
 
-def _notes(row: Row, part: Part, columns: int, paint: Any) -> Iterator[str]:
+def notes_of(row: Row, part: Part) -> Iterator[str]:
     """Yield the fields and spans of a part."""
     for name, values in row.fields.items():
-        text = f"  {printable(name)}: {summary_of_field(values[part.column : part.stop])}"
-        yield paint(_cut(text, columns), fg="bright_black")
+        yield f"{printable(name)}: {summary_of_field(values[part.column : part.stop])}"
     for start, stop, value in row.spans:
         if start < part.stop and stop > part.column:
-            yield paint(_cut(f"  {start:,} to {stop:,}: {value_text(value)}", columns), fg="bright_black")
+            yield f"{start:,} to {stop:,}: {value_text(value)}"
 
 
 def _cut(text: str, columns: int) -> str:

@@ -256,17 +256,17 @@ def _measure(source: Units, sample_batches: int | None, progress: Callable[[int,
             progress(len(part.tokens), total)
     whole = seen == source.sizes
     return Statistics(
-        source.unit,
-        source.num_tokens,
-        len(source.sizes),
-        total,
-        int(np.count_nonzero(whole)),
-        counts,
-        int(seen.sum() - counts.sum()),
-        source.lengths,
-        _find_duplicates(source, whole & (source.sizes > 0), hashes),
-        source.packing,
-        _sources(source.table),
+        unit=source.unit,
+        num_tokens=source.num_tokens,
+        num_units=len(source.sizes),
+        tokens=total,
+        units=int(np.count_nonzero(whole)),
+        counts=counts,
+        uncounted=int(seen.sum() - counts.sum()),
+        lengths=source.lengths,
+        duplicates=_find_duplicates(source, whole & (source.sizes > 0), hashes),
+        packing=source.packing,
+        sources=_sources(source.table),
     )
 
 

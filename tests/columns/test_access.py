@@ -11,7 +11,7 @@ import pytest
 import torch
 from contract import random_tokens
 
-from zb_hdf5 import IncompleteError, Loader, MmapTokenStore, open_reader
+from zb_hdf5 import ArgumentError, IncompleteError, Loader, MmapTokenStore, open_reader
 
 SHAPE = (32, 64)
 BACKENDS = (("batch",), ("hdf5",), ("batch", "hdf5"))
@@ -254,3 +254,8 @@ def test_a_fork_goes_on_reading_and_mapping(first, store, expected):
         receiver.close()
         sender.close()
         np.testing.assert_array_equal(all_of(reader, MAPPINGS["gather"]), expected)
+
+
+def test_an_array_of_another_dtype_is_refused(store):
+    with open_reader(store) as reader, pytest.raises(ArgumentError, match="expected an array of uint"):
+        reader.tokens.read([(0, np.empty(64, np.uint64))])

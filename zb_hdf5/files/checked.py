@@ -146,7 +146,8 @@ class Checked(UnitTokens):
     )  # fmt: skip
 
     def __init__(self, tokens: Tokens, rows: Crc32Rows, path: Path, noun: str, strict: bool) -> None:
-        super().__init__()
+        if strict:
+            super().__init__()  # a buffer of each thread: 750 bytes for each of perhaps thousands of open files
         self.tokens, self.rows, self._path, self._noun, self._strict = tokens, rows, path, noun, strict
         self.num_tokens, self.dtype, self.unit, self.name = tokens.num_tokens, tokens.dtype, tokens.unit, tokens.name
         self.access, self.wait, self.identity, self.plain = tokens.access, tokens.wait, tokens.identity, tokens.plain

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from zb_hdf5.errors import ArgumentError
 from zb_hdf5.files.extents import Extents
 from zb_hdf5.files.identity import Identity, cut_short
 from zb_hdf5.files.mapping import Place, map_side_by_side
@@ -59,6 +60,18 @@ def open_extents(
     return ObjectTokens(RemoteObject(str(path), identity, num_bytes), extents, dtype, num_tokens)
 
 
+def places_of(tokens: FileTokens | ObjectTokens, runs: Iterable[TokenRun]) -> Iterator[Range]:
+    """Yield the bytes that runs fill."""
+    for start, out in runs:
+        if out.dtype != tokens.dtype:  # another size would count other bytes
+            raise ArgumentError(f"{tokens.name}: expected an array of {tokens.dtype}, found {out.dtype}")
+        number, within = divmod(start, tokens.unit)
+        if within + len(out) <= tokens.unit:
+            yield tokens.extents.offset(number) + within * tokens.dtype.itemsize, out
+        else:
+            yield from tokens.extents.places_of_tokens(start, out)
+
+
 class FileTokens(Tokens):
     """The tokens in the extents of one local file. See `Tokens`.
 
@@ -97,7 +110,7 @@ class FileTokens(Tokens):
     def read(self, runs: Iterable[TokenRun]) -> None:
         if self.file.access == "mmap":
             runs = [run for run in runs if not self._copy(*run)]
-        self.file.read_ranges(part for start, out in runs for part in self.extents.places_of_tokens(start, out))
+        self.file.read_ranges(places_of(self, runs))
 
     def _copy(self, start: int, out: TokenArray) -> bool:
         view = self.view(start, len(out))

@@ -21,6 +21,8 @@ File = TypeVar("File")
 SPARE_DESCRIPTORS: Final = 256
 #: Python's mmap has a descriptor of its own.
 DESCRIPTORS_PER_MAPPED_FILE: Final = 2
+#: An object has no descriptor, and 16 KiB of crc32 rows: so few are held that these are at most 64 MiB.
+DESCRIPTORS_PER_OBJECT: Final = 8
 #: Descriptors that stores hold however low the limit is.
 MIN_DESCRIPTORS: Final = 16
 #: Mappings that Linux allows a process, where it does not say.
@@ -61,7 +63,8 @@ class OpenFiles(Generic[File]):
     ) -> None:
         self.known: dict[int, File] = {}
         self.resting: dict[int, File] = {}
-        self._descriptors = 1 if access == "pread" else DESCRIPTORS_PER_MAPPED_FILE
+        mapped = 1 if access == "pread" else DESCRIPTORS_PER_MAPPED_FILE
+        self._descriptors = DESCRIPTORS_PER_OBJECT if far else mapped
         self._let_go, self._far = let_go, far
         with _LOCK:
             _STORES.add(self)

@@ -116,7 +116,7 @@ class LocalFile:
         If it is another file than the one that was looked at, or no regular file.
     """
 
-    __slots__ = ("__weakref__", "_bytes", "_close", "_identity", "_maps", "access", "fd", "path", "size")
+    __slots__ = ("__weakref__", "_close", "_identity", "_maps", "_private", "_shared", "access", "fd", "path", "size")
 
     def __init__(self, path: Path, identity: Identity | None = None, access: str = "auto") -> None:
         self.path, self.access, self._identity = path, access, identity
@@ -125,7 +125,8 @@ class LocalFile:
     def _open(self) -> None:
         self.fd = self._descriptor()
         self._close = weakref.finalize(self, close_reading, self.fd)
-        self._bytes: dict[bool, npt.NDArray[np.uint8]] = {}
+        self._shared: npt.NDArray[np.uint8] | None = None
+        self._private: dict[bool, npt.NDArray[np.uint8]] = {}
         self._maps = {"mmap": True, "pread": False}.get(self.access)  # None: not asked yet
         try:
             self.size = os.fstat(self.fd).st_size
@@ -180,7 +181,7 @@ class LocalFile:
             If the file was cut short since it was opened: to touch its mapping would be a bus error. A cut while a view
             is in use cannot be noticed; what this package publishes is only ever replaced by rename.
         """
-        found = self._bytes.get(private)
+        found = self._private.get(private) if private else self._shared
         if found is None:
             if not self.size or not self.maps:
                 return None
@@ -189,8 +190,11 @@ class LocalFile:
             protection = mmap.PROT_READ | (mmap.PROT_WRITE if private else 0)
             self.require_whole()
             mapping = mmap.mmap(self.fd, self.size, flags=flags, prot=protection)
-            # of two threads that map at once one keeps its mapping: no lock, which a fork could inherit locked
-            found = self._bytes.setdefault(private, np.frombuffer(mapping, np.uint8))
+            found = np.frombuffer(mapping, np.uint8)
+            if private:  # of two threads one keeps its mapping: no lock, which a fork could inherit locked
+                found = self._private.setdefault(private, found)
+            else:
+                self._shared = found
         self.require_whole()
         return found
 
@@ -233,7 +237,7 @@ class LocalFile:
 
     def close(self) -> None:
         """Close the descriptor. Views stay valid until the last of them is dropped."""
-        self._bytes = {}
+        self._shared, self._private = None, {}
         self._maps = False  # the number of the descriptor may soon be that of another file
         self._close()
 

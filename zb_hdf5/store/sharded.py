@@ -96,6 +96,14 @@ class Sharded(Tokens):
         return self.open_file(number, start), start - self._starts[number]
 
     def read(self, runs: Iterable[TokenRun]) -> None:
+        runs = list(runs)
+        if len(runs) == 1:  # a batch of one file: a third of the time
+            start, out = runs[0]
+            number = bisect_right(self._starts, start) - 1
+            if start + len(out) <= self._starts[-1] and start + len(out) <= self._starts[number + 1]:
+                file = self._known.get(number) or self.open_file(number, start)
+                file.read([(start - self._starts[number], out)])
+                return
         parts: dict[int, list[TokenRun]] = {}
         firsts: dict[int, int] = {}
         for start, out in runs:

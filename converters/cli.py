@@ -127,7 +127,7 @@ def work_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def _add_command(source: FileFormat, target: FileFormat) -> None:
     """Register `source-to-target` with the options that its two ends have."""
     name = f"{source.name}-to-{target.name}"
-    from_arrays = not source.reader
+    from_arrays = not source.holds_batches
 
     def run(src: tuple[Path, ...] | Path, dst: Path, **given: Any) -> None:
         options = options_of(ConvertOptions, given)
@@ -214,7 +214,7 @@ def _part_of(options: ConvertOptions) -> Part:
 
 def _format_options(source: FileFormat, target: FileFormat) -> Iterator[Callable[..., Any]]:
     """Yield the options that the facts of the two formats ask for."""
-    if source.reader and target.reader:
+    if source.holds_batches and target.holds_batches:
         dtypes = click.Choice(["keep", "uint32", "uint16"])
         yield option("--dtype", dtypes, "keep", f"Stored dtype.{_dtype_note(target)}")
         yield click.option("--batch-size", type=POSITIVE, help="Records per batch. [default: as stored]")
@@ -224,7 +224,7 @@ def _format_options(source: FileFormat, target: FileFormat) -> Iterator[Callable
         yield click.option("--remainder", type=left, help="Records that do not fill the last batch. [default: drop]")
     if target.holds_codecs:
         yield CODEC
-    if source.reader and target.tokens_only and target.indexed:
+    if source.holds_batches and target.tokens_only and target.indexed:
         yield TOKENS_ONLY
     if target.can_grow:
         yield click.option("--live", is_flag=True, help="Let other processes read the committed batches.")

@@ -151,7 +151,7 @@ def convert(
     def open_source() -> Source:
         if kind == STREAM:
             opened = stack.enter_context(_open_stream(paths, target, destination, dtype, job, {**given, **shards}))
-        elif kind in FORMATS and not FORMATS[kind].reader:
+        elif kind in FORMATS and not FORMATS[kind].holds_batches:
             opened = _open_npy(paths, target, dtype, dataset, given)
         else:
             opened = _open_store(paths, kind, dtype, dataset, given)
@@ -225,7 +225,9 @@ def _open_store(
 def _format_of(path: Path, dataset: str | None) -> str:
     """Return the format of a source: by its suffix where the files do not say, else "auto"."""
     for name in SOURCE_FORMATS:
-        if not FORMATS[name].reader and (path.suffix == FORMATS[name].suffix or _holds(path, FORMATS[name].suffix)):
+        if not FORMATS[name].holds_batches and (
+            path.suffix == FORMATS[name].suffix or _holds(path, FORMATS[name].suffix)
+        ):
             return name
     return STREAM if dataset is None and is_stream(path) else "auto"
 

@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,7 @@ from zb_hdf5.files.extents import Extents
 from zb_hdf5.files.identity import regular
 from zb_hdf5.files.publishing import PartialFile, disk_errors
 from zb_hdf5.files.ranges import copy_range, read_fully
-from zb_hdf5.spec import NO_CODEC, StoreMeta, TokenArray
+from zb_hdf5.spec import StoreMeta, TokenArray
 from zb_hdf5.token_values import as_stored
 
 if TYPE_CHECKING:
@@ -59,8 +59,6 @@ class FileWriter(BatchWriter):
         files cannot be read before they are finished has no use for it.
     """
 
-    holds_fields: ClassVar[bool] = False
-    holds_codecs: ClassVar[bool] = False
     num_batches = 0
     token_count = 0
     max_token = 0
@@ -79,10 +77,6 @@ class FileWriter(BatchWriter):
     ) -> None:
         if not 0 <= expected_batches < 2**48:
             raise ArgumentError(f"{path}: expected_batches must be a count of batches, found {expected_batches}")
-        if meta.fields and not self.holds_fields:
-            raise ArgumentError(f"{path}: {self.backend} files hold tokens only: write fields to an HDF5 file")
-        if meta.codec != NO_CODEC and not self.holds_codecs:
-            raise ArgumentError(f"{path}: {self.backend} files are never compressed: leave out the codec {meta.codec}")
         self.meta = meta
         self._durable, self._origin, self._commit_bytes = durable, origin or {}, commit_bytes
         self._expected_batches = expected_batches
@@ -244,6 +238,11 @@ class FileWriter(BatchWriter):
         if self._unsent_bytes >= WRITE_BACK_BYTES:
             self._file.start_write_back()
             self._unsent_bytes = 0
+
+    @staticmethod
+    def stored_bytes(meta: StoreMeta, num_batches: int) -> int:
+        """Return about how many bytes a file of these batches has, and its sidecar."""
+        return num_batches * meta.padded_batch_bytes
 
     @abstractmethod
     def _begin(self) -> None:

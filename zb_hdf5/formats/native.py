@@ -100,6 +100,10 @@ class BatchFileWriter(FileWriter):
 
     backend: ClassVar[str] = "batch"
 
+    @staticmethod
+    def stored_bytes(meta: StoreMeta, num_batches: int) -> int:
+        return batch_file_bytes(meta, num_batches) + 4 * num_batches
+
     def _begin(self) -> None:
         refuse_leftovers(self._file.path)
         pack_header(self.meta, 0)  # refuses a seed or total_records that does not fit, before any work
@@ -167,11 +171,6 @@ def refuse_leftovers(path: Path) -> None:
                 f"{beside}: belongs to {path.name}, but a .batch file holds tokens and nothing else: it was written by "
                 "an early build: remove it, or convert the source again to HDF5"
             )
-
-
-def stored_bytes(meta: StoreMeta, num_batches: int) -> int:
-    """Return how many bytes a file of these batches and its crc32 rows have."""
-    return batch_file_bytes(meta, num_batches) + 4 * num_batches
 
 
 def open_broken(path: Path, shape: StoreMeta | None) -> BrokenFile:

@@ -91,6 +91,10 @@ class NpyWriter(FileWriter):
 
     backend: ClassVar[str] = "npy"
 
+    @staticmethod
+    def stored_bytes(meta: StoreMeta, num_batches: int) -> int:
+        return num_batches * meta.batch_bytes
+
     def _begin(self) -> None:
         self._data_offset = len(self._header(self._expected_batches))
 
@@ -114,8 +118,3 @@ class NpyWriter(FileWriter):
 
     def _release(self) -> None:
         pass
-
-
-def stored_bytes(meta: StoreMeta, num_batches: int) -> int:
-    """Return about how many bytes a file of these batches has."""
-    return num_batches * meta.batch_bytes

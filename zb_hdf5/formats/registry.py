@@ -1,57 +1,54 @@
-"""The file formats: one row of facts for each, and the code that serves it.
+"""The file formats: a class for each, with its facts as attributes and its code as methods.
 
-A new format is one file with a reader and a writer, and one row in `FORMATS`. All that differs between formats is asked
-of the row, or of the reader and the writer that it names; no other code knows a format by its name.
+A new format is one file with a reader and a writer, and one class in `FORMATS`: no other code names a format. The
+methods import what they need, since the command line makes its commands of this table without numpy.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 from zb_hdf5.errors import ArgumentError, ConvertError, FormatError
 from zb_hdf5.files.identity import open_file
 from zb_hdf5.files.paths import any_path
 
-if TYPE_CHECKING:  # numpy too is imported when it is needed: the command line makes its commands of these rows
+if TYPE_CHECKING:
     from zb_hdf5.columns.file_writer import FileWriter
     from zb_hdf5.columns.reader import BatchReader, BrokenFile
     from zb_hdf5.columns.writer import BatchWriter
     from zb_hdf5.formats.hdf5.stream_writer import HDF5ShardWriter
     from zb_hdf5.spec import StoreMeta
 
-#: The magic bytes of every format stand in this part of a file.
+#: The magic bytes of every format are in this part of a file.
 HEAD_BYTES: Final = 4096
 
 
-@dataclass(frozen=True)
 class FileFormat:
-    """A row of the registry. What is code is named "module:name", and imported when it is first needed.
+    """One file format; the defaults are those of a format of batches of tokens.
 
     Attributes
     ----------
-    suffix
-        Of the files it writes.
-    writer
-        The `FileWriter`.
-    reader
-        The `BatchReader`; "" if its files hold records that are no batches yet.
-    magic, magic_offsets
-        The name of the bytes that tell its files, and where they may stand.
+    name, suffix
+        Of the format, and of the files it writes.
     noun
         A file of it, in messages.
     as_source, as_target
         Its name in the help of the command line, and an example of a path; None if no command begins or ends with it.
     other_suffixes
         Suffixes of such files of another origin: no name for a folder.
+    magic_offsets
+        The offsets of the magic bytes in a file.
+    holds_batches
+        Whether its files are opened as batches; else they hold records without digests.
+    holds_streams
+        Whether a file may be a token stream.
     indexed
         Whether a folder of its files is a store with a `shards.json`.
     has_sidecar
-        Whether a store keeps the crc32 rows of its files in files beside them.
+        Whether the crc32 rows of a file are in a file of their own.
     tokens_only
         Whether its files hold no fields and no documents.
     holds_codecs
@@ -63,86 +60,67 @@ class FileFormat:
     can_grow
         Whether its files may be read while they grow.
     uint16_note
-        What is wrong with uint16 tokens for other readers of the format; "" if nothing is.
-    size
-        `(meta, num_batches) -> int`: about how many bytes a file has.
-    broken
-        `(path, shape) -> BrokenFile`, for repair; "": what its reader cannot open is lost.
-    checks
-        Each is `(reader) -> names`: it checks what no digest covers, and names the checks that it made.
-    problems
-        `(path) -> (problem, remedy)` of this machine with a file.
-    stream
-        `(path) -> bool`: whether a file holds a token stream and no batches; "": none does.
-    stream_reader, stream_writer
-        The `BatchReader` of the chunks of such a file, and what writes one of documents.
-    undigested
-        `(path) -> (tokens, what is missing)` of a file that holds no digests, and is no batches.
+        The trouble that other readers of the format have with uint16 tokens; "" if they have none.
     """
 
     name: str
     suffix: str
-    writer: str
-    reader: str = ""
-    magic: str = ""
-    magic_offsets: tuple[int, ...] = (0,)
-    noun: str = ""
+    noun = ""
     as_source: tuple[str, str] | None = None
     as_target: tuple[str, str] | None = None
     other_suffixes: tuple[str, ...] = ()
-    indexed: bool = True
-    has_sidecar: bool = False
-    tokens_only: bool = False
-    holds_codecs: bool = False
-    guards_metadata: bool = False
-    has_datasets: bool = False
-    can_grow: bool = False
-    uint16_note: str = ""
-    size: str = ""
-    broken: str = ""
-    checks: tuple[str, ...] = ()
-    problems: str = ""
-    stream: str = ""
-    stream_reader: str = ""
-    stream_writer: str = ""
-    undigested: str = ""
+    magic_offsets: tuple[int, ...] = (0,)
+    holds_batches = indexed = True
+    holds_streams = has_sidecar = tokens_only = holds_codecs = guards_metadata = has_datasets = can_grow = False
+    uint16_note = ""
+
+    def magic(self) -> bytes:
+        """Return the bytes that tell a file of this format; none if only its suffix does."""
+        return b""
 
     def reader_class(self) -> Callable[..., BatchReader]:
-        return cast("Callable[..., BatchReader]", _load(self.reader))
+        raise NotImplementedError  # of a format without batches
 
     def writer_class(self) -> type[FileWriter]:
-        return cast("type[FileWriter]", _load(self.writer))
+        raise NotImplementedError
 
     def open(self, path: Path, **options: Any) -> BatchReader:
         """Open a file of this format; `options` are those of its reader."""
         return self.reader_class()(path, **options)
 
     def begin(self, path: str | os.PathLike[str], meta: StoreMeta, **options: Any) -> BatchWriter:
-        """Begin a file of this format; see `FileWriter`."""
+        """Begin a file of this format; see `FileWriter`. Raises as `require`, and for fields that it cannot hold."""
+        self.require(meta, Path(path))
+        if meta.fields and self.tokens_only:
+            raise ArgumentError(f"{path}: {self.name} files hold tokens only: write fields to an HDF5 file")
         return self.writer_class()(path, meta, **options)
 
+    def holds_stream(self, path: Path) -> bool:
+        """Return whether a file is a token stream."""
+        return False
+
+    def open_stream(self, path: Path) -> BatchReader:
+        """Open the chunks of a token stream."""
+        raise NotImplementedError  # of a format without streams
+
     def stream_writer_class(self) -> Callable[..., HDF5ShardWriter] | None:
-        """Return what writes a token stream, or None if no file of this format holds one."""
-        return cast("Callable[..., HDF5ShardWriter]", _load(self.stream_writer)) if self.stream_writer else None
+        """Return the writer of token streams, or None if no file of this format is one."""
+        return None
 
     @property
     def default_dtype(self) -> str:
-        """The dtype of new tokens: uint32 where other readers know no other one, else "auto", what fits."""
+        """The dtype of new tokens: uint32 where others read no other one, else "auto", the smaller one that fits."""
         return "uint32" if self.uint16_note else "auto"
 
     def has_magic(self, head: bytes) -> bool:
         """Return whether the first `HEAD_BYTES` of a file are those of this format."""
-        magic = _load(self.magic) if self.magic else None
-        return magic is not None and any(head.startswith(magic, offset) for offset in self.magic_offsets)
-
-    def stored_bytes(self, meta: StoreMeta, num_batches: int) -> int:
-        """Return about how many bytes a file of these batches has."""
-        return int(_load(self.size)(meta, num_batches)) if self.size else num_batches * meta.padded_batch_bytes
+        magic = self.magic()
+        return bool(magic) and any(head.startswith(magic, offset) for offset in self.magic_offsets)
 
     def total_bytes(self, meta: StoreMeta, num_batches: int) -> int:
         """Return about how many bytes these batches and their fields take."""
         fields = (meta.of_field(field.name).padded_batch_bytes for field in meta.fields)
-        return self.stored_bytes(meta, num_batches) + num_batches * sum(fields)
+        return self.writer_class().stored_bytes(meta, num_batches) + num_batches * sum(fields)
 
     def require(self, meta: StoreMeta, path: Path) -> None:
         """Raise `ArgumentError` if a file of this format cannot hold such batches."""
@@ -157,106 +135,145 @@ class FileFormat:
         shape
             Shape and dtype of the batches, for a file whose header was never written.
         """
-        if self.broken:
-            return cast("BrokenFile", _load(self.broken)(path, shape))
         from zb_hdf5.columns.reader import open_unfinished
 
         return open_unfinished(open_chunks(path))
 
     def extra_checks(self, reader: BatchReader) -> list[str]:
-        """Check what no digest covers, and return the names of the checks. Raises `ChecksumError`."""
-        return [name for check in self.checks for name in _load(check)(reader)]
+        """Check everything that no digest covers, and return the names of the checks. Raises `ChecksumError`."""
+        return []
 
     def look_at(self, path: Path) -> tuple[int, str]:
-        """Return how many tokens a file of an `undigested` format has, and what is missing to verify it."""
-        tokens, missing = _load(self.undigested)(path)
-        return int(tokens), str(missing)
+        """Return the number of tokens of a file without digests, and the reason why it cannot be verified."""
+        raise NotImplementedError  # of a format with digests
 
     def problems_of(self, path: Path) -> Iterator[tuple[str, str]]:
-        """Yield what stops this machine from reading a file, and what helps."""
-        if self.problems:
-            yield from _load(self.problems)(path)
+        """Yield each obstacle of this machine to reading a file, and the remedy."""
+        yield from ()
+
+
+class BatchFormat(FileFormat):
+    """The native `.batch` file."""
+
+    name, suffix, noun = "batch", ".batch", "a .batch file"
+    as_source = as_target = ("a .batch store", "train-batch")
+    has_sidecar = tokens_only = True
+    uint16_note = (
+        "uint16 .batch files are an extension: other ZeroBatch v2 readers take the ids for uint32 and return wrong ones"
+    )
+
+    def magic(self) -> bytes:
+        from zb_hdf5.spec import BATCH_MAGIC
+
+        return BATCH_MAGIC
+
+    def reader_class(self) -> Callable[..., BatchReader]:
+        from zb_hdf5.formats.native import BatchFileReader
+
+        return BatchFileReader
+
+    def writer_class(self) -> type[FileWriter]:
+        from zb_hdf5.formats.native import BatchFileWriter
+
+        return BatchFileWriter
+
+    def open_broken(self, path: Path, shape: StoreMeta | None) -> BrokenFile:
+        from zb_hdf5.formats.native import open_broken
+
+        return open_broken(path, shape)
+
+
+class HDF5Format(FileFormat):
+    """The HDF5 batch store and token stream."""
+
+    name, suffix, noun = "hdf5", ".h5", "an HDF5 file"
+    as_source = as_target = ("an HDF5 store", "train-h5")
+    other_suffixes = (".hdf5", ".hdf", ".he5")
+    magic_offsets = (0, 512, 1024, 2048)  # behind a user block HDF5 doubles the offset; nobody uses more
+    holds_streams = holds_codecs = guards_metadata = has_datasets = can_grow = True
+
+    def magic(self) -> bytes:
+        from zb_hdf5.spec import HDF5_MAGIC
+
+        return HDF5_MAGIC
+
+    def reader_class(self) -> Callable[..., BatchReader]:
+        from zb_hdf5.formats.hdf5.reader import HDF5BatchReader
+
+        return HDF5BatchReader
+
+    def writer_class(self) -> type[FileWriter]:
+        from zb_hdf5.formats.hdf5.writer import HDF5BatchWriter
+
+        return HDF5BatchWriter
 
     def holds_stream(self, path: Path) -> bool:
-        """Return whether a file holds a token stream and no batches."""
-        return bool(self.stream) and bool(_load(self.stream)(path))
+        from zb_hdf5.formats.hdf5.inspection import is_stream_file
+
+        return is_stream_file(path)
+
+    def open_stream(self, path: Path) -> BatchReader:
+        from zb_hdf5.formats.hdf5.reader import HDF5StreamReader
+
+        return HDF5StreamReader(path)
+
+    def stream_writer_class(self) -> Callable[..., HDF5ShardWriter]:
+        from zb_hdf5.formats.hdf5.stream_writer import HDF5ShardWriter
+
+        return HDF5ShardWriter
+
+    def extra_checks(self, reader: BatchReader) -> list[str]:
+        from zb_hdf5.formats.hdf5.reader import check_documents
+
+        return check_documents(reader)
+
+    def problems_of(self, path: Path) -> Iterator[tuple[str, str]]:
+        from zb_hdf5.formats.hdf5.filters import missing_filters
+
+        yield from missing_filters(path)
 
 
-_UINT16_BATCH: Final = (
-    "uint16 .batch files are an extension: other ZeroBatch v2 readers take the ids for uint32 and return wrong ones"
-)
-_ROWS: Final = (
-    FileFormat(
-        "batch",
-        ".batch",
-        writer="zb_hdf5.formats.native:BatchFileWriter",
-        reader="zb_hdf5.formats.native:BatchFileReader",
-        magic="zb_hdf5.spec:BATCH_MAGIC",
-        noun="a .batch file",
-        as_source=("a .batch store", "train-batch"),
-        as_target=("a .batch store", "train-batch"),
-        has_sidecar=True,
-        tokens_only=True,
-        uint16_note=_UINT16_BATCH,
-        size="zb_hdf5.formats.native:stored_bytes",
-        broken="zb_hdf5.formats.native:open_broken",
-    ),
-    FileFormat(
-        "hdf5",
-        ".h5",
-        writer="zb_hdf5.formats.hdf5.writer:HDF5BatchWriter",
-        reader="zb_hdf5.formats.hdf5.reader:HDF5BatchReader",
-        magic="zb_hdf5.spec:HDF5_MAGIC",
-        magic_offsets=(0, 512, 1024, 2048),  # behind a user block HDF5 doubles the offset; nobody uses more
-        noun="an HDF5 file",
-        as_source=("an HDF5 store", "train-h5"),
-        as_target=("an HDF5 store", "train-h5"),
-        other_suffixes=(".hdf5", ".hdf", ".he5"),
-        holds_codecs=True,
-        guards_metadata=True,
-        has_datasets=True,
-        can_grow=True,
-        size="zb_hdf5.formats.hdf5.writer:stored_bytes",
-        checks=("zb_hdf5.formats.hdf5.reader:check_documents",),
-        problems="zb_hdf5.formats.hdf5.filters:missing_filters",
-        stream="zb_hdf5.formats.hdf5.inspection:is_stream_file",
-        stream_reader="zb_hdf5.formats.hdf5.reader:HDF5StreamReader",
-        stream_writer="zb_hdf5.formats.hdf5.stream_writer:HDF5ShardWriter",
-    ),
-    FileFormat(
-        "npy",
-        ".npy",
-        writer="zb_hdf5.formats.npy:NpyWriter",
-        as_source=(".npy files of tokens", "tokens/"),
-        as_target=(".npy records", "records.npy"),
-        other_suffixes=(".npz",),
-        indexed=False,
-        tokens_only=True,
-        size="zb_hdf5.formats.npy:stored_bytes",
-        undigested="zb_hdf5.formats.npy:undigested",
-    ),
-)
+class NpyFormat(FileFormat):
+    """`.npy` files of records or of a stream: no batches, no digests."""
+
+    name, suffix = "npy", ".npy"
+    as_source, as_target = (".npy files of tokens", "tokens/"), (".npy records", "records.npy")
+    other_suffixes = (".npz",)
+    holds_batches = indexed = False
+    tokens_only = True
+
+    def writer_class(self) -> type[FileWriter]:
+        from zb_hdf5.formats.npy import NpyWriter
+
+        return NpyWriter
+
+    def look_at(self, path: Path) -> tuple[int, str]:
+        from zb_hdf5.formats.npy import undigested
+
+        return undigested(path)
+
+
 #: The one table of file formats; a file that carries the magic of several is taken for the first.
-FORMATS: Final = {row.name: row for row in _ROWS}
+FORMATS: Final[dict[str, FileFormat]] = {row.name: row for row in (BatchFormat(), HDF5Format(), NpyFormat())}
 
 
 class _Backends(Mapping[str, FileFormat]):
-    """The rows whose files are opened as batches."""
+    """The formats whose files are opened as batches."""
 
     def __getitem__(self, name: str) -> FileFormat:
         row = FORMATS[name]
-        if not row.reader:
+        if not row.holds_batches:
             raise KeyError(name)
         return row
 
     def __iter__(self) -> Iterator[str]:
-        return (name for name, row in FORMATS.items() if row.reader)
+        return (name for name, row in FORMATS.items() if row.holds_batches)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
     def __contains__(self, name: object) -> bool:  # asked for each of many shards
-        return name in FORMATS and bool(FORMATS[name].reader)
+        return name in FORMATS and FORMATS[name].holds_batches
 
 
 BACKENDS: Final[Mapping[str, FileFormat]] = _Backends()
@@ -275,7 +292,7 @@ def detect_backend(path: str | os.PathLike[str]) -> str:
         return name
     with open_file(path) as file:
         head = file.read(8)
-    known = ", ".join(f"{row.noun} (magic {_load(row.magic)!r})" for row in BACKENDS.values())
+    known = ", ".join(f"{row.noun} (magic {row.magic()!r})" for row in BACKENDS.values())
     raise FormatError(f"{path}: no known file: expected {known}, or the shards.json of a store, found {head!r}")
 
 
@@ -287,22 +304,22 @@ def backend_in(path: Path) -> str:
 
 
 def open_chunks(path: Path) -> BatchReader:
-    """Open a file as what is stored in it: its batches, or the chunks of a stream. No read is checked.
+    """Open a file as its batches, or as the chunks of a stream. No read is checked.
 
     Raises as `detect_backend`.
     """
     row = FORMATS[detect_backend(path)]
     if row.holds_stream(path):
-        return cast("BatchReader", _load(row.stream_reader)(path))
+        return row.open_stream(path)
     return row.open(path, verify="none")
 
 
 def format_of(path: Path) -> FileFormat:
-    """Return the row of a file: by its magic bytes, or by its suffix where it is neither batches nor a digested stream.
+    """Return the format of a file: by its magic bytes, or by the suffix of a format without batches.
 
     Raises as `detect_backend`.
     """
-    plain = (row for row in FORMATS.values() if row.undigested and row.suffix == path.suffix)
+    plain = (row for row in FORMATS.values() if not row.holds_batches and row.suffix == path.suffix)
     return next(plain, None) or FORMATS[detect_backend(path)]
 
 
@@ -320,8 +337,3 @@ def backend_of_suffix(path: str | os.PathLike[str]) -> str:
             return name
     suffixes = " or ".join(backend.suffix for backend in BACKENDS.values())
     raise ConvertError(f"{path}: expected a name that ends in {suffixes}, or backend=")
-
-
-def _load(target: str) -> Any:
-    module, _, name = target.partition(":")
-    return getattr(import_module(module), name)

@@ -379,7 +379,7 @@ def stream_format(path: str | os.PathLike[str], backend: str = "auto") -> str:
     path = any_path(path)
     index = find_index(path)
     if index is not None and (index.name != path.name or index.exists()):
-        streams = [name for name, row in BACKENDS.items() if row.stream]
+        streams = [name for name, row in BACKENDS.items() if row.holds_streams]
         return streams[0] if layout_of(index) == STREAM_LAYOUT else ""
     arrays = {row.suffix: name for name, row in FORMATS.items() if not row.indexed}
     if path.is_dir():

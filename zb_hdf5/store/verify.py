@@ -102,7 +102,7 @@ def _verify_file(path: Path, check_entry: EntryCheck, progress: Count, announce:
     try:
         row = format_of(path)
         report.backend = row.name
-        if row.undigested:
+        if not row.holds_batches:
             report.token_count, report.missing = row.look_at(path)
             return report
         with open_chunks(path) as reader:

@@ -42,10 +42,14 @@ class HDF5BatchWriter(FileWriter):
     """
 
     backend: ClassVar[str] = "hdf5"
-    holds_fields: ClassVar[bool] = True
-    holds_codecs: ClassVar[bool] = True
 
     _opened: AlignedFile | None = None
+
+    @staticmethod
+    def stored_bytes(meta: StoreMeta, num_batches: int) -> int:
+        crc32 = -(-num_batches // CRC32_CHUNK_ROWS) * CRC32_CHUNK_ROWS * 4
+        tokens = num_batches * meta.padded_batch_bytes // (1 if meta.codec == NO_CODEC else 2)
+        return meta_block_bytes(num_batches) + crc32 + HDF5_ALIGNMENT + tokens
 
     def _begin(self) -> None:
         lead = (1, *self.meta.shape)
@@ -106,10 +110,3 @@ class HDF5BatchWriter(FileWriter):
 def batches_attributes() -> dict[str, tuple[np.dtype[Any], int | bytes]]:
     """Return the attributes of a growing dataset of batches, with their first values."""
     return {name: (dtype, NO_SHA256.encode() if name == "sha256" else 0) for name, dtype in BATCHES_ATTRIBUTES.items()}
-
-
-def stored_bytes(meta: StoreMeta, num_batches: int) -> int:
-    """Return about how many bytes a file of these batches has; compressed tokens take half as many, or less."""
-    crc32 = -(-num_batches // CRC32_CHUNK_ROWS) * CRC32_CHUNK_ROWS * 4
-    tokens = num_batches * meta.padded_batch_bytes // (1 if meta.codec == NO_CODEC else 2)
-    return meta_block_bytes(num_batches) + crc32 + HDF5_ALIGNMENT + tokens

@@ -17,11 +17,10 @@ from typing import Any
 import h5py
 import numpy as np
 import torch
+from isal.isal_zlib import crc32
 
 from benchmarks import measure as m
 from zb_hdf5 import HDF5ShardWriter, MmapTokenStore, convert, open_reader
-from zb_hdf5.files.digests import crc32_of
-from zb_hdf5.loaders.order import GlobalOrder
 
 #: Epoch number -> batches.
 Epochs = Callable[[int], Iterable[Any]]
@@ -52,9 +51,8 @@ class Store:
         self.places = [(shard, k) for shard, found in enumerate(self.offsets) for k in range(len(found))]
 
     def order(self, epoch: int) -> list[tuple[int, int]]:
-        """Return (shard, batch) in global order."""
-        numbers = GlobalOrder(len(self.places), m.SEED, epoch).indices(np.arange(len(self.places)))
-        return [self.places[number] for number in numbers.tolist()]
+        """Return (shard, batch) in random order."""
+        return [self.places[number] for number in np.random.default_rng(epoch).permutation(len(self.places)).tolist()]
 
 
 def bare(folder: Path, how: str, check: bool = False) -> Epochs:
@@ -68,7 +66,7 @@ def bare(folder: Path, how: str, check: bool = False) -> Epochs:
         def mapped(epoch: int) -> Iterator[torch.Tensor]:
             for shard, k in store.order(epoch):
                 batch = store.views[shard][k]
-                if check and crc32_of(batch) != store.rows[shard][k]:
+                if check and crc32(batch) != store.rows[shard][k]:
                     raise AssertionError((shard, k))
                 yield torch.from_numpy(batch.astype(np.int64))
 
@@ -79,7 +77,7 @@ def bare(folder: Path, how: str, check: bool = False) -> Epochs:
     def positioned(epoch: int) -> Iterator[torch.Tensor]:
         for shard, k in store.order(epoch):
             os.preadv(fds[shard], (buffer,), store.offsets[shard][k])
-            if check and crc32_of(buffer) != store.rows[shard][k]:
+            if check and crc32(buffer) != store.rows[shard][k]:
                 raise AssertionError((shard, k))
             yield torch.from_numpy(buffer.astype(np.int64))
 
@@ -97,8 +95,7 @@ def by_reader(folder: Path, **options: Any) -> Epochs:
     reader = open_reader(folder, **options)
 
     def batches(epoch: int) -> Iterator[torch.Tensor]:
-        numbers = GlobalOrder(reader.num_batches, m.SEED, epoch).indices(np.arange(reader.num_batches))
-        return map(reader.read_batch_torch, numbers.tolist())
+        return map(reader.read_batch_torch, np.random.default_rng(epoch).permutation(reader.num_batches).tolist())
 
     return batches
 

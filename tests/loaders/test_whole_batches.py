@@ -29,11 +29,12 @@ def arrays(steps):
 
 @pytest.mark.parametrize("options", [{}, {"dtype": torch.int32}, {"targets": True}, {"verify": "batch"}])
 @pytest.mark.parametrize("shuffle", ["global", "sequential"])
-def test_the_mapping_gives_what_positioned_reads_give(store, options, shuffle, monkeypatch):
+@pytest.mark.parametrize("access", ["auto", "pread"])
+def test_resolved_steps_give_what_threads_read(store, options, shuffle, access, monkeypatch):
     monkeypatch.setattr(whole_batches, "MAX_MET", 3)
     for world_size in (1, 3):
         how = {"shuffle": shuffle, "rank": world_size - 1, "world_size": world_size, **options}
-        with Loader(store, **how) as loader, Loader(store, access="pread", **how) as other:
+        with Loader(store, access=access, **how) as loader, Loader(store, prefetch=2, **how) as other:
             expected = arrays(other)
             assert len(expected) == NUM_BATCHES // world_size
             np.testing.assert_array_equal(arrays(loader), expected)
@@ -64,7 +65,8 @@ def damage(path):
 
 
 @pytest.mark.parametrize(
-    ("options", "is_found"), [({}, True), ({"verify": "none"}, False), ({"verify": "batch"}, True)]
+    ("options", "is_found"),
+    [({}, True), ({"verify": "none"}, False), ({"access": "pread"}, True), ({"verify": "batch"}, True)],
 )
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
 def test_a_flipped_bit_is_found(store, options, is_found, dtype):
@@ -74,7 +76,7 @@ def test_a_flipped_bit_is_found(store, options, is_found, dtype):
         content = damage(shard)
         try:
             for steps in (loader, map(loader.dataset().__getitem__, range(NUM_BATCHES))):
-                if is_found and not (is_view and not options):
+                if is_found and (options or not is_view):
                     with pytest.raises(ChecksumError, match=r"batch 3: expected crc32"):
                         list(steps)
                 else:

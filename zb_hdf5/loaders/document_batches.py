@@ -58,16 +58,10 @@ class FieldColumn(NamedTuple):
 
 
 class Documents:
-    """The documents of a stream that are read: none that is empty, and of each at most its first `max_tokens` tokens.
+    """The documents of a stream that are read, numbered from 0: none that is empty, each to `max_tokens` at most.
 
-    They are numbered anew, from 0 to `count`. Thread-safe.
-
-    Parameters
-    ----------
-    doc_offsets
-        uint64, shape (D + 1,): where each document begins and the last one ends.
-    max_tokens, too_long
-        What to do with a longer document: "refuse" it with an error, "truncate" or "drop" it. None: any length.
+    `doc_offsets`, uint64 (D + 1,), begin each and end the last one. One longer than `max_tokens` is an error
+    ("refuse"), cut ("truncate") or left out ("drop").
 
     Attributes
     ----------

@@ -73,8 +73,7 @@ def hint_ahead(
 ) -> Iterator[Result]:
     """Yield `read(request)` for each request, in order; `hint` gets each one `depth` reads before its turn.
 
-    On a local disk this keeps many reads under way without a thread: 64 KiB reads in random order from a cold disk
-    ran at 0.9 of its sequential bandwidth (0.65 with 4 threads), and a warm page cache hardly notices.
+    64 KiB reads in random order from a cold disk ran at 0.9 of its sequential bandwidth; with 4 threads at 0.65.
     """
     coming: deque[Request] = deque()
     for request in requests:
@@ -89,8 +88,7 @@ def hint_ahead(
 class RunHints:
     """Hints about batches by their numbers; about those that follow each other, `RUN_HINTS` of them at once.
 
-    Large reads, and many under way: hints of one batch each made a cold epoch in stored order slower and took twice the
-    processor time, and the kernel's own read-ahead, 128 KiB on many systems, reaches half of a disk's speed or less.
+    Hints of one batch each made a cold epoch in stored order slower, and took twice the processor time.
     """
 
     def __init__(self, hint: Callable[[int, int], None]) -> None:
@@ -112,11 +110,7 @@ class RunHints:
 
 
 class FirstHints:
-    """Hints about batches by their numbers, but only about those that it has not hinted at lately.
-
-    Shuffled records come back to each batch again and again: a call of the kernel for each of them took more time than
-    the disk.
-    """
+    """Hints about batches that it has not hinted at lately: shuffled records come back to each again and again."""
 
     def __init__(self, hint: Callable[[int], None]) -> None:
         self._hint, self._heard = hint, set[int]()

@@ -1,7 +1,8 @@
-"""Whole stored batches of plain local files, read straight from their mappings: one check and one widening each."""
+"""Whole stored batches of plain local files, straight from mapping or descriptor: one check and one widening each."""
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -11,7 +12,7 @@ import numpy.typing as npt
 
 from zb_hdf5.columns.reader import BatchReader, from_numpy
 from zb_hdf5.files.digests import crc32_of
-from zb_hdf5.files.tokens import Wait
+from zb_hdf5.files.tokens import PlainFile, Wait
 
 if TYPE_CHECKING:
     import torch
@@ -23,23 +24,18 @@ SINGLE_READS: Final = 4096
 #: Files whose mapping a block keeps at hand. Each of them stays open for as long.
 MAX_MET: Final = 32
 
-#: The batches of a file as an array (count, B, S), and their crc32 by number; None: left to the reader, or not checked.
-Met: TypeAlias = tuple[npt.NDArray[Any] | None, Callable[[int], int] | None]
+#: The batches of a file as an array (count, B, S), their crc32 by number, and the file if it is not mapped. None: the
+#: batches are read by position or by the reader, and not checked.
+Met: TypeAlias = tuple[npt.NDArray[Any] | None, Callable[[int], int] | None, PlainFile | None]
 
 
 class WholeBatches:
-    """Widens the stored batches of a reader from the mappings of its files.
+    """Widens the stored batches of a reader from the mappings of its files, or by one positioned read each.
 
-    Batches of files without a plain mapping, and those whose crc32 differs, are read by the reader, which raises the
-    errors. The size of a file is asked for once in a block: a file that is cut short inside it is a bus error.
-    As thread-safe as the reader; picklable.
-
-    Parameters
-    ----------
-    reader
-        It `serves` this.
-    narrow
-        True: tensors of int32, which are views of a private mapping where uint32 is stored; False: of int64.
+    Batches of files that are not plain, and those whose crc32 differs, are read by the reader, which raises the
+    errors. The size of a mapped file is asked for once in a block: a file that is cut short inside it is a bus error.
+    `narrow`: tensors of int32, views of a private mapping where uint32 is stored. As thread-safe as the reader;
+    picklable.
     """
 
     def __init__(self, reader: BatchReader, narrow: bool) -> None:
@@ -53,9 +49,9 @@ class WholeBatches:
 
     @staticmethod
     def serves(reader: BatchReader) -> bool:
-        """Return whether batches are stored one by one in local files that may be mapped."""
+        """Return whether batches are stored one by one in plain local files."""
         tokens, unit = reader.tokens, reader.meta.batch_tokens
-        if tokens.wait is not Wait.LOCAL or tokens.access not in ("auto", "mmap"):
+        if tokens.wait is not Wait.LOCAL or tokens.access not in ("auto", "mmap", "pread"):
             return False
         follow = tokens.unit == unit and reader.stride == reader.seq_len
         return follow and not any(start % unit for start in tokens.starts[:-1])
@@ -79,19 +75,25 @@ class WholeBatches:
         files = starts[1:].searchsorted(batches, side="right")
         steps = zip(batches.tolist(), files.tolist(), (batches - starts[files]).tolist(), strict=True)
         as_tensor, is_view, dtype = from_numpy(), self._is_view, self._dtype
+        scratch = np.empty(self._reader.meta.shape, self._reader.dtype)
         for number, file, index in steps:
             known = met.get(file)
             if known is None:
                 if len(met) == MAX_MET:
                     met.clear()
                 known = met[file] = self._meet(file, number)
-            batches_of_file, crc32 = known  # as `read` does: a call would be a twentieth of a batch that is only a view
+            batches_of_file, crc32, plain = known  # a call would be a twentieth of a batch that is only a view
             if batches_of_file is not None:
                 batch = batches_of_file[index]
-                if crc32 is None or crc32_of(batch) == crc32(index):
-                    yield as_tensor(batch if is_view else batch.astype(dtype))
-                    continue
-            yield self._read(number)
+            elif plain is not None and _is_filled(plain, index, scratch):
+                batch = scratch
+            else:
+                yield self._read(number)
+                continue
+            if crc32 is None or crc32_of(batch) == crc32(index):
+                yield as_tensor(batch if is_view else batch.astype(dtype))
+            else:
+                yield self._read(number)
 
     def read(self, number: int) -> torch.Tensor:
         """Return one batch, in any order of the numbers."""
@@ -110,16 +112,17 @@ class WholeBatches:
         tokens = self._reader.tokens
         known = tokens.known.get(file) or tokens.open_file(file, number * self._reader.meta.batch_tokens)
         plain = known.plain
-        if plain is None or not plain.file.maps:
-            return None, None
+        if plain is None or (self._is_view and not plain.file.maps):
+            return None, None, None
+        rows = plain.rows if self._checks else None
+        crc32 = None if rows is None else rows.__getitem__ if rows.view is None else rows.view.item
+        if not plain.file.maps:
+            return None, crc32, plain
         plain.file.require_whole()
-        batches, rows = plain.units(self._is_view).reshape(-1, *self._reader.meta.shape), plain.rows
-        if rows is None or not self._checks:
-            return batches, None
-        return batches, rows.__getitem__ if rows.view is None else rows.view.item
+        return plain.units(self._is_view).reshape(-1, *self._reader.meta.shape), crc32, None
 
     def _read_mapped(self, met: Met, index: int, number: int) -> torch.Tensor:
-        batches, crc32 = met
+        batches, crc32, _ = met
         if batches is None:
             return self._read(number)
         batch = batches[index]
@@ -127,3 +130,11 @@ class WholeBatches:
             return self._read(number)
         tokens: torch.Tensor = from_numpy()(batch if self._is_view else batch.astype(self._dtype))
         return tokens
+
+
+def _is_filled(plain: PlainFile, index: int, out: npt.NDArray[Any]) -> bool:
+    """Read a batch by its position; False where the reader has the words for what went wrong."""
+    try:
+        return os.preadv(plain.fd, (out,), plain.base + index * plain.stride) == plain.unit_bytes
+    except OSError:
+        return False

@@ -323,3 +323,18 @@ def test_closing_a_loader_ends_its_reading_threads_first(path):
     loader.close()
     assert not prefetch_threads()
     assert list(iterator) == []
+
+
+def test_no_read_begins_after_one_that_failed():
+    """A server that is gone is not waited for once more by each read that was queued."""
+    begun = []
+
+    def read(number):
+        begun.append(number)
+        time.sleep(0.05 if number == 0 else 0.2)
+        if number == 0:
+            raise OSError("gone")
+
+    with pytest.raises(OSError, match="gone"):
+        list(read_ahead(read, iter(range(10)), 2, threads=2))
+    assert sorted(begun) == [0, 1]

@@ -144,11 +144,10 @@ def test_a_store_is_written_to_a_folder_of_a_bucket_only(s3, web, local):
         convert(local, "hdf5", "s3://bucket/store", part=(0, 2))
 
 
-def test_commands_that_need_a_file_of_this_machine_refuse_a_url(s3):
-    for command in ("doctor", "repair"):
-        result = run(command, "s3://bucket/store")
-        assert result.exit_code == 2
-        assert "is a URL" in result.output
+def test_a_command_that_needs_a_file_of_this_machine_refuses_a_url(s3):
+    result = run("repair", "s3://bucket/store")
+    assert result.exit_code == 2
+    assert "is a URL" in result.output
 
 
 def test_the_same_tokens_with_other_fields_are_new_objects(s3, tmp_path, monkeypatch):

@@ -92,9 +92,9 @@ def diagnose(path: str | os.PathLike[str]) -> list[Finding]:
                 findings.append(_speed(reader))
         if not isinstance(path, RemotePath):
             findings += [_layout(reader), _open_files(reader)]
-        more = "batch_size=..., seq_len=..., " if size else ""
-        access = "" if isinstance(path, RemotePath) else f"access={reader.access!r}"
-        findings.append(Finding("use", "ok", f"Loader({str(path)!r}, {more}{access})".replace(", )", ")")))
+        words = [repr(str(path)), *(["batch_size=...", "seq_len=..."] if size else [])]
+        words += [] if isinstance(path, RemotePath) else [f"access={reader.access!r}"]
+        findings.append(Finding("use", "ok", f"Loader({', '.join(words)})"))
     return findings
 
 
@@ -185,15 +185,11 @@ def _open_files(reader: BatchReader) -> Finding:
 
 def _page_cache(reader: BatchReader) -> Finding:
     count = min(CACHE_SAMPLES, reader.num_batches)
-    unknown = "" if reader.access != "h5py" else " (not known through h5py)"
-    unknown = " (not known of compressed ones)" if reader.wants_threads else unknown
-    text = f"{_cached_share(reader):.0%} of {counted(count, 'sampled batch', 'sampled batches')}{unknown}"
+    cached = sum(reader.is_cached(i * reader.num_batches // count) for i in range(count))
+    kinds = [(reader.wants_threads, "of compressed ones"), (reader.access == "h5py", "through h5py")]
+    unknown = next((f" (not known {kind})" for is_unknown, kind in kinds if is_unknown), "")
+    text = f"{cached / count:.0%} of {counted(count, 'sampled batch', 'sampled batches')}{unknown}"
     return Finding("page cache", "ok", text)
-
-
-def _cached_share(reader: BatchReader) -> float:
-    count = min(CACHE_SAMPLES, reader.num_batches)
-    return sum(reader.is_cached(i * reader.num_batches // count) for i in range(count)) / count
 
 
 def _speed(reader: BatchReader) -> Finding:

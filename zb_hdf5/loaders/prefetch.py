@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
@@ -38,16 +39,28 @@ def read_ahead(
     With `depth` 0 each is read when it is asked for, in the caller's thread.
 
     An error of `read` is raised here, in the place of its result. The threads end when the iterator ends, is closed, or
-    is dropped (an early `break`, an exception, Ctrl+C): a read that has begun is waited for, the others are not begun.
+    is dropped (an early `break`, an exception, Ctrl+C): a read that has begun is waited for, the others are not begun,
+    nor is any after one that failed, which may have waited for a server.
     """
     if not depth:
         yield from map(read, requests)
         return
+    failed = threading.Event()
+
+    def read_unless_failed(request: Request) -> Result:
+        if failed.is_set():
+            raise CancelledError
+        try:
+            return read(request)
+        except BaseException:
+            failed.set()
+            raise
+
     pool = ThreadPoolExecutor(min(depth, threads), thread_name_prefix="zb-prefetch")
     pending: deque[Future[Result]] = deque()
     try:
         for request in requests:
-            pending.append(pool.submit(read, request))
+            pending.append(pool.submit(read_unless_failed, request))
             if len(pending) > depth:
                 yield pending.popleft().result()
         while pending:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import threading
 import warnings
 from collections.abc import Iterable, Iterator
@@ -25,7 +26,7 @@ from zb_hdf5.files.paths import RemotePath, local_path
 from zb_hdf5.files.sizes import parse_size
 from zb_hdf5.files.tokens import TokenRun, Tokens, Wait
 from zb_hdf5.spec import TokenArray
-from zb_hdf5.store.cache_folder import CachedColumn, free_bytes, occupied_bytes
+from zb_hdf5.store.cache_folder import CachedColumn, occupied_bytes
 
 #: Bytes of the units that one gather fetches at the same time.
 FETCH_BYTES: Final = 32 << 20
@@ -66,7 +67,7 @@ class Cache:
             raise ArgumentError(f"cache_bytes must be at least 1, found {size}")
         try:
             root.mkdir(parents=True, exist_ok=True)
-            return cls(root, size or occupied_bytes(root) + free_bytes(root) * FREE_PERCENT // 100)
+            return cls(root, size or occupied_bytes(root) + shutil.disk_usage(root).free * FREE_PERCENT // 100)
         except OSError as error:
             raise _unusable(root, error) from error
 

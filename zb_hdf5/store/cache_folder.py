@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
 import warnings
 import weakref
 from pathlib import Path
@@ -80,7 +79,9 @@ class CachedColumn:
         self._bytes, self._num_units = tokens.unit * tokens.dtype.itemsize, -(-tokens.num_tokens // tokens.unit)
         self._reset()
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / SOURCE).write_text(tokens.name, encoding="utf-8", errors="surrogateescape")
+        with open(folder / SOURCE, "wb", opener=lambda path, flags: _open_file(Path(path))) as file:
+            file.write(os.fsencode(tokens.name))
+            file.truncate()
         self._open()
 
     def _reset(self) -> None:
@@ -209,8 +210,3 @@ def stores_in(root: Path) -> list[tuple[Path, str, int]]:
 def occupied_bytes(root: Path) -> int:
     """Return the bytes that all stores in a cache folder occupy on the disk."""
     return sum(size for *_, size in stores_in(root))
-
-
-def free_bytes(root: Path) -> int:
-    """Return the bytes that may still be written on the disk of a folder."""
-    return shutil.disk_usage(root).free

@@ -239,8 +239,9 @@ def show_stores(folder: Path, as_json: bool, quiet: bool) -> None:
 
     found = stores_in(folder)
     report = {"stores": [{"folder": str(path), "store": store, "num_bytes": size} for path, store, size in found]}
-    print_report(report, [(path.name[:17], f"{format_bytes(size)} of {store}") for path, store, size in found],
-                 as_json=as_json, quiet=quiet)  # fmt: skip
+    lines = [(path.name[:17], f"{format_bytes(size)} of {store}") for path, store, size in found]
+    lines.append(("all", f"{counted(len(found), 'store')}, {format_bytes(sum(size for *_, size in found))}"))
+    print_report(report, lines, as_json=as_json, quiet=quiet)
 
 
 @cache.command("rm", short_help="Remove stores from a cache folder.")

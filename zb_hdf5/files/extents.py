@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from zb_hdf5.errors import BatchIndexError
 from zb_hdf5.spec import TokenArray
 
 #: Parts of a file that are mapped one by one: a process may have 65,530 mappings.
@@ -114,8 +115,11 @@ class Extents:
             batch, token = divmod(start + done, batch_tokens)
             number, within = self.locate(batch)
             run = self.runs[number]
-            whole = run.num_batches - within if run.stride == self.batch_bytes else 1
+            rest = run.num_batches - within
+            whole = rest if run.stride == self.batch_bytes else min(rest, 1)
             take = min(len(out) - done, whole * batch_tokens - token)
+            if take < 1:
+                raise BatchIndexError(f"expected tokens within the extents, found {start + done:,} behind the last one")
             yield run.base + within * run.stride + token * itemsize, out[done : done + take]
             done += take
 

@@ -190,20 +190,22 @@ class TestOtherObjects:
         source.close()
 
 
-#: Seconds that a read may take of a hostile server, and bytes that it may send besides those that were asked for.
+#: Seconds that a read may take of a hostile server, and bytes that an answer may have besides those asked for.
 PATIENCE_S, MOST_EXTRA_BYTES = 3, 8 << 20
 TABLES = ("shards.json", "pieces", "documents")
 
 
 class Hostile:
-    """The ways of a server that does harm; `sent` counts the bytes of its floods."""
+    """The ways of a server that does harm; `sent` counts the bytes of its largest flood."""
 
     def __init__(self):
         self.sent, self.end_s = 0, time.monotonic() + 30
 
     def flood(self, handler):
-        while self.sent < 8 * MOST_EXTRA_BYTES:
-            self.sent += handler.connection.send(bytes(1 << 16))
+        sent = 0
+        while sent < 8 * MOST_EXTRA_BYTES:
+            sent += handler.connection.send(bytes(1 << 16))
+            self.sent = max(self.sent, sent)
 
     def stall(self, handler):
         while time.monotonic() < self.end_s and handler.connection.recv(1) != b"":

@@ -339,6 +339,12 @@ def test_an_npy_file_of_another_kind_is_told(array, tmp_path):
         MmapTokenStore(tmp_path / "a.npy")
 
 
+def test_a_slice_of_no_tokens_is_empty_also_at_the_end(three_shards):
+    with MmapTokenStore(three_shards) as store:
+        for at in (0, 1, store.num_tokens):
+            assert len(store.get_slice(at, at)) == 0
+
+
 # --- windows as a reader ---------------------------------------------------------------------------------------
 
 

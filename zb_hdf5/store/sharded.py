@@ -100,7 +100,7 @@ class Sharded(Tokens):
         if len(runs) == 1:  # a batch of one file: a third of the time
             start, out = runs[0]
             number = bisect_right(self._starts, start) - 1
-            if start + len(out) <= self._starts[-1] and start + len(out) <= self._starts[number + 1]:
+            if start < self._starts[-1] and start + len(out) <= self._starts[number + 1]:
                 file = self._known.get(number) or self.open_file(number, start)
                 file.read([(start - self._starts[number], out)])
                 return

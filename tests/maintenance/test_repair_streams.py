@@ -305,8 +305,8 @@ def test_the_whole_documents_of_a_killed_writer_are_published(documents, tmp_pat
 
 def write_with_ids(path, number):
     with HDF5ShardWriter(path, chunk_tokens=CHUNK) as writer:
-        for _ in range(2):
-            writer.write_document(np.full(300, number), id=f"old {number}")
+        for name in ("old", "older"):
+            writer.write_document(np.full(300, number), id=f"{name} {number}")
 
 
 def test_a_stream_that_is_replaced_leaves_nothing_beside_the_new_one(tmp_path):

@@ -216,8 +216,10 @@ def test_a_killed_batch_writer_leaves_no_file_under_the_final_name(trials, tmp_p
         with pytest.raises(ZbError):
             open_reader(tmp_path / f"{trial}.batch.partial")
         rewrite(path)
-        assert names(tmp_path) == [path.name]
+        sidecar = path.with_name(f"{path.name}.crc32")
+        assert names(tmp_path) == [path.name, sidecar.name]
         path.unlink()
+        sidecar.unlink()
 
 
 # --- signals to a conversion -----------------------------------------------------------------------------------

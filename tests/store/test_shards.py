@@ -645,7 +645,7 @@ def test_a_repacked_shard_is_no_damage_and_the_cure_is_named(how, tokens, tmp_pa
             for name in ("batches", "crc32"):
                 old.copy(name, new)
         os.replace(tmp_path / "new.h5", shard)
-    cure = rf"{re.escape(str(shard))}: is the shard that shards\.json names, but .* repacked or compressed .* anew"
+    cure = rf"{re.escape(str(shard))}: is the shard that shards\.json names, but .* repacked .* rebuild the index"
     with pytest.raises(FormatError, match=cure) as caught, open_reader(folder) as reader:
         reader.read_batch(0)
     for problem in (caught.value, problems(folder)[0]):

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from zb_hdf5 import ArgumentError, ConvertError, IncompleteError, StoreMeta
 from zb_hdf5.columns.reader import require_choice
 from zb_hdf5.converters.npy_files import OpenFiles
-from zb_hdf5.converters.source import REMAINDERS, Source, TokenCounts, date_of
+from zb_hdf5.converters.source import REMAINDERS, Source, TokenCounts
 from zb_hdf5.errors import Remedy
 from zb_hdf5.files.publishing import PARTIAL_SUFFIX
 from zb_hdf5.formats.npy import read_npy_header
@@ -130,7 +130,7 @@ class NpySource(Source):
         self.shard_splits: list[str] = []
         self.shard_records: list[int] = []
         self.shard_documents: list[int | None] = []
-        how = {"remainder": remainder, "pad_id": pad_id, **date_of(self.paths)}
+        how = {"remainder": remainder, "pad_id": pad_id}
         self.description = {"format": "npy", "files": [str(path) for path in self.paths], **how}
         self.identity: dict[str, Any] = {}
         self.pad_id = pad_id

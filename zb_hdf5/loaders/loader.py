@@ -133,7 +133,7 @@ class Loader(ReadingLoader[BatchT]):
         Fill up `cu_seqlens` to this length, for `torch.compile` and CUDA graphs.
     spans
         True: add `spans`, the list of the values of the spans in the batch, and `span_index` (int32, (batch_size,
-        seq_len)): the place in it of the span of each token, -1 for none. "pickle" runs code, and must be named; where
+        seq_len)): the place in it of the span of each token, -1 for none. Where
         a function has encoded the values, give the one that decodes them.
     skip
         (epoch, start, stop): jump over these positions of an epoch, such as those of bad data that made the loss jump.

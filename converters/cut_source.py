@@ -12,7 +12,8 @@ import numpy.typing as npt
 from zb_hdf5 import ArgumentError, ConvertError
 from zb_hdf5.columns.reader import require_choice
 from zb_hdf5.converters.documents import Choose, DocumentSource, Encoded, Group
-from zb_hdf5.converters.npy_source import NpyFile
+from zb_hdf5.converters.npy_source import NpyFile, expand
+from zb_hdf5.converters.options import Conversion
 from zb_hdf5.formats.npy import read_npy_header
 from zb_hdf5.spec import TokenArray, stored_dtype
 
@@ -99,3 +100,11 @@ def cut(tokens: TokenArray, boundary_token_id: int, boundary: str) -> Iterator[t
             start = int(edges[-1])
     if start < len(tokens):
         yield start, np.array([len(tokens) - start])
+
+
+def open_cut(paths: list[Path], conversion: Conversion) -> CutSource:
+    """Open `.npy` files as a conversion asks."""
+    return CutSource(
+        expand(paths), conversion.boundary_token_id or 0, conversion.boundary or "behind", conversion.dtype or "auto",
+        conversion.vocab_size or 0,
+    )  # fmt: skip

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -78,6 +78,7 @@ class Group(NamedTuple):
     num_bytes: int
 
 
+@runtime_checkable
 class DocumentSource(Protocol):
     """Documents to convert, in order. Picklable: other processes read their groups themselves.
 

@@ -1,4 +1,4 @@
-"""Engines run the tasks: this process, local processes, MPI ranks, or a dask cluster. The bytes are the same.
+"""Engines run the tasks: this process, local processes, or MPI ranks. The bytes are the same.
 
 Every engine but the first is a `concurrent.futures.Executor`. It runs a module-level function of one picklable task,
 and the result does not depend on where it ran.
@@ -11,23 +11,19 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import wait as wait_for_end
-from pathlib import Path
 from types import FrameType
 from typing import Any, Final, Self, cast
 
-from zb_hdf5 import ArgumentError, UnavailableError
+from zb_hdf5 import UnavailableError
 from zb_hdf5.converters.task import Engine, Progress, Result, Task, no_progress
 
 #: How often the progress of other processes is looked up.
 POLL_S: Final = 0.5
-#: How long a dask cluster may take to answer, and to have its first worker.
-CLUSTER_WAIT_S: Final = 60
 
 
 class Inline:
@@ -134,29 +130,23 @@ class _KeptSignals:
 
 
 @contextlib.contextmanager
-def open_engine(executor: str, workers: int, scheduler_file: Path | None = None) -> Generator[Engine | None]:
+def open_engine(executor: str, workers: int) -> Generator[Engine | None]:
     """Open the engine; None in an MPI rank that has run its tasks for others and is done.
 
     Parameters
     ----------
     executor
-        "local", "mpi" or "dask".
+        "local" or "mpi".
     workers
-        Local processes; 1 is this process. MPI and dask bring their own number.
-    scheduler_file
-        Of a dask cluster; None: as dask is configured.
+        Local processes; 1 is this process. MPI brings its own number.
 
     Raises
     ------
     UnavailableError
-        If the engine's library is not installed, or its cluster cannot be reached.
+        If no MPI library is installed.
     """
-    if scheduler_file is not None and executor != "dask":
-        raise ArgumentError(f"--scheduler-file belongs to --executor dask, not to {executor}")
     if executor == "mpi":
         yield from _open_mpi()
-    elif executor == "dask":
-        yield from _open_dask(scheduler_file)
     elif workers == 1:
         yield Inline()
     else:
@@ -232,46 +222,6 @@ def require_one_world(size: int) -> None:
             f"--executor mpi: srun has started {tasks} tasks, but each of them is an MPI world of one rank: use srun "
             "--mpi=pmix or --mpi=pmi2, whichever this MPI library was built for (see 'srun --mpi=list')"
         )
-
-
-def _open_dask(scheduler_file: Path | None) -> Iterator[Engine]:
-    try:
-        import dask
-        from distributed import Client, KilledWorker
-    except ImportError as error:
-        raise UnavailableError(f"--executor dask: {error}; pip install 'zb_hdf5[dask]'") from error
-    address = dask.config.get("scheduler-address", None)
-    if scheduler_file is None and address is None:
-        raise ArgumentError("--executor dask needs --scheduler-file, or DASK_SCHEDULER_ADDRESS in the environment")
-    if scheduler_file is not None and not scheduler_file.exists():
-        raise UnavailableError(
-            f"{scheduler_file}: no such scheduler file; start 'dask scheduler --scheduler-file' first"
-        )
-    try:
-        client: Any = Client(  # type: ignore[no-untyped-call]
-            scheduler_file=scheduler_file and str(scheduler_file), address=address, timeout=CLUSTER_WAIT_S
-        )
-        client.wait_for_workers(1, timeout=CLUSTER_WAIT_S)
-    except (OSError, TimeoutError, ValueError) as error:
-        raise UnavailableError(f"--executor dask: no scheduler, or no worker: {error}") from error
-    with client:
-        threads = client.nthreads()
-        engine = Pooled(client.get_executor(pure=False), max(1, sum(threads.values())))
-        hosts = Counter(address.rpartition(":")[0] for address, count in threads.items() for _ in range(count))
-        engine.workers_per_node = max(hosts.values(), default=1)
-        try:
-            yield engine
-        except KilledWorker as error:
-            raise UnavailableError(
-                f"dask workers died, perhaps killed for their memory; finished shards are kept: run the same command "
-                f"with --resume, and give each worker more memory: {error}"
-            ) from error
-
-
-def require_own_workers(executor: str, workers: int | None) -> None:
-    """Raise `ArgumentError` if a number of workers was given and the engine has its own."""
-    if workers is not None and executor != "local":
-        raise ArgumentError(f"--workers belongs to --executor local: {executor} brings its own")
 
 
 def default_workers() -> int:

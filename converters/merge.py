@@ -9,7 +9,7 @@ from typing import Any
 
 from zb_hdf5 import ConvertError, ShardIndex, StoreMeta, open_reader
 from zb_hdf5.converters.journal import Part, journal_paths, read_journals, remove_journals, require_same
-from zb_hdf5.converters.shard import SHARDS, FinishedShard, files_of_shard
+from zb_hdf5.converters.shard import SHARDS, FinishedShard, files_of_shard, with_largest_token
 from zb_hdf5.documents.document_table import DocumentPart, check_documents
 from zb_hdf5.field import Field
 from zb_hdf5.files.publishing import PartialDirectory, partial_path, remove
@@ -41,7 +41,7 @@ def merge_parts(destination: str | os.PathLike[str], *, overwrite: bool = False)
             _meta_of(plan["meta"]),
             tuple(done.entry for _, done in sorted(finished.items())),
             plan["shuffle"],
-            plan["source"],
+            with_largest_token(plan["source"], finished.values()),
             documents=tuple(DocumentPart(*part) for part in plan["documents"]) if indexed else (),
         )
         _require_whole(waiting, plan["target"], index)

@@ -18,10 +18,12 @@ import numpy.typing as npt
 from zb_hdf5 import ArgumentError, ConvertError, IncompleteError, StoreMeta
 from zb_hdf5.columns.reader import require_choice
 from zb_hdf5.converters.npy_files import OpenFiles
+from zb_hdf5.converters.options import Conversion
 from zb_hdf5.converters.source import REMAINDERS, Source, TokenCounts
 from zb_hdf5.errors import Remedy
 from zb_hdf5.files.publishing import PARTIAL_SUFFIX
 from zb_hdf5.formats.npy import read_npy_header
+from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.loaders.order import write_order
 from zb_hdf5.spec import TokenArray, stored_dtype
 from zb_hdf5.token_values import bad_token_message, find_bad_token, require_integers, token_limit
@@ -285,3 +287,11 @@ def expand(paths: Sequence[str | os.PathLike[str]]) -> list[Path]:
 
 def _is_unfinished(path: Path) -> bool:
     return any(part.endswith(PARTIAL_SUFFIX) for part in path.parts)
+
+
+def open_npy(paths: list[Path], conversion: Conversion) -> NpySource:
+    """Open `.npy` files as a conversion asks."""
+    names = ("batch_size", "seq_len", "seed", "shuffle", "remainder", "pad_id")
+    how = {name: getattr(conversion, name) for name in names}
+    dtype = FORMATS[conversion.target].default_dtype if conversion.dtype in (None, "auto") else conversion.dtype
+    return NpySource(paths, dtype=dtype or "auto", vocab_size=conversion.vocab_size or 0, **how)

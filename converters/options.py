@@ -1,164 +1,179 @@
-"""What the convert commands can be told: options that several of them have, and what was given as typed objects."""
+"""The one description of a conversion: each option is spelled once, for `convert` and for the command line."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import click
+from zb_hdf5.errors import ArgumentError
 
-from zb_hdf5.console import NewPath
+if TYPE_CHECKING:  # numpy is imported when something is converted: help does not need it
+    from zb_hdf5.converters.task import Engine
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
-POSITIVE, NATURAL = click.IntRange(1), click.IntRange(0)
-SHUFFLES: Final = click.Choice(["global", "none"])
-REMAINDERS: Final = click.Choice(["drop", "pad", "error"])
-EXECUTORS: Final = click.Choice(["local", "mpi", "dask"])
-SCHEDULER_FILE: Final = click.option(
-    "--scheduler-file", type=NewPath(), help="File in which the dask scheduler has left its address."
-)
-FORCE: Final = click.option(
-    "--force", is_flag=True, help="Replace what exists, at the end and whole; also with --resume."
-)
-NO_SHUFFLE: Final = click.option("--no-shuffle", "shuffle", flag_value="none", help="The same as --shuffle none.")
+#: Memory of all processes of a node together, unless another size is given.
+DEFAULT_MEMORY_BYTES: Final = 2 << 30
+#: The target of documents that are kept as they are, one after the other.
+STREAM: Final = "stream"
 
 
-def option(name: str, kind: Any, default: Any, help_text: str) -> Callable[..., Any]:
-    """Return an option whose help shows its default."""
-    return click.option(name, type=kind, default=default, show_default=True, help=help_text)
-
-
-def with_options(options: Iterable[Callable[..., Any]], command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add options to a command, in this order."""
-    for each in reversed(list(options)):
-        command = each(command)
-    return command
-
-
-class Codec(click.ParamType[str]):
-    """zstd or gzip, with a level behind a colon."""
-
-    name = "CODEC"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        from zb_hdf5 import ArgumentError
-        from zb_hdf5.spec import codec_named
-
-        try:
-            return codec_named(value)
-        except ArgumentError as error:
-            self.fail(str(error), param, ctx)
-
-
-CODEC: Final = click.option(
-    "--codec", type=Codec(), help="Compress the tokens: zstd[:1-22] or gzip[:1-9]. [default: none]"
-)
-TOKENS_ONLY: Final = click.option(
-    "--tokens-only", is_flag=True, help="Leave fields and documents behind: .batch files hold tokens only."
-)
-#: How documents become batches, whether they are text or tokens already.
-PACKING_OPTIONS: Final = (
-    option("--packing", click.Choice(["concat", "best-fit", "pad"]), "concat", "How documents become rows."),
-    option("--batch-size", POSITIVE, 32, "Rows per batch."),
-    option("--seq-len", POSITIVE, 512, "Tokens per row."),
-    option("--seed", NATURAL, 42, "Seed of the shuffle of rows; of text also of the draw of documents held out."),
-    option("--shuffle", SHUFFLES, "global", "Order of the rows within a split."),
-    NO_SHUFFLE,
-    option("--remainder", REMAINDERS, "pad", "Rows that do not fill the last batch: leave out, fill up, or fail."),
-    click.option("--pad-id", type=NATURAL, help="Token of padding. [default: the boundary token, else 0]"),
-)
-Options = TypeVar("Options", bound="DataclassInstance")
-
-
-def options_of(kind: type[Options], given: dict[str, Any]) -> Options:
-    """Return the options that a dataclass names, of all that a command was given."""
-    return kind(**{field.name: given[field.name] for field in fields(kind) if field.name in given})
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunOptions:
-    """What every conversion is told: who works on it, and what happens to what is there."""
-
-    shards: int | None
-    workers: int | None
-    executor: str
-    scheduler_file: Path | None
-    resume: bool
-    force: bool
-    as_json: bool
-    quiet: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class ConvertOptions(RunOptions):
-    """What a conversion between formats is told besides.
+class Option(NamedTuple):
+    """An option of a conversion.
 
     Attributes
     ----------
-    memory, shuffle_method
-        None where nothing is shuffled.
+    flag
+        Its name on the command line.
+    kind
+        "positive", "natural", "fraction", "size", "text", "names", "codec", "part" or "flag"; a tuple of choices; or
+        choices and the values that they stand for.
+    help
+        One or two sentences.
     """
 
-    shard_size: int | None
-    shard_range: tuple[int, int] | None
-    dry_run: bool
-    codec: str | None = None
-    memory: int | None = None
-    shuffle_method: str | None = None
-    live: bool = False
-    tokens_only: bool = False
+    flag: str
+    kind: str | tuple[str, ...] | Mapping[str, Any]
+    help: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class NpyOptions:
-    """What is to be made of `.npy` files."""
+class Unset(NamedTuple):
+    """The default of an option that depends on the data: None in the library, and these words in the help."""
 
-    batch_size: int
-    seq_len: int | None
-    seed: int
-    shuffle: str
-    dtype: str
-    vocab_size: int | None
-    remainder: str
-    pad_id: int
+    words: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class StoreOptions:
-    """How a store is read."""
-
-    dataset: str | None = None
-    dtype: str = "keep"
-    batch_size: int | None = None
-    seq_len: int | None = None
-    remainder: str | None = None
+def _option(flag: str, kind: Any, text: str) -> Any:
+    return field(default=None, kw_only=True, metadata={"option": Option(flag, kind, text)})
 
 
-@dataclass(frozen=True, kw_only=True)
-class TextCommandOptions(RunOptions):
-    """What is to be made of text; plain text files have no column."""
+@dataclass(frozen=True)
+class Conversion:
+    """A conversion: its source, its target, the layout of the result, and the work.
 
-    layout: str
-    tokenizer: str
-    text_column: str = "text"
-    id_column: str = ""
-    metadata_columns: str = ""
-    boundary_token: str | None
-    no_boundary: bool
-    max_document_tokens: int | None
-    packing: str
-    batch_size: int
-    seq_len: int
-    seed: int
-    shuffle: str
-    remainder: str
-    pad_id: int | None
-    val_fraction: float
-    val_last_shard: bool
-    shard_per_source: bool
-    threads: int | None
-    codec: str | None
+    An option that is None has the default of its kind of source; one that the source has no use for is refused.
+
+    Parameters
+    ----------
+    source
+        One path or several, of files, folders or stores, or a URL of a store; or an open `Source` or `DocumentSource`.
+    target
+        "hdf5", "batch" or "npy" for batches, "stream" for an HDF5 stream of documents.
+    destination
+        One file if it ends in the format's suffix, else a folder of shards, of this machine or in a bucket: such a
+        store is written to `<its name>.upload` in the current folder, uploaded with its index last, and removed there.
+    source_format
+        A name in `SOURCES`; "auto": that of the first file.
+    progress
+        Called with the number of tokens written since the last call.
+    engine
+        Runs the tasks instead of `workers` or `executor`.
+    """
+
+    source: Any
+    target: str
+    destination: Any
+    source_format: str = field(default="auto", kw_only=True)
+    layout: str | None = _option(
+        "--layout", ("batches", STREAM), "batches: packed rows; stream: the documents one after the other."
+    )
+    tokenizer: str | None = _option("--tokenizer", "text", "byte, tok.json, tok.tiktoken, or tiktoken:NAME.")
+    text_column: str | None = _option("--text-column", "text", "Column, or JSON key, that holds the text.")
+    id_column: str | None = _option(
+        "--id-column", "text", "Column, or JSON key, that names each document: no two the same."
+    )
+    metadata_columns: tuple[str, ...] | None = _option(
+        "--metadata-columns", "names", "Columns to keep of each document, such as author,url."
+    )
+    boundary_token: str | None = _option("--boundary-token", "text", "Special token behind each document.")
+    no_boundary: bool | None = _option("--no-boundary", "flag", "Put no token between documents.")
+    boundary_token_id: int | None = _option(
+        "--boundary-token-id", "natural", "The token that tells documents apart, such as 50256."
+    )
+    boundary: str | None = _option("--boundary", ("behind", "front"), "Its place in each document.")
+    max_document_tokens: int | None = _option("--max-document-tokens", "positive", "Cut longer documents.")
+    packing: str | None = _option("--packing", ("concat", "best-fit", "pad"), "How documents become rows.")
+    batch_size: int | None = _option("--batch-size", "positive", "Records per batch.")
+    seq_len: int | None = _option("--seq-len", "positive", "Tokens per record.")
+    seed: int | None = _option("--seed", "natural", "Seed of the shuffle, and of the draw of documents held out.")
+    shuffle: bool | None = _option(
+        "--shuffle", {"global": True, "none": False}, "global: all records of a split; none: the order of the source."
+    )
+    dtype: str | None = _option("--dtype", ("auto", "keep", "uint32", "uint16"), "Stored dtype.")
+    vocab_size: int | None = _option("--vocab-size", "positive", "Refuse ids at or above it.")
+    remainder: str | None = _option(
+        "--remainder", ("drop", "pad", "error"), "Records that do not fill the last batch: leave out, fill up, or fail."
+    )
+    pad_id: int | None = _option("--pad-id", "natural", "The token of padding.")
+    val_fraction: float | None = _option(
+        "--val-fraction", "fraction", "Share of the documents that is held out as split val."
+    )
+    val_last_shard: bool | None = _option("--val-last-shard", "flag", "Hold out the last source file as split val.")
+    dataset: str | None = _option("--dataset", "text", "Name of a dataset in an HDF5 file of another program.")
+    memory_bytes: int | None = _option("--memory", "size", "Memory of all processes of this node together.")
+    shuffle_method: str | None = _option(
+        "--shuffle-method",
+        ("auto", "direct", "two-pass"),
+        "direct: gather record by record; two-pass: only sequential reads and writes; auto: the faster one.",
+    )
+    codec: str | None = _option("--codec", "codec", "Compress the tokens: zstd[:1-22] or gzip[:1-9].")
+    live: bool | None = _option("--live", "flag", "Let other processes read the committed batches.")
+    tokens_only: bool | None = _option(
+        "--tokens-only", "flag", "Leave fields and documents behind, which such files do not hold."
+    )
+    num_shards: int | None = _option("--shards", "positive", "Number of shards.")
+    shard_bytes: int | None = _option("--shard-size", "size", "Size of a shard, such as 1GiB.")
+    shard_per_source: bool | None = _option(
+        "--shard-per-source", "flag", "With --layout stream: a shard per source file, as without --shards."
+    )
+    workers: int | None = _option("--workers", "positive", "Local processes.")
+    threads: int | None = _option("--threads", "positive", "Threads that tokenize, per process.")
+    executor: str | None = _option("--executor", ("local", "mpi"), "Who does the work: local processes, or MPI ranks.")
+    part: tuple[int, int] | None = _option(
+        "--shard-range", "part", "Write part I of N (from 0) only; then run zb index merge."
+    )
+    resume: bool | None = _option(
+        "--resume", "flag", "Keep the finished files of an interrupted run of the same arguments, write the rest."
+    )
+    overwrite: bool | None = _option(
+        "--force", "flag", "Replace what exists, at the end and whole; also with --resume."
+    )
+    progress: Callable[[int], None] | None = field(default=None, kw_only=True)
+    engine: Engine | None = field(default=None, kw_only=True)
+
+    @property
+    def given(self) -> set[str]:
+        """The names of the options that have a value; a flag that is False has none."""
+        values = {name: getattr(self, name) for name in OPTIONS}
+        return {name for name, value in values.items() if value is not None and (value or OPTIONS[name].kind != "flag")}
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether documents are kept as they are, and do not become rows."""
+        return STREAM in (self.target, self.layout)
+
+    def require_possible(self) -> None:
+        """Raise `ArgumentError` for a value that no conversion takes."""
+        for name, each in OPTIONS.items():
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if each.kind in ("positive", "size") and value < 1:
+                raise ArgumentError(f"{name} must be at least 1, found {value}")
+            if isinstance(each.kind, tuple) and value not in each.kind:
+                raise ArgumentError(f"{name} must be one of {', '.join(each.kind)}, found {value!r}")
+        if self.part is not None and not 0 <= self.part[0] < self.part[1]:
+            raise ArgumentError(f"part must be (i, n) with i from 0 to n - 1, found {tuple(self.part)}")
+        if self.num_shards is not None and self.shard_bytes is not None:
+            raise ArgumentError("pass either a number of shards or their size, not both")
+        if self.executor not in (None, "local") and self.workers is not None:
+            raise ArgumentError(f"--workers belongs to --executor local: {self.executor} brings its own")
+
+    def with_defaults(self, defaults: Mapping[str, Any]) -> Conversion:
+        """Return the conversion with the defaults of its kind of source in place of None."""
+        known = {name: value for name, value in defaults.items() if not isinstance(value, Unset)}
+        return replace(self, **{name: value for name, value in known.items() if getattr(self, name) is None})
+
+
+OPTIONS: Final[dict[str, Option]] = {
+    each.name: each.metadata["option"] for each in fields(Conversion) if "option" in each.metadata
+}

@@ -3,65 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from zb_hdf5 import ArgumentError, ConvertError, StoreMeta
-from zb_hdf5.columns.reader import require_choice
+from zb_hdf5 import ConvertError, StoreMeta
+from zb_hdf5.converters.options import Conversion
 from zb_hdf5.converters.packed_rows import DocumentStream, PackedRows, SplitRows
-from zb_hdf5.converters.packing import PACKINGS
 from zb_hdf5.converters.plan import DEFAULT_SHARD_BYTES
-from zb_hdf5.converters.source import REMAINDERS, Source, TokenCounts
+from zb_hdf5.converters.source import Source, TokenCounts
 from zb_hdf5.documents.document_table import part_of
 from zb_hdf5.documents.pieces import Pieces, concatenate, padding
 from zb_hdf5.errors import Remedy
 from zb_hdf5.loaders.order import GlobalOrder, SequentialOrder, write_order
 from zb_hdf5.spec import TokenArray
-
-
-@dataclass(frozen=True)
-class PackOptions:
-    """How documents become batches.
-
-    Attributes
-    ----------
-    packing
-        A name in `PACKINGS`.
-    shuffle
-        Whether the packed rows of each split are stored in a uniformly random order.
-    remainder
-        Of the rows that do not fill the last batch of a split: "pad" (with rows of `pad_id`: no token is lost), "drop"
-        or "error".
-    pad_id
-        The token of padding; None: the boundary token, or 0 if there is none.
-    num_shards, shard_bytes
-        Of the training split; None: shards of 1 GiB.
-
-    Raises
-    ------
-    ArgumentError
-        If there is no such packing or remainder.
-    """
-
-    batch_size: int
-    seq_len: int
-    seed: int = 42
-    shuffle: bool = True
-    packing: str = "concat"
-    remainder: str = "pad"
-    pad_id: int | None = None
-    num_shards: int | None = None
-    shard_bytes: int | None = None
-
-    def __post_init__(self) -> None:
-        require_choice("packing", self.packing, tuple(PACKINGS))
-        require_choice("remainder", self.remainder, REMAINDERS)
-        if self.num_shards and self.shard_bytes:
-            raise ArgumentError("pass either a number of shards or their size, not both")
 
 
 class PackedSource(Source):
@@ -85,7 +43,7 @@ class PackedSource(Source):
         streams: Sequence[DocumentStream],
         folder: Path,
         meta: StoreMeta,
-        options: PackOptions,
+        options: Conversion,
         pad_id: int,
         *,
         description: dict[str, Any],
@@ -93,9 +51,9 @@ class PackedSource(Source):
         token_counts: TokenCounts,
     ) -> None:
         self.paths = paths
-        self.shuffle, self.reorders = "global" if options.shuffle else "none", options.shuffle
+        self.shuffle, self.reorders = "global" if options.shuffle else "none", bool(options.shuffle)
         self.description = description
-        self._options = options
+        self._options = replace(options, source=None, progress=None, engine=None)  # picklable
         self.token_counts = token_counts
         self._splits = [self._pack(k, stream, folder, meta, pad_id) for k, stream in enumerate(streams)]
         self.document_files = [part.rows.table.path for part in self._splits]
@@ -115,8 +73,8 @@ class PackedSource(Source):
     def _pack(self, number: int, stream: DocumentStream, folder: Path, meta: StoreMeta, pad_id: int) -> SplitRows:
         """Pack the documents of a split into rows, and count the tokens that get no place in one."""
         options, split = self._options, stream.split
-        rows = PackedRows(stream, folder, number, options.packing, meta.seq_len, pad_id)
-        order = write_order(rows.num_rows, options.seed) if options.shuffle else SequentialOrder(rows.num_rows)
+        rows = PackedRows(stream, folder, number, options.packing or "concat", meta.seq_len, pad_id)
+        order = write_order(rows.num_rows, options.seed or 0) if options.shuffle else SequentialOrder(rows.num_rows)
         self.token_counts.drop("cropped by packing", rows.tokens_cropped)
         num_batches, rest = divmod(rows.num_rows, meta.batch_size)
         left_out = 0

@@ -6,12 +6,14 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import groupby, pairwise
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from zb_hdf5 import ArgumentError, BatchReader, ConvertError
 from zb_hdf5.columns.reader import require_choice
+from zb_hdf5.converters.options import Conversion
 from zb_hdf5.converters.source import TokenCounts
 from zb_hdf5.converters.store_source import StoreSource
 from zb_hdf5.documents.pieces import Pieces
@@ -212,3 +214,12 @@ def open_store(
     if remainder is not None:
         raise ArgumentError(f"{path}: remainder: without batch_size or seq_len no record is left over")
     return StoreSource(path, backend, dataset, dtype)
+
+
+def open_stores(paths: list[Path], conversion: Conversion) -> StoreSource:
+    """Open the store of a conversion."""
+    layout = {"batch_size": conversion.batch_size, "seq_len": conversion.seq_len}
+    return open_store(
+        paths[0], conversion.source_format, conversion.dataset, conversion.dtype or "keep",
+        remainder=conversion.remainder, **layout,
+    )  # fmt: skip

@@ -19,7 +19,7 @@ from zb_hdf5 import BatchReader, BatchWriter, ChecksumError, ConvertError, Shard
 from zb_hdf5.columns.reader import GROUP_BYTES
 from zb_hdf5.converters.document_parts import write_pieces
 from zb_hdf5.converters.journal import CheckTask, FileState
-from zb_hdf5.converters.source import Source
+from zb_hdf5.converters.source import MAX_TOKEN, Source
 from zb_hdf5.converters.task import Progress, no_progress, tokens_written
 from zb_hdf5.documents.document_writer import write_joined
 from zb_hdf5.documents.pieces_file import pieces_path
@@ -95,6 +95,13 @@ class FinishedShard:
     def from_json(cls, value: dict[str, Any]) -> Self:
         # the format may be one that `shards.json` does not know
         return cls(ShardEntry.from_json(value["entry"]), int(value["max_token"]), str(value["frame_sha256"]))
+
+
+def with_largest_token(source: dict[str, Any], finished: Iterable[FinishedShard]) -> dict[str, Any]:
+    """Return the `source` entry of `shards.json` with the largest id of the shards, where it is known of all."""
+    largest = [done.max_token for done in finished]
+    known = [token for token in largest if token is not None]
+    return {**source, MAX_TOKEN: max(known)} if known and len(known) == len(largest) else source
 
 
 @dataclass(frozen=True)

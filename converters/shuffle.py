@@ -22,7 +22,6 @@ from zb_hdf5.files.publishing import scratch_directory
 from zb_hdf5.spec import TokenArray
 
 SHUFFLE_METHODS: Final = ("auto", "direct", "two-pass")
-DEFAULT_MEMORY_BYTES: Final = 2 << 30
 PROBES: Final = 64
 #: What each process takes that gathers directly, measured: one 39 MiB; two, and what starts them, 119 MiB.
 DIRECT_BYTES: Final = 60 << 20

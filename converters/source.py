@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, runtime_checkable
 
 from zb_hdf5 import ArgumentError, BatchReader, ConvertError, StoreMeta
 from zb_hdf5.documents.document_table import DocumentPart
@@ -15,6 +15,8 @@ from zb_hdf5.files.paths import RemotePath
 from zb_hdf5.loaders.order import GlobalOrder
 from zb_hdf5.spec import TokenArray
 
+#: The largest id of a store, in the `source` entry of its index: of no shard, and of no copy before it is written.
+MAX_TOKEN: Final = "max_token"
 #: What may become of records that do not fill the last batch.
 REMAINDERS: Final = ("drop", "pad", "error")
 
@@ -64,6 +66,7 @@ class TokenCounts:
             )
 
 
+@runtime_checkable
 class Source(Protocol):
     """Batches to convert, in their final order. Picklable: other processes read their shards themselves.
 

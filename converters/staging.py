@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import time
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -14,45 +13,33 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from zb_hdf5 import ArgumentError, StoreMeta
-from zb_hdf5.converters import run as pipe
-from zb_hdf5.converters.documents import DocumentCounts, DocumentSource, route
+from zb_hdf5.converters.batch_target import is_one_file, refuse_bad_destination, write_batches
+from zb_hdf5.converters.documents import DocumentSource, route
 from zb_hdf5.converters.journal import how_to_go_on, refuse_interrupted
 from zb_hdf5.converters.npy_files import OpenFiles
-from zb_hdf5.converters.packed import PackedSource, PackOptions
-from zb_hdf5.converters.run import WorkOptions
+from zb_hdf5.converters.options import Conversion
+from zb_hdf5.converters.packed import PackedSource
+from zb_hdf5.converters.reports import Done, Report
 from zb_hdf5.converters.shard import SHARDS
 from zb_hdf5.converters.source import TokenCounts
+from zb_hdf5.converters.task import Workers
 from zb_hdf5.converters.token_files import TokensPlan, write_raw_tokens
 from zb_hdf5.documents.document_table import DocumentFile, documents_path
+from zb_hdf5.files.paths import local_path
 from zb_hdf5.files.publishing import ScratchDirectory, partial_path, refuse_existing, remove_scratch
-from zb_hdf5.spec import NO_CODEC, SHARD_PREFIX, TokenArray
+from zb_hdf5.spec import SHARD_PREFIX, TokenArray
+from zb_hdf5.token_values import token_limit
 
+#: The options that decide a store, besides its tokens.
+_DECIDING: Final = (
+    "batch_size", "seq_len", "seed", "shuffle", "packing", "remainder", "pad_id", "num_shards", "shard_bytes",
+    "val_fraction", "val_last_shard", "codec", "tokens_only",
+)  # fmt: skip
 #: Bytes of the source of one staging file. The cuts do not depend on the workers: any number of them can go on with it.
 STAGING_BYTES: Final = 64 << 20
 #: Enough for the workers of some nodes, and not too many files.
 MIN_STAGING_FILES: Final = 256
 MAX_STAGING_FILES: Final = 4096
-
-
-@dataclass(frozen=True)
-class TextOptions(PackOptions):
-    """The options of a batch store of documents: also those held out, and the codec with its level."""
-
-    val_fraction: float = field(default=0.0, kw_only=True)
-    val_last_shard: bool = field(default=False, kw_only=True)
-    codec: str = field(default=NO_CODEC, kw_only=True)
-
-
-@dataclass(frozen=True)
-class IngestReport:
-    """The counts of documents, and the report of the conversion; `tokens_kept` were not made again."""
-
-    conversion: pipe.Report
-    counts: DocumentCounts
-    packing: str
-    batches_of_split: dict[str, int]
-    seconds: float
-    tokens_kept: int
 
 
 class StagingFile(NamedTuple):
@@ -100,7 +87,7 @@ class StagedSource(PackedSource):
         files: Sequence[StagingFile],
         folder: Path,
         meta: StoreMeta,
-        options: PackOptions,
+        options: Conversion,
         pad_id: int,
         description: dict[str, Any],
         paths: list[Path],
@@ -117,24 +104,8 @@ class StagedSource(PackedSource):
         )  # fmt: skip
 
 
-def staging_plan(source: DocumentSource, options: TextOptions) -> TokensPlan:
-    """Cut the documents so that many workers have work. The stored bytes do not depend on the cuts."""
-    num_bytes = sum(path.stat().st_size for path in source.paths)
-    wanted = max(MIN_STAGING_FILES, min(MAX_STAGING_FILES, num_bytes // STAGING_BYTES))
-    count = None if options.val_last_shard or not source.groups else min(len(source.groups), wanted)
-    routes = route(
-        source, count, val_fraction=options.val_fraction, val_last_shard=options.val_last_shard, seed=options.seed
-    )
-    return TokensPlan(source, routes, asdict(options))
-
-
-def ingest_batches(
-    source: DocumentSource,
-    destination: str | os.PathLike[str],
-    options: TextOptions,
-    work: WorkOptions | None = None,
-) -> IngestReport:
-    """Pack and shuffle documents into an HDF5 batch store.
+def stage_and_write(source: DocumentSource, conversion: Conversion, workers: Workers) -> Report | Done:
+    """Pack and shuffle documents into a batch store.
 
     The tokens lie in `<destination>.tokens.partial/` meanwhile: as much disk again as the store. An exception leaves
     them there; `resume` goes on with those that are whole, and with the finished shards.
@@ -144,40 +115,51 @@ def ingest_batches(
     ConvertError
         If the destination exists, or is or holds a source, or the documents do not fill a batch.
     """
-    destination, work = Path(destination), work or WorkOptions()
-    start_s = time.monotonic()
-    pipe.refuse_bad_destination(source.paths, destination)
-    _require_free(destination, options, work)
-    plan, pad_id = staging_plan(source, options), _pad_id(source, options)
+    destination, start_s = Path(local_path(conversion.destination)), time.monotonic()
+    refuse_bad_destination(source.paths, destination)
+    plan, pad_id = staging_plan(source, conversion), _pad_id(source, conversion)
+    if conversion.resume and not conversion.overwrite and destination.is_dir() and plan.is_result(destination):
+        remove_scratch(_tokens_path(destination))
+        return Done(destination)
+    _require_free(destination, conversion)
+    workers.shown.begin("tokenizing" if source.tokenizer else "cutting", plan.num_bytes, "B")
     with ScratchDirectory(_tokens_path(destination)) as folder:
-        made = plan.write(write_raw_tokens, lambda number: staging_path(folder.partial_path, number), folder, work)
-        meta = StoreMeta(
-            options.batch_size, options.seq_len, source.dtype, options.seed if options.shuffle else 0, 0,
-            made.counts.documents, source.vocab_size, source.tokenizer,
-        )  # fmt: skip
+
+        def path_of(number: int) -> Path:
+            return staging_path(folder.partial_path, number)
+
+        made = plan.write(write_raw_tokens, path_of, folder, conversion, workers)
         staged = [
             StagingFile(task.path, task.route.split, done.token_count, done.counts.tokens) for task, done in made.files
         ]
+        meta = StoreMeta(
+            conversion.batch_size or 0, conversion.seq_len or 0, source.dtype,
+            (conversion.seed or 0) if conversion.shuffle else 0, 0, made.counts.documents, source.vocab_size,
+            source.tokenizer,
+        )  # fmt: skip
         try:
-            description = {**plan.description, **_describe(options)}
-            rows = StagedSource(staged, folder.partial_path, meta, options, pad_id, description, source.paths)
-            report = pipe.convert(
-                rows, "hdf5", destination, overwrite=work.overwrite, resume=work.resume, engine=work.engine,
-                codec=options.codec, progress=work.begin("writing", rows.num_batches * meta.batch_tokens),
-            )  # fmt: skip
+            description = {**plan.description, **_describe(conversion)}
+            rows = StagedSource(staged, folder.partial_path, meta, conversion, pad_id, description, source.paths)
+            report = write_batches(rows, replace(conversion, num_shards=None, shard_bytes=None), workers)
         except BaseException as error:
-            error.add_note(f"the tokens are kept in {folder.partial_path}: {how_to_go_on(work.overwrite)}")
+            error.add_note(f"the tokens are kept in {folder.partial_path}: {how_to_go_on(bool(conversion.overwrite))}")
             raise
-    seconds = time.monotonic() - start_s
-    return IngestReport(report, made.counts, options.packing, rows.batches_of_split, seconds, made.tokens_kept)
+    return replace(
+        report, documents=made.counts, packing=conversion.packing or "", batches_of_split=rows.batches_of_split,
+        documents_kept=made.tokens_kept, seconds=time.monotonic() - start_s,
+    )  # fmt: skip
 
 
-def is_ingested(source: DocumentSource, destination: Path, options: TextOptions) -> bool:
-    """Return whether `destination` is the result of `ingest_batches`; then remove the leftovers of a kill."""
-    if not staging_plan(source, options).is_result(destination):
-        return False
-    remove_scratch(_tokens_path(destination))
-    return True
+def staging_plan(source: DocumentSource, conversion: Conversion) -> TokensPlan:
+    """Cut the documents so that many workers have work. The stored bytes do not depend on the cuts."""
+    num_bytes = sum(path.stat().st_size for path in source.paths)
+    wanted = max(MIN_STAGING_FILES, min(MAX_STAGING_FILES, num_bytes // STAGING_BYTES))
+    last = bool(conversion.val_last_shard)
+    count = None if last or not source.groups else min(len(source.groups), wanted)
+    routes = route(
+        source, count, val_fraction=conversion.val_fraction or 0.0, val_last_shard=last, seed=conversion.seed or 0
+    )
+    return TokensPlan(source, routes, {name: getattr(conversion, name) for name in _DECIDING})
 
 
 def _tokens_path(destination: Path) -> Path:
@@ -185,23 +167,23 @@ def _tokens_path(destination: Path) -> Path:
     return destination.with_name(destination.name + ".tokens")
 
 
-def _require_free(destination: Path, options: TextOptions, work: WorkOptions) -> None:
-    """Refuse at once what `pipe.convert` would refuse after hours of tokenizing."""
-    several = options.num_shards or options.shard_bytes or options.val_fraction or options.val_last_shard
-    pipe.is_one_file("hdf5", destination, several=bool(several))
-    if not work.overwrite:
+def _require_free(destination: Path, conversion: Conversion) -> None:
+    """Refuse at once what `write_batches` would refuse after hours of tokenizing."""
+    several = conversion.num_shards or conversion.shard_bytes or conversion.val_fraction or conversion.val_last_shard
+    is_one_file(conversion.target, destination, several=bool(several))
+    if not conversion.overwrite:
         refuse_existing(destination)
-        if not work.resume:
+        if not conversion.resume:
             refuse_interrupted(partial_path(destination), SHARDS)
 
 
-def _describe(options: TextOptions) -> dict[str, Any]:
-    held_out = {"val_fraction": options.val_fraction, "val_seed": options.seed} if options.val_fraction else {}
-    return {"packing": options.packing, **held_out}
+def _describe(conversion: Conversion) -> dict[str, Any]:
+    held_out = {"val_fraction": conversion.val_fraction, "val_seed": conversion.seed}
+    return {"packing": conversion.packing, **(held_out if conversion.val_fraction else {})}
 
 
-def _pad_id(source: DocumentSource, options: TextOptions) -> int:
-    pad_id = options.pad_id if options.pad_id is not None else source.boundary_token_id or 0
-    if not 0 <= pad_id < (source.vocab_size or int(np.iinfo(source.dtype).max) + 1):
+def _pad_id(source: DocumentSource, conversion: Conversion) -> int:
+    pad_id = conversion.pad_id if conversion.pad_id is not None else source.boundary_token_id or 0
+    if not 0 <= pad_id <= token_limit(source.dtype, source.vocab_size):
         raise ArgumentError(f"pad_id must be below the vocabulary's {source.vocab_size:,}, found {pad_id}")
     return pad_id

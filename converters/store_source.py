@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from zb_hdf5 import BatchReader, ConvertError, IncompleteError, open_reader
-from zb_hdf5.converters.source import Source, TokenCounts
+from zb_hdf5.converters.source import MAX_TOKEN, Source, TokenCounts
 from zb_hdf5.documents.document_table import documents_name, documents_path, part_of
 from zb_hdf5.documents.pieces import Pieces
 from zb_hdf5.documents.pieces_file import PiecesFile
@@ -77,7 +77,8 @@ class StoreSource(Source):
         self._checked: set[tuple[int, int]] = set()  # whose pieces were compared with their digests
         if isinstance(self._reader, ShardedReader):
             index = self._reader.index
-            self.shuffle, self.description = index.shuffle, index.source
+            self.shuffle = index.shuffle
+            self.description = {key: value for key, value in index.source.items() if key != MAX_TOKEN}
             self.shard_batches = [shard.num_batches for shard in index.shards]
             self.shard_splits = [shard.split for shard in index.shards]
             self.shard_documents = [

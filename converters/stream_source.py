@@ -7,12 +7,16 @@ from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
+
 from zb_hdf5 import ArgumentError, StoreMeta
-from zb_hdf5.converters.journal import WHOLE, Part
-from zb_hdf5.converters.packed import PackedSource, PackOptions
-from zb_hdf5.converters.run import is_one_file, refuse_bad_destination
+from zb_hdf5.converters.batch_target import is_one_file, part_of, refuse_bad_destination
+from zb_hdf5.converters.journal import WHOLE
+from zb_hdf5.converters.options import Conversion
+from zb_hdf5.converters.packed import PackedSource
 from zb_hdf5.converters.source import TokenCounts, date_of
 from zb_hdf5.documents.document_table import DocumentFile
+from zb_hdf5.files.paths import local_path
 from zb_hdf5.files.publishing import scratch_directory
 from zb_hdf5.spec import DEFAULT_SPLIT, DOCUMENTS_SUFFIX, INDEX_NAME, TokenArray, stored_dtype
 from zb_hdf5.store.index import ShardIndex
@@ -36,7 +40,11 @@ class StreamTokens:
 
     def read_into(self, name: str, start: int, out: TokenArray) -> None:
         column, size = self._columns[name]
-        column.tokens.read([(start * size, out.reshape(-1))])
+        flat = out.reshape(-1)
+        stored = flat if flat.dtype == column.dtype else np.empty(len(flat), column.dtype)
+        column.tokens.read([(start * size, stored)])
+        if stored is not flat:
+            flat[...] = stored
 
 
 class StreamSource(PackedSource):
@@ -48,8 +56,8 @@ class StreamSource(PackedSource):
         What `MmapTokenStore` takes, but no `.npy` files, which know no documents.
     folder
         Where the plans and the document tables are kept while the source is read.
-    dtype
-        "keep" or "uint32": the stored dtype.
+    options
+        How documents become rows, and the stored dtype: "keep", or one that is named.
 
     Raises
     ------
@@ -59,16 +67,16 @@ class StreamSource(PackedSource):
         If a document table is damaged, of another stream, or leaves out tokens.
     """
 
-    def __init__(self, path: str | os.PathLike[str], folder: Path, options: PackOptions, dtype: str = "keep") -> None:
-        path = Path(path)
+    def __init__(self, path: str | os.PathLike[str], folder: Path, options: Conversion) -> None:
+        path, dtype = Path(path), options.dtype or "keep"
         if stream_format(path) != "hdf5":
             raise ArgumentError(f"{path}: expected a token stream of documents in HDF5, found none")
         streams = [StreamTokens(path, split) for split in _splits(path)]
         store = streams[0].store
         self._path, self._checked = path, False
         meta = StoreMeta(
-            options.batch_size, options.seq_len, store.dtype if dtype == "keep" else stored_dtype(dtype),
-            options.seed if options.shuffle else 0, 0, sum(len(stream.store.documents) for stream in streams),
+            options.batch_size or 0, options.seq_len or 0, store.dtype if dtype == "keep" else stored_dtype(dtype),
+            (options.seed or 0) if options.shuffle else 0, 0, sum(len(stream.store.documents) for stream in streams),
             store.vocab_size, store.tokenizer, fields=store.fields,
         )  # fmt: skip
         pad_id = max(0, store.boundary_token_id) if options.pad_id is None else options.pad_id
@@ -99,9 +107,7 @@ class StreamSource(PackedSource):
 
 
 @contextmanager
-def open_stream(
-    path: Path, target: str, destination: Path, options: PackOptions, dtype: str = "keep", part: Part = WHOLE
-) -> Generator[StreamSource]:
+def open_stream(paths: list[Path], conversion: Conversion) -> Generator[StreamSource]:
     """Open a `StreamSource` whose plan lies in `<destination>.plan.partial/` inside the block; each job has its own.
 
     Raises
@@ -109,11 +115,14 @@ def open_stream(
     ConvertError
         If shards are asked for and the destination is one file, or it cannot be there.
     """
-    refuse_bad_destination([path], destination)
-    is_one_file(target, destination, several=bool(options.num_shards or options.shard_bytes) or part != WHOLE)
+    [path], part = paths, part_of(conversion)
+    destination = local_path(conversion.destination)  # the plan of the rows lies in the same folder
+    refuse_bad_destination([local_path(path)], destination)
+    several = bool(conversion.num_shards or conversion.shard_bytes) or part != WHOLE
+    is_one_file(conversion.target, destination, several=several)
     plan = destination.with_name(destination.name + (".plan" if part == WHOLE else f".plan-{part.job}"))
     with scratch_directory(plan) as folder:
-        yield StreamSource(path, folder, options, dtype)
+        yield StreamSource(path, folder, conversion)
 
 
 def _splits(path: Path) -> list[str]:

@@ -1,11 +1,11 @@
-"""A task, what runs tasks, and how their progress is told."""
+"""A task, the engines that run tasks, and the progress of the work."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -20,9 +20,34 @@ def no_progress(amount: int) -> None:
     """Show nothing, as in a worker, whose progress is seen from its files."""
 
 
-def no_phases(label: str, total: int) -> Progress:
-    """Show nothing of a later phase either."""
-    return no_progress
+class Shown(Protocol):
+    """Shows the progress of one phase after the other, as `console.Progress` does."""
+
+    def begin(self, label: str, total: int, unit: str = "tok") -> None:
+        """Begin a phase."""
+
+    def advance(self, amount: int) -> None:
+        """Count an amount as done."""
+
+    def keep(self, amount: int) -> None:
+        """Count an amount as done that was there before."""
+
+
+class TokensShown:
+    """Calls a function with the tokens that are written, and with nothing else."""
+
+    def __init__(self, progress: Progress = no_progress) -> None:
+        self._progress, self._unit = progress, "tok"
+
+    def begin(self, label: str, total: int, unit: str = "tok") -> None:
+        self._unit = unit
+
+    def advance(self, amount: int) -> None:
+        if self._unit == "tok":
+            self._progress(amount)
+
+    def keep(self, amount: int) -> None:
+        return
 
 
 def tokens_written(path: Path, dtype: np.dtype[Any]) -> int:
@@ -65,3 +90,11 @@ class Engine(Protocol):
 
         An exception, or closing early, ends the tasks that are still at work.
         """
+
+
+class Workers(NamedTuple):
+    """Who does the work of a conversion: an engine, the threads of each process, and who shows the progress."""
+
+    engine: Engine
+    num_threads: int
+    shown: Shown

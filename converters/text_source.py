@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from zb_hdf5 import ArgumentError
 from zb_hdf5.converters.documents import Choose, DocumentSource, Encoded, Group
+from zb_hdf5.converters.options import Conversion
 from zb_hdf5.spec import stored_dtype
-from zb_hdf5.text.corpus import DocumentFile
+from zb_hdf5.text.corpus import DocumentFile, open_documents, unknown_columns
 from zb_hdf5.text.tokenizers import TokenIds, Tokenizer, load_tokenizer, token_dtype, with_boundaries
 
 
@@ -90,3 +94,37 @@ class TextSource(DocumentSource):
             tokens, lengths, cut = self._recipe.encode(tokenizer, chosen.texts, num_threads)
             rows = np.array(chosen.rows, np.uint64)
             yield Encoded(tokens, lengths, str(file.path), rows, chosen.ids, chosen.metadata, cut, block.dropped, read)
+
+
+def open_text(paths: list[Path], conversion: Conversion) -> TextSource:
+    """Open files of text as a conversion asks.
+
+    Raises
+    ------
+    ArgumentError
+        If the tokenizer has no such boundary token, or options contradict each other.
+    """
+    if conversion.shard_per_source and (conversion.num_shards or not conversion.is_stream):
+        raise ArgumentError(
+            "pass either --shards or --shard-per-source, not both" if conversion.is_stream else
+            "--shard-per-source belongs to --layout stream: rows are shuffled over all sources"
+        )  # fmt: skip
+    kind, columns = conversion.source_format, conversion.metadata_columns or ()
+    files = open_documents(paths, kind, conversion.text_column or "text", conversion.id_column or "", columns)
+    for name in unknown_columns(files):
+        warnings.warn(f"{files[0].path}: no key {name!r} in its first lines", stacklevel=2)
+    return TextSource(files, kind, _recipe(conversion))
+
+
+def _recipe(conversion: Conversion) -> Recipe:
+    spec, text = conversion.tokenizer or "", conversion.boundary_token
+    if conversion.no_boundary:
+        if text is not None:
+            raise ArgumentError("pass either --boundary-token or --no-boundary, not both")
+        return Recipe(spec, None, conversion.max_document_tokens)
+    tokenizer = load_tokenizer(spec)
+    boundary = tokenizer.boundary_token_id if text is None else tokenizer.special_token_id(text)
+    if boundary is None:
+        known = ", ".join(tokenizer.special_tokens) or "none"
+        raise ArgumentError(f"tokenizer {spec}: pass --boundary-token (it has: {known}), or --no-boundary")
+    return Recipe(spec, boundary, conversion.max_document_tokens)

@@ -17,10 +17,10 @@ import numpy as np
 from zb_hdf5 import ConvertError, StoreMeta
 from zb_hdf5.converters.documents import DocumentCounts, DocumentSource, Encoded, Route
 from zb_hdf5.converters.journal import CheckTask, Head, Journal, is_result
-from zb_hdf5.converters.run import WorkOptions
+from zb_hdf5.converters.options import Conversion
 from zb_hdf5.converters.shard import COMMIT_BYTES, file_states, require_unchanged
 from zb_hdf5.converters.source import date_of
-from zb_hdf5.converters.task import Progress, no_progress
+from zb_hdf5.converters.task import Progress, Workers, no_progress
 from zb_hdf5.documents.document_table import DocumentTable, documents_path, part_of
 from zb_hdf5.documents.document_writer import DocumentsWriter
 from zb_hdf5.files.publishing import LockedFolder, disk_errors
@@ -209,7 +209,8 @@ class TokensPlan:
         write: Callable[[TokensTask, Progress], FinishedTokens],
         path_of: Callable[[int], Path],
         folder: LockedFolder,
-        work: WorkOptions,
+        conversion: Conversion,
+        workers: Workers,
         *,
         codec: str = NO_CODEC,
     ) -> TokenFiles:
@@ -223,16 +224,18 @@ class TokensPlan:
         """
         source, plan = self.source, {**self.identity, "codec": codec}
         tasks = {
-            number: TokensTask(source, each, path_of(number), work.num_threads, codec)
+            number: TokensTask(source, each, path_of(number), workers.num_threads, codec)
             for number, each in enumerate(self.routes)
         }
         head = Head(TOKEN_FILES, len(tasks), plan, {})
-        journal = Journal(folder, head, tasks, FinishedTokens, overwrite=work.overwrite, resume=work.resume)
-        journal.take_up(work.engine, is_intact)
+        journal = Journal(
+            folder, head, tasks, FinishedTokens, overwrite=bool(conversion.overwrite), resume=bool(conversion.resume)
+        )
+        journal.take_up(workers.engine, is_intact)
         kept = dict(journal.finished)
-        work.kept(sum(tasks[number].amount for number in kept))
+        workers.shown.keep(sum(tasks[number].amount for number in kept))
         with journal.kept_for_resume():
-            finished = journal.run(work.engine, write, journal.missing, work.progress)
+            finished = journal.run(workers.engine, write, journal.missing, workers.shown.advance)
         require_unchanged(source.paths, plan["files"])
         counts = DocumentCounts()
         for done in finished:

@@ -91,6 +91,12 @@ def model_inputs(step: Any) -> tuple[Tensor, ...]:
     return step
 
 
+def largest_token(store: str) -> int:
+    """Return the largest id that the conversion met, as the index of a store has it, or -1."""
+    index = Path(store) / "shards.json"
+    return int(json.loads(index.read_bytes())["source"].get("max_token", -1)) if index.is_file() else -1
+
+
 class Run:
     """Everything that a checkpoint holds, and how it is saved and found again."""
 
@@ -110,7 +116,7 @@ class Run:
             cache=options.cache,
             documents=("cu_seqlens", "position_ids") if options.document_masks else (),
         )
-        vocab_size = options.vocab_size or self.loader.reader.meta.vocab_size
+        vocab_size = options.vocab_size or self.loader.reader.meta.vocab_size or largest_token(options.data) + 1
         if not vocab_size:
             raise SystemExit("the store does not know its vocabulary: pass --vocab-size")
         self.model = GPT(vocab_size, self.loader.seq_len, options.width, options.layers).to(device)

@@ -25,6 +25,22 @@ class Failing(Inline):
             yield result
 
 
+class Recorded:
+    """Keeps the phases of a conversion, and the amounts of each; what was kept counts as well."""
+
+    def __init__(self):
+        self.phases, self.amounts = [], []
+
+    def begin(self, label, total, unit="tok"):
+        self.phases.append((label, total, unit))
+        self.amounts.append([])
+
+    def advance(self, amount):
+        self.amounts[-1].append(amount)
+
+    keep = advance
+
+
 #: Writes documents into a stream until it is killed, and says how many tokens it has written.
 STREAM_WRITER = """
 import sys

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parent.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT = PYPROJECT["project"]
 #: What users install; `ecosystem` and `dev` are for this project's own tests.
-EXTRAS = ("text", "remote", "codecs", "mpi", "dask", "test")
+EXTRAS = ("text", "remote", "codecs", "mpi", "test")
 
 
 def pinned(name):

@@ -47,9 +47,8 @@ from zb_hdf5.compat import (
 from zb_hdf5.converters import run as pipeline
 from zb_hdf5.converters.merge import merge_parts
 from zb_hdf5.converters.npy_source import NpySource
-from zb_hdf5.converters.staging import TextOptions, ingest_batches
+from zb_hdf5.converters.reports import Done
 from zb_hdf5.converters.store_source import StoreSource
-from zb_hdf5.converters.stream_target import StreamTarget, npy_to_stream
 from zb_hdf5.converters.text_source import Recipe, TextSource
 from zb_hdf5.formats.hdf5.reader import HDF5BatchReader
 from zb_hdf5.formats.hdf5.writer import HDF5BatchWriter
@@ -174,14 +173,14 @@ WRITERS = {
     "HDF5ShardWriter": ("out.h5", lambda path, made: HDF5ShardWriter(path).finish()),
     "write_batch_file": ("out.batch", lambda path, made: write_batch_file(path, ROWS, 4, 512, 1)),
     "write_batch_dataset": ("out.batch", lambda path, made: write_batch_dataset(path, iter(ROWS), 8, 4, 512, 1)),
-    "npy_to_stream": ("out", lambda path, made: npy_to_stream([made / "npy"], path, boundary_token_id=1)),
+    "convert to streams": ("out", lambda path, made: convert([made / "npy"], "stream", path, boundary_token_id=1)),
     "fetch_shards": ("out", lambda path, made: fetch_shards("http://127.0.0.1:9/{:05d}", 0, folder=path)),
     "convert": ("out", lambda path, made: convert(made / "store", "batch", path)),
     "convert of a source": (
         "out",
         lambda path, made: pipeline.convert(StoreSource(made / "store", "hdf5"), "batch", path),
     ),
-    "ingest_batches": ("out", lambda path, made: ingest(path, made)),
+    "convert documents": ("out", lambda path, made: ingest(path, made)),
     "ShardedTokenizationPipeline.run": ("out", lambda path, made: ShardedTokenizationPipeline(["a text"]).run(path)),
     "the pipeline of files of documents": ("out", lambda path, made: tokenize(path, made)),
     "a cache": ("cache", lambda path, made: close(open_reader(made / "store", cache=path))),
@@ -193,14 +192,14 @@ WRITERS = {
 
 def ingest(path, made):
     files = open_documents([made / "text.jsonl"])
-    ingest_batches(TextSource(files, "jsonl", Recipe("byte", 256)), path, TextOptions(2, 64))
+    convert(TextSource(files, "jsonl", Recipe("byte", 256)), "hdf5", path, batch_size=2, seq_len=64)
 
 
 def tokenize(path, made):
     files = open_documents([made / "text.jsonl"])
     source = TextSource(files, "jsonl", Recipe("byte", 256))
-    StreamTarget().write(source, path)
-    assert StreamTarget().plan(source).is_result(Path(path))
+    convert(source, "stream", path)
+    assert convert(source, "stream", path, resume=True) == Done(Path(path))
 
 
 def merge(path, made):

@@ -74,8 +74,8 @@ def test_every_path_that_a_guide_names_exists(guide):
 # --- the size of the house --------------------------------------------------------------------------------------
 
 #: Lines and files of the package; they only go down.
-MAX_LINES = 31_900
-MAX_FILES = 158
+MAX_LINES = 31_539
+MAX_FILES = 153
 #: Lines of each folder, in hundreds; they only go down.
 MAX_HUNDREDS = {
     "zb_hdf5": 20, "text": 14, "files": 34, "formats": 37, "store": 51, "columns": 13, "loaders": 42, "commands": 35,

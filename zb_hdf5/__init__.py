@@ -21,8 +21,7 @@ if TYPE_CHECKING:  # the one table of public names: type checkers read it here, 
     from zb_hdf5.compat import SlidingWindowDataloader as SlidingWindowDataloader
     from zb_hdf5.compat import write_batch_dataset as write_batch_dataset
     from zb_hdf5.compat import write_batch_file as write_batch_file
-    from zb_hdf5.converters.conversion import convert as convert
-    from zb_hdf5.converters.stream_target import npy_to_stream as npy_to_stream
+    from zb_hdf5.converters.run import convert as convert
     from zb_hdf5.errors import ArgumentError as ArgumentError
     from zb_hdf5.errors import BackendError as BackendError
     from zb_hdf5.errors import BatchIndexError as BatchIndexError

@@ -19,10 +19,8 @@ import numpy.typing as npt
 
 from zb_hdf5.columns.reader import GROUP_BYTES, require_choice
 from zb_hdf5.commands.fetch import fetch_shards
-from zb_hdf5.converters.conversion import convert
-from zb_hdf5.converters.engines import open_engine
-from zb_hdf5.converters.run import WorkOptions
-from zb_hdf5.converters.stream_target import StreamReport, StreamTarget
+from zb_hdf5.converters.reports import StreamReport
+from zb_hdf5.converters.run import convert
 from zb_hdf5.converters.text_source import Recipe, TextSource
 from zb_hdf5.errors import ArgumentError, ConvertError, StateError
 from zb_hdf5.files.publishing import refuse_existing, scratch_directory
@@ -336,10 +334,11 @@ class ShardedTokenizationPipeline:
     def _run(
         self, files: list[DocumentFile], kind: str, destination: Path, workers: int, overwrite: bool
     ) -> StreamReport:
-        source, target = TextSource(files, kind, self._recipe), StreamTarget(self._num_shards)
-        with open_engine("local", workers) as engine:
-            assert engine is not None  # only an MPI rank has none
-            return target.write(source, destination, WorkOptions(engine, overwrite))
+        source = TextSource(files, kind, self._recipe)
+        report: StreamReport = convert(
+            source, "stream", destination, num_shards=self._num_shards, workers=workers, overwrite=overwrite
+        )
+        return report
 
 
 def _spool(texts: Iterator[str], paths: list[Path]) -> None:

@@ -252,12 +252,11 @@ class Progress:
                 self._shown = now
                 self._show(now - self._start)
 
-    def begin(self, label: str, total: int) -> Callable[[int], None]:
-        """Begin another phase of the work, whose unit is a token, and return what counts it."""
-        self._label, self._total, self._unit = label, total, "tok"
+    def begin(self, label: str, total: int, unit: str = "tok") -> None:
+        """Begin another phase of the work."""
+        self._label, self._total, self._unit = label, total, unit
         self._done = self._kept = 0
         self._start = self._shown = time.monotonic()
-        return self.advance
 
     def keep(self, amount: int) -> None:
         """Count an amount as done that was there before: it is of the whole, but never of the rate."""

@@ -103,9 +103,7 @@ def cluster() -> Iterator[Slurm]:
     if lacking := missing():
         pytest.skip(f"no Slurm here ({', '.join(lacking)} missing): apt-get install slurm-wlm munge")
     script = [sys.executable, Path(__file__).with_name("slurm_cluster.py")]
-    path = (
-        f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # sbatch hands it on: zb and dask are those of the tests
-    )
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # sbatch hands it on: zb is that of the tests
     environment = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     command = [*script, "sh", "-c", f"echo ${FOLDER_VARIABLE}; exec cat"]
     with subprocess.Popen(

@@ -76,13 +76,6 @@ def test_tasks_that_mpi_does_not_join_are_an_error(slurm):
     assert not (slurm.work / "train-h5").exists()
 
 
-def test_dask(slurm, expected):
-    pytest.importorskip("distributed")
-    job = slurm.submit(documented("dask.sh").replace("sbatch ", f"sbatch {TASKS}"))
-    assert slurm.wait(job) == "COMPLETED", slurm.log(job)
-    assert digests(slurm.work / "train-h5") == expected(slurm)
-
-
 # --- jobs that are lost in the middle ----------------------------------------------------------------------------
 
 

@@ -362,9 +362,7 @@ def test_npy_says_which_fields_it_leaves_behind(store, tmp_path):
 
 
 def test_a_live_conversion_keeps_fields(store, tmp_path):
-    from zb_hdf5.converters.live_target import convert_live
-
-    report = convert_live(StoreSource(store, "hdf5"), tmp_path / "live", num_shards=2, progress=lambda tokens: None)
+    report = pipe.convert(StoreSource(store, "hdf5"), "hdf5", tmp_path / "live", num_shards=2, live=True)
     assert report.left_behind == ""
     check(tmp_path / "live")
 

@@ -420,7 +420,7 @@ def test_what_goes_wrong_underneath_is_one_message(error, code, text, places, tm
     def fail(*arguments, **options):
         raise type(error)(*error.args) if not getattr(error, "filename", None) else OSError(*error.args, error.filename)
 
-    monkeypatch.setattr(zb_hdf5.converters.run, "convert", fail)
+    monkeypatch.setattr(zb_hdf5.converters.run, "run", fail)
     result = run(convert, "npy-to-hdf5", places["npy"], tmp_path / "out", *SHAPE)
     assert text in one_error(result)
     assert result.exit_code == code

@@ -10,6 +10,7 @@ from click.testing import CliRunner
 
 from zb_hdf5 import ArgumentError, BackendError, ExistsError, convert, open_reader, train_tokenizer
 from zb_hdf5.converters.cli import convert as command
+from zb_hdf5.converters.merge import merge_parts
 
 ROWS = np.random.default_rng(4).integers(0, 50_000, (40, 16), dtype=np.uint16)
 
@@ -58,7 +59,7 @@ def test_what_cannot_be_is_refused(tokens, tmp_path):
     assert isinstance(caught.value, ExistsError)
     with pytest.raises(ArgumentError, match="target"):
         convert(tokens, "zip", tmp_path / "y")
-    with pytest.raises(ArgumentError, match="pad_id, seed belong to"):
+    with pytest.raises(ArgumentError, match="pad_id, seed belong to npy"):
         convert(tmp_path / "x.h5", "batch", tmp_path / "y.batch", seed=1, pad_id=3)
     with pytest.raises(ArgumentError, match="expected one"):
         convert([tmp_path / "x.h5"] * 2, "batch", tmp_path / "y.batch")
@@ -118,3 +119,19 @@ def test_a_tokenizer_is_trained_on_a_path(wrap, tmp_path):
     (tmp_path / "text.jsonl").write_text("".join(json.dumps({"text": f"{k} of many"}) + "\n" for k in range(40)))
     report = train_tokenizer(wrap(tmp_path / "text.jsonl"), tmp_path / "tok.json", 260)
     assert report.documents == 40
+
+
+def test_a_store_records_its_largest_id_and_copies_stay_equal(tokens, tmp_path):
+    shape = {"batch_size": 4, "seq_len": 16, "num_shards": 2}
+    convert(tokens, "hdf5", tmp_path / "store", **shape)
+    for target, source in (("batch", "store"), ("hdf5", "batch")):
+        convert(tmp_path / source, target, tmp_path / ("back" if source == "batch" else target), dtype="uint16")
+    index = json.loads((tmp_path / "store/shards.json").read_text())
+    assert (index["source"]["max_token"], index["vocab_size"]) == (ROWS.max(), 0)
+    files = [{path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("store", "back")]
+    assert files[0] == files[1]
+    for number in range(2):
+        convert(tokens, "hdf5", tmp_path / "parts", **shape, part=(number, 2))
+    merge_parts(tmp_path / "parts")
+    assert (tmp_path / "parts/shards.json").read_bytes() == (tmp_path / "store/shards.json").read_bytes()
+    assert convert(tokens, "hdf5", tmp_path / "store", **shape, resume=True).kept.shards == 2

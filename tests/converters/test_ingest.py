@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
-from interrupted import Failing, Stops
+from interrupted import Failing, Recorded, Stops
 from packed import places_of
 
 from zb_hdf5 import (
@@ -34,11 +34,13 @@ from zb_hdf5.converters.cli import convert
 from zb_hdf5.converters.documents import Route
 from zb_hdf5.converters.engines import Inline, open_engine
 from zb_hdf5.converters.journal import WHOLE
+from zb_hdf5.converters.options import Conversion
 from zb_hdf5.converters.packing import PACKINGS
-from zb_hdf5.converters.run import WorkOptions
+from zb_hdf5.converters.reports import Done
+from zb_hdf5.converters.run import convert as run_conversion
+from zb_hdf5.converters.run import run as run_one
 from zb_hdf5.converters.source import TokenCounts
-from zb_hdf5.converters.staging import StagedSource, StagingFile, TextOptions, ingest_batches, staging_path
-from zb_hdf5.converters.stream_target import StreamTarget
+from zb_hdf5.converters.staging import StagedSource, StagingFile, staging_path
 from zb_hdf5.converters.text_source import Recipe, TextSource
 from zb_hdf5.documents.document_table import documents_path
 from zb_hdf5.documents.document_writer import DocumentsWriter
@@ -51,6 +53,12 @@ from zb_hdf5.text.corpus import open_documents
 pytest_plugins = ["corpus"]  # the fixtures `texts` and `files`
 
 BYTES = Recipe("byte", 256)
+
+
+def TextOptions(batch_size, seq_len, seed=42, shuffle=True, **more):
+    return {"batch_size": batch_size, "seq_len": seq_len, "seed": seed, "shuffle": shuffle, **more}
+
+
 SMALL = TextOptions(batch_size=2, seq_len=16, seed=5)
 
 
@@ -74,8 +82,8 @@ def read_rows(path):
 
 
 def ingest(files, destination, recipe=BYTES, options=SMALL, engine=None, **how):
-    return ingest_batches(
-        TextSource(files, "jsonl", recipe), destination, options, WorkOptions(engine or Inline(), **how)
+    return run_conversion(
+        TextSource(files, "jsonl", recipe), "hdf5", destination, engine=engine or Inline(), **options, **how
     )
 
 
@@ -96,7 +104,7 @@ def test_stored_rows_are_the_packed_documents(tmp_path, files, texts, packing, s
     assert (index.shuffle, index.meta.document_count) == ("global" if shuffle else "none", 150)
     assert json.loads(index.meta.tokenizer)["name"] == "byte"
     assert index.source["packing"] == packing
-    counts = report.conversion.token_counts
+    counts = report.token_counts
     assert counts.tokens_in == len(stream_of(texts))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus", "out"]
 
@@ -110,21 +118,20 @@ def test_best_fit_rows_hold_every_document(tmp_path, files, texts):
 @pytest.mark.parametrize("workers", [1, 3])
 def test_workers_and_threads_do_not_change_a_byte(tmp_path, files, workers):
     with open_engine("local", workers) as engine:
-        report = ingest(files, tmp_path / "out", engine=engine, num_threads=workers)
+        report = ingest(files, tmp_path / "out", engine=engine, threads=workers)
     again = ingest(files, tmp_path / "again")
-    assert report.conversion.sha256 == again.conversion.sha256
+    assert report.sha256 == again.sha256
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_progress_counts_the_text_and_then_the_tokens(tmp_path, files, workers):
-    read, written = [], []
-    with open_engine("local", workers) as engine:
-        options = {"engine": engine, "progress": read.append, "begin": lambda label, total: written.append}
-        report = ingest(files, tmp_path / "out", **options)
-    source = TextSource(files, "jsonl", BYTES)
-    assert len(files) < len(read)
-    assert sum(read) == sum(group.num_bytes for group in source.groups)
-    assert sum(written) == report.conversion.tokens_stored
+    source, shown = TextSource(files, "jsonl", BYTES), Recorded()
+    report = run_one(Conversion(source, "hdf5", tmp_path / "out", workers=workers, **SMALL), shown)
+    (_, total, unit), (_, num_tokens, _) = shown.phases
+    assert (total, unit) == (sum(group.num_bytes for group in source.groups), "B")
+    assert num_tokens == report.tokens_stored
+    assert [sum(amounts) for amounts in shown.amounts] == [total, num_tokens]
+    assert len(files) < len(shown.amounts[0])
 
 
 def test_progress_of_a_file_that_is_one_row_group_moves_on(tmp_path, monkeypatch):
@@ -219,7 +226,7 @@ def test_the_counts_balance(tmp_path_factory, lengths, packing, remainder, batch
     options = TextOptions(batch_size, seq_len, shuffle=shuffle, packing=packing, remainder=remainder)
     meta = StoreMeta(batch_size, seq_len, stored_dtype("uint32"), 42, 0, len(lengths), 0, "")
     try:
-        source = StagedSource(staged, folder, meta, options, 0, {}, [])
+        source = StagedSource(staged, folder, meta, Conversion(None, "hdf5", "", **options), 0, {}, [])
     except ConvertError:  # not one batch of a split
         return
     stored = np.empty((source.num_batches, batch_size, seq_len), np.uint32)
@@ -328,7 +335,7 @@ def test_errors_come_before_the_work(tmp_path, files):
     [
         ("corpus", SMALL, r"corpus: is or holds the source .*shard-0\.jsonl; choose another output"),
         ("out.npy", SMALL, r"out\.npy: expected a folder or a name that ends in \.h5"),
-        ("out.h5", replace(SMALL, shard_bytes=64), r"out\.h5: is one file; name a folder"),
+        ("out.h5", SMALL | {"shard_bytes": 64}, r"out\.h5: is one file; name a folder"),
         ("no/out", SMALL, "no such folder"),
     ],
 )
@@ -361,9 +368,8 @@ def test_a_parquet_file_without_row_groups_has_no_documents(tmp_path, how):
 
 def test_force_gives_the_same_and_resume_leaves_it(tmp_path, files):
     first = ingest(files, tmp_path / "out")
-    assert ingest(files, tmp_path / "out", overwrite=True).conversion.sha256 == first.conversion.sha256
-    with pytest.raises(ConvertError, match="out: exists already"):
-        ingest(files, tmp_path / "out", resume=True)
+    assert ingest(files, tmp_path / "out", overwrite=True).sha256 == first.sha256
+    assert ingest(files, tmp_path / "out", resume=True) == Done(tmp_path / "out")
 
 
 def contents(folder):
@@ -388,7 +394,7 @@ def tokenized(monkeypatch):
 @pytest.mark.parametrize("num_tasks", [0, 1, 3, 5, 7])
 @pytest.mark.thin
 def test_finished_tokens_and_shards_are_kept(num_tasks, tmp_path, files, monkeypatch):
-    options = replace(SMALL, num_shards=4)
+    options = SMALL | {"num_shards": 4}
     whole = ingest(files, tmp_path / "whole", options=options)
     with pytest.raises(Stops):
         ingest(files, tmp_path / "out", options=options, engine=Failing(num_tasks))
@@ -400,16 +406,19 @@ def test_finished_tokens_and_shards_are_kept(num_tasks, tmp_path, files, monkeyp
     done = tokenized(monkeypatch)
     again = ingest(files, tmp_path / "out", options=options, resume=True)
     assert len(done) == max(0, 4 - num_tasks)
-    assert (again.tokens_kept > 0, again.tokens_kept == whole.counts.tokens.tokens_in) == (num_tasks > 0, not done)
-    assert again.conversion.kept.shards == max(0, num_tasks - 4)
-    assert (again.conversion.sha256, again.counts) == (whole.conversion.sha256, whole.counts)
+    assert (again.documents_kept > 0, again.documents_kept == whole.documents.tokens.tokens_in) == (
+        num_tasks > 0,
+        not done,
+    )
+    assert again.kept.shards == max(0, num_tasks - 4)
+    assert (again.sha256, again.documents) == (whole.sha256, whole.documents)
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus", "out", "whole"]
 
 
 @pytest.mark.parametrize("num_tasks", [2, 5])
 def test_a_replacement_goes_on_too(num_tasks, tmp_path, files, monkeypatch):
-    options = replace(SMALL, num_shards=4, pad_id=7, packing="pad")
+    options = SMALL | {"num_shards": 4, "pad_id": 7, "packing": "pad"}
     whole = ingest(files, tmp_path / "whole", options=options)
     ingest(files, tmp_path / "out")
     before = contents(tmp_path / "out")
@@ -423,7 +432,7 @@ def test_a_replacement_goes_on_too(num_tasks, tmp_path, files, monkeypatch):
     ingest(files, tmp_path / "out", options=options, resume=True, overwrite=True)
     assert len(done) == max(0, 4 - num_tasks)
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
-    assert whole.conversion.token_counts.padded
+    assert whole.token_counts.padded
     assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus", "out", "whole"]
 
 
@@ -451,7 +460,7 @@ def test_damaged_tokens_are_made_again(damage, tmp_path, files, monkeypatch):
         data[7] ^= 4
         path.write_bytes(data[:-2] if damage == "cut" else data)
     done = tokenized(monkeypatch)
-    assert ingest(files, tmp_path / "out", resume=True).conversion.sha256 == whole.conversion.sha256
+    assert ingest(files, tmp_path / "out", resume=True).sha256 == whole.sha256
     assert len(done) == 2
 
 
@@ -464,7 +473,7 @@ def test_tokens_of_other_documents_are_not_gone_on_with(tmp_path, files):
         with pytest.raises(ConvertError, match="holds another conversion: its source is"):
             ingest(files, tmp_path / "out", recipe=recipe, resume=True)
     with pytest.raises(ConvertError, match="holds another conversion: its routing is"):
-        ingest(files, tmp_path / "out", options=replace(SMALL, val_fraction=0.2), resume=True)
+        ingest(files, tmp_path / "out", options=SMALL | {"val_fraction": 0.2}, resume=True)
     os.utime(files[0].path, ns=(1, 1))
     with pytest.raises(ConvertError, match="holds another conversion: its files is"):
         ingest(files, tmp_path / "out", resume=True)
@@ -528,7 +537,7 @@ def test_resume_of_a_finished_store_says_so(layout, tmp_path, files):
 
 def test_the_two_layouts_leave_each_other_alone(tmp_path, files):
     with pytest.raises(Stops):
-        StreamTarget().write(TextSource(files, "jsonl", BYTES), tmp_path / "out", WorkOptions(Failing(1)))
+        run_conversion(TextSource(files, "jsonl", BYTES), "stream", tmp_path / "out", engine=Failing(1))
     before = contents(partial_path(tmp_path / "out"))
     for resume in (False, True):
         with pytest.raises(ConvertError, match="conversion of another kind is there; start over with --force"):
@@ -537,11 +546,11 @@ def test_the_two_layouts_leave_each_other_alone(tmp_path, files):
     ingest(files, tmp_path / "out", overwrite=True)
     assert not list((tmp_path / "out").glob("journal*"))
     with pytest.raises(Stops):
-        ingest(files, tmp_path / "new", options=replace(SMALL, num_shards=4), engine=Failing(6))
+        ingest(files, tmp_path / "new", options=SMALL | {"num_shards": 4}, engine=Failing(6))
     before = contents(partial_path(tmp_path / "new"))
     for resume in (False, True):
         with pytest.raises(ConvertError, match="conversion of another kind is there; start over with --force"):
-            StreamTarget().write(TextSource(files, "jsonl", BYTES), tmp_path / "new", WorkOptions(resume=resume))
+            run_conversion(TextSource(files, "jsonl", BYTES), "stream", tmp_path / "new", resume=resume)
     assert contents(partial_path(tmp_path / "new")) == before
 
 
@@ -630,7 +639,7 @@ def test_real_text_packs_well(tmp_path):
     files = open_documents(sorted(Path(json.__file__).parent.parent.glob("*.py")), "text")
     for packing, lost in (("best-fit", False), ("pad", True)):
         options = TextOptions(4, 2048, packing=packing, remainder="pad")
-        counts = ingest_batches(files, "text", tmp_path / packing, BYTES, options).conversion.token_counts
+        counts = run_conversion(TextSource(files, "text", BYTES), "hdf5", tmp_path / packing, **options).token_counts
         assert (sum(counts.dropped.values()) > 0.5 * counts.tokens_in) is lost
         assert (counts.padded < 0.02 * counts.tokens_in) or lost
 

@@ -20,9 +20,7 @@ from zb_hdf5.converters import token_files
 from zb_hdf5.converters.cli import convert
 from zb_hdf5.converters.engines import Inline, open_engine
 from zb_hdf5.converters.packing import PACKINGS, pieces_of
-from zb_hdf5.converters.run import WorkOptions
-from zb_hdf5.converters.staging import TextOptions, ingest_batches
-from zb_hdf5.converters.stream_target import StreamTarget
+from zb_hdf5.converters.run import convert as run_conversion
 from zb_hdf5.converters.text_source import Recipe, TextSource
 from zb_hdf5.documents.document_table import DocumentRows, documents_path
 from zb_hdf5.documents.document_writer import DocumentsWriter
@@ -63,7 +61,8 @@ def open_corpus(folder):
 
 
 def ingest(folder, destination, options, **work):
-    return ingest_batches(TextSource(open_corpus(folder), "jsonl", BYTES), destination, options, WorkOptions(**work))
+    source = TextSource(open_corpus(folder), "jsonl", BYTES)
+    return run_conversion(source, "hdf5", destination, workers=None if "engine" in work else 1, **options, **work)
 
 
 def require_tokens(reader, known, *, at_least=0.8):
@@ -134,7 +133,9 @@ def test_pieces_of_a_packing_are_those_of_its_tokens(packing, lengths, seq_len):
 @pytest.mark.thin
 def test_every_token_of_a_store_of_text_has_its_document(tmp_path, corpus, packing, shuffle):
     folder, known = corpus
-    options = TextOptions(4, 32, seed=5, shuffle=shuffle, packing=packing, pad_id=PAD, num_shards=3, val_fraction=0.3)
+    options = dict(
+        batch_size=4, seq_len=32, seed=5, shuffle=shuffle, packing=packing, pad_id=PAD, num_shards=3, val_fraction=0.3
+    )
     report = ingest(folder, tmp_path / "out", options)
     index = ShardIndex.load(tmp_path / "out")
     assert [part.split for part in index.documents] == ["train", "val"]
@@ -144,7 +145,7 @@ def test_every_token_of_a_store_of_text_has_its_document(tmp_path, corpus, packi
             covered[split] = require_tokens(reader, known)
             assert reader.has_pieces
             if split is None:
-                assert len(reader.documents) == report.counts.documents == len(known)
+                assert len(reader.documents) == report.documents.documents == len(known)
             rng = np.random.default_rng(0)
             some = rng.integers(0, reader.num_records, 30)  # from all shards, in any order, some twice
             whole = reader.read_pieces(np.arange(reader.num_records))
@@ -155,13 +156,13 @@ def test_every_token_of_a_store_of_text_has_its_document(tmp_path, corpus, packi
             assert halves.seq_len == 16
             assert halves.num_records == 2 * reader.num_records
     assert covered[None] == covered["train"] + covered["val"]
-    cropped = sum(report.counts.tokens.dropped.values()) + sum(report.conversion.token_counts.dropped.values())
-    assert covered[None] == report.counts.tokens.tokens_in - cropped
+    cropped = sum(report.token_counts.dropped.values())
+    assert covered[None] == report.documents.tokens.tokens_in - cropped
 
 
 def test_a_store_is_copied_by_the_name_of_its_index(tmp_path, corpus):
     folder, known = corpus
-    ingest(folder, tmp_path / "out", TextOptions(4, 32, num_shards=2, pad_id=PAD))
+    ingest(folder, tmp_path / "out", dict(batch_size=4, seq_len=32, num_shards=2, pad_id=PAD))
     result = CliRunner().invoke(convert, ["hdf5-to-hdf5", str(tmp_path / "out/shards.json"), str(tmp_path / "copy")])
     assert result.exit_code == 0, result.output
     with open_reader(tmp_path / "out") as reader, open_reader(tmp_path / "copy") as copy:
@@ -172,7 +173,7 @@ def test_a_store_is_copied_by_the_name_of_its_index(tmp_path, corpus):
 def test_every_token_of_streams_of_text_has_its_document(tmp_path, corpus, num_shards):
     folder, known = corpus
     source = TextSource(open_corpus(folder), "jsonl", BYTES)
-    StreamTarget(num_shards, val_fraction=0.2).write(source, tmp_path / "out")
+    run_conversion(source, "stream", tmp_path / "out", num_shards=num_shards, val_fraction=0.2, workers=1)
     for split in (None, "train", "val"):
         with MmapTokenStore(tmp_path / "out", split=split) as store:
             table = store.documents
@@ -195,19 +196,20 @@ def files_in(folder):
 def test_workers_and_resumes_give_the_same_tables(tmp_path, corpus, layout, monkeypatch):
     folder, _ = corpus
     monkeypatch.undo()  # other processes have row groups of the real size
-    options = TextOptions(4, 32, seed=5, packing="best-fit", num_shards=3, val_fraction=0.3)
+    options = dict(batch_size=4, seq_len=32, seed=5, packing="best-fit", num_shards=3, val_fraction=0.3)
 
     def run(destination, **work):
         if layout == "batches":
             ingest(folder, destination, options, **work)
         else:
             source = TextSource(open_corpus(folder), "jsonl", BYTES)
-            StreamTarget(num_shards=2).write(source, destination, WorkOptions(**work))
+            how = {"workers": None if "engine" in work else 1, **work}
+            run_conversion(source, "stream", destination, num_shards=2, **how)
 
     run(tmp_path / "whole")
     expected = files_in(tmp_path / "whole")
     assert any("documents" in name for name in expected)
-    with open_engine("local", 2, None) as engine:
+    with open_engine("local", 2) as engine:
         run(tmp_path / "workers", engine=engine)
     assert files_in(tmp_path / "workers") == expected
     for tasks in (1, 1):
@@ -220,7 +222,7 @@ def test_workers_and_resumes_give_the_same_tables(tmp_path, corpus, layout, monk
 
 def test_a_damaged_table_of_an_interrupted_run_is_made_again(tmp_path, corpus):
     folder, _ = corpus
-    options = TextOptions(4, 32, num_shards=3)
+    options = dict(batch_size=4, seq_len=32, num_shards=3)
     ingest(folder, tmp_path / "whole", options)
     with pytest.raises(Stops):
         ingest(folder, tmp_path / "out", options, engine=Failing(2), resume=True)
@@ -324,7 +326,7 @@ def test_undecodable_values_are_refused(tmp_path):
 @pytest.fixture
 def store(tmp_path, corpus):
     """Return a store of text of one split, and what is known of its documents."""
-    ingest(corpus[0], tmp_path / "store", TextOptions(4, 32, pad_id=PAD, num_shards=3))
+    ingest(corpus[0], tmp_path / "store", dict(batch_size=4, seq_len=32, pad_id=PAD, num_shards=3))
     return tmp_path / "store", corpus[1]
 
 
@@ -396,7 +398,7 @@ def test_a_file_without_documents_does_not_keep_those_of_its_predecessor(tmp_pat
 
 def test_splits_stay_apart(tmp_path, corpus):
     folder, known = corpus
-    ingest(folder, tmp_path / "store", TextOptions(4, 32, pad_id=PAD, num_shards=2, val_fraction=0.4))
+    ingest(folder, tmp_path / "store", dict(batch_size=4, seq_len=32, pad_id=PAD, num_shards=2, val_fraction=0.4))
     run_convert("hdf5-to-hdf5", tmp_path / "store", tmp_path / "again")
     for split in ("train", "val"):
         with open_reader(tmp_path / "again", split=split) as reader:
@@ -446,7 +448,7 @@ def test_npy_says_what_it_leaves_behind(tmp_path, store):
 
 def test_pieces_of_another_store_are_refused(tmp_path, corpus, store):
     source, _ = store
-    ingest(corpus[0], tmp_path / "other", TextOptions(4, 32, seed=9, num_shards=3))
+    ingest(corpus[0], tmp_path / "other", dict(batch_size=4, seq_len=32, seed=9, num_shards=3))
     for path in source.glob("*.pieces"):
         os.replace(tmp_path / "other" / path.name, path)
     with open_reader(source) as reader, pytest.raises(FormatError, match="belongs to another store"):

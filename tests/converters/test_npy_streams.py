@@ -9,13 +9,13 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from interrupted import Failing, Stops
+from interrupted import Failing, Recorded, Stops
 
 from zb_hdf5 import ArgumentError, ConvertError, Loader, MmapTokenStore, convert
 from zb_hdf5.converters import cut_source
 from zb_hdf5.converters.cli import convert as command
-from zb_hdf5.converters.run import WorkOptions
-from zb_hdf5.converters.stream_target import npy_to_stream
+from zb_hdf5.converters.options import Conversion
+from zb_hdf5.converters.run import run
 from zb_hdf5.store.verify import verify_store
 
 END = 9
@@ -53,7 +53,7 @@ def test_documents_are_those_of_a_cut_token_by_token(tmp_path_factory, streams, 
     source = save(folder / "tokens", *streams)
     before, cut_source.BLOCK_TOKENS = cut_source.BLOCK_TOKENS, block  # documents straddle blocks
     try:
-        report = npy_to_stream([source], folder / "stream", boundary_token_id=END, boundary=boundary)
+        report = convert([source], "stream", folder / "stream", boundary_token_id=END, boundary=boundary)
     finally:
         cut_source.BLOCK_TOKENS = before
     expected = [(number, document) for number, tokens in enumerate(streams) for document in reference(tokens, boundary)]
@@ -72,27 +72,27 @@ def test_documents_are_those_of_a_cut_token_by_token(tmp_path_factory, streams, 
 
 def test_packed_batches_know_their_documents(tmp_path):
     streams = [[1, 2, END, 3, END], [4, 5, 6, 7, END, 8]]
-    npy_to_stream([save(tmp_path / "tokens", *streams)], tmp_path / "stream", boundary_token_id=END)
+    convert([save(tmp_path / "tokens", *streams)], "stream", tmp_path / "stream", boundary_token_id=END)
     how = {"batch_size": 3, "seq_len": 4, "shuffle": False, "packing": "concat", "remainder": "pad"}
     convert(tmp_path / "stream", "hdf5", tmp_path / "batches", **how)
     with Loader(tmp_path / "batches", shuffle="sequential", documents=("documents", "document_ids")) as loader:
         step = next(iter(loader))
     assert step["tokens"].tolist() == [[1, 2, END, 3], [END, 4, 5, 6], [END, END, END, END]]
     assert step["document_ids"].tolist() == [[0, 0, 0, 1], [2, 3, 3, 3], [-1] * 4]
-    assert step["documents"].tolist() == [0, 1, 1, 2]
+    assert step["documents"].tolist() == [0, 1, 1, 2, -1]
 
 
 def test_an_interrupted_run_goes_on(tmp_path):
     source = save(tmp_path / "tokens", [1, END, 2], [3, END], [4, END])
     with pytest.raises(Stops):
-        npy_to_stream([source], tmp_path / "stream", boundary_token_id=END, work=WorkOptions(Failing(2)))
+        convert([source], "stream", tmp_path / "stream", boundary_token_id=END, engine=Failing(2))
     with pytest.raises(ConvertError, match="resume"):
-        npy_to_stream([source], tmp_path / "stream", boundary_token_id=END)
+        convert([source], "stream", tmp_path / "stream", boundary_token_id=END)
     with pytest.raises(ConvertError, match="other"):
-        npy_to_stream([source], tmp_path / "stream", boundary_token_id=1, work=WorkOptions(resume=True))
-    report = npy_to_stream([source], tmp_path / "stream", boundary_token_id=END, work=WorkOptions(resume=True))
+        convert([source], "stream", tmp_path / "stream", boundary_token_id=1, resume=True)
+    report = convert([source], "stream", tmp_path / "stream", boundary_token_id=END, resume=True)
     assert report.shards_kept == 2
-    whole = npy_to_stream([source], tmp_path / "whole", boundary_token_id=END)
+    whole = convert([source], "stream", tmp_path / "whole", boundary_token_id=END)
     assert report.index.sha256 == whole.index.sha256
 
 
@@ -109,7 +109,7 @@ def test_an_interrupted_run_goes_on(tmp_path):
 def test_what_cannot_be_cut_is_refused(tmp_path, tokens, how, message):
     np.save(tmp_path / "a.npy", tokens)
     with pytest.raises((ConvertError, ArgumentError), match=message):
-        npy_to_stream([tmp_path / "a.npy"], tmp_path / "stream", boundary_token_id=1, **how)
+        convert([tmp_path / "a.npy"], "stream", tmp_path / "stream", boundary_token_id=1, **how)
     assert not (tmp_path / "stream").exists()
 
 
@@ -120,16 +120,17 @@ def test_the_destination_never_replaces_a_source(tmp_path):
     before = (source / "shard-00000.npy").read_bytes()
     for paths in ([source], [source / "shard-00000.npy"]):
         with pytest.raises(ConvertError, match=r"tokens: is or holds the source .*shard-00000\.npy; choose another"):
-            npy_to_stream(paths, source, boundary_token_id=END, work=WorkOptions(overwrite=True))
+            convert(paths, "stream", source, boundary_token_id=END, overwrite=True)
     assert [(path.name, path.read_bytes()) for path in source.iterdir()] == [("shard-00000.npy", before)]
     assert list(tmp_path.iterdir()) == [source]
 
 
 def test_a_source_that_changes_under_the_run_is_told(tmp_path):
     source = save(tmp_path / "tokens", [1, END], [3, END])
-    work = WorkOptions(progress=lambda tokens: os.utime(source / "part-0.npy", ns=(0, 0)))
+    shown = Recorded()
+    shown.advance = lambda amount: os.utime(source / "part-0.npy", ns=(0, 0))
     with pytest.raises(ConvertError, match=r"part-0\.npy: changed while it was converted"):
-        npy_to_stream([source], tmp_path / "stream", boundary_token_id=END, work=work)
+        run(Conversion([source], "stream", tmp_path / "stream", boundary_token_id=END), shown)
     assert not (tmp_path / "stream").exists()
 
 

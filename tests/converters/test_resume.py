@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from interrupted import Failing, Stops
+from interrupted import Failing, Recorded, Stops
 
 import zb_hdf5.converters.run
 from zb_hdf5 import ConvertError, FormatError, ZbError, open_reader, verify_store
@@ -28,6 +28,8 @@ from zb_hdf5.converters.cli import convert
 from zb_hdf5.converters.engines import Inline, open_engine
 from zb_hdf5.converters.journal import WHOLE, Part, read_journal
 from zb_hdf5.converters.npy_source import NpySource
+from zb_hdf5.converters.options import Conversion
+from zb_hdf5.converters.run import run as run_one
 from zb_hdf5.converters.store_source import StoreSource
 from zb_hdf5.files.publishing import PartialDirectory
 
@@ -135,71 +137,9 @@ def test_mpi_ranks_write_the_same_bytes(source, whole, tmp_path):
     assert snapshot(tmp_path / "out") == whole
 
 
-@pytest.mark.slow
-def test_dask_workers_write_the_same_bytes(source, whole, tmp_path):
-    distributed = pytest.importorskip("distributed")
-    code = f"""
-import subprocess, sys
-from distributed import Client, LocalCluster
-if __name__ == "__main__":
-    with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster, Client(cluster) as client:
-        client.write_scheduler_file("scheduler.json")
-        command = [sys.executable, "-c", {CONVERT!r}, *sys.argv[1:], "--executor", "dask"]
-        sys.exit(subprocess.run([*command, "--scheduler-file", "scheduler.json"], timeout=90).returncode)
-"""
-    (tmp_path / "cluster.py").write_text(code)
-    command = [sys.executable, "cluster.py", "npy-to-hdf5", source, tmp_path / "out", *OPTIONS]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    done = subprocess.run(
-        list(map(str, command)), cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100
-    )
-    assert done.returncode == 0, done.stderr
-    assert distributed is not None
-    assert snapshot(tmp_path / "out") == whole
-
-
-@pytest.mark.slow
-def test_dask_workers_that_die_are_told(tmp_path):
-    pytest.importorskip("distributed")
-    code = """
-import os
-from pathlib import Path
-import dask
-from distributed import Client, LocalCluster
-from zb_hdf5.converters.engines import open_engine
-from zb_hdf5 import UnavailableError
-class Task:
-    amount = 0
-
-    def amount_done(self):
-        return 0
-def die(task, progress):
-    os._exit(9)
-if __name__ == "__main__":
-    dask.config.set({"distributed.scheduler.allowed-failures": 0})
-    with LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None) as cluster, Client(cluster) as client:
-        client.write_scheduler_file("scheduler.json")
-        try:
-            with open_engine("dask", 1, Path("scheduler.json")) as engine:
-                list(engine.run(die, [Task()], print))
-        except UnavailableError as error:
-            print(error)
-"""
-    (tmp_path / "cluster.py").write_text(code)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    command = [sys.executable, "cluster.py"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100)
-    assert "dask workers died" in done.stdout, done.stderr
-    assert "--resume" in done.stdout
-
-
 def test_an_engine_that_is_not_there_is_told(source, tmp_path):
     command = ("npy-to-hdf5", source, tmp_path / "out", *OPTIONS)
-    assert "--scheduler-file" in fail(2, *command, "--executor", "dask")
-    missing = ("--scheduler-file", tmp_path / "none.json")
-    assert "no such scheduler file" in fail(5, *command, "--executor", "dask", *missing)
-    assert "belongs to --executor dask" in fail(2, *command, *missing)
-    assert "--workers belongs to --executor local" in fail(2, *command, "--executor", "dask", "--workers", 2)
+    assert "--workers belongs to --executor local" in fail(2, *command, "--executor", "mpi", "--workers", 2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.npy"]
 
 
@@ -362,11 +302,10 @@ def test_a_copy_says_that_nothing_was_shuffled(how, whole, tmp_path):
 def test_progress_begins_with_what_was_kept(source, tmp_path):
     interrupt(source, tmp_path / "out", 4)
     opened = NpySource([source], batch_size=B, seq_len=S, seed=42)
-    written, kept = [], []
-    zb_hdf5.converters.run.convert(
-        opened, "hdf5", tmp_path / "out", num_shards=NUM_SHARDS, resume=True, progress=written.append, kept=kept.append
-    )
-    assert (sum(written), sum(kept)) == (20 * B * S, 40 * B * S)
+    shown = Recorded()
+    run_one(Conversion(opened, "hdf5", tmp_path / "out", num_shards=NUM_SHARDS, resume=True), shown)
+    [amounts] = shown.amounts
+    assert (amounts[0], sum(amounts[1:])) == (40 * B * S, 20 * B * S)
 
 
 @pytest.mark.parametrize("target", ["batch", "npy"])
@@ -801,7 +740,10 @@ def test_a_disk_that_fills_ends_in_one_error_and_can_be_resumed(size_kib, mount_
     disk = mount_disk(size_kib)
     source = save(tmp_path / "in.npy", num_batches=8000)
     arguments = ("npy-to-hdf5", source, disk / "out", *OPTIONS[:-2], "--shard-size", "4MiB", "--quiet")
-    crowded = "import zb_hdf5.converters.run; zb_hdf5.converters.run.require_room = lambda *_: None\n" + CONVERT
+    crowded = (
+        "import zb_hdf5.converters.batch_target; zb_hdf5.converters.batch_target.require_room = lambda *_: None\n"
+        + CONVERT
+    )
     with started(*arguments, code=crowded) as process:
         _, err = process.communicate(timeout=100)
     assert process.returncode == 1

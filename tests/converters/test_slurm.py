@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -49,9 +48,6 @@ def job(tmp_path):
     for name, text in (("srun", SRUN), ("scontrol", REQUEUE), ("zb", ZB), ("python", PYTHON)):
         (venv / name).write_text(text)
         (venv / name).chmod(0o755)
-    dask = shutil.which("dask", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-    if dask is not None:
-        (venv / "dask").symlink_to(dask)
     np.save(tmp_path / "tokens.npy", np.arange(64 * 33, dtype="<u2").reshape(64, 33))
 
     def start(script, *arguments, source="tokens.npy", **variables):
@@ -151,15 +147,6 @@ def test_a_job_is_requeued_before_its_time_is_over(job, tmp_path):
         process.send_signal(signal.SIGUSR1)
         process.communicate(timeout=60)
     assert (tmp_path / "requeued").read_text() == "requeue 7\n"
-
-
-@pytest.mark.slow
-def test_dask_logs_to_a_file_of_its_own(job, tmp_path):
-    pytest.importorskip("distributed")
-    out = succeed(job("dask.sh", "out", *OPTIONS, "--shard-size", "4KiB"))
-    assert out.startswith("wrote ")
-    assert "Scheduler" in (tmp_path / "dask-7.log").read_text()
-    assert not list(tmp_path.glob("scheduler-*"))
 
 
 @pytest.mark.parametrize(

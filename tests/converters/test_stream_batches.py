@@ -22,8 +22,6 @@ from zb_hdf5.converters import run as pipe
 from zb_hdf5.converters.cli import convert as command
 from zb_hdf5.converters.engines import open_engine
 from zb_hdf5.converters.merge import merge_parts
-from zb_hdf5.converters.packed import PackOptions
-from zb_hdf5.converters.stream_source import open_stream
 from zb_hdf5.documents.document_table import documents_path
 from zb_hdf5.errors import ConvertError
 from zb_hdf5.store.streams import index_streams
@@ -184,11 +182,10 @@ def test_it_stays_that_after_other_conversions(tmp_path_factory, documents, shap
 
 
 def pack(stream, destination, *, target="hdf5", dtype="keep", work=None, **options):
-    options = PackOptions(**{"batch_size": 2, "seq_len": 8, "packing": "best-fit", "shard_bytes": 96, **options})
-    work = work or {}
-    part = work.get("part", pipe.WHOLE)
-    with open_stream(stream, target, destination, options, dtype, part) as source:
-        return pipe.convert(source, target, destination, **work)
+    how = {"batch_size": 2, "seq_len": 8, "packing": "best-fit", **options, **(work or {})}
+    if "num_shards" not in how:
+        how.setdefault("shard_bytes", 96)
+    return pipe.convert(stream, target, destination, dtype=dtype, **how)
 
 
 def files_in(folder):
@@ -214,7 +211,7 @@ def test_workers_resumes_and_array_parts_give_the_same_files(tmp_path, stream):
     assert resumed.kept.shards == 1
     assert files_in(tmp_path / "resumed") == expected
     for job in (1, 0, 2):
-        pack(stream, tmp_path / "parts", work={"part": pipe.Part(job, 3)})
+        pack(stream, tmp_path / "parts", work={"part": (job, 3)})
     merge_parts(tmp_path / "parts")
     assert files_in(tmp_path / "parts") == expected
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["parts", "resumed", "whole", "workers"]
@@ -350,7 +347,7 @@ def test_bad_documents_are_refused_and_nothing_of_them_is_written(tmp_path, toke
         ({"packing": "tight"}, "packing must be one of"),
         ({"remainder": "keep"}, "remainder must be one of"),
         ({"pad_id": 2**16}, "pad_id: token id 65536"),
-        ({"num_shards": 2}, "either a number of shards or their size"),
+        ({"num_shards": 2, "shard_bytes": 96}, "either a number of shards or their size"),
         ({"seq_len": 1000, "packing": "concat"}, "do not fill one batch"),
         ({"num_shards": 10**6, "shard_bytes": None}, "cannot fill 1,000,000 shards"),
         ({"remainder": "error", "batch_size": 7}, "left over; pass remainder='drop'"),
@@ -370,7 +367,7 @@ def test_other_sources_are_refused(tmp_path, stream):
         done = CliRunner().invoke(command, ["stream-to-hdf5", str(path), str(tmp_path / "out"), *shape])
         assert done.exit_code == 2
         assert "expected a token stream of documents in HDF5" in re.sub(r"\s+", " ", done.output)
-    with pytest.raises(ArgumentError, match="packing belongs to streams"):
+    with pytest.raises(ArgumentError, match="packing belongs to stream"):
         convert(tmp_path / "x.npy", "hdf5", tmp_path / "out", packing="pad")
     with pytest.raises(ArgumentError, match="vocab_size"):
         convert(stream, "hdf5", tmp_path / "out", vocab_size=9)

@@ -7,7 +7,7 @@ from itertools import pairwise
 import h5py
 import pytest
 from click.testing import CliRunner
-from interrupted import Failing, Stops
+from interrupted import Failing, Recorded, Stops
 
 from zb_hdf5 import ConvertError
 from zb_hdf5.converters.cli import convert
@@ -15,9 +15,10 @@ from zb_hdf5.converters.documents import Route
 from zb_hdf5.converters.engines import open_engine
 from zb_hdf5.converters.interrupted import describe_interrupted
 from zb_hdf5.converters.merge import merge_parts
-from zb_hdf5.converters.run import WorkOptions
-from zb_hdf5.converters.staging import TextOptions, ingest_batches
-from zb_hdf5.converters.stream_target import StreamTarget
+from zb_hdf5.converters.options import Conversion
+from zb_hdf5.converters.run import convert as run_conversion
+from zb_hdf5.converters.run import run as run_one
+from zb_hdf5.converters.stream_target import stream_plan
 from zb_hdf5.converters.text_source import Recipe, TextSource
 from zb_hdf5.files.publishing import partial_path
 from zb_hdf5.spec import DOC_OFFSETS, TOKENS
@@ -40,8 +41,8 @@ def stored_documents(store, split=None):
 
 
 def writing(files, recipe=BYTES, **options):
-    """Return `(destination, work) -> report`."""
-    return partial(StreamTarget(**options).write, TextSource(files, "jsonl", recipe))
+    """Return `(destination, **work) -> report`."""
+    return partial(run_conversion, TextSource(files, "jsonl", recipe), "stream", workers=1, **options)
 
 
 def expected(texts, end=(256,)):
@@ -53,7 +54,7 @@ def expected(texts, end=(256,)):
 def test_documents_are_recovered_by_their_offsets(tmp_path, files, texts, num_shards, workers):
     write = writing(files, BYTES, num_shards=num_shards)
     with open_engine("local", workers) as engine:
-        report = write(tmp_path / "out", WorkOptions(engine, num_threads=workers))
+        report = write(tmp_path / "out", engine=engine, threads=workers)
     assert stored_documents(tmp_path / "out") == expected(texts)
     index = ShardIndex.load(tmp_path / "out")
     assert index == report.index
@@ -79,7 +80,7 @@ def test_the_destination_never_replaces_the_text(tmp_path):
     (tmp_path / "corpus/shard-00000.jsonl").write_text('{"text": "the only copy"}\n')
     write = writing(open_documents([tmp_path / "corpus"]), BYTES)
     with pytest.raises(ConvertError, match=r"corpus: is or holds the source .*shard-00000\.jsonl; choose another"):
-        write(tmp_path / "corpus", WorkOptions(overwrite=True))
+        write(tmp_path / "corpus", overwrite=True)
     assert [path.name for path in (tmp_path / "corpus").iterdir()] == ["shard-00000.jsonl"]
     assert [path.name for path in tmp_path.iterdir()] == ["corpus"]
 
@@ -90,12 +91,12 @@ def test_text_that_grows_under_the_run_is_told(tmp_path, files, layout):
         with open(files[1].path, "a") as file:
             file.write('{"text": "one more"}\n')
 
-    runs = {
-        "stream": writing(files, BYTES),
-        "batches": lambda out, work: ingest_batches(TextSource(files, "jsonl", BYTES), out, TextOptions(2, 16), work),
-    }
+    class Growing(Recorded):
+        advance = staticmethod(grow)
+
+    layout, shape = ("stream", {}) if layout == "stream" else ("hdf5", {"batch_size": 2, "seq_len": 16})
     with pytest.raises(ConvertError, match=r"b\.jsonl: changed while it was converted"):
-        runs[layout](tmp_path / "out", WorkOptions(progress=grow))
+        run_one(Conversion(TextSource(files, "jsonl", BYTES), layout, tmp_path / "out", **shape), Growing())
     assert not (tmp_path / "out").exists()
 
 
@@ -106,7 +107,7 @@ def test_finished_shards_are_kept(num_tasks, damage, tmp_path, files, monkeypatc
     write = writing(files, BYTES, num_shards=4)
     whole = write(tmp_path / "whole")
     with pytest.raises(Stops):
-        write(tmp_path / "out", WorkOptions(Failing(num_tasks)))
+        write(tmp_path / "out", engine=Failing(num_tasks))
     waiting = partial_path(tmp_path / "out")
     assert waiting.exists() == (num_tasks > 0)
     if num_tasks:
@@ -125,12 +126,13 @@ def test_finished_shards_are_kept(num_tasks, damage, tmp_path, files, monkeypatc
     done = []
     real = Route.read
     monkeypatch.setattr(Route, "read", lambda route, *rest: (done.append(route), real(route, *rest))[1])
-    made, kept = [], []
-    again = write(tmp_path / "out", WorkOptions(resume=True, progress=made.append, kept=kept.append))
+    source, shown = TextSource(files, "jsonl", BYTES), Recorded()
+    conversion = Conversion(source, "stream", tmp_path / "out", num_shards=4, resume=True, workers=1)
+    again = run_one(conversion, shown)
     assert len(done) == 4 - num_tasks + (damage != "" and num_tasks > 0)
     assert again.shards_kept == 4 - len(done)
-    total = StreamTarget(num_shards=4).plan(TextSource(files, "jsonl", BYTES)).num_bytes
-    assert (again.tokens_kept > 0, sum(made) + sum(kept)) == (sum(kept) > 0, total)
+    total = stream_plan(source, conversion).num_bytes
+    assert (again.tokens_kept > 0, sum(shown.amounts[0])) == (num_tasks - bool(damage) > 0, total)
     assert (again.index, again.counts) == (whole.index, whole.counts)
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
         path.name for path in (tmp_path / "whole").iterdir()

@@ -46,7 +46,7 @@ def mostly_slow(quick, *axes):
 
 CONVERT = "from zb_hdf5.converters.cli import convert; convert()"
 #: Before CONVERT: there is room at the start, and others take it.
-CROWDED = "import zb_hdf5.converters.run; zb_hdf5.converters.run.require_room = lambda *_: None\n"
+CROWDED = "import zb_hdf5.converters.batch_target; zb_hdf5.converters.batch_target.require_room = lambda *_: None\n"
 
 
 def batches(first, count):

@@ -1,0 +1,369 @@
+"""Batches to one file, a folder of shards, a live store or a bucket, from any source of batches.
+
+There is no code per pair of formats. Shards are written in `<dst>.partial/`, each is recorded in a journal when it is
+whole, and the folder gets its name when all of them are: a kill costs one shard per worker.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final, cast
+
+from zb_hdf5 import ArgumentError, ConvertError, ShardIndex
+from zb_hdf5.console import format_bytes
+from zb_hdf5.converters.document_parts import copy_documents, fitted, left_behind
+from zb_hdf5.converters.engines import Inline
+from zb_hdf5.converters.journal import WHOLE, Journal, Part, is_result, remove_journals
+from zb_hdf5.converters.options import DEFAULT_MEMORY_BYTES, Conversion
+from zb_hdf5.converters.plan import Plan, cut_into_shards, free_room, require_one_split, require_room
+from zb_hdf5.converters.reports import NOTHING_KEPT, Kept, Report
+from zb_hdf5.converters.shard import (
+    FinishedShard,
+    ShardTask,
+    file_states,
+    is_intact,
+    read_groups,
+    require_unchanged,
+    with_largest_token,
+    write_shard,
+)
+from zb_hdf5.converters.shuffle import (
+    UNSHUFFLED,
+    Shuffle,
+    choose_shuffle,
+    halved,
+    require_memory,
+    scatter_path,
+    scattered,
+)
+from zb_hdf5.converters.source import MAX_TOKEN, Source
+from zb_hdf5.converters.task import Workers
+from zb_hdf5.files.paths import RemotePath, any_path, is_url, local_path
+from zb_hdf5.files.publishing import PartialDirectory, partial_path, refuse_existing
+from zb_hdf5.formats.registry import FORMATS
+from zb_hdf5.spec import DEFAULT_SPLIT, INDEX_NAME, NO_CODEC
+from zb_hdf5.store.live import LiveStoreWriter
+from zb_hdf5.store.upload import require_new, upload_store
+
+NOTHING_LEFT: Final = Shuffle("none", "nothing was left to do")
+
+
+def write_batches(source: Source, conversion: Conversion, workers: Workers) -> Report:
+    """Write all batches of a source as a conversion asks.
+
+    Raises
+    ------
+    ConvertError
+        If the destination exists, there is no room for it, or the source cannot be converted as asked.
+    """
+    if conversion.live:
+        if not FORMATS[conversion.target].can_grow:
+            raise ArgumentError(f"{conversion.destination}: {conversion.target} files are never live")
+        return _write_live(source, conversion, workers)
+    if is_url(conversion.destination):
+        return _write_and_upload(source, conversion, workers)
+    target, destination, part = conversion.target, Path(conversion.destination), part_of(conversion)
+    start_s = time.monotonic()
+    refuse_bad_destination(source.paths, destination)
+    keeps = not FORMATS[target].tokens_only
+    lost = left_behind(source, keeps_fields=keeps, keeps_documents=keeps)
+    source = fitted(source, target, conversion.codec or NO_CODEC, bool(conversion.tokens_only))
+    FORMATS[target].require(source.meta, destination)
+    workers.shown.begin("writing", source.num_batches * source.meta.batch_tokens)
+    if is_one_file(target, destination, several=_is_cut(conversion)):
+        alone = Workers(Inline(), 1, workers.shown)
+        finished, shuffle = _write_file(source, destination, conversion, alone)
+        was_kept = NOTHING_KEPT
+    else:
+        plan = Plan.make(source, target, conversion.num_shards, conversion.shard_bytes)
+        _prepare_checks(source, plan.cuts)
+        finished, shuffle, was_kept = _write_folder(plan, destination, conversion, workers)
+    shards = [done.entry for done in finished]
+    if part == WHOLE:
+        source.token_counts.require_balance(sum(shard.token_count for shard in shards))
+    max_token = max((done.max_token for done in finished if done.max_token is not None), default=None)
+    return Report(
+        destination if part == WHOLE else partial_path(destination), source.meta, shards,
+        max_token, source.token_counts, str(shuffle), time.monotonic() - start_s, part, was_kept, lost,
+    )  # fmt: skip
+
+
+def describe(source: Source, conversion: Conversion, workers: Workers) -> dict[str, Any]:
+    """Return the shards that a conversion would write, and the free space, as JSON.
+
+    Raises
+    ------
+    ConvertError
+        If the conversion would refuse the destination.
+    """
+    destination = place_of(conversion)
+    refuse_bad_destination(source.paths, destination)
+    if not (conversion.overwrite or conversion.resume):
+        refuse_existing(destination)
+    source = fitted(source, conversion.target, conversion.codec or NO_CODEC, bool(conversion.tokens_only))
+    one_file = is_one_file(conversion.target, destination, several=_is_cut(conversion))
+    cuts = [(0, source.num_batches)]
+    if not one_file:
+        cuts = cut_into_shards(source, conversion.num_shards, conversion.shard_bytes)
+    plan = Plan(source, conversion.target, cuts, {})
+    shuffle = _choose_shuffle(source, cuts, conversion, Workers(Inline(), 1, workers.shown) if one_file else workers)
+    sizes = [plan.shard_bytes(shard) for shard in range(len(cuts))]
+    return {
+        "path": str(conversion.destination),
+        "num_batches": source.num_batches,
+        "batch_size": source.meta.batch_size,
+        "seq_len": source.meta.seq_len,
+        "dtype": source.meta.dtype.name,
+        "num_shards": len(cuts),
+        "largest_shard_bytes": max(sizes),
+        "total_bytes": sum(sizes),
+        "inodes": 1 if one_file else plan.num_inodes(),
+        "workers": min(workers.engine.workers, len(cuts)),
+        "memory_bytes": conversion.memory_bytes or DEFAULT_MEMORY_BYTES,
+        "shuffle": str(shuffle),
+        "temp_bytes": shuffle.temp_bytes,
+        "free": free_room(destination.absolute().parent),
+    }
+
+
+def describe_lines(planned: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the description of `describe` for people."""
+    free = planned["free"]
+    shape = f"{planned['batch_size']:,} x {planned['seq_len']:,}"
+    inodes = "an uncounted number" if free["inodes"] is None else f"{free['inodes']:,}"
+    return [
+        ("would write", planned["path"]),
+        ("batches", f"{planned['num_batches']:,} of {shape} {planned['dtype']}"),
+        ("shards", f"{planned['num_shards']:,}, the largest {format_bytes(planned['largest_shard_bytes'])}"),
+        ("disk", f"{format_bytes(planned['total_bytes'])} of {format_bytes(free['bytes'])} that are free"),
+        ("temporary", format_bytes(planned["temp_bytes"])),
+        ("shuffle", planned["shuffle"]),
+        ("inodes", f"{planned['inodes']:,} of {inodes} that are free"),
+        ("workers", f"{planned['workers']}, at most {format_bytes(planned['memory_bytes'])} of memory together"),
+    ]
+
+
+def part_of(conversion: Conversion) -> Part:
+    """Return the share of the shards that a job writes."""
+    return Part(*conversion.part) if conversion.part else WHOLE
+
+
+def _is_cut(conversion: Conversion) -> bool:
+    return bool(conversion.num_shards or conversion.shard_bytes) or part_of(conversion) != WHOLE
+
+
+def place_of(conversion: Conversion) -> Path:
+    """Return the path on this machine at which a store is written: of a URL the folder that is uploaded.
+
+    Raises
+    ------
+    ArgumentError, ConvertError
+        If no such store can be uploaded there.
+    ExistsError
+        If there is one behind the URL that may not be replaced.
+    """
+    if not is_url(conversion.destination):
+        return Path(conversion.destination)
+    place = cast(RemotePath, any_path(conversion.destination))
+    if part_of(conversion) != WHOLE:
+        raise ConvertError(f"{place}: parts are merged on one machine: write a folder, and upload the merged store")
+    if not FORMATS[conversion.target].indexed:
+        raise ConvertError(f"{place}: expected a format that has stores, found {conversion.target}")
+    require_new(place, overwrite=bool(conversion.overwrite))
+    return Path(f"{place.name}.upload")
+
+
+def _write_and_upload(source: Source, conversion: Conversion, workers: Workers) -> Report:
+    """Write a store on this machine, upload it, and remove it here. With `resume` both go on where they were."""
+    start_s, staging = time.monotonic(), place_of(conversion)
+    replaced = conversion.overwrite and not conversion.resume
+    report = write_batches(source, replace(conversion, destination=staging, overwrite=replaced), workers)
+    place = cast(RemotePath, any_path(conversion.destination))
+    upload_store(staging, place, overwrite=bool(conversion.overwrite))
+    shutil.rmtree(staging)
+    return replace(report, destination=place, seconds=time.monotonic() - start_s)
+
+
+def _write_live(source: Source, conversion: Conversion, workers: Workers) -> Report:
+    """Write all batches in their order to a live HDF5 store, in this process: committed batches may be read at once.
+
+    If the process ends early, the committed batches stay, and `zb repair` makes a store of them.
+    """
+    for name in ("part", "resume", "overwrite", "codec"):
+        if getattr(conversion, name):
+            raise ArgumentError(f"{name}: a live store is written by one process, into a new folder")
+    destination, start_s = local_path(conversion.destination), time.monotonic()
+    source = fitted(source, LiveStoreWriter.backend, NO_CODEC)
+    refuse_bad_destination(source.paths, destination)
+    cuts = cut_into_shards(source, conversion.num_shards, conversion.shard_bytes)
+    needed_bytes = FORMATS[LiveStoreWriter.backend].total_bytes(source.meta, source.num_batches)
+    require_room(destination.absolute().parent, needed_bytes, len(cuts) + 2)
+    source.check_reads()
+    workers.shown.begin("writing", source.num_batches * source.meta.batch_tokens)
+    shard_batches = max(stop - start for start, stop in cuts)
+    with LiveStoreWriter(
+        destination, source.meta, shard_batches=shard_batches, shuffle=source.shuffle, source=source.description
+    ) as writer:
+        for group in read_groups(source, 0, source.num_batches):
+            writer.write(group.tokens, group.fields)
+            workers.shown.advance(group.tokens.size)
+        info = writer.finish()
+    source.token_counts.require_balance(info.token_count)
+    shuffle = Shuffle("direct", "one process gathers the records, as --live asks") if source.reorders else UNSHUFFLED
+    return Report(
+        destination, source.meta, list(writer.index.shards), info.max_token, source.token_counts, str(shuffle),
+        time.monotonic() - start_s, left_behind=left_behind(source, keeps_fields=True, keeps_documents=False),
+    )  # fmt: skip
+
+
+def is_one_file(target: str, destination: Path, *, several: bool) -> bool:
+    """Return whether a destination is one file, and not a folder of shards.
+
+    Parameters
+    ----------
+    several
+        Whether shards were asked for.
+
+    Raises
+    ------
+    ConvertError
+        If its name contradicts the arguments.
+    """
+    suffix = FORMATS[target].suffix
+    if destination.suffix == suffix and several:
+        raise ConvertError(f"{destination}: is one file; name a folder (no {suffix}) to write shards")
+    taken = {other for row in FORMATS.values() for other in (row.suffix, *row.other_suffixes)}
+    if destination.suffix in taken - {suffix}:
+        raise ConvertError(f"{destination}: expected a folder or a name that ends in {suffix}")
+    return destination.suffix == suffix
+
+
+def refuse_bad_destination(sources: Iterable[Path], destination: Path) -> None:
+    """Raise `ConvertError` if the destination has no folder to be in, or is or holds a source."""
+    if not destination.absolute().parent.is_dir():
+        raise ConvertError(f"{destination.absolute().parent}: no such folder; make it first, or choose another output")
+    if not destination.name:
+        raise ArgumentError(f"{destination}: has no name of its own; give the folder or file to write")
+    places = {
+        path.resolve() for path in (destination, partial_path(destination), partial_path(scatter_path(destination)))
+    }
+    for path in sources:
+        if places & {path.resolve(), *path.resolve().parents}:
+            raise ConvertError(f"{destination}: is or holds the source {path}; choose another output")
+
+
+def _prepare_checks(source: Source, cuts: list[tuple[int, int]]) -> None:
+    """Make sure that damage in the source is found: by whole shards where they stay whole, else batch by batch."""
+    if any(source.sha256_of(*cut) is None for cut in cuts):
+        source.check_reads()
+
+
+def _choose_shuffle(source: Source, cuts: list[tuple[int, int]], conversion: Conversion, workers: Workers) -> Shuffle:
+    """Choose the way to read the records of some shards, in the memory that there is."""
+    memory_bytes = conversion.memory_bytes or DEFAULT_MEMORY_BYTES
+    processes = workers.engine.workers_per_node
+    if source.order is not None:
+        require_memory(memory_bytes, processes, source.meta.batch_bytes)
+    return choose_shuffle(source, conversion.shuffle_method or "auto", cuts, memory_bytes, processes)
+
+
+def _write_file(
+    source: Source, path: Path, conversion: Conversion, workers: Workers
+) -> tuple[list[FinishedShard], Shuffle]:
+    require_one_split(source, "name a folder of shards")
+    cut, files = (0, source.num_batches), file_states(source.paths)
+    _prepare_checks(source, [cut])
+    if not conversion.overwrite:
+        refuse_existing(path)
+    shuffle = _choose_shuffle(source, [cut], conversion, workers)
+    progress = halved(workers.shown.advance, shuffle)
+    needed_bytes = FORMATS[conversion.target].total_bytes(source.meta, source.num_batches) + shuffle.temp_bytes
+    require_room(path.parent, needed_bytes, 1)
+    with scattered(source, shuffle, path, workers.engine, progress) as readable:
+        task = ShardTask(
+            readable, conversion.target, path, *cut, source.meta, in_store=False,
+            overwrite=bool(conversion.overwrite), files=files, split=(source.shard_splits or [DEFAULT_SPLIT])[0],
+        )  # fmt: skip
+        return [write_shard(task, progress)], shuffle
+
+
+def _write_folder(
+    plan: Plan, destination: Path, conversion: Conversion, workers: Workers
+) -> tuple[list[FinishedShard], Shuffle, Kept]:
+    """Fill the `.partial/` of a destination, and publish it if it is the whole."""
+    part, overwrite, resume = part_of(conversion), bool(conversion.overwrite), bool(conversion.resume)
+    shards = part.shards(len(plan.cuts))
+    if not shards:  # more jobs than shards
+        return [], NOTHING_LEFT, NOTHING_KEPT
+    if resume and not overwrite and destination.exists():
+        finished = _require_result(plan, destination)
+        return finished, NOTHING_LEFT, Kept.of(finished, 0.0)
+    with PartialDirectory(destination, overwrite=overwrite, shared=part != WHOLE) as folder:
+        start_s = time.monotonic()
+        journal = Journal(
+            folder, plan.head(), {shard: plan.task(shard, folder.partial_path) for shard in shards}, FinishedShard,
+            part=part, overwrite=overwrite, resume=resume,
+        )  # fmt: skip
+        journal.take_up(workers.engine, is_intact)
+        kept = Kept.of(journal.finished.values(), time.monotonic() - start_s)
+        workers.shown.keep(kept.tokens)
+        with journal.kept_for_resume():
+            finished, shuffle = _write_missing(plan, journal, folder.partial_path, conversion, workers)
+            if 0 in shards and not FORMATS[plan.target].tokens_only:
+                copy_documents(plan.source, folder.partial_path)
+            if part == WHOLE:
+                save_index(folder.partial_path, plan, finished)
+                # the journal goes along and is removed under the final name: a kill just before loses no shard
+                folder.on_published(remove_journals)
+        return finished, shuffle, kept
+
+
+def _write_missing(
+    plan: Plan, journal: Journal[ShardTask, FinishedShard], folder: Path, conversion: Conversion, workers: Workers
+) -> tuple[list[FinishedShard], Shuffle]:
+    missing, shuffle = journal.missing, NOTHING_LEFT
+    if missing:
+        shuffle = _choose_shuffle(plan.source, [plan.cuts[shard] for shard in missing], conversion, workers)
+    progress = halved(workers.shown.advance, shuffle)
+    require_room(folder, sum(map(plan.shard_bytes, missing)) + shuffle.temp_bytes, plan.num_inodes())
+    first = part_of(conversion).shards(len(plan.cuts))[0]
+    with scattered(plan.source, shuffle, folder / plan.name(first), workers.engine, progress) as source:
+        tasks = {shard: replace(task, source=source) for shard, task in missing.items()}
+        finished = journal.run(workers.engine, write_shard, tasks, progress)
+    require_unchanged(plan.source.paths, plan.files)
+    return finished, shuffle
+
+
+def _undated(description: dict[str, Any]) -> dict[str, Any]:
+    """Return a description without the date of the sources and the largest id, which follow from the rest."""
+    return {key: value for key, value in description.items() if key not in ("date", MAX_TOKEN)}
+
+
+def _require_result(plan: Plan, destination: Path) -> list[FinishedShard]:
+    """Accept an existing destination as the result of the same conversion, or refuse it."""
+    source = plan.source
+    if (destination / INDEX_NAME).exists():
+        index = ShardIndex.load(destination)
+        same = (index.meta, index.shuffle, _undated(index.source)) == (
+            source.meta, source.shuffle, _undated(source.description),
+        )  # fmt: skip
+        shards = [(plan.name(shard), stop - start) for shard, (start, stop) in enumerate(plan.cuts)]
+        same = same and [(entry.path, entry.num_batches) for entry in index.shards] == shards
+        digests = [source.sha256_of(*cut) for cut in plan.cuts]
+        found = [known and entry.sha256 for known, entry in zip(digests, index.shards, strict=False)]
+        same = same and found == digests
+        if is_result(destination, same, map(Path, plan.files)):
+            return [FinishedShard(entry, None) for entry in index.shards]
+    raise ConvertError(f"{destination}: exists already and is no result of this conversion; pass --force to replace it")
+
+
+def save_index(folder: Path, plan: Plan, finished: list[FinishedShard]) -> None:
+    """Write the `shards.json` of a folder, where its format has one."""
+    if FORMATS[plan.target].indexed:
+        source, entries = plan.source, tuple(done.entry for done in finished)
+        description = with_largest_token(source.description, finished)
+        ShardIndex(source.meta, entries, source.shuffle, description, documents=source.document_parts).save(folder)

@@ -1,0 +1,229 @@
+"""The kinds of sources of a conversion: one row for each, with its options, their defaults and what opens it.
+
+A format plugs in here: a function that opens its files, as a `Source`, a `DocumentSource` or `DocumentStreams`, and one
+row in `SOURCES`. Its command and its options follow from the row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final, cast
+
+from zb_hdf5.converters.options import DEFAULT_MEMORY_BYTES, STREAM, Conversion, Unset
+from zb_hdf5.errors import ArgumentError
+from zb_hdf5.formats.registry import FORMATS, FileFormat
+from zb_hdf5.text.corpus import FILE_KINDS
+
+#: The default of an option that is off, or has no value.
+NONE: Final = Unset("")
+#: Work of any kind of source.
+WORK: Final[Mapping[str, Any]] = {
+    "num_shards": Unset("those of the source, or 1 GiB each"), "shard_bytes": NONE,
+    "workers": Unset("the cores; 1 for little data"), "executor": "local", "part": NONE, "resume": NONE,
+    "overwrite": NONE, "tokens_only": NONE, "codec": Unset("none"), "live": NONE,
+}  # fmt: skip
+_SHUFFLED: Final = {"batch_size": 32, "seed": 42, "shuffle": True}
+_ARRAYS: Final[Mapping[str, Any]] = {
+    **_SHUFFLED, "seq_len": Unset("that of 2-D records, else 512"), "dtype": Unset("auto: uint16 if every id fits"),
+    "vocab_size": NONE, "remainder": "drop", "pad_id": 0, "memory_bytes": DEFAULT_MEMORY_BYTES,
+    "shuffle_method": "auto",
+}  # fmt: skip
+#: Documents that become rows.
+PACKED: Final[Mapping[str, Any]] = {
+    "packing": "concat", **_SHUFFLED, "seq_len": 512, "remainder": "pad", "pad_id": Unset("the boundary token, else 0"),
+}  # fmt: skip
+_STORE: Final[Mapping[str, Any]] = {
+    "dtype": "keep", "batch_size": Unset("as stored"), "seq_len": Unset("as stored; a divisor cuts each record"),
+    "remainder": Unset("drop"),
+}  # fmt: skip
+_AUTO: Final = {"dtype": ("auto", "uint32", "uint16")}
+_HELD_OUT: Final[Mapping[str, Any]] = {"val_fraction": 0.0, "val_last_shard": NONE}
+_TEXT: Final[Mapping[str, Any]] = {
+    "layout": "batches", "tokenizer": NONE, "text_column": "text", "id_column": NONE, "metadata_columns": NONE,
+    "boundary_token": Unset("<|endoftext|>"), "no_boundary": NONE, "max_document_tokens": NONE, **_HELD_OUT,
+    "shard_per_source": NONE, "threads": Unset("its share of the cores"),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class SourceKind:
+    """A row of `SOURCES`.
+
+    Attributes
+    ----------
+    noun, example
+        Such a source, and arguments of an example, in the help.
+    opener
+        "module:name" of `(paths, conversion) -> Source | DocumentSource | DocumentStreams`.
+    targets
+        The targets that have a command; none: every format that holds batches.
+    options
+        The name of each option that applies, and its default.
+    rows
+        Further options, of documents that become rows: not for the target "stream".
+    note
+        More on it in the help.
+    several, urls
+        Whether it takes several paths, and URLs.
+    required
+        The option that has to be given.
+    choices
+        The choices of an option that are possible, where these are not all.
+    """
+
+    noun: str
+    example: str
+    opener: str
+    targets: tuple[str, ...]
+    options: Mapping[str, Any]
+    rows: Mapping[str, Any] = field(default_factory=dict)
+    note: str = ""
+    several: bool = False
+    urls: bool = False
+    required: str = ""
+    choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def options_of(self, target: str) -> dict[str, Any]:
+        """Return the options that apply to a target, and their defaults."""
+        found = {**self.options, **({} if target == STREAM else self.rows), **WORK}
+        row = FORMATS.get(target)
+        absent = {
+            "codec": row is not None and not row.holds_codecs,
+            "live": row is None or not row.can_grow or bool(self.rows),
+            "tokens_only": row is None or not (row.tokens_only and row.indexed) or self.several,
+            "shard_bytes": bool(self.rows) and self.several,
+            "part": bool(self.rows) and self.several,
+        }
+        return {name: default for name, default in found.items() if not absent.get(name)}
+
+    def open(self, paths: list[Path], conversion: Conversion) -> Any:
+        """Open the source."""
+        module, _, name = self.opener.partition(":")
+        return cast("Callable[..., Any]", getattr(import_module(module), name))(paths, conversion)
+
+
+def _text(name: str) -> SourceKind:
+    kind = FILE_KINDS[name]
+    columns = ("text_column", "id_column", "metadata_columns")
+    options = {key: value for key, value in _TEXT.items() if kind.has_columns or key not in columns}
+    return SourceKind(
+        kind.noun,
+        f"{kind.example} {{target}} \\\n           --tokenizer tok.json --seq-len 2048 --packing best-fit",
+        "zb_hdf5.converters.text_source:open_text",
+        ("hdf5",),
+        options,
+        PACKED,
+        f"{kind.documents} Documents are tokenized, packed into rows of --seq-len tokens, and the rows are "
+        "shuffled once, which needs as much disk again as the store meanwhile; or, with --layout stream, kept as they "
+        "are, one after the other. A folder stands for all such files in and below it.",
+        several=True,
+        required="tokenizer",
+    )
+
+
+#: The one table of sources; a format of another program is one more row.
+SOURCES: Final[dict[str, SourceKind]] = {
+    "npy": SourceKind(
+        ".npy files of tokens",
+        "tokens/ {target} \\\n           --batch-size 32 --shards 4",
+        "zb_hdf5.converters.npy_source:open_npy",
+        (),
+        _ARRAYS,
+        several=True,
+        choices=_AUTO,
+    ),
+    STREAM: SourceKind(
+        "a token stream of documents",
+        "stream {target} \\\n           --seq-len 2048 --packing best-fit{tokens_only}",
+        "zb_hdf5.converters.stream_source:open_stream",
+        (),
+        {"dtype": "keep"},
+        PACKED,
+        "The documents are packed into rows of --seq-len tokens, with their fields, spans, ids and metadata.",
+        choices={"dtype": ("keep", "uint32")},
+    ),
+    **{name: _text(name) for name in FILE_KINDS},
+}  # fmt: skip
+#: 1-D arrays that a boundary token cuts into documents: another way to read the files of "npy".
+CUT: Final = SourceKind(
+    "1-D .npy files", "tokens/ stream --boundary-token-id 50256",
+    "zb_hdf5.converters.cut_source:open_cut", (STREAM,),
+    {"boundary_token_id": NONE, "boundary": "behind", "dtype": _ARRAYS["dtype"], "vocab_size": NONE},
+    PACKED,
+    "Each file becomes a shard. A boundary token tells the documents apart: they get a table, and are known by "
+    "their file and row there in all that is made of the stream. A folder stands for all .npy files in and below it.",
+    several=True, required="boundary_token_id", choices=_AUTO,
+)  # fmt: skip
+
+
+def sources() -> dict[str, SourceKind]:
+    """Return all kinds of sources: those of `SOURCES`, and the stores of each format that has a reader."""
+    stores = {name: _store(row) for name, row in FORMATS.items() if row.holds_batches and row.as_source}
+    return {**stores, **SOURCES}
+
+
+def _store(row: FileFormat) -> SourceKind:
+    noun, example = row.as_source or ("", "")
+    return SourceKind(
+        noun, f"{example} {{target}}", "zb_hdf5.converters.relaid_source:open_stores",
+        tuple(name for name, each in FORMATS.items() if each.as_target),
+        {**_STORE, **({"dataset": NONE} if row.has_datasets else {})}, urls=True,
+        choices={"dtype": ("keep", "uint32", "uint16"), "remainder": ("drop", "error")},
+    )  # fmt: skip
+
+
+def kind_of(path: Path, conversion: Conversion) -> tuple[str, SourceKind]:
+    """Return the kind of a source: the one that is named, or by its suffix, or what the files hold."""
+    name = conversion.source_format
+    if name == "auto":
+        name = _found(path, conversion.dataset)
+    if name == "npy" and (conversion.is_stream or conversion.boundary_token_id is not None):
+        return name, CUT
+    kinds = sources()
+    if name != "auto" and name not in kinds:
+        raise ArgumentError(f"source_format must be one of auto, {', '.join(kinds)}, found {name!r}")
+    return name, kinds["hdf5" if name == "auto" else name]
+
+
+def _found(path: Path, dataset: str | None) -> str:
+    from zb_hdf5.store.opening import is_stream
+
+    if path.suffix == ".npy" or _holds(path, ".npy"):
+        return "npy"
+    for name, kind in FILE_KINDS.items():
+        if path.name.endswith(kind.suffixes) or any(_holds(path, suffix) for suffix in kind.suffixes):
+            return name
+    return STREAM if dataset is None and is_stream(path) else "auto"
+
+
+def _holds(folder: Path, suffix: str) -> bool:
+    """Return whether a folder holds files of this suffix. Folders inside it count too, but not those inside a store."""
+    from zb_hdf5.files.paths import is_url
+    from zb_hdf5.spec import INDEX_NAME
+
+    if is_url(folder) or not folder.is_dir():
+        return False
+    return any(folder.glob(f"*{suffix}" if (folder / INDEX_NAME).exists() else f"**/*{suffix}"))
+
+
+def require_options(path: Path, kind: SourceKind, conversion: Conversion) -> None:
+    """Raise `ArgumentError` for options that were given and that this source has no use for."""
+    known = {**kind.options, **({} if conversion.is_stream else kind.rows), **WORK}  # a target refuses what it lacks
+    unknown = sorted(conversion.given - known.keys())
+    rows = [name for name in unknown if conversion.is_stream and name in kind.rows]
+    if rows:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in rows)
+        raise ArgumentError(f"{flags} belongs to --layout batches: a stream has no rows")
+    if unknown:
+        others = [name for name, each in sources().items() if {*unknown} <= {*each.options, *each.rows}]
+        belong = "belong" if len(unknown) > 1 else "belongs"
+        owner = f"to {', '.join(others)}" if others else "to other conversions"
+        raise ArgumentError(f"{path}: {', '.join(unknown)} {belong} {owner}, found {kind.noun}")
+    for name, choices in kind.choices.items():
+        if (value := getattr(conversion, name)) not in (None, *choices):
+            raise ArgumentError(f"{path}: {name} must be one of {', '.join(choices)}, found {value!r}")
+    if kind.required and getattr(conversion, kind.required) is None:
+        raise ArgumentError(f"{path}: {kind.noun} need {kind.required}")

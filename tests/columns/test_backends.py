@@ -102,7 +102,7 @@ def test_verifying_reader_keeps_the_contract(stored, access, verify, tokens, tmp
 def test_reader_behind_a_cache_keeps_the_contract(stored, access, tokens, tmp_path, make_stored):
     path = make_stored(stored, tmp_path, tokens)
     for _ in ("while the cache is filled", "when it is full"):
-        reader = open_stored(stored, path, access, cache=tmp_path / "cache")
+        reader = open_stored(stored, path, access, verify="auto", cache=tmp_path / "cache")
         check_reader(reader, tokens)
         check_closing(reader, tokens)
 

@@ -261,7 +261,8 @@ def test_a_stream_larger_than_memory_gives_the_file_of_an_array(tmp_path):
     for wrong in (1002, 1004):
         with pytest.raises(ConvertError, match=f"expected {wrong:,} records"):
             write_batch_dataset(tmp_path / "b.batch", iter(records), wrong, 8, L, 5)
-    assert len(list(tmp_path.iterdir())) == 4
+    assert len(list(tmp_path.glob("*.batch"))) == len(list(tmp_path.glob("*.batch.crc32"))) == 4
+    assert len(list(tmp_path.iterdir())) == 8
 
 
 def test_too_little_memory_is_told(tmp_path):

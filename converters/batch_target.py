@@ -338,9 +338,9 @@ def _write_missing(
     return finished, shuffle
 
 
-def _undated(description: dict[str, Any]) -> dict[str, Any]:
-    """Return a description without the date of the sources and the largest id, which follow from the rest."""
-    return {key: value for key, value in description.items() if key not in ("date", MAX_TOKEN)}
+def _without_largest_id(description: dict[str, Any]) -> dict[str, Any]:
+    """Return a description without the largest id, which follows from the rest."""
+    return {key: value for key, value in description.items() if key != MAX_TOKEN}
 
 
 def _require_result(plan: Plan, destination: Path) -> list[FinishedShard]:
@@ -348,8 +348,8 @@ def _require_result(plan: Plan, destination: Path) -> list[FinishedShard]:
     source = plan.source
     if (destination / INDEX_NAME).exists():
         index = ShardIndex.load(destination)
-        same = (index.meta, index.shuffle, _undated(index.source)) == (
-            source.meta, source.shuffle, _undated(source.description),
+        same = (index.meta, index.shuffle, _without_largest_id(index.source)) == (
+            source.meta, source.shuffle, _without_largest_id(source.description),
         )  # fmt: skip
         shards = [(plan.name(shard), stop - start) for shard, (start, stop) in enumerate(plan.cuts)]
         same = same and [(entry.path, entry.num_batches) for entry in index.shards] == shards

@@ -60,8 +60,7 @@ class Plan:
             "target": self.target,
             "meta": meta,
             "shuffle": self.source.shuffle,
-            # another date is no other source: the journal compares the sizes and digests of files itself
-            "source": {key: value for key, value in self.source.description.items() if key != "date"},
+            "source": self.source.description,
             "identity": self.source.identity,
             "cuts": [list(cut) for cut in self.cuts],
             "has_pieces": self.source.has_pieces,

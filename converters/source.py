@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Protocol, runtime_checkable
 
 from zb_hdf5 import ArgumentError, BatchReader, ConvertError, StoreMeta
 from zb_hdf5.documents.document_table import DocumentPart
 from zb_hdf5.documents.pieces import Pieces
-from zb_hdf5.files.paths import RemotePath
 from zb_hdf5.loaders.order import GlobalOrder
 from zb_hdf5.spec import TokenArray
 
@@ -19,12 +17,6 @@ from zb_hdf5.spec import TokenArray
 MAX_TOKEN: Final = "max_token"
 #: What may become of records that do not fill the last batch.
 REMAINDERS: Final = ("drop", "pad", "error")
-
-
-def date_of(paths: Iterable[Path]) -> dict[str, str]:
-    """Return {"date": the time, in UTC, at which the newest of some source files was changed}; {} for objects."""
-    times = [path.stat().st_mtime for path in paths if not isinstance(path, RemotePath)]
-    return {"date": datetime.fromtimestamp(max(times), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")} if times else {}
 
 
 @dataclass

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from zb_hdf5 import BatchReader, ConvertError, IncompleteError, open_reader
+from zb_hdf5 import ArgumentError, BatchReader, ConvertError, IncompleteError, open_reader
 from zb_hdf5.converters.source import MAX_TOKEN, Source, TokenCounts
 from zb_hdf5.documents.document_table import documents_name, documents_path, part_of
 from zb_hdf5.documents.pieces import Pieces
@@ -52,7 +52,14 @@ class StoreSource(Source):
         path = any_path(path)
         self.paths = [path]
         self._path, self._backend = path, backend
-        self._reader = open_reader(path, backend=backend, dataset=dataset)
+        try:
+            self._reader = open_reader(path, backend=backend, dataset=dataset)
+        except ArgumentError as error:
+            if dataset is None:
+                raise
+            raise ConvertError(
+                f"{path}: {dataset}: expected records (2-D) or batches (3-D), found a 1-D array"
+            ) from error
         if not self._reader.complete:
             raise IncompleteError(
                 f"{path}: its writer has not finished: {self._reader.num_batches:,} batches are committed"

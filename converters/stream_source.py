@@ -14,7 +14,7 @@ from zb_hdf5.converters.batch_target import is_one_file, part_of, refuse_bad_des
 from zb_hdf5.converters.journal import WHOLE
 from zb_hdf5.converters.options import Conversion
 from zb_hdf5.converters.packed import PackedSource
-from zb_hdf5.converters.source import TokenCounts, date_of
+from zb_hdf5.converters.source import TokenCounts
 from zb_hdf5.documents.document_table import DocumentFile
 from zb_hdf5.files.paths import local_path
 from zb_hdf5.files.publishing import scratch_directory
@@ -85,7 +85,6 @@ class StreamSource(PackedSource):
         description = {"format": "stream", "files": [str(path)], "packing": options.packing, "pad_id": pad_id}
         tables = [file.with_name(file.name + DOCUMENTS_SUFFIX) for stream in streams for file in stream.store.paths]
         files = [file for stream in streams for file in stream.store.paths]
-        description |= date_of(files)
         super().__init__(
             streams, folder, meta, options, pad_id, description=description,
             paths=[*files, *(table for table in tables if table.exists())],

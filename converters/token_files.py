@@ -19,7 +19,6 @@ from zb_hdf5.converters.documents import DocumentCounts, DocumentSource, Encoded
 from zb_hdf5.converters.journal import CheckTask, Head, Journal, is_result
 from zb_hdf5.converters.options import Conversion
 from zb_hdf5.converters.shard import COMMIT_BYTES, file_states, require_unchanged
-from zb_hdf5.converters.source import date_of
 from zb_hdf5.converters.task import Progress, Workers, no_progress
 from zb_hdf5.documents.document_table import DocumentTable, documents_path, part_of
 from zb_hdf5.documents.document_writer import DocumentsWriter
@@ -105,7 +104,7 @@ def write_stream(task: TokensTask, progress: Progress = no_progress) -> Finished
     with HDF5ShardWriter(
         task.path, dtype=source.dtype.name, boundary_token_id=NO_BOUNDARY if boundary is None else boundary,
         vocab_size=source.vocab_size, tokenizer=source.tokenizer, overwrite=True, codec=task.codec,
-        origin={"source": source.description | date_of(source.paths), "split": task.route.split},
+        origin={"source": source.description, "split": task.route.split},
         commit_bytes=COMMIT_BYTES,
     ) as writer:  # fmt: skip
         for encoded in task.read(counts, progress):
@@ -189,7 +188,7 @@ class TokensPlan:
         """The `source` entry of `shards.json`, with a digest over everything but the mtime of the sources."""
         sizes = {path: size for path, (size, _) in self.identity["files"].items()}
         work = hashlib.sha256(json.dumps([{**self.identity, "files": sizes}, self.options]).encode()).hexdigest()
-        return {**self.source.description, **date_of(self.source.paths), "work": work}
+        return {**self.source.description, "work": work}
 
     @property
     def num_bytes(self) -> int:

@@ -91,7 +91,7 @@ OPTIONAL_ATTRIBUTES: Final = ("seed", "total_records", "document_count", "vocab_
 #: JSON text of the entry of the same name in `shards.json`; those of the second line are copies of its keys.
 ORIGIN_ATTRIBUTES: Final = (
     "source", "shuffle", "split",
-    "packing", "boundary_token_id", "pad_id", "date",
+    "packing", "boundary_token_id", "pad_id",
 )  # fmt: skip
 FORMAT_PAGE: Final = "https://github.com/zb-hdf5/zb_hdf5/blob/main/docs/formats.md"
 #: Layout -> `description` of the root group.

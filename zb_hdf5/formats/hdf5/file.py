@@ -348,7 +348,7 @@ def create_root(h5: h5py.File, meta: StoreMeta, origin: Mapping[str, Any]) -> No
     """
     is_stream, source = meta.layout == STREAM_LAYOUT, dict(origin.get("source") or {})
     texts = {"shuffle": origin.get("shuffle"), "split": origin.get("split"), "source": _source_text(source)}
-    texts |= {name: source.get(name) for name in ("packing", "date")} | {"tokenizer": meta.tokenizer}
+    texts |= {"packing": source.get("packing"), "tokenizer": meta.tokenizer}
     create_texts(
         h5, format=STREAM_FORMAT if is_stream else HDF5_FORMAT, description=DESCRIPTIONS[meta.layout], creator=CREATOR,
         **{name: str(text) for name, text in texts.items() if text},

@@ -202,7 +202,7 @@ def test_workers_resumes_and_array_parts_give_the_same_files(tmp_path, stream):
     report = pack(stream, tmp_path / "whole")
     expected = files_in(tmp_path / "whole")
     assert len(report.shards) == 3
-    with open_engine("local", 2, None) as engine:
+    with open_engine("local", 2) as engine:
         pack(stream, tmp_path / "workers", work={"engine": engine})
     assert files_in(tmp_path / "workers") == expected
     with pytest.raises(Stops):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 
 import numpy as np
@@ -62,8 +63,9 @@ def test_the_fast_way_gives_the_bytes_of_the_slow_way(
     monkeypatch.setattr(os, "copy_file_range", counted)
     (tmp_path / "fast").mkdir()
     fast = copy(source, backend, tmp_path / "fast" / name, target)
+    slots_fit = target == "batch" or tokens[0].nbytes % mmap.PAGESIZE == 0  # HDF5 files have no padding
     if (form, backend) != ("file", "batch"):  # a lone .batch has nothing that would prove the copy
-        assert calls
+        assert bool(calls) == slots_fit
     for number in (errno.EXDEV, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.EPERM, errno.ETXTBSY):
         monkeypatch.setattr(os, "copy_file_range", refuse(number))
         (tmp_path / str(number)).mkdir()

@@ -151,7 +151,7 @@ def document_arguments(name, out):
     if name.startswith("convert stream"):
         with HDF5ShardWriter(out.parent / "stream.h5") as writer:
             writer.write_document(np.arange(5000))
-        return (out.parent / "stream.h5", out, *SHAPE)
+        return (out.parent / "stream.h5", out, *SHAPE, *(["--tokens-only"] if name.endswith("batch") else []))
     texts = ["one document of text " * 5, "and another one " * 5]
     if name == "convert parquet-to-hdf5":
         pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")

@@ -110,6 +110,10 @@ def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
+def with_sidecar(target):
+    return [target, f"{target}.crc32"] if target.endswith(".batch") else [target]
+
+
 def snapshot(path):
     files = [path] if path.is_file() else sorted(path.rglob("*"))
     return {file.name: file.read_bytes() for file in files if file.is_file()}
@@ -260,8 +264,7 @@ def test_a_stopped_conversion_leaves_nothing_that_looks_whole(number, place, tmp
     save(tmp_path / "small.npy", 4)
     assert run(CONVERT, f"npy-to-{backend}", tmp_path / "small.npy", destination, *SHAPE, "--force") == (0, "", "")
     check_whole(destination, batches(0, 4))
-    sidecars = [f"{target}.crc32"] if target.endswith(".batch") else []
-    assert names(tmp_path) == ["in.npy", target, *sidecars, "small.npy"]
+    assert names(tmp_path) == ["in.npy", *with_sidecar(target), "small.npy"]
 
 
 REPLACING = [(signal.SIGKILL, ("hdf5", "out.h5"))]
@@ -303,7 +306,7 @@ def test_a_conversion_stopped_at_any_moment_is_whole_or_was_never_there(trials, 
             process.communicate(timeout=100)
         if destination.exists():
             check_whole(destination, batches(0, 3000))
-            assert names(tmp_path) == ["in.npy", target], trial
+            assert names(tmp_path) == ["in.npy", *with_sidecar(target)], trial
             shutil.rmtree(destination) if destination.is_dir() else destination.unlink()
     assert run(CONVERT, *command) == (0, "", "")
     check_whole(destination, batches(0, 3000))
@@ -569,7 +572,7 @@ def test_of_two_conversions_into_one_place_one_wins(rounds, place, force, tmp_pa
         found = check_whole(folder / target)
         winners = [batches(k, 40) for k in range(2) if codes[k] == 0]
         assert any(np.array_equal(found, expected) for expected in winners)
-        assert names(folder) == ["0.npy", "1.npy", target]
+        assert names(folder) == ["0.npy", "1.npy", *with_sidecar(target)]
 
 
 RIVAL = (

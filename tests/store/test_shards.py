@@ -132,7 +132,7 @@ def test_what_is_no_index_is_a_format_error(content, store):
     "change",
     [
         ("format", "zb-batches"), ("format", MISSING), ("format", 1),
-        ("version", 1), ("version", 3), ("version", "1"), ("version", True), ("version", 1.0), ("version", MISSING),
+        ("version", 1), ("version", 4), ("version", "1"), ("version", True), ("version", 1.0), ("version", MISSING),
         ("layout", "streams"), ("layout", MISSING),
         ("dtype", "int64"), ("dtype", "float32"), ("dtype", 4), ("dtype", "u"), ("dtype", MISSING),
         ("batch_size", 0), ("batch_size", -3), ("batch_size", "3"), ("batch_size", 3.0), ("batch_size", True),

@@ -10,6 +10,7 @@ import json
 import os
 from bisect import bisect_right
 from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import closing
 from itertools import accumulate, chain, cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -537,12 +538,17 @@ class TokenizingLoader(TextLoader):
         groups = enumerate((file, number) for file in files for number in range(file.num_row_groups))
         return {place: group for place, group in groups if group[1] % self.world_size == rank}
 
-    def get_batch(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the next `(inputs, targets)`, both of shape (B, T)."""
-        import torch
+    def _read_from(self, position: Any) -> Generator[tuple[Any, Any]]:
+        return _with_int32_inputs(super()._read_from(position))
 
-        inputs, targets = super().get_batch()
-        return inputs.to(torch.int32), targets
+
+def _with_int32_inputs(reading: Generator[tuple[Any, Any]]) -> Generator[tuple[Any, Any]]:
+    """Yield the batches of a reading with their inputs as torch.int32, and the position behind each."""
+    import torch
+
+    with closing(reading):
+        for (inputs, targets), place in reading:
+            yield (inputs.to(torch.int32), targets), place
 
 
 def tokenizing_distributed_data_loader(

@@ -191,35 +191,19 @@ class RelaidSource(StoreSource):
         return None
 
 
-def open_store(
-    path: str | os.PathLike[str],
-    backend: str,
-    dataset: str | None = None,
-    dtype: str = "keep",
-    *,
-    batch_size: int | None = None,
-    seq_len: int | None = None,
-    remainder: str | None = None,
-) -> StoreSource:
-    """Open a store as a source: as it is, or in another layout if one is named. See `RelaidSource`.
+def open_stores(paths: list[Path], conversion: Conversion) -> StoreSource:
+    """Open the store of a conversion: as it is, or in another layout if one is named. See `RelaidSource`.
 
     Raises
     ------
     ArgumentError
         If there is a remainder without a batch size or a sequence length.
     """
+    path, remainder = paths[0], conversion.remainder
+    store = path, conversion.source_format, conversion.dataset, conversion.dtype or "keep"
+    batch_size, seq_len = conversion.batch_size, conversion.seq_len
     if batch_size or seq_len:
-        layout = {"batch_size": batch_size, "seq_len": seq_len}
-        return RelaidSource(path, backend, dataset, dtype, **layout, remainder=remainder or "drop")
+        return RelaidSource(*store, batch_size=batch_size, seq_len=seq_len, remainder=remainder or "drop")
     if remainder is not None:
         raise ArgumentError(f"{path}: remainder: without batch_size or seq_len no record is left over")
-    return StoreSource(path, backend, dataset, dtype)
-
-
-def open_stores(paths: list[Path], conversion: Conversion) -> StoreSource:
-    """Open the store of a conversion."""
-    layout = {"batch_size": conversion.batch_size, "seq_len": conversion.seq_len}
-    return open_store(
-        paths[0], conversion.source_format, conversion.dataset, conversion.dtype or "keep",
-        remainder=conversion.remainder, **layout,
-    )  # fmt: skip
+    return StoreSource(*store)

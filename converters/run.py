@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -138,7 +139,7 @@ def _runner(make: Callable[P, Conversion]) -> Callable[P, Any]:
 
     lines = [f"    {name}\n        {each.help}" for name, each in OPTIONS.items()]
     convert.__doc__ = f"{_INTRODUCTION}\n" + "\n".join(lines) + _REST
-    convert.__signature__ = __import__("inspect").signature(make)  # type: ignore[attr-defined]
+    convert.__signature__ = inspect.signature(make)  # type: ignore[attr-defined]
     return convert
 
 

@@ -74,7 +74,7 @@ def test_every_path_that_a_guide_names_exists(guide):
 # --- the size of the house --------------------------------------------------------------------------------------
 
 #: Lines and files of the package; they only go down.
-MAX_LINES = 31_475
+MAX_LINES = 31_471
 MAX_FILES = 153
 #: Lines of each folder, in hundreds; they only go down.
 MAX_HUNDREDS = {

@@ -42,6 +42,7 @@ from zb_hdf5.loaders.prefetch import (
 from zb_hdf5.loaders.protocol import ReadingLoader
 from zb_hdf5.loaders.states import (
     STATE_VERSION,
+    chosen,
     chosen_in,
     require_count,
     require_epoch,
@@ -310,8 +311,7 @@ class DocumentLoader(ReadingLoader[dict[str, Any]]):
         ranks in this epoch, so that it is valid for any other world size; and for any other `batch_size` (but with
         `shuffle="lengths"`), `max_tokens` (but with `too_long="drop"`) and `collate`.
         """
-        chosen = {"skip": [list(triple) for triple in self.skip], "mask_documents": list(self.mask_documents)}
-        kept = {name: value for name, value in chosen.items() if value}
+        kept = chosen(self.skip, self.mask_documents)
         return {**self._identity(), "epoch": self.epoch, "position": self._position, **kept}
 
     def load_state_dict(self, state_dict: dict[str, Any], *, force: bool = False) -> None:

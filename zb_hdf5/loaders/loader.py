@@ -25,6 +25,7 @@ from zb_hdf5.loaders.protocol import BatchT, ReadingLoader
 from zb_hdf5.loaders.states import (
     MAX_COUNT,
     STATE_VERSION,
+    chosen,
     chosen_in,
     require_count,
     require_epoch,
@@ -376,9 +377,7 @@ class Loader(ReadingLoader[BatchT]):
         step (`drop_last=False`) are not counted again.
         """
         position = min(self._position, self._end_of_epoch(self.epoch, self.reader))
-        chosen = {"skip": [list(triple) for triple in self.skip], "mask_documents": list(self.mask_documents)}
-        kept = {name: value for name, value in chosen.items() if value}
-        return {**self.identity(), "epoch": self.epoch, "position": position, **kept}
+        return {**self.identity(), "epoch": self.epoch, "position": position, **chosen(self.skip, self.mask_documents)}
 
     def load_state_dict(self, state_dict: dict[str, Any], *, force: bool = False) -> None:
         """Continue exactly where `state_dict` was taken, in O(1), whatever the ranks, batch size or backend were then.

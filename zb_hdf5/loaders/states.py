@@ -96,6 +96,12 @@ def shown(value: object) -> str:
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."
 
 
+def chosen(skip: Collection[tuple[int, int, int]], mask_documents: Collection[int]) -> dict[str, Any]:
+    """Return the entries of a state for `skip` and `mask_documents`, of those where something was chosen."""
+    entries = {"skip": [list(triple) for triple in skip], "mask_documents": list(mask_documents)}
+    return {name: entry for name, entry in entries.items() if entry}
+
+
 def chosen_in(where: object, state: dict[str, Any]) -> tuple[tuple[tuple[int, int, int], ...], list[int]]:
     """Take `skip` and `mask_documents` out of a state, which has them where something was chosen."""
     try:

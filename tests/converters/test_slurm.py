@@ -133,7 +133,7 @@ def test_a_node_copies_what_its_ranks_will_read_and_trains_from_there(job, tmp_p
         next(loader)
         (tmp_path / "run").mkdir()
         (tmp_path / "run/loader.json").write_text(json.dumps(loader.state_dict()))
-    assert "staged  6 of 6 batches" in train(TMPDIR=str(tmp_path / "other"), SLURM_TMPDIR="")
+    assert "staged  6 of 6 units" in train(TMPDIR=str(tmp_path / "other"), SLURM_TMPDIR="")
 
 
 def test_a_job_is_requeued_before_its_time_is_over(job, tmp_path):

@@ -126,11 +126,11 @@ def save(path, num_batches, first=0):
 
 
 def endless(path):
-    """Write the source of a conversion that does not end by itself: 16 GiB of zeros, none of them on disk."""
+    """Write the source of a conversion that does not end by itself: 4 GiB of zeros, none of them on disk."""
     with open(path, "wb") as file:
-        header = {"descr": "<u2", "fortran_order": False, "shape": (2**34 // (2 * S), S)}
+        header = {"descr": "<u2", "fortran_order": False, "shape": (2**32 // (2 * S), S)}
         np.lib.format.write_array_header_1_0(file, header)
-        file.truncate(file.tell() + 2**34)
+        file.truncate(file.tell() + 2**32)
     return path
 
 

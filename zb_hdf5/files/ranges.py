@@ -302,12 +302,15 @@ def copy_range(source_fd: int, target_fd: int, num_bytes: int, source_offset: in
 
 
 def network_file_system(file: Path | int) -> str | None:
-    """Return the name of the network file system that holds a path or an open file; None: a local or unknown one."""
+    """Return the name of the network file system that holds a path or an open file; None: a local or unknown one.
+
+    A file system that went down does not answer; mapped pages of its files would be bus errors.
+    """
     if not sys.platform.startswith("linux"):
         return None
     buffer = ctypes.create_string_buffer(256)  # struct statfs: f_type is its first machine word
     failed = libc().fstatfs(file, buffer) if isinstance(file, int) else libc().statfs(os.fsencode(file), buffer)
     if failed:
-        return None
+        return None if ctypes.get_errno() == errno.ENOENT else "unreachable"
     kind = ctypes.c_ulong.from_buffer(buffer).value
     return NETWORK_FILE_SYSTEMS.get(kind & 0xFFFFFFFF)

@@ -12,6 +12,7 @@ import torch
 from contract import random_tokens
 
 from zb_hdf5 import ArgumentError, IncompleteError, Loader, MmapTokenStore, open_reader
+from zb_hdf5.files.ranges import network_file_system
 
 SHAPE = (32, 64)
 BACKENDS = (("batch",), ("hdf5",), ("batch", "hdf5"))
@@ -259,3 +260,10 @@ def test_a_fork_goes_on_reading_and_mapping(first, store, expected):
 def test_an_array_of_another_dtype_is_refused(store):
     with open_reader(store) as reader, pytest.raises(ArgumentError, match="expected an array of uint"):
         reader.tokens.read([(0, np.empty(64, np.uint64))])
+
+
+def test_a_file_system_that_does_not_answer_is_no_local_one(tmp_path):
+    descriptor = os.open(tmp_path, os.O_RDONLY)
+    os.close(descriptor)
+    assert network_file_system(descriptor) == "unreachable"
+    assert network_file_system(tmp_path / "missing") is None

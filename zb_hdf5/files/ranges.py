@@ -30,14 +30,10 @@ NETWORK_FILE_SYSTEMS: Final = {
     0xFE534D42: "smb2", 0x517B: "smb", 0x00C36400: "ceph", 0x65735546: "fuse", 0x01021997: "9p", 0xAAD7AAEA: "panfs",
     0x5346414F: "afs", 0x7461636F: "ocfs2", 0x01161970: "gfs2",
 }  # fmt: skip
-
-
 #: copy_file_range(2) between file systems, or on one that does not offer it, or inside a container that forbids it.
 NO_COPY_RANGE: Final = frozenset(
     {errno.EXDEV, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.EPERM, errno.ETXTBSY}
 )
-
-
 #: A byte offset, and the array that the bytes from there on fill.
 Range: TypeAlias = tuple[int, npt.NDArray[Any]]
 
@@ -302,15 +298,12 @@ def copy_range(source_fd: int, target_fd: int, num_bytes: int, source_offset: in
 
 
 def network_file_system(file: Path | int) -> str | None:
-    """Return the name of the network file system that holds a path or an open file; None: a local or unknown one.
-
-    A file system that went down does not answer; mapped pages of its files would be bus errors.
-    """
+    """Return the name of the network file system that holds a path or an open file; None: a local or unknown one."""
     if not sys.platform.startswith("linux"):
         return None
     buffer = ctypes.create_string_buffer(256)  # struct statfs: f_type is its first machine word
     failed = libc().fstatfs(file, buffer) if isinstance(file, int) else libc().statfs(os.fsencode(file), buffer)
-    if failed:
+    if failed:  # mapped pages of a file system that does not answer would be bus errors
         return None if ctypes.get_errno() == errno.ENOENT else "unreachable"
     kind = ctypes.c_ulong.from_buffer(buffer).value
     return NETWORK_FILE_SYSTEMS.get(kind & 0xFFFFFFFF)

@@ -26,7 +26,7 @@ NAMES = ("read", "load", "convert", "remote")
     "--old", type=click.Path(exists=True, path_type=Path), help="Compare with this checkout of another build."
 )
 def benchmarks(name: str, json_path: Path | None, folder: Path | None, old: Path | None, **how: Any) -> None:
-    """Measure this package on this machine, beside bare reads and writes, and beside another build with --old.
+    """Measure this package on this machine, against bare reads and writes, and against another build with --old.
 
     read: every backend and access, codecs, windows. load: loaders, data sets, documents, fields and spans, large
     stores, cold disks. convert: every conversion. remote: a store behind HTTP.

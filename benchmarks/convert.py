@@ -1,4 +1,4 @@
-"""Conversions beside `cp` and a flush to disk, and with --old beside those of another build.
+"""Conversions against `cp` and a flush to disk, and with --old against those of another build.
 
 Each conversion is a fork of a process that has imported the package, its data in the page cache; its work ends when the
 result is on the disk. Figures are seconds, and the peak of resident memory.
@@ -106,9 +106,9 @@ def sha256(folder: str) -> m.Figures:
     return {"s": time.perf_counter() - start_s}
 
 
-def _ways(builds: list[m.Build], folder: Path, names: tuple[str, ...], beside: str) -> list[m.Way]:
+def _ways(builds: list[m.Build], folder: Path, names: tuple[str, ...], baseline: str) -> list[m.Way]:
     if len(builds) == 1:
-        return [m.Way(n, m.way_of(builds[0], "conversion", folder / "0", n), beside) for n in names]
+        return [m.Way(n, m.way_of(builds[0], "conversion", folder / "0", n), baseline) for n in names]
     return [
         m.Way(f"{n}{', old' * number}", m.way_of(build, "conversion", folder / str(number), n),
               "" if number else f"{n}, old", {} if number else {"s": BAR})

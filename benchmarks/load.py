@@ -1,4 +1,4 @@
-"""Loaders beside the bare reads that they make, and beside an older build: bars of the paths that users take.
+"""Loaders against the bare reads that they make, and against an older build: bars of the paths that users take.
 
 Each figure is of a fresh process, page cache warm unless it says cold; the clock starts before `iter`. The bare reads
 are those of benchmarks/read.py, of the same files in the same kind of order.
@@ -116,7 +116,7 @@ EPOCHS: dict[str, Callable[[Path], Epochs]] = {
     "DocumentLoader": lambda f: load(f / "stream.h5", DocumentLoader, collate="pack", max_tokens=m.BATCH_TOKENS),
 }
 BOTH = (m.FIRST, m.LATER)
-#: Titles, and their rows: the row beside which each is put, and the least share of its rate in one pass and later.
+#: Titles, and their rows: the row that each is compared with, and the least share of its rate in one pass and later.
 TABLES: dict[str, dict[str, tuple[str, float | None]]] = {
     "Whole batches": {
         "memory": ("", None), "bare map, crc32": ("memory", None), "bare preadv, crc32": ("memory", None),
@@ -229,9 +229,9 @@ def tables(quick: bool, rounds: int, folder: Path, builds: list[m.Build]) -> Ite
     patience = 0.0 if quick else 3.0
     for title, rows in TABLES.items():
         yield title, [
-            m.Way(name, m.way_of(build, "row", folder / "0", name, patience_s=patience), beside,
+            m.Way(name, m.way_of(build, "row", folder / "0", name, patience_s=patience), baseline,
                   dict.fromkeys(BOTH, bar) if bar else {})
-            for name, (beside, bar) in rows.items()
+            for name, (baseline, bar) in rows.items()
         ]  # fmt: skip
     if len(builds) > 1:
         yield "Beside the older build", [
@@ -249,7 +249,7 @@ def tables(quick: bool, rounds: int, folder: Path, builds: list[m.Build]) -> Ite
     ]  # fmt: skip
     orders = ("O_DIRECT", "sequential", "block", "global")
     ways = [m.Way(o, m.way_of(build, "cold", folder / "0", o), "O_DIRECT", {"cold, µs": 0.9}) for o in orders]
-    yield "A cold disk", [ways[0]._replace(beside="", bars={}), *ways[1:]]
+    yield "A cold disk", [ways[0]._replace(baseline="", bars={}), *ways[1:]]
 
 
 def measure(folder: Path, *, quick: bool, rounds: int | None, old: Path, only: str) -> Iterator[dict[str, Any]]:

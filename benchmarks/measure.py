@@ -195,11 +195,11 @@ def serve(module: str) -> None:
 
 
 class Way(NamedTuple):
-    """One row: `run()` returns figures, less being better; bars are the least share of the rate of `beside`."""
+    """One row: `run()` returns figures, less being better; bars are the least share of the rate of `baseline`."""
 
     name: str
     run: Callable[[], Figures]
-    beside: str = ""
+    baseline: str = ""
     bars: Mapping[str, float] = {}
 
 
@@ -219,9 +219,9 @@ def compare(title: str, ways: Sequence[Way], rounds: int) -> dict[str, Any]:
     rows = []
     for way in ways:
         columns = list(found[way.name][0])
-        row: dict[str, Any] = {"name": way.name, "beside": way.beside, "bars": dict(way.bars)}
+        row: dict[str, Any] = {"name": way.name, "baseline": way.baseline, "bars": dict(way.bars)}
         row["figures"] = {c: quartiles([each[c] for each in found[way.name]]) for c in columns}
-        pairs = list(zip(found.get(way.beside, []), found[way.name], strict=False))
+        pairs = list(zip(found.get(way.baseline, []), found[way.name], strict=False))
         row["ratios"] = {c: quartiles([a[c] / b[c] for a, b in pairs]) for c in columns if pairs and c in pairs[0][0]}
         rows.append(row)
     return {"title": title, "rounds": rounds, "rows": rows}
@@ -266,7 +266,7 @@ def _ratio(row: dict[str, Any], column: str, quick: bool) -> str:
     median, low, high = row["ratios"][column]
     bar = row["bars"].get(column)
     verdict = "" if bar is None else f", bar {bar}: {'not judged' if quick else 'met' if median >= bar else 'NOT met'}"
-    return f"{median:.2f} ({low:.2f}..{high:.2f}) of {row['beside']}{verdict}"
+    return f"{median:.2f} ({low:.2f}..{high:.2f}) of {row['baseline']}{verdict}"
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A store behind HTTP without delay: the loader beside a bare loop over the same client, 16 reads under way."""
+"""A store behind HTTP without delay: the loader against a bare loop over the same client, 16 reads under way."""
 
 from __future__ import annotations
 

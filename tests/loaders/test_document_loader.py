@@ -456,17 +456,24 @@ def test_tokens_of_another_tokenizer_are_refused(tmp_path):
 
 def test_batches_on_their_way_to_a_device(stream, monkeypatch):
     """Without a device: threads pin, and the consumer moves."""
-    monkeypatch.setattr(module, "cuda_device", lambda device: device)
-    monkeypatch.setattr(module, "pinned", lambda value: (value, threading.current_thread().name))
+    pinned = []
 
-    def moved(value, device):
+    def pin(tensor):
+        assert threading.current_thread().name.startswith("zb-prefetch")
+        pinned.append(tensor)
+        return tensor
+
+    def moved(tensor, device):
         assert device == "cuda"
-        assert value[1].startswith("zb-prefetch")
-        return value[0]
+        assert any(tensor is one for one in pinned)
+        return tensor
 
-    monkeypatch.setattr(module, "moved", moved)
+    monkeypatch.setattr(module, "cuda_device", lambda device: device)
+    monkeypatch.setattr("zb_hdf5.loaders.prefetch.pinned", pin)
+    monkeypatch.setattr("zb_hdf5.loaders.prefetch.moved", moved)
     with loader_of(stream, "pack", targets=True) as plain, loader_of(stream, "pack", targets=True, device="cuda") as it:
         assert [seen(batch) for batch in it] == [seen(batch) for batch in plain]
+    assert pinned
 
 
 def test_a_device_that_is_not_there(stream):

@@ -16,8 +16,8 @@ from examples import examples
 from zb_hdf5 import ArgumentError, BatchNativeLoader, Loader, StateError, ZbError, open_reader, open_writer
 from zb_hdf5.converters.run import convert
 from zb_hdf5.converters.store_source import StoreSource
-from zb_hdf5.loaders.order import ORDER_STEPS, SHUFFLES, GlobalOrder, make_order
-from zb_hdf5.loaders.steps import resolve_rank
+from zb_hdf5.loaders.order import SHUFFLES, GlobalOrder, make_order
+from zb_hdf5.loaders.steps import LAST_BLOCK, resolve_rank
 from zb_hdf5.store.rebuild import add_crc32_file
 
 B, S = 2, 4
@@ -178,14 +178,15 @@ def test_a_store_without_batches_is_an_error(tmp_path, open_loader):
 
 @pytest.mark.parametrize("shuffle", SHUFFLES)
 def test_blocks_of_the_order_join_without_a_seam(shuffle, stores, open_loader, monkeypatch):
-    monkeypatch.setattr("zb_hdf5.loaders.steps.ORDER_STEPS", 3)
+    monkeypatch.setattr("zb_hdf5.loaders.steps.FIRST_BLOCK", 1)
+    monkeypatch.setattr("zb_hdf5.loaders.steps.LAST_BLOCK", 3)
     for world_size in (1, 2, 5):
         per_rank = [epoch_of(loader) for loader in ranks(open_loader, stores["one.h5"], world_size, shuffle=shuffle)]
         assert interleave(per_rank) == order_of(N, shuffle)[: (N - N % world_size) * B]
 
 
 def test_an_epoch_longer_than_one_block_of_the_order(tmp_path, open_loader):
-    count = ORDER_STEPS * 2 + 7
+    count = LAST_BLOCK * 2 + 7
     with open_writer(tmp_path / "long.h5", batch_size=B, seq_len=S) as writer:
         writer.write(tokens_of(count))
     assert epoch_of(open_loader(tmp_path / "long.h5")) == batches_of(count, "global")

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from zb_hdf5 import IncompleteError, Loader, open_reader, open_writer
-from zb_hdf5.loaders.prefetch import RUN_HINTS, DeviceRing, FirstHints, RunHints, hint_ahead, read_ahead
+from zb_hdf5.loaders.prefetch import HINTED_TOGETHER, Hints, hint_ahead, read_ahead
 
 TOKENS = np.random.default_rng(6).integers(0, 50_000, (60, 4, 32), dtype=np.uint32)
 
@@ -196,28 +196,25 @@ def test_what_opening_a_file_reads_ahead_does_not_pass_for_a_warm_cache(path, do
         monkeypatch.setattr(reader, "is_cached", lambda index: index < done + 10)
         monkeypatch.setattr(reader, "will_need", lambda index, count: announced.extend(range(index, index + count)))
         assert len(list(loader)) == 60 - done
-        whole = 1 + (60 - done - 1) // RUN_HINTS * RUN_HINTS  # the kernel reads ahead what is left
-        assert announced == list(range(done, done + whole))
+        assert announced == list(range(done, 60))
 
 
 def test_batches_that_follow_each_other_are_announced_together():
     announced = []
-    hint = RunHints(lambda index, count: announced.append((index, count)))
-    for number in [*range(100, 150), *range(4), 7, 7, 3, 2, 1]:
-        hint(number)
-    pieces = [(101 + k * RUN_HINTS, RUN_HINTS) for k in range(49 // RUN_HINTS)]
-    assert announced[: 1 + len(pieces)] == [(100, 1), *pieces]
-    told = [number for index, count in announced for number in range(index, index + count)]
-    assert told == [*range(100, 150), *range(4), 7, 3, 2, 1]
+    hint = Hints(lambda index, count: announced.append((index, count)), 4)
+    hint([7, 100, 101, 3, 102, 2])
+    assert announced == [(2, 2), (7, 1), (100, 3)]
+    hint([np.array([41, 4, 7, 400]), np.array([17, 30, 16, 18])])  # records, four in a batch
+    assert announced[3:] == [(1, 1), (4, 1), (10, 1)]  # but for 7 and 100
 
 
 def test_a_batch_is_announced_again_only_after_many_others(monkeypatch):
     monkeypatch.setattr("zb_hdf5.loaders.prefetch.REMEMBERED_HINTS", 4)
     announced = []
-    hint = FirstHints(announced.append)
-    for number in [3, 1, 3, 1, 2, 0, 3, 9, 3, 9]:
-        hint(number)
-    assert announced == [3, 1, 2, 0, 9, 3]
+    hint = Hints(lambda index, count: announced.extend(range(index, index + count)), 1)
+    for number in [3, 1, 3, 1, 2, 0, 3, 9, 3, 9, 4, 3]:
+        hint([number])
+    assert announced == [3, 1, 2, 0, 9, 3, 4]
 
 
 def test_auto_reads_ahead_in_threads_on_a_network_file_system(path, monkeypatch):
@@ -235,10 +232,10 @@ def test_auto_reads_ahead_in_threads_on_a_network_file_system(path, monkeypatch)
 
 def test_hints_come_before_their_reads():
     heard, found = [], []
-    for number in hint_ahead(lambda number: number, heard.append, iter(range(20)), 5):
+    for number in hint_ahead(lambda number: number, heard.extend, iter(range(50)), 5):
         found.append(number)
-        assert heard == list(range(min(20, number + 6)))
-    assert found == list(range(20))
+        assert heard == list(range(min(50, -(-(number + 6) // HINTED_TOGETHER) * HINTED_TOGETHER)))
+    assert found == list(range(50))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -253,49 +250,29 @@ def test_the_device_gets_the_same_batches(path, dtype):
             assert torch.equal(a.cpu(), b)
 
 
-class FakeStream:
-    """Stands in for a CUDA stream: copies finish only when their event is waited for."""
+@pytest.mark.parametrize("options", [{}, {"targets": True}, {"shuffle": "records", "batch_size": 6, "prefetch": 0}])
+def test_batches_on_their_way_to_a_device(path, options, monkeypatch):
+    """Without a device: threads pin, and the consumer moves."""
+    threads = set()
 
-    device = torch.device("cpu")
+    def pinned(tensor):
+        threads.add(threading.current_thread().name[:11])
+        return tensor.clone()
 
-    def wait_event(self, event):
-        event.waited = True
+    def moved(tensor, device):
+        assert threading.current_thread() is threading.main_thread()
+        assert device == torch.device("cuda")
+        return tensor + 1
 
-
-class FakeEvent:
-    def __init__(self):
-        self.synchronized = False
-
-    def record(self, stream):
-        pass
-
-    def synchronize(self):
-        self.synchronized = True
-
-
-def test_a_ring_buffer_is_filled_again_only_after_its_copy(monkeypatch):
-    """The rule that keeps a batch from being overwritten while it is on the bus, with the events made visible."""
-    import contextlib
-
-    events = []
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device: FakeStream())
-    monkeypatch.setattr(torch.cuda, "Event", lambda: events.append(FakeEvent()) or events[-1])
-    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: FakeStream())
-    monkeypatch.setattr(torch.Tensor, "record_stream", lambda self, stream: None)
-    empty = torch.empty
-    monkeypatch.setattr(torch, "empty", lambda *args, pin_memory=False, **kwargs: empty(*args, **kwargs))
-    ring = DeviceRing(torch.device("cpu"), torch.int64)
-    in_flight = {}
-    for number in range(20):
-        batch = TOKENS[number].astype(np.uint16)
-        buffer = ring.fill((4, 32), np.dtype("<u2"), lambda out, batch=batch: np.copyto(out, batch))
-        previous = in_flight.get(buffer.data_ptr())
-        assert previous is None or previous.synchronized
-        sent = ring.send(buffer)
-        in_flight[buffer.data_ptr()] = events[-1]
-        np.testing.assert_array_equal(sent.numpy(), batch.astype(np.int64))
-    assert len(in_flight) <= 4
+    monkeypatch.setattr("zb_hdf5.loaders.loader.cuda_device", lambda device: device and torch.device(device))
+    monkeypatch.setattr("zb_hdf5.loaders.prefetch.pinned", pinned)
+    monkeypatch.setattr("zb_hdf5.loaders.prefetch.moved", moved)
+    plain = list(Loader(path, rank=0, world_size=1, **options))
+    found = list(Loader(path, rank=0, world_size=1, device="cuda", **options))
+    assert threads == {"zb-prefetch"}
+    for step, expected in zip(found, plain, strict=True):
+        pairs = zip(step, expected, strict=True) if isinstance(step, tuple) else [(step, expected)]
+        assert all(torch.equal(part, other + 1) for part, other in pairs)
 
 
 @pytest.mark.parametrize("prefetch", [0, 4])

@@ -251,6 +251,8 @@ def test_the_check_sees_a_loader_that_does_not_keep_the_protocol(data):
 REACHED = {
     "DocumentLoader": "loaders.extras.from_numpy",
     "Loader": "loaders.whole_batches.crc32_of",
+    "Loader, records": "loaders.step_reader.from_numpy",
+    "FollowingLoader": "loaders.whole_batches.from_numpy",
     "MixedLoader": "loaders.whole_batches.from_numpy",
 }
 

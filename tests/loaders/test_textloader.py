@@ -462,24 +462,19 @@ def test_a_process_that_never_closes_ends_quietly(last, folder):
 
 
 def test_on_the_way_to_a_device(folder, texts, monkeypatch):
-    """Without a device: a thread fills the ring's buffers with ids as they are, and the consumer sends them."""
+    """Without a device: a thread pins, and the consumer moves."""
 
-    class Ring:
-        def __init__(self, device, dtype):
-            assert dtype == torch.int64
+    def pinned(tensor):
+        assert threading.current_thread() is not threading.main_thread()
+        return tensor + 1
 
-        def fill(self, shape, stored, read):
-            assert threading.current_thread() is not threading.main_thread()
-            buffer = np.empty(shape, stored)
-            read(buffer)
-            return buffer
-
-        def send(self, buffer):
-            assert threading.current_thread() is threading.main_thread()
-            return torch.from_numpy(buffer.astype(np.int64))
+    def moved(tensor, device):
+        assert threading.current_thread() is threading.main_thread()
+        return tensor - 1
 
     monkeypatch.setattr(module, "cuda_device", lambda device: torch.device(device))
-    monkeypatch.setattr(module, "DeviceRing", Ring)
+    monkeypatch.setattr("zb_hdf5.loaders.prefetch.pinned", pinned)
+    monkeypatch.setattr("zb_hdf5.loaders.prefetch.moved", moved)
     found = take(make(folder, device="cuda"), 20)
     np.testing.assert_array_equal(found.ravel(), reference(texts, 0, 1)[: found.size])
 

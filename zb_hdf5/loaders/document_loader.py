@@ -33,8 +33,6 @@ from zb_hdf5.loaders.prefetch import (
     AUTO_PREFETCH,
     MAX_THREADS,
     cuda_device,
-    moved,
-    pinned,
     read_ahead,
     require_prefetch,
     steps_in_flight,
@@ -378,11 +376,9 @@ def _read_all(
 
     def read(step: tuple[IndexArray, int]) -> tuple[dict[str, Any], int]:
         documents, position = step
-        batch = batches.read(documents)
-        return batch if device is None else {name: pinned(value) for name, value in batch.items()}, position
+        return batches.read(documents), position
 
-    for batch, position in read_ahead(read, steps, depth if device is None else max(1, depth), threads=threads):
-        yield batch if device is None else {name: moved(value, device) for name, value in batch.items()}, position
+    return read_ahead(read, steps, depth, threads=threads, device=device)
 
 
 def _open_stream(

@@ -114,9 +114,9 @@ class FollowingLoader(Loader[Any]):
         return reader.num_batches * self.plan.records_per_batch
 
     def _read_from(self, position: int) -> Generator[tuple[Any, int]]:
-        for step in self._steps.read_all(self.plan, position, self._requests_from(position)):
+        for request in self._requests_from(position):
             position = self.plan.position_after(position)  # the plan grows with the store
-            yield step, position
+            yield self._steps.read(request), position
 
     def _requests_from(self, position: int) -> Iterator[Request]:
         start = position

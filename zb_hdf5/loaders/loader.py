@@ -110,8 +110,7 @@ class Loader(ReadingLoader[BatchT]):
         "auto": 32 MiB of a store behind a URL; 8 with a `device` or on a network file system; else none, but if the
         coming batches are not in the page cache the kernel is told of each of them 64 batches ahead.
     device
-        A CUDA device: batches are read into pinned buffers by at least one thread, copied on a stream of their own, and
-        widened there.
+        A CUDA device: at least one thread reads batches and pins them, and their copies do not wait.
     dtype
         `torch.int64`, or `torch.int32`: half the memory; a mapped uint32 store then needs no copy
         (`BatchReader.read_batch_int32` says what that means for writing into it).

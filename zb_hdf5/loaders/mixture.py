@@ -21,12 +21,14 @@ from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.errors import ArgumentError, StateError
 from zb_hdf5.files.ranges import network_file_system
 from zb_hdf5.loaders.loader import Loader
-from zb_hdf5.loaders.order import ORDER_STEPS, IndexArray
+from zb_hdf5.loaders.order import IndexArray
 from zb_hdf5.loaders.prefetch import AUTO_PREFETCH, MAX_THREADS, read_ahead, require_prefetch
 from zb_hdf5.loaders.protocol import ReadingLoader
 from zb_hdf5.loaders.states import STATE_VERSION, require_count, require_fields, require_kind, require_same, shown
 from zb_hdf5.loaders.steps import Request, resolve_rank
 
+#: Steps whose order is computed at once: enough to make numpy cheap, little enough to start at once.
+ORDER_STEPS: Final = 2048
 #: Weights are rounded to shares of a period of at most this many batches.
 MAX_PERIOD: Final = 1 << 14
 

@@ -22,8 +22,6 @@ IndexArray = npt.NDArray[np.int64]
 _Words = npt.NDArray[np.uint64]
 
 SHUFFLES: Final = ("global", "records", "block", "sequential")
-#: Steps whose order is computed at once: enough to make numpy cheap, little enough to start at once.
-ORDER_STEPS: Final = 2048
 FEISTEL_ROUNDS: Final = 6
 #: Halves of 1 or 2 bits have so few round functions that permutations of 4 to 16 items come out visibly biased.
 MIN_HALF_BITS: Final = 3

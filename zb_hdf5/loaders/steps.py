@@ -6,14 +6,14 @@ import os
 import sys
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import accumulate, count, repeat
+from itertools import accumulate, chain, count, repeat
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError
-from zb_hdf5.loaders.order import ORDER_STEPS, Order
+from zb_hdf5.loaders.order import Order
 
 #: The variables of torchrun.
 LAUNCHER_VARIABLES: Final = (("RANK", "WORLD_SIZE"),)
@@ -103,10 +103,16 @@ class StepPlan:
 
     def requests_from(self, position: int) -> Iterator[Request]:
         """Yield the reads of this rank from `position` to the end of the epoch."""
+        return chain.from_iterable(map(requests_in, self.blocks_from(position)))
+
+    def blocks_from(self, position: int) -> Iterator[npt.NDArray[np.int64]]:
+        """Yield the reads of this rank from `position` to the end of the epoch, in growing blocks."""
         steps, start = self.steps_from(position), self.skip.live(position)
-        for first in range(0, steps, ORDER_STEPS):
-            numbers = np.arange(first, min(first + ORDER_STEPS, steps))
-            yield from self._requests_at(start + numbers * self.step)
+        most = min(LAST_BLOCK, max(FIRST_BLOCK, TABLE_POSITIONS // (1 if self.is_whole else self.batch_size)))
+        first, size = 0, FIRST_BLOCK
+        while first < steps:
+            yield self._block_at(start + np.arange(first, min(first + size, steps)) * self.step)
+            first, size = first + size, min(2 * size, most)
 
     def positions_from(self, position: int) -> Iterator[int]:
         """Yield the position behind each step from a position on, without an end."""
@@ -115,22 +121,9 @@ class StepPlan:
         after = self.position_after
         return accumulate(repeat(0), lambda found, _: after(found), initial=after(position))
 
-    def batches_from(self, position: int) -> Iterator[npt.NDArray[np.int64]]:
-        """Yield the stored batches of this rank from a multiple of `batch_size` on, in blocks; the plan `is_whole`."""
-        steps, first, size = self.steps_from(position), 0, FIRST_BLOCK
-        while first < steps:
-            starts = position + np.arange(first, min(first + size, steps)) * self.step + self.rank * self.batch_size
-            yield self.order.indices(starts % self.order.n) // self.batch_size
-            first, size = first + size, min(2 * size, LAST_BLOCK)
-
     def requests_of_steps(self, steps: npt.NDArray[np.int64]) -> list[Request]:
         """Return the reads of this rank at steps that are counted from the start of the epoch."""
-        return self._requests_at(steps * self.step)
-
-    def batch_of_step(self, step: int) -> int:
-        """Return the stored batch that this rank reads at a step; the plan `is_whole`."""
-        start = step * self.step + self.rank * self.batch_size
-        return self.order.index(start % self.order.n) // self.batch_size
+        return requests_in(self._block_at(steps * self.step))
 
     @property
     def is_whole(self) -> bool:
@@ -138,16 +131,19 @@ class StepPlan:
         unparted = self.whole_records and not self.scattered and not self.skip.ranges
         return unparted and self.batch_size == self.records_per_batch
 
-    def _requests_at(self, live: npt.NDArray[np.int64]) -> list[Request]:
-        order, batch_size = self.order, self.batch_size
-        starts = live + self.rank * batch_size
-        if self.skip.ranges:
-            rows = (starts[:, np.newaxis] + np.arange(batch_size)) % self.skip.live(order.n)
-            return list(order.indices(self.skip.positions_of(rows)))
-        if self.is_whole and not np.any(starts % batch_size):
-            batches: list[Request] = (order.indices(starts % order.n) // batch_size).tolist()
-            return batches
-        return list(order.indices((starts[:, np.newaxis] + np.arange(batch_size)) % order.n))
+    def _block_at(self, live: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return the reads at steps that begin at live positions: stored batches, 1-D, or the records of each, 2-D."""
+        order, size = self.order, self.batch_size
+        starts = live + self.rank * size
+        if self.is_whole and not np.any(starts % size):
+            return order.indices(starts % order.n) // size
+        rows = (starts[:, np.newaxis] + np.arange(size)) % self.skip.live(order.n)
+        return order.indices(self.skip.positions_of(rows))
+
+
+def requests_in(block: npt.NDArray[np.int64]) -> list[Request]:
+    """Return the requests of a block: numbers of stored batches, or an array of records for each step."""
+    return block.tolist() if block.ndim == 1 else list(block)
 
 
 class StepRequests:
@@ -166,7 +162,9 @@ class StepRequests:
 
     def __getitem__(self, step: int) -> Request:
         if self._is_single:
-            return self.plan.batch_of_step(step)
+            plan = self.plan
+            start = step * plan.step + plan.rank * plan.batch_size
+            return plan.order.index(start % plan.order.n) // plan.batch_size
         block, within = divmod(step, self._at_once)
         if block != self._block:
             first = block * self._at_once

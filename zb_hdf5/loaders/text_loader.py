@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from zb_hdf5.columns.reader import require_choice
 from zb_hdf5.errors import ArgumentError, StateError
-from zb_hdf5.loaders.prefetch import DeviceRing, cuda_device, read_ahead, require_prefetch
+from zb_hdf5.loaders.prefetch import cuda_device, read_ahead, require_prefetch
 from zb_hdf5.loaders.protocol import ReadingLoader
 from zb_hdf5.loaders.states import (
     STATE_VERSION,
@@ -237,16 +237,11 @@ def _ahead(
     """Yield the batches that one thread makes ahead, and the place behind each."""
     import torch
 
-    ring = None if device is None else DeviceRing(device, torch.int64)
-
     def make(_: None) -> tuple[torch.Tensor, Place]:
         tokens, place = next(batches)
-        if ring is None:
-            return torch.from_numpy(tokens.astype(np.int64)), place
-        return ring.fill(tokens.shape, tokens.dtype, lambda out: np.copyto(out, tokens)), place
+        return torch.from_numpy(tokens.astype(np.int64)), place
 
-    for made, place in read_ahead(make, repeat(None), depth, threads=1):
-        tokens = made if ring is None else ring.send(made)
+    for tokens, place in read_ahead(make, repeat(None), depth, threads=1, device=device):
         yield (tokens[:-1].view(shape), tokens[1:].view(shape)) if targets else tokens.view(shape), place
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
@@ -17,10 +17,8 @@ from zb_hdf5.files.tokens import PlainFile, Wait
 if TYPE_CHECKING:
     import torch
 
-#: Batches of a block, at most, that are looked up in the page cache; one in `SAMPLED_ONE_IN`, but at least 4.
-MAX_SAMPLE, SAMPLED_ONE_IN = 32, 16
-#: Single batches for which one sample of the store holds.
-SINGLE_READS: Final = 4096
+#: Single batches for which one sample of the store holds, and its size.
+SINGLE_READS, SINGLE_SAMPLE = 4096, 32
 #: Files whose mapping a block keeps at hand. Each of them stays open for as long.
 MAX_MET: Final = 32
 
@@ -49,9 +47,9 @@ class WholeBatches:
 
     @staticmethod
     def serves(reader: BatchReader) -> bool:
-        """Return whether batches are stored one by one in plain local files."""
+        """Return whether batches are stored one by one in plain local files that do not grow."""
         tokens, unit = reader.tokens, reader.meta.batch_tokens
-        if tokens.wait is not Wait.LOCAL or tokens.access not in ("auto", "mmap", "pread"):
+        if not reader.complete or tokens.wait is not Wait.LOCAL or tokens.access not in ("auto", "mmap", "pread"):
             return False
         follow = tokens.unit == unit and reader.stride == reader.seq_len
         return follow and not any(start % unit for start in tokens.starts[:-1])
@@ -63,19 +61,29 @@ class WholeBatches:
             self._numbered = starts, [start // self._reader.meta.batch_tokens for start in starts]
         return self._numbered[1]
 
-    def is_ready(self, batches: npt.NDArray[np.int64]) -> bool:
-        """Return whether a sample of some batches, spread evenly, is in the page cache."""
-        count = min(len(batches), MAX_SAMPLE, max(4, len(batches) // SAMPLED_ONE_IN))
-        sample = batches[np.arange(count) * len(batches) // count]
-        return all(map(self._reader.is_cached, sample.tolist()))
-
     def read_all(self, batches: npt.NDArray[np.int64]) -> Iterator[torch.Tensor]:
-        """Yield each of some batches, in order. They are `is_ready`."""
-        starts, met = np.array(self._starts()), dict[int, Met]()
+        """Yield each of some batches, in order. They are in the page cache."""
+        starts = np.array(self._starts())
         files = starts[1:].searchsorted(batches, side="right")
-        steps = zip(batches.tolist(), files.tolist(), (batches - starts[files]).tolist(), strict=True)
+        return self._read_at(zip(batches.tolist(), files.tolist(), (batches - starts[files]).tolist(), strict=True))
+
+    def read(self, number: int) -> torch.Tensor:
+        """Return one batch, in any order of the numbers."""
+        if not self._single_reads_left:
+            self._single_reads_left = SINGLE_READS
+            sample = np.linspace(0, self._reader.num_batches - 1, SINGLE_SAMPLE).astype(int).tolist()
+            self._is_ready = all(map(self._reader.is_cached, sample))
+        self._single_reads_left -= 1
+        if not self._is_ready:
+            return self._read(number)
+        starts = self._starts()
+        file = bisect_right(starts, number, hi=len(starts) - 1) - 1
+        return next(self._read_at([(number, file, number - starts[file])]))
+
+    def _read_at(self, steps: Iterable[tuple[int, int, int]]) -> Iterator[torch.Tensor]:
+        """Yield the batches with these numbers, each of which is one of the batches of a file."""
+        met = dict[int, Met]()
         as_tensor, is_view, dtype = from_numpy(), self._is_view, self._dtype
-        scratch = np.empty(self._reader.meta.shape, self._reader.dtype)
         for number, file, index in steps:
             known = met.get(file)
             if known is None:
@@ -85,27 +93,13 @@ class WholeBatches:
             batches_of_file, crc32, plain = known  # a call would be a twentieth of a batch that is only a view
             if batches_of_file is not None:
                 batch = batches_of_file[index]
-            elif plain is not None and _is_filled(plain, index, scratch):
-                batch = scratch
-            else:
+            elif plain is None or (batch := self._filled(plain, index)) is None:
                 yield self._read(number)
                 continue
             if crc32 is None or crc32_of(batch) == crc32(index):
                 yield as_tensor(batch if is_view else batch.astype(dtype))
             else:
                 yield self._read(number)
-
-    def read(self, number: int) -> torch.Tensor:
-        """Return one batch, in any order of the numbers."""
-        if not self._single_reads_left:
-            self._single_reads_left = SINGLE_READS
-            self._is_ready = self.is_ready(np.arange(self._reader.num_batches))
-        self._single_reads_left -= 1
-        if not self._is_ready:
-            return self._read(number)
-        starts = self._starts()
-        file = bisect_right(starts, number, hi=len(starts) - 1) - 1
-        return self._read_mapped(self._meet(file, number), number - starts[file], number)
 
     def _meet(self, file: int, number: int) -> Met:
         """Open a file of which a batch is about to be read, and ask for its size."""
@@ -121,20 +115,11 @@ class WholeBatches:
         plain.file.require_whole()
         return plain.units(self._is_view).reshape(-1, *self._reader.meta.shape), crc32, None
 
-    def _read_mapped(self, met: Met, index: int, number: int) -> torch.Tensor:
-        batches, crc32, _ = met
-        if batches is None:
-            return self._read(number)
-        batch = batches[index]
-        if crc32 is not None and crc32_of(batch) != crc32(index):
-            return self._read(number)
-        tokens: torch.Tensor = from_numpy()(batch if self._is_view else batch.astype(self._dtype))
-        return tokens
-
-
-def _is_filled(plain: PlainFile, index: int, out: npt.NDArray[Any]) -> bool:
-    """Read a batch by its position; False where the reader has the words for what went wrong."""
-    try:
-        return os.preadv(plain.fd, (out,), plain.base + index * plain.stride) == plain.unit_bytes
-    except OSError:
-        return False
+    def _filled(self, plain: PlainFile, index: int) -> npt.NDArray[Any] | None:
+        """Read a batch by its position; None where the reader has the words for what went wrong."""
+        batch = np.empty(self._reader.meta.shape, self._reader.dtype)
+        try:
+            read = os.preadv(plain.fd, (batch,), plain.base + index * plain.stride)
+        except OSError:
+            return None
+        return batch if read == plain.unit_bytes else None

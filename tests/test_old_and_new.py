@@ -4,10 +4,12 @@ import json
 from pathlib import Path
 
 import old_and_new
+import pytest
 
 GOLDEN = json.loads((Path(__file__).parent / "data" / "states.json").read_text())
 
 
+@pytest.mark.slow
 def test_the_batches_and_the_states_are_those_of_the_earlier_build(tmp_path):
     """One test, for the stores are written once."""
     folders = tmp_path / "sources", tmp_path / "stores"

@@ -129,7 +129,10 @@ def assert_same(found, expected):
     assert [batch.tolist() for batch in found] == [batch.tolist() for batch in expected]
 
 
-@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow), "forkserver"])
+@pytest.mark.parametrize(
+    "method",
+    ["fork", pytest.param("spawn", marks=pytest.mark.slow), pytest.param("forkserver", marks=pytest.mark.slow)],
+)
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_workers_that_are_kept_alive_hear_of_the_epoch(loader, method):
     expected = epochs_of(loader, 4)

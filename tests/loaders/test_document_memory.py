@@ -63,6 +63,7 @@ def write_streams(folder, num_batches):
     return 10 * count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_batches", [200])
 def test_memory_does_not_grow_with_the_documents_of_streams(num_batches, tmp_path, monkeypatch):
     monkeypatch.setattr("zb_hdf5.store.document_edges.FEW_DOCUMENTS", 1000)

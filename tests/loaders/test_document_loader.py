@@ -369,7 +369,7 @@ def test_fields_that_are_not_there_are_refused(options, message, with_fields):
 @pytest.mark.parametrize("way", ["pad", "lengths", "pack"])
 def test_positions_that_are_jumped_over_give_no_documents_on_any_number_of_ranks(way, stream):
     with loader_of(stream, way, drop_last=False) as loader:
-        order = loader._order.indices(np.arange(140)).tolist()
+        order = loader.plan.order.indices(np.arange(140)).tolist()
     skip = [(0, 10, 31), (0, 130, 140), (1, 0, 5)]
     expected = sorted({*range(140)} - {*order[10:31], *order[130:]})
     with loader_of(stream, way, drop_last=False, targets=True, skip=skip) as loader:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from zb_hdf5.documents.segments import cu_seqlens, document_ids
 from zb_hdf5.errors import ArgumentError
-from zb_hdf5.loaders import document_batches
+from zb_hdf5.loaders import document_batches, steps
 from zb_hdf5.loaders.document_batches import (
     Documents,
     LengthOrder,
@@ -17,9 +17,9 @@ from zb_hdf5.loaders.document_batches import (
     packed_pieces,
     packed_steps,
     padded_pieces,
-    padded_steps,
 )
 from zb_hdf5.loaders.order import GlobalOrder
+from zb_hdf5.loaders.steps import StepPlan
 
 LENGTHS = st.lists(st.integers(0, 9), min_size=1, max_size=60)
 
@@ -27,12 +27,17 @@ LENGTHS = st.lists(st.integers(0, 9), min_size=1, max_size=60)
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch):
     """Compute few documents at once, so that the borders between the parts are met."""
-    monkeypatch.setattr(document_batches, "STEPS_AT_ONCE", 3)
+    monkeypatch.setattr(steps, "FIRST_BLOCK", 1)
+    monkeypatch.setattr(steps, "LAST_BLOCK", 3)
     monkeypatch.setattr(document_batches, "DOCUMENTS_AT_ONCE", 5)
 
 
 def offsets_of(lengths):
     return np.cumsum([0, *lengths]).astype(np.uint64)
+
+
+def plan_of(order, batch_size, rank, world_size, drop_last):
+    return StepPlan(order, batch_size, rank, world_size, drop_last, batch_size, True, True)
 
 
 class Numbers:
@@ -67,10 +72,9 @@ def test_a_document_that_is_too_long_is_refused_unless_it_may_be_cut():
 def test_padded_steps_are_consecutive_positions(count, batch_size, world_size, drop_last, data):
     position = data.draw(st.integers(0, count))
     order = GlobalOrder(count, 1, 2)
-    ranks = [
-        [(part.tolist(), stop) for part, stop in padded_steps(order, position, batch_size, rank, world_size, drop_last)]
-        for rank in range(world_size)
-    ]
+    plans = [plan_of(order, batch_size, rank, world_size, drop_last) for rank in range(world_size)]
+    steps_of = [zip(plan.requests_from(position), plan.positions_from(position), strict=False) for plan in plans]
+    ranks = [[(part.tolist(), stop) for part, stop in steps] for steps in steps_of]
     expected = order.indices(np.arange(position, count)).tolist()
     step = batch_size * world_size
     whole = len(expected) // step if drop_last else -(-len(expected) // step)
@@ -82,7 +86,7 @@ def test_padded_steps_are_consecutive_positions(count, batch_size, world_size, d
         assert found[len(expected) :] == again
     for stops in zip(*ranks, strict=True):
         assert len({stop for _, stop in stops}) == 1
-    assert [stop for _, stop in ranks[0]] == [min(count, position + step * (k + 1)) for k in range(whole)]
+    assert [stop for _, stop in ranks[0]] == [position + step * (k + 1) for k in range(whole)]
 
 
 def packed(lengths, order, position, max_tokens):
@@ -112,7 +116,7 @@ def test_packed_steps_deal_out_batches_that_no_rank_changes(lengths, max_tokens,
     while len(expected) % world_size:
         expected.append(again[(len(expected) - done) % len(again)])
     ranks = [
-        list(packed_steps(order, documents, position, max_tokens, rank, world_size, drop_last))
+        list(packed_steps(plan_of(order, 1, rank, world_size, drop_last), documents, position, max_tokens))
         for rank in range(world_size)
     ]
     found = [part.tolist() for parts in zip(*ranks, strict=True) for part, _ in parts]

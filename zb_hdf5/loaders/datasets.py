@@ -19,7 +19,7 @@ from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.documents.pieces import ranges
 from zb_hdf5.documents.segments import IGNORED_TARGET, position_ids
 from zb_hdf5.errors import BatchIndexError
-from zb_hdf5.loaders.states import require_count, require_fields, require_kind, require_same
+from zb_hdf5.loaders.states import require_count, require_fields, require_kind, require_state
 from zb_hdf5.loaders.step_reader import Step
 from zb_hdf5.loaders.steps import StepPlan, StepRequests
 
@@ -144,10 +144,7 @@ class BatchDataset(Dataset[Step]):
         StateError
             If the state is of other data, another seed or order, or of steps of another size.
         """
-        identity = self._identity()
-        require_kind(self.path, state_dict, "batches")
-        state = require_fields(self.path, state_dict, [*identity, "epoch"])
-        require_same(self.path, state, identity, REMEDIES)
+        state = require_state(self.path, state_dict, self._identity(), ("epoch",), REMEDIES)
         epoch = require_count(self.path, state, "epoch")
         self._told.news()  # was told before this state was loaded
         if not self._epoch_is_chosen:

@@ -7,46 +7,35 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from itertools import chain, islice, repeat
 from math import prod
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.documents.pieces import Pieces, ends_of
+from zb_hdf5.documents.segments import PADDING_ID, cu_seqlens, ignore, max_seqlen, position_ids, targets
+from zb_hdf5.documents.spans import WantedSpans, reading, spans_of_pieces
 from zb_hdf5.errors import ArgumentError
+from zb_hdf5.loaders.extras import as_tensor
 from zb_hdf5.loaders.order import GlobalOrder, IndexArray, Order
+from zb_hdf5.loaders.steps import StepPlan
 from zb_hdf5.spec import NO_DOCUMENT
+from zb_hdf5.store.stream_documents import MmapTokenStore
 from zb_hdf5.store.tokens import TokenStore
 
 #: What to do with a document that is longer than `max_tokens`.
 TOO_LONG: Final = ("refuse", "truncate", "drop")
-#: Steps of padded batches whose order is computed at once.
-STEPS_AT_ONCE: Final = 128
 #: Documents whose order is computed at once for packing.
 DOCUMENTS_AT_ONCE: Final = 4096
 #: The batches of a bucket are shuffled as in an "epoch" that no epoch of documents is.
 BUCKET_EPOCH: Final = 2**32
 
 
-class Column(Protocol):
-    """Values of consecutive tokens of a stream: `TokenStore` is one."""
-
-    def get_slice(self, start: int, stop: int) -> npt.NDArray[Any]:
-        """Return those of tokens `start` to `stop`, shape (stop - start, ...)."""
-
-
 class FieldColumn(NamedTuple):
-    """The values of a field, counted by tokens.
-
-    Attributes
-    ----------
-    values
-        As `TokenStore.field` gives them: a token counts as all the values that it has.
-    shape
-        Of the values of one token.
-    """
+    """The values of a field, counted by tokens: `values` counts each value, `shape` is that of one token."""
 
     values: TokenStore
     shape: tuple[int, ...]
@@ -60,20 +49,8 @@ class FieldColumn(NamedTuple):
 class Documents:
     """The documents of a stream that are read, numbered from 0: none that is empty, each to `max_tokens` at most.
 
-    `doc_offsets`, uint64 (D + 1,), begin each and end the last one. One longer than `max_tokens` is an error
-    ("refuse"), cut ("truncate") or left out ("drop").
-
-    Attributes
-    ----------
-    count
-        Those that are read.
-    truncated_documents, truncated_tokens, dropped_documents
-        What is lost to `max_tokens` in each epoch.
-
-    Raises
-    ------
-    ArgumentError
-        If one is too long and must not be.
+    `doc_offsets`, uint64 (D + 1,), begin each and end the last one. One longer than `max_tokens` is an `ArgumentError`
+    ("refuse"), cut ("truncate") or left out ("drop"). `count` are read; the other attributes count the loss.
     """
 
     def __init__(self, doc_offsets: npt.NDArray[np.uint64], max_tokens: int | None, too_long: str) -> None:
@@ -146,40 +123,24 @@ class LengthOrder(Order):
         return documents
 
 
-# --- which documents a step takes: those of a rank, and the position behind those of all ranks ---------------------
-
-
-def padded_steps(
-    order: Order, position: int, batch_size: int, rank: int, world_size: int, drop_last: bool
-) -> Iterator[tuple[IndexArray, int]]:
-    """Yield the `batch_size` documents of a rank at each step from a position on, and the position behind the step."""
-    step = batch_size * world_size
-    left = max(0, order.n - position)
-    steps = left // step if drop_last else -(-left // step)
-    for first in range(0, steps, STEPS_AT_ONCE):
-        starts = position + np.arange(first, min(first + STEPS_AT_ONCE, steps)) * step
-        positions = starts[:, np.newaxis] + rank * batch_size + np.arange(batch_size)
-        for start, documents in zip(starts.tolist(), order.indices(positions % order.n), strict=True):
-            yield documents, min(start + step, order.n)
-
-
 def packed_steps(
-    order: Order, documents: Documents, position: int, max_tokens: int, rank: int, world_size: int, drop_last: bool
+    plan: StepPlan, documents: Documents, position: int, max_tokens: int
 ) -> Iterator[tuple[IndexArray, int]]:
     """Yield the documents of a rank at each step from a position on, and the position behind the step.
 
     The batches do not depend on the ranks: the order is cut into them from `position` on, each as long as it fits into
     `max_tokens`, and they are dealt out in turn. So every rank computes the lengths of the documents of all.
     """
-    batches = _cut(order, documents, position, max_tokens)
-    while step := list(islice(batches, world_size)):
-        position += sum(map(len, step))
-        if len(step) < world_size:
-            if drop_last:
+    order, live = plan.live_order, plan.skip.live(position)
+    batches = _cut(order, documents, live, max_tokens)
+    while step := list(islice(batches, plan.world_size)):
+        live += sum(map(len, step))
+        if len(step) < plan.world_size:
+            if plan.drop_last:
                 return
             again = chain.from_iterable(_cut(order, documents, 0, max_tokens) for _ in repeat(None))
-            step += islice(again, world_size - len(step))
-        yield step[rank], position
+            step += islice(again, plan.world_size - len(step))
+        yield step[plan.rank], int(plan.skip.positions_of(np.array(live)))
 
 
 def _cut(order: Order, documents: Documents, position: int, max_tokens: int) -> Iterator[IndexArray]:
@@ -194,9 +155,6 @@ def _cut(order: Order, documents: Documents, position: int, max_tokens: int) -> 
             yield waiting[begin:end]
             begin, tokens = end, ends[end - 1]
         waiting = waiting[begin:]
-
-
-# --- where the documents lie in a batch, and its values ------------------------------------------------------------
 
 
 def padded_pieces(starts: npt.NDArray[np.uint64], lengths: npt.NDArray[np.int64], multiple: int) -> Pieces:
@@ -223,20 +181,8 @@ def _rounded_up(length: int, multiple: int) -> int:
     return -(-length // multiple) * multiple
 
 
-def gather(column: Column, pieces: Pieces, fill: int = 0, dtype: Any = None) -> npt.NDArray[Any]:
-    """Return the values of the tokens of a stream that lie in some pieces, shape (R, S, ...).
-
-    Parameters
-    ----------
-    column
-        Where they are read.
-    pieces
-        Offsets are token numbers of the column.
-    fill
-        The value of padding.
-    dtype
-        Of the result; by default that of the column.
-    """
+def gather(column: TokenStore | FieldColumn, pieces: Pieces, fill: int = 0, dtype: Any = None) -> npt.NDArray[Any]:
+    """Return the values of the tokens that lie in some pieces, and `fill` for padding, shape (R, S, ...)."""
     kind = column.get_slice(0, 0)
     values = np.zeros((pieces.num_tokens, *kind.shape[1:]), dtype or kind.dtype)
     if fill:  # only then: filling bytes with 0 gives the text "0"
@@ -246,3 +192,68 @@ def gather(column: Column, pieces: Pieces, fill: int = 0, dtype: Any = None) -> 
     for place, offset, length in zip(*places, strict=True):
         values[place : place + length] = column.get_slice(offset, offset + length)
     return values.reshape(-1, pieces.seq_len, *kind.shape[1:])
+
+
+@dataclass(frozen=True)
+class DocumentBatches:
+    """Reads batches, as `DocumentLoader` says. Knows no loader, so that threads that read ahead end with it."""
+
+    store: MmapTokenStore
+    documents: Documents
+    collate: str
+    multiple: int
+    pad_token_id: int
+    targets: bool
+    loss_mask: str | None
+    fields: tuple[str, ...]
+    spans: WantedSpans
+    dtype: np.dtype[Any]
+    #: Offsets of the documents whose tokens are no targets.
+    masked: npt.NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))
+    columns: dict[str, FieldColumn] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Open the fields; `ArgumentError` if one is not there, or is no mask."""
+        mask = self.loss_mask
+        if mask is not None and not self.targets:
+            raise ArgumentError(f"loss_mask={mask!r} tells which targets count; pass targets=True too")
+        shapes = {each.name: each.shape for each in self.store.fields}
+        wanted = dict.fromkeys(self.fields if mask is None else (*self.fields, mask))
+        for name in [name for name in wanted if name not in self.columns]:
+            self.columns[name] = column = FieldColumn(self.store.field(name), shapes[name])
+            if name == mask and (column.shape or column.values.dtype.kind not in "biuf"):
+                raise ArgumentError(
+                    f"{self.store.path}: expected loss_mask to name a field of one number for each token, found "
+                    f"{name!r}, {column.values.dtype} of shape {column.shape}"
+                )
+
+    def read(self, documents: IndexArray) -> dict[str, Any]:
+        """Return the batch of these documents, numbered as in `Documents`."""
+        starts, lengths = self.documents.starts(documents), self.documents.lengths(documents)
+        packed = self.collate == "pack"
+        pieces = (packed_pieces if packed else padded_pieces)(starts, lengths, self.multiple)
+        read = {name: gather(column, pieces) for name, column in self.columns.items()}
+        values = {"tokens": gather(self.store, pieces, self.pad_token_id, self.dtype)}
+        if self.targets:
+            mask = None if self.loss_mask is None else read[self.loss_mask]
+            values["targets"] = targets(values["tokens"], pieces, mask)
+            if len(self.masked):
+                ignore(values["targets"], pieces, np.isin(pieces.offsets, self.masked))
+        values |= {name: read[name] for name in self.fields}
+        others: dict[str, Any] = {}
+        if self.spans:
+            others["spans"], values["span_index"] = spans_of_pieces(pieces, reading(self.store.documents, self.spans))
+        if packed:
+            values["position_ids"] = position_ids(pieces)
+            values = {name: rows[0] for name, rows in values.items()} | {"cu_seqlens": cu_seqlens(pieces)}
+            others["max_seqlen"] = max_seqlen(pieces)
+            lengths = pieces.lengths
+        padding = np.full(len(lengths) - len(documents), PADDING_ID)
+        values["documents"] = np.concatenate([self.documents.numbers(documents), padding])
+        values["seq_lens"] = lengths.astype(np.int32)
+        return {name: as_tensor(array) for name, array in values.items()} | others
+
+    def close(self) -> None:
+        """Release the files."""
+        for store in (self.store, *(column.values for column in self.columns.values())):
+            store.close()

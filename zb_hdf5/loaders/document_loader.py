@@ -9,26 +9,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Generator, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
-
-import numpy as np
 
 from zb_hdf5.columns.reader import require_choice
 from zb_hdf5.documents.spans import WantedSpans
-from zb_hdf5.errors import ArgumentError, StateError, ZbError
+from zb_hdf5.errors import ArgumentError
 from zb_hdf5.files.digests import crc32_of
 from zb_hdf5.files.paths import any_path
 from zb_hdf5.files.ranges import network_file_system
-from zb_hdf5.loaders.collate import Collation, DocumentBatches, open_batches
-from zb_hdf5.loaders.document_batches import (
-    TOO_LONG,
-    Documents,
-    LengthOrder,
-    packed_steps,
-    padded_steps,
-)
+from zb_hdf5.loaders.document_batches import TOO_LONG, DocumentBatches, Documents, LengthOrder, packed_steps
 from zb_hdf5.loaders.extras import masked_numbers
-from zb_hdf5.loaders.order import GlobalOrder, IndexArray, Order, SequentialOrder
+from zb_hdf5.loaders.order import GlobalOrder, Order, SequentialOrder
 from zb_hdf5.loaders.prefetch import (
     AUTO_PREFETCH,
     MAX_THREADS,
@@ -37,19 +29,10 @@ from zb_hdf5.loaders.prefetch import (
     require_prefetch,
     steps_in_flight,
 )
-from zb_hdf5.loaders.protocol import ReadingLoader
-from zb_hdf5.loaders.states import (
-    STATE_VERSION,
-    chosen,
-    chosen_in,
-    require_count,
-    require_epoch,
-    require_fields,
-    require_kind,
-    require_same,
-)
+from zb_hdf5.loaders.protocol import EpochLoader
+from zb_hdf5.loaders.states import STATE_VERSION
 from zb_hdf5.loaders.step_reader import numpy_dtype
-from zb_hdf5.loaders.steps import Skip, SkippedOrder, checked_skip, resolve_rank
+from zb_hdf5.loaders.steps import Skip, StepPlan, checked_skip, resolve_rank
 from zb_hdf5.spec import DEFAULT_SPLIT
 from zb_hdf5.store.opening import is_stream, open_reader
 from zb_hdf5.store.stream_documents import MmapTokenStore
@@ -65,7 +48,7 @@ SHUFFLES: Final = ("global", "lengths", "sequential")
 CACHED_TOKENS: Final = 1 << 16
 
 
-class DocumentLoader(ReadingLoader[dict[str, Any]]):
+class DocumentLoader(EpochLoader[dict[str, Any]]):
     """Iterates over the documents of a token stream: one epoch per `iter`, as dictionaries of tensors.
 
     Parameters
@@ -137,8 +120,9 @@ class DocumentLoader(ReadingLoader[dict[str, Any]]):
     `max_seqlen` (int) as flash-attention takes them, padding being a segment of its own (its document is -1), and
     `position_ids` (int32), which begin with 0 in each document.
 
-    A new iteration starts the epoch anew, except the first one after `load_state_dict`. Not thread-safe; picklable. The
-    offsets of all documents are in memory, 8 bytes each.
+    A new iteration starts the epoch again, except the first one after `load_state_dict`. A state is valid for any other
+    `batch_size` (but with `shuffle="lengths"`), `max_tokens` (but with `too_long="drop"`) and `collate`. Not
+    thread-safe; picklable. The offsets of all documents are in memory, 8 bytes each.
 
     Examples
     --------
@@ -146,6 +130,8 @@ class DocumentLoader(ReadingLoader[dict[str, Any]]):
     >>> for batch in loader:                                                                   # doctest: +SKIP
     ...     train(batch["tokens"], batch["targets"], batch["cu_seqlens"], batch["max_seqlen"])
     """
+
+    _counts = "documents"
 
     def __init__(
         self,
@@ -203,54 +189,29 @@ class DocumentLoader(ReadingLoader[dict[str, Any]]):
             self.documents = Documents(offsets, max_tokens, too_long)
         except ArgumentError as error:
             raise ArgumentError(f"{self.path}: {error}") from None
-        kind, masked = numpy_dtype(dtype), np.empty(0, np.uint64)
-        how = Collation(
-            collate, pad_to_multiple_of, pad_token_id, targets, loss_mask, tuple(fields), spans, kind, masked
-        )
-        self._batches = open_batches(self.store, self.documents, how)
-        self.skip: tuple[tuple[int, int, int], ...] = ()
-        self.mask_documents: tuple[int, ...] = ()
-        self._choose(skip, mask_documents)
+        self._batches = DocumentBatches(
+            self.store, self.documents, collate, pad_to_multiple_of, pad_token_id, targets, loss_mask, tuple(fields),
+            spans, numpy_dtype(dtype),
+        )  # fmt: skip
+        self.skip, self.mask_documents = checked_skip(skip), masked_numbers(mask_documents)
+        self._mask()
         # the same tokens with other boundaries are other documents
         self._fingerprint = f"{self.store.fingerprint}:{len(offsets) - 1}:{crc32_of(offsets.data):08x}"
         self.epoch = -1  # none yet
+        self._counted: tuple[StepPlan | None, int] = None, 0
         self.set_epoch(epoch)
 
-    # --- position ------------------------------------------------------------------------------------------------
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch to iterate over. A resumed position is kept if it belongs to this epoch."""
-        require_epoch(epoch)
-        if epoch == self.epoch:
-            return
-        order, skip = self._order_of(epoch), self._skip_of(epoch)
-        if next(self._steps(order, skip, 0), None) is None:
+    def plan_of_epoch(self, epoch: int) -> StepPlan:
+        """Return the documents that this rank reads at each step of an epoch; packed, their order only."""
+        count, order = self.documents.count, self._order_of(epoch)
+        size, skip = self.batch_size or 1, Skip.of(self.skip, epoch, count)
+        plan = StepPlan(order, size, self.rank, self.world_size, self.drop_last, size, True, True, skip)
+        if next(self._steps(plan, 0), None) is None:
             raise ArgumentError(
-                f"{self.path}: {self.documents.count:,} documents are too few for a step of {self.world_size:,} ranks; "
+                f"{self.path}: {count:,} documents are too few for a step of {self.world_size:,} ranks; "
                 "pass a smaller batch_size or max_tokens, or drop_last=False"
             )
-        self.epoch, self._order, self._skip = epoch, order, skip
-        self._go_to(0)
-        self._length: int | None = None
-
-    def _choose(self, skip: Collection[tuple[int, int, int]], mask_documents: Collection[int]) -> None:
-        """Jump over these positions, and mask these documents, from the next step on."""
-        masked, offsets = masked_numbers(mask_documents), self.store.doc_offsets
-        how = self._batches.how
-        if masked and not how.targets:
-            raise ArgumentError("mask_documents gives tokens the target -100: it needs targets=True")
-        if masked and not 0 <= masked[0] <= masked[-1] < len(offsets) - 1:
-            unknown = masked[0] if masked[0] < 0 else masked[-1]
-            raise ArgumentError(
-                f"{self.path}: mask_documents: expected numbers in 0..{len(offsets) - 2:,}, found {unknown:,}"
-            )
-        self.skip, self.mask_documents = checked_skip(skip), masked
-        self._batches = self._batches._replace(how=how._replace(masked=offsets[list(masked)]))
-
-    def _skip_of(self, epoch: int) -> Skip:
-        """Return the positions of an epoch that are jumped over."""
-        ranges = ((start, stop) for number, start, stop in self.skip if number == epoch)
-        return Skip.of(ranges, self.documents.count)
+        return plan
 
     def _order_of(self, epoch: int) -> Order:
         if self.shuffle == "lengths" and self.batch_size is not None:
@@ -258,34 +219,34 @@ class DocumentLoader(ReadingLoader[dict[str, Any]]):
         count = self.documents.count
         return SequentialOrder(count) if self.shuffle == "sequential" else GlobalOrder(count, self.seed, epoch)
 
-    def _steps(self, order: Order, skip: Skip, position: int) -> Iterator[tuple[IndexArray, int]]:
-        """Yield the documents of each step from a position on, and the position behind it."""
-        if skip.ranges:
-            live = self._live_steps(SkippedOrder(order, skip), skip.live(position))
-            return ((documents, min(order.n, int(skip.positions_of(np.array(after))))) for documents, after in live)
-        return self._live_steps(order, position)
+    def _mask(self) -> None:
+        masked, offsets = self.mask_documents, self.store.doc_offsets
+        if masked and not self._batches.targets:
+            raise ArgumentError("mask_documents gives tokens the target -100: it needs targets=True")
+        if masked and not 0 <= masked[0] <= masked[-1] < len(offsets) - 1:
+            unknown = masked[0] if masked[0] < 0 else masked[-1]
+            raise ArgumentError(
+                f"{self.path}: mask_documents: expected numbers in 0..{len(offsets) - 2:,}, found {unknown:,}"
+            )
+        self._batches = replace(self._batches, masked=offsets[list(masked)])
 
-    def _live_steps(self, order: Order, position: int) -> Iterator[tuple[IndexArray, int]]:
-        share = (self.rank, self.world_size, self.drop_last)
+    def _steps(self, plan: StepPlan, position: int) -> Iterator[tuple[Any, int]]:
+        """Yield the documents of each step from a position on, and the position behind it."""
         if self.batch_size is not None:
-            return padded_steps(order, position, self.batch_size, *share)
-        return packed_steps(order, self.documents, position, self.max_tokens or 0, *share)
+            return zip(plan.requests_from(position), plan.positions_from(position), strict=False)
+        return packed_steps(plan, self.documents, position, self.max_tokens or 0)
 
     def __len__(self) -> int:
         """Steps of this epoch. Packed, each epoch has its own number, found from the lengths of all documents."""
         if self.batch_size is not None:
-            step, count = self.batch_size * self.world_size, self._skip.live(self.documents.count)
-            return count // step if self.drop_last else -(-count // step)
-        if self._length is None:
-            self._length = sum(1 for _ in self._steps(self._order, self._skip, 0))
-        return self._length
-
-    # --- iteration -----------------------------------------------------------------------------------------------
+            return self.plan.steps_from(0)
+        if self._counted[0] is not self.plan:
+            self._counted = self.plan, sum(1 for _ in self._steps(self.plan, 0))
+        return self._counted[1]
 
     def _read_from(self, position: int) -> Generator[tuple[dict[str, Any], int]]:
         depth, threads = self._depth()
-        steps = self._steps(self._order, self._skip, position)
-        return _read_all(self._batches, steps, depth, threads, self._device)
+        return _read_all(self._batches, self._steps(self.plan, position), depth, threads, self._device)
 
     def _depth(self) -> tuple[int, int]:
         """Return how many batches to read ahead, and in how many threads."""
@@ -294,59 +255,14 @@ class DocumentLoader(ReadingLoader[dict[str, Any]]):
             depth = int(self._prefetch)
             return depth, MAX_THREADS if in_flight is None else depth
         if in_flight is None:
-            return 0 if network_file_system(self.path) is None else AUTO_PREFETCH, MAX_THREADS
+            return 0 if network_file_system(self.store.path) is None else AUTO_PREFETCH, MAX_THREADS
         mean = max(1, self.store.num_tokens // self.documents.count)
         reads = self.batch_size or -(-(self.max_tokens or 1) // mean)
         depth = steps_in_flight(in_flight, reads * mean * self.store.dtype.itemsize, reads)
         return depth, depth
 
-    # --- state ---------------------------------------------------------------------------------------------------
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return where training stands: it counts yielded documents, never those that were read ahead.
-
-        Plain JSON values, under 1 KB, the same on every rank after the same step. `position` counts documents of all
-        ranks in this epoch, so that it is valid for any other world size; and for any other `batch_size` (but with
-        `shuffle="lengths"`), `max_tokens` (but with `too_long="drop"`) and `collate`.
-        """
-        kept = chosen(self.skip, self.mask_documents)
-        return {**self._identity(), "epoch": self.epoch, "position": self._position, **kept}
-
-    def load_state_dict(self, state_dict: dict[str, Any], *, force: bool = False) -> None:
-        """Continue exactly where `state_dict` was taken: with the same documents in the same order, on any ranks.
-
-        Parameters
-        ----------
-        force
-            Take epoch and position even if they are of other documents, another seed or another order.
-
-        Raises
-        ------
-        StateError
-            If the state is of other documents, another seed or another order, of another kind of loader, or no state at
-            all; the message names the field. Nothing is taken over then.
-        """
-        state = dict(require_kind(self.path, state_dict, "documents"))
-        skip, masked = chosen_in(self.path, state)
-        if not force:
-            identity = self._identity()
-            require_fields(self.path, state, [*identity, "epoch", "position"])
-            remedies = dict.fromkeys(identity, "; force=True takes the position all the same")
-            require_same(self.path, state, identity, remedies)
-        epoch = require_count(self.path, state, "epoch")
-        position = require_count(self.path, state, "position", self.documents.count, "the documents of an epoch")
-        before = dict(self.__dict__)
-        try:
-            self._choose({*self.skip, *skip}, {*self.mask_documents, *masked})
-            self.epoch = -1  # its steps change with what is jumped over
-            self.set_epoch(epoch)
-        except ZbError as error:  # such as documents to mask that are not there
-            self.__dict__.update(before, _reading=None)
-            raise StateError(f"{self.path}: state: {error}") from error
-        self._go_to(position, resumed=True)
-
-    def _identity(self) -> dict[str, Any]:
-        """The fields that must agree for a position to mean the same document."""
+    def identity(self) -> dict[str, Any]:
+        """Return the fields that must agree for a position to mean the same document."""
         by_length = self.shuffle == "lengths"
         return {
             "version": STATE_VERSION,
@@ -366,15 +282,11 @@ class DocumentLoader(ReadingLoader[dict[str, Any]]):
 
 
 def _read_all(
-    batches: DocumentBatches,
-    steps: Iterator[tuple[IndexArray, int]],
-    depth: int,
-    threads: int,
-    device: torch.device | None,
+    batches: DocumentBatches, steps: Iterator[tuple[Any, int]], depth: int, threads: int, device: torch.device | None
 ) -> Generator[tuple[dict[str, Any], int]]:
-    """Yield batches, and the position behind each."""
+    """Yield batches, and the position behind each. Threads that read ahead do not refer to the loader."""
 
-    def read(step: tuple[IndexArray, int]) -> tuple[dict[str, Any], int]:
+    def read(step: tuple[Any, int]) -> tuple[dict[str, Any], int]:
         documents, position = step
         return batches.read(documents), position
 

@@ -98,7 +98,7 @@ class FollowingLoader(Loader[Any]):
             raise ArgumentError(f"batch_size must be at least 1, found {batch_size}")
         if batch_size != self.batch_size:
             self.batch_size, self.plan = batch_size, replace(self.plan, batch_size=batch_size)
-            self._go_to(min(self._position, self._end_of_epoch(self.epoch, self.reader)))  # if it was filled up
+            self._go_to(min(self._position, self._end_of_epoch(self.epoch)))  # if it was filled up
 
     def __len__(self) -> int:
         # not a ZbError: list() asks for a length, and goes on without one after a TypeError only
@@ -108,10 +108,10 @@ class FollowingLoader(Loader[Any]):
         """Return the steps that are there now: the last one is filled up when the store is complete."""
         return replace(super().plan_of_epoch(epoch), drop_last=self.drop_last or not self.reader.complete)
 
-    def _end_of_epoch(self, epoch: int, reader: BatchReader) -> int:
-        if not reader.complete:
+    def _end_of_epoch(self, epoch: int) -> int:
+        if not self.reader.complete:
             return MAX_COUNT  # the batches of the state may not be visible here yet
-        return reader.num_batches * self.plan.records_per_batch
+        return self.reader.num_batches * self.plan.records_per_batch
 
     def _read_from(self, position: int) -> Generator[tuple[Any, int]]:
         for request in self._requests_from(position):

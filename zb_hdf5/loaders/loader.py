@@ -17,23 +17,12 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeAlias, Typed
 
 from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.documents.spans import WantedSpans
-from zb_hdf5.errors import ArgumentError, StateError, ZbError
+from zb_hdf5.errors import ArgumentError
 from zb_hdf5.loaders.extras import ExtraOptions
 from zb_hdf5.loaders.order import make_order
 from zb_hdf5.loaders.prefetch import cuda_device, require_prefetch
-from zb_hdf5.loaders.protocol import BatchT, ReadingLoader
-from zb_hdf5.loaders.states import (
-    MAX_COUNT,
-    STATE_VERSION,
-    chosen,
-    chosen_in,
-    require_count,
-    require_epoch,
-    require_fields,
-    require_kind,
-    require_same,
-    shown,
-)
+from zb_hdf5.loaders.protocol import BatchT, EpochLoader
+from zb_hdf5.loaders.states import STATE_VERSION, shown
 from zb_hdf5.loaders.step_reader import Step, StepReader
 from zb_hdf5.loaders.steps import Request, Skip, StepPlan, checked_skip, resolve_rank
 from zb_hdf5.spec import DEFAULT_SPLIT, DTYPE_BY_NAME, LIVE_PREFIX
@@ -77,7 +66,7 @@ class LoaderOptions(TypedDict, total=False):
     tokenizer: str | Tokenizer | None
 
 
-class Loader(ReadingLoader[BatchT]):
+class Loader(EpochLoader[BatchT]):
     """Iterates over the batches of a store: one epoch per `iter`, as tensors of shape (batch_size, seq_len).
 
     Parameters
@@ -167,7 +156,6 @@ class Loader(ReadingLoader[BatchT]):
     ...         train(batch)
     """
 
-    _last_epoch: int = MAX_COUNT
     _told: ToldEpoch | None = None
 
     @overload
@@ -244,6 +232,7 @@ class Loader(ReadingLoader[BatchT]):
             if is_shaped:
                 batch_size = seq_len = None  # the windows have it
         self.reader: BatchReader = source
+        self.path = source.path
         if tokenizer is not None:
             require_tokenizer(source.meta.tokenizer, tokenizer, source.path)
         if shuffle != "sequential" and not source.complete and source.fingerprint.startswith(LIVE_PREFIX):
@@ -263,14 +252,15 @@ class Loader(ReadingLoader[BatchT]):
         self._prefetch = prefetch
         self._device, self._dtype = cuda_device(device), dtype
         self._extras = ExtraOptions.of(fields, documents, spans, cu_seqlens_capacity, mask_documents)
-        self.skip = checked_skip(skip)
-        self._steps = self._step_reader()
+        self.skip, self.mask_documents = checked_skip(skip), self._extras.mask_documents
+        self._mask()
         self.epoch = -1  # none yet
         self.set_epoch(epoch)
         self.set_batch_size(self.batch_size)
 
-    def _step_reader(self) -> StepReader:
-        return StepReader(
+    def _mask(self) -> None:
+        self._extras = replace(self._extras, mask_documents=self.mask_documents)
+        self._steps = StepReader(
             self.reader,
             self.seq_len,
             prefetch=self._prefetch,
@@ -279,11 +269,6 @@ class Loader(ReadingLoader[BatchT]):
             targets=self.targets,
             extras=self._extras,
         )
-
-    @property
-    def mask_documents(self) -> tuple[int, ...]:
-        """Numbers of the documents whose tokens get the target -100."""
-        return self._extras.mask_documents
 
     # --- position ------------------------------------------------------------------------------------------------
 
@@ -294,10 +279,7 @@ class Loader(ReadingLoader[BatchT]):
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch to iterate over. A resumed position is kept if it belongs to this epoch."""
-        require_epoch(epoch)
-        if self.epoch != epoch:
-            self.epoch, self.plan = epoch, self.plan_of_epoch(epoch)
-            self._go_to(0)
+        super().set_epoch(epoch)
         if self._told is not None:
             self._told.tell(epoch)
 
@@ -322,7 +304,7 @@ class Loader(ReadingLoader[BatchT]):
             records_per_batch=records_per_batch,
             scattered=self.shuffle == "records",
             whole_records=self.seq_len == reader.seq_len,
-            skip=Skip.of(((start, stop) for number, start, stop in self.skip if number == epoch), order.n),
+            skip=Skip.of(self.skip, epoch, order.n),
         )
 
     def set_batch_size(self, batch_size: int) -> None:
@@ -368,81 +350,27 @@ class Loader(ReadingLoader[BatchT]):
 
     # --- state ---------------------------------------------------------------------------------------------------
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return where training stands: it counts yielded records, never those that were read ahead.
+    def _remedies(self, state: Any) -> dict[str, str]:
+        remedies = super()._remedies(state) | {"dtype": _remedy_of_dtype(str(state.get("dtype")))}
+        if any(shown(value).startswith("'sampled:") for value in (state.get("fingerprint"), self._fingerprint)):
+            remedies["fingerprint"] = "; open both with verify='store'"
+        return remedies
 
-        Plain JSON values, under 1 KB, the same on every rank after the same step. `position` counts records of all
-        ranks in this epoch, so that it is valid for any other world size and batch size; those that filled up the last
-        step (`drop_last=False`) are not counted again.
-        """
-        position = min(self._position, self._end_of_epoch(self.epoch, self.reader))
-        return {**self.identity(), "epoch": self.epoch, "position": position, **chosen(self.skip, self.mask_documents)}
-
-    def load_state_dict(self, state_dict: dict[str, Any], *, force: bool = False) -> None:
-        """Continue exactly where `state_dict` was taken, in O(1), whatever the ranks, batch size or backend were then.
-
-        Parameters
-        ----------
-        force
-            Take epoch and position even if they are of other data, another seed or another order.
-
-        Raises
-        ------
-        StateError
-            If the state is of other data, another seed or another order, of another kind of loader, or no state at
-            all; the message names the field. Nothing is taken over then.
-        """
-        where, reader = self.reader.path, self.reader
-        state = dict(require_kind(where, state_dict, "loader"))
-        skip, masked = chosen_in(where, state)
-        if not force:
-            identity = self.identity()
-            require_fields(where, state, [*identity, "epoch", "position"])
-            reader = reader.serving(state["fingerprint"])
-            if reader is not self.reader:
-                identity["fingerprint"] = reader.fingerprint
-            remedies = dict.fromkeys(identity, "; force=True takes the position all the same")
-            remedies["dtype"] = _remedy_of_dtype(str(state["dtype"]))
-            if any(shown(value).startswith("'sampled:") for value in (state["fingerprint"], self._fingerprint)):
-                remedies["fingerprint"] = "; open both with verify='store'"
-            require_same(where, state, identity, remedies)
-        epoch = require_count(where, state, "epoch", self._last_epoch)
-        position = require_count(where, state, "position", self._end_of_epoch(epoch, reader), "the records of an epoch")
-        before = dict(self.__dict__)
-        try:
-            if reader is not self.reader:
-                self._serve(reader)
-            self._choose({*self.skip, *skip}, {*self.mask_documents, *masked})
-            self.set_epoch(epoch)
-        except ZbError as error:  # such as documents to mask that are not there
-            self.__dict__.update(before, _reading=None)
-            raise StateError(f"{where}: state: {error}") from error
-        self._go_to(position, resumed=True)
-
-    def _choose(self, skip: Collection[tuple[int, int, int]], mask_documents: Collection[int]) -> None:
-        """Jump over these positions, and mask these documents, from the next step on."""
-        if set(skip) != set(self.skip):
-            self.skip = checked_skip(skip)
+    def _serve(self, fingerprint: object) -> None:
+        reader = self.reader.serving(fingerprint)
+        if reader is not self.reader:
+            self.reader, self._fingerprint = reader, reader.fingerprint
+            self._mask()
             self.plan = self.plan_of_epoch(self.epoch)
-        if set(mask_documents) != set(self.mask_documents):
-            self._extras = replace(self._extras, mask_documents=tuple(sorted(mask_documents)))
-            self._steps = self._step_reader()
+            self.set_batch_size(self.batch_size)
 
-    def _serve(self, reader: BatchReader) -> None:
-        """Go on with a reader of the same records whose batches, and so whose order, are those of a state."""
-        self.reader, self._fingerprint = reader, reader.fingerprint
-        self._steps = self._step_reader()
-        self.plan = self.plan_of_epoch(self.epoch)
-        self.set_batch_size(self.batch_size)
-
-    def _end_of_epoch(self, epoch: int, reader: BatchReader) -> int:
-        """Return the position behind the last record of an epoch."""
-        if epoch == self.epoch and reader is self.reader:
+    def _end_of_epoch(self, epoch: int) -> int:
+        if epoch == self.epoch:
             return self.num_records
-        return reader.num_batches * (reader.meta.batch_tokens // self.seq_len)
+        return self.reader.num_batches * (self.reader.meta.batch_tokens // self.seq_len)
 
     def identity(self) -> dict[str, Any]:
-        """The fields that must agree for a position to mean the same records."""
+        """Return the fields that must agree for a position to mean the same records."""
         return {
             "version": STATE_VERSION,
             "kind": "loader",

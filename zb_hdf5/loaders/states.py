@@ -72,6 +72,22 @@ def require_same(
             raise StateError(f"{where}: state has {name} {shown(found)}, this loader {shown(expected)}{remedy}")
 
 
+def require_state(
+    where: object,
+    state: object,
+    identity: Mapping[str, Any],
+    names: Collection[str],
+    remedies: Mapping[str, str],
+    force: bool = False,
+) -> Mapping[str, Any]:
+    """Return a state of the kind of `identity`, and of its other fields but for `force`, which has `names` too."""
+    fields = require_kind(where, state, identity["kind"])
+    if not force:
+        require_fields(where, fields, [*identity, *names])
+        require_same(where, fields, identity, remedies)
+    return fields
+
+
 def require_count(where: object, state: Mapping[str, Any], name: str, stop: int = MAX_COUNT, what: str = "") -> int:
     """Return a field, or raise `StateError` unless it is an integer of `0..stop`, which is `what`."""
     value = state.get(name)

@@ -44,10 +44,10 @@ class Skip:
     ranges: tuple[tuple[int, int], ...] = ()
 
     @classmethod
-    def of(cls, ranges: Iterable[tuple[int, int]], end: int) -> Skip:
-        """Join ranges of positions before `end` that touch or overlap."""
+    def of(cls, triples: Iterable[tuple[int, int, int]], epoch: int, end: int) -> Skip:
+        """Join those of (epoch, start, stop) in an epoch, before its `end`, that touch or overlap."""
         joined: list[tuple[int, int]] = []
-        for start, stop in sorted((start, min(stop, end)) for start, stop in ranges):
+        for start, stop in sorted((start, min(stop, end)) for number, start, stop in triples if number == epoch):
             if joined and start <= joined[-1][1]:
                 joined[-1] = joined[-1][0], max(stop, joined[-1][1])
             elif start < stop:
@@ -89,6 +89,11 @@ class StepPlan:
     def step(self) -> int:
         """Positions that one step of all ranks takes."""
         return self.batch_size * self.world_size
+
+    @property
+    def live_order(self) -> Order:
+        """The order of the live positions."""
+        return SkippedOrder(self.order, self.skip) if self.skip.ranges else self.order
 
     def steps_from(self, position: int) -> int:
         """Return how many steps there are from `position` to the end of the epoch."""
@@ -133,12 +138,11 @@ class StepPlan:
 
     def _block_at(self, live: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return the reads at steps that begin at live positions: stored batches, 1-D, or the records of each, 2-D."""
-        order, size = self.order, self.batch_size
+        order, size = self.live_order, self.batch_size
         starts = live + self.rank * size
         if self.is_whole and not np.any(starts % size):
             return order.indices(starts % order.n) // size
-        rows = (starts[:, np.newaxis] + np.arange(size)) % self.skip.live(order.n)
-        return order.indices(self.skip.positions_of(rows))
+        return order.indices((starts[:, np.newaxis] + np.arange(size)) % order.n)
 
 
 def requests_in(block: npt.NDArray[np.int64]) -> list[Request]:
@@ -174,7 +178,7 @@ class StepRequests:
 
 
 class SkippedOrder(Order):
-    """An order without the positions that are jumped over; its own positions are the live ones."""
+    """An order without the positions that are jumped over."""
 
     def __init__(self, order: Order, skip: Skip) -> None:
         self.n, self._order, self._skip = skip.live(order.n), order, skip

@@ -23,14 +23,7 @@ from zb_hdf5.columns.reader import require_choice
 from zb_hdf5.errors import ArgumentError, StateError
 from zb_hdf5.loaders.prefetch import cuda_device, read_ahead, require_prefetch
 from zb_hdf5.loaders.protocol import ReadingLoader
-from zb_hdf5.loaders.states import (
-    STATE_VERSION,
-    require_count,
-    require_epoch,
-    require_fields,
-    require_kind,
-    require_same,
-)
+from zb_hdf5.loaders.states import STATE_VERSION, require_count, require_epoch, require_state
 from zb_hdf5.loaders.steps import resolve_rank
 from zb_hdf5.loaders.text_run import Place, TokenRun
 from zb_hdf5.spec import DEFAULT_SPLIT, SPLITS
@@ -194,11 +187,7 @@ class TextLoader(ReadingLoader[Any]):
             If the state is of other files, another tokenizer, split, rank or number of ranks, of another kind of
             loader, or names no place in the files; the message names the field. Nothing is taken over then.
         """
-        state = require_kind(self.path, state_dict, "text")
-        if not force:
-            identity = self._identity()
-            require_fields(self.path, state, [*identity, *Place._fields])
-            require_same(self.path, state, identity, REASONS)
+        state = require_state(self.path, state_dict, self._identity(), Place._fields, REASONS, force)
         place = Place(*(require_count(self.path, state, name) for name in Place._fields))
         if place.row_group not in self._run.row_groups:
             groups = f"one of the {len(self._run.row_groups):,} of this rank"

@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5 import ArgumentError, ConvertError
-from zb_hdf5.columns.reader import require_choice
 from zb_hdf5.converters.documents import Choose, DocumentSource, Encoded, Group
 from zb_hdf5.converters.npy_source import NpyFile, expand
 from zb_hdf5.converters.options import Conversion
+from zb_hdf5.formats.batch_reader import require_choice
 from zb_hdf5.formats.npy import read_npy_header
 from zb_hdf5.spec import TokenArray, stored_dtype
 

@@ -162,7 +162,7 @@ def _open_processes(workers: int) -> Iterator[Engine]:
         [
             "zb_hdf5.converters.shard",
             "zb_hdf5.converters.npy_source",
-            "zb_hdf5.formats.hdf5.writer",
+            "zb_hdf5.formats.hdf5.h5_writer",
             "zb_hdf5.store.shards",
         ]
     )

@@ -16,12 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5 import ArgumentError, ConvertError, IncompleteError, StoreMeta
-from zb_hdf5.columns.reader import require_choice
 from zb_hdf5.converters.npy_files import OpenFiles
 from zb_hdf5.converters.options import Conversion
 from zb_hdf5.converters.source import REMAINDERS, Source, TokenCounts
 from zb_hdf5.errors import Remedy
 from zb_hdf5.files.publishing import PARTIAL_SUFFIX
+from zb_hdf5.formats.batch_reader import require_choice
 from zb_hdf5.formats.npy import read_npy_header
 from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.loaders.order import write_order

@@ -12,11 +12,11 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from zb_hdf5 import ArgumentError, BatchReader, ConvertError
-from zb_hdf5.columns.reader import require_choice
 from zb_hdf5.converters.options import Conversion
 from zb_hdf5.converters.source import TokenCounts
 from zb_hdf5.converters.store_source import StoreSource
 from zb_hdf5.documents.pieces import Pieces
+from zb_hdf5.formats.batch_reader import require_choice
 from zb_hdf5.spec import DEFAULT_SPLIT, TokenArray
 
 #: What may become of records that do not fill the last batch of a split.

@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5 import BatchReader, BatchWriter, ChecksumError, ConvertError, ShardEntry, StoreMeta, ZbError, verify_store
-from zb_hdf5.columns.reader import GROUP_BYTES
 from zb_hdf5.converters.document_parts import write_pieces
 from zb_hdf5.converters.journal import CheckTask, FileState
 from zb_hdf5.converters.source import MAX_TOKEN, Source
@@ -26,6 +25,7 @@ from zb_hdf5.documents.pieces_file import pieces_path
 from zb_hdf5.errors import Remedy
 from zb_hdf5.files.digests import TokenDigest
 from zb_hdf5.files.paths import RemotePath
+from zb_hdf5.formats.batch_reader import GROUP_BYTES
 from zb_hdf5.formats.registry import BACKENDS, FORMATS
 from zb_hdf5.formats.sidecar import crc32_path
 from zb_hdf5.loaders.prefetch import read_ahead

@@ -12,13 +12,13 @@ from typing import Final, cast
 import numpy as np
 
 from zb_hdf5 import ArgumentError
-from zb_hdf5.columns.reader import GROUP_BYTES, require_choice
 from zb_hdf5.console import format_bytes
 from zb_hdf5.converters.scatter import BucketReader, ScatterPlan, scatter_runs
 from zb_hdf5.converters.shard import GROUPS
 from zb_hdf5.converters.source import ShuffledSource, Source
 from zb_hdf5.converters.task import Engine, Progress
 from zb_hdf5.files.publishing import scratch_directory
+from zb_hdf5.formats.batch_reader import GROUP_BYTES, require_choice
 from zb_hdf5.spec import TokenArray
 
 SHUFFLE_METHODS: Final = ("auto", "direct", "two-pass")

@@ -18,7 +18,7 @@ from zb_hdf5 import (
     TokenLoader,
     open_reader,
 )
-from zb_hdf5.columns.writer import ShardInfo
+from zb_hdf5.formats.batch_writer import ShardInfo
 from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.loaders.states import KINDS, STATE_VERSION
 

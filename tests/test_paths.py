@@ -50,8 +50,8 @@ from zb_hdf5.converters.npy_source import NpySource
 from zb_hdf5.converters.reports import Done
 from zb_hdf5.converters.store_source import StoreSource
 from zb_hdf5.converters.text_source import Recipe, TextSource
-from zb_hdf5.formats.hdf5.reader import HDF5BatchReader
-from zb_hdf5.formats.hdf5.writer import HDF5BatchWriter
+from zb_hdf5.formats.hdf5.h5_reader import HDF5BatchReader
+from zb_hdf5.formats.hdf5.h5_writer import HDF5BatchWriter
 from zb_hdf5.formats.native import BatchFileWriter
 from zb_hdf5.store.live import LiveStoreWriter
 from zb_hdf5.store.live_reader import LiveReader

@@ -74,11 +74,11 @@ def test_every_path_that_a_guide_names_exists(guide):
 # --- the size of the house --------------------------------------------------------------------------------------
 
 #: Lines and files of the package; they only go down.
-MAX_LINES = 31_471
-MAX_FILES = 153
+MAX_LINES = 31_351
+MAX_FILES = 151
 #: Lines of each folder, in hundreds; they only go down.
 MAX_HUNDREDS = {
-    "zb_hdf5": 20, "text": 14, "files": 34, "formats": 37, "store": 51, "columns": 13, "loaders": 42, "commands": 35,
+    "zb_hdf5": 20, "text": 14, "files": 34, "formats": 47, "store": 51, "loaders": 42, "commands": 35,
     "documents": 23, "converters": 66,
 }  # fmt: skip
 

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 from zb_hdf5.version import __version__
 
 if TYPE_CHECKING:  # the one table of public names: type checkers read it here, `_modules` reads its lines
-    from zb_hdf5.columns.reader import BatchReader as BatchReader
-    from zb_hdf5.columns.writer import BatchWriter as BatchWriter
     from zb_hdf5.compat import BatchFileReader as BatchFileReader
     from zb_hdf5.compat import BatchNativeLoader as BatchNativeLoader
     from zb_hdf5.compat import DatasetLoader as DatasetLoader
@@ -35,6 +33,8 @@ if TYPE_CHECKING:  # the one table of public names: type checkers read it here, 
     from zb_hdf5.errors import UnavailableError as UnavailableError
     from zb_hdf5.errors import UnverifiableError as UnverifiableError
     from zb_hdf5.errors import ZbError as ZbError
+    from zb_hdf5.formats.batch_reader import BatchReader as BatchReader
+    from zb_hdf5.formats.batch_writer import BatchWriter as BatchWriter
     from zb_hdf5.formats.hdf5.stream_writer import HDF5ShardWriter as HDF5ShardWriter
     from zb_hdf5.loaders.document_loader import DocumentLoader as DocumentLoader
     from zb_hdf5.loaders.following import FollowingLoader as FollowingLoader

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.columns.reader import GROUP_BYTES, require_choice
 from zb_hdf5.commands.fetch import fetch_shards
 from zb_hdf5.converters.reports import StreamReport
 from zb_hdf5.converters.run import convert
@@ -27,6 +26,7 @@ from zb_hdf5.errors import ArgumentError, ConvertError, StateError
 from zb_hdf5.files.publishing import refuse_existing, scratch_directory
 from zb_hdf5.formats import native
 from zb_hdf5.formats.batch_header import pack_header
+from zb_hdf5.formats.batch_reader import GROUP_BYTES, require_choice
 from zb_hdf5.formats.hdf5.stream_writer import HDF5ShardWriter as HDF5ShardWriter
 from zb_hdf5.formats.sidecar import crc32_path
 from zb_hdf5.loaders.loader import Loader
@@ -46,7 +46,7 @@ from zb_hdf5.loaders.steps import resolve_rank
 from zb_hdf5.loaders.text_loader import TextLoader
 from zb_hdf5.spec import SPLITS, StoreMeta, stored_dtype
 from zb_hdf5.store import stream_documents
-from zb_hdf5.store.tokens import npy_files
+from zb_hdf5.store.token_store import npy_files
 from zb_hdf5.text.corpus import DocumentFile, ParquetFile, open_documents
 from zb_hdf5.text.tokenizers import DEFAULT_BOUNDARY, load_tokenizer
 from zb_hdf5.text.tokenizers import Tokenizer as TextTokenizer

@@ -34,8 +34,8 @@ from zb_hdf5 import (
     open_writer,
     verify_store,
 )
-from zb_hdf5.formats.hdf5.reader import HDF5BatchReader
-from zb_hdf5.formats.hdf5.writer import HDF5BatchWriter
+from zb_hdf5.formats.hdf5.h5_reader import HDF5BatchReader
+from zb_hdf5.formats.hdf5.h5_writer import HDF5BatchWriter
 from zb_hdf5.spec import BATCHES_ATTRIBUTES, CRC32_CHUNK_ROWS, DESCRIPTIONS, NO_SHA256, ROOT_ATTRIBUTES
 
 needs_h5dump = pytest.mark.skipif(shutil.which("h5dump") is None, reason="h5dump is not installed")

@@ -27,14 +27,14 @@ from zb_hdf5 import (
     open_reader,
     open_writer,
 )
-from zb_hdf5.columns.file_writer import FileWriter
-from zb_hdf5.columns.reader import BrokenFile
 from zb_hdf5.converters import run as pipe
 from zb_hdf5.converters.store_source import StoreSource
 from zb_hdf5.files.extents import Extents, Run
 from zb_hdf5.files.file_tokens import open_extents
 from zb_hdf5.files.identity import regular
 from zb_hdf5.files.publishing import write_atomically, write_fully
+from zb_hdf5.formats.batch_reader import BrokenFile
+from zb_hdf5.formats.file_writer import FileWriter
 from zb_hdf5.formats.registry import FORMATS, FileFormat
 from zb_hdf5.formats.sidecar import crc32_path, read_any_crc32_file, read_crc32_file
 

@@ -443,7 +443,7 @@ def test_groups_before_the_one_that_fails_stay_committed_and_digested(suffix, tm
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return pwrite(fd, data, offset)
 
-    monkeypatch.setattr("zb_hdf5.columns.file_writer.GROUP_BYTES", 2 * B * S * 2)
+    monkeypatch.setattr("zb_hdf5.formats.file_writer.GROUP_BYTES", 2 * B * S * 2)
     with open_writer(tmp_path / f"x{suffix}", batch_size=B, seq_len=S, dtype="uint16") as writer:
         with monkeypatch.context() as patch:
             patch.setattr(os, "pwrite", nearly_full)
@@ -533,7 +533,7 @@ def test_followers_of_a_live_writer_see_whole_batches_and_its_end(seconds, tmp_p
 READY = """
 import sys
 import zb_hdf5.converters.npy_source, zb_hdf5.converters.store_source
-import zb_hdf5.formats.hdf5.writer, zb_hdf5.formats.native
+import zb_hdf5.formats.hdf5.h5_writer, zb_hdf5.formats.native
 print("ready", flush=True)
 sys.stdin.readline()
 """

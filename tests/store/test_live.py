@@ -36,7 +36,7 @@ from zb_hdf5.commands.zb import zb
 from zb_hdf5.converters.cli import convert
 from zb_hdf5.files.publishing import PartialFile
 from zb_hdf5.formats.hdf5.aligned import AlignedFile
-from zb_hdf5.formats.hdf5.reader import HDF5BatchReader
+from zb_hdf5.formats.hdf5.h5_reader import HDF5BatchReader
 from zb_hdf5.spec import INDEX_NAME
 from zb_hdf5.store.live import LiveStoreWriter
 from zb_hdf5.store.live_reader import LiveReader

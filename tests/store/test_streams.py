@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from interrupted import STREAM_WRITER
 
-import zb_hdf5.store.tokens
+import zb_hdf5.store.token_store
 from examples import examples
 from zb_hdf5 import (
     ArgumentError,
@@ -483,8 +483,8 @@ def test_what_differs_has_another_fingerprint(tmp_path):
 
 def test_a_fingerprint_opens_some_of_many_files_and_counts_the_tokens_of_all(tmp_path, monkeypatch):
     folder = write_npy(tmp_path / "folder", [np.full(20 + number % 3, number) for number in range(500)])
-    opened, real = [], zb_hdf5.store.tokens.open_npy
-    monkeypatch.setattr("zb_hdf5.store.tokens.open_npy", lambda path, *a: opened.append(path) or real(path, *a))
+    opened, real = [], zb_hdf5.store.token_store.open_npy
+    monkeypatch.setattr("zb_hdf5.store.token_store.open_npy", lambda path, *a: opened.append(path) or real(path, *a))
     with MmapTokenStore(folder) as store:
         first = store.fingerprint
         assert {folder / "000.npy", folder / "499.npy"} <= set(opened)

@@ -15,7 +15,6 @@ from typing import Any, Final
 
 import h5py
 
-from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.commands.info import page_aligned
 from zb_hdf5.console import counted, format_bytes, message_of
 from zb_hdf5.errors import UnavailableError
@@ -24,6 +23,7 @@ from zb_hdf5.files.locks import NO_LOCKS
 from zb_hdf5.files.open_files import DESCRIPTORS_PER_MAPPED_FILE, room_under
 from zb_hdf5.files.paths import RemotePath, any_path
 from zb_hdf5.files.ranges import network_file_system
+from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.formats.registry import format_of
 from zb_hdf5.loaders.loader import Loader
 from zb_hdf5.store.opening import is_stream, open_reader

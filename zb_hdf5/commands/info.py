@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.console import counted, format_bytes, format_count
 from zb_hdf5.documents.document_table import DocumentTable
 from zb_hdf5.errors import ZbError
@@ -18,13 +17,14 @@ from zb_hdf5.files.extents import Extents
 from zb_hdf5.files.objects import object_size
 from zb_hdf5.files.paths import RemotePath, any_path
 from zb_hdf5.files.ranges import network_file_system
+from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.formats.npy import read_npy_header
 from zb_hdf5.spec import DEFAULT_SPLIT, NO_BOUNDARY, PAGE_BYTES, STREAM_LAYOUT, StoreMeta
 from zb_hdf5.store.index import ShardIndex, find_index
 from zb_hdf5.store.opening import is_stream, open_reader
 from zb_hdf5.store.shards import ShardedReader
 from zb_hdf5.store.stream_documents import MmapTokenStore
-from zb_hdf5.store.tokens import npy_files
+from zb_hdf5.store.token_store import npy_files
 from zb_hdf5.text.tokenizers import tokenizer_named
 
 

@@ -8,13 +8,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.commands.info import describe, source_files
 from zb_hdf5.commands.page import Markup, bars, cards, facts, page, section, share_bar, table, tag
 from zb_hdf5.commands.rows import NO_SPAN, PADDING, Part, Row, cut_by_spans, parts_of
 from zb_hdf5.commands.show import COLOURS, document_json, notes_of, origin_text, part_title, value_text
 from zb_hdf5.commands.statistics import Counts, Statistics
 from zb_hdf5.console import counted, format_count, printable
+from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.text.readable import NEWLINE, readable, readable_runs
 from zb_hdf5.text.tokenizers import Tokenizer
 

@@ -9,10 +9,10 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.documents.document import Document, Documents, Spans
 from zb_hdf5.documents.pieces import Pieces, padding
 from zb_hdf5.errors import ArgumentError, BackendError, UnavailableError
+from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.loaders.document_batches import FieldColumn
 from zb_hdf5.loaders.order import GlobalOrder, IndexArray
 from zb_hdf5.spec import NO_DOCUMENT, TokenArray

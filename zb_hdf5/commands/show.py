@@ -12,7 +12,6 @@ import click
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.commands.rows import (
     NO_SPAN,
     PADDING,
@@ -29,6 +28,7 @@ from zb_hdf5.commands.rows import (
 from zb_hdf5.console import columns_of, printable
 from zb_hdf5.documents.document import Document
 from zb_hdf5.errors import BatchIndexError
+from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.spec import INDEX_NAME
 from zb_hdf5.store.opening import is_stream, open_reader
 from zb_hdf5.store.stream_documents import MmapTokenStore

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from zb_hdf5.columns.reader import BatchReader
     from zb_hdf5.files.tokens import Tokens
+    from zb_hdf5.formats.batch_reader import BatchReader
     from zb_hdf5.loaders.loader import Loader
 
 _PATH: Any = ExistingPath()
@@ -202,7 +202,7 @@ def runs_of(units: npt.NDArray[np.int64], unit_bytes: int) -> Iterator[tuple[int
     """Yield the first and the count of units that follow each other, as many as are moved at once."""
     import numpy as np
 
-    from zb_hdf5.columns.reader import GROUP_BYTES
+    from zb_hdf5.formats.batch_reader import GROUP_BYTES
 
     most = max(1, GROUP_BYTES // unit_bytes)
     edges = (np.flatnonzero(np.diff(units) != 1) + 1).tolist()

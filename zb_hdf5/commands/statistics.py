@@ -12,12 +12,12 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.commands.rows import scan_pieces
 from zb_hdf5.documents.document_table import DocumentTable
 from zb_hdf5.documents.pieces import Pieces, ranges
 from zb_hdf5.errors import ArgumentError
 from zb_hdf5.files.paths import any_path
+from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.spec import TokenArray
 from zb_hdf5.store.opening import is_stream, open_reader
 from zb_hdf5.store.stream_documents import MmapTokenStore

@@ -10,12 +10,12 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.commands.rows import PADDING, Row, parts_of, rows_of
 from zb_hdf5.commands.show import document_json, open_to_look, origin_text, records_of_batch, tokenizer_to_look
 from zb_hdf5.console import counted, printable
 from zb_hdf5.errors import ArgumentError, StateError
 from zb_hdf5.files.paths import any_path
+from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.loaders.loader import Loader
 from zb_hdf5.loaders.mixture import MixedLoader
 from zb_hdf5.loaders.states import KINDS, MAX_COUNT

@@ -12,9 +12,6 @@ from typing import TYPE_CHECKING, ClassVar, Final
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.columns.file_writer import FileWriter
-from zb_hdf5.columns.reader import BatchReader, BrokenFile, require_options
-from zb_hdf5.columns.writer import Columns, ShardInfo
 from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError, Remedy
 from zb_hdf5.files.checked import Crc32Rows
 from zb_hdf5.files.extents import Extents, Run
@@ -23,6 +20,9 @@ from zb_hdf5.files.identity import handle_of, open_file, regular, size_of
 from zb_hdf5.files.paths import RemotePath, any_path
 from zb_hdf5.files.publishing import PARTIAL_SUFFIX, write_atomically, write_fully
 from zb_hdf5.formats.batch_header import batch_file_bytes, pack_header, unpack_header
+from zb_hdf5.formats.batch_reader import BatchReader, BrokenFile, require_options
+from zb_hdf5.formats.batch_writer import Columns, ShardInfo
+from zb_hdf5.formats.file_writer import FileWriter
 from zb_hdf5.formats.sidecar import crc32_path, no_crc32_file, read_any_crc32_file, read_crc32_file, sidecar_rows
 from zb_hdf5.spec import (
     BATCH_MAGIC,

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
 
-from zb_hdf5.columns.file_writer import FileWriter
-from zb_hdf5.columns.writer import Columns, ShardInfo
 from zb_hdf5.errors import ConvertError, FormatError, IncompleteError
 from zb_hdf5.files.extents import Run
 from zb_hdf5.files.identity import regular, require_bytes
 from zb_hdf5.files.publishing import write_fully
+from zb_hdf5.formats.batch_writer import Columns, ShardInfo
+from zb_hdf5.formats.file_writer import FileWriter
 from zb_hdf5.spec import BATCHES, StoreMeta, TokenArray
 
 if TYPE_CHECKING:

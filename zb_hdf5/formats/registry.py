@@ -16,9 +16,9 @@ from zb_hdf5.files.identity import open_file
 from zb_hdf5.files.paths import any_path
 
 if TYPE_CHECKING:
-    from zb_hdf5.columns.file_writer import FileWriter
-    from zb_hdf5.columns.reader import BatchReader, BrokenFile
-    from zb_hdf5.columns.writer import BatchWriter
+    from zb_hdf5.formats.batch_reader import BatchReader, BrokenFile
+    from zb_hdf5.formats.batch_writer import BatchWriter
+    from zb_hdf5.formats.file_writer import FileWriter
     from zb_hdf5.formats.hdf5.stream_writer import HDF5ShardWriter
     from zb_hdf5.spec import StoreMeta
 
@@ -135,7 +135,7 @@ class FileFormat:
         shape
             Shape and dtype of the batches, for a file whose header was never written.
         """
-        from zb_hdf5.columns.reader import open_unfinished
+        from zb_hdf5.formats.batch_reader import open_unfinished
 
         return open_unfinished(open_chunks(path))
 
@@ -198,12 +198,12 @@ class HDF5Format(FileFormat):
         return HDF5_MAGIC
 
     def reader_class(self) -> Callable[..., BatchReader]:
-        from zb_hdf5.formats.hdf5.reader import HDF5BatchReader
+        from zb_hdf5.formats.hdf5.h5_reader import HDF5BatchReader
 
         return HDF5BatchReader
 
     def writer_class(self) -> type[FileWriter]:
-        from zb_hdf5.formats.hdf5.writer import HDF5BatchWriter
+        from zb_hdf5.formats.hdf5.h5_writer import HDF5BatchWriter
 
         return HDF5BatchWriter
 
@@ -213,7 +213,7 @@ class HDF5Format(FileFormat):
         return is_stream_file(path)
 
     def open_stream(self, path: Path) -> BatchReader:
-        from zb_hdf5.formats.hdf5.reader import HDF5StreamReader
+        from zb_hdf5.formats.hdf5.h5_reader import HDF5StreamReader
 
         return HDF5StreamReader(path)
 
@@ -223,7 +223,7 @@ class HDF5Format(FileFormat):
         return HDF5ShardWriter
 
     def extra_checks(self, reader: BatchReader) -> list[str]:
-        from zb_hdf5.formats.hdf5.reader import check_documents
+        from zb_hdf5.formats.hdf5.h5_reader import check_documents
 
         return check_documents(reader)
 

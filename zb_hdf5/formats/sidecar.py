@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.errors import FormatError, Remedy, UnverifiableError
 from zb_hdf5.files.checked import Crc32Rows
 from zb_hdf5.files.digests import batch_crc32s, crc32_array
 from zb_hdf5.files.identity import handle_of, open_file, regular, size_of
 from zb_hdf5.files.open_files import open_with_room
 from zb_hdf5.files.publishing import PARTIAL_SUFFIX, write_atomically
+from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.spec import CRC32_SUFFIX
 
 

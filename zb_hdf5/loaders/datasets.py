@@ -15,10 +15,10 @@ import torch
 from torch.utils.data import Dataset, get_worker_info
 from torch.utils.data.distributed import DistributedSampler
 
-from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.documents.pieces import ranges
 from zb_hdf5.documents.segments import IGNORED_TARGET, position_ids
 from zb_hdf5.errors import BatchIndexError
+from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.loaders.states import require_count, require_fields, require_kind, require_state
 from zb_hdf5.loaders.step_reader import Step
 from zb_hdf5.loaders.steps import StepPlan, StepRequests

@@ -24,7 +24,7 @@ from zb_hdf5.loaders.order import GlobalOrder, IndexArray, Order
 from zb_hdf5.loaders.steps import StepPlan
 from zb_hdf5.spec import NO_DOCUMENT
 from zb_hdf5.store.stream_documents import MmapTokenStore
-from zb_hdf5.store.tokens import TokenStore
+from zb_hdf5.store.token_store import TokenStore
 
 #: What to do with a document that is longer than `max_tokens`.
 TOO_LONG: Final = ("refuse", "truncate", "drop")

@@ -12,12 +12,12 @@ from collections.abc import Collection, Generator, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from zb_hdf5.columns.reader import require_choice
 from zb_hdf5.documents.spans import WantedSpans
 from zb_hdf5.errors import ArgumentError
 from zb_hdf5.files.digests import crc32_of
 from zb_hdf5.files.paths import any_path
 from zb_hdf5.files.ranges import network_file_system
+from zb_hdf5.formats.batch_reader import require_choice
 from zb_hdf5.loaders.document_batches import TOO_LONG, DocumentBatches, Documents, LengthOrder, packed_steps
 from zb_hdf5.loaders.extras import masked_numbers
 from zb_hdf5.loaders.order import GlobalOrder, Order, SequentialOrder

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.columns.reader import BatchReader, from_numpy, require_choice
 from zb_hdf5.documents import segments as views
 from zb_hdf5.documents.pieces import Pieces
 from zb_hdf5.documents.spans import WantedSpans, reading, spans_of_pieces
 from zb_hdf5.errors import ArgumentError
+from zb_hdf5.formats.batch_reader import BatchReader, from_numpy, require_choice
 from zb_hdf5.loaders.steps import Request
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from collections.abc import Generator, Iterator
 from dataclasses import replace
 from typing import Any, Final
 
-from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.errors import ArgumentError, Remedy, StateError, UnavailableError
 from zb_hdf5.files.paths import local_path
+from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.loaders.loader import Loader
 from zb_hdf5.loaders.states import MAX_COUNT
 from zb_hdf5.loaders.steps import Request, StepPlan

@@ -15,9 +15,9 @@ from collections.abc import Collection, Generator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeAlias, TypedDict, Unpack, overload
 
-from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.documents.spans import WantedSpans
 from zb_hdf5.errors import ArgumentError
+from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.loaders.extras import ExtraOptions
 from zb_hdf5.loaders.order import make_order
 from zb_hdf5.loaders.prefetch import cuda_device, require_prefetch

@@ -17,9 +17,9 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.errors import ArgumentError, StateError
 from zb_hdf5.files.ranges import network_file_system
+from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.loaders.loader import Loader
 from zb_hdf5.loaders.order import IndexArray
 from zb_hdf5.loaders.prefetch import AUTO_PREFETCH, MAX_THREADS, read_ahead, require_prefetch

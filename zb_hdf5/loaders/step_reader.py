@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.columns.reader import BatchReader, from_numpy
 from zb_hdf5.errors import ArgumentError, ZbError
 from zb_hdf5.files.ranges import network_file_system
 from zb_hdf5.files.tokens import Wait
+from zb_hdf5.formats.batch_reader import BatchReader, from_numpy
 from zb_hdf5.loaders.extras import ExtraOptions, Extras
 from zb_hdf5.loaders.prefetch import AUTO_PREFETCH, MAX_THREADS, Hints, hint_ahead, read_ahead, steps_in_flight
 from zb_hdf5.loaders.steps import Request, StepPlan, requests_in

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.columns.reader import require_choice
 from zb_hdf5.errors import ArgumentError, StateError
+from zb_hdf5.formats.batch_reader import require_choice
 from zb_hdf5.loaders.prefetch import cuda_device, read_ahead, require_prefetch
 from zb_hdf5.loaders.protocol import ReadingLoader
 from zb_hdf5.loaders.states import STATE_VERSION, require_count, require_epoch, require_state

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.columns.reader import BatchReader, from_numpy
 from zb_hdf5.files.digests import crc32_of
 from zb_hdf5.files.tokens import PlainFile, Wait
+from zb_hdf5.formats.batch_reader import BatchReader, from_numpy
 
 if TYPE_CHECKING:
     import torch

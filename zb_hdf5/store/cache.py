@@ -20,11 +20,11 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.errors import ArgumentError, IncompleteError
 from zb_hdf5.files.paths import RemotePath, local_path
 from zb_hdf5.files.sizes import parse_size
 from zb_hdf5.files.tokens import TokenRun, Tokens, Wait
+from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.spec import TokenArray
 from zb_hdf5.store.cache_folder import CachedColumn, occupied_bytes
 

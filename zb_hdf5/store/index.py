@@ -13,13 +13,13 @@ from typing import Any, Final, Self, cast
 
 import numpy as np
 
-from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.documents.document_table import DocumentPart
 from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError, Remedy
 from zb_hdf5.field import Field
 from zb_hdf5.files.identity import open_file, regular
 from zb_hdf5.files.paths import RemotePath, any_path, local_path
 from zb_hdf5.files.publishing import PARTIAL_SUFFIX, write_atomically
+from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.formats.registry import BACKENDS
 from zb_hdf5.spec import (
     CRC32,

@@ -15,13 +15,13 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.columns.file_writer import as_batches, require_batches
-from zb_hdf5.columns.reader import BatchReader
-from zb_hdf5.columns.writer import BatchWriter, FieldArrays, FieldDigest, ShardInfo
 from zb_hdf5.errors import ArgumentError, ClosedError, ConvertError, Remedy
 from zb_hdf5.files.digests import crc32_array
 from zb_hdf5.files.paths import local_path
-from zb_hdf5.formats.hdf5.writer import HDF5BatchWriter
+from zb_hdf5.formats.batch_reader import BatchReader
+from zb_hdf5.formats.batch_writer import BatchWriter, FieldArrays, FieldDigest, ShardInfo
+from zb_hdf5.formats.file_writer import as_batches, require_batches
+from zb_hdf5.formats.hdf5.h5_writer import HDF5BatchWriter
 from zb_hdf5.formats.registry import BACKENDS
 from zb_hdf5.spec import CRC32_CHUNK_ROWS, NO_CODEC, NO_SHA256, SHARD_PREFIX, StoreMeta, combine_sha256
 from zb_hdf5.store.index import ShardIndex

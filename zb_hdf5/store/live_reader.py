@@ -11,12 +11,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.errors import FormatError, UnavailableError
 from zb_hdf5.files.paths import local_path
 from zb_hdf5.files.publishing import partial_path
 from zb_hdf5.files.tokens import Tokens
-from zb_hdf5.formats.hdf5.reader import HDF5BatchReader, open_field
+from zb_hdf5.formats.batch_reader import BatchReader
+from zb_hdf5.formats.hdf5.h5_reader import HDF5BatchReader, open_field
 from zb_hdf5.spec import INDEX_NAME, StoreMeta
 from zb_hdf5.store.index import ShardIndex
 from zb_hdf5.store.proof import ShardOpener

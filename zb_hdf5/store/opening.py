@@ -7,12 +7,12 @@ import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from zb_hdf5.columns.reader import BatchReader, require_choice, require_options
-from zb_hdf5.columns.writer import BatchWriter
 from zb_hdf5.errors import ArgumentError, BackendError, FormatError, IncompleteError
 from zb_hdf5.field import Fields, parse_fields
 from zb_hdf5.files.paths import RemotePath, any_path, local_path, require_remote_access
 from zb_hdf5.files.publishing import PARTIAL_SUFFIX, partial_path
+from zb_hdf5.formats.batch_reader import BatchReader, require_choice, require_options
+from zb_hdf5.formats.batch_writer import BatchWriter
 from zb_hdf5.formats.registry import BACKENDS, FORMATS, backend_in, backend_of_suffix, detect_backend
 from zb_hdf5.spec import (
     DEFAULT_SPLIT,
@@ -245,7 +245,7 @@ def _open_file(wanted: _Wanted) -> tuple[BatchReader, bool]:
         return attach_documents(reader, wanted.verify), False
     if not BACKENDS[found].has_datasets:
         raise BackendError(f"{path}: dataset={wanted.dataset!r} needs an HDF5 file, found a {found!r} file")
-    from zb_hdf5.formats.hdf5.reader import ForeignReader
+    from zb_hdf5.formats.hdf5.h5_reader import ForeignReader
 
     shape = (wanted.batch_size, wanted.seq_len, wanted.overlap)
     foreign = ForeignReader(path, wanted.dataset, *shape, access=wanted.access, verify=wanted.verify)

@@ -24,7 +24,7 @@ from zb_hdf5.store.index import ShardIndex
 from zb_hdf5.store.table import ShardEntry
 
 if TYPE_CHECKING:
-    from zb_hdf5.columns.reader import BatchReader
+    from zb_hdf5.formats.batch_reader import BatchReader
 
 
 class ShardOpener:
@@ -133,8 +133,8 @@ class ShardOpener:
         meta = self.index.meta
         if meta.field is None and meta.layout == BATCHES_LAYOUT:
             return BACKENDS[entry.backend].open(path, access=self.access, verify="none")
+        from zb_hdf5.formats.hdf5.h5_reader import HDF5Reader  # h5py, which whoever has an index does not need
         from zb_hdf5.formats.hdf5.inspection import look_at_field, look_at_stream
-        from zb_hdf5.formats.hdf5.reader import HDF5Reader  # h5py, which whoever has an index does not need
 
         column = (
             look_at_stream(path, identity) if meta.field is None else look_at_field(path, meta.field.name, identity)

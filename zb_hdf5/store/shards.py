@@ -6,12 +6,12 @@ import os
 from pathlib import Path
 from typing import Any
 
-from zb_hdf5.columns.reader import BatchReader, require_options
 from zb_hdf5.errors import BackendError, UnverifiableError
 from zb_hdf5.files.checked import VERIFIED
 from zb_hdf5.files.file_tokens import REMOTE
 from zb_hdf5.files.paths import RemotePath, any_path, require_remote_access
 from zb_hdf5.files.tokens import Wait
+from zb_hdf5.formats.batch_reader import BatchReader, require_options
 from zb_hdf5.formats.registry import BACKENDS
 from zb_hdf5.spec import NO_CODEC, content_fingerprint, live_fingerprint
 from zb_hdf5.store.index import ShardIndex, require_files

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.documents.document_table import DocumentTable
 from zb_hdf5.documents.pieces import Pieces, concatenate
 from zb_hdf5.documents.pieces_file import PiecesFile, pieces_path
 from zb_hdf5.files.open_files import OpenFiles, finding
 from zb_hdf5.files.paths import RemotePath
+from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.store.index import ShardIndex
 
 

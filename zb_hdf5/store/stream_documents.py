@@ -17,7 +17,7 @@ from zb_hdf5.files.open_files import finding
 from zb_hdf5.formats.hdf5.document_offsets import DocumentOffsets, table_sha256
 from zb_hdf5.spec import DOCUMENTS_SUFFIX, TokenArray
 from zb_hdf5.store.document_edges import DocumentEdges
-from zb_hdf5.store.tokens import TokenStore
+from zb_hdf5.store.token_store import TokenStore
 
 
 class MmapTokenStore(TokenStore):

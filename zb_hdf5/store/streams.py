@@ -8,13 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from zb_hdf5.columns.reader import BatchReader
-from zb_hdf5.columns.writer import FieldDigest
 from zb_hdf5.documents.document_table import DocumentPart, DocumentTable, part_of
 from zb_hdf5.documents.pieces_file import PiecesFile, pieces_path
 from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError, Remedy
 from zb_hdf5.files.digests import crc32_of
 from zb_hdf5.files.paths import local_path
+from zb_hdf5.formats.batch_reader import BatchReader
+from zb_hdf5.formats.batch_writer import FieldDigest
 from zb_hdf5.formats.hdf5.document_offsets import table_sha256
 from zb_hdf5.formats.registry import FORMATS, open_chunks
 from zb_hdf5.formats.sidecar import ensure_crc32_file

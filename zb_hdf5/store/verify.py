@@ -8,14 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.errors import ChecksumError, FormatError, IncompleteError, Remedy, ZbError
 from zb_hdf5.files.paths import RemotePath, any_path
+from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.formats.registry import FORMATS, format_of, open_chunks
 from zb_hdf5.spec import BATCHES_LAYOUT, INDEX_NAME
 from zb_hdf5.store.index import ShardIndex, find_index
 from zb_hdf5.store.table import ShardEntry
-from zb_hdf5.store.tokens import npy_files
+from zb_hdf5.store.token_store import npy_files
 from zb_hdf5.store.verify_report import ShardReport
 from zb_hdf5.store.verify_tables import check_beside, check_pieces, verify_documents
 

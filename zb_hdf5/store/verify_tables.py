@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.documents.document_table import DocumentPart, DocumentTable, check_documents
 from zb_hdf5.documents.pieces_file import PiecesFile, pieces_path
 from zb_hdf5.errors import FormatError, IncompleteError, ZbError
+from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.formats.hdf5.document_offsets import table_sha256
 from zb_hdf5.spec import INDEX_NAME, STREAM_LAYOUT
 from zb_hdf5.store.table import PiecesInfo

@@ -7,10 +7,10 @@ import re
 from pathlib import Path
 from typing import Final
 
-from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.errors import ArgumentError, UnverifiableError, ZbError
 from zb_hdf5.files.paths import any_path
 from zb_hdf5.files.tokens import Converted, Tokens
+from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.spec import DTYPE_BY_NAME, StoreMeta
 from zb_hdf5.store.index import ShardIndex
 from zb_hdf5.store.stream_documents import MmapTokenStore, WindowDocuments

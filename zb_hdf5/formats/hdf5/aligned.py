@@ -27,12 +27,12 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.columns.writer import Columns, FieldDigest
 from zb_hdf5.errors import ConvertError, Remedy
 from zb_hdf5.files.codecs import CompressedTokens, Encoder, require_codec
 from zb_hdf5.files.digests import batch_crc32s, crc32_array, crc32_of
 from zb_hdf5.files.extents import Extents, Run
 from zb_hdf5.files.publishing import PartialFile, write_fully
+from zb_hdf5.formats.batch_writer import Columns, FieldDigest
 from zb_hdf5.formats.hdf5.file import create_for_swmr, early_allocation, filtered, hdf5_writes
 from zb_hdf5.formats.hdf5.places import chunk_offsets, chunk_runs, chunk_table
 from zb_hdf5.formats.hdf5.superblock import end_of_file, set_end_of_file

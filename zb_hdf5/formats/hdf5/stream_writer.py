@@ -15,8 +15,6 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.columns.file_writer import stored_fields
-from zb_hdf5.columns.writer import Columns, FieldArrays, ShardInfo
 from zb_hdf5.documents.document import id_bytes, metadata_bytes
 from zb_hdf5.documents.document_table import DocumentRows, documents_path
 from zb_hdf5.documents.document_writer import DocumentsWriter, encoded_spans
@@ -25,6 +23,8 @@ from zb_hdf5.errors import ArgumentError, ClosedError, ConvertError
 from zb_hdf5.field import Fields, parse_fields, split_tokens
 from zb_hdf5.files.digests import TokenDigest, crc32_array
 from zb_hdf5.files.publishing import PartialFile, disk_errors
+from zb_hdf5.formats.batch_writer import Columns, FieldArrays, ShardInfo
+from zb_hdf5.formats.file_writer import stored_fields
 from zb_hdf5.formats.hdf5.aligned import AlignedFile, ColumnSpec, Rows, field_specs
 from zb_hdf5.formats.hdf5.file import create_root
 from zb_hdf5.spec import (

@@ -12,9 +12,9 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.columns.file_writer import FileWriter
-from zb_hdf5.columns.writer import Columns, FieldDigest, ShardInfo
 from zb_hdf5.files.codecs import CompressedTokens
+from zb_hdf5.formats.batch_writer import Columns, FieldDigest, ShardInfo
+from zb_hdf5.formats.file_writer import FileWriter
 from zb_hdf5.formats.hdf5.aligned import AlignedFile, ColumnSpec, Rows, field_specs
 from zb_hdf5.formats.hdf5.file import create_root
 from zb_hdf5.spec import (

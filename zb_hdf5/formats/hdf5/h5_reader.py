@@ -14,13 +14,13 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.columns.reader import BatchReader, require_options
 from zb_hdf5.errors import ArgumentError, ChecksumError, FormatError, IncompleteError, UnverifiableError
 from zb_hdf5.files.checked import Crc32Rows
 from zb_hdf5.files.decoded import ranges_of
 from zb_hdf5.files.digests import crc32_of
 from zb_hdf5.files.identity import Identity
 from zb_hdf5.files.paths import RemotePath, any_path
+from zb_hdf5.formats.batch_reader import BatchReader, require_options
 from zb_hdf5.formats.hdf5.file import (
     h5_damage,
     open_h5_for_reading,

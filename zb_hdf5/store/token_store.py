@@ -12,7 +12,6 @@ from typing import Any, Final, Self
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.columns.reader import require_choice
 from zb_hdf5.errors import (
     ArgumentError,
     BackendError,
@@ -28,10 +27,11 @@ from zb_hdf5.files.file_tokens import open_extents
 from zb_hdf5.files.identity import Identity
 from zb_hdf5.files.paths import RemotePath, any_path, require_remote_access
 from zb_hdf5.files.tokens import Converted, Tokens, Wait
+from zb_hdf5.formats.batch_reader import require_choice
+from zb_hdf5.formats.hdf5.h5_reader import HDF5Reader
 from zb_hdf5.formats.hdf5.h5_tokens import Column
 from zb_hdf5.formats.hdf5.inspection import look_at_field, look_at_stream
 from zb_hdf5.formats.hdf5.places import compressed_tokens
-from zb_hdf5.formats.hdf5.reader import HDF5Reader
 from zb_hdf5.formats.npy import read_npy_header
 from zb_hdf5.spec import (
     DEFAULT_CHUNK_TOKENS,

@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.columns.reader import GROUP_BYTES, BatchReader
-from zb_hdf5.columns.writer import BatchWriter, Columns, FieldArrays, FieldDigest, ShardInfo, nothing_to_wait_for
 from zb_hdf5.errors import ArgumentError, ClosedError
 from zb_hdf5.field import field_values, split_tokens
 from zb_hdf5.files.codecs import CompressedTokens
@@ -22,6 +20,8 @@ from zb_hdf5.files.extents import Extents
 from zb_hdf5.files.identity import regular
 from zb_hdf5.files.publishing import PartialFile, disk_errors
 from zb_hdf5.files.ranges import copy_range, read_fully
+from zb_hdf5.formats.batch_reader import GROUP_BYTES, BatchReader
+from zb_hdf5.formats.batch_writer import BatchWriter, Columns, FieldArrays, FieldDigest, ShardInfo, nothing_to_wait_for
 from zb_hdf5.spec import StoreMeta, TokenArray
 from zb_hdf5.token_values import as_stored
 

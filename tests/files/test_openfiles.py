@@ -15,7 +15,7 @@ from contract import random_tokens
 
 import zb_hdf5.files.open_files
 import zb_hdf5.formats.npy
-import zb_hdf5.store.tokens
+import zb_hdf5.store.token_store
 from zb_hdf5 import MmapTokenStore, open_reader
 from zb_hdf5.files.extents import Extents, Run
 from zb_hdf5.files.file_tokens import FileTokens
@@ -186,7 +186,7 @@ def test_each_npy_file_of_a_folder_is_opened_once_however_many_there_are(tmp_pat
         np.save(tmp_path / f"{number:04}.npy", part)
     with MmapTokenStore(tmp_path, access="pread") as store:
         opened = []
-        monkeypatch.setattr(zb_hdf5.store.tokens, "open_npy", _counting(opened))
+        monkeypatch.setattr(zb_hdf5.store.token_store, "open_npy", _counting(opened))
         for seed in range(3):
             starts = np.random.default_rng(seed).integers(0, 5980, 200)
             out = np.empty((200, 15), np.uint16)
@@ -196,7 +196,7 @@ def test_each_npy_file_of_a_folder_is_opened_once_however_many_there_are(tmp_pat
 
 
 def _counting(opened):
-    real = zb_hdf5.store.tokens.open_npy
+    real = zb_hdf5.store.token_store.open_npy
     return lambda path, *options: opened.append(path) or real(path, *options)
 
 

@@ -11,9 +11,9 @@ from typing import Any, ClassVar, NamedTuple, Self, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.columns.reader import BatchReader
 from zb_hdf5.files.codecs import CompressedTokens
 from zb_hdf5.files.extents import Run
+from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.spec import NO_SHA256, NOT_KNOWN, StoreMeta
 
 #: The values of fields: an array for each name, or one structured array.

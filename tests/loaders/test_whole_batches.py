@@ -98,3 +98,21 @@ def test_a_file_that_is_cut_short_is_an_error_of_the_next_block(store):
                 list(map(loader.dataset().__getitem__, range(NUM_BATCHES)))
         finally:
             shard.write_bytes(content)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+def test_batches_in_a_cache_are_those_of_the_store_though_some_are_absent_or_damaged(store, tmp_path, dtype):
+    how = {"cache": tmp_path / "cache", "shuffle": "sequential", "dtype": dtype, **ALONE}
+    expected = arrays(Loader(store, shuffle="sequential", dtype=dtype, **ALONE))
+    with Loader(store, **how) as loader:
+        for number in set(range(NUM_BATCHES)) - {100}:
+            loader.reader.read_batch_torch(number)
+    [data] = (path for path in tmp_path.rglob("batches-*") if path.suffix != ".marks")
+    content = bytearray(data.read_bytes())
+    content[len(content) // 2] ^= 1
+    data.write_bytes(content)
+    with Loader(store, **how) as loader:
+        np.testing.assert_array_equal(arrays(loader), expected)
+        np.testing.assert_array_equal(arrays(map(loader.dataset().__getitem__, range(NUM_BATCHES))), expected)
+        os.truncate(data, len(content) // 3)
+        np.testing.assert_array_equal(arrays(loader), expected)

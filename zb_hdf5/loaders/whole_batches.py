@@ -41,15 +41,16 @@ class WholeBatches:
         self._read = reader.read_batch_int32 if narrow else reader.read_batch_torch
         self._dtype = np.dtype(np.int32 if narrow else np.int64)
         self._is_view = narrow and reader.dtype == np.uint32
-        self._checks = reader.verified == "all reads" or not self._is_view
+        self._checks = reader.verified == "all reads" or not self._is_view or reader.in_front is not None
         self._single_reads_left, self._is_ready = 0, False
         self._numbered: tuple[list[int], list[int]] = ([], [])
 
     @staticmethod
     def serves(reader: BatchReader) -> bool:
-        """Return whether batches are stored one by one in plain local files that do not grow."""
+        """Return whether batches are stored one by one in plain local files that do not grow, or in a cache."""
         tokens, unit = reader.tokens, reader.meta.batch_tokens
-        if not reader.complete or tokens.wait is not Wait.LOCAL or tokens.access not in ("auto", "mmap", "pread"):
+        is_local = tokens.wait is Wait.LOCAL and tokens.access in ("auto", "mmap", "pread")
+        if not reader.complete or not (is_local or reader.in_front is not None):
             return False
         follow = tokens.unit == unit and reader.stride == reader.seq_len
         return follow and not any(start % unit for start in tokens.starts[:-1])

@@ -23,9 +23,9 @@ import numpy.typing as npt
 from zb_hdf5.errors import ArgumentError, IncompleteError
 from zb_hdf5.files.paths import RemotePath, local_path
 from zb_hdf5.files.sizes import parse_size
-from zb_hdf5.files.tokens import TokenRun, Tokens, Wait
+from zb_hdf5.files.tokens import PlainFile, TokenRun, Tokens, Wait
 from zb_hdf5.formats.batch_reader import BatchReader
-from zb_hdf5.spec import TokenArray
+from zb_hdf5.spec import U32_MAX, TokenArray
 from zb_hdf5.store.cache_folder import CachedColumn, occupied_bytes
 
 #: Bytes of the units that one gather fetches at the same time.
@@ -151,6 +151,19 @@ def column_of(reader: BatchReader) -> CachedColumn:
     return reader.tokens.column
 
 
+class CachedCrc32s:
+    """The crc32 of each unit in a cache; -1 where it is absent."""
+
+    view = None
+
+    def __init__(self, column: CachedColumn) -> None:
+        self._column = column
+
+    def __getitem__(self, number: int) -> int:
+        mark = self._column.mark(number)
+        return mark & U32_MAX if mark else -1
+
+
 class Cached(Tokens):
     """Tokens that keep whole units in a cache, and read them there the next time. See `Tokens`.
 
@@ -173,6 +186,18 @@ class Cached(Tokens):
         self.num_tokens, self.dtype, self.name = tokens.num_tokens, tokens.dtype, tokens.name
         self.access, self.wait, self.identity = tokens.access, tokens.wait, tokens.identity
         self._fetching: dict[tuple[int, int], threading.Event] = {}
+        self._plain: PlainFile | None = None
+
+    @property
+    def plain(self) -> PlainFile | None:  # type: ignore[override]
+        """The data file of the cache, whose `rows` tell which units are there; None where it is cut short."""
+        rows = getattr(self.column, "rows", None)
+        if rows is None or os.lseek(rows.file.fd, 0, os.SEEK_END) < rows.file.size:
+            return None
+        if self._plain is None:
+            self._plain = PlainFile(rows.file, rows.extents, self.dtype)
+            self._plain.rows = CachedCrc32s(self.column)
+        return self._plain
 
     def _size(self, number: int) -> int:
         return min(self.unit, self.num_tokens - number * self.unit)
@@ -300,4 +325,4 @@ class Cached(Tokens):
         self.tokens.close()
 
     def __getstate__(self) -> dict[str, object]:
-        return {**self.__dict__, "_fetching": {}}
+        return {**self.__dict__, "_fetching": {}, "_plain": None}

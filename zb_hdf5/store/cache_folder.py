@@ -105,7 +105,8 @@ class CachedColumn:
         if os.fstat(self._fd).st_size < size:
             os.ftruncate(self._fd, size)
 
-    def _mark(self, number: int) -> int:
+    def mark(self, number: int) -> int:
+        """Return the mark of a unit, whose lower half is its crc32; 0 where it is absent."""
         try:
             mark = int.from_bytes(os.pread(self._marks_fd, MARK_BYTES, number * MARK_BYTES), "little")
         except OSError:
@@ -114,11 +115,11 @@ class CachedColumn:
 
     def has(self, number: int) -> bool:
         """Return whether a unit has a mark."""
-        return self._mark(number) != 0
+        return self.mark(number) != 0
 
     def read_into(self, number: int, out: TokenArray) -> bool:
         """Fill 1-D `out` with a unit and compare it with its crc32; return False if it is absent or damaged."""
-        mark = self._mark(number)
+        mark = self.mark(number)
         if not mark:
             return False
         try:

@@ -274,7 +274,7 @@ def test_after_an_error_next_goes_on_at_the_same_batch(name, error, data, monkey
 
         for _ in range(2):
             with monkeypatch.context() as broken:
-                reached = REACHED.get(name, "columns.reader.from_numpy")
+                reached = REACHED.get(name, "formats.batch_reader.from_numpy")
                 broken.setattr(f"zb_hdf5.{reached}", lambda *_: _raise(error))
                 for _ in range(4):  # some may have been read before
                     before = loader.state_dict()

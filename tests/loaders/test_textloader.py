@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 
 from zb_hdf5 import ArgumentError, ConvertError, FormatError, StateError, TextLoader
 from zb_hdf5.loaders import text_loader as module
-from zb_hdf5.loaders import text_run
 from zb_hdf5.text.tokenizers import ByteTokenizer, load_tokenizer
 
 pq = pytest.importorskip("pyarrow.parquet")
@@ -129,12 +128,12 @@ def documents_of(tokens):
 def test_batches_depend_on_nothing_but_the_text(folder, texts, piece, batch_size, seq_len, prefetch):
     """Not on how documents are grouped for the tokenizer, nor on how far ahead it is."""
     expected = reference(texts, 0, 1)
-    previous, text_run.PIECE_CHARACTERS = text_run.PIECE_CHARACTERS, piece
+    previous, module.PIECE_CHARACTERS = module.PIECE_CHARACTERS, piece
     try:
         loader = make(folder, batch_size=batch_size, seq_len=seq_len, prefetch=prefetch, num_threads=2)
         found = take(loader, min(12, len(expected) // (batch_size * seq_len)))
     finally:
-        text_run.PIECE_CHARACTERS = previous
+        module.PIECE_CHARACTERS = previous
     np.testing.assert_array_equal(found.ravel(), expected[: found.size])
 
 

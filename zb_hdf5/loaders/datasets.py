@@ -8,7 +8,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
@@ -21,7 +21,10 @@ from zb_hdf5.errors import BatchIndexError
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.loaders.states import require_count, require_fields, require_kind, require_state
 from zb_hdf5.loaders.step_reader import Step
-from zb_hdf5.loaders.steps import StepPlan, StepRequests
+from zb_hdf5.loaders.steps import StepRequests
+
+if TYPE_CHECKING:
+    from zb_hdf5.loaders.loader import Loader
 
 #: What to add to the message about a state that differs.
 REMEDIES: Final = dict.fromkeys(
@@ -76,22 +79,6 @@ class ToldEpoch:
         self._bind()
 
 
-class Steps(Protocol):
-    """The part of a loader that a data set of batches needs."""
-
-    reader: BatchReader
-    rank: int
-    world_size: int
-    plan: StepPlan
-
-    @property
-    def epoch(self) -> int: ...
-    def __len__(self) -> int: ...
-    def identity(self) -> dict[str, Any]: ...
-    def set_epoch(self, epoch: int) -> None: ...
-    def read(self, request: Any) -> Step: ...
-
-
 class BatchDataset(Dataset[Step]):
     """The batches that one rank gets in one epoch: item i is step i, as the loader yields it.
 
@@ -102,7 +89,7 @@ class BatchDataset(Dataset[Step]):
     `sampler=dataset.sampler` too.
     """
 
-    def __init__(self, loader: Steps, told: ToldEpoch) -> None:
+    def __init__(self, loader: Loader[Any], told: ToldEpoch) -> None:
         self._loader, self._told = loader, told
         self._requests: StepRequests | None = None
         self._epoch_is_chosen = False

@@ -22,7 +22,7 @@ from zb_hdf5.files.ranges import network_file_system
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.loaders.loader import Loader
 from zb_hdf5.loaders.order import IndexArray
-from zb_hdf5.loaders.prefetch import AUTO_PREFETCH, MAX_THREADS, read_ahead, require_prefetch
+from zb_hdf5.loaders.prefetch import MAX_THREADS, read_ahead
 from zb_hdf5.loaders.protocol import ReadingLoader
 from zb_hdf5.loaders.states import STATE_VERSION, require_count, require_fields, require_kind, require_same, shown
 from zb_hdf5.loaders.steps import Request, resolve_rank
@@ -110,7 +110,7 @@ class Segment:
 
 
 #: Options of a `Loader` that mean nothing in a mixture, or something else in each source.
-_UNFIT: Final = frozenset({"device", "epoch", "drop_last", "prefetch", "skip", "mask_documents"})
+_UNFIT: Final = frozenset({"device", "epoch", "drop_last", "skip", "mask_documents"})
 
 
 class MixedLoader(ReadingLoader[Any]):
@@ -161,30 +161,23 @@ class MixedLoader(ReadingLoader[Any]):
         self.rank, self.world_size = resolve_rank(rank, world_size)
         unfit = sorted(_UNFIT & set(options))
         if unfit:
-            raise ArgumentError(
-                f"a mixture has no {', '.join(unfit)}: its sources are read one batch at a time, for ever"
-            )
-        require_prefetch(prefetch)
+            raise ArgumentError(f"a mixture has no {', '.join(unfit)}: it reads its sources batch by batch, for ever")
         self.loaders: dict[str, Loader[Any]] = {
-            name: Loader(path, rank=0, world_size=1, **options) for name, path in sources.items()
+            name: Loader(path, rank=0, world_size=1, prefetch=prefetch, **options) for name, path in sources.items()
         }
         shapes = {(loader.batch_size, loader.seq_len) for loader in self.loaders.values()}
         if len(shapes) != 1:
             raise ArgumentError(f"sources need one batch shape, found {sorted(shapes)}; pass batch_size and seq_len")
-        self._depth, self._threads = self._resolve(prefetch)
+        self._depth, self._threads = max(self._depths(prefetch), default=(0, MAX_THREADS))
         self._position = self.epoch = 0
         self._segments = [Segment(0, self._ordered(weights), (0,) * len(self.loaders))]
 
-    def _resolve(self, prefetch: int | str) -> tuple[int, int]:
-        """Return how many batches to read ahead, and in how many threads."""
-        loaders = self.loaders.values()
-        remote = [loader.depth() for loader in loaders if loader.reader.in_flight is not None]
-        if prefetch != "auto":
-            return int(prefetch), int(prefetch) if remote else MAX_THREADS
-        if remote:
-            return min(remote)
-        far = any(network_file_system(loader.reader.path) is not None for loader in loaders)
-        return AUTO_PREFETCH if far else 0, MAX_THREADS
+    def _depths(self, prefetch: int | str) -> Iterator[tuple[int, int]]:
+        """Yield the depth and the threads of each source that reads ahead: it is asked to, or its reads wait."""
+        for loader in self.loaders.values():
+            is_far = loader.reader.in_flight is not None or network_file_system(loader.reader.path) is not None
+            if is_far or prefetch != "auto":
+                yield loader.depth()
 
     def _ordered(self, weights: Mapping[str, float]) -> tuple[float, ...]:
         if set(weights) != set(self.loaders):
@@ -226,17 +219,14 @@ class MixedLoader(ReadingLoader[Any]):
         return requests
 
     def _read_from(self, position: int) -> Generator[tuple[Any, int]]:
-        batches = read_ahead(self._read, self._all_requests(position), self._depth, threads=self._threads)
+        loaders, requests = self.loaders, self._all_requests(position)
+        batches = read_ahead(lambda read: loaders[read[0]].read(read[1]), requests, self._depth, threads=self._threads)
         with contextlib.closing(batches):
             yield from zip(batches, count(position + self.world_size, self.world_size), strict=False)
 
     def _all_requests(self, position: int) -> Iterator[MixedRequest]:
         for first in count(position + self.rank, ORDER_STEPS * self.world_size):
             yield from self.requests(first + np.arange(ORDER_STEPS) * self.world_size)
-
-    def _read(self, request: MixedRequest) -> Any:
-        name, records = request
-        return self.loaders[name].read(records)
 
     def state_dict(self) -> dict[str, Any]:
         """Return where training stands, in plain JSON values, the same on every rank after the same step."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from functools import lru_cache
+from itertools import repeat
 from typing import Any, Final
 
 import numpy as np
@@ -124,50 +125,39 @@ class GlobalOrder(Order):
         return self._walk(indices, inverse=True)
 
     def _walk(self, values: npt.NDArray[Any], inverse: bool = False) -> IndexArray:
-        words = values.astype(np.int64).reshape(-1)
-        if words.size and int(words.view(np.uint64).max()) >= self.n:  # a negative number is a large one
+        words = values.astype(np.int64).reshape(-1).view(np.uint64)
+        if words.size and int(words.max()) >= self.n:  # a negative number is a large one
             raise ArgumentError(f"expected numbers in 0..{self.n - 1:,}, found {values}")  # it would walk for ever
-        network = self._network if self._half_bits > TABLE_BITS else self._tabled_network
-        words = network(words, inverse)
+        words = self._network(words, inverse)
         outside = np.flatnonzero(words >= self.n)
         while outside.size:
-            words[outside] = network(words[outside], inverse)
+            words[outside] = self._network(words[outside], inverse)
             outside = outside[words[outside] >= self.n]
-        return words.reshape(values.shape)
+        return words.view(np.int64).reshape(values.shape)
 
-    def _tabled_network(self, words: IndexArray, inverse: bool) -> IndexArray:
-        """Give the same as `_network`, in a fourth of the time: a half has few values."""
-        bits, tables = self._half_bits, _round_tables(self._keys, self._half_bits)
-        left, right = words >> bits, words & ((1 << bits) - 1)
-        if inverse:
-            left, right, tables = right, left, tables[::-1]
-        for table in tables:
-            left ^= table.take(right, mode="clip")
-            left, right = right, left
-        if inverse:
-            left, right = right, left
-        left <<= bits
-        left |= right
-        return left
-
-    def _network(self, signed: IndexArray, inverse: bool) -> IndexArray:
-        words, keys = signed.view(np.uint64), self._keys[::-1] if inverse else self._keys
-        shift, mask = np.uint64(self._half_bits), np.uint64((1 << self._half_bits) - 1)
+    def _network(self, words: _Words, inverse: bool) -> _Words:
+        bits, order = self._half_bits, slice(None, None, -1 if inverse else 1)
+        shift, mask = np.uint64(bits), np.uint64((1 << bits) - 1)
+        # a half of few values has its round function in a table: a fourth of the time
+        tables = _round_tables(self._keys, bits)[order] if bits <= TABLE_BITS else repeat(None)
         left, right = words >> shift, words & mask
         if inverse:
             left, right = right, left
         mixed, scratch = np.empty_like(words), np.empty_like(words)  # one array for all temporaries of a kind
-        for key in keys:
-            np.bitwise_xor(right, np.uint64(key), out=mixed)
-            _mix(mixed, scratch)
-            mixed &= mask
+        for key, table in zip(self._keys[order], tables, strict=False):
+            if table is not None:
+                table.take(right.view(np.int64), out=mixed, mode="clip")
+            else:
+                np.bitwise_xor(right, np.uint64(key), out=mixed)
+                _mix(mixed, scratch)
+                mixed &= mask
             left ^= mixed
             left, right = right, left
         if inverse:
             left, right = right, left
         left <<= shift
         left |= right
-        return left.view(np.int64)
+        return left
 
 
 class RowOrder(Order):
@@ -215,12 +205,12 @@ def write_order(n: int, seed: int) -> GlobalOrder:
 
 
 @lru_cache(maxsize=8)
-def _round_tables(keys: tuple[int, ...], half_bits: int) -> IndexArray:
+def _round_tables(keys: tuple[int, ...], half_bits: int) -> _Words:
     """Return the round function of each key for each value of a half, shape (rounds, 2**half_bits)."""
     mixed = np.arange(1 << half_bits, dtype=np.uint64) ^ np.array(keys, np.uint64)[:, np.newaxis]
     _mix(mixed, np.empty_like(mixed))
     mixed &= np.uint64((1 << half_bits) - 1)
-    return mixed.view(np.int64)
+    return mixed
 
 
 def _splitmix64(x: int) -> int:

@@ -2,7 +2,8 @@
 
     row groups of this rank -> documents and boundary tokens -> one endless run of tokens -> batches
 
-Row group g of all files, in the order of their names, belongs to rank g % world_size.
+Row group g of all files, in the order of their names, belongs to rank g % world_size. A place in the run is (epoch, row
+group, document, token): it names the next token exactly, however documents were grouped for the tokenizer.
 """
 
 from __future__ import annotations
@@ -10,31 +11,33 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections import deque
 from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from itertools import repeat
+from itertools import chain, count, repeat
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.errors import ArgumentError, StateError
+from zb_hdf5.errors import ArgumentError, FormatError, StateError
 from zb_hdf5.formats.batch_reader import require_choice
 from zb_hdf5.loaders.prefetch import cuda_device, read_ahead, require_prefetch
 from zb_hdf5.loaders.protocol import ReadingLoader
 from zb_hdf5.loaders.states import STATE_VERSION, require_count, require_epoch, require_state
 from zb_hdf5.loaders.steps import resolve_rank
-from zb_hdf5.loaders.text_run import Place, TokenRun
 from zb_hdf5.spec import DEFAULT_SPLIT, SPLITS
 from zb_hdf5.text.corpus import ParquetFile
-from zb_hdf5.text.tokenizers import BOUNDARY_POSITIONS, DEFAULT_BOUNDARY, Tokenizer, load_tokenizer
+from zb_hdf5.text.tokenizers import BOUNDARY_POSITIONS, DEFAULT_BOUNDARY, Tokenizer, load_tokenizer, with_boundaries
 
 if TYPE_CHECKING:
     import torch
 
 #: Batches that "auto" makes ahead.
 AUTO_PREFETCH: Final = 2
+#: Text that is tokenized at once: enough work for some threads, little memory.
+PIECE_CHARACTERS: Final = 1 << 17
 #: Footers that are read at the same time when a loader begins: each is a small read, slow on a network file system.
 FOOTER_THREADS: Final = 16
 #: What to add to the message about a state that differs.
@@ -44,6 +47,118 @@ REASONS: Final = {
     "world_size": "; each rank has its own row groups and position: resume with the same number of ranks",
     "rank": "; each rank saves and loads a state of its own",
 }
+
+
+class Place(NamedTuple):
+    """The next token of a rank: `token` counts the tokens of its document, the boundary token included, from 0."""
+
+    epoch: int
+    row_group: int
+    document: int
+    token: int
+
+
+class Piece(NamedTuple):
+    """Tokens of consecutive documents of one row group, and the place of the first of them."""
+
+    first: Place
+    tokens: npt.NDArray[np.uint32]
+    ends: npt.NDArray[np.int64]
+
+    def place(self, offset: int) -> Place:
+        """Return the place of one of the tokens, or of what follows the last one."""
+        number = int(np.searchsorted(self.ends, offset, side="right"))
+        start = int(self.ends[number - 1]) if number else 0
+        return self.first._replace(document=self.first.document + number, token=offset - start)
+
+
+class TokenRun(NamedTuple):
+    """The endless run of tokens of one rank, for one thread at a time: documents of row groups, with boundary tokens.
+
+    `row_groups` maps the number among the row groups of all ranks to the file and the number in it, ascending.
+    """
+
+    row_groups: dict[int, tuple[ParquetFile, int]]
+    tokenizer: Tokenizer
+    boundary: tuple[int, str]
+    num_threads: int
+
+    @property
+    def start(self) -> Place:
+        return Place(0, min(self.row_groups, default=0), 0, 0)
+
+    def batches(self, place: Place, tokens: int, overlap: int) -> Iterator[tuple[npt.NDArray[np.uint32], Place]]:
+        """Return runs of `tokens + overlap` tokens, each `tokens` after the one before, and the place of the next.
+
+        Raises
+        ------
+        StateError
+            If there is no such place. What is checked here is not tokenized a second time.
+        """
+        pieces = self._pieces(place)
+        first = next(pieces)
+        if place.token and first.place(place.token) != place:
+            raise StateError(
+                f"{self.row_groups[place.row_group][0].path}: state: expected token within document "
+                f"{place.document:,} of row group {place.row_group:,}, found {place.token:,}"
+            )
+        return self._cut(chain([first], pieces), place.token, tokens, overlap)
+
+    @staticmethod
+    def _cut(
+        pieces: Iterator[Piece], offset: int, tokens: int, overlap: int
+    ) -> Iterator[tuple[npt.NDArray[np.uint32], Place]]:
+        waiting: deque[Piece] = deque()
+        while True:
+            while sum(len(piece.tokens) for piece in waiting) - offset < tokens + overlap:
+                waiting.append(next(pieces))
+            ready = np.concatenate([piece.tokens for piece in waiting]) if len(waiting) > 1 else waiting[0].tokens
+            run = ready[offset : offset + tokens + overlap]
+            offset += tokens
+            while len(waiting) > 1 and offset >= len(waiting[0].tokens):
+                offset -= len(waiting.popleft().tokens)
+            yield run, waiting[0].place(offset)
+
+    def _pieces(self, place: Place) -> Iterator[Piece]:
+        """Yield all documents from that of `place` on, epoch after epoch."""
+        for epoch in count(place.epoch):
+            empty = True
+            for number in self.row_groups:
+                if (epoch, number) >= (place.epoch, place.row_group):
+                    skip = place.document if (epoch, number) == (place.epoch, place.row_group) else 0
+                    for piece in self._pieces_of_row_group(epoch, number, skip):
+                        empty = False
+                        yield piece
+            if empty and epoch > place.epoch:
+                file, _ = self.row_groups[self.start.row_group]
+                raise FormatError(f"{file.path.parent}: no row group of rank {self.start.row_group} has a document")
+
+    def _pieces_of_row_group(self, epoch: int, number: int, skip: int) -> Iterator[Piece]:
+        file, number_in_file = self.row_groups[number]
+        document = 0
+        for block in file.row_group(number_in_file):
+            texts = block.texts[max(0, skip - document) :]
+            document += len(block.texts) - len(texts)
+            for some in _runs(texts):
+                tokens, lengths = self.tokenizer.encode(some, self.num_threads)
+                tokens, lengths = with_boundaries(tokens, lengths, *self.boundary)
+                yield Piece(Place(epoch, number, document, 0), tokens, np.cumsum(lengths))
+                document += len(some)
+        if document < skip:
+            raise StateError(
+                f"{file.path}: state: expected document in 0..{document:,}, the documents of row group {number:,}, "
+                f"found {skip:,}"
+            )
+
+
+def _runs(texts: list[str]) -> Iterator[list[str]]:
+    """Cut into runs that end with the text that reaches `PIECE_CHARACTERS`."""
+    start = characters = 0
+    for stop, text in enumerate(texts, 1):
+        characters += len(text)
+        if characters >= PIECE_CHARACTERS or stop == len(texts):
+            yield texts[start:stop]
+            start, characters = stop, 0
 
 
 class TextLoader(ReadingLoader[Any]):
@@ -123,15 +238,13 @@ class TextLoader(ReadingLoader[Any]):
         self.batch_size, self.seq_len, self.targets = batch_size, seq_len, targets
         self.rank, self.world_size = resolve_rank(rank, world_size)
         self.tokenizer = load_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
-        self._boundary_token_id = self.tokenizer.special_token_id(boundary_token)
-        self._boundary_position = boundary_position
+        boundary = (self.tokenizer.special_token_id(boundary_token), boundary_position)
         self._device = cuda_device(device)
         self._prefetch = AUTO_PREFETCH if prefetch == "auto" else int(prefetch)
         paths = _paths_of_split(self.path, split)
         files = _open_files(paths, text_column)
-        boundary = (self._boundary_token_id, boundary_position)
-        num_row_groups = sum(file.num_row_groups for file in files)
-        self._run = TokenRun(self._row_groups(files, self.rank), num_row_groups, self.tokenizer, *boundary, num_threads)
+        self._num_row_groups = num_row_groups = sum(file.num_row_groups for file in files)
+        self._run = TokenRun(self._row_groups(files, self.rank), self.tokenizer, boundary, num_threads)
         if not self._row_groups(files, self.world_size - 1):  # no rank has fewer
             raise ArgumentError(
                 f"{self.path}: split {split!r} has {num_row_groups:,} row groups for {self.world_size:,} ranks: some "
@@ -158,10 +271,7 @@ class TextLoader(ReadingLoader[Any]):
 
     def _read_from(self, position: Place) -> Generator[tuple[Any, Place]]:
         batches = self._run.batches(position, self.batch_size * self.seq_len, int(self.targets))
-        shape = (self.batch_size, self.seq_len)
-        return _ahead(batches, self._prefetch, self._device, shape, self.targets)
-
-    # --- state ---------------------------------------------------------------------------------------------------
+        return _ahead(batches, self._prefetch, self._device, (self.batch_size, self.seq_len), self.targets)
 
     def state_dict(self) -> dict[str, Any]:
         """Return where this rank stands: it counts yielded tokens, never those that were read ahead.
@@ -197,16 +307,16 @@ class TextLoader(ReadingLoader[Any]):
         self._reading = reading
 
     def _identity(self) -> dict[str, Any]:
-        """The fields that must agree for a place to mean the same token."""
+        """Return the fields that must agree for a place to mean the same token."""
         return {
             "version": STATE_VERSION,
             "kind": "text",
             "fingerprint": self._fingerprint,
             "split": self.split,
-            "num_row_groups": self._run.num_row_groups,
+            "num_row_groups": self._num_row_groups,
             "tokenizer": self.tokenizer.digest,
-            "boundary_token_id": self._boundary_token_id,
-            "boundary_position": self._boundary_position,
+            "boundary_token_id": self._run.boundary[0],
+            "boundary_position": self._run.boundary[1],
             "world_size": self.world_size,
             "rank": self.rank,
         }

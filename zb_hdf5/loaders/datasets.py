@@ -8,7 +8,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -22,9 +22,6 @@ from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.loaders.states import require_count, require_fields, require_kind, require_state
 from zb_hdf5.loaders.step_reader import Step
 from zb_hdf5.loaders.steps import StepRequests
-
-if TYPE_CHECKING:
-    from zb_hdf5.loaders.loader import Loader
 
 #: What to add to the message about a state that differs.
 REMEDIES: Final = dict.fromkeys(
@@ -89,8 +86,9 @@ class BatchDataset(Dataset[Step]):
     `sampler=dataset.sampler` too.
     """
 
-    def __init__(self, loader: Loader[Any], told: ToldEpoch) -> None:
+    def __init__(self, loader: Any, told: ToldEpoch) -> None:
         self._loader, self._told = loader, told
+        self.path: Path = loader.reader.path
         self._requests: StepRequests | None = None
         self._epoch_is_chosen = False
 
@@ -108,13 +106,9 @@ class BatchDataset(Dataset[Step]):
         self._epoch_is_chosen = True
 
     @property
-    def path(self) -> Path:
-        return self._loader.reader.path
-
-    @property
     def epoch(self) -> int:
         """The epoch whose steps these are."""
-        return self._loader.epoch
+        return int(self._loader.epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the fields that must agree for a step number to mean the same records, and the epoch.
@@ -126,10 +120,7 @@ class BatchDataset(Dataset[Step]):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take the epoch of the state, unless `set_epoch` has chosen one already.
 
-        Raises
-        ------
-        StateError
-            If the state is of other data, another seed or order, or of steps of another size.
+        Raises `StateError` if it is of other data, another seed or order, or of steps of another size.
         """
         state = require_state(self.path, state_dict, self._identity(), ("epoch",), REMEDIES)
         epoch = require_count(self.path, state, "epoch")
@@ -156,7 +147,8 @@ class BatchDataset(Dataset[Step]):
         step, count = operator.index(index), requests.count
         if not -count <= step < count:
             raise BatchIndexError(f"{loader.reader.path}: no step {step:,}: expected 0..{count - 1:,}")
-        return loader.read(requests[step if step >= 0 else step + count])
+        found: Step = loader.read(requests[step if step >= 0 else step + count])
+        return found
 
     def __getitems__(self, indices: Sequence[int]) -> list[Step]:
         """Return several steps, for a `DataLoader` that makes a batch of them, and warn once that they are batches."""
@@ -218,13 +210,7 @@ class StepSampler(DistributedSampler[Any]):
         return {**self._steps.state_dict(), "kind": "steps", "step": self._next}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on at the step of the state, unless `set_epoch` has chosen another epoch than that of the state.
-
-        Raises
-        ------
-        StateError
-            As `BatchDataset.load_state_dict` does.
-        """
+        """Go on at the step of the state, unless `set_epoch` has chosen another epoch than that of the state."""
         where = self._steps.path
         require_kind(where, state_dict, "steps")
         fields = dict(require_fields(where, state_dict, [*self._steps.state_dict(), "step"]))

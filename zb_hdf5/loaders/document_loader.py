@@ -21,14 +21,7 @@ from zb_hdf5.formats.batch_reader import require_choice
 from zb_hdf5.loaders.document_batches import TOO_LONG, DocumentBatches, Documents, LengthOrder, packed_steps
 from zb_hdf5.loaders.extras import masked_numbers
 from zb_hdf5.loaders.order import GlobalOrder, Order, SequentialOrder
-from zb_hdf5.loaders.prefetch import (
-    AUTO_PREFETCH,
-    MAX_THREADS,
-    cuda_device,
-    read_ahead,
-    require_prefetch,
-    steps_in_flight,
-)
+from zb_hdf5.loaders.prefetch import cuda_device, depth_of, read_ahead, require_prefetch
 from zb_hdf5.loaders.protocol import EpochLoader
 from zb_hdf5.loaders.states import STATE_VERSION
 from zb_hdf5.loaders.step_reader import numpy_dtype
@@ -245,21 +238,13 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
         return self._counted[1]
 
     def _read_from(self, position: int) -> Generator[tuple[dict[str, Any], int]]:
-        depth, threads = self._depth()
-        return _read_all(self._batches, self._steps(self.plan, position), depth, threads, self._device)
-
-    def _depth(self) -> tuple[int, int]:
-        """Return how many batches to read ahead, and in how many threads."""
-        in_flight = self.store.in_flight
-        if self._prefetch != "auto":
-            depth = int(self._prefetch)
-            return depth, MAX_THREADS if in_flight is None else depth
-        if in_flight is None:
-            return 0 if network_file_system(self.store.path) is None else AUTO_PREFETCH, MAX_THREADS
-        mean = max(1, self.store.num_tokens // self.documents.count)
+        store, in_flight = self.store, self.store.in_flight
+        mean = max(1, store.num_tokens // self.documents.count)
         reads = self.batch_size or -(-(self.max_tokens or 1) // mean)
-        depth = steps_in_flight(in_flight, reads * mean * self.store.dtype.itemsize, reads)
-        return depth, depth
+        depth, threads = depth_of(self._prefetch, in_flight, reads * mean * store.dtype.itemsize, reads)
+        if self._prefetch == "auto" and in_flight is None and network_file_system(store.path) is None:
+            depth = 0
+        return _read_all(self._batches, self._steps(self.plan, position), depth, threads, self._device)
 
     def identity(self) -> dict[str, Any]:
         """Return the fields that must agree for a position to mean the same document."""

@@ -24,7 +24,7 @@ from zb_hdf5.loaders.loader import Loader
 from zb_hdf5.loaders.order import IndexArray
 from zb_hdf5.loaders.prefetch import MAX_THREADS, read_ahead
 from zb_hdf5.loaders.protocol import ReadingLoader
-from zb_hdf5.loaders.states import STATE_VERSION, require_count, require_fields, require_kind, require_same, shown
+from zb_hdf5.loaders.states import STATE_VERSION, require_count, require_fields, require_same, require_state, shown
 from zb_hdf5.loaders.steps import Request, resolve_rank
 
 #: Steps whose order is computed at once: enough to make numpy cheap, little enough to start at once.
@@ -107,6 +107,11 @@ class Segment:
     start: int
     weights: tuple[float, ...]
     counts: tuple[int, ...]
+
+    def counts_at(self, position: int) -> tuple[int, ...]:
+        """Return the batches that each source has given before a global batch."""
+        since = Schedule(self.weights).counts(position - self.start)
+        return tuple(a + b for a, b in zip(self.counts, since, strict=True))
 
 
 #: Options of a `Loader` that mean nothing in a mixture, or something else in each source.
@@ -199,9 +204,7 @@ class MixedLoader(ReadingLoader[Any]):
 
     def counts(self) -> dict[str, int]:
         """Return how many batches of each source all ranks together have consumed."""
-        segment = self._segments[-1]
-        since = Schedule(segment.weights).counts(self._position - segment.start)
-        return {name: a + b for name, a, b in zip(self.loaders, segment.counts, since, strict=True)}
+        return dict(zip(self.loaders, self._segments[-1].counts_at(self._position), strict=True))
 
     def requests(self, positions: IndexArray) -> list[MixedRequest]:
         """Return the reads of the batches at global positions, all under one set of weights."""
@@ -249,9 +252,7 @@ class MixedLoader(ReadingLoader[Any]):
             message names the field. Nothing is taken over then.
         """
         where = "mixture"
-        require_kind(where, state_dict, "mixture")
-        state = require_fields(where, state_dict, [*IDENTITY, "sources", "segments", "position"])
-        require_same(where, state, IDENTITY, {})
+        state = require_state(where, state_dict, IDENTITY, ("sources", "segments", "position"), {})
         if not force:
             self._require_sources(state["sources"])
         position = require_count(where, state, "position")
@@ -277,21 +278,16 @@ class MixedLoader(ReadingLoader[Any]):
         names = list(self.loaders)
         found = require_fields(where, fields, ["start", "weights", "counts"])
         start = require_count(where, found, "start", position, "the position")
-        counts = [0] * len(names)
-        if before:
-            last = before[0]
-            if start <= last.start:
-                raise StateError(f"{where}: state: expected start behind {last.start:,}, found {start:,}")
-            since = Schedule(last.weights).counts(start - last.start)
-            counts = [a + b for a, b in zip(last.counts, since, strict=True)]
-        elif start:
-            raise StateError(f"{where}: state: expected start 0, found {start:,}")
-        require_same(where, found, {"counts": counts}, {})
+        if start <= before[0].start if before else start:
+            expected = f"behind {before[0].start:,}" if before else "0"
+            raise StateError(f"{where}: state: expected start {expected}, found {start:,}")
+        counts = before[0].counts_at(start) if before else (0,) * len(names)
+        require_same(where, found, {"counts": [*counts]}, {})
         weights = found["weights"]
-        if not isinstance(weights, list) or not all(type(weight) is float for weight in weights):
-            raise StateError(f"{where}: state: expected weights of {names}, found {shown(weights)}")
         try:
-            return Segment(start, self._ordered(dict(zip(names, weights, strict=True))), tuple(counts))
+            if not isinstance(weights, list) or not all(type(weight) is float for weight in weights):
+                raise ArgumentError("they are no list of numbers")
+            return Segment(start, self._ordered(dict(zip(names, weights, strict=True))), counts)
         except ValueError as error:  # too few, too many, or not positive
             raise StateError(f"{where}: state: expected weights of {names}, found {shown(weights)}: {error}") from error
 

@@ -182,11 +182,6 @@ def make_order(
     """Return the order called `shuffle` over the records of `num_batches` batches.
 
     "records" permutes the records themselves; the other orders permute whole batches.
-
-    Raises
-    ------
-    ArgumentError
-        If `shuffle` is not one of `SHUFFLES`.
     """
     if shuffle == "records":
         return GlobalOrder(num_batches * records_per_batch, seed, epoch)

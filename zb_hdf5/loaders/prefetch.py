@@ -103,10 +103,20 @@ def require_prefetch(prefetch: int | str, least: int = 0) -> None:
         raise ArgumentError(f'prefetch must be "auto" or at least {least}, found {prefetch!r}')
 
 
-def steps_in_flight(in_flight: tuple[int, int], step_bytes: int, reads: int) -> int:
-    """Return the number of steps that the bytes and reads in flight of a server allow, from those of one step."""
-    most_bytes, most_reads = in_flight
-    return max(1, min(most_bytes // step_bytes, most_reads // reads))
+def depth_of(
+    prefetch: int | str, in_flight: tuple[int, int] | None, step_bytes: int, step_reads: int
+) -> tuple[int, int]:
+    """Return how many steps to read ahead where reads wait, and in how many threads.
+
+    A server has so many bytes and reads in flight; None: a disk, or a network file system.
+    """
+    if prefetch != "auto":
+        depth = int(prefetch)
+    elif in_flight is None:
+        depth = AUTO_PREFETCH
+    else:
+        depth = max(1, min(in_flight[0] // step_bytes, in_flight[1] // step_reads))
+    return depth, MAX_THREADS if in_flight is None else max(1, depth)
 
 
 def hint_ahead(
@@ -151,15 +161,7 @@ class Hints:
 
 
 def cuda_device(device: str | torch.device | None) -> torch.device | None:
-    """Return the CUDA device that is meant, or None for the CPU.
-
-    Raises
-    ------
-    ArgumentError
-        If it is another kind of device.
-    UnavailableError
-        If this machine has none.
-    """
+    """Return the CUDA device that is meant, or None for the CPU; raise if it is another kind, or is not there."""
     import torch
 
     found = None if device is None or torch.device(device).type == "cpu" else torch.device(device)

@@ -16,7 +16,7 @@ from zb_hdf5.files.ranges import network_file_system
 from zb_hdf5.files.tokens import Wait
 from zb_hdf5.formats.batch_reader import BatchReader, from_numpy
 from zb_hdf5.loaders.extras import ExtraOptions, Extras
-from zb_hdf5.loaders.prefetch import AUTO_PREFETCH, MAX_THREADS, Hints, hint_ahead, read_ahead, steps_in_flight
+from zb_hdf5.loaders.prefetch import Hints, depth_of, hint_ahead, read_ahead
 from zb_hdf5.loaders.steps import Request, StepPlan, requests_in
 from zb_hdf5.loaders.whole_batches import WholeBatches
 from zb_hdf5.spec import NO_CODEC
@@ -37,13 +37,7 @@ MAX_SAMPLE, SAMPLED_ONE_IN = 32, 16
 
 
 def numpy_dtype(dtype: torch.dtype | None) -> np.dtype[Any]:
-    """Return the dtype of tokens as numpy has it; None: int64.
-
-    Raises
-    ------
-    ArgumentError
-        If it is neither int64 nor int32.
-    """
+    """Return the dtype of tokens as numpy has it, int64 for None; `ArgumentError` unless it is int64 or int32."""
     import torch
 
     found = {None: np.int64, torch.int64: np.int64, torch.int32: np.int32}.get(dtype)
@@ -200,12 +194,6 @@ class StepReader:
 
     def depth(self, plan: StepPlan) -> tuple[int, int]:
         """Return how many steps to read ahead, and in how many threads."""
-        in_flight = self._reader.in_flight
-        if self._prefetch != "auto":
-            depth = int(self._prefetch)
-        elif in_flight is None:
-            depth = AUTO_PREFETCH
-        else:
-            step_bytes = plan.batch_size * self._seq_len * self._reader.dtype.itemsize
-            depth = steps_in_flight(in_flight, step_bytes, plan.batch_size if plan.scattered else 1)
-        return depth, MAX_THREADS if in_flight is None else max(1, depth)
+        step_bytes = plan.batch_size * self._seq_len * self._reader.dtype.itemsize
+        step_reads = plan.batch_size if plan.scattered else 1
+        return depth_of(self._prefetch, self._reader.in_flight, step_bytes, step_reads)

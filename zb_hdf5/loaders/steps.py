@@ -188,13 +188,7 @@ class SkippedOrder(Order):
 
 
 def checked_skip(skip: Collection[Any]) -> tuple[tuple[int, int, int], ...]:
-    """Return triples (epoch, start, stop), ascending.
-
-    Raises
-    ------
-    ArgumentError
-        If one is none.
-    """
+    """Return triples (epoch, start, stop), ascending; raise `ArgumentError` if one is none."""
     try:
         found = sorted({(int(epoch), int(start), int(stop)) for epoch, start, stop in skip})
     except (TypeError, ValueError) as error:
@@ -206,13 +200,7 @@ def checked_skip(skip: Collection[Any]) -> tuple[tuple[int, int, int], ...]:
 
 
 def resolve_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """Return (rank, world_size) from the arguments or, where both are None, from the job's environment.
-
-    Raises
-    ------
-    ArgumentError
-        Unless `0 <= rank < world_size`, or if only one of them is given.
-    """
+    """Return (rank, world_size) from the arguments or, where both are None, from the job's environment."""
     if (rank is None) != (world_size is None):
         raise ArgumentError(f"pass both rank and world_size or neither, found rank={rank}, world_size={world_size}")
     if rank is None or world_size is None:

@@ -90,10 +90,7 @@ class TokenRun(NamedTuple):
     def batches(self, place: Place, tokens: int, overlap: int) -> Iterator[tuple[npt.NDArray[np.uint32], Place]]:
         """Return runs of `tokens + overlap` tokens, each `tokens` after the one before, and the place of the next.
 
-        Raises
-        ------
-        StateError
-            If there is no such place. What is checked here is not tokenized a second time.
+        Raises `StateError` if there is no such place. What is checked here is not tokenized a second time.
         """
         pieces = self._pieces(place)
         first = next(pieces)

@@ -25,6 +25,7 @@ from zb_hdf5.documents.document_writer import DocumentsWriter
 from zb_hdf5.files.publishing import LockedFolder, disk_errors
 from zb_hdf5.formats.hdf5.stream_writer import HDF5ShardWriter
 from zb_hdf5.spec import INDEX_NAME, NO_BOUNDARY, NO_CODEC
+from zb_hdf5.text.corpus import row_of_source
 from zb_hdf5.token_values import bad_token_message, find_bad_token, token_limit
 
 #: What the files of tokens are called in the journal and in messages.
@@ -140,8 +141,8 @@ def _require_tokens(encoded: Encoded, source: DocumentSource) -> None:
     if bad is not None:
         meta = StoreMeta(1, 1, source.dtype, vocab_size=source.vocab_size)
         document = int(np.searchsorted(np.cumsum(encoded.lengths), bad, side="right"))
-        where = f"the document of row {encoded.rows[document]:,}"
-        raise ConvertError(bad_token_message(Path(encoded.source), where, encoded.tokens[bad], meta))
+        where = f"the document of {row_of_source(Path(encoded.source).name, encoded.rows[document])}"
+        raise ConvertError(bad_token_message(encoded.source, where, encoded.tokens[bad], meta))
 
 
 class TokenFiles(NamedTuple):
@@ -283,8 +284,8 @@ def require_unique_ids(paths: Sequence[Path]) -> None:
             one, other = (table.document(int(number)) for number in order[k : k + 2])
             if one.id == other.id:
                 raise ConvertError(
-                    f"{other.source}: row {other.row:,}: the id {other.id!r} was there before, in {one.source}, row "
-                    f"{one.row:,}: name a column whose values differ, or leave out --id-column"
+                    f"{row_of_source(other.source, other.row)}: the id {other.id!r} was there before, in "
+                    f"{row_of_source(one.source, one.row)}: name a column whose values differ, or leave out --id-column"
                 )
     finally:
         table.close()

@@ -560,7 +560,7 @@ def test_the_report_names_dropped_lines(tmp_path):
     result = run("jsonl-to-hdf5", path, tmp_path / "out", "--tokenizer", "byte", "--batch-size", 1, "--seq-len", 8)
     assert result.exit_code == 0
     assert "dropped    1 bad JSON, 1 empty\n" in result.stdout
-    assert f"           {path}: line 2: bad JSON\n" in result.stdout
+    assert f"           line 2 of {path}: bad JSON\n" in result.stdout
 
 
 def test_a_metadata_key_that_no_line_has_is_told_at_once(tmp_path):

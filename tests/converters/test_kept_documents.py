@@ -241,9 +241,9 @@ def test_a_damaged_table_of_an_interrupted_run_is_made_again(tmp_path, corpus):
 @pytest.mark.parametrize(
     ("ids", "message"),
     [
-        (["a", None, "c"], r"\w+ 2: column 'id': expected an id, a text or a whole number, found None"),
-        (["a", "", "c"], r"\w+ 2: column 'id': expected an id"),
-        (["a", "b", "a"], r"row 3: the id 'a' was there before, in .*, row 1"),
+        (["a", None, "c"], r"(line|row) 2 of .*: column 'id': expected an id, a text or a whole number, found None"),
+        (["a", "", "c"], r"(line|row) 2 of .*: column 'id': expected an id"),
+        (["a", "b", "a"], r"(line|row) 3 of .*: the id 'a' was there before, in (line|row) 1 of "),
     ],
 )
 @pytest.mark.parametrize("layout", ["batches", "stream"])
@@ -314,10 +314,10 @@ def test_undecodable_values_are_refused(tmp_path):
     bad = arrow.array([b"ok", b"\xff"], arrow.binary()).view(arrow.string())
     parquet.write_table(arrow.table({"text": arrow.array(["abc", "def"]), "id": bad}), tmp_path / "x.parquet")
     done = run_text("parquet", tmp_path / "x.parquet", tmp_path / "out", "--id-column", "id")
-    assert "row 2: column 'id' is not UTF-8" in one_line(done.output)
+    assert f"row 2 of {tmp_path}/x.parquet: column 'id' is not UTF-8" in one_line(done.output)
     (tmp_path / "x.jsonl").write_text('{"text": "abc", "id": "\\ud800"}\n')
     done = run_text("jsonl", tmp_path / "x.jsonl", tmp_path / "out", "--id-column", "id")
-    assert r"line 1: column 'id': the id '\ud800' is no Unicode text" in one_line(done.output)
+    assert rf"line 1 of {tmp_path}/x.jsonl: column 'id': the id '\ud800' is no Unicode text" in one_line(done.output)
 
 
 # --- conversions -----------------------------------------------------------------------------------------------

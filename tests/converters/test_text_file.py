@@ -59,7 +59,7 @@ def test_all_shards_together_are_all_documents_in_order(files, texts, num_shards
         total.add(counts)
     assert total.documents == 200
     assert total.dropped.counts == {"bad JSON": 3, "empty": 3}
-    assert total.dropped.first[0].endswith("a.jsonl: line 4: bad JSON")
+    assert total.dropped.first[0] == f"line 4 of {files[0].path}: bad JSON"
     assert total.tokens.tokens_in == sum(map(len, tokens_of(texts)))
 
 

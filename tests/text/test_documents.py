@@ -69,7 +69,7 @@ def test_json_lines(tmp_path, name, end):
     texts, dropped = read(JsonLinesFile(path))
     assert texts == ["one", "zwei ü"]
     assert dropped.counts == {"bad JSON": 3, "no text": 2, "not text": 1, "empty": 1, "not UTF-8": 1}
-    assert dropped.first == [f"{path}: line {n}: {LINES[n - 1][1].value}" for n in (3, 4, 5, 6, 7)]
+    assert dropped.first == [f"line {n} of {path}: {LINES[n - 1][1].value}" for n in (3, 4, 5, 6, 7)]
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -157,7 +157,7 @@ def test_parquet(write_parquet):
     assert [list(block.texts) for k in range(3) for block in file.row_group(k)] == [["a", "b"], ["c", "d"], ["e"]]
     texts, dropped = read(file)
     assert texts == ["a", "b", "c", "d", "e"]
-    assert dropped == Dropped({"no text": 1, "empty": 1}, [f"{path}: row 2: no text", f"{path}: row 4: empty"])
+    assert dropped == Dropped({"no text": 1, "empty": 1}, [f"row 2 of {path}: no text", f"row 4 of {path}: empty"])
 
 
 def test_parquet_of_other_kinds_of_text(write_parquet):
@@ -171,7 +171,7 @@ def test_parquet_with_bytes_that_are_no_text(tmp_path):
     bad = pa.array([b"a", b"\xff", b"b"]).view(pa.string())
     parquet.write_table(pa.table({"text": bad}), tmp_path / "a.parquet")
     texts, dropped = read(ParquetFile(tmp_path / "a.parquet"))
-    assert (texts, dropped.first) == (["a", "b"], [f"{tmp_path / 'a.parquet'}: row 2: not UTF-8"])
+    assert (texts, dropped.first) == (["a", "b"], [f"row 2 of {tmp_path / 'a.parquet'}: not UTF-8"])
 
 
 def test_parquet_errors(write_parquet, tmp_path):

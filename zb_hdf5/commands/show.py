@@ -32,6 +32,7 @@ from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.spec import INDEX_NAME
 from zb_hdf5.store.opening import is_stream, open_reader
 from zb_hdf5.store.stream_documents import MmapTokenStore
+from zb_hdf5.text.corpus import row_of_source
 from zb_hdf5.text.readable import NEWLINE, readable, readable_runs, tokenizer_of
 from zb_hdf5.text.tokenizers import Tokenizer
 
@@ -115,8 +116,8 @@ def origin_text(known: Mapping[str, Any]) -> str:
     """Return the origin of a document, given as `document_json`; "" if it is not known."""
     found = [f"id {known['id']}"] if "id" in known else []
     if "source" in known:
-        row = "line" if {".jsonl", ".txt"} & set(Path(known["source"]).suffixes) else "row"  # from 1, as stored
-        found.append((f"{row} {known['source_row']:,} of " if "source_row" in known else "") + known["source"])
+        source = known["source"]
+        found.append(row_of_source(source, known["source_row"]) if "source_row" in known else source)
     return printable(", ".join(found))
 
 

@@ -170,18 +170,18 @@ class DocumentFile(ABC):
             If a document has no id that can be stored.
         """
 
-    def _blocks(self, unit: str, first: int, found: Iterable[Found]) -> Iterator[Block]:
+    def _blocks(self, first: int, found: Iterable[Found]) -> Iterator[Block]:
         """Group documents into blocks; their rows are numbered from `first` on."""
         block, characters = Block(), 0
         for number, (text, more) in enumerate(found, first):
             if isinstance(text, Reason) or not text:
                 reason = text if isinstance(text, Reason) else Reason.EMPTY
-                block.dropped.add(reason, f"{self.path}: {unit} {number:,}")
+                block.dropped.add(reason, row_of_source(self.path, number))
                 continue
             block.texts.append(text)
             block.rows.append(number)
             if more:
-                self._add_more(block, more, f"{self.path}: {unit} {number:,}")
+                self._add_more(block, more, row_of_source(self.path, number))
             characters += len(text)
             if len(block.texts) == BLOCK_DOCUMENTS or characters >= BLOCK_CHARACTERS:
                 yield block
@@ -247,7 +247,7 @@ class ParquetFile(DocumentFile):
                 texts = _column_texts(batch.column(self.column))
                 columns = [_column_values(batch.column(name)) for name in self.more_columns]
                 more: Iterable[tuple[Any, ...]] = zip(*columns, strict=True) if columns else repeat((), len(texts))
-                yield from self._blocks("row", row + 1, zip(texts, more, strict=True))
+                yield from self._blocks(row + 1, zip(texts, more, strict=True))
                 row += batch.num_rows
 
     def _open(self) -> Any:
@@ -286,7 +286,7 @@ class JsonLinesFile(DocumentFile):
                 line_number += self._line_ends[number] + file.readline().count(b"\n")
             stop = None if number == self.num_row_groups - 1 else start + ROW_GROUP_BYTES
             try:
-                yield from self._blocks("line", line_number, map(self._document, _lines_until(file, stop)))
+                yield from self._blocks(line_number, map(self._document, _lines_until(file, stop)))
             except (gzip.BadGzipFile, EOFError, zlib.error) as error:
                 raise FormatError(f"{self.path}: damaged or cut off: {error}") from error
 
@@ -337,7 +337,7 @@ class PlainTextFile(DocumentFile):
             text: str | Reason = self.path.read_bytes().decode("utf-8")
         except UnicodeDecodeError:
             text = Reason.NOT_UTF8
-        yield from self._blocks("line", 1, [(text, ())])
+        yield from self._blocks(1, [(text, ())])
 
 
 #: The one table of what documents are read from; each kind has its command of `zb convert`.
@@ -400,6 +400,12 @@ def unknown_columns(files: Sequence[DocumentFile]) -> list[str]:
     """Return the metadata columns that the documents of all files seem to lack."""
     found = [set(file.unknown_columns()) for file in files]
     return sorted(set.intersection(*found)) if found else []
+
+
+def row_of_source(source: str | os.PathLike[str] | None, row: int | None) -> str:
+    """Return "line 18 of a.jsonl", or "row 18 of a.parquet", counted from 1 as it is stored."""
+    unit = "line" if {".jsonl", ".txt"} & set(Path(source or "").suffixes) else "row"
+    return f"{unit} {row or 0:,} of {source}"
 
 
 def _other_kinds(files: Sequence[Path], kind: str | None) -> list[str]:

@@ -1,0 +1,137 @@
+"""The helps of all commands: their examples run as printed."""
+
+import json
+import shlex
+import shutil
+from pathlib import Path
+
+import click
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from zb_hdf5 import HDF5ShardWriter, Loader, MixedLoader, open_writer, train_tokenizer
+from zb_hdf5.commands.zb import zb
+from zb_hdf5.converters.cli import convert
+
+RNG = np.random.default_rng(1)
+TEXTS = [" ".join(map(str, RNG.integers(0, 10_000, 600))) for _ in range(60)]
+
+
+def commands_of(group, *names):
+    """Yield the words of each command, and the command."""
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        if isinstance(command, click.Group):
+            yield from commands_of(command, *names, name)
+        else:
+            yield " ".join((*names, name)), command
+
+
+#: `zb fetch` needs a server: tests/remote/test_fetch.py runs it.
+COMMANDS = {name: command for name, command in commands_of(zb) if name != "fetch"}
+
+
+def examples_of(name):
+    """Return the lines of the examples in the help of a command, as arguments."""
+    text = COMMANDS[name].help.partition("Example: ")[2].replace("\\\n", " ").replace("Example: ", "")
+    return [shlex.split(line.replace("$TMPDIR", "tmp")) for line in text.strip().splitlines()]
+
+
+def made_by(name):
+    """Return the outputs of the examples of a conversion."""
+    return {line[4] for line in examples_of(name) if line[1] == "convert" and not line[3].startswith("-")}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Return a folder with the sources that the examples name."""
+    parquet, table = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow").table
+    pytest.importorskip("tokenizers")
+    pytest.importorskip("tiktoken")
+    folder = tmp_path_factory.mktemp("examples")
+    for name in ("tokens", "corpus", "books"):
+        (folder / name).mkdir()
+    for number in range(2):
+        tokens = RNG.integers(0, 50_257, 40_000).astype(np.uint16)
+        tokens[999::1000] = 50_256
+        np.save(folder / "tokens" / f"{number}.npy", tokens)
+    (folder / "corpus.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    (folder / "books" / "one.txt").write_text(" ".join(TEXTS))
+    parquet.write_table(table({"text": TEXTS}), folder / "corpus" / "one.parquet")
+    train_tokenizer(folder / "corpus.jsonl", folder / "tok.json", 300)
+    stored = (("npy-to-hdf5", "tokens", "train-h5"), ("npy-to-batch", "tokens", "train-batch"))
+    for name, *paths in (*stored, ("npy-to-stream", "tokens", "stream", "--boundary-token-id=50256")):
+        paths = [part if part.startswith("-") else str(folder / part) for part in paths]
+        assert CliRunner().invoke(convert, [name, *paths, "--quiet"]).exit_code == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def data(folder, tmp_path_factory):
+    """Return a folder with the stores, states and files that the other examples name."""
+    made = tmp_path_factory.mktemp("data")
+    (made / "data").mkdir()
+    for source in ("corpus", "tok.json"):
+        (shutil.copytree if (folder / source).is_dir() else shutil.copy)(folder / source, made / source)
+    tokens = RNG.integers(0, 300, 9_700 * 8).astype(np.uint16)
+    np.save(made / "tokens.npy", tokens.reshape(-1, 8))
+    for name in ("train", "web", "code"):
+        words = ["npy-to-hdf5", made / "tokens.npy", made / "data" / name, "--batch-size=1", "--shards=2", "--quiet"]
+        assert CliRunner().invoke(convert, [*map(str, words)]).exit_code == 0
+    with Loader(made / "data/train", rank=0, world_size=1) as loader:
+        (made / "loader.json").write_text(json.dumps(loader.state_dict()))
+    sources = {name: made / "data" / name for name in ("web", "code")}
+    with MixedLoader(sources, dict.fromkeys(sources, 0.5), rank=0, world_size=1) as loader:
+        (made / "mixed.json").write_text(json.dumps(loader.state_dict()))
+    with HDF5ShardWriter(made / "stream.h5", dtype="uint16") as writer:
+        writer.write_documents(np.resize(tokens, 120_000), np.full(12, 10_000))
+    for name in ("train.batch", "train.h5"):
+        with open_writer(made / "data" / name, batch_size=2, seq_len=8, dtype="uint16") as writer:
+            writer.write(tokens[:64].reshape(-1, 2, 8))
+    (made / "data/train.h5").rename(made / "data/train.h5.partial")
+    (made / "data/train.batch.crc32").unlink()
+    for part in ("0/2", "1/2"):
+        words = ["npy-to-hdf5", made / "tokens.npy", made / "train-h5", "--shards=2", "--shard-range", part]
+        assert CliRunner().invoke(convert, [*map(str, words)]).exit_code == 0
+    return made
+
+
+@pytest.mark.parametrize("name", sorted(set(COMMANDS) - {f"convert {each}" for each in convert.commands}))
+def test_the_examples_of_any_other_help_run_as_printed(name, data, tmp_path, monkeypatch):
+    shutil.copytree(data, tmp_path / "work")
+    monkeypatch.chdir(tmp_path / "work")
+    if name.startswith("cache"):
+        with Loader("data/train", rank=0, world_size=1, cache="tmp/cache") as loader:
+            next(loader)
+    made = {"index rebuild": "data/train/shards.json", "tokenizer train": "tok.json"}.get(name)
+    if made is not None:
+        Path(made).unlink()
+    for program, *arguments in examples_of(name):
+        assert program == "zb"
+        done = CliRunner().invoke(zb, arguments, catch_exceptions=False)
+        assert done.exit_code == 0, (arguments, done.output)
+
+
+@pytest.mark.parametrize("name", sorted(f"convert {each}" for each in convert.commands))
+def test_the_example_of_a_help_runs_as_printed(name, folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    made = made_by(name)
+    for each in folder.iterdir():
+        if each.name not in made:
+            (shutil.copytree if each.is_dir() else shutil.copy)(each, tmp_path / each.name)
+    for program, *arguments in examples_of(name):
+        assert program == "zb"
+        done = CliRunner().invoke(zb, arguments, catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+
+
+def test_no_help_has_two_notes_in_one():
+    for command in convert.commands.values():
+        context = click.Context(command)
+        for option in command.params:
+            text = (option.get_help_record(context) or ("", ""))[1]
+            assert text.count("[default") <= 1
+            assert "default: no]" not in text
+    assert ".batch" not in str(CliRunner().invoke(convert, ["hdf5-to-hdf5", "--help"]).stdout)

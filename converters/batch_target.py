@@ -365,5 +365,5 @@ def save_index(folder: Path, plan: Plan, finished: list[FinishedShard]) -> None:
     """Write the `shards.json` of a folder, where its format has one."""
     if FORMATS[plan.target].indexed:
         source, entries = plan.source, tuple(done.entry for done in finished)
-        description = with_largest_token(source.description, finished)
+        description = with_largest_token(source.description, (done.max_token for done in finished))
         ShardIndex(source.meta, entries, source.shuffle, description, documents=source.document_parts).save(folder)

@@ -41,7 +41,7 @@ def merge_parts(destination: str | os.PathLike[str], *, overwrite: bool = False)
             _meta_of(plan["meta"]),
             tuple(done.entry for _, done in sorted(finished.items())),
             plan["shuffle"],
-            with_largest_token(plan["source"], finished.values()),
+            with_largest_token(plan["source"], (done.max_token for done in finished.values())),
             documents=tuple(DocumentPart(*part) for part in plan["documents"]) if indexed else (),
         )
         _require_whole(waiting, plan["target"], index)

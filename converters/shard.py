@@ -97,9 +97,9 @@ class FinishedShard:
         return cls(ShardEntry.from_json(value["entry"]), int(value["max_token"]), str(value["frame_sha256"]))
 
 
-def with_largest_token(source: dict[str, Any], finished: Iterable[FinishedShard]) -> dict[str, Any]:
-    """Return the `source` entry of `shards.json` with the largest id of the shards, where it is known of all."""
-    largest = [done.max_token for done in finished]
+def with_largest_token(source: dict[str, Any], tokens: Iterable[int | None]) -> dict[str, Any]:
+    """Return the `source` entry of `shards.json` with the largest id, given that of each shard, if all are known."""
+    largest = [*tokens]
     known = [token for token in largest if token is not None]
     return {**source, MAX_TOKEN: max(known)} if known and len(known) == len(largest) else source
 

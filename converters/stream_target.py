@@ -11,6 +11,7 @@ from zb_hdf5.converters.documents import DocumentSource, route
 from zb_hdf5.converters.journal import remove_journals
 from zb_hdf5.converters.options import Conversion
 from zb_hdf5.converters.reports import Done, StreamReport
+from zb_hdf5.converters.shard import with_largest_token
 from zb_hdf5.converters.task import Workers
 from zb_hdf5.converters.token_files import TokensPlan, write_stream
 from zb_hdf5.files.paths import local_path
@@ -40,7 +41,8 @@ def write_streams(source: DocumentSource, conversion: Conversion, workers: Worke
 
         made = plan.write(write_stream, path_of, folder, conversion, workers, codec=codec)
         splits = {task.path.name: task.route.split for task, _ in made.files}
-        index = index_streams([task.path for task, _ in made.files], splits=splits, source=plan.description)
+        described = with_largest_token(plan.description, (done.max_token for _, done in made.files))
+        index = index_streams([task.path for task, _ in made.files], splits=splits, source=described)
         index.save(folder.partial_path)
         folder.on_published(remove_journals)
     return StreamReport(destination, index, made.counts, time.monotonic() - start_s, made.files_kept, made.tokens_kept)

@@ -41,6 +41,7 @@ class FinishedTokens:
     token_count: int
     counts: DocumentCounts
     files_sha256: str
+    max_token: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -48,7 +49,7 @@ class FinishedTokens:
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Self:
         counts = DocumentCounts.from_json(value["counts"])
-        return cls(int(value["token_count"]), counts, str(value["files_sha256"]))
+        return cls(int(value["token_count"]), counts, str(value["files_sha256"]), value["max_token"])
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ def write_stream(task: TokensTask, progress: Progress = no_progress) -> Finished
             except ConvertError as error:
                 raise ConvertError(f"{encoded.source}: {error}") from error
         info = writer.finish()
-    return FinishedTokens(info.token_count, counts, files_sha256(task.paths))
+    return FinishedTokens(info.token_count, counts, files_sha256(task.paths), info.max_token)
 
 
 def write_raw_tokens(task: TokensTask, progress: Progress = no_progress) -> FinishedTokens:

@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import h5py
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -92,7 +93,10 @@ def model_inputs(step: Any) -> tuple[Tensor, ...]:
 
 
 def largest_token(store: str) -> int:
-    """Return the largest id that the conversion met, as the index of a store has it, or -1."""
+    """Return the largest id of a store, as its index has it, or that of an HDF5 file; -1 if it is not known."""
+    if Path(store).suffix == ".h5":
+        with h5py.File(store) as file:
+            return max(int(data.attrs.get("max_token", -1)) for data in file.values())
     index = Path(store) / "shards.json"
     return int(json.loads(index.read_bytes())["source"].get("max_token", -1)) if index.is_file() else -1
 

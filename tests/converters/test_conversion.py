@@ -135,3 +135,11 @@ def test_a_store_records_its_largest_id_and_copies_stay_equal(tokens, tmp_path):
     merge_parts(tmp_path / "parts")
     assert (tmp_path / "parts/shards.json").read_bytes() == (tmp_path / "store/shards.json").read_bytes()
     assert convert(tokens, "hdf5", tmp_path / "store", **shape, resume=True).kept.shards == 2
+
+
+def test_a_store_of_streams_records_its_largest_id(tokens, tmp_path):
+    np.save(tmp_path / "flat.npy", ROWS.reshape(-1))
+    convert(tmp_path / "flat.npy", "stream", tmp_path / "stream", boundary_token_id=1)
+    convert(tmp_path / "stream", "hdf5", tmp_path / "store", batch_size=4, seq_len=16)
+    for name in ("stream", "store"):
+        assert json.loads((tmp_path / name / "shards.json").read_text())["source"]["max_token"] == ROWS.max()

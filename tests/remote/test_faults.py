@@ -1,5 +1,6 @@
 """What servers do wrong: one clear error, or a retry that nobody sees. Never a wrong token, never a hang."""
 
+import contextlib
 import os
 import re
 import time
@@ -267,6 +268,60 @@ def test_a_hostile_server_is_an_error_in_time_and_within_memory(kind, way, web, 
     assert found != "the right values" or way in ("lies of its size", "floods")
     if way == "cuts each body":
         assert re.search("cut short on its way|response body", found)
+
+
+class TestManyRanges:
+    """Each of many ranges that are read together, and not the first and the last one only."""
+
+    SIZE, COUNT = 1000, 12
+
+    @pytest.fixture
+    def source(self, web, monkeypatch):
+        monkeypatch.setenv("ZB_REMOTE_TIMEOUT", str(PATIENCE_S))
+        folder, proxy = web
+        self.data = np.random.default_rng(3).bytes(self.SIZE * self.COUNT * 2)
+        (folder / "data.bin").write_bytes(self.data)
+        source = RemoteObject(f"{proxy.url}/data.bin")
+        assert source.num_bytes == len(self.data)
+        yield source, proxy
+        source.close()
+
+    def read(self, source):
+        ranges = [(2 * number * self.SIZE, np.zeros(self.SIZE, "u1")) for number in range(self.COUNT)]
+        source.read_ranges(ranges)
+        return ranges
+
+    def test_are_read(self, source):
+        for start, found in self.read(source[0]):
+            assert found.tobytes() == self.data[start : start + self.SIZE]
+
+    @pytest.mark.parametrize("number", [0, 1, 6, 10, 11])
+    def test_of_another_version_are_an_error(self, source, number):
+        source, proxy = source
+        span = f"bytes={2 * number * self.SIZE}-{(2 * number + 1) * self.SIZE - 1}"
+        proxy.fault = lambda _, method, name, found: {"headers": {"ETag": '"other"'}} if found == span else None
+        with pytest.raises(FormatError, match="changed since it was opened"):
+            self.read(source)
+
+    def test_take_no_more_memory_than_was_asked_for(self, source):
+        (source, proxy), hostile = source, Hostile()
+        proxy.fault = lambda number, *_: hostile.faults("floods") if number % 3 else None
+        start_s = time.monotonic()
+        with contextlib.suppress(FormatError):  # else the bytes that were asked for came first
+            for start, found in self.read(source):
+                assert found.tobytes() == self.data[start : start + self.SIZE]
+        assert 0 < hostile.sent < MOST_EXTRA_BYTES
+        assert time.monotonic() - start_s < 2 * PATIENCE_S
+
+    def test_end_together(self, source, monkeypatch):
+        """Not each of them after a time limit of its own."""
+        monkeypatch.setattr("zb_hdf5.files.object_library.LEAST_READS", 1)
+        monkeypatch.setattr("zb_hdf5.files.object_library.REQUEST_CORE_S", 60)
+        (source, proxy), start_s = source, time.monotonic()
+        proxy.fault = lambda *_: {"wait": 0.4}
+        with pytest.raises(UnavailableError, match=r"data.bin: not read within 3 s \(ZB_REMOTE_TIMEOUT\)"):
+            self.read(source)
+        assert time.monotonic() - start_s < 2 * PATIENCE_S
 
 
 def read_everything(path):

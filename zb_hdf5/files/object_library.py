@@ -17,6 +17,9 @@ from zb_hdf5.errors import ArgumentError, UnavailableError
 
 #: Reads that are under way for one call, at most.
 MAX_READS: Final = 256
+#: Threads that wait for answers without delay, and the seconds of a core that one request takes there.
+LEAST_READS: Final = 4
+REQUEST_CORE_S: Final = 150e-6
 #: Names the seconds that one read may take, over all of its attempts.
 LIMIT_VARIABLE: Final = "ZB_REMOTE_TIMEOUT"
 LIMIT_S: Final = 180.0
@@ -95,13 +98,15 @@ class Folder:
         Seconds that one request of it may take.
     has_answered
         Whether its server has answered a read.
+    num_threads
+        Reads that are worth making at the same time: as many as keep one core busy during the shortest answer.
     """
 
     def __init__(self, url: str) -> None:
         self.library, self._url = _load_library(), url
         self.limit_s = limit_s()
         self.request_s = self.limit_s / REQUESTS_IN_LIMIT
-        self.has_answered = False
+        self._answer_s = self.limit_s
         self.store = self._connect({"max_retries": 0})  # `RemoteObject` tries again: one limit for all attempts
         self._pool: ThreadPoolExecutor | None = None
 
@@ -120,6 +125,18 @@ class Folder:
     def writing_store(self) -> Any:
         """Return a client whose own retries cover the parts of an upload."""
         return self._connect(None)
+
+    def note_answer(self, duration_s: float) -> None:
+        """Note the time that the server took for one answer."""
+        self._answer_s = min(self._answer_s, duration_s)
+
+    @property
+    def has_answered(self) -> bool:
+        return self._answer_s < self.limit_s
+
+    @property
+    def num_threads(self) -> int:
+        return min(MAX_READS, max(LEAST_READS, int(self._answer_s / REQUEST_CORE_S)))
 
     @property
     def is_of_this_process(self) -> bool:

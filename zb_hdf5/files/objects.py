@@ -41,9 +41,6 @@ ATTEMPTS: Final = 10
 #: The first and the longest pause, as shares of the time limit.
 FIRST_PAUSE, LONGEST_PAUSE = 1 / 1800, 1 / 12
 
-#: Groups of ranges of one object that one call of the client reads.
-LEAST_TOGETHER, MOST_TOGETHER = 4, 64
-
 _STATUS: Final = re.compile(r"status code: (\d{3})")
 #: Statuses besides 5xx that may be another one later: timeout, too early, too many requests.
 _PASSING: Final = frozenset({408, 425, 429})
@@ -56,8 +53,7 @@ class RemoteObject:
 
     Thread-safe; usable after fork; picklable (a copy refuses another object). Each read is a ranged `get` on condition
     of the ETag that was seen first; without one, or with a weak one, the answers are compared. No answer takes more
-    memory than the range that was asked for. Of many ranges at once the first and the last are read in this way, and
-    those between them by the client alone. All attempts of one read together take at most the seconds of the variable
+    memory than the range that was asked for. All attempts of one read together take at most the seconds of the variable
     ZB_REMOTE_TIMEOUT (180).
 
     Parameters
@@ -153,30 +149,14 @@ class RemoteObject:
         """Fill each array with the bytes from its offset on: those that touch by one request, all at the same time."""
         read_objects([(self, ranges)])
 
-    def fill(self, groups: Sequence[Group], begun_s: float) -> None:
-        """Fill groups of ranges: many of them by one call of the client, between two reads that prove the object."""
-        if len(groups) < LEAST_TOGETHER:
-            for group in groups:
-                _copy(self._read(*_span(group), begun_s), group)
-            return
-        first, *others, last = groups
-        self.fill([first], begun_s)
-        for group, data in zip(others, self._get_together(list(map(_span, others))), strict=True):
-            if data is None:
-                self.fill([group], begun_s)
-            else:
-                _copy(data, group)
-        self.fill([last], begun_s)
+    def fill(self, group: Group, begun_s: float) -> None:
+        """Fill a group of ranges by one request."""
+        import numpy as np
 
-    def _get_together(self, spans: list[tuple[int, int]]) -> Sequence[memoryview | None]:
-        """Return ranges by requests that the client has under way at the same time; None: to be read alone."""
-        folder, (starts, stops) = self._connection(), zip(*spans, strict=True)
-        try:
-            found = folder.library.get_ranges(folder.store, self._key, starts=starts, ends=stops, coalesce=0)
-        except Exception:  # the reads one by one try again, or have the words for it
-            return [None] * len(spans)
-        whole = [len(data) == stop - start for data, (start, stop) in zip(found, spans, strict=True)]
-        return [memoryview(data) if is_whole else None for data, is_whole in zip(found, whole, strict=True)]
+        start, stop = group[0][0], max(offset + len(out) for offset, out in group)
+        found = np.frombuffer(self._read(start, stop, begun_s), np.uint8)
+        for offset, out in group:
+            out[...] = found[offset - start : offset - start + len(out)]
 
     def _get(self, folder: Folder, start: int, stop: int, wanted: str) -> memoryview:
         """Make one request for a range, and take no more of the answer."""
@@ -184,8 +164,9 @@ class RemoteObject:
         tag = self._known[1] if self._known else None
         if tag and tag.startswith('"'):  # a weak one never matches
             options["if_match"] = tag
+        asked_s = time.monotonic()
         answer = folder.library.get(folder.store, self._key, options=options)
-        folder.has_answered = True
+        folder.note_answer(time.monotonic() - asked_s)
         self._take(answer.meta)
         expected = start, min(stop, self.num_bytes)
         if tuple(answer.range) != expected:
@@ -296,31 +277,28 @@ def _may_pass(error: Exception, folder: Folder) -> bool:
 
 def read_objects(reads: Sequence[tuple[RemoteObject, Sequence[tuple[int, npt.NDArray[Any]]]]]) -> None:
     """Read ranges of several objects, all at the same time and within one limit. See `RemoteObject.read_ranges`."""
-    begun_s, jobs = time.monotonic(), list[tuple[RemoteObject, list[Group]]]()
-    for source, ranges in reads:
-        groups = list(_merged(ranges))
-        together = MOST_TOGETHER if len(groups) >= LEAST_TOGETHER else 1
-        jobs += [(source, groups[start : start + together]) for start in range(0, len(groups), together)]
-    if len(jobs) == 1:
-        jobs[0][0].fill(jobs[0][1], begun_s)
-    elif jobs:
-        pool = jobs[0][0]._connection().pool
-        futures = [pool.submit(source.fill, groups, begun_s) for source, groups in jobs]
-        wait(futures)  # also after an error: the arrays are the caller's again
-        for future in futures:
-            future.result()
+    begun_s = time.monotonic()
+    todo = [(source, group) for source, ranges in reads for group in _merged(ranges)]
+    if len(todo) <= 1:
+        for source, group in todo:
+            source.fill(group, begun_s)
+        return
+    folder, left = todo[0][0]._connection(), iter(todo)  # threads take from one iterator, each several in turn
 
+    def work() -> None:
+        try:
+            for source, group in left:
+                if time.monotonic() - begun_s > folder.limit_s:
+                    raise UnavailableError(f"{source.name}: not read within {folder.limit_s:g} s ({LIMIT_VARIABLE})")
+                source.fill(group, begun_s)
+        except BaseException:
+            list(left)  # the others end after their current read
+            raise
 
-def _span(group: Group) -> tuple[int, int]:
-    return group[0][0], max(offset + len(out) for offset, out in group)
-
-
-def _copy(data: memoryview, group: Group) -> None:
-    import numpy as np
-
-    found, start = np.frombuffer(data, np.uint8), group[0][0]
-    for offset, out in group:
-        out[...] = found[offset - start : offset - start + len(out)]
+    futures = [folder.pool.submit(work) for _ in range(min(len(todo), folder.num_threads))]
+    wait(futures)  # also after an error: the arrays are the caller's again
+    for future in futures:
+        future.result()
 
 
 def _is_denied(error: BaseException | None) -> bool:

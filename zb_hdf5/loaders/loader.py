@@ -413,6 +413,7 @@ class Loader(EpochLoader[BatchT]):
         super().close()
         if self._told is not None:
             self._told.close()
+        self._steps.close()
         self.reader.close()
 
 

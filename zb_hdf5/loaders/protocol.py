@@ -91,9 +91,9 @@ class ReadingLoader(ABC, Generic[BatchT]):
                 reading = self._reading or self._begin()
                 for batch, self._position in reading:
                     yield batch
-                    if self._closed:
-                        return
                     if self._reading is not reading:  # a change, or another iteration
+                        if self._closed:
+                            return
                         break
                 else:
                     return

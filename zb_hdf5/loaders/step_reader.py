@@ -197,3 +197,8 @@ class StepReader:
         step_bytes = plan.batch_size * self._seq_len * self._reader.dtype.itemsize
         step_reads = plan.batch_size if plan.scattered else 1
         return depth_of(self._prefetch, self._reader.in_flight, step_bytes, step_reads)
+
+    def close(self) -> None:
+        """Let go of what is kept between single steps."""
+        if self._whole is not None:
+            self._whole.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
+from operator import getitem
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
@@ -17,8 +18,8 @@ from zb_hdf5.formats.batch_reader import BatchReader, from_numpy
 if TYPE_CHECKING:
     import torch
 
-#: Single batches for which one sample of the store holds, and its size.
-SINGLE_READS, SINGLE_SAMPLE = 4096, 32
+#: Single batches for which one sample of the store holds, and its size; those for which the size of a file holds.
+SINGLE_READS, SINGLE_SAMPLE, MET_READS = 4096, 32, 64
 #: Files whose mapping a block keeps at hand. Each of them stays open for as long.
 MAX_MET: Final = 32
 
@@ -42,7 +43,7 @@ class WholeBatches:
         self._dtype = np.dtype(np.int32 if narrow else np.int64)
         self._is_view = narrow and reader.dtype == np.uint32
         self._checks = reader.verified == "all reads" or not self._is_view or reader.in_front is not None
-        self._single_reads_left, self._is_ready = 0, False
+        self._single_reads_left, self._is_ready, self._met = 0, False, dict[int, Met]()
         self._numbered: tuple[list[int], list[int]] = ([], [])
 
     @staticmethod
@@ -65,11 +66,19 @@ class WholeBatches:
     def read_all(self, batches: npt.NDArray[np.int64]) -> Iterator[torch.Tensor]:
         """Yield each of some batches, in order. They are in the page cache."""
         starts = np.array(self._starts())
-        files = starts[1:].searchsorted(batches, side="right")
-        return self._read_at(zip(batches.tolist(), files.tolist(), (batches - starts[files]).tolist(), strict=True))
+        numbers = starts[1:].searchsorted(batches, side="right")
+        files, indices = numbers.tolist(), (batches - starts[numbers]).tolist()
+        known = dict.fromkeys(files)
+        if self._is_view and not self._checks and len(known) <= MAX_MET:
+            views: dict[int, Any] = {file: self._meet(file, int(starts[file]))[0] for file in known}
+            if all(view is not None for view in views.values()):  # a loop of Python takes half as long as such a batch
+                return map(from_numpy(), map(getitem, map(views.__getitem__, files), indices))
+        return self._read_at(zip(batches.tolist(), files, indices, strict=True), {})
 
     def read(self, number: int) -> torch.Tensor:
         """Return one batch, in any order of the numbers."""
+        if not self._single_reads_left % MET_READS:
+            self._met = {}
         if not self._single_reads_left:
             self._single_reads_left = SINGLE_READS
             sample = np.linspace(0, self._reader.num_batches - 1, SINGLE_SAMPLE).astype(int).tolist()
@@ -79,11 +88,10 @@ class WholeBatches:
             return self._read(number)
         starts = self._starts()
         file = bisect_right(starts, number, hi=len(starts) - 1) - 1
-        return next(self._read_at([(number, file, number - starts[file])]))
+        return next(self._read_at([(number, file, number - starts[file])], self._met))
 
-    def _read_at(self, steps: Iterable[tuple[int, int, int]]) -> Iterator[torch.Tensor]:
+    def _read_at(self, steps: Iterable[tuple[int, int, int]], met: dict[int, Met]) -> Iterator[torch.Tensor]:
         """Yield the batches with these numbers, each of which is one of the batches of a file."""
-        met = dict[int, Met]()
         as_tensor, is_view, dtype = from_numpy(), self._is_view, self._dtype
         for number, file, index in steps:
             known = met.get(file)
@@ -91,7 +99,7 @@ class WholeBatches:
                 if len(met) == MAX_MET:
                     met.clear()
                 known = met[file] = self._meet(file, number)
-            batches_of_file, crc32, plain = known  # a call would be a twentieth of a batch that is only a view
+            batches_of_file, crc32, plain = known
             if batches_of_file is not None:
                 batch = batches_of_file[index]
             elif plain is None or (batch := self._filled(plain, index)) is None:
@@ -124,3 +132,10 @@ class WholeBatches:
         except OSError:
             return None
         return batch if read == plain.unit_bytes else None
+
+    def close(self) -> None:
+        """Let go of the files of the last single batches."""
+        self._met, self._single_reads_left = {}, 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_met": {}, "_single_reads_left": 0}

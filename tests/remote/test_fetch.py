@@ -6,6 +6,8 @@ import errno
 import hashlib
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 import threading
@@ -408,6 +410,15 @@ def test_a_full_disk_is_no_failure_of_the_server(server, fetch, mount_disk):
 
 def run_zb(*arguments):
     return CliRunner().invoke(zb, ["fetch", *map(str, arguments)])
+
+
+def test_the_example_of_the_help_runs_as_printed_but_for_its_server(server, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    [line] = re.findall(r"Example: zb fetch (.*)", zb.commands["fetch"].help)
+    server.files = {f"shard_{number:05d}.parquet": b"some" for number in range(10)}
+    done = run_zb(*shlex.split(line.replace("https://example.org", server.url.rpartition("/data")[0])))
+    assert done.exit_code == 0, done.output
+    assert content(tmp_path / "text") == server.files
 
 
 def test_command(server, tmp_path):

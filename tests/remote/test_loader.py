@@ -53,6 +53,16 @@ def test_other_shapes_targets_and_dtypes(store):
             assert torch.equal(y, b)
 
 
+def test_steps_that_begin_within_a_stored_batch_are_read_by_records(store):
+    local, _, url = store
+    with Loader(local) as expected:
+        state = expected.state_dict() | {"position": 5}
+        expected.load_state_dict(state)
+        with Loader(url) as loader:
+            loader.load_state_dict(state)
+            assert_same_epochs(loader, expected)
+
+
 def test_many_reads_are_under_way_and_no_more_than_are_wanted(store):
     _, proxy, url = store
     proxy.fault = lambda number, method, name, span: {"wait": 0.05}

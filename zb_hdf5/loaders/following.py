@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from dataclasses import replace
 from typing import Any, Final
 
@@ -13,7 +13,7 @@ from zb_hdf5.files.paths import local_path
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.loaders.loader import Loader
 from zb_hdf5.loaders.states import MAX_COUNT
-from zb_hdf5.loaders.steps import Request, StepPlan
+from zb_hdf5.loaders.steps import StepPlan
 
 #: A waiting loader looks again after the first of these times, and then after twice as long, up to the second.
 POLL_S: Final = (0.01, 1.0)
@@ -114,16 +114,11 @@ class FollowingLoader(Loader[Any]):
         return self.reader.num_batches * self.plan.records_per_batch
 
     def _read_from(self, position: int) -> Generator[tuple[Any, int]]:
-        for request in self._requests_from(position):
-            position = self.plan.position_after(position)  # the plan grows with the store
-            yield self._steps.read(request), position
-
-    def _requests_from(self, position: int) -> Iterator[Request]:
         start = position
         while self._wait(position):
             for request in self.plan.requests_from(position):
-                yield request
-                position = self.plan.position_after(position)
+                position = self.plan.position_after(position)  # the plan grows with the store
+                yield self._steps.read(request), position
         if start > self.num_records:
             raise StateError(
                 f"{self.reader.path}: state: expected position in 0..{self.num_records:,}, the records of the store "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Iterator
-from functools import partial
 from itertools import chain, groupby, islice, repeat, takewhile
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -107,12 +106,12 @@ class StepReader:
     def _read_blocks(self, plan: StepPlan, blocks: Iterator[npt.NDArray[np.int64]]) -> Generator[Any]:
         """Read what is in the page cache one block after the other, and the rest as its disk or server wants it."""
         at_once = self._device is None and self._prefetch in ("auto", 0)
-        for is_ready, group in groupby(blocks, partial(self._is_ready, plan)):
+        for (is_ready, axes), group in groupby(blocks, lambda block: (self._is_ready(plan, block), block.ndim)):
             if is_ready and at_once:
                 for block in group:
                     yield from self._read_ready(block)
             else:
-                yield from self._read_waiting(plan, group, is_ready)
+                yield from self._read_waiting(plan, group, is_ready, axes == 1)
 
     def _is_ready(self, plan: StepPlan, block: npt.NDArray[np.int64]) -> bool:
         """Return whether a sample of some steps, spread evenly, is in the page cache."""
@@ -144,7 +143,7 @@ class StepReader:
         return (from_numpy()(take(rows, axis=0, out=scratch, mode="clip").astype(dtype)) for rows in requests)
 
     def _read_waiting(
-        self, plan: StepPlan, blocks: Iterator[npt.NDArray[np.int64]], is_ready: bool
+        self, plan: StepPlan, blocks: Iterator[npt.NDArray[np.int64]], is_ready: bool, is_whole: bool
     ) -> Generator[Any] | Iterator[Any]:
         requests = chain.from_iterable(map(requests_in, blocks))
         on_cpu, is_local = self._device is None, self._reader.tokens.wait is Wait.LOCAL
@@ -154,18 +153,13 @@ class StepReader:
             hints = Hints(self._reader.will_need, plan.records_per_batch)
             return hint_ahead(self._read_by_position, hints, requests, HINTED_STEPS)
         depth, threads = self.depth(plan)
-        if self._reads_far_blocks(plan):
+        reader = self._reader
+        is_plain = reader.tokens.wait is Wait.FAR and reader.meta.codec == NO_CODEC and reader.overlap == 0
+        if is_plain and is_whole and on_cpu and self._prefetch == "auto" and self._extras is None:
             return self._read_far(requests, depth)
         # reads that do not wait only take the interpreter lock from each other
         threads = 1 if is_ready else threads
         return read_ahead(self._read_by_position, requests, depth, threads=threads, device=self._device)
-
-    def _reads_far_blocks(self, plan: StepPlan) -> bool:
-        """Return whether whole batches of objects are read, as they are stored and with nothing else."""
-        reader = self._reader
-        plain = reader.tokens.wait is Wait.FAR and reader.meta.codec == NO_CODEC and reader.overlap == 0
-        alone = self._prefetch == "auto" and self._extras is None and self._device is None
-        return plain and alone and plan.is_whole
 
     def _read_far(self, requests: Iterator[Request], depth: int) -> Generator[torch.Tensor]:
         """Read blocks of steps, each in one thread and by one call; an error is raised at its own step."""

@@ -44,7 +44,8 @@ class WholeBatches:
         self._is_view = narrow and reader.dtype == np.uint32
         self._checks = reader.verified == "all reads" or not self._is_view or reader.in_front is not None
         self._single_reads_left, self._is_ready, self._met = 0, False, dict[int, Met]()
-        self._numbered: tuple[list[int], list[int]] = ([], [])
+        #: The first batch of each file, and the end of the last one.
+        self._starts = [start // reader.meta.batch_tokens for start in reader.tokens.starts]
 
     @staticmethod
     def serves(reader: BatchReader) -> bool:
@@ -56,16 +57,9 @@ class WholeBatches:
         follow = tokens.unit == unit and reader.stride == reader.seq_len
         return follow and not any(start % unit for start in tokens.starts[:-1])
 
-    def _starts(self) -> list[int]:
-        """Return the first batch of each file, and the end of the last one."""
-        starts = self._reader.tokens.starts
-        if self._numbered[0] is not starts:
-            self._numbered = starts, [start // self._reader.meta.batch_tokens for start in starts]
-        return self._numbered[1]
-
     def read_all(self, batches: npt.NDArray[np.int64]) -> Iterator[torch.Tensor]:
         """Yield each of some batches, in order. They are in the page cache."""
-        starts = np.array(self._starts())
+        starts = np.array(self._starts)
         numbers = starts[1:].searchsorted(batches, side="right")
         files, indices = numbers.tolist(), (batches - starts[numbers]).tolist()
         known = dict.fromkeys(files)
@@ -86,7 +80,7 @@ class WholeBatches:
         self._single_reads_left -= 1
         if not self._is_ready:
             return self._read(number)
-        starts = self._starts()
+        starts = self._starts
         file = bisect_right(starts, number, hi=len(starts) - 1) - 1
         return next(self._read_at([(number, file, number - starts[file])], self._met))
 

@@ -5,9 +5,6 @@ bucket and a run each fit in memory. The first pass reads a run, groups its reco
 file. The second pass reads a bucket's segment from every run file. In run order those records come by increasing source
 number, so the row of a position is the rank of its source number among those of the bucket: nothing else is stored.
 
-While one run or bucket is written, the next is read, where there is memory for two. Each is half as large then, and a
-segment a quarter: so not where segments would become so short that a disk seeks more than it reads.
-
 Runs and buckets are independent: any process can do any of them. Run files live within one run of one program and are
 made again after a kill.
 """
@@ -16,14 +13,12 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -41,12 +36,6 @@ GROUP_BYTES: Final = 4 << 20
 PROCESS_BYTES: Final = 96 << 20
 #: Records that come with a run or bucket: number, rank and bucket of each, and what numpy needs to sort them.
 BYTES_PER_RECORD: Final = 48
-
-#: Two runs, or buckets, are in memory where their segments are at least as long.
-SEGMENT_BYTES: Final = 1 << 20
-#: Into how many runs and buckets the records are cut then, however large the memory: while one is sorted, the next is
-#: read, and nothing is read beside the first.
-PARTS: Final = 8
 
 #: Fills its second argument with source records, from the number in its first.
 ReadRecords = Callable[[int, TokenArray], None]
@@ -66,10 +55,6 @@ class ScatterPlan:
         Source records in a run; the last one has fewer.
     buckets
         (start, stop) in stored positions, ascending. Records of other positions are left out.
-    ends
-        Those stops of buckets behind which another process may go on.
-    in_memory
-        Runs, or buckets, that are in memory at the same time.
     """
 
     order: GlobalOrder
@@ -77,8 +62,6 @@ class ScatterPlan:
     dtype: np.dtype[Any]
     run_records: int
     buckets: tuple[tuple[int, int], ...]
-    ends: frozenset[int] = frozenset()
-    in_memory: int = 2
 
     @classmethod
     def fit(
@@ -108,15 +91,11 @@ class ScatterPlan:
                 f"memory: {memory_bytes:,} bytes per process are too little: the program itself takes "
                 f"{PROCESS_BYTES:,}; give it more memory, or use fewer processes"
             )
-        in_memory = 1
-        if (fitting // 2) ** 2 * record_bytes >= SEGMENT_BYTES * order.n:
-            in_memory, fitting = 2, min(fitting // 2, -(-order.n // PARTS))
         buckets: list[tuple[int, int]] = []
         for start, stop in ranges:
             number = -(-(stop - start) // fitting)
             buckets += pairwise(start + k * (stop - start) // number for k in range(number + 1))
-        ends = frozenset(stop for _, stop in ranges)
-        return cls(order, record_tokens, dtype, min(fitting, order.n), tuple(buckets), ends, in_memory)
+        return cls(order, record_tokens, dtype, min(fitting, order.n), tuple(buckets))
 
     @property
     def num_runs(self) -> int:
@@ -155,25 +134,14 @@ class ScatterPlan:
 _Run: TypeAlias = tuple[TokenArray, npt.NDArray[np.int64], npt.NDArray[np.uint64]]
 
 
-def scatter_runs(plan: ScatterPlan, runs: Sequence[int], read: ReadRecords, folder: Path) -> Iterator[int]:
-    """Read runs of the source, and write the records of each to a file, grouped by bucket.
-
-    Yields the number of each run that is written. `read` is called in a thread, for one run after the other.
-    """
-    buffers = [np.empty((plan.run_records, plan.record_tokens), plan.dtype) for _ in range(plan.in_memory)]
-    with ThreadPoolExecutor(1, thread_name_prefix="zb-scatter") as thread:
-        pending = deque[Future[_Run]]()
-        for number, run in enumerate(runs):
-            for later in range(number + len(pending), min(number + plan.in_memory, len(runs))):
-                buffer = buffers[later % plan.in_memory]
-                pending.append(thread.submit(_read_run, plan, runs[later], read, buffer))
-            _write_run(plan.run_path(folder, run), plan, *pending.popleft().result())
-            yield run
+def scatter_run(plan: ScatterPlan, run: int, read: ReadRecords, folder: Path) -> None:
+    """Read a run of the source, and write its records to a file, grouped by bucket."""
+    _write_run(plan.run_path(folder, run), plan, *_read_run(plan, run, read))
 
 
-def _read_run(plan: ScatterPlan, run: int, read: ReadRecords, buffer: TokenArray) -> _Run:
+def _read_run(plan: ScatterPlan, run: int, read: ReadRecords) -> _Run:
     first, count = run * plan.run_records, plan.records_in(run)
-    records = buffer[:count]
+    records = np.empty((count, plan.record_tokens), plan.dtype)
     step = max(1, GROUP_BYTES // plan.record_bytes)
     for start in range(0, count, step):
         read(first + start, records[start : start + step])
@@ -212,18 +180,8 @@ def _buckets_of(plan: ScatterPlan, positions: npt.NDArray[np.int64]) -> npt.NDAr
     return buckets
 
 
-class Bucket(NamedTuple):
-    """The records of a bucket, in the order of the source, and which of them each stored position gets."""
-
-    number: int
-    records: TokenArray
-    ranks: npt.NDArray[np.int64]
-
-
 class BucketReader:
-    """Reads records in stored order from the run files, a bucket at a time; the next one is loaded in a thread.
-
-    Not thread-safe; picklable. The thread ends with its bucket.
+    """Reads records in stored order from the run files, a bucket at a time. Not thread-safe; picklable.
 
     Raises
     ------
@@ -233,11 +191,8 @@ class BucketReader:
 
     def __init__(self, plan: ScatterPlan, folder: Path) -> None:
         self._plan, self._folder = plan, folder
-        self._forget()
-
-    def _forget(self) -> None:
-        self._bucket: Bucket | None = None
-        self._ahead: tuple[int, Future[Bucket]] | None = None
+        self._number, self._ranks = -1, np.empty(0, np.int64)
+        self._records = np.empty((0, plan.record_tokens), plan.dtype)
 
     def read_into(self, first: int, rows: TokenArray) -> None:
         """Fill `rows`, shape `(count, L)`, with the records of consecutive stored positions."""
@@ -247,50 +202,31 @@ class BucketReader:
             bucket = bisect_right(self._plan.buckets, (position, self._plan.order.n + 1)) - 1
             if bucket < 0 or position >= self._plan.buckets[bucket][1]:
                 raise BatchIndexError(f"{self._folder}: no bucket has position {position:,}")
-            if self._bucket is None or self._bucket.number != bucket:
-                self._bucket = self._next(bucket)
-            loaded = self._bucket
+            if self._number != bucket:
+                self._load(bucket)
             start = position - self._plan.buckets[bucket][0]
-            ranks = loaded.ranks[start : start + len(rows) - done]
+            ranks = self._ranks[start : start + len(rows) - done]
             # "clip" lets numpy write into `out` without a buffer
-            loaded.records.take(ranks, axis=0, out=rows[done : done + len(ranks)], mode="clip")
+            self._records.take(ranks, axis=0, out=rows[done : done + len(ranks)], mode="clip")
             done += len(ranks)
 
-    def _next(self, bucket: int) -> Bucket:
-        """Return a bucket, and begin to load the one that will be wanted behind it."""
-        spare = None if self._bucket is None else self._bucket.records
-        ahead, self._bucket, self._ahead = self._ahead, None, None
-        if ahead is None or ahead[0] != bucket:
-            ahead, spare = (bucket, self._begin(bucket, spare)), None
-        loaded = ahead[1].result()
-        plan = self._plan
-        if plan.in_memory > 1 and bucket + 1 < len(plan.buckets) and plan.buckets[bucket][1] not in plan.ends:
-            self._ahead = bucket + 1, self._begin(bucket + 1, spare)
-        return loaded
-
-    def _begin(self, bucket: int, records: TokenArray | None) -> Future[Bucket]:
-        """Load a bucket in a thread, into the buffer of one that nobody wants any more, where there is one."""
-        if records is None:
-            records = np.empty((self._plan.bucket_records, self._plan.record_tokens), self._plan.dtype)
-        thread = ThreadPoolExecutor(1, thread_name_prefix="zb-scatter")
-        loading = thread.submit(self._load, bucket, records)
-        thread.shutdown(wait=False)
-        return loading
-
-    def _load(self, bucket: int, records: TokenArray) -> Bucket:
+    def _load(self, bucket: int) -> None:
+        """Read a bucket, into the buffer of the one before it, and rank its records by their source numbers."""
         plan = self._plan
         start, stop = plan.buckets[bucket]
-        done = 0
+        self._number, done = -1, 0
+        if not len(self._records):
+            self._records = np.empty((plan.bucket_records, plan.record_tokens), plan.dtype)
         for run in range(plan.num_runs):
-            done += self._read_segment(plan.run_path(self._folder, run), bucket, records[done : stop - start])
+            done += self._read_segment(plan.run_path(self._folder, run), bucket, self._records[done : stop - start])
         if done != stop - start:
             raise IncompleteError(
                 f"{self._folder}: expected {stop - start:,} records in bucket {bucket}, found {done:,}"
             )
         sources = plan.order.indices(np.arange(start, stop))
-        ranks = np.empty(len(sources), np.int64)
-        ranks[np.argsort(sources)] = np.arange(len(sources))
-        return Bucket(bucket, records, ranks)
+        self._ranks = np.empty(len(sources), np.int64)
+        self._ranks[np.argsort(sources)] = np.arange(len(sources))
+        self._number = bucket
 
     def _read_segment(self, path: Path, bucket: int, rows: TokenArray) -> int:
         """Read the records of a run for one bucket into the first of `rows`, and return their number."""
@@ -319,9 +255,5 @@ class BucketReader:
             )
         return stop - first
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_plan": self._plan, "_folder": self._folder}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._forget()
+    def __reduce__(self) -> tuple[type[BucketReader], tuple[ScatterPlan, Path]]:
+        return BucketReader, (self._plan, self._folder)

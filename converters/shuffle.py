@@ -13,7 +13,7 @@ import numpy as np
 
 from zb_hdf5 import ArgumentError
 from zb_hdf5.console import format_bytes
-from zb_hdf5.converters.scatter import BucketReader, ScatterPlan, scatter_runs
+from zb_hdf5.converters.scatter import BucketReader, ScatterPlan, scatter_run
 from zb_hdf5.converters.shard import GROUPS
 from zb_hdf5.converters.source import ShuffledSource, Source
 from zb_hdf5.converters.task import Engine, Progress
@@ -25,8 +25,6 @@ SHUFFLE_METHODS: Final = ("auto", "direct", "two-pass")
 PROBES: Final = 64
 #: What each process takes that gathers directly, measured: one 39 MiB; two, and what starts them, 119 MiB.
 DIRECT_BYTES: Final = 60 << 20
-#: Runs that a process reads and writes in one go: while one is written, the next is read.
-RUNS_OF_A_TASK: Final = 8
 #: Sources of which a smaller share is in the page cache count as cold.
 WARM_SHARE: Final = 0.9
 #: Disks that answer a random read faster are better read at random than written and read once more.
@@ -146,28 +144,25 @@ class ScatteredSource(Source):
 
 @dataclass(frozen=True)
 class RunTask:
-    """Some runs of the first pass, picklable."""
+    """A run of the first pass, picklable."""
 
     source: ShuffledSource
     plan: ScatterPlan
-    runs: range
+    run: int
     folder: Path
 
     @property
     def amount(self) -> int:
-        return sum(map(self.tokens_in, self.runs))
+        return self.plan.records_in(self.run) * self.plan.record_tokens
 
     def amount_done(self) -> int:
-        """Count the tokens of runs that another process has begun to write."""
-        return sum(self.tokens_in(run) for run in self.runs if self.plan.run_path(self.folder, run).exists())
-
-    def tokens_in(self, run: int) -> int:
-        return self.plan.records_in(run) * self.plan.record_tokens
+        """Count the tokens of a run that another process has begun to write."""
+        return self.amount if self.plan.run_path(self.folder, self.run).exists() else 0
 
 
 def run_task(task: RunTask, progress: Progress) -> None:
-    for run in scatter_runs(task.plan, task.runs, task.source.read_records, task.folder):
-        progress(task.tokens_in(run))
+    scatter_run(task.plan, task.run, task.source.read_records, task.folder)
+    progress(task.amount)
 
 
 def scatter_path(destination: Path) -> Path:
@@ -192,9 +187,7 @@ def scattered(
         return
     shuffled = cast(ShuffledSource, source)
     with scratch_directory(scatter_path(destination)) as folder:
-        runs = range(plan.num_runs)
-        size = max(1, min(RUNS_OF_A_TASK, len(runs) // engine.workers))
-        tasks = [RunTask(shuffled, plan, runs[first : first + size], folder) for first in runs[::size]]
+        tasks = [RunTask(shuffled, plan, run, folder) for run in range(plan.num_runs)]
         with closing(engine.run(run_task, tasks, progress)) as results:
             for _ in results:
                 pass

@@ -22,7 +22,7 @@ from zb_hdf5.commands.fetch import fetch_shards
 from zb_hdf5.converters.reports import StreamReport
 from zb_hdf5.converters.run import convert
 from zb_hdf5.converters.text_source import Recipe, TextSource
-from zb_hdf5.errors import ArgumentError, ConvertError, StateError
+from zb_hdf5.errors import ArgumentError, ConvertError
 from zb_hdf5.files.publishing import refuse_existing, scratch_directory
 from zb_hdf5.formats import native
 from zb_hdf5.formats.batch_header import pack_header
@@ -56,6 +56,8 @@ if TYPE_CHECKING:
     import torch
 
 WINDOW_ORDERS: Final = ("epoch", "random")
+#: Steps of windows whose order is computed at once: for a single one it takes longer than to read it.
+STEPS_AT_ONCE: Final = 64
 #: The variable that names the folder of `base_data/` and `tokenizer/`, and that folder by default.
 BASE_VARIABLE: Final = "NANOCHAT_BASE_DIR"
 BASE_DIR: Final = "~/.cache/nanochat"
@@ -397,31 +399,27 @@ class SlidingWindowDataloader(ReadingLoader[Windows]):
         require_epoch(epoch)
         if epoch != self.epoch:
             self.epoch = epoch
-            self._go_to((0, self._draws().bit_generator.state) if self._endless else 0)
+            self._go_to(0)
 
-    def _draws(self) -> np.random.Generator:
-        return np.random.default_rng((self.seed, self.epoch))
+    def _read_from(self, position: int) -> Generator[tuple[Windows, int]]:
+        """Yield batches, each with the number of the step behind it."""
+        stride = 1 if self._endless else self.window_size
+        num_starts = self.store.num_tokens - self.window_size if self._endless else self.num_windows
+        order, size, end = GlobalOrder(num_starts, self.seed, self.epoch), self.batch_size, self._end()
+        for first in range(position, end, STEPS_AT_ONCE):
+            windows = np.arange(first * size, min(first + STEPS_AT_ONCE, end) * size) % num_starts
+            for step, starts in enumerate(order.indices(windows).reshape(-1, size) * stride, first + 1):
+                tokens = np.empty((size, self.window_size + 1), self.store.dtype)
+                self.store.gather_into(starts, tokens)
+                wide = tokens.astype(np.int64)
+                yield (wide[:, :-1], wide[:, 1:]), step
 
-    def _read_from(self, position: Any) -> Generator[tuple[Windows, Any]]:
-        """Yield batches, each with the position behind it: a step, or a step and the state of the random numbers."""
-        order, draws, step = GlobalOrder(self.num_windows, self.seed, self.epoch), self._draws(), position
-        if self._endless:
-            step, draws.bit_generator.state = position
-        while self._endless or step < len(self):
-            if self._endless:
-                starts = draws.integers(0, self.store.num_tokens - self.window_size, self.batch_size)
-            else:
-                windows = np.arange(step * self.batch_size, (step + 1) * self.batch_size)
-                starts = order.indices(windows) * self.window_size
-            tokens = np.empty((self.batch_size, self.window_size + 1), self.store.dtype)
-            self.store.gather_into(starts, tokens)
-            wide, step = tokens.astype(np.int64), step + 1
-            yield (wide[:, :-1], wide[:, 1:]), (step, draws.bit_generator.state) if self._endless else step
+    def _end(self) -> int:
+        return MAX_COUNT if self._endless else len(self)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position of training, in plain JSON values."""
-        step, draws = self._position if self._endless else (self._position, None)
-        return {**self._identity(), "epoch": self.epoch, "step": step, "draws": draws}
+        return {**self._identity(), "epoch": self.epoch, "step": self._position}
 
     def load_state_dict(self, state_dict: dict[str, Any], *, force: bool = False) -> None:
         """Continue exactly at the position of a state; `force`: even of other tokens, another seed or other windows.
@@ -431,33 +429,17 @@ class SlidingWindowDataloader(ReadingLoader[Windows]):
         where, identity = self.store.path, self._identity()
         state = require_kind(where, state_dict, "windows")
         if not force:
-            require_fields(where, state, [*identity, "epoch", "step", "draws"])
+            require_fields(where, state, [*identity, "epoch", "step"])
             require_same(where, state, identity, dict.fromkeys(identity, "; force=True takes the step all the same"))
-        epoch = require_count(where, state, "epoch")
-        step = require_count(where, state, "step", MAX_COUNT if self._endless else len(self))
-        position = (step, self._state_of_draws(epoch, state.get("draws"), force)) if self._endless else step
+        epoch, step = require_count(where, state, "epoch"), require_count(where, state, "step", self._end())
         self.set_epoch(epoch)
-        self._go_to(position, resumed=True)
-
-    def _state_of_draws(self, epoch: int, found: object, force: bool) -> Any:
-        """Return the state of the random numbers that was found, of this epoch; with `force` also of another seed."""
-        draws = np.random.default_rng((self.seed, epoch))
-        expected: Any = draws.bit_generator.state
-        kind = expected["bit_generator"]
-        error = StateError(f"{self.store.path}: state: expected draws, a state of {kind}, found {shown(found)}")
-        try:
-            draws.bit_generator.state = found  # type: ignore[assignment]
-        except (TypeError, ValueError, KeyError, OverflowError, AttributeError) as reason:
-            raise error from reason
-        taken: Any = draws.bit_generator.state
-        if not force and taken["state"]["inc"] != expected["state"]["inc"]:  # of another seed or epoch
-            raise error
-        return taken
+        self._go_to(step, resumed=True)
 
     def _identity(self) -> dict[str, Any]:
         """Return the values that must agree for a step to mean the same windows."""
         own = {name: getattr(self, name) for name in ("order", "seed", "window_size", "batch_size")}
-        return {"version": STATE_VERSION, "kind": "windows", "fingerprint": self.store.fingerprint, **own}
+        common = {"version": STATE_VERSION, "kind": "windows", "fingerprint": self.store.fingerprint}
+        return {**common, **own, "draws": None}  # an early build kept the state of its random numbers there
 
     def close(self) -> None:
         """Release the files; the next read opens them again."""

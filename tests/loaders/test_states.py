@@ -470,7 +470,28 @@ def test_random_windows_take_a_state_of_another_seed_by_force_only(sliding):
         with pytest.raises(StateError, match="seed"):
             other.load_state_dict(state)
         other.load_state_dict(state, force=True)
-        np.testing.assert_array_equal(next(other)[0], next(first)[0])
+        assert other.state_dict()["step"] == 1
+        with sliding(order="random", seed=2) as expected:
+            next(expected)
+            np.testing.assert_array_equal(next(other)[0], next(expected)[0])
+
+
+def test_random_windows_begin_anywhere_and_never_end(sliding):
+    with sliding(order="random") as loader:
+        starts = np.concatenate([next(loader)[0][:, 0] for _ in range(3 * 984 // 4)])
+    first, second, third = np.split(starts, 3)  # any range of 16 tokens and one more, each once before the next round
+    np.testing.assert_array_equal(np.sort(first), np.arange(984))
+    np.testing.assert_array_equal(np.stack([second, third]), np.stack([first, first]))
+    assert not np.array_equal(first, np.arange(984))
+
+
+def test_a_state_with_draws_of_an_early_build_is_taken_by_force_only(sliding):
+    with sliding(order="random") as loader:
+        state = {**loader.state_dict(), "step": 3, "draws": {"bit_generator": "PCG64"}}
+        with pytest.raises(StateError, match=r"draws.*force=True"):
+            loader.load_state_dict(state)
+        loader.load_state_dict(state, force=True)
+        assert loader.state_dict()["step"] == 3
 
 
 @pytest.mark.parametrize("order", ["random", "epoch"])

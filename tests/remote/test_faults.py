@@ -315,8 +315,8 @@ class TestManyRanges:
 
     def test_end_together(self, source, monkeypatch):
         """Not each of them after a time limit of its own."""
-        monkeypatch.setattr("zb_hdf5.files.object_library.LEAST_READS", 1)
-        monkeypatch.setattr("zb_hdf5.files.object_library.REQUEST_CORE_S", 60)
+        monkeypatch.setattr("zb_hdf5.files.objects.LEAST_READS", 1)
+        monkeypatch.setattr("zb_hdf5.files.objects.REQUEST_CORE_S", 60)
         (source, proxy), start_s = source, time.monotonic()
         proxy.fault = lambda *_: {"wait": 0.4}
         with pytest.raises(UnavailableError, match=r"data.bin: not read within 3 s \(ZB_REMOTE_TIMEOUT\)"):

@@ -27,21 +27,13 @@ VERSION_SUFFIX: Final = ".version"
 _DIGEST_LINE: Final = re.compile(r"([0-9a-fA-F]{64}) [ *](.+)")
 #: A strong ETag, or a time of change as the client has it where there is none; 1970 stands for neither.
 _VERSION: Final = re.compile(r'".*|(?!1970)\d{4}-.*')
+#: Called with the URL, the bytes received since the last call, and the size of the file.
+Advance = Callable[[str, int, int], None]
 
 
 @dataclass
 class FetchReport:
-    """The outcome of one file.
-
-    Attributes
-    ----------
-    byte_count
-        Size of the file; 0 if it failed.
-    fetched
-        False if the file was there already, or failed.
-    problem
-        The error of a file that failed, or None.
-    """
+    """The outcome of one file: `fetched` is False if it failed (`byte_count` is 0), or was there already."""
 
     url: str
     path: str
@@ -60,32 +52,11 @@ def fetch_shards(
     sha256: Mapping[str, str] | None = None,
     progress: Callable[[int, int], None] = lambda received, expected: None,
 ) -> list[FetchReport]:
-    """Download numbered files, several at a time; those that have their final name already are left alone.
+    """Download `count` files of a URL template that lack their final name; one that fails stops no other.
 
-    Parameters
-    ----------
-    template
-        URL with a format field for the number: `https://host/shard_{:05d}.parquet`, or `{index:05d}`; `s3://` and the
-        other schemes of stores as well. The server must answer ranged reads.
-    count, first
-        Numbers `first` to `first + count - 1`.
-    sha256
-        File name -> hexadecimal digest, as `read_digests` returns it. None: only sizes are checked.
-    progress
-        Called from any thread with the bytes received since the last call, and the size of all files if the others are
-        like those whose sizes are known.
-
-    Returns
-    -------
-    list of FetchReport
-        One per file, in order. A file that failed is a report with a `problem`, and does not stop the others.
-
-    Raises
-    ------
-    ArgumentError
-        If the template does not make `count` different URLs and names, or `sha256` lacks one of the names.
-    OSError
-        If files cannot be written here: no space, no permission. Bytes that arrived are kept for the next run.
+    `sha256` has hexadecimal digests by file name. `progress` is called from any thread with the bytes just received,
+    and the size of all files if the others are like those whose sizes are known. An `OSError` of this machine ends all
+    downloads, and leaves to the next run the bytes that arrived.
     """
     folder = local_path(folder)
     reports = _reports(template, range(first, first + count), folder, sha256)
@@ -117,21 +88,13 @@ def fetch_shards(
     with ThreadPoolExecutor(workers, thread_name_prefix="zb-fetch") as pool:
         try:
             list(pool.map(fetch, reports))
-        except BaseException:  # Ctrl+C as well: the threads end after their current read
+        finally:  # after Ctrl+C as well: the threads end after their current read
             stopped.set()
-            raise
     return reports
 
 
-def read_digests(path: str | os.PathLike[str]) -> dict[str, str]:
-    """Read a list as `sha256sum` writes it: file name -> hexadecimal digest.
-
-    Raises
-    ------
-    FormatError
-        If a line is no such line.
-    """
-    path = Path(path)
+def read_digests(path: Path) -> dict[str, str]:
+    """Return file name -> hexadecimal digest, of a list as `sha256sum` writes it."""
     digests = {}
     for number, line in enumerate(path.read_text(encoding="utf-8", errors="surrogateescape").splitlines(), 1):
         match = _DIGEST_LINE.fullmatch(line)
@@ -169,16 +132,16 @@ def _name_of(url: str) -> str:
     return name
 
 
-def _download(url: str, path: Path, sha256: str | None, advance: Callable[[str, int, int], None]) -> None:
+def _download(url: str, path: Path, sha256: str | None, advance: Advance) -> None:
     """Download one file, going on with the bytes of an earlier run that are of the version on the server."""
     file = ResumedFile(path)
     version = file.partial_path.with_name(file.partial_path.name + VERSION_SUFFIX)
     try:
         try:
-            _receive(url, file, version, sha256, advance)
+            _receive(url, file.fd, version, sha256, advance)
         except FormatError:  # another version
             version.unlink(missing_ok=True)
-            _receive(url, file, version, sha256, advance)
+            _receive(url, file.fd, version, sha256, advance)
         with open(file.fd, "rb", closefd=False) as complete:
             complete.seek(0)
             if sha256 and (found := hashlib.file_digest(complete, "sha256").hexdigest()) != sha256:
@@ -194,22 +157,20 @@ def _download(url: str, path: Path, sha256: str | None, advance: Callable[[str, 
     version.unlink()
 
 
-def _receive(
-    url: str, file: ResumedFile, version: Path, sha256: str | None, advance: Callable[[str, int, int], None]
-) -> None:
+def _receive(url: str, fd: int, version: Path, sha256: str | None, advance: Advance) -> None:
     """Append the missing bytes to a partial file, which is emptied if nothing tells their version."""
     known = tuple(json.loads(version.read_text(encoding="utf-8"))) if version.exists() else None
     source = RemoteObject(url, known)
     size, tag = source.identity
     if not _VERSION.fullmatch(tag) and sha256 is None:
         raise UnavailableError(f"{url}: the server sends no strong ETag and no time of change; pass --sha256-file")
-    byte_offset = os.fstat(file.fd).st_size
-    if known is None or not _VERSION.fullmatch(tag) or byte_offset > size:
-        os.ftruncate(file.fd, 0)
-        byte_offset = 0
+    offset = os.fstat(fd).st_size
+    if known is None or not _VERSION.fullmatch(tag) or offset > size:
+        os.ftruncate(fd, 0)
+        offset = 0
     version.write_text(json.dumps(source.identity), encoding="utf-8")
     advance(url, 0, size)
-    for part in source.parts(byte_offset):
-        write_fully(file.fd, part, byte_offset)
-        byte_offset += len(part)
+    for part in source.parts(offset):
+        write_fully(fd, part, offset)
+        offset += len(part)
         advance(url, len(part), size)

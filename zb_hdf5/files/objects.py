@@ -1,21 +1,29 @@
-"""Objects in buckets and behind HTTP, read by ranges: bounded answers, one time limit for each read, our errors."""
+"""Objects in buckets and behind HTTP, read by ranges: bounded answers, one time limit for each read, our errors.
+
+`obstore` does the requests. It is loaded when it is first used, again after a fork, and one client serves each folder.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import io
 import os
 import random
 import re
+import shutil
+import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import wait
+from concurrent.futures import ThreadPoolExecutor, wait
+from importlib.machinery import ExtensionFileLoader
+from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 from urllib.parse import unquote
 
 from zb_hdf5.errors import ArgumentError, ExistsError, FormatError, IncompleteError, UnavailableError, ZbError
-from zb_hdf5.files.object_library import LIMIT_VARIABLE, MAX_READS, PREFIXES, Folder, first_line, folder_of
 
 if TYPE_CHECKING:  # the command line imports this module, and reads nothing for most of its commands
     import numpy as np
@@ -25,45 +33,175 @@ Result = TypeVar("Result")
 #: Ranges that touch or overlap, ascending.
 Group: TypeAlias = "list[tuple[int, npt.NDArray[np.uint8]]]"
 
+#: Reads under way for one call at most, and at least: those that wait for answers without delay.
+MAX_READS: Final = 256
+LEAST_READS: Final = 4
+#: Seconds of a core that one request takes.
+REQUEST_CORE_S: Final = 150e-6
+#: Names the seconds that one read may take, over all of its attempts.
+LIMIT_VARIABLE: Final = "ZB_REMOTE_TIMEOUT"
+LIMIT_S: Final = 180.0
+#: Requests that one after the other fit into the limit: none takes longer than its sixth part.
+REQUESTS_IN_LIMIT: Final = 6
+#: Options of the client that each service takes from its variables, such as AWS_ALLOW_HTTP.
+PREFIXES: Final = {"s3": "AWS_", "s3a": "AWS_", "gs": "GOOGLE_", "http": "", "https": ""}
+_CLIENT_OPTIONS: Final = (
+    "allow_http", "allow_invalid_certificates", "connect_timeout", "http1_only", "http2_only", "pool_idle_timeout",
+    "pool_max_idle_per_host", "proxy_ca_certificate", "proxy_excludes", "proxy_url", "root_certificate", "user_agent",
+)  # fmt: skip
+
 SCHEMES: Final = ("s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss", "http", "https")
 #: Bytes and reads that are kept under way to fill a long line: 32 MiB at 20 ms are 1.6 GB/s.
 IN_FLIGHT: Final = (32 << 20, MAX_READS)
-#: Bytes that a file-like object reads at once: the metadata of an HDF5 file lie together in its head.
+#: Bytes of a block of a file-like object, and the blocks that it keeps: the metadata of HDF5 lie together in its head.
 BLOCK_BYTES: Final = 256 << 10
-#: Blocks that a file-like object keeps.
 MAX_BLOCKS: Final = 64
 #: Bytes of one request for a large object, and of one part of an upload: 30 s are enough for them at 280 kB/s.
 PART_BYTES: Final = 8 << 20
 #: The largest object that is read into memory whole: the index of a million shards has 240 MB.
 MAX_WHOLE_BYTES: Final = 256 << 20
-#: Attempts of one read; the pauses between them double, and take about 40 seconds of 180 in all.
+#: Attempts of one read. The pauses between them double, from the first to the longest share of the time limit.
 ATTEMPTS: Final = 10
-#: The first and the longest pause, as shares of the time limit.
 FIRST_PAUSE, LONGEST_PAUSE = 1 / 1800, 1 / 12
-
 _STATUS: Final = re.compile(r"status code: (\d{3})")
 #: Statuses besides 5xx that may be another one later: timeout, too early, too many requests.
 _PASSING: Final = frozenset({408, 425, 429})
 #: Addresses that a library asks for credentials last: those of the machine's own provider.
 _ASKS_MACHINE: Final = re.compile("/latest/(api/token|meta-data)|/computeMetadata/|/metadata/identity")
 
+_library: Any = None
+_used_by_parent = False
+_lock = threading.Lock()
+_folders: weakref.WeakValueDictionary[str, Folder] = weakref.WeakValueDictionary()
+
+
+def _load_library() -> Any:
+    """Return the extension module of `obstore`, which has all that is needed here."""
+    global _library
+    with _lock:
+        if _library is None:
+            try:
+                from obstore import _obstore
+            except ImportError as error:
+                raise UnavailableError("reading URLs needs obstore: pip install 'zb_hdf5[remote]'") from error
+            _library = _load_again(_obstore.__file__) if _used_by_parent else _obstore
+        return _library
+
+
+def _load_again(file: str) -> Any:
+    """Load a second copy of the extension, with a runtime of its own.
+
+    The threads of the first one did not come along with the fork: each call of it would wait for ever, and its sockets
+    are registered with the parent's epoll. A new store does not help, because the runtime belongs to the library.
+    """
+    fd = os.memfd_create("obstore", os.MFD_CLOEXEC)
+    try:
+        with open(file, "rb") as source, open(fd, "wb", closefd=False) as copy:
+            shutil.copyfileobj(source, copy, 1 << 20)
+        # a name of its own: under a known one the system would find the first copy again
+        loader = ExtensionFileLoader("obstore._obstore", f"/proc/{os.getpid()}/fd/{fd}")
+        module = module_from_spec(spec_from_loader(loader.name, loader))  # type: ignore[arg-type]
+        loader.exec_module(module)
+        return module
+    except (ImportError, OSError) as error:
+        raise UnavailableError(
+            "obstore cannot be loaded again after a fork: make the workers with "
+            f"multiprocessing_context='forkserver' ({error})"
+        ) from error
+    finally:
+        os.close(fd)
+
+
+def _forget_after_fork() -> None:
+    global _library, _used_by_parent, _lock, _folders
+    for folder in list(_folders.values()):
+        # never freed here: the end of a store would take the parent's sockets from the parent's epoll
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(folder))
+    _used_by_parent = _used_by_parent or _library is not None
+    _library, _lock, _folders = None, threading.Lock(), weakref.WeakValueDictionary()
+
+
+os.register_at_fork(after_in_child=_forget_after_fork)
+
+
+class Folder:
+    """The connection to one folder of URLs, shared by its objects; closed with the last of them."""
+
+    def __init__(self, url: str) -> None:
+        self.library, self._url, self.limit_s = _load_library(), url, _limit_s()
+        self.request_s = self.limit_s / REQUESTS_IN_LIMIT
+        self._answer_s = self.limit_s
+        self.store = self._connect({"max_retries": 0})  # `RemoteObject` tries again: one limit for all attempts
+        self.pool = ThreadPoolExecutor(MAX_READS, thread_name_prefix="zb-remote")
+        weakref.finalize(self, self.pool.shutdown, wait=False)  # the last use may end in one of them
+
+    def _connect(self, retries: dict[str, Any] | None) -> Any:
+        scheme = self._url.partition("://")[0]
+        options = {"allow_http": "true"} if scheme == "http" else {}
+        if prefix := PREFIXES.get(scheme, "AZURE_"):
+            names = {key: os.environ.get(prefix + key.upper()) for key in _CLIENT_OPTIONS}
+            options = {key: value for key, value in names.items() if value}
+        options["timeout"] = f"{int(self.request_s * 1000)}ms"
+        try:
+            return self.library._store.from_url(self._url, retry_config=retries, client_options=options)
+        except (ValueError, self.library.exceptions.BaseError) as error:
+            raise UnavailableError(f"{self._url}: cannot be opened: {_first_line(error)}") from error
+
+    def writing_store(self) -> Any:
+        """Return a client whose own retries cover the parts of an upload."""
+        return self._connect(None)
+
+    def note_answer(self, duration_s: float) -> None:
+        self._answer_s = min(self._answer_s, duration_s)
+
+    @property
+    def has_answered(self) -> bool:
+        return self._answer_s < self.limit_s
+
+    @property
+    def num_threads(self) -> int:
+        """Reads that are worth making at the same time: they keep one core busy during the shortest answer."""
+        return min(MAX_READS, max(LEAST_READS, int(self._answer_s / REQUEST_CORE_S)))
+
+    @property
+    def is_of_this_process(self) -> bool:
+        """Whether it was not inherited by a fork."""
+        return self.library is _library
+
+
+def _folder_of(url: str) -> Folder:
+    """Return the connection to a folder: that of its other objects, or a new one."""
+    folder = _folders.get(url)
+    if folder is None:
+        made = Folder(url)
+        with _lock:
+            folder = _folders.setdefault(url, made)
+    return folder
+
+
+def _limit_s() -> float:
+    """Return the seconds that one read of an object may take: those of ZB_REMOTE_TIMEOUT, else 180."""
+    text = os.environ.get(LIMIT_VARIABLE, "")
+    try:
+        found = float(text or LIMIT_S)
+    except ValueError:
+        found = 0.0
+    if not 1 <= found < 1e6:
+        raise ArgumentError(f"{LIMIT_VARIABLE}: expected a number of seconds, at least 1, found {text!r}")
+    return found
+
+
+def _first_line(error: BaseException) -> str:
+    """Return the message of an error of the library, without the page that the server sent with it."""
+    return re.split(r"\n|:? <", str(error), maxsplit=1)[0].strip()
+
 
 class RemoteObject:
     """The bytes of one object, which never change under the reader: its size and ETag identify it.
 
     Thread-safe; usable after fork; picklable (a copy refuses another object). Each read is a ranged `get` on condition
-    of the ETag that was seen first; without one, or with a weak one, the answers are compared. No answer takes more
-    memory than the range that was asked for. All attempts of one read together take at most the seconds of the variable
-    ZB_REMOTE_TIMEOUT (180).
-
-    Parameters
-    ----------
-    url
-        Of the object.
-    identity
-        (num_bytes, ETag) of the object that was read before; None: the first answer identifies it.
-    num_bytes
-        The expected size; None: unknown.
+    of the first ETag; without one, or with a weak one, the answers are compared. No answer takes more memory than its
+    range. All attempts of one read together take at most the seconds of ZB_REMOTE_TIMEOUT (180).
     """
 
     def __init__(self, url: str, identity: tuple[Any, ...] | None = None, num_bytes: int | None = None) -> None:
@@ -78,7 +216,7 @@ class RemoteObject:
     def _connection(self) -> Folder:
         folder = self._folder
         if folder is None or not folder.is_of_this_process:  # also after a fork
-            folder = self._folder = folder_of(self._folder_url)
+            folder = self._folder = _folder_of(self._folder_url)
         return folder
 
     @property
@@ -91,31 +229,10 @@ class RemoteObject:
 
     @property
     def num_bytes(self) -> int:
-        """Size of the object."""
         return int(self.identity[0])
 
-    def read(self, start: int, stop: int, *, whole: bool = True) -> memoryview:
-        """Return some bytes, read-only, by one request.
-
-        Parameters
-        ----------
-        whole
-            False: fewer are returned where the object ends before `stop`.
-
-        Raises
-        ------
-        IncompleteError
-            If the object ends before `stop`.
-        FormatError
-            If it is another object than at first, or the server sends another range or more than was asked for.
-        UnavailableError
-            If there are no credentials, no permission, or no server that answers within the time limit.
-        FileNotFoundError
-            If there is none.
-        """
-        return self._read(start, stop, time.monotonic(), whole=whole)
-
-    def _read(self, start: int, stop: int, begun_s: float, *, whole: bool = True) -> memoryview:
+    def read(self, start: int, stop: int, *, whole: bool = True, begun_s: float | None = None) -> memoryview:
+        """Return some bytes, read-only, by one request; fewer at the end of the object if they need not be `whole`."""
         wanted = f"bytes {start:,} to {stop:,}"
         data = self._patiently(wanted, lambda folder: self._get(folder, start, stop, wanted), begun_s)
         if whole and len(data) < stop - start:
@@ -126,13 +243,7 @@ class RemoteObject:
         return data
 
     def parts(self, start: int = 0, max_bytes: int | None = None) -> Iterator[memoryview]:
-        """Yield all bytes from `start` on, 8 MiB at a time. Raises as `read`.
-
-        Raises
-        ------
-        FormatError
-            If the object has more than `max_bytes`.
-        """
+        """Yield all bytes from `start` on, 8 MiB at a time; `FormatError` if the object has more than `max_bytes`."""
         while self._known is None or start < self.num_bytes:
             part = self.read(start, start + PART_BYTES, whole=False)
             if max_bytes is not None and self.num_bytes > max_bytes:
@@ -141,22 +252,13 @@ class RemoteObject:
             start += len(part)
 
     def read_all(self) -> memoryview:
-        """Return the whole object, of at most 256 MiB. Raises as `parts`."""
+        """Return the whole object, of at most 256 MiB."""
         parts = list(self.parts(max_bytes=MAX_WHOLE_BYTES))
         return parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
 
     def read_ranges(self, ranges: Sequence[tuple[int, npt.NDArray[Any]]]) -> None:
         """Fill each array with the bytes from its offset on: those that touch by one request, all at the same time."""
         read_objects([(self, ranges)])
-
-    def fill(self, group: Group, begun_s: float) -> None:
-        """Fill a group of ranges by one request."""
-        import numpy as np
-
-        start, stop = group[0][0], max(offset + len(out) for offset, out in group)
-        found = np.frombuffer(self._read(start, stop, begun_s), np.uint8)
-        for offset, out in group:
-            out[...] = found[offset - start : offset - start + len(out)]
 
     def _get(self, folder: Folder, start: int, stop: int, wanted: str) -> memoryview:
         """Make one request for a range, and take no more of the answer."""
@@ -199,10 +301,11 @@ class RemoteObject:
 
     def _patiently(self, wanted: str, ask: Callable[[Folder], Result], begun_s: float | None = None) -> Result:
         """Return the answer of a server, asked again after failures that may pass until the time limit."""
-        folder = self._connection()
+        folder, attempt = self._connection(), 0
         start_s = begun_s or time.monotonic()
         pause_s = folder.limit_s * FIRST_PAUSE
-        for attempt in range(1, ATTEMPTS + 1):
+        while True:
+            attempt += 1
             try:
                 return ask(folder)
             except ZbError:
@@ -217,11 +320,10 @@ class RemoteObject:
                     raise type(problem)(f"{problem} ({spent})") from error
             time.sleep(pause_s * random.uniform(0.5, 1.5))
             pause_s = min(2 * pause_s, folder.limit_s * LONGEST_PAUSE)
-        raise AssertionError("the last attempt has returned, or raised")
 
     def _translated(self, error: Exception, wanted: str) -> Exception:
         """Return our error for one of `obstore`: by its class, and by its status where the class is general."""
-        name, text, status = self.name, first_line(error), _status(error)
+        name, text, status = self.name, _first_line(error), _status(error)
         kind = type(error).__name__
         if isinstance(error, FileNotFoundError):
             if "NoSuchBucket" in str(error) or "ContainerNotFound" in str(error):
@@ -246,7 +348,6 @@ class RemoteObject:
         return UnavailableError(f"{name}: expected {wanted}, found: {text}")
 
     def close(self) -> None:
-        """Let go of the connection."""
         self._folder = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -281,7 +382,7 @@ def read_objects(reads: Sequence[tuple[RemoteObject, Sequence[tuple[int, npt.NDA
     todo = [(source, group) for source, ranges in reads for group in _merged(ranges)]
     if len(todo) <= 1:
         for source, group in todo:
-            source.fill(group, begun_s)
+            _fill(source, group, begun_s)
         return
     folder, left = todo[0][0]._connection(), iter(todo)  # threads take from one iterator, each several in turn
 
@@ -290,7 +391,7 @@ def read_objects(reads: Sequence[tuple[RemoteObject, Sequence[tuple[int, npt.NDA
             for source, group in left:
                 if time.monotonic() - begun_s > folder.limit_s:
                     raise UnavailableError(f"{source.name}: not read within {folder.limit_s:g} s ({LIMIT_VARIABLE})")
-                source.fill(group, begun_s)
+                _fill(source, group, begun_s)
         except BaseException:
             list(left)  # the others end after their current read
             raise
@@ -299,6 +400,32 @@ def read_objects(reads: Sequence[tuple[RemoteObject, Sequence[tuple[int, npt.NDA
     wait(futures)  # also after an error: the arrays are the caller's again
     for future in futures:
         future.result()
+
+
+def _merged(ranges: Sequence[tuple[int, npt.NDArray[Any]]]) -> Iterator[Group]:
+    """Yield groups of ranges that touch or overlap, as arrays of bytes."""
+    group: Group = []
+    end = -1
+    for offset, out in sorted(ranges, key=lambda each: each[0]):
+        if not out.size:
+            continue
+        if group and offset > end:
+            yield group
+            group = []
+        group.append((offset, out.reshape(-1).view("u1")))
+        end = max(end, offset + out.nbytes)
+    if group:
+        yield group
+
+
+def _fill(source: RemoteObject, group: Group, begun_s: float) -> None:
+    """Fill a group of ranges by one request."""
+    import numpy as np
+
+    start, stop = group[0][0], max(offset + len(out) for offset, out in group)
+    found = np.frombuffer(source.read(start, stop, begun_s=begun_s), np.uint8)
+    for offset, out in group:
+        out[...] = found[offset - start : offset - start + len(out)]
 
 
 def _is_denied(error: BaseException | None) -> bool:
@@ -325,15 +452,7 @@ def object_size(url: str) -> int | None:
 
 
 def put_object(url: str, content: Path | bytes, *, new: bool = False) -> None:
-    """Upload a file in parts, or some bytes.
-
-    Raises
-    ------
-    ExistsError
-        With `new`, if there is an object of this name already.
-    UnavailableError
-        If the server refuses, or does not answer.
-    """
+    """Upload a file in parts, or some bytes; `ExistsError` with `new`, if there is an object of this name already."""
     target = RemoteObject(url)
     folder = target._connection()
     how = {"mode": "create"} if new else {"chunk_size": PART_BYTES}
@@ -346,26 +465,10 @@ def put_object(url: str, content: Path | bytes, *, new: bool = False) -> None:
 
 
 def delete_object(url: str) -> None:
-    """Delete an object, if it is there. Raises as `put_object`."""
+    """Delete an object, if it is there."""
     target = RemoteObject(url)
     with contextlib.suppress(FileNotFoundError):
         target._patiently("to delete it", lambda folder: folder.library.delete(folder.store, target._key))
-
-
-def _merged(ranges: Sequence[tuple[int, npt.NDArray[Any]]]) -> Iterator[Group]:
-    """Yield groups of ranges that touch or overlap, as arrays of bytes."""
-    group: Group = []
-    end = -1
-    for offset, out in sorted(ranges, key=lambda each: each[0]):
-        if not out.size:
-            continue
-        if group and offset > end:
-            yield group
-            group = []
-        group.append((offset, out.reshape(-1).view("u1")))
-        end = max(end, offset + out.nbytes) if len(group) > 1 else offset + out.nbytes
-    if group:
-        yield group
 
 
 class ObjectFile(io.RawIOBase):
@@ -373,7 +476,7 @@ class ObjectFile(io.RawIOBase):
 
     def __init__(self, source: RemoteObject) -> None:
         self.source = source
-        self._place = 0
+        self._at = 0
         self._blocks: dict[int, memoryview] = {}
 
     def readable(self) -> bool:
@@ -383,12 +486,12 @@ class ObjectFile(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._place}.get(whence)
-        self._place = (self._size() if start is None else start) + offset
-        return self._place
+        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._at}.get(whence)
+        self._at = (self._size() if start is None else start) + offset
+        return self._at
 
     def tell(self) -> int:
-        return self._place
+        return self._at
 
     def _size(self) -> int:
         if not self._blocks:
@@ -397,17 +500,17 @@ class ObjectFile(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         view = memoryview(buffer).cast("B")
-        stop = min(self._size(), self._place + len(view))
-        count = max(0, stop - self._place)
+        stop = min(self._size(), self._at + len(view))
+        count = max(0, stop - self._at)
         if count > BLOCK_BYTES:
-            view[:count] = self.source.read(self._place, stop)
-            self._place = stop
-        while self._place < stop:
-            number, within = divmod(self._place, BLOCK_BYTES)
-            part = self._block(number)[within : within + stop - self._place]
-            done = count - (stop - self._place)
+            view[:count] = self.source.read(self._at, stop)
+            self._at = stop
+        while self._at < stop:
+            number, within = divmod(self._at, BLOCK_BYTES)
+            part = self._block(number)[within : within + stop - self._at]
+            done = count - (stop - self._at)
             view[done : done + len(part)] = part
-            self._place += len(part)
+            self._at += len(part)
         return count
 
     def _block(self, number: int) -> memoryview:

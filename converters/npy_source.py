@@ -1,4 +1,4 @@
-"""`.npy` files of tokens: 2-D arrays are records, 1-D arrays are streams cut into records."""
+"""Files that hold one array of tokens each: 2-D arrays are records, 1-D arrays are cut into records or documents."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import math
 import os
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5 import ArgumentError, ConvertError, IncompleteError, StoreMeta
-from zb_hdf5.converters.npy_files import OpenFiles
+from zb_hdf5.converters.documents import Choose, DocumentSource, Encoded, Group
 from zb_hdf5.converters.options import Conversion
-from zb_hdf5.converters.source import REMAINDERS, Source, TokenCounts
+from zb_hdf5.converters.source import REMAINDERS, OpenFiles, Source, TokenCounts
 from zb_hdf5.errors import Remedy
 from zb_hdf5.files.publishing import PARTIAL_SUFFIX
 from zb_hdf5.formats.batch_reader import require_choice
@@ -32,11 +32,51 @@ from zb_hdf5.token_values import bad_token_message, find_bad_token, require_inte
 DEFAULT_SEQ_LEN: Final = 512
 #: Positions of the order that are computed at once, also where a group of batches needs fewer: long arrays are fast.
 ORDER_AHEAD: Final = 1 << 15
+#: Tokens in which boundary tokens are looked for at once; documents that end in them are written together.
+BLOCK_TOKENS: Final = 1 << 22
+#: Shape, Fortran order, dtype, and byte offset of the data.
+Header: TypeAlias = tuple[tuple[int, ...], bool, np.dtype[Any], int]
+
+
+class ArrayKind(NamedTuple):
+    """A kind of files with one array each. Another trainer's flat format is one of these and a row in `SOURCES`."""
+
+    name: str
+    suffix: str
+    read_header: Callable[[Path], Header]  # raises FormatError or IncompleteError
+
+    def expand(self, paths: Sequence[str | os.PathLike[str]]) -> list[Path]:
+        """Replace folders by the files in and below them, by path; `ConvertError` for none, or one named twice."""
+        files: list[Path] = []
+        for path in map(Path, paths):
+            if path.is_dir():
+                found = sorted(path.rglob(f"*{self.suffix}"))
+                inside = [file for file in found if not _is_unfinished(file.relative_to(path))]
+                if not inside:
+                    raise ConvertError(f"{path}: no {self.suffix} files in this folder, nor below it")
+                files += inside
+            elif path.is_file():
+                files.append(path)
+            elif path.exists():
+                raise ConvertError(f"{path}: expected a file or folder, found neither")  # a FIFO would block for ever
+            else:
+                raise ConvertError(f"{path}: no such file or folder")
+        for path, count in Counter(file.resolve() for file in files).items():
+            if count > 1:
+                raise ConvertError(f"{path}: is named {count} times; its tokens would be stored as often")
+        return files
+
+
+def _is_unfinished(path: Path) -> bool:
+    return any(part.endswith(PARTIAL_SUFFIX) for part in path.parts)
+
+
+NPY: Final = ArrayKind("npy", ".npy", read_npy_header)
 
 
 @dataclass(frozen=True)
-class NpyFile:
-    """One source array, seen as records of `seq_len` tokens."""
+class ArrayFile:
+    """One source array, as records of `seq_len` tokens."""
 
     path: Path
     dtype: np.dtype[Any]
@@ -46,17 +86,9 @@ class NpyFile:
     num_records: int
 
     @classmethod
-    def open(cls, path: Path, seq_len: int) -> NpyFile:
-        """Read the header and check that it describes tokens.
-
-        Raises
-        ------
-        FormatError, IncompleteError
-            If it is no `.npy` file, or shorter than its header says.
-        ConvertError
-            If the array is not of integers, or has another shape than 1-D or `(records, seq_len)`.
-        """
-        shape, fortran, dtype, byte_offset = read_npy_header(path)
+    def open(cls, path: Path, header: Header, seq_len: int) -> ArrayFile:
+        """Check that a header describes tokens: `ConvertError` if not, `IncompleteError` for a short file."""
+        shape, fortran, dtype, byte_offset = header
         if len(shape) not in (1, 2):
             raise ConvertError(f"{path}: expected a 1-D stream or 2-D records, found shape {shape}")
         if len(shape) == 2 and shape[1] != seq_len:
@@ -77,63 +109,57 @@ class NpyFile:
     def num_tokens(self) -> int:
         return math.prod(self.shape)
 
-    def map_columns(self) -> TokenArray:
-        """Map the records of a file in Fortran order, whose tokens lie apart, shape `(num_records, seq_len)`."""
-        return np.memmap(self.path, self.dtype, "r", self.byte_offset, self.shape, "F").view(np.ndarray)
+    def map(self, order: Any = "C") -> TokenArray:
+        """Map the array."""
+        if not self.num_tokens:
+            return np.empty(self.shape, self.dtype)
+        return np.memmap(self.path, self.dtype, "r", self.byte_offset, self.shape, order).view(np.ndarray)
 
     def offset_of(self, record: Any, seq_len: int) -> Any:
         """Return the byte offset of a record, or of an array of records, of a file in C order."""
         return self.byte_offset + record * (seq_len * self.dtype.itemsize)
 
     def where(self, record: int, column: int, seq_len: int) -> str:
-        """Say where a token stands, in the array's own terms."""
+        """Return the index of a token, in the array's own terms."""
         return f"index {record * seq_len + column:,}" if len(self.shape) == 1 else f"index [{record:,}, {column:,}]"
 
 
-class NpySource(Source):
-    """Batches of shuffled records from one or more `.npy` files.
+def _fitting_dtype(files: Sequence[ArrayFile], vocab_size: int) -> str:
+    small = all(file.dtype.kind == "u" and file.dtype.itemsize <= 2 for file in files)
+    return "uint16" if small or 0 < vocab_size <= 2**16 else "uint32"
 
-    Parameters
-    ----------
-    paths
-        Files, or folders whose `*.npy` files, also those in subfolders, are taken in the order of their paths.
-    seq_len
-        Tokens of a record; None: the length of the 2-D arrays, or 512 if there are none.
-    dtype
-        "uint32", "uint16", or "auto": uint16 where every id is known to fit, by source dtype or by `vocab_size`.
-    remainder
-        Of the records that do not fill the last batch: "drop", "pad" (with records of `pad_id`) or "error".
-    """
+
+class NpySource(Source):
+    """Batches of records from files of one array each, shuffled or not."""
 
     def __init__(
         self,
         paths: Sequence[str | os.PathLike[str]],
         *,
         batch_size: int,
-        seq_len: int | None = None,
+        seq_len: int | None = None,  # None: the length of the 2-D arrays, or 512 if there are none
         seed: int,
         shuffle: bool = True,
         dtype: str = "auto",
         vocab_size: int = 0,
         remainder: str = "drop",
         pad_id: int = 0,
+        kind: ArrayKind = NPY,
     ) -> None:
         require_choice("remainder", remainder, REMAINDERS)
-        self.paths = expand(paths)
-        seq_len = seq_len or _record_length(self.paths)
-        self._files = [NpyFile.open(path, seq_len) for path in self.paths]
+        self.paths = kind.expand(paths)
+        headers = [kind.read_header(path) for path in self.paths]
+        lengths = (shape[1] for shape, *_ in headers if len(shape) == 2 and shape[1])
+        seq_len = seq_len or next(lengths, DEFAULT_SEQ_LEN)
+        self._files = [ArrayFile.open(path, each, seq_len) for path, each in zip(self.paths, headers, strict=True)]
         total = sum(file.num_records for file in self._files)
-        stored = stored_dtype(self._auto_dtype(vocab_size) if dtype == "auto" else dtype)
+        stored = stored_dtype(_fitting_dtype(self._files, vocab_size) if dtype == "auto" else dtype)
         self.meta = StoreMeta(batch_size, seq_len, stored, seed if shuffle else 0, total, vocab_size=vocab_size)
         if not 0 <= pad_id <= token_limit(stored, vocab_size):
             raise ArgumentError(bad_token_message("pad_id", "the padding", pad_id, self.meta))
         self.shuffle, self.reorders = "global" if shuffle else "none", shuffle
-        self.shard_batches: list[int] = []
-        self.shard_splits: list[str] = []
-        self.shard_records: list[int] = []
-        self.shard_documents: list[int | None] = []
         how = {"remainder": remainder, "pad_id": pad_id}
-        self.description = {"format": "npy", "files": [str(path) for path in self.paths], **how}
+        self.description = {"format": kind.name, "files": [str(path) for path in self.paths], **how}
         self.identity: dict[str, Any] = {}
         self.pad_id = pad_id
         self.order = write_order(total, seed) if shuffle else None
@@ -142,10 +168,6 @@ class NpySource(Source):
         self._ends = np.cumsum([file.num_records for file in self._files])
         self._open_files = OpenFiles(self.paths)
         self._count_tokens(remainder)
-
-    def _auto_dtype(self, vocab_size: int) -> str:
-        small = all(file.dtype.kind == "u" and file.dtype.itemsize <= 2 for file in self._files)
-        return "uint16" if small or 0 < vocab_size <= 2**16 else "uint32"
 
     def _count_tokens(self, remainder: str) -> None:
         """Decide which records are stored, and count the others."""
@@ -173,7 +195,6 @@ class NpySource(Source):
             )
 
     def read_into(self, start: int, out: TokenArray) -> None:
-        """Gather the records of consecutive batches."""
         rows = out.reshape(-1, self.meta.seq_len)
         first = start * self.meta.batch_size
         count = min(len(rows), self.meta.total_records - first)
@@ -191,14 +212,12 @@ class NpySource(Source):
         return records[first - start : first - start + count]
 
     def read_records(self, first: int, rows: TokenArray) -> None:
-        """Read consecutive records in the order of the source."""
         self._gather(np.arange(first, first + len(rows)), rows)
 
     def probe(self, record: int) -> float | None:
-        """Return how many seconds a read of a record took, or None if it came from the page cache."""
-        number, inside = self._locate(record)
+        number = int(np.searchsorted(self._ends, record, side="right"))
         file, fd = self._files[number], self._open_files.fd(number)
-        offset = file.offset_of(inside, self.meta.seq_len)
+        offset = file.offset_of(record - int(self._ends[number] - file.num_records), self.meta.seq_len)
         buffer = bytearray(self.meta.seq_len * file.dtype.itemsize)
         with contextlib.suppress(OSError):
             if os.preadv(fd, (buffer,), offset, os.RWF_NOWAIT) == len(buffer):
@@ -206,10 +225,6 @@ class NpySource(Source):
         start_s = time.perf_counter()
         os.preadv(fd, (buffer,), offset)
         return time.perf_counter() - start_s
-
-    def _locate(self, record: int) -> tuple[int, int]:
-        number = int(np.searchsorted(self._ends, record, side="right"))
-        return number, record - int(self._ends[number] - self._files[number].num_records)
 
     def _gather(self, records: npt.NDArray[np.int64], rows: TokenArray) -> None:
         files = np.searchsorted(self._ends, records, side="right")
@@ -239,8 +254,8 @@ class NpySource(Source):
     def _take(self, number: int, inside: npt.NDArray[np.int64], out: TokenArray) -> None:
         """Fill `out` with records of one file."""
         file = self._files[number]
-        if file.fortran:
-            out[...] = file.map_columns()[inside]
+        if file.fortran:  # the tokens of a record lie apart
+            out[...] = file.map("F")[inside]
             return
         offsets = file.offset_of(inside, self.meta.seq_len)
         if np.all(np.diff(inside) == 1):
@@ -252,46 +267,69 @@ class NpySource(Source):
         self._open_files.gather_into(number, offsets, out)
 
 
-def _record_length(paths: Sequence[Path]) -> int:
-    """Return the length of the records in the first 2-D array."""
-    shapes = (read_npy_header(path)[0] for path in paths)
-    return next((shape[1] for shape in shapes if len(shape) == 2 and shape[1]), DEFAULT_SEQ_LEN)
+class CutSource(DocumentSource):
+    """1-D arrays, cut into documents at a boundary token, which is the last one of each, or the first one."""
+
+    # tokens before the first boundary token, or behind the last one, are a document without one
+
+    tokenizer, has_ids = "", False
+
+    def __init__(self, conversion: Conversion, paths: list[Path], kind: ArrayKind = NPY) -> None:
+        self.paths, self._boundary = paths, conversion.boundary or "behind"
+        self.boundary_token_id, self.vocab_size = conversion.boundary_token_id or 0, conversion.vocab_size or 0
+        if self.boundary_token_id < 0:
+            raise ArgumentError(f"boundary_token_id: expected the id of a token, found {self.boundary_token_id}")
+        self._files = []
+        for path in paths:
+            header = kind.read_header(path)
+            if len(header[0]) != 1:
+                shape = f"expected a 1-D stream of tokens, found shape {header[0]}"
+                raise ConvertError(f"{path}: {shape}; {kind.name}-to-hdf5 takes records")
+            self._files.append(ArrayFile.open(path, header, 1))
+        fixed = conversion.dtype not in (None, "auto") and conversion.dtype
+        self.dtype = stored_dtype(fixed or _fitting_dtype(self._files, self.vocab_size))
+        sizes = [file.num_tokens * file.dtype.itemsize for file in self._files]
+        self.groups = [Group(number, 0, size, size) for number, size in enumerate(sizes)]
+        how = {"boundary_token_id": self.boundary_token_id, "boundary": self._boundary}
+        self.description = {"format": kind.name, "files": [str(path) for path in paths], **how}
+        self.identity: dict[str, Any] = {"dtype": self.dtype.name, "vocab_size": self.vocab_size}
+
+    def read(self, group: Group, choose: Choose | None, num_threads: int) -> Iterator[Encoded]:
+        file, first = self._files[group.file_number], 1
+        tokens = file.map()
+        for start, lengths in _cut(tokens, self.boundary_token_id, self._boundary):
+            stop = start + int(lengths.sum())
+            rows = np.arange(first, first + len(lengths), dtype=np.uint64)
+            first += len(lengths)
+            chosen = tokens[start:stop]
+            if choose is not None:
+                wanted = choose(len(lengths))
+                chosen, lengths, rows = chosen[np.repeat(wanted, lengths)], lengths[wanted], rows[wanted]
+            yield Encoded(chosen, lengths, str(file.path), rows, read=stop * file.dtype.itemsize)
 
 
-def expand(paths: Sequence[str | os.PathLike[str]]) -> list[Path]:
-    """Replace folders by the `.npy` files in and below them, in the order of their paths.
-
-    Raises
-    ------
-    ConvertError
-        If a folder has none.
-    """
-    files: list[Path] = []
-    for path in map(Path, paths):
-        if path.is_dir():
-            inside = sorted(file for file in path.rglob("*.npy") if not _is_unfinished(file.relative_to(path)))
-            if not inside:
-                raise ConvertError(f"{path}: no .npy files in this folder, nor below it")
-            files += inside
-        elif path.is_file():
-            files.append(path)
-        elif path.exists():
-            raise ConvertError(f"{path}: expected a file or folder, found neither")  # a FIFO would block for ever
-        else:
-            raise ConvertError(f"{path}: no such file or folder")
-    for path, count in Counter(file.resolve() for file in files).items():
-        if count > 1:
-            raise ConvertError(f"{path}: is named {count} times; its tokens would be stored as often")
-    return files
+def _cut(tokens: TokenArray, boundary_token_id: int, boundary: str) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
+    """Yield the documents of a stream, many at a time: the offset of the first one, and their lengths."""
+    start = 0
+    for block in range(0, len(tokens), BLOCK_TOKENS):
+        found = np.flatnonzero(tokens[block : block + BLOCK_TOKENS] == boundary_token_id) + block
+        edges = found if boundary == "front" else found + 1
+        edges = edges[edges > start]
+        if len(edges):
+            yield start, np.diff(edges, prepend=start)
+            start = int(edges[-1])
+    if start < len(tokens):
+        yield start, np.array([len(tokens) - start])
 
 
-def _is_unfinished(path: Path) -> bool:
-    return any(part.endswith(PARTIAL_SUFFIX) for part in path.parts)
-
-
-def open_npy(paths: list[Path], conversion: Conversion) -> NpySource:
-    """Open `.npy` files as a conversion asks."""
+def open_arrays(paths: list[Path], conversion: Conversion, kind: ArrayKind = NPY) -> NpySource:
+    """Open files of arrays as batches, as a conversion asks."""
     names = ("batch_size", "seq_len", "seed", "shuffle", "remainder", "pad_id")
     how = {name: getattr(conversion, name) for name in names}
     dtype = FORMATS[conversion.target].default_dtype if conversion.dtype in (None, "auto") else conversion.dtype
-    return NpySource(paths, dtype=dtype or "auto", vocab_size=conversion.vocab_size or 0, **how)
+    return NpySource(paths, dtype=dtype or "auto", vocab_size=conversion.vocab_size or 0, kind=kind, **how)
+
+
+def open_cut(paths: list[Path], conversion: Conversion, kind: ArrayKind = NPY) -> CutSource:
+    """Open files of arrays as documents, as a conversion asks."""
+    return CutSource(conversion, kind.expand(paths), kind)

@@ -122,14 +122,8 @@ class ScatteredSource(Source):
     """A source whose records were scattered to run files: reads consecutive batches from them."""
 
     def __init__(self, source: Source, plan: ScatterPlan, folder: Path, pad_id: int) -> None:
-        self.meta, self.num_batches, self.shuffle, self.order = (
-            source.meta, source.num_batches, source.shuffle, source.order,
-        )  # fmt: skip
-        self.reorders = source.reorders
-        self.shard_batches, self.token_counts, self.paths = source.shard_batches, source.token_counts, source.paths
-        self.shard_splits, self.shard_records = source.shard_splits, source.shard_records
-        self.shard_documents = source.shard_documents
-        self.description, self.identity = source.description, source.identity
+        for name in Source.__annotations__:
+            setattr(self, name, getattr(source, name))
         self._pad_id, self._num_records = pad_id, plan.order.n
         self._buckets = BucketReader(plan, folder)
 

@@ -1,15 +1,22 @@
-"""What a source offers to a conversion, and the counts of its tokens."""
+"""What a source offers to a conversion, the counts of its tokens, and reads of its files."""
 
 from __future__ import annotations
 
+import os
+import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Final
 
-from zb_hdf5 import ArgumentError, BatchReader, ConvertError, StoreMeta
+import numpy.typing as npt
+
+from zb_hdf5 import ArgumentError, BatchReader, ConvertError, IncompleteError, StoreMeta
 from zb_hdf5.documents.document_table import DocumentPart
 from zb_hdf5.documents.pieces import Pieces
+from zb_hdf5.files.identity import regular
+from zb_hdf5.files.ranges import read_fully
 from zb_hdf5.loaders.order import GlobalOrder
 from zb_hdf5.spec import TokenArray
 
@@ -17,23 +24,17 @@ from zb_hdf5.spec import TokenArray
 MAX_TOKEN: Final = "max_token"
 #: What may become of records that do not fill the last batch.
 REMAINDERS: Final = ("drop", "pad", "error")
+#: A process may have 1,024 by default.
+MAX_OPEN_FILES: Final = 256
 
 
 @dataclass
 class TokenCounts:
-    """Counts of tokens: `tokens_in + padded == stored + dropped`, or the conversion is wrong.
-
-    Attributes
-    ----------
-    padded
-        Places without a token of the source.
-    padding_rows
-        Rows of nothing else, which fill the last batch.
-    """
+    """Counts of tokens: `tokens_in + padded == stored + dropped`, or the conversion is wrong."""
 
     tokens_in: int = 0
-    padded: int = 0
-    padding_rows: int = 0
+    padded: int = 0  # positions without a token of the source
+    padding_rows: int = 0  # rows of nothing else, which fill the last batch
     dropped: dict[str, int] = field(default_factory=dict)
 
     def drop(self, reason: str, tokens: int) -> None:
@@ -58,73 +59,41 @@ class TokenCounts:
             )
 
 
-@runtime_checkable
-class Source(Protocol):
-    """Batches to convert, in their final order. Picklable: other processes read their shards themselves.
+class Source(ABC):
+    """Batches to convert, in their final order. Picklable: other processes read their shards themselves."""
 
-    Attributes
-    ----------
-    meta
-        Shape, dtype and origin of what will be stored.
-    num_batches
-        How many batches there are.
-    shuffle
-        Name of the record shuffle behind the order, or "none".
-    shard_batches
-        Batches per shard where the source has shards of its own, else empty.
-    shard_splits
-        The split that each of these shards belongs to.
-    shard_records, shard_documents
-        Of each of these shards, where it is known, else empty: its part of `total_records`, and how many documents have
-        their first token in it.
-    token_counts
-        Complete before the first batch is read.
-    description
-        For the `source` entry of `shards.json`.
-    paths
-        The files and folders that are read; the destination may not replace them.
-    reorders
-        Whether records are shuffled as they are read: not in a copy, whatever `shuffle` was behind its source.
-    order
-        Stored record -> source record, if that can be said: then the source is a `ShuffledSource`.
-    has_pieces
-        Whether it is known which parts of documents lie in the records.
-    document_files, document_parts
-        The document tables, and what the index of a store of these batches says of them.
-    origin
-        The origin that a lone source file has stored; None: it follows from `description`, `shuffle` and the split.
-    identity
-        JSON of what decides the batches besides the bytes of `paths`: two sources of one identity give the same.
-    """
-
-    meta: StoreMeta
+    meta: StoreMeta  # shape, dtype and origin of the batches that will be stored
     num_batches: int
-    shuffle: str
-    reorders: bool
-    shard_batches: list[int]
-    shard_splits: list[str]
-    shard_records: list[int]
-    shard_documents: list[int | None]
-    token_counts: TokenCounts
-    description: dict[str, Any]
-    paths: list[Path]
-    identity: dict[str, Any]
-    order: GlobalOrder | None
-    origin: dict[str, Any] | None = None
-    has_pieces: bool = False
-    document_files: Sequence[Path] = ()
+    token_counts: TokenCounts  # complete before the first batch is read
+    description: dict[str, Any]  # the `source` entry of `shards.json`
+    identity: dict[str, Any]  # JSON of what decides the batches besides `description` and the bytes of `paths`
+    paths: list[Path]  # the files and folders that are read; the destination may not replace them
+    shuffle: str = "none"  # the record shuffle behind the order of the batches
+    reorders: bool = False  # whether this conversion shuffles the records, and not an earlier one
+    order: GlobalOrder | None = None  # stored record -> source record, of a `ShuffledSource`
+    origin: dict[str, Any] | None = None  # of a lone file; None: it follows from `description`, `shuffle`, the split
+
+    # of each shard, where the source has shards of its own: batches, split, part of `total_records`, documents begun
+    shard_batches: Sequence[int] = ()
+    shard_splits: Sequence[str] = ()
+    shard_records: Sequence[int] = ()
+    shard_documents: Sequence[int | None] = ()
+
+    has_pieces: bool = False  # whether it is known which parts of documents lie in the records
+    document_files: Sequence[Path] = ()  # the document tables, and their entries of the index
     document_parts: tuple[DocumentPart, ...] = ()
 
-    def read_pieces(self, start: int, stop: int) -> Pieces:
-        """Return the pieces of consecutive batches of one split, if `has_pieces`."""
-        raise ConvertError(f"{self.paths[0]}: holds no documents")
-
+    @abstractmethod
     def read_into(self, start: int, out: TokenArray) -> None:
         """Fill `out`, shape `(count, B, S)` of the stored dtype, with consecutive batches."""
 
     def read_field_into(self, name: str, start: int, out: TokenArray) -> None:
         """Fill `out`, shape `(count, B, S, ...)`, with the values of a field of `meta.fields`."""
         raise ArgumentError(f"a source without fields has no {name!r}")
+
+    def read_pieces(self, start: int, stop: int) -> Pieces:
+        """Return the pieces of consecutive batches of one split, if `has_pieces`."""
+        raise ConvertError(f"{self.paths[0]}: holds no documents")
 
     def sha256_of(self, start: int, stop: int) -> str | None:
         """Return the digest that the source has stored for these batches; None: it has none."""
@@ -135,32 +104,61 @@ class Source(Protocol):
         return None
 
     def check_reads(self) -> None:
-        """From now on compare each batch that is read with its own digest, where the source has one.
-
-        Called where shards are not copied whole, so that no `sha256_of` covers what is read.
-        """
+        """From now on compare each batch with its own digest: no `sha256_of` covers the batches that are read."""
         return
 
 
-class ShuffledSource(Source, Protocol):
-    """A source whose records can also be read in their own order, for a shuffle in two passes.
-
-    Attributes
-    ----------
-    order
-        Stored record -> source record.
-    pad_id
-        The token of the records behind the last one.
-    cold
-        Whether random reads wait for a disk: then they are announced to the kernel.
-    """
+class ShuffledSource(Source):
+    """A source whose records can also be read in their own order, for a shuffle in two passes."""
 
     order: GlobalOrder
-    pad_id: int
-    cold: bool
+    pad_id: int  # the token of the records behind the last one
+    cold: bool  # whether random reads wait for a disk: then they are announced to the kernel
 
+    @abstractmethod
     def read_records(self, first: int, rows: TokenArray) -> None:
         """Fill `rows`, shape `(count, S)` of the stored dtype, with consecutive records of the source."""
 
+    @abstractmethod
     def probe(self, record: int) -> float | None:
         """Return how many seconds a read of a source record took, or None if it came from the page cache."""
+
+
+class OpenFiles:
+    """Files that are read at any offset, with a bounded number of them open. Picklable; not thread-safe."""
+
+    # Reads, no mappings: where the page cache has large pages, a record that is touched counts 2 MiB as own memory.
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._paths = list(paths)
+        self._fds: dict[int, int] = {}
+        weakref.finalize(self, _close_all, self._fds)
+
+    def __reduce__(self) -> tuple[type[OpenFiles], tuple[list[Path]]]:
+        return OpenFiles, (self._paths,)
+
+    def read_into(self, number: int, byte_offset: int, out: npt.NDArray[Any]) -> None:
+        """Fill `out` with the bytes of one file; `IncompleteError` if the file has become shorter."""
+        if read_fully(self.fd(number), out, byte_offset) != out.nbytes:
+            raise IncompleteError(f"{self._paths[number]}: became shorter while it was read; convert again")
+
+    def gather_into(self, number: int, byte_offsets: list[int], rows: npt.NDArray[Any]) -> None:
+        """Fill each row of a C-contiguous array with the bytes at one offset of a file. Raises as `read_into`."""
+        fd = self.fd(number)
+        for row, byte_offset in zip(rows, byte_offsets, strict=True):
+            if os.preadv(fd, (row,), byte_offset) != row.nbytes:
+                self.read_into(number, byte_offset, row)
+
+    def fd(self, number: int) -> int:
+        """Return the descriptor of one file, good until the next call."""
+        fd = self._fds.get(number)
+        if fd is None:
+            if len(self._fds) == MAX_OPEN_FILES:
+                os.close(self._fds.pop(next(iter(self._fds))))
+            fd = self._fds[number] = regular(self._paths[number])
+        return fd
+
+
+def _close_all(fds: dict[int, int]) -> None:
+    while fds:
+        os.close(fds.popitem()[1])

@@ -72,6 +72,8 @@ class SourceKind:
         The option that has to be given.
     choices
         The choices of an option that are possible, where these are not all.
+    suffixes
+        The ends of the names of such files, by which they are found.
     """
 
     noun: str
@@ -85,6 +87,7 @@ class SourceKind:
     urls: bool = False
     required: str = ""
     choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    suffixes: tuple[str, ...] = ()
 
     def options_of(self, target: str) -> dict[str, Any]:
         """Return the options that apply to a target, and their defaults."""
@@ -121,6 +124,7 @@ def _text(name: str) -> SourceKind:
         "are, one after the other. A folder stands for all such files in and below it.",
         several=True,
         required="tokenizer",
+        suffixes=kind.suffixes,
     )
 
 
@@ -129,11 +133,12 @@ SOURCES: Final[dict[str, SourceKind]] = {
     "npy": SourceKind(
         ".npy files of tokens",
         "tokens/ {target} \\\n           --batch-size 32 --shards 4",
-        "zb_hdf5.converters.npy_source:open_npy",
+        "zb_hdf5.converters.npy_source:open_arrays",
         (),
         _ARRAYS,
         several=True,
         choices=_AUTO,
+        suffixes=(".npy",),
     ),
     STREAM: SourceKind(
         "a token stream of documents",
@@ -150,7 +155,7 @@ SOURCES: Final[dict[str, SourceKind]] = {
 #: 1-D arrays that a boundary token cuts into documents: another way to read the files of "npy".
 CUT: Final = SourceKind(
     "1-D .npy files", "tokens/ stream --boundary-token-id 50256",
-    "zb_hdf5.converters.cut_source:open_cut", (STREAM,),
+    "zb_hdf5.converters.npy_source:open_cut", (STREAM,),
     {"boundary_token_id": NONE, "boundary": "behind", "dtype": _ARRAYS["dtype"], "vocab_size": NONE},
     PACKED,
     "Each file becomes a shard. A boundary token tells the documents apart: they get a table, and are known by "
@@ -191,9 +196,7 @@ def kind_of(path: Path, conversion: Conversion) -> tuple[str, SourceKind]:
 def _found(path: Path, dataset: str | None) -> str:
     from zb_hdf5.store.opening import is_stream
 
-    if path.suffix == ".npy" or _holds(path, ".npy"):
-        return "npy"
-    for name, kind in FILE_KINDS.items():
+    for name, kind in SOURCES.items():
         if path.name.endswith(kind.suffixes) or any(_holds(path, suffix) for suffix in kind.suffixes):
             return name
     return STREAM if dataset is None and is_stream(path) else "auto"

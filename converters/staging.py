@@ -16,12 +16,11 @@ from zb_hdf5 import ArgumentError, StoreMeta
 from zb_hdf5.converters.batch_target import is_one_file, refuse_bad_destination, write_batches
 from zb_hdf5.converters.documents import DocumentSource, route
 from zb_hdf5.converters.journal import how_to_go_on, refuse_interrupted
-from zb_hdf5.converters.npy_files import OpenFiles
 from zb_hdf5.converters.options import Conversion
 from zb_hdf5.converters.packed import PackedSource
 from zb_hdf5.converters.reports import Done, Report
 from zb_hdf5.converters.shard import SHARDS
-from zb_hdf5.converters.source import TokenCounts
+from zb_hdf5.converters.source import OpenFiles, TokenCounts
 from zb_hdf5.converters.task import Workers
 from zb_hdf5.converters.token_files import TokensPlan, write_raw_tokens
 from zb_hdf5.documents.document_table import DocumentFile, documents_path

@@ -18,7 +18,7 @@ from descriptors import open_files
 from hypothesis import given
 from hypothesis import strategies as st
 
-import zb_hdf5.converters.npy_files
+import zb_hdf5.converters.source
 import zb_hdf5.files.publishing
 from examples import examples
 from zb_hdf5 import ChecksumError, ConvertError, IncompleteError, ShardIndex, ZbError, open_reader, open_writer
@@ -369,7 +369,7 @@ def test_a_stream_in_fortran_order_is_the_same_stream(shuffle, tmp_path):
 
 
 def test_more_files_than_may_be_open_at_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(zb_hdf5.converters.npy_files, "MAX_OPEN_FILES", 3)
+    monkeypatch.setattr(zb_hdf5.converters.source, "MAX_OPEN_FILES", 3)
     for number in range(10):
         save(tmp_path / "in" / f"{number}.npy", numbered(5, 5 * number))
     opened = NpySource([tmp_path / "in"], batch_size=2, seq_len=SEQ_LEN, seed=3)

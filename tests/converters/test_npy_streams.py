@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from interrupted import Failing, Recorded, Stops
 
 from zb_hdf5 import ArgumentError, ConvertError, Loader, MmapTokenStore, convert
-from zb_hdf5.converters import cut_source
+from zb_hdf5.converters import npy_source
 from zb_hdf5.converters.cli import convert as command
 from zb_hdf5.converters.options import Conversion
 from zb_hdf5.converters.run import run
@@ -51,11 +51,11 @@ def save(folder, *streams, dtype="u2"):
 def test_documents_are_those_of_a_cut_token_by_token(tmp_path_factory, streams, boundary, block):
     folder = tmp_path_factory.mktemp("npy")
     source = save(folder / "tokens", *streams)
-    before, cut_source.BLOCK_TOKENS = cut_source.BLOCK_TOKENS, block  # documents straddle blocks
+    before, npy_source.BLOCK_TOKENS = npy_source.BLOCK_TOKENS, block  # documents straddle blocks
     try:
         report = convert([source], "stream", folder / "stream", boundary_token_id=END, boundary=boundary)
     finally:
-        cut_source.BLOCK_TOKENS = before
+        npy_source.BLOCK_TOKENS = before
     expected = [(number, document) for number, tokens in enumerate(streams) for document in reference(tokens, boundary)]
     assert report.counts.documents == len(expected)
     with MmapTokenStore(folder / "stream") as store:

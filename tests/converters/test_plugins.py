@@ -1,0 +1,247 @@
+"""The format of another trainer is one small file: flat tokens both ways, and documents."""
+
+from __future__ import annotations
+
+import json
+import struct
+import sys
+from itertools import chain
+from pathlib import Path
+
+import megatron_format
+import numpy as np
+import pytest
+import tok_format
+from click.testing import CliRunner
+from interrupted import Failing, Stops
+
+from zb_hdf5 import (
+    ArgumentError,
+    ConvertError,
+    FormatError,
+    IncompleteError,
+    Loader,
+    MmapTokenStore,
+    convert,
+    open_reader,
+)
+from zb_hdf5.converters.sources import SOURCES
+from zb_hdf5.formats.registry import FORMATS
+from zb_hdf5.loaders.order import write_order
+from zb_hdf5.store.verify import verify_store
+
+TOKENS = np.random.default_rng(7).integers(0, 50_000, 40 * 16, dtype=np.uint16)
+SHAPE = {"batch_size": 4, "seq_len": 16, "seed": 3}
+
+
+@pytest.fixture(autouse=True)
+def plugged_in(monkeypatch):
+    """Plug both in, as a program does that then imports the commands."""
+    for table in (SOURCES, FORMATS):
+        for name in ("tok", "megatron"):
+            monkeypatch.setitem(table, name, None)  # removed at the end
+            del table[name]
+    monkeypatch.delitem(sys.modules, "zb_hdf5.converters.cli", raising=False)
+    tok_format.plug_in()
+    megatron_format.plug_in()
+
+
+@pytest.fixture
+def run():
+    from zb_hdf5.commands.zb import zb
+
+    def call(*arguments, code=0):
+        done = CliRunner().invoke(zb, [str(argument) for argument in arguments])
+        assert done.exit_code == code, done.output
+        return done
+
+    return call
+
+
+@pytest.mark.parametrize(("module", "most"), [(tok_format, 150), (megatron_format, 250)])
+def test_a_format_is_one_small_file(module, most):
+    assert len(Path(module.__file__).read_text(encoding="utf-8").splitlines()) <= most
+
+
+# --- flat tokens ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tok(tmp_path):
+    path = tmp_path / "in" / "tokens.tok"
+    path.parent.mkdir()
+    path.write_bytes(tok_format.HEADER.pack(tok_format.MAGIC, TOKENS.size) + TOKENS.tobytes())
+    return path
+
+
+def content(path):
+    with open_reader(path) as reader:
+        return np.concatenate([batch.reshape(-1, 16) for batch in reader])
+
+
+@pytest.mark.parametrize("as_folder", [False, True])
+@pytest.mark.parametrize("target", ["hdf5", "batch"])
+def test_flat_tokens_are_shuffled_into_a_store(target, as_folder, tok, tmp_path, run):
+    source = tok.parent if as_folder else tok
+    report = convert(source, target, tmp_path / "here", **SHAPE, num_shards=3, dtype="uint16")
+    assert (report.num_batches, report.token_counts.tokens_in) == (10, TOKENS.size)
+    np.testing.assert_array_equal(
+        content(tmp_path / "here"), TOKENS.reshape(-1, 16)[write_order(40, 3).indices(np.arange(40))]
+    )
+    options = [f"--{name.replace('_', '-')}={value}" for name, value in SHAPE.items()]
+    run("convert", f"tok-to-{target}", source, tmp_path / "there", *options, "--shards", 3, "--dtype", "uint16")
+    assert [report.problem for report in verify_store(tmp_path / "there")] == [None] * 3
+    index = json.loads((tmp_path / "there" / "shards.json").read_text())
+    assert index == json.loads((tmp_path / "here" / "shards.json").read_text())
+    assert index["source"]["format"] == "tok"
+
+
+def test_flat_tokens_are_shuffled_in_two_passes_and_by_several_jobs(tok, tmp_path, run):
+    convert(tok, "hdf5", tmp_path / "one", **SHAPE, num_shards=2)
+    convert(tok, "hdf5", tmp_path / "two", **SHAPE, num_shards=2, shuffle_method="two-pass", workers=2)
+    for part in ("0/2", "1/2"):
+        run(
+            "convert",
+            "tok-to-hdf5",
+            tok,
+            tmp_path / "parts",
+            "--batch-size",
+            4,
+            "--seq-len",
+            16,
+            "--seed",
+            3,
+            "--shards",
+            2,
+            "--shard-range",
+            part,
+        )
+    run("index", "merge", tmp_path / "parts")
+    expected = (tmp_path / "one" / "shards.json").read_bytes()
+    assert [(tmp_path / name / "shards.json").read_bytes() for name in ("two", "parts")] == [expected] * 2
+
+
+def test_a_store_is_written_as_flat_tokens(tok, tmp_path, run):
+    convert(tok, "hdf5", tmp_path / "store", **SHAPE, shuffle=False)
+    report = convert(tmp_path / "store", "tok", tmp_path / "out.tok")
+    assert report.tokens_stored == TOKENS.size
+    assert (tmp_path / "out.tok").read_bytes() == tok.read_bytes()
+    run("convert", "hdf5-to-tok", tmp_path / "store", tmp_path / "again.tok")
+    assert (tmp_path / "again.tok").read_bytes() == tok.read_bytes()
+    convert(tok, "hdf5", tmp_path / "wide", **SHAPE, dtype="uint32")
+    with pytest.raises(ArgumentError, match=r"\.tok files hold uint16 tokens, found uint32"):
+        convert(tmp_path / "wide", "tok", tmp_path / "wide.tok")
+    convert(tmp_path / "wide", "tok", tmp_path / "narrow.tok", dtype="uint16")
+    assert (tmp_path / "narrow.tok").stat().st_size == tok.stat().st_size
+
+
+@pytest.mark.parametrize(
+    ("data", "error", "message"),
+    [
+        (b"TOKEN", IncompleteError, "expected a header of 16 bytes, found 5"),
+        (struct.pack("<8sQ", b"NOTHING!", 0), FormatError, "expected magic b'TOKENS16', found b'NOTHING!'"),
+        (struct.pack("<8sQ", b"TOKENS16", 9) + b"12", IncompleteError, "9 tokens"),
+    ],
+)
+def test_damaged_flat_files_are_refused(data, error, message, tmp_path):
+    (tmp_path / "x.tok").write_bytes(data)
+    with pytest.raises(error, match=message):
+        convert(tmp_path / "x.tok", "hdf5", tmp_path / "out", **SHAPE)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_help_and_the_refusals_name_the_format(tok, tmp_path, run):
+    assert "Convert .tok files of tokens to an HDF5 store." in run("convert", "tok-to-hdf5", "--help").stdout
+    assert {"tok-to-batch", "hdf5-to-tok", "megatron-to-stream"} <= set(run("convert", "--help").stdout.split())
+    with pytest.raises(ArgumentError, match=r"tokenizer belongs to parquet, jsonl, text, found \.tok files of tokens"):
+        convert(tok, "hdf5", tmp_path / "out", tokenizer="byte")
+
+
+# --- documents -----------------------------------------------------------------------------------------------------
+
+#: Documents of one or more sequences each; the last one is empty.
+DOCUMENTS = [[[1, 2, 3], [4]], [[5, 6]], [[7], [8, 9, 10, 11]], [[12, 13]], [[]]]
+
+
+def write_megatron(path, documents, code=8):
+    """Write documents as Megatron does."""
+    sequences = [sequence for document in documents for sequence in document]
+    dtype = megatron_format.DTYPES[code]
+    lengths = np.array([len(sequence) for sequence in sequences], "<i4")
+    offsets = (np.cumsum(lengths, dtype="<i8") - lengths) * dtype.itemsize
+    edges = np.cumsum([0, *map(len, documents)], dtype="<i8")
+    path.write_bytes(np.concatenate(sequences).astype(dtype).tobytes())
+    head = megatron_format.HEADER.pack(megatron_format.MAGIC, 1, code, len(sequences), len(edges))
+    path.with_suffix(".idx").write_bytes(head + lengths.tobytes() + offsets.astype("<i8").tobytes() + edges.tobytes())
+    return path
+
+
+def expected_documents(documents):
+    return [list(chain(*document)) for document in documents]
+
+
+@pytest.mark.parametrize("code", megatron_format.DTYPES)
+@pytest.mark.parametrize("block", [1, 3, 1 << 20])
+def test_documents_are_kept_in_a_stream(code, block, tmp_path, run, monkeypatch):
+    monkeypatch.setattr(megatron_format, "BLOCK_TOKENS", block)
+    (tmp_path / "in").mkdir()
+    files = [write_megatron(tmp_path / "in" / f"{k}.bin", DOCUMENTS[2 * k :][:3], code) for k in range(2)]
+    report = convert(tmp_path / "in", "stream", tmp_path / "stream", workers=1)
+    expected = expected_documents(DOCUMENTS[:3] + DOCUMENTS[2:])
+    assert (report.counts.documents, len(report.index.shards)) == (6, 2)
+    with MmapTokenStore(tmp_path / "stream") as store:
+        assert [store.document(k).tolist() for k in range(store.document_count)] == expected
+        places = [store.documents.document(k) for k in range(store.document_count)]
+    assert [(place.source, place.row) for place in places] == [(str(file), k + 1) for file in files for k in range(3)]
+    run("convert", "megatron-to-stream", *files, tmp_path / "again", "--workers", 1)
+    assert not [each.problem for each in verify_store(tmp_path / "again") if each.problem]
+    assert (tmp_path / "again" / "shards.json").read_bytes() == (tmp_path / "stream" / "shards.json").read_bytes()
+
+
+def test_documents_become_rows_that_know_them(tmp_path, run):
+    documents = [[list(range(10 * k, 10 * k + 1 + k % 5))] for k in range(40)]  # each fits in a row
+    source = write_megatron(tmp_path / "in.bin", documents)
+    how = {"batch_size": 3, "seq_len": 8, "packing": "best-fit", "val_fraction": 0.2, "seed": 5, "workers": 1}
+    report = convert(source, "hdf5", tmp_path / "store", **how)
+    assert report.documents.documents == 40
+    assert set(report.batches_of_split) == {"train", "val"}
+    with Loader(tmp_path / "store", shuffle="sequential", documents=("documents", "document_ids")) as loader:
+        step = next(iter(loader))
+    with open_reader(tmp_path / "store") as reader:
+        document = reader.documents.document(int(step["documents"][0]))
+    of_first = step["tokens"][step["document_ids"] == 0].tolist()
+    assert of_first == documents[document.row - 1][0][: len(of_first)]
+    options = [f"--{name.replace('_', '-')}={value}" for name, value in how.items()]
+    run("convert", "megatron-to-hdf5", source, tmp_path / "again", *options)
+    assert (tmp_path / "again" / "shards.json").read_bytes() == (tmp_path / "store" / "shards.json").read_bytes()
+    assert not [each.problem for each in verify_store(tmp_path / "again") if each.problem]
+
+
+def test_an_interrupted_conversion_of_documents_is_resumed(tmp_path):
+    (tmp_path / "in").mkdir()
+    for k in range(3):
+        write_megatron(tmp_path / "in" / f"{k}.bin", DOCUMENTS)
+    with pytest.raises(Stops):
+        convert(tmp_path / "in", "stream", tmp_path / "out", engine=Failing(2))
+    report = convert(tmp_path / "in", "stream", tmp_path / "out", resume=True, workers=1)
+    assert report.shards_kept == 2
+    convert(tmp_path / "in", "stream", tmp_path / "whole", workers=1)
+    assert (tmp_path / "out" / "shards.json").read_bytes() == (tmp_path / "whole" / "shards.json").read_bytes()
+
+
+@pytest.mark.parametrize("cut", [5, 30, 60])
+def test_a_damaged_index_is_refused(cut, tmp_path):
+    source = write_megatron(tmp_path / "in.bin", DOCUMENTS)
+    index = source.with_suffix(".idx")
+    index.write_bytes(index.read_bytes()[:cut])
+    with pytest.raises(IncompleteError, match=r"in\.idx: expected"):
+        convert(source, "stream", tmp_path / "out")
+    index.write_bytes(b"x" * 100)
+    with pytest.raises(FormatError, match="expected the index of Megatron tokens"):
+        convert(source, "stream", tmp_path / "out")
+
+
+def test_ids_that_do_not_fit_are_refused(tmp_path):
+    source = write_megatron(tmp_path / "in.bin", [[[1, 2]], [[3, -4]]], code=4)
+    with pytest.raises(ConvertError, match=r"in\.bin: .*-4"):
+        convert(source, "stream", tmp_path / "out")

@@ -1,0 +1,79 @@
+"""Another trainer's flat tokens: `.tok` files, a header of 16 bytes and uint16 ids, as source and as target."""
+
+import struct
+from pathlib import Path
+
+import numpy as np
+
+from zb_hdf5 import ArgumentError, FormatError, IncompleteError
+from zb_hdf5.converters.npy_source import ArrayKind, open_arrays
+from zb_hdf5.converters.sources import SOURCES, SourceKind
+from zb_hdf5.files.identity import regular, require_bytes
+from zb_hdf5.formats.npy import NpyWriter
+from zb_hdf5.formats.registry import FORMATS, FileFormat
+
+MAGIC = b"TOKENS16"
+HEADER = struct.Struct("<8sQ")
+
+
+# --- a source ------------------------------------------------------------------------------------------------------
+
+
+def read_tok_header(path):
+    with open(path, "rb", opener=regular) as file:
+        head = file.read(HEADER.size)
+        if len(head) < HEADER.size:
+            raise IncompleteError(f"{path}: expected a header of {HEADER.size} bytes, found {len(head)}")
+        magic, num_tokens = HEADER.unpack(head)
+        if magic != MAGIC:
+            raise FormatError(f"{path}: not a .tok file: expected magic {MAGIC!r}, found {magic!r}")
+        require_bytes(HEADER.size + 2 * num_tokens, file.fileno(), path, f"{num_tokens:,} tokens")
+    return (num_tokens,), False, np.dtype("<u2"), HEADER.size
+
+
+TOK = ArrayKind("tok", ".tok", read_tok_header)
+
+
+def open_tok(paths, conversion):
+    return open_arrays(paths, conversion, TOK)
+
+
+SOURCE = SourceKind(
+    ".tok files of tokens", "tokens/ {target} --batch-size 32", f"{__name__}:open_tok", (), SOURCES["npy"].options,
+    several=True, choices=SOURCES["npy"].choices, suffixes=(".tok",),
+)  # fmt: skip
+
+# --- a target ------------------------------------------------------------------------------------------------------
+
+
+class TokWriter(NpyWriter):
+    """Like a `.npy` file, with another header."""
+
+    backend = "tok"
+
+    def _header(self, num_batches):
+        return HEADER.pack(MAGIC, num_batches * self.meta.batch_tokens)
+
+
+class TokFormat(FileFormat):
+    name, suffix = "tok", ".tok"
+    as_target = (".tok tokens", "tokens.tok")
+    holds_batches = indexed = False
+    tokens_only = True
+    default_dtype = "uint16"
+
+    def writer_class(self):
+        return TokWriter
+
+    def require(self, meta, path):
+        super().require(meta, path)
+        if meta.dtype != np.uint16:
+            raise ArgumentError(f"{path}: .tok files hold uint16 tokens, found {meta.dtype}: pass --dtype uint16")
+
+    def look_at(self, path):
+        return read_tok_header(Path(path))[0][0], ".tok files hold no digests"
+
+
+def plug_in():
+    """Make the format known, as a program does before it imports the commands."""
+    FORMATS["tok"], SOURCES["tok"] = TokFormat(), SOURCE

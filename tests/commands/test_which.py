@@ -205,15 +205,34 @@ def test_lines_are_limited_and_say_so(packed, monkeypatch):
 
     whole = printed(packed.path, "--batch", 0, "--all")
     [found] = run(packed.path, "--batch", 0)
-    assert len(whole) == 1 + len(found["documents"])
+    titles = [line for line in whole if line.startswith("── ")]
+    assert len(titles) == len(found["documents"])
+    for line, piece in zip(titles, found["documents"], strict=True):
+        assert line.startswith(f"── columns {piece['column']} to {piece['column'] + piece['tokens']}: ")
+        if piece["document"] is not None:
+            assert f"document {piece['document']}" in line
+            assert f", offset {piece['offset']}" in line
     piece = next(piece for piece in found["documents"] if piece["document"] is not None)
-    wanted = f"document {piece['document']} (id {piece['id']}, line {piece['source_row']} of {piece['source']}), tokens"
-    assert any(wanted in line for line in whole)
-    monkeypatch.setattr(look_cli, "PIECES_SHOWN", 2)
+    assert any(f"id {piece['id']}, line {piece['source_row']} of {piece['source']}" in line for line in whole)
+    monkeypatch.setattr(look_cli, "PIECES_SHOWN", 1)
     some = printed(packed.path, "--batch", 0)
-    assert len(some) == 4
-    assert f"{len(found['documents']) - 2} pieces more; --all names them" in some[-1]
-    assert all(line.isprintable() for line in printed(packed.path, "--batch", 0, "--text", "--tokenizer", "byte"))
+    assert [line.partition(":")[0] for line in some if " · " in line and line.startswith("row")] == ["row 0"]
+    assert some[-1] == "3 rows more; --all shows them, --json has them"
+    text = printed(packed.path, "--batch", 0, "--text", "--tokenizer", "byte")
+    assert all(line.isprintable() for line in text)
+    assert any(line.startswith("│ ") for line in text)
+    assert not any(line.startswith("│ ") for line in whole)
+
+
+def test_the_text_of_a_part_is_limited_and_says_so(tmp_path):
+    with open_writer(tmp_path / "x.h5", batch_size=1, seq_len=1000, dtype="uint16") as writer:
+        writer.write(np.arange(1000).reshape(1, 1, 1000) % 90 + 33)
+    words = (tmp_path / "x.h5", "--batch", 0, "--text", "--tokenizer", "byte")
+    some, whole = printed(*words), printed(*words, "--all")
+    assert sum(line.startswith("│ ") for line in some) == 3
+    assert "the rest of its text is left out; --all shows it" in some[-1]
+    text = "".join(line.removeprefix("│ ") for line in whole if line.startswith("│ "))
+    assert text == "".join(chr(each % 90 + 33) for each in range(1000))
 
 
 def test_batches_without_documents_say_so(store):

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import sys
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,8 +15,6 @@ _TOKENIZER: Final = (
     "byte, tiktoken:NAME, tiktoken:FILE or hf:tokenizer.json. [default: the one that the store names, if it is in "
     "its folder]"
 )
-#: Columns of a pipe or file.
-PLAIN_COLUMNS: Final = 80
 SAMPLE: Final = 3
 PIECES_SHOWN: Final = 64
 NO_TOKENIZER: Final = "not known here, so ids are shown; pass --tokenizer to see text"
@@ -37,20 +32,7 @@ NO_TOKENIZER: Final = "not known here, so ids are shown; pass --tokenizer to see
 @click.option("--batch-size", type=click.IntRange(1), help="Rows of a batch of a token stream. [default: 1]")
 @click.option("--seq-len", type=click.IntRange(1), help="Tokens of a row of a token stream. [default: 512]")
 @output_options
-def show(
-    path: Path,
-    batch: int | None,
-    document: int | None,
-    sample: int | None,
-    seed: int,
-    tokenizer: str | None,
-    tokens: int,
-    all_tokens: bool,
-    batch_size: int | None,
-    seq_len: int | None,
-    as_json: bool,
-    quiet: bool,
-) -> None:
+def show(path: Path, all_tokens: bool, as_json: bool, quiet: bool, **given: Any) -> None:
     """Show rows or documents of PATH as text, with the boundaries of documents, fields and spans.
 
     Characters that do not print are spelt out. Colours are for terminals; NO_COLOR turns them off.
@@ -59,28 +41,21 @@ def show(
     Example: zb show data/train --batch 12 --tokenizer hf:tok.json
     Example: zb show stream.h5 --document 7 --all
     """
-    from zb_hdf5.commands.show import chosen_rows, open_to_look, row_lines, rows_json, tokenizer_to_look
+    from zb_hdf5.commands.rows import chosen_rows, open_to_look, tokenizer_to_look
+    from zb_hdf5.commands.show import print_rows, rows_json
 
+    batch, document, sample = (given[name] for name in ("batch", "document", "sample"))
     if sum(choice is not None for choice in (batch, document, sample)) > 1:
         raise click.UsageError("--batch, --document and --sample exclude each other: pass one")
-    limit = None if all_tokens else tokens
-    with open_to_look(path, batch_size, seq_len) as reader:
-        known = tokenizer_to_look(reader, tokenizer)
-        rows = chosen_rows(reader, batch, document, sample or SAMPLE, seed)
-        if as_json or quiet:
-            shown = rows_json(rows, known, limit)
-            found = {"path": str(path), "tokenizer": known and known.spec, "rows": shown}
-            print_report(found, [], as_json=as_json, quiet=quiet)
-            return
+    limit = None if all_tokens else given["tokens"]
+    with open_to_look(path, given["batch_size"], given["seq_len"]) as reader:
+        known = tokenizer_to_look(reader, given["tokenizer"])
+        rows = chosen_rows(reader, batch, document, sample or SAMPLE, given["seed"])
+        found = {"path": str(path), "tokenizer": known and known.spec, "rows": rows_json(rows, known, limit)}
         lines = [("path", str(path)), ("tokenizer", known.spec if known else NO_TOKENIZER)]
-        print_report({}, lines, as_json=False, quiet=False)
-        terminal = sys.stdout.isatty()
-        columns = max(20, shutil.get_terminal_size().columns) if terminal else PLAIN_COLUMNS
-        colour = terminal and not os.environ.get("NO_COLOR")
-        for row in rows:
-            click.echo()
-            for line in row_lines(row, known, limit=limit, columns=columns, colour=colour):
-                click.echo(line)
+        print_report(found, lines, as_json=as_json, quiet=quiet)
+        if not (as_json or quiet):
+            print_rows(rows, known, limit=limit)
 
 
 @click.command(short_help="Write a page with the statistics of a store.")
@@ -92,17 +67,7 @@ def show(
 @click.option("--tokenizer", help=_TOKENIZER)
 @click.option("--force", is_flag=True, help="Replace an existing output.")
 @output_options
-def report(
-    path: Path,
-    output: Path,
-    sample_batches: int | None,
-    sample: int,
-    seed: int,
-    tokenizer: str | None,
-    force: bool,
-    as_json: bool,
-    quiet: bool,
-) -> None:
+def report(path: Path, output: Path, force: bool, as_json: bool, quiet: bool, **given: Any) -> None:
     """Write a page with the statistics of PATH.
 
     It has histograms of tokens and of lengths of documents, tokens that are frequent or never used, documents that are
@@ -112,8 +77,7 @@ def report(
     Example: zb report data/train -o report.html
     """
     from zb_hdf5.commands.report import report_json, report_page, vocabulary
-    from zb_hdf5.commands.rows import rows_of, sample_of
-    from zb_hdf5.commands.show import open_to_look, tokenizer_to_look
+    from zb_hdf5.commands.rows import open_to_look, rows_of, sample_of, tokenizer_to_look
     from zb_hdf5.commands.statistics import measure
     from zb_hdf5.files.publishing import refuse_existing, write_atomically
 
@@ -122,10 +86,10 @@ def report(
     if not force:
         refuse_existing(output)
     with open_to_look(path) as reader:
-        known = tokenizer_to_look(reader, tokenizer)
+        known = tokenizer_to_look(reader, given["tokenizer"])
         with Progress("report", 0, enabled=not quiet) as progress:
-            found = measure(path, sample_batches=sample_batches, progress=progress.advance)
-        rows = rows_of(reader, sample_of(reader.num_records, sample, seed))
+            found = measure(path, sample_batches=given["sample_batches"], progress=progress.advance)
+        rows = rows_of(reader, sample_of(reader.num_records, given["sample"], given["seed"]))
         write_atomically(output, report_page(path, found, reader, rows, known).encode("utf-8"))
         numbers = report_json(path, found, vocabulary(reader, known))
     lines = [
@@ -148,24 +112,13 @@ def report(
 )
 @click.option("--seq-len", type=click.IntRange(1), help="Tokens of a row of --batch of a token stream. [default: 512]")
 @click.option("--world-size", type=click.IntRange(1), default=1, show_default=True, help="Ranks of the run.")
-@click.option("--text", is_flag=True, help="Print the text of the documents' parts too.")
+@click.option("--text", is_flag=True, help="Print the text of the parts too.")
 @click.option("--tokenizer", help=_TOKENIZER)
-@click.option("--all", "all_pieces", is_flag=True, help=f"Name all parts of documents, not the first {PIECES_SHOWN}.")
+@click.option(
+    "--all", "all_pieces", is_flag=True, help=f"All rows and text, not those of the first {PIECES_SHOWN} parts."
+)
 @output_options
-def which(
-    stores: tuple[str, ...],
-    batch: int | None,
-    state_path: Path | None,
-    step: int | None,
-    batch_size: int | None,
-    seq_len: int | None,
-    world_size: int,
-    text: bool,
-    tokenizer: str | None,
-    all_pieces: bool,
-    as_json: bool,
-    quiet: bool,
-) -> None:
+def which(stores: tuple[str, ...], all_pieces: bool, as_json: bool, quiet: bool, **given: Any) -> None:
     """Name the shard, batch and rows of a training step, from the loader state of a checkpoint, or of a stored batch.
 
     Documents in them are named where they are stored.
@@ -176,14 +129,18 @@ def which(
     Example: zb which data/train --batch 12 --text --tokenizer hf:tok.json
     Example: zb which stream.h5 --batch 12 --batch-size 8 --seq-len 1024
     """
-    from zb_hdf5.commands.which import origins, origins_lines, origins_of_batch
+    from zb_hdf5.commands.which import origin_of_batch, origins, print_origins
 
+    batch, state_path, step = (given.pop(name) for name in ("batch", "state_path", "step"))
+    world_size, seq_len = given.pop("world_size"), given.pop("seq_len")
     if batch is not None and state_path is None and step is None and len(stores) == 1:
-        asked, found = {"batch": batch}, origins_of_batch(stores[0], batch, batch_size, seq_len, tokenizer, text)
+        asked, found = {"batch": batch}, [origin_of_batch(stores[0], batch, seq_len=seq_len, **given)]
     elif batch is None and state_path is not None and step is not None:
-        asked = {"step": step}
-        found = origins(stores, state_path, step, batch_size, world_size, tokenizer, text)
+        asked, found = {"step": step}, origins(stores, state_path, step, world_size=world_size, **given)
     else:
         raise click.UsageError("pass one STORE and --batch, or --state and --step")
-    lines = origins_lines(found, None if all_pieces else PIECES_SHOWN)
-    print_report({**asked, "batches": found}, lines, as_json=as_json, quiet=quiet)
+    if as_json or quiet:
+        report = {**asked, "batches": [each.to_json() for each in found]}
+        print_report(report, [], as_json=as_json, quiet=quiet)
+    else:
+        print_origins(found, None if all_pieces else PIECES_SHOWN)

@@ -11,7 +11,7 @@ import numpy as np
 from zb_hdf5.commands.info import describe, source_files
 from zb_hdf5.commands.page import Markup, bars, cards, facts, page, section, share_bar, table, tag
 from zb_hdf5.commands.rows import NO_SPAN, PADDING, Part, Row, cut_by_spans, parts_of
-from zb_hdf5.commands.show import COLOURS, document_json, notes_of, origin_text, part_title, value_text
+from zb_hdf5.commands.show import COLOURS, notes_of, origin_text, part_title, value_text
 from zb_hdf5.commands.statistics import Counts, Statistics
 from zb_hdf5.console import counted, format_count, printable
 from zb_hdf5.formats.batch_reader import BatchReader
@@ -287,7 +287,7 @@ def _origin(found: Statistics, reader: BatchReader, unit: int) -> str:
     documents = reader.documents if found.unit == "document" else None
     if documents is None or unit >= len(documents):  # tokens behind the last document count as one
         return ""
-    return origin_text(document_json(documents.document(unit)))
+    return origin_text(documents.document(unit))
 
 
 def _row(row: Row, tokenizer: Tokenizer | None) -> Markup:
@@ -304,8 +304,7 @@ def _row(row: Row, tokenizer: Tokenizer | None) -> Markup:
 
 def _part(row: Row, part: Part, tokenizer: Tokenizer | None) -> Markup:
     title = part_title(part)
-    document = row.known.get(part.document)
-    origin = "" if document is None else origin_text(document_json(document))
+    origin = origin_text(row.known.get(part.document))
     inside = [tag("div", " · ".join(filter(None, (title, origin))), class_="note")] if title else []
     if part.document != PADDING:
         colour = f"d d{part.document % len(COLOURS)}" if part.document >= 0 else "d"

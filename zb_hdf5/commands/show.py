@@ -1,44 +1,28 @@
-"""`zb show`: rows of tokens as text, with their documents, fields and spans."""
+"""The one printer of rows, for `zb show` and `zb which`, and the words for documents, fields and spans."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import groupby
+import os
+import shutil
+import sys
+from collections.abc import Iterable, Iterator
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, Final
 
 import click
-import numpy as np
-import numpy.typing as npt
 
-from zb_hdf5.commands.rows import (
-    NO_SPAN,
-    PADDING,
-    UNKNOWN,
-    Part,
-    Row,
-    cut_by_spans,
-    document_row,
-    parts_of,
-    rows_of,
-    sample_of,
-    summary_of_field,
-)
+from zb_hdf5.commands.rows import NO_SPAN, PADDING, UNKNOWN, Part, Row, cut_by_spans, parts_of, summary_of_field
 from zb_hdf5.console import columns_of, printable
 from zb_hdf5.documents.document import Document
-from zb_hdf5.errors import BatchIndexError
-from zb_hdf5.formats.batch_reader import BatchReader
-from zb_hdf5.spec import INDEX_NAME
-from zb_hdf5.store.opening import is_stream, open_reader
-from zb_hdf5.store.stream_documents import MmapTokenStore
 from zb_hdf5.text.corpus import row_of_source
-from zb_hdf5.text.readable import NEWLINE, readable, readable_runs, tokenizer_of
+from zb_hdf5.text.readable import NEWLINE, readable, readable_runs
 from zb_hdf5.text.tokenizers import Tokenizer
 
-#: Tokens of a record of a stream by default.
-STREAM_SEQ_LEN: Final = 512
 COLOURS: Final = ("cyan", "yellow", "green", "magenta", "blue")
+#: Columns of a pipe or file.
+PLAIN_COLUMNS: Final = 80
 #: A line of text is broken at a space in this share of its end, else where it is full.
 BREAKABLE: Final = 0.4
 
@@ -46,64 +30,32 @@ BREAKABLE: Final = 0.4
 Cell = tuple[str, str]
 
 
-def open_to_look(path: Path, batch_size: int | None = None, seq_len: int | None = None) -> BatchReader:
-    """Open batches, which have a shape, or a stream as batches of windows: of one row, unless another is asked for."""
-    if not is_stream(path):
-        return open_reader(path, batch_size=batch_size or seq_len, seq_len=seq_len or batch_size)
-    with MmapTokenStore(path) as store:
-        length = min(STREAM_SEQ_LEN, max(1, store.num_tokens))
-    return open_reader(path, batch_size=batch_size or 1, seq_len=seq_len or length)
-
-
-def tokenizer_to_look(reader: BatchReader, asked: str | None) -> Tokenizer | None:
-    """Return the tokenizer of a store: its file is looked for in its folder and the current one."""
-    folder = reader.path.parent if reader.path.name == INDEX_NAME else reader.path
-    return tokenizer_of(reader.meta.tokenizer, asked, (folder, folder.parent, Path()), reader.path)
-
-
-def chosen_rows(reader: BatchReader, batch: int | None, document: int | None, sample: int, seed: int) -> list[Row]:
-    """Return the rows of a batch, a document, or a sample of all rows."""
-    if document is not None:
-        return [document_row(reader, document)]
-    if batch is None:
-        return rows_of(reader, sample_of(reader.num_records, sample, seed))
-    return rows_of(reader, records_of_batch(reader, batch))
-
-
-def records_of_batch(reader: BatchReader, batch: int) -> npt.NDArray[np.int64]:
-    """Return the records of a stored batch; raise `BatchIndexError` if there is none of that number."""
-    if not 0 <= batch < reader.num_batches:
-        raise BatchIndexError(f"{reader.path}: no batch {batch:,}: it has {reader.num_batches:,}")
-    return np.arange(batch * reader.batch_size, (batch + 1) * reader.batch_size)
+def part_json(row: Row, part: Part) -> dict[str, Any]:
+    """Return the column and the known origin of a part, for programs."""
+    known: dict[str, Any] = {"column": part.column}
+    if part.document != UNKNOWN:
+        known["document"] = None if part.document == PADDING else part.document
+    if (document := row.known.get(part.document)) is not None:
+        known |= {"offset": document.offset + part.within, **document_json(document)}
+    return {**known, "first_token": part.within}
 
 
 def rows_json(rows: list[Row], tokenizer: Tokenizer | None, limit: int | None) -> list[dict[str, Any]]:
-    """Return the rows for programs: of each, the parts that are shown."""
-    return [
-        {
-            "name": row.name,
-            "num_tokens": len(row.tokens),
-            "parts": [_part_json(row, part, tokenizer) for part in parts_of(row, limit)],
-            "spans": [{"start": start, "stop": stop, "value": _plain(value)} for start, stop, value in row.spans],
-        }
-        for row in rows
-    ]
-
-
-def _part_json(row: Row, part: Part, tokenizer: Tokenizer | None) -> dict[str, Any]:
-    known: dict[str, Any] = {}
-    if part.document != UNKNOWN:
-        known["document"] = None if part.document == PADDING else part.document
-    if part.document in row.known:
-        known |= document_json(row.known[part.document])
-    return {
-        "column": part.column,
-        **known,
-        "first_token": part.within,
-        "tokens": part.tokens.tolist(),
-        "text": None if tokenizer is None else readable(tokenizer, part.tokens),
-        "fields": {name: _plain(values[part.column : part.stop].tolist()) for name, values in row.fields.items()},
-    }
+    """Return the rows for programs, with the parts that are shown."""
+    found = []
+    for row in rows:
+        parts = [
+            {
+                **part_json(row, part),
+                "tokens": part.tokens.tolist(),
+                "text": None if tokenizer is None else readable(tokenizer, part.tokens),
+                "fields": {name: _plain(value[part.column : part.stop].tolist()) for name, value in row.fields.items()},
+            }
+            for part in parts_of(row, limit)
+        ]
+        spans = [{"start": start, "stop": stop, "value": _plain(value)} for start, stop, value in row.spans]
+        found.append({"name": row.name, "num_tokens": len(row.tokens), "parts": parts, "spans": spans})
+    return found
 
 
 def document_json(document: Document) -> dict[str, Any]:
@@ -112,12 +64,14 @@ def document_json(document: Document) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value not in (None, {})}
 
 
-def origin_text(known: Mapping[str, Any]) -> str:
-    """Return the origin of a document, given as `document_json`; "" if it is not known."""
-    found = [f"id {known['id']}"] if "id" in known else []
-    if "source" in known:
-        source = known["source"]
-        found.append(row_of_source(source, known["source_row"]) if "source_row" in known else source)
+def origin_text(document: Document | None, *, short: bool = False) -> str:
+    """Return the known origin of a document in words; `short`: without the folder of its source."""
+    if document is None:
+        return ""
+    found = [] if document.id is None else [f"id {document.id}"]
+    if document.source is not None:
+        source = f"…/{Path(document.source).name}" if short else document.source
+        found.append(source if document.row is None else row_of_source(source, document.row))
     return printable(", ".join(found))
 
 
@@ -143,8 +97,40 @@ def part_title(part: Part) -> str:
     return f"document {part.document:,}" + (f", from its token {part.within:,}" if part.within else "")
 
 
-def row_lines(row: Row, tokenizer: Tokenizer | None, *, limit: int | None, columns: int, colour: bool) -> Iterator[str]:
-    """Yield the lines that show `limit` tokens of a row; without `colour` no line has a control character."""
+def notes_of(row: Row, part: Part) -> Iterator[str]:
+    """Yield the fields and spans of a part."""
+    for name, values in row.fields.items():
+        yield f"{printable(name)}: {summary_of_field(values[part.column : part.stop])}"
+    for start, stop, value in row.spans:
+        if start < part.stop and stop > part.column:
+            yield f"{start:,} to {stop:,}: {value_text(value)}"
+
+
+def print_rows(rows: Iterable[Row], tokenizer: Tokenizer | None, **how: Any) -> None:
+    """Print rows as `row_lines` has them: as wide as the terminal, and in colours there unless NO_COLOR is set."""
+    terminal = sys.stdout.isatty()
+    columns = max(20, shutil.get_terminal_size().columns) if terminal else PLAIN_COLUMNS
+    for row in rows:
+        click.echo()
+        colour = terminal and not os.environ.get("NO_COLOR")
+        for line in row_lines(row, tokenizer, columns=columns, colour=colour, **how):
+            click.echo(line)
+
+
+def row_lines(
+    row: Row,
+    tokenizer: Tokenizer | None,
+    *,
+    columns: int,
+    colour: bool,
+    limit: int | None = None,
+    lines: int | None = None,
+    exact: bool = False,
+) -> Iterator[str]:
+    """Yield the lines that show `limit` tokens of a row; without `colour` no line has a control character.
+
+    Each part has at most `lines` lines of text; 0: its headline alone. `exact` headlines have columns and offset.
+    """
     paint: Any = click.style if colour else lambda text, **_: text
     left = 0 if limit is None else max(0, len(row.tokens) - limit)
     yield paint(f"{row.name} · {len(row.tokens):,} tokens", bold=True)
@@ -153,24 +139,29 @@ def row_lines(row: Row, tokenizer: Tokenizer | None, *, limit: int | None, colum
         shade = COLOURS[part.document % len(COLOURS)] if part.document >= 0 else "bright_black"
         if part.column > at:
             yield paint(f"┄┄ {left:,} tokens left out; --all shows them ┄┄", fg="bright_black")
-        if (title := part_title(part)) and (part.column > at or part.column in row.columns):
-            document = None if part.document in told else row.known.get(part.document)
+        document, title = row.known.get(part.document), part_title(part)
+        if exact:
+            offset = f", offset {document.offset + part.within:,}" if document else ""
+            title = f"columns {part.column:,} to {part.stop:,}: {title or 'no document is known'}{offset}"
+        if title and (part.column > at or part.column in row.columns):
+            yield from _headline(title, None if part.document in told else document, columns, paint, shade)
             told.add(part.document)
-            yield from _headline(title, document, columns, paint, shade)
         at = part.stop
-        if part.document == PADDING:
+        if part.document == PADDING or lines == 0:
             continue
-        for line in _wrapped(_cells(row, part, tokenizer), columns - 2):
+        wrapped = _wrapped(_cells(row, part, tokenizer), columns - 2)
+        for line in islice(wrapped, lines):
             yield paint("│ ", fg=shade) + "".join(_drawn(line, paint))
+        if next(wrapped, None):
+            yield paint("┄┄ the rest of its text is left out; --all shows it ┄┄", fg="bright_black")
         yield from (paint(_cut(f"  {note}", columns), fg="bright_black") for note in notes_of(row, part))
 
 
 def _headline(title: str, document: Document | None, columns: int, paint: Any, shade: str) -> Iterator[str]:
     """Yield the first line of a part, and the origin of its document: on the same line if it fits there."""
-    known = {} if document is None else document_json(document)
-    origin = origin_text(known)
-    if columns_of(origin) > columns - 2 and "source" in known:
-        origin = origin_text(known | {"source": f"…/{Path(known['source']).name}"})
+    origin = origin_text(document)
+    if columns_of(origin) > columns - 2:
+        origin = origin_text(document, short=True)
     together = f"── {title} · {origin} "
     fits = bool(origin) and columns_of(together) <= columns
     line = together if fits else f"── {title} "
@@ -196,7 +187,8 @@ def _wrapped(cells: Iterable[Cell], width: int) -> Iterator[list[Cell]]:
     for text, style in cells:
         size = 1 if text == "\n" else columns_of(text)
         if used + size > width:
-            cut = _break_of(line)
+            breaks = range(len(line), round(len(line) * (1 - BREAKABLE)), -1)
+            cut = next((at for at in breaks if line[at - 1][0] == " "), len(line))
             yield line[:cut]
             line = line[cut:]
             used = sum(columns_of(each) for each, _ in line)
@@ -209,28 +201,11 @@ def _wrapped(cells: Iterable[Cell], width: int) -> Iterator[list[Cell]]:
         yield line
 
 
-def _break_of(line: list[Cell]) -> int:
-    """Return the cell before which a full line is broken."""
-    for at in range(len(line), round(len(line) * (1 - BREAKABLE)), -1):
-        if line[at - 1][0] == " ":
-            return at
-    return len(line)
-
-
 def _drawn(line: list[Cell], paint: Any) -> Iterator[str]:
     styles: dict[str, dict[str, Any]] = {"": {}, "span": {"underline": True}, "escape": {"fg": "bright_black"}}
     for style, cells in groupby(line, key=lambda cell: cell[1]):
         text = "".join(each for each, _ in cells)
         yield paint(text, **styles[style]) if style else text
-
-
-def notes_of(row: Row, part: Part) -> Iterator[str]:
-    """Yield the fields and spans of a part."""
-    for name, values in row.fields.items():
-        yield f"{printable(name)}: {summary_of_field(values[part.column : part.stop])}"
-    for start, stop, value in row.spans:
-        if start < part.stop and stop > part.column:
-            yield f"{start:,} to {stop:,}: {value_text(value)}"
 
 
 def _cut(text: str, columns: int) -> str:

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.commands.rows import scan_pieces
+from zb_hdf5.commands.rows import find_pieces, scan_pieces
 from zb_hdf5.documents.document_table import DocumentTable
 from zb_hdf5.documents.pieces import Pieces, ranges
 from zb_hdf5.errors import ArgumentError
@@ -197,17 +197,11 @@ class Packed(Units):
         return Part(tokens, pieces.starts, *self._units_of(pieces))
 
     def find(self, units: Counts) -> None:
-        found = [np.empty((5, 0), np.int64)]
-        for first, pieces in scan_pieces(self._reader):
-            numbers, within = self._units_of(pieces)
-            facts = np.stack([numbers, within, first + pieces.rows, pieces.columns.astype(np.int64), pieces.lengths])
-            found.append(facts[:, np.isin(numbers, units)])
-        every = np.concatenate(found, axis=1)
-        self._found = every[:, np.lexsort(every[1::-1])]
+        self._found = find_pieces(self._reader, lambda offsets: np.isin(self._numbers_of(offsets), units))
 
     def tokens_of(self, unit: int) -> Iterator[TokenArray]:
-        first, last = np.searchsorted(self._found[0], [unit, unit + 1]).tolist()
-        _, _, records, columns, lengths = self._found[:, first:last]
+        first, last = np.searchsorted(self._found[0], self._offsets[unit : unit + 2]).tolist()
+        _, records, columns, lengths = self._found[:, first:last]
         rows = np.empty((len(records), self._reader.seq_len), self._reader.dtype)
         self._reader.read_records_into(records, rows)
         yield rows.reshape(-1)[ranges(np.arange(len(records)) * self._reader.seq_len + columns, lengths)]

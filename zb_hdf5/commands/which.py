@@ -5,21 +5,21 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+import click
 import numpy as np
-import numpy.typing as npt
 
-from zb_hdf5.commands.rows import PADDING, Row, parts_of, rows_of
-from zb_hdf5.commands.show import document_json, open_to_look, origin_text, records_of_batch, tokenizer_to_look
-from zb_hdf5.console import counted, printable
+from zb_hdf5.commands.rows import Row, open_to_look, parts_of, records_of_batch, rows_of, tokenizer_to_look
+from zb_hdf5.commands.show import part_json, print_rows
+from zb_hdf5.console import counted, print_report
 from zb_hdf5.errors import ArgumentError, StateError
 from zb_hdf5.files.paths import any_path
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.loaders.loader import Loader
 from zb_hdf5.loaders.mixture import MixedLoader
+from zb_hdf5.loaders.order import IndexArray
 from zb_hdf5.loaders.states import KINDS, MAX_COUNT
-from zb_hdf5.loaders.steps import Request
 from zb_hdf5.spec import DEFAULT_SPLIT
 from zb_hdf5.store.opening import is_stream, open_reader
 from zb_hdf5.store.shards import ShardedReader
@@ -27,19 +27,74 @@ from zb_hdf5.store.windows import WindowReader, windows_of
 from zb_hdf5.text.readable import readable
 from zb_hdf5.text.tokenizers import Tokenizer
 
-#: Characters of the text of a piece that are printed.
-TEXT_SHOWN: Final = 200
+#: Lines of text that are printed of a part.
+LINES_SHOWN: Final = 3
 #: The parts of a loader's state that make its order, and their types.
 ORDER_OF_A_STATE: Final = {"shuffle": (str,), "seed": (int,), "seq_len": (int,), "block_size": (int, type(None))}
 
 
-def origins_of_batch(
+class Origin(NamedTuple):
+    """The origin of a batch: its rows by shard and stored batch, and themselves where their documents are known."""
+
+    name: dict[str, Any]
+    shards: list[dict[str, Any]]
+    rows: list[Row] | None
+    tokenizer: Tokenizer | None
+
+    def to_json(self) -> dict[str, Any]:
+        pieces = [
+            {
+                "row": number,
+                **part_json(row, part),
+                "tokens": len(part.tokens),
+                **({"text": readable(self.tokenizer, part.tokens)} if self.tokenizer else {}),
+            }
+            for number, row in enumerate(self.rows or [])
+            for part in parts_of(row, None)
+        ]
+        return {**self.name, "rows": self.shards, "documents": None if self.rows is None else pieces}
+
+    @property
+    def rank(self) -> str:
+        return f"rank {self.name['rank']}" if "rank" in self.name else ""
+
+
+def print_origins(found: list[Origin], most_parts: int | None) -> None:
+    """Print the shards of all ranks, and the rows with the first `most_parts` parts of documents."""
+    shards = [(each.rank, f"{row['shard']} {_rows_text(row)}") for each in found for row in each.shards]
+    if any(each.rows is None for each in found):
+        shards.append(("documents", "none are stored with these tokens"))
+    print_report({}, shards, as_json=False, quiet=False)
+    parts = left = 0
+    for each in found:
+        for number, row in enumerate(each.rows or []):
+            if most_parts is not None and parts >= most_parts:
+                left += 1
+                continue
+            parts += len(row.columns)
+            named = row._replace(name=f"{each.rank} row {number}: {row.name}".strip())
+            lines = 0 if each.tokenizer is None else None if most_parts is None else LINES_SHOWN
+            print_rows([named], each.tokenizer, lines=lines, exact=True)
+    if left:
+        click.echo(f"\n{counted(left, 'row')} more; --all shows them, --json has them")
+
+
+def _rows_text(row: dict[str, Any]) -> str:
+    """Write rows 0, 1, 2 and 5 of a batch as "rows 0-2, 5"."""
+    if "batch" not in row:
+        return f"tokens {row['start']:,} to {row['stop']:,} (row {row['row']:,})"
+    runs = np.split(row["rows"], np.flatnonzero(np.diff(row["rows"]) != 1) + 1)
+    return f"batch {row['batch']:,} rows " + ", ".join(
+        str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs
+    )
+
+
+def origin_of_batch(
     store: str, batch: int, batch_size: int | None, seq_len: int | None, tokenizer: str | None, text: bool
-) -> list[dict[str, Any]]:
-    """Return the origin of a stored batch, or of a batch of windows of a stream, as `origins` does."""
+) -> Origin:
+    """Return the origin of a stored batch, or of a batch of windows of a stream."""
     with open_to_look(any_path(store), batch_size, seq_len) as reader:
-        records = records_of_batch(reader, batch)
-        return [{"source": store, **_origin(reader, records, reader.seq_len, tokenizer, text)}]
+        return _origin({"source": store}, reader, records_of_batch(reader, batch), reader.seq_len, tokenizer, text)
 
 
 def origins(
@@ -48,15 +103,10 @@ def origins(
     step: int,
     batch_size: int | None,
     world_size: int,
-    tokenizer: str | None = None,
-    text: bool = False,
-) -> list[dict[str, Any]]:
-    """Return, for each rank, the origin of its batch at a step: source, rows by shard and stored batch, and documents.
-
-    A row of a token stream has its file, and the range in it; two files where it passes the end of one. Documents are
-    named piece by piece (None: padding), with their text if it is asked for. Raises `StateError` if the state is not
-    of these stores, and `ArgumentError` if the epoch has no such step.
-    """
+    tokenizer: str | None,
+    text: bool,
+) -> list[Origin]:
+    """Return the origin of the batch of each rank at a step of the epoch of a state; with its text if asked for."""
     state = read_state(state_path)
     if (step + 1) * world_size > MAX_COUNT:
         raise ArgumentError(f"expected a step below {MAX_COUNT // world_size:,}, found {step:,}")
@@ -66,62 +116,23 @@ def origins(
         raise StateError(f"{state_path}: expected the state of a Loader or a MixedLoader, found that of {KINDS[kind]}")
     if kind == "mixture":
         mixed = _mixed_loader(stores, state, state_path)
-        found = [(mixed.loaders[name], name, request) for name, request in mixed.requests(steps)]
+        requests = [(mixed.loaders[name], name, request) for name, request in mixed.requests(steps)]
     else:
         loader = loader_of_state(stores, state, state_path, batch_size)
         if steps[-1] >= len(loader):
             whole = len(loader) // world_size
             raise ArgumentError(f"step {step:,} is behind the end of the epoch: {whole:,} steps of {world_size} ranks")
-        found = [(loader, stores[0], request) for request in loader.plan.requests_of_steps(steps)]
-    return [
-        {"rank": rank, "source": name} | _origin(one.reader, _records(one, request), one.seq_len, tokenizer, text)
-        for rank, (one, name, request) in enumerate(found)
-    ]
-
-
-def origins_lines(found: list[dict[str, Any]], limit: int | None) -> list[tuple[str, str]]:
-    """Return the origins as (name, text) lines: stored batches or ranges of a stream, then `limit` pieces."""
-    ranks = [f"rank {item['rank']}" if "rank" in item else "" for item in found]
-    lines = []
-    for rank, item in zip(ranks, found, strict=True):
-        for row in item["rows"]:
-            where = f"batch {row['batch']:,} rows {_runs(row['rows'])}" if "batch" in row else _range(row)
-            lines.append((rank, f"{row['shard']} {where}"))
-    pieces = [(rank, piece) for rank, item in zip(ranks, found, strict=True) for piece in item["documents"] or []]
-    for rank, piece in pieces[:limit]:
-        lines.append((f"{rank} row {piece['row']}".strip(), _piece_text(piece)))
-        if piece.get("text") is not None:
-            text, shown = printable(piece["text"]), None if limit is None else TEXT_SHOWN
-            left = len(text[shown:]) if shown else 0
-            lines.append(("", text[:shown] + (f" … {left:,} characters more" if left else "")))
-    if left := len(pieces) - len(pieces[:limit]):
-        lines.append(("left out", f"{counted(left, 'piece')} more; --all names them, --json has them"))
-    if any(item["documents"] is None for item in found):
-        lines.append(("documents", "none are stored with these tokens"))
-    return lines
-
-
-def _range(row: dict[str, Any]) -> str:
-    return f"tokens {row['start']:,} to {row['stop']:,} (row {row['row']:,})"
-
-
-def _runs(numbers: list[int]) -> str:
-    """Write 0, 1, 2, 5 as "0-2, 5"."""
-    runs = np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1)
-    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
-
-
-def _piece_text(piece: dict[str, Any]) -> str:
-    columns = f"columns {piece['column']:,} to {piece['column'] + piece['tokens']:,}"
-    if piece.get("document") is None:
-        return f"{columns}: {'padding' if 'document' in piece else 'no document is known'}"
-    first, origin = piece["first_token"], origin_text(piece)
-    where = f"tokens {first:,} to {first + piece['tokens']:,} of it, offset {piece['offset']:,}"
-    return f"{columns}: document {piece['document']:,}{f' ({origin})' if origin else ''}, {where}"
+        requests = [(loader, stores[0], request) for request in loader.plan.requests_of_steps(steps)]
+    found = []
+    for rank, (one, name, request) in enumerate(requests):
+        size = one.reader.batch_size  # a whole batch is asked for only where its records are the loader's
+        records = np.arange(request * size, (request + 1) * size) if isinstance(request, int) else request
+        found.append(_origin({"rank": rank, "source": name}, one.reader, records, one.seq_len, tokenizer, text))
+    return found
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """Return the state of a loader that a file has as JSON; raise `StateError` if it has none."""
+    """Return the state of a loader that a file has as JSON."""
     try:
         state = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
@@ -144,15 +155,14 @@ def loader_of_state(stores: tuple[str, ...], state: dict[str, Any], path: Path, 
 def _mixed_loader(stores: tuple[str, ...], state: dict[str, Any], path: Path) -> MixedLoader:
     sources = dict(store.partition("=")[::2] for store in stores)
     try:
-        names = [identity["name"] for identity in state["sources"]]
+        identities = {identity["name"]: identity for identity in state["sources"]}
         first = state["sources"][0]
         options = {**_options(first, path), "batch_size": _option(first, path, "batch_size", (int,))}
-        identities = dict(zip(names, state["sources"], strict=True))
     except (KeyError, IndexError, TypeError) as error:
         raise StateError(f"{path}: not a mixture's state: {error!r}") from error
-    if set(sources) != set(names):
-        raise StateError(f"{path}: expected NAME=STORE for each of {names}, found {sorted(sources)}")
-    ordered = {name: _opened(sources[name], identities[name], path) for name in names}
+    if set(sources) != set(identities):
+        raise StateError(f"{path}: expected NAME=STORE for each of {[*identities]}, found {sorted(sources)}")
+    ordered = {name: _opened(sources[name], identity, path) for name, identity in identities.items()}
     mixed = MixedLoader(ordered, dict.fromkeys(ordered, 1.0), rank=0, world_size=1, **options)
     mixed.load_state_dict(state)
     return mixed
@@ -183,62 +193,33 @@ def _option(state: dict[str, Any], path: Path, name: str, kinds: tuple[type[Any]
     return state[name]
 
 
-def _records(loader: Loader[Any], request: Request) -> npt.NDArray[np.int64]:
-    """Return the records of a request, each of the loader's `seq_len`."""
-    size = loader.reader.batch_size  # a whole batch is asked for only where its records are the loader's
-    return np.arange(request * size, (request + 1) * size) if isinstance(request, int) else request
-
-
 def _origin(
-    reader: BatchReader, records: npt.NDArray[np.int64], seq_len: int, tokenizer: str | None, text: bool
-) -> dict[str, Any]:
-    rows = _windows(reader, records, seq_len) if isinstance(reader, WindowReader) else _rows(reader, records, seq_len)
+    name: dict[str, Any], reader: BatchReader, records: IndexArray, seq_len: int, tokenizer: str | None, text: bool
+) -> Origin:
     known = tokenizer_to_look(reader, tokenizer) if text else None
     if text and known is None:
         raise ArgumentError(f"{reader.path}: the tokenizer of its text is not known here; pass --tokenizer")
-    if not (reader.has_pieces or text):
-        return {"rows": rows, "documents": None}
-    found = rows_of(reader, records, seq_len)
-    return {"rows": rows, "documents": [piece for n, row in enumerate(found) for piece in _pieces(n, row, known)]}
+    rows = rows_of(reader, records, seq_len) if reader.has_pieces or text else None
+    return Origin(name, list(_shards(reader, records, seq_len)), rows, known)
 
 
-def _pieces(number: int, row: Row, tokenizer: Tokenizer | None) -> Iterator[dict[str, Any]]:
-    """Yield the facts of the pieces of a row."""
-    for part in parts_of(row, None):
-        document = row.known.get(part.document)
-        piece: dict[str, Any] = {"row": number, "column": part.column, "tokens": len(part.tokens)}
-        if part.document == PADDING:
-            piece["document"] = None
-        elif tokenizer is not None:
-            piece["text"] = readable(tokenizer, part.tokens)
-        if document is not None:
-            piece |= {"document": part.document, "first_token": part.within, "offset": document.offset + part.within}
-            piece |= document_json(document)
-        yield piece
-
-
-def _rows(reader: BatchReader, records: npt.NDArray[np.int64], seq_len: int) -> list[dict[str, Any]]:
-    """Group records by the stored batch that holds them, in the order in which they were met."""
+def _shards(reader: BatchReader, records: IndexArray, seq_len: int) -> Iterator[dict[str, Any]]:
+    """Yield the stored batches of records, in the order in which they are met; of a stream, the range of each row."""
+    if isinstance(reader, WindowReader):
+        for row, record in enumerate(records.tolist()):
+            first = reader.first_token(record, seq_len)
+            for path, start, stop in reader.store.pieces(first, first + seq_len):
+                yield {"row": row, "shard": str(path), "start": start, "stop": stop}
+        return
     rows: dict[int, list[int]] = {}
     for record in (records // (reader.seq_len // seq_len)).tolist():
-        batch, row = divmod(record, reader.batch_size)
-        rows.setdefault(batch, []).append(row)
-    return [{**_shard_of(reader, batch), "rows": numbers} for batch, numbers in rows.items()]
-
-
-def _windows(reader: WindowReader, records: npt.NDArray[np.int64], seq_len: int) -> list[dict[str, Any]]:
-    starts = [reader.first_token(record, seq_len) for record in records.tolist()]
-    return [
-        {"row": row, "shard": str(path), "start": start, "stop": stop}
-        for row, first in enumerate(starts)
-        for path, start, stop in reader.store.pieces(first, first + seq_len)
-    ]
-
-
-def _shard_of(reader: BatchReader, batch: int) -> dict[str, Any]:
-    if not isinstance(reader, ShardedReader):
-        return {"shard": str(reader.path), "batch": batch}
-    counts = reader.index.table.values["num_batches"]
-    starts = np.cumsum(counts) - counts
-    number = int(starts.searchsorted(batch, side="right")) - 1  # the index does not count a growing shard, the last one
-    return {"shard": str(reader.index.shards[number].file(reader.path)), "batch": batch - int(starts[number])}
+        rows.setdefault(record // reader.batch_size, []).append(record % reader.batch_size)
+    path, number, starts = reader.path, 0, np.zeros(1, np.int64)
+    if isinstance(reader, ShardedReader):
+        counts = reader.index.table.values["num_batches"]
+        starts = np.cumsum(counts) - counts
+    for batch, numbers in rows.items():
+        if isinstance(reader, ShardedReader):  # the index does not count a growing shard, the last one
+            number = int(starts.searchsorted(batch, side="right")) - 1
+            path = reader.index.shards[number].file(reader.path)
+        yield {"shard": str(path), "batch": batch - int(starts[number]), "rows": numbers}

@@ -14,7 +14,7 @@ import os
 from collections import deque
 from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from itertools import chain, count, repeat
+from itertools import chain, count, islice, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -58,104 +58,77 @@ class Place(NamedTuple):
     token: int
 
 
-class Piece(NamedTuple):
-    """Tokens of consecutive documents of one row group, and the place of the first of them."""
-
-    first: Place
-    tokens: npt.NDArray[np.uint32]
-    ends: npt.NDArray[np.int64]
-
-    def place(self, offset: int) -> Place:
-        """Return the place of one of the tokens, or of what follows the last one."""
-        number = int(np.searchsorted(self.ends, offset, side="right"))
-        start = int(self.ends[number - 1]) if number else 0
-        return self.first._replace(document=self.first.document + number, token=offset - start)
-
-
-class TokenRun(NamedTuple):
-    """The endless run of tokens of one rank, for one thread at a time: documents of row groups, with boundary tokens.
-
-    `row_groups` maps the number among the row groups of all ranks to the file and the number in it, ascending.
-    """
+class Text(NamedTuple):
+    """The text of a rank: its row groups by their numbers among those of all ranks, each a file and a number in it."""
 
     row_groups: dict[int, tuple[ParquetFile, int]]
     tokenizer: Tokenizer
     boundary: tuple[int, str]
     num_threads: int
 
-    @property
-    def start(self) -> Place:
-        return Place(0, min(self.row_groups, default=0), 0, 0)
-
     def batches(self, place: Place, tokens: int, overlap: int) -> Iterator[tuple[npt.NDArray[np.uint32], Place]]:
-        """Return runs of `tokens + overlap` tokens, each `tokens` after the one before, and the place of the next.
-
-        Raises `StateError` if there is no such place. What is checked here is not tokenized a second time.
-        """
-        pieces = self._pieces(place)
-        first = next(pieces)
-        if place.token and first.place(place.token) != place:
+        """Return what `_cut` yields from a place on; `StateError` if there is no such place."""
+        documents = self._documents(place)
+        first, encoded = next(documents)
+        if place.token and (first._replace(token=place.token) != place or place.token >= len(encoded)):
             raise StateError(
                 f"{self.row_groups[place.row_group][0].path}: state: expected token within document "
                 f"{place.document:,} of row group {place.row_group:,}, found {place.token:,}"
             )
-        return self._cut(chain([first], pieces), place.token, tokens, overlap)
+        return _cut(chain([(first, encoded)], documents), place.token, tokens, overlap)
 
-    @staticmethod
-    def _cut(
-        pieces: Iterator[Piece], offset: int, tokens: int, overlap: int
-    ) -> Iterator[tuple[npt.NDArray[np.uint32], Place]]:
-        waiting: deque[Piece] = deque()
-        while True:
-            while sum(len(piece.tokens) for piece in waiting) - offset < tokens + overlap:
-                waiting.append(next(pieces))
-            ready = np.concatenate([piece.tokens for piece in waiting]) if len(waiting) > 1 else waiting[0].tokens
-            run = ready[offset : offset + tokens + overlap]
-            offset += tokens
-            while len(waiting) > 1 and offset >= len(waiting[0].tokens):
-                offset -= len(waiting.popleft().tokens)
-            yield run, waiting[0].place(offset)
-
-    def _pieces(self, place: Place) -> Iterator[Piece]:
-        """Yield all documents from that of `place` on, epoch after epoch."""
+    def _documents(self, place: Place) -> Iterator[tuple[Place, npt.NDArray[np.uint32]]]:
+        """Yield the place and the tokens of each document from that of `place` on, epoch after epoch."""
         for epoch in count(place.epoch):
             empty = True
-            for number in self.row_groups:
-                if (epoch, number) >= (place.epoch, place.row_group):
-                    skip = place.document if (epoch, number) == (place.epoch, place.row_group) else 0
-                    for piece in self._pieces_of_row_group(epoch, number, skip):
-                        empty = False
-                        yield piece
+            for number, (file, number_in_file) in self.row_groups.items():
+                if (epoch, number) < place[:2]:
+                    continue
+                texts = (text for block in file.row_group(number_in_file) for text in block.texts)
+                skip = place.document if (epoch, number) == place[:2] else 0
+                if (found := sum(1 for _ in islice(texts, skip))) < skip:
+                    raise StateError(
+                        f"{file.path}: state: expected document in 0..{found:,}, the documents of row group "
+                        f"{number:,}, found {skip:,}"
+                    )
+                for document, tokens in enumerate(self._encoded(texts), skip):
+                    empty = False
+                    yield Place(epoch, number, document, 0), tokens
             if empty and epoch > place.epoch:
-                file, _ = self.row_groups[self.start.row_group]
-                raise FormatError(f"{file.path.parent}: no row group of rank {self.start.row_group} has a document")
+                raise FormatError(f"{file.path.parent}: no row group of rank {min(self.row_groups)} has a document")
 
-    def _pieces_of_row_group(self, epoch: int, number: int, skip: int) -> Iterator[Piece]:
-        file, number_in_file = self.row_groups[number]
-        document = 0
-        for block in file.row_group(number_in_file):
-            texts = block.texts[max(0, skip - document) :]
-            document += len(block.texts) - len(texts)
-            for some in _runs(texts):
-                tokens, lengths = self.tokenizer.encode(some, self.num_threads)
-                tokens, lengths = with_boundaries(tokens, lengths, *self.boundary)
-                yield Piece(Place(epoch, number, document, 0), tokens, np.cumsum(lengths))
-                document += len(some)
-        if document < skip:
-            raise StateError(
-                f"{file.path}: state: expected document in 0..{document:,}, the documents of row group {number:,}, "
-                f"found {skip:,}"
-            )
+    def _encoded(self, texts: Iterator[str]) -> Iterator[npt.NDArray[np.uint32]]:
+        """Yield the tokens of each document, its boundary token included."""
+        some, characters = list[str](), 0
+        for text in chain(texts, [None]):
+            if text is not None:
+                some.append(text)
+                characters += len(text)
+            if some and (text is None or characters >= PIECE_CHARACTERS):
+                tokens, lengths = with_boundaries(*self.tokenizer.encode(some, self.num_threads), *self.boundary)
+                yield from np.split(tokens, np.cumsum(lengths)[:-1])
+                some, characters = [], 0
 
 
-def _runs(texts: list[str]) -> Iterator[list[str]]:
-    """Cut into runs that end with the text that reaches `PIECE_CHARACTERS`."""
-    start = characters = 0
-    for stop, text in enumerate(texts, 1):
-        characters += len(text)
-        if characters >= PIECE_CHARACTERS or stop == len(texts):
-            yield texts[start:stop]
-            start, characters = stop, 0
+def _cut(
+    documents: Iterator[tuple[Place, npt.NDArray[np.uint32]]], offset: int, tokens: int, overlap: int
+) -> Iterator[tuple[npt.NDArray[np.uint32], Place]]:
+    """Yield runs of `tokens + overlap` tokens, each `tokens` after the one before, and the place of the next."""
+    waiting, more = deque[tuple[Place, npt.NDArray[np.uint32]]](), -offset - tokens - overlap
+    while True:
+        while more < 0:  # tokens behind the end of the run
+            waiting.append(next(documents))
+            more += len(waiting[-1][1])
+        parts = [part for _, part in waiting]
+        parts[-1] = parts[-1][: len(parts[-1]) - more]
+        parts[0] = parts[0][offset:]
+        offset, more = offset + tokens, more - tokens
+        while len(waiting) > 1 and offset >= len(waiting[0][1]):
+            offset -= len(waiting.popleft()[1])
+        place, first = waiting[0]
+        is_within = offset < len(first)
+        following = place._replace(token=offset) if is_within else place._replace(document=place.document + 1)
+        yield np.concatenate(parts), following
 
 
 class TextLoader(ReadingLoader[Any]):
@@ -241,14 +214,14 @@ class TextLoader(ReadingLoader[Any]):
         paths = _paths_of_split(self.path, split)
         files = _open_files(paths, text_column)
         self._num_row_groups = num_row_groups = sum(file.num_row_groups for file in files)
-        self._run = TokenRun(self._row_groups(files, self.rank), self.tokenizer, boundary, num_threads)
+        self._text = Text(self._row_groups(files, self.rank), self.tokenizer, boundary, num_threads)
         if not self._row_groups(files, self.world_size - 1):  # no rank has fewer
             raise ArgumentError(
                 f"{self.path}: split {split!r} has {num_row_groups:,} row groups for {self.world_size:,} ranks: some "
                 "would have no text; write smaller row groups, or evaluate on fewer ranks"
             )
         self._fingerprint = _fingerprint(paths, text_column)
-        self._position: Place = self._run.start
+        self._position: Place = Place(0, min(self._text.row_groups), 0, 0)
 
     def _row_groups(self, files: list[ParquetFile], rank: int) -> dict[int, tuple[ParquetFile, int]]:
         """Return number among all -> file and number in it, of the row groups of a rank."""
@@ -264,10 +237,10 @@ class TextLoader(ReadingLoader[Any]):
         """Go to the begin of an epoch, unless this rank stands in it: then it keeps its position."""
         require_epoch(epoch)
         if epoch != self.epoch:
-            self._go_to(self._run.start._replace(epoch=epoch))
+            self._go_to(Place(epoch, min(self._text.row_groups), 0, 0))
 
     def _read_from(self, position: Place) -> Generator[tuple[Any, Place]]:
-        batches = self._run.batches(position, self.batch_size * self.seq_len, int(self.targets))
+        batches = self._text.batches(position, self.batch_size * self.seq_len, int(self.targets))
         return _ahead(batches, self._prefetch, self._device, (self.batch_size, self.seq_len), self.targets)
 
     def state_dict(self) -> dict[str, Any]:
@@ -296,8 +269,8 @@ class TextLoader(ReadingLoader[Any]):
         """
         state = require_state(self.path, state_dict, self._identity(), Place._fields, REASONS, force)
         place = Place(*(require_count(self.path, state, name) for name in Place._fields))
-        if place.row_group not in self._run.row_groups:
-            groups = f"one of the {len(self._run.row_groups):,} of this rank"
+        if place.row_group not in self._text.row_groups:
+            groups = f"one of the {len(self._text.row_groups):,} of this rank"
             raise StateError(f"{self.path}: state: expected row_group {groups}, found {place.row_group:,}")
         reading = self._read_from(place)  # refuses a place that does not exist
         self._go_to(place)
@@ -312,8 +285,8 @@ class TextLoader(ReadingLoader[Any]):
             "split": self.split,
             "num_row_groups": self._num_row_groups,
             "tokenizer": self.tokenizer.digest,
-            "boundary_token_id": self._run.boundary[0],
-            "boundary_position": self._run.boundary[1],
+            "boundary_token_id": self._text.boundary[0],
+            "boundary_position": self._text.boundary[1],
             "world_size": self.world_size,
             "rank": self.rank,
         }
@@ -359,18 +332,13 @@ def _open_files(paths: list[Path], text_column: str) -> list[ParquetFile]:
 
 
 def _fingerprint(paths: list[Path], text_column: str) -> str:
-    """Return a digest of the files without reading their text: of their names, sizes and footers.
-
-    A footer says where each row group lies, how long it is, and the smallest and largest value of each column.
-    """
-    seen = [[path.name, path.stat().st_size, hashlib.sha256(_footer(path)).hexdigest()] for path in paths]
+    """Return a digest of names, sizes and footers of the files; a footer describes each row group and column."""
+    seen = []
+    for path in paths:
+        with open(path, "rb") as file:
+            file.seek(-8, os.SEEK_END)  # the footer, its length, "PAR1"
+            length = int.from_bytes(file.read(4), "little")
+            size = file.seek(0, os.SEEK_END)
+            file.seek(-8 - length, os.SEEK_END)
+            seen.append([path.name, size, hashlib.sha256(file.read(length)).hexdigest()])
     return "footers:" + hashlib.sha256(json.dumps([text_column, seen]).encode()).hexdigest()
-
-
-def _footer(path: Path) -> bytes:
-    """Return the metadata at the end of a Parquet file, which ends with their length and "PAR1"."""
-    with open(path, "rb") as file:
-        file.seek(-8, os.SEEK_END)
-        length = int.from_bytes(file.read(4), "little")
-        file.seek(-8 - length, os.SEEK_END)
-        return file.read(length)

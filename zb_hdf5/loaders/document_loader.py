@@ -19,7 +19,7 @@ from zb_hdf5.files.paths import any_path
 from zb_hdf5.files.ranges import network_file_system
 from zb_hdf5.formats.batch_reader import require_choice
 from zb_hdf5.loaders.document_batches import TOO_LONG, DocumentBatches, Documents, LengthOrder, packed_steps
-from zb_hdf5.loaders.extras import masked_numbers
+from zb_hdf5.loaders.extras import masked_numbers, require_masked
 from zb_hdf5.loaders.order import GlobalOrder, Order, SequentialOrder
 from zb_hdf5.loaders.prefetch import cuda_device, depth_of, read_ahead, require_prefetch
 from zb_hdf5.loaders.protocol import EpochLoader
@@ -214,13 +214,8 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
 
     def _mask(self) -> None:
         masked, offsets = self.mask_documents, self.store.doc_offsets
-        if masked and not self._batches.targets:
-            raise ArgumentError("mask_documents gives tokens the target -100: it needs targets=True")
-        if masked and not 0 <= masked[0] <= masked[-1] < len(offsets) - 1:
-            unknown = masked[0] if masked[0] < 0 else masked[-1]
-            raise ArgumentError(
-                f"{self.path}: mask_documents: expected numbers in 0..{len(offsets) - 2:,}, found {unknown:,}"
-            )
+        if masked:
+            require_masked(self.path, masked, len(offsets) - 1, self._batches.targets)
         self._batches = replace(self._batches, masked=offsets[list(masked)])
 
     def _steps(self, plan: StepPlan, position: int) -> Iterator[tuple[Any, int]]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeAlias, Typed
 from zb_hdf5.documents.spans import WantedSpans
 from zb_hdf5.errors import ArgumentError
 from zb_hdf5.formats.batch_reader import BatchReader
-from zb_hdf5.loaders.extras import ExtraOptions
+from zb_hdf5.loaders.extras import Extras, masked_numbers
 from zb_hdf5.loaders.order import make_order
 from zb_hdf5.loaders.prefetch import cuda_device, require_prefetch
 from zb_hdf5.loaders.protocol import BatchT, EpochLoader
@@ -251,24 +251,19 @@ class Loader(EpochLoader[BatchT]):
         require_prefetch(prefetch)
         self._prefetch = prefetch
         self._device, self._dtype = cuda_device(device), dtype
-        self._extras = ExtraOptions.of(fields, documents, spans, cu_seqlens_capacity, mask_documents)
-        self.skip, self.mask_documents = checked_skip(skip), self._extras.mask_documents
+        self._extras: dict[str, Any] = {
+            "fields": fields, "documents": documents, "spans": spans, "cu_seqlens_capacity": cu_seqlens_capacity,
+        }  # fmt: skip
+        self.skip, self.mask_documents = checked_skip(skip), masked_numbers(mask_documents)
         self._mask()
         self.epoch = -1  # none yet
         self.set_epoch(epoch)
         self.set_batch_size(self.batch_size)
 
     def _mask(self) -> None:
-        self._extras = replace(self._extras, mask_documents=self.mask_documents)
-        self._steps = StepReader(
-            self.reader,
-            self.seq_len,
-            prefetch=self._prefetch,
-            device=self._device,
-            dtype=self._dtype,
-            targets=self.targets,
-            extras=self._extras,
-        )
+        masked = self.mask_documents
+        extras = Extras(self.reader, self.seq_len, targets=self.targets, mask_documents=masked, **self._extras)
+        self._steps = StepReader(extras, self._prefetch, self._device, self._dtype, splits=self.targets)
 
     # --- position ------------------------------------------------------------------------------------------------
 
@@ -401,7 +396,7 @@ class Loader(EpochLoader[BatchT]):
                 f"{self.reader.path}: records() gives records as they are stored, of {self.reader.seq_len:,} tokens; "
                 f"make the loader without seq_len={self.seq_len:,}"
             )
-        return RecordDataset(self.reader, documents=self._extras.as_dict)
+        return RecordDataset(self.reader, documents=self._steps.as_dict)
 
     def __repr__(self) -> str:
         shape = f"batch_size={self.batch_size}, seq_len={self.seq_len}, shuffle={self.shuffle!r}, seed={self.seed}"

@@ -13,8 +13,8 @@ import numpy.typing as npt
 from zb_hdf5.errors import ArgumentError, ZbError
 from zb_hdf5.files.ranges import network_file_system
 from zb_hdf5.files.tokens import Wait
-from zb_hdf5.formats.batch_reader import BatchReader, from_numpy
-from zb_hdf5.loaders.extras import ExtraOptions, Extras
+from zb_hdf5.formats.batch_reader import from_numpy
+from zb_hdf5.loaders.extras import Extras
 from zb_hdf5.loaders.prefetch import Hints, depth_of, hint_ahead, read_ahead
 from zb_hdf5.loaders.steps import Request, StepPlan, requests_in
 from zb_hdf5.loaders.whole_batches import WholeBatches
@@ -46,30 +46,25 @@ def numpy_dtype(dtype: torch.dtype | None) -> np.dtype[Any]:
 
 
 class StepReader:
-    """Reads a request as one step: tokens, with `targets` the pair `(x, y)`, or a dictionary with extras.
+    """Reads a request as one step: tokens, two views of them (`splits`), or a dictionary with extras.
 
     `read` is as thread-safe as the reader; picklable.
     """
 
     def __init__(
         self,
-        reader: BatchReader,
-        seq_len: int,
-        *,
+        extras: Extras,
         prefetch: int | str,
         device: torch.device | None,
         dtype: torch.dtype | None,
-        targets: bool,
-        extras: ExtraOptions,
+        *,
+        splits: bool,
     ) -> None:
-        self._dtype = numpy_dtype(dtype)
+        reader, self._dtype = extras.reader, numpy_dtype(dtype)
         narrow = self._dtype == np.int32
-        self._reader, self._seq_len, self._targets = reader, seq_len, targets
-        self._inputs = seq_len - reader.overlap if targets else seq_len
-        needed = extras.as_dict or extras.mask_documents or (targets and reader.has_padding)
-        self._extras = Extras(reader, seq_len, self._inputs, extras, targets=targets) if needed else None
-        self._as_dict = extras.as_dict
-        self._splits = targets and self._extras is None
+        self._reader, self._seq_len, self.as_dict = reader, extras.seq_len, extras.as_dict
+        self._extras = extras if extras.needed else None
+        self._splits = splits and not extras.needed
         self._prefetch, self._device = prefetch, device
         self._read_batch = reader.read_batch_int32 if narrow else reader.read_batch_torch
         self._whole = WholeBatches(reader, narrow) if WholeBatches.serves(reader) else None
@@ -90,13 +85,7 @@ class StepReader:
 
     def _step(self, request: Request, tokens: torch.Tensor) -> Any:
         """Return a step but for the pairs that are two views of the tokens: these are made on the device."""
-        if self._extras is None:
-            return tokens
-        beside: dict[str, Any] = {}
-        if self._as_dict:
-            beside["tokens"] = tokens if self._inputs == self._seq_len else tokens[:, : self._inputs]
-        self._extras.add_to(beside, request, tokens.numpy() if self._targets else None)
-        return beside if self._as_dict else (tokens[:, :-1], beside["targets"][:, : tokens.shape[1] - 1])
+        return tokens if self._extras is None else self._extras.step(request, tokens)
 
     def read_all(self, plan: StepPlan, position: int) -> Generator[Step]:
         """Yield the steps of a plan from a position on."""

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from zb_hdf5 import ChecksumError, IncompleteError, Loader, convert, open_reader
-from zb_hdf5.loaders import whole_batches
+from zb_hdf5.loaders import step_reader
 
 ALONE = {"rank": 0, "world_size": 1}
 NUM_BATCHES = 300
@@ -31,7 +31,7 @@ def arrays(steps):
 @pytest.mark.parametrize("shuffle", ["global", "sequential"])
 @pytest.mark.parametrize("access", ["auto", "pread"])
 def test_resolved_steps_give_what_threads_read(store, options, shuffle, access, monkeypatch):
-    monkeypatch.setattr(whole_batches, "MAX_MET", 3)
+    monkeypatch.setattr(step_reader, "MAX_MET", 3)
     for world_size in (1, 3):
         how = {"shuffle": shuffle, "rank": world_size - 1, "world_size": world_size, **options}
         with Loader(store, access=access, **how) as loader, Loader(store, prefetch=2, **how) as other:

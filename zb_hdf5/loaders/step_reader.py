@@ -1,23 +1,29 @@
-"""Reads the steps of a loader: at once, after hints to the kernel, in threads, or to a device."""
+"""Reads the steps of a loader: at once, after hints to the kernel, in threads, or to a device.
+
+Whole stored batches of plain local files are read without another layer: one check and one widening each.
+"""
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Generator, Iterator
+from bisect import bisect_right
+from collections.abc import Callable, Generator, Iterator
 from itertools import chain, groupby, islice, repeat, takewhile
+from operator import getitem
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError, ZbError
+from zb_hdf5.files.digests import crc32_of
 from zb_hdf5.files.ranges import network_file_system
-from zb_hdf5.files.tokens import Wait
-from zb_hdf5.formats.batch_reader import from_numpy
+from zb_hdf5.files.tokens import PlainFile, Wait
+from zb_hdf5.formats.batch_reader import BatchReader, from_numpy
 from zb_hdf5.loaders.extras import Extras
 from zb_hdf5.loaders.prefetch import Hints, depth_of, hint_ahead, read_ahead
 from zb_hdf5.loaders.steps import Request, StepPlan, requests_in
-from zb_hdf5.loaders.whole_batches import WholeBatches
 from zb_hdf5.spec import NO_CODEC
 
 if TYPE_CHECKING:
@@ -31,6 +37,14 @@ HINTED_STEPS: Final = 64
 FAR_STEPS, FAR_BLOCKS = 64, 4
 #: An error that took longer is not waited for again.
 REREAD_S: Final = 5.0
+#: Single batches for which one sample of the store holds, and its size; those for which the size of a file holds.
+SINGLE_READS, SINGLE_SAMPLE, MET_READS = 4096, 32, 64
+#: Files whose mapping a block keeps at hand. Each of them stays open for as long.
+MAX_MET: Final = 32
+
+#: The batches of a file as an array (count, B, S), their crc32 by number, and the file if it is not mapped. None: the
+#: batches are read by position or by the reader, and not checked.
+Met: TypeAlias = tuple[npt.NDArray[Any] | None, Callable[[int], int] | None, PlainFile | None]
 #: Steps of a block, at most, that are looked up in the page cache; one in `SAMPLED_ONE_IN`, but at least 4.
 MAX_SAMPLE, SAMPLED_ONE_IN = 32, 16
 
@@ -43,6 +57,105 @@ def numpy_dtype(dtype: torch.dtype | None) -> np.dtype[Any]:
     if found is None:
         raise ArgumentError(f"dtype must be torch.int64 or torch.int32, found {dtype}")
     return np.dtype(found)
+
+
+class WholeBatches:
+    """Widens stored batches of plain local files, from their mappings or by one positioned read each.
+
+    The reader reads those of other files, and those whose crc32 differs: it raises the errors. The size of a mapped
+    file is asked for once in a block: a file that is cut short inside it is a bus error. `narrow`: tensors of int32,
+    views of a private mapping where uint32 is stored. As thread-safe as the reader; picklable.
+    """
+
+    def __init__(self, reader: BatchReader, narrow: bool) -> None:
+        self._reader = reader
+        self._read = reader.read_batch_int32 if narrow else reader.read_batch_torch
+        self._dtype = np.dtype(np.int32 if narrow else np.int64)
+        self._is_view = narrow and reader.dtype == np.uint32
+        self._checks = reader.verified == "all reads" or not self._is_view or reader.in_front is not None
+        self._single_reads_left, self._is_ready, self._met = 0, False, dict[int, Met]()
+        #: The first batch of each file, and the end of the last one.
+        self._starts = [start // reader.meta.batch_tokens for start in reader.tokens.starts]
+
+    @staticmethod
+    def serves(reader: BatchReader) -> bool:
+        """Return whether batches are stored one by one in plain local files that do not grow, or in a cache."""
+        tokens, unit = reader.tokens, reader.meta.batch_tokens
+        is_local = tokens.wait is Wait.LOCAL and tokens.access in ("auto", "mmap", "pread")
+        if not reader.complete or not (is_local or reader.in_front is not None):
+            return False
+        follow = tokens.unit == unit and reader.stride == reader.seq_len
+        return follow and not any(start % unit for start in tokens.starts[:-1])
+
+    def read_all(self, batches: npt.NDArray[np.int64]) -> Iterator[torch.Tensor]:
+        """Yield each of some batches, in order. They are in the page cache."""
+        starts = np.array(self._starts)
+        numbers = starts[1:].searchsorted(batches, side="right")
+        files, indices = numbers.tolist(), (batches - starts[numbers]).tolist()
+        known = dict.fromkeys(files)
+        if self._is_view and not self._checks and len(known) <= MAX_MET:
+            views: dict[int, Any] = {file: self._meet(file, int(starts[file]))[0] for file in known}
+            if all(view is not None for view in views.values()):  # a loop of Python takes half as long as such a batch
+                return map(from_numpy(), map(getitem, map(views.__getitem__, files), indices))
+        return map(self._read_at, batches.tolist(), files, indices, repeat({}))
+
+    def read(self, number: int) -> torch.Tensor:
+        """Return one batch, in any order of the numbers."""
+        if not self._single_reads_left % MET_READS:
+            self._met = {}
+        if not self._single_reads_left:
+            self._single_reads_left = SINGLE_READS
+            sample = np.linspace(0, self._reader.num_batches - 1, SINGLE_SAMPLE).astype(int).tolist()
+            self._is_ready = all(map(self._reader.is_cached, sample))
+        self._single_reads_left -= 1
+        if not self._is_ready:
+            return self._read(number)
+        file = bisect_right(self._starts, number, hi=len(self._starts) - 1) - 1
+        return self._read_at(number, file, number - self._starts[file], self._met)
+
+    def _read_at(self, number: int, file: int, index: int, met: dict[int, Met]) -> torch.Tensor:
+        """Return a batch, which is one of those of a file; `met` keeps the files for the next ones."""
+        known = met.get(file)
+        if known is None:
+            if len(met) == MAX_MET:
+                met.clear()
+            known = met[file] = self._meet(file, number)
+        views, crc32, plain = known
+        batch = views[index] if views is not None else None if plain is None else self._filled(plain, index)
+        if batch is None or (crc32 is not None and crc32_of(batch) != crc32(index)):
+            return self._read(number)
+        tokens: torch.Tensor = from_numpy()(batch if self._is_view else batch.astype(self._dtype))
+        return tokens
+
+    def _meet(self, file: int, number: int) -> Met:
+        """Open a file of which a batch is about to be read, and ask for its size."""
+        tokens = self._reader.tokens
+        known = tokens.known.get(file) or tokens.open_file(file, number * self._reader.meta.batch_tokens)
+        plain = known.plain
+        if plain is None or (self._is_view and not plain.file.maps):
+            return None, None, None
+        rows = plain.rows if self._checks else None
+        crc32 = None if rows is None else rows.__getitem__ if rows.view is None else rows.view.item
+        if not plain.file.maps:
+            return None, crc32, plain
+        plain.file.require_whole()
+        return plain.units(self._is_view).reshape(-1, *self._reader.meta.shape), crc32, None
+
+    def _filled(self, plain: PlainFile, index: int) -> npt.NDArray[Any] | None:
+        """Read a batch by its position; None where the reader has the words for what went wrong."""
+        batch = np.empty(self._reader.meta.shape, self._reader.dtype)
+        try:
+            read = os.preadv(plain.fd, (batch,), plain.base + index * plain.stride)
+        except OSError:
+            return None
+        return batch if read == plain.unit_bytes else None
+
+    def close(self) -> None:
+        """Let go of the files of the last single batches."""
+        self._met, self._single_reads_left = {}, 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_met": {}, "_single_reads_left": 0}
 
 
 class StepReader:

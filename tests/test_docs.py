@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from zb_hdf5 import open_writer, spec
 from zb_hdf5.commands.zb import zb
 from zb_hdf5.converters.cli import convert
-from zb_hdf5.formats.batch_header import BATCH_HEADER_FIELDS
+from zb_hdf5.formats.native import BATCH_HEADER_FIELDS
 from zb_hdf5.formats.registry import BACKENDS
 
 ROOT = Path(__file__).parent.parent

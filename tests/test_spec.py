@@ -11,8 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from zb_hdf5 import ArgumentError, ConvertError, FormatError, IncompleteError, StoreMeta, open_writer
-from zb_hdf5.formats.batch_header import BATCH_HEADER_FIELDS, batch_file_bytes, pack_header, unpack_header
-from zb_hdf5.formats.native import BatchFileReader
+from zb_hdf5.formats.native import BATCH_HEADER_FIELDS, BatchFileReader, batch_file_bytes, pack_header, unpack_header
 from zb_hdf5.spec import BATCHES_ATTRIBUTES, HEADER_BYTES, meta_block_bytes, stored_dtype
 from zb_hdf5.token_values import as_stored
 

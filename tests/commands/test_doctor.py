@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from zb_hdf5 import UnavailableError, open_writer
 from zb_hdf5.commands.zb import zb
-from zb_hdf5.formats.hdf5 import filters
+from zb_hdf5.formats.hdf5 import chunks
 
 
 def doctor(path, code=0):
@@ -73,5 +73,5 @@ def test_a_missing_filter_is_a_problem(tmp_path, tokens, write_file, gzip_copy, 
     def refuse(codec, what):
         raise UnavailableError(f"{what}: {codec}")
 
-    monkeypatch.setattr(filters, "require_codec", refuse)
+    monkeypatch.setattr(chunks, "require_codec", refuse)
     assert doctor(path, 5)["filters"]["state"] == "problem"

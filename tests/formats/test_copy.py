@@ -14,7 +14,7 @@ from zb_hdf5 import ChecksumError, ZbError, open_reader, open_writer, verify_sto
 from zb_hdf5.converters.npy_source import NpySource
 from zb_hdf5.converters.run import convert
 from zb_hdf5.converters.store_source import StoreSource
-from zb_hdf5.formats.hdf5.aligned import AlignedFile
+from zb_hdf5.formats.hdf5.h5_writer import HDF5Writer
 
 SUFFIXES = {"hdf5": ".h5", "batch": ".batch"}
 SHAPES = {"packed": (4, 1024), "padded": (3, 1000)}
@@ -99,7 +99,7 @@ def test_a_commit_that_fails_is_not_tried_again(at, tmp_path, monkeypatch):
     tokens = random_tokens(40, 64, 4096)  # 1 MiB each: five groups
     with open_writer(tmp_path / "in.batch", batch_size=64, seq_len=4096) as writer:
         writer.write(tokens)
-    real, calls = AlignedFile.modify, []
+    real, calls = HDF5Writer._modify, []
 
     def full(self, **attributes):
         calls.append(attributes)
@@ -108,7 +108,7 @@ def test_a_commit_that_fails_is_not_tried_again(at, tmp_path, monkeypatch):
         real(self, **attributes)
 
     writer = open_writer(tmp_path / "out.h5", batch_size=64, seq_len=4096, expected_batches=40)
-    monkeypatch.setattr(AlignedFile, "modify", full)
+    monkeypatch.setattr(HDF5Writer, "_modify", full)
     with open_reader(tmp_path / "in.batch") as reader, pytest.raises(OSError, match="No space left"):
         writer.write_from(reader, 0, 40)
     assert len(calls) in (at + 1, at + 2)  # what was digested besides may be committed or not, but not the same again

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pickle
+from contextlib import suppress
 
 import h5py
 import numpy as np
@@ -32,8 +34,9 @@ from zb_hdf5.converters import run as pipe
 from zb_hdf5.converters.store_source import StoreSource
 from zb_hdf5.field import Field, parse_fields
 from zb_hdf5.files.publishing import partial_path
+from zb_hdf5.formats.hdf5.h5_writer import HDF5BatchWriter
 from zb_hdf5.formats.registry import BACKENDS, open_chunks
-from zb_hdf5.spec import NO_BOUNDARY
+from zb_hdf5.spec import NO_BOUNDARY, StoreMeta
 
 SHAPE = (4, 50)
 NUM_BATCHES = 23
@@ -281,6 +284,27 @@ def test_a_lost_index_is_made_anew_with_the_fields(store):
     assert ShardIndex.load(store).shards == before.shards
     assert ShardIndex.load(store).meta.fields == before.meta.fields
     check(store)
+
+
+@pytest.mark.parametrize("call", ["pwrite", "fdatasync", "posix_fallocate"])
+@pytest.mark.parametrize("commit_bytes", [0, 3 * TOKENS[0].nbytes, 1 << 30])
+def test_batches_whose_write_failed_can_be_written_again(call, commit_bytes, tmp_path, monkeypatch):
+    """Neither their digests nor their crc32 rows count twice."""
+
+    def fail(*_):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    meta = StoreMeta(*SHAPE, TOKENS.dtype, fields=parse_fields(FIELDS))
+    with HDF5BatchWriter(tmp_path / "x.h5", meta, durable=True, commit_bytes=commit_bytes) as writer:
+        for start, stop in ((0, 2), (2, 5), (5, NUM_BATCHES)):
+            part = TOKENS[start:stop], {name: values[start:stop] for name, values in VALUES.items()}
+            with monkeypatch.context() as patch, suppress(OSError):
+                patch.setattr(os, call, fail)
+                writer.write(*part)
+            if writer.num_batches == start:
+                writer.write(*part)
+    check(tmp_path / "x.h5")
+    assert [report.problem for report in verify_store(tmp_path / "x.h5")] == [None]
 
 
 def test_a_live_store_shows_fields_as_they_are_committed(tmp_path):

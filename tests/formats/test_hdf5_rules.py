@@ -13,8 +13,8 @@ import pytest
 from contract import random_tokens
 
 from zb_hdf5 import open_reader, open_writer
-from zb_hdf5.formats.hdf5.aligned import AlignedFile
-from zb_hdf5.formats.hdf5.superblock import end_of_file
+from zb_hdf5.formats.hdf5.file import end_of_file
+from zb_hdf5.formats.hdf5.h5_writer import HDF5Writer
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_room_is_taken_before_hdf5_is_touched(writer, tokens, tmp_path, monkeypa
         patch.setattr(os, "posix_fallocate", full)
         with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
             writer.write(more)
-    assert len(writer._aligned.main.stored) == 16
+    assert len(writer._main.stored) == 16
     writer.write(more)
     path = writer.finish().path
     with open_reader(path) as reader:
@@ -77,11 +77,11 @@ def test_batches_written_past_hdf5_give_the_bytes_that_hdf5_writes(shape, expect
             writer.write(part)
     calls = []
 
-    def write_through_hdf5(file, first, chunks):
+    def write_through_hdf5(writer, first, chunks, fields):
         calls.append(first)
-        writer._aligned.main.write(first, chunks)
+        writer._main.write(first, chunks)
 
-    monkeypatch.setattr(AlignedFile, "write", write_through_hdf5)
+    monkeypatch.setattr(HDF5Writer, "_write_chunks", write_through_hdf5)
     with open_writer(tmp_path / "slow.h5", **meta) as writer:
         for part in parts:
             writer.write(part)

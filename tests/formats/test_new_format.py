@@ -34,7 +34,7 @@ from zb_hdf5.files.file_tokens import open_extents
 from zb_hdf5.files.identity import regular
 from zb_hdf5.files.publishing import write_atomically, write_fully
 from zb_hdf5.formats.batch_reader import BrokenFile
-from zb_hdf5.formats.file_writer import FileWriter
+from zb_hdf5.formats.batch_writer import FileWriter
 from zb_hdf5.formats.registry import FORMATS, FileFormat
 from zb_hdf5.formats.sidecar import crc32_path, read_any_crc32_file, read_crc32_file
 
@@ -104,7 +104,7 @@ class RawWriter(FileWriter):
     def _begin(self):
         pass
 
-    def _append(self, batches, digest):
+    def _append(self, batches, digest, fields):
         write_fully(self._file.fd, batches, SLOTS + self.num_batches * self.meta.batch_bytes)
         self._commit(batches, digest.result())
 
@@ -112,16 +112,13 @@ class RawWriter(FileWriter):
         m = self.meta
         head = (info.num_batches, m.batch_size, m.seq_len, m.dtype.itemsize, m.seed, m.total_records)
         write_fully(self._file.fd, HEADER.pack(MAGICS[self.backend], *head).ljust(SLOTS, b"\0"), 0)
-        return {}
+        return info
 
     def finish(self):
         info = super().finish()
         if self.backend == "raw":
             write_atomically(crc32_path(info.path), info.crc32.tobytes())
         return info
-
-    def _release(self):
-        pass
 
 
 class TailWriter(RawWriter):

@@ -443,7 +443,7 @@ def test_groups_before_the_one_that_fails_stay_committed_and_digested(suffix, tm
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return pwrite(fd, data, offset)
 
-    monkeypatch.setattr("zb_hdf5.formats.file_writer.GROUP_BYTES", 2 * B * S * 2)
+    monkeypatch.setattr("zb_hdf5.formats.batch_writer.GROUP_BYTES", 2 * B * S * 2)
     with open_writer(tmp_path / f"x{suffix}", batch_size=B, seq_len=S, dtype="uint16") as writer:
         with monkeypatch.context() as patch:
             patch.setattr(os, "pwrite", nearly_full)

@@ -35,8 +35,8 @@ from zb_hdf5 import (
 from zb_hdf5.commands.zb import zb
 from zb_hdf5.converters.cli import convert
 from zb_hdf5.files.publishing import PartialFile
-from zb_hdf5.formats.hdf5.aligned import AlignedFile
 from zb_hdf5.formats.hdf5.h5_reader import HDF5BatchReader
+from zb_hdf5.formats.hdf5.h5_writer import HDF5Writer
 from zb_hdf5.spec import INDEX_NAME
 from zb_hdf5.store.live import LiveStoreWriter
 from zb_hdf5.store.live_reader import LiveReader
@@ -235,7 +235,7 @@ def test_shards_of_one_batch_are_renamed_under_many_readers(count, tmp_path):
 
 def test_a_growing_shard_that_is_first_read_before_its_last_cut_is_read_behind_it(tmp_path, monkeypatch):
     growing = tmp_path / "store/shard-00000.h5.partial"
-    cut_off, readers, sizes = AlignedFile.cut_off, [], []
+    cut_off, readers, sizes = HDF5Writer._cut_off, [], []
 
     def read_before_the_cut(file, num_chunks):
         np.testing.assert_array_equal(readers[0].read_batch(2), batches(2, 1)[0])
@@ -243,7 +243,7 @@ def test_a_growing_shard_that_is_first_read_before_its_last_cut_is_read_behind_i
         cut_off(file, num_chunks)
         sizes.append(growing.stat().st_size)
 
-    monkeypatch.setattr(AlignedFile, "cut_off", read_before_the_cut)
+    monkeypatch.setattr(HDF5Writer, "_cut_off", read_before_the_cut)
     with start_store(tmp_path / "store", 8) as writer:
         writer.write(batches(0, 3))
         with HDF5BatchReader(growing) as reader:

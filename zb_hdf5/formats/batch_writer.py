@@ -1,32 +1,45 @@
-"""The interface of every writer of batches, and the facts that a writer returns about a finished file."""
+"""The writers of batches: their interface, and the writer of one file, which is digested and published whole."""
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ClassVar, NamedTuple, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from zb_hdf5.errors import ArgumentError, ClosedError
+from zb_hdf5.field import field_values, split_tokens
 from zb_hdf5.files.codecs import CompressedTokens
-from zb_hdf5.files.extents import Run
-from zb_hdf5.formats.batch_reader import BatchReader
-from zb_hdf5.spec import NO_SHA256, NOT_KNOWN, StoreMeta
+from zb_hdf5.files.digests import TokenDigest, crc32_array
+from zb_hdf5.files.extents import Extents, Run
+from zb_hdf5.files.identity import regular
+from zb_hdf5.files.publishing import PartialFile, disk_errors
+from zb_hdf5.files.ranges import copy_range, read_fully
+from zb_hdf5.formats.batch_reader import GROUP_BYTES, BatchReader
+from zb_hdf5.spec import NO_SHA256, NOT_KNOWN, StoreMeta, TokenArray
+from zb_hdf5.token_values import as_stored
+
+if TYPE_CHECKING:
+    from zb_hdf5.files.digests import GroupDigest, PendingDigest
 
 #: The values of fields: an array for each name, or one structured array.
 FieldArrays: TypeAlias = Mapping[str, npt.ArrayLike] | npt.NDArray[Any]
 #: Name of a column -> where its chunks lie.
 Columns: TypeAlias = dict[str, tuple[Run, ...]]
+#: How much is written before the disk is told to begin with it.
+WRITE_BACK_BYTES: Final = 32 << 20
+#: Groups that are committed while their sha256 is still to come.
+GROUPS_BEHIND: Final = 3
 
 
 class FieldDigest(NamedTuple):
-    """What tells the column of a field: the size of its file, the sha256 of its values, the crc32 of its crc32 rows.
-
-    Without arguments: that of a shard that still grows.
-    """
+    """Size of the file of a field, sha256 of its values, crc32 of its crc32 rows; by default of a shard that grows."""
 
     num_bytes: int = 0
     sha256: str = NO_SHA256
@@ -49,7 +62,43 @@ class ShardInfo(NamedTuple):
     compressed: CompressedTokens | None = None
 
 
-class BatchWriter(ABC):
+class Writer(ABC):
+    """The end of every writer. A context manager: leaving the block normally calls `close`, an exception `abort`."""
+
+    meta: StoreMeta
+    _open: bool
+
+    @property
+    @abstractmethod
+    def token_count(self) -> int:
+        """Tokens that are committed."""
+
+    @abstractmethod
+    def finish(self) -> ShardInfo:
+        """Complete the file or store, and give it its final name if it does not have it yet."""
+
+    @abstractmethod
+    def abort(self) -> None:
+        """End without completing; nothing to do where the writer has ended."""
+
+    def close(self) -> None:
+        """Finish; nothing to do where the writer has ended."""
+        if self._open:
+            self.finish()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self.abort()
+        else:
+            self.close()
+
+
+class BatchWriter(Writer):
     """Takes batches in order and commits them: the functions of every writer, of one file or of a live store.
 
     A context manager: leaving the block normally calls `close`, an exception calls `abort`. Not thread-safe.
@@ -63,18 +112,11 @@ class BatchWriter(ABC):
     """
 
     backend: ClassVar[str]
-    meta: StoreMeta
-    _open: bool
 
     @property
     @abstractmethod
     def num_batches(self) -> int:
         """Batches that are committed."""
-
-    @property
-    @abstractmethod
-    def token_count(self) -> int:
-        """Tokens that are committed."""
 
     @property
     @abstractmethod
@@ -135,30 +177,275 @@ class BatchWriter(ABC):
     def crc32(self) -> npt.NDArray[np.uint32]:
         """Return the crc32 of each batch written so far."""
 
-    @abstractmethod
-    def finish(self) -> ShardInfo:
-        """Complete the file or store, and give it its final name if it does not have it yet."""
-
-    @abstractmethod
-    def abort(self) -> None:
-        """End without completing; nothing to do where the writer has ended."""
-
-    def close(self) -> None:
-        """Finish; nothing to do where the writer has ended."""
-        if self._open:
-            self.finish()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is not None:
-            self.abort()
-        else:
-            self.close()
-
 
 def nothing_to_wait_for() -> None:
     """Return at once: all is digested."""
+
+
+class TokenWriter(Writer):
+    """Publishes one file of tokens: `x.partial` until `finish`, then `x`. The base of the writers of all formats.
+
+    Parameters
+    ----------
+    overwrite
+        Replace an existing file (at the end, by rename); otherwise it is an error.
+    durable
+        Also flush to disk at each commit, so that committed batches outlive a power loss.
+    known_sha256
+        For exact copies: the digest that the original has stored. The caller compares `crc32()` with the original's.
+    origin
+        "source" (JSON), "shuffle" and "split" of the tokens, as in `shards.json`, for a format that keeps them.
+    commit_bytes
+        Commit when at least so many bytes of tokens were written since, and at the end; 0: each call.
+    """
+
+    backend: ClassVar[str]
+    max_token = 0
+    _expected_batches = 0
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        meta: StoreMeta,
+        *,
+        overwrite: bool = False,
+        durable: bool = False,
+        known_sha256: str | None = None,
+        origin: Mapping[str, Any] | None = None,
+        commit_bytes: int = 0,
+    ) -> None:
+        self.meta = meta
+        self._durable, self._origin, self._commit_bytes = durable, origin or {}, commit_bytes
+        self._crc32: list[int] = []  # of the committed batches or chunks
+        self._open = True
+        self._file = PartialFile(path, overwrite=overwrite)
+        self._digest = TokenDigest(known_sha256)
+        try:
+            self._begin()
+        except BaseException:
+            self.abort()
+            raise
+
+    def finish(self) -> ShardInfo:
+        """Complete the file and publish it under its final name."""
+        self._require_open()
+        self._open = False
+        try:
+            self._write_rest()
+            self._digest.close()
+            info = ShardInfo(
+                self._file.path, self.backend, len(self._crc32), self.token_count, self.max_token,
+                self._digest.sha256(), crc32_array(self._crc32),
+            )  # fmt: skip
+            with disk_errors(self._file.partial_path):
+                info = self._complete(info)
+            self._file.publish()
+        except BaseException:
+            self._end_unpublished()
+            raise
+        return info
+
+    def abort(self) -> None:
+        """Remove the unfinished file. A file with the final name is untouched."""
+        if self._open:
+            self._open = False
+            self._end_unpublished()
+
+    def _end_unpublished(self) -> None:
+        self._digest.close()
+        self._release()
+        self._drop_partial()
+
+    def _drop_partial(self) -> None:
+        """Remove the partial of a file that is not finished, or keep it."""
+        self._file.discard()
+
+    def _require_open(self) -> None:
+        if not self._open:
+            raise ClosedError(f"{self._file.path}: this writer was closed")
+
+    @abstractmethod
+    def _begin(self) -> None:
+        """Prepare the partial file."""
+
+    def _write_rest(self) -> None:
+        """Write and commit what waits in buffers, before the file is completed."""
+
+    @abstractmethod
+    def _complete(self, info: ShardInfo) -> ShardInfo:
+        """Mark the file as whole, close everything but the partial's descriptor, and add what only the file knows."""
+
+    def _release(self) -> None:
+        """Close everything but the partial's descriptor, without completing."""
+
+
+class FileWriter(TokenWriter, BatchWriter):
+    """Writes the batches of one file; `options` are those of `TokenWriter`. The base of the writers of all backends.
+
+    `expected_batches`, where known, are allocated together; more or fewer may follow.
+    """
+
+    num_batches = 0
+    token_count = 0
+
+    def __init__(
+        self, path: str | os.PathLike[str], meta: StoreMeta, *, expected_batches: int = 0, **options: Any
+    ) -> None:
+        if not 0 <= expected_batches < 2**48:
+            raise ArgumentError(f"{path}: expected_batches must be a count of batches, found {expected_batches}")
+        self._expected_batches = expected_batches
+        self._unsent_bytes = 0
+        self._behind: deque[PendingDigest] = deque()
+        super().__init__(path, meta, **options)
+
+    def write(self, batches: npt.ArrayLike, fields: FieldArrays | None = None) -> None:
+        """Append batches. See `BatchWriter.write`."""
+        self.append(batches, fields)()
+
+    def append(self, batches: npt.ArrayLike, fields: FieldArrays | None = None) -> Callable[[], None]:
+        """Append batches before they are digested. See `BatchWriter.append`."""
+        try:
+            self._append_groups(batches, fields)
+        except BaseException:
+            self._wait_for_digests(0)  # the caller may now change or free the batches
+            raise
+        return self._behind[-1].wait if self._behind else nothing_to_wait_for
+
+    def _append_groups(self, batches: npt.ArrayLike, fields: FieldArrays | None) -> None:
+        self._require_open()
+        path = self._file.path
+        tokens, values = as_batches(batches, fields, self.meta, path)
+        group = max(1, GROUP_BYTES // self.meta.batch_bytes)
+        for start in range(0, len(tokens), group):
+            stored = as_stored(tokens[start : start + group], self.meta, f"{path} (batch {self.num_batches:,})")
+            digest = self._digest.submit(stored)
+            self._behind.append(digest)
+            with disk_errors(self._file.partial_path):
+                self._append(stored, digest, {name: v[start : start + group] for name, v in values.items()})
+            self._wait_for_digests(GROUPS_BEHIND)
+
+    def _wait_for_digests(self, behind: int) -> None:
+        """Wait until no more groups than this are still to be digested."""
+        while len(self._behind) > behind:
+            self._behind.popleft().wait()
+
+    def write_from(self, reader: BatchReader, start: int, count: int) -> int:
+        """Append batches of a reader, copied by the kernel. See `BatchWriter.write_from`."""
+        self._require_open()
+        require_batches(reader, start, count, self.meta, self._file.path)
+        before = self.num_batches
+        if count == 0 or reader.extents is None or self.meta.fields:
+            return 0
+        with disk_errors(self._file.partial_path):
+            offset = self._room_for(before, count)
+            if offset is None:
+                return 0
+            self._copy_from(reader.path, reader.extents, start, count, offset)
+        return self.num_batches - before
+
+    def _copy_from(self, path: Path, extents: Extents, start: int, count: int, offset: int) -> None:
+        """Copy batches to the slots from `offset` on, as far as the file systems do; one is digested beside it."""
+        group, slot_bytes = max(1, GROUP_BYTES // self.meta.batch_bytes), self.meta.padded_batch_bytes
+        buffers = [np.empty((min(group, count), slot_bytes), np.uint8) for _ in range(2)]
+        before = self.num_batches
+        pending: tuple[TokenArray, PendingDigest] | None = None
+        with open(path, "rb", buffering=0, opener=regular) as original:
+            try:
+                for number, done in enumerate(range(0, count, group)):
+                    slots = buffers[number % 2][: min(group, count - done)]
+                    place = offset + done * slot_bytes
+                    if not self._copy_group(original.fileno(), extents, start + done, len(slots), place):
+                        break
+                    read_fully(self._file.fd, slots, place)
+                    tokens = slots[:, : self.meta.batch_bytes].view(self.meta.dtype)
+                    what = f"{self._file.path} (batch {before + done:,})"
+                    stored = as_stored(tokens.reshape(len(slots), *self.meta.shape), self.meta, what)
+                    if pending:  # while one group is digested, the next is copied
+                        digested, pending = pending, None
+                        self._commit(digested[0], digested[1].result())
+                        digested[1].wait()  # before its buffer is filled again
+                    pending = stored, self._digest.submit(stored)
+            finally:
+                if pending:
+                    self._commit(pending[0], pending[1].result())
+
+    def _copy_group(self, source_fd: int, extents: Extents, start: int, count: int, offset: int) -> bool:
+        """Copy batches into the slots from `offset` on; return whether all of them were. Padding stays a hole."""
+        done = 0
+        while done < count:
+            number, within = extents.locate(start + done)
+            base, stride, num_batches = extents.runs[number]
+            packed = stride == extents.batch_bytes == self.meta.padded_batch_bytes
+            take = min(count - done, num_batches - within) if packed else 1
+            slot, num_bytes = offset + done * self.meta.padded_batch_bytes, take * extents.batch_bytes
+            if not copy_range(source_fd, self._file.fd, num_bytes, base + within * stride, slot):
+                return False
+            done += take
+        return True
+
+    def sha256(self) -> str:
+        """Hexadecimal sha256 of all token bytes written so far."""
+        return self._digest.sha256()
+
+    def crc32(self) -> npt.NDArray[np.uint32]:
+        return crc32_array(self._crc32)
+
+    def _count(self, batches: TokenArray, digest: GroupDigest) -> None:
+        """Add a group that is on disk to the totals."""
+        self.num_batches += len(batches)
+        self.token_count += batches.size
+        self.max_token = max(self.max_token, digest.max_token)
+        self._crc32 += digest.crc32
+        self._digest.accept(digest)
+        self._unsent_bytes += batches.nbytes
+        if self._unsent_bytes >= WRITE_BACK_BYTES:
+            self._file.start_write_back()
+            self._unsent_bytes = 0
+
+    @staticmethod
+    def stored_bytes(meta: StoreMeta, num_batches: int) -> int:
+        """Return about how many bytes a file of these batches has, and its sidecar."""
+        return num_batches * meta.padded_batch_bytes
+
+    @abstractmethod
+    def _append(self, batches: TokenArray, digest: PendingDigest, fields: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Write and commit a group; `fields` are empty for a format that holds none."""
+
+    def _room_for(self, first: int, count: int) -> int | None:
+        """Return the offset of batch `first`, if it and those behind it have slots of `padded_batch_bytes` in a row."""
+        return None
+
+    def _commit(self, batches: TokenArray, group: GroupDigest) -> None:
+        """Make a group whose bytes are written part of the file, and `_count` it."""
+        if self._durable:
+            os.fdatasync(self._file.fd)
+        self._count(batches, group)
+
+
+def as_batches(
+    batches: npt.ArrayLike, fields: FieldArrays | None, meta: StoreMeta, path: Path
+) -> tuple[npt.NDArray[Any], dict[str, npt.NDArray[Any]]]:
+    """Return one batch `(B, S)` or several `(count, B, S)`, and the values of each field, as arrays of several."""
+    tokens, fields = split_tokens(batches, fields)
+    if tokens.shape != meta.shape and (tokens.ndim != 3 or tokens.shape[1:] != meta.shape):
+        raise ArgumentError(f"{path}: expected batches of shape {meta.shape}, found {tokens.shape}")
+    values = stored_fields(fields, meta, tokens.shape, path)
+    if tokens.ndim == 2:
+        tokens, values = tokens[np.newaxis], {name: array[np.newaxis] for name, array in values.items()}
+    return tokens, values
+
+
+def stored_fields(
+    fields: FieldArrays | None, meta: StoreMeta, shape: tuple[int, ...], path: Path
+) -> dict[str, npt.NDArray[Any]]:
+    """Return the values of each field of a store, as they are stored, of tokens of this shape."""
+    found = field_values(fields, meta.fields, path)
+    return {field.name: field.as_stored(found[field.name], shape, path) for field in meta.fields}
+
+
+def require_batches(reader: BatchReader, start: int, count: int, meta: StoreMeta, path: Path) -> None:
+    """Raise `ArgumentError` unless a reader has these batches, of the shape and dtype that `path` has."""
+    if (reader.meta.shape, reader.dtype) != (meta.shape, meta.dtype):
+        raise ArgumentError(f"{path}: expected batches of {meta.shape} {meta.dtype.name}, found {reader!r}")
+    if not 0 <= start <= start + count <= reader.num_batches:
+        raise ArgumentError(f"{reader.path}: expected {start + count:,} batches, found {reader.num_batches:,}")

@@ -1,11 +1,12 @@
 """The native `.batch` file (ZeroBatch v2): one 4096-byte header, then one page-aligned slot per batch.
 
-Offsets are arithmetic: batch i lies at `4096 + i * padded_batch_bytes`. The format is in `spec.py`.
+Offsets are arithmetic: batch i begins at `4096 + i * padded_batch_bytes`.
 """
 
 from __future__ import annotations
 
 import os
+import struct
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final
 
@@ -19,17 +20,19 @@ from zb_hdf5.files.file_tokens import open_extents
 from zb_hdf5.files.identity import handle_of, open_file, regular, size_of
 from zb_hdf5.files.paths import RemotePath, any_path
 from zb_hdf5.files.publishing import PARTIAL_SUFFIX, write_atomically, write_fully
-from zb_hdf5.formats.batch_header import batch_file_bytes, pack_header, unpack_header
 from zb_hdf5.formats.batch_reader import BatchReader, BrokenFile, require_options
-from zb_hdf5.formats.batch_writer import Columns, ShardInfo
-from zb_hdf5.formats.file_writer import FileWriter
+from zb_hdf5.formats.batch_writer import FileWriter, ShardInfo
 from zb_hdf5.formats.sidecar import crc32_path, no_crc32_file, read_any_crc32_file, read_crc32_file, sidecar_rows
 from zb_hdf5.spec import (
     BATCH_MAGIC,
+    BATCH_VERSION,
     BATCHES,
+    CODE_BY_DTYPE,
     DOCUMENTS_SUFFIX,
+    DTYPE_BY_CODE,
     HEADER_BYTES,
     PIECES_SUFFIX,
+    U32_MAX,
     StoreMeta,
     TokenArray,
 )
@@ -38,6 +41,18 @@ if TYPE_CHECKING:
     from zb_hdf5.files.digests import PendingDigest
 
 
+#: (offset, struct code, field) in file order; little-endian, no alignment gaps; reserved from byte 40 on.
+BATCH_HEADER_FIELDS: Final = (
+    (0, "8s", "magic"),
+    (8, "I", "version"),
+    (12, "I", "batch_size"),
+    (16, "I", "seq_len"),
+    (20, "Q", "num_batches"),
+    (28, "I", "dtype"),
+    (32, "I", "seed"),
+    (36, "I", "total_records"),
+)
+_HEADER: Final = struct.Struct("<" + "".join(code for _, code, _ in BATCH_HEADER_FIELDS))
 #: Files of early builds beside a `.batch` file, which held its fields and documents.
 EARLY_SUFFIXES: Final = (".fields.h5", ".pieces.h5", ".documents.h5", PIECES_SUFFIX, DOCUMENTS_SUFFIX)
 
@@ -85,7 +100,6 @@ class BatchFileReader(BatchReader):
         return self.meta.padded_batch_bytes
 
     def stored_crc32(self) -> npt.NDArray[np.uint32] | None:
-        """Return the rows of the `<path>.crc32` that a store keeps beside its shards."""
         return read_crc32_file(self.path, self.num_batches) if crc32_path(self.path).exists() else None
 
     def crc32_rows(self) -> Crc32Rows | None:
@@ -109,7 +123,7 @@ class BatchFileWriter(FileWriter):
         pack_header(self.meta, 0)  # refuses a seed or total_records that does not fit, before any work
         self._padded = np.zeros(0, dtype=np.uint8)
 
-    def _append(self, batches: TokenArray, digest: PendingDigest) -> None:
+    def _append(self, batches: TokenArray, digest: PendingDigest, fields: object) -> None:
         write_fully(self._file.fd, self._slots(batches), batch_file_bytes(self.meta, self.num_batches))
         self._commit(batches, digest.result())
 
@@ -127,20 +141,17 @@ class BatchFileWriter(FileWriter):
     def _room_for(self, first: int, count: int) -> int:
         return batch_file_bytes(self.meta, first)
 
-    def _complete(self, info: ShardInfo) -> Columns:
+    def _complete(self, info: ShardInfo) -> ShardInfo:
         os.ftruncate(self._file.fd, batch_file_bytes(self.meta, info.num_batches))  # up to the last slot's padding
         write_fully(self._file.fd, pack_header(self.meta, info.num_batches), 0)
         crc32_path(self._file.path).unlink(missing_ok=True)  # of a file that this one replaces: no read would agree
-        return {BATCHES: (slots_of(self.meta, info.num_batches),)}
+        return info._replace(columns={BATCHES: (slots_of(self.meta, info.num_batches),)})
 
     def finish(self) -> ShardInfo:
         """Publish the file, and then its sidecar. See `FileWriter.finish`."""
         info = super().finish()
         write_atomically(crc32_path(info.path), info.crc32.tobytes())
         return info
-
-    def _release(self) -> None:
-        pass
 
 
 def slots_of(meta: StoreMeta, num_batches: int) -> Run:
@@ -174,20 +185,7 @@ def refuse_leftovers(path: Path) -> None:
 
 
 def open_broken(path: Path, shape: StoreMeta | None) -> BrokenFile:
-    """Open the whole slots of a damaged or unfinished file.
-
-    Parameters
-    ----------
-    shape
-        Shape and dtype of the batches, for a file whose header was never written.
-
-    Raises
-    ------
-    ArgumentError
-        If its header was never written, and no `shape` is given.
-    FormatError
-        If it is no `.batch` file, or an early build has left fields or documents beside it.
-    """
+    """Open the whole slots of a damaged or unfinished file; `shape` is for one whose header was never written."""
     refuse_leftovers(path.with_name(path.name.removesuffix(PARTIAL_SUFFIX)))
     with open(path, "rb", opener=regular) as file:
         header, size = file.read(HEADER_BYTES), os.fstat(file.fileno()).st_size
@@ -228,3 +226,45 @@ class _BrokenBatchReader(BatchReader):
         extents = Extents([slots_of(meta, num_batches)], meta.batch_bytes)
         tokens = open_extents(path, extents, meta.dtype, num_batches * meta.batch_tokens, "pread")
         super().__init__(path, meta, num_batches, tokens)
+
+
+def pack_header(meta: StoreMeta, num_batches: int) -> bytes:
+    """Return the 4096 header bytes of a `.batch` file; `FormatError` if a number does not fit its 32 bits."""
+    for name in ("seed", "total_records"):
+        value = getattr(meta, name)
+        if value > U32_MAX:
+            raise FormatError(
+                f"{name} {value:,} does not fit the 32 bits of a .batch header (at most {U32_MAX:,}); "
+                "use the hdf5 backend, or shard the store"
+            )
+    fields = _HEADER.pack(
+        BATCH_MAGIC, BATCH_VERSION, meta.batch_size, meta.seq_len, num_batches,
+        CODE_BY_DTYPE[meta.dtype], meta.seed, meta.total_records,
+    )  # fmt: skip
+    return fields.ljust(HEADER_BYTES, b"\0")
+
+
+def unpack_header(header: bytes, path: object) -> tuple[StoreMeta, int]:
+    """Return (meta, num_batches) from the first 4096 bytes of a `.batch` file."""
+    if header[:8] != BATCH_MAGIC:
+        raise FormatError(f"{path}: not a .batch file: expected magic {BATCH_MAGIC!r}, found {header[:8]!r}")
+    if len(header) < HEADER_BYTES:
+        raise IncompleteError(f"{path}: expected a header of {HEADER_BYTES} bytes, found {len(header)}")
+    _, version, batch_size, seq_len, num_batches, code, seed, total_records = _HEADER.unpack_from(header)
+    if version != BATCH_VERSION:
+        raise FormatError(f"{path}: expected .batch version {BATCH_VERSION}, found {version}")
+    if code not in DTYPE_BY_CODE:
+        raise FormatError(
+            f"{path}: expected dtype code {' or '.join(map(str, DTYPE_BY_CODE))}, found {code}; "
+            "was it written by a newer version?"
+        )
+    try:
+        meta = StoreMeta(batch_size, seq_len, DTYPE_BY_CODE[code], seed, total_records)
+    except ArgumentError as error:
+        raise FormatError(f"{path}: bad header: {error}") from error
+    return meta, num_batches
+
+
+def batch_file_bytes(meta: StoreMeta, num_batches: int) -> int:
+    """Return the exact size of a `.batch` file, and so the offset of batch `num_batches`."""
+    return HEADER_BYTES + num_batches * meta.padded_batch_bytes

@@ -1,4 +1,4 @@
-"""`.npy` files: what one says of its array, without loading it, and the writer of one."""
+"""`.npy` files: the header of one, read without its array, and the writer of one."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from zb_hdf5.errors import ConvertError, FormatError, IncompleteError
 from zb_hdf5.files.extents import Run
 from zb_hdf5.files.identity import regular, require_bytes
 from zb_hdf5.files.publishing import write_fully
-from zb_hdf5.formats.batch_writer import Columns, ShardInfo
-from zb_hdf5.formats.file_writer import FileWriter
+from zb_hdf5.formats.batch_writer import FileWriter, ShardInfo
 from zb_hdf5.spec import BATCHES, StoreMeta, TokenArray
 
 if TYPE_CHECKING:
@@ -29,7 +28,6 @@ PLAIN_HEADER: Final = re.compile(
     re.DOTALL,
 )
 PLAIN_BYTES: Final = 128
-#: What a `.npy` file would need to be verified.
 NPY_MISSING: Final = (
     ".npy files hold no digests; convert them to a store, which keeps digests from then on, or keep their sha256sum"
 )
@@ -40,13 +38,7 @@ MALFORMED_HEADER: Final = (
 
 
 def read_npy_header(path: Path) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
-    """Return (shape, Fortran order, dtype, byte offset of the data).
-
-    Raises
-    ------
-    FormatError, IncompleteError
-        If it is no `.npy` file, or its header is cut short.
-    """
+    """Return (shape, Fortran order, dtype, byte offset of the data) of a `.npy` file that is as long as its array."""
     with open(path, "rb", opener=regular) as file:
         plain = PLAIN_HEADER.match(file.read(PLAIN_BYTES))
         if plain and int.from_bytes(plain[1], "little") == plain.end() - 10:
@@ -76,13 +68,7 @@ def read_npy_header(path: Path) -> tuple[tuple[int, ...], bool, np.dtype[Any], i
 
 
 def undigested(path: Path) -> tuple[int, str]:
-    """Return how many tokens a `.npy` file of any shape has, and what is missing to verify it.
-
-    Raises
-    ------
-    FormatError, IncompleteError
-        As `read_npy_header`: it also compares the size of the array with that of the file.
-    """
+    """Return how many tokens a `.npy` file of any shape has, and the reason why it cannot be verified."""
     return math.prod(read_npy_header(path)[0]), NPY_MISSING
 
 
@@ -105,16 +91,14 @@ class NpyWriter(FileWriter):
         np.lib.format.write_array_header_1_0(header, description)
         return header.getvalue()
 
-    def _append(self, batches: TokenArray, digest: PendingDigest) -> None:
+    def _append(self, batches: TokenArray, digest: PendingDigest, fields: object) -> None:
         write_fully(self._file.fd, batches, self._data_offset + self.num_batches * self.meta.batch_bytes)
         self._commit(batches, digest.result())
 
-    def _complete(self, info: ShardInfo) -> Columns:
+    def _complete(self, info: ShardInfo) -> ShardInfo:
         header = self._header(info.num_batches)
         if len(header) != self._data_offset:
             raise ConvertError(f"{info.path}: expected {self._expected_batches:,} batches, found {info.num_batches:,}")
         write_fully(self._file.fd, header, 0)
-        return {BATCHES: (Run(self._data_offset, self.meta.batch_bytes, info.num_batches),)}
-
-    def _release(self) -> None:
-        pass
+        run = Run(self._data_offset, self.meta.batch_bytes, info.num_batches)
+        return info._replace(columns={BATCHES: (run,)})

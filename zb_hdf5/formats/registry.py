@@ -17,8 +17,7 @@ from zb_hdf5.files.paths import any_path
 
 if TYPE_CHECKING:
     from zb_hdf5.formats.batch_reader import BatchReader, BrokenFile
-    from zb_hdf5.formats.batch_writer import BatchWriter
-    from zb_hdf5.formats.file_writer import FileWriter
+    from zb_hdf5.formats.batch_writer import BatchWriter, FileWriter
     from zb_hdf5.formats.hdf5.stream_writer import HDF5ShardWriter
     from zb_hdf5.spec import StoreMeta
 
@@ -228,7 +227,7 @@ class HDF5Format(FileFormat):
         return check_documents(reader)
 
     def problems_of(self, path: Path) -> Iterator[tuple[str, str]]:
-        from zb_hdf5.formats.hdf5.filters import missing_filters
+        from zb_hdf5.formats.hdf5.chunks import missing_filters
 
         yield from missing_filters(path)
 

@@ -19,8 +19,7 @@ from zb_hdf5.errors import ArgumentError, ClosedError, ConvertError, Remedy
 from zb_hdf5.files.digests import crc32_array
 from zb_hdf5.files.paths import local_path
 from zb_hdf5.formats.batch_reader import BatchReader
-from zb_hdf5.formats.batch_writer import BatchWriter, FieldArrays, FieldDigest, ShardInfo
-from zb_hdf5.formats.file_writer import as_batches, require_batches
+from zb_hdf5.formats.batch_writer import BatchWriter, FieldArrays, FieldDigest, ShardInfo, as_batches, require_batches
 from zb_hdf5.formats.hdf5.h5_writer import HDF5BatchWriter
 from zb_hdf5.formats.registry import BACKENDS
 from zb_hdf5.spec import CRC32_CHUNK_ROWS, NO_CODEC, NO_SHA256, SHARD_PREFIX, StoreMeta, combine_sha256
@@ -31,7 +30,7 @@ from zb_hdf5.store.table import ShardEntry
 class _GrowingShard(HDF5BatchWriter):
     """The writer of one shard; when it fails or is aborted, its `.partial` stays: others read what was committed."""
 
-    def _end_unpublished(self) -> None:
+    def _drop_partial(self) -> None:
         self._file.keep()
 
     def remove(self) -> None:

@@ -28,10 +28,10 @@ from zb_hdf5.files.identity import Identity
 from zb_hdf5.files.paths import RemotePath, any_path, require_remote_access
 from zb_hdf5.files.tokens import Converted, Tokens, Wait
 from zb_hdf5.formats.batch_reader import require_choice
+from zb_hdf5.formats.hdf5.chunks import compressed_tokens
 from zb_hdf5.formats.hdf5.h5_reader import HDF5Reader
 from zb_hdf5.formats.hdf5.h5_tokens import Column
 from zb_hdf5.formats.hdf5.inspection import look_at_field, look_at_stream
-from zb_hdf5.formats.hdf5.places import compressed_tokens
 from zb_hdf5.formats.npy import read_npy_header
 from zb_hdf5.spec import (
     DEFAULT_CHUNK_TOKENS,

@@ -16,9 +16,9 @@ from zb_hdf5.files.file_tokens import FileTokens
 from zb_hdf5.files.identity import Identity
 from zb_hdf5.files.paths import RemotePath
 from zb_hdf5.files.ranges import LocalFile, open_ranges
+from zb_hdf5.formats.hdf5.chunks import chunk_places
 from zb_hdf5.formats.hdf5.file import h5_damage, h5_identity, open_h5_for_reading, require_rows, text_of
 from zb_hdf5.formats.hdf5.inspection import checked_tokens
-from zb_hdf5.formats.hdf5.places import chunk_places
 from zb_hdf5.spec import DOC_OFFSETS, DOCUMENTS_SHA256
 
 

@@ -31,6 +31,7 @@ from zb_hdf5.files.identity import (
 from zb_hdf5.files.locks import NO_LOCKS
 from zb_hdf5.files.objects import ObjectFile
 from zb_hdf5.files.paths import RemotePath
+from zb_hdf5.files.publishing import write_fully
 from zb_hdf5.spec import (
     CODECS,
     CRC32,
@@ -50,6 +51,8 @@ from zb_hdf5.version import __version__
 #: Optional root attributes that are numbers.
 OPTIONAL_NUMBERS: Final = tuple(name for name in OPTIONAL_ATTRIBUTES if name != "tokenizer")
 _ERRNO: Final = re.compile(r"errno = (\d+)")
+#: Ranges of the superblock, version 3: the end of file, the bytes that the checksum covers, and their total.
+_END_OF_FILE, _CHECKED, _SUPERBLOCK_BYTES = slice(28, 36), slice(0, 44), 48
 #: What zeros and ascending numbers shrink to by the common filters, at most.
 FILTER_RATIO: Final = 4096
 CREATOR: Final = f"zb_hdf5 {__version__} (h5py {h5py.__version__}, HDF5 {h5py.version.hdf5_version})"
@@ -281,6 +284,40 @@ def is_marked_open(path: Path) -> bool:
     with open_file(path) as file:
         superblock = file.read(12)
     return len(superblock) == 12 and superblock[8] == 3 and superblock[11] != 0
+
+
+def end_of_file(fd: int) -> int:
+    """Return the end of the file as the superblock has it."""
+    return int.from_bytes(os.pread(fd, _SUPERBLOCK_BYTES, 0)[_END_OF_FILE], "little")
+
+
+def set_end_of_file(fd: int, end: int) -> None:
+    """Change the end of a closed file in its superblock, in one write: HDF5 cannot move it back in SWMR mode."""
+    superblock = bytearray(os.pread(fd, _SUPERBLOCK_BYTES, 0))
+    superblock[_END_OF_FILE] = end.to_bytes(8, "little")
+    superblock[_CHECKED.stop :] = _lookup3(superblock[_CHECKED]).to_bytes(4, "little")
+    write_fully(fd, bytes(superblock), 0)
+
+
+def _lookup3(data: bytes | bytearray) -> int:
+    """Return HDF5's checksum of metadata: Bob Jenkins' lookup3, `hashlittle` with the initial value 0."""
+    a = b = c = (0xDEADBEEF + len(data)) & 0xFFFFFFFF
+    words = np.frombuffer(bytes(data).ljust(-(-len(data) // 12) * 12, b"\0"), "<u4").tolist()
+    for start in range(0, len(words), 3):
+        a, b, c = ((x + word) & 0xFFFFFFFF for x, word in zip((a, b, c), words[start : start + 3], strict=True))
+        if start + 3 < len(words):
+            for turn in (4, 6, 8, 16, 19, 4):
+                a = ((a - c) & 0xFFFFFFFF) ^ _rotated(c, turn)
+                c = (c + b) & 0xFFFFFFFF
+                a, b, c = b, c, a
+    for turn in (14, 11, 25, 16, 4, 14, 24):
+        c = ((c ^ b) - _rotated(b, turn)) & 0xFFFFFFFF
+        a, b, c = b, c, a
+    return b  # the last one that was mixed
+
+
+def _rotated(x: int, turn: int) -> int:
+    return (x << turn | x >> (32 - turn)) & 0xFFFFFFFF
 
 
 def create_for_swmr(own_path: str, meta_bytes: int, alignment: int) -> h5py.File:

@@ -21,6 +21,7 @@ from zb_hdf5.files.digests import crc32_of
 from zb_hdf5.files.identity import Identity
 from zb_hdf5.files.paths import RemotePath, any_path
 from zb_hdf5.formats.batch_reader import BatchReader, require_options
+from zb_hdf5.formats.hdf5.chunks import compressed_tokens, plain_extents
 from zb_hdf5.formats.hdf5.file import (
     h5_damage,
     open_h5_for_reading,
@@ -37,7 +38,6 @@ from zb_hdf5.formats.hdf5.inspection import (
     look_at_foreign,
     look_at_stream,
 )
-from zb_hdf5.formats.hdf5.places import compressed_tokens, plain_extents
 from zb_hdf5.spec import BATCHES_LAYOUT, DOC_OFFSETS, StoreMeta, crc32_column
 
 #: The facts that a dataset of another origin lacks.

@@ -19,9 +19,8 @@ from zb_hdf5.files.identity import Handle, Identity, cut_short, size_of
 from zb_hdf5.files.publishing import PARTIAL_SUFFIX
 from zb_hdf5.files.ranges import open_ranges
 from zb_hdf5.files.tokens import Tokens, UnitTokens, Wait
+from zb_hdf5.formats.hdf5.chunks import Places, lacking_filters, load_filters
 from zb_hdf5.formats.hdf5.file import h5_damage, handle_of_h5, open_h5_for_reading, stored_sha256
-from zb_hdf5.formats.hdf5.filters import lacking_filters, load_filters
-from zb_hdf5.formats.hdf5.places import Places
 from zb_hdf5.spec import BATCHES_ATTRIBUTES, BATCHES_LAYOUT, NO_SHA256, StoreMeta, TokenArray
 from zb_hdf5.token_values import as_stored
 

@@ -15,6 +15,7 @@ from zb_hdf5.errors import ArgumentError, FormatError, Remedy
 from zb_hdf5.field import Field
 from zb_hdf5.files.extents import Extents, Run
 from zb_hdf5.files.identity import Identity
+from zb_hdf5.formats.hdf5.chunks import Places, chunk_places, codec_of, column_runs
 from zb_hdf5.formats.hdf5.file import (
     bytes_elsewhere,
     h5_damage,
@@ -29,9 +30,7 @@ from zb_hdf5.formats.hdf5.file import (
     stored_sha256,
     text_of,
 )
-from zb_hdf5.formats.hdf5.filters import codec_of
 from zb_hdf5.formats.hdf5.h5_tokens import Column, read_state
-from zb_hdf5.formats.hdf5.places import Places, chunk_places, column_runs
 from zb_hdf5.spec import (
     BATCHES,
     BATCHES_LAYOUT,

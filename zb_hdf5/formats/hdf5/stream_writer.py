@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import h5py
 import numpy as np
@@ -19,27 +19,21 @@ from zb_hdf5.documents.document import id_bytes, metadata_bytes
 from zb_hdf5.documents.document_table import DocumentRows, documents_path
 from zb_hdf5.documents.document_writer import DocumentsWriter, encoded_spans
 from zb_hdf5.documents.spans import Encode, encoder
-from zb_hdf5.errors import ArgumentError, ClosedError, ConvertError
+from zb_hdf5.errors import ArgumentError, ConvertError
 from zb_hdf5.field import Fields, parse_fields, split_tokens
-from zb_hdf5.files.digests import TokenDigest, crc32_array
-from zb_hdf5.files.publishing import PartialFile, disk_errors
-from zb_hdf5.formats.batch_writer import Columns, FieldArrays, ShardInfo
-from zb_hdf5.formats.file_writer import stored_fields
-from zb_hdf5.formats.hdf5.aligned import AlignedFile, ColumnSpec, Rows, field_specs
-from zb_hdf5.formats.hdf5.file import create_root
+from zb_hdf5.files.publishing import disk_errors
+from zb_hdf5.formats.batch_writer import FieldArrays, ShardInfo, stored_fields
+from zb_hdf5.formats.hdf5.h5_writer import HDF5Writer, Rows
 from zb_hdf5.spec import (
     DEFAULT_CHUNK_TOKENS,
     DOC_OFFSETS,
     DOC_OFFSETS_CHUNK_ROWS,
     DOCUMENTS_SHA256,
     NO_BOUNDARY,
-    NO_SHA256,
     SHA256_CHARS,
     STREAM_LAYOUT,
-    TOKENS,
     TOKENS_ATTRIBUTES,
     StoreMeta,
-    batches_ahead,
     codec_named,
     stored_dtype,
 )
@@ -49,7 +43,7 @@ if TYPE_CHECKING:
     from zb_hdf5.files.digests import PendingDigest
 
 
-class HDF5ShardWriter:
+class HDF5ShardWriter(HDF5Writer):
     """Writes documents into one stream file: `x.partial` until `finish`, then `x`.
 
     A context manager: leaving the block normally calls `close`, an exception calls `abort`. Not thread-safe. Whole
@@ -92,6 +86,9 @@ class HDF5ShardWriter:
     ...         writer.write_document(document)
     """
 
+    _attributes, _noun = TOKENS_ATTRIBUTES, "chunks"
+    _offsets: Rows
+
     def __init__(
         self,
         path: str | os.PathLike[str],
@@ -109,9 +106,9 @@ class HDF5ShardWriter:
         origin: Mapping[str, Any] | None = None,
         commit_bytes: int = 0,
     ) -> None:
-        spans, self._encode = encoder(spans_codec)
+        spans, self._encode_spans = encoder(spans_codec)
         # one chunk has the limits of one batch
-        self._meta = StoreMeta(
+        meta = StoreMeta(
             1, chunk_tokens, stored_dtype(dtype), vocab_size=vocab_size, tokenizer=tokenizer, layout=STREAM_LAYOUT,
             fields=parse_fields(fields), codec=codec_named(codec),
         )  # fmt: skip
@@ -119,26 +116,22 @@ class HDF5ShardWriter:
         self._boundary = np.array([] if boundary_token_id < 0 else [boundary_token_id], dtype=np.int64)
         if boundary_token_id < NO_BOUNDARY:
             raise ArgumentError(f"boundary_token_id must be at least -1, found {boundary_token_id}")
-        as_stored(self._boundary, self._meta, "boundary_token_id")
-        self._durable, self._origin, self._commit_bytes = durable, origin or {}, commit_bytes
-        self._max_token = 0
-        self._crc32: list[int] = []  # of the committed chunks
-        self._buffers = {"": np.zeros(chunk_tokens, self._meta.dtype)}  # of the tokens, and of each field
-        self._buffers |= {f.name: np.zeros((chunk_tokens, *f.shape), f.dtype) for f in self._meta.fields}
-        self._buffered = 0
-        self._committed = 0
+        as_stored(self._boundary, meta, "boundary_token_id")
+        self._buffers = {"": np.zeros(chunk_tokens, meta.dtype)}  # of the tokens, and of each field
+        self._buffers |= {f.name: np.zeros((chunk_tokens, *f.shape), f.dtype) for f in meta.fields}
+        self._buffered = self._committed = 0
         self._ends: list[npt.NDArray[np.uint64]] = []  # of documents that are not committed
         self._ids, self._has_ids = set[bytes](), False
-        self._open, self._failed = True, False
-        self._opened: AlignedFile | None = None
-        self._file = PartialFile(path, overwrite=overwrite)
-        self._documents = DocumentsWriter(documents_path(self._file.path), spans)
-        self._digest = TokenDigest()
-        try:
-            self._begin()
-        except BaseException:
-            self.abort()
-            raise
+        self._documents = DocumentsWriter(documents_path(Path(path)), spans)
+        super().__init__(path, meta, overwrite=overwrite, durable=durable, origin=origin, commit_bytes=commit_bytes)
+
+    def _create_offsets(self, h5: h5py.File) -> Rows:
+        h5.attrs.create(DOCUMENTS_SHA256, b"", dtype=f"S{SHA256_CHARS}")
+        return Rows(h5, DOC_OFFSETS, "<u8", DOC_OFFSETS_CHUNK_ROWS)
+
+    def _first_values(self) -> dict[str, int | bytes]:
+        numbers = {"boundary_token_id": self.boundary_token_id, "chunk_tokens": self.meta.chunk_tokens}
+        return super()._first_values() | numbers
 
     @property
     def token_count(self) -> int:
@@ -179,11 +172,11 @@ class HDF5ShardWriter:
         if document.ndim != 1:
             raise ArgumentError(f"{self._file.path}: expected a 1-D document, found shape {document.shape}")
         if document.size == 0:
-            document = document.astype(self._meta.dtype)  # an empty list is an array of floats
-        stored = as_stored(document, self._meta, f"{self._file.path} (token {self.token_count:,})")
-        values = stored_fields(fields, self._meta, stored.shape, self._file.path)
+            document = document.astype(self.meta.dtype)  # an empty list is an array of floats
+        stored = as_stored(document, self.meta, f"{self._file.path} (token {self.token_count:,})")
+        values = stored_fields(fields, self.meta, stored.shape, self._file.path)
         where = f"{self._file.path}: document {self.document_count:,}"
-        encoded = encoded_spans(spans, len(stored), self._encode, where) if spans else None
+        encoded = encoded_spans(spans, len(stored), self._encode_spans, where) if spans else None
         text = b"" if id is None else id_bytes(id, where)
         more = metadata_bytes(metadata, where) if metadata else b""
         self._require_id(text, where)
@@ -242,8 +235,8 @@ class HDF5ShardWriter:
                 f"{self._file.path}: expected 1-D tokens and the lengths of their documents, found tokens of shape "
                 f"{stored.shape} and {sizes.size:,} lengths that sum to {int(sizes.sum()):,}"
             )
-        stored = as_stored(stored, self._meta, f"{self._file.path} (token {self.token_count:,})")
-        self._write(stored, sizes, stored_fields(fields, self._meta, stored.shape, self._file.path))
+        stored = as_stored(stored, self.meta, f"{self._file.path} (token {self.token_count:,})")
+        self._write(stored, sizes, stored_fields(fields, self.meta, stored.shape, self._file.path))
         self._documents.append(sizes, documents)
         if len(sizes):
             self._has_ids = documents is not None and documents.ids is not None
@@ -257,152 +250,81 @@ class HDF5ShardWriter:
             self._ends.append((self.token_count + np.cumsum(sizes)).astype("<u8"))
         try:
             self._take({"": stored, **values})
-        except BaseException:
-            self._failed = True
+        except BaseException as error:
+            self._failure = error  # a part of it may be in the buffers
             raise
-
-    def finish(self) -> ShardInfo:
-        """Complete the file and publish it under its final name."""
-        self._require_open()
-        self._open = False
-        try:
-            if self._buffered or self._ends:
-                self._commit_buffer()
-            self._digest.close()
-            info = ShardInfo(
-                self._file.path, "hdf5", len(self._crc32), self._committed, self._max_token, self._digest.sha256(),
-                crc32_array(self._crc32), document_count=self._offsets.count - 1,
-            )  # fmt: skip
-            sha256 = self._publish_documents(info.sha256)
-            with disk_errors(self._file.partial_path):
-                with self._aligned.hdf5():
-                    self._root.attrs.modify(DOCUMENTS_SHA256, np.bytes_(sha256))
-                info = info._replace(columns=self._complete(info), fields=self._aligned.digests())
-                info = info._replace(compressed=self._aligned.compressed)
-            self._file.publish()
-        except BaseException:
-            self._release()
-            raise
-        return info
-
-    def _publish_documents(self, tokens_sha256: str) -> str:
-        """Publish the table of the documents, if there is more than their offsets; return its digest."""
-        if self._documents.has_more:
-            return self._documents.publish(tokens_sha256=tokens_sha256).sha256
-        self._documents.close()
-        self._documents.path.unlink(missing_ok=True)  # of the stream that this one replaces
-        return ""
-
-    def abort(self) -> None:
-        """Remove the unfinished file. What had the final name before is untouched."""
-        if self._open:
-            self._open = False
-            self._release()
-
-    def close(self) -> None:
-        """Finish; nothing to do where the writer has ended."""
-        if self._open:
-            try:
-                self.finish()
-            finally:
-                self.abort()  # after a write whose error was swallowed
-
-    def _require_open(self) -> None:
-        if not self._open:
-            raise ClosedError(f"{self._file.path}: this writer was closed")
-        if self._failed:
-            raise ConvertError(f"{self._file.path}: an earlier write failed; write the shard again")
-
-    def _begin(self) -> None:
-        lead = (self._meta.chunk_tokens,)
-        first: dict[str, int | bytes] = {
-            "sha256": NO_SHA256.encode(),
-            "boundary_token_id": self.boundary_token_id,
-            "chunk_tokens": self._meta.chunk_tokens,
-        }
-        self._opened = self._aligned = AlignedFile(
-            self._file, ColumnSpec(TOKENS, self._meta.dtype, lead, self._meta.codec), field_specs(self._meta, lead),
-            {name: (dtype, first.get(name, 0)) for name, dtype in TOKENS_ATTRIBUTES.items()},
-            expected=0, durable=self._durable, commit_bytes=self._commit_bytes, create=self._create_root,
-        )  # fmt: skip
-
-    def _create_root(self, h5: h5py.File) -> tuple[Rows, ...]:
-        create_root(h5, self._meta, self._origin)
-        h5.attrs.create(DOCUMENTS_SHA256, b"", dtype=f"S{SHA256_CHARS}")
-        self._root = h5
-        self._offsets = Rows(h5, DOC_OFFSETS, "<u8", DOC_OFFSETS_CHUNK_ROWS)
-        return (self._offsets,)
 
     def _take(self, values: dict[str, npt.NDArray[Any]]) -> None:
         """Move tokens and what is aligned with them into the buffers, and commit them each time they are full."""
         done, total = 0, len(values[""])
         while done < total:
-            count = min(total - done, self._meta.chunk_tokens - self._buffered)
+            count = min(total - done, self.meta.chunk_tokens - self._buffered)
             for name, buffer in self._buffers.items():
                 buffer[self._buffered : self._buffered + count] = values[name][done : done + count]
             self._buffered += count
             done += count
-            if self._buffered == self._meta.chunk_tokens:
-                self._commit_buffer()
+            if self._buffered == self.meta.chunk_tokens:
+                self._commit_buffers()
 
-    def _commit_buffer(self) -> None:
-        """Extend the datasets by what is in the buffers: a whole chunk, or at the end the rest."""
+    def _commit_buffers(self) -> None:
+        """Extend the datasets by the content of the buffers: a whole chunk, or at the end the rest."""
         for buffer in self._buffers.values():
             buffer[self._buffered :] = np.zeros((), buffer.dtype)
         pending = self._digest.submit(self._buffers[""][np.newaxis, : self._buffered])
         try:
             with disk_errors(self._file.partial_path):
-                self._append(np.concatenate([*self._ends, np.empty(0, "<u8")]), pending)
+                self._append(pending)
         finally:
             pending.wait()  # also after a failure: the buffer may then change
         self._digest.accept(pending.result())
 
-    def _append(self, ends: npt.NDArray[np.uint64], pending: PendingDigest) -> None:
-        file, stop = self._aligned, self._committed + self._buffered
-        number, num_chunks = len(self._crc32), -(-stop // self._meta.chunk_tokens)
+    def _append(self, pending: PendingDigest) -> None:
+        number, stop = len(self._crc32), self.token_count
+        ends = np.concatenate([*self._ends, np.empty(0, "<u8")])
         whole = int(np.searchsorted(ends, stop, side="right"))
-        file.make_room(num_chunks, batches_ahead(number, self._meta), [self._offsets.count + whole])
+        self._make_room(-(-stop // self.meta.chunk_tokens), self._offsets.count + whole)
         crc32: list[int] = []
-        if self._buffered % self._meta.chunk_tokens:
-            file.end_at(stop)
-        with file.hdf5():
-            if self._buffered:
-                for field in self._meta.fields:
-                    values = self._buffers[field.name][np.newaxis]
-                    file.fields[field.name].write(number, values, values[:, : self._buffered])
-                file.main.write(number, self._buffers[""][np.newaxis])
-                group = pending.result()
-                crc32, self._max_token = group.crc32, max(self._max_token, group.max_token)
+        if self._buffered:
+            self._end_at(stop)
+            tokens, *fields = (buffer[np.newaxis] for buffer in self._buffers.values())
+            self._write_chunks(number, tokens, dict(zip(self._fields, fields, strict=True)))
+            for column, values in zip(self._fields.values(), fields, strict=True):
+                column.digest(values[:, : self._buffered])
+            group = pending.result()
+            crc32, self.max_token = group.crc32, max(self.max_token, group.max_token)
+        with self._hdf5():
             self._offsets.append(ends[:whole])
-        documents = self._offsets.count - 1
-        marker = {"document_count": documents, "max_token": self._max_token, "token_count": stop}
-        file.commit(crc32, self._buffers[""].nbytes, **marker)
+        marker = {"document_count": self._offsets.count - 1, "max_token": self.max_token, "token_count": stop}
+        self._commit_chunks(crc32, self._buffers[""].nbytes, **marker)
         self._crc32 += crc32
         self._committed, self._buffered = stop, 0
         self._ends = [ends[whole:]]
 
-    def _complete(self, info: ShardInfo) -> Columns:
-        digests: dict[str, int | bytes] = {
-            "doc_offsets_crc32": self._offsets.crc32,
-            "sha256": info.sha256.encode(),
-            "complete": 1,
-        }
-        return self._aligned.complete(info.num_batches, self._committed, **digests)
+    def _end_at(self, stop: int) -> None:
+        """Set the end of compressed columns before a last chunk is written that they do not fill.
+
+        HDF5 would unpack it later, and pack it again, to clear the rest of it.
+        """
+        if self._encode is not None and stop % self.meta.chunk_tokens:
+            with self._hdf5():
+                for column in self._columns:
+                    column.stored.resize(stop, axis=0)
+
+    def _write_rest(self) -> None:
+        if self._buffered or self._ends:
+            self._commit_buffers()
+
+    def _complete(self, info: ShardInfo) -> ShardInfo:
+        """Publish the table of the documents, if it has more than their offsets, and then complete the file."""
+        sha256 = ""
+        if self._documents.has_more:
+            sha256 = self._documents.publish(tokens_sha256=info.sha256).sha256
+        else:
+            self._documents.path.unlink(missing_ok=True)  # of the stream that this one replaces
+        with self._hdf5():
+            self._h5.attrs.modify(DOCUMENTS_SHA256, np.bytes_(sha256))
+        return super()._complete(info)
 
     def _release(self) -> None:
-        self._digest.close()
+        super()._release()
         self._documents.close()
-        if self._opened is not None:
-            self._opened.close()
-        self._file.discard()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is not None:
-            self.abort()
-        else:
-            self.close()

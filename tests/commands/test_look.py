@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 from packed import write_packed
 
 from zb_hdf5 import HDF5ShardWriter, ShardIndex, open_reader, open_writer
-from zb_hdf5.commands.page import tag
-from zb_hdf5.commands.report import report_page
+from zb_hdf5.commands.report import report_page, tag
 from zb_hdf5.commands.rows import PADDING, UNKNOWN, Row, document_row, parts_of, rows_of
 from zb_hdf5.commands.show import row_lines, rows_json
 from zb_hdf5.commands.statistics import measure

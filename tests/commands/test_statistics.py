@@ -59,7 +59,7 @@ def test_a_stream(tmp_path_factory, documents, stretch, hashed, collide):
     path = tmp_path_factory.mktemp("s") / "s.h5"
     write_stream(path, documents)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(statistics, "STRETCH_TOKENS", stretch)
+        patch.setattr(statistics, "STREAM_TOKENS", stretch)
         patch.setattr(statistics, "HASHED_TOKENS", hashed)
         if collide:  # all hashes are equal
             patch.setattr(statistics, "_hashes", lambda part: np.zeros(len(part.starts), np.uint64))
@@ -139,7 +139,7 @@ def test_a_sample_is_spread_evenly_and_names_units_of_the_store(tmp_path):
 
 
 def test_a_sample_of_a_stream_has_whole_documents(tmp_path, monkeypatch):
-    monkeypatch.setattr(statistics, "STRETCH_TOKENS", 10)
+    monkeypatch.setattr(statistics, "STREAM_TOKENS", 10)
     documents = [[number] * 7 for number in range(30)]
     write_stream(tmp_path / "s.h5", documents)
     found = measure(tmp_path / "s.h5", sample_batches=4)
@@ -148,7 +148,7 @@ def test_a_sample_of_a_stream_has_whole_documents(tmp_path, monkeypatch):
 
 
 def test_files_of_npy_are_compared_whole(tmp_path, monkeypatch):
-    monkeypatch.setattr(statistics, "STRETCH_TOKENS", 16)
+    monkeypatch.setattr(statistics, "STREAM_TOKENS", 16)
     parts = [np.arange(100), np.arange(100) + 1, np.arange(100)]
     for number, part in enumerate(parts):
         np.save(tmp_path / f"{number}.npy", part.astype(np.uint16))

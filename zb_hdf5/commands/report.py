@@ -1,15 +1,17 @@
-"""`zb report`: one page with the statistics of a store."""
+"""`zb report`: one page of HTML with the statistics of a store."""
 
 from __future__ import annotations
 
+import html
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
+from math import log10
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-from zb_hdf5.commands.info import describe, source_files
-from zb_hdf5.commands.page import Markup, bars, cards, facts, page, section, share_bar, table, tag
+from zb_hdf5.commands.info import describe, describe_lines, source_files
 from zb_hdf5.commands.rows import NO_SPAN, PADDING, Part, Row, cut_by_spans, parts_of
 from zb_hdf5.commands.show import COLOURS, notes_of, origin_text, part_title, value_text
 from zb_hdf5.commands.statistics import Counts, Statistics
@@ -27,6 +29,62 @@ SOURCES_SHOWN: Final = 30
 #: Share of padding that is worth a warning.
 MUCH_PADDING: Final = 0.05
 QUANTILES: Final = (0.05, 0.25, 0.5, 0.75, 0.95)
+#: Facts of `zb info` that depend on the machine, or that the page has elsewhere.
+NOT_ON_THE_PAGE: Final = ("what", "tokens", "layout", "access", "reads", "source", "sha256", "fingerprint")
+#: The head of the page. It lets nothing run or be fetched that the data could smuggle in.
+HEAD: Final = (
+    '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
+    "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
+)
+#: A figure, and the margins of its bars.
+WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 900, 190, 64, 22, 14
+STYLE: Final = """
+:root { --ink: #1c2430; --soft: #5d6b7e; --line: #dfe4ea; --card: #fff; --back: #f5f7f9; --bar: #2f6f9f;
+  --mark: #b4541a; --d0: #e3eff8; --d1: #fbf0d9; --d2: #e4f3e2; --d3: #f5e6f3; --d4: #e7e8f9;
+  color-scheme: light dark; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e4e9ef; --soft: #97a5b6; --line: #323c48; --card: #1c232b;
+  --back: #13181e; --bar: #5fa5d6; --mark: #f0a35e; --d0: #1d3345; --d1: #3b3119; --d2: #1f3a22; --d3: #3b2439;
+  --d4: #272a4c; } }
+* { box-sizing: border-box; }
+body { margin: 0; background: var(--back); color: var(--ink); font: 15px/1.5 system-ui, "DejaVu Sans", sans-serif; }
+main { max-width: 62rem; margin: 0 auto; padding: 2rem 1.25rem 4rem; }
+h1 { font-size: 1.7rem; margin: 0; overflow-wrap: anywhere; }
+h2 { font-size: 1.15rem; margin: 2.4rem 0 .7rem; }
+p { margin: .4rem 0; max-width: 48rem; }
+.soft, figcaption, th { color: var(--soft); }
+.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(9rem, 1fr)); gap: .7rem; margin: 1.4rem 0; }
+.card { background: var(--card); border: 1px solid var(--line); border-radius: .5rem; padding: .7rem .9rem; }
+.card b { display: block; font-size: 1.35rem; font-weight: 600; line-height: 1.3; }
+.card span { color: var(--soft); font-size: .85rem; }
+.card.warn b { color: var(--mark); }
+figure, .box { background: var(--card); border: 1px solid var(--line); border-radius: .5rem; margin: .7rem 0;
+  padding: .8rem 1rem; overflow-x: auto; }
+figcaption { font-size: .85rem; }
+svg { display: block; width: 100%; height: auto; }
+svg text { fill: var(--soft); font-size: 11px; }
+svg .bar { fill: var(--bar); }
+svg .bar:hover { fill: var(--mark); }
+svg .grid { stroke: var(--line); }
+table { border-collapse: collapse; width: 100%; font-size: .9rem; }
+th { text-align: left; font-weight: 500; }
+th, td { padding: .22rem .8rem .22rem 0; vertical-align: top; border-top: 1px solid var(--line); }
+tr:first-child > * { border-top: 0; }
+.facts th { width: 9rem; white-space: nowrap; }
+.facts td { overflow-wrap: anywhere; }
+td:has(.share) { width: 40%; }
+td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; }
+code, pre, .token { font: .86em/1.5 ui-monospace, "DejaVu Sans Mono", monospace; }
+.token { background: var(--back); border: 1px solid var(--line); border-radius: .3rem; padding: 0 .3rem;
+  white-space: pre-wrap; overflow-wrap: anywhere; display: inline-block; max-width: 100%; }
+.share { background: var(--bar); height: .6rem; min-width: 1px; border-radius: .2rem; }
+pre { white-space: pre-wrap; overflow-wrap: anywhere; margin: 0; padding: .5rem .8rem; border-radius: .4rem; }
+.part { margin: .5rem 0; }
+.d { background: var(--back); } .d0 { background: var(--d0); } .d1 { background: var(--d1); }
+.d2 { background: var(--d2); } .d3 { background: var(--d3); } .d4 { background: var(--d4); }
+.span { border-bottom: 2px solid var(--mark); }
+.note { font-size: .82rem; color: var(--soft); overflow-wrap: anywhere; }
+@media print { body { background: none; } figure, .box, .card { break-inside: avoid; } }
+"""
 
 
 def report_json(path: Path, found: Statistics, vocab_size: int) -> dict[str, Any]:
@@ -61,7 +119,8 @@ def report_page(
         subtitle = f"A token stream in {counted(d['num_files'], 'file')}"
     else:
         shards = f" in {counted(d['shards']['count'], 'shard')}" if "shards" in d else ""
-        subtitle = f"{_shape(d)} tokens{shards}, {d['state']}"
+        shape = f"{d['num_batches']:,} batches of {d['batch_size']:,} × {d['seq_len']:,}"
+        subtitle = f"{shape} tokens{shards}, {d['state']}"
     parts = [
         tag("h1", name),
         tag("p", subtitle, class_="soft"),
@@ -70,11 +129,13 @@ def report_page(
         section("What it is", facts(_facts(d))),
         section("Tokens", *_token_parts(found, vocab_size, tokenizer)),
         section("Documents", *_document_parts(d, found)),
-        *([section("Sources", *_source_parts(found))] if found.sources else []),
+        *([section("Sources", _sources(found))] if found.sources else []),
         section(f"{found.unit.capitalize()}s that are there twice", *_duplicate_parts(found, reader, tokenizer)),
         section("Samples", *(_row(row, tokenizer) for row in rows)),
     ]
-    return page(f"{name} · zb report", *parts)
+    title, style = tag("title", f"{name} · zb report"), tag("style", Markup(STYLE))
+    whole = tag("html", tag("head", Markup(HEAD), title, style), tag("body", tag("main", "\n", *parts)), lang="en")
+    return f"<!DOCTYPE html>\n{whole}\n"
 
 
 def vocabulary(reader: BatchReader, tokenizer: Tokenizer | None) -> int:
@@ -86,10 +147,6 @@ def _usage(found: Statistics, vocab_size: int) -> tuple[int, int]:
     """Return how many ids of the vocabulary are used, and the tokens outside of it."""
     outside = int(found.counts[vocab_size:].sum()) if vocab_size else 0
     return int(np.count_nonzero(found.counts[: vocab_size or None])), found.uncounted + outside
-
-
-def _shape(d: dict[str, Any]) -> str:
-    return f"{d['num_batches']:,} batches of {d['batch_size']:,} × {d['seq_len']:,}"
 
 
 def _cards(d: dict[str, Any], found: Statistics, reader: BatchReader, vocab_size: int) -> Markup:
@@ -106,7 +163,12 @@ def _cards(d: dict[str, Any], found: Statistics, reader: BatchReader, vocab_size
     if outside:
         items.append((f"{outside:,}", "tokens outside the vocabulary", True))
     share = copies / max(1, found.units)
-    return cards(*items, (f"{copies:,}", f"repeated {found.unit}s ({share:.2%})", share > 0.01))
+    items.append((f"{copies:,}", f"repeated {found.unit}s ({share:.2%})", share > 0.01))
+    cards = [
+        tag("div", tag("b", value), tag("span", text), class_="card warn" if warn else "card")
+        for value, text, warn in items
+    ]
+    return tag("div", *cards, class_="cards")
 
 
 def _sample_note(found: Statistics) -> list[Markup]:
@@ -122,24 +184,14 @@ def _sample_note(found: Statistics) -> list[Markup]:
 
 def _facts(d: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the facts of a store, without those that depend on the machine that reads it."""
-    source, tokenizer = d.get("source") or {}, d["tokenizer"] or {}
-    lines = [("path", d["path"]), ("format", d.get("backend", d["kind"])), ("tokens", f"{d['tokens']:,} {d['dtype']}")]
-    if "batch_size" in d:
-        lines += [("batches", _shape(d).replace("batches ", "")), ("seed", str(d["seed"]))]
-    elif d["boundary_token_id"] is not None:
-        lines.append(("boundary", f"token {d['boundary_token_id']}"))
-    for name, split in d.get("splits", {}).items():
-        lines.append((f"split {name}", f"{counted(split['shards'], 'shard')}, {split['tokens']:,} tokens"))
-    if tokenizer:
-        lines.append(("tokenizer", ":".join(str(tokenizer[key]) for key in ("kind", "name") if key in tokenizer)))
-        lines.append(("its digest", str(tokenizer.get("digest", "unknown"))))
-    files = source_files(source)
+    source, files = d.get("source") or {}, source_files(d.get("source") or {})
+    lines = [("path", d["path"]), ("tokens", f"{d['tokens']:,} {d['dtype']}")]
+    lines += [line for line in describe_lines(d)[1:] if line[0] not in NOT_ON_THE_PAGE]
     lines += [("" if number else "source", str(file)) for number, file in enumerate(files[:FILES_SHOWN])]
     if len(files) > FILES_SHOWN:
         lines.append(("", f"and {len(files) - FILES_SHOWN:,} files more"))
-    for key, value in source.items():
-        if key not in ("files", "path") and value is not None:
-            lines.append((f"source {key}", value_text(value)))
+    others = {key: value for key, value in source.items() if key not in ("files", "path") and value is not None}
+    lines += [(f"source {key}", value_text(value)) for key, value in others.items()]
     lines += [("sha256", d["sha256"] or "none stored")] if "sha256" in d else []
     return [(printable(name), printable(text)) for name, text in [*lines, ("fingerprint", d["fingerprint"])]]
 
@@ -159,12 +211,10 @@ def _token_parts(found: Statistics, vocab_size: int, tokenizer: Tokenizer | None
         count = int(found.counts[token])
         text = [_token(tokenizer, token)] if tokenizer else []
         rows.append([str(token), *text, f"{count:,}", f"{count / total:.2%}", share_bar(count / most)])
-    shift = bool(tokenizer)
     head = ["id", *(["token"] if tokenizer else []), "count", "share", ""]
-    frequent = table(head, rows, numbers=(0, 1 + shift, 2 + shift))
+    frequent = table(head, rows, numbers=(0, len(head) - 3, len(head) - 2))
     caption = tag("p", f"The {len(ids)} most frequent of them:")
-    size = max(vocab_size, len(found.counts), 1)
-    counts = np.zeros(size, np.int64)
+    counts = np.zeros(max(vocab_size, len(found.counts), 1), np.int64)
     counts[: len(found.counts)] = found.counts
     return [_id_histogram(counts), caption, frequent, *_never_used(counts[:vocab_size], tokenizer)]
 
@@ -187,11 +237,10 @@ def _never_used(counts: Counts, tokenizer: Tokenizer | None) -> list[Markup]:
     never = np.flatnonzero(counts == 0)
     if not len(never):
         return [tag("p", f"Each of the {len(counts):,} ids of the vocabulary is used.")]
-    more = len(never) - NEVER_SHOWN
+    more, share = len(never) - NEVER_SHOWN, len(never) / len(counts)
     shown = [Markup(_token(tokenizer, token) + " ") for token in never[:NEVER_SHOWN].tolist()]
-    share = len(never) / len(counts)
-    text = f"{len(never):,} of the {len(counts):,} ids of the vocabulary ({share:.2%}) are never used:"
     last = [tag("span", f"and {more:,} more", class_="soft")] if more > 0 else []
+    text = f"{len(never):,} of the {len(counts):,} ids of the vocabulary ({share:.2%}) are never used:"
     return [tag("p", text), tag("div", shown, *last, class_="box")]
 
 
@@ -206,6 +255,7 @@ def _token(tokenizer: Tokenizer | None, token: int) -> Markup:
 
 
 def _length_facts(lengths: Counts) -> dict[str, float]:
+    """Return the extremes, quantiles and mean of some lengths."""
     if not len(lengths):
         return {}
     points = np.quantile(lengths, QUANTILES, method="inverted_cdf").tolist()
@@ -252,17 +302,16 @@ def _packing(found: Statistics) -> Markup:
     return facts(lines)
 
 
-def _source_parts(found: Statistics) -> list[Markup]:
-    total = max(1, sum(source.tokens for source in found.sources))
+def _sources(found: Statistics) -> Markup:
+    total = max(1, sum(each.tokens for each in found.sources))
     rows: list[list[str]] = []
     for name, documents, tokens in found.sources[:SOURCES_SHOWN]:
         share = tokens / total
-        name = printable(name) or "not known"
-        rows.append([name, f"{documents:,}", f"{tokens:,}", f"{share:.2%}", share_bar(share)])
+        rows.append([printable(name) or "not known", f"{documents:,}", f"{tokens:,}", f"{share:.2%}", share_bar(share)])
     if left := found.sources[SOURCES_SHOWN:]:
-        documents, tokens = (sum(getattr(source, name) for source in left) for name in ("documents", "tokens"))
+        documents, tokens = sum(each.documents for each in left), sum(each.tokens for each in left)
         rows.append([f"{len(left):,} more", f"{documents:,}", f"{tokens:,}", f"{tokens / total:.2%}", ""])
-    return [table(["source", "documents", "tokens", "share", ""], rows, numbers=(1, 2, 3))]
+    return table(["source", "documents", "tokens", "share", ""], rows, numbers=(1, 2, 3))
 
 
 def _duplicate_parts(found: Statistics, reader: BatchReader, tokenizer: Tokenizer | None) -> list[Markup]:
@@ -325,3 +374,78 @@ def _text(row: Row, first: int, last: int, span: int, tokenizer: Tokenizer | Non
 def _lines(text: str) -> str:
     """Return text with its line breaks, and without other control characters."""
     return f"{NEWLINE}\n".join(printable(line) for line in text.split("\n"))
+
+
+# --- elements --------------------------------------------------------------------------------------------------
+
+
+class Markup(str):
+    """Text that is HTML already. All other text is escaped when it becomes part of a page."""
+
+    __slots__ = ()
+
+
+def tag(name: str, *children: str | Iterable[Markup], **attributes: str | float | None) -> Markup:
+    """Return an element; a final underscore of an attribute's name is left out (`class_`)."""
+    texts = [[child] if isinstance(child, str) else child for child in children]
+    inner = "".join(each if isinstance(each, Markup) else html.escape(each) for text in texts for each in text)
+    given = {key.rstrip("_").replace("_", "-"): value for key, value in attributes.items() if value is not None}
+    words = "".join(f' {key}="{html.escape(str(value))}"' for key, value in given.items())
+    return Markup(f"<{name}{words}>{inner}</{name}>")
+
+
+def section(title: str, *children: Markup) -> Markup:
+    return Markup(tag("section", tag("h2", title), *children) + "\n")
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Iterable[int] = ()) -> Markup:
+    """Return a table; the columns in `numbers` are aligned to the right."""
+    right = {column: "number" for column in numbers}
+
+    def cells(kind: str, row: Sequence[str]) -> Markup:
+        return tag("tr", *(tag(kind, cell, class_=right.get(column)) for column, cell in enumerate(row)))
+
+    return tag("div", tag("table", cells("th", head), *(cells("td", row) for row in rows)), class_="box")
+
+
+def facts(lines: Iterable[tuple[str, str]]) -> Markup:
+    """Return a table of names and values."""
+    rows = [tag("tr", tag("th", name), tag("td", value)) for name, value in lines]
+    return tag("div", tag("table", *rows, class_="facts"), class_="box")
+
+
+def share_bar(share: float) -> Markup:
+    """Return a bar that fills a share of its cell."""
+    return tag("div", class_="share", style=f"width:{100 * share:.1f}%")
+
+
+def bars(
+    values: Sequence[int], titles: Sequence[str], marks: Sequence[tuple[float, str]], *, log: bool, caption: str
+) -> Markup:
+    """Return a figure of a bar for each value, with a title that is seen where it is pointed at.
+
+    `marks` are (position in units of bars, text) below them. `log`: a bar of 1 is seen next to one of a million.
+    """
+    height, width = HEIGHT - TOP - BOTTOM, WIDTH - LEFT
+    top = max(max(values, default=0), 1)
+
+    def level(value: float) -> float:
+        return height * (log10(1 + value) / log10(1 + top) if log else value / top)
+
+    step = width / max(len(values), 1)
+    parts = []
+    for line in [10**k for k in range(0, len(str(top)), max(1, len(str(top)) // 4))] if log else [top // 2, top]:
+        y = f"{TOP + height - level(line):.1f}"
+        parts.append(tag("line", x1=LEFT, x2=WIDTH, y1=y, y2=y, class_="grid"))
+        parts.append(tag("text", f"{line:,}", x=LEFT - 6, y=y, dy=4, text_anchor="end"))
+    for number, (value, title) in enumerate(zip(values, titles, strict=True)):
+        size = level(value)
+        if value:
+            corner = {"x": f"{LEFT + number * step:.2f}", "y": f"{TOP + height - size:.2f}"}
+            parts.append(tag("rect", tag("title", title), **corner, width=f"{max(step - 1, step * 0.8):.2f}",
+                             height=f"{max(size, 1):.2f}", class_="bar"))  # fmt: skip
+    for place, text in marks:
+        anchor = "start" if place <= 0 else "end" if place >= len(values) else "middle"
+        parts.append(tag("text", text, x=f"{LEFT + place * step:.1f}", y=HEIGHT - 5, text_anchor=anchor))
+    drawing = tag("svg", *parts, viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img", aria_label=caption)
+    return tag("figure", drawing, tag("figcaption", caption))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import heapq
 import os
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from hashlib import blake2b
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -14,7 +15,7 @@ import numpy.typing as npt
 
 from zb_hdf5.commands.rows import find_pieces, scan_pieces
 from zb_hdf5.documents.document_table import DocumentTable
-from zb_hdf5.documents.pieces import Pieces, ranges
+from zb_hdf5.documents.pieces import ranges
 from zb_hdf5.errors import ArgumentError
 from zb_hdf5.files.paths import any_path
 from zb_hdf5.formats.batch_reader import BatchReader
@@ -32,7 +33,7 @@ BEGINNING_TOKENS: Final = 48
 UNITS_AT_ONCE: Final = 1 << 20
 #: Bytes of batches, and tokens of a stream, that are read together.
 GROUP_BYTES: Final = 4 << 20
-STRETCH_TOKENS: Final = 1 << 18
+STREAM_TOKENS: Final = 1 << 18
 #: Tokens that are hashed together: they stay in the cache of the processor.
 HASHED_TOKENS: Final = 1 << 14
 #: Odd factors of the hash. The hash of a unit is a sum, so its pieces may come in any order.
@@ -40,8 +41,7 @@ _MIXERS: Final = np.array([0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93, 0xBF58476D1CE
 
 
 class Packing(NamedTuple):
-    """Documents in the records of a batch store: tokens of padding, documents in several pieces, in part, not at all
-    in the store, and tokens that are not in it."""
+    """Tokens of padding; documents in several pieces, held in part, and absent from a batch store; tokens not in it."""
 
     padding: int
     split: int
@@ -113,58 +113,52 @@ class Units:
     Units begin at `edges`; `step` tokens are read together.
     """
 
+    table: DocumentTable | None = None
+    packing: Packing | None = None
+
     def __init__(self, opened: MmapTokenStore | BatchReader, sampled: bool) -> None:
-        self.table: DocumentTable | None = None
-        self.packing: Packing | None = None
+        self._tokens = opened.tokens
         if isinstance(opened, MmapTokenStore):
             is_npy = opened.paths[0].suffix == ".npy"
-            self.unit, self.table = "file" if is_npy else "document", None if is_npy else opened.documents
-            self.num_tokens, self.step, self._slice = opened.num_tokens, STRETCH_TOKENS, opened.get_slice
+            self.unit, self.table = ("file", None) if is_npy else ("document", opened.documents)
+            self.num_tokens, self.step = opened.num_tokens, STREAM_TOKENS
             self.edges = opened.doc_offsets.view(np.int64)
             if self.edges[-1] < self.num_tokens:  # a killed writer left tokens behind its last document
                 self.edges = np.append(self.edges, self.num_tokens)
         else:
             self.unit, meta = "record", opened.meta
             self.edges = np.arange(opened.num_records + 1) * opened.seq_len
-            self.num_tokens, self._reader, self._slice = int(self.edges[-1]), opened, self._batches
+            self.num_tokens = int(self.edges[-1])
             self.step = meta.batch_tokens * (1 if sampled else max(1, GROUP_BYTES // meta.batch_bytes))
         self.sizes = np.diff(self.edges)
         self.lengths = None if self.unit == "record" else self.sizes
-
-    def _batches(self, start: int, stop: int) -> TokenArray:
-        """Return the tokens of one record, or of batches."""
-        meta = self._reader.meta
-        if (stop - start) % meta.batch_tokens:
-            return self._reader.read_record(start // meta.seq_len)
-        tokens = np.empty(((stop - start) // meta.batch_tokens, *meta.shape), meta.dtype)
-        self._reader.read_batches_into(start // meta.batch_tokens, tokens)
-        return tokens.reshape(-1)
 
     def groups(self) -> Counts:
         """Return the starts of groups of tokens, and the end of the last one; no unit is cut."""
         starts = self.edges[np.searchsorted(self.edges, np.arange(0, self.num_tokens, self.step))]
         return np.unique(np.append(starts, self.num_tokens))
 
-    def read(self, start: int, stop: int) -> Iterator[Part]:
-        """Yield the tokens of a group, in parts that fit into memory."""
+    def read(self, start: int, stop: int) -> Iterator[TokenArray]:
+        """Yield the tokens of a range, in arrays that fit into memory."""
         for at in range(start, stop, self.step):
-            end = min(at + self.step, stop)
-            first = int(self.edges.searchsorted(at, side="right")) - 1
-            units = np.arange(first, int(self.edges.searchsorted(end)))
-            yield self._part(np.ascontiguousarray(self._slice(at, end)), at, units[np.diff(self.edges)[units] > 0])
+            tokens = np.empty(min(self.step, stop - at), self._tokens.dtype)
+            self._tokens.read([(at, tokens)])
+            yield tokens
 
-    def _part(self, tokens: TokenArray, at: int, cuts: Counts) -> Part:
-        begins = self.edges[cuts]
-        return Part(tokens, np.maximum(begins - at, 0), cuts, np.maximum(at - begins, 0))
+    def part(self, tokens: TokenArray, at: int) -> Part:
+        """Return tokens from `at` on with their runs."""
+        first, end = int(self.edges.searchsorted(at, side="right")) - 1, int(self.edges.searchsorted(at + len(tokens)))
+        units = np.arange(first, end)
+        units = units[self.sizes[first:end] > 0]
+        begins = self.edges[units]
+        return Part(tokens, np.maximum(begins - at, 0), units, np.maximum(at - begins, 0))
 
     def find(self, units: Counts) -> None:
         """Find units, which ascend. Only their tokens may be asked for."""
 
     def tokens_of(self, unit: int) -> Iterator[TokenArray]:
-        """Yield the tokens of a unit, in parts that are cut equally for units of the same size."""
-        start, stop = self.edges[unit : unit + 2].tolist()
-        for at in range(start, stop, self.step):
-            yield self._slice(at, min(at + self.step, stop))
+        """Yield the tokens of a unit."""
+        return self.read(*self.edges[unit : unit + 2].tolist())
 
 
 class Packed(Units):
@@ -172,29 +166,27 @@ class Packed(Units):
 
     def __init__(self, reader: BatchReader, table: DocumentTable, sampled: bool) -> None:
         super().__init__(reader, sampled)
-        self.unit, self.table, self._numbers_of = "document", table, table.number_of
+        self.unit, self.table, self._reader, self._numbers_of = "document", table, reader, table.number_of
         self._offsets = table.offsets.view(np.int64)
         self.sizes = self.lengths = np.diff(self._offsets)
         held, cuts, padding = np.zeros_like(self.sizes), np.zeros(len(self.sizes), np.int32), 0
         for _, pieces in scan_pieces(reader):
-            (units, _), lengths = self._units_of(pieces), pieces.lengths
+            units = self._numbers_of(pieces.offsets)
             is_text = units >= 0
-            padding += int(lengths[~is_text].sum())
-            np.add.at(held, units[is_text], lengths[is_text])
+            padding += int(pieces.lengths[~is_text].sum())
+            np.add.at(held, units[is_text], pieces.lengths[is_text])
             np.add.at(cuts, units[is_text], 1)
         missing = np.maximum(self.sizes - held, 0)
         absent = int(np.count_nonzero((held == 0) & (missing > 0)))
         cropped = int(np.count_nonzero(missing)) - absent
         self.packing = Packing(padding, int(np.count_nonzero(cuts > 1)), cropped, absent, int(missing.sum()))
 
-    def _units_of(self, pieces: Pieces) -> tuple[Counts, Counts]:
-        """Return the unit of each piece, and its offset in the unit."""
+    def part(self, tokens: TokenArray, at: int) -> Part:
+        seq_len = self._reader.seq_len
+        pieces = self._reader.read_pieces(np.arange(at // seq_len, (at + len(tokens)) // seq_len))
         units = self._numbers_of(pieces.offsets)
-        return units, np.where(units < 0, 0, pieces.offsets.view(np.int64) - self._offsets[units])
-
-    def _part(self, tokens: TokenArray, at: int, cuts: Counts) -> Part:
-        pieces = self._reader.read_pieces(cuts)
-        return Part(tokens, pieces.starts, *self._units_of(pieces))
+        within = np.where(units < 0, 0, pieces.offsets.view(np.int64) - self._offsets[units])
+        return Part(tokens, pieces.starts, units, within)
 
     def find(self, units: Counts) -> None:
         self._found = find_pieces(self._reader, lambda offsets: np.isin(self._numbers_of(offsets), units))
@@ -213,12 +205,11 @@ def measure(
     sample_batches: int | None = None,
     progress: Callable[[int, int], None] = lambda tokens, total: None,
 ) -> Statistics:
-    """Count the tokens of a file or store, and find repeated units: by 64-bit hashes, then token by token.
+    """Count the tokens of a file or store, and find repeated units: by 64-bit hashes, then by digests of their tokens.
 
-    Needs 40 bytes of memory for each unit and some MiB; of batches with documents 40 more for each piece of the units
+    Needs 40 bytes of memory for each unit and some MiB; of batches with documents 32 more for each piece of the units
     that may be repeated. With `sample_batches`, so many batches are read, evenly spread; of a stream, groups of whole
     documents of about 262,144 tokens. `progress` is called with the tokens just read, and how many there are to read.
-    Raises `ArgumentError` if `sample_batches` is not positive, or there are no tokens.
     """
     if sample_batches is not None and sample_batches < 1:
         raise ArgumentError(f"sample_batches must be at least 1, found {sample_batches}")
@@ -241,13 +232,15 @@ def _measure(source: Units, sample_batches: int | None, progress: Callable[[int,
     total = int((groups[:, 1] - groups[:, 0]).sum())
     hashes, seen = np.zeros(len(source.sizes), np.uint64), np.zeros(len(source.sizes), np.int64)
     counts = np.zeros(0, np.int64)
-    for start, stop in groups.tolist():
-        for part in source.read(start, stop):
+    for at, stop in groups.tolist():
+        for tokens in source.read(at, stop):
+            part = source.part(tokens, at)
             is_text, lengths = part.units >= 0, part.lengths
-            counts = _count(counts, part.tokens if is_text.all() else part.tokens[is_text.repeat(lengths)])
+            counts = _count(counts, tokens if is_text.all() else tokens[is_text.repeat(lengths)])
             np.add.at(hashes, part.units[is_text], _hashes(part)[is_text])
             np.add.at(seen, part.units[is_text], lengths[is_text])
-            progress(len(part.tokens), total)
+            progress(len(tokens), total)
+            at += len(tokens)
     whole = seen == source.sizes
     return Statistics(
         unit=source.unit,
@@ -280,8 +273,10 @@ def _hashes(part: Part) -> npt.NDArray[np.uint64]:
         tokens = part.tokens[at : at + HASHED_TOKENS].astype(np.uint64)
         first, last = np.searchsorted(part.starts, [at + 1, at + len(tokens)]).tolist()
         starts = np.maximum(part.starts[first - 1 : last] - at, 0)
-        places = np.arange(at, at + len(tokens)) - bases[first - 1 : last].repeat(np.diff(starts, append=len(tokens)))
-        mixed = places.view(np.uint64)
+        positions = np.arange(at, at + len(tokens)) - bases[first - 1 : last].repeat(
+            np.diff(starts, append=len(tokens))
+        )
+        mixed = positions.view(np.uint64)
         mixed *= _MIXERS[0]
         tokens *= _MIXERS[1]
         mixed += tokens
@@ -293,7 +288,7 @@ def _hashes(part: Part) -> npt.NDArray[np.uint64]:
 
 
 def _find_duplicates(source: Units, whole: npt.NDArray[np.bool_], hashes: npt.NDArray[np.uint64]) -> Duplicates:
-    """Compare those units of `whole` whose hashes are equal."""
+    """Compare those units of `whole` whose hashes are equal, by the digests of their tokens."""
     ordered = np.sort(hashes[whole])
     repeated = np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
     del ordered
@@ -304,38 +299,28 @@ def _find_duplicates(source: Units, whole: npt.NDArray[np.bool_], hashes: npt.ND
     units = np.concatenate(found)
     alike = units[np.argsort(hashes[units], kind="stable")]
     count = tokens = 0
-    best: list[tuple[int, int, Counts]] = []
+    best: list[tuple[int, int, list[int]]] = []
     if len(units):
         source.find(units)
-    for candidates in np.split(alike, np.flatnonzero(np.diff(hashes[alike])) + 1) if len(alike) else []:
-        for group in _equal_units(source, candidates):
+    for candidates in np.split(alike, np.flatnonzero(np.diff(hashes[alike])) + 1):
+        groups = defaultdict[bytes, list[int]](list)
+        for unit in candidates.tolist():
+            digest = blake2b(digest_size=16)
+            for part_tokens in source.tokens_of(unit):
+                digest.update(part_tokens)
+            groups[digest.digest()].append(unit)
+        for group in groups.values():
             repeated_tokens = (len(group) - 1) * int(source.sizes[group[0]])
             count, tokens = count + len(group) - 1, tokens + repeated_tokens
-            heapq.heappush(best, (repeated_tokens, -int(group[0]), group))
+            if len(group) > 1:
+                heapq.heappush(best, (repeated_tokens, -group[0], group))
             if len(best) > MAX_GROUPS:
                 heapq.heappop(best)
-    groups = []
-    for _, _, group in sorted(best, key=lambda item: item[:2], reverse=True):
-        beginning = next(source.tokens_of(int(group[0])))[:BEGINNING_TOKENS].copy()
-        groups.append(DuplicateGroup(group, int(source.sizes[group[0]]), beginning))
-    return Duplicates(count, tokens, groups)
-
-
-def _equal_units(source: Units, units: Counts) -> Iterator[Counts]:
-    """Yield those of some units that have the same tokens, two or more together."""
-    classes: list[list[int]] = []
-    for unit in units.tolist():
-        same = next((members for members in classes if _same(source, members[0], unit)), None)
-        if same is None:
-            classes.append([unit])
-        else:
-            same.append(unit)
-    yield from (np.array(members) for members in classes if len(members) > 1)
-
-
-def _same(source: Units, one: int, other: int) -> bool:
-    pairs = zip(source.tokens_of(one), source.tokens_of(other), strict=False)
-    return bool(source.sizes[one] == source.sizes[other]) and all(np.array_equal(a, b) for a, b in pairs)
+    most = []
+    for _, _, group in sorted(best, reverse=True):
+        beginning = next(source.tokens_of(group[0]))[:BEGINNING_TOKENS].copy()
+        most.append(DuplicateGroup(np.array(group), int(source.sizes[group[0]]), beginning))
+    return Duplicates(count, tokens, most)
 
 
 def _sources(table: DocumentTable | None) -> list[SourceCount]:

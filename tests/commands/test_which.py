@@ -201,8 +201,6 @@ def printed(*arguments):
 
 
 def test_lines_are_limited_and_say_so(packed, monkeypatch):
-    from zb_hdf5.commands import look_cli
-
     whole = printed(packed.path, "--batch", 0, "--all")
     [found] = run(packed.path, "--batch", 0)
     titles = [line for line in whole if line.startswith("── ")]
@@ -214,7 +212,7 @@ def test_lines_are_limited_and_say_so(packed, monkeypatch):
             assert f", offset {piece['offset']}" in line
     piece = next(piece for piece in found["documents"] if piece["document"] is not None)
     assert any(f"id {piece['id']}, line {piece['source_row']} of {piece['source']}" in line for line in whole)
-    monkeypatch.setattr(look_cli, "PIECES_SHOWN", 1)
+    monkeypatch.setattr("zb_hdf5.commands.zb.PIECES_SHOWN", 1)
     some = printed(packed.path, "--batch", 0)
     assert [line.partition(":")[0] for line in some if " · " in line and line.startswith("row")] == ["row 0"]
     assert some[-1] == "3 rows more; --all shows them, --json has them"

@@ -10,10 +10,10 @@ from click.testing import CliRunner
 from interrupted import Failing, Recorded, Stops
 
 from zb_hdf5 import ConvertError
+from zb_hdf5.commands.info import describe_interrupted
 from zb_hdf5.converters.cli import convert
 from zb_hdf5.converters.documents import Route
 from zb_hdf5.converters.engines import open_engine
-from zb_hdf5.converters.interrupted import describe_interrupted
 from zb_hdf5.converters.merge import merge_parts
 from zb_hdf5.converters.options import Conversion
 from zb_hdf5.converters.run import convert as run_conversion

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import h5py
 
@@ -41,9 +41,8 @@ LOCAL_LOCKS: Final = "fuse"
 PASS_BYTES: Final = {False: 1 << 30, True: 64 << 20}
 #: Timed passes of each access, in turns; the fastest one counts.
 PASSES: Final = 3
-#: The other access is named where the time that `access="auto"` takes is larger by this factor.
+#: The other access is named where `access="auto"` takes longer by this factor, and not less than this time.
 WORTH_NAMING: Final = 1.2
-#: Shorter passes say nothing.
 LEAST_PASS_S: Final = 0.02
 
 
@@ -61,15 +60,10 @@ class Finding:
 
 
 def diagnose(path: str | os.PathLike[str]) -> list[Finding]:
-    """Return the findings about a path or URL and this machine.
-
-    Raises
-    ------
-    FormatError, IncompleteError
-        If it cannot be opened at all.
-    """
+    """Return the findings about a path or URL and this machine."""
     path = any_path(path)
-    findings = [_libraries(), *([] if isinstance(path, RemotePath) else _about_folder(path))]
+    is_remote = isinstance(path, RemotePath)
+    findings = [_libraries(), *([] if is_remote else _about_folder(path if path.is_dir() else path.parent))]
     start_s = time.perf_counter()
     try:
         size = 1 if is_stream(path) else None
@@ -81,59 +75,24 @@ def diagnose(path: str | os.PathLike[str]) -> list[Finding]:
             raise
         return [*findings, Finding("open", "problem", str(error), "export HDF5_USE_FILE_LOCKING=FALSE")]
     with reader:
-        missing = [] if isinstance(path, RemotePath) else list(_problems(reader))
+        missing = [] if is_remote else list(_problems(reader))
         findings += missing or [Finding("filters", "ok", "none is missing")]
         if not missing and reader.num_batches:
             reader.read_batch(0)
             findings.append(Finding("first batch", "ok", f"after {(time.perf_counter() - start_s) * 1000:.1f} ms"))
-            if not isinstance(path, RemotePath):
-                findings.append(_page_cache(reader))
-            if size is None and reader.complete:
-                findings.append(_speed(reader))
-        if not isinstance(path, RemotePath):
-            findings += [_layout(reader), _open_files(reader)]
+            findings += [] if is_remote else [_page_cache(reader)]
+            findings += [_speed(reader)] if size is None and reader.complete else []
+        findings += [] if is_remote else [_layout(reader), _open_files(reader)]
         words = [repr(str(path)), *(["batch_size=...", "seq_len=..."] if size else [])]
-        words += [] if isinstance(path, RemotePath) else [f"access={reader.access!r}"]
+        words += [] if is_remote else [f"access={reader.access!r}"]
         findings.append(Finding("use", "ok", f"Loader({', '.join(words)})"))
     return findings
 
 
-def _about_folder(path: Path) -> list[Finding]:
-    folder = path if path.is_dir() else path.parent
-    network = network_file_system(folder)
-    return [Finding("file system", "ok", network or "local"), _locks(folder, network), *_space(folder)]
-
-
-def _locks(folder: Path, network: str | None) -> Finding:
-    """Try flock(2) on a file without a name to leave behind."""
-    off = os.environ.get("HDF5_USE_FILE_LOCKING", "").upper() in ("FALSE", "0")
-    try:
-        with tempfile.TemporaryFile(dir=folder) as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno in NO_LOCKS and not off and "HDF5_USE_FILE_LOCKING" in os.environ:
-            text = f"flock: {error}, and HDF5_USE_FILE_LOCKING demands it"
-            return Finding("locks", "problem", text, "export HDF5_USE_FILE_LOCKING=FALSE")
-        if error.errno in NO_LOCKS:
-            return Finding(
-                "locks", "note", f"flock: {error}", "files are opened without locks: start one writer only for a path"
-            )
-        return Finding("locks", "note", f"not tried: {error}", "reading needs no space in the folder")
-    where = (
-        f" between the processes of this node ({network}: other nodes may not see it)" if network == LOCAL_LOCKS else ""
-    )
-    but = ", but HDF5_USE_FILE_LOCKING switches HDF5's off" if off else ""
-    return Finding("locks", "ok", f"flock works{where}{but}")
-
-
-def _libraries() -> Finding:
-    locking = os.environ.get("HDF5_USE_FILE_LOCKING", "not set")
-    text = f"h5py {h5py.__version__}, HDF5 {h5py.version.hdf5_version}, HDF5_USE_FILE_LOCKING {locking}"
-    return Finding("libraries", "ok", text)
-
-
-def _space(folder: Path) -> Iterator[Finding]:
-    found = os.statvfs(folder)
+def _about_folder(folder: Path) -> Iterator[Finding]:
+    network, found = network_file_system(folder), os.statvfs(folder)
+    yield Finding("file system", "ok", network or "local")
+    yield _locks(folder, network)
     free = found.f_bavail * found.f_frsize
     low = free < LOW_SPACE_BYTES
     yield Finding("free space", "note" if low else "ok", format_bytes(free), "training needs none" if low else "")
@@ -143,8 +102,33 @@ def _space(folder: Path) -> Iterator[Finding]:
         yield Finding("free inodes", "note" if few else "ok", f"{found.f_favail:,}", remedy)
 
 
+def _locks(folder: Path, network: str | None) -> Finding:
+    """Try flock(2) on a file without a name to leave behind."""
+    off = os.environ.get("HDF5_USE_FILE_LOCKING", "").upper() in ("FALSE", "0")
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            return Finding("locks", "note", f"not tried: {error}", "reading needs no space in the folder")
+        if not off and "HDF5_USE_FILE_LOCKING" in os.environ:
+            text = f"flock: {error}, and HDF5_USE_FILE_LOCKING demands it"
+            return Finding("locks", "problem", text, "export HDF5_USE_FILE_LOCKING=FALSE")
+        remedy = "files are opened without locks: start one writer only for a path"
+        return Finding("locks", "note", f"flock: {error}", remedy)
+    nodes = f" between the processes of this node ({network}: other nodes may not see it)"
+    but = ", but HDF5_USE_FILE_LOCKING switches HDF5's off" if off else ""
+    return Finding("locks", "ok", f"flock works{nodes if network == LOCAL_LOCKS else ''}{but}")
+
+
+def _libraries() -> Finding:
+    locking = os.environ.get("HDF5_USE_FILE_LOCKING", "not set")
+    text = f"h5py {h5py.__version__}, HDF5 {h5py.version.hdf5_version}, HDF5_USE_FILE_LOCKING {locking}"
+    return Finding("libraries", "ok", text)
+
+
 def _problems(reader: BatchReader) -> Iterator[Finding]:
-    """Yield what stops this machine from reading the files, as their formats know."""
+    """Yield the problems that stop this machine from reading the files."""
     for path in _files(reader):
         for text, remedy in format_of(path).problems_of(path):
             yield Finding("filters", "problem", text, remedy)
@@ -167,8 +151,7 @@ def _layout(reader: BatchReader) -> Finding:
         return Finding("layout", "ok", "compressed chunks, which threads unpack")
     if extents is None:
         return Finding("layout", "note", "no plain extents: read through h5py", "convert it, for speed")
-    runs = len(extents.runs)
-    aligned = page_aligned(extents)
+    runs, aligned = len(extents.runs), page_aligned(extents)
     stride = extents.runs[0].stride if runs else 0
     text = f"{counted(runs, 'run')}, stride {stride:,} bytes, {'page aligned' if aligned else 'not page aligned'}"
     good = aligned and runs <= GOOD_RUNS
@@ -194,8 +177,8 @@ def _page_cache(reader: BatchReader) -> Finding:
 
 def _speed(reader: BatchReader) -> Finding:
     """Time a shuffled pass by default, and by each access that local plain files have."""
-    is_remote = isinstance(reader.path, RemotePath)
-    steps = max(1, min(reader.num_batches, PASS_BYTES[is_remote] // reader.meta.batch_bytes))
+    is_remote, batch_bytes = isinstance(reader.path, RemotePath), reader.meta.batch_bytes
+    steps = max(1, min(reader.num_batches, PASS_BYTES[is_remote] // batch_bytes))
     accesses = ["auto"]
     if not is_remote and reader.access != "h5py" and not reader.wants_threads:
         accesses += ["mmap", "pread"]
@@ -203,7 +186,7 @@ def _speed(reader: BatchReader) -> Finding:
     for access in accesses * (1 if is_remote else PASSES + 1):  # the first one brings the pages
         found_s = _pass_s(reader.path, access, steps)
         times_s[access] = min(found_s, times_s.get(access, found_s))
-    rates = [f"{name} {steps * reader.meta.batch_bytes / each_s / 1e6:,.0f} MB/s" for name, each_s in times_s.items()]
+    rates = [f"{name} {steps * batch_bytes / each_s / 1e6:,.0f} MB/s" for name, each_s in times_s.items()]
     best = min(times_s, key=lambda name: times_s[name])
     slow = times_s["auto"] > max(WORTH_NAMING * times_s[best], LEAST_PASS_S)
     text = f"{', '.join(rates)}, over {counted(steps, 'shuffled batch', 'shuffled batches')}"
@@ -213,8 +196,7 @@ def _speed(reader: BatchReader) -> Finding:
 
 def _pass_s(path: Path, access: str, steps: int) -> float:
     """Return the seconds of the first steps of an epoch."""
-    options: dict[str, Any] = {"access": access, "rank": 0, "world_size": 1}
-    with Loader(path, **options) as loader:
+    with Loader(path, access=access, rank=0, world_size=1) as loader:
         start_s = time.perf_counter()
         for _ in islice(loader, steps):
             pass

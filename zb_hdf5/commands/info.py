@@ -1,21 +1,23 @@
-"""`zb info`: a store, and the layout of its batches on disk."""
+"""`zb info` and `zb verify`: a store and the layout of its batches, an unfinished conversion, and a verdict."""
 
 from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
-from zb_hdf5.console import counted, format_bytes, format_count
+from zb_hdf5.console import counted, format_bytes, format_count, message_of, typed
+from zb_hdf5.converters.journal import journal_paths, read_journal
 from zb_hdf5.documents.document_table import DocumentTable
-from zb_hdf5.errors import ZbError
-from zb_hdf5.files.codecs import CompressedTokens
+from zb_hdf5.errors import ChecksumError, FormatError, UnavailableError, UnverifiableError, ZbError
 from zb_hdf5.files.extents import Extents
 from zb_hdf5.files.objects import object_size
 from zb_hdf5.files.paths import RemotePath, any_path
+from zb_hdf5.files.publishing import leftover_of_dead_writer
 from zb_hdf5.files.ranges import network_file_system
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.formats.npy import read_npy_header
@@ -25,7 +27,18 @@ from zb_hdf5.store.opening import is_stream, open_reader
 from zb_hdf5.store.shards import ShardedReader
 from zb_hdf5.store.stream_documents import MmapTokenStore
 from zb_hdf5.store.token_store import npy_files
+from zb_hdf5.store.verify_report import Outcome, ShardReport
 from zb_hdf5.text.tokenizers import tokenizer_named
+
+#: Lines of a report: (name, text).
+Lines = list[tuple[str, str]]
+
+_WORDS: Final = {Outcome.VERIFIED: "verified", Outcome.UNVERIFIED: "NOT VERIFIED", Outcome.BAD: "BAD"}
+_ABOUT_ONE: Final = {
+    Outcome.VERIFIED: "the file is as it was written",
+    Outcome.UNVERIFIED: "there is nothing to compare the file with",
+    Outcome.BAD: "the file is not as it was written, or not finished",
+}
 
 
 def describe(path: str | os.PathLike[str], dataset: str | None = None) -> dict[str, Any]:
@@ -83,9 +96,9 @@ def _describe_arrays(path: Path) -> dict[str, Any] | None:
 
 def _describe_codec(opened: BatchReader | MmapTokenStore, index: ShardIndex | None) -> dict[str, Any]:
     """Return the codec and its ratio; empty without one."""
-    found: list[tuple[CompressedTokens | None, int]]
     if index is None:
-        found = [(opened.compressed, opened.num_tokens if isinstance(opened, MmapTokenStore) else opened.token_count)]
+        tokens = opened.num_tokens if isinstance(opened, MmapTokenStore) else opened.token_count
+        found = [(opened.compressed, tokens)]
     else:
         found = [(shard.compressed, shard.token_count) for shard in index.shards] if index.table.codecs else []
     packed = [(each, tokens) for each, tokens in found if each is not None]
@@ -133,7 +146,14 @@ def _describe_batches(reader: BatchReader, path: Path) -> dict[str, Any]:
         "sha256": reader.sha256,
     }
     if not is_store:
-        own["layout"] = _layout(getattr(reader, "extents", None), meta.batch_bytes)
+        own["layout"] = extents = getattr(reader, "extents", None)
+        if extents is not None:
+            own["layout"] = {
+                "extents": [list(run) for run in extents.runs[:16]],
+                "runs": len(extents.runs),
+                "batch_bytes": meta.batch_bytes,
+                "page_aligned": page_aligned(extents),
+            }
     return own
 
 
@@ -189,7 +209,7 @@ def _range(sizes: list[int]) -> dict[str, int]:
     return {"min_batches": min(sizes), "max_batches": max(sizes)}
 
 
-def _origin_lines(d: dict[str, Any]) -> list[tuple[str, str]]:
+def _origin_lines(d: dict[str, Any]) -> Lines:
     """Return the lines of the tokenizer and the source."""
     lines = []
     tokenizer, source = d["tokenizer"], d.get("source") or {}
@@ -211,12 +231,7 @@ def source_files(source: dict[str, Any]) -> list[Any]:
     return files if isinstance(files, list) else [files] if files else []
 
 
-def _short_fingerprint(fingerprint: str) -> str:
-    """Shorten the digests, which `--json` has whole: a line of a terminal cannot hold them."""
-    return re.sub(r"[0-9a-f]{64}", lambda match: f"{match[0][:16]}…", fingerprint)
-
-
-def _split_lines(d: dict[str, Any]) -> list[tuple[str, str]]:
+def _split_lines(d: dict[str, Any]) -> Lines:
     """Return a line for each split."""
     if d["kind"] == "store" and list(d["splits"]) == [DEFAULT_SPLIT]:
         return [("shards", f"{d['shards']['count']:,} of {_range_of_batches(d['splits'][DEFAULT_SPLIT])}")]
@@ -235,7 +250,7 @@ def _range_of_batches(found: dict[str, int]) -> str:
     return counted(low, "batch", "batches") + (" each" if found["shards"] > 1 else "")
 
 
-def describe_lines(description: dict[str, Any]) -> list[tuple[str, str]]:
+def describe_lines(description: dict[str, Any]) -> Lines:
     """Return the description as (name, text) lines."""
     d = description
     size = f"{d['tokens']:,} {d['dtype']} ({format_count(d['tokens']).strip()}), {format_bytes(d['bytes'])} on disk"
@@ -244,17 +259,13 @@ def describe_lines(description: dict[str, Any]) -> list[tuple[str, str]]:
         records = f"{d['total_records']:,} of {d['seq_len']:,} tokens"
         return [("path", d["path"]), ("what", files), ("records", records), ("tokens", size)]
     is_stream = d["kind"] == "stream"
-    what = (
-        f"token stream in {counted(d['num_files'], 'file')}"
-        if is_stream
-        else f"{d['backend']} {d['kind']}, {d['state']}"
-    )
-    lines = [("path", d["path"]), ("what", what)]
     if is_stream:
-        lines.append(("tokens", size))
+        lines = [("what", f"token stream in {counted(d['num_files'], 'file')}"), ("tokens", size)]
     else:
         shape = f"{d['num_batches']:,} of {d['batch_size']:,} x {d['seq_len']:,} {d['dtype']}"
-        lines += [("batches", shape), ("tokens", size), ("records", _records_text(d))]
+        lines = [("what", f"{d['backend']} {d['kind']}, {d['state']}"), ("batches", shape), ("tokens", size)]
+        lines.append(("records", _records_text(d)))
+    lines = [("path", d["path"]), *lines]
     lines += [*_document_lines(d), *_field_lines(d), *_origin_lines(d), *_split_lines(d)]
     if "layout" in d:
         packed = "a compressed chunk for each batch" if "codec" in d and d["access"] != "h5py" else ""
@@ -264,10 +275,11 @@ def describe_lines(description: dict[str, Any]) -> list[tuple[str, str]]:
         lines.append(("codec", f"{d['codec']}: {sizes}, {d['ratio']} to 1"))
     lines += [("access", _access_text(d["access"], d["file_system"])), ("reads", _reads_text(d))]
     lines += [] if is_stream else [("sha256", d["sha256"] or "none stored")]
-    return [*lines, ("fingerprint", _short_fingerprint(d["fingerprint"]))]
+    short = re.sub(r"[0-9a-f]{64}", lambda match: f"{match[0][:16]}…", d["fingerprint"])  # `--json` has it whole
+    return [*lines, ("fingerprint", short)]
 
 
-def _document_lines(d: dict[str, Any]) -> list[tuple[str, str]]:
+def _document_lines(d: dict[str, Any]) -> Lines:
     """Return the number of documents, and their stored facts."""
     tables = d["document_tables"] or {}
     count = d["documents"] or tables.get("documents")
@@ -295,16 +307,13 @@ def _document_lines(d: dict[str, Any]) -> list[tuple[str, str]]:
     return lines
 
 
-def _field_lines(d: dict[str, Any]) -> list[tuple[str, str]]:
-    shown = [
-        f"{name} {_dtype_text(field['dtype'])}" + (str(field["shape"]) if field["shape"] else "")
-        for name, field in d["fields"].items()
-    ]
+def _field_lines(d: dict[str, Any]) -> Lines:
+    shown = []
+    for name, field in d["fields"].items():
+        dtype = field["dtype"]
+        text = np.dtype(dtype).name if isinstance(dtype, str) else str([part for part, *_ in dtype])
+        shown.append(f"{name} {text}" + (str(field["shape"]) if field["shape"] else ""))
     return [("fields", ", ".join(shown))] if shown else []
-
-
-def _dtype_text(dtype: Any) -> str:
-    return np.dtype(dtype).name if isinstance(dtype, str) else str([name for name, *_ in dtype])
 
 
 def _records_text(d: dict[str, Any]) -> str:
@@ -331,17 +340,6 @@ def _reads_text(d: dict[str, Any]) -> str:
     return "not checked: " + ("no crc32 is stored" if d["state"] == "complete" else "its writer has not finished")
 
 
-def _layout(extents: Extents | None, batch_bytes: int) -> dict[str, Any] | None:
-    if extents is None:
-        return None
-    return {
-        "extents": [list(run) for run in extents.runs[:16]],
-        "runs": len(extents.runs),
-        "batch_bytes": batch_bytes,
-        "page_aligned": page_aligned(extents),
-    }
-
-
 def page_aligned(extents: Extents) -> bool:
     """Return whether each batch begins at a page."""
     return all(run.base % PAGE_BYTES == 0 and run.stride % PAGE_BYTES == 0 for run in extents.runs)
@@ -353,3 +351,93 @@ def _layout_text(layout: dict[str, Any] | None) -> str:
     first = layout["extents"][0] if layout["extents"] else [0, 0, 0]
     aligned = "page-aligned" if layout["page_aligned"] else "not page-aligned"
     return f"{counted(layout['runs'], 'run')} of extents: first at byte {first[0]:,}, stride {first[1]:,}, {aligned}"
+
+
+def describe_interrupted(folder: Path) -> dict[str, Any] | None:
+    """Return a JSON-able description of a `.partial/` folder; None if no journal is in it."""
+    if isinstance(folder, RemotePath) or not folder.is_dir():
+        return None
+    records = [read_journal(path, dict) for path in journal_paths(folder).values()]
+    if not records:
+        return None
+    at_work = False
+    try:
+        with leftover_of_dead_writer(folder):
+            pass
+    except UnavailableError:
+        at_work = True
+    return {
+        "path": str(folder),
+        "kind": "unfinished conversion",
+        "at_work": at_work,
+        "unit": records[0].head.unit,
+        "finished": len(set().union(*(record.finished for record in records))),
+        "total": records[0].head.total,
+    }
+
+
+def interrupted_lines(d: dict[str, Any]) -> Lines:
+    """Return its (name, text) lines."""
+    next_step = "wait" if d["at_work"] else "go on with the same command and --resume"
+    return [
+        ("path", d["path"]),
+        ("what", "a conversion at work" if d["at_work"] else "an interrupted conversion"),
+        ("state", f"{d['finished']:,} of {d['total']:,} {d['unit']} are finished; {next_step}"),
+    ]
+
+
+def outcome_of(reports: list[ShardReport]) -> Outcome:
+    """Return the worst outcome of all files."""
+    found = {report.outcome for report in reports}
+    return next(outcome for outcome in (Outcome.BAD, Outcome.UNVERIFIED, Outcome.VERIFIED) if outcome in found)
+
+
+def exit_code(reports: list[ShardReport]) -> int:
+    """Return 0 if every file was verified, 6 if one could not be, and the code of its error if one is bad."""
+    codes = []
+    for problem in (report.problem for report in reports if report.problem is not None):
+        # damaged metadata is damage: elsewhere a malformed file may be a mistake of the user's
+        damaged = isinstance(problem, FormatError) and problem.exit_code == FormatError.exit_code
+        codes.append(ChecksumError.exit_code if damaged else problem.exit_code)
+    return max(codes) if codes else UnverifiableError.exit_code * (outcome_of(reports) is Outcome.UNVERIFIED)
+
+
+def verdict_json(reports: list[ShardReport]) -> dict[str, Any]:
+    """Return the verdict and every report."""
+    outcome, files = outcome_of(reports), []
+    for report in reports:
+        problem = None if report.problem is None else message_of(report.problem)
+        missing = typed(report.missing, report.path)
+        files.append({**vars(report), "outcome": report.outcome, "missing": missing, "problem": problem})
+    return {"ok": outcome is Outcome.VERIFIED, "outcome": outcome, "files": files}
+
+
+def verdict_lines(path: Path, reports: list[ShardReport]) -> Lines:
+    """Return a line for each file, named by its path in `path`, and the verdict."""
+    folder, lines = path if path.is_dir() else path.parent, [("path", str(path))]
+    for report in reports:
+        found = any_path(report.path)
+        name = str(found.relative_to(folder)) if found.is_relative_to(folder) else report.path
+        lines.append(("file" if len(reports) == 1 and found == path else name, _verdict_line(report)))
+    counts, outcome = Counter(report.outcome for report in reports), outcome_of(reports)
+    if len(reports) == 1:
+        return [*lines, ("result", f"{_WORDS[outcome]}: {_ABOUT_ONE[outcome]}")]
+    parts = [f"{_WORDS[outcome]}: {counts[Outcome.VERIFIED]:,} of {len(reports):,} files are as they were written"]
+    if counts[Outcome.UNVERIFIED]:
+        parts.append(f"{counts[Outcome.UNVERIFIED]:,} could not be compared with anything")
+    if counts[Outcome.BAD]:
+        parts.append(f"{counts[Outcome.BAD]:,} not")
+    return [*lines, ("result", ", ".join(parts))]
+
+
+def _verdict_line(report: ShardReport) -> str:
+    if report.problem is not None:
+        return f"BAD: {message_of(report.problem)}"
+    size = f"{format_count(report.token_count).strip()} tokens"
+    if report.num_batches:
+        size = counted(report.num_batches, "batch")
+    if report.document_count:
+        size = counted(report.document_count, "document")
+    if report.missing:
+        return f"NOT VERIFIED: {size}: {typed(report.missing, report.path)}"
+    return f"verified: {size} ({', '.join(report.checks)})"

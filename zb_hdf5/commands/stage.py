@@ -6,7 +6,7 @@ import re
 import shutil
 import warnings
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import chain, pairwise
 from pathlib import Path
@@ -44,33 +44,6 @@ class Ranks(click.ParamType[list[range]]):
         return ranks
 
 
-@dataclass
-class StageReport:
-    """The share of the wanted units that the cache holds: batches, or chunks of a stream.
-
-    Attributes
-    ----------
-    units, num_bytes
-        That the ranks will read; the values of fields count as well.
-    present
-        Units of these that were in the cache before.
-    copied
-        Units that are in it now and were not.
-    """
-
-    units: int = 0
-    num_bytes: int = 0
-    present: int = 0
-    copied: int = 0
-
-    def lines(self) -> list[tuple[str, str]]:
-        size = f"{counted(self.units, 'unit')}, {format_bytes(self.num_bytes)}"
-        lines = [("staged", f"{self.present + self.copied:,} of {size}; {self.present:,} were there already")]
-        if left := self.units - self.present - self.copied:
-            lines.append(("left out", f"{counted(left, 'unit')}: the cache or its disk is full; see 'zb cache'"))
-        return lines
-
-
 @click.command(short_help="Copy what a node's ranks will read to its own disk.")
 @click.argument("store", type=_STORE)
 @click.argument("folder", type=NewPath())
@@ -93,21 +66,7 @@ class StageReport:
 @click.option("--cache-bytes", type=Size(), help="What FOLDER may hold. [default: 90 % of the free space]")
 @output_options
 def stage(
-    store: Path,
-    folder: Path,
-    state_path: Path | None,
-    seed: int,
-    shuffle: str,
-    epoch: int,
-    batch_size: int | None,
-    seq_len: int | None,
-    targets: bool,
-    fields: tuple[str, ...],
-    ranks: list[range] | None,
-    world_size: int,
-    cache_bytes: int | None,
-    as_json: bool,
-    quiet: bool,
+    store: Path, folder: Path, ranks: list[range] | None, world_size: int, as_json: bool, quiet: bool, **given: Any
 ) -> None:
     """Copy the batches of STORE that the ranks of this node will read in an epoch to FOLDER.
 
@@ -126,9 +85,8 @@ def stage(
     last = max(part[-1] for part in ranks or [range(1)])
     if last >= world_size:
         raise click.UsageError(f"--ranks: expected ranks below --world-size {world_size}, found {last}")
-    folder_of_node = Cache.of(folder, cache_bytes)
-    options = {"seed": seed, "shuffle": shuffle, "epoch": epoch, "seq_len": seq_len, "targets": targets}
-    with _opened(store, state_path, batch_size, options) as loader:
+    folder_of_node, fields = Cache.of(folder, given.pop("cache_bytes")), given.pop("fields")
+    with _opened(store, **given) as loader:
         folder_of_node.attach(loader.reader)
         readers = [loader.reader, *map(loader.reader.field, fields)]
         of_node = list(chain(*(ranks or [range(world_size)])))
@@ -139,10 +97,15 @@ def stage(
         with Progress("stage", 0, enabled=not quiet, unit="B") as progress, warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # of a full cache, which the report names
             report = stage_units(readers, needed, progress)
-    print_report(vars(report), report.lines(), as_json=as_json, quiet=quiet)
+    units, held = report["units"], report["present"] + report["copied"]
+    size = f"{counted(units, 'unit')}, {format_bytes(report['num_bytes'])}"
+    lines = [("staged", f"{held:,} of {size}; {report['present']:,} were there already")]
+    if left := units - held:
+        lines.append(("left out", f"{counted(left, 'unit')}: the cache or its disk is full; see 'zb cache'"))
+    print_report(report, lines, as_json=as_json, quiet=quiet)
 
 
-def _opened(store: Path, state_path: Path | None, batch_size: int | None, options: dict[str, Any]) -> Loader[Any]:
+def _opened(store: Path, state_path: Path | None, batch_size: int | None, **options: Any) -> Loader[Any]:
     from zb_hdf5.commands.which import loader_of_state, read_state
     from zb_hdf5.loaders.loader import Loader
 
@@ -163,27 +126,31 @@ def batches_of_ranks(loader: Loader[Any], ranks: Iterable[int], world_size: int)
     return np.flatnonzero(needed)
 
 
-def stage_units(readers: list[BatchReader], needed: npt.NDArray[np.int64], progress: Progress) -> StageReport:
-    """Copy the units of batches to the caches of their readers, in the order of the store, until these are full."""
+def stage_units(readers: list[BatchReader], needed: npt.NDArray[np.int64], progress: Progress) -> dict[str, int]:
+    """Copy the units of batches, or chunks of a stream, to the caches of their readers, until these are full.
+
+    Returns how many "units" and "num_bytes" the ranks will read, and how many units were "present" and are "copied".
+    """
     from zb_hdf5.loaders.prefetch import read_ahead
     from zb_hdf5.store.cache import column_of
 
-    report, todo = StageReport(), []
+    report, todo = dict.fromkeys(("units", "num_bytes", "present", "copied"), 0), []
     for reader in readers:
         column, units = column_of(reader), units_of(reader, needed)
         absent = units[[not column.has(number) for number in units.tolist()]]
-        unit_bytes = reader.tokens.unit * reader.dtype.itemsize
-        report.units, report.num_bytes = report.units + len(units), report.num_bytes + len(units) * unit_bytes
-        report.present += len(units) - len(absent)
-        progress.advance(0, report.num_bytes)
-        progress.keep((len(units) - len(absent)) * unit_bytes)
+        unit_bytes, present = reader.tokens.unit * reader.dtype.itemsize, len(units) - len(absent)
+        report["units"] += len(units)
+        report["num_bytes"] += len(units) * unit_bytes
+        report["present"] += present
+        progress.advance(0, report["num_bytes"])
+        progress.keep(present * unit_bytes)
         todo.append((reader, column, absent, unit_bytes))
     for reader, column, absent, unit_bytes in todo:
         read = partial(_copy, reader.tokens, progress)
         for _ in read_ahead(read, runs_of(absent, unit_bytes), 2 * THREADS, threads=THREADS):
             if column.full:
                 break
-        report.copied += sum(column.has(number) for number in absent.tolist())
+        report["copied"] += sum(column.has(number) for number in absent.tolist())
     return report
 
 

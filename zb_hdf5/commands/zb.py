@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from zb_hdf5.commands.look_cli import report, show, which
 from zb_hdf5.commands.stage import cache, stage
 from zb_hdf5.console import (
     CommandGroup,
@@ -20,16 +19,21 @@ from zb_hdf5.console import (
     output_options,
     print_report,
 )
-from zb_hdf5.errors import FormatError, UnavailableError
+from zb_hdf5.errors import ArgumentError, FormatError, UnavailableError
 from zb_hdf5.version import __version__
 
 if TYPE_CHECKING:
-    from zb_hdf5.commands.fetch import FetchReport
-    from zb_hdf5.spec import StoreMeta
     from zb_hdf5.store.index import ShardIndex
 
 _PATH: Any = ExistingPath()
 _STORE: Any = ExistingPath(urls=True)
+_TOKENIZER: Final = (
+    "byte, tiktoken:NAME, tiktoken:FILE or hf:tokenizer.json. [default: the one that the store names, if it is in "
+    "its folder]"
+)
+SAMPLE: Final = 3
+PIECES_SHOWN: Final = 64
+NO_TOKENIZER: Final = "not known here, so ids are shown; pass --tokenizer to see text"
 
 
 class ZbGroup(CommandGroup):
@@ -64,8 +68,7 @@ def info(path: Path, dataset: str | None, as_json: bool, quiet: bool) -> None:
     \b
     Example: zb info data/train
     """
-    from zb_hdf5.commands.info import describe, describe_lines
-    from zb_hdf5.converters.interrupted import describe_interrupted, interrupted_lines
+    from zb_hdf5.commands.info import describe, describe_interrupted, describe_lines, interrupted_lines
 
     if interrupted := describe_interrupted(path):
         print_report(interrupted, interrupted_lines(interrupted), as_json=as_json, quiet=quiet)
@@ -74,9 +77,133 @@ def info(path: Path, dataset: str | None, as_json: bool, quiet: bool) -> None:
     print_report(description, describe_lines(description), as_json=as_json, quiet=quiet)
 
 
-zb.add_command(show)
-zb.add_command(report)
-zb.add_command(which)
+@zb.command(short_help="Show rows or documents as text.")
+@click.argument("path", type=_STORE)
+@click.option("--batch", type=click.IntRange(0), help="Show the rows of this batch.")
+@click.option("--document", type=click.IntRange(0), help="Show this document.")
+@click.option("--sample", type=click.IntRange(1), help=f"Show so many rows from anywhere. [default: {SAMPLE}]")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Draws the sample.")
+@click.option("--tokenizer", help=_TOKENIZER)
+@click.option("--tokens", type=click.IntRange(1), default=256, show_default=True, help="Tokens shown of each row.")
+@click.option("--all", "all_tokens", is_flag=True, help="Show all tokens of each row.")
+@click.option("--batch-size", type=click.IntRange(1), help="Rows of a batch of a token stream. [default: 1]")
+@click.option("--seq-len", type=click.IntRange(1), help="Tokens of a row of a token stream. [default: 512]")
+@output_options
+def show(path: Path, all_tokens: bool, as_json: bool, quiet: bool, **given: Any) -> None:
+    """Show rows or documents of PATH as text, with the boundaries of documents, fields and spans.
+
+    Characters that do not print are spelt out. Colours are for terminals; NO_COLOR turns them off.
+
+    \b
+    Example: zb show data/train --batch 12 --tokenizer hf:tok.json
+    Example: zb show stream.h5 --document 7 --all
+    """
+    from zb_hdf5.commands.rows import chosen_rows, open_to_look, tokenizer_to_look
+    from zb_hdf5.commands.show import print_rows, rows_json
+
+    batch, document, sample = (given[name] for name in ("batch", "document", "sample"))
+    if sum(choice is not None for choice in (batch, document, sample)) > 1:
+        raise click.UsageError("--batch, --document and --sample exclude each other: pass one")
+    limit = None if all_tokens else given["tokens"]
+    with open_to_look(path, given["batch_size"], given["seq_len"]) as reader:
+        known = tokenizer_to_look(reader, given["tokenizer"])
+        rows = chosen_rows(reader, batch, document, sample or SAMPLE, given["seed"])
+        shown = rows_json(rows, known, limit) if as_json else []
+        found = {"path": str(path), "tokenizer": known and known.spec, "rows": shown}
+        lines = [("path", str(path)), ("tokenizer", known.spec if known else NO_TOKENIZER)]
+        print_report(found, lines, as_json=as_json, quiet=quiet)
+        if not (as_json or quiet):
+            print_rows(rows, known, limit=limit)
+
+
+@zb.command(short_help="Write a page with the statistics of a store.")
+@click.argument("path", type=_STORE)
+@click.option("--output", "-o", type=NewPath(), required=True, help="HTML file to write.")
+@click.option("--sample-batches", type=click.IntRange(1), help="Look at so many batches, evenly spread. [default: all]")
+@click.option("--sample", type=click.IntRange(0), default=SAMPLE, show_default=True, help="Rows shown as text.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Draws the rows.")
+@click.option("--tokenizer", help=_TOKENIZER)
+@click.option("--force", is_flag=True, help="Replace an existing output.")
+@output_options
+def report(path: Path, output: Path, force: bool, as_json: bool, quiet: bool, **given: Any) -> None:
+    """Write a page with the statistics of PATH.
+
+    It has histograms of tokens and of lengths of documents, tokens that are frequent or never used, documents that are
+    there twice, and samples as text. It is one HTML file, needs no network, and is the same for the same store.
+
+    \b
+    Example: zb report data/train -o report.html
+    """
+    from zb_hdf5.commands.report import report_json, report_page, vocabulary
+    from zb_hdf5.commands.rows import open_to_look, rows_of, sample_of, tokenizer_to_look
+    from zb_hdf5.commands.statistics import measure
+    from zb_hdf5.files.publishing import refuse_existing, write_atomically
+
+    if not output.parent.is_dir():
+        raise ArgumentError(f"{output}: expected a folder to write into, found no {output.parent}; make it first")
+    if not force:
+        refuse_existing(output)
+    with open_to_look(path) as reader:
+        known = tokenizer_to_look(reader, given["tokenizer"])
+        with Progress("report", 0, enabled=not quiet) as progress:
+            found = measure(path, sample_batches=given["sample_batches"], progress=progress.advance)
+        rows = rows_of(reader, sample_of(reader.num_records, given["sample"], given["seed"]))
+        write_atomically(output, report_page(path, found, reader, rows, known).encode("utf-8"))
+        numbers = report_json(path, found, vocabulary(reader, known))
+    lines = [
+        ("wrote", str(output)),
+        ("looked at", f"{found.tokens:,} of {found.num_tokens:,} tokens"),
+        ("repeated", f"{found.duplicates.units:,} of {found.units:,} {found.unit}s"),
+    ]
+    print_report({"output": str(output), **numbers}, lines, as_json=as_json, quiet=quiet)
+
+
+@zb.command(short_help="Name the rows and documents of a training step or a batch.")
+@click.argument("stores", nargs=-1, required=True, metavar="STORE | NAME=STORE...")
+@click.option("--batch", type=click.IntRange(0), help="A stored batch of STORE; needs no state.")
+@click.option("--state", "state_path", type=ExistingPath(), help="A loader's state_dict() as JSON.")
+@click.option("--step", type=click.IntRange(0), help="Step of the state's epoch (of the run, if mixed).")
+@click.option(
+    "--batch-size",
+    type=click.IntRange(1),
+    help="Records per rank and step, or of --batch of a stream. [default: stored, 1]",
+)
+@click.option("--seq-len", type=click.IntRange(1), help="Tokens of a row of --batch of a token stream. [default: 512]")
+@click.option("--world-size", type=click.IntRange(1), default=1, show_default=True, help="Ranks of the run.")
+@click.option("--text", is_flag=True, help="Print the text of the parts too.")
+@click.option("--tokenizer", help=_TOKENIZER)
+@click.option(
+    "--all", "all_pieces", is_flag=True, help=f"All rows and text, not those of the first {PIECES_SHOWN} parts."
+)
+@output_options
+def which(stores: tuple[str, ...], all_pieces: bool, as_json: bool, quiet: bool, **given: Any) -> None:
+    """Name the shard, batch and rows of a training step, from the loader state of a checkpoint, or of a stored batch.
+
+    Documents in them are named where they are stored.
+
+    \b
+    Example: zb which data/train --state loader.json --step 1200 --world-size 8
+    Example: zb which web=data/web code=data/code --state mixed.json --step 1200
+    Example: zb which data/train --batch 12 --text --tokenizer hf:tok.json
+    Example: zb which stream.h5 --batch 12 --batch-size 8 --seq-len 1024
+    """
+    from zb_hdf5.commands.which import origin_of_batch, origins, print_origins
+
+    batch, state_path, step = (given.pop(name) for name in ("batch", "state_path", "step"))
+    world_size, seq_len = given.pop("world_size"), given.pop("seq_len")
+    if batch is not None and state_path is None and step is None and len(stores) == 1:
+        asked, found = {"batch": batch}, [origin_of_batch(stores[0], batch, seq_len=seq_len, **given)]
+    elif batch is None and state_path is not None and step is not None:
+        asked, found = {"step": step}, origins(stores, state_path, step, world_size=world_size, **given)
+    else:
+        raise click.UsageError("pass one STORE and --batch, or --state and --step")
+    if as_json or quiet:
+        report = {**asked, "batches": [each.to_json() for each in found]}
+        print_report(report, [], as_json=as_json, quiet=quiet)
+    else:
+        print_origins(found, None if all_pieces else PIECES_SHOWN)
+
+
 zb.add_command(stage)
 zb.add_command(cache)
 
@@ -100,7 +227,7 @@ def verify(ctx: click.Context, path: Path, workers: int | None, as_json: bool, q
     \b
     Example: zb verify data/train
     """
-    from zb_hdf5.commands.verdict import exit_code, verdict_json, verdict_lines
+    from zb_hdf5.commands.info import exit_code, verdict_json, verdict_lines
     from zb_hdf5.store.verify import verify_store
     from zb_hdf5.store.verify_report import ShardReport
 
@@ -126,17 +253,7 @@ def verify(ctx: click.Context, path: Path, workers: int | None, as_json: bool, q
 @click.option("--force", is_flag=True, help="Replace an existing output.")
 @click.option("--dry-run", is_flag=True, help="Print what would be done; write nothing.")
 @output_options
-def repair(
-    path: Path,
-    output: Path | None,
-    batch_size: int | None,
-    seq_len: int | None,
-    dtype: str | None,
-    force: bool,
-    dry_run: bool,
-    as_json: bool,
-    quiet: bool,
-) -> None:
+def repair(path: Path, force: bool, dry_run: bool, as_json: bool, quiet: bool, **given: Any) -> None:
     """Save the good batches of PATH in a new file, or the good documents of a token stream.
 
     PATH itself is never changed.
@@ -144,23 +261,16 @@ def repair(
     \b
     Example: zb repair data/train.h5.partial
     """
+    from zb_hdf5.spec import StoreMeta, stored_dtype
     from zb_hdf5.store.repair import repair as repair_path
 
-    shape = _shape_of_options(batch_size, seq_len, dtype)
-    reports = repair_path(path, output=output, shape=shape, overwrite=force, dry_run=dry_run)
+    batch_size, seq_len, dtype = (given[name] for name in ("batch_size", "seq_len", "dtype"))
+    if len({value is None for value in (batch_size, seq_len, dtype)}) > 1:
+        raise click.UsageError("--batch-size, --seq-len and --dtype belong together: pass all three")
+    shape = None if dtype is None else StoreMeta(batch_size, seq_len, stored_dtype(dtype))
+    reports = repair_path(path, output=given["output"], shape=shape, overwrite=force, dry_run=dry_run)
     lines = [(report.path, report.line()) for report in reports]
     print_report({"files": [vars(report) for report in reports]}, lines, as_json=as_json, quiet=quiet)
-
-
-def _shape_of_options(batch_size: int | None, seq_len: int | None, dtype: str | None) -> StoreMeta | None:
-    """Return the shape that the options give, or None if none is given; all three belong together."""
-    from zb_hdf5.spec import StoreMeta, stored_dtype
-
-    if batch_size is None and seq_len is None and dtype is None:
-        return None
-    if batch_size is None or seq_len is None or dtype is None:
-        raise click.UsageError("--batch-size, --seq-len and --dtype belong together: pass all three")
-    return StoreMeta(batch_size, seq_len, stored_dtype(dtype))
 
 
 @zb.group()
@@ -303,25 +413,15 @@ def doctor(ctx: click.Context, path: Path, as_json: bool, quiet: bool) -> None:
 
 
 @zb.command(short_help="Download numbered files over HTTP.")
-@click.argument("url_template")
+@click.argument("template", metavar="URL_TEMPLATE")
 @click.option("-n", "--count", required=True, type=click.IntRange(1), help="Number of files.")
 @click.option("--first", type=click.IntRange(0), default=0, show_default=True, help="Number of the first file.")
 @click.option("-w", "--workers", type=click.IntRange(1), default=4, show_default=True, help="Files at the same time.")
-@click.option("-o", "--output", type=NewPath(), default=".", show_default=True, help="Folder for the files.")
+@click.option("-o", "--output", "folder", type=NewPath(), default=".", show_default=True, help="Folder for the files.")
 @click.option("--sha256-file", type=_PATH, help="Expected digests, as sha256sum writes them.")
 @output_options
 @click.pass_context
-def fetch(
-    ctx: click.Context,
-    url_template: str,
-    count: int,
-    first: int,
-    workers: int,
-    output: Path,
-    sha256_file: Path | None,
-    as_json: bool,
-    quiet: bool,
-) -> None:
+def fetch(ctx: click.Context, /, count: int, sha256_file: Path | None, as_json: bool, quiet: bool, **how: Any) -> None:
     """Download the numbered files of URL_TEMPLATE, whose number is a format field; continue an earlier run.
 
     \b
@@ -331,25 +431,18 @@ def fetch(
 
     digests = None if sha256_file is None else read_digests(sha256_file)
     with Progress("fetch", 0, enabled=not quiet, unit="B") as progress:
-        reports = fetch_shards(
-            url_template, count, output, first=first, workers=workers, sha256=digests, progress=progress.advance
-        )
+        reports = fetch_shards(count=count, sha256=digests, progress=progress.advance, **how)
     bad = [report.problem for report in reports if report.problem is not None]
     lines = [(report.path, f"FAILED: {report.problem}") for report in reports if report.problem is not None]
     size = format_bytes(sum(report.byte_count for report in reports if report.fetched))
     new = sum(report.fetched for report in reports)
     there = count - new - len(bad)
     lines.append(("fetched", f"{new:,} of {counted(count, 'file')}, {size}; {there:,} were there already"))
-    print_report(
-        {"ok": not bad, "files": [_as_json(report) for report in reports]}, lines, as_json=as_json, quiet=quiet
-    )
+    files = [{**vars(report), "problem": report.problem and str(report.problem)} for report in reports]
+    print_report({"ok": not bad, "files": files}, lines, as_json=as_json, quiet=quiet)
     if bad:
         ctx.exit(max(problem.exit_code for problem in bad))
 
 
 def _size(index: ShardIndex) -> str:
     return f"{counted(len(index.shards), 'shard')}, {counted(index.num_batches, 'batch', 'batches')}"
-
-
-def _as_json(report: FetchReport) -> dict[str, Any]:
-    return {**vars(report), "problem": None if report.problem is None else str(report.problem)}

@@ -53,8 +53,7 @@ from zb_hdf5.converters.text_source import Recipe, TextSource
 from zb_hdf5.formats.hdf5.h5_reader import HDF5BatchReader
 from zb_hdf5.formats.hdf5.h5_writer import HDF5BatchWriter
 from zb_hdf5.formats.native import BatchFileWriter
-from zb_hdf5.store.live import LiveStoreWriter
-from zb_hdf5.store.live_reader import LiveReader
+from zb_hdf5.store.live import LiveReader, LiveStoreWriter
 from zb_hdf5.store.repair import repair_file, repair_store
 from zb_hdf5.store.shards import ShardedReader
 from zb_hdf5.store.streams import index_streams

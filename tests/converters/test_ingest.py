@@ -47,7 +47,7 @@ from zb_hdf5.documents.document_writer import DocumentsWriter
 from zb_hdf5.files.publishing import partial_path
 from zb_hdf5.loaders.order import write_order
 from zb_hdf5.spec import NOT_KNOWN, stored_dtype
-from zb_hdf5.store.rebuild import rebuild_index
+from zb_hdf5.store.repair import rebuild_index
 from zb_hdf5.text.corpus import open_documents
 
 pytest_plugins = ["corpus"]  # the fixtures `texts` and `files`

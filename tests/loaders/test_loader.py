@@ -18,7 +18,7 @@ from zb_hdf5.converters.run import convert
 from zb_hdf5.converters.store_source import StoreSource
 from zb_hdf5.loaders.order import SHUFFLES, GlobalOrder, make_order
 from zb_hdf5.loaders.steps import LAST_BLOCK, resolve_rank
-from zb_hdf5.store.rebuild import add_crc32_file
+from zb_hdf5.store.repair import add_crc32_file
 
 B, S = 2, 4
 N = 23

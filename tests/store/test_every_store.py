@@ -13,8 +13,7 @@ from zb_hdf5 import HDF5ShardWriter, Loader, MixedLoader, ShardIndex, open_reade
 from zb_hdf5.commands.doctor import diagnose
 from zb_hdf5.commands.zb import zb
 from zb_hdf5.spec import INDEX_NAME
-from zb_hdf5.store.rebuild import UNKNOWN_SHUFFLE
-from zb_hdf5.store.repair import repair
+from zb_hdf5.store.repair import UNKNOWN_SHUFFLE, repair
 from zb_hdf5.store.streams import index_streams
 
 RNG = np.random.default_rng(5)

@@ -38,8 +38,7 @@ from zb_hdf5.files.publishing import PartialFile
 from zb_hdf5.formats.hdf5.h5_reader import HDF5BatchReader
 from zb_hdf5.formats.hdf5.h5_writer import HDF5Writer
 from zb_hdf5.spec import INDEX_NAME
-from zb_hdf5.store.live import LiveStoreWriter
-from zb_hdf5.store.live_reader import LiveReader
+from zb_hdf5.store.live import LiveReader, LiveStoreWriter
 from zb_hdf5.store.repair import repair_store
 from zb_hdf5.store.shards import ShardedReader
 

@@ -36,8 +36,7 @@ from zb_hdf5 import (
 )
 from zb_hdf5.commands.zb import zb
 from zb_hdf5.spec import CRC32, INDEX_NAME
-from zb_hdf5.store.rebuild import rebuild_index
-from zb_hdf5.store.repair import repair_file, repair_store
+from zb_hdf5.store.repair import rebuild_index, repair_file, repair_store
 
 SHAPE = (4, 1024)
 

@@ -24,8 +24,7 @@ from zb_hdf5.commands.zb import zb
 from zb_hdf5.errors import ArgumentError, ConvertError, FormatError, Remedy
 from zb_hdf5.formats.registry import open_chunks
 from zb_hdf5.spec import CRC32, DOC_OFFSETS, INDEX_NAME, TOKENS
-from zb_hdf5.store.rebuild import rebuild_index
-from zb_hdf5.store.repair import repair, repair_file
+from zb_hdf5.store.repair import rebuild_index, repair, repair_file
 from zb_hdf5.store.streams import index_streams
 
 CHUNK = 64

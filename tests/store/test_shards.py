@@ -34,7 +34,7 @@ from zb_hdf5.converters.run import convert
 from zb_hdf5.errors import Remedy
 from zb_hdf5.files.extents import Run
 from zb_hdf5.spec import SPLITS
-from zb_hdf5.store.rebuild import rebuild_index
+from zb_hdf5.store.repair import rebuild_index
 from zb_hdf5.store.shards import ShardedReader
 from zb_hdf5.store.streams import index_streams
 

@@ -44,7 +44,7 @@ from zb_hdf5 import (
 from zb_hdf5.commands.zb import zb
 from zb_hdf5.loaders.order import SHUFFLES
 from zb_hdf5.spec import NO_SHA256
-from zb_hdf5.store.rebuild import rebuild_index
+from zb_hdf5.store.repair import rebuild_index
 from zb_hdf5.store.streams import index_streams
 
 TOKENS = np.random.default_rng(3).integers(0, 50_000, 5000)

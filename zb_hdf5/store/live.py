@@ -1,4 +1,4 @@
-"""Writes a store that is read while it grows: shards come one after another, and `shards.json` names each at once.
+"""A store that is read while it grows: shards come one after another, and `shards.json` names each at once.
 
 The growing shard is an ordinary `.h5.partial` in SWMR mode, whose commit marker is the truth about it. The index names
 it before anyone can look for it, and changes only when a shard is finished.
@@ -6,25 +6,43 @@ it before anyone can look for it, and changes only when a shard is finished.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import threading
+import time
 import uuid
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, ClassVar
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.errors import ArgumentError, ClosedError, ConvertError, Remedy
+from zb_hdf5.errors import ArgumentError, ClosedError, ConvertError, FormatError, Remedy, UnavailableError
 from zb_hdf5.files.digests import crc32_array
 from zb_hdf5.files.paths import local_path
+from zb_hdf5.files.publishing import partial_path
+from zb_hdf5.files.tokens import Tokens
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.formats.batch_writer import BatchWriter, FieldArrays, FieldDigest, ShardInfo, as_batches, require_batches
+from zb_hdf5.formats.hdf5.h5_reader import HDF5BatchReader, open_field
 from zb_hdf5.formats.hdf5.h5_writer import HDF5BatchWriter
 from zb_hdf5.formats.registry import BACKENDS
-from zb_hdf5.spec import CRC32_CHUNK_ROWS, NO_CODEC, NO_SHA256, SHARD_PREFIX, StoreMeta, combine_sha256
+from zb_hdf5.spec import CRC32_CHUNK_ROWS, INDEX_NAME, NO_CODEC, NO_SHA256, SHARD_PREFIX, StoreMeta, combine_sha256
 from zb_hdf5.store.index import ShardIndex
+from zb_hdf5.store.proof import ShardOpener
+from zb_hdf5.store.sharded import Sharded
+from zb_hdf5.store.shards import ShardedReader, sharded
 from zb_hdf5.store.table import ShardEntry
+
+#: Waits between the attempts to open a file that its writer may be closing or renaming.
+RETRY_WAITS_S: Final = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
+
+
+# --- the writer ------------------------------------------------------------------------------------------------------
 
 
 class _GrowingShard(HDF5BatchWriter):
@@ -46,26 +64,17 @@ class LiveStoreWriter(BatchWriter):
     ----------
     folder
         Of the store; made here.
-    meta
-        Shape, dtype and origin of the batches.
     shard_batches
         Batches of each shard but the last one. A finished shard costs one new `shards.json`.
     durable
         Also flush to disk at each commit, so that committed batches outlive a power loss.
     shuffle, source
-        What the index says of the batches' origin; see `ShardIndex`.
+        The origin of the batches, for the index.
 
     Attributes
     ----------
     index
-        What `shards.json` says now.
-
-    Raises
-    ------
-    ArgumentError
-        If `shard_batches` is less than 1.
-    ConvertError
-        If `folder` exists.
+        The content of `shards.json`.
     """
 
     backend: ClassVar[str] = _GrowingShard.backend
@@ -94,10 +103,9 @@ class LiveStoreWriter(BatchWriter):
             raise ConvertError(
                 f"{folder}: exists already: a live store begins in a new folder; choose another"
             ) from error
-        self.folder, self.shard_batches = folder, shard_batches
-        self.index = ShardIndex(meta, (), shuffle, source or {}, complete=False, live_id=uuid.uuid4().hex)
-        self.meta = meta
+        self.folder, self.meta, self.shard_batches = folder, meta, shard_batches
         self._durable, self._open = durable, True
+        self.index = ShardIndex(meta, (), shuffle, source or {}, complete=False, live_id=uuid.uuid4().hex)
         self._crc32: list[npt.NDArray[np.uint32]] = []  # of the finished shards
         self._max_token = 0
         self._shard: _GrowingShard | None = None
@@ -109,7 +117,6 @@ class LiveStoreWriter(BatchWriter):
 
     @property
     def num_batches(self) -> int:
-        """Batches that are committed."""
         return self.index.num_batches + (0 if self._shard is None else self._shard.num_batches)
 
     @property
@@ -118,7 +125,6 @@ class LiveStoreWriter(BatchWriter):
 
     @property
     def max_token(self) -> int:
-        """The largest id among them."""
         return max(self._max_token, 0 if self._shard is None else self._shard.max_token)
 
     def write(self, batches: npt.ArrayLike, fields: FieldArrays | None = None) -> None:
@@ -155,14 +161,13 @@ class LiveStoreWriter(BatchWriter):
         return combine_sha256(digests)
 
     def crc32(self) -> npt.NDArray[np.uint32]:
-        """Return the crc32 of each batch written so far."""
         return np.concatenate([*self._crc32, crc32_array([]) if self._shard is None else self._shard.crc32()])
 
     def finish(self) -> ShardInfo:
-        """Publish the last shard, and say in the index that the store is complete."""
+        """Publish the last shard, and mark the index as complete."""
         shard = self._growing()
         empty = shard.num_batches == 0 and len(self.index.shards) > 1
-        shards = self._finished_before() if empty else self._finished(shard)
+        shards = tuple(self.index.shards[:-1]) if empty else self._finished(shard)
         self._save(replace(self.index, shards=shards, complete=True))
         if empty:  # now nobody asks for it any more
             shard.remove()
@@ -172,7 +177,7 @@ class LiveStoreWriter(BatchWriter):
         )
 
     def abort(self) -> None:
-        """End without completing: all that was committed stays, readable, and the index goes on to say "growing"."""
+        """End without completing: all that was committed stays, readable, in a store that is not complete."""
         self._open = False
         if self._shard is not None:
             self._shard.abort()
@@ -182,16 +187,13 @@ class LiveStoreWriter(BatchWriter):
             raise ClosedError(f"{self.folder}: this writer was closed or failed", remedy=Remedy.REPAIR, at=self.folder)
         return self._shard
 
-    def _finished_before(self) -> tuple[ShardEntry, ...]:
-        return tuple(self.index.shards[:-1])
-
     def _finished(self, shard: _GrowingShard) -> tuple[ShardEntry, ...]:
         """Publish the growing shard; return the entries of all finished ones."""
         self._shard = None  # it has failed, or is done
         info = shard.finish()
         self._crc32.append(info.crc32)
         self._max_token = max(self._max_token, info.max_token)
-        return (*self._finished_before(), ShardEntry.of(info))
+        return (*self.index.shards[:-1], ShardEntry.of(info))
 
     def _grow_if_full(self, shard: _GrowingShard) -> None:
         if shard.num_batches == self.shard_batches:
@@ -199,11 +201,11 @@ class LiveStoreWriter(BatchWriter):
 
     def _grow(self, finished: tuple[ShardEntry, ...]) -> None:
         """Begin a shard, and only then name it."""
-        name = f"{SHARD_PREFIX}{len(finished):05}{BACKENDS[_GrowingShard.backend].suffix}"
+        name = f"{SHARD_PREFIX}{len(finished):05}{BACKENDS[self.backend].suffix}"
         expected = min(self.shard_batches, CRC32_CHUNK_ROWS)
         origin = {"source": self.index.source, "shuffle": self.index.shuffle}
         shard = _GrowingShard(
-            self.folder / name, self.index.meta, expected_batches=expected, durable=self._durable, origin=origin
+            self.folder / name, self.meta, expected_batches=expected, durable=self._durable, origin=origin
         )
         try:
             fields = {field.name: FieldDigest() for field in self.meta.fields}
@@ -217,3 +219,140 @@ class LiveStoreWriter(BatchWriter):
     def _save(self, index: ShardIndex) -> None:
         index.save(self.folder)
         self.index = index
+
+
+# --- the reader ------------------------------------------------------------------------------------------------------
+
+
+class LiveReader(ShardedReader):
+    """Reads a growing store: what is committed now; `refresh` shows more. See `ShardedReader`.
+
+    `complete` turns True when the writer has finished the store; a writer that was killed leaves it False. The
+    fingerprint is the same from the first batch to the last, and that of the finished store. A growing shard is read
+    through h5py, and is not checked: "batch" refuses it.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], **options: Any) -> None:
+        path = local_path(path)
+        index = path / INDEX_NAME if path.is_dir() else path
+        # before the index is read: never too new; one that was read already may be too old
+        self._seen = None if "index" in options else _signature(index)
+        super().__init__(path, **options)
+        try:
+            self.refresh()
+        except BaseException:
+            self.close()
+            raise
+
+    @staticmethod
+    def _open_tokens(folder: Path, index: ShardIndex, access: str, verify: str) -> Sharded:
+        return sharded(ShardOpener(folder, index, access, verify), LiveTokens)
+
+    def refresh(self) -> int:
+        """Show the batches that the writer has committed since; return `num_batches`.
+
+        Raises
+        ------
+        FormatError
+            If the index is malformed or names a file that is not there, or this is another store now.
+        """
+        if not self.complete and isinstance(self.tokens, LiveTokens):
+            # an empty last shard goes when the store is finished
+            _retried(partial(self._look, self.tokens), FileNotFoundError)
+        return self.num_batches
+
+    def _look(self, tokens: LiveTokens) -> None:
+        seen, index = _signature(self.path / INDEX_NAME), self.index
+        if seen != self._seen:
+            index = ShardIndex.load(self.path)
+            index = index if self.meta.field is None else index.of_field(self.meta.field.name)
+        if index.live_id != self.index.live_id:  # its batches may have other numbers
+            raise FormatError(
+                f"{self.path}: was replaced or repaired: expected live_id {self.index.live_id!r}, "
+                f"found {index.live_id!r}; open it again"
+            )
+        self.num_batches = tokens.follow(index)
+        self.index, self._seen = index, seen
+        if index.complete:
+            self.complete, self.sha256 = True, index.sha256
+        for field in self._fields.values():  # after the tokens: they are never behind them
+            field.refresh()
+
+
+class LiveTokens(Sharded):
+    """The tokens of a growing store. See `Sharded`.
+
+    The growing shard stays open: after it is published, it cannot be found under the name `.partial` again.
+    """
+
+    _open_file: ShardOpener
+
+    def _reset(self) -> None:
+        super()._reset()
+        self._lock = threading.Lock()
+        self._followed: tuple[int, str, BatchReader] | None = None  # process, shard, its reader
+
+    def follow(self, index: ShardIndex) -> int:
+        """Find the batches that were committed since, under the newest index; return the number of all."""
+        counts = index.table.values["num_batches"].tolist()
+        if not index.shards[-1].complete:
+            counts[-1] = self._growing(index.shards[-1]).refresh()
+        with self._lock:
+            self._open_file.index = index
+            self.number(count * self.unit for count in counts)  # a batch keeps its number
+        return sum(counts)
+
+    def open_file(self, number: int, start: int) -> Tokens:
+        """Return a file, of which the token at position `start` of all is about to be read."""
+        entry = self._open_file.index.shards[number]
+        return super().open_file(number, start) if entry.complete else self._growing(entry).tokens
+
+    def _growing(self, entry: ShardEntry) -> BatchReader:
+        """Return the reader of the growing shard, opened once in each process.
+
+        That of the last one closes when no thread reads from it any more.
+        """
+        opener, process = self._open_file, os.getpid()
+        with self._lock:
+            if self._followed is None or self._followed[:2] != (process, entry.path):
+                # the file may be closed or renamed at this moment
+                reader = _retried(partial(_open_growing, opener, entry.path), FormatError, UnavailableError)
+                if (reader.meta.shape, reader.dtype) != (opener.index.meta.shape, opener.index.meta.dtype):
+                    reader.close()
+                    raise FormatError(
+                        f"{reader.path}: {INDEX_NAME} says {opener.index.meta.shape}, found {reader.meta.shape}"
+                    )
+                self._followed = process, entry.path, reader
+            return self._followed[2]
+
+    def close(self) -> None:
+        if self._followed is not None:
+            self._followed[2].close()
+        super().close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in super().__getstate__().items() if name not in ("_followed", "_lock")}
+
+
+def _retried(call: Callable[[], Any], *errors: type[Exception]) -> Any:
+    """Call a function until it raises none of the errors, at most 7 times."""
+    for wait_s in RETRY_WAITS_S:
+        with contextlib.suppress(*errors):
+            return call()
+        time.sleep(wait_s)
+    return call()
+
+
+def _open_growing(opener: ShardOpener, name: str) -> BatchReader:
+    """Open the growing shard of a store, or of a field of it, under the name that it has at this moment."""
+    path, field = opener.folder / name, opener.index.meta.field
+    open_file: Callable[..., BatchReader] = HDF5BatchReader if field is None else partial(open_field, name=field.name)
+    with contextlib.suppress(FileNotFoundError):
+        return open_file(partial_path(path), access=opener.access, verify=opener.verify)
+    return open_file(path, access=opener.access, verify=opener.verify)
+
+
+def _signature(path: Path) -> tuple[int, int, int]:
+    """Return the inode, time and size of a file that is replaced, never changed: they differ for each version."""
+    found = os.stat(path)
+    return found.st_ino, found.st_mtime_ns, found.st_size

@@ -278,7 +278,7 @@ def _open_store(wanted: _Wanted, index: ShardIndex) -> BatchReader:
         if problems:
             raise problems[0]
     if not index.complete:
-        from zb_hdf5.store.live_reader import LiveReader  # h5py, which a finished store does not need
+        from zb_hdf5.store.live import LiveReader  # h5py, which a finished store does not need
 
         return LiveReader(path, backend=wanted.backend, access=wanted.access, verify=wanted.reads, split=wanted.split)
     from zb_hdf5.store.shards import ShardedReader

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import h5py
@@ -106,7 +105,7 @@ class HDF5ShardWriter(HDF5Writer):
         origin: Mapping[str, Any] | None = None,
         commit_bytes: int = 0,
     ) -> None:
-        spans, self._encode_spans = encoder(spans_codec)
+        self._spans_codec, self._encode_spans = encoder(spans_codec)
         # one chunk has the limits of one batch
         meta = StoreMeta(
             1, chunk_tokens, stored_dtype(dtype), vocab_size=vocab_size, tokenizer=tokenizer, layout=STREAM_LAYOUT,
@@ -122,8 +121,11 @@ class HDF5ShardWriter(HDF5Writer):
         self._buffered = self._committed = 0
         self._ends: list[npt.NDArray[np.uint64]] = []  # of documents that are not committed
         self._ids, self._has_ids = set[bytes](), False
-        self._documents = DocumentsWriter(documents_path(Path(path)), spans)
         super().__init__(path, meta, overwrite=overwrite, durable=durable, origin=origin, commit_bytes=commit_bytes)
+
+    def _begin(self) -> None:
+        self._documents = DocumentsWriter(documents_path(self._file.path), self._spans_codec)
+        super()._begin()
 
     def _create_offsets(self, h5: h5py.File) -> Rows:
         h5.attrs.create(DOCUMENTS_SHA256, b"", dtype=f"S{SHA256_CHARS}")

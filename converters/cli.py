@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import click
 
-from zb_hdf5.console import CommandGroup, ExistingPath, NewPath, Progress, Size, output_options, print_report
+from zb_hdf5.console import CommandGroup, ExistingPath, NewPath, Output, Progress, Size, output_options
 from zb_hdf5.converters.options import DEFAULT_MEMORY_BYTES, OPTIONS, STREAM, Conversion, Option, Unset
 from zb_hdf5.converters.sources import CUT, SourceKind, sources
 from zb_hdf5.formats.registry import FORMATS
@@ -94,9 +94,9 @@ def _add_command(source_format: str, kind: SourceKind, target: str) -> None:
     """Register the command of a source and a target, with the options that both have."""
     name, row = f"{source_format}-to-{target}", FORMATS.get(target)
 
-    def command(src: Any, dst: Path, as_json: bool, quiet: bool, dry_run: bool = False, **given: Any) -> None:
+    def command(src: Any, dst: Path, dry_run: bool = False, **given: Any) -> Output | None:
         given = {each: _meant(each, value) for each, value in given.items() if value is not None}
-        _run(Conversion(src, target, dst, source_format=source_format, **given), as_json, quiet, dry_run)
+        return _run(Conversion(src, target, dst, source_format=source_format, **given), dry_run)
 
     result, example_target = (row and row.as_target) or ("a store of token streams", STREAM)
     if target == source_format:
@@ -127,8 +127,8 @@ def _meant(name: str, value: Any) -> Any:
     return kind[value] if isinstance(kind, Mapping) else value
 
 
-def _run(conversion: Conversion, as_json: bool, quiet: bool, dry_run: bool) -> None:
-    """Convert and print. A rank of an MPI job that only serves the first one prints nothing."""
+def _run(conversion: Conversion, dry_run: bool) -> Output | None:
+    """Convert, and return the report; None for a rank of an MPI job that only serves the first one."""
     from zb_hdf5.converters import run
     from zb_hdf5.converters.batch_target import describe_lines
 
@@ -140,15 +140,12 @@ def _run(conversion: Conversion, as_json: bool, quiet: bool, dry_run: bool) -> N
             raise click.UsageError(f"--live is written by one process, into a new folder: leave out {', '.join(given)}")
     if dry_run:
         planned = run.plan(conversion)
-        if planned is not None:
-            print_report(planned, describe_lines(planned), as_json=as_json, quiet=quiet)
-        return
-    with Progress("opening", 0, enabled=not quiet) as progress, warnings.catch_warnings():
+        return None if planned is None else Output(planned, describe_lines(planned))
+    with Progress("opening", 0) as progress, warnings.catch_warnings():
         warnings.simplefilter("default")
         warnings.showwarning = lambda message, *_, **__: click.echo(f"note: {message}", err=True)
         report = run.run(conversion, progress)
-    if report is not None:
-        print_report(report.to_json(), report.lines(), as_json=as_json, quiet=quiet)
+    return None if report is None else Output(report.to_json(), report.lines())
 
 
 _BATCHES: Final = tuple(name for name, row in FORMATS.items() if row.as_target and row.holds_batches)

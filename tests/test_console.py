@@ -21,6 +21,7 @@ from zb_hdf5 import console
 from zb_hdf5.commands.zb import zb
 from zb_hdf5.console import (
     CommandGroup,
+    Output,
     Progress,
     Size,
     counted,
@@ -432,7 +433,7 @@ def test_a_report_in_a_pipe_has_a_line_for_each_fact():
 def test_no_report_and_no_error_commands_the_terminal(capsysbinary):
     name = "a\x1b]0;b\x07\udcff"
     spelt = rb"a\x1b]0;b\x07\udcff"
-    print_report({}, [(name, name)], as_json=False, quiet=False)
+    print_report(Output({}, [(name, name)]), as_json=False, quiet=False)
     assert capsysbinary.readouterr().out == spelt + b"  " + spelt + b"\n"
 
     def work():

@@ -6,6 +6,7 @@ Exit codes: 0 done · 1 failed · 2 usage · 3 integrity mismatch · 4 incomplet
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
@@ -15,10 +16,11 @@ import textwrap
 import threading
 import time
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from types import FrameType
-from typing import Any, Final, NoReturn, Self, TextIO, TypeVar
+from typing import Any, Final, NamedTuple, NoReturn, Self, TextIO
 
 import click
 
@@ -58,8 +60,6 @@ TYPED: Final = {
 
 #: Remedies whose commands take no URL.
 LOCAL_ONLY: Final = frozenset({Remedy.REPAIR, Remedy.REBUILD, Remedy.REBUILD_FORCE, Remedy.CRC32})
-
-Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class CommandGroup(click.Group):
@@ -130,20 +130,45 @@ def _on_sigterm(handler: Any) -> Any:
     return None
 
 
-def output_options(command: Command) -> Command:
-    """Add `--json` and `--quiet`."""
-    command = click.option("--quiet", is_flag=True, help="Print neither progress nor report.")(command)
-    return click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")(command)
+class Output(NamedTuple):
+    """The result of a command: a report for programs; lines, and text behind them, for people; and its exit code."""
+
+    report: dict[str, Any]
+    lines: Sequence[tuple[str, str]]
+    text: Iterable[str] = ()
+    exit_code: int = 0
 
 
-def print_report(report: dict[str, Any], lines: list[tuple[str, str]], *, as_json: bool, quiet: bool) -> None:
-    """Print a report on stdout: JSON for programs, or aligned lines for people; control characters are spelt out."""
+def output_options(command: Callable[..., Output | None]) -> Callable[..., None]:
+    """Add `--json` and `--quiet`, and print the result of a command; None prints nothing."""
+
+    @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+    @click.option("--quiet", is_flag=True, help="Print neither progress nor report.")
+    @functools.wraps(command)
+    def run(as_json: bool, quiet: bool, **given: Any) -> None:
+        found = command(**given)
+        if found is not None:
+            print_report(found, as_json=as_json, quiet=quiet)
+            if found.exit_code:
+                click.get_current_context().exit(found.exit_code)
+
+    return run
+
+
+def is_quiet() -> bool:
+    """Return whether the running command was given --quiet."""
+    context = click.get_current_context(silent=True)
+    return context is not None and bool(context.params.get("quiet"))
+
+
+def print_report(found: Output, *, as_json: bool, quiet: bool) -> None:
+    """Print a result on stdout: JSON for programs, or aligned lines for people; control characters are spelt out."""
     if as_json:
-        click.echo(json.dumps(report, indent=1))
+        click.echo(json.dumps(found.report, indent=1))
     elif not quiet:
-        lines = [(printable(name), printable(text)) for name, text in lines]
+        lines = [(printable(name), printable(text)) for name, text in found.lines]
         columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-        for line in layout_report(lines, columns):
+        for line in chain(layout_report(lines, columns), found.text):
             click.echo(line)
 
 
@@ -228,13 +253,14 @@ class Size(click.ParamType[int]):
 class Progress:
     """A bar on a terminal; a plain line every `LOG_INTERVAL_S` seconds anywhere else, as in a Slurm log.
 
-    `total` units, "tok" or "B", are 100 %; 0: not known yet.
+    `total` units, "tok" or "B", are 100 %; 0: not known yet. By default --quiet disables it.
     """
 
     def __init__(
-        self, label: str, total: int, *, enabled: bool = True, unit: str = "tok", stream: TextIO | None = None
+        self, label: str, total: int, *, enabled: bool | None = None, unit: str = "tok", stream: TextIO | None = None
     ) -> None:
-        self._label, self._total, self._enabled, self._unit = label, total, enabled, unit
+        self._label, self._total, self._unit = label, total, unit
+        self._enabled = not is_quiet() if enabled is None else enabled
         self._stream = stream or sys.stderr
         self._bar = self._stream.isatty()
         self._interval_s = 0.1 if self._bar else LOG_INTERVAL_S

@@ -106,15 +106,13 @@ def notes_of(row: Row, part: Part) -> Iterator[str]:
             yield f"{start:,} to {stop:,}: {value_text(value)}"
 
 
-def print_rows(rows: Iterable[Row], tokenizer: Tokenizer | None, **how: Any) -> None:
-    """Print rows as `row_lines` has them: as wide as the terminal, and in colours there unless NO_COLOR is set."""
+def drawn_rows(rows: Iterable[Row], tokenizer: Tokenizer | None, **how: Any) -> Iterator[str]:
+    """Yield rows as `row_lines` draws them: as wide as the terminal, and in colours there unless NO_COLOR is set."""
     terminal = sys.stdout.isatty()
     columns = max(20, shutil.get_terminal_size().columns) if terminal else PLAIN_COLUMNS
     for row in rows:
-        click.echo()
-        colour = terminal and not os.environ.get("NO_COLOR")
-        for line in row_lines(row, tokenizer, columns=columns, colour=colour, **how):
-            click.echo(line)
+        yield ""
+        yield from row_lines(row, tokenizer, columns=columns, colour=terminal and not os.environ.get("NO_COLOR"), **how)
 
 
 def row_lines(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from zb_hdf5.console import ExistingPath, NewPath, Progress, Size, counted, format_bytes, output_options, print_report
+from zb_hdf5.console import ExistingPath, NewPath, Output, Progress, Size, counted, format_bytes, output_options
 
 if TYPE_CHECKING:
     import numpy as np
@@ -65,9 +65,7 @@ class Ranks(click.ParamType[list[range]]):
 @click.option("--world-size", type=click.IntRange(1), default=1, show_default=True, help="Ranks of the whole job.")
 @click.option("--cache-bytes", type=Size(), help="What FOLDER may hold. [default: 90 % of the free space]")
 @output_options
-def stage(
-    store: Path, folder: Path, ranks: list[range] | None, world_size: int, as_json: bool, quiet: bool, **given: Any
-) -> None:
+def stage(store: Path, folder: Path, ranks: list[range] | None, world_size: int, **given: Any) -> Output:
     """Copy the batches of STORE that the ranks of this node will read in an epoch to FOLDER.
 
     STORE is a path, or a URL such as s3://bucket/train. Loaders with cache=FOLDER then read the batches there. Those
@@ -94,7 +92,7 @@ def stage(
         if not needed.size:  # the state is at the end of its epoch
             loader.set_epoch(loader.epoch + 1)
             needed = batches_of_ranks(loader, of_node, world_size)
-        with Progress("stage", 0, enabled=not quiet, unit="B") as progress, warnings.catch_warnings():
+        with Progress("stage", 0, unit="B") as progress, warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # of a full cache, which the report names
             report = stage_units(readers, needed, progress)
     units, held = report["units"], report["present"] + report["copied"]
@@ -102,7 +100,7 @@ def stage(
     lines = [("staged", f"{held:,} of {size}; {report['present']:,} were there already")]
     if left := units - held:
         lines.append(("left out", f"{counted(left, 'unit')}: the cache or its disk is full; see 'zb cache'"))
-    print_report(report, lines, as_json=as_json, quiet=quiet)
+    return Output(report, lines)
 
 
 def _opened(store: Path, state_path: Path | None, batch_size: int | None, **options: Any) -> Loader[Any]:
@@ -196,7 +194,7 @@ def cache() -> None:
 @cache.command("ls", short_help="Show the stores in a cache folder.")
 @click.argument("folder", type=_PATH)
 @output_options
-def show_stores(folder: Path, as_json: bool, quiet: bool) -> None:
+def show_stores(folder: Path) -> Output:
     """Show which stores fill the cache FOLDER.
 
     \b
@@ -208,14 +206,14 @@ def show_stores(folder: Path, as_json: bool, quiet: bool) -> None:
     report = {"stores": [{"folder": str(path), "store": store, "num_bytes": size} for path, store, size in found]}
     lines = [(path.name[:17], f"{format_bytes(size)} of {store}") for path, store, size in found]
     lines.append(("all", f"{counted(len(found), 'store')}, {format_bytes(sum(size for *_, size in found))}"))
-    print_report(report, lines, as_json=as_json, quiet=quiet)
+    return Output(report, lines)
 
 
 @cache.command("rm", short_help="Remove stores from a cache folder.")
 @click.argument("folder", type=_PATH)
 @click.option("--store", help="Remove this path or URL only. [default: all stores]")
 @output_options
-def remove_stores(folder: Path, store: str | None, as_json: bool, quiet: bool) -> None:
+def remove_stores(folder: Path, store: str | None) -> Output:
     """Remove the stores that fill the cache FOLDER. Running loaders go on with the files that they have open.
 
     \b
@@ -228,5 +226,4 @@ def remove_stores(folder: Path, store: str | None, as_json: bool, quiet: bool) -
         shutil.rmtree(path)
     num_bytes = sum(size for *_, size in found)
     report = {"removed": [str(path) for path, *_ in found], "num_bytes": num_bytes}
-    print_report(report, [("removed", f"{counted(len(found), 'store')}, {format_bytes(num_bytes)}")],
-                 as_json=as_json, quiet=quiet)  # fmt: skip
+    return Output(report, [("removed", f"{counted(len(found), 'store')}, {format_bytes(num_bytes)}")])

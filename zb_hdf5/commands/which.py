@@ -7,12 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-import click
 import numpy as np
 
 from zb_hdf5.commands.rows import Row, open_to_look, parts_of, records_of_batch, rows_of, tokenizer_to_look
-from zb_hdf5.commands.show import part_json, print_rows
-from zb_hdf5.console import counted, print_report
+from zb_hdf5.commands.show import drawn_rows, part_json
+from zb_hdf5.console import counted
 from zb_hdf5.errors import ArgumentError, StateError
 from zb_hdf5.files.paths import any_path
 from zb_hdf5.formats.batch_reader import BatchReader
@@ -59,24 +58,27 @@ class Origin(NamedTuple):
         return f"rank {self.name['rank']}" if "rank" in self.name else ""
 
 
-def print_origins(found: list[Origin], most_parts: int | None) -> None:
-    """Print the shards of all ranks, and the rows with the first `most_parts` parts of documents."""
-    shards = [(each.rank, f"{row['shard']} {_rows_text(row)}") for each in found for row in each.shards]
-    if any(each.rows is None for each in found):
-        shards.append(("documents", "none are stored with these tokens"))
-    print_report({}, shards, as_json=False, quiet=False)
+def shard_lines(found: list[Origin]) -> list[tuple[str, str]]:
+    """Return the shards, batches and rows of all ranks."""
+    lines = [(each.rank, f"{row['shard']} {_rows_text(row)}") for each in found for row in each.shards]
+    absent = any(each.rows is None for each in found)
+    return lines + [("documents", "none are stored with these tokens")] * absent
+
+
+def drawn_origins(found: list[Origin], most_parts: int | None) -> Iterator[str]:
+    """Yield the rows with the first `most_parts` parts of documents, as `zb show` draws them."""
     parts = left = 0
     for each in found:
+        lines = 0 if each.tokenizer is None else None if most_parts is None else LINES_SHOWN
         for number, row in enumerate(each.rows or []):
             if most_parts is not None and parts >= most_parts:
                 left += 1
                 continue
             parts += len(row.columns)
             named = row._replace(name=f"{each.rank} row {number}: {row.name}".strip())
-            lines = 0 if each.tokenizer is None else None if most_parts is None else LINES_SHOWN
-            print_rows([named], each.tokenizer, lines=lines, exact=True)
+            yield from drawn_rows([named], each.tokenizer, lines=lines, exact=True)
     if left:
-        click.echo(f"\n{counted(left, 'row')} more; --all shows them, --json has them")
+        yield f"\n{counted(left, 'row')} more; --all shows them, --json has them"
 
 
 def _rows_text(row: dict[str, Any]) -> str:

@@ -13,11 +13,12 @@ from zb_hdf5.console import (
     CommandGroup,
     ExistingPath,
     NewPath,
+    Output,
     Progress,
     counted,
     format_bytes,
+    is_quiet,
     output_options,
-    print_report,
 )
 from zb_hdf5.errors import ArgumentError, FormatError, UnavailableError
 from zb_hdf5.version import __version__
@@ -60,7 +61,7 @@ def zb() -> None:
 @click.argument("path", type=_STORE)
 @click.option("--dataset", help="Name of the 3-D dataset, in an HDF5 file of another program.")
 @output_options
-def info(path: Path, dataset: str | None, as_json: bool, quiet: bool) -> None:
+def info(path: Path, dataset: str | None) -> Output:
     """Describe PATH: shape, tokens, documents, splits, and the layout of its batches.
 
     A .partial folder is described by the progress of its conversion.
@@ -71,10 +72,9 @@ def info(path: Path, dataset: str | None, as_json: bool, quiet: bool) -> None:
     from zb_hdf5.commands.info import describe, describe_interrupted, describe_lines, interrupted_lines
 
     if interrupted := describe_interrupted(path):
-        print_report(interrupted, interrupted_lines(interrupted), as_json=as_json, quiet=quiet)
-        return
+        return Output(interrupted, interrupted_lines(interrupted))
     description = describe(path, dataset)
-    print_report(description, describe_lines(description), as_json=as_json, quiet=quiet)
+    return Output(description, describe_lines(description))
 
 
 @zb.command(short_help="Show rows or documents as text.")
@@ -89,7 +89,7 @@ def info(path: Path, dataset: str | None, as_json: bool, quiet: bool) -> None:
 @click.option("--batch-size", type=click.IntRange(1), help="Rows of a batch of a token stream. [default: 1]")
 @click.option("--seq-len", type=click.IntRange(1), help="Tokens of a row of a token stream. [default: 512]")
 @output_options
-def show(path: Path, all_tokens: bool, as_json: bool, quiet: bool, **given: Any) -> None:
+def show(path: Path, all_tokens: bool, **given: Any) -> Output:
     """Show rows or documents of PATH as text, with the boundaries of documents, fields and spans.
 
     Characters that do not print are spelt out. Colours are for terminals; NO_COLOR turns them off.
@@ -99,7 +99,7 @@ def show(path: Path, all_tokens: bool, as_json: bool, quiet: bool, **given: Any)
     Example: zb show stream.h5 --document 7 --all
     """
     from zb_hdf5.commands.rows import chosen_rows, open_to_look, tokenizer_to_look
-    from zb_hdf5.commands.show import print_rows, rows_json
+    from zb_hdf5.commands.show import drawn_rows, rows_json
 
     batch, document, sample = (given[name] for name in ("batch", "document", "sample"))
     if sum(choice is not None for choice in (batch, document, sample)) > 1:
@@ -108,12 +108,9 @@ def show(path: Path, all_tokens: bool, as_json: bool, quiet: bool, **given: Any)
     with open_to_look(path, given["batch_size"], given["seq_len"]) as reader:
         known = tokenizer_to_look(reader, given["tokenizer"])
         rows = chosen_rows(reader, batch, document, sample or SAMPLE, given["seed"])
-        shown = rows_json(rows, known, limit) if as_json else []
-        found = {"path": str(path), "tokenizer": known and known.spec, "rows": shown}
-        lines = [("path", str(path)), ("tokenizer", known.spec if known else NO_TOKENIZER)]
-        print_report(found, lines, as_json=as_json, quiet=quiet)
-        if not (as_json or quiet):
-            print_rows(rows, known, limit=limit)
+    found = {"path": str(path), "tokenizer": known and known.spec, "rows": rows_json(rows, known, limit)}
+    lines = [("path", str(path)), ("tokenizer", known.spec if known else NO_TOKENIZER)]
+    return Output(found, lines, drawn_rows(rows, known, limit=limit))
 
 
 @zb.command(short_help="Write a page with the statistics of a store.")
@@ -125,7 +122,7 @@ def show(path: Path, all_tokens: bool, as_json: bool, quiet: bool, **given: Any)
 @click.option("--tokenizer", help=_TOKENIZER)
 @click.option("--force", is_flag=True, help="Replace an existing output.")
 @output_options
-def report(path: Path, output: Path, force: bool, as_json: bool, quiet: bool, **given: Any) -> None:
+def report(path: Path, output: Path, force: bool, **given: Any) -> Output:
     """Write a page with the statistics of PATH.
 
     It has histograms of tokens and of lengths of documents, tokens that are frequent or never used, documents that are
@@ -145,7 +142,7 @@ def report(path: Path, output: Path, force: bool, as_json: bool, quiet: bool, **
         refuse_existing(output)
     with open_to_look(path) as reader:
         known = tokenizer_to_look(reader, given["tokenizer"])
-        with Progress("report", 0, enabled=not quiet) as progress:
+        with Progress("report", 0) as progress:
             found = measure(path, sample_batches=given["sample_batches"], progress=progress.advance)
         rows = rows_of(reader, sample_of(reader.num_records, given["sample"], given["seed"]))
         write_atomically(output, report_page(path, found, reader, rows, known).encode("utf-8"))
@@ -155,7 +152,7 @@ def report(path: Path, output: Path, force: bool, as_json: bool, quiet: bool, **
         ("looked at", f"{found.tokens:,} of {found.num_tokens:,} tokens"),
         ("repeated", f"{found.duplicates.units:,} of {found.units:,} {found.unit}s"),
     ]
-    print_report({"output": str(output), **numbers}, lines, as_json=as_json, quiet=quiet)
+    return Output({"output": str(output), **numbers}, lines)
 
 
 @zb.command(short_help="Name the rows and documents of a training step or a batch.")
@@ -176,7 +173,7 @@ def report(path: Path, output: Path, force: bool, as_json: bool, quiet: bool, **
     "--all", "all_pieces", is_flag=True, help=f"All rows and text, not those of the first {PIECES_SHOWN} parts."
 )
 @output_options
-def which(stores: tuple[str, ...], all_pieces: bool, as_json: bool, quiet: bool, **given: Any) -> None:
+def which(stores: tuple[str, ...], all_pieces: bool, **given: Any) -> Output:
     """Name the shard, batch and rows of a training step, from the loader state of a checkpoint, or of a stored batch.
 
     Documents in them are named where they are stored.
@@ -187,7 +184,7 @@ def which(stores: tuple[str, ...], all_pieces: bool, as_json: bool, quiet: bool,
     Example: zb which data/train --batch 12 --text --tokenizer hf:tok.json
     Example: zb which stream.h5 --batch 12 --batch-size 8 --seq-len 1024
     """
-    from zb_hdf5.commands.which import origin_of_batch, origins, print_origins
+    from zb_hdf5.commands.which import drawn_origins, origin_of_batch, origins, shard_lines
 
     batch, state_path, step = (given.pop(name) for name in ("batch", "state_path", "step"))
     world_size, seq_len = given.pop("world_size"), given.pop("seq_len")
@@ -197,11 +194,8 @@ def which(stores: tuple[str, ...], all_pieces: bool, as_json: bool, quiet: bool,
         asked, found = {"step": step}, origins(stores, state_path, step, world_size=world_size, **given)
     else:
         raise click.UsageError("pass one STORE and --batch, or --state and --step")
-    if as_json or quiet:
-        report = {**asked, "batches": [each.to_json() for each in found]}
-        print_report(report, [], as_json=as_json, quiet=quiet)
-    else:
-        print_origins(found, None if all_pieces else PIECES_SHOWN)
+    report = {**asked, "batches": [each.to_json() for each in found]}
+    return Output(report, shard_lines(found), drawn_origins(found, None if all_pieces else PIECES_SHOWN))
 
 
 zb.add_command(stage)
@@ -212,8 +206,7 @@ zb.add_command(cache)
 @click.argument("path", type=_STORE)
 @click.option("--workers", type=click.IntRange(1), help="Shards checked at the same time. [default: the cores]")
 @output_options
-@click.pass_context
-def verify(ctx: click.Context, path: Path, workers: int | None, as_json: bool, quiet: bool) -> None:
+def verify(path: Path, workers: int | None) -> Output:
     """Compare every batch and shard of PATH with its stored digests.
 
     \b
@@ -232,14 +225,13 @@ def verify(ctx: click.Context, path: Path, workers: int | None, as_json: bool, q
     from zb_hdf5.store.verify_report import ShardReport
 
     try:
-        with Progress("verify", 0, enabled=not quiet) as progress:
+        with Progress("verify", 0) as progress:
             reports = verify_store(
                 path, workers=workers, progress=progress.advance, announce=lambda total: progress.advance(0, total)
             )
     except FormatError as error:  # of the index: there is no shard to report on
         reports = [ShardReport(str(path), problem=error)]
-    print_report(verdict_json(reports), verdict_lines(path, reports), as_json=as_json, quiet=quiet)
-    ctx.exit(exit_code(reports))
+    return Output(verdict_json(reports), verdict_lines(path, reports), exit_code=exit_code(reports))
 
 
 @zb.command(short_help="Save the good batches or documents in a new file.")
@@ -253,7 +245,7 @@ def verify(ctx: click.Context, path: Path, workers: int | None, as_json: bool, q
 @click.option("--force", is_flag=True, help="Replace an existing output.")
 @click.option("--dry-run", is_flag=True, help="Print what would be done; write nothing.")
 @output_options
-def repair(path: Path, force: bool, dry_run: bool, as_json: bool, quiet: bool, **given: Any) -> None:
+def repair(path: Path, force: bool, dry_run: bool, **given: Any) -> Output:
     """Save the good batches of PATH in a new file, or the good documents of a token stream.
 
     PATH itself is never changed.
@@ -270,7 +262,7 @@ def repair(path: Path, force: bool, dry_run: bool, as_json: bool, quiet: bool, *
     shape = None if dtype is None else StoreMeta(batch_size, seq_len, stored_dtype(dtype))
     reports = repair_path(path, output=given["output"], shape=shape, overwrite=force, dry_run=dry_run)
     lines = [(report.path, report.line()) for report in reports]
-    print_report({"files": [vars(report) for report in reports]}, lines, as_json=as_json, quiet=quiet)
+    return Output({"files": [vars(report) for report in reports]}, lines)
 
 
 @zb.group()
@@ -291,9 +283,7 @@ def tokenizer() -> None:
 @click.option("--text-column", default="text", show_default=True, help="Column (or JSON key) that holds the text.")
 @click.option("--force", is_flag=True, help="Replace an existing result when the new one is whole.")
 @output_options
-def train(
-    src: tuple[Path, ...], output: Path, vocab_size: int, text_column: str, force: bool, as_json: bool, quiet: bool
-) -> None:
+def train(src: tuple[Path, ...], output: Path, vocab_size: int, text_column: str, force: bool) -> Output:
     """Train byte-level BPE on the text of SRC: .parquet, .jsonl, .jsonl.gz and .txt files, and folders of them.
 
     Writes a tokenizer.json for Hugging Face tokenizers, and a .tiktoken file of ranks that encodes the same.
@@ -307,11 +297,10 @@ def train(
 
     files = open_documents(src, column=text_column)
     total = 2 * sum(file.text_bytes(number) for file in files for number in range(file.num_row_groups))
-    in_log = not quiet and not sys.stderr.isatty()  # on a terminal the tokenizers library draws its own bars
-    with Progress("training", total, enabled=in_log, unit="B") as progress:
-        report = train_tokenizer(
-            files, output, vocab_size, overwrite=force, progress=progress.advance, show_bars=not quiet
-        )
+    bars = not is_quiet() and sys.stderr.isatty()  # those that the tokenizers library draws itself
+    with Progress("training", total, enabled=False if bars else None, unit="B") as progress:
+        show, count = not is_quiet(), progress.advance
+        report = train_tokenizer(files, output, vocab_size, overwrite=force, progress=count, show_bars=show)
     lines = [
         ("wrote", f"{report.path} and {report.ranks_path}"),
         ("tokens", f"{report.vocab_size:,}"),
@@ -320,7 +309,7 @@ def train(
         ("digest", report.digest),
         *report.dropped.lines(),
     ]
-    print_report(report.to_json(), lines, as_json=as_json, quiet=quiet)
+    return Output(report.to_json(), lines)
 
 
 @zb.group()
@@ -332,7 +321,7 @@ def index() -> None:
 @click.argument("path", type=NewPath())
 @click.option("--force", is_flag=True, help="Replace an existing result when the new one is whole.")
 @output_options
-def merge(path: Path, force: bool, as_json: bool, quiet: bool) -> None:
+def merge(path: Path, force: bool) -> Output:
     """Publish PATH, whose shards were written by the jobs of an array with --shard-range.
 
     \b
@@ -343,14 +332,14 @@ def merge(path: Path, force: bool, as_json: bool, quiet: bool) -> None:
     merged = merge_parts(path, overwrite=force)
     report = {"path": str(path), "num_shards": len(merged.shards), "num_batches": merged.num_batches}
     lines = [("merged", f"{path}: {_size(merged)}")]
-    print_report({**report, "sha256": merged.sha256}, [*lines, ("sha256", merged.sha256)], as_json=as_json, quiet=quiet)
+    return Output({**report, "sha256": merged.sha256}, [*lines, ("sha256", merged.sha256)])
 
 
 @index.command(short_help="Rebuild a lost or outdated shards.json from its shards.")
 @click.argument("folder", type=_PATH)
 @click.option("--force", is_flag=True, help="Replace a valid index; accept missing shards.")
 @output_options
-def rebuild(folder: Path, force: bool, as_json: bool, quiet: bool) -> None:
+def rebuild(folder: Path, force: bool) -> Output:
     """Rebuild the lost, damaged or outdated shards.json of FOLDER from its shards.
 
     It is outdated, and needs --force, when a shard was repacked or replaced since it was written.
@@ -369,13 +358,13 @@ def rebuild(folder: Path, force: bool, as_json: bool, quiet: bool) -> None:
     lines = [("index", _size(made)), ("sha256", made.sha256)]
     if lost:
         lines.append(("not recovered", f"{', '.join(lost)}: only the lost index had them; all shards are train"))
-    print_report(report, lines, as_json=as_json, quiet=quiet)
+    return Output(report, lines)
 
 
 @index.command(short_help="Write the .crc32 file that verifies a lone .batch.")
 @click.argument("files", type=_PATH, nargs=-1, required=True)
 @output_options
-def crc32(files: tuple[Path, ...], as_json: bool, quiet: bool) -> None:
+def crc32(files: tuple[Path, ...]) -> Output:
     """Write FILE.batch.crc32 for each .batch file that has none.
 
     The new file holds the crc32 of each batch as it is now. From then on, 'zb verify' compares the .batch with it.
@@ -388,14 +377,13 @@ def crc32(files: tuple[Path, ...], as_json: bool, quiet: bool) -> None:
     written = [(path, add_crc32_file(path)) for path in files]
     lines = [(str(path), f"wrote {made.name}" if made else "has its .crc32 already") for path, made in written]
     report = {"written": [str(made) for _, made in written if made]}
-    print_report(report, lines, as_json=as_json, quiet=quiet)
+    return Output(report, lines)
 
 
 @zb.command(short_help="Check this machine for problems that would stop training.")
 @click.argument("path", type=_STORE)
 @output_options
-@click.pass_context
-def doctor(ctx: click.Context, path: Path, as_json: bool, quiet: bool) -> None:
+def doctor(path: Path) -> Output:
     """Check this machine for problems that stop or slow down training from PATH. Exit code 5: one stops it.
 
     \b
@@ -407,9 +395,7 @@ def doctor(ctx: click.Context, path: Path, as_json: bool, quiet: bool) -> None:
     bad = any(finding.state == "problem" for finding in findings)
     lines = [(finding.name, finding.line()) for finding in findings]
     report = {"ok": not bad, "findings": [vars(finding) for finding in findings]}
-    print_report(report, lines, as_json=as_json, quiet=quiet)
-    if bad:
-        ctx.exit(UnavailableError.exit_code)
+    return Output(report, lines, exit_code=UnavailableError.exit_code * bad)
 
 
 @zb.command(short_help="Download numbered files over HTTP.")
@@ -420,8 +406,7 @@ def doctor(ctx: click.Context, path: Path, as_json: bool, quiet: bool) -> None:
 @click.option("-o", "--output", "folder", type=NewPath(), default=".", show_default=True, help="Folder for the files.")
 @click.option("--sha256-file", type=_PATH, help="Expected digests, as sha256sum writes them.")
 @output_options
-@click.pass_context
-def fetch(ctx: click.Context, /, count: int, sha256_file: Path | None, as_json: bool, quiet: bool, **how: Any) -> None:
+def fetch(count: int, sha256_file: Path | None, **how: Any) -> Output:
     """Download the numbered files of URL_TEMPLATE, whose number is a format field; continue an earlier run.
 
     \b
@@ -430,7 +415,7 @@ def fetch(ctx: click.Context, /, count: int, sha256_file: Path | None, as_json: 
     from zb_hdf5.commands.fetch import fetch_shards, read_digests
 
     digests = None if sha256_file is None else read_digests(sha256_file)
-    with Progress("fetch", 0, enabled=not quiet, unit="B") as progress:
+    with Progress("fetch", 0, unit="B") as progress:
         reports = fetch_shards(count=count, sha256=digests, progress=progress.advance, **how)
     bad = [report.problem for report in reports if report.problem is not None]
     lines = [(report.path, f"FAILED: {report.problem}") for report in reports if report.problem is not None]
@@ -439,9 +424,8 @@ def fetch(ctx: click.Context, /, count: int, sha256_file: Path | None, as_json: 
     there = count - new - len(bad)
     lines.append(("fetched", f"{new:,} of {counted(count, 'file')}, {size}; {there:,} were there already"))
     files = [{**vars(report), "problem": report.problem and str(report.problem)} for report in reports]
-    print_report({"ok": not bad, "files": files}, lines, as_json=as_json, quiet=quiet)
-    if bad:
-        ctx.exit(max(problem.exit_code for problem in bad))
+    code = max((problem.exit_code for problem in bad), default=0)
+    return Output({"ok": not bad, "files": files}, lines, exit_code=code)
 
 
 def _size(index: ShardIndex) -> str:

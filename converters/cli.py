@@ -9,9 +9,10 @@ from typing import Any, Final
 
 import click
 
-from zb_hdf5.console import CommandGroup, ExistingPath, NewPath, Output, Progress, Size, output_options
+from zb_hdf5.console import SIZE, CommandGroup, ExistingPath, NewPath, Output, Parsed, Progress, output_options
 from zb_hdf5.converters.options import DEFAULT_MEMORY_BYTES, OPTIONS, STREAM, Conversion, Option, Unset
 from zb_hdf5.converters.sources import CUT, SourceKind, sources
+from zb_hdf5.errors import ArgumentError
 from zb_hdf5.formats.registry import FORMATS
 
 
@@ -29,45 +30,28 @@ def convert() -> None:
     """
 
 
-class ShardRange(click.ParamType[tuple[int, int]]):
-    """I/N: the I-th of N parts, counted from 0."""
-
-    name = "I/N"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
-        first, _, count = str(value).partition("/")
-        if not (first.isdecimal() and count.isdecimal() and int(first) < int(count)):
-            self.fail(f"{value!r} is no part such as 3/16: expected I/N with 0 <= I < N", param, ctx)
-        return int(first), int(count)
+def _part(text: str) -> tuple[int, int]:
+    """Return I and N of I/N: the I-th of N parts, counted from 0."""
+    first, _, count = text.partition("/")
+    if not (first.isdecimal() and count.isdecimal() and int(first) < int(count)):
+        raise ArgumentError(f"{text!r} is no part such as 3/16: expected I/N with 0 <= I < N")
+    return int(first), int(count)
 
 
-class Codec(click.ParamType[str]):
-    """zstd or gzip, with a level behind a colon."""
+def _codec(text: str) -> str:
+    from zb_hdf5.spec import codec_named  # numpy, which help does not need
 
-    name = "CODEC"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        from zb_hdf5 import ArgumentError
-        from zb_hdf5.spec import codec_named
-
-        try:
-            return codec_named(value)
-        except ArgumentError as error:
-            self.fail(str(error), param, ctx)
+    return codec_named(text)
 
 
-class Names(click.ParamType[tuple[str, ...]]):
-    """Names between commas."""
-
-    name = "NAME,..."
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
-        return tuple(name.strip() for name in str(value).split(",") if name.strip())
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 TYPES: Final[Mapping[str, Any]] = {
     "positive": click.IntRange(1), "natural": click.IntRange(0), "fraction": click.FloatRange(0, 1, max_open=True),
-    "size": Size(), "text": str, "names": Names(), "codec": Codec(), "part": ShardRange(),
+    "size": SIZE, "text": str, "names": Parsed("NAME,...", _names), "codec": Parsed("CODEC", _codec),
+    "part": Parsed("I/N", _part),
 }  # fmt: skip
 #: Further notes of the help, for a target.
 _NOTES: Final[Mapping[tuple[str, str], str]] = {("dtype", "batch"): " Other readers of .batch files take uint32 only."}

@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 from zb_hdf5 import console
 from zb_hdf5.commands.zb import zb
 from zb_hdf5.console import (
+    SIZE,
     CommandGroup,
     Output,
     Progress,
-    Size,
     counted,
     format_bytes,
     format_count,
@@ -248,7 +248,7 @@ def test_the_default_stream_is_stderr(capsys, clock):
     (123, 123),
 ])  # fmt: skip
 def test_sizes_are_understood(text, expected):
-    assert Size().convert(text, None, None) == expected
+    assert SIZE.convert(text, None, None) == expected
 
 
 @pytest.mark.parametrize(
@@ -256,7 +256,7 @@ def test_sizes_are_understood(text, expected):
 )
 def test_what_is_no_size_is_refused(text):
     with pytest.raises(click.BadParameter, match="size"):
-        Size().convert(text, None, None)
+        SIZE.convert(text, None, None)
 
 
 # --- numbers for people ----------------------------------------------------------------------------------------

@@ -173,14 +173,14 @@ def print_report(found: Output, *, as_json: bool, quiet: bool) -> None:
 
 
 def layout_report(lines: list[tuple[str, str]], columns: int | None = None) -> Iterator[str]:
-    """Yield the lines of a report in two columns, wrapped to the columns of a terminal; None: each fact is one line."""
+    """Yield the lines of a report in two columns, wrapped to the columns of a terminal; None: no line is wrapped."""
     width = max((len(name) for name, _ in lines), default=0)
     for name, text in lines:
-        room = None if columns is None else columns - width - 2
-        if room is None or len(text) <= room:
+        left = None if columns is None else columns - width - 2
+        if left is None or len(text) <= left:
             yield f"{name:<{width}}  {text}"
-        elif max(map(len, text.split()), default=0) <= room:
-            first, *rest = _wrap(text, room) or [""]
+        elif max(map(len, text.split()), default=0) <= left:
+            first, *rest = _wrap(text, left) or [""]
             yield f"{name:<{width}}  {first}"
             yield from (" " * (width + 2) + line for line in rest)
         else:
@@ -236,18 +236,21 @@ class ExistingPath(NewPath):
         return path
 
 
-class Size(click.ParamType[int]):
-    """A number of bytes: 4096, 64k, 512MB (10**6), 1GiB (2**30)."""
+class Parsed(click.ParamType[Any]):
+    """A value that a function reads from its text; an `ArgumentError` of it is wrong usage."""
 
-    name = "size"
+    def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
+        self.name, self._parse = name, parse
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        if isinstance(value, int):
-            return value
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         try:
-            return parse_size(value)
+            return self._parse(value) if isinstance(value, str) else value
         except ArgumentError as error:
             self.fail(str(error), param, ctx)
+
+
+#: A number of bytes: 4096, 64k, 512MB (10**6), 1GiB (2**30).
+SIZE: Final = Parsed("size", parse_size)
 
 
 class Progress:

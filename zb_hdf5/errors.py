@@ -1,24 +1,7 @@
-"""Every error this package raises on purpose.
+"""The errors that this package raises on purpose, and the exit code of each.
 
-::
-
-    ZbError                    exit code 1
-    ├── ArgumentError    (ValueError)   2  an argument that is not possible
-    ├── FormatError      (ValueError)   1  malformed bytes: wrong magic, header, index, layout
-    │   └── IncompleteError             4  truncated, or its writer has not finished
-    ├── ChecksumError    (ValueError)   3  the bytes are not the ones that were written
-    ├── StateError       (ValueError)   1  a checkpoint of another dataset, seed or order
-    ├── BackendError     (ValueError)   1  the backend or access asked for cannot serve this file
-    │   ├── UnavailableError            5  this machine lacks something: a lock, a filter, a package,
-    │   │                               a server that answers
-    │   └── UnverifiableError           6  nothing is stored that the bytes could be compared with
-    ├── ConvertError     (ValueError)   1  a source cannot be converted as asked
-    │   └── ExistsError  (FileExistsError)  1  the destination exists already
-    ├── BatchIndexError  (IndexError)   1  no batch has this index
-    └── ClosedError      (ValueError)   1  the reader or writer was closed
-
-Each message states the path, the expected and the found value and, where one exists, the `Remedy`. The command line
-replaces it with the command (`zb_hdf5/console.py`), and exits with `exit_code`. `OSError` passes through unchanged.
+A message states the path, the expected and the found value and, where one exists, the `Remedy`. The command line
+replaces the remedy with a command (`zb_hdf5/console.py`). `OSError` passes through unchanged.
 """
 
 from __future__ import annotations

@@ -56,7 +56,9 @@ def describe(path: str | os.PathLike[str], dataset: str | None = None) -> dict[s
         else:
             own, meta, index = _describe_batches(opened, path), opened.meta, getattr(opened, "index", None)
             files = [opened.path] if index is None else [shard.file(opened.path) for shard in index.shards]
-            batches_of = [] if index is None else _batches_of_shards(index, opened.num_batches)
+            batches_of = [] if index is None else [shard.num_batches for shard in index.shards]
+            if batches_of:
+                batches_of[-1] += opened.num_batches - sum(batches_of)  # the index does not count a growing shard
         return {
             "path": str(path),
             **own,
@@ -176,37 +178,24 @@ def _describe_documents(opened: BatchReader | MmapTokenStore) -> dict[str, Any] 
         return {"problem": str(error)}
 
 
-def _batches_of_shards(index: ShardIndex, num_batches: int) -> list[int]:
-    sizes = [shard.num_batches for shard in index.shards]
-    sizes[-1] += num_batches - sum(sizes)  # the index does not count a growing shard
-    return sizes
-
-
 def _describe_index(index: ShardIndex, batches: list[int]) -> dict[str, Any]:
     """Return the facts of a `shards.json`; `batches` of a stream are not counted."""
     is_stream, splits = index.meta.layout == STREAM_LAYOUT, dict[str, dict[str, Any]]()
     for split in dict.fromkeys(index.table.values["split"]):
         here = [(shard, size) for shard, size in zip(index.shards, batches, strict=True) if shard.split == split]
+        splits[split] = {"shards": len(here)}
         if is_stream:
-            tokens, documents = (sum(max(getattr(s, k), 0) for s, _ in here) for k in ("token_count", "document_count"))
-            splits[split] = {"shards": len(here), "tokens": tokens, "documents": documents}
+            splits[split]["tokens"] = sum(max(shard.token_count, 0) for shard, _ in here)
+            splits[split]["documents"] = sum(max(shard.document_count, 0) for shard, _ in here)
         else:
             sizes = [size for _, size in here]
-            splits[split] = {"shards": len(here), **_range(sizes), "num_batches": sum(sizes)}
+            splits[split] |= {"min_batches": min(sizes), "max_batches": max(sizes), "num_batches": sum(sizes)}
             splits[split]["tokens"] = sum(sizes) * index.meta.batch_tokens
+    found = {"splits": splits, "source": index.source}
     if is_stream:
-        return {"splits": splits, "source": index.source}
-    return {
-        "shards": {"count": len(batches), **_range(batches)},
-        "splits": splits,
-        "shuffle": index.shuffle,
-        "packing": index.source.get("packing"),
-        "source": index.source,
-    }
-
-
-def _range(sizes: list[int]) -> dict[str, int]:
-    return {"min_batches": min(sizes), "max_batches": max(sizes)}
+        return found
+    shards = {"count": len(batches), "min_batches": min(batches), "max_batches": max(batches)}
+    return {"shards": shards, **found, "shuffle": index.shuffle, "packing": index.source.get("packing")}
 
 
 def _origin_lines(d: dict[str, Any]) -> Lines:
@@ -245,9 +234,8 @@ def _split_lines(d: dict[str, Any]) -> Lines:
 
 def _range_of_batches(found: dict[str, int]) -> str:
     low, high = found["min_batches"], found["max_batches"]
-    if low != high:
-        return f"{low:,} to {high:,} batches"
-    return counted(low, "batch", "batches") + (" each" if found["shards"] > 1 else "")
+    each = " each" if found["shards"] > 1 else ""
+    return f"{low:,} to {high:,} batches" if low != high else counted(low, "batch") + each
 
 
 def describe_lines(description: dict[str, Any]) -> Lines:
@@ -264,7 +252,10 @@ def describe_lines(description: dict[str, Any]) -> Lines:
     else:
         shape = f"{d['num_batches']:,} of {d['batch_size']:,} x {d['seq_len']:,} {d['dtype']}"
         lines = [("what", f"{d['backend']} {d['kind']}, {d['state']}"), ("batches", shape), ("tokens", size)]
-        lines.append(("records", _records_text(d)))
+        shuffled = f", shuffled with seed {d['seed']}" if d["seed"] else ""
+        shuffled = ", not shuffled" if d.get("shuffle") == "none" else shuffled
+        count = f"{d['total_records']:,}" if d["total_records"] else "unknown number"
+        lines.append(("records", f"{count} before batching{shuffled}"))
     lines = [("path", d["path"]), *lines]
     lines += [*_document_lines(d), *_field_lines(d), *_origin_lines(d), *_split_lines(d)]
     if "layout" in d:
@@ -273,7 +264,11 @@ def describe_lines(description: dict[str, Any]) -> Lines:
     if "codec" in d:
         sizes = f"{format_bytes(d['compressed_bytes'])} for {format_bytes(d['uncompressed_bytes'])} of tokens"
         lines.append(("codec", f"{d['codec']}: {sizes}, {d['ratio']} to 1"))
-    lines += [("access", _access_text(d["access"], d["file_system"])), ("reads", _reads_text(d))]
+    how = ""
+    if d["access"] == "auto":
+        how = ": batches in the page cache are read from a mapping, others by position"
+        how = how if d["file_system"] == "local" else ": all tokens are read by position, none are mapped"
+    lines += [("access", f"{d['access']} ({d['file_system']} file system{how})"), ("reads", _reads_text(d))]
     lines += [] if is_stream else [("sha256", d["sha256"] or "none stored")]
     short = re.sub(r"[0-9a-f]{64}", lambda match: f"{match[0][:16]}…", d["fingerprint"])  # `--json` has it whole
     return [*lines, ("fingerprint", short)]
@@ -314,21 +309,6 @@ def _field_lines(d: dict[str, Any]) -> Lines:
         text = np.dtype(dtype).name if isinstance(dtype, str) else str([part for part, *_ in dtype])
         shown.append(f"{name} {text}" + (str(field["shape"]) if field["shape"] else ""))
     return [("fields", ", ".join(shown))] if shown else []
-
-
-def _records_text(d: dict[str, Any]) -> str:
-    count = f"{d['total_records']:,}" if d["total_records"] else "unknown number"
-    if d.get("shuffle") == "none":
-        return f"{count} before batching, not shuffled"
-    return f"{count} before batching" + (f", shuffled with seed {d['seed']}" if d["seed"] else "")
-
-
-def _access_text(access: str, file_system: str) -> str:
-    meaning = {
-        ("auto", True): ": batches in the page cache are read from a mapping, others by position",
-        ("auto", False): ": all tokens are read by position, none are mapped",
-    }.get((access, file_system == "local"), "")
-    return f"{access} ({file_system} file system{meaning})"
 
 
 def _reads_text(d: dict[str, Any]) -> str:

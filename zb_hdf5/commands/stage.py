@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from zb_hdf5.console import ExistingPath, NewPath, Output, Progress, Size, counted, format_bytes, output_options
+from zb_hdf5.console import SIZE, ExistingPath, NewPath, Output, Parsed, Progress, counted, format_bytes, output_options
+from zb_hdf5.errors import ArgumentError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,17 +32,13 @@ _RANGE: Final = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 THREADS: Final = 8
 
 
-class Ranks(click.ParamType[list[range]]):
-    """Numbers of ranks: 8-15, or 0,4,8-15."""
-
-    name = "ranks"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[range]:
-        matches = [_RANGE.fullmatch(part.strip()) for part in str(value).split(",")]
-        ranks = [range(int(match[1]), int(match[2] or match[1]) + 1) for match in matches if match]
-        if not all(ranks) or None in matches:
-            self.fail(f"{value!r} is no list of ranks such as 8-15", param, ctx)
-        return ranks
+def ranks_named(text: str) -> list[range]:
+    """Return the numbers of 8-15, or 0,4,8-15."""
+    matches = [_RANGE.fullmatch(part.strip()) for part in text.split(",")]
+    ranks = [range(int(match[1]), int(match[2] or match[1]) + 1) for match in matches if match]
+    if not all(ranks) or None in matches:
+        raise ArgumentError(f"{text!r} is no list of ranks such as 8-15")
+    return ranks
 
 
 @click.command(short_help="Copy what a node's ranks will read to its own disk.")
@@ -61,9 +58,9 @@ class Ranks(click.ParamType[list[range]]):
 @click.option("--seq-len", type=click.IntRange(1), help="Record length of the loader. [default: as stored]")
 @click.option("--targets", is_flag=True, help="The loader of a token stream has targets=True.")
 @click.option("--field", "fields", multiple=True, help="Copy the values of this field too; may be given repeatedly.")
-@click.option("--ranks", type=Ranks(), help="The ranks of this node, such as 8-15. [default: all]")
+@click.option("--ranks", type=Parsed("ranks", ranks_named), help="The ranks of this node, such as 8-15. [default: all]")
 @click.option("--world-size", type=click.IntRange(1), default=1, show_default=True, help="Ranks of the whole job.")
-@click.option("--cache-bytes", type=Size(), help="What FOLDER may hold. [default: 90 % of the free space]")
+@click.option("--cache-bytes", type=SIZE, help="What FOLDER may hold. [default: 90 % of the free space]")
 @output_options
 def stage(store: Path, folder: Path, ranks: list[range] | None, world_size: int, **given: Any) -> Output:
     """Copy the batches of STORE that the ranks of this node will read in an epoch to FOLDER.

@@ -154,8 +154,9 @@ def _layout(reader: BatchReader) -> Finding:
     runs, aligned = len(extents.runs), page_aligned(extents)
     stride = extents.runs[0].stride if runs else 0
     text = f"{counted(runs, 'run')}, stride {stride:,} bytes, {'page aligned' if aligned else 'not page aligned'}"
-    good = aligned and runs <= GOOD_RUNS
-    return Finding("layout", "ok" if good else "note", text, "" if good else "convert it again, for faster cold reads")
+    if aligned and runs <= GOOD_RUNS:
+        return Finding("layout", "ok", text)
+    return Finding("layout", "note", text, "convert it again, for faster cold reads")
 
 
 def _open_files(reader: BatchReader) -> Finding:

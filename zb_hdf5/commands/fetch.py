@@ -49,15 +49,10 @@ def fetch_shards(
     *,
     first: int = 0,
     workers: int = 4,
-    sha256: Mapping[str, str] | None = None,
+    sha256: Mapping[str, str] | None = None,  # hexadecimal digests by file name
     progress: Callable[[int, int], None] = lambda received, expected: None,
 ) -> list[FetchReport]:
-    """Download `count` files of a URL template that lack their final name; one that fails stops no other.
-
-    `sha256` has hexadecimal digests by file name. `progress` is called from any thread with the bytes just received,
-    and the size of all files if the others are like those whose sizes are known. An `OSError` of this machine ends all
-    downloads, and leaves to the next run the bytes that arrived.
-    """
+    """Download `count` files of a URL template that lack their final name; one that fails stops no other."""
     folder = local_path(folder)
     reports = _reports(template, range(first, first + count), folder, sha256)
     folder.mkdir(parents=True, exist_ok=True)
@@ -67,7 +62,7 @@ def fetch_shards(
         if stopped.is_set():
             raise UnavailableError(f"{url}: stopped, because another file failed or the program ends")
         sizes[url] = size
-        known = list(sizes.values())
+        known = list(sizes.values())  # the others are expected to be like these
         progress(received, sum(known) * count // len(known))
 
     def fetch(report: FetchReport) -> None:
@@ -81,7 +76,7 @@ def fetch_shards(
             report.problem = UnavailableError(f"{report.url}: {error.strerror}")
         except ZbError as error:
             report.problem = error
-        except BaseException:
+        except BaseException:  # no failure of the server: it ends all downloads
             stopped.set()
             raise
 

@@ -38,21 +38,16 @@ STREAM_SEQ_LEN: Final = 512
 
 
 class Row(NamedTuple):
-    """Consecutive tokens with their pieces of documents, fields and spans.
-
-    Each piece has the column of its first token, the number of its document (or `PADDING`, or `UNKNOWN` where no
-    documents are stored), and the tokens of its document before it. Fields have shape (S, ...); spans are (first
-    column, end column, value), ascending; `known` has the documents by number.
-    """
+    """Consecutive tokens with their pieces of documents, fields and spans."""
 
     name: str
     tokens: TokenArray
-    columns: IndexArray
-    documents: IndexArray
-    within: IndexArray
-    fields: Mapping[str, npt.NDArray[Any]] = {}
-    spans: Sequence[tuple[int, int, Any]] = ()
-    known: Mapping[int, Document] = {}
+    columns: IndexArray  # the first one of each piece
+    documents: IndexArray  # the number of each, or `PADDING`, or `UNKNOWN` where no documents are stored
+    within: IndexArray  # the tokens of its document before each
+    fields: Mapping[str, npt.NDArray[Any]] = {}  # shape (S, ...)
+    spans: Sequence[tuple[int, int, Any]] = ()  # (first column, end column, value), ascending
+    known: Mapping[int, Document] = {}  # by number
 
 
 class Part(NamedTuple):

@@ -75,19 +75,15 @@ class SourceCount(NamedTuple):
 
 
 class Statistics(NamedTuple):
-    """The numbers of a store; of a sample, `tokens`, `units`, `counts`, `uncounted` and `duplicates` are those of it.
+    """The numbers of a store; all but `num_tokens`, `num_units`, `lengths` and `packing` may be those of a sample."""
 
-    `unit` is "document" where documents are stored, "file" of `.npy` files, else "record". `counts` has the occurrences
-    of each id but those of padding, `uncounted` the number of ids below 0, or of `MAX_COUNTED_ID` and above.
-    """
-
-    unit: str
+    unit: str  # "document" where documents are stored, "file" of `.npy` files, else "record"
     num_tokens: int
     num_units: int
     tokens: int
     units: int
-    counts: Counts
-    uncounted: int
+    counts: Counts  # of each id, without padding
+    uncounted: int  # ids below 0, or of `MAX_COUNTED_ID` and above
     lengths: Counts | None
     duplicates: Duplicates
     packing: Packing | None
@@ -108,10 +104,7 @@ class Part(NamedTuple):
 
 
 class Units:
-    """Tokens as they are stored, and the units in them: documents of a stream, `.npy` files, or records of batches.
-
-    Units begin at `edges`; `step` tokens are read together.
-    """
+    """Tokens as they are stored, and the units in them: documents of a stream, `.npy` files, or records of batches."""
 
     table: DocumentTable | None = None
     packing: Packing | None = None
@@ -205,12 +198,8 @@ def measure(
     sample_batches: int | None = None,
     progress: Callable[[int, int], None] = lambda tokens, total: None,
 ) -> Statistics:
-    """Count the tokens of a file or store, and find repeated units: by 64-bit hashes, then by digests of their tokens.
-
-    Needs 40 bytes of memory for each unit and some MiB; of batches with documents 32 more for each piece of the units
-    that may be repeated. With `sample_batches`, so many batches are read, evenly spread; of a stream, groups of whole
-    documents of about 262,144 tokens. `progress` is called with the tokens just read, and how many there are to read.
-    """
+    """Count the tokens of a file or store, or of evenly spread batches, and find repeated units."""
+    # memory: 40 bytes for each unit; of batches with documents 32 more for each piece of those that may be repeated
     if sample_batches is not None and sample_batches < 1:
         raise ArgumentError(f"sample_batches must be at least 1, found {sample_batches}")
     path = any_path(path)

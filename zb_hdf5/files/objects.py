@@ -89,11 +89,9 @@ def _load_library() -> Any:
 
 
 def _load_again(file: str) -> Any:
-    """Load a second copy of the extension, with a runtime of its own.
-
-    The threads of the first one did not come along with the fork: each call of it would wait for ever, and its sockets
-    are registered with the parent's epoll. A new store does not help, because the runtime belongs to the library.
-    """
+    """Load a second copy of the extension, with a runtime of its own."""
+    # the threads of the first one did not come along with the fork: each call of it would wait for ever, and its
+    # sockets are registered with the parent's epoll; a new store does not help: the runtime belongs to the library
     fd = os.memfd_create("obstore", os.MFD_CLOEXEC)
     try:
         with open(file, "rb") as source, open(fd, "wb", closefd=False) as copy:

@@ -37,9 +37,7 @@ from zb_hdf5.loaders.states import (
     STATE_VERSION,
     require_count,
     require_epoch,
-    require_fields,
-    require_kind,
-    require_same,
+    require_state,
     shown,
 )
 from zb_hdf5.loaders.steps import resolve_rank
@@ -427,10 +425,8 @@ class SlidingWindowDataloader(ReadingLoader[Windows]):
         Raises `StateError` if the state does not fit; nothing is taken over then.
         """
         where, identity = self.store.path, self._identity()
-        state = require_kind(where, state_dict, "windows")
-        if not force:
-            require_fields(where, state, [*identity, "epoch", "step"])
-            require_same(where, state, identity, dict.fromkeys(identity, "; force=True takes the step all the same"))
+        remedies = dict.fromkeys(identity, "; force=True takes the step all the same")
+        state = require_state(where, state_dict, identity, ("epoch", "step"), remedies, force)
         epoch, step = require_count(where, state, "epoch"), require_count(where, state, "step", self._end())
         self.set_epoch(epoch)
         self._go_to(step, resumed=True)

@@ -6,7 +6,7 @@ import operator
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,7 +19,7 @@ from zb_hdf5.documents.pieces import ranges
 from zb_hdf5.documents.segments import IGNORED_TARGET, position_ids
 from zb_hdf5.errors import BatchIndexError
 from zb_hdf5.formats.batch_reader import BatchReader
-from zb_hdf5.loaders.states import require_count, require_fields, require_kind, require_state
+from zb_hdf5.loaders.states import require_count, require_state
 from zb_hdf5.loaders.step_reader import Step
 from zb_hdf5.loaders.steps import StepRequests
 
@@ -115,22 +115,27 @@ class BatchDataset(Dataset[Step]):
 
         For `StatefulDataLoader`, which counts the steps.
         """
-        return {**self._identity(), "epoch": self._loader.epoch}
+        return {**self.identity("batches"), "epoch": self.epoch}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take the epoch of the state, unless `set_epoch` has chosen one already.
 
         Raises `StateError` if it is of other data, another seed or order, or of steps of another size.
         """
-        state = require_state(self.path, state_dict, self._identity(), ("epoch",), REMEDIES)
+        self.take_epoch(require_state(self.path, state_dict, self.identity("batches"), ("epoch",), REMEDIES))
+
+    def take_epoch(self, state: Mapping[str, Any]) -> int:
+        """Take the epoch of a state, and return it, unless `set_epoch` has chosen one already."""
         epoch = require_count(self.path, state, "epoch")
         self._told.news()  # was told before this state was loaded
         if not self._epoch_is_chosen:
             self._loader.set_epoch(epoch)
+        return epoch
 
-    def _identity(self) -> dict[str, Any]:
+    def identity(self, kind: str) -> dict[str, Any]:
+        """Return the fields that must agree for a step number to mean the same records."""
         plan = self._loader.plan
-        steps = {"kind": "batches", "batch_size": plan.batch_size, "world_size": plan.world_size}
+        steps = {"kind": kind, "batch_size": plan.batch_size, "world_size": plan.world_size}
         return {**self._loader.identity(), **steps}
 
     def __len__(self) -> int:
@@ -207,17 +212,14 @@ class StepSampler(DistributedSampler[Any]):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the dataset's state and the next step."""
-        return {**self._steps.state_dict(), "kind": "steps", "step": self._next}
+        return {**self._steps.identity("steps"), "epoch": self._steps.epoch, "step": self._next}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on at the step of the state, unless `set_epoch` has chosen another epoch than that of the state."""
-        where = self._steps.path
-        require_kind(where, state_dict, "steps")
-        fields = dict(require_fields(where, state_dict, [*self._steps.state_dict(), "step"]))
-        step = require_count(where, fields, "step", len(self), "the steps of an epoch")
-        fields.pop("step")
-        self._steps.load_state_dict({**fields, "kind": "batches"})
-        self._next = step if self._steps.epoch == fields["epoch"] else 0
+        where, identity = self._steps.path, self._steps.identity("steps")
+        state = require_state(where, state_dict, identity, ("epoch", "step"), REMEDIES)
+        step = require_count(where, state, "step", len(self), "the steps of an epoch")
+        self._next = step if self._steps.take_epoch(state) == self._steps.epoch else 0
         self._resumed = True
 
 

@@ -24,7 +24,7 @@ from zb_hdf5.loaders.loader import Loader
 from zb_hdf5.loaders.order import IndexArray
 from zb_hdf5.loaders.prefetch import MAX_THREADS, read_ahead
 from zb_hdf5.loaders.protocol import ReadingLoader
-from zb_hdf5.loaders.states import STATE_VERSION, require_count, require_fields, require_same, require_state, shown
+from zb_hdf5.loaders.states import STATE_VERSION, require_count, require_fields, require_state, shown
 from zb_hdf5.loaders.steps import Request, resolve_rank
 
 #: Steps whose order is computed at once: enough to make numpy cheap, little enough to start at once.
@@ -271,18 +271,18 @@ class MixedLoader(ReadingLoader[Any]):
         for identity, found in zip(expected, sources, strict=True):
             where = f"mixture: source {identity['name']!r}"
             remedies = dict.fromkeys(identity, "; force=True takes the position all the same")
-            require_same(where, require_fields(where, found, identity), identity, remedies)
+            require_fields(where, found, identity, (), remedies)
 
     def _segment(self, where: str, fields: object, before: list[Segment], position: int) -> Segment:
         """Return a segment of a state, all of which follows from the weights and starts: the counts are checked."""
         names = list(self.loaders)
-        found = require_fields(where, fields, ["start", "weights", "counts"])
+        found = require_fields(where, fields, {}, ["start", "weights", "counts"])
         start = require_count(where, found, "start", position, "the position")
         if start <= before[0].start if before else start:
             expected = f"behind {before[0].start:,}" if before else "0"
             raise StateError(f"{where}: state: expected start {expected}, found {start:,}")
         counts = before[0].counts_at(start) if before else (0,) * len(names)
-        require_same(where, found, {"counts": [*counts]}, {})
+        require_fields(where, found, {"counts": [*counts]}, ["start", "weights"])
         weights = found["weights"]
         try:
             if not isinstance(weights, list) or not all(type(weight) is float for weight in weights):

@@ -26,8 +26,8 @@ SHUFFLES: Final = ("global", "records", "block", "sequential")
 FEISTEL_ROUNDS: Final = 6
 #: Halves of 1 or 2 bits have so few round functions that permutations of 4 to 16 items come out visibly biased.
 MIN_HALF_BITS: Final = 3
-#: Halves of up to so many bits, and so up to 2**24 items, take their round functions from tables of 192 KiB at most.
-TABLE_BITS: Final = 12
+#: Halves of up to so many bits, and so up to 2**26 items, take their round functions from tables of 384 KiB at most.
+TABLE_BITS: Final = 13
 #: The "epoch" of the record shuffle at write time: a value that no training epoch has.
 WRITE_EPOCH: Final = 2**64 - 1
 

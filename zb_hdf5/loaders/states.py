@@ -26,16 +26,9 @@ MAX_COUNT: Final = 2**62
 SHOWN_CHARACTERS: Final = 120
 
 
-def require_dict(where: object, state: object) -> Mapping[str, Any]:
-    """Return `state`, or raise `StateError`, which begins with `where`, unless it is a dict."""
-    if not isinstance(state, Mapping):
-        raise StateError(f"{where}: state: expected a dict, as state_dict() gives, found {shown(state)}")
-    return state
-
-
 def require_kind(where: object, state: object, kind: str) -> Mapping[str, Any]:
     """Return `state`, or raise `StateError` if it is of another kind of loader or of an early build, or no dict."""
-    fields = require_dict(where, state)
+    fields = _mapping(where, state)
     found = fields.get("kind", kind)
     if found != kind:
         taker = KINDS.get(found) if isinstance(found, str) else None
@@ -49,27 +42,29 @@ def require_kind(where: object, state: object, kind: str) -> Mapping[str, Any]:
     return fields
 
 
-def require_fields(where: object, state: object, names: Collection[str]) -> Mapping[str, Any]:
-    """Return `state`, or raise `StateError` for the first field that is missing or unknown."""
-    fields = require_dict(where, state)
-    for name in names:
+def _mapping(where: object, state: object) -> Mapping[str, Any]:
+    if not isinstance(state, Mapping):
+        raise StateError(f"{where}: state: expected a dict, as state_dict() gives, found {shown(state)}")
+    return state
+
+
+def require_fields(
+    where: object, state: object, identity: Mapping[str, Any], names: Collection[str], remedies: Mapping[str, str] = {}
+) -> Mapping[str, Any]:
+    """Return a dict of `names` and the fields of `identity`, with the same values and types there, and of no others."""
+    fields = _mapping(where, state)
+    expected = [*identity, *names]
+    for name in expected:
         if name not in fields:
             raise StateError(f"{where}: state: expected a field {name!r}, found none")
     for name in fields:
-        if name not in names:
-            raise StateError(f"{where}: state: expected {', '.join(names)}, found a field {shown(name)} too")
-    return fields
-
-
-def require_same(
-    where: object, state: Mapping[str, Any], identity: Mapping[str, Any], remedies: Mapping[str, str]
-) -> None:
-    """Raise `StateError` for the first field of `identity` that is another one, or of another type, in `state`."""
-    for name, expected in identity.items():
-        found = state.get(name)
-        if type(found) is not type(expected) or found != expected:
+        if name not in expected:
+            raise StateError(f"{where}: state: expected {', '.join(expected)}, found a field {shown(name)} too")
+    for name, value in identity.items():
+        if type(fields[name]) is not type(value) or fields[name] != value:
             remedy = remedies.get(name, "")
-            raise StateError(f"{where}: state has {name} {shown(found)}, this loader {shown(expected)}{remedy}")
+            raise StateError(f"{where}: state has {name} {shown(fields[name])}, this loader {shown(value)}{remedy}")
+    return fields
 
 
 def require_state(
@@ -80,12 +75,9 @@ def require_state(
     remedies: Mapping[str, str],
     force: bool = False,
 ) -> Mapping[str, Any]:
-    """Return a state of the kind of `identity`, and of its other fields but for `force`, which has `names` too."""
+    """Return a state of the kind of `identity`; without `force` its fields are as `require_fields` wants them."""
     fields = require_kind(where, state, identity["kind"])
-    if not force:
-        require_fields(where, fields, [*identity, *names])
-        require_same(where, fields, identity, remedies)
-    return fields
+    return fields if force else require_fields(where, fields, identity, names, remedies)
 
 
 def require_count(where: object, state: Mapping[str, Any], name: str, stop: int = MAX_COUNT, what: str = "") -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import os
 import sys
 import warnings
@@ -149,10 +148,12 @@ class BatchDataset(Dataset[Step]):
         requests = self._requests
         if requests is None or requests.plan is not loader.plan:
             requests = self._requests = StepRequests(loader.plan)
-        step, count = operator.index(index), requests.count
-        if not -count <= step < count:
-            raise BatchIndexError(f"{loader.reader.path}: no step {step:,}: expected 0..{count - 1:,}")
-        found: Step = loader.read(requests[step if step >= 0 else step + count])
+        try:
+            request = requests[index]
+        except IndexError:
+            count = requests.count
+            raise BatchIndexError(f"{loader.reader.path}: no step {index:,}: expected 0..{count - 1:,}") from None
+        found: Step = loader.read(request)
         return found
 
     def __getitems__(self, indices: Sequence[int]) -> list[Step]:

@@ -73,7 +73,8 @@ class WholeBatches:
         self._dtype = np.dtype(np.int32 if narrow else np.int64)
         self._is_view = narrow and reader.dtype == np.uint32
         self._checks = reader.verified == "all reads" or not self._is_view or reader.in_front is not None
-        self._single_reads_left, self._is_ready, self._met = 0, False, dict[int, Met]()
+        self._is_ready, self._met = False, dict[int, Met]()
+        self._reads_left = self._looks_left = 0
         #: The first batch of each file, and the end of the last one.
         self._starts = [start // reader.meta.batch_tokens for start in reader.tokens.starts]
 
@@ -101,17 +102,23 @@ class WholeBatches:
 
     def read(self, number: int) -> torch.Tensor:
         """Return one batch, in any order of the numbers."""
-        if not self._single_reads_left % MET_READS:
-            self._met = {}
-        if not self._single_reads_left:
-            self._single_reads_left = SINGLE_READS
-            sample = np.linspace(0, self._reader.num_batches - 1, SINGLE_SAMPLE).astype(int).tolist()
-            self._is_ready = all(map(self._reader.is_cached, sample))
-        self._single_reads_left -= 1
+        if not self._reads_left:
+            self._look()
+        self._reads_left -= 1
         if not self._is_ready:
             return self._read(number)
-        file = bisect_right(self._starts, number, hi=len(self._starts) - 1) - 1
-        return self._read_at(number, file, number - self._starts[file], self._met)
+        starts = self._starts
+        file = bisect_right(starts, number) - 1
+        return self._read_at(number, file, number - starts[file], self._met)
+
+    def _look(self) -> None:
+        """Ask again for the sizes of files that single batches are read from, and sometimes for the page cache."""
+        self._met, self._reads_left = {}, MET_READS
+        if not self._looks_left:
+            self._looks_left = SINGLE_READS // MET_READS
+            sample = np.linspace(0, self._reader.num_batches - 1, SINGLE_SAMPLE).astype(int).tolist()
+            self._is_ready = all(map(self._reader.is_cached, sample))
+        self._looks_left -= 1
 
     def _read_at(self, number: int, file: int, index: int, met: dict[int, Met]) -> torch.Tensor:
         """Return a batch, which is one of those of a file; `met` keeps the files for the next ones."""
@@ -135,7 +142,8 @@ class WholeBatches:
         if plain is None or (self._is_view and not plain.file.maps):
             return None, None, None
         rows = plain.rows if self._checks else None
-        crc32 = None if rows is None else rows.__getitem__ if rows.view is None else rows.view.item
+        view = None if rows is None else rows.view
+        crc32 = None if rows is None else rows.__getitem__ if view is None else view.item
         if not plain.file.maps:
             return None, crc32, plain
         plain.file.require_whole()
@@ -152,10 +160,10 @@ class WholeBatches:
 
     def close(self) -> None:
         """Let go of the files of the last single batches."""
-        self._met, self._single_reads_left = {}, 0
+        self._met, self._reads_left, self._looks_left = {}, 0, 0
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_met": {}, "_single_reads_left": 0}
+        return {**self.__dict__, "_met": {}, "_reads_left": 0, "_looks_left": 0}
 
 
 class StepReader:
@@ -186,7 +194,9 @@ class StepReader:
         """Read one step on the CPU: a stored batch by its number, or any records by theirs."""
         whole = self._whole
         tokens = whole.read(request) if whole is not None and isinstance(request, int) else self._tokens(request)
-        return (tokens[:, :-1], tokens[:, 1:]) if self._splits else self._step(request, tokens)
+        if self._splits:
+            return tokens[:, :-1], tokens[:, 1:]
+        return tokens if self._extras is None else self._extras.step(request, tokens)
 
     def _read_by_position(self, request: Request) -> Any:
         return self._step(request, self._tokens(request))

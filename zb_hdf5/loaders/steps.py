@@ -160,20 +160,23 @@ class StepRequests:
     def __init__(self, plan: StepPlan) -> None:
         self.plan, self.count = plan, plan.steps_from(0)
         positions = self.count * (1 if plan.is_whole else plan.batch_size)
-        self._at_once = max(1, self.count) if positions <= TABLE_POSITIONS else STEPS_AT_ONCE
-        self._is_single = plan.is_whole and positions > TABLE_POSITIONS
-        self._block, self._requests = -1, list[Request]()
+        self._is_table = positions <= TABLE_POSITIONS
+        self._block, self._requests = -1, plan.requests_of_steps(np.arange(self.count if self._is_table else 0))
 
     def __getitem__(self, step: int) -> Request:
-        if self._is_single:
-            plan = self.plan
+        if self._is_table:
+            return self._requests[step]
+        if not -self.count <= step < self.count:
+            raise IndexError(step)
+        step, plan = step % self.count, self.plan
+        if plan.is_whole:
             start = step * plan.step + plan.rank * plan.batch_size
             return plan.order.index(start % plan.order.n) // plan.batch_size
-        block, within = divmod(step, self._at_once)
+        block, within = divmod(step, STEPS_AT_ONCE)
         if block != self._block:
-            first = block * self._at_once
-            steps = np.arange(first, min(first + self._at_once, self.count))
-            self._requests, self._block = self.plan.requests_of_steps(steps), block
+            first = block * STEPS_AT_ONCE
+            steps = np.arange(first, min(first + STEPS_AT_ONCE, self.count))
+            self._requests, self._block = plan.requests_of_steps(steps), block
         return self._requests[within]
 
 

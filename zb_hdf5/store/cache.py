@@ -154,10 +154,13 @@ def column_of(reader: BatchReader) -> CachedColumn:
 class CachedCrc32s:
     """The crc32 of each unit in a cache; -1 where it is absent."""
 
-    view = None
-
     def __init__(self, column: CachedColumn) -> None:
         self._column = column
+
+    @property
+    def view(self) -> npt.NDArray[np.int64] | None:
+        """Those of all units now, where they are few."""
+        return self._column.crc32s()
 
     def __getitem__(self, number: int) -> int:
         mark = self._column.mark(number)

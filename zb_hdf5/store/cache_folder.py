@@ -36,6 +36,8 @@ SOURCE: Final = "source"
 #: The upper half of a mark; the lower half is the crc32.
 MARK: Final = 0x7A626331
 MARK_BYTES: Final = 8
+#: Marks that are read together: a block of steps needs many of them.
+MARKS_AT_ONCE: Final = 1 << 14
 #: Bytes that a process writes before it measures the folder again: a share of what is left, and at most so many.
 GRANT_SHARE, GRANT_BYTES = 64, 64 << 20
 
@@ -112,6 +114,17 @@ class CachedColumn:
         except OSError:
             return 0
         return mark if mark >> 32 == MARK else 0
+
+    def crc32s(self) -> npt.NDArray[np.int64] | None:
+        """Return the crc32 of each unit, -1 where it is absent; None where so many marks take too long to read."""
+        if self._num_units > MARKS_AT_ONCE:
+            return None
+        size = self._num_units * MARK_BYTES
+        try:
+            marks = np.frombuffer(os.pread(self._marks_fd, size, 0).ljust(size, b"\0"), "<i8")
+        except OSError:
+            marks = np.zeros(self._num_units, np.int64)
+        return np.where(marks >> 32 == MARK, marks & U32_MAX, -1)
 
     def has(self, number: int) -> bool:
         """Return whether a unit has a mark."""

@@ -10,7 +10,8 @@ from typing import Final
 from zb_hdf5 import ConvertError
 from zb_hdf5.converters.source import Source
 from zb_hdf5.documents.document_table import check_documents
-from zb_hdf5.documents.pieces_file import PiecesWriter, pieces_path
+from zb_hdf5.documents.pieces import pieces_path
+from zb_hdf5.documents.pieces_file import PiecesWriter
 from zb_hdf5.documents.table_file import copy_table
 from zb_hdf5.errors import Remedy
 from zb_hdf5.formats.registry import FORMATS
@@ -30,14 +31,11 @@ def write_pieces(
     if not source.has_pieces:
         pieces_path(path).unlink(missing_ok=True)
         return None
-    writer = PiecesWriter(path)
-    try:
-        step = max(1, BLOCK_RECORDS // source.meta.batch_size)
+    step = max(1, BLOCK_RECORDS // source.meta.batch_size)
+    with PiecesWriter(path) as writer:
         for first in range(start, stop, step):
-            writer.append(source.read_pieces(first, min(first + step, stop)))
-        info = writer.publish(source.meta.seq_len, split, tokens_sha256)
-    finally:
-        writer.close()
+            writer.append_pieces(source.read_pieces(first, min(first + step, stop)))
+        info = writer.publish(seq_len=source.meta.seq_len, split=split, tokens_sha256=tokens_sha256)
     return PiecesInfo(info.num_bytes, info.sha256)
 
 

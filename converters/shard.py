@@ -21,7 +21,7 @@ from zb_hdf5.converters.journal import CheckTask, FileState
 from zb_hdf5.converters.source import MAX_TOKEN, Source
 from zb_hdf5.converters.task import Progress, no_progress, tokens_written
 from zb_hdf5.documents.document_writer import write_joined
-from zb_hdf5.documents.pieces_file import pieces_path
+from zb_hdf5.documents.pieces import pieces_path
 from zb_hdf5.errors import Remedy
 from zb_hdf5.files.digests import TokenDigest
 from zb_hdf5.files.paths import RemotePath

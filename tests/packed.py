@@ -115,8 +115,8 @@ def _write(path, cells, pieces, lengths, spans, fields, batch_size):
     flat = np.array([piece for found in pieces for piece in found], object).reshape(-1, 2)
     ends = ends_of(np.array([len(found) for found in pieces]))
     writer = PiecesWriter(path)
-    writer.append(Pieces(ends, flat[:, 0].astype("u4"), flat[:, 1].astype("u8"), len(cells[0])))
-    writer.publish(len(cells[0]), "train", sha256)
+    writer.append_pieces(Pieces(ends, flat[:, 0].astype("u4"), flat[:, 1].astype("u8"), len(cells[0])))
+    writer.publish(seq_len=len(cells[0]), split="train", tokens_sha256=sha256)
     table = DocumentsWriter(documents_path(path))
     for number, length in enumerate(lengths):
         rows = DocumentRows(

@@ -24,8 +24,7 @@ from zb_hdf5.converters.run import convert as run_conversion
 from zb_hdf5.converters.text_source import Recipe, TextSource
 from zb_hdf5.documents.document_table import DocumentRows, documents_path
 from zb_hdf5.documents.document_writer import DocumentsWriter
-from zb_hdf5.documents.pieces import padding
-from zb_hdf5.documents.pieces_file import pieces_path
+from zb_hdf5.documents.pieces import padding, pieces_path
 from zb_hdf5.spec import NO_DOCUMENT
 from zb_hdf5.text import corpus as documents
 from zb_hdf5.text.corpus import open_documents

@@ -16,8 +16,8 @@ def test_pieces_take_a_fiftieth_of_the_tokens(tmp_path):
     starts = np.union1d(np.arange(0, tokens, SEQ_LEN), np.arange(0, tokens, LENGTH))
     ends = starts.searchsorted(np.arange(0, tokens + 1, SEQ_LEN))
     writer = PiecesWriter(tmp_path / "x.h5")
-    writer.append(Pieces(ends, (starts % SEQ_LEN).astype(np.uint32), starts.astype(np.uint64), SEQ_LEN))
-    info = writer.publish(SEQ_LEN, "train", "")
+    writer.append_pieces(Pieces(ends, (starts % SEQ_LEN).astype(np.uint32), starts.astype(np.uint64), SEQ_LEN))
+    info = writer.publish(seq_len=SEQ_LEN, split="train", tokens_sha256="")
     assert info.path.stat().st_size == info.num_bytes
     assert info.num_bytes <= 0.02 * TOKEN_BYTES
 

@@ -29,8 +29,8 @@ from zb_hdf5.documents.document_table import (
     part_of,
 )
 from zb_hdf5.documents.document_writer import DocumentsWriter, encoded_spans, join_documents
-from zb_hdf5.documents.pieces import Pieces
-from zb_hdf5.documents.pieces_file import PiecesFile, PiecesWriter, pieces_path
+from zb_hdf5.documents.pieces import Pieces, pieces_path
+from zb_hdf5.documents.pieces_file import PiecesFile, PiecesWriter
 from zb_hdf5.documents.spans import decoder, encoder
 from zb_hdf5.documents.table_file import TableFile, TableWriter, copy_table
 from zb_hdf5.errors import ArgumentError, ConvertError, IncompleteError, UnavailableError
@@ -218,8 +218,8 @@ def test_a_full_disk_is_named_while_rows_wait(tmp_path, monkeypatch):
 def write_pieces(path, seq_len, rows, groups=3):
     writer = PiecesWriter(path)
     for start in range(0, len(rows), groups):
-        writer.append(as_pieces(seq_len, rows[start : start + groups]))
-    return writer.publish(seq_len, "train", "")
+        writer.append_pieces(as_pieces(seq_len, rows[start : start + groups]))
+    return writer.publish(seq_len=seq_len, split="train", tokens_sha256="")
 
 
 @given(pieces_of_records(), st.lists(st.integers(0, 10**6), max_size=12), st.booleans())
@@ -230,8 +230,8 @@ def test_pieces_of_any_records(tmp_path_factory, stored, wanted, mapped):
     records = np.array([number % len(rows) for number in wanted], np.int64)
     file = PiecesFile(path, len(rows), seq_len, sha256=info.sha256)
     if not mapped:  # as on a network file system
-        file._table._file._maps = False
-    found = file.read(records)
+        file._file._maps = False
+    found = file.read_pieces(records)
     expected = [rows[record] for record in records]
     assert found.ends.tolist() == np.cumsum([0, *map(len, expected)]).tolist()
     assert list(zip(found.columns.tolist(), found.offsets.tolist(), strict=True)) == [
@@ -278,7 +278,7 @@ def test_ends_that_do_not_ascend_are_damage(tmp_path):
     file = PiecesFile(tmp_path / "x.h5", 3, 8)
     for records in ([0, 1], [1], [2, 0], [2]):
         with pytest.raises(FormatError, match="damaged"):
-            file.read(np.array(records))
+            file.read_pieces(np.array(records))
     file.close()
     pieces_path(tmp_path / "x.h5").unlink()
     with pytest.raises(FormatError, match="is not there"):

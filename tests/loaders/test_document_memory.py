@@ -28,8 +28,8 @@ def write(path, num_batches):
     starts = np.arange(0, tokens.size, LENGTH)
     ends = np.arange(0, len(starts) + 1, SEQ_LEN // LENGTH)
     pieces = PiecesWriter(path)
-    pieces.append(Pieces(ends, (starts % SEQ_LEN).astype(np.uint32), starts.astype(np.uint64), SEQ_LEN))
-    pieces.publish(SEQ_LEN, "train", sha256)
+    pieces.append_pieces(Pieces(ends, (starts % SEQ_LEN).astype(np.uint32), starts.astype(np.uint64), SEQ_LEN))
+    pieces.publish(seq_len=SEQ_LEN, split="train", tokens_sha256=sha256)
     with DocumentsWriter(documents_path(path)) as writer:
         writer.append(np.full(len(starts), LENGTH))
         writer.publish(tokens_sha256=sha256)

@@ -75,8 +75,8 @@ def make(path, lengths, *, batch_size=3, seq_len=8):
         writer.write(tokens, {"number": values, "pair": np.stack([values % 7, values % 11], axis=-1)})
         sha256 = writer.sha256()
     beside = PiecesWriter(path)
-    beside.append(pieces_of(places, begins))
-    beside.publish(seq_len, "train", sha256)
+    beside.append_pieces(pieces_of(places, begins))
+    beside.publish(seq_len=seq_len, split="train", tokens_sha256=sha256)
     beside.close()
     documents = DocumentsWriter(documents_path(path), "json")
     for number, length in enumerate(lengths):

@@ -25,8 +25,8 @@ from zb_hdf5.converters import run as pipe
 from zb_hdf5.converters.store_source import StoreSource
 from zb_hdf5.documents.document_table import DocumentRows, documents_path
 from zb_hdf5.documents.document_writer import DocumentsWriter
-from zb_hdf5.documents.pieces import Pieces
-from zb_hdf5.documents.pieces_file import PiecesWriter, pieces_path
+from zb_hdf5.documents.pieces import Pieces, pieces_path
+from zb_hdf5.documents.pieces_file import PiecesWriter
 from zb_hdf5.errors import ChecksumError
 from zb_hdf5.spec import INDEX_NAME
 from zb_hdf5.store.opening import open_writer
@@ -45,8 +45,10 @@ def write_file(path, num_batches, first=0, split="train", documents=True):
         sha256 = writer.sha256()
     offsets = first + np.stack([np.arange(records) * S, np.arange(records) * S + 3], axis=1).reshape(-1)
     pieces = PiecesWriter(path)
-    pieces.append(Pieces(2 * np.arange(records + 1), np.tile([0, 3], records).astype("u4"), offsets.astype("u8"), S))
-    pieces.publish(S, split, sha256)
+    pieces.append_pieces(
+        Pieces(2 * np.arange(records + 1), np.tile([0, 3], records).astype("u4"), offsets.astype("u8"), S)
+    )
+    pieces.publish(seq_len=S, split=split, tokens_sha256=sha256)
     if documents:
         with DocumentsWriter(documents_path(path)) as table:
             table.append([5] * 4, DocumentRows(ids=[b"a", b"b", b"c", b"d"]))

@@ -10,7 +10,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.documents.document import Document, Documents
+from zb_hdf5.documents.document import Document
+from zb_hdf5.documents.document_table import DocumentTable
 from zb_hdf5.documents.pieces import Pieces, padding, ranges
 from zb_hdf5.errors import ArgumentError, BackendError, BatchIndexError, UnavailableError
 from zb_hdf5.formats.batch_reader import BatchReader
@@ -143,7 +144,7 @@ def _row(
     tokens: TokenArray,
     pieces: tuple[IndexArray, npt.NDArray[np.uint64]],
     fields: Mapping[str, npt.NDArray[Any]],
-    table: Documents | None,
+    table: DocumentTable | None,
     filler: int,
 ) -> Row:
     """Return a row of pieces: columns, and offsets in the document stream; those of no document become `filler`."""
@@ -184,7 +185,7 @@ def document_row(reader: BatchReader, number: int) -> Row:
     return _row(f"document {number:,}", reader.store.get_slice(start, stop), pieces, fields, table, UNKNOWN)
 
 
-def _gathered(reader: BatchReader, document: Document, table: Documents) -> Row:
+def _gathered(reader: BatchReader, document: Document, table: DocumentTable) -> Row:
     """Return a document, put together from the records that hold its pieces."""
     start, stop = np.uint64(document.offset), np.uint64(document.offset + document.length)
     offsets, held_by, firsts, lengths = find_pieces(reader, lambda found: (start <= found) & (found < stop))

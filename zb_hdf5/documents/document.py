@@ -1,11 +1,11 @@
-"""What is known of documents and of the spans in them, wherever it is stored."""
+"""The facts of a document, and the spans in it, wherever they are stored."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from zb_hdf5.errors import ConvertError
 
@@ -13,16 +13,14 @@ if TYPE_CHECKING:  # the command line names kinds of text files without numpy
     import numpy as np
     import numpy.typing as npt
 
-    from zb_hdf5.documents.pieces import Pieces
-
 
 class Document(NamedTuple):
-    """What is known of one document.
+    """The facts of one document.
 
     Attributes
     ----------
     number
-        Of the document in the store, from 0.
+        Its number in the store, from 0.
     offset, length
         Its first token in the document stream, and its tokens, the boundary token included.
     source, row
@@ -50,62 +48,8 @@ class Spans(NamedTuple):
     values: list[Any]
 
 
-class Documents(Protocol):
-    """The documents of a document stream. Thread-safe."""
-
-    def __len__(self) -> int:
-        """Return how many there are."""
-
-    @property
-    def token_count(self) -> int:
-        """Tokens of the document stream."""
-
-    def number_of(self, offsets: npt.ArrayLike) -> npt.NDArray[np.int64]:
-        """Return the numbers of the documents of tokens; -1 for padding."""
-
-    def document(self, number: int) -> Document:
-        """Return what is known of one document."""
-
-    def spans(self, start: int, stop: int, codec: Any = None) -> Spans:
-        """Return the spans that have a token in a stretch of the document stream."""
-
-    def spans_of(self, starts: npt.NDArray[np.uint64], stops: npt.NDArray[np.uint64], codec: Any = None) -> Spans:
-        """Return the spans that have a token in some stretches, which ascend and lie apart."""
-
-
-class RecordDocuments(Protocol):
-    """What is stored of the documents in the records of a reader. Thread-safe, picklable.
-
-    Attributes
-    ----------
-    has_pieces
-        Whether the pieces of every record are there.
-    """
-
-    @property
-    def has_pieces(self) -> bool: ...
-
-    def read_pieces(self, records: npt.NDArray[np.int64]) -> Pieces:
-        """Return the pieces of records that exist."""
-
-    def read_run(self, start: int, stop: int) -> Pieces:
-        """Return the pieces of consecutive records that exist."""
-
-    def documents(self) -> Documents | None:
-        """Return the table of the documents, where there is one."""
-
-    def close(self) -> None:
-        """Close the files."""
-
-
 def id_bytes(value: object, where: str) -> bytes:
-    """Return an id as it is stored.
-
-    Raises
-    ------
-    ConvertError
-        If it is no text and no whole number.
-    """
+    """Return an id as it is stored; `ConvertError` if it is no text and no whole number."""
     if isinstance(value, bool) or not isinstance(value, (str, Integral)) or value == "":
         raise ConvertError(f"{where}: expected an id, a text or a whole number, found {value!r}")
     try:
@@ -115,13 +59,7 @@ def id_bytes(value: object, where: str) -> bytes:
 
 
 def metadata_bytes(value: Mapping[str, Any], where: str) -> bytes:
-    """Return metadata as they are stored: the text of a JSON object. What JSON does not know becomes its text.
-
-    Raises
-    ------
-    ConvertError
-        If they cannot be a JSON object.
-    """
+    """Return the text of a JSON object, in which other values are texts; `ConvertError` if it cannot be one."""
     try:
         return json.dumps(dict(value), separators=(",", ":"), default=str).encode("ascii")
     except (TypeError, ValueError, RecursionError) as error:

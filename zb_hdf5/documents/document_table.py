@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.documents.document import Document, Spans
-from zb_hdf5.documents.pieces import ranges
-from zb_hdf5.documents.spans import Decode, DecodeAll, decoder, first_refused
+from zb_hdf5.documents.pieces import Pieces, ranges
+from zb_hdf5.documents.spans import Decode, DecodeAll, WantedSpans, decoder, first_refused
 from zb_hdf5.errors import BatchIndexError, FormatError, IncompleteError
 from zb_hdf5.files.open_files import OpenFiles
 from zb_hdf5.files.paths import RemotePath, any_path
@@ -233,12 +233,12 @@ class DocumentFile:
             return np.full(stop - start, NO_SOURCE, np.uint32)
         return self._table.read("source", start, stop)
 
-    def spans(self, starts: Offsets, stops: Offsets, codec: Decode | None) -> Spans:
+    def spans(self, starts: Offsets, stops: Offsets, codec: WantedSpans | None) -> Spans:
         """Return the spans that have a token in some ranges, which ascend and lie apart: three reads for each range."""
         begins, ends, texts = self.encoded_spans(starts, stops)
         if not texts:
             return Spans(begins, ends, [])
-        decode = self._decode if codec is None else decoder(self.spans_codec, codec, str(self.path))
+        decode = decoder(self.spans_codec, codec, str(self.path)) if callable(codec) else self._decode
         try:
             return Spans(begins, ends, decode(texts))
         except Exception as error:  # whatever a decoder of the user raises
@@ -320,6 +320,25 @@ def check_documents(path: Path, part: DocumentPart | None = None) -> None:
         file.check()
     finally:
         file.close()
+
+
+class RecordDocuments(Protocol):
+    """The documents of the records of a reader; `has_pieces`: of every record. Thread-safe, picklable."""
+
+    @property
+    def has_pieces(self) -> bool: ...
+
+    def read_pieces(self, records: npt.NDArray[np.int64]) -> Pieces:
+        """Return the pieces of records that exist."""
+
+    def read_run(self, start: int, stop: int) -> Pieces:
+        """Return the pieces of consecutive records that exist."""
+
+    def documents(self) -> DocumentTable | None:
+        """Return the table of the documents, where there is one."""
+
+    def close(self) -> None:
+        """Close the files."""
 
 
 class DocumentTable:
@@ -466,7 +485,7 @@ class DocumentTable:
             return joined_spans([])
         return self.spans_of(np.array([start], np.uint64), np.array([stop], np.uint64), codec)
 
-    def spans_of(self, starts: Offsets, stops: Offsets, codec: Decode | None = None) -> Spans:
+    def spans_of(self, starts: Offsets, stops: Offsets, codec: WantedSpans | None = None) -> Spans:
         """Return the spans that have a token in some ranges, as `spans` does: each once, and in order.
 
         Parameters

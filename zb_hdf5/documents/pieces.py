@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError
-from zb_hdf5.spec import NO_DOCUMENT
+from zb_hdf5.spec import NO_DOCUMENT, PIECES_SUFFIX
 
 
 @dataclass(eq=False)
@@ -117,6 +118,11 @@ class Pieces:
         return Pieces(ends, self.columns[kept], self.offsets[kept], min(seq_len, self.seq_len))
 
 
+def pieces_path(path: Path) -> Path:
+    """Return the path of the table of the pieces of a file of batches."""
+    return path.with_name(path.name + PIECES_SUFFIX)
+
+
 @lru_cache(maxsize=16)
 def _row_starts(num_records: int, seq_len: int) -> npt.NDArray[np.int64]:
     """Return the place of the first token of each record, the same for each batch. Not to be changed."""
@@ -130,13 +136,7 @@ def padding(num_records: int, seq_len: int) -> Pieces:
 
 
 def concatenate(parts: Sequence[Pieces]) -> Pieces:
-    """Return the pieces of the records of all `parts`, at least one, in their order.
-
-    Raises
-    ------
-    ArgumentError
-        If their records are of several lengths.
-    """
+    """Return the pieces of the records of all `parts`, at least one, in their order: records of one length."""
     lengths = sorted({part.seq_len for part in parts})
     if len(lengths) != 1:
         raise ArgumentError(f"expected pieces of records of one length, found lengths {lengths}")

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.documents.document import Documents, Spans
+from zb_hdf5.documents.document import Spans
 from zb_hdf5.documents.pieces import Pieces, ranges
 from zb_hdf5.errors import ArgumentError, BackendError
 
@@ -20,7 +19,7 @@ EncodeAll: TypeAlias = Callable[[Sequence[Any]], list[bytes]]
 DecodeAll: TypeAlias = Callable[[Sequence[bytes]], list[Any]]
 #: `(starts, stops)` -> the spans that have a token in some ranges of the document stream.
 ReadSpans: TypeAlias = Callable[[npt.NDArray[np.uint64], npt.NDArray[np.uint64]], Spans]
-#: Whether a loader yields spans; a function also decodes their values.
+#: Whether spans are wanted; a function also decodes their values, which else are JSON.
 WantedSpans: TypeAlias = bool | Decode
 #: The stored name of the caller's own functions.
 CUSTOM: Final = "custom"
@@ -33,18 +32,7 @@ _BETWEEN_TEXT: Final = b',"\\u001e",'
 
 
 def encoder(codec: str | Encode) -> tuple[str, EncodeAll]:
-    """Return the stored name of an encoding, and the function that encodes any number of values.
-
-    Parameters
-    ----------
-    codec
-        "json", or a function that returns bytes ("custom": the values are bytes).
-
-    Raises
-    ------
-    ArgumentError
-        If it is neither.
-    """
+    """Return the stored name of an encoding, "json" or "custom", and the function that encodes any number of values."""
     if callable(codec):
         return CUSTOM, lambda values: list(map(codec, values))
     if codec not in (JSON, CUSTOM):
@@ -52,26 +40,11 @@ def encoder(codec: str | Encode) -> tuple[str, EncodeAll]:
     return codec, _json_texts if codec == JSON else list
 
 
-def decoder(stored: str, codec: Decode | None, where: str) -> DecodeAll:
-    """Return the function that decodes any number of values.
-
-    Parameters
-    ----------
-    stored
-        The stored name of their encoding.
-    codec
-        A function of bytes; None: by the stored name.
-    where
-        The path, for messages.
-
-    Raises
-    ------
-    BackendError
-        If the values were encoded by a function, and none is given; or in a way that this build does not have.
-    """
+def decoder(stored: str, codec: WantedSpans | None, where: str) -> DecodeAll:
+    """Return the function that decodes any number of values: by `codec`; None: by the stored name of their encoding."""
     if callable(codec):
         return lambda values: list(map(codec, values))
-    if codec is not None:
+    if codec is not None and codec is not True:
         raise ArgumentError(f"{where}: expected a function that decodes the values of spans, found {codec!r}")
     if stored != JSON:
         raise BackendError(
@@ -111,27 +84,8 @@ def _json_values(texts: Sequence[bytes]) -> list[Any]:
 # --- labels of tokens ---------------------------------------------------------------------------------------------
 
 
-def reading(table: Documents, wanted: WantedSpans) -> ReadSpans:
-    """Return the function that reads the spans of a table, and decodes their values as a loader is asked to."""
-    return table.spans_of if isinstance(wanted, bool) else partial(table.spans_of, codec=wanted)
-
-
 def spans_of_pieces(pieces: Pieces, read: ReadSpans) -> tuple[list[Any], npt.NDArray[np.int32]]:
-    """Return the values of the spans that have a token in some records, and the span of each token.
-
-    Parameters
-    ----------
-    pieces
-        Of R records of S tokens.
-    read
-        Called once, with ranges that ascend and lie apart: pieces that follow each other in the stream are one.
-
-    Returns
-    -------
-    (values, index)
-        The values in the order of the document stream, each span once; and int32, shape (R, S): the place in `values`
-        of the span of each token, -1 for a token without one.
-    """
+    """Return the values of the spans in some records, each once, and for each token its index in them or -1."""
     real = ~pieces.is_padding
     offsets, starts, lengths = pieces.offsets[real].view(np.int64), pieces.starts[real], pieces.lengths[real]
     found = read(*_joined_ranges(offsets, lengths))

@@ -25,7 +25,7 @@ from zb_hdf5.token_values import signed
 if TYPE_CHECKING:
     import torch
 
-    from zb_hdf5.documents.document import Documents, RecordDocuments
+    from zb_hdf5.documents.document_table import DocumentTable, RecordDocuments
     from zb_hdf5.documents.pieces import Pieces
 
 ACCESSES: Final = ("auto", "mmap", "pread", "h5py")
@@ -464,7 +464,7 @@ class BatchReader:
         self._checks = verify
 
     @property
-    def documents(self) -> Documents | None:
+    def documents(self) -> DocumentTable | None:
         """The documents behind the records, by the offsets of tokens; None where none are stored."""
         return None if self.record_documents is None else self.record_documents.documents()
 

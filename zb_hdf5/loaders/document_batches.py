@@ -8,6 +8,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain, islice, repeat
 from math import prod
 from typing import Any, Final, NamedTuple
@@ -17,7 +18,7 @@ import numpy.typing as npt
 
 from zb_hdf5.documents.pieces import Pieces, ends_of
 from zb_hdf5.documents.segments import PADDING_ID, cu_seqlens, ignore, max_seqlen, position_ids, targets
-from zb_hdf5.documents.spans import WantedSpans, reading, spans_of_pieces
+from zb_hdf5.documents.spans import WantedSpans, spans_of_pieces
 from zb_hdf5.errors import ArgumentError
 from zb_hdf5.loaders.extras import as_tensor
 from zb_hdf5.loaders.order import GlobalOrder, IndexArray, Order
@@ -242,7 +243,9 @@ class DocumentBatches:
         values |= {name: read[name] for name in self.fields}
         others: dict[str, Any] = {}
         if self.spans:
-            others["spans"], values["span_index"] = spans_of_pieces(pieces, reading(self.store.documents, self.spans))
+            others["spans"], values["span_index"] = spans_of_pieces(
+                pieces, partial(self.store.documents.spans_of, codec=self.spans)
+            )
         if packed:
             values["position_ids"] = position_ids(pieces)
             values = {name: rows[0] for name, rows in values.items()} | {"cu_seqlens": cu_seqlens(pieces)}

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from zb_hdf5.documents import segments as views
 from zb_hdf5.documents.pieces import Pieces
-from zb_hdf5.documents.spans import WantedSpans, reading, spans_of_pieces
+from zb_hdf5.documents.spans import WantedSpans, spans_of_pieces
 from zb_hdf5.errors import ArgumentError
 from zb_hdf5.formats.batch_reader import BatchReader, from_numpy, require_choice
 from zb_hdf5.loaders.steps import Request
@@ -101,7 +101,7 @@ class Extras:
         if DOCUMENTS in self._documents:
             step[DOCUMENTS] = as_tensor(self._table.number_of(pieces.offsets))
         if self._spans:
-            step["spans"], index = spans_of_pieces(pieces, reading(self._table, self._spans))
+            step["spans"], index = spans_of_pieces(pieces, partial(self._table.spans_of, codec=self._spans))
             step["span_index"] = from_numpy()(index)
         return step
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from zb_hdf5.documents.document_table import documents_path
-from zb_hdf5.documents.pieces_file import pieces_path
+from zb_hdf5.documents.pieces import pieces_path
 from zb_hdf5.errors import ArgumentError, BackendError, ExistsError, FormatError, IncompleteError, Remedy, ZbError
 from zb_hdf5.files.paths import local_path
 from zb_hdf5.files.publishing import (

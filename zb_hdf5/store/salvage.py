@@ -18,7 +18,8 @@ import numpy.typing as npt
 
 from zb_hdf5.documents.document_table import DocumentFile, documents_path
 from zb_hdf5.documents.document_writer import write_joined
-from zb_hdf5.documents.pieces_file import PiecesFile, PiecesWriter, pieces_path
+from zb_hdf5.documents.pieces import pieces_path
+from zb_hdf5.documents.pieces_file import PiecesFile, PiecesWriter
 from zb_hdf5.errors import ArgumentError, ChecksumError, ConvertError, FormatError, IncompleteError, ZbError
 from zb_hdf5.files.digests import crc32_of
 from zb_hdf5.files.sizes import counted
@@ -144,8 +145,8 @@ class Salvage:
         try:
             stored.check()
             for first, stop in self._groups():
-                writer.append(stored.read(np.arange(first * size, stop * size)))
-            writer.publish(reader.seq_len, stored.split, tokens_sha256)
+                writer.append_pieces(stored.read_run(first * size, stop * size))
+            writer.publish(seq_len=reader.seq_len, split=stored.split, tokens_sha256=tokens_sha256)
         except ZbError as error:
             error.add_note(f"Restore it, or remove it to repair {reader.path} without its pieces.")
             raise

@@ -5,34 +5,35 @@ from __future__ import annotations
 from bisect import bisect_right
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.documents.document_table import DocumentTable
-from zb_hdf5.documents.pieces import Pieces, concatenate
-from zb_hdf5.documents.pieces_file import PiecesFile, pieces_path
+from zb_hdf5.documents.pieces import Pieces, concatenate, ends_of, pieces_path
 from zb_hdf5.files.open_files import OpenFiles, finding
 from zb_hdf5.files.paths import RemotePath
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.store.index import ShardIndex
 
+if TYPE_CHECKING:  # h5py, which a store without documents does not need
+    from zb_hdf5.documents.pieces_file import PiecesFile
+
 
 class StoreDocuments:
-    """What a store has of documents. See `RecordDocuments`; a file is opened when it is first needed.
-
-    Offsets and numbers count over the splits of the index, one after the other: an index of one split counts as its
-    files do.
-    """
+    """The documents of the records of a store (see `RecordDocuments`), over its splits one after the other."""
 
     def __init__(self, folder: Path, index: ShardIndex, verify: str) -> None:
-        self._folder, self._index, self._verify = folder, index, verify
-        records = index.table.values["num_batches"] * index.meta.batch_size
-        self._starts = np.concatenate([[0], np.cumsum(records)])
-        self._edges: list[int] = self._starts.tolist()
+        self._index = index
         self._parts, bases = index.document_parts()
-        self._bases = [bases.get(split, 0) for split in index.table.values["split"]]
+        counts = index.table.values["num_batches"] * index.meta.batch_size
+        self._set(folder, verify, counts, [bases.get(split, 0) for split in index.table.values["split"]])
+
+    def _set(self, folder: Path, verify: str, counts: npt.ArrayLike, bases: list[int]) -> None:
+        """Take over the records of each file, and the first token of its split in all splits."""
+        self._folder, self._verify, self._starts, self._bases = folder, verify, ends_of(np.asarray(counts)), bases
+        self._edges: list[int] = self._starts.tolist()
         self._reset()
 
     def _reset(self) -> None:
@@ -46,43 +47,46 @@ class StoreDocuments:
 
     def read_pieces(self, records: npt.NDArray[np.int64]) -> Pieces:
         shards = self._starts.searchsorted(records, side="right") - 1
-        found = np.unique(shards)
+        found = np.unique(shards).tolist() or [0]
         if len(found) == 1:
-            return self._read_shard(int(found[0]), records)
+            return self._read_shard(found[0], records)
         order = shards.argsort(kind="stable")
-        groups = np.split(order, np.flatnonzero(np.diff(shards[order])) + 1) if len(order) else []
-        parts = [self._read_shard(int(shards[group[0]]), records[group]) for group in groups]
-        if not parts:
-            return self._read_shard(0, records)
-        places = np.empty_like(order)
-        places[order] = np.arange(len(order))
-        return concatenate(parts).take(places)
+        groups = np.split(order, np.flatnonzero(np.diff(shards[order])) + 1)
+        parts = [self._read_shard(shard, records[group]) for shard, group in zip(found, groups, strict=True)]
+        return concatenate(parts).take(order.argsort())
+
+    def _read_shard(self, shard: int, records: npt.NDArray[np.int64]) -> Pieces:
+        return self._moved(shard, self._file(shard).read_pieces(records - self._starts[shard]))
 
     def read_run(self, start: int, stop: int) -> Pieces:
         shard = bisect_right(self._edges, start) - 1
-        file = self._files.known.get(shard)
-        if file is None or stop > self._edges[shard + 1]:
+        if stop > self._edges[shard + 1]:
             return self.read_pieces(np.arange(start, stop))
-        first, base = self._edges[shard], self._bases[shard]
-        pieces = file.read_run(start - first, stop - first)
-        return pieces.moved(base) if base else pieces
+        first = self._edges[shard]
+        return self._moved(shard, self._file(shard).read_run(start - first, stop - first))
 
-    def _read_shard(self, shard: int, records: npt.NDArray[np.int64]) -> Pieces:
-        file = self._files.known.get(shard) or self._files.open(shard, self._open)
-        pieces = file.read(records - self._starts[shard])
+    def _moved(self, shard: int, pieces: Pieces) -> Pieces:
         return pieces.moved(self._bases[shard]) if self._bases[shard] else pieces
 
+    def _file(self, shard: int) -> PiecesFile:
+        return self._files.known.get(shard) or self._files.open(shard, self._open)
+
     def _open(self, shard: int) -> PiecesFile:
-        entry = self._index.shards[shard]
-        num_records = entry.num_batches * self._index.meta.batch_size
+        from zb_hdf5.documents.pieces_file import PiecesFile
+
+        entry, meta = self._index.shards[shard], self._index.meta
         sha256 = entry.pieces.sha256 if entry.pieces else ""
-        seq_len, path = self._index.meta.seq_len, self._folder / entry.path
-        return PiecesFile(path, num_records, seq_len, sha256=sha256, verify=self._verify)
+        num_records = entry.num_batches * meta.batch_size
+        return PiecesFile(self._folder / entry.path, num_records, meta.seq_len, sha256=sha256, verify=self._verify)
 
     def documents(self) -> DocumentTable | None:
-        if self._table is None and self._parts:
-            self._table = DocumentTable(self._folder, self._parts, self._verify)
+        if self._table is None:
+            with finding(self):
+                self._table = self._table or self._open_table()
         return self._table
+
+    def _open_table(self) -> DocumentTable | None:
+        return DocumentTable(self._folder, self._parts, self._verify) if self._parts else None
 
     def close(self) -> None:
         for file in self._files.files().values():
@@ -99,46 +103,28 @@ class StoreDocuments:
         self._reset()
 
 
-class LoneDocuments:
-    """The pieces and the documents of a lone file of batches. See `RecordDocuments`."""
+class LoneDocuments(StoreDocuments):
+    """The same of the one file of batches that a reader has."""
 
-    def __init__(self, path: Path, num_records: int, seq_len: int, tokens_sha256: str | None, verify: str) -> None:
-        self._path, self._facts, self._sha256, self._verify = path, (num_records, seq_len), tokens_sha256, verify
-        self._pieces: PiecesFile | None = None
-        self._documents: DocumentTable | None = None
+    def __init__(self, reader: BatchReader, verify: str) -> None:
+        self._path, self._seq_len, self._sha256 = reader.path, reader.seq_len, reader.sha256
+        self._set(reader.path, verify, [reader.num_records], [0])
 
     @cached_property
     def has_pieces(self) -> bool:
         return pieces_path(self._path).exists()
 
-    def read_pieces(self, records: npt.NDArray[np.int64]) -> Pieces:
-        return (self._pieces or self._open_pieces()).read(records)
+    def _open(self, shard: int) -> PiecesFile:
+        from zb_hdf5.documents.pieces_file import PiecesFile
 
-    def read_run(self, start: int, stop: int) -> Pieces:
-        return (self._pieces or self._open_pieces()).read_run(start, stop)
+        return PiecesFile(self._path, self._edges[-1], self._seq_len, tokens_sha256=self._sha256, verify=self._verify)
 
-    def _open_pieces(self) -> PiecesFile:
-        with finding(self):
-            if self._pieces is None:
-                self._pieces = PiecesFile(self._path, *self._facts, tokens_sha256=self._sha256, verify=self._verify)
-            return self._pieces
-
-    def documents(self) -> DocumentTable | None:
-        if self._documents is None:
-            with finding(self):
-                if self._documents is None:
-                    self._documents = DocumentTable.of_file(self._path, self._sha256, self._verify)
-        return self._documents
-
-    def close(self) -> None:
-        for file in (self._pieces, self._documents):
-            if file is not None:
-                file.close()
-        self._pieces = self._documents = None
+    def _open_table(self) -> DocumentTable | None:
+        return DocumentTable.of_file(self._path, self._sha256, self._verify)
 
 
 def attach_documents(reader: BatchReader, verify: str) -> BatchReader:
     """Give the reader of a lone file of batches its documents, where it may have some; return it."""
     if reader.complete:
-        reader.record_documents = LoneDocuments(reader.path, reader.num_records, reader.seq_len, reader.sha256, verify)
+        reader.record_documents = LoneDocuments(reader, verify)
     return reader

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from zb_hdf5.documents.document_table import DocumentPart, DocumentTable, part_of
-from zb_hdf5.documents.pieces_file import PiecesFile, pieces_path
+from zb_hdf5.documents.pieces import pieces_path
+from zb_hdf5.documents.pieces_file import PiecesFile
 from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError, Remedy
 from zb_hdf5.files.digests import crc32_of
 from zb_hdf5.files.paths import local_path

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from zb_hdf5.documents.document_table import DocumentPart, DocumentTable, check_documents
-from zb_hdf5.documents.pieces_file import PiecesFile, pieces_path
+from zb_hdf5.documents.pieces import pieces_path
+from zb_hdf5.documents.pieces_file import PiecesFile
 from zb_hdf5.errors import FormatError, IncompleteError, ZbError
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.formats.hdf5.document_offsets import table_sha256

@@ -106,7 +106,7 @@ class StoreSource(Source):
         if not isinstance(self._reader, ShardedReader) and not dataset and documents_path(path).exists():
             self.document_files, self.document_parts = [documents_path(path)], (part_of(documents_path(path)),)
         self.document_parts = tuple(
-            part.changed(path=documents_name(number)) for number, part in enumerate(self.document_parts)
+            part._replace(path=documents_name(number)) for number, part in enumerate(self.document_parts)
         )
         self.has_pieces = self._reader.has_pieces
 

@@ -275,7 +275,7 @@ def require_unique_ids(paths: Sequence[Path]) -> None:
     parts, first = [], 0
     for path in paths:
         part = part_of(path)
-        parts.append(part.changed(path=str(path), first_document=first))
+        parts.append(part._replace(path=str(path), first_document=first))
         first += part.document_count
     table = DocumentTable("", parts)
     try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from functools import cached_property
 from itertools import chain, pairwise
 from pathlib import Path
@@ -19,7 +20,7 @@ import numpy.typing as npt
 
 from zb_hdf5.documents.document import Document, Spans
 from zb_hdf5.documents.pieces import Pieces, ranges
-from zb_hdf5.documents.spans import Decode, DecodeAll, WantedSpans, decoder, first_refused
+from zb_hdf5.documents.spans import Decode, WantedSpans, decoder, first_refused
 from zb_hdf5.errors import BatchIndexError, FormatError, IncompleteError
 from zb_hdf5.files.open_files import OpenFiles
 from zb_hdf5.files.paths import RemotePath, any_path
@@ -34,7 +35,7 @@ from zb_hdf5.spec import (
 )
 
 if TYPE_CHECKING:  # h5py, which a store without documents does not need
-    from zb_hdf5.documents.table_file import Side, TableFile
+    from zb_hdf5.documents.table_file import Table
 
 Offsets: TypeAlias = npt.NDArray[np.uint64]
 #: The source of a document of which none is known.
@@ -54,16 +55,9 @@ def documents_name(number: int) -> str:
 
 
 class DocumentPart(NamedTuple):
-    """One document table among those of a store.
+    """One document table of a store, and its range of the document stream of its split.
 
-    Attributes
-    ----------
-    path
-        Relative to the folder.
-    num_bytes, sha256
-        Size of the file and digest of its table. No digest: `path` is a stream, which has the offsets only.
-    first_token, token_count, first_document, document_count
-        The range of the document stream of its split.
+    `path` is relative to the folder. Without a `sha256` it is a stream, which has the offsets only.
     """
 
     path: str
@@ -74,10 +68,6 @@ class DocumentPart(NamedTuple):
     token_count: int = 0
     first_document: int = 0
     document_count: int = 0
-
-    def changed(self, **facts: Any) -> DocumentPart:
-        """Return the same part but for some facts."""
-        return self._replace(**facts)
 
 
 class DocumentRows(NamedTuple):
@@ -109,83 +99,48 @@ def joined_spans(parts: Sequence[Spans]) -> Spans:
     return Spans(np.concatenate(starts), np.concatenate(stops), list(chain.from_iterable(values)))
 
 
-class OffsetRows(Protocol):
-    """The column `offsets` of documents: of a `TableFile`, or of a stream that has no table."""
-
-    def num_rows(self, name: str) -> int: ...
-    def read(self, name: str, start: int, stop: int) -> npt.NDArray[Any]: ...
-    def search(self, name: str, values: Offsets, side: Side) -> npt.NDArray[np.int64]: ...
-    def close(self) -> None: ...
-
-
 #: Opens the offsets of a part that has no table, by its number.
-OpenOffsets: TypeAlias = Callable[[int], OffsetRows]
+OpenOffsets: TypeAlias = "Callable[[int], Table]"
 
 
 class DocumentFile:
-    """One document table, or the offsets of the documents of a stream. Offsets and numbers are its own.
+    """One document table, which a part of an index may describe. Offsets and numbers are its own.
 
-    Parameters
-    ----------
-    part
-        The part of an index that describes it; None: it is looked at alone.
-    verify
-        As for `TableFile`.
-    edges
-        The offsets of a stream that has no table.
+    Of a stream without one, `offsets` are its table: they have no other columns.
     """
 
     def __init__(
-        self, path: Path, part: DocumentPart | None = None, verify: str = "auto", edges: OffsetRows | None = None
+        self, path: Path, part: DocumentPart | None = None, verify: str = "auto", offsets: Table | None = None
     ) -> None:
         self.path = path
-        self._table = None if edges else _open_table(path, part.sha256 if part else "", verify)
-        self._edges: OffsetRows = edges or self._table  # type: ignore[assignment]
-        self.count = self._edges.num_rows("offsets") - 1
+        self._table = offsets or _open_table(path, part.sha256 if part else "", verify)
+        self.count = self._table.num_rows("offsets") - 1
         if self.count < 0 or (part and self.count != part.document_count):
             self.close()
             expected = part.document_count if part else 0
             raise FormatError(f"{path}: expected {expected:,} documents, found {self.count:,}; restore it")
-        known: dict[str, Any] = self._table.attributes if self._table else {}
+        known = self._table.attributes
         self.tokens_sha256, self.spans_codec = str(known.get("tokens_sha256", "")), str(known.get("spans_codec", ""))
-        self.split = str(known.get("split", DEFAULT_SPLIT))
-
-    def _has(self, name: str) -> bool:
-        return self._table is not None and name in self._table
-
-    @property
-    def has_spans(self) -> bool:
-        """Whether a document has one."""
-        return self._has("span_starts")
+        self.split, self.has_spans = str(known.get("split", DEFAULT_SPLIT)), "span_starts" in self._table
 
     @property
     def offsets(self) -> Offsets:
         """The start of each document and the end of the last one."""
-        return self._edges.read("offsets", 0, self.count + 1)
+        return self._table.read("offsets", 0, self.count + 1)
 
     def part(self) -> DocumentPart:
         """Return the description of this file alone, for an index."""
-        if self._table is None:
-            return DocumentPart(self.path.name, 0, "")
-        size, sha256 = self._table.num_bytes, self._table.sha256
-        return DocumentPart(self.path.name, size, sha256, self.split, 0, self._end, 0, self.count)
+        table = self._table
+        return DocumentPart(self.path.name, table.num_bytes, table.sha256, self.split, 0, self._end, 0, self.count)
 
     def number_of(self, offsets: Offsets) -> npt.NDArray[np.int64]:
         """Return the numbers of the documents of tokens; -1 behind the last whole one."""
-        numbers = self._edges.search("offsets", offsets, "right") - 1
+        numbers = self._table.search("offsets", offsets, "right") - 1
         return np.where(numbers < self.count, numbers, -1)
 
     def document(self, number: int) -> Document:
-        """Return the facts of one document.
-
-        Raises
-        ------
-        FormatError
-            If its offsets, its id or its metadata are damaged.
-        """
-        start, stop = self._edges.read("offsets", number, number + 2).tolist()
-        if self._table is None:
-            return Document(number, start, stop - start, None, None, None, {})
+        """Return the facts of one document; `FormatError` if they are damaged."""
+        start, stop = self._table.read("offsets", number, number + 2).tolist()
         if start > stop:
             raise self._table.damaged(f"document {number:,}: expected offsets that ascend, found {start:,}, {stop:,}")
         rows = self.rows(number, number + 1, spans=False)
@@ -205,16 +160,14 @@ class DocumentFile:
         )  # fmt: skip
 
     def rows(self, start: int, stop: int, *, spans: bool = True) -> DocumentRows:
-        """Return the facts of some documents; without `sources` names."""
+        """Return the facts of some documents; without `spans` no names of sources either."""
         table = self._table
-        if table is None:
-            return DocumentRows()
         source, row = (table.read(name, start, stop) if name in table else None for name in ("source", "row"))
         ids, metadata = (
             table.read_texts(name, start, stop) if f"{name}_ends" in table else None for name in TEXT_COLUMNS
         )
         found = None
-        if spans:
+        if spans and self.has_spans:
             first, end = table.read("offsets", start, stop + 1)[[0, -1]]
             found = self.encoded_spans(np.array([first]), np.array([end]))
             found = found._replace(starts=found.starts - first, stops=found.stops - first)
@@ -223,13 +176,13 @@ class DocumentFile:
     @cached_property
     def sources(self) -> list[str]:
         """Names of the source files."""
-        count = self._table.num_rows("sources_ends") if self._table else 0
-        names = self._table.read_texts("sources", 0, count) if self._table and count else []
+        count = self._table.num_rows("sources_ends")
+        names = self._table.read_texts("sources", 0, count) if count else []
         return [name.decode("utf-8", "surrogateescape") for name in names]
 
     def sources_of(self, start: int, stop: int) -> npt.NDArray[np.uint32]:
         """Return which of the `sources` some documents are from; `NO_SOURCE` where that is not known."""
-        if self._table is None or "source" not in self._table:
+        if "source" not in self._table:
             return np.full(stop - start, NO_SOURCE, np.uint32)
         return self._table.read("source", start, stop)
 
@@ -238,28 +191,20 @@ class DocumentFile:
         begins, ends, texts = self.encoded_spans(starts, stops)
         if not texts:
             return Spans(begins, ends, [])
-        decode = decoder(self.spans_codec, codec, str(self.path)) if callable(codec) else self._decode
+        decode = decoder(self.spans_codec, codec, str(self.path))
         try:
             return Spans(begins, ends, decode(texts))
         except Exception as error:  # whatever a decoder of the user raises
             token = int(begins[first_refused(decode, texts)])
-            raise self._damaged(
+            raise self._table.damaged(
                 f"the value of the span at token {token:,} cannot be decoded: {error}; pass the codec that it was "
                 "written with"
             ) from error
 
-    @cached_property
-    def _decode(self) -> DecodeAll:
-        return decoder(self.spans_codec, None, str(self.path))
-
-    def _damaged(self, problem: str) -> FormatError:
-        assert self._table is not None
-        return self._table.damaged(problem)
-
     def encoded_spans(self, starts: Offsets, stops: Offsets) -> Spans:
         """Return the spans that have a token in some ranges, their values as they are stored."""
         table, found, low = self._table, [], 0
-        if table is None or "span_starts" not in table:
+        if not self.has_spans:
             return joined_spans([])
         firsts = table.search("span_starts", starts, "right").tolist()
         behind = np.minimum(table.search("span_starts", stops, "left"), table.num_rows("span_starts") - 1).tolist()
@@ -275,24 +220,23 @@ class DocumentFile:
         spans = joined_spans(found)
         ascend = not (spans.starts > spans.stops).any() and not (spans.starts[1:] < spans.stops[:-1]).any()
         if len(spans.stops) and not (ascend and spans.stops[-1] <= self._end):
-            raise self._damaged(f"expected spans that ascend up to token {self._end:,}, found others")
+            raise table.damaged(f"expected spans that ascend up to token {self._end:,}, found others")
         return spans
 
     @cached_property
     def _end(self) -> int:
         """Tokens of all documents."""
-        return int(self._edges.read("offsets", self.count, self.count + 1)[0])
+        return int(self._table.read("offsets", self.count, self.count + 1)[0])
 
     def check(self) -> None:
-        """Compare the whole table with its digests. Raises `ChecksumError`."""
-        if self._table is not None:
-            self._table.check()
+        """Compare the whole table with its digests; `ChecksumError` if one differs."""
+        self._table.check()
 
     def close(self) -> None:
-        (self._edges if self._table is None else self._table).close()
+        self._table.close()
 
 
-def _open_table(path: Path, sha256: str, verify: str) -> TableFile:
+def _open_table(path: Path, sha256: str, verify: str) -> Table:
     from zb_hdf5.documents.table_file import TableFile
 
     return TableFile(path, DOCUMENTS, sha256, verify)
@@ -300,26 +244,14 @@ def _open_table(path: Path, sha256: str, verify: str) -> TableFile:
 
 def part_of(path: Path) -> DocumentPart:
     """Return the description of a document table alone, for an index."""
-    file = DocumentFile(path)
-    try:
+    with closing(DocumentFile(path)) as file:
         return file.part()
-    finally:
-        file.close()
 
 
 def check_documents(path: Path, part: DocumentPart | None = None) -> None:
-    """Compare a document table with its digests, and with the part of an index that describes it.
-
-    Raises
-    ------
-    FormatError, ChecksumError
-        If something is not as it was written.
-    """
-    file = DocumentFile(path, part)
-    try:
+    """Compare a document table with its digests, and with the part of an index that describes it."""
+    with closing(DocumentFile(path, part)) as file:
         file.check()
-    finally:
-        file.close()
 
 
 class RecordDocuments(Protocol):
@@ -346,18 +278,8 @@ class DocumentTable:
 
     Thread-safe, usable after fork, picklable; a file is opened when it is needed, and as many are open as the process
     has room for. Numbers and offsets count over all files: where several splits are read together, over the one split
-    and then the next.
-
-    Parameters
-    ----------
-    folder
-        The folder of the files.
-    parts
-        The files, ascending by their first token.
-    verify
-        As for `TableFile`.
-    edges
-        Opens the offsets of the stream of a part that has no table.
+    and then the next. `parts` ascend by their first token, and `open_offsets` opens the offsets of the stream of one
+    that has no table.
     """
 
     def __init__(
@@ -365,9 +287,10 @@ class DocumentTable:
         folder: str | os.PathLike[str],
         parts: Sequence[DocumentPart],
         verify: str = "auto",
-        edges: OpenOffsets | None = None,
+        open_offsets: OpenOffsets | None = None,
     ) -> None:
-        self._folder, self.parts, self._verify, self._edges = any_path(folder), tuple(parts), verify, edges
+        self._folder, self.parts, self._verify = any_path(folder), tuple(parts), verify
+        self._open_offsets = open_offsets
         self._first_tokens = np.array([part.first_token for part in self.parts], np.uint64)
         self._first_documents = np.array([part.first_document for part in self.parts], np.int64)
         self._reset()
@@ -379,17 +302,9 @@ class DocumentTable:
     def of_file(
         cls, path: Path, tokens_sha256: str | None = None, verify: str = "auto", sha256: str = ""
     ) -> Self | None:
-        """Return the table of a lone file or a stream; None: it has none.
+        """Return the table of a lone file or a stream, which has this `sha256` of it; None: there is none.
 
-        Parameters
-        ----------
-        sha256
-            The digest that the stream has of its table; "": it has none.
-
-        Raises
-        ------
-        FormatError, IncompleteError
-            If it is damaged, belongs to other tokens, or is not there although the stream has one.
+        `FormatError` if it belongs to other tokens, `IncompleteError` if the stream has one and it is not there.
         """
         if not documents_path(path).exists():
             if sha256:
@@ -517,8 +432,8 @@ class DocumentTable:
 
     def _open(self, place: int) -> DocumentFile:
         part = self.parts[place]
-        edges = self._edges(place) if self._edges and not part.sha256 else None
-        return DocumentFile(self._folder / part.path, part, self._verify, edges)
+        offsets = self._open_offsets(place) if self._open_offsets and not part.sha256 else None
+        return DocumentFile(self._folder / part.path, part, self._verify, offsets)
 
     def open_files(self) -> Iterator[DocumentFile]:
         """Open the files one after the other; the caller closes each of them."""

@@ -80,7 +80,7 @@ def upload_store(
         progress(size)
     values = {**index.table.values, "path": list(map(named, index.table.values["path"]))}
     table = ShardTable(values, index.table.columns, index.table.fields, index.table.pieces, index.table.codecs)
-    documents = tuple(part.changed(path=named(part.path)) for part in index.documents)
+    documents = tuple(part._replace(path=named(part.path)) for part in index.documents)
     uploaded = replace(index, shards=table, documents=documents)
     put_object(f"{place}/{INDEX_NAME}", uploaded.to_json().encode("utf-8"), new=True)
     return uploaded

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from contextlib import closing
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from zb_hdf5.documents.table_file import Side, Table
 from zb_hdf5.errors import ChecksumError, FormatError
 from zb_hdf5.files.digests import crc32_of
 from zb_hdf5.files.extents import Extents
@@ -30,34 +30,17 @@ def table_sha256(path: Path) -> str:
         return str(text_of(h5.attrs.get(DOCUMENTS_SHA256, "")))
 
 
-class DocumentOffsets:
-    """Where the documents of one file of tokens begin and the last one ends. Thread-safe; not picklable.
+class DocumentOffsets(Table):
+    """The column `offsets` of a file of tokens: where its documents begin and the last one ends. Not picklable.
 
     A mapped view takes no memory of the process: rows of a trillion tokens would take gigabytes in each of its ranks.
-    Compressed files of other tools, unfinished ones, objects and files on network file systems are read at once.
-
-    Parameters
-    ----------
-    path
-        An HDF5 stream, or a 1-D `.npy` file: that is one document.
-    num_tokens
-        Tokens of the file.
-    identity
-        Of the file, if it was open before.
-    verify
-        "none": the rows are not compared with their crc32.
-
-    Raises
-    ------
-    FormatError
-        If the rows are damaged.
-    ChecksumError
-        If the rows of a finished stream differ from their crc32.
+    Compressed files of other tools, unfinished ones, objects and files on network file systems are read at once, and a
+    1-D `.npy` file is one document. Rows of a finished stream are compared with their crc32, unless `verify` is "none".
     """
 
     def __init__(self, path: Path, num_tokens: int, identity: Identity | None = None, verify: str = "auto") -> None:
         self._file: FileTokens | None = None
-        self._count = 2
+        self.path, self._count = path, 2
         if path.suffix == ".npy":
             self._rows = np.array([0, num_tokens], np.uint64)
             return
@@ -97,20 +80,22 @@ class DocumentOffsets:
         mapped = None if self._file is None else self._file.flat()
         return self._rows if mapped is None else mapped[: self._count]
 
+    def __contains__(self, name: str) -> bool:
+        return name == "offsets"
+
     def num_rows(self, name: str) -> int:
-        """Return the number of rows. This and the next two: as `TableFile` does for the column `offsets`."""
-        return len(self.rows())
+        return len(self.rows()) if name in self else 0
 
     def read(self, name: str, start: int, stop: int) -> npt.NDArray[np.uint64]:
         return self.rows()[start:stop]
 
-    def search(
-        self, name: str, values: npt.NDArray[np.uint64], side: Literal["left", "right"]
-    ) -> npt.NDArray[np.int64]:
+    def search(self, name: str, values: npt.NDArray[np.uint64], side: Side) -> npt.NDArray[np.int64]:
         return self.rows().searchsorted(values, side)
 
+    def check(self) -> None:
+        """Do nothing: the rows are compared when the file is opened."""
+
     def close(self) -> None:
-        """Close the file. Views stay valid."""
         if self._file is not None:
             self._file.close()
             self._file = None

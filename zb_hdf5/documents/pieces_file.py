@@ -64,9 +64,10 @@ class PiecesFile(TableFile):
         """Return the pieces of any records, which the caller has checked."""
         if len(records) and records[-1] - records[0] == len(records) - 1 and (np.diff(records) == 1).all():
             return self.read_run(int(records[0]), int(records[-1]) + 1)
-        starts = np.zeros(len(records), np.int64)
-        starts[records > 0] = self.gather("ends", np.maximum(records - 1, 0), (records > 0).astype(np.int64))
-        counts = self.gather("ends", records, np.ones(len(records), np.int64)).view(np.int64) - starts
+        rows = np.concatenate([np.maximum(records - 1, 0), records])
+        starts, ends = self.gather("ends", rows, np.ones_like(rows)).view(np.int64).reshape(2, -1)
+        starts[records == 0] = 0
+        counts = ends - starts
         columns, offsets = (self.gather(name, starts, counts) for name in ("columns", "offsets"))
         return self._checked(Pieces(ends_of(counts), columns, offsets, self.seq_len))
 

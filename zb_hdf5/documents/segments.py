@@ -44,16 +44,14 @@ def cu_seqlens(pieces: Pieces, capacity: int | None = None) -> npt.NDArray[np.in
     ArgumentError
         If `capacity` is too small; the message has the length that is needed.
     """
-    columns, num_records = pieces.columns, len(pieces.counts)
-    count = len(columns)
+    count = len(pieces.columns)
     if capacity is not None and capacity <= count:
         raise ArgumentError(
             f"capacity of cu_seqlens: expected at least {count + 1:,} for this batch, found {capacity:,}"
         )
     found = np.empty(capacity or count + 1, np.int32)
-    rows = _row_starts(num_records, pieces.seq_len).repeat(pieces.counts)
-    np.add(rows, columns.view(np.int32), out=found[:count])  # `pieces.starts`, in a third of the time
-    found[count:] = num_records * pieces.seq_len
+    found[:count] = pieces.starts
+    found[count:] = pieces.num_tokens
     return found
 
 
@@ -75,11 +73,6 @@ def position_ids(pieces: Pieces) -> npt.NDArray[np.int32]:
     """
     found = pieces.starts.astype(np.int32).repeat(pieces.lengths)
     return np.subtract(_counting(len(found)), found, out=found).reshape(-1, pieces.seq_len)
-
-
-@lru_cache(maxsize=16)
-def _row_starts(num_records: int, seq_len: int) -> npt.NDArray[np.int32]:
-    return np.arange(0, num_records * seq_len, seq_len, dtype=np.int32)
 
 
 @lru_cache(maxsize=256)  # few have the tokens of a batch, which are its large ones

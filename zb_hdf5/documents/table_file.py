@@ -217,6 +217,11 @@ class _Place(NamedTuple):
     def num_blocks(self) -> int:
         return -(-self.num_bytes // TABLES_BLOCK_BYTES)
 
+    def blocks(self, start: Any, stop: Any) -> tuple[Any, Any]:
+        """Return the first block of some rows in the dataset, and the one behind the last; also of many ranges."""
+        size = self.dtype.itemsize
+        return start * size // TABLES_BLOCK_BYTES, -(-stop * size // TABLES_BLOCK_BYTES)
+
 
 class Table(ABC):
     """The columns of a table by their names. Thread-safe; `close` must not race with reads.
@@ -301,7 +306,10 @@ class TableFile(Table):
                 f"{self.path}: belongs to another store, or was made again: expected tables of sha256 {sha256}, found "
                 f"{self.sha256}; restore it"
             )
-        self._pending = None if verify == "none" else np.ones(len(self._crc32), np.bool_)
+        #: The blocks of a dataset that were not compared, until all were.
+        self._pending = {name: np.ones(place.num_blocks, np.bool_) for name, place in self._places.items()}
+        if verify == "none":
+            self._pending = {}
         self._is_far = isinstance(self.path, RemotePath) and self.num_bytes >= FETCHED_BYTES
         if self._is_far:
             self._file: Any = open_ranges(self.path, identity)
@@ -319,39 +327,35 @@ class TableFile(Table):
         place = self._places[name]
         if not 0 <= start <= stop <= place.num_rows:
             raise self.damaged(f"{name} has {place.num_rows:,} rows, a row of it points to {start:,} to {stop:,}")
-        data, size = self._flat(), place.dtype.itemsize
-        if data is None:
+        rows, pending = self._mapped(place), self._pending.get(name)
+        if rows is None:
             return self._read_runs(name, [(start, stop)])[0]
-        if self._pending is not None:
-            first = place.block + start * size // TABLES_BLOCK_BYTES
-            last = place.block - (-stop * size // TABLES_BLOCK_BYTES)
-            if np.count_nonzero(self._pending[first:last]):
-                self._compare(name, data, range(first, last))
-        return data[place.offset + start * size : place.offset + stop * size].view(place.dtype)
+        if pending is not None:
+            first, last = place.blocks(start, stop)
+            self._compare(name, rows, (pending[first:last].nonzero()[0] + first).tolist())
+        return rows[start:stop]
 
     def gather(self, name: str, starts: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
         """Return rows `starts[i]` to `starts[i] + counts[i]` for all i, joined. Raises as `read`."""
         place, stops = self._places[name], starts + counts
         if len(starts) == 0:
             return np.empty(0, place.dtype)
-        if counts.min() < 0 or starts.min() < 0 or stops.max() > place.num_rows:
+        if np.minimum.reduce(starts | counts) < 0 or np.maximum.reduce(stops) > place.num_rows:
             raise self.damaged(f"{name} has {place.num_rows:,} rows, a row of it points behind them")
-        data, size = self._flat(), place.dtype.itemsize
-        if data is None:
+        rows, pending = self._mapped(place), self._pending.get(name)
+        if rows is None:
             return np.concatenate(self._read_runs(name, list(zip(starts.tolist(), stops.tolist(), strict=True))))
-        if self._pending is not None:
-            firsts = place.block + starts * size // TABLES_BLOCK_BYTES
-            lasts = place.block - (-stops * size // TABLES_BLOCK_BYTES)
+        if pending is not None:
+            firsts, lasts = place.blocks(starts, stops)
             touched = ranges(firsts, np.maximum(lasts - firsts, 0))
-            self._compare(name, data, np.unique(touched[self._pending[touched]]).tolist())
-        rows = data[place.offset : place.offset + place.num_bytes].view(place.dtype)
+            self._compare(name, rows, np.unique(touched[pending[touched]]).tolist())
         return rows[ranges(starts, counts)]
 
     def search(self, name: str, values: npt.NDArray[np.uint64], side: Side) -> npt.NDArray[np.int64]:
         anchors = self.num_rows(TABLES_ANCHORS[name]) - 1
         if anchors < 1:
             return np.zeros(len(values), np.int64)
-        if self.num_rows(name) <= FEW_ROWS and self._flat() is not None:
+        if self.num_rows(name) <= FEW_ROWS and self._mapped(self._places[name]) is not None:
             return self.read(name, 0, self.num_rows(name)).searchsorted(values, side)
         # of many rows, or from afar, the few between two anchors around each value are read
         windows = np.minimum(values // np.uint64(TABLES_ANCHOR_TOKENS), np.uint64(anchors - 1)).astype(np.int64)
@@ -368,22 +372,22 @@ class TableFile(Table):
                 start = block * TABLES_BLOCK_BYTES
                 data = np.empty(min(TABLES_BLOCK_BYTES, place.num_bytes - start), np.uint8)
                 self._file.read_ranges([(place.offset + start, data)])
-                self._require(name, place.block + block, data)
+                self._require(name, block, data)
 
-    def _flat(self) -> npt.NDArray[np.uint8] | None:
-        """Return a view of the whole file; None where it may not be mapped."""
-        found: npt.NDArray[np.uint8] | None = None if self._is_far else self._file.flat()  # notices a file that was cut
-        return found
+    def _mapped(self, place: _Place) -> npt.NDArray[Any] | None:
+        """Return a view of all rows of a dataset; None where the file may not be mapped."""
+        data = None if self._is_far else self._file.flat()  # notices a file that was cut
+        return None if data is None else data[place.offset : place.offset + place.num_bytes].view(place.dtype)
 
     def _read_runs(self, name: str, runs: Sequence[tuple[int, int]]) -> list[npt.NDArray[Any]]:
         """Return runs of rows by positioned reads: whole blocks, where some of them were not compared."""
-        place, wanted, parts = self._places[name], [], []
+        place, pending, wanted, parts = self._places[name], self._pending.get(name), [], []
         for start, stop in runs:
             begin, end = start * place.dtype.itemsize, stop * place.dtype.itemsize
-            first, last = place.block + begin // TABLES_BLOCK_BYTES, place.block - (-end // TABLES_BLOCK_BYTES)
-            compared = self._pending is None or not np.count_nonzero(self._pending[first:last])
-            low = begin if compared else (first - place.block) * TABLES_BLOCK_BYTES
-            high = end if compared else min((last - place.block) * TABLES_BLOCK_BYTES, place.num_bytes)
+            first, last = place.blocks(start, stop)
+            compared = pending is None or not pending[first:last].any()
+            low = begin if compared else first * TABLES_BLOCK_BYTES
+            high = end if compared else min(last * TABLES_BLOCK_BYTES, place.num_bytes)
             data = np.empty(high - low, np.uint8)
             wanted.append((place.offset + low, data))
             parts.append((data[begin - low : end - low].view(place.dtype), () if compared else range(first, last)))
@@ -393,25 +397,25 @@ class TableFile(Table):
                 self._require(name, block, data[at : at + TABLES_BLOCK_BYTES])
         return [rows for rows, _ in parts]
 
-    def _compare(self, name: str, data: npt.NDArray[np.uint8], blocks: Iterable[int]) -> None:
-        """Compare blocks of a mapped file."""
-        place = self._places[name]
-        stop = place.offset + place.num_bytes
+    def _compare(self, name: str, rows: npt.NDArray[Any], blocks: Iterable[int]) -> None:
+        """Compare blocks of a mapped dataset."""
         for block in blocks:
-            start = place.offset + (block - place.block) * TABLES_BLOCK_BYTES
-            self._require(name, block, data[start : min(start + TABLES_BLOCK_BYTES, stop)])
+            start = block * TABLES_BLOCK_BYTES
+            self._require(name, block, rows.view(np.uint8)[start : start + TABLES_BLOCK_BYTES])
 
     def _require(self, name: str, block: int, data: npt.NDArray[np.uint8]) -> None:
         """Raise `ChecksumError` unless a block has its crc32."""
-        expected, found = int(self._crc32[block]), crc32_of(data)
+        expected, found = int(self._crc32[self._places[name].block + block]), crc32_of(data)
         if found != expected:
-            number = block - self._places[name].block
             raise ChecksumError(
-                f"{self.path}: {name}: block {number:,}: expected crc32 {expected:#010x}, found {found:#010x}; restore "
+                f"{self.path}: {name}: block {block:,}: expected crc32 {expected:#010x}, found {found:#010x}; restore "
                 "it, or convert again"
             )
-        if self._pending is not None and not self._is_far:
-            self._pending[block] = False
+        pending = self._pending.get(name)
+        if pending is not None and not self._is_far:
+            pending[block] = False
+            if not pending.any():
+                self._pending.pop(name, None)
 
     def close(self) -> None:
         self._file.close()

@@ -20,7 +20,7 @@ from zb_hdf5.loaders.steps import Request
 if TYPE_CHECKING:
     import torch
 
-    from zb_hdf5.documents.document import Documents
+    from zb_hdf5.documents.document_table import DocumentTable
 
 #: Name of a value -> what computes it from the pieces of the inputs.
 DOCUMENT_VALUES: Final[dict[str, Callable[[Pieces], Any]]] = {
@@ -106,7 +106,7 @@ class Extras:
         return step
 
     @property
-    def _table(self) -> Documents:
+    def _table(self) -> DocumentTable:
         if self.reader.documents is None:
             raise ArgumentError(f"{self.reader.path}: holds no table of documents any more")
         return self.reader.documents

@@ -40,13 +40,7 @@ def write_pieces(
 
 
 def copy_documents(source: Source, folder: Path) -> None:
-    """Copy the document tables of a source into the folder of a store.
-
-    Raises
-    ------
-    FormatError, ChecksumError
-        If one is not as it was written.
-    """
+    """Copy the document tables of a source into the folder of a store, and compare the copies with their digests."""
     for path, part in zip(source.document_files, source.document_parts, strict=True):
         copy_table(path, folder / part.path)
         check_documents(folder / part.path, part)
@@ -55,10 +49,7 @@ def copy_documents(source: Source, folder: Path) -> None:
 def fitted(source: Source, target: str, codec: str, tokens_only: bool = False) -> Source:
     """Return a source as a target stores it: with its codec, and without fields and documents where it has none.
 
-    Raises
-    ------
-    ConvertError
-        If a store of tokens only would lose them, and `tokens_only` does not allow it.
+    `ConvertError` if a store of tokens only would lose them, and `tokens_only` does not allow it.
     """
     row, other = FORMATS[target], copy(source)
     if row.tokens_only:
@@ -74,7 +65,7 @@ def fitted(source: Source, target: str, codec: str, tokens_only: bool = False) -
 
 
 def left_behind(source: Source, *, keeps_fields: bool, keeps_documents: bool) -> str:
-    """Say what a source has that a target has no place for, or ""."""
+    """Return the words for all that a source has and a target cannot hold, or ""."""
     names = [field.name for field in source.meta.fields]
     parts = {
         f"the field{'s' * (len(names) > 1)} {', '.join(names)}": bool(names) and not keeps_fields,

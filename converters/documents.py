@@ -25,20 +25,16 @@ Choose: TypeAlias = Callable[[int], npt.NDArray[np.bool_]]
 
 
 class Encoded(NamedTuple):
-    """Consecutive documents as tokens.
+    """Consecutive documents as tokens, one after the other, each with its boundary token.
 
     Attributes
     ----------
-    tokens, lengths
-        All documents, one after the other, each with its boundary token; tokens of each.
     source, rows
         The file that they are from, and the row of each, counted from 1.
     ids, metadata
         UTF-8 of each id, and the text of a JSON object for each; None: they have none.
-    cut
-        Tokens that were beyond the limit of a document.
-    dropped
-        Rows that were no documents.
+    cut, dropped
+        Tokens that were beyond the limit of a document, and rows that were no documents.
     read
         Bytes of the group that were read so far, of its `num_bytes`.
     """
@@ -60,16 +56,9 @@ class Encoded(NamedTuple):
 
 
 class Group(NamedTuple):
-    """A part of a file of documents. Its documents all go to the same shard.
+    """A part of a file of documents, numbered in the file as that in the conversion. All of it goes to one shard.
 
-    Attributes
-    ----------
-    file_number, number
-        The number of the file in the conversion, and of the group in the file, both from 0.
-    weight
-        Its share of the work, by which groups are dealt to shards.
-    num_bytes
-        About how many bytes are read, for progress.
+    `weight` is its share of the work, by which groups are dealt to shards; `num_bytes` are read, about, for progress.
     """
 
     file_number: int
@@ -82,20 +71,8 @@ class Group(NamedTuple):
 class DocumentSource(Protocol):
     """Documents to convert, in order. Picklable: other processes read their groups themselves.
 
-    Attributes
-    ----------
-    paths
-        The files.
-    groups
-        All groups, file after file.
-    dtype, vocab_size, tokenizer, boundary_token_id
-        Of the tokens; None where no token ends a document.
-    has_ids
-        Whether each document has an id of its own.
-    description
-        For the `source` entry of `shards.json`.
-    identity
-        JSON of everything else that decides the tokens, but for the bytes of `paths`.
+    `description` is for the `source` entry of `shards.json`, `identity` JSON of all that decides the tokens but the
+    bytes of `paths`. `boundary_token_id` is None where no token ends a document.
     """
 
     paths: list[Path]
@@ -114,9 +91,9 @@ class DocumentSource(Protocol):
 
 @dataclass(frozen=True)
 class Holdout:
-    """The documents that are held out for validation: those of a fraction of places, drawn with a seed. Picklable.
+    """The documents that are held out for validation: a fraction, drawn with a seed. Picklable.
 
-    The draw depends on the number of the file and of the group and on the place in there, never on the shards, the
+    The draw depends on the numbers of the file and of the group and on the position in it, never on the shards, the
     workers or the content of other files.
     """
 
@@ -168,13 +145,7 @@ class DocumentCounts:
 
 @dataclass(frozen=True)
 class Route:
-    """The documents of one file of tokens, in order. Picklable.
-
-    Attributes
-    ----------
-    holdout
-        None: all documents of the groups belong to this file.
-    """
+    """The documents of one file of tokens, in order: all of the groups, or those that `holdout` chooses. Picklable."""
 
     groups: list[Group]
     split: str = TRAIN
@@ -209,21 +180,8 @@ def route(
 ) -> list[Route]:
     """Deal documents to files of tokens: consecutive groups go to each, so that all together keep the order.
 
-    Parameters
-    ----------
-    num_shards
-        Of documents to train on; None: one per file of the source.
-    val_fraction
-        Share of the documents that is held out, in one more shard, the last.
-    val_last_shard
-        Hold out the last shard.
-
-    Raises
-    ------
-    ConvertError
-        If there are fewer groups than shards, or none.
-    ArgumentError
-        If the options contradict each other.
+    `num_shards` are for training, one per file where there is no number. A share `val_fraction` of the documents is
+    held out in one more shard, the last, or the last shard is.
     """
     if not 0 <= val_fraction < 1:
         raise ArgumentError(f"--val-fraction must be at least 0 and below 1, found {val_fraction}")

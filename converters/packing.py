@@ -19,19 +19,10 @@ BUFFER_DOCUMENTS: Final = 1 << 20
 
 @dataclass(frozen=True)
 class Packing:
-    """Pieces of a stream of documents, and the rows that they make up.
+    """Pieces of a stream of documents with `tokens_in` tokens, and the rows that they make up.
 
     Piece k is the `lengths[k]` tokens from `offsets[k]` of the stream on. Row r holds the pieces `first[r]` to
     `first[r + 1]`, one after the other from column 0; the rest of the row is padding.
-
-    Attributes
-    ----------
-    offsets, lengths
-        int64, one per piece, in the order of the rows.
-    first
-        int64, one per row, and the number of pieces.
-    tokens_in
-        Tokens of all documents.
     """
 
     offsets: IndexArray
@@ -64,14 +55,7 @@ def pieces_of(
 ) -> Pieces:
     """Return the pieces of rows: what was packed, cut where documents begin, and the padding behind it.
 
-    Parameters
-    ----------
-    offsets, lengths
-        Of what was packed, row after row.
-    counts
-        How many of these each row has.
-    edges
-        Where each document begins in the stream, and the last one ends.
+    Each row has `counts` of the packed pieces; `edges` are the starts of the documents and the end of the last one.
     """
     stops = offsets + lengths
     first = edges.searchsorted(offsets.astype(np.uint64), side="right")

@@ -23,7 +23,7 @@ from zb_hdf5.documents.segments import (
 from zb_hdf5.errors import ArgumentError
 from zb_hdf5.formats.hdf5.document_offsets import DocumentOffsets
 from zb_hdf5.spec import NO_DOCUMENT
-from zb_hdf5.store.document_edges import FEW_DOCUMENTS, DocumentEdges
+from zb_hdf5.store.stream_documents import FEW_DOCUMENTS, DocumentEdges
 
 # --- the reference: per token, (number of its segment, offset of its first token, place in it) -------------------
 
@@ -233,7 +233,7 @@ def test_edges_near_windows_give_the_pieces_that_all_edges_give(files, starts, s
 
 
 def test_the_first_windows_of_many_files_open_only_theirs(monkeypatch):
-    monkeypatch.setattr("zb_hdf5.store.document_edges.FEW_FILES", 2)
+    monkeypatch.setattr("zb_hdf5.store.stream_documents.FEW_FILES", 2)
     opened = []
     edges = DocumentEdges([Path(f"{number}.h5") for number in range(10)], list(range(0, 101, 10)), {}, 20)
     edges.open = lambda number: opened.append(number) or _Listed([0, 4, 10])

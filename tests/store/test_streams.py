@@ -252,7 +252,7 @@ def test_documents_that_do_not_lie_in_the_tokens_are_damage(places, tmp_path, mo
     with h5py.File(paths[0], "r+") as h5:
         h5["doc_offsets"][...] = places
     for few in (0, 10):
-        monkeypatch.setattr("zb_hdf5.store.document_edges.FEW_DOCUMENTS", few)
+        monkeypatch.setattr("zb_hdf5.store.stream_documents.FEW_DOCUMENTS", few)
         with open_reader(tmp_path, batch_size=1, seq_len=5) as reader:
             for read in (lambda: reader.read_pieces(np.arange(2)), lambda: reader.documents.offsets):
                 with pytest.raises(FormatError, match=r"0\.h5: expected doc_offsets that ascend from 0 to 7"):

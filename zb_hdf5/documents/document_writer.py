@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from array import array
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from operator import index, le, lt
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
@@ -37,19 +38,9 @@ class EncodedSpans(NamedTuple):
 
 
 class DocumentsWriter:
-    """Takes documents in order, and publishes their table. Not thread-safe.
+    """Takes documents in order, and publishes their table at `path`. Not thread-safe.
 
-    Parameters
-    ----------
-    path
-        The file to publish; one that is there is replaced at the end.
-    spans_codec
-        The stored name of what encodes the values of spans.
-
-    Attributes
-    ----------
-    count, token_count
-        Documents so far, and their tokens.
+    `spans_codec` is the stored name of the encoding of the values of spans; `count` and `token_count` are those so far.
     """
 
     def __init__(self, path: str | os.PathLike[str], spans_codec: str = "json") -> None:
@@ -102,12 +93,7 @@ class DocumentsWriter:
     def add(self, length: int, text: bytes = b"", metadata: bytes = b"", spans: EncodedSpans | None = None) -> None:
         """Append one document; it waits for others, since rows are moved faster together.
 
-        Parameters
-        ----------
-        text, metadata
-            UTF-8 of its id, and the text of a JSON object; empty: it has none.
-        spans
-            Of the document, counted from its first token.
+        `text` is the UTF-8 of its id, `metadata` the text of a JSON object; its spans count from its first token.
         """
         if spans is not None:
             starts, stops, lengths, data = self._waiting_spans
@@ -172,7 +158,7 @@ class DocumentsWriter:
         self._span_stop = int(stops[-1])
 
     def _fill(self, name: str) -> None:
-        """Say of the documents before that they have no value in a column."""
+        """Give the documents before no value in a column."""
         if name in TEXT_COLUMNS:
             missing = self.count - self._table.num_rows(f"{name}_ends")
             self._table.append(f"{name}_ends", np.full(missing, self._table.num_rows(name), np.uint64))
@@ -180,13 +166,7 @@ class DocumentsWriter:
             self._table.append(name, np.full(self.count - self._table.num_rows(name), _NOTHING[name], np.uint64))
 
     def publish(self, split: str = DEFAULT_SPLIT, tokens_sha256: str = "") -> TableInfo:
-        """Write the file.
-
-        Parameters
-        ----------
-        tokens_sha256
-            Of the tokens of the one file that the table belongs to; "": it belongs to a store.
-        """
+        """Write the file; `tokens_sha256` is that of the one file that the table belongs to, "" in a store."""
         self._take_waiting()
         for name in (*_NOTHING, *TEXT_COLUMNS):
             if self._table.num_rows(f"{name}_ends" if name in TEXT_COLUMNS else name):
@@ -210,27 +190,17 @@ class DocumentsWriter:
 
 
 def join_documents(files: Iterable[DocumentFile], writer: DocumentsWriter) -> None:
-    """Append the documents of several tables, with all that they say; values of spans are moved as they are stored.
+    """Append the documents of several tables with all their facts, and close each when it is done.
 
-    Each table is closed when it is done. A writer without spans takes over how the first ones are encoded.
-
-    Raises
-    ------
-    FormatError
-        If a table is damaged, or the values of its spans are encoded in another way than those before.
+    Values of spans are moved as they are stored; `FormatError` where tables of several encodings have some.
     """
     for file in files:
-        try:
+        with closing(file):
             _append_file(file, writer)
-        finally:
-            file.close()
 
 
 def write_joined(tables: Sequence[Path], path: Path, split: str, tokens_sha256: str) -> None:
-    """Make one table of the documents of several, for the one file that their tokens are in.
-
-    No table: that of an earlier file of the name is removed.
-    """
+    """Make one table of several for the one file that has their tokens; of none, remove that of an earlier file."""
     if not tables:
         documents_path(path).unlink(missing_ok=True)
         return
@@ -257,15 +227,7 @@ def _append_file(file: DocumentFile, writer: DocumentsWriter) -> None:
 def encoded_spans(
     spans: Sequence[tuple[int, int, object]], num_tokens: int, encode: EncodeAll, where: str
 ) -> EncodedSpans:
-    """Check the spans of one document, and encode their values.
-
-    Raises
-    ------
-    ArgumentError
-        If a span is no (start, stop, value), empty, not inside the document, or not behind the one before.
-    ConvertError
-        If a value cannot be encoded.
-    """
+    """Check the spans of one document, and encode their values."""
     if not spans:
         return EncodedSpans(array("q"), array("q"), array("q"), b"")
     # whole lists at once: a loop over the spans takes as long as to write the tokens
@@ -295,7 +257,7 @@ def encoded_spans(
 
 
 def _refuse_places(spans: Sequence[tuple[int, int, object]], num_tokens: int, where: str) -> None:
-    """Raise `ArgumentError` for the first span that is not where it may be."""
+    """Raise `ArgumentError` for the first span that is none, empty, outside of its document or not behind the last."""
     before = 0
     for number, span in enumerate(spans):
         try:

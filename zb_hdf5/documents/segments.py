@@ -24,25 +24,9 @@ PADDING_ID: Final = -1
 
 
 def cu_seqlens(pieces: Pieces, capacity: int | None = None) -> npt.NDArray[np.int32]:
-    """Return where each segment of the batch begins, and where the last one ends, as flash-attention takes them.
+    """Return the start of each segment of the batch and the end of the last one, int32, as flash-attention takes them.
 
-    Parameters
-    ----------
-    pieces
-        Of R records of S tokens; the batch is these R * S tokens in one row.
-    capacity
-        The length of the result: behind the end it is filled up with R * S, which are segments of no token. None: as
-        long as is needed.
-
-    Returns
-    -------
-    numpy.ndarray
-        int32, from 0 to R * S. Padding is a segment of its own.
-
-    Raises
-    ------
-    ArgumentError
-        If `capacity` is too small; the message has the length that is needed.
+    Behind the end they are filled up to `capacity` with segments of no token; `ArgumentError` if it is too small.
     """
     count = len(pieces.columns)
     if capacity is not None and capacity <= count:
@@ -67,10 +51,7 @@ def seq_lens(pieces: Pieces) -> npt.NDArray[np.int32]:
 
 
 def position_ids(pieces: Pieces) -> npt.NDArray[np.int32]:
-    """Return the place of each token in its segment, from 0: int32, shape (R, S).
-
-    They begin anew with each segment, also where a document goes on from the row before: a row has no other context.
-    """
+    """Return the position of each token in its segment, int32, shape (R, S): from 0 also where a document goes on."""
     found = pieces.starts.astype(np.int32).repeat(pieces.lengths)
     return np.subtract(_counting(len(found)), found, out=found).reshape(-1, pieces.seq_len)
 
@@ -84,10 +65,7 @@ def _counting(stop: int) -> npt.NDArray[np.int32]:
 
 
 def document_ids(pieces: Pieces) -> npt.NDArray[np.int32]:
-    """Return the number of each token's segment in the batch: int32, shape (R, S); -1 for padding.
-
-    It is the index of the segment in `cu_seqlens`, and in the numbers of its documents.
-    """
+    """Return the index of each token's segment in `cu_seqlens`: int32, shape (R, S); -1 for padding."""
     numbers, padding = _counting(len(pieces.offsets)), pieces.is_padding
     if padding.any():
         numbers = np.where(padding, np.int32(PADDING_ID), numbers)
@@ -97,21 +75,7 @@ def document_ids(pieces: Pieces) -> npt.NDArray[np.int32]:
 def targets(tokens: TokenArray, pieces: Pieces, mask: npt.NDArray[Any] | None = None) -> npt.NDArray[np.int64]:
     """Return the token that follows each token in its segment, or -100 where none does: int64, shape (R, S).
 
-    None follows the last token of a segment, so none follows the last of a row; and none follows padding.
-
-    Parameters
-    ----------
-    tokens
-        Shape (R, S), of any integer dtype.
-    pieces
-        Theirs.
-    mask
-        Numbers of shape (R, S): a token with 0 is nobody's target. It is read all the same.
-
-    Notes
-    -----
-    Of windows of S + 1 tokens, the inputs are `tokens[:, :-1]`, their pieces `pieces.first_columns(S)`, and their
-    targets `targets(tokens, pieces)[:, :-1]`: the last input of a row has a target too.
+    None follows the last token of a segment, and none follows padding. A token whose `mask` is 0 is no target.
     """
     found = np.empty(pieces.num_tokens, np.int64)
     if len(found):
@@ -126,15 +90,7 @@ def targets(tokens: TokenArray, pieces: Pieces, mask: npt.NDArray[Any] | None = 
 
 
 def next_tokens(tokens: TokenArray, pieces: Pieces | None) -> npt.NDArray[np.int64]:
-    """Return the token that follows each token in its row, of whichever document: int64, shape (R, S).
-
-    -100 for the last one of a row, and where the next one is padding.
-
-    Parameters
-    ----------
-    tokens, pieces
-        As for `targets`; None: there is no padding.
-    """
+    """Return the token that follows each token in its row; -100 for the last one, and where the next is padding."""
     found = np.full(tokens.shape, IGNORED_TARGET, np.int64)
     found[:, :-1] = tokens[:, 1:]
     if pieces is not None and (padding := pieces.is_padding).any():
@@ -151,19 +107,10 @@ def ignore(found: npt.NDArray[np.int64], pieces: Pieces, chosen: npt.NDArray[np.
 
 
 def pieces_of_windows(doc_offsets: npt.NDArray[Any], starts: npt.NDArray[np.int64], seq_len: int, end: int) -> Pieces:
-    """Return the pieces of windows of a stream.
+    """Return the pieces of windows of a stream, which begin at `starts`, in any order.
 
-    Parameters
-    ----------
-    doc_offsets
-        Ascending integers, where documents begin and end: for each window the last one at or before its start, and all
-        that it holds. Documents may be empty.
-    starts
-        The first token of each window, in any order, at or behind `doc_offsets[0]`.
-    seq_len
-        Tokens of a window.
-    end
-        Where the last document ends. What lies behind counts as padding.
+    `doc_offsets` ascend: of each window the last start of a document at or before its own, and all inside it. Documents
+    may be empty; tokens from `end` on, where the last document ends, count as padding.
     """
     starts = starts.astype(doc_offsets.dtype)  # searchsorted would copy all offsets to a common dtype
     if len(starts) == 1:

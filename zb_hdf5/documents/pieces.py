@@ -62,9 +62,7 @@ class Pieces:
         """The place of the first token of each piece in all records one after the other, int64."""
         if len(self.ends) == 2:
             return self.columns.astype(np.int64)
-        starts = _row_starts(self.num_records, self.seq_len).repeat(self.counts)
-        starts += self.columns
-        return starts
+        return _row_starts(self.num_records, self.seq_len).repeat(self.counts) + self.columns
 
     @cached_property
     def lengths(self) -> npt.NDArray[np.int64]:
@@ -149,12 +147,12 @@ def ranges(firsts: npt.NDArray[Any], counts: npt.NDArray[np.int64]) -> npt.NDArr
     """Return `firsts[i], firsts[i] + 1, ...`, `counts[i]` of them, for all i, one after the other, int64."""
     ends = ends_of(counts)
     found: npt.NDArray[np.int64] = np.arange(ends[-1])
-    found += (firsts.astype(np.int64) - ends[:-1]).repeat(counts)
+    found += (firsts.astype(np.int64, copy=False) - ends[:-1]).repeat(counts)
     return found
 
 
 def ends_of(counts: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
     """Return 0 and the sums of the first 1, 2, ... of `counts`."""
     ends = np.zeros(len(counts) + 1, np.int64)
-    np.cumsum(counts, out=ends[1:])
+    counts.cumsum(out=ends[1:])
     return ends

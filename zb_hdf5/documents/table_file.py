@@ -335,21 +335,30 @@ class TableFile(Table):
             self._compare(name, rows, (pending[first:last].nonzero()[0] + first).tolist())
         return rows[start:stop]
 
-    def gather(self, name: str, starts: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-        """Return rows `starts[i]` to `starts[i] + counts[i]` for all i, joined. Raises as `read`."""
-        place, stops = self._places[name], starts + counts
-        if len(starts) == 0:
-            return np.empty(0, place.dtype)
-        if np.minimum.reduce(starts | counts) < 0 or np.maximum.reduce(stops) > place.num_rows:
-            raise self.damaged(f"{name} has {place.num_rows:,} rows, a row of it points behind them")
+    def gather(
+        self, names: Sequence[str], starts: npt.NDArray[np.int64], counts: npt.NDArray[np.int64] | None = None
+    ) -> list[npt.NDArray[Any]]:
+        """Return rows `starts[i]` to `starts[i] + counts[i]` for all i, joined, of each dataset; None: one row each."""
+        sizes = np.ones_like(starts) if counts is None else counts
+        stops, num_rows = starts + sizes, min(map(self.num_rows, names))
+        if len(starts) and (np.minimum.reduce(starts | sizes) < 0 or np.maximum.reduce(stops) > num_rows):
+            raise self.damaged(f"{names[0]} has {num_rows:,} rows, a row of it points behind them")
+        wanted = starts if counts is None else ranges(starts, sizes)
+        return [self._gather(name, starts, stops, wanted) for name in names]
+
+    def _gather(
+        self, name: str, starts: npt.NDArray[np.int64], stops: npt.NDArray[np.int64], wanted: npt.NDArray[np.int64]
+    ) -> npt.NDArray[Any]:
+        place = self._places[name]
         rows, pending = self._mapped(place), self._pending.get(name)
         if rows is None:
-            return np.concatenate(self._read_runs(name, list(zip(starts.tolist(), stops.tolist(), strict=True))))
+            runs = self._read_runs(name, list(zip(starts.tolist(), stops.tolist(), strict=True)))
+            return np.concatenate([*runs, np.empty(0, place.dtype)])
         if pending is not None:
             firsts, lasts = place.blocks(starts, stops)
             touched = ranges(firsts, np.maximum(lasts - firsts, 0))
             self._compare(name, rows, np.unique(touched[pending[touched]]).tolist())
-        return rows[ranges(starts, counts)]
+        return rows[wanted]
 
     def search(self, name: str, values: npt.NDArray[np.uint64], side: Side) -> npt.NDArray[np.int64]:
         anchors = self.num_rows(TABLES_ANCHORS[name]) - 1
@@ -360,9 +369,9 @@ class TableFile(Table):
         # of many rows, or from afar, the few between two anchors around each value are read
         windows = np.minimum(values // np.uint64(TABLES_ANCHOR_TOKENS), np.uint64(anchors - 1)).astype(np.int64)
         windows, where = np.unique(windows, return_inverse=True)
-        limits = self.gather(TABLES_ANCHORS[name], windows, np.full(len(windows), 2)).astype(np.int64).reshape(-1, 2)
-        lows, counts = limits[:, 0], limits[:, 1] - limits[:, 0]
-        rows, ends = self.gather(name, lows, counts), ends_of(counts)
+        [limits] = self.gather([TABLES_ANCHORS[name]], windows, np.full(len(windows), 2))
+        lows, highs = limits.astype(np.int64).reshape(-1, 2).T
+        [rows], ends = self.gather([name], lows, highs - lows), ends_of(highs - lows)
         found = np.clip(rows.searchsorted(values, side), ends[where], ends[where + 1])
         return lows[where] + found - ends[where]
 

@@ -92,7 +92,7 @@ def _add_command(source_format: str, kind: SourceKind, target: str) -> None:
     decorated: Callable[..., Any] = output_options(command)
     options = kind.options_of(target)
     if "part" in options and target != STREAM:
-        dry = click.option("--dry-run", is_flag=True, help="Describe what would be written, and write nothing.")
+        dry = click.option("--dry-run", is_flag=True, help="Describe the result, and write nothing.")
         decorated = dry(decorated)
     for each, default in reversed(options.items()):
         decorated = _click_option(each, OPTIONS[each], default, target, kind)(decorated)

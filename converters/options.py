@@ -87,9 +87,9 @@ class Conversion:
     boundary_token: str | None = _option("--boundary-token", "text", "Special token behind each document.")
     no_boundary: bool | None = _option("--no-boundary", "flag", "Put no token between documents.")
     boundary_token_id: int | None = _option(
-        "--boundary-token-id", "natural", "The token that tells documents apart, such as 50256."
+        "--boundary-token-id", "natural", "The token between documents, such as 50256."
     )
-    boundary: str | None = _option("--boundary", ("behind", "front"), "Its place in each document.")
+    boundary: str | None = _option("--boundary", ("behind", "front"), "The end of each document where it stands.")
     max_document_tokens: int | None = _option("--max-document-tokens", "positive", "Cut longer documents.")
     packing: str | None = _option("--packing", ("concat", "best-fit", "pad"), "How documents become rows.")
     batch_size: int | None = _option("--batch-size", "positive", "Records per batch.")
@@ -135,7 +135,7 @@ class Conversion:
         "--resume", "flag", "Keep the finished files of an interrupted run of the same arguments, write the rest."
     )
     overwrite: bool | None = _option(
-        "--force", "flag", "Replace what exists, at the end and whole; also with --resume."
+        "--force", "flag", "Replace an existing result, at the end and whole; also with --resume."
     )
     progress: Callable[[int], None] | None = field(default=None, kw_only=True)
     engine: Engine | None = field(default=None, kw_only=True)

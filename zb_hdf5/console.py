@@ -44,7 +44,7 @@ TYPED: Final = {
     Remedy.DO_WITHOUT: "restore them, or pass --force to do without",
     Remedy.LEAVE_OUT: "restore it, or pass --force to leave its {at} out of the store",
     Remedy.REPLACE: "pass --force to replace it",
-    Remedy.RESUME: "'zb info {at}' says how far it is",
+    Remedy.RESUME: "'zb info {at}' shows its progress",
     Remedy.TOKENS_ONLY: "convert to HDF5, or pass --tokens-only to leave them behind",
     Remedy.CRC32: "restore it, or make one of the batches as they are now with 'zb index crc32 {at}'",
     Remedy.SHAPE: "pass --batch-size, --seq-len and --dtype as they were at conversion",
@@ -110,8 +110,8 @@ def typed(text: str, at: str) -> str:
 
 
 def _fail(ctx: click.Context, error: BaseException, message: str, code: int) -> NoReturn:
-    said = "\n".join([f"Error: {message}", *getattr(error, "__notes__", ())])
-    click.echo("\n".join(map(printable, said.split("\n"))), err=True)
+    lines = "\n".join([f"Error: {message}", *getattr(error, "__notes__", ())]).split("\n")
+    click.echo("\n".join(map(printable, lines)), err=True)
     ctx.exit(code)
 
 
@@ -223,7 +223,7 @@ class ExistingPath(NewPath):
         from zb_hdf5.files.paths import is_url
 
         if is_url(path):
-            return path  # who opens it says whether it is there
+            return path  # it is looked for when it is opened
         partial = path.with_name(f"{path.name}.partial") if path.name else path
         if not os.path.lexists(path) and partial.exists():
             self.fail(
@@ -299,7 +299,7 @@ class Progress:
         share = min(1.0, self._done / self._total) if self._total else 0.0
         new = self._done - self._kept
         text = f"{share:4.0%}  {format_count(new / elapsed_s if elapsed_s else 0.0)}{self._unit}/s"
-        if new and self._total:  # else nothing tells how long the rest takes
+        if new and self._total:  # else the time of the rest is not known
             text += f"  {format_seconds(elapsed_s / new * max(0, self._total - self._done))} left"
         if self._bar:
             bar = ("█" * round(share * BAR_WIDTH)).ljust(BAR_WIDTH, "·")
@@ -320,7 +320,7 @@ class Progress:
 def format_count(value: float) -> str:
     """Return 1234567 as "1.23 M": three digits and a decimal prefix."""
     for limit, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if value >= 0.9995 * limit:  # what would round to 1000 of the smaller unit
+        if value >= 0.9995 * limit:  # it would round to 1000 of the smaller unit
             return f"{value / limit:.3g} {prefix}"
     return f"{value:.3g} "
 

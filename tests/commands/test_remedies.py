@@ -137,7 +137,7 @@ def unfinished_shard(tmp_path):
 def unfinished_conversion(tmp_path):
     folder = tmp_path / "store.partial"
     folder.mkdir()
-    return "verify", folder, 4, f"'zb info {folder}' says how far it is"
+    return "verify", folder, 4, f"'zb info {folder}' shows its progress"
 
 
 def existing_index(tmp_path):

@@ -153,7 +153,7 @@ def _download(url: str, path: Path, sha256: str | None, advance: Advance) -> Non
 
 
 def _receive(url: str, fd: int, version: Path, sha256: str | None, advance: Advance) -> None:
-    """Append the missing bytes to a partial file, which is emptied if nothing tells their version."""
+    """Append the missing bytes to a partial file, which is emptied if their version is not known."""
     known = tuple(json.loads(version.read_text(encoding="utf-8"))) if version.exists() else None
     source = RemoteObject(url, known)
     size, tag = source.identity

@@ -245,13 +245,13 @@ def describe_lines(description: dict[str, Any]) -> Lines:
     if d["kind"] == "arrays":
         files = f"records in {counted(d['num_files'], '.npy file')}; 'zb convert npy-to-hdf5' makes a store of them"
         records = f"{d['total_records']:,} of {d['seq_len']:,} tokens"
-        return [("path", d["path"]), ("what", files), ("records", records), ("tokens", size)]
+        return [("path", d["path"]), ("kind", files), ("records", records), ("tokens", size)]
     is_stream = d["kind"] == "stream"
     if is_stream:
-        lines = [("what", f"token stream in {counted(d['num_files'], 'file')}"), ("tokens", size)]
+        lines = [("kind", f"token stream in {counted(d['num_files'], 'file')}"), ("tokens", size)]
     else:
         shape = f"{d['num_batches']:,} of {d['batch_size']:,} x {d['seq_len']:,} {d['dtype']}"
-        lines = [("what", f"{d['backend']} {d['kind']}, {d['state']}"), ("batches", shape), ("tokens", size)]
+        lines = [("kind", f"{d['backend']} {d['kind']}, {d['state']}"), ("batches", shape), ("tokens", size)]
         shuffled = f", shuffled with seed {d['seed']}" if d["seed"] else ""
         shuffled = ", not shuffled" if d.get("shuffle") == "none" else shuffled
         count = f"{d['total_records']:,}" if d["total_records"] else "unknown number"
@@ -295,10 +295,10 @@ def _document_lines(d: dict[str, Any]) -> Lines:
             counted(tables["sources"], "source"): tables["sources"],
             f"spans ({tables['spans']})": tables["spans"],
         }
-        stored = ", ".join(text for text, is_there in known.items() if is_there) or "their places"
+        stored = ", ".join(text for text, is_there in known.items() if is_there) or "their offsets"
         lines.append(("of them", f"{stored}, in {counted(tables['count'], 'table')}"))
     if d["kind"] != "stream":
-        lines.append(("pieces", f"where each lies in the records is {'' if d['pieces'] else 'not '}stored"))
+        lines.append(("pieces", f"their ranges in the records are {'' if d['pieces'] else 'not '}stored"))
     return lines
 
 
@@ -361,7 +361,7 @@ def interrupted_lines(d: dict[str, Any]) -> Lines:
     next_step = "wait" if d["at_work"] else "go on with the same command and --resume"
     return [
         ("path", d["path"]),
-        ("what", "a conversion at work" if d["at_work"] else "an interrupted conversion"),
+        ("kind", "a conversion at work" if d["at_work"] else "an interrupted conversion"),
         ("state", f"{d['finished']:,} of {d['total']:,} {d['unit']} are finished; {next_step}"),
     ]
 

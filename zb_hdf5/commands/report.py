@@ -30,7 +30,7 @@ SOURCES_SHOWN: Final = 30
 MUCH_PADDING: Final = 0.05
 QUANTILES: Final = (0.05, 0.25, 0.5, 0.75, 0.95)
 #: Facts of `zb info` that depend on the machine, or that the page has elsewhere.
-NOT_ON_THE_PAGE: Final = ("what", "tokens", "layout", "access", "reads", "source", "sha256", "fingerprint")
+NOT_ON_THE_PAGE: Final = ("kind", "tokens", "layout", "access", "reads", "source", "sha256", "fingerprint")
 #: The head of the page. It lets nothing run or be fetched that the data could smuggle in.
 HEAD: Final = (
     '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -126,7 +126,7 @@ def report_page(
         tag("p", subtitle, class_="soft"),
         _cards(d, found, reader, vocab_size),
         *_sample_note(found),
-        section("What it is", facts(_facts(d))),
+        section("Facts", facts(_facts(d))),
         section("Tokens", *_token_parts(found, vocab_size, tokenizer)),
         section("Documents", *_document_parts(d, found)),
         *([section("Sources", _sources(found))] if found.sources else []),
@@ -233,7 +233,9 @@ def _id_histogram(counts: Counts) -> Markup:
 def _never_used(counts: Counts, tokenizer: Tokenizer | None) -> list[Markup]:
     """Return the ids of the vocabulary, which has all of `counts`, that do not occur."""
     if not len(counts):
-        return [tag("p", "Which tokens are never used is not known: the store names no vocabulary.", class_="soft")]
+        return [
+            tag("p", "The store names no vocabulary, so that tokens that are never used are not known.", class_="soft")
+        ]
     never = np.flatnonzero(counts == 0)
     if not len(never):
         return [tag("p", f"Each of the {len(counts):,} ids of the vocabulary is used.")]
@@ -245,7 +247,7 @@ def _never_used(counts: Counts, tokenizer: Tokenizer | None) -> list[Markup]:
 
 
 def _token(tokenizer: Tokenizer | None, token: int) -> Markup:
-    """Return one token as it can be told from others: spaces at its ends are seen."""
+    """Return one token so that it differs from others: spaces at its ends are seen."""
     text = str(token) if tokenizer is None else printable(readable(tokenizer, np.array([token])))
     if text.strip() != text or not text:
         text = text.replace(" ", "␣")
@@ -266,7 +268,7 @@ def _length_facts(lengths: Counts) -> dict[str, float]:
 def _document_parts(d: dict[str, Any], found: Statistics) -> list[Markup]:
     if found.lengths is None:
         count = f"{d['documents']:,} documents were packed into the records. " if d["documents"] else ""
-        text = "Which tokens belong to which document, and what is padding, is not stored with these batches."
+        text = "The documents of the tokens, and the padding, are not stored with these batches."
         return [tag("p", count + text)]
     named = _length_facts(found.lengths)
     if not named:
@@ -277,8 +279,8 @@ def _document_parts(d: dict[str, Any], found: Statistics) -> list[Markup]:
     edges = [0 if k == 0 else 1 << (k - 1) for k in range(low, len(powers) + 1)]
     titles = [f"{a:,} to {max(a, b - 1):,} tokens: {n:,}" for (a, b), n in zip(pairwise(edges), values, strict=True)]
     marks = [(float(number), f"{edge:,}") for number, edge in enumerate(edges)]
-    what = "files" if found.unit == "file" else "documents"
-    caption = f"Lengths of {what}, in tokens; each bar is twice as wide as the one before."
+    units = "files" if found.unit == "file" else "documents"
+    caption = f"Lengths of {units}, in tokens; each bar is twice as wide as the one before."
     row = [f"{value:,}" for value in named.values()]
     figure = bars(values, titles, marks, log=False, caption=caption)
     return [figure, table(list(named), [row], numbers=range(len(row))), _packing(found)]
@@ -444,8 +446,8 @@ def bars(
             corner = {"x": f"{LEFT + number * step:.2f}", "y": f"{TOP + height - size:.2f}"}
             parts.append(tag("rect", tag("title", title), **corner, width=f"{max(step - 1, step * 0.8):.2f}",
                              height=f"{max(size, 1):.2f}", class_="bar"))  # fmt: skip
-    for place, text in marks:
-        anchor = "start" if place <= 0 else "end" if place >= len(values) else "middle"
-        parts.append(tag("text", text, x=f"{LEFT + place * step:.1f}", y=HEIGHT - 5, text_anchor=anchor))
+    for position, text in marks:
+        anchor = "start" if position <= 0 else "end" if position >= len(values) else "middle"
+        parts.append(tag("text", text, x=f"{LEFT + position * step:.1f}", y=HEIGHT - 5, text_anchor=anchor))
     drawing = tag("svg", *parts, viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img", aria_label=caption)
     return tag("figure", drawing, tag("figcaption", caption))

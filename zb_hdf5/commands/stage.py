@@ -41,7 +41,7 @@ def ranks_named(text: str) -> list[range]:
     return ranks
 
 
-@click.command(short_help="Copy what a node's ranks will read to its own disk.")
+@click.command(short_help="Copy the batches of a node's ranks to its own disk.")
 @click.argument("store", type=_STORE)
 @click.argument("folder", type=NewPath())
 @click.option("--state", "state_path", type=_PATH, help="Loader state, as JSON: go on from there to the epoch's end.")
@@ -53,7 +53,9 @@ def ranks_named(text: str) -> list[range]:
     show_default=True,
     help="Order of the loader; a state has its own.",
 )
-@click.option("--epoch", type=click.IntRange(0), default=0, show_default=True, help="Where no state says it.")
+@click.option(
+    "--epoch", type=click.IntRange(0), default=0, show_default=True, help="Epoch of the loader; a state has its own."
+)
 @click.option("--batch-size", type=click.IntRange(1), help="Batch size of the loader. [default: as stored]")
 @click.option("--seq-len", type=click.IntRange(1), help="Record length of the loader. [default: as stored]")
 @click.option("--targets", is_flag=True, help="The loader of a token stream has targets=True.")

@@ -67,7 +67,7 @@ class Duplicates(NamedTuple):
 
 
 class SourceCount(NamedTuple):
-    """Documents and tokens of one source; `name` is "" where it is not known."""
+    """Documents and tokens of one source; `name` is "" if it is not known."""
 
     name: str
     documents: int

@@ -33,7 +33,7 @@ ORDER_OF_A_STATE: Final = {"shuffle": (str,), "seed": (int,), "seq_len": (int,),
 
 
 class Origin(NamedTuple):
-    """The origin of a batch: its rows by shard and stored batch, and themselves where their documents are known."""
+    """The origin of a batch: its shards and stored batches, and its rows if their documents are stored."""
 
     name: dict[str, Any]
     shards: list[dict[str, Any]]

@@ -215,7 +215,7 @@ def verify(path: Path, workers: int | None) -> Output:
       3  bad: the first bad batch of each damaged file is named
       4  bad: a file is truncated, missing, or not finished
       5  this machine cannot read it (a lock, a missing HDF5 filter)
-      6  not verified: no digest is stored; the report says which is missing
+      6  not verified: no digest is stored; the report names the missing one
 
     \b
     Example: zb verify data/train
@@ -243,7 +243,7 @@ def verify(path: Path, workers: int | None) -> Output:
     "--dtype", type=click.Choice(["uint16", "uint32"]), help="Stored dtype, if that header was never written."
 )
 @click.option("--force", is_flag=True, help="Replace an existing output.")
-@click.option("--dry-run", is_flag=True, help="Print what would be done; write nothing.")
+@click.option("--dry-run", is_flag=True, help="Print the plan; write nothing.")
 @output_options
 def repair(path: Path, force: bool, dry_run: bool, **given: Any) -> Output:
     """Save the good batches of PATH in a new file, or the good documents of a token stream.

@@ -53,7 +53,7 @@ _CLIENT_OPTIONS: Final = (
 SCHEMES: Final = ("s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss", "http", "https")
 #: Bytes and reads that are kept under way to fill a long line: 32 MiB at 20 ms are 1.6 GB/s.
 IN_FLIGHT: Final = (32 << 20, MAX_READS)
-#: Bytes of a block of a file-like object, and the blocks that it keeps: the metadata of HDF5 lie together in its head.
+#: Bytes of a block of a file-like object, and the blocks that it keeps: the metadata of HDF5 are at its beginning.
 BLOCK_BYTES: Final = 256 << 10
 MAX_BLOCKS: Final = 64
 #: Bytes of one request for a large object, and of one part of an upload: 30 s are enough for them at 280 kB/s.
@@ -274,7 +274,7 @@ class RemoteObject:
                 f"{self.name}: expected {wanted}, the server sent {answer.range[0]:,} to {answer.range[1]:,}"
             )
         count = expected[1] - start
-        data = next(iter(answer.stream(count)), b"")  # `count` bytes and what came in the same packet, or all there are
+        data = next(iter(answer.stream(count)), b"")  # `count` bytes with the rest of their packet, or all there are
         if len(data) > count:
             raise FormatError(f"{self.name}: expected {wanted}, the server sends more than these {count:,} bytes")
         if len(data) < count:

@@ -121,11 +121,15 @@ def report_page(
         shards = f" in {counted(d['shards']['count'], 'shard')}" if "shards" in d else ""
         shape = f"{d['num_batches']:,} batches of {d['batch_size']:,} × {d['seq_len']:,}"
         subtitle = f"{shape} tokens{shards}, {d['state']}"
+    sample = (
+        f"An even sample: {found.tokens:,} of {found.num_tokens:,} tokens ({found.tokens / found.num_tokens:.2%}) were "
+        f"looked at, in {found.units:,} of {found.num_units:,} {found.unit}s. Counts and repeats are of the sample."
+    )
     parts = [
         tag("h1", name),
         tag("p", subtitle, class_="soft"),
         _cards(d, found, reader, vocab_size),
-        *_sample_note(found),
+        *([tag("p", sample, class_="box")] if found.tokens < found.num_tokens else []),
         section("Facts", facts(_facts(d))),
         section("Tokens", *_token_parts(found, vocab_size, tokenizer)),
         section("Documents", *_document_parts(d, found)),
@@ -171,17 +175,6 @@ def _cards(d: dict[str, Any], found: Statistics, reader: BatchReader, vocab_size
     return tag("div", *cards, class_="cards")
 
 
-def _sample_note(found: Statistics) -> list[Markup]:
-    if found.tokens == found.num_tokens:
-        return []
-    text = (
-        f"An even sample: {found.tokens:,} of {found.num_tokens:,} tokens ({found.tokens / found.num_tokens:.2%}) were "
-        f"looked at, in {found.units:,} of {found.num_units:,} {found.unit}s. Counts are those of the sample; repeats "
-        "are those within it."
-    )
-    return [tag("p", text, class_="box")]
-
-
 def _facts(d: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the facts of a store, without those that depend on the machine that reads it."""
     source, files = d.get("source") or {}, source_files(d.get("source") or {})
@@ -223,11 +216,9 @@ def _id_histogram(counts: Counts) -> Markup:
     step = -(-len(counts) // BINS)
     starts = np.arange(0, len(counts), step)
     values = np.add.reduceat(counts, starts).tolist()
-    edges = [*starts.tolist(), len(counts)]
-    titles = [f"ids {a:,} to {b - 1:,}: {value:,}" for (a, b), value in zip(pairwise(edges), values, strict=True)]
     middle, last = (len(values) / 2, f"{len(values) // 2 * step:,}"), (float(len(values)), f"id {len(counts) - 1:,}")
     caption = f"How often ids occur; a bar is {counted(step, 'id')}; logarithmic."
-    return bars(values, titles, [(0.0, "0"), middle, last], log=True, caption=caption)
+    return bars(values, [*starts.tolist(), len(counts)], [(0.0, "0"), middle, last], log=True, caption=caption)
 
 
 def _never_used(counts: Counts, tokenizer: Tokenizer | None) -> list[Markup]:
@@ -277,12 +268,11 @@ def _document_parts(d: dict[str, Any], found: Statistics) -> list[Markup]:
     low = int(np.flatnonzero(powers)[0])
     values = powers[low:].tolist()
     edges = [0 if k == 0 else 1 << (k - 1) for k in range(low, len(powers) + 1)]
-    titles = [f"{a:,} to {max(a, b - 1):,} tokens: {n:,}" for (a, b), n in zip(pairwise(edges), values, strict=True)]
     marks = [(float(number), f"{edge:,}") for number, edge in enumerate(edges)]
     units = "files" if found.unit == "file" else "documents"
     caption = f"Lengths of {units}, in tokens; each bar is twice as wide as the one before."
     row = [f"{value:,}" for value in named.values()]
-    figure = bars(values, titles, marks, log=False, caption=caption)
+    figure = bars(values, edges, marks, log=False, caption=caption)
     return [figure, table(list(named), [row], numbers=range(len(row))), _packing(found)]
 
 
@@ -422,12 +412,9 @@ def share_bar(share: float) -> Markup:
 
 
 def bars(
-    values: Sequence[int], titles: Sequence[str], marks: Sequence[tuple[float, str]], *, log: bool, caption: str
+    values: Sequence[int], edges: Sequence[int], marks: Sequence[tuple[float, str]], *, log: bool, caption: str
 ) -> Markup:
-    """Return a figure of a bar for each value, with a title that is seen where it is pointed at.
-
-    `marks` are (position in units of bars, text) below them. `log`: a bar of 1 is seen next to one of a million.
-    """
+    """Return a figure of bars between edges, with marks (position in bars, text) below; `log` shows also small ones."""
     height, width = HEIGHT - TOP - BOTTOM, WIDTH - LEFT
     top = max(max(values, default=0), 1)
 
@@ -440,9 +427,9 @@ def bars(
         y = f"{TOP + height - level(line):.1f}"
         parts.append(tag("line", x1=LEFT, x2=WIDTH, y1=y, y2=y, class_="grid"))
         parts.append(tag("text", f"{line:,}", x=LEFT - 6, y=y, dy=4, text_anchor="end"))
-    for number, (value, title) in enumerate(zip(values, titles, strict=True)):
-        size = level(value)
+    for number, (value, (first, end)) in enumerate(zip(values, pairwise(edges), strict=True)):
         if value:
+            size, title = level(value), f"{first:,} to {max(first, end - 1):,}: {value:,}"
             corner = {"x": f"{LEFT + number * step:.2f}", "y": f"{TOP + height - size:.2f}"}
             parts.append(tag("rect", tag("title", title), **corner, width=f"{max(step - 1, step * 0.8):.2f}",
                              height=f"{max(size, 1):.2f}", class_="bar"))  # fmt: skip

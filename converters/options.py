@@ -18,20 +18,10 @@ STREAM: Final = "stream"
 
 
 class Option(NamedTuple):
-    """An option of a conversion.
-
-    Attributes
-    ----------
-    flag
-        Its name on the command line.
-    kind
-        "positive", "natural", "fraction", "size", "text", "names", "codec", "part" or "flag"; a tuple of choices; or
-        choices and the values that they stand for.
-    help
-        One or two sentences.
-    """
+    """An option of a conversion: its name on the command line, its kind, and one or two sentences of help."""
 
     flag: str
+    #: "positive", "natural", "fraction", "size", "text", "names", "codec", "part" or "flag"; choices; or their values.
     kind: str | tuple[str, ...] | Mapping[str, Any]
     help: str
 

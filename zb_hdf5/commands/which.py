@@ -91,22 +91,14 @@ def _rows_text(row: dict[str, Any]) -> str:
     )
 
 
-def origin_of_batch(
-    store: str, batch: int, batch_size: int | None, seq_len: int | None, tokenizer: str | None, text: bool
-) -> Origin:
+def origin_of_batch(store: str, batch: int, batch_size: int | None, seq_len: int | None, **text: Any) -> Origin:
     """Return the origin of a stored batch, or of a batch of windows of a stream."""
     with open_to_look(any_path(store), batch_size, seq_len) as reader:
-        return _origin({"source": store}, reader, records_of_batch(reader, batch), reader.seq_len, tokenizer, text)
+        return _origin({"source": store}, reader, records_of_batch(reader, batch), reader.seq_len, **text)
 
 
 def origins(
-    stores: tuple[str, ...],
-    state_path: Path,
-    step: int,
-    batch_size: int | None,
-    world_size: int,
-    tokenizer: str | None,
-    text: bool,
+    stores: tuple[str, ...], state_path: Path, step: int, batch_size: int | None, world_size: int, **text: Any
 ) -> list[Origin]:
     """Return the origin of the batch of each rank at a step of the epoch of a state; with its text if asked for."""
     state = read_state(state_path)
@@ -129,7 +121,7 @@ def origins(
     for rank, (one, name, request) in enumerate(requests):
         size = one.reader.batch_size  # a whole batch is asked for only where its records are the loader's
         records = np.arange(request * size, (request + 1) * size) if isinstance(request, int) else request
-        found.append(_origin({"rank": rank, "source": name}, one.reader, records, one.seq_len, tokenizer, text))
+        found.append(_origin({"rank": rank, "source": name}, one.reader, records, one.seq_len, **text))
     return found
 
 

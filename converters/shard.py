@@ -26,8 +26,8 @@ from zb_hdf5.errors import Remedy
 from zb_hdf5.files.digests import TokenDigest
 from zb_hdf5.files.paths import RemotePath
 from zb_hdf5.formats.batch_reader import GROUP_BYTES
+from zb_hdf5.formats.native import crc32_path
 from zb_hdf5.formats.registry import BACKENDS, FORMATS
-from zb_hdf5.formats.sidecar import crc32_path
 from zb_hdf5.loaders.prefetch import read_ahead
 from zb_hdf5.spec import BATCHES, DEFAULT_SPLIT
 from zb_hdf5.store.table import PiecesInfo

@@ -35,8 +35,8 @@ from zb_hdf5.files.identity import regular
 from zb_hdf5.files.publishing import write_atomically, write_fully
 from zb_hdf5.formats.batch_reader import BrokenFile
 from zb_hdf5.formats.batch_writer import FileWriter
+from zb_hdf5.formats.native import crc32_path, read_any_crc32_file, read_crc32_file
 from zb_hdf5.formats.registry import FORMATS, FileFormat
-from zb_hdf5.formats.sidecar import crc32_path, read_any_crc32_file, read_crc32_file
 
 # --- the one file: slots behind a header of 64 bytes, and crc32 rows in a sidecar or in a trailer ----------------
 

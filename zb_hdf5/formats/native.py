@@ -1,4 +1,4 @@
-"""The native `.batch` file (ZeroBatch v2): one 4096-byte header, then one page-aligned slot per batch.
+"""The native `.batch` file (ZeroBatch v2): one 4096-byte header, then one page-aligned slot per batch; its `.crc32`.
 
 Offsets are arithmetic: batch i begins at `4096 + i * padded_batch_bytes`.
 """
@@ -7,27 +7,30 @@ from __future__ import annotations
 
 import os
 import struct
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError, Remedy
+from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError, Remedy, UnverifiableError
 from zb_hdf5.files.checked import Crc32Rows
+from zb_hdf5.files.digests import crc32_array, crc32_of
 from zb_hdf5.files.extents import Extents, Run
 from zb_hdf5.files.file_tokens import open_extents
 from zb_hdf5.files.identity import handle_of, open_file, regular, size_of
+from zb_hdf5.files.open_files import open_with_room
 from zb_hdf5.files.paths import RemotePath, any_path
 from zb_hdf5.files.publishing import PARTIAL_SUFFIX, write_atomically, write_fully
 from zb_hdf5.formats.batch_reader import BatchReader, BrokenFile, require_options
 from zb_hdf5.formats.batch_writer import FileWriter, ShardInfo
-from zb_hdf5.formats.sidecar import crc32_path, no_crc32_file, read_any_crc32_file, read_crc32_file, sidecar_rows
 from zb_hdf5.spec import (
     BATCH_MAGIC,
     BATCH_VERSION,
     BATCHES,
     CODE_BY_DTYPE,
+    CRC32_SUFFIX,
     DOCUMENTS_SUFFIX,
     DTYPE_BY_CODE,
     HEADER_BYTES,
@@ -106,7 +109,7 @@ class BatchFileReader(BatchReader):
         return sidecar_rows(self.path, self.num_batches) if crc32_path(self.path).exists() else None
 
     def missing_digests(self) -> str:
-        return no_crc32_file(self.path)
+        return f"{crc32_path(self.path).name} is not beside it; {Remedy.CRC32}"
 
 
 class BatchFileWriter(FileWriter):
@@ -268,3 +271,59 @@ def unpack_header(header: bytes, path: object) -> tuple[StoreMeta, int]:
 def batch_file_bytes(meta: StoreMeta, num_batches: int) -> int:
     """Return the exact size of a `.batch` file, and so the offset of batch `num_batches`."""
     return HEADER_BYTES + num_batches * meta.padded_batch_bytes
+
+
+# --- the crc32 rows of a file without room for them: raw uint32 in `<file>.crc32` ------------------------------------
+
+
+def crc32_path(path: Path) -> Path:
+    """Return the path of the sidecar of a file."""
+    return path.with_name(path.name + CRC32_SUFFIX)
+
+
+def read_crc32_file(path: Path, num_batches: int) -> npt.NDArray[np.uint32]:
+    """Return the crc32 of each batch from `<path>.crc32`; `UnverifiableError` if there is no such file."""
+    rows = np.empty(num_batches, "<u4")
+    _read_rows(path, num_batches, 0, rows)
+    return rows
+
+
+def sidecar_rows(path: Path, num_batches: int) -> Crc32Rows:
+    """Return the rows of `<path>.crc32`, read when they are needed."""
+    return Crc32Rows(num_batches, partial(_read_rows, path, num_batches))
+
+
+def _read_rows(path: Path, num_batches: int, start: int, out: npt.NDArray[np.uint32]) -> None:
+    sidecar = crc32_path(path)
+    try:
+        with open_with_room(partial(open_file, sidecar)) as file:  # for 4,096 batches at once: it is not kept open
+            size = size_of(handle_of(file))
+            if size != 4 * num_batches:
+                raise FormatError(f"{sidecar}: expected {4 * num_batches:,} bytes, found {size:,}")
+            file.seek(4 * start)
+            out[...] = np.frombuffer(file.read(out.nbytes), "<u4")
+    except FileNotFoundError as error:
+        raise UnverifiableError(
+            f"{path}: cannot be verified: {sidecar.name} is not beside it", remedy=Remedy.CRC32, at=path
+        ) from error
+
+
+def read_any_crc32_file(path: Path) -> npt.NDArray[np.uint32] | None:
+    """Return all whole rows of the sidecar of a damaged or unfinished file, or None if it has none."""
+    final = path.with_name(path.name.removesuffix(PARTIAL_SUFFIX))
+    for owner in (path, final):
+        sidecar = crc32_path(owner)
+        if sidecar.exists() and (owner == path or not final.exists()):  # else they are those of the older file
+            with open(sidecar, "rb", opener=regular) as file:
+                data = file.read()
+            return np.frombuffer(data[: len(data) // 4 * 4], dtype="<u4")
+    return None
+
+
+def ensure_crc32_file(reader: BatchReader) -> Path | None:
+    """Write the `<path>.crc32` of a file that has none, and return its path; None: it had one."""
+    sidecar = crc32_path(reader.path)
+    if sidecar.exists():
+        return None
+    write_atomically(sidecar, crc32_array([crc32_of(batch) for batch in reader]).tobytes())
+    return sidecar

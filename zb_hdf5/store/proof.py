@@ -17,8 +17,8 @@ from zb_hdf5.files.file_tokens import FileTokens, ObjectTokens, open_extents
 from zb_hdf5.files.identity import Identity
 from zb_hdf5.files.ranges import open_ranges
 from zb_hdf5.files.tokens import Tokens
+from zb_hdf5.formats.native import sidecar_rows
 from zb_hdf5.formats.registry import BACKENDS
-from zb_hdf5.formats.sidecar import sidecar_rows
 from zb_hdf5.spec import BATCHES_LAYOUT, CRC32, INDEX_NAME, NOT_KNOWN, TokenArray, extents_column
 from zb_hdf5.store.index import ShardIndex
 from zb_hdf5.store.table import ShardEntry

@@ -25,8 +25,8 @@ from zb_hdf5.files.publishing import (
     refuse_existing,
 )
 from zb_hdf5.files.sizes import counted
+from zb_hdf5.formats.native import crc32_path, ensure_crc32_file
 from zb_hdf5.formats.registry import BACKENDS, FORMATS, backend_of_suffix, open_chunks
-from zb_hdf5.formats.sidecar import crc32_path, ensure_crc32_file
 from zb_hdf5.spec import BATCHES_LAYOUT, INDEX_NAME, NOT_KNOWN, SHARD_PREFIX, STREAM_LAYOUT, StoreMeta
 from zb_hdf5.store.index import ShardIndex
 from zb_hdf5.store.opening import open_reader

@@ -1,4 +1,4 @@
-"""Opens HDF5 files: with the file locks that clusters have, and with clear errors instead of those of HDF5."""
+"""Opens HDF5 files, also where a cluster has no file locks and with clear errors, and makes their common parts."""
 
 from __future__ import annotations
 
@@ -59,17 +59,7 @@ CREATOR: Final = f"zb_hdf5 {__version__} (h5py {h5py.__version__}, HDF5 {h5py.ve
 
 
 def open_h5(path: Path | str, mode: str = "r", **options: Any) -> h5py.File:
-    """Open an HDF5 file; where the file system has no locks, warn once and open without them.
-
-    HDF5 tolerates only ENOSYS from flock(2) by itself; clusters answer ENOLCK, EOPNOTSUPP, 524 or EIO.
-
-    Raises
-    ------
-    UnavailableError
-        If another process holds the file's lock.
-    IncompleteError, FormatError
-        If HDF5 finds the file truncated, or cannot read it at all.
-    """
+    """Open an HDF5 file; where the file system has no locks, warn once and open without them."""
     if isinstance(path, RemotePath):
         return _RemoteFile(path.open_object())
     if mode == "r":
@@ -77,6 +67,7 @@ def open_h5(path: Path | str, mode: str = "r", **options: Any) -> h5py.File:
     try:
         return h5py.File(path, mode, **options)
     except OSError as error:
+        # HDF5 tolerates only ENOSYS from flock(2) by itself; clusters answer ENOLCK, EOPNOTSUPP, 524 or EIO
         if error.errno in NO_LOCKS and "lock file" in str(error):
             warnings.warn(f"{path}: this file system has no file locks; opening without them", stacklevel=2)
             return h5py.File(path, mode, locking=False, **options)
@@ -96,23 +87,12 @@ class _RemoteFile(h5py.File):  # type: ignore[misc]
 
 
 def handle_of_h5(h5: h5py.File) -> Handle:
-    """Return what tells the size and identity of an open file."""
+    """Return the handle by which the size and identity of an open file are asked for."""
     return h5.source if isinstance(h5, _RemoteFile) else h5.id.get_vfd_handle()
 
 
 def open_h5_for_reading(path: Path, identity: Identity | None = None) -> h5py.File:
-    """Open for reading; a file whose writer is alive or was killed is opened in SWMR mode.
-
-    Parameters
-    ----------
-    identity
-        Of the file that was looked at before, as `h5_identity` gave it.
-
-    Raises
-    ------
-    FormatError
-        If it is another file by now. Raises as `open_h5` does.
-    """
+    """Open for reading, in SWMR mode if its writer is alive or was killed; `FormatError` if the identity differs."""
     try:
         h5 = open_h5(path)
     except UnavailableError:
@@ -129,7 +109,7 @@ def open_h5_for_reading(path: Path, identity: Identity | None = None) -> h5py.Fi
 
 
 def h5_identity(h5: h5py.File, *, growing: bool) -> Identity:
-    """Return what tells an open file from another one that has its name later."""
+    """Return the identity by which an open file differs from another one that has its name later."""
     return identity_of(handle_of_h5(h5), growing=growing)
 
 
@@ -143,10 +123,7 @@ def require_version(h5: h5py.File, expected: int, path: Path) -> None:
 
 
 def require_stored(claimed_bytes: int, h5: h5py.File, stored: h5py.Dataset, path: Path) -> None:
-    """Raise `IncompleteError` if a file is shorter than the data that it claims to have.
-
-    Filtered data may be larger than their file: up to the ratio that a filter reaches with small numbers is accepted.
-    """
+    """Raise `IncompleteError` if a file is shorter than its data could be, by the ratio that a filter reaches."""
     filtered = stored.id.get_create_plist().get_nfilters() > 0
     claimed = claimed_bytes // FILTER_RATIO if filtered else claimed_bytes
     require_bytes(claimed, handle_of_h5(h5), path, f"{stored.name}")
@@ -154,11 +131,7 @@ def require_stored(claimed_bytes: int, h5: h5py.File, stored: h5py.Dataset, path
 
 @contextlib.contextmanager
 def h5_damage(path: Path) -> Iterator[None]:
-    """Turn what h5py raises on damaged metadata into `FormatError`; our own errors pass.
-
-    HDF5 checks the checksums of its metadata and reports a mismatch as a KeyError, RuntimeError, OSError or ValueError,
-    depending on what it was asked for.
-    """
+    """Turn the errors that h5py raises on damaged metadata, of many kinds, into `FormatError`; our own errors pass."""
     try:
         yield
     except (ZbError, FileNotFoundError, PermissionError):
@@ -171,15 +144,8 @@ def h5_damage(path: Path) -> Iterator[None]:
 
 
 def own_dataset(h5: h5py.File, path: Path, name: str) -> h5py.Dataset | None:
-    """Return a dataset whose bytes are in this file, or None if there is none of that name.
-
-    Raises
-    ------
-    FormatError
-        If it, or a link on the way to it, leads out of the file: other files were not opened by the user, and may
-        be any file that this process can read.
-    """
-    found = _follow(h5, path, name)
+    """Return a dataset whose bytes are in this file, or None; `FormatError` if a link leads out of the file."""
+    found = _follow(h5, path, name)  # other files were not opened by the user, and may be any that can be read
     if not isinstance(found, h5py.Dataset):
         return None
     if elsewhere := bytes_elsewhere(found):
@@ -188,7 +154,7 @@ def own_dataset(h5: h5py.File, path: Path, name: str) -> h5py.Dataset | None:
 
 
 def bytes_elsewhere(stored: h5py.Dataset) -> str:
-    """Say how the bytes of a dataset are kept in other files; "" if they are in its own."""
+    """Describe how the bytes of a dataset are kept in other files; "" if they are in its own."""
     creation: Any = stored.id.get_create_plist()
     if creation.get_layout() == h5py.h5d.VIRTUAL:
         return "is a virtual dataset"
@@ -221,7 +187,7 @@ def _leads_out(path: Path, name: str, what: str) -> FormatError:
 
 
 def read_crc32(h5: h5py.File, path: Path, num_batches: int, name: str = CRC32) -> npt.NDArray[np.uint32]:
-    """Return the stored crc32 of each batch of a column. Raises as `require_rows`."""
+    """Return the stored crc32 of each batch of a column."""
     return np.asarray(require_rows(h5, path, name, num_batches)[:num_batches], dtype="<u4")
 
 
@@ -232,13 +198,7 @@ def read_crc32_of(path: Path, identity: Identity, num_batches: int, name: str = 
 
 
 def require_rows(h5: h5py.File, path: Path, name: str, count: int) -> h5py.Dataset:
-    """Return a 1-D dataset that has `count` rows, or more.
-
-    Raises
-    ------
-    FormatError
-        If there is none.
-    """
+    """Return a 1-D dataset that has `count` rows, or more; `FormatError` if there is none."""
     stored = own_dataset(h5, path, name)
     if stored is None or stored.ndim != 1 or len(stored) < count:
         raise FormatError(f"{path}: expected a dataset {name!r} of {count:,} rows, found {stored!r}")
@@ -247,10 +207,7 @@ def require_rows(h5: h5py.File, path: Path, name: str, count: int) -> h5py.Datas
 
 
 def rows_by_library(path: Path, num_batches: int, identity: Identity, name: str = CRC32) -> Crc32Rows:
-    """Return the crc32 of each batch of a column that only HDF5 can find, read when they are needed.
-
-    Raises `FormatError`, when it reads, if there is no crc32 for each of them.
-    """
+    """Return the crc32 of each batch of a column that only HDF5 can find, read when they are needed."""
     return Crc32Rows(num_batches, partial(_read_by_library, path, num_batches, identity, name))
 
 
@@ -266,13 +223,7 @@ def text_of(value: object) -> object:
 
 
 def stored_sha256(value: object, where: object) -> str:
-    """Return the digest in an attribute.
-
-    Raises
-    ------
-    FormatError
-        If it is none.
-    """
+    """Return the digest in an attribute; `FormatError` if it is none."""
     sha256 = str(text_of(value))
     if not is_sha256(sha256):
         raise FormatError(f"{where}: expected 64 hexadecimal digits in sha256, found {sha256!r}")
@@ -280,7 +231,7 @@ def stored_sha256(value: object, where: object) -> str:
 
 
 def is_marked_open(path: Path) -> bool:
-    """Return whether the superblock says that a writer has the file open (or was killed). Byte 11 of version 3."""
+    """Return whether byte 11 of the superblock, version 3, marks a file that a writer has open, or was killed in."""
     with open_file(path) as file:
         superblock = file.read(12)
     return len(superblock) == 12 and superblock[8] == 3 and superblock[11] != 0
@@ -322,18 +273,12 @@ def _rotated(x: int, turn: int) -> int:
 
 def create_for_swmr(own_path: str, meta_bytes: int, alignment: int) -> h5py.File:
     """Create a file that can enter SWMR mode; chunks of at least `alignment` bytes are aligned to as many."""
-    return open_h5(
-        own_path,
-        "w",
-        libver=HDF5_LIBVER,
-        alignment_threshold=alignment,
-        alignment_interval=alignment,
-        meta_block_size=meta_bytes,
-    )
+    alignments = {"alignment_threshold": alignment, "alignment_interval": alignment}
+    return open_h5(own_path, "w", libver=HDF5_LIBVER, meta_block_size=meta_bytes, **alignments)
 
 
 def early_allocation() -> Any:
-    """Return the creation properties of a dataset whose chunks have places before they have bytes."""
+    """Return the creation properties of a dataset whose chunks are allocated before they are written."""
     early = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     early.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
     early.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
@@ -341,10 +286,7 @@ def early_allocation() -> Any:
 
 
 def filtered(codec: str) -> Any:
-    """Return the creation properties of a dataset whose chunks are compressed by us.
-
-    The filter is an optional one, so that HDF5 itself need not have it here.
-    """
+    """Return the creation properties of a dataset whose chunks we compress: HDF5 itself need not have the filter."""
     name, _, level = codec.partition(":")
     properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     properties.set_filter(CODECS[name].filter_id, h5py.h5z.FLAG_OPTIONAL, (int(level),))
@@ -354,7 +296,7 @@ def filtered(codec: str) -> Any:
 
 @contextlib.contextmanager
 def hdf5_writes(path: Path) -> Iterator[None]:
-    """Turn what h5py raises when the disk fails under HDF5 into one OSError with path and cause."""
+    """Turn the errors that h5py raises when the disk fails under HDF5 into one OSError with path and cause."""
     try:
         yield
     except (OSError, RuntimeError) as error:
@@ -366,23 +308,15 @@ def hdf5_writes(path: Path) -> Iterator[None]:
 
 
 def create_texts(h5: h5py.File, **texts: str) -> None:
-    """Create root attributes of fixed length.
-
-    The heap of variable-length texts has no checksum, and one flipped bit there can send HDF5 2.0 into an endless loop.
-    """
+    """Create root attributes of fixed length."""
+    # the heap of other texts has no checksum: one flipped bit there can send HDF5 2.0 into an endless loop
     for name, text in texts.items():
         data = text.encode("utf-8", "replace")
         h5.attrs.create(name, data, dtype=h5py.string_dtype("utf-8", max(1, len(data))))
 
 
 def create_root(h5: h5py.File, meta: StoreMeta, origin: Mapping[str, Any]) -> None:
-    """Create the attributes of the root group: the facts about all tokens of a file; what is unknown is left out.
-
-    Parameters
-    ----------
-    origin
-        The values of `ORIGIN_ATTRIBUTES` that are known, and "source" as a JSON object.
-    """
+    """Create the attributes of the root group; `origin` has those of `ORIGIN_ATTRIBUTES` that are known."""
     is_stream, source = meta.layout == STREAM_LAYOUT, dict(origin.get("source") or {})
     texts = {"shuffle": origin.get("shuffle"), "split": origin.get("split"), "source": _source_text(source)}
     texts |= {"packing": source.get("packing"), "tokenizer": meta.tokenizer}
@@ -418,7 +352,7 @@ def read_root(h5: h5py.File, names: Sequence[str] = OPTIONAL_NUMBERS) -> dict[st
 
 
 def read_origin(h5: h5py.File) -> dict[str, Any]:
-    """Return what `create_root` was told of the origin of the tokens, as far as it can be read."""
+    """Return the origin of the tokens that `create_root` was given, as far as it can be read."""
     texts = {name: str(text_of(h5.attrs[name])) for name in ("source", "shuffle", "split") if name in h5.attrs}
     try:
         source = json.loads(texts.pop("source", "{}"))

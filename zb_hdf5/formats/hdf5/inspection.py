@@ -65,7 +65,7 @@ def _opened(path: Path, identity: Identity | None = None) -> Iterator[h5py.File]
 
 
 def is_stream_file(path: Path) -> bool:
-    """Return whether an HDF5 file says that it is a token stream."""
+    """Return whether an HDF5 file is a token stream."""
     with _opened(path) as h5:
         return text_of(h5.attrs.get("format")) == STREAM_FORMAT
 
@@ -74,13 +74,7 @@ def is_stream_file(path: Path) -> bool:
 
 
 def look_at_batches(path: Path, identity: Identity | None = None) -> Column:
-    """Look into a store of batches.
-
-    Raises
-    ------
-    FormatError, IncompleteError
-        If it is none of this version, or contradicts itself.
-    """
+    """Return the column of the batches; `FormatError` if the file is none of this version, or contradicts itself."""
     with _opened(path, identity) as h5:
         return _batches(h5, path)
 
@@ -141,14 +135,9 @@ def _batch_places(stored: h5py.Dataset, meta: StoreMeta, num_batches: int, path:
 
 
 def look_at_foreign(path: Path, dataset: str) -> tuple[Column, int]:
-    """Look at a dataset of integers that others have written; return it, and how many axes it has.
+    """Return the column of integers that others have written, and its axes.
 
     Of three axes a unit is one batch, of two one record, of one 65,536 tokens.
-
-    Raises
-    ------
-    FormatError
-        If there is none of this name.
     """
     with _opened(path) as h5:
         stored = own_dataset(h5, path, dataset)
@@ -190,13 +179,7 @@ def _foreign(h5: h5py.File, problem: str) -> FormatError:
 
 
 def look_at_stream(path: Path, identity: Identity | None = None) -> Column:
-    """Look into a stream; if it was open before, then with the identity that it had. A unit is one chunk.
-
-    Raises
-    ------
-    FormatError, IncompleteError
-        If it is no stream of this version, or contradicts itself.
-    """
+    """Return the column of the tokens of a stream, of the identity that it had if it was open before."""
     with _opened(path, identity) as h5:
         stored = checked_tokens(h5, path)
         found = {name: stored.attrs[name] for name in TOKENS_ATTRIBUTES}
@@ -233,7 +216,7 @@ def _stream_meta(h5: h5py.File, stored: h5py.Dataset, path: Path) -> StoreMeta:
 
 
 def checked_tokens(h5: h5py.File, path: Path) -> h5py.Dataset:
-    """Return the dataset of the tokens, of a file that is a stream of this version. Raises `FormatError`."""
+    """Return the dataset of the tokens; `FormatError` if the file is no stream of this version."""
     found = text_of(h5.attrs.get("format"))
     if found != STREAM_FORMAT:
         raise FormatError(f"{path}: expected root attribute format={STREAM_FORMAT!r}, found {found!r}")
@@ -263,13 +246,7 @@ def fields_in(h5: h5py.File, path: Path, axes: int) -> tuple[Field, ...]:
 
 
 def look_at_field(path: Path, name: str, identity: Identity | None = None) -> Column:
-    """Look at the values of one field of batches, or of a stream.
-
-    Raises
-    ------
-    FormatError, IncompleteError
-        If the file has no such field, or is damaged.
-    """
+    """Return the column of one field of batches, or of a stream; `FormatError` if the file has no such field."""
     column = field_column(name)
     with _opened(path, identity) as h5:
         tokens, count, complete = _tokens_beside(h5, path)

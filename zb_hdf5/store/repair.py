@@ -226,12 +226,8 @@ def repair_store(
         except FormatError as error:
             reports.append(_lost(path, entry, index.meta, error, overwrite or dry_run))
             continue
-        if report.state == "repaired" and report.output is not None:
-            entry = _entry_of(Path(report.output), entry)
-        elif report.state == "whole":
-            entry = _entry_of_whole(path, entry)
         reports.append(report)
-        entries.append(entry)
+        entries.append(entry if report.state == "damaged" else _entry_of(report, entry))
     if not entries:
         raise IncompleteError(f"{folder}: no shard can be saved; convert again")
     # where batches were dropped, the state of a loader that read the store live no longer names the same records
@@ -282,29 +278,25 @@ def _shards_with_batches(folder: Path, index: ShardIndex) -> tuple[ShardEntry, .
     return tuple(index.shards)
 
 
-def _entry_of(path: Path, old: ShardEntry) -> ShardEntry:
+def _entry_of(report: RepairReport, old: ShardEntry) -> ShardEntry:
+    """Return the entry of a repaired shard, or of a whole one that agrees with the entry that it has."""
+    path = Path(report.output or report.path)
     with open_chunks(path) as reader:
+        if old.complete and report.state == "whole":  # a growing one was published, and then its writer was killed
+            found = reader.sha256 or reader.token_sha256()
+            if found != old.sha256:
+                raise FormatError(
+                    f"{path}: is whole, but {INDEX_NAME} says sha256 {old.sha256}, found {found}",
+                    remedy=Remedy.REBUILD_FORCE,
+                    at=path.parent,
+                )
+            return old
         entry = entry_of(reader, old.split)
         if reader.meta.layout != STREAM_LAYOUT:  # only the index has the number of documents in it
             same = reader.num_batches == old.num_batches
             entry = replace(entry, document_count=old.document_count if same else NOT_KNOWN)
     folder, slash, _ = old.path.rpartition("/")
     return replace(entry, path=folder + slash + path.name)
-
-
-def _entry_of_whole(path: Path, entry: ShardEntry) -> ShardEntry:
-    """Return the entry if the shard agrees with it. A growing one was published, and then its writer was killed."""
-    if not entry.complete:
-        return _entry_of(path, entry)
-    with open_chunks(path) as reader:
-        found = reader.sha256 or reader.token_sha256()
-    if found != entry.sha256:
-        raise FormatError(
-            f"{path}: is whole, but {INDEX_NAME} says sha256 {entry.sha256}, found {found}",
-            remedy=Remedy.REBUILD_FORCE,
-            at=path.parent,
-        )
-    return entry
 
 
 # --- a lost index, or a lost `.crc32` --------------------------------------------------------------------------------
@@ -346,7 +338,9 @@ def rebuild_index(folder: str | os.PathLike[str], *, force: bool = False) -> Sha
     folder = local_path(folder)
     if not folder.is_dir():
         raise ArgumentError(f"{folder}: expected the folder of a store, found no folder")
-    old = _readable_index(folder)
+    old = None
+    with suppress(ZbError):
+        old = ShardIndex.load(folder)
     if old is not None and not force:
         raise ExistsError(f"{folder / INDEX_NAME}: exists already, and is valid")
     paths = _shard_paths(folder, force)
@@ -368,13 +362,7 @@ def rebuild_index(folder: str | os.PathLike[str], *, force: bool = False) -> Sha
 
 
 def add_crc32_file(path: Path) -> Path | None:
-    """Write the `<path>.crc32` of a file that has no place for its crc32 rows; None if it has one.
-
-    Raises
-    ------
-    BackendError
-        If it is no such file.
-    """
+    """Write the `<path>.crc32` of a file of a format without room for crc32 rows; None if it has one."""
     nouns = " or ".join(row.noun for row in BACKENDS.values() if row.has_sidecar)
     if not path.is_file():
         raise BackendError(f"{path}: expected {nouns}")
@@ -382,13 +370,6 @@ def add_crc32_file(path: Path) -> Path | None:
         if not FORMATS[reader.backend].has_sidecar:
             raise BackendError(f"{path}: expected {nouns}, found a {reader.backend!r} file")
         return ensure_crc32_file(reader)
-
-
-def _readable_index(folder: Path) -> ShardIndex | None:
-    try:
-        return ShardIndex.load(folder)
-    except ZbError:
-        return None
 
 
 def _number(name: str) -> str:
@@ -401,7 +382,7 @@ def _shard_paths(folder: Path, force: bool) -> list[Path]:
     suffixes = {backend.suffix for backend in BACKENDS.values()}
     found: dict[int, Path] = {}
     counts = set()
-    for path in sorted(folder.iterdir(), key=lambda path: path.name.count(".repaired")):
+    for path in sorted(folder.iterdir(), key=lambda path: path.name.count(REPAIRED)):
         match = _NAME.fullmatch(path.name)
         if match is None or path.suffix not in suffixes:
             continue

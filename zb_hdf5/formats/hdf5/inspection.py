@@ -76,10 +76,18 @@ def is_stream_file(path: Path) -> bool:
 def look_at_batches(path: Path, identity: Identity | None = None) -> Column:
     """Return the column of the batches; `FormatError` if the file is none of this version, or contradicts itself."""
     with _opened(path, identity) as h5:
-        return _batches(h5, path)
+        column, stored = _batches(h5, path)
+        if not column.complete:
+            return column
+        rows = own_dataset(h5, path, CRC32)
+        column = _with_places(h5, column, stored)._replace(has_crc32=rows is not None)
+        if rows is not None and len(rows) < column.num_units:
+            column.columns.pop(CRC32, None)  # whoever needs them is told
+        return column
 
 
-def _batches(h5: h5py.File, path: Path) -> Column:
+def _batches(h5: h5py.File, path: Path) -> tuple[Column, h5py.Dataset]:
+    """Return the column of the batches, without their extents, and its dataset."""
     found = text_of(h5.attrs.get("format"))
     if found == STREAM_FORMAT:
         raise FormatError(f"{path}: is a token stream: pass batch_size and seq_len for windows over it")
@@ -88,8 +96,15 @@ def _batches(h5: h5py.File, path: Path) -> Column:
     require_version(h5, HDF5_VERSION, path)
     if missing := [name for name in ("batch_size", "seq_len") if name not in h5.attrs]:
         raise FormatError(f"{path}: root attribute {missing[0]!r} is missing")
-    stored = _dataset(h5, path, BATCHES)
-    meta = _batches_meta(h5, stored, path)
+    stored = own_dataset(h5, path, BATCHES)
+    if stored is None or stored.ndim != 3:
+        raise _foreign(h5, f"{path}: expected a 3-D dataset {BATCHES!r}, found {stored!r}")
+    try:
+        shape, root = (int(h5.attrs["batch_size"]), int(h5.attrs["seq_len"])), read_root(h5)
+        fields, codec = fields_in(h5, path, 3), codec_of(stored) or NO_CODEC
+        meta = StoreMeta(*shape, dtype=stored.dtype, fields=fields, codec=codec, **root)
+    except (ArgumentError, TypeError, ValueError, OverflowError) as error:
+        raise FormatError(f"{path}: bad root attributes: {error}") from error
     if stored.shape[1:] != meta.shape:
         raise FormatError(f"{path}: {BATCHES}: expected batches of {meta.shape}, found {stored.shape[1:]}")
     state = read_state(stored, path)
@@ -100,35 +115,25 @@ def _batches(h5: h5py.File, path: Path) -> Column:
         path, BATCHES, meta, state.num_batches * meta.batch_tokens, h5_identity(h5, growing=not state.complete),
         state.complete, state.sha256, marker=BATCHES, obstacle=UNFINISHED, origin=read_origin(h5),
     )  # fmt: skip
-    if not state.complete:
-        return column
-    places, obstacle = _batch_places(stored, meta, state.num_batches, path)
-    rows = own_dataset(h5, path, CRC32)
-    columns = column_runs(h5, path, BATCHES, places)
-    if rows is not None and len(rows) < state.num_batches:
-        columns.pop(CRC32, None)  # whoever needs them is told
-    return column._replace(places=places, obstacle=obstacle, columns=columns, has_crc32=rows is not None)
+    return column, stored
 
 
-def _batches_meta(h5: h5py.File, stored: h5py.Dataset, path: Path) -> StoreMeta:
-    try:
-        shape, root = (int(h5.attrs["batch_size"]), int(h5.attrs["seq_len"])), read_root(h5)
-        fields, codec = fields_in(h5, path, 3), codec_of(stored) or NO_CODEC
-        return StoreMeta(*shape, dtype=stored.dtype, fields=fields, codec=codec, **root)
-    except (ArgumentError, TypeError, ValueError, OverflowError) as error:
-        raise FormatError(f"{path}: bad root attributes: {error}") from error
-
-
-def _batch_places(stored: h5py.Dataset, meta: StoreMeta, num_batches: int, path: Path) -> tuple[Places | None, str]:
-    """List the chunks once; return their extents, or None and the obstacle."""
-    if stored.chunks is None:
+def _with_places(h5: h5py.File, column: Column, stored: h5py.Dataset) -> Column:
+    """Add the extents of the units, from one list of the chunks, or the obstacle to reading them without HDF5."""
+    meta, count = column.meta, column.num_units
+    places: Places | None = None
+    if stored.chunks is None and stored.ndim == 3:
         base = stored.id.get_offset()
-        if base is None:
-            return None, "it is neither chunked nor contiguous in this file"
-        return Extents([Run(base, meta.batch_bytes, num_batches)], meta.batch_bytes), ""
-    if stored.chunks != (1, *meta.shape):
-        return None, f"its chunks are {stored.chunks}, not one batch {(1, *meta.shape)}"
-    return chunk_places(stored, meta.batch_bytes, num_batches, path)
+        places = None if base is None else Extents([Run(base, meta.batch_bytes, count)], meta.batch_bytes)
+        obstacle = "it is neither chunked nor contiguous in this file" if base is None else ""
+    elif stored.chunks is None:
+        obstacle = "it is not chunked"
+    elif column.name == BATCHES and stored.chunks != (1, *meta.shape):
+        obstacle = f"its chunks are {stored.chunks}, not one batch {(1, *meta.shape)}"
+    else:
+        places, obstacle = chunk_places(stored, meta.batch_bytes, count, column.path)
+    columns = column_runs(h5, column.path, column.name, places)
+    return column._replace(places=places, obstacle=obstacle, columns=columns)
 
 
 # --- datasets of another origin --------------------------------------------------------------------------------------
@@ -153,13 +158,6 @@ def look_at_foreign(path: Path, dataset: str) -> tuple[Column, int]:
         return Column(path, dataset, meta, math.prod(stored.shape), identity, obstacle=obstacle), stored.ndim
 
 
-def _dataset(h5: h5py.File, path: Path, name: str) -> h5py.Dataset:
-    stored = own_dataset(h5, path, name)
-    if stored is None or stored.ndim != 3:
-        raise _foreign(h5, f"{path}: expected a 3-D dataset {name!r}, found {stored!r}")
-    return stored
-
-
 def _foreign(h5: h5py.File, problem: str) -> FormatError:
     names: list[str] = []
 
@@ -181,38 +179,35 @@ def _foreign(h5: h5py.File, problem: str) -> FormatError:
 def look_at_stream(path: Path, identity: Identity | None = None) -> Column:
     """Return the column of the tokens of a stream, of the identity that it had if it was open before."""
     with _opened(path, identity) as h5:
-        stored = checked_tokens(h5, path)
-        found = {name: stored.attrs[name] for name in TOKENS_ATTRIBUTES}
-        token_count, complete = int(found["token_count"]), bool(found["complete"])
-        if token_count > len(stored):
-            raise FormatError(f"{path}: expected {token_count:,} tokens, found room for {len(stored):,}")
-        require_stored(token_count * stored.dtype.itemsize, h5, stored, path)
-        chunk_tokens = int(found["chunk_tokens"])
-        if chunk_tokens < 1 or (stored.chunks and stored.chunks[0] != chunk_tokens):
-            raise FormatError(f"{path}: expected chunks of {chunk_tokens:,} tokens, found {stored.chunks}")
-        require_rows(h5, path, DOC_OFFSETS, int(found["document_count"]) + 1)
-        meta, sha256 = _stream_meta(h5, stored, path), stored_sha256(found["sha256"], path)
-        column = Column(
-            path, TOKENS, meta, token_count, h5_identity(h5, growing=not complete), complete,
-            sha256 if complete else None, obstacle=UNFINISHED, marker=TOKENS, has_crc32=complete,
-        )  # fmt: skip
-        if not complete or not stored.chunks:
-            return column._replace(obstacle="it is not chunked") if complete else column
-        places, obstacle = chunk_places(stored, meta.batch_bytes, column.num_units, path)
-        return column._replace(places=places, obstacle=obstacle, columns=column_runs(h5, path, TOKENS, places))
+        column, stored = _stream(h5, path)
+        return _with_places(h5, column, stored) if column.complete else column
 
 
-def _stream_meta(h5: h5py.File, stored: h5py.Dataset, path: Path) -> StoreMeta:
-    names = ("chunk_tokens", "document_count", "boundary_token_id")
+def _stream(h5: h5py.File, path: Path) -> tuple[Column, h5py.Dataset]:
+    """Return the column of the tokens, without the extents of its chunks, and its dataset."""
+    stored = checked_tokens(h5, path)
+    found = {name: stored.attrs[name] for name in TOKENS_ATTRIBUTES}
+    token_count, complete, chunk_tokens = int(found["token_count"]), bool(found["complete"]), int(found["chunk_tokens"])
+    if token_count > len(stored):
+        raise FormatError(f"{path}: expected {token_count:,} tokens, found room for {len(stored):,}")
+    require_stored(token_count * stored.dtype.itemsize, h5, stored, path)
+    if chunk_tokens < 1 or (stored.chunks and stored.chunks[0] != chunk_tokens):
+        raise FormatError(f"{path}: expected chunks of {chunk_tokens:,} tokens, found {stored.chunks}")
+    require_rows(h5, path, DOC_OFFSETS, int(found["document_count"]) + 1)
     try:
-        chunk_tokens, documents, boundary = (int(stored.attrs[name]) for name in names)
-        return StoreMeta(
-            1, chunk_tokens, stored.dtype, document_count=documents, boundary_token_id=boundary,
-            layout=STREAM_LAYOUT, fields=fields_in(h5, path, 1), codec=codec_of(stored) or NO_CODEC,
-            **read_root(h5, ("vocab_size",)),
+        meta = StoreMeta(
+            1, chunk_tokens, stored.dtype, document_count=int(found["document_count"]),
+            boundary_token_id=int(found["boundary_token_id"]), layout=STREAM_LAYOUT, fields=fields_in(h5, path, 1),
+            codec=codec_of(stored) or NO_CODEC, **read_root(h5, ("vocab_size",)),
         )  # fmt: skip
     except ArgumentError as error:
         raise FormatError(f"{path}: bad attributes: {error}") from error
+    sha256 = stored_sha256(found["sha256"], path)
+    column = Column(
+        path, TOKENS, meta, token_count, h5_identity(h5, growing=not complete), complete, sha256 if complete else None,
+        obstacle=UNFINISHED, marker=TOKENS, has_crc32=complete,
+    )  # fmt: skip
+    return column, stored
 
 
 def checked_tokens(h5: h5py.File, path: Path) -> h5py.Dataset:
@@ -247,46 +242,21 @@ def fields_in(h5: h5py.File, path: Path, axes: int) -> tuple[Field, ...]:
 
 def look_at_field(path: Path, name: str, identity: Identity | None = None) -> Column:
     """Return the column of one field of batches, or of a stream; `FormatError` if the file has no such field."""
-    column = field_column(name)
     with _opened(path, identity) as h5:
-        tokens, count, complete = _tokens_beside(h5, path)
-        stored = own_dataset(h5, path, column)
-        if stored is None or name not in {field.name for field in tokens.fields}:
-            raise FormatError(f"{path}: expected a field {name!r}, found {[field.name for field in tokens.fields]}")
-        meta = tokens.of_field(name)
-        values = count * meta.batch_tokens // tokens.batch_tokens
+        is_stream = text_of(h5.attrs.get("format")) == STREAM_FORMAT
+        tokens, _ = (_stream if is_stream else _batches)(h5, path)
+        names, stored = [field.name for field in tokens.meta.fields], own_dataset(h5, path, field_column(name))
+        if stored is None or name not in names:
+            raise FormatError(f"{path}: expected a field {name!r}, found {names}")
+        for field in tokens.meta.fields:
+            chunk = ((tokens.meta.seq_len,) if is_stream else (1, *tokens.meta.shape)) + field.shape
+            if (chunks := h5[field_column(field.name)].chunks) != chunk:
+                raise FormatError(f"{path}: field {field.name}: expected chunks of {chunk}, found {chunks}")
+        meta = tokens.meta.of_field(name)
+        values = tokens.num_tokens * meta.batch_tokens // tokens.meta.batch_tokens
         require_stored(values * meta.dtype.itemsize, h5, stored, path)
-        found = Column(
-            path, column, meta, values, h5_identity(h5, growing=not complete), complete, obstacle=UNFINISHED,
-            marker=TOKENS if tokens.layout == STREAM_LAYOUT else BATCHES, has_crc32=True,
-        )  # fmt: skip
-        sha256 = stored_sha256(stored.attrs["sha256"], f"{path}: {column}")
-        if not complete:
-            return found
-        places, obstacle = chunk_places(stored, meta.batch_bytes, found.num_units, path)
-        sha256_known = None if sha256 == NO_SHA256 else sha256
-        columns = column_runs(h5, path, column, places)
-        return found._replace(places=places, obstacle=obstacle, sha256=sha256_known, columns=columns)
-
-
-def _tokens_beside(h5: h5py.File, path: Path) -> tuple[StoreMeta, int, bool]:
-    """Return shape and fields of the tokens of a file, how many there are, and whether it is complete."""
-    is_stream = text_of(h5.attrs.get("format")) == STREAM_FORMAT
-    try:
-        if is_stream:
-            stored = checked_tokens(h5, path)
-            meta = _stream_meta(h5, stored, path)
-            count, complete = int(stored.attrs["token_count"]), bool(stored.attrs["complete"])
-        else:
-            require_version(h5, HDF5_VERSION, path)
-            stored = _dataset(h5, path, BATCHES)
-            meta, state = _batches_meta(h5, stored, path), read_state(stored, path)
-            count, complete = state.num_batches * meta.batch_tokens, state.complete
-    except (KeyError, TypeError, ValueError) as error:
-        raise FormatError(f"{path}: bad attributes: {error}") from error
-    for field in meta.fields:
-        chunk = ((meta.seq_len,) if is_stream else (1, *meta.shape)) + field.shape
-        chunks = h5[field_column(field.name)].chunks
-        if chunks != chunk:
-            raise FormatError(f"{path}: field {field.name}: expected chunks of {chunk}, found {chunks}")
-    return meta, count, complete
+        sha256 = stored_sha256(stored.attrs["sha256"], f"{path}: {meta.column}")
+        column = tokens._replace(name=meta.column, meta=meta, num_tokens=values, sha256=None, has_crc32=True, origin={})
+        if not column.complete:
+            return column
+        return _with_places(h5, column, stored)._replace(sha256=None if sha256 == NO_SHA256 else sha256)

@@ -60,21 +60,8 @@ class _GrowingShard(HDF5BatchWriter):
 class LiveStoreWriter(BatchWriter):
     """Takes batches in order and adds them to a store that others may already read. See `BatchWriter`.
 
-    Parameters
-    ----------
-    folder
-        Of the store; made here.
-    shard_batches
-        Batches of each shard but the last one. A finished shard costs one new `shards.json`.
-    durable
-        Also flush to disk at each commit, so that committed batches outlive a power loss.
-    shuffle, source
-        The origin of the batches, for the index.
-
-    Attributes
-    ----------
-    index
-        The content of `shards.json`.
+    The folder is made here. Each shard but the last one has `shard_batches` batches, and costs one new `shards.json`,
+    whose content is `index`.
     """
 
     backend: ClassVar[str] = _GrowingShard.backend
@@ -91,24 +78,19 @@ class LiveStoreWriter(BatchWriter):
     ) -> None:
         folder = local_path(folder)
         if meta.codec != NO_CODEC:
-            raise ArgumentError(
-                f"{folder}: a live store is never compressed: leave out the codec {meta.codec}, and convert the store "
-                "when it is complete"
-            )
+            raise ArgumentError(f"{folder}: a live store is never compressed: leave out the codec {meta.codec}")
         if shard_batches < 1:
             raise ArgumentError(f"{folder}: a live store needs shard_batches of at least 1, found {shard_batches}")
         try:
             folder.mkdir()
         except FileExistsError as error:
-            raise ConvertError(
-                f"{folder}: exists already: a live store begins in a new folder; choose another"
-            ) from error
+            raise ConvertError(f"{folder}: exists already: choose a new folder for a live store") from error
         self.folder, self.meta, self.shard_batches = folder, meta, shard_batches
         self._durable, self._open = durable, True
         self.index = ShardIndex(meta, (), shuffle, source or {}, complete=False, live_id=uuid.uuid4().hex)
         self._crc32: list[npt.NDArray[np.uint32]] = []  # of the finished shards
         self._max_token = 0
-        self._shard: _GrowingShard | None = None
+        self._shard: _GrowingShard | None = None  # None: it has failed, or is done
         try:
             self._grow(())
         except BaseException:
@@ -189,7 +171,7 @@ class LiveStoreWriter(BatchWriter):
 
     def _finished(self, shard: _GrowingShard) -> tuple[ShardEntry, ...]:
         """Publish the growing shard; return the entries of all finished ones."""
-        self._shard = None  # it has failed, or is done
+        self._shard = None
         info = shard.finish()
         self._crc32.append(info.crc32)
         self._max_token = max(self._max_token, info.max_token)
@@ -280,10 +262,7 @@ class LiveReader(ShardedReader):
 
 
 class LiveTokens(Sharded):
-    """The tokens of a growing store. See `Sharded`.
-
-    The growing shard stays open: after it is published, it cannot be found under the name `.partial` again.
-    """
+    """The tokens of a growing store, whose growing shard stays open: its name `.partial` goes when it is published."""
 
     _open_file: ShardOpener
 
@@ -303,15 +282,11 @@ class LiveTokens(Sharded):
         return sum(counts)
 
     def open_file(self, number: int, start: int) -> Tokens:
-        """Return a file, of which the token at position `start` of all is about to be read."""
         entry = self._open_file.index.shards[number]
         return super().open_file(number, start) if entry.complete else self._growing(entry).tokens
 
     def _growing(self, entry: ShardEntry) -> BatchReader:
-        """Return the reader of the growing shard, opened once in each process.
-
-        That of the last one closes when no thread reads from it any more.
-        """
+        """Return the reader of the growing shard, opened once in each process."""
         opener, process = self._open_file, os.getpid()
         with self._lock:
             if self._followed is None or self._followed[:2] != (process, entry.path):
@@ -322,7 +297,7 @@ class LiveTokens(Sharded):
                     raise FormatError(
                         f"{reader.path}: {INDEX_NAME} says {opener.index.meta.shape}, found {reader.meta.shape}"
                     )
-                self._followed = process, entry.path, reader
+                self._followed = process, entry.path, reader  # the last one closes when no thread reads from it
             return self._followed[2]
 
     def close(self) -> None:

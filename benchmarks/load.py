@@ -1,6 +1,6 @@
 """Loaders against the bare reads that they make, and against an older build: bars of the paths that users take.
 
-Each figure is of a fresh process, page cache warm unless it says cold; the clock starts before `iter`. The bare reads
+Each figure is of a fresh process, page cache warm unless called cold; the clock starts before `iter`. The bare reads
 are those of benchmarks/read.py, of the same files in the same kind of order.
 """
 
@@ -234,7 +234,7 @@ def tables(quick: bool, rounds: int, folder: Path, builds: list[m.Build]) -> Ite
             for name, (baseline, bar) in rows.items()
         ]  # fmt: skip
     if len(builds) > 1:
-        yield "Beside the older build", [
+        yield "Against the older build", [
             m.Way(f"{name}{', old' * number}", m.way_of(each, "row", folder / str(number), name),
                   "" if number else f"{name}, old", {} if number else dict.fromkeys(BOTH, 0.95))
             for name in AGAINST for number, each in enumerate(builds)

@@ -23,6 +23,7 @@ from zb_hdf5.files.identity import handle_of, open_file, regular, size_of
 from zb_hdf5.files.open_files import open_with_room
 from zb_hdf5.files.paths import RemotePath, any_path
 from zb_hdf5.files.publishing import PARTIAL_SUFFIX, write_atomically, write_fully
+from zb_hdf5.files.tokens import Tokens
 from zb_hdf5.formats.batch_reader import BatchReader, BrokenFile, require_options
 from zb_hdf5.formats.batch_writer import FileWriter, ShardInfo
 from zb_hdf5.spec import (
@@ -61,25 +62,10 @@ EARLY_SUFFIXES: Final = (".fields.h5", ".pieces.h5", ".documents.h5", PIECES_SUF
 
 
 class BatchFileReader(BatchReader):
-    """Reads a `.batch` file. `BatchReader` describes its functions.
+    """Reads a `.batch` file, by "mmap" or "pread". `BatchReader` describes its functions, `open_reader` its options.
 
-    Parameters
-    ----------
-    path
-        The file.
-    access
-        "mmap", "pread" or "auto".
-    verify
-        As for `open_reader`. "auto" checks nothing without the `<path>.crc32` that a store keeps beside its shards, and
-        "batch" and "store" need it. "store" also turns the sampled fingerprint into one of content.
-
-    Raises
-    ------
-    FormatError, IncompleteError
-        If the header is malformed, its sizes do not fit the file, or an early build has left fields or documents beside
-        the file.
-    UnverifiableError
-        If `verify` asks for a `<path>.crc32` that is not there.
+    Without its `<path>.crc32`, `verify="auto"` checks nothing, and "batch" and "store" raise `UnverifiableError`.
+    "store" also turns the sampled fingerprint into one of content.
     """
 
     backend = "batch"
@@ -91,10 +77,9 @@ class BatchFileReader(BatchReader):
             raise ArgumentError(f"{path}: a .batch file is read by mmap or pread, not by h5py")
         refuse_leftovers(path)
         meta, num_batches = read_header(path)
-        extents = Extents([slots_of(meta, num_batches)], meta.batch_bytes)
-        num_tokens = num_batches * meta.batch_tokens
-        super().__init__(path, meta, num_batches, open_extents(path, extents, meta.dtype, num_tokens, access))
-        self.extents, self.columns = extents, {BATCHES: tuple(extents.runs)}
+        super().__init__(path, meta, num_batches, _open_slots(path, meta, num_batches, access))
+        self.columns = {BATCHES: (slots_of(meta, num_batches),)}
+        self.extents = Extents([slots_of(meta, num_batches)], meta.batch_bytes)
         self.check_reads(verify)
 
     @property
@@ -158,8 +143,13 @@ class BatchFileWriter(FileWriter):
 
 
 def slots_of(meta: StoreMeta, num_batches: int) -> Run:
-    """Return where the batches of a `.batch` file lie."""
+    """Return the extents of the batches of a `.batch` file."""
     return Run(HEADER_BYTES, meta.padded_batch_bytes, num_batches)
+
+
+def _open_slots(path: Path, meta: StoreMeta, num_batches: int, access: str) -> Tokens:
+    extents = Extents([slots_of(meta, num_batches)], meta.batch_bytes)
+    return open_extents(path, extents, meta.dtype, num_batches * meta.batch_tokens, access)
 
 
 def read_header(path: Path) -> tuple[StoreMeta, int]:
@@ -180,10 +170,10 @@ def read_header(path: Path) -> tuple[StoreMeta, int]:
 def refuse_leftovers(path: Path) -> None:
     """Raise `FormatError` if an early build has left fields or documents of a `.batch` file beside it."""
     for suffix in () if isinstance(path, RemotePath) else EARLY_SUFFIXES:
-        if (beside := path.with_name(path.name + suffix)).exists():
+        if (leftover := path.with_name(path.name + suffix)).exists():
             raise FormatError(
-                f"{beside}: belongs to {path.name}, but a .batch file holds tokens and nothing else: it was written by "
-                "an early build: remove it, or convert the source again to HDF5"
+                f"{leftover}: belongs to {path.name}, but a .batch file holds tokens and nothing else: it was written "
+                "by an early build: remove it, or convert the source again to HDF5"
             )
 
 
@@ -196,7 +186,7 @@ def open_broken(path: Path, shape: StoreMeta | None) -> BrokenFile:
         meta, announced = unpack_header(header, path)
     elif shape is None:
         raise ArgumentError(
-            f"{path}: its header was never written, so nothing says what its batches are", remedy=Remedy.SHAPE
+            f"{path}: its header was never written, and the shape of its batches is unknown", remedy=Remedy.SHAPE
         )
     elif any(header):
         raise FormatError(f"{path}: not a .batch file: expected magic {BATCH_MAGIC!r}, found {header[:8]!r}")
@@ -215,20 +205,9 @@ def open_broken(path: Path, shape: StoreMeta | None) -> BrokenFile:
         slots = len(stored)
     if stored is None and reasons:
         reasons.append("no .crc32 lies beside it: the batches could not be checked")
-    reader = _BrokenBatchReader(path, meta, slots)
-    reader.complete = announced >= 0
+    reader = BatchReader(path, meta, slots, _open_slots(path, meta, slots, "pread"))
+    reader.backend, reader.complete = "batch", announced >= 0
     return BrokenFile(reader, stored, "; ".join(reasons))
-
-
-class _BrokenBatchReader(BatchReader):
-    """The whole slots of a `.batch` file, whatever its header announces."""
-
-    backend = "batch"
-
-    def __init__(self, path: Path, meta: StoreMeta, num_batches: int) -> None:
-        extents = Extents([slots_of(meta, num_batches)], meta.batch_bytes)
-        tokens = open_extents(path, extents, meta.dtype, num_batches * meta.batch_tokens, "pread")
-        super().__init__(path, meta, num_batches, tokens)
 
 
 def pack_header(meta: StoreMeta, num_batches: int) -> bytes:

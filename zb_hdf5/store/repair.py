@@ -26,10 +26,9 @@ from zb_hdf5.files.publishing import (
 )
 from zb_hdf5.files.sizes import counted
 from zb_hdf5.formats.native import crc32_path, ensure_crc32_file
-from zb_hdf5.formats.registry import BACKENDS, FORMATS, backend_of_suffix, open_chunks
+from zb_hdf5.formats.registry import BACKENDS, FORMATS, backend_of_suffix, detect_backend, open_chunks
 from zb_hdf5.spec import BATCHES_LAYOUT, INDEX_NAME, NOT_KNOWN, SHARD_PREFIX, STREAM_LAYOUT, StoreMeta
 from zb_hdf5.store.index import ShardIndex
-from zb_hdf5.store.opening import open_reader
 from zb_hdf5.store.salvage import Salvage
 from zb_hdf5.store.streams import document_tables, entry_of, index_files
 from zb_hdf5.store.table import ShardEntry
@@ -363,12 +362,11 @@ def rebuild_index(folder: str | os.PathLike[str], *, force: bool = False) -> Sha
 
 def add_crc32_file(path: Path) -> Path | None:
     """Write the `<path>.crc32` of a file of a format without room for crc32 rows; None if it has one."""
-    nouns = " or ".join(row.noun for row in BACKENDS.values() if row.has_sidecar)
-    if not path.is_file():
-        raise BackendError(f"{path}: expected {nouns}")
-    with open_reader(path) as reader:
-        if not FORMATS[reader.backend].has_sidecar:
-            raise BackendError(f"{path}: expected {nouns}, found a {reader.backend!r} file")
+    name = detect_backend(path) if path.is_file() else ""
+    if not name or not FORMATS[name].has_sidecar:
+        nouns = " or ".join(row.noun for row in BACKENDS.values() if row.has_sidecar)
+        raise BackendError(f"{path}: expected {nouns}" + (f", found a {name!r} file" if name else ""))
+    with FORMATS[name].open(path) as reader:
         return ensure_crc32_file(reader)
 
 

@@ -30,19 +30,7 @@ from zb_hdf5.spec import DEFAULT_SPLIT, NO_BOUNDARY, TokenArray
 
 
 class Salvage:
-    """What can be saved of one file; `IncompleteError` if the documents of a stream cannot be told apart.
-
-    Attributes
-    ----------
-    unit
-        "batch" or "document": what is kept or dropped as a whole.
-    kept, dropped
-        How many are kept, and the numbers of those that are dropped.
-    kept_tokens, dropped_tokens
-        Tokens of both; those of a document that its writer had not finished are dropped.
-    reason
-        What is wrong; "" if nothing is.
-    """
+    """The good part of one file, by the attributes of `RepairReport`; `IncompleteError` if its documents are lost."""
 
     def __init__(self, broken: BrokenFile) -> None:
         self.reader, stored, self.reason = broken

@@ -469,10 +469,9 @@ class HDF5Writer(TokenWriter):
 
 
 class HDF5BatchWriter(HDF5Writer, FileWriter):
-    """Writes a `.h5` batch store in SWMR mode: other processes may open `<path>.partial` and follow.
+    """Writes a `.h5` batch store in SWMR mode: other processes may open `<path>.partial` and follow. See `FileWriter`.
 
-    Committed means: after `write` returns, a kill of this process loses nothing of it (`durable=True`: nor does a
-    power loss). See `FileWriter` for the parameters.
+    After `write` returns, a kill of this process loses nothing of it (`durable=True`: nor does a power loss).
     """
 
     _attributes, _noun = BATCHES_ATTRIBUTES, "batches"

@@ -6,27 +6,43 @@ whole, and the folder gets its name when all of them are: a kill costs one shard
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, cast
 
-from zb_hdf5 import ArgumentError, ConvertError, ShardIndex
+from zb_hdf5 import ArgumentError, ConvertError, ShardIndex, StoreMeta, open_reader
 from zb_hdf5.console import format_bytes
+from zb_hdf5.converters.conversion import DEFAULT_MEMORY_BYTES, Conversion
 from zb_hdf5.converters.document_parts import copy_documents, fitted, left_behind
-from zb_hdf5.converters.engines import Inline
-from zb_hdf5.converters.journal import WHOLE, Journal, Part, is_result, remove_journals
-from zb_hdf5.converters.options import DEFAULT_MEMORY_BYTES, Conversion
-from zb_hdf5.converters.plan import Plan, cut_into_shards, free_room, require_one_split, require_room
+from zb_hdf5.converters.engines import Engine, Inline, Workers
+from zb_hdf5.converters.journal import (
+    WHOLE,
+    Journal,
+    Part,
+    is_result,
+    journal_paths,
+    read_journals,
+    remove_journals,
+    require_same,
+)
 from zb_hdf5.converters.reports import NOTHING_KEPT, Kept, Report
 from zb_hdf5.converters.shard import (
+    SHARDS,
     FinishedShard,
+    Plan,
     ShardTask,
+    cut_into_shards,
     file_states,
+    files_of_shard,
+    free_room,
     is_intact,
-    read_groups,
+    require_one_split,
+    require_room,
     require_unchanged,
     with_largest_token,
     write_shard,
@@ -40,12 +56,13 @@ from zb_hdf5.converters.shuffle import (
     scatter_path,
     scattered,
 )
-from zb_hdf5.converters.source import MAX_TOKEN, Source
-from zb_hdf5.converters.task import Workers
+from zb_hdf5.converters.source import MAX_TOKEN, Source, read_groups
+from zb_hdf5.documents.document_table import DocumentPart, check_documents
+from zb_hdf5.field import Field
 from zb_hdf5.files.paths import RemotePath, any_path, is_url, local_path
-from zb_hdf5.files.publishing import PartialDirectory, partial_path, refuse_existing
+from zb_hdf5.files.publishing import PartialDirectory, partial_path, refuse_existing, remove
 from zb_hdf5.formats.registry import FORMATS
-from zb_hdf5.spec import DEFAULT_SPLIT, INDEX_NAME, NO_CODEC
+from zb_hdf5.spec import DEFAULT_SPLIT, DOCUMENTS_PREFIX, INDEX_NAME, NO_CODEC, SHARD_PREFIX, stored_dtype
 from zb_hdf5.store.live import LiveStoreWriter
 from zb_hdf5.store.upload import require_new, upload_store
 
@@ -53,35 +70,21 @@ NOTHING_LEFT: Final = Shuffle("none", "nothing was left to do")
 
 
 def write_batches(source: Source, conversion: Conversion, workers: Workers) -> Report:
-    """Write all batches of a source as a conversion asks.
-
-    Raises
-    ------
-    ConvertError
-        If the destination exists, there is no room for it, or the source cannot be converted as asked.
-    """
+    """Write all batches of a source as a conversion asks."""
     if conversion.live:
-        if not FORMATS[conversion.target].can_grow:
-            raise ArgumentError(f"{conversion.destination}: {conversion.target} files are never live")
         return _write_live(source, conversion, workers)
     if is_url(conversion.destination):
         return _write_and_upload(source, conversion, workers)
-    target, destination, part = conversion.target, Path(conversion.destination), part_of(conversion)
-    start_s = time.monotonic()
-    refuse_bad_destination(source.paths, destination)
-    keeps = not FORMATS[target].tokens_only
+    destination, part, start_s = Path(conversion.destination), part_of(conversion), time.monotonic()
+    keeps = not FORMATS[conversion.target].tokens_only
     lost = left_behind(source, keeps_fields=keeps, keeps_documents=keeps)
-    source = fitted(source, target, conversion.codec or NO_CODEC, bool(conversion.tokens_only))
-    FORMATS[target].require(source.meta, destination)
+    plan, one_file = _planned(source, destination, conversion)
+    source = plan.source
     workers.shown.begin("writing", source.num_batches * source.meta.batch_tokens)
-    if is_one_file(target, destination, several=_is_cut(conversion)):
-        alone = Workers(Inline(), 1, workers.shown)
-        finished, shuffle = _write_file(source, destination, conversion, alone)
-        was_kept = NOTHING_KEPT
-    else:
-        plan = Plan.make(source, target, conversion.num_shards, conversion.shard_bytes)
-        _prepare_checks(source, plan.cuts)
-        finished, shuffle, was_kept = _write_folder(plan, destination, conversion, workers)
+    if any(source.sha256_of(*cut) is None for cut in plan.cuts):
+        source.check_reads()  # damage is found by whole shards where they stay whole, else batch by batch
+    write = _write_file if one_file else _write_folder
+    finished, shuffle, was_kept = write(plan, destination, conversion, workers)
     shards = [done.entry for done in finished]
     if part == WHOLE:
         source.token_counts.require_balance(sum(shard.token_count for shard in shards))
@@ -92,32 +95,36 @@ def write_batches(source: Source, conversion: Conversion, workers: Workers) -> R
     )  # fmt: skip
 
 
-def describe(source: Source, conversion: Conversion, workers: Workers) -> dict[str, Any]:
-    """Return the shards that a conversion would write, and the free space, as JSON.
-
-    Raises
-    ------
-    ConvertError
-        If the conversion would refuse the destination.
-    """
-    destination = place_of(conversion)
+def _planned(source: Source, destination: Path, conversion: Conversion) -> tuple[Plan, bool]:
+    """Return the plan of a source as its target stores it, and whether it is one file."""
     refuse_bad_destination(source.paths, destination)
+    source = fitted(source, conversion.target, conversion.codec or NO_CODEC, bool(conversion.tokens_only))
+    FORMATS[conversion.target].require(source.meta, destination)
+    several = bool(conversion.num_shards or conversion.shard_bytes) or part_of(conversion) != WHOLE
+    one_file, cuts = is_one_file(conversion.target, destination, several=several), [(0, source.num_batches)]
+    if one_file:
+        require_one_split(source, "name a folder of shards")
+    else:
+        cuts = cut_into_shards(source, conversion.num_shards, conversion.shard_bytes)
+    return Plan(source, conversion.target, cuts, file_states(source.paths)), one_file
+
+
+def describe(source: Source, conversion: Conversion, workers: Workers) -> dict[str, Any]:
+    """Return the shards that a conversion would write, and the free space, as JSON."""
+    destination = local_path_of(conversion)
+    plan, one_file = _planned(source, destination, conversion)
     if not (conversion.overwrite or conversion.resume):
         refuse_existing(destination)
-    source = fitted(source, conversion.target, conversion.codec or NO_CODEC, bool(conversion.tokens_only))
-    one_file = is_one_file(conversion.target, destination, several=_is_cut(conversion))
-    cuts = [(0, source.num_batches)]
-    if not one_file:
-        cuts = cut_into_shards(source, conversion.num_shards, conversion.shard_bytes)
-    plan = Plan(source, conversion.target, cuts, {})
-    shuffle = _choose_shuffle(source, cuts, conversion, Workers(Inline(), 1, workers.shown) if one_file else workers)
+    meta, cuts = plan.source.meta, plan.cuts
+    engine: Engine = Inline() if one_file else workers.engine
+    shuffle = _choose_shuffle(plan.source, cuts, conversion, engine)
     sizes = [plan.shard_bytes(shard) for shard in range(len(cuts))]
     return {
         "path": str(conversion.destination),
-        "num_batches": source.num_batches,
-        "batch_size": source.meta.batch_size,
-        "seq_len": source.meta.seq_len,
-        "dtype": source.meta.dtype.name,
+        "num_batches": plan.source.num_batches,
+        "batch_size": meta.batch_size,
+        "seq_len": meta.seq_len,
+        "dtype": meta.dtype.name,
         "num_shards": len(cuts),
         "largest_shard_bytes": max(sizes),
         "total_bytes": sum(sizes),
@@ -152,50 +159,35 @@ def part_of(conversion: Conversion) -> Part:
     return Part(*conversion.part) if conversion.part else WHOLE
 
 
-def _is_cut(conversion: Conversion) -> bool:
-    return bool(conversion.num_shards or conversion.shard_bytes) or part_of(conversion) != WHOLE
-
-
-def place_of(conversion: Conversion) -> Path:
-    """Return the path on this machine at which a store is written: of a URL the folder that is uploaded.
-
-    Raises
-    ------
-    ArgumentError, ConvertError
-        If no such store can be uploaded there.
-    ExistsError
-        If there is one behind the URL that may not be replaced.
-    """
+def local_path_of(conversion: Conversion) -> Path:
+    """Return the path on this machine at which a store is written: of a URL the folder that is uploaded."""
     if not is_url(conversion.destination):
         return Path(conversion.destination)
-    place = cast(RemotePath, any_path(conversion.destination))
+    remote = cast(RemotePath, any_path(conversion.destination))
     if part_of(conversion) != WHOLE:
-        raise ConvertError(f"{place}: parts are merged on one machine: write a folder, and upload the merged store")
+        raise ConvertError(f"{remote}: parts are merged on one machine: write a folder, and upload the merged store")
     if not FORMATS[conversion.target].indexed:
-        raise ConvertError(f"{place}: expected a format that has stores, found {conversion.target}")
-    require_new(place, overwrite=bool(conversion.overwrite))
-    return Path(f"{place.name}.upload")
+        raise ConvertError(f"{remote}: expected a format that has stores, found {conversion.target}")
+    require_new(remote, overwrite=bool(conversion.overwrite))
+    return Path(f"{remote.name}.upload")
 
 
 def _write_and_upload(source: Source, conversion: Conversion, workers: Workers) -> Report:
     """Write a store on this machine, upload it, and remove it here. With `resume` both go on where they were."""
-    start_s, staging = time.monotonic(), place_of(conversion)
+    start_s, staging = time.monotonic(), local_path_of(conversion)
     replaced = conversion.overwrite and not conversion.resume
     report = write_batches(source, replace(conversion, destination=staging, overwrite=replaced), workers)
-    place = cast(RemotePath, any_path(conversion.destination))
-    upload_store(staging, place, overwrite=bool(conversion.overwrite))
+    remote = cast(RemotePath, any_path(conversion.destination))
+    upload_store(staging, remote, overwrite=bool(conversion.overwrite))
     shutil.rmtree(staging)
-    return replace(report, destination=place, seconds=time.monotonic() - start_s)
+    return replace(report, destination=remote, seconds=time.monotonic() - start_s)
 
 
 def _write_live(source: Source, conversion: Conversion, workers: Workers) -> Report:
-    """Write all batches in their order to a live HDF5 store, in this process: committed batches may be read at once.
-
-    If the process ends early, the committed batches stay, and `zb repair` makes a store of them.
-    """
-    for name in ("part", "resume", "overwrite", "codec"):
-        if getattr(conversion, name):
-            raise ArgumentError(f"{name}: a live store is written by one process, into a new folder")
+    """Write all batches in their order to a live HDF5 store, in this process: committed batches may be read at once."""
+    # if the process ends early, the committed batches stay, and `zb repair` makes a store of them
+    if not FORMATS[conversion.target].can_grow:
+        raise ArgumentError(f"{conversion.destination}: {conversion.target} files are never live")
     destination, start_s = local_path(conversion.destination), time.monotonic()
     source = fitted(source, LiveStoreWriter.backend, NO_CODEC)
     refuse_bad_destination(source.paths, destination)
@@ -221,18 +213,7 @@ def _write_live(source: Source, conversion: Conversion, workers: Workers) -> Rep
 
 
 def is_one_file(target: str, destination: Path, *, several: bool) -> bool:
-    """Return whether a destination is one file, and not a folder of shards.
-
-    Parameters
-    ----------
-    several
-        Whether shards were asked for.
-
-    Raises
-    ------
-    ConvertError
-        If its name contradicts the arguments.
-    """
+    """Return whether a destination is one file, and not a folder of shards."""
     suffix = FORMATS[target].suffix
     if destination.suffix == suffix and several:
         raise ConvertError(f"{destination}: is one file; name a folder (no {suffix}) to write shards")
@@ -248,47 +229,37 @@ def refuse_bad_destination(sources: Iterable[Path], destination: Path) -> None:
         raise ConvertError(f"{destination.absolute().parent}: no such folder; make it first, or choose another output")
     if not destination.name:
         raise ArgumentError(f"{destination}: has no name of its own; give the folder or file to write")
-    places = {
-        path.resolve() for path in (destination, partial_path(destination), partial_path(scatter_path(destination)))
-    }
+    written = (destination, partial_path(destination), partial_path(scatter_path(destination)))
+    taken = {path.resolve() for path in written}
     for path in sources:
-        if places & {path.resolve(), *path.resolve().parents}:
+        if taken & {path.resolve(), *path.resolve().parents}:
             raise ConvertError(f"{destination}: is or holds the source {path}; choose another output")
 
 
-def _prepare_checks(source: Source, cuts: list[tuple[int, int]]) -> None:
-    """Make sure that damage in the source is found: by whole shards where they stay whole, else batch by batch."""
-    if any(source.sha256_of(*cut) is None for cut in cuts):
-        source.check_reads()
-
-
-def _choose_shuffle(source: Source, cuts: list[tuple[int, int]], conversion: Conversion, workers: Workers) -> Shuffle:
+def _choose_shuffle(source: Source, cuts: list[tuple[int, int]], conversion: Conversion, engine: Engine) -> Shuffle:
     """Choose the way to read the records of some shards, in the memory that there is."""
     memory_bytes = conversion.memory_bytes or DEFAULT_MEMORY_BYTES
-    processes = workers.engine.workers_per_node
     if source.order is not None:
-        require_memory(memory_bytes, processes, source.meta.batch_bytes)
-    return choose_shuffle(source, conversion.shuffle_method or "auto", cuts, memory_bytes, processes)
+        require_memory(memory_bytes, engine.workers_per_node, source.meta.batch_bytes)
+    return choose_shuffle(source, conversion.shuffle_method or "auto", cuts, memory_bytes, engine.workers_per_node)
 
 
 def _write_file(
-    source: Source, path: Path, conversion: Conversion, workers: Workers
-) -> tuple[list[FinishedShard], Shuffle]:
-    require_one_split(source, "name a folder of shards")
-    cut, files = (0, source.num_batches), file_states(source.paths)
-    _prepare_checks(source, [cut])
+    plan: Plan, path: Path, conversion: Conversion, workers: Workers
+) -> tuple[list[FinishedShard], Shuffle, Kept]:
+    """Write the one file of a plan in this process."""
+    source, [cut] = plan.source, plan.cuts
     if not conversion.overwrite:
         refuse_existing(path)
-    shuffle = _choose_shuffle(source, [cut], conversion, workers)
+    shuffle = _choose_shuffle(source, [cut], conversion, Inline())
     progress = halved(workers.shown.advance, shuffle)
-    needed_bytes = FORMATS[conversion.target].total_bytes(source.meta, source.num_batches) + shuffle.temp_bytes
-    require_room(path.parent, needed_bytes, 1)
-    with scattered(source, shuffle, path, workers.engine, progress) as readable:
+    require_room(path.parent, plan.shard_bytes(0) + shuffle.temp_bytes, 1)
+    with scattered(source, shuffle, path, Inline(), progress) as readable:
         task = ShardTask(
-            readable, conversion.target, path, *cut, source.meta, in_store=False,
-            overwrite=bool(conversion.overwrite), files=files, split=(source.shard_splits or [DEFAULT_SPLIT])[0],
+            readable, conversion.target, path, *cut, source.meta, in_store=False, files=plan.files,
+            overwrite=bool(conversion.overwrite), split=(source.shard_splits or [DEFAULT_SPLIT])[0],
         )  # fmt: skip
-        return [write_shard(task, progress)], shuffle
+        return [write_shard(task, progress)], shuffle, NOTHING_KEPT
 
 
 def _write_folder(
@@ -316,7 +287,7 @@ def _write_folder(
             if 0 in shards and not FORMATS[plan.target].tokens_only:
                 copy_documents(plan.source, folder.partial_path)
             if part == WHOLE:
-                save_index(folder.partial_path, plan, finished)
+                _save_index(folder.partial_path, plan, finished)
                 # the journal goes along and is removed under the final name: a kill just before loses no shard
                 folder.on_published(remove_journals)
         return finished, shuffle, kept
@@ -327,7 +298,7 @@ def _write_missing(
 ) -> tuple[list[FinishedShard], Shuffle]:
     missing, shuffle = journal.missing, NOTHING_LEFT
     if missing:
-        shuffle = _choose_shuffle(plan.source, [plan.cuts[shard] for shard in missing], conversion, workers)
+        shuffle = _choose_shuffle(plan.source, [plan.cuts[shard] for shard in missing], conversion, workers.engine)
     progress = halved(workers.shown.advance, shuffle)
     require_room(folder, sum(map(plan.shard_bytes, missing)) + shuffle.temp_bytes, plan.num_inodes())
     first = part_of(conversion).shards(len(plan.cuts))[0]
@@ -338,19 +309,13 @@ def _write_missing(
     return finished, shuffle
 
 
-def _without_largest_id(description: dict[str, Any]) -> dict[str, Any]:
-    """Return a description without the largest id, which follows from the rest."""
-    return {key: value for key, value in description.items() if key != MAX_TOKEN}
-
-
 def _require_result(plan: Plan, destination: Path) -> list[FinishedShard]:
     """Accept an existing destination as the result of the same conversion, or refuse it."""
     source = plan.source
     if (destination / INDEX_NAME).exists():
         index = ShardIndex.load(destination)
-        same = (index.meta, index.shuffle, _without_largest_id(index.source)) == (
-            source.meta, source.shuffle, _without_largest_id(source.description),
-        )  # fmt: skip
+        named = [{**each, MAX_TOKEN: None} for each in (index.source, source.description)]  # it follows from the rest
+        same = (index.meta, index.shuffle, named[0]) == (source.meta, source.shuffle, named[1])
         shards = [(plan.name(shard), stop - start) for shard, (start, stop) in enumerate(plan.cuts)]
         same = same and [(entry.path, entry.num_batches) for entry in index.shards] == shards
         digests = [source.sha256_of(*cut) for cut in plan.cuts]
@@ -361,9 +326,94 @@ def _require_result(plan: Plan, destination: Path) -> list[FinishedShard]:
     raise ConvertError(f"{destination}: exists already and is no result of this conversion; pass --force to replace it")
 
 
-def save_index(folder: Path, plan: Plan, finished: list[FinishedShard]) -> None:
+def _save_index(folder: Path, plan: Plan, finished: list[FinishedShard]) -> None:
     """Write the `shards.json` of a folder, where its format has one."""
     if FORMATS[plan.target].indexed:
         source, entries = plan.source, tuple(done.entry for done in finished)
         description = with_largest_token(source.description, (done.max_token for done in finished))
         ShardIndex(source.meta, entries, source.shuffle, description, documents=source.document_parts).save(folder)
+
+
+def merge_parts(destination: str | os.PathLike[str], *, overwrite: bool = False) -> ShardIndex:
+    """Publish a folder whose shards were written by several jobs, each with its `--shard-range`."""
+    destination = Path(destination)
+    waiting = partial_path(destination)
+    if not journal_paths(waiting) and (destination / INDEX_NAME).exists():
+        return ShardIndex.load(destination)  # it was merged before
+    if not journal_paths(waiting):
+        raise ConvertError(f"{waiting}: no parts of a conversion there; run 'zb convert ... --shard-range I/N' first")
+    with PartialDirectory(destination, overwrite=overwrite) as folder:
+        folder.keep()
+        plan, finished = _collect(waiting)
+        meta, indexed = plan["meta"], FORMATS[plan["target"]].indexed
+        fields = tuple(Field.from_json(*item) for item in meta["fields"].items())
+        index = ShardIndex(
+            StoreMeta(**{**meta, "dtype": stored_dtype(meta["dtype"]), "fields": fields}),
+            tuple(done.entry for _, done in sorted(finished.items())),
+            plan["shuffle"],
+            with_largest_token(plan["source"], (done.max_token for done in finished.values())),
+            documents=tuple(DocumentPart(*part) for part in plan["documents"]) if indexed else (),
+        )
+        _require_whole(waiting, plan["target"], index)
+        if indexed:
+            index.save(waiting)
+        folder.on_published(remove_journals)
+    return index
+
+
+def _require_whole(folder: Path, target: str, index: ShardIndex) -> None:
+    """Check every shard once more, and then remove files that are no shards: earlier parts of another plan."""
+    if FORMATS[target].indexed:
+        for entry in index.shards:
+            with open_reader(folder / entry.path) as reader:
+                index.require_agreement(reader, entry)
+                index.require_extents(reader, entry)
+        for part in index.documents:
+            check_documents(folder / part.path, part)
+    named = {path.name for entry in index.shards for path in files_of_shard(Path(entry.path))}
+    named |= {part.path for part in index.documents}
+    for name in os.listdir(folder):
+        if name.startswith((SHARD_PREFIX, DOCUMENTS_PREFIX)) and name not in named:
+            remove(folder / name)
+
+
+def _collect(folder: Path) -> tuple[dict[str, Any], dict[int, FinishedShard]]:
+    """Return the plan that all journals agree on, and every shard."""
+    records = read_journals(folder, SHARDS, FinishedShard.from_json)
+    first = next((record.head for record in records.values()), None)
+    if first is None:
+        raise ConvertError(f"{folder}: another process has merged it")
+    finished: dict[int, FinishedShard] = {}
+    for path, record in records.items():
+        require_same(record.head.plan, first.plan, path)
+        if record.head.files != first.files:
+            raise ConvertError(f"{path}: the source changed between the jobs; run them again with --resume")
+        finished.update(record.finished)
+    num_shards = len(first.plan["cuts"])
+    missing = [k for k in range(num_shards) if k not in finished or not (folder / finished[k].entry.path).exists()]
+    if missing:
+        raise ConvertError(
+            f"{folder}: {len(missing)} of {num_shards} shards are missing, {_how_to_write(missing, folder, num_shards)}"
+        )
+    return first.plan, finished
+
+
+def _how_to_write(missing: list[int], folder: Path, num_shards: int) -> str:
+    """Return the parts that have the missing shards, and the command to run."""
+    # parts of several sizes: any of them will do, and most jobs were of this one
+    [(num_jobs, _)] = Counter(part.num_jobs for part in journal_paths(folder)).most_common(1)
+    jobs = [job for job in range(num_jobs) if {*missing} & {*Part(job, num_jobs).shards(num_shards)}]
+    if num_jobs == 1:
+        return "of a conversion without --shard-range: run it again with --resume"
+    which = f"{'part' if len(jobs) == 1 else 'parts'} {_ranges(jobs)} of {num_jobs}"
+    return (
+        f"of {which}: run the same 'zb convert ... --resume' with --shard-range I/{num_jobs} for each "
+        f"(in a Slurm array: sbatch --array={_ranges(jobs)}), then merge"
+    )
+
+
+def _ranges(numbers: list[int]) -> str:
+    """Return ascending numbers as Slurm writes them: "1,4-6"."""
+    firsts = [number for number in numbers if number - 1 not in numbers]
+    lasts = [number for number in numbers if number + 1 not in numbers]
+    return ",".join(f"{a}" if a == b else f"{a}-{b}" for a, b in zip(firsts, lasts, strict=True))

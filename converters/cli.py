@@ -10,7 +10,7 @@ from typing import Any, Final
 import click
 
 from zb_hdf5.console import SIZE, CommandGroup, ExistingPath, NewPath, Output, Parsed, Progress, output_options
-from zb_hdf5.converters.options import DEFAULT_MEMORY_BYTES, OPTIONS, STREAM, Conversion, Option, Unset
+from zb_hdf5.converters.conversion import DEFAULT_MEMORY_BYTES, OPTIONS, STREAM, Conversion, Option, Unset
 from zb_hdf5.converters.sources import CUT, SourceKind, sources
 from zb_hdf5.errors import ArgumentError
 from zb_hdf5.formats.registry import FORMATS
@@ -116,12 +116,8 @@ def _run(conversion: Conversion, dry_run: bool) -> Output | None:
     from zb_hdf5.converters import run
     from zb_hdf5.converters.batch_target import describe_lines
 
-    if conversion.live:
-        absent = {"workers": None, "executor": "local", "part": None, "resume": None, "overwrite": None, "codec": None}
-        given = [OPTIONS[name].flag for name in absent if getattr(conversion, name) not in (None, absent[name])]
-        given += ["--dry-run"] * dry_run
-        if given:
-            raise click.UsageError(f"--live is written by one process, into a new folder: leave out {', '.join(given)}")
+    if conversion.live and dry_run:
+        raise click.UsageError("--live is written by one process, into a new folder: leave out --dry-run")
     if dry_run:
         planned = run.plan(conversion)
         return None if planned is None else Output(planned, describe_lines(planned))

@@ -1,8 +1,4 @@
-"""Engines run the tasks: this process, local processes, or MPI ranks. The bytes are the same.
-
-Every engine but the first is a `concurrent.futures.Executor`. It runs a module-level function of one picklable task,
-and the result does not depend on where it ran.
-"""
+"""Tasks, the engines that run them, and the progress of the work."""
 
 from __future__ import annotations
 
@@ -11,19 +7,86 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import wait as wait_for_end
 from types import FrameType
-from typing import Any, Final, Self, cast
+from typing import Any, Final, NamedTuple, Protocol, TypeVar, cast
 
 from zb_hdf5 import UnavailableError
-from zb_hdf5.converters.task import Engine, Progress, Result, Task, no_progress
 
 #: How often the progress of other processes is looked up.
 POLL_S: Final = 0.5
+#: Is called with the amount that was done since the last call: tokens, or bytes of documents.
+Progress = Callable[[int], None]
+Result = TypeVar("Result")
+
+
+def no_progress(amount: int) -> None:
+    """Show nothing, as in a worker, whose progress is seen from its files."""
+
+
+class Shown(Protocol):
+    """Shows the progress of one phase after the other, as `console.Progress` does."""
+
+    def begin(self, label: str, total: int, unit: str = "tok") -> None:
+        """Begin a phase."""
+
+    def advance(self, amount: int) -> None:
+        """Count an amount as done."""
+
+    def keep(self, amount: int) -> None:
+        """Count an amount as done that was there before."""
+
+
+class TokensShown:
+    """Calls a function with the tokens that are written, and with nothing else."""
+
+    def __init__(self, progress: Progress = no_progress) -> None:
+        self._progress, self._unit = progress, "tok"
+
+    def begin(self, label: str, total: int, unit: str = "tok") -> None:
+        self._unit = unit
+
+    def advance(self, amount: int) -> None:
+        if self._unit == "tok":
+            self._progress(amount)
+
+    def keep(self, amount: int) -> None:
+        return
+
+
+class Task(Protocol):
+    """The work of one process."""
+
+    @property
+    def amount(self) -> int:
+        """All of it, in the unit of the progress."""
+
+    def amount_done(self) -> int:
+        """Return the part that is done, as any other process can see it."""
+
+
+class Engine(Protocol):
+    """Runs tasks: this process, local processes, or MPI ranks. The bytes are the same."""
+
+    workers: int  # how many run at the same time
+    workers_per_node: int  # how many of them share the memory of one node, at most
+
+    def run(
+        self, function: Callable[[Any, Progress], Result], tasks: Iterable[Task], progress: Progress
+    ) -> Generator[tuple[int, Result]]:
+        """Yield (number of the task, its result) as they finish; an exception or closing early ends the tasks."""
+
+
+class Workers(NamedTuple):
+    """Who does the work of a conversion: an engine, the threads of each process, and who shows the progress."""
+
+    engine: Engine
+    num_threads: int
+    shown: Shown
 
 
 class Inline:
@@ -39,16 +102,9 @@ class Inline:
 
 
 class Pooled:
-    """Runs tasks on an executor; no more are handed over than `workers` can soon begin.
+    """Runs tasks on an executor; no more are handed over than `workers` can soon begin."""
 
-    Parameters
-    ----------
-    executor, workers
-        What runs them, and how many at the same time.
-    interrupt
-        Ends all tasks at once, with an error; None: those that have begun run to their end.
-    """
-
+    # `interrupt` ends all tasks at once, with an error; without it, those that have begun run to their end
     def __init__(self, executor: Executor, workers: int, interrupt: Callable[[], None] | None = None) -> None:
         self._executor, self.workers, self._interrupt = executor, workers, interrupt
         self.workers_per_node = workers
@@ -59,10 +115,10 @@ class Pooled:
         waiting = enumerate(tasks)
         running: dict[Future[Result], tuple[int, Task]] = {}
         seen: dict[int, int] = {}
-        with _KeptSignals() as signals:
+        with _kept_signals() as deliver:
             try:
                 while True:
-                    signals.deliver()
+                    deliver()
                     for number, task in waiting:
                         running[self._executor.submit(function, task, no_progress)] = number, task
                         if len(running) > self.workers:
@@ -97,75 +153,48 @@ class Pooled:
         wait(running)
 
 
-class _KeptSignals:
-    """Keeps Ctrl+C and SIGTERM until `deliver`.
+@contextlib.contextmanager
+def _kept_signals() -> Generator[Callable[[], None]]:
+    """Keep Ctrl+C and SIGTERM until the function that is yielded delivers them."""
+    # Python raises for them between any two steps of the main thread, also while it holds a lock of the pool, which
+    # would then wait for it for ever
+    previous: dict[int, Callable[[int, FrameType | None], Any]] = {}
+    kept: list[int] = []
 
-    What Python raises for them comes between any two steps of the main thread, also while it holds a lock of the pool,
-    which would then wait for it for ever.
-    """
+    def deliver() -> None:
+        while kept:
+            previous[kept[0]](kept.pop(0), None)
 
-    def __init__(self) -> None:
-        self._previous: dict[int, Callable[[int, FrameType | None], Any]] = {}
-        self._kept: list[int] = []
-
-    def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():  # no other may have handlers
-            for number in (signal.SIGINT, signal.SIGTERM):
-                previous = signal.getsignal(number)
-                if callable(previous):
-                    self._previous[number] = previous
-                    signal.signal(number, lambda number, frame: self._kept.append(number))
-        return self
-
-    def deliver(self) -> None:
-        """Have the handlers called that were there before."""
-        while self._kept:
-            number = self._kept.pop(0)
-            self._previous[number](number, None)
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        for number, previous in self._previous.items():
-            signal.signal(number, previous)
-        self.deliver()  # instead of an error, too: workers that got the same signal look like workers that died
+    if threading.current_thread() is threading.main_thread():  # no other may have handlers
+        for number in (signal.SIGINT, signal.SIGTERM):
+            if callable(handler := signal.getsignal(number)):
+                previous[number] = handler
+                signal.signal(number, lambda number, frame: kept.append(number))
+    try:
+        yield deliver
+    finally:
+        for each, handler in previous.items():
+            signal.signal(each, handler)
+        deliver()  # instead of an error, too: workers that got the same signal look like workers that died
 
 
 @contextlib.contextmanager
-def open_engine(executor: str, workers: int) -> Generator[Engine | None]:
-    """Open the engine; None in an MPI rank that has run its tasks for others and is done.
-
-    Parameters
-    ----------
-    executor
-        "local" or "mpi".
-    workers
-        Local processes; 1 is this process. MPI brings its own number.
-
-    Raises
-    ------
-    UnavailableError
-        If no MPI library is installed.
-    """
+def open_engine(executor: str, workers: int, preload: Sequence[str] = ()) -> Generator[Engine | None]:
+    """Open the engine; None in an MPI rank that has run its tasks for others and is done."""
     if executor == "mpi":
         yield from _open_mpi()
     elif workers == 1:
         yield Inline()
     else:
-        yield from _open_processes(workers)
+        yield from _open_processes(workers, preload)
 
 
-def _open_processes(workers: int) -> Iterator[Engine]:
+def _open_processes(workers: int, preload: Sequence[str]) -> Iterator[Engine]:
     before = set(multiprocessing.active_children())
     resource_tracker.ensure_running()  # starting it would unblock SIGINT again, and starting a forkserver starts it
     previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # workers inherit it until they can ignore it
     context = multiprocessing.get_context("forkserver")  # this process has threads
-    context.set_forkserver_preload(
-        [
-            "zb_hdf5.converters.shard",
-            "zb_hdf5.converters.npy_source",
-            "zb_hdf5.formats.hdf5.h5_writer",
-            "zb_hdf5.store.shards",
-        ]
-    )
+    context.set_forkserver_preload(list(preload))
     forkserver.ensure_running()
     signal.pthread_sigmask(signal.SIG_SETMASK, previous)
 

@@ -1,4 +1,4 @@
-"""The journal of a conversion: what is being made, and which of its files are finished. A kill costs a file per worker.
+"""The journal of a conversion: its plan, and which of its files are finished. A kill costs a file per worker.
 
 A conversion that fills `<dst>.partial/` keeps `journal-00000-of-00001.jsonl` there; of n jobs that share the
 folder, job i keeps `journal-<i>-of-<n>.jsonl`. Its first line is the plan, then comes a line per finished file,
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final, Generic, NamedTuple, Protocol, Self, TypeVar
 
 from zb_hdf5 import ConvertError, FormatError
-from zb_hdf5.converters.task import Engine, Progress, Task, no_progress
+from zb_hdf5.converters.engines import Engine, Progress, Task, no_progress
 from zb_hdf5.files.publishing import LockedFolder, remove, write_atomically
 from zb_hdf5.spec import INDEX_NAME, JOURNAL_PREFIX
 
@@ -27,25 +27,20 @@ FileState = tuple[int, int]
 
 
 class FinishedFile(Protocol):
-    """What is known of a file that is whole and on disk."""
+    """The facts of a file that is whole and on disk."""
 
     @property
     def token_count(self) -> int: ...
-
-    def to_json(self) -> dict[str, Any]:
-        """Return it for its line of the journal."""
-
+    def to_json(self) -> dict[str, Any]: ...  # for its line of the journal
     @classmethod
-    def from_json(cls, value: dict[str, Any]) -> Self:
-        """Return what `to_json` was called on."""
+    def from_json(cls, value: dict[str, Any]) -> Self: ...
 
 
 class FileTask(Task, Protocol):
-    """Something to make in one process."""
+    """The work of one process that makes files."""
 
     @property
-    def paths(self) -> tuple[Path, ...]:
-        """The files that it makes."""
+    def paths(self) -> tuple[Path, ...]: ...
 
 
 Finished = TypeVar("Finished", bound=FinishedFile)
@@ -55,17 +50,11 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class CheckTask(Generic[AnyTask, Finished]):
-    """A finished file to look at once more.
-
-    Attributes
-    ----------
-    from_source
-        Compare with what the source holds now as well, whose files have another mtime than before.
-    """
+    """A finished file to look at once more."""
 
     task: AnyTask
     finished: Finished
-    from_source: bool
+    from_source: bool  # compare with the source as well, whose files have another mtime than before
 
     amount = 0  # checks show no progress
 
@@ -93,59 +82,29 @@ WHOLE: Final = Part(0, 1)
 
 @dataclass(frozen=True)
 class Head:
-    """The first line of a journal: what is being made.
+    """The first line of a journal."""
 
-    Attributes
-    ----------
-    unit
-        What the files are called in messages; conversions of different units have nothing in common.
-    total
-        How many files there will be, of all jobs.
-    plan
-        JSON of all that decides their bytes.
-    files
-        State of each source file. If one has another mtime now, finished files are compared with what it holds.
-        Empty where `plan` has the states: then any change is another conversion.
-    """
-
-    unit: str
-    total: int
-    plan: dict[str, Any]
-    files: dict[str, FileState]
+    unit: str  # the word for the files in messages; conversions of different units have nothing in common
+    total: int  # how many files there will be, of all jobs
+    plan: dict[str, Any]  # JSON of all that decides their bytes
+    files: dict[str, FileState]  # of the source; empty where `plan` has them: then any change is another conversion
 
 
 class Record(NamedTuple, Generic[Result]):
-    """What a journal says."""
+    """The content of a journal."""
 
     head: Head
     finished: dict[int, Result]
 
 
 class Journal(Generic[AnyTask, Finished]):
-    """Runs the tasks that fill a `.partial/` folder, and records which are finished. Not thread-safe.
-
-    Parameters
-    ----------
-    tasks
-        By number, as the journal has it: those of `part`.
-    kind
-        What is known of a finished file.
-    overwrite
-        Drop what an interrupted run has finished, if it is not gone on with.
-    resume
-        Go on with it.
-
-    Attributes
-    ----------
-    finished
-        The files that are whole: those of earlier runs after `take_up`, and the others after `run`.
-    """
+    """Runs the tasks that fill a `.partial/` folder, and records which are finished. Not thread-safe."""
 
     def __init__(
         self,
         folder: LockedFolder,
         head: Head,
-        tasks: Mapping[int, AnyTask],
+        tasks: Mapping[int, AnyTask],  # by number, those of `part`
         kind: type[Finished],
         *,
         part: Part = WHOLE,
@@ -154,7 +113,7 @@ class Journal(Generic[AnyTask, Finished]):
     ) -> None:
         self._folder, self._head, self._tasks, self._kind = folder, head, tasks, kind
         self._part, self._overwrite, self._resume = part, overwrite, resume
-        self.finished: dict[int, Finished] = {}
+        self.finished: dict[int, Finished] = {}  # those of earlier runs after `take_up`, the others after `run`
 
     @property
     def missing(self) -> dict[int, AnyTask]:
@@ -162,14 +121,7 @@ class Journal(Generic[AnyTask, Finished]):
         return {number: task for number, task in self._tasks.items() if number not in self.finished}
 
     def take_up(self, engine: Engine, is_intact: Callable[[CheckTask[AnyTask, Finished], Progress], bool]) -> None:
-        """Find what earlier runs have finished and is as it was then; remove all else that they have left.
-
-        Raises
-        ------
-        ConvertError
-            If an interrupted run has finished something and neither `overwrite` nor `resume` was asked for, or if it
-            was another conversion.
-        """
+        """Find what earlier runs have finished and is as it was then; remove all else that they have left."""
         recorded, changed = self._recorded() if self._resume or not self._overwrite else ({}, False)
         checks = [CheckTask(self._tasks[number], recorded[number], changed) for number in sorted(recorded)]
         with closing(engine.run(is_intact, checks, no_progress)) as results:
@@ -200,7 +152,7 @@ class Journal(Generic[AnyTask, Finished]):
 
     @contextmanager
     def kept_for_resume(self) -> Iterator[None]:
-        """Have an exception keep the finished files only, and say how to go on with them."""
+        """Have an exception keep the finished files only, and name the way to go on with them."""
         try:
             yield
         except BaseException as error:
@@ -259,10 +211,7 @@ class Journal(Generic[AnyTask, Finished]):
 
 
 def is_result(store: Path, is_same: bool, sources: Iterable[Path]) -> bool:
-    """Return whether a store needs no work: its index says that it is the same, and no source file is newer.
-
-    Then the journal that a kill has left in it is removed.
-    """
+    """Return whether a store needs no work: it is the same by its index, and no source file is newer."""
     made_ns = (store / INDEX_NAME).stat().st_mtime_ns if is_same else 0
     done = is_same and all(path.stat().st_mtime_ns <= made_ns for path in sources)
     if done:
@@ -317,15 +266,7 @@ def read_journals(folder: Path, unit: str, parse: Callable[[dict[str, Any]], Res
 
 
 def read_journal(path: Path, parse: Callable[[dict[str, Any]], Result], unit: str | None = None) -> Record[Result]:
-    """Read a journal; a last line that a kill has cut off is left out.
-
-    Raises
-    ------
-    FormatError
-        If it is not a journal.
-    ConvertError
-        If it is not of files of this `unit`; None: whatever they are.
-    """
+    """Read a journal; a last line that a kill has cut off is left out."""
     try:
         first, *rest = path.read_text(encoding="utf-8").split("\n")[:-1]
         head = Head(**json.loads(first))
@@ -341,7 +282,7 @@ def read_journal(path: Path, parse: Callable[[dict[str, Any]], Result], unit: st
 
 
 def require_same(found: dict[str, Any], plan: dict[str, Any], path: Path) -> None:
-    """Raise `ConvertError` if a journal is of another conversion; the message says what differs."""
+    """Raise `ConvertError` if a journal is of another conversion; the message has the first difference."""
     expected = json.loads(json.dumps(plan))
     if found != expected:
         name = next((key for key in expected if found.get(key) != expected[key]), "version")
@@ -352,7 +293,7 @@ def require_same(found: dict[str, Any], plan: dict[str, Any], path: Path) -> Non
 
 
 def how_to_go_on(overwrite: bool) -> str:
-    """Say what to run after an interruption."""
+    """Return the options to run after an interruption."""
     return "go on with --resume --force" if overwrite else "go on with --resume, or start over with --force"
 
 

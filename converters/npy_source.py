@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5 import ArgumentError, ConvertError, IncompleteError, StoreMeta
+from zb_hdf5.converters.conversion import Conversion
 from zb_hdf5.converters.documents import Choose, DocumentSource, Encoded, Group
-from zb_hdf5.converters.options import Conversion
-from zb_hdf5.converters.source import REMAINDERS, OpenFiles, Source, TokenCounts
+from zb_hdf5.converters.source import REMAINDERS, OpenFiles, Source, TokenCounts, batches_of, require_pad_id
 from zb_hdf5.errors import Remedy
 from zb_hdf5.files.publishing import PARTIAL_SUFFIX
 from zb_hdf5.formats.batch_reader import require_choice
@@ -155,8 +155,7 @@ class NpySource(Source):
         total = sum(file.num_records for file in self._files)
         stored = stored_dtype(_fitting_dtype(self._files, vocab_size) if dtype == "auto" else dtype)
         self.meta = StoreMeta(batch_size, seq_len, stored, seed if shuffle else 0, total, vocab_size=vocab_size)
-        if not 0 <= pad_id <= token_limit(stored, vocab_size):
-            raise ArgumentError(bad_token_message("pad_id", "the padding", pad_id, self.meta))
+        require_pad_id(pad_id, self.meta)
         self.shuffle, self.reorders = "global" if shuffle else "none", shuffle
         how = {"remainder": remainder, "pad_id": pad_id}
         self.description = {"format": kind.name, "files": [str(path) for path in self.paths], **how}
@@ -175,24 +174,12 @@ class NpySource(Source):
         self.token_counts = TokenCounts(sum(file.num_tokens for file in self._files))
         for file in self._files:
             self.token_counts.drop("file tail", file.num_tokens - file.num_records * meta.seq_len)
-        rest = total % meta.batch_size
-        if rest and remainder == "error":
-            raise ConvertError(
-                f"{total:,} records are no multiple of batch_size {meta.batch_size}: {rest} are left over",
-                remedy=Remedy.REMAINDER,
-            )
-        self.num_batches = total // meta.batch_size
+        self.num_batches, rest = batches_of(total, meta, remainder)
         if rest and remainder == "pad":
-            self.num_batches += 1
             self.token_counts.padding_rows = meta.batch_size - rest
             self.token_counts.padded = self.token_counts.padding_rows * meta.seq_len
         else:
             self.token_counts.drop("remainder", rest * meta.seq_len)
-        if self.num_batches == 0:
-            raise ConvertError(
-                f"{total:,} records of {meta.seq_len} tokens do not fill one batch of {meta.batch_size}",
-                remedy=Remedy.FILL_A_BATCH,
-            )
 
     def read_into(self, start: int, out: TokenArray) -> None:
         rows = out.reshape(-1, self.meta.seq_len)
@@ -239,9 +226,9 @@ class NpySource(Source):
         """Copy records `inside` one file to the output rows `here`, checked."""
         file, seq_len = self._files[number], self.meta.seq_len
         together = len(here) == int(here[-1] - here[0]) + 1
-        places = slice(int(here[0]), int(here[-1]) + 1) if together else here
+        target = slice(int(here[0]), int(here[-1]) + 1) if together else here
         direct = together and file.dtype == self.meta.dtype
-        tokens = rows[places] if direct else np.empty((len(here), seq_len), file.dtype)
+        tokens = rows[target] if direct else np.empty((len(here), seq_len), file.dtype)
         self._take(number, inside, tokens)
         bad = find_bad_token(tokens, token_limit(self.meta.dtype, self.meta.vocab_size))
         if bad is not None:
@@ -249,7 +236,7 @@ class NpySource(Source):
             where = file.where(int(inside[row]), column, seq_len)
             raise ConvertError(bad_token_message(file.path, where, tokens[row, column], self.meta))
         if not direct:
-            rows[places] = tokens
+            rows[target] = tokens
 
     def _take(self, number: int, inside: npt.NDArray[np.int64], out: TokenArray) -> None:
         """Fill `out` with records of one file."""

@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5 import ConvertError, FormatError, StoreMeta
-from zb_hdf5.converters.options import Conversion
+from zb_hdf5.converters.conversion import Conversion
 from zb_hdf5.converters.packing import PACKINGS, Packing, pieces_of
-from zb_hdf5.converters.plan import DEFAULT_SHARD_BYTES
-from zb_hdf5.converters.source import Source, TokenCounts
+from zb_hdf5.converters.shard import DEFAULT_SHARD_BYTES
+from zb_hdf5.converters.source import Source, TokenCounts, batches_of
 from zb_hdf5.documents.document_table import DocumentFile, documents_name, part_of
 from zb_hdf5.documents.document_writer import DocumentsWriter, join_documents
 from zb_hdf5.documents.pieces import Pieces, concatenate, padding, ranges
@@ -188,26 +188,14 @@ class PackedSource(Source):
         rows = PackedRows(stream, folder, number, options.packing or "concat", meta.seq_len, pad_id)
         order = write_order(rows.num_rows, options.seed or 0) if options.shuffle else SequentialOrder(rows.num_rows)
         self.token_counts.drop("cropped by packing", rows.tokens_cropped)
-        num_batches, rest = divmod(rows.num_rows, meta.batch_size)
+        num_batches, rest = batches_of(rows.num_rows, meta, options.remainder or "pad", f"packed rows ({split})")
         left_out = 0
-        if rest and options.remainder == "error":
-            raise ConvertError(
-                f"{rows.num_rows:,} packed rows ({split}) are no multiple of batch_size {meta.batch_size}: {rest} are "
-                "left over",
-                remedy=Remedy.REMAINDER,
-            )
         if rest and options.remainder == "pad":
-            num_batches += 1
             self.token_counts.padding_rows += meta.batch_size - rest
         elif rest:
             last = order.indices(np.arange(rows.num_rows - rest, rows.num_rows))
             left_out = rows.tokens_in(last)
             self.token_counts.drop("remainder", left_out)
-        if num_batches == 0:
-            raise ConvertError(
-                f"{rows.num_rows:,} rows of {meta.seq_len} tokens ({split}) do not fill one batch of {meta.batch_size}",
-                remedy=Remedy.FILL_A_BATCH,
-            )
         self.token_counts.padded += num_batches * meta.batch_tokens - (rows.tokens_kept - left_out)
         return SplitRows(split, rows, order, num_batches)
 

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from zb_hdf5 import ArgumentError, BatchReader, ConvertError
-from zb_hdf5.converters.options import Conversion
+from zb_hdf5.converters.conversion import Conversion
 from zb_hdf5.converters.source import TokenCounts
 from zb_hdf5.converters.store_source import StoreSource
 from zb_hdf5.documents.pieces import Pieces

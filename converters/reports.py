@@ -101,7 +101,10 @@ class Report:
 
     def to_json(self) -> dict[str, Any]:
         """Return the report for programs."""
-        counts = self.token_counts
+        counts, documents = self.token_counts, {}
+        if self.documents is not None:
+            documents = _documents_json(self.documents, self.documents_kept, self.seconds)
+            documents |= {"packing": self.packing, "batches_of_split": self.batches_of_split}
         return {
             "path": str(self.destination),
             **({} if self.part == WHOLE else {"part": list(self.part)}),
@@ -125,16 +128,7 @@ class Report:
             "left_behind": self.left_behind,
             "seconds": round(self.seconds, 3),
             "tokens_per_second": self.tokens_per_second and round(self.tokens_per_second),
-            **self._documents_json(),
-        }
-
-    def _documents_json(self) -> dict[str, Any]:
-        if self.documents is None:
-            return {}
-        return {
-            **_documents_json(self.documents, self.documents_kept, self.seconds),
-            "packing": self.packing,
-            "batches_of_split": self.batches_of_split,
+            **documents,
         }
 
     def lines(self) -> Lines:
@@ -184,14 +178,12 @@ class Report:
         return None
 
     def _padding(self) -> str:
-        """Return the share of padding in the store, and its places."""
+        """Return the share of padding in the store, and its kinds."""
         rows = self.token_counts.padding_rows
         in_rows = self.token_counts.padded - rows * self.meta.seq_len
-        places = ([f"{in_rows:,} at the ends of rows"] if in_rows else []) + (
-            [f"{rows:,} whole rows, which fill the last batch"] if rows else []
-        )
+        kinds = {f"{in_rows:,} at the ends of rows": in_rows, f"{rows:,} whole rows, which fill the last batch": rows}
         share = self.token_counts.padded / self.tokens_stored
-        return f"{share:.2%} of the stored tokens: {', '.join(places)}"
+        return f"{share:.2%} of the stored tokens: {', '.join(text for text, count in kinds.items() if count)}"
 
 
 @dataclass(frozen=True)

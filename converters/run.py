@@ -11,15 +11,13 @@ from typing import Any, Final, NamedTuple, ParamSpec, cast
 
 from zb_hdf5 import ArgumentError
 from zb_hdf5.converters.batch_target import describe, write_batches
+from zb_hdf5.converters.conversion import DEFAULT_MEMORY_BYTES, OPTIONS, STREAM, Conversion
+from zb_hdf5.converters.document_target import stage_and_write, write_streams
 from zb_hdf5.converters.documents import DocumentSource
-from zb_hdf5.converters.engines import default_workers, open_engine
-from zb_hdf5.converters.options import DEFAULT_MEMORY_BYTES, OPTIONS, STREAM, Conversion
+from zb_hdf5.converters.engines import Shown, TokensShown, Workers, default_workers, open_engine
 from zb_hdf5.converters.reports import Done, Report, StreamReport
 from zb_hdf5.converters.source import Source
 from zb_hdf5.converters.sources import PACKED, kind_of, require_options
-from zb_hdf5.converters.staging import stage_and_write
-from zb_hdf5.converters.stream_target import write_streams
-from zb_hdf5.converters.task import Shown, TokensShown, Workers
 from zb_hdf5.files.paths import any_path
 from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.spec import codec_named
@@ -28,6 +26,11 @@ from zb_hdf5.spec import codec_named
 SMALL_BYTES: Final = 256 << 20
 #: Memory that makes a worker worth its while.
 WORKER_BYTES: Final = 192 << 20
+#: Modules that each worker needs.
+PRELOAD: Final = (
+    "zb_hdf5.converters.shard", "zb_hdf5.converters.npy_source", "zb_hdf5.formats.hdf5.h5_writer",
+    "zb_hdf5.store.shards",
+)  # fmt: skip
 P = ParamSpec("P")
 
 
@@ -40,13 +43,7 @@ class _Opened(NamedTuple):
 
 
 def run(conversion: Conversion, shown: Shown | None = None) -> Report | StreamReport | Done | None:
-    """Convert; None in an MPI rank that has only served the first one.
-
-    Parameters
-    ----------
-    shown
-        Shows the progress; by default `conversion.progress` is called with the tokens that are written.
-    """
+    """Convert; None in an MPI rank that has only served the first one. By default `conversion.progress` is called."""
     with _opened(conversion, shown or TokensShown(conversion.progress or (lambda tokens: None))) as opened:
         if opened is None:
             return None
@@ -93,7 +90,7 @@ def _opened(conversion: Conversion, shown: Shown) -> Generator[_Opened | None]:
             asked = conversion.workers or (1 if source is None else _workers_of(source, conversion))
             if isinstance(source, DocumentSource):
                 asked = max(1, min(asked, len(source.groups)))
-            engine = stack.enter_context(open_engine(executor, asked))
+            engine = stack.enter_context(open_engine(executor, asked, PRELOAD))
         if engine is None:
             yield None
             return
@@ -102,7 +99,7 @@ def _opened(conversion: Conversion, shown: Shown) -> Generator[_Opened | None]:
 
 
 def _prepared(conversion: Conversion) -> tuple[Conversion, Callable[[], Any]]:
-    """Return a conversion with the defaults of its source, and what opens the source."""
+    """Return a conversion with the defaults of its source, and a function that opens the source."""
     if conversion.target not in (*FORMATS, STREAM):
         raise ArgumentError(f"target must be one of {', '.join((*FORMATS, STREAM))}, found {conversion.target!r}")
     conversion.require_possible()

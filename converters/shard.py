@@ -1,4 +1,4 @@
-"""Writes one shard: the unit of work that any process, on any node, can do by itself."""
+"""The shards of a conversion: their plan, and the work of one, which any process, on any node, can do by itself."""
 
 from __future__ import annotations
 
@@ -6,42 +6,51 @@ import contextlib
 import hashlib
 import io
 import os
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
-from itertools import chain
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, Final, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5 import BatchReader, BatchWriter, ChecksumError, ConvertError, ShardEntry, StoreMeta, ZbError, verify_store
+from zb_hdf5 import (
+    BatchReader,
+    BatchWriter,
+    ChecksumError,
+    ConvertError,
+    ShardEntry,
+    StoreMeta,
+)
+from zb_hdf5.console import format_bytes
 from zb_hdf5.converters.document_parts import write_pieces
-from zb_hdf5.converters.journal import CheckTask, FileState
-from zb_hdf5.converters.source import MAX_TOKEN, Source
-from zb_hdf5.converters.task import Progress, no_progress, tokens_written
+from zb_hdf5.converters.engines import Progress, no_progress
+from zb_hdf5.converters.journal import CheckTask, FileState, Head
+from zb_hdf5.converters.source import MAX_TOKEN, Source, read_groups
 from zb_hdf5.documents.document_writer import write_joined
 from zb_hdf5.documents.pieces import pieces_path
 from zb_hdf5.errors import Remedy
 from zb_hdf5.files.digests import TokenDigest
 from zb_hdf5.files.paths import RemotePath
+from zb_hdf5.files.publishing import partial_path
 from zb_hdf5.formats.batch_reader import GROUP_BYTES
 from zb_hdf5.formats.native import crc32_path
-from zb_hdf5.formats.registry import BACKENDS, FORMATS
-from zb_hdf5.loaders.prefetch import read_ahead
-from zb_hdf5.spec import BATCHES, DEFAULT_SPLIT
+from zb_hdf5.formats.registry import FORMATS
+from zb_hdf5.spec import BATCHES, DEFAULT_SPLIT, SHARD_PREFIX
 from zb_hdf5.store.table import PiecesInfo
 
-#: What the shards are called in the journal and in messages.
+#: The word for the files in the journal and in messages.
 SHARDS: Final = "shards"
 #: Tokens that are committed together: the unit of resume is the shard, and others may read a part of a large one.
 COMMIT_BYTES: Final = 1 << 30
-#: What is copied from file to file between two reports of progress.
+#: Bytes that are copied from file to file between two reports of progress.
 COPY_BYTES: Final = 64 << 20
 #: But no more reports than this: the target looks at all its batches for each.
 COPIES: Final = 64
-#: Groups of batches on their way: one is read, one is written, and the sha256 of one is still to come.
-GROUPS: Final = 3
+DEFAULT_SHARD_BYTES: Final = 1 << 30
+PLAN_VERSION: Final = 1
 
 
 def file_states(paths: Iterable[Path]) -> dict[str, FileState]:
@@ -68,21 +77,11 @@ def require_unchanged(paths: Iterable[Path], before: dict[str, FileState]) -> No
 
 @dataclass(frozen=True)
 class FinishedShard:
-    """A shard under its final name.
-
-    Attributes
-    ----------
-    entry
-        Its row of the index.
-    max_token
-        For the report; None: not known.
-    frame_sha256
-        Digest of all its bytes that are no tokens, and of the files beside it. See the function of this name.
-    """
+    """A shard under its final name."""
 
     entry: ShardEntry
-    max_token: int | None
-    frame_sha256: str = ""
+    max_token: int | None  # None: not known
+    frame_sha256: str = ""  # see the function of this name
 
     @property
     def token_count(self) -> int:
@@ -93,7 +92,7 @@ class FinishedShard:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Self:
-        # the format may be one that `shards.json` does not know
+        # the format may be one without a `shards.json`
         return cls(ShardEntry.from_json(value["entry"]), int(value["max_token"]), str(value["frame_sha256"]))
 
 
@@ -106,49 +105,19 @@ def with_largest_token(source: dict[str, Any], tokens: Iterable[int | None]) -> 
 
 @dataclass(frozen=True)
 class ShardTask:
-    """One shard to write. Picklable.
-
-    Attributes
-    ----------
-    target
-        A name in `FORMATS`.
-    path
-        The shard's final name.
-    start, stop
-        Its batches.
-    meta
-        As for the source, with the shard's own part of `total_records` and its own documents.
-    in_store
-        Whether it is a shard of a store, and no lone file: then the documents belong to the store.
-    split
-        Which split of the store it belongs to.
-    documents
-        How many documents begin in it; None if that is not known.
-    files
-        If given, the source's files must still be like this before the file is published.
-    """
+    """One shard to write. Picklable."""
 
     source: Source
     target: str
     path: Path
     start: int
     stop: int
-    meta: StoreMeta
-    in_store: bool
+    meta: StoreMeta  # that of the source, with the shard's own part of `total_records` and its own documents
+    in_store: bool  # whether it is no lone file: then the documents belong to the store
     split: str = DEFAULT_SPLIT
-    documents: int | None = None
+    documents: int | None = None  # how many begin in it; None: not known
     overwrite: bool = False
-    files: dict[str, FileState] | None = None
-
-    def amount_done(self) -> int:
-        """Return how many tokens another process has written, by the size of its file."""
-        return min(tokens_written(self.path, self.meta.dtype), self.amount)
-
-    def origin(self) -> dict[str, Any]:
-        """Return the origin of the tokens: of a shard as in the index, of a lone copy as its source file has it."""
-        if self.source.origin is not None and not self.in_store:
-            return self.source.origin
-        return {"source": self.source.description, "shuffle": self.source.shuffle, "split": self.split}
+    files: dict[str, FileState] | None = None  # the source's files must still be like this before it is published
 
     @property
     def paths(self) -> tuple[Path, ...]:
@@ -158,34 +127,37 @@ class ShardTask:
     def amount(self) -> int:
         return (self.stop - self.start) * self.meta.batch_tokens
 
+    def amount_done(self) -> int:
+        """Return how many tokens another process has written, by the size of its file."""
+        for path in (self.path, partial_path(self.path)):
+            with contextlib.suppress(OSError):
+                return min(path.stat().st_size // self.meta.dtype.itemsize, self.amount)
+        return 0
+
+    def origin(self) -> dict[str, Any]:
+        """Return the origin of the tokens: of a shard as in the index, of a lone copy as its source file has it."""
+        if self.source.origin is not None and not self.in_store:
+            return self.source.origin
+        return {"source": self.source.description, "shuffle": self.source.shuffle, "split": self.split}
+
 
 def files_of_shard(path: Path) -> tuple[Path, ...]:
-    """Return the file of a shard, and those that it may have beside it."""
+    """Return the file of a shard, and its sidecars."""
     return path, crc32_path(path), pieces_path(path)
 
 
 def is_intact(check: CheckTask[ShardTask, FinishedShard], progress: Progress = no_progress) -> bool:
-    """Return whether a finished shard still has every byte that it was finished with.
-
-    Raises
-    ------
-    ConvertError
-        If the source has other tokens now.
-    """
+    """Return whether a finished shard still has every byte; `ConvertError` if the source has other tokens now."""
     task, entry = check.task, check.finished.entry
-    path = task.path
     if check.from_source and source_sha256(task) != entry.sha256:
         raise ConvertError(
-            f"{path}: the source has changed since this shard was written from it; start over with --force"
+            f"{task.path}: the source has changed since this shard was written from it; start over with --force"
         )
     try:
         if frame_sha256(task, entry) != check.finished.frame_sha256:
             return False
-        if entry.backend in BACKENDS:
-            [report] = verify_store(path, workers=1)
-            return report.problem is None and report.sha256 == entry.sha256
-        return token_sha256(task, entry) == entry.sha256
-    except (ZbError, OSError):
+        return BATCHES not in entry.columns or token_sha256(task, entry) == entry.sha256
+    except OSError:
         return False
 
 
@@ -195,7 +167,7 @@ def frame_sha256(task: ShardTask, entry: ShardEntry) -> str:
     with open(task.path, "rb", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
         end = 0  # of the tokens so far
-        for start, stop in chain(_token_places(task, entry), [(size, size)]):
+        for start, stop in chain(_token_ranges(task, entry), [(size, size)]):
             if start > end:
                 digest.update(f"{end} {start} ".encode())
                 _digest_bytes(digest, file, end, start)
@@ -212,12 +184,12 @@ def token_sha256(task: ShardTask, entry: ShardEntry) -> str:
     """Return the digest that the tokens of a finished shard have now."""
     digest = hashlib.sha256()
     with open(task.path, "rb", buffering=0) as file:
-        for start, stop in _token_places(task, entry):
+        for start, stop in _token_ranges(task, entry):
             _digest_bytes(digest, file, start, stop)
     return digest.hexdigest()
 
 
-def _token_places(task: ShardTask, entry: ShardEntry) -> Iterator[tuple[int, int]]:
+def _token_ranges(task: ShardTask, entry: ShardEntry) -> Iterator[tuple[int, int]]:
     """Yield where batches that follow each other begin and end."""
     batch_bytes = task.meta.batch_bytes
     for first, stride, count in entry.columns.get(BATCHES, ()):  # none are known: all bytes count as the frame
@@ -317,42 +289,113 @@ def _require_intact(
         )
 
 
-class Group:
-    """Consecutive batches and the values of their fields, in buffers that are filled again and again.
+@dataclass(frozen=True)
+class Plan:
+    """The shards of a conversion into a folder, and their source files."""
 
-    Attributes
-    ----------
-    tokens, fields
-        Valid until the next group is asked for, and until `in_use` has returned.
-    in_use
-        Waits for those who still read the buffers; whoever passes them on sets it.
-    """
+    source: Source
+    target: str
+    cuts: list[tuple[int, int]]  # (start, stop) of each shard, in batches
+    files: dict[str, FileState]  # of every source file, when the plan was made
 
-    def __init__(self, meta: StoreMeta, num_batches: int) -> None:
-        shape = (num_batches, *meta.shape)
-        self._tokens = self.tokens = np.empty(shape, meta.dtype)
-        self._fields = {f.name: np.empty((*shape, *f.shape), f.dtype) for f in meta.fields}
-        self.fields = self._fields
-        self.in_use: Callable[[], None] = lambda: None
+    def head(self) -> Head:
+        """Return the first line of the journal: all that decides the bytes, but for the content of the source files."""
+        meta = asdict(self.source.meta) | {"dtype": self.source.meta.dtype.name}
+        meta["fields"] = {field.name: field.to_json() for field in self.source.meta.fields}
+        identity = {
+            "version": PLAN_VERSION,
+            "target": self.target,
+            "meta": meta,
+            "shuffle": self.source.shuffle,
+            "source": self.source.description,
+            "identity": self.source.identity,
+            "cuts": [list(cut) for cut in self.cuts],
+            "has_pieces": self.source.has_pieces,
+            "documents": [list(part) for part in self.source.document_parts],
+        }
+        return Head(SHARDS, len(self.cuts), identity, self.files)
 
-    def read(self, source: Source, first: int, count: int) -> Self:
-        """Fill the buffers with the batches from `first` on."""
-        self.in_use()
-        self.tokens = self._tokens[:count]
-        self.fields = {name: values[:count] for name, values in self._fields.items()}
-        source.read_into(first, self.tokens)
-        for name, values in self.fields.items():
-            source.read_field_into(name, first, values)
-        return self
+    def name(self, shard: int) -> str:
+        return f"{SHARD_PREFIX}{shard:05}-of-{len(self.cuts):05}{FORMATS[self.target].suffix}"
+
+    def task(self, shard: int, folder: Path) -> ShardTask:
+        """Return the work of one shard."""
+        start, stop = self.cuts[shard]
+        meta, documents = self._shard_meta(shard), self._shard_documents(shard)
+        splits = self.source.shard_splits or [DEFAULT_SPLIT]
+        split = splits[shard] if len(splits) == len(self.cuts) else splits[0]
+        in_store = FORMATS[self.target].indexed
+        path = folder / self.name(shard)
+        return ShardTask(self.source, self.target, path, start, stop, meta, in_store, split, documents)
+
+    def _shard_meta(self, shard: int) -> StoreMeta:
+        """Describe one shard: its part of `total_records`, so that the parts of all shards add up to the whole."""
+        meta, (start, stop) = self.source.meta, self.cuts[shard]
+        records = (stop - start) * meta.batch_size
+        if self.source.shard_records and self._keeps_shards:
+            records = self.source.shard_records[shard]
+        elif stop == self.source.num_batches:
+            records = max(0, meta.total_records - start * meta.batch_size)
+        documents = self._shard_documents(shard) or 0
+        return replace(meta, total_records=records if meta.total_records else 0, document_count=documents)
+
+    def _shard_documents(self, shard: int) -> int | None:
+        """Return how many documents begin in a shard; None if that is not known."""
+        known = self.source.shard_documents
+        return known[shard] if known and self._keeps_shards else None
+
+    @cached_property
+    def _keeps_shards(self) -> bool:
+        """Whether the shards are those of the source."""
+        return self.cuts == list(pairwise([0, *np.cumsum(self.source.shard_batches).tolist()]))
+
+    def shard_bytes(self, shard: int) -> int:
+        """Return about how much disk a shard takes."""
+        start, stop = self.cuts[shard]
+        return FORMATS[self.target].total_bytes(self.source.meta, stop - start)
+
+    def num_inodes(self) -> int:
+        """Return how many files and folders the conversion makes."""
+        row, source = FORMATS[self.target], self.source
+        per_shard = 1 + row.has_sidecar + source.has_pieces
+        return per_shard * len(self.cuts) + len(source.document_parts) + 3  # the folder, its index, the journal
 
 
-def read_groups(source: Source, start: int, stop: int) -> Iterator[Group]:
-    """Yield groups of batches: while one is written, those before it are hashed, and the next is read."""
-    size = max(1, GROUP_BYTES // source.meta.batch_bytes)
-    groups = [Group(source.meta, min(size, stop - start)) for _ in range(GROUPS)]
+def cut_into_shards(source: Source, num_shards: int | None, shard_bytes: int | None) -> list[tuple[int, int]]:
+    """Return (start, stop) of each shard, in batches: consecutive, and none empty."""
+    total = source.num_batches
+    if num_shards is not None or shard_bytes is not None:
+        require_one_split(source, "leave out --shards and --shard-size")
+    if num_shards is None and shard_bytes is None and source.shard_batches:
+        return list(pairwise([0, *np.cumsum(source.shard_batches).tolist()]))
+    if num_shards is None:
+        per_shard = max(1, (shard_bytes or DEFAULT_SHARD_BYTES) // source.meta.batch_bytes)
+        num_shards = max(1, -(-total // per_shard))
+    if num_shards > total:
+        raise ConvertError(f"{total:,} batches cannot fill {num_shards:,} shards; pass a smaller --shards")
+    return [(k * total // num_shards, (k + 1) * total // num_shards) for k in range(num_shards)]
 
-    def read(number: int) -> Group:
-        first = start + number * size
-        return groups[number % GROUPS].read(source, first, min(size, stop - first))
 
-    yield from read_ahead(read, iter(range(-(-(stop - start) // size))), 1)
+def require_one_split(source: Source, remedy: str) -> None:
+    """Raise `ConvertError` if shards of several splits would be mixed."""
+    splits = list(dict.fromkeys(source.shard_splits))
+    if len(splits) > 1:
+        raise ConvertError(f"the source has the splits {', '.join(splits)}, which must not be mixed: {remedy}")
+
+
+def require_room(folder: Path, needed_bytes: int, num_inodes: int) -> None:
+    """Raise `ConvertError` unless the file system of `folder` has space for the bytes that will be written."""
+    free = free_room(folder)
+    if needed_bytes > free["bytes"]:
+        raise ConvertError(
+            f"{folder}: needs {format_bytes(needed_bytes)}, free are {format_bytes(free['bytes'])}; make room, or "
+            "choose another output"
+        )
+    if free["inodes"] is not None and num_inodes > free["inodes"]:
+        raise ConvertError(f"{folder}: needs {num_inodes:,} inodes, free are {free['inodes']:,}; use fewer shards")
+
+
+def free_room(folder: Path) -> dict[str, Any]:
+    """Return free bytes and inodes for this user; None where the file system does not count inodes."""
+    status = os.statvfs(folder)
+    return {"bytes": status.f_bavail * status.f_frsize, "inodes": status.f_favail if status.f_files else None}

@@ -1,31 +1,38 @@
-"""What a source offers to a conversion, the counts of its tokens, and reads of its files."""
+"""The interface of a source of batches, the counts of its tokens, and reads of its files."""
 
 from __future__ import annotations
 
 import os
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
+import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5 import ArgumentError, BatchReader, ConvertError, IncompleteError, StoreMeta
 from zb_hdf5.documents.document_table import DocumentPart
 from zb_hdf5.documents.pieces import Pieces
+from zb_hdf5.errors import Remedy
 from zb_hdf5.files.identity import regular
 from zb_hdf5.files.ranges import read_fully
+from zb_hdf5.formats.batch_reader import GROUP_BYTES
 from zb_hdf5.loaders.order import GlobalOrder
+from zb_hdf5.loaders.prefetch import read_ahead
 from zb_hdf5.spec import TokenArray
+from zb_hdf5.token_values import bad_token_message, token_limit
 
 #: The largest id of a store, in the `source` entry of its index: of no shard, and of no copy before it is written.
 MAX_TOKEN: Final = "max_token"
-#: What may become of records that do not fill the last batch.
+#: The choices for records that do not fill the last batch.
 REMAINDERS: Final = ("drop", "pad", "error")
 #: A process may have 1,024 by default.
 MAX_OPEN_FILES: Final = 256
+#: Groups of batches on their way: one is read, one is written, and the sha256 of one is still to come.
+GROUPS: Final = 3
 
 
 @dataclass
@@ -57,6 +64,29 @@ class TokenCounts:
                 f"internal error: {self.tokens_in:,} tokens in + {self.padded:,} padded != {stored:,} stored + "
                 f"{self.dropped} dropped; please report this"
             )
+
+
+def require_pad_id(pad_id: int, meta: StoreMeta) -> None:
+    """Raise `ArgumentError` if a store cannot hold the token of the padding."""
+    if not 0 <= pad_id <= token_limit(meta.dtype, meta.vocab_size):
+        raise ArgumentError(bad_token_message("pad_id", "the padding", pad_id, meta))
+
+
+def batches_of(records: int, meta: StoreMeta, remainder: str, noun: str = "records") -> tuple[int, int]:
+    """Return how many batches some records fill, and how many are left over: of "pad", they are in the last batch."""
+    num_batches, rest = divmod(records, meta.batch_size)
+    if rest and remainder == "error":
+        raise ConvertError(
+            f"{records:,} {noun} are no multiple of batch_size {meta.batch_size:,}: {rest:,} are left over",
+            remedy=Remedy.REMAINDER,
+        )
+    num_batches += rest > 0 and remainder == "pad"
+    if num_batches == 0:
+        raise ConvertError(
+            f"{records:,} {noun} of {meta.seq_len:,} tokens do not fill one batch of {meta.batch_size:,}",
+            remedy=Remedy.FILL_A_BATCH,
+        )
+    return num_batches, rest
 
 
 class Source(ABC):
@@ -162,3 +192,39 @@ class OpenFiles:
 def _close_all(fds: dict[int, int]) -> None:
     while fds:
         os.close(fds.popitem()[1])
+
+
+class BatchGroup:
+    """Consecutive batches and the values of their fields, in buffers that are filled again and again."""
+
+    # `tokens` and `fields` are valid until the next group is asked for, and until `in_use` has returned: it waits for
+    # those who still read the buffers, and whoever passes them on sets it
+
+    def __init__(self, meta: StoreMeta, num_batches: int) -> None:
+        shape = (num_batches, *meta.shape)
+        self._tokens = self.tokens = np.empty(shape, meta.dtype)
+        self._fields = {f.name: np.empty((*shape, *f.shape), f.dtype) for f in meta.fields}
+        self.fields = self._fields
+        self.in_use: Callable[[], None] = lambda: None
+
+    def read(self, source: Source, first: int, count: int) -> Self:
+        """Fill the buffers with the batches from `first` on."""
+        self.in_use()
+        self.tokens = self._tokens[:count]
+        self.fields = {name: values[:count] for name, values in self._fields.items()}
+        source.read_into(first, self.tokens)
+        for name, values in self.fields.items():
+            source.read_field_into(name, first, values)
+        return self
+
+
+def read_groups(source: Source, start: int, stop: int) -> Iterator[BatchGroup]:
+    """Yield groups of batches: while one is written, those before it are hashed, and the next is read."""
+    size = max(1, GROUP_BYTES // source.meta.batch_bytes)
+    groups = [BatchGroup(source.meta, min(size, stop - start)) for _ in range(GROUPS)]
+
+    def read(number: int) -> BatchGroup:
+        first = start + number * size
+        return groups[number % GROUPS].read(source, first, min(size, stop - first))
+
+    yield from read_ahead(read, iter(range(-(-(stop - start) // size))), 1)

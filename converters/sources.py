@@ -1,18 +1,18 @@
-"""The kinds of sources of a conversion: one row for each, with its options, their defaults and what opens it.
+"""The kinds of sources of a conversion: one row for each, with its options, their defaults and its opener.
 
-A format plugs in here: a function that opens its files, as a `Source`, a `DocumentSource` or `DocumentStreams`, and one
-row in `SOURCES`. Its command and its options follow from the row.
+A format plugs in here: a function that opens its files, as a `Source` or a `DocumentSource`, and one row in `SOURCES`.
+Its command and its options follow from the row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
-from zb_hdf5.converters.options import DEFAULT_MEMORY_BYTES, STREAM, Conversion, Unset
+from zb_hdf5.converters.conversion import DEFAULT_MEMORY_BYTES, STREAM, Conversion, Unset
 from zb_hdf5.errors import ArgumentError
 from zb_hdf5.formats.registry import FORMATS, FileFormat
 from zb_hdf5.text.corpus import FILE_KINDS
@@ -40,54 +40,29 @@ _STORE: Final[Mapping[str, Any]] = {
     "remainder": Unset("drop"),
 }  # fmt: skip
 _AUTO: Final = {"dtype": ("auto", "uint32", "uint16")}
-_HELD_OUT: Final[Mapping[str, Any]] = {"val_fraction": 0.0, "val_last_shard": NONE}
 _TEXT: Final[Mapping[str, Any]] = {
     "layout": "batches", "tokenizer": NONE, "text_column": "text", "id_column": NONE, "metadata_columns": NONE,
-    "boundary_token": Unset("<|endoftext|>"), "no_boundary": NONE, "max_document_tokens": NONE, **_HELD_OUT,
-    "shard_per_source": NONE, "threads": Unset("its share of the cores"),
+    "boundary_token": Unset("<|endoftext|>"), "no_boundary": NONE, "max_document_tokens": NONE, "val_fraction": 0.0,
+    "val_last_shard": NONE, "shard_per_source": NONE, "threads": Unset("its share of the cores"),
 }  # fmt: skip
 
 
 @dataclass(frozen=True)
 class SourceKind:
-    """A row of `SOURCES`.
+    """A kind of source, a row of `SOURCES`: its command and its options follow from it."""
 
-    Attributes
-    ----------
-    noun, example
-        Such a source, and arguments of an example, in the help.
-    opener
-        "module:name" of `(paths, conversion) -> Source | DocumentSource | DocumentStreams`.
-    targets
-        The targets that have a command; none: every format that holds batches.
-    options
-        The name of each option that applies, and its default.
-    rows
-        Further options, of documents that become rows: not for the target "stream".
-    note
-        More on it in the help.
-    several, urls
-        Whether it takes several paths, and URLs.
-    required
-        The option that has to be given.
-    choices
-        The choices of an option that are possible, where these are not all.
-    suffixes
-        The ends of the names of such files, by which they are found.
-    """
-
-    noun: str
-    example: str
-    opener: str
-    targets: tuple[str, ...]
-    options: Mapping[str, Any]
-    rows: Mapping[str, Any] = field(default_factory=dict)
-    note: str = ""
-    several: bool = False
+    noun: str  # such a source, in messages and in the help
+    example: str  # arguments of an example in the help
+    opener: str  # "module:name" of `(paths, conversion) -> Source | DocumentSource`, or a context manager of one
+    targets: tuple[str, ...]  # those that have a command; none: every format that holds batches
+    options: Mapping[str, Any]  # the name of each option that applies, and its default
+    rows: Mapping[str, Any] = field(default_factory=dict)  # more of them, of documents that become rows
+    note: str = ""  # more text in the help
+    several: bool = False  # whether it takes several paths
     urls: bool = False
-    required: str = ""
-    choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    suffixes: tuple[str, ...] = ()
+    required: str = ""  # the option that has to be given
+    choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # of an option, where not all are possible
+    suffixes: tuple[str, ...] = ()  # of its files, by which they are found
 
     def options_of(self, target: str) -> dict[str, Any]:
         """Return the options that apply to a target, and their defaults."""
@@ -105,7 +80,7 @@ class SourceKind:
     def open(self, paths: list[Path], conversion: Conversion) -> Any:
         """Open the source."""
         module, _, name = self.opener.partition(":")
-        return cast("Callable[..., Any]", getattr(import_module(module), name))(paths, conversion)
+        return getattr(import_module(module), name)(paths, conversion)
 
 
 def _text(name: str) -> SourceKind:
@@ -113,40 +88,24 @@ def _text(name: str) -> SourceKind:
     columns = ("text_column", "id_column", "metadata_columns")
     options = {key: value for key, value in _TEXT.items() if kind.has_columns or key not in columns}
     return SourceKind(
-        kind.noun,
-        f"{kind.example} {{target}} \\\n           --tokenizer tok.json --seq-len 2048 --packing best-fit",
-        "zb_hdf5.converters.text_source:open_text",
-        ("hdf5",),
-        options,
-        PACKED,
+        kind.noun, f"{kind.example} {{target}} \\\n           --tokenizer tok.json --seq-len 2048 --packing best-fit",
+        "zb_hdf5.converters.text_source:open_text", ("hdf5",), options, PACKED,
         f"{kind.documents} Documents are tokenized, packed into rows of --seq-len tokens, and the rows are "
         "shuffled once, which needs as much disk again as the store meanwhile; or, with --layout stream, kept as they "
         "are, one after the other. A folder stands for all such files in and below it.",
-        several=True,
-        required="tokenizer",
-        suffixes=kind.suffixes,
-    )
+        several=True, required="tokenizer", suffixes=kind.suffixes,
+    )  # fmt: skip
 
 
-#: The one table of sources; a format of another program is one more row.
+#: The one table of sources. A format of another trainer is one more row, and a function that opens its files.
 SOURCES: Final[dict[str, SourceKind]] = {
     "npy": SourceKind(
-        ".npy files of tokens",
-        "tokens/ {target} \\\n           --batch-size 32 --shards 4",
-        "zb_hdf5.converters.npy_source:open_arrays",
-        (),
-        _ARRAYS,
-        several=True,
-        choices=_AUTO,
-        suffixes=(".npy",),
+        ".npy files of tokens", "tokens/ {target} \\\n           --batch-size 32 --shards 4",
+        "zb_hdf5.converters.npy_source:open_arrays", (), _ARRAYS, several=True, choices=_AUTO, suffixes=(".npy",),
     ),
     STREAM: SourceKind(
-        "a token stream of documents",
-        "stream {target} \\\n           --seq-len 2048 --packing best-fit{tokens_only}",
-        "zb_hdf5.converters.stream_source:open_stream",
-        (),
-        {"dtype": "keep"},
-        PACKED,
+        "a token stream of documents", "stream {target} \\\n           --seq-len 2048 --packing best-fit{tokens_only}",
+        "zb_hdf5.converters.stream_source:open_stream", (), {"dtype": "keep"}, PACKED,
         "The documents are packed into rows of --seq-len tokens, with their fields, spans, ids and metadata.",
         choices={"dtype": ("keep", "uint32")},
     ),

@@ -11,10 +11,10 @@ import numpy as np
 
 from zb_hdf5 import ArgumentError, StoreMeta
 from zb_hdf5.converters.batch_target import is_one_file, part_of, refuse_bad_destination
+from zb_hdf5.converters.conversion import Conversion
 from zb_hdf5.converters.journal import WHOLE
-from zb_hdf5.converters.options import Conversion
 from zb_hdf5.converters.packed import PackedSource
-from zb_hdf5.converters.source import TokenCounts
+from zb_hdf5.converters.source import TokenCounts, require_pad_id
 from zb_hdf5.documents.document_table import DocumentFile
 from zb_hdf5.files.paths import local_path
 from zb_hdf5.files.publishing import scratch_directory
@@ -23,7 +23,6 @@ from zb_hdf5.store.index import ShardIndex
 from zb_hdf5.store.opening import stream_format
 from zb_hdf5.store.stream_documents import MmapTokenStore
 from zb_hdf5.store.windows import require_digests
-from zb_hdf5.token_values import bad_token_message, token_limit
 
 
 class StreamTokens:
@@ -48,24 +47,7 @@ class StreamTokens:
 
 
 class StreamSource(PackedSource):
-    """Batches of the packed documents of an HDF5 stream, or of a store of streams: each split by itself.
-
-    Parameters
-    ----------
-    path
-        What `MmapTokenStore` takes, but no `.npy` files, which know no documents.
-    folder
-        Where the plans and the document tables are kept while the source is read.
-    options
-        How documents become rows, and the stored dtype: "keep", or one that is named.
-
-    Raises
-    ------
-    ArgumentError
-        If it is no such stream, or `options` do not fit it.
-    FormatError
-        If a document table is damaged, of another stream, or leaves out tokens.
-    """
+    """Batches of the packed documents of an HDF5 stream, or of a store of streams: each split by itself."""
 
     def __init__(self, path: str | os.PathLike[str], folder: Path, options: Conversion) -> None:
         path, dtype = Path(path), options.dtype or "keep"
@@ -80,8 +62,7 @@ class StreamSource(PackedSource):
             store.vocab_size, store.tokenizer, fields=store.fields,
         )  # fmt: skip
         pad_id = max(0, store.boundary_token_id) if options.pad_id is None else options.pad_id
-        if not 0 <= pad_id <= token_limit(meta.dtype, meta.vocab_size):
-            raise ArgumentError(bad_token_message("pad_id", "the padding", pad_id, meta))
+        require_pad_id(pad_id, meta)
         description = {"format": "stream", "files": [str(path)], "packing": options.packing, "pad_id": pad_id}
         tables = [file.with_name(file.name + DOCUMENTS_SUFFIX) for stream in streams for file in stream.store.paths]
         files = [file for stream in streams for file in stream.store.paths]
@@ -93,13 +74,7 @@ class StreamSource(PackedSource):
         self.identity["fingerprints"] = [stream.store.fingerprint for stream in streams]
 
     def check_reads(self) -> None:
-        """Compare the whole stream with its digests, once: rows are cut from its chunks anywhere.
-
-        Raises
-        ------
-        ZbError
-            If something is not as it was written, or nothing is stored to compare with.
-        """
+        """Compare the whole stream with its digests, once: rows are cut from its chunks anywhere."""
         if not self._checked:
             require_digests(self._path)
         self._checked = True
@@ -107,13 +82,7 @@ class StreamSource(PackedSource):
 
 @contextmanager
 def open_stream(paths: list[Path], conversion: Conversion) -> Generator[StreamSource]:
-    """Open a `StreamSource` whose plan lies in `<destination>.plan.partial/` inside the block; each job has its own.
-
-    Raises
-    ------
-    ConvertError
-        If shards are asked for and the destination is one file, or it cannot be there.
-    """
+    """Open a `StreamSource` whose plan lies in `<destination>.plan.partial/` inside the block; each job has its own."""
     [path], part = paths, part_of(conversion)
     destination = local_path(conversion.destination)  # the plan of the rows lies in the same folder
     refuse_bad_destination([local_path(path)], destination)

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5 import ArgumentError
+from zb_hdf5.converters.conversion import Conversion
 from zb_hdf5.converters.documents import Choose, DocumentSource, Encoded, Group
-from zb_hdf5.converters.options import Conversion
 from zb_hdf5.spec import stored_dtype
 from zb_hdf5.text.corpus import DocumentFile, open_documents, unknown_columns
 from zb_hdf5.text.tokenizers import TokenIds, Tokenizer, load_tokenizer, token_dtype, with_boundaries
@@ -21,17 +21,7 @@ from zb_hdf5.text.tokenizers import TokenIds, Tokenizer, load_tokenizer, token_d
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything that decides the tokens of a document. Picklable.
-
-    Attributes
-    ----------
-    tokenizer
-        As for `load_tokenizer`.
-    boundary_token_id
-        Stands behind each document; None: nothing does.
-    max_document_tokens
-        A longer document is cut there, its boundary token not counted; None: never.
-    """
+    """Everything that decides the tokens of a document. Picklable."""
 
     tokenizer: str
     boundary_token_id: int | None
@@ -54,13 +44,7 @@ class Recipe:
 
 
 class TextSource(DocumentSource):
-    """Files of text, tokenized as a recipe tells. See `DocumentSource`.
-
-    Parameters
-    ----------
-    files, kind
-        The documents, and the name of their format in `shards.json`.
-    """
+    """Files of text, tokenized as a recipe tells. See `DocumentSource`."""
 
     def __init__(self, files: Sequence[DocumentFile], kind: str, recipe: Recipe) -> None:
         self._files, self._recipe = list(files), recipe
@@ -97,13 +81,7 @@ class TextSource(DocumentSource):
 
 
 def open_text(paths: list[Path], conversion: Conversion) -> TextSource:
-    """Open files of text as a conversion asks.
-
-    Raises
-    ------
-    ArgumentError
-        If the tokenizer has no such boundary token, or options contradict each other.
-    """
+    """Open files of text as a conversion asks."""
     if conversion.shard_per_source and (conversion.num_shards or not conversion.is_stream):
         raise ArgumentError(
             "pass either --shards or --shard-per-source, not both" if conversion.is_stream else

@@ -15,11 +15,11 @@ from typing import Any, Final, NamedTuple, Self
 import numpy as np
 
 from zb_hdf5 import ConvertError, StoreMeta
-from zb_hdf5.converters.documents import DocumentCounts, DocumentSource, Encoded, Route
+from zb_hdf5.converters.conversion import Conversion
+from zb_hdf5.converters.documents import DocumentCounts, DocumentSource, Encoded, Route, route
+from zb_hdf5.converters.engines import Progress, Workers, no_progress
 from zb_hdf5.converters.journal import CheckTask, Head, Journal, is_result
-from zb_hdf5.converters.options import Conversion
 from zb_hdf5.converters.shard import COMMIT_BYTES, file_states, require_unchanged
-from zb_hdf5.converters.task import Progress, Workers, no_progress
 from zb_hdf5.documents.document_table import DocumentTable, documents_path, part_of
 from zb_hdf5.documents.document_writer import DocumentsWriter
 from zb_hdf5.files.publishing import LockedFolder, disk_errors
@@ -28,7 +28,7 @@ from zb_hdf5.spec import INDEX_NAME, NO_BOUNDARY, NO_CODEC
 from zb_hdf5.text.corpus import row_of_source
 from zb_hdf5.token_values import bad_token_message, find_bad_token, token_limit
 
-#: What the files of tokens are called in the journal and in messages.
+#: The word for the files in the journal and in messages.
 TOKEN_FILES: Final = "files of tokens"
 #: Ids that are looked at together.
 BLOCK_IDS: Final = 1 << 14
@@ -54,17 +54,11 @@ class FinishedTokens:
 
 @dataclass(frozen=True)
 class TokensTask:
-    """The documents of one file of tokens, for any process. Picklable.
-
-    Attributes
-    ----------
-    path
-        The file of tokens; the table of its documents has its name and a suffix.
-    """
+    """The documents of one file of tokens, for any process. Picklable."""
 
     source: DocumentSource
     route: Route
-    path: Path
+    path: Path  # the table of its documents has its name and a suffix
     num_threads: int
     codec: str
 
@@ -147,20 +141,19 @@ def _require_tokens(encoded: Encoded, source: DocumentSource) -> None:
 
 
 class TokenFiles(NamedTuple):
-    """All files of tokens of a conversion.
-
-    Attributes
-    ----------
-    files
-        Each task, and the file that it has made.
-    files_kept, tokens_kept
-        How many files an earlier run had finished, and how many tokens of documents were thus not made again.
-    """
+    """All files of tokens of a conversion."""
 
     files: list[tuple[TokensTask, FinishedTokens]]
     counts: DocumentCounts
-    files_kept: int
-    tokens_kept: int
+    files_kept: int  # finished by an earlier run
+    tokens_kept: int  # of documents, not made again
+
+
+def routes_of(source: DocumentSource, conversion: Conversion, num_shards: int | None) -> list[Route]:
+    """Deal the documents of a source to files of tokens, as a conversion asks. Raises as `route`."""
+    seed = 42 if conversion.seed is None else conversion.seed
+    held_out, last = conversion.val_fraction or 0.0, bool(conversion.val_last_shard)
+    return route(source, num_shards, val_fraction=held_out, val_last_shard=last, seed=seed)
 
 
 @dataclass(frozen=True)
@@ -197,8 +190,10 @@ class TokensPlan:
         """About how many bytes of documents are read, for progress."""
         return sum(each.num_bytes for each in self.routes)
 
-    def is_result(self, store: Path) -> bool:
-        """Return whether a store was made of these files as they are now, and in the same way."""
+    def is_made(self, store: Path, conversion: Conversion) -> bool:
+        """Return whether `resume` finds a store that was made of these files as they are now, and in the same way."""
+        if not conversion.resume or conversion.overwrite or not store.is_dir():
+            return False
         try:
             same = json.loads((store / INDEX_NAME).read_bytes())["source"]["work"] == self.description["work"]
         except (OSError, ValueError, KeyError, TypeError):
@@ -208,25 +203,19 @@ class TokensPlan:
     def write(
         self,
         write: Callable[[TokensTask, Progress], FinishedTokens],
-        path_of: Callable[[int], Path],
+        paths: Sequence[Path],
         folder: LockedFolder,
         conversion: Conversion,
         workers: Workers,
         *,
         codec: str = NO_CODEC,
     ) -> TokenFiles:
-        """Write each file of tokens into a folder, unless an interrupted run has finished it; keep a journal there.
-
-        Raises
-        ------
-        ConvertError
-            If there are no documents, two have one id, a source has changed meanwhile, or an interrupted run has left
-            something that is not to be gone on with.
-        """
+        """Write each file of tokens into a folder, unless an interrupted run has finished it; keep a journal there."""
         source, plan = self.source, {**self.identity, "codec": codec}
+        workers.shown.begin("tokenizing" if source.tokenizer else "cutting", self.num_bytes, "B")
         tasks = {
-            number: TokensTask(source, each, path_of(number), workers.num_threads, codec)
-            for number, each in enumerate(self.routes)
+            number: TokensTask(source, each, path, workers.num_threads, codec)
+            for number, (each, path) in enumerate(zip(self.routes, paths, strict=True))
         }
         head = Head(TOKEN_FILES, len(tasks), plan, {})
         journal = Journal(

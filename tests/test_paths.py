@@ -45,7 +45,7 @@ from zb_hdf5.compat import (
     tokenizing_distributed_data_loader,
 )
 from zb_hdf5.converters import run as pipeline
-from zb_hdf5.converters.merge import merge_parts
+from zb_hdf5.converters.batch_target import merge_parts
 from zb_hdf5.converters.npy_source import NpySource
 from zb_hdf5.converters.reports import Done
 from zb_hdf5.converters.store_source import StoreSource

@@ -9,8 +9,8 @@ import pytest
 from click.testing import CliRunner
 
 from zb_hdf5 import ArgumentError, BackendError, ExistsError, convert, open_reader, train_tokenizer
+from zb_hdf5.converters.batch_target import merge_parts
 from zb_hdf5.converters.cli import convert as command
-from zb_hdf5.converters.merge import merge_parts
 
 ROWS = np.random.default_rng(4).integers(0, 50_000, (40, 16), dtype=np.uint16)
 

@@ -31,16 +31,16 @@ from zb_hdf5 import (
     verify_store,
 )
 from zb_hdf5.converters.cli import convert
+from zb_hdf5.converters.conversion import Conversion
+from zb_hdf5.converters.document_target import StagedSource, StagingFile, staging_path
 from zb_hdf5.converters.documents import Route
 from zb_hdf5.converters.engines import Inline, open_engine
 from zb_hdf5.converters.journal import WHOLE
-from zb_hdf5.converters.options import Conversion
 from zb_hdf5.converters.packing import PACKINGS
 from zb_hdf5.converters.reports import Done
 from zb_hdf5.converters.run import convert as run_conversion
 from zb_hdf5.converters.run import run as run_one
 from zb_hdf5.converters.source import TokenCounts
-from zb_hdf5.converters.staging import StagedSource, StagingFile, staging_path
 from zb_hdf5.converters.text_source import Recipe, TextSource
 from zb_hdf5.documents.document_table import documents_path
 from zb_hdf5.documents.document_writer import DocumentsWriter
@@ -323,7 +323,7 @@ def test_errors_come_before_the_work(tmp_path, files):
         ingest(files, tmp_path / "out")
     with pytest.raises(ArgumentError, match="packing must be one of concat, best-fit, pad, found 'tight'"):
         ingest(files, tmp_path / "new", options=TextOptions(2, 16, packing="tight"))
-    with pytest.raises(ArgumentError, match="pad_id must be below the vocabulary's 257, found 257"):
+    with pytest.raises(ArgumentError, match=r"pad_id: token id 257 at the padding is outside 0\.\.256"):
         ingest(files, tmp_path / "new", options=TextOptions(2, 16, pad_id=257))
     with pytest.raises(ConvertError, match="batches cannot fill 1,000,000 shards"):
         ingest(files, tmp_path / "new", options=TextOptions(2, 16, num_shards=10**6))

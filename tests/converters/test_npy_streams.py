@@ -14,7 +14,7 @@ from interrupted import Failing, Recorded, Stops
 from zb_hdf5 import ArgumentError, ConvertError, Loader, MmapTokenStore, convert
 from zb_hdf5.converters import npy_source
 from zb_hdf5.converters.cli import convert as command
-from zb_hdf5.converters.options import Conversion
+from zb_hdf5.converters.conversion import Conversion
 from zb_hdf5.converters.run import run
 from zb_hdf5.store.verify import verify_store
 

@@ -25,10 +25,10 @@ from zb_hdf5 import ConvertError, FormatError, ZbError, open_reader, verify_stor
 from zb_hdf5.commands.zb import zb
 from zb_hdf5.converters import engines as executors
 from zb_hdf5.converters.cli import convert
+from zb_hdf5.converters.conversion import Conversion
 from zb_hdf5.converters.engines import Inline, open_engine
 from zb_hdf5.converters.journal import WHOLE, Part, read_journal
 from zb_hdf5.converters.npy_source import NpySource
-from zb_hdf5.converters.options import Conversion
 from zb_hdf5.converters.run import run as run_one
 from zb_hdf5.converters.store_source import StoreSource
 from zb_hdf5.files.publishing import PartialDirectory
@@ -535,11 +535,11 @@ def test_a_dry_run_writes_nothing_and_says_what_would_be(target, source, tmp_pat
 
 
 def test_no_room_is_told_before_any_work(source, tmp_path, monkeypatch):
-    monkeypatch.setattr("zb_hdf5.converters.plan.free_room", lambda folder: {"bytes": 1000, "inodes": None})
+    monkeypatch.setattr("zb_hdf5.converters.shard.free_room", lambda folder: {"bytes": 1000, "inodes": None})
     for name in ("out", "out.h5"):
         shards = OPTIONS if name == "out" else OPTIONS[:-2]
         assert "free are 1000 bytes" in fail(1, "npy-to-hdf5", source, tmp_path / name, *shards)
-    monkeypatch.setattr("zb_hdf5.converters.plan.free_room", lambda folder: {"bytes": 1 << 40, "inodes": 3})
+    monkeypatch.setattr("zb_hdf5.converters.shard.free_room", lambda folder: {"bytes": 1 << 40, "inodes": 3})
     assert "inodes" in fail(1, "npy-to-hdf5", source, tmp_path / "out", *OPTIONS)
     assert [path.name for path in tmp_path.iterdir()] == ["in.npy"]
 
@@ -817,7 +817,7 @@ def test_a_resume_that_fails_early_loses_no_finished_shard(source, whole, tmp_pa
     partial = interrupt(source, tmp_path / "out", 3)
     kept = {path.name: path.stat().st_ino for path in partial.glob("shard-*")}
     with monkeypatch.context() as crowded:
-        crowded.setattr("zb_hdf5.converters.plan.free_room", lambda folder: {"bytes": 1000, "inodes": None})
+        crowded.setattr("zb_hdf5.converters.shard.free_room", lambda folder: {"bytes": 1000, "inodes": None})
         assert "free are" in fail(1, "npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--resume")
     options = ("--shuffle-method", "two-pass", "--memory", "70MiB")
     assert "bytes per process are too little" in fail(

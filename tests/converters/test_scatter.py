@@ -29,8 +29,14 @@ from zb_hdf5 import (
 )
 from zb_hdf5.converters.cli import convert
 from zb_hdf5.converters.npy_source import NpySource
-from zb_hdf5.converters.scatter import PROCESS_BYTES, BucketReader, ScatterPlan, scatter_run
-from zb_hdf5.converters.shuffle import ScatteredSource, choose_shuffle
+from zb_hdf5.converters.shuffle import (
+    PROCESS_BYTES,
+    BucketReader,
+    ScatteredSource,
+    ScatterPlan,
+    choose_shuffle,
+    scatter_run,
+)
 from zb_hdf5.loaders.order import write_order
 
 L = 3

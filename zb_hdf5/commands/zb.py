@@ -327,7 +327,7 @@ def merge(path: Path, force: bool) -> Output:
     \b
     Example: zb index merge train-h5
     """
-    from zb_hdf5.converters.merge import merge_parts
+    from zb_hdf5.converters.batch_target import merge_parts
 
     merged = merge_parts(path, overwrite=force)
     report = {"path": str(path), "num_shards": len(merged.shards), "num_batches": merged.num_batches}

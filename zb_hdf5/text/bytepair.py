@@ -19,24 +19,24 @@ def byte_pair_digest(pattern: str, special_tokens: Mapping[str, int], ranks: Map
 
 
 def digest_as_ranks(content: dict[str, Any]) -> str | None:
-    """Return the digest of the tiktoken encoding that gives the same ids as a `tokenizer.json`; None if there is none.
-
-    tiktoken merges any two neighbours that form a token, the lowest rank first, and knows no list of merges. That is
-    the same as the list if each token is made of the very two tokens that the lower ranks leave of its bytes, and
-    the list has this pair, in the order of the ranks. A trained tokenizer is of this kind.
-    """
-    pattern, added = split_pattern(content), content.get("added_tokens", [])
-    if pattern is None or not _is_plain(content["model"]) or not all(token.get("special") for token in added):
+    """Return the digest of the tiktoken encoding of the same ids as a `tokenizer.json`; None if there is none."""
+    # tiktoken merges any two neighbours that form a token, the lowest rank first, without a list of merges. That is the
+    # same as the list if each token is made of the very two tokens that the lower ranks leave of its bytes, and the
+    # list has this pair, in the order of the ranks. A trained tokenizer is of this kind.
+    pattern, model, added = split_pattern(content), content["model"], content.get("added_tokens", [])
+    extras = ("dropout", "continuing_subword_prefix", "end_of_word_suffix")
+    plain = model.get("type") == "BPE" and not any(model.get(name) for name in extras)
+    if pattern is None or not plain or not all(token.get("special") for token in added):
         return None
     special = {token["content"]: int(token["id"]) for token in added}
     byte_of = byte_of_character()
     try:
         ranks = {
             bytes(byte_of[character] for character in token): int(rank)
-            for token, rank in content["model"]["vocab"].items()
+            for token, rank in model["vocab"].items()
             if token not in special
         }
-        merges = [_pair(merge, byte_of) for merge in content["model"]["merges"]]
+        merges = [_pair(merge, byte_of) for merge in model["merges"]]
         made = [ranks[left + right] for left, right in merges]
     except KeyError:  # a token that is not spelt in bytes
         return None
@@ -67,12 +67,6 @@ def byte_of_character() -> dict[str, int]:
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = count(0x100)
     return {chr(byte if byte in printable else next(others)): byte for byte in range(256)}
-
-
-def _is_plain(model: dict[str, Any]) -> bool:
-    """Return whether a model is BPE with nothing of its own beside vocabulary and merges."""
-    extras = ("dropout", "continuing_subword_prefix", "end_of_word_suffix")
-    return model.get("type") == "BPE" and not any(model.get(name) for name in extras)
 
 
 def _pair(merge: Any, byte_of: dict[str, int]) -> tuple[bytes, bytes]:

@@ -9,7 +9,7 @@ import zlib
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
@@ -51,9 +51,9 @@ class Dropped:
     counts: dict[str, int] = field(default_factory=dict)
     first: list[str] = field(default_factory=list)
 
-    def add(self, reason: Reason, place: str) -> None:
-        """Count one. `place` is a file and a line or row, counted from 1."""
-        self.merge(Dropped({reason.value: 1}, [f"{place}: {reason.value}"]))
+    def add(self, reason: Reason, where: str) -> None:
+        """Count one. `where` is a file and a line or row, counted from 1."""
+        self.merge(Dropped({reason.value: 1}, [f"{where}: {reason.value}"]))
 
     def merge(self, later: Dropped) -> None:
         """Add the drops of a later part."""
@@ -66,26 +66,18 @@ class Dropped:
         if not self.counts:
             return []
         counts = ", ".join(f"{count:,} {reason}" for reason, count in self.counts.items())
-        return [("dropped", counts), *(("", place) for place in self.first)]
+        return [("dropped", counts), *(("", where) for where in self.first)]
 
 
 @dataclass
 class Block:
-    """Consecutive documents of one file, and the count of those dropped between them.
-
-    Attributes
-    ----------
-    rows
-        The row or line of each text, counted from 1.
-    ids, metadata
-        UTF-8 of each id, and the text of a JSON object for each text, where columns of them were named; else empty.
-    """
+    """Consecutive documents of one file, and the count of those dropped between them."""
 
     texts: list[str] = field(default_factory=list)
     dropped: Dropped = field(default_factory=Dropped)
-    rows: list[int] = field(default_factory=list)
-    ids: list[bytes] = field(default_factory=list)
-    metadata: list[bytes] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)  # the row or line of each text, counted from 1
+    ids: list[bytes] = field(default_factory=list)  # UTF-8; empty where no column of them was named, as is `metadata`
+    metadata: list[bytes] = field(default_factory=list)  # the text of a JSON object for each document
 
     def only(self, keep: Sequence[bool], dropped: Dropped) -> Block:
         """Return the block with some of its documents."""
@@ -94,40 +86,13 @@ class Block:
 
 
 class DocumentFile(ABC):
-    """One file of documents, in row groups: runs of documents that can be read without those before them.
-
-    Opened for each pass over a row group, and closed at its end.
-
-    Attributes
-    ----------
-    suffixes
-        Of such files.
-    noun, example
-        Such files, and a path of them, in the help of the command line.
-    documents
-        What is a document, in one sentence.
-    has_columns
-        Whether a document is one of several values, so that `column` must say which.
-    path
-        The file.
-    column
-        As given.
-    num_row_groups
-        Parquet says how many; a file of JSON lines is cut into ranges of bytes; a plain text file is one.
-
-    Parameters
-    ----------
-    column
-        Name of the column of a table, or of the key of an object, that holds the text.
-    id_column, metadata_columns
-        Those that hold an id, and more that is kept of each document; "" and none: nothing is.
-    """
+    """One file of documents, in row groups: runs of documents that can be read without those before them."""
 
     suffixes: ClassVar[tuple[str, ...]]
-    noun: ClassVar[str]
-    example: ClassVar[str]
-    documents: ClassVar[str]
-    has_columns: ClassVar[bool] = True
+    noun: ClassVar[str]  # such files, in the help
+    example: ClassVar[str]  # a path of them
+    documents: ClassVar[str]  # the nature of a document, in one sentence
+    has_columns: ClassVar[bool] = True  # whether a document is one of several values, so that `column` names it
     num_row_groups: int
 
     def __init__(
@@ -137,7 +102,7 @@ class DocumentFile(ABC):
         self.id_column, self.metadata_columns = id_column, tuple(metadata_columns)
         self._look()
 
-    def _look(self) -> None:  # noqa: B027 - most files say nothing before they are read
+    def _look(self) -> None:  # noqa: B027 - most files are looked at when they are read
         """Look at the file: count its row groups, and refuse one without the columns."""
 
     @property
@@ -160,15 +125,7 @@ class DocumentFile(ABC):
 
     @abstractmethod
     def row_group(self, number: int) -> Iterator[Block]:
-        """Yield the documents of one row group, in order.
-
-        Raises
-        ------
-        FormatError
-            If the file as a whole is not what its name says.
-        ConvertError
-            If a document has no id that can be stored.
-        """
+        """Yield the documents of one row group; `FormatError` for a damaged file, `ConvertError` for a bad id."""
 
     def _blocks(self, first: int, found: Iterable[Found]) -> Iterator[Block]:
         """Group documents into blocks; their rows are numbered from `first` on."""
@@ -189,31 +146,21 @@ class DocumentFile(ABC):
         if block.texts or block.dropped.counts:
             yield block
 
-    def _add_more(self, block: Block, values: Sequence[Any], place: str) -> None:
-        """Add what other columns say of a document."""
+    def _add_more(self, block: Block, values: Sequence[Any], where: str) -> None:
+        """Add the values of other columns of a document."""
         for name, value in zip(self.more_columns, values, strict=True):
             if isinstance(value, Reason):
-                raise ConvertError(f"{place}: column {name!r} is {value}; name another column")
+                raise ConvertError(f"{where}: column {name!r} is {value}; name another column")
         if self.id_column:
-            block.ids.append(id_bytes(values[0], f"{place}: column {self.id_column!r}"))
+            block.ids.append(id_bytes(values[0], f"{where}: column {self.id_column!r}"))
             values = values[1:]
         if self.metadata_columns:
             known = dict(zip(self.metadata_columns, values, strict=True))
-            block.metadata.append(metadata_bytes(known, place))
+            block.metadata.append(metadata_bytes(known, where))
 
 
 class ParquetFile(DocumentFile):
-    """Documents in one column of text of a Parquet file. More columns may have any type.
-
-    Raises
-    ------
-    FormatError
-        If it is no Parquet file.
-    ConvertError
-        If it has no such column, or one that is not of text.
-    UnavailableError
-        If pyarrow is not installed.
-    """
+    """Documents in one column of text of a Parquet file. More columns may have any type."""
 
     suffixes = (".parquet",)
     noun, example = "Parquet files of text", "corpus/"
@@ -244,7 +191,7 @@ class ParquetFile(DocumentFile):
         names = list(dict.fromkeys([self.column, *self.more_columns]))
         with self._open() as file, _parquet_errors(self.path):
             for batch in file.iter_batches(BLOCK_DOCUMENTS, row_groups=[number], columns=names):
-                texts = _column_texts(batch.column(self.column))
+                texts = [Reason.MISSING if text is None else text for text in _column_values(batch.column(self.column))]
                 columns = [_column_values(batch.column(name)) for name in self.more_columns]
                 more: Iterable[tuple[Any, ...]] = zip(*columns, strict=True) if columns else repeat((), len(texts))
                 yield from self._blocks(row + 1, zip(texts, more, strict=True))
@@ -272,9 +219,12 @@ class JsonLinesFile(DocumentFile):
 
     def unknown_columns(self) -> list[str]:
         """Return the metadata columns that the first lines of the file lack, all of them."""
+        keys: set[str] = set()
         with self._open() as file:
-            lines = islice(file, SAMPLE_LINES) if self.metadata_columns else ()
-            keys = {key for line in lines for key in _keys_of(line)}
+            for line in islice(file, SAMPLE_LINES if self.metadata_columns else 0):
+                with suppress(ValueError, RecursionError):
+                    value = json.loads(line)
+                    keys |= value.keys() if isinstance(value, dict) else set()
         return [name for name in self.metadata_columns if keys and name not in keys]
 
     def row_group(self, number: int) -> Iterator[Block]:
@@ -355,29 +305,19 @@ def open_documents(
     id_column: str = "",
     metadata_columns: Sequence[str] = (),
 ) -> list[DocumentFile]:
-    """Open files of documents, in the order given; of a folder those in and below it, in the order of their paths.
-
-    Parameters
-    ----------
-    kind
-        A name in `FILE_KINDS`, for files of any name; of a folder those with its suffixes are taken. None: by suffix.
-    column, id_column, metadata_columns
-        As for `DocumentFile`.
-
-    Raises
-    ------
-    ConvertError
-        If a folder has no such files, a file is named twice, or nothing is known of a suffix.
-    FormatError, UnavailableError
-        As the files do.
-    """
+    """Open files of documents, in the order given; of a folder those in and below it, in the order of their paths."""
+    # of a kind, files of any name are taken, and of a folder those with its suffixes; of none, all by their suffixes
     kinds = list(FILE_KINDS.values()) if kind is None else [FILE_KINDS[kind]]
     suffixes = tuple(suffix for each in kinds for suffix in each.suffixes)
     files: list[Path] = []
     for path in map(Path, paths):
         inside = sorted(each for each in path.rglob("*") if not each.is_dir()) if path.is_dir() else [path]
         found = [file for file in inside if file.name.endswith(suffixes)] if path.is_dir() or kind is None else inside
-        others = _other_kinds(found or inside, kind)
+        others = [
+            name
+            for name, each in FILE_KINDS.items()
+            if name != kind and any(file.name.endswith(each.suffixes) for file in found or inside)
+        ]
         if not found or (kind is not None and others and "parquet" in (kind, *others)):
             # text may have any name; Parquet is binary
             there = ", found none" if not found else ""
@@ -408,30 +348,12 @@ def row_of_source(source: str | os.PathLike[str] | None, row: int | None) -> str
     return f"{unit} {row or 0:,} of {source}"
 
 
-def _other_kinds(files: Sequence[Path], kind: str | None) -> list[str]:
-    """Return the other kinds that files are of."""
-    return [
-        name
-        for name, each in FILE_KINDS.items()
-        if name != kind and any(file.name.endswith(each.suffixes) for file in files)
-    ]
-
-
 def _count_lines(file: BinaryIO, stop: int) -> int:
     """Go to byte `stop`, and return how many lines end on the way."""
     lines = 0
     while data := file.read(min(stop - file.tell(), 1 << 20)):  # nothing: the file has become shorter
         lines += data.count(b"\n")
     return lines
-
-
-def _keys_of(line: bytes) -> Iterable[str]:
-    """Return the keys of a JSON object; none if the line is none."""
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError):
-        return ()
-    return value if isinstance(value, dict) else ()
 
 
 def _lines_until(file: BinaryIO, stop: int | None) -> Iterator[bytes]:
@@ -450,32 +372,25 @@ def _bytes_of_column(group: Any, name: str) -> int:
     return sum(int(column.total_uncompressed_size) for column in columns if column.path_in_schema == name)
 
 
-def _column_texts(column: Any) -> list[str | Reason]:
-    return [Reason.MISSING if value is None else value for value in _column_values(column)]
-
-
 def _column_values(column: Any) -> list[Any]:
     """Return the values of a column, `Reason.NOT_UTF8` for undecodable text."""
-    try:
-        values: list[Any] = column.to_pylist()
-    except UnicodeDecodeError:
-        values = [_scalar_value(scalar) for scalar in column]
-    return values
 
+    def value(scalar: Any) -> Any:
+        try:
+            return scalar.as_py()
+        except UnicodeDecodeError:
+            return Reason.NOT_UTF8
 
-def _scalar_value(scalar: Any) -> Any:
     try:
-        return scalar.as_py()
+        return list(column.to_pylist())
     except UnicodeDecodeError:
-        return Reason.NOT_UTF8
+        return [value(scalar) for scalar in column]
 
 
 @contextmanager
 def _parquet_errors(path: Path) -> Iterator[None]:
     """Name the file in the errors of pyarrow."""
-    damaged = import_module(
-        "pyarrow"
-    ).ArrowException  # now: a generator may end with the interpreter, which imports no more
+    damaged = import_module("pyarrow").ArrowException  # now: a generator may end when nothing can be imported
     try:
         yield
     except (damaged, OSError) as error:

@@ -26,25 +26,9 @@ LONG_RUN: Final = 32
 
 
 def tokenizer_of(stored: str, asked: str | None, folders: Iterable[Path], where: object) -> Tokenizer | None:
-    """Return the tokenizer to show the ids of a store with; None if it is not known, or not on this machine.
-
-    Parameters
-    ----------
-    stored
-        `StoreMeta.tokenizer`; a file of another program may hold any text.
-    asked
-        What the user names, for `load_tokenizer`; None: what the store names, if it can be had without a network: a
-        file of the same digest in one of `folders`, or an encoding of tiktoken's if TIKTOKEN_CACHE_DIR is set.
-    where
-        The store, for the message.
-
-    Raises
-    ------
-    StateError
-        If the store was made with another tokenizer than the one asked for.
-    ArgumentError, FormatError, UnavailableError
-        If the one asked for cannot be loaded.
-    """
+    """Return the tokenizer to show the ids of a store with; None if it is not known, or not on this machine."""
+    # the one asked for, else the one that is stored, if it can be had without a network: a file of the same digest in
+    # one of `folders`, or an encoding of tiktoken's if TIKTOKEN_CACHE_DIR is set
     if asked is not None:
         tokenizer = load_tokenizer(asked)
         require_tokenizer(stored, tokenizer, where)
@@ -61,7 +45,7 @@ def tokenizer_of(stored: str, asked: str | None, folders: Iterable[Path], where:
 
 
 def _places(kind: str, name: str, folders: Iterable[Path]) -> Iterable[str]:
-    """Return where a tokenizer may lie: a store knows the name of its file and not the folder."""
+    """Return the specifications to try: a store has the name of a file and not its folder."""
     if kind == ByteTokenizer.kind:
         return [kind]
     files = [folder / name for folder in folders if name == Path(name).name]
@@ -89,12 +73,12 @@ def readable(tokenizer: Tokenizer | None, ids: TokenArray) -> str:
 
 
 def readable_runs(tokenizer: Tokenizer | None, ids: TokenArray) -> Iterator[tuple[str, bool]]:
-    """Yield the text of any ids; and, where one of them is repeated very often, True with how often in its place."""
+    """Yield the text of any ids; and, where one of them is repeated very often, True with the count instead."""
     starts = np.flatnonzero(np.append(True, ids[1:] != ids[:-1])) if len(ids) else np.empty(0, np.int64)
     lengths = np.diff(starts, append=len(ids))
     at = 0
-    for place in np.flatnonzero(lengths >= LONG_RUN).tolist():
-        start, length = int(starts[place]), int(lengths[place])
+    for run in np.flatnonzero(lengths >= LONG_RUN).tolist():
+        start, length = int(starts[run]), int(lengths[run])
         if not (text := readable(tokenizer, ids[start : start + 1])).isspace():  # indentation is no padding
             yield readable(tokenizer, ids[at:start]) + text, False
             yield f"⟨× {length:,}⟩", True

@@ -21,7 +21,7 @@ from zb_hdf5.text.bytepair import byte_pair_digest, digest_as_ranks, split_patte
 
 TokenIds = npt.NDArray[np.uint32]
 DEFAULT_BOUNDARY: Final = "<|endoftext|>"
-#: Where the boundary token of a document stands.
+#: The sides of a document on which its boundary token may be.
 BOUNDARY_POSITIONS: Final = ("before", "after")
 #: Tasks per thread: the documents of a block differ in length, and the last task should be a short one.
 TASKS_PER_THREAD: Final = 4
@@ -32,8 +32,8 @@ def with_boundaries(
 ) -> tuple[TokenIds, npt.NDArray[np.int64]]:
     """Return documents, given as their tokens and the length of each, with one more token before or after each."""
     ends = np.cumsum(lengths)
-    places = ends - lengths if position == "before" else ends
-    return np.insert(tokens, places, np.uint32(boundary_token_id)), lengths + 1
+    offsets = ends - lengths if position == "before" else ends
+    return np.insert(tokens, offsets, np.uint32(boundary_token_id)), lengths + 1
 
 
 class Tokenizer(ABC):
@@ -169,7 +169,7 @@ class ByteTokenizer(Tokenizer):
 
 
 class TiktokenTokenizer(Tokenizer):
-    """A tiktoken encoding: one that tiktoken knows by name, or a file of ranks with the `tokenizer.json` beside it."""
+    """A tiktoken encoding: one of its own names, or a file of ranks with a `tokenizer.json` in the same folder."""
 
     kind = "tiktoken"
 
@@ -273,17 +273,7 @@ def token_dtype(tokenizer: Tokenizer) -> str:
 
 
 def require_tokenizer(stored: str, tokenizer: str | Tokenizer, where: object) -> None:
-    """Raise `StateError` if the tokens of a store are those of another tokenizer.
-
-    Parameters
-    ----------
-    stored
-        `StoreMeta.tokenizer`. Where it does not tell a digest, there is nothing to compare.
-    tokenizer
-        A specification for `load_tokenizer`, or a tokenizer.
-    where
-        The store, for the message.
-    """
+    """Raise `StateError` if the tokens of a store are those of another tokenizer."""
     tokenizer = load_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
     found = tokenizer_named(stored)
     digest = found.get("digest")
@@ -304,13 +294,7 @@ def tokenizer_named(stored: str) -> dict[str, Any]:
 
 
 def require_package(name: str) -> Any:
-    """Import an optional package.
-
-    Raises
-    ------
-    UnavailableError
-        If it is not installed.
-    """
+    """Import an optional package."""
     try:
         return import_module(name)
     except ImportError as error:
@@ -332,18 +316,18 @@ def _encoding_of_name(name: str) -> Any:
 
 
 def _encoding_of_file(path: Path) -> Any:
-    """Ranks say how pieces of text are merged, not how text is cut into pieces, nor which tokens are special."""
+    """Return the encoding of ranks, which merge bytes; the json has the split of text and the special tokens."""
     library = require_package("tiktoken")
-    beside = path.with_suffix(".json")
-    if beside == path:
+    sidecar = path.with_suffix(".json")
+    if sidecar == path:
         raise ArgumentError(f"tiktoken:{path}: expected a file of ranks, found a .json file; pass hf:{path}")
-    if not beside.is_file():
+    if not sidecar.is_file():
         raise ArgumentError(
-            f"{path}: expected {beside.name} in the same folder, which describes how text is split; pass "
+            f"{path}: expected {sidecar.name} in the same folder, which describes how text is split; pass "
             "hf:tokenizer.json, or the name of an encoding, tiktoken:cl100k_base",
             remedy=Remedy.TRAIN,
         )
-    content = _read_tokenizer_json(beside)
+    content = _read_tokenizer_json(sidecar)
     try:
         ranks = _parse_ranks(path.read_bytes())
         special = {token["content"]: int(token["id"]) for token in content["added_tokens"]}
@@ -355,7 +339,7 @@ def _encoding_of_file(path: Path) -> Any:
             )
         return library.Encoding(path.name, pat_str=pattern, mergeable_ranks=ranks, special_tokens=special)
     except Exception as error:  # of base64, of missing keys, of the library
-        raise FormatError(f"{path}: not a file of ranks that goes with {beside.name}: {error}") from error
+        raise FormatError(f"{path}: not a file of ranks that goes with {sidecar.name}: {error}") from error
 
 
 def _parse_ranks(data: bytes) -> dict[bytes, int]:

@@ -21,7 +21,7 @@ from zb_hdf5.text.tokenizers import DEFAULT_BOUNDARY, as_unicode, load_tokenizer
 SPLIT_PATTERN: Final = (
     r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,2}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
 )
-#: One document of so many is kept from the training, and says how well the tokenizer does on text that it has not seen.
+#: One document of so many is kept from the training: the tokenizer is measured on text that it has not seen.
 HELD_OUT: Final = 20
 SMALLEST_VOCABULARY: Final = 257  # the byte values and the boundary token
 
@@ -83,7 +83,10 @@ def train_tokenizer(
     UnavailableError
         If the tokenizers library, or tiktoken, is not installed.
     """
-    files, path = _files_of(documents), Path(path)
+    files: list[DocumentFile] = []
+    for each in [documents] if isinstance(documents, str | os.PathLike) else documents:
+        files += open_documents([each]) if isinstance(each, str | os.PathLike) else [each]
+    path = Path(path)
     if path.suffix != ".json":
         raise ArgumentError(f"{path}: expected a name that ends in .json; the ranks for tiktoken are written beside it")
     if vocab_size < SMALLEST_VOCABULARY:
@@ -101,16 +104,6 @@ def train_tokenizer(
     write_atomically(ranks_path, _ranks(content["model"]["vocab"]))
     write_atomically(path, trained.to_str(pretty=True).encode())
     return _examine(files, path, ranks_path, num_documents, dropped, progress)
-
-
-def _files_of(
-    documents: str | os.PathLike[str] | Sequence[DocumentFile | str | os.PathLike[str]],
-) -> list[DocumentFile]:
-    each = [documents] if isinstance(documents, str | os.PathLike) else documents
-    files: list[DocumentFile] = []
-    for one in each:
-        files += open_documents([one]) if isinstance(one, str | os.PathLike) else [one]
-    return files
 
 
 def _train(texts: Iterator[str], vocab_size: int, show_bars: bool) -> Any:

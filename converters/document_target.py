@@ -1,4 +1,4 @@
-"""Documents to a batch store: their tokens are staged in raw files, packed into rows, and converted like any source."""
+"""Documents to a store of streams, or to batches: their tokens are staged in raw files, and packed into rows."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from zb_hdf5 import ArgumentError, StoreMeta
+from zb_hdf5 import StoreMeta
 from zb_hdf5.converters.batch_target import is_one_file, refuse_bad_destination, write_batches
-from zb_hdf5.converters.documents import DocumentSource, route
-from zb_hdf5.converters.journal import how_to_go_on, refuse_interrupted
-from zb_hdf5.converters.options import Conversion
+from zb_hdf5.converters.conversion import Conversion
+from zb_hdf5.converters.documents import DocumentSource
+from zb_hdf5.converters.engines import Workers
+from zb_hdf5.converters.journal import how_to_go_on, refuse_interrupted, remove_journals
 from zb_hdf5.converters.packed import PackedSource
-from zb_hdf5.converters.reports import Done, Report
-from zb_hdf5.converters.shard import SHARDS
-from zb_hdf5.converters.source import OpenFiles, TokenCounts
-from zb_hdf5.converters.task import Workers
-from zb_hdf5.converters.token_files import TokensPlan, write_raw_tokens
+from zb_hdf5.converters.reports import Done, Report, StreamReport
+from zb_hdf5.converters.shard import SHARDS, with_largest_token
+from zb_hdf5.converters.source import OpenFiles, TokenCounts, require_pad_id
+from zb_hdf5.converters.token_files import TokensPlan, routes_of, write_raw_tokens, write_stream
 from zb_hdf5.documents.document_table import DocumentFile, documents_path
 from zb_hdf5.files.paths import local_path
-from zb_hdf5.files.publishing import ScratchDirectory, partial_path, refuse_existing, remove_scratch
-from zb_hdf5.spec import SHARD_PREFIX, TokenArray
-from zb_hdf5.token_values import token_limit
+from zb_hdf5.files.publishing import PartialDirectory, ScratchDirectory, partial_path, refuse_existing, remove_scratch
+from zb_hdf5.spec import NO_CODEC, SHARD_PREFIX, TokenArray
+from zb_hdf5.store.streams import index_streams
 
 #: The options that decide a store, besides its tokens.
 _DECIDING: Final = (
@@ -104,40 +104,32 @@ class StagedSource(PackedSource):
 
 
 def stage_and_write(source: DocumentSource, conversion: Conversion, workers: Workers) -> Report | Done:
-    """Pack and shuffle documents into a batch store.
-
-    The tokens lie in `<destination>.tokens.partial/` meanwhile: as much disk again as the store. An exception leaves
-    them there; `resume` goes on with those that are whole, and with the finished shards.
-
-    Raises
-    ------
-    ConvertError
-        If the destination exists, or is or holds a source, or the documents do not fill a batch.
-    """
+    """Pack and shuffle documents into a batch store."""
+    # their tokens lie in `<destination>.tokens.partial/` meanwhile: as much disk again as the store
     destination, start_s = Path(local_path(conversion.destination)), time.monotonic()
     refuse_bad_destination(source.paths, destination)
-    plan, pad_id = staging_plan(source, conversion), _pad_id(source, conversion)
-    if conversion.resume and not conversion.overwrite and destination.is_dir() and plan.is_result(destination):
-        remove_scratch(_tokens_path(destination))
+    meta = StoreMeta(
+        conversion.batch_size or 0, conversion.seq_len or 0, source.dtype,
+        (conversion.seed or 0) if conversion.shuffle else 0, 0, 0, source.vocab_size, source.tokenizer,
+    )  # fmt: skip
+    pad_id = source.boundary_token_id or 0 if conversion.pad_id is None else conversion.pad_id
+    require_pad_id(pad_id, meta)
+    plan, staging = staging_plan(source, conversion), destination.with_name(destination.name + ".tokens")
+    if plan.is_made(destination, conversion):
+        remove_scratch(staging)
         return Done(destination)
     _require_free(destination, conversion)
-    workers.shown.begin("tokenizing" if source.tokenizer else "cutting", plan.num_bytes, "B")
-    with ScratchDirectory(_tokens_path(destination)) as folder:
-
-        def path_of(number: int) -> Path:
-            return staging_path(folder.partial_path, number)
-
-        made = plan.write(write_raw_tokens, path_of, folder, conversion, workers)
+    with ScratchDirectory(staging) as folder:
+        paths = [staging_path(folder.partial_path, number) for number in range(len(plan.routes))]
+        made = plan.write(write_raw_tokens, paths, folder, conversion, workers)
         staged = [
             StagingFile(task.path, task.route.split, done.token_count, done.counts.tokens) for task, done in made.files
         ]
-        meta = StoreMeta(
-            conversion.batch_size or 0, conversion.seq_len or 0, source.dtype,
-            (conversion.seed or 0) if conversion.shuffle else 0, 0, made.counts.documents, source.vocab_size,
-            source.tokenizer,
-        )  # fmt: skip
+        meta = replace(meta, document_count=made.counts.documents)
+        held_out = {"val_fraction": conversion.val_fraction, "val_seed": conversion.seed}
+        described = {"packing": conversion.packing, **(held_out if conversion.val_fraction else {})}
         try:
-            description = {**plan.description, **_describe(conversion)}
+            description = {**plan.description, **described}
             rows = StagedSource(staged, folder.partial_path, meta, conversion, pad_id, description, source.paths)
             report = write_batches(rows, replace(conversion, num_shards=None, shard_bytes=None), workers)
         except BaseException as error:
@@ -153,17 +145,9 @@ def staging_plan(source: DocumentSource, conversion: Conversion) -> TokensPlan:
     """Cut the documents so that many workers have work. The stored bytes do not depend on the cuts."""
     num_bytes = sum(path.stat().st_size for path in source.paths)
     wanted = max(MIN_STAGING_FILES, min(MAX_STAGING_FILES, num_bytes // STAGING_BYTES))
-    last = bool(conversion.val_last_shard)
-    count = None if last or not source.groups else min(len(source.groups), wanted)
-    routes = route(
-        source, count, val_fraction=conversion.val_fraction or 0.0, val_last_shard=last, seed=conversion.seed or 0
-    )
-    return TokensPlan(source, routes, {name: getattr(conversion, name) for name in _DECIDING})
-
-
-def _tokens_path(destination: Path) -> Path:
-    """Return the name, without ".partial", of the folder for the tokens of a destination."""
-    return destination.with_name(destination.name + ".tokens")
+    count = None if conversion.val_last_shard or not source.groups else min(len(source.groups), wanted)
+    deciding = {name: getattr(conversion, name) for name in _DECIDING}
+    return TokensPlan(source, routes_of(source, conversion, count), deciding)
 
 
 def _require_free(destination: Path, conversion: Conversion) -> None:
@@ -176,13 +160,26 @@ def _require_free(destination: Path, conversion: Conversion) -> None:
             refuse_interrupted(partial_path(destination), SHARDS)
 
 
-def _describe(conversion: Conversion) -> dict[str, Any]:
-    held_out = {"val_fraction": conversion.val_fraction, "val_seed": conversion.seed}
-    return {"packing": conversion.packing, **(held_out if conversion.val_fraction else {})}
+def write_streams(source: DocumentSource, conversion: Conversion, workers: Workers) -> StreamReport | Done:
+    """Write a store of streams. Its bytes depend on the source and on the options, never on the workers."""
+    destination, start_s = Path(local_path(conversion.destination)), time.monotonic()
+    refuse_bad_destination(source.paths, destination)
+    plan, codec = stream_plan(source, conversion), conversion.codec or NO_CODEC
+    if plan.is_made(destination, conversion):
+        return Done(destination)
+    with PartialDirectory(destination, overwrite=bool(conversion.overwrite)) as folder:
+        count = len(plan.routes)
+        paths = [folder.partial_path / f"{SHARD_PREFIX}{number:05}-of-{count:05}.h5" for number in range(count)]
+        made = plan.write(write_stream, paths, folder, conversion, workers, codec=codec)
+        splits = {task.path.name: task.route.split for task, _ in made.files}
+        described = with_largest_token(plan.description, (done.max_token for _, done in made.files))
+        index = index_streams(paths, splits=splits, source=described)
+        index.save(folder.partial_path)
+        folder.on_published(remove_journals)
+    return StreamReport(destination, index, made.counts, time.monotonic() - start_s, made.files_kept, made.tokens_kept)
 
 
-def _pad_id(source: DocumentSource, conversion: Conversion) -> int:
-    pad_id = conversion.pad_id if conversion.pad_id is not None else source.boundary_token_id or 0
-    if not 0 <= pad_id <= token_limit(source.dtype, source.vocab_size):
-        raise ArgumentError(f"pad_id must be below the vocabulary's {source.vocab_size:,}, found {pad_id}")
-    return pad_id
+def stream_plan(source: DocumentSource, conversion: Conversion) -> TokensPlan:
+    """Deal the documents of a source to streams."""
+    options: dict[str, Any] = {} if conversion.codec in (None, NO_CODEC) else {"codec": conversion.codec}
+    return TokensPlan(source, routes_of(source, conversion, conversion.num_shards), options)

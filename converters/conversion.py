@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from zb_hdf5.errors import ArgumentError
 
 if TYPE_CHECKING:  # numpy is imported when something is converted: help does not need it
-    from zb_hdf5.converters.task import Engine
+    from zb_hdf5.converters.engines import Engine
 
 #: Memory of all processes of a node together, unless another size is given.
 DEFAULT_MEMORY_BYTES: Final = 2 << 30
@@ -157,9 +157,12 @@ class Conversion:
             raise ArgumentError("pass either a number of shards or their size, not both")
         if self.executor not in (None, "local") and self.workers is not None:
             raise ArgumentError(f"--workers belongs to --executor local: {self.executor} brings its own")
+        alone = ("workers", "executor", "part", "resume", "overwrite", "codec")
+        if self.live and (given := [OPTIONS[name].flag for name in alone if name in self.given]):
+            raise ArgumentError(f"--live is written by one process, into a new folder: leave out {', '.join(given)}")
 
     def with_defaults(self, defaults: Mapping[str, Any]) -> Conversion:
-        """Return the conversion with the defaults of its kind of source in place of None."""
+        """Return the conversion with the defaults of its kind of source instead of None."""
         known = {name: value for name, value in defaults.items() if not isinstance(value, Unset)}
         return replace(self, **{name: value for name, value in known.items() if getattr(self, name) is None})
 

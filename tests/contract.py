@@ -20,7 +20,7 @@ from zb_hdf5 import (
 )
 from zb_hdf5.formats.batch_writer import ShardInfo
 from zb_hdf5.formats.registry import FORMATS
-from zb_hdf5.loaders.states import KINDS, STATE_VERSION
+from zb_hdf5.loaders.protocol import KINDS, STATE_VERSION
 
 same = np.testing.assert_array_equal
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:  # the one table of public names: type checkers read it here, 
     from zb_hdf5.formats.batch_writer import BatchWriter as BatchWriter
     from zb_hdf5.formats.hdf5.stream_writer import HDF5ShardWriter as HDF5ShardWriter
     from zb_hdf5.loaders.document_loader import DocumentLoader as DocumentLoader
-    from zb_hdf5.loaders.following import FollowingLoader as FollowingLoader
+    from zb_hdf5.loaders.loader import FollowingLoader as FollowingLoader
     from zb_hdf5.loaders.loader import Loader as Loader
     from zb_hdf5.loaders.mixture import MixedLoader as MixedLoader
     from zb_hdf5.loaders.protocol import TokenLoader as TokenLoader

@@ -30,10 +30,10 @@ from zb_hdf5.formats.hdf5.stream_writer import HDF5ShardWriter as HDF5ShardWrite
 from zb_hdf5.formats.native import crc32_path, pack_header
 from zb_hdf5.loaders.loader import Loader
 from zb_hdf5.loaders.order import GlobalOrder, write_order
-from zb_hdf5.loaders.protocol import ReadingLoader
-from zb_hdf5.loaders.states import (
+from zb_hdf5.loaders.protocol import (
     MAX_COUNT,
     STATE_VERSION,
+    ReadingLoader,
     require_count,
     require_epoch,
     require_state,

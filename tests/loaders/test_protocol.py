@@ -26,7 +26,7 @@ from zb_hdf5 import (
     open_writer,
 )
 from zb_hdf5.compat import tokenizing_distributed_data_loader
-from zb_hdf5.loaders.states import KINDS, STATE_VERSION
+from zb_hdf5.loaders.protocol import KINDS, STATE_VERSION
 
 ALONE = {"rank": 0, "world_size": 1}
 RANK = {"rank": 1, "world_size": 2}

@@ -221,6 +221,18 @@ def test_a_batch_size_that_changes_behind_a_filled_up_step_ends_the_iteration(tm
         assert list(steps) == []
 
 
+def test_a_batch_size_that_changes_after_a_state_was_loaded_keeps_its_position(tmp_path):
+    tokens = np.arange(6 * B * S).reshape(6, B, S)
+    with open_writer(tmp_path / "store", batch_size=B, seq_len=S, live=True, shard_batches=4) as writer:
+        writer.write(tokens)
+        writer.finish()
+    for kind in (Loader, FollowingLoader):
+        with kind(tmp_path / "store", shuffle="sequential", **ALONE) as loader:
+            loader.load_state_dict(loader.state_dict() | {"position": 4 * B})
+            loader.set_batch_size(1)
+            assert rows(loader) == tokens[4:].reshape(-1, S).tolist()
+
+
 # --- any damage ------------------------------------------------------------------------------------------------
 
 

@@ -1,9 +1,4 @@
-"""The loader of documents: whole ones, of variable length, padded or packed, for training after pre-training.
-
-    documents of a stream  x  order (position -> document)  x  rank of world_size  ->  dictionaries of tensors
-
-A position counts the documents that all ranks together have consumed in the epoch.
-"""
+"""The loader of documents: whole ones, of variable length, padded or packed, for training after pre-training."""
 
 from __future__ import annotations
 
@@ -18,14 +13,12 @@ from zb_hdf5.files.digests import crc32_of
 from zb_hdf5.files.paths import any_path
 from zb_hdf5.files.ranges import network_file_system
 from zb_hdf5.formats.batch_reader import require_choice
-from zb_hdf5.loaders.document_batches import TOO_LONG, DocumentBatches, Documents, LengthOrder, packed_steps
-from zb_hdf5.loaders.extras import masked_numbers, require_masked
-from zb_hdf5.loaders.order import GlobalOrder, Order, SequentialOrder
+from zb_hdf5.loaders.extras import DocumentBatches, masked_numbers, require_masked
+from zb_hdf5.loaders.order import Documents, GlobalOrder, LengthOrder, Order, SequentialOrder
 from zb_hdf5.loaders.prefetch import cuda_device, depth_of, read_ahead, require_prefetch
-from zb_hdf5.loaders.protocol import EpochLoader
-from zb_hdf5.loaders.states import STATE_VERSION
+from zb_hdf5.loaders.protocol import STATE_VERSION, EpochLoader
 from zb_hdf5.loaders.step_reader import numpy_dtype
-from zb_hdf5.loaders.steps import Skip, StepPlan, checked_skip, resolve_rank
+from zb_hdf5.loaders.steps import Skip, StepPlan, checked_skip, packed_steps, resolve_rank
 from zb_hdf5.spec import DEFAULT_SPLIT
 from zb_hdf5.store.opening import is_stream, open_reader
 from zb_hdf5.store.stream_documents import MmapTokenStore
@@ -39,6 +32,8 @@ COLLATES: Final = ("pad", "pack")
 SHUFFLES: Final = ("global", "lengths", "sequential")
 #: Tokens that a cache keeps together.
 CACHED_TOKENS: Final = 1 << 16
+#: What to do with a document that is longer than `max_tokens`.
+TOO_LONG: Final = ("refuse", "truncate", "drop")
 
 
 class DocumentLoader(EpochLoader[dict[str, Any]]):
@@ -67,26 +62,15 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
     loss_mask
         The name of a field that is 0 for the tokens that nobody shall learn to say: where one of them follows, the
         target is -100. They are read all the same. It is yielded only if it is one of `fields`.
-    fields, spans
-        As for `Loader`.
     shuffle
         "global": a uniform permutation of all documents. "lengths": the same in buckets of `bucket_batches` batches, in
         which documents of similar length share a batch, so that "pad" fills up little. "sequential": as stored.
-    seed, epoch, rank, world_size, prefetch, device
-        As for `Loader`.
     dtype
         Of `tokens`: `torch.int64` or `torch.int32`. Targets are int64.
-    skip
-        (epoch, start, stop): jump over these positions of an epoch, which count documents.
-    mask_documents
-        Numbers of documents whose tokens get the target -100. Shapes and positions stay.
-    tokenizer
-        As for `load_tokenizer`, or a tokenizer: refuse a stream whose tokens another one has made.
-    drop_last
-        As for `Loader`. "pack" fills up the last step with batches from the start of the order.
-    split, access
-        As for `open_reader`.
-    verify
+    fields, spans, seed, epoch, rank, world_size, drop_last, prefetch, device, skip, mask_documents, tokenizer
+        As for `Loader`; positions count documents. "pack" fills up the last step with batches from the start of the
+        order.
+    split, access, verify
         As for `MmapTokenStore`.
     cache, cache_bytes
         As for `open_reader`, for the tokens.

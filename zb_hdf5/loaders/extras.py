@@ -1,26 +1,35 @@
-"""What a step carries besides its tokens: targets, fields, documents and spans. All follow from what is stored."""
+"""Values besides the tokens of a step: targets, fields, documents and spans; and batches of whole documents.
+
+All follow from pieces, and nothing from ids.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
 from functools import partial
+from math import prod
 from operator import index
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.documents import segments as views
-from zb_hdf5.documents.pieces import Pieces
+from zb_hdf5.documents.pieces import Pieces, ends_of
 from zb_hdf5.documents.spans import WantedSpans, spans_of_pieces
 from zb_hdf5.errors import ArgumentError
 from zb_hdf5.formats.batch_reader import BatchReader, from_numpy, require_choice
+from zb_hdf5.loaders.order import Documents, IndexArray
 from zb_hdf5.loaders.steps import Request
+from zb_hdf5.spec import NO_DOCUMENT
 
 if TYPE_CHECKING:
     import torch
 
     from zb_hdf5.documents.document_table import DocumentTable
+    from zb_hdf5.store.stream_documents import MmapTokenStore
+    from zb_hdf5.store.token_store import TokenStore
 
 #: Name of a value -> what computes it from the pieces of the inputs.
 DOCUMENT_VALUES: Final[dict[str, Callable[[Pieces], Any]]] = {
@@ -36,10 +45,7 @@ _SIGNED: Final = {2: np.int32, 4: np.int64, 8: np.int64}
 
 
 class Extras:
-    """Reads what a step carries besides its tokens. As thread-safe as the reader; picklable.
-
-    `inputs` are the columns of the inputs: one less than `seq_len` where the last token of a record is a target only.
-    """
+    """Reads what a step carries besides its tokens. As thread-safe as the reader; picklable."""
 
     def __init__(
         self,
@@ -55,7 +61,8 @@ class Extras:
     ) -> None:
         if isinstance(fields, str):
             raise ArgumentError(f"fields must be names of fields, such as ({fields!r},), found {fields!r}")
-        self.reader, self.seq_len, self.inputs = reader, seq_len, seq_len - reader.overlap if targets else seq_len
+        self.reader, self.seq_len = reader, seq_len
+        self.inputs = seq_len - reader.overlap if targets else seq_len  # the last token may be a target only
         self._targets, self._fields, self._spans, self._masked = targets, tuple(fields), spans, mask_documents
         self._documents = _document_values(documents)
         if cu_seqlens_capacity is not None and "cu_seqlens" not in self._documents:
@@ -175,3 +182,118 @@ def as_tensor(values: npt.NDArray[Any]) -> torch.Tensor | npt.NDArray[Any]:
     if values.dtype.kind == "u" and values.dtype.itemsize > 1:
         values = values.astype(_SIGNED[values.dtype.itemsize])
     return from_numpy()(values) if values.dtype.kind in "biufc" else values
+
+
+class FieldColumn(NamedTuple):
+    """The values of a field, counted by tokens: `values` counts each value, `shape` is that of one token."""
+
+    values: TokenStore
+    shape: tuple[int, ...]
+
+    def get_slice(self, start: int, stop: int) -> npt.NDArray[Any]:
+        """Return those of tokens `start` to `stop`, shape (stop - start, *shape)."""
+        size = prod(self.shape)
+        return self.values.get_slice(start * size, stop * size).reshape(stop - start, *self.shape)
+
+
+def padded_pieces(starts: npt.NDArray[np.uint64], lengths: npt.NDArray[np.int64], multiple: int) -> Pieces:
+    """Return the pieces of documents that have a record each, as long as the longest, rounded up to a multiple."""
+    seq_len = _rounded_up(int(lengths.max()), multiple)
+    is_short = lengths < seq_len
+    ends = ends_of(1 + is_short)
+    columns, offsets = np.zeros(ends[-1], np.uint32), np.full(ends[-1], NO_DOCUMENT, np.uint64)
+    offsets[ends[:-1]] = starts
+    columns[ends[1:][is_short] - 1] = lengths[is_short]
+    return Pieces(ends, columns, offsets, seq_len)
+
+
+def packed_pieces(starts: npt.NDArray[np.uint64], lengths: npt.NDArray[np.int64], multiple: int) -> Pieces:
+    """Return the pieces of documents one after the other in one record, its length rounded up to a multiple."""
+    columns = ends_of(lengths)
+    seq_len = _rounded_up(int(columns[-1]), multiple)
+    count = len(starts) + int(columns[-1] < seq_len)
+    offsets = np.append(starts, np.uint64(NO_DOCUMENT))[:count]
+    return Pieces(np.array([0, count]), columns[:count].astype(np.uint32), offsets, seq_len)
+
+
+def _rounded_up(length: int, multiple: int) -> int:
+    return -(-length // multiple) * multiple
+
+
+def gather(column: TokenStore | FieldColumn, pieces: Pieces, fill: int = 0, dtype: Any = None) -> npt.NDArray[Any]:
+    """Return the values of the tokens that lie in some pieces, and `fill` for padding, shape (R, S, ...)."""
+    kind = column.get_slice(0, 0)
+    values = np.zeros((pieces.num_tokens, *kind.shape[1:]), dtype or kind.dtype)
+    if fill:  # only then: filling bytes with 0 gives the text "0"
+        values.fill(fill)
+    is_text = ~pieces.is_padding
+    places = (part[is_text].tolist() for part in (pieces.starts, pieces.offsets, pieces.lengths))
+    for place, offset, length in zip(*places, strict=True):
+        values[place : place + length] = column.get_slice(offset, offset + length)
+    return values.reshape(-1, pieces.seq_len, *kind.shape[1:])
+
+
+@dataclass(frozen=True)
+class DocumentBatches:
+    """Reads the batches of a `DocumentLoader`. Threads that read ahead hold this, and no loader."""
+
+    store: MmapTokenStore
+    documents: Documents
+    collate: str
+    multiple: int
+    pad_token_id: int
+    targets: bool
+    loss_mask: str | None
+    fields: tuple[str, ...]
+    spans: WantedSpans
+    dtype: np.dtype[Any]
+    #: Offsets of the documents whose tokens are no targets.
+    masked: npt.NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))
+    columns: dict[str, FieldColumn] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Open the fields; `ArgumentError` if one is not there, or is no mask."""
+        mask = self.loss_mask
+        if mask is not None and not self.targets:
+            raise ArgumentError(f"loss_mask={mask!r} tells which targets count; pass targets=True too")
+        shapes = {each.name: each.shape for each in self.store.fields}
+        wanted = dict.fromkeys(self.fields if mask is None else (*self.fields, mask))
+        for name in [name for name in wanted if name not in self.columns]:
+            self.columns[name] = column = FieldColumn(self.store.field(name), shapes[name])
+            if name == mask and (column.shape or column.values.dtype.kind not in "biuf"):
+                raise ArgumentError(
+                    f"{self.store.path}: expected loss_mask to name a field of one number for each token, found "
+                    f"{name!r}, {column.values.dtype} of shape {column.shape}"
+                )
+
+    def read(self, documents: IndexArray) -> dict[str, Any]:
+        """Return the batch of these documents, numbered as in `Documents`."""
+        starts, lengths = self.documents.starts(documents), self.documents.lengths(documents)
+        packed = self.collate == "pack"
+        pieces = (packed_pieces if packed else padded_pieces)(starts, lengths, self.multiple)
+        read = {name: gather(column, pieces) for name, column in self.columns.items()}
+        values = {"tokens": gather(self.store, pieces, self.pad_token_id, self.dtype)}
+        if self.targets:
+            mask = None if self.loss_mask is None else read[self.loss_mask]
+            values["targets"] = views.targets(values["tokens"], pieces, mask)
+            if len(self.masked):
+                views.ignore(values["targets"], pieces, np.isin(pieces.offsets, self.masked))
+        values |= {name: read[name] for name in self.fields}
+        others: dict[str, Any] = {}
+        if self.spans:
+            spans_of = partial(self.store.documents.spans_of, codec=self.spans)
+            others["spans"], values["span_index"] = spans_of_pieces(pieces, spans_of)
+        if packed:
+            values["position_ids"] = views.position_ids(pieces)
+            values = {name: rows[0] for name, rows in values.items()} | {"cu_seqlens": views.cu_seqlens(pieces)}
+            others["max_seqlen"] = views.max_seqlen(pieces)
+            lengths = pieces.lengths
+        padding = np.full(len(lengths) - len(documents), views.PADDING_ID)
+        values["documents"] = np.concatenate([self.documents.numbers(documents), padding])
+        values["seq_lens"] = lengths.astype(np.int32)
+        return {name: as_tensor(array) for name, array in values.items()} | others
+
+    def close(self) -> None:
+        """Release the files."""
+        for store in (self.store, *(column.values for column in self.columns.values())):
+            store.close()

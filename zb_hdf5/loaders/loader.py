@@ -1,28 +1,25 @@
-"""The loader: a reader, an order, a rank and a position. Written once, for every backend.
-
-    reader (which bytes)  x  order (position -> record)  x  rank of world_size (which positions)  ->  tensors
+"""The loader: a reader, an order, a rank and a position; and the one that follows a store while it grows.
 
 A position counts the records that all ranks together have consumed in the epoch. A step takes the next
-`batch_size * world_size` of them, rank r the r-th part. So ranks never talk, and a checkpoint fits any number of ranks
-and any batch size.
+`batch_size * world_size` of them, rank r the r-th part: a checkpoint fits any number of ranks and any batch size.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
+import time
 from collections.abc import Collection, Generator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeAlias, TypedDict, Unpack, overload
+from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, Self, TypeAlias, TypedDict, Unpack, overload
 
 from zb_hdf5.documents.spans import WantedSpans
-from zb_hdf5.errors import ArgumentError
+from zb_hdf5.errors import ArgumentError, Remedy, StateError, UnavailableError
+from zb_hdf5.files.paths import local_path
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.loaders.extras import Extras, masked_numbers
 from zb_hdf5.loaders.order import make_order
 from zb_hdf5.loaders.prefetch import cuda_device, require_prefetch
-from zb_hdf5.loaders.protocol import BatchT, EpochLoader
-from zb_hdf5.loaders.states import STATE_VERSION, shown
+from zb_hdf5.loaders.protocol import MAX_COUNT, STATE_VERSION, BatchT, EpochLoader, shown, with_positions
 from zb_hdf5.loaders.step_reader import Step, StepReader
 from zb_hdf5.loaders.steps import Request, Skip, StepPlan, checked_skip, resolve_rank
 from zb_hdf5.spec import DEFAULT_SPLIT, DTYPE_BY_NAME, LIVE_PREFIX
@@ -35,6 +32,13 @@ if TYPE_CHECKING:
     from zb_hdf5.loaders.datasets import BatchDataset, RecordDataset, ToldEpoch
 
 
+#: What to add to the message about a state of tokens in another dtype.
+OTHER_DTYPE: Final = (
+    "; digests are over the stored bytes, so the same tokens in another dtype count as other data: convert the store "
+    "to dtype {0}, or, if it is that store in another dtype, pass force=True"
+)
+#: A FollowingLoader looks again after the first of these times, and then after twice as long, up to the second.
+POLL_S: Final = (0.01, 1.0)
 #: A path for `open_reader`, or a reader.
 Source: TypeAlias = str | os.PathLike[str] | BatchReader
 
@@ -157,6 +161,7 @@ class Loader(EpochLoader[BatchT]):
     """
 
     _told: ToldEpoch | None = None
+    _least_steps = 1
 
     @overload
     def __init__(
@@ -305,14 +310,15 @@ class Loader(EpochLoader[BatchT]):
     def set_batch_size(self, batch_size: int) -> None:
         """Change the batch size from the next step on, also in the middle of an iteration: nothing is skipped."""
         plan = replace(self.plan, batch_size=batch_size)
-        if batch_size < 1 or not plan.steps_from(0):
+        if batch_size < 1 or plan.steps_from(0) < self._least_steps:
             raise ArgumentError(
                 f"{self.reader.path}: {self.num_records:,} records are too few for {self.world_size:,} ranks with "
                 f"batches of {batch_size:,}; pass a smaller batch_size, or drop_last=False"
             )
         if batch_size != self.batch_size:
             self.batch_size, self.plan = batch_size, plan
-            self._stop_reading()
+            position = min(self._position, self._end_of_epoch(self.epoch))  # if the last step was filled up
+            self._go_to(position, resumed=self._resumed)
 
     def __len__(self) -> int:
         """Steps of a whole epoch: the number of batches that this rank, like every rank, yields."""
@@ -333,7 +339,7 @@ class Loader(EpochLoader[BatchT]):
     # --- iteration -----------------------------------------------------------------------------------------------
 
     def _read_from(self, position: int) -> Generator[tuple[Any, int]]:
-        return _with_positions(self._steps.read_all(self.plan, position), self.plan, position)
+        return with_positions(self._steps.read_all(self.plan, position), self.plan.positions_from(position))
 
     def depth(self) -> tuple[int, int]:
         """Return how many steps are read ahead, and in how many threads, where reads may wait."""
@@ -346,7 +352,8 @@ class Loader(EpochLoader[BatchT]):
     # --- state ---------------------------------------------------------------------------------------------------
 
     def _remedies(self, state: Any) -> dict[str, str]:
-        remedies = super()._remedies(state) | {"dtype": _remedy_of_dtype(str(state.get("dtype")))}
+        remedies, dtype = super()._remedies(state), str(state.get("dtype"))
+        remedies["dtype"] = OTHER_DTYPE.format(dtype) if dtype in DTYPE_BY_NAME else ""
         if any(shown(value).startswith("'sampled:") for value in (state.get("fingerprint"), self._fingerprint)):
             remedies["fingerprint"] = "; open both with verify='store'"
         return remedies
@@ -412,15 +419,126 @@ class Loader(EpochLoader[BatchT]):
         self.reader.close()
 
 
-def _with_positions(reading: Generator[Step], plan: StepPlan, position: int) -> Generator[tuple[Step, int]]:
-    with contextlib.closing(reading):
-        yield from zip(reading, plan.positions_from(position), strict=False)
+class FollowingLoader(Loader[Any]):
+    """Iterates over a store, or a lone `.h5.partial`, while its writer adds to it: one epoch, in stored order.
 
+    A step is given out when the records of all ranks are committed, so all ranks make the same steps, however far
+    apart they look. The iteration ends with the store, where `drop_last` decides about the rest. No step is read ahead.
 
-def _remedy_of_dtype(found: str) -> str:
-    if found not in DTYPE_BY_NAME:
-        return ""
-    return (
-        "; digests are over the stored bytes, so the same tokens in another dtype count as other data: convert the "
-        f"store to dtype {found}, or, if it is that store in another dtype, pass force=True"
-    )
+    A state taken here goes on in any loader over the same store, growing or finished. One of a lone file is of no use
+    after the file has grown: such a file has no digest of its final content.
+
+    Parameters
+    ----------
+    source, options
+        As for `Loader`, but for `shuffle`, which is "sequential", and `epoch`, which is 0.
+    timeout_s
+        How long to wait without a new batch.
+
+    Raises
+    ------
+    ArgumentError
+        If an option asks for another order, or for reading ahead.
+    UnavailableError
+        From the iteration, if nothing came for `timeout_s`.
+    """
+
+    _last_epoch = _least_steps = 0
+
+    def __init__(
+        self,
+        source: str | os.PathLike[str] | BatchReader,
+        *,
+        timeout_s: float = 600.0,
+        shuffle: str = "sequential",
+        prefetch: int | str = "auto",
+        device: Any = None,
+        **options: Any,
+    ) -> None:
+        if shuffle != "sequential":
+            raise ArgumentError(
+                f'a FollowingLoader needs shuffle="sequential", found {shuffle!r}: '
+                "batches that are not written yet cannot be shuffled"
+            )
+        if not isinstance(source, BatchReader):
+            source = local_path(source)  # a store that grows is read on its own machine only
+        if prefetch not in (0, "auto") or device is not None:
+            raise ArgumentError("a FollowingLoader reads nothing ahead: leave out prefetch and device")
+        self.timeout_s = timeout_s
+        super().__init__(source, shuffle=shuffle, prefetch=0, **options)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Accept epoch 0: the store grows once."""
+        if epoch != 0:
+            raise ArgumentError(
+                f"a FollowingLoader makes one epoch, 0, found {epoch}; open the finished store for more"
+            )
+        super().set_epoch(epoch)
+
+    def get_batch(self) -> Any:
+        """Return the next batch. Behind the last one of a complete store this is an ArgumentError."""
+        batch = self._next_of_epoch()
+        if batch is None:
+            raise ArgumentError(
+                f"{self.reader.path}: its one epoch has ended, after {self.num_records:,} records; open the finished "
+                "store with a Loader for more"
+            )
+        return batch
+
+    def __next__(self) -> Any:
+        """Return the next batch; the end of a complete store ends the iteration."""
+        batch = self._next_of_epoch()
+        if batch is None:
+            raise StopIteration
+        return batch
+
+    def __len__(self) -> int:
+        # not a ZbError: list() asks for a length, and goes on without one after a TypeError only
+        raise TypeError(f"{self.reader.path}: a FollowingLoader has no length: the store still grows")
+
+    def plan_of_epoch(self, epoch: int) -> StepPlan:
+        """Return the steps that are there now: the last one is filled up when the store is complete."""
+        return replace(super().plan_of_epoch(epoch), drop_last=self.drop_last or not self.reader.complete)
+
+    def _end_of_epoch(self, epoch: int) -> int:
+        if not self.reader.complete:
+            return MAX_COUNT  # the batches of the state may not be visible here yet
+        return self.reader.num_batches * self.plan.records_per_batch
+
+    def _read_from(self, position: int) -> Generator[tuple[Any, int]]:
+        start = position
+        while self._wait(position):
+            for request in self.plan.requests_from(position):
+                position = self.plan.position_after(position)  # the plan grows with the store
+                yield self._steps.read(request), position
+        if start > self.num_records:
+            raise StateError(
+                f"{self.reader.path}: state: expected position in 0..{self.num_records:,}, the records of the store "
+                f"that is complete now, found {start:,}"
+            )
+
+    def _wait(self, position: int) -> bool:
+        """Wait until there is a step at `position`; return False if there will be none."""
+        pause_s, last = POLL_S[0], time.monotonic()
+        while not self.plan.steps_from(position):
+            if self.reader.complete:
+                return False
+            before = self.num_records
+            self.reader.refresh()
+            self.plan = self.plan_of_epoch(self.epoch)
+            if self.num_records > before:
+                pause_s, last = POLL_S[0], time.monotonic()
+            elif not self.reader.complete:
+                self._pause(pause_s, time.monotonic() - last)
+                pause_s = min(2 * pause_s, POLL_S[1])
+        return True
+
+    def _pause(self, pause_s: float, waited_s: float) -> None:
+        if waited_s >= self.timeout_s:
+            raise UnavailableError(
+                f"{self.reader.path}: no new batch for {self.timeout_s:g} s after {self.reader.num_batches:,} batches: "
+                "its writer may have died, or timeout_s is too small",
+                remedy=Remedy.REPAIR,
+                at=self.reader.path,
+            )
+        time.sleep(min(pause_s, self.timeout_s - waited_s))

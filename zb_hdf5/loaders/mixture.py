@@ -1,15 +1,9 @@
-"""Mixtures: batches of several stores in fixed shares, in an order that is arithmetic too.
-
-Global batch g comes from one source and is that source's c-th batch; both follow from g alone, so ranks never talk and
-a checkpoint is one number (and the weights, with the point from which they hold).
-"""
+"""Mixtures: batches of several stores in fixed shares. Source and batch follow from the number of a step alone."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Generator, Iterator, Mapping
-from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from itertools import count
@@ -23,8 +17,15 @@ from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.loaders.loader import Loader
 from zb_hdf5.loaders.order import IndexArray
 from zb_hdf5.loaders.prefetch import MAX_THREADS, read_ahead
-from zb_hdf5.loaders.protocol import ReadingLoader
-from zb_hdf5.loaders.states import STATE_VERSION, require_count, require_fields, require_state, shown
+from zb_hdf5.loaders.protocol import (
+    STATE_VERSION,
+    ReadingLoader,
+    require_count,
+    require_fields,
+    require_state,
+    shown,
+    with_positions,
+)
 from zb_hdf5.loaders.steps import Request, resolve_rank
 
 #: Steps whose order is computed at once: enough to make numpy cheap, little enough to start at once.
@@ -40,31 +41,29 @@ MixedRequest: TypeAlias = tuple[str, Request]
 
 
 class Schedule:
-    """The source of each batch: after any n batches, each source is within one batch of its share.
+    """The source of each batch: after any n batches, each source is within one batch of its share."""
 
-    One period is laid out by Tijdeman's rule for the chairman assignment problem (1980): among the sources that may
-    take the next batch without running ahead of their share, take the one whose deadline comes first. That keeps every
-    source within `1 - 1 / (2k - 2)` of its share; everything beyond the period is arithmetic.
-    """
-
-    def __init__(self, weights: tuple[float, ...]) -> None:
+    def __init__(self, weights: tuple[float, ...], start: int = 0, before: tuple[int, ...] = ()) -> None:
+        #: It holds from global batch `start` on, and each source has given so many batches `before`.
+        self.weights, self.start, self.before = weights, start, before or (0,) * len(weights)
         self.shares = _shares(weights)
         self.period = sum(self.shares)
         self._sources = _period(self.shares)
         taken = self._sources[:, np.newaxis] == np.arange(len(weights))
-        self._before = np.vstack([np.zeros(len(weights), np.int64), np.cumsum(taken, axis=0)])
+        self._taken = np.vstack([np.zeros(len(weights), np.int64), np.cumsum(taken, axis=0)])
 
-    def counts(self, n: int) -> list[int]:
-        """Return how many of the first n batches come from each source."""
-        periods, rest = divmod(n, self.period)
-        return [periods * share + int(c) for share, c in zip(self.shares, self._before[rest], strict=True)]
+    def counts(self, position: int) -> list[int]:
+        """Return the batches that each source has given before a global batch."""
+        periods, rest = divmod(position - self.start, self.period)
+        parts = zip(self.before, self.shares, self._taken[rest].tolist(), strict=True)
+        return [before + periods * share + taken for before, share, taken in parts]
 
     def places(self, batches: IndexArray) -> tuple[IndexArray, IndexArray]:
         """Return the source of each global batch, and its number among the batches of that source."""
-        periods, rest = np.divmod(batches, self.period)
+        periods, rest = np.divmod(batches - self.start, self.period)
         sources = self._sources[rest]
-        ordinals = periods * np.array(self.shares)[sources] + self._before[rest, sources]
-        return sources, ordinals
+        before = np.array(self.before)[sources] + periods * np.array(self.shares)[sources]
+        return sources, before + self._taken[rest, sources]
 
 
 def _shares(weights: tuple[float, ...]) -> tuple[int, ...]:
@@ -86,7 +85,8 @@ def _shares(weights: tuple[float, ...]) -> tuple[int, ...]:
 
 @lru_cache(maxsize=16)
 def _period(shares: tuple[int, ...]) -> IndexArray:
-    """Lay out one period: the source of each of its batches."""
+    """Return the source of each batch of one period, by Tijdeman's rule for the chairman assignment problem (1980)."""
+    # of the sources that may take the next batch without running ahead of their share, the one whose deadline is first
     period, k = sum(shares), len(shares)
     scale = max(1, 2 * k - 2)  # 1 / scale is the slack of the rule; everything below is multiplied by it
     taken = [0] * k
@@ -98,20 +98,6 @@ def _period(shares: tuple[int, ...]) -> IndexArray:
         sources[n] = chosen
         taken[chosen] += 1
     return sources
-
-
-@dataclass(frozen=True)
-class Segment:
-    """Weights that hold from global batch `start` on, and the batches that each source had given before."""
-
-    start: int
-    weights: tuple[float, ...]
-    counts: tuple[int, ...]
-
-    def counts_at(self, position: int) -> tuple[int, ...]:
-        """Return the batches that each source has given before a global batch."""
-        since = Schedule(self.weights).counts(position - self.start)
-        return tuple(a + b for a, b in zip(self.counts, since, strict=True))
 
 
 #: Options of a `Loader` that mean nothing in a mixture, or something else in each source.
@@ -175,7 +161,7 @@ class MixedLoader(ReadingLoader[Any]):
             raise ArgumentError(f"sources need one batch shape, found {sorted(shapes)}; pass batch_size and seq_len")
         self._depth, self._threads = max(self._depths(prefetch), default=(0, MAX_THREADS))
         self._position = self.epoch = 0
-        self._segments = [Segment(0, self._ordered(weights), (0,) * len(self.loaders))]
+        self._schedules = [Schedule(self._ordered(weights))]
 
     def _depths(self, prefetch: int | str) -> Iterator[tuple[int, int]]:
         """Yield the depth and the threads of each source that reads ahead: it is asked to, or its reads wait."""
@@ -187,14 +173,12 @@ class MixedLoader(ReadingLoader[Any]):
     def _ordered(self, weights: Mapping[str, float]) -> tuple[float, ...]:
         if set(weights) != set(self.loaders):
             raise ArgumentError(f"expected a weight for each of {sorted(self.loaders)}, found {sorted(weights)}")
-        ordered = tuple(float(weights[name]) for name in self.loaders)
-        Schedule(ordered)  # refuses weights that are not positive
-        return ordered
+        return tuple(float(weights[name]) for name in self.loaders)
 
     def set_weights(self, weights: Mapping[str, float]) -> None:
         """Change the shares from the next step on. Every rank must do so at the same step."""
-        segment = Segment(self._position, self._ordered(weights), tuple(self.counts().values()))
-        self._segments = [s for s in self._segments if s.start < self._position] + [segment]
+        schedule = Schedule(self._ordered(weights), self._position, tuple(self.counts().values()))
+        self._schedules = [s for s in self._schedules if s.start < self._position] + [schedule]
         self._stop_reading()
 
     def set_epoch(self, epoch: int) -> None:
@@ -204,13 +188,11 @@ class MixedLoader(ReadingLoader[Any]):
 
     def counts(self) -> dict[str, int]:
         """Return how many batches of each source all ranks together have consumed."""
-        return dict(zip(self.loaders, self._segments[-1].counts_at(self._position), strict=True))
+        return dict(zip(self.loaders, self._schedules[-1].counts(self._position), strict=True))
 
     def requests(self, positions: IndexArray) -> list[MixedRequest]:
         """Return the reads of the batches at global positions, all under one set of weights."""
-        segment = max((s for s in self._segments if s.start <= positions[0]), key=lambda s: s.start)
-        sources, ordinals = Schedule(segment.weights).places(positions - segment.start)
-        ordinals = ordinals + np.array(segment.counts)[sources]
+        sources, ordinals = [s for s in self._schedules if s.start <= positions[0]][-1].places(positions)
         requests: list[Any] = [None] * len(positions)
         for number, (name, loader) in enumerate(self.loaders.items()):
             epochs, steps = np.divmod(ordinals, len(loader))
@@ -224,8 +206,7 @@ class MixedLoader(ReadingLoader[Any]):
     def _read_from(self, position: int) -> Generator[tuple[Any, int]]:
         loaders, requests = self.loaders, self._all_requests(position)
         batches = read_ahead(lambda read: loaders[read[0]].read(read[1]), requests, self._depth, threads=self._threads)
-        with contextlib.closing(batches):
-            yield from zip(batches, count(position + self.world_size, self.world_size), strict=False)
+        return with_positions(batches, count(position + self.world_size, self.world_size))
 
     def _all_requests(self, position: int) -> Iterator[MixedRequest]:
         for first in count(position + self.rank, ORDER_STEPS * self.world_size):
@@ -233,7 +214,7 @@ class MixedLoader(ReadingLoader[Any]):
 
     def state_dict(self) -> dict[str, Any]:
         """Return where training stands, in plain JSON values, the same on every rank after the same step."""
-        segments = [{"start": s.start, "weights": [*s.weights], "counts": [*s.counts]} for s in self._segments]
+        segments = [{"start": s.start, "weights": [*s.weights], "counts": [*s.before]} for s in self._schedules]
         state = {**IDENTITY, "sources": self._identity(), "segments": segments}
         return {**state, "position": self._position}
 
@@ -258,10 +239,10 @@ class MixedLoader(ReadingLoader[Any]):
         position = require_count(where, state, "position")
         if not isinstance(state["segments"], list) or not state["segments"]:
             raise StateError(f"{where}: state: expected a list of segments, found {shown(state['segments'])}")
-        segments: list[Segment] = []
+        schedules: list[Schedule] = []
         for number, fields in enumerate(state["segments"]):
-            segments.append(self._segment(f"{where}: segment {number}", fields, segments[-1:], position))
-        self._segments = segments
+            schedules.append(self._schedule(f"{where}: segment {number}", fields, schedules[-1:], position))
+        self._schedules = schedules
         self._go_to(position)
 
     def _require_sources(self, sources: object) -> None:
@@ -273,21 +254,21 @@ class MixedLoader(ReadingLoader[Any]):
             remedies = dict.fromkeys(identity, "; force=True takes the position all the same")
             require_fields(where, found, identity, (), remedies)
 
-    def _segment(self, where: str, fields: object, before: list[Segment], position: int) -> Segment:
+    def _schedule(self, where: str, fields: object, earlier: list[Schedule], position: int) -> Schedule:
         """Return a segment of a state, all of which follows from the weights and starts: the counts are checked."""
         names = list(self.loaders)
         found = require_fields(where, fields, {}, ["start", "weights", "counts"])
         start = require_count(where, found, "start", position, "the position")
-        if start <= before[0].start if before else start:
-            expected = f"behind {before[0].start:,}" if before else "0"
+        if start <= earlier[0].start if earlier else start:
+            expected = f"behind {earlier[0].start:,}" if earlier else "0"
             raise StateError(f"{where}: state: expected start {expected}, found {start:,}")
-        counts = before[0].counts_at(start) if before else (0,) * len(names)
-        require_fields(where, found, {"counts": [*counts]}, ["start", "weights"])
+        counts = earlier[0].counts(start) if earlier else [0] * len(names)
+        require_fields(where, found, {"counts": counts}, ["start", "weights"])
         weights = found["weights"]
         try:
             if not isinstance(weights, list) or not all(type(weight) is float for weight in weights):
                 raise ArgumentError("they are no list of numbers")
-            return Segment(start, self._ordered(dict(zip(names, weights, strict=True))), counts)
+            return Schedule(self._ordered(dict(zip(names, weights, strict=True))), start, tuple(counts))
         except ValueError as error:  # too few, too many, or not positive
             raise StateError(f"{where}: state: expected weights of {names}, found {shown(weights)}: {error}") from error
 

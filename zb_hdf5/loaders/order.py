@@ -1,10 +1,7 @@
 """Order is arithmetic: position -> index, from (algorithm, n, seed, epoch) only.
 
-No permutation table, no state, no talk between ranks. Every order maps positions `0..n-1` one to one onto indices
-`0..n-1`, vectorised over numpy arrays, in O(1) memory per position (`block` keeps one number per block).
-
-The orders are part of the checkpoint contract: their results are pinned by golden vectors in the tests and never
-change under the same name.
+Every order maps positions `0..n-1` one to one onto indices `0..n-1`, without a table. The orders are part of the
+checkpoint contract: golden vectors in the tests pin their results, which never change under the same name.
 """
 
 from __future__ import annotations
@@ -30,6 +27,8 @@ MIN_HALF_BITS: Final = 3
 TABLE_BITS: Final = 13
 #: The "epoch" of the record shuffle at write time: a value that no training epoch has.
 WRITE_EPOCH: Final = 2**64 - 1
+#: The batches of a bucket are shuffled as in an "epoch" that no epoch of documents is.
+BUCKET_EPOCH: Final = 2**32
 
 _MASK64: Final = 2**64 - 1
 _GOLDEN: Final = 0x9E3779B97F4A7C15
@@ -38,10 +37,7 @@ _MIX2: Final = 0x94D049BB133111EB
 
 
 class Order(ABC):
-    """A bijection of `0..n-1`: position in the epoch -> index in the store.
-
-    Thread-safe and picklable: an order holds only its arguments.
-    """
+    """A bijection of `0..n-1`: position in the epoch -> index in the store. Thread-safe and picklable."""
 
     n: int
 
@@ -65,21 +61,17 @@ class SequentialOrder(Order):
 
 
 class BlockOrder(Order):
-    """ZeroBatch v2's block shuffle: blocks of consecutive batches in random order, sequential inside.
+    """ZeroBatch v2's block shuffle: blocks of consecutive batches in random order, sequential inside."""
 
-    The block order is `numpy.random.RandomState(seed ^ epoch).permutation(num_blocks)` (NumPy froze that stream).
-    The last, shorter block takes part like any other. `seed ^ epoch` is the format's own rule: runs whose seeds
-    differ in few low bits meet the same orders in other epochs; `global` has no such relation.
-    """
+    # Seeds that differ in few low bits meet the same orders in other epochs: `seed ^ epoch` is the rule of the format.
+    # NumPy froze the stream of RandomState.
 
     def __init__(self, n: int, seed: int, epoch: int, block_size: int = 256) -> None:
         if block_size < 1:
             raise ArgumentError(f"block_size must be at least 1, found {block_size}")
-        self.n = n
-        self.block_size = block_size
+        self.n, self.block_size = n, block_size
         num_blocks = -(-n // block_size)
-        generator = np.random.RandomState((seed ^ epoch) & 0xFFFFFFFF)
-        self._blocks = generator.permutation(num_blocks).astype(np.int64)
+        self._blocks = np.random.RandomState((seed ^ epoch) & 0xFFFFFFFF).permutation(num_blocks).astype(np.int64)
         self._starts = np.cumsum(np.minimum(block_size, n - self._blocks * block_size)) if n else self._blocks
 
     def indices(self, positions: npt.NDArray[Any]) -> IndexArray:
@@ -89,14 +81,12 @@ class BlockOrder(Order):
 
 
 class GlobalOrder(Order):
-    """A uniform pseudo-random permutation: a Feistel network with cycle walking.
+    """A uniform pseudo-random permutation: a Feistel network of six rounds with cycle walking."""
 
-    The network works on `2h` bits, `h = max(3, ceil(bits(n - 1) / 2))`, so its domain is below `4n` (64 for the
-    smallest n); a result outside `0..n-1` is fed in again until it falls inside (Black and Rogaway 2002, "Ciphers with
-    arbitrary finite domains", section 4). Six rounds; the round
-    function is splitmix64 (Steele, Lea and Flood 2014) of the half block and the round key; the keys are a splitmix64
-    stream started from a hash of seed and epoch, never from `seed ^ epoch`.
-    """
+    # It works on 2h bits, h = max(3, ceil(bits(n - 1) / 2)), so its domain is below 4n; a result outside 0..n-1 is fed
+    # in again (Black and Rogaway 2002, "Ciphers with arbitrary finite domains", section 4). The round function is
+    # splitmix64 (Steele, Lea and Flood 2014) of the half block and the key; the keys are a splitmix64 stream that
+    # starts from a hash of seed and epoch.
 
     def __init__(self, n: int, seed: int, epoch: int) -> None:
         self.n = n
@@ -176,13 +166,80 @@ class RowOrder(Order):
         return self._batches.index(batch) * self._records_per_batch + row
 
 
+class Documents:
+    """The documents of a stream that are read, numbered from 0: none is empty, or longer than `max_tokens`."""
+
+    def __init__(self, doc_offsets: npt.NDArray[np.uint64], max_tokens: int | None, too_long: str) -> None:
+        self._offsets, self._max_tokens = doc_offsets, max_tokens
+        lengths = np.diff(doc_offsets)
+        is_long = lengths > np.uint64(max_tokens) if max_tokens else np.zeros(len(lengths), np.bool_)
+        if too_long == "refuse" and is_long.any():
+            raise ArgumentError(
+                f"expected documents of at most max_tokens={max_tokens:,} tokens, found {int(is_long.sum()):,} longer "
+                f"ones, up to {int(lengths.max()):,}; pass a larger max_tokens, or too_long='truncate' or 'drop'"
+            )
+        self.dropped_documents = int(is_long.sum()) if too_long == "drop" else 0
+        self.truncated_documents = int(is_long.sum()) - self.dropped_documents
+        self.truncated_tokens = 0
+        if self.truncated_documents and max_tokens:
+            self.truncated_tokens = int((lengths[is_long] - np.uint64(max_tokens)).sum())
+        read = (lengths > 0) & ~is_long if too_long == "drop" else lengths > 0
+        self._numbers = None if read.all() else np.flatnonzero(read)
+        self.count = len(lengths) if self._numbers is None else len(self._numbers)
+
+    def numbers(self, documents: IndexArray) -> IndexArray:
+        """Return their numbers in the stream."""
+        return documents if self._numbers is None else self._numbers[documents]
+
+    def starts(self, documents: IndexArray) -> npt.NDArray[np.uint64]:
+        """Return the offset of the first token of each."""
+        return self._offsets[self.numbers(documents)]
+
+    def whole_lengths(self, documents: IndexArray) -> npt.NDArray[np.int64]:
+        """Return how many tokens each has in the stream."""
+        numbers = self.numbers(documents)
+        return (self._offsets[numbers + 1] - self._offsets[numbers]).astype(np.int64)
+
+    def lengths(self, documents: IndexArray) -> npt.NDArray[np.int64]:
+        """Return how many tokens of each are read."""
+        lengths = self.whole_lengths(documents)
+        return lengths if self._max_tokens is None else np.minimum(lengths, self._max_tokens)
+
+
+class LengthOrder(Order):
+    """A uniform permutation in which each bucket of batches is sorted by length, and its batches are shuffled."""
+
+    # Documents that do not fill a batch stay at the end of their bucket: a position follows from its bucket alone.
+
+    def __init__(self, documents: Documents, batch_size: int, bucket_batches: int, *, seed: int, epoch: int) -> None:
+        self.n = documents.count
+        self._documents, self._batch_size, self._seed, self._epoch = documents, batch_size, seed, epoch
+        self._bucket_size = batch_size * bucket_batches
+        self._order = GlobalOrder(self.n, seed, epoch)
+
+    def indices(self, positions: npt.NDArray[Any]) -> IndexArray:
+        found = np.empty(positions.shape, np.int64)
+        buckets, places = np.divmod(positions, self._bucket_size)
+        for bucket in np.unique(buckets).tolist():
+            here = buckets == bucket
+            found[here] = self._bucket(bucket)[places[here]]
+        return found
+
+    def _bucket(self, number: int) -> IndexArray:
+        first = number * self._bucket_size
+        documents = self._order.indices(np.arange(first, min(first + self._bucket_size, self.n)))
+        documents = documents[np.argsort(self._documents.whole_lengths(documents), kind="stable")]
+        whole = len(documents) // self._batch_size
+        shuffled = GlobalOrder(whole, self._seed, (self._epoch + 1) * BUCKET_EPOCH + number).indices(np.arange(whole))
+        full = documents[: whole * self._batch_size]
+        full[...] = full.reshape(whole, self._batch_size)[shuffled].reshape(-1)
+        return documents
+
+
 def make_order(
     shuffle: str, num_batches: int, *, seed: int, epoch: int, block_size: int = 256, records_per_batch: int = 1
 ) -> Order:
-    """Return the order called `shuffle` over the records of `num_batches` batches.
-
-    "records" permutes the records themselves; the other orders permute whole batches.
-    """
+    """Return the order called `shuffle` over the records of batches: only "records" parts those of a batch."""
     if shuffle == "records":
         return GlobalOrder(num_batches * records_per_batch, seed, epoch)
     if shuffle == "global":

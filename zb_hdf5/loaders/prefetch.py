@@ -38,14 +38,11 @@ def read_ahead(
     threads: int = MAX_THREADS,
     device: torch.device | None = None,
 ) -> Generator[Result]:
-    """Yield `read(request)` for each request, in order, with up to `depth` of them read ahead in threads.
+    """Yield `read(request)` for each request, in order, with up to `depth` of them read ahead in threads; 0: without.
 
-    With `depth` 0 each is read when it is asked for, in the caller's thread. With a `device` the threads, of which
-    there is at least one, pin the tensors that they read, and the caller's thread starts their copies.
-
-    An error of `read` is raised here, in the place of its result. The threads end when the iterator ends, is closed, or
-    is dropped (an early `break`, an exception, Ctrl+C): a read that has begun is waited for, the others are not begun,
-    nor is any after one that failed, which may have waited for a server.
+    With a `device` the threads, of which there is at least one, pin the tensors that they read, and the caller's thread
+    starts their copies. The threads end with the iterator: a read that has begun is waited for, no other one begins,
+    nor does any after one that failed, which may have waited for a server.
     """
     if not depth and device is None:
         yield from map(read, requests)
@@ -106,10 +103,7 @@ def require_prefetch(prefetch: int | str, least: int = 0) -> None:
 def depth_of(
     prefetch: int | str, in_flight: tuple[int, int] | None, step_bytes: int, step_reads: int
 ) -> tuple[int, int]:
-    """Return how many steps to read ahead where reads wait, and in how many threads.
-
-    A server has so many bytes and reads in flight; None: a disk, or a network file system.
-    """
+    """Return how many steps to read ahead where reads wait, and in how many threads; `in_flight` None: of a disk."""
     if prefetch != "auto":
         depth = int(prefetch)
     elif in_flight is None:
@@ -125,10 +119,8 @@ def hint_ahead(
     requests: Iterator[Request],
     depth: int,
 ) -> Iterator[Result]:
-    """Yield `read(request)` for each request, in order; `hint` gets them in groups, about `depth` reads ahead.
-
-    64 KiB reads in random order from a cold disk ran at 0.9 of its sequential bandwidth; with 4 threads at 0.65.
-    """
+    """Yield `read(request)` for each request, in order; `hint` gets them in groups, about `depth` reads ahead."""
+    # so 64 KiB reads in random order from a cold disk ran at 0.9 of its sequential bandwidth, in 4 threads at 0.65
     coming: deque[Request] = deque()
     while group := list(islice(requests, HINTED_TOGETHER)):
         hint(group)
@@ -139,11 +131,9 @@ def hint_ahead(
 
 
 class Hints:
-    """Tells the kernel of the batches of requests, but of none twice: shuffled records come back to each of them.
+    """Tells the kernel of the batches of requests, but of none twice: shuffled records come back to each of them."""
 
-    Batches that follow each other are told together: hints of one batch each made a cold epoch in stored order slower,
-    and took twice the processor time.
-    """
+    # neighbours are told together: with one hint each, a cold epoch in stored order took twice the processor time
 
     def __init__(self, will_need: Callable[[int, int], None], records_per_batch: int) -> None:
         self._will_need, self._records_per_batch = will_need, records_per_batch

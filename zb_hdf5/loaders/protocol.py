@@ -1,25 +1,34 @@
-"""The protocol of every loader, and the bases of those that read ahead, and of those that have epochs."""
+"""The protocol of every loader, the bases of those that read ahead and of those that have epochs, and their states."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Generator, Iterator
-from typing import Any, Generic, Protocol, Self, TypeVar, runtime_checkable
+from collections.abc import Collection, Generator, Iterator, Mapping
+from typing import Any, Final, Generic, Protocol, Self, TypeVar, runtime_checkable
 
-from zb_hdf5.errors import StateError, ZbError
-from zb_hdf5.loaders.states import (
-    MAX_COUNT,
-    chosen,
-    chosen_in,
-    require_count,
-    require_epoch,
-    require_kind,
-    require_state,
-)
+from zb_hdf5.errors import ArgumentError, StateError, ZbError
 from zb_hdf5.loaders.steps import StepPlan, checked_skip
 
 BatchT = TypeVar("BatchT")
+
+#: The version of every state, whatever its kind.
+STATE_VERSION: Final = 2
+#: The kind of a state -> the loader that gives and takes such states.
+KINDS: Final = {
+    "loader": "a Loader",
+    "mixture": "a MixedLoader",
+    "text": "a TextLoader",
+    "documents": "a DocumentLoader",
+    "batches": "the dataset() of a Loader",
+    "steps": "the sampler of a dataset()",
+    "windows": "a SlidingWindowDataloader",
+}
+#: Epochs and batches of an endless loader: every sum that is made of them fits into 64 bits.
+MAX_COUNT: Final = 2**62
+#: Characters of a value that a message shows.
+SHOWN_CHARACTERS: Final = 120
 
 
 @runtime_checkable
@@ -154,6 +163,12 @@ class ReadingLoader(ABC, Generic[BatchT]):
         return {**self.__dict__, "_reading": None, "_resumed": self._resumed or self._reading is not None}
 
 
+def with_positions(reading: Generator[BatchT], positions: Iterator[int]) -> Generator[tuple[BatchT, int]]:
+    """Yield the batches of a reading, each with the position behind it; the reading ends with this."""
+    with contextlib.closing(reading):
+        yield from zip(reading, positions, strict=False)
+
+
 class EpochLoader(ReadingLoader[BatchT]):
     """A loader of epochs. A position counts what all ranks together have consumed in the epoch: records, documents."""
 
@@ -192,15 +207,6 @@ class EpochLoader(ReadingLoader[BatchT]):
             self.epoch, self.plan = epoch, self.plan_of_epoch(epoch)
             self._go_to(0)
 
-    def _choose(self, skip: Collection[tuple[int, int, int]], mask_documents: Collection[int]) -> None:
-        """Jump over these positions, and mask these documents, from the next step on."""
-        if set(skip) != set(self.skip):
-            self.skip = checked_skip(skip)
-            self.plan = self.plan_of_epoch(self.epoch)
-        if set(mask_documents) != set(self.mask_documents):
-            self.mask_documents = tuple(sorted(mask_documents))
-            self._mask()
-
     def state_dict(self) -> dict[str, Any]:
         """Return where training stands: it counts what was yielded, never what was read ahead.
 
@@ -209,7 +215,9 @@ class EpochLoader(ReadingLoader[BatchT]):
         filled up the last step (`drop_last=False`) are not counted again.
         """
         position = min(self._position, self._end_of_epoch(self.epoch))
-        return {**self.identity(), "epoch": self.epoch, "position": position, **chosen(self.skip, self.mask_documents)}
+        chosen = {"skip": [[*triple] for triple in self.skip], "mask_documents": [*self.mask_documents]}
+        state = {**self.identity(), "epoch": self.epoch, "position": position}
+        return state | {name: values for name, values in chosen.items() if values}
 
     def load_state_dict(self, state_dict: dict[str, Any], *, force: bool = False) -> None:
         """Continue exactly where `state_dict` was taken, in O(1), whatever the ranks, batch size or backend were then.
@@ -227,7 +235,11 @@ class EpochLoader(ReadingLoader[BatchT]):
         """
         where, before = self.path, dict(self.__dict__)
         state = dict(require_kind(where, state_dict, self.identity()["kind"]))
-        skip, masked = chosen_in(where, state)
+        try:
+            skip = {*self.skip, *checked_skip(state.pop("skip", ()))}
+            masked = {*self.mask_documents, *(int(number) for number in state.pop("mask_documents", ()))}
+        except (ArgumentError, TypeError, ValueError) as error:
+            raise StateError(f"{where}: state: skip and mask_documents: {error}") from error
         try:
             if not force:
                 self._serve(state.get("fingerprint"))
@@ -235,7 +247,12 @@ class EpochLoader(ReadingLoader[BatchT]):
             epoch = require_count(where, state, "epoch", self._last_epoch)
             end = self._end_of_epoch(epoch)
             position = require_count(where, state, "position", end, f"the {self._counts} of an epoch")
-            self._choose({*self.skip, *skip}, {*self.mask_documents, *masked})
+            if skip != set(self.skip):
+                self.skip = checked_skip(skip)
+                self.plan = self.plan_of_epoch(self.epoch)
+            if masked != set(self.mask_documents):
+                self.mask_documents = tuple(sorted(masked))
+                self._mask()
             self.set_epoch(epoch)
         except ZbError as error:  # such as documents to mask that are not there
             self.__dict__.update(before, _reading=self._reading)
@@ -243,3 +260,84 @@ class EpochLoader(ReadingLoader[BatchT]):
                 raise
             raise StateError(f"{where}: state: {error}") from error
         self._go_to(position, resumed=True)
+
+
+# --- states -----------------------------------------------------------------------------------------------------
+
+
+def require_kind(where: object, state: object, kind: str) -> Mapping[str, Any]:
+    """Return `state`, or raise `StateError` if it is of another kind of loader or of an early build, or no dict."""
+    fields = _mapping(where, state)
+    found = fields.get("kind", kind)
+    if found != kind:
+        taker = KINDS.get(found) if isinstance(found, str) else None
+        theirs = f"the state of {taker}; load it there" if taker else f"kind {shown(found)}"
+        raise StateError(f"{where}: state: expected kind {kind!r}, the state of {KINDS[kind]}, found {theirs}")
+    if "kind" not in fields and fields.get("version") == 1:
+        raise StateError(
+            f"{where}: state: expected version {STATE_VERSION}, found version 1, written by an early build: start the "
+            "epoch anew"
+        )
+    return fields
+
+
+def _mapping(where: object, state: object) -> Mapping[str, Any]:
+    if not isinstance(state, Mapping):
+        raise StateError(f"{where}: state: expected a dict, as state_dict() gives, found {shown(state)}")
+    return state
+
+
+def require_fields(
+    where: object, state: object, identity: Mapping[str, Any], names: Collection[str], remedies: Mapping[str, str] = {}
+) -> Mapping[str, Any]:
+    """Return a dict of `names` and the fields of `identity`, with the same values and types there, and of no others."""
+    fields = _mapping(where, state)
+    expected = [*identity, *names]
+    for name in expected:
+        if name not in fields:
+            raise StateError(f"{where}: state: expected a field {name!r}, found none")
+    for name in fields:
+        if name not in expected:
+            raise StateError(f"{where}: state: expected {', '.join(expected)}, found a field {shown(name)} too")
+    for name, value in identity.items():
+        if type(fields[name]) is not type(value) or fields[name] != value:
+            remedy = remedies.get(name, "")
+            raise StateError(f"{where}: state has {name} {shown(fields[name])}, this loader {shown(value)}{remedy}")
+    return fields
+
+
+def require_state(
+    where: object,
+    state: object,
+    identity: Mapping[str, Any],
+    names: Collection[str],
+    remedies: Mapping[str, str],
+    force: bool = False,
+) -> Mapping[str, Any]:
+    """Return a state of the kind of `identity`; without `force` its fields are as `require_fields` wants them."""
+    fields = require_kind(where, state, identity["kind"])
+    return fields if force else require_fields(where, fields, identity, names, remedies)
+
+
+def require_count(where: object, state: Mapping[str, Any], name: str, stop: int = MAX_COUNT, what: str = "") -> int:
+    """Return a field, or raise `StateError` unless it is an integer of `0..stop`, which is `what`."""
+    value = state.get(name)
+    if type(value) is not int or not 0 <= value <= stop:
+        reason = f", {what}" if what else ""
+        raise StateError(f"{where}: state: expected {name} in 0..{stop:,}{reason}, found {shown(value)}")
+    return value
+
+
+def require_epoch(epoch: int) -> None:
+    """Raise `ArgumentError` unless a state can hold the number of the epoch."""
+    if not 0 <= epoch <= MAX_COUNT:
+        raise ArgumentError(f"epoch must be in 0..{MAX_COUNT:,}, found {epoch}")
+
+
+def shown(value: object) -> str:
+    """Return a value for a message, however large it is."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python refuses to write integers of thousands of digits
+        text = f"a {type(value).__name__} that is too long to show"
+    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."

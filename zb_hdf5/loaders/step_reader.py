@@ -63,14 +63,13 @@ class WholeBatches:
     """Widens stored batches of plain local files, from their mappings or by one positioned read each.
 
     The reader reads those of other files, and those whose crc32 differs: it raises the errors. The size of a mapped
-    file is asked for once in a block: a file that is cut short inside it is a bus error. `narrow`: tensors of int32,
-    views of a private mapping where uint32 is stored. As thread-safe as the reader; picklable.
+    file is asked for once in a block: a file that is cut short inside it is a bus error.
     """
 
     def __init__(self, reader: BatchReader, narrow: bool) -> None:
         self._reader = reader
         self._read = reader.read_batch_int32 if narrow else reader.read_batch_torch
-        self._dtype = np.dtype(np.int32 if narrow else np.int64)
+        self._dtype, self._shape = np.dtype(np.int32 if narrow else np.int64), (-1, *reader.meta.shape)
         self._is_view = narrow and reader.dtype == np.uint32
         self._checks = reader.verified == "all reads" or not self._is_view or reader.in_front is not None
         self._is_ready, self._met = False, dict[int, Met]()
@@ -102,7 +101,7 @@ class WholeBatches:
 
     def read(self, number: int) -> torch.Tensor:
         """Return one batch, in any order of the numbers."""
-        if not self._reads_left:
+        if self._reads_left <= 0:  # below 0 where threads meet
             self._look()
         self._reads_left -= 1
         if not self._is_ready:
@@ -114,7 +113,7 @@ class WholeBatches:
     def _look(self) -> None:
         """Ask again for the sizes of files that single batches are read from, and sometimes for the page cache."""
         self._met, self._reads_left = {}, MET_READS
-        if not self._looks_left:
+        if self._looks_left <= 0:
             self._looks_left = SINGLE_READS // MET_READS
             sample = np.linspace(0, self._reader.num_batches - 1, SINGLE_SAMPLE).astype(int).tolist()
             self._is_ready = all(map(self._reader.is_cached, sample))
@@ -147,11 +146,11 @@ class WholeBatches:
         if not plain.file.maps:
             return None, crc32, plain
         plain.file.require_whole()
-        return plain.units(self._is_view).reshape(-1, *self._reader.meta.shape), crc32, None
+        return plain.units(self._is_view).reshape(self._shape), crc32, None
 
     def _filled(self, plain: PlainFile, index: int) -> npt.NDArray[Any] | None:
         """Read a batch by its position; None where the reader has the words for what went wrong."""
-        batch = np.empty(self._reader.meta.shape, self._reader.dtype)
+        batch = np.empty(self._shape[1:], self._reader.dtype)
         try:
             read = os.preadv(plain.fd, (batch,), plain.base + index * plain.stride)
         except OSError:
@@ -167,19 +166,10 @@ class WholeBatches:
 
 
 class StepReader:
-    """Reads a request as one step: tokens, two views of them (`splits`), or a dictionary with extras.
-
-    `read` is as thread-safe as the reader; picklable.
-    """
+    """Reads a request as tokens, two views of them (`splits`), or a dictionary. As thread-safe as the reader."""
 
     def __init__(
-        self,
-        extras: Extras,
-        prefetch: int | str,
-        device: torch.device | None,
-        dtype: torch.dtype | None,
-        *,
-        splits: bool,
+        self, extras: Extras, prefetch: int | str, device: torch.device | None, dtype: torch.dtype | None, splits: bool
     ) -> None:
         reader, self._dtype = extras.reader, numpy_dtype(dtype)
         narrow = self._dtype == np.int32
@@ -194,9 +184,7 @@ class StepReader:
         """Read one step on the CPU: a stored batch by its number, or any records by theirs."""
         whole = self._whole
         tokens = whole.read(request) if whole is not None and isinstance(request, int) else self._tokens(request)
-        if self._splits:
-            return tokens[:, :-1], tokens[:, 1:]
-        return tokens if self._extras is None else self._extras.step(request, tokens)
+        return (tokens[:, :-1], tokens[:, 1:]) if self._splits else self._step(request, tokens)
 
     def _read_by_position(self, request: Request) -> Any:
         return self._step(request, self._tokens(request))

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
+from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import accumulate, chain, count, repeat
+from itertools import accumulate, chain, count, islice, repeat
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError
-from zb_hdf5.loaders.order import Order
+from zb_hdf5.loaders.order import Documents, IndexArray, Order
 
 #: The variables of torchrun.
 LAUNCHER_VARIABLES: Final = (("RANK", "WORLD_SIZE"),)
@@ -32,14 +33,13 @@ FIRST_BLOCK, LAST_BLOCK = 64, 4096
 TABLE_POSITIONS: Final = 1 << 17
 #: Steps whose records are computed at once where single steps of a longer epoch are asked for.
 STEPS_AT_ONCE: Final = 64
+#: Documents whose order is computed at once for packing.
+DOCUMENTS_AT_ONCE: Final = 4096
 
 
 @dataclass(frozen=True)
 class Skip:
-    """Ranges (start, stop) of positions that an epoch jumps over, ascending and apart.
-
-    Live positions are those that are left, counted from 0.
-    """
+    """Ranges (start, stop) of positions that an epoch jumps over. The others are live, and counted from 0."""
 
     ranges: tuple[tuple[int, int], ...] = ()
 
@@ -70,10 +70,7 @@ class Skip:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """The steps of one rank in one epoch. A step of all ranks takes the next `batch_size * world_size` positions.
-
-    Thread-safe and picklable.
-    """
+    """The steps of one rank in one epoch: a step of all ranks takes the next `batch_size * world_size` positions."""
 
     order: Order  # position -> record
     batch_size: int
@@ -145,17 +142,44 @@ class StepPlan:
         return order.indices((starts[:, np.newaxis] + np.arange(size)) % order.n)
 
 
+def packed_steps(
+    plan: StepPlan, documents: Documents, position: int, max_tokens: int
+) -> Iterator[tuple[IndexArray, int]]:
+    """Yield the documents of a rank at each step, packed into `max_tokens`, and the position behind the step."""
+    # the batches do not depend on the ranks, which take them in turn: each rank computes the lengths of all documents
+    order, live = plan.live_order, plan.skip.live(position)
+    batches = _cut(order, documents, live, max_tokens)
+    while step := list(islice(batches, plan.world_size)):
+        live += sum(map(len, step))
+        if len(step) < plan.world_size:
+            if plan.drop_last:
+                return
+            again = chain.from_iterable(_cut(order, documents, 0, max_tokens) for _ in repeat(None))
+            step += islice(again, plan.world_size - len(step))
+        yield step[plan.rank], int(plan.skip.positions_of(np.array(live)))
+
+
+def _cut(order: Order, documents: Documents, position: int, max_tokens: int) -> Iterator[IndexArray]:
+    """Yield the documents of each batch, in order."""
+    waiting = np.empty(0, np.int64)
+    for first in range(position, order.n, DOCUMENTS_AT_ONCE):
+        stop = min(first + DOCUMENTS_AT_ONCE, order.n)
+        waiting = np.concatenate([waiting, order.indices(np.arange(first, stop))])
+        ends = np.cumsum(documents.lengths(waiting)).tolist()
+        begin = tokens = 0
+        while (end := bisect_right(ends, tokens + max_tokens)) < len(ends) or (stop == order.n and begin < end):
+            yield waiting[begin:end]
+            begin, tokens = end, ends[end - 1]
+        waiting = waiting[begin:]
+
+
 def requests_in(block: npt.NDArray[np.int64]) -> list[Request]:
     """Return the requests of a block: numbers of stored batches, or an array of records for each step."""
     return block.tolist() if block.ndim == 1 else list(block)
 
 
 class StepRequests:
-    """The reads of one rank at single steps of a plan, in any order of the steps.
-
-    An epoch of at most `TABLE_POSITIONS` positions is computed once; the whole batches of a longer one each by itself,
-    its records for `STEPS_AT_ONCE` steps.
-    """
+    """The reads of one rank at single steps of a plan, in any order: from a table, unless the epoch is long."""
 
     def __init__(self, plan: StepPlan) -> None:
         self.plan, self.count = plan, plan.steps_from(0)

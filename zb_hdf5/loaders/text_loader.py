@@ -1,7 +1,5 @@
 """The loader of text: Parquet files are tokenized while training runs, and nothing is stored.
 
-    row groups of this rank -> documents and boundary tokens -> one endless run of tokens -> batches
-
 Row group g of all files, in the order of their names, belongs to rank g % world_size. A place in the run is (epoch, row
 group, document, token): it names the next token exactly, however documents were grouped for the tokenizer.
 """
@@ -24,8 +22,7 @@ import numpy.typing as npt
 from zb_hdf5.errors import ArgumentError, FormatError, StateError
 from zb_hdf5.formats.batch_reader import require_choice
 from zb_hdf5.loaders.prefetch import cuda_device, read_ahead, require_prefetch
-from zb_hdf5.loaders.protocol import ReadingLoader
-from zb_hdf5.loaders.states import STATE_VERSION, require_count, require_epoch, require_state
+from zb_hdf5.loaders.protocol import STATE_VERSION, ReadingLoader, require_count, require_epoch, require_state
 from zb_hdf5.loaders.steps import resolve_rank
 from zb_hdf5.spec import DEFAULT_SPLIT, SPLITS
 from zb_hdf5.text.corpus import ParquetFile
@@ -212,7 +209,8 @@ class TextLoader(ReadingLoader[Any]):
         self._device = cuda_device(device)
         self._prefetch = AUTO_PREFETCH if prefetch == "auto" else int(prefetch)
         paths = _paths_of_split(self.path, split)
-        files = _open_files(paths, text_column)
+        with ThreadPoolExecutor(FOOTER_THREADS, thread_name_prefix="zb-footers") as pool:
+            files = list(pool.map(lambda path: ParquetFile(path, text_column), paths))
         self._num_row_groups = num_row_groups = sum(file.num_row_groups for file in files)
         self._text = Text(self._row_groups(files, self.rank), self.tokenizer, boundary, num_threads)
         if not self._row_groups(files, self.world_size - 1):  # no rank has fewer
@@ -324,11 +322,6 @@ def _paths_of_split(folder: Path, split: str) -> list[Path]:
             f"{folder}: found {len(paths)} .parquet files: the last one is split 'val', the others are 'train'"
         )
     return chosen
-
-
-def _open_files(paths: list[Path], text_column: str) -> list[ParquetFile]:
-    with ThreadPoolExecutor(FOOTER_THREADS, thread_name_prefix="zb-footers") as pool:
-        return list(pool.map(lambda path: ParquetFile(path, text_column), paths))
 
 
 def _fingerprint(paths: list[Path], text_column: str) -> str:

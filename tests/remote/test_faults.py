@@ -192,7 +192,7 @@ class TestOtherObjects:
 
 
 #: Seconds that a read may take of a hostile server, and bytes that an answer may have besides those asked for.
-PATIENCE_S, MOST_EXTRA_BYTES = 3, 8 << 20
+PATIENCE_S, MOST_EXTRA_BYTES = 5, 8 << 20
 TABLES = ("shards.json", "pieces", "documents")
 
 

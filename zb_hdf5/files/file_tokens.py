@@ -16,6 +16,7 @@ from zb_hdf5.files.identity import Identity, cut_short
 from zb_hdf5.files.mapping import Place, map_side_by_side
 from zb_hdf5.files.objects import RemoteObject
 from zb_hdf5.files.paths import RemotePath, require_remote_access
+from zb_hdf5.files.publishing import PARTIAL_SUFFIX
 from zb_hdf5.files.ranges import LocalFile, Range
 from zb_hdf5.files.tokens import PlainFile, TokenRun, Tokens, Wait, gather_from, mapped_units
 from zb_hdf5.spec import TokenArray
@@ -98,6 +99,8 @@ class FileTokens(Tokens):
         if file.size < extents.end:
             file.close()
             raise cut_short(file.path, f"at least {extents.end:,} bytes", file.size)
+        if file.path.suffix == PARTIAL_SUFFIX:  # its writer is about to cut off what it allocated behind the last unit
+            file.size = extents.end
 
     def _reset(self) -> None:
         self.unit, file = self.extents.batch_bytes // self.dtype.itemsize, self.file

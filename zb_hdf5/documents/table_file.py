@@ -27,7 +27,7 @@ from zb_hdf5.files.ranges import FetchedFile, LocalFile, copy_range, open_ranges
 from zb_hdf5.formats.hdf5.file import (
     CREATOR,
     create_texts,
-    early_allocation,
+    creation_of,
     h5_damage,
     h5_identity,
     handle_of_h5,
@@ -170,7 +170,7 @@ class TableWriter:
             for name, value in attributes.items():
                 if not isinstance(value, str):
                     h5.attrs.create(name, value, dtype="<u8")
-            how = {"fill_time": "never", "dcpl": early_allocation()}
+            how = {"fill_time": "never", "dcpl": creation_of()}
             stored = {
                 name: h5.create_dataset(name, (column.num_rows,), column.dtype, **how)
                 for name, column in sorted(self._columns.items())

@@ -37,9 +37,9 @@ from zb_hdf5.spec import (
     CRC32,
     DESCRIPTIONS,
     HDF5_FORMAT,
-    HDF5_LIBVER,
     HDF5_VERSION,
     MAX_SOURCE_CHARS,
+    NO_CODEC,
     OPTIONAL_ATTRIBUTES,
     STREAM_FORMAT,
     STREAM_LAYOUT,
@@ -271,26 +271,15 @@ def _rotated(x: int, turn: int) -> int:
     return (x << turn | x >> (32 - turn)) & 0xFFFFFFFF
 
 
-def create_for_swmr(own_path: str, meta_bytes: int, alignment: int) -> h5py.File:
-    """Create a file that can enter SWMR mode; chunks of at least `alignment` bytes are aligned to as many."""
-    alignments = {"alignment_threshold": alignment, "alignment_interval": alignment}
-    return open_h5(own_path, "w", libver=HDF5_LIBVER, meta_block_size=meta_bytes, **alignments)
-
-
-def early_allocation() -> Any:
-    """Return the creation properties of a dataset whose chunks are allocated before they are written."""
-    early = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-    early.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
-    early.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
-    return early
-
-
-def filtered(codec: str) -> Any:
-    """Return the creation properties of a dataset whose chunks we compress: HDF5 itself need not have the filter."""
-    name, _, level = codec.partition(":")
+def creation_of(codec: str = NO_CODEC) -> Any:
+    """Return the creation properties of a dataset: its chunks are allocated before they are written, or compressed."""
     properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-    properties.set_filter(CODECS[name].filter_id, h5py.h5z.FLAG_OPTIONAL, (int(level),))
     properties.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+    if codec == NO_CODEC:
+        properties.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+    else:  # by us: HDF5 itself need not have the filter
+        name, _, level = codec.partition(":")
+        properties.set_filter(CODECS[name].filter_id, h5py.h5z.FLAG_OPTIONAL, (int(level),))
     return properties
 
 

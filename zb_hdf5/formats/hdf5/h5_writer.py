@@ -34,12 +34,11 @@ from zb_hdf5.files.publishing import write_fully
 from zb_hdf5.formats.batch_writer import Columns, FieldDigest, FileWriter, ShardInfo, TokenWriter
 from zb_hdf5.formats.hdf5.chunks import chunk_offsets, chunk_runs, chunk_table
 from zb_hdf5.formats.hdf5.file import (
-    create_for_swmr,
     create_root,
-    early_allocation,
+    creation_of,
     end_of_file,
-    filtered,
     hdf5_writes,
+    open_h5,
     set_end_of_file,
 )
 from zb_hdf5.spec import (
@@ -49,6 +48,7 @@ from zb_hdf5.spec import (
     EXTENTS_CHUNK_ROWS,
     FIELD_ATTRIBUTES,
     HDF5_ALIGNMENT,
+    HDF5_LIBVER,
     NO_CODEC,
     NO_SHA256,
     STREAM_LAYOUT,
@@ -221,7 +221,7 @@ def _create(
 ) -> h5py.Dataset:
     return h5.create_dataset(
         name, (0, *chunks[1:]), dtype, maxshape=(None, *chunks[1:]), chunks=chunks, fill_time="never",
-        dcpl=early_allocation() if codec == NO_CODEC else filtered(codec),
+        dcpl=creation_of(codec),
     )  # fmt: skip
 
 
@@ -254,8 +254,10 @@ class HDF5Writer(TokenWriter):
     def _create_objects(self) -> None:
         metas = [*(self.meta.of_field(field.name) for field in self.meta.fields), self.meta]
         alignment = _alignment_of(metas)
-        meta_bytes = meta_block_bytes(self._expected_batches, len(metas))
-        h5 = self._h5 = create_for_swmr(self._file.own_path, meta_bytes, alignment)
+        h5 = self._h5 = open_h5(
+            self._file.own_path, "w", libver=HDF5_LIBVER, alignment_threshold=alignment, alignment_interval=alignment,
+            meta_block_size=meta_block_bytes(self._expected_batches, len(metas)),
+        )  # fmt: skip
         create_root(h5, self.meta, self._origin)
         self._offsets = self._create_offsets(h5)
         self._columns = tuple(Column(h5, meta, self._encode, alignment) for meta in metas)

@@ -81,8 +81,9 @@ class Pieces:
     def take(self, records: npt.NDArray[Any]) -> Pieces:
         """Return the pieces of some records, given by their numbers, in any order and as often as they are named."""
         counts = self.counts[records]
-        chosen = ranges(self.ends[:-1][records], counts)
-        return Pieces(ends_of(counts), self.columns[chosen], self.offsets[chosen], self.seq_len)
+        ends = ends_of(counts)
+        chosen = ranges(self.ends[:-1][records], counts, ends)
+        return Pieces(ends, self.columns[chosen], self.offsets[chosen], self.seq_len)
 
     def cut(self, seq_len: int) -> Pieces:
         """Return the pieces of the same tokens in shorter records: pieces are cut where records now end.
@@ -143,9 +144,11 @@ def concatenate(parts: Sequence[Pieces]) -> Pieces:
     return Pieces(ends_of(counts), columns, offsets, lengths[0])
 
 
-def ranges(firsts: npt.NDArray[Any], counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return `firsts[i], firsts[i] + 1, ...`, `counts[i]` of them, for all i, one after the other, int64."""
-    ends = ends_of(counts)
+def ranges(
+    firsts: npt.NDArray[Any], counts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64] | None = None
+) -> npt.NDArray[np.int64]:
+    """Return `firsts[i], firsts[i] + 1, ...`, `counts[i]` of them, for all i, joined; `ends` are those of `counts`."""
+    ends = ends_of(counts) if ends is None else ends
     found: npt.NDArray[np.int64] = np.arange(ends[-1])
     found += (firsts.astype(np.int64, copy=False) - ends[:-1]).repeat(counts)
     return found

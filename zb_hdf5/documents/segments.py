@@ -118,7 +118,7 @@ def pieces_of_windows(doc_offsets: npt.NDArray[Any], starts: npt.NDArray[np.int6
     first = doc_offsets.searchsorted(starts, side="right")
     counts = doc_offsets.searchsorted(starts + doc_offsets.dtype.type(seq_len), side="left") - first + 1
     ends = ends_of(counts)
-    offsets = doc_offsets[ranges(first - 1, counts)].astype(np.uint64)
+    offsets = doc_offsets[ranges(first - 1, counts, ends)].astype(np.uint64)
     offsets[ends[:-1]] = starts  # a window begins in a document, the others begin in it
     kept = np.empty(len(offsets), np.bool_)
     np.not_equal(offsets[1:], offsets[:-1], out=kept[1:])  # of several that begin there, all but one are empty

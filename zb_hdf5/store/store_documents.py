@@ -47,12 +47,12 @@ class StoreDocuments:
 
     def read_pieces(self, records: npt.NDArray[np.int64]) -> Pieces:
         shards = self._starts.searchsorted(records, side="right") - 1
-        found = np.unique(shards).tolist() or [0]
-        if len(found) == 1:
-            return self._read_shard(found[0], records)
+        first = int(shards[0]) if len(shards) else 0
+        if np.count_nonzero(shards == first) == len(shards):
+            return self._read_shard(first, records)
         order = shards.argsort(kind="stable")
         groups = np.split(order, np.flatnonzero(np.diff(shards[order])) + 1)
-        parts = [self._read_shard(shard, records[group]) for shard, group in zip(found, groups, strict=True)]
+        parts = [self._read_shard(int(shards[group[0]]), records[group]) for group in groups]
         return concatenate(parts).take(order.argsort())
 
     def _read_shard(self, shard: int, records: npt.NDArray[np.int64]) -> Pieces:

@@ -18,9 +18,12 @@ from zb_hdf5.converters.store_source import StoreSource
 from zb_hdf5.documents.pieces import Pieces
 from zb_hdf5.formats.batch_reader import require_choice
 from zb_hdf5.spec import DEFAULT_SPLIT, TokenArray
+from zb_hdf5.store.opening import is_stream
 
 #: What may become of records that do not fill the last batch of a split.
 REMAINDERS: Final = ("drop", "error")
+#: Records of a batch that is cut from a stream.
+DEFAULT_BATCH_SIZE: Final = 32
 
 
 class _Stretch(NamedTuple):
@@ -194,14 +197,23 @@ class RelaidSource(StoreSource):
 def open_stores(paths: list[Path], conversion: Conversion) -> StoreSource:
     """Open the store of a conversion: as it is, or in another layout if one is named. See `RelaidSource`.
 
+    A stream of others, without documents, is cut into records of `seq_len` tokens.
+
     Raises
     ------
     ArgumentError
-        If there is a remainder without a batch size or a sequence length.
+        If there is a remainder without a batch size or a sequence length, or a stream without a sequence length.
     """
     path, remainder = paths[0], conversion.remainder
     store = path, conversion.source_format, conversion.dataset, conversion.dtype or "keep"
     batch_size, seq_len = conversion.batch_size, conversion.seq_len
+    if is_stream(path, dataset=conversion.dataset):
+        if seq_len is None:
+            raise ArgumentError(f"{path}: is a token stream: pass seq_len, the tokens of a record")
+        source = StoreSource(*store, windows=(batch_size or DEFAULT_BATCH_SIZE, seq_len))
+        if remainder == "error" and (dropped := sum(source.token_counts.dropped.values())):
+            raise ConvertError(f"{path}: {dropped:,} tokens do not fill a batch; pass --remainder drop")
+        return source
     if batch_size or seq_len:
         return RelaidSource(*store, batch_size=batch_size, seq_len=seq_len, remainder=remainder or "drop")
     if remainder is not None:

@@ -19,11 +19,12 @@ from zb_hdf5.files.paths import RemotePath, any_path
 from zb_hdf5.loaders.order import GlobalOrder
 from zb_hdf5.spec import NO_CODEC, TokenArray, stored_dtype
 from zb_hdf5.store.shards import ShardedReader
+from zb_hdf5.store.windows import WindowReader, require_digests
 from zb_hdf5.token_values import find_bad_token
 
 
 class StoreSource(Source):
-    """The batches of a store, in their order, byte for byte or in another dtype.
+    """The batches of a store, in their order, byte for byte or in another dtype; or a stream of others, cut into rows.
 
     Parameters
     ----------
@@ -32,9 +33,11 @@ class StoreSource(Source):
     backend
         The format that the command names.
     dataset
-        Name of a 3-D dataset in an HDF5 file of another origin.
+        Name of a dataset in an HDF5 file of another origin.
     dtype
         "keep", "uint32" or "uint16": the stored dtype. In another dtype nothing is copied byte for byte.
+    windows
+        Batch size and sequence length, of a stream without documents.
 
     Raises
     ------
@@ -47,19 +50,16 @@ class StoreSource(Source):
     order: GlobalOrder | None = None
 
     def __init__(
-        self, path: str | os.PathLike[str], backend: str, dataset: str | None = None, dtype: str = "keep"
-    ) -> None:
+        self, path: str | os.PathLike[str], backend: str, dataset: str | None = None, dtype: str = "keep",
+        windows: tuple[int, int] | None = None,
+    ) -> None:  # fmt: skip
         path = any_path(path)
         self.paths = [path]
         self._path, self._backend = path, backend
-        try:
-            self._reader = open_reader(path, backend=backend, dataset=dataset)
-        except ArgumentError as error:
-            if dataset is None:
-                raise
-            raise ConvertError(
-                f"{path}: {dataset}: expected records (2-D) or batches (3-D), found a 1-D array"
-            ) from error
+        batch_size, seq_len = windows or (None, None)
+        self._reader = open_reader(path, backend=backend, dataset=dataset, batch_size=batch_size, seq_len=seq_len)
+        if isinstance(self._reader, WindowReader) and self._reader.store.has_documents:
+            raise ArgumentError(f"{path}: is a stream of documents, which stream-to-hdf5 and stream-to-batch pack")
         if not self._reader.complete:
             raise IncompleteError(
                 f"{path}: its writer has not finished: {self._reader.num_batches:,} batches are committed"
@@ -71,7 +71,9 @@ class StoreSource(Source):
         self.num_batches = self._reader.num_batches
         if self.num_batches == 0:
             raise ConvertError(f"{path}: holds no batches")
-        self.token_counts = TokenCounts(self.num_batches * self.meta.batch_tokens)
+        dropped = self._reader.dropped_tokens if isinstance(self._reader, WindowReader) else 0
+        self.token_counts = TokenCounts(self.num_batches * self.meta.batch_tokens + dropped)
+        self.token_counts.drop("remainder", dropped)
         self.shard_batches: list[int] = []
         self.shard_splits: list[str] = []
         self.shard_records: list[int] = []
@@ -79,7 +81,8 @@ class StoreSource(Source):
         self.description: dict[str, Any] = {"format": backend, "path": str(path)}
         self.identity = {"fingerprint": self._reader.fingerprint, "dataset": dataset}
         self._sha256: dict[tuple[int, int], str | None] = {(0, self.num_batches): self._reader.sha256}
-        self._shard_path = {} if dataset else {(0, self.num_batches): self._reader.path}
+        is_own = not (dataset or windows)
+        self._shard_path = {(0, self.num_batches): self._reader.path} if is_own else {}
         self._token_bases: dict[str, int] = {}
         self._checked: set[tuple[int, int]] = set()  # whose pieces were compared with their digests
         if isinstance(self._reader, ShardedReader):
@@ -101,14 +104,14 @@ class StoreSource(Source):
             self._token_bases = index.document_parts()[1]
             self.document_files = [self._reader.path / part.path for part in index.documents]
             self.document_parts = index.documents
-        elif not dataset:
+        elif is_own:
             self.origin = self._reader.origin
-        if not isinstance(self._reader, ShardedReader) and not dataset and documents_path(path).exists():
+        if not isinstance(self._reader, ShardedReader) and is_own and documents_path(path).exists():
             self.document_files, self.document_parts = [documents_path(path)], (part_of(documents_path(path)),)
         self.document_parts = tuple(
             part._replace(path=documents_name(number)) for number, part in enumerate(self.document_parts)
         )
-        self.has_pieces = self._reader.has_pieces
+        self.has_pieces = self._reader.has_pieces and is_own
 
     def _records_of(self, cut: tuple[int, int]) -> int:
         with open_reader(self._shard_path[cut]) as shard:
@@ -177,7 +180,13 @@ class StoreSource(Source):
         return open_reader(path, verify="none")  # whoever copies it compares the crc32
 
     def check_reads(self) -> None:
-        """Read with `verify="batch"`. A lone `.batch` and a foreign dataset have nothing to compare with."""
-        if self._reader.sha256 is not None:
+        """Read with `verify="batch"`. A lone `.batch` and a foreign dataset have nothing to compare with.
+
+        A stream of others is compared with its sha256 once: rows are cut from it anywhere.
+        """
+        if isinstance(self._reader, WindowReader):
+            if self.identity["dataset"] is None:
+                require_digests(self._path)
+        elif self._reader.sha256 is not None:
             self._reader.close()
             self._reader = open_reader(self._path, backend=self._backend, verify="batch")

@@ -55,6 +55,8 @@ class StreamSource(PackedSource):
             raise ArgumentError(f"{path}: expected a token stream of documents in HDF5, found none")
         streams = [StreamTokens(path, split) for split in _splits(path)]
         store = streams[0].store
+        if not store.has_documents:
+            raise ArgumentError(f"{path}: expected a stream with documents, found none: cut records with hdf5-to-hdf5")
         self._path, self._checked = path, False
         meta = StoreMeta(
             options.batch_size or 0, options.seq_len or 0, store.dtype if dtype == "keep" else stored_dtype(dtype),

@@ -1,12 +1,27 @@
 """One path, several formats: a folder with a store for each, and datasets that others have written."""
 
+import hashlib
+import json
+
 import h5py
 import numpy as np
 import pytest
 import torch
 from contract import random_tokens
 
-from zb_hdf5 import ArgumentError, BackendError, FormatError, Loader, ZbError, open_reader
+from zb_hdf5 import (
+    ArgumentError,
+    BackendError,
+    ChecksumError,
+    ConvertError,
+    FormatError,
+    Loader,
+    MmapTokenStore,
+    ZbError,
+    convert,
+    open_reader,
+    verify_store,
+)
 
 ONE_RANK = {"rank": 0, "world_size": 1}
 
@@ -97,3 +112,106 @@ def test_a_loader_over_a_foreign_dataset(dataset, foreign):
         x, y = next(loader)
         assert x.shape == (3, 64 if dataset == "stream" else 63)
         assert torch.equal(x[:, 1:], y[:, :-1])
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    """The folder of a corpus as the lesson writes it: `tokens` with their count and sha256, and a row for each file."""
+    rows, start, folder = [], 0, tmp_path / "corpus"
+    folder.mkdir()
+    for number, count in enumerate((1000, 777)):
+        tokens = random_tokens(1, 1, count).reshape(-1).astype(np.uint16)
+        path, sha256 = folder / f"shard-{number:04}.h5", hashlib.sha256(tokens.tobytes()).hexdigest()
+        with h5py.File(path, "w", libver="latest") as h5:
+            stored = h5.create_dataset("tokens", (1024,), "<u2", maxshape=(None,), chunks=(512,))
+            stored[:count] = tokens
+            stored.attrs.update({"token_count": count, "document_count": 3, "sha256": sha256})
+        row = {"shard_id": path.stem, "path": f"elsewhere/{path.name}", "token_count": count, "document_count": 3}
+        rows.append(row | {"sha256": sha256, "global_start": start})
+        start += count
+    index = {"chunk_size": 512, "shards": rows, "total_tokens": start, "version": 1}
+    (folder / "shards.json").write_text(json.dumps(index, indent=2))
+    return folder
+
+
+def tokens_of(corpus):
+    parts = []
+    for path, count in ((corpus / "shard-0000.h5", 1000), (corpus / "shard-0001.h5", 777)):
+        with h5py.File(path) as h5:
+            parts.append(h5["tokens"][:count])
+    return np.concatenate(parts)
+
+
+def test_the_files_of_the_lesson_open_up_to_their_token_count(corpus):
+    expected = tokens_of(corpus)
+    for path, tokens in ((corpus, expected), (corpus / "shard-0000.h5", expected[:1000])):
+        with MmapTokenStore(path) as store:
+            assert (store.num_tokens, store.has_documents) == (len(tokens), False)
+            np.testing.assert_array_equal(store.get_slice(0, len(tokens)), tokens)
+        with open_reader(path, batch_size=2, seq_len=50, verify="store") as reader:
+            rows = len(tokens) // 100 * 2
+            np.testing.assert_array_equal(np.concatenate(list(reader)), tokens[: rows * 50].reshape(rows, 50))
+        with Loader(path, batch_size=2, seq_len=50, targets=True, **ONE_RANK) as loader:
+            assert len(list(loader)) == (len(tokens) - 1) // 100
+        assert {(report.outcome, "sha256" in report.checks) for report in verify_store(path)} == {("verified", True)}
+
+
+@pytest.mark.parametrize("damage", ["token", "count", "index", "missing"])
+def test_damage_to_the_files_of_the_lesson_is_found(damage, corpus):
+    path, index = corpus / "shard-0001.h5", corpus / "shards.json"
+    if damage == "index":
+        index.write_text(index.read_text().replace('"sha256": "', '"sha256": "0', 1).replace("shard-0000.h5", "x.h5"))
+    elif damage == "missing":
+        path.unlink()
+    else:
+        with h5py.File(path, "r+") as h5:
+            h5["tokens"][5] ^= damage == "token"
+            h5["tokens"].attrs["token_count"] -= damage == "count"
+    if damage == "index":
+        with pytest.raises(FormatError, match=r"x\.h5: expected a token_count and a sha256"):
+            verify_store(corpus)
+        return
+    assert [report.outcome for report in verify_store(corpus)] == ["verified", "bad"]
+    if damage != "token":
+        with pytest.raises(FormatError), MmapTokenStore(corpus) as store:
+            store.get_slice(1000, 1100)
+
+
+def test_a_path_of_the_lesson_names_a_file_of_its_folder(corpus):
+    index = corpus / "shards.json"
+    index.write_text(index.read_text().replace("shard-0001.h5", ".."))
+    with pytest.raises(FormatError, match="leaves the folder"):
+        MmapTokenStore(corpus)
+
+
+@pytest.mark.parametrize("target", ["hdf5", "batch", "npy"])
+@pytest.mark.parametrize("dataset", ["stream", "records", "batches"])
+def test_data_sets_of_others_are_converted(dataset, target, foreign, tmp_path):
+    path, tokens = foreign
+    shape = {"batch_size": 2, "seq_len": 32} if dataset == "stream" else {}
+    options = {"source_format": "hdf5", "dataset": dataset, "workers": 1, **shape}
+    out = tmp_path / {"hdf5": "out.h5", "batch": "out.batch", "npy": "out.npy"}[target]
+    convert(path, target, out, **options)
+    if target == "npy":
+        np.testing.assert_array_equal(np.load(out).reshape(-1), tokens.reshape(-1))
+        return
+    with open_reader(out, verify="store") as reader:
+        np.testing.assert_array_equal(np.stack(list(reader)).reshape(-1), tokens.reshape(-1))
+
+
+def test_the_corpus_of_the_lesson_is_converted_after_a_check(corpus, tmp_path):
+    shape = {"source_format": "hdf5", "batch_size": 4, "seq_len": 32, "workers": 1}
+    with pytest.raises(ArgumentError, match="is a token stream: pass seq_len"):
+        convert(corpus, "hdf5", tmp_path / "out", source_format="hdf5")
+    with pytest.raises(ArgumentError, match="expected a stream with documents, found none"):
+        convert(corpus, "hdf5", tmp_path / "out", seq_len=32)
+    with pytest.raises(ConvertError, match="tokens do not fill a batch"):
+        convert(corpus, "hdf5", tmp_path / "out", remainder="error", **shape)
+    report = convert(corpus, "hdf5", tmp_path / "out", **shape)
+    assert report.num_batches == 1777 // 128
+    with open_reader(tmp_path / "out") as reader:
+        np.testing.assert_array_equal(np.stack(list(reader)).reshape(-1), tokens_of(corpus)[: 13 * 128])
+    with h5py.File(corpus / "shard-0001.h5", "r+") as h5:
+        h5["tokens"][5] ^= 1
+    with pytest.raises(ChecksumError):
+        convert(corpus, "hdf5", tmp_path / "again", **shape)

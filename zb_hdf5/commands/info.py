@@ -44,10 +44,10 @@ _ABOUT_ONE: Final = {
 def describe(path: str | os.PathLike[str], dataset: str | None = None) -> dict[str, Any]:
     """Return a JSON-able description of a file or store."""
     path = any_path(path)
-    is_tokens, local = dataset is None and is_stream(path), not isinstance(path, RemotePath)
-    if is_tokens and local and (arrays := _describe_arrays(path)):
+    is_tokens, local = is_stream(path, dataset=dataset), not isinstance(path, RemotePath)
+    if is_tokens and local and dataset is None and (arrays := _describe_arrays(path)):
         return arrays
-    with MmapTokenStore(path) if is_tokens else open_reader(path, dataset=dataset) as opened:
+    with MmapTokenStore(path, dataset=dataset) if is_tokens else open_reader(path, dataset=dataset) as opened:
         meta: MmapTokenStore | StoreMeta
         if isinstance(opened, MmapTokenStore):
             named = find_index(path)
@@ -126,7 +126,7 @@ def _describe_stream(store: MmapTokenStore) -> dict[str, Any]:
         "kind": "stream",
         "num_files": len(store.paths),
         "tokens": store.num_tokens,
-        "documents": store.document_count,
+        "documents": store.document_count if store.has_documents or store.paths[0].suffix == ".npy" else None,
         "boundary_token_id": None if store.boundary_token_id == NO_BOUNDARY else store.boundary_token_id,
     }
 

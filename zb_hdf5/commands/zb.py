@@ -59,7 +59,7 @@ def zb() -> None:
 
 @zb.command(short_help="Describe a file, store or unfinished conversion.")
 @click.argument("path", type=_STORE)
-@click.option("--dataset", help="Name of the 3-D dataset, in an HDF5 file of another program.")
+@click.option("--dataset", help="Name of a dataset in an HDF5 file of another program.")
 @output_options
 def info(path: Path, dataset: str | None) -> Output:
     """Describe PATH: shape, tokens, documents, splits, and the layout of its batches.

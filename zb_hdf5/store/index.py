@@ -42,6 +42,8 @@ from zb_hdf5.spec import (
 from zb_hdf5.store.table import ShardEntry, ShardTable, plain_arrays, require_arrays, require_field, require_paths
 
 _LAYOUT: Final = re.compile(rb'"layout": "(\w+)"')
+#: The shards of an index that another program has written: a row for each file.
+_ROWS: Final = re.compile(rb'"shards":\s*\[')
 #: Before the digest of all that stands before it: the last key of the file.
 _CHECK: Final = ',\n "check": "'
 #: The keys that a store written live has as well.
@@ -205,6 +207,8 @@ class ShardIndex:
             If it is not JSON, lacks a key, holds a value of another type, or contradicts itself.
         """
         value, where = _parse_sealed(text, path), str(path)
+        if isinstance(value, dict) and isinstance(value.get("shards"), list):
+            return cls(*_corpus_shards(value, any_path(path)))
         for key, expected in (("format", INDEX_FORMAT), ("version", INDEX_VERSION)):
             found = require_field(value, key, type(expected), where)
             if found != expected:
@@ -253,7 +257,7 @@ class ShardIndex:
             "sha256": (entry.sha256, reader.sha256 or entry.sha256),
             "token_count": (entry.token_count, reader.token_count),
         }
-        if self.meta.layout == STREAM_LAYOUT:  # which document belongs to a shard of batches, only the index knows
+        if self.meta.layout == STREAM_LAYOUT and entry.document_count != NOT_KNOWN:
             expected["document_count"] = (entry.document_count, reader.meta.document_count)
         for name, (in_index, in_shard) in expected.items():
             if in_index != in_shard:
@@ -347,8 +351,9 @@ def require_files(folder: Path, index: ShardIndex) -> None:
 def layout_of(path: Path) -> str:
     """Return the layout that an index begins with, without reading all of it; "" if it names none."""
     with open_file(path) as file:
-        match = _LAYOUT.search(file.read(512))
-    return match[1].decode() if match else ""
+        head = file.read(512)
+    match = _LAYOUT.search(head)
+    return match[1].decode() if match else STREAM_LAYOUT if _ROWS.search(head) else ""
 
 
 def _read_text(path: Path) -> str:
@@ -393,6 +398,26 @@ def _parse_sealed(text: str, path: str | os.PathLike[str]) -> Any:
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8")).hexdigest()
+
+
+def _corpus_shards(value: dict[str, Any], path: Path) -> tuple[StoreMeta, list[ShardEntry]]:
+    """Take the index of a corpus of others: rows with path, token_count and sha256 of HDF5 files in its folder."""
+    from zb_hdf5.formats.hdf5.inspection import look_at_stream  # h5py, which our own index does not need
+
+    kinds: dict[str, type[Any]] = {"path": str, "token_count": int, "sha256": str}
+    rows = [[require_field(row, key, kind, str(path)) for key, kind in kinds.items()] for row in value["shards"]]
+    if not rows:
+        raise FormatError(f"{path}: lists no shards")
+    names = [name.rpartition("/")[2] for name, *_ in rows]  # the folder may have moved since it was written
+    require_paths(names, str(path))
+    for name, count, sha256 in rows:
+        if count < 0 or not is_sha256(sha256):
+            raise FormatError(f"{path}: {name}: expected a token_count and a sha256, found {count}, {sha256!r}")
+    meta = look_at_stream(path.parent / names[0]).meta
+    return meta, [
+        ShardEntry(name, "hdf5", 0, -(-count // meta.chunk_tokens), count, sha256)
+        for name, (_, count, sha256) in zip(names, rows, strict=True)
+    ]
 
 
 def _index_meta(value: dict[str, Any], where: str) -> StoreMeta:

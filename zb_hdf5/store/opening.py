@@ -245,25 +245,26 @@ def _open_file(wanted: _Wanted) -> tuple[BatchReader, bool]:
         return attach_documents(reader, wanted.verify), False
     if not BACKENDS[found].has_datasets:
         raise BackendError(f"{path}: dataset={wanted.dataset!r} needs an HDF5 file, found a {found!r} file")
+    if is_stream(path, dataset=wanted.dataset):
+        return _open_windows(wanted, None), True
     from zb_hdf5.formats.hdf5.h5_reader import ForeignReader
 
-    shape = (wanted.batch_size, wanted.seq_len, wanted.overlap)
-    foreign = ForeignReader(path, wanted.dataset, *shape, access=wanted.access, verify=wanted.verify)
-    return foreign, foreign.is_stream
+    options = {"access": wanted.access, "verify": wanted.verify}
+    return ForeignReader(path, wanted.dataset, wanted.batch_size, **options), False
 
 
 def _open_windows(wanted: _Wanted, index: ShardIndex | None) -> BatchReader:
     from zb_hdf5.store.windows import WindowReader
 
     path, (batch_size, seq_len) = wanted.path, wanted.require_windows()
-    kind = index.table.values["backend"][0] if index else stream_format(path, wanted.backend)
-    if wanted.backend not in ("auto", kind) or wanted.dataset is not None:
+    kind = index.table.values["backend"][0] if index else stream_format(path, wanted.backend, wanted.dataset)
+    if wanted.backend not in ("auto", kind) or (wanted.dataset is not None and (index or path.is_dir())):
         raise BackendError(
             f"{path}: asked for backend {wanted.backend!r}, dataset {wanted.dataset!r}, found a {kind!r} stream"
         )
     return WindowReader(
         path, batch_size=batch_size, seq_len=seq_len, overlap=wanted.overlap, split=wanted.split, access=wanted.access,
-        verify=wanted.verify, index=index,
+        verify=wanted.verify, index=index, dataset=wanted.dataset,
     )  # fmt: skip
 
 
@@ -369,14 +370,18 @@ def _require_space(path: Path, meta: StoreMeta, expected_batches: int) -> None:
         )
 
 
-def is_stream(path: str | os.PathLike[str], backend: str = "auto") -> bool:
+def is_stream(path: str | os.PathLike[str], backend: str = "auto", dataset: str | None = None) -> bool:
     """Return whether `path` is a token stream: `.npy`, a folder of `.npy` files, an HDF5 stream, a store of those."""
-    return bool(stream_format(path, backend))
+    return bool(stream_format(path, backend, dataset))
 
 
-def stream_format(path: str | os.PathLike[str], backend: str = "auto") -> str:
+def stream_format(path: str | os.PathLike[str], backend: str = "auto", dataset: str | None = None) -> str:
     """Return the name of the format of a token stream's files, or "" if `path` is no stream."""
     path = any_path(path)
+    if dataset is not None:
+        from zb_hdf5.formats.hdf5.inspection import look_at_foreign
+
+        return "hdf5" if look_at_foreign(path, dataset)[1] == 1 else ""
     index = find_index(path)
     if index is not None and (index.name != path.name or index.exists()):
         streams = [name for name, row in BACKENDS.items() if row.holds_streams]

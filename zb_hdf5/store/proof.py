@@ -112,10 +112,11 @@ class ShardOpener:
         try:
             if not (entry.complete and reader.complete):
                 raise IncompleteError(f"{reader.path}: its writer has not finished; convert again")
-            if self.index.holds_stream and reader.token_count != entry.token_count:
+            expected, found = (entry.token_count, self.index.meta.dtype), (reader.token_count, reader.dtype)
+            if self.index.holds_stream and found != expected:
                 raise FormatError(
-                    f"{path}: expected {entry.token_count:,} tokens, found {reader.token_count:,}; it changed, or "
-                    f"{INDEX_NAME} is of another store"
+                    f"{path}: expected {expected[0]:,} tokens, found {found[0]:,} ({expected[1]}, {found[1]}); it "
+                    f"changed, or {INDEX_NAME} is of another store"
                 )
             if not self.index.holds_stream:
                 self.index.require_agreement(reader, entry)

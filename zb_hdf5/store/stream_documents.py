@@ -169,12 +169,12 @@ class MmapTokenStore(TokenStore):
         if self._index is not None:
             known = {part.path.removesuffix(DOCUMENTS_SUFFIX): part for part in self._index.documents}
             names = self._index.table.values["path"]
-            counts = self._index.table.values["document_count"].tolist()
+            counts = [1 if count < 0 else count for count in self._index.table.values["document_count"].tolist()]
         elif self.path.is_file():
             sha256 = table_sha256(self.path) if self.complete else ""
             table = DocumentTable.of_file(self.path, "".join(self._sha256), self._verify, sha256)
             known = {} if table is None else {self.path.name: table.parts[0]}
-            counts = [1 if self.path.suffix == ".npy" else self.document_count]
+            counts = [self.document_count]
         else:
             known, counts = {}, [1] * len(names)
         parts, first = [], 0

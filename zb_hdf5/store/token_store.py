@@ -39,6 +39,7 @@ from zb_hdf5.spec import (
     INDEX_NAME,
     NO_BOUNDARY,
     NO_CODEC,
+    NOT_KNOWN,
     StoreMeta,
     TokenArray,
     combine_sha256,
@@ -85,10 +86,11 @@ class StreamOpener:
     """Opens files of a stream that no index describes, by number, as tokens of one dtype. See `ShardOpener`."""
 
     def __init__(
-        self, paths: Sequence[Path], counts: Sequence[int], access: str, verify: str, field: Field | None, dtype: Any
-    ) -> None:
+        self, paths: Sequence[Path], counts: Sequence[int], access: str, verify: str, field: Field | None, dtype: Any,
+        dataset: str | None,
+    ) -> None:  # fmt: skip
         self._paths, self._counts, self._access, self._verify = paths, counts, access, verify
-        self._field, self._dtype = field, dtype
+        self._field, self._dtype, self._dataset = field, dtype, dataset
         self.identities: dict[int, Identity] = {}
 
     def __call__(self, number: int, start: int) -> Tokens:
@@ -108,7 +110,10 @@ class StreamOpener:
                 )
             return open_npy(path, self._access, identity)
         field = self._field
-        found = look_at_stream(path, identity) if field is None else look_at_field(path, field.name, identity)
+        if field is None:
+            found = look_at_stream(path, identity, self._dataset)
+        else:
+            found = look_at_field(path, field.name, identity)
         return HDF5Reader(found, self._access, self._verify).tokens
 
 
@@ -130,9 +135,13 @@ class TokenStore:
     verify
         "batch": read whole chunks, and compare each with its crc32. "auto", "none": tokens are read as they are asked
         for, which is seldom a whole chunk, and nothing is compared.
+    dataset
+        Name of a 1-D dataset of integers in an HDF5 file of another origin.
 
     Attributes
     ----------
+    has_documents
+        Whether it is stored where documents begin; else each file counts as one.
     num_tokens
         Up to `token_count` of each file: what fills up its last chunk is never seen.
     boundary_token_id, vocab_size, tokenizer
@@ -154,6 +163,7 @@ class TokenStore:
         access: str = "auto",
         verify: str = "auto",
         index: ShardIndex | None = None,
+        dataset: str | None = None,
     ) -> None:
         require_choice("verify", verify, ("auto", "none", "batch"))
         self.path, self._split, self._access, self._verify = any_path(path), split, access, verify
@@ -162,6 +172,7 @@ class TokenStore:
         self._sha256: list[str] = []
         self._index: ShardIndex | None = None
         self._field: Field | None = None
+        self._dataset, self.has_documents = dataset, False
         self.fields: tuple[Field, ...] = ()
         self.codec, self.complete, self._chunk_tokens = NO_CODEC, True, DEFAULT_CHUNK_TOKENS
         self.compressed: CompressedTokens | None = None  # of a lone file
@@ -174,7 +185,7 @@ class TokenStore:
         elif self.path.is_dir() or self.path.suffix == ".npy":
             counts = self._take_npy()
         else:
-            counts = self._take_file(look_at_stream(self.path))
+            counts = self._take_file(look_at_stream(self.path, None, dataset))
         self.tokens: Tokens = self._open_tokens(counts)
         self._starts, self.num_tokens = self.tokens.starts, self.tokens.num_tokens
         self._identities = self._opener.identities
@@ -187,7 +198,7 @@ class TokenStore:
         if self._index is not None:
             self._opener = ShardOpener(self._folder, self._index, self._access, how)
             return sharded(self._opener)
-        self._opener = StreamOpener(self.paths, counts, self._access, how, self._field, self.dtype)
+        self._opener = StreamOpener(self.paths, counts, self._access, how, self._field, self.dtype, self._dataset)
         self._opener.identities.update(self._identities)
         local = Wait.LOCAL if self.codec == NO_CODEC else Wait.DECODE
         wait = Wait.FAR if isinstance(self.path, RemotePath) else local
@@ -202,7 +213,8 @@ class TokenStore:
             unfinished = next(shard for shard in index.shards if not shard.complete)
             raise IncompleteError(f"{folder / unfinished.path}: its writer has not finished; make it again")
         self._index, self._folder = index, folder
-        self.document_count = int(np.maximum(values["document_count"], 0).sum())
+        self.has_documents = bool((values["document_count"] != NOT_KNOWN).all())
+        self.document_count = int(np.where(values["document_count"] < 0, 1, values["document_count"]).sum())
         self._take_meta(meta)
         self._sha256 = values["sha256"]
         self.paths = [folder / path for path in values["path"]]
@@ -255,7 +267,8 @@ class TokenStore:
         return [shape[0] for shape, *_ in headers]
 
     def _take_file(self, found: Column) -> list[int]:
-        self.document_count, self._identities[0] = found.meta.document_count, found.identity
+        self.has_documents, self._identities[0] = bool(found.marker), found.identity
+        self.document_count = found.meta.document_count if self.has_documents else 1
         self.compressed = compressed_tokens(found.places)
         self._take_meta(found.meta)
         self.paths = [self.path]

@@ -38,6 +38,8 @@ class WindowReader(BatchReader):
         As for `open_reader`: "auto" compares nothing, since a window is less than a chunk; "batch" reads whole chunks.
     index
         The content of its `shards.json`, where it was read already.
+    dataset
+        Name of a 1-D dataset in an HDF5 file of another origin.
 
     Attributes
     ----------
@@ -65,13 +67,16 @@ class WindowReader(BatchReader):
         access: str = "auto",
         verify: str = "auto",
         index: ShardIndex | None = None,
+        dataset: str | None = None,
     ) -> None:
         if overlap < 0:
             raise ArgumentError(f"overlap must be at least 0, found {overlap}")
+        if verify == "store" and dataset is not None:
+            raise UnverifiableError(f"{path}: cannot be verified: a dataset of another origin has no digests")
         if verify == "store":
             require_digests(any_path(path), split)
         how = "none" if verify == "store" else verify
-        store = MmapTokenStore(path, split=split, access=access, verify=how, index=index)
+        store = MmapTokenStore(path, split=split, access=access, verify=how, index=index, dataset=dataset)
         self._set_windows(store, batch_size, seq_len, overlap)
         self.verify = verify
 

@@ -19,7 +19,7 @@ from zb_hdf5.files.ranges import LocalFile, open_ranges
 from zb_hdf5.formats.hdf5.chunks import chunk_places
 from zb_hdf5.formats.hdf5.file import h5_damage, h5_identity, open_h5_for_reading, require_rows, text_of
 from zb_hdf5.formats.hdf5.inspection import checked_tokens
-from zb_hdf5.spec import DOC_OFFSETS, DOCUMENTS_SHA256
+from zb_hdf5.spec import DOC_OFFSETS, DOCUMENTS_SHA256, STREAM_FORMAT
 
 
 def table_sha256(path: Path) -> str:
@@ -35,7 +35,7 @@ class DocumentOffsets(Table):
 
     A mapped view takes no memory of the process: rows of a trillion tokens would take gigabytes in each of its ranks.
     Compressed files of other tools, unfinished ones, objects and files on network file systems are read at once, and a
-    1-D `.npy` file is one document. Rows of a finished stream are compared with their crc32, unless `verify` is "none".
+    1-D `.npy` file or a stream of others is one document. Rows of a finished stream are compared with their crc32, unless `verify` is "none".
     """
 
     def __init__(self, path: Path, num_tokens: int, identity: Identity | None = None, verify: str = "auto") -> None:
@@ -45,6 +45,9 @@ class DocumentOffsets(Table):
             self._rows = np.array([0, num_tokens], np.uint64)
             return
         with h5_damage(path), open_h5_for_reading(path, identity) as h5:
+            if text_of(h5.attrs.get("format")) != STREAM_FORMAT:
+                self._rows = np.array([0, num_tokens], np.uint64)
+                return
             tokens = checked_tokens(h5, path)
             self._count, complete = int(tokens.attrs["document_count"]) + 1, bool(tokens.attrs["complete"])
             crc32 = int(tokens.attrs["doc_offsets_crc32"])

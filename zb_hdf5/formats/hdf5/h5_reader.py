@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.errors import ArgumentError, ChecksumError, FormatError, IncompleteError, UnverifiableError
+from zb_hdf5.errors import ChecksumError, FormatError, IncompleteError, UnverifiableError
 from zb_hdf5.files.checked import Crc32Rows
 from zb_hdf5.files.decoded import ranges_of
 from zb_hdf5.files.digests import crc32_of
@@ -158,15 +158,14 @@ class HDF5BatchReader(HDF5Reader):
 
 
 class ForeignReader(HDF5Reader):
-    """Reads an integer dataset of another origin: batches `(N, B, S)`, records `(R, S)` or a stream `(T,)`.
+    """Reads an integer dataset of another origin: batches `(N, B, S)`, or records `(R, S)`.
 
     Parameters
     ----------
     path, dataset
         The file, and the name of the dataset.
-    batch_size, seq_len, overlap
-        Records in a batch of a 2-D dataset, by default 1; the shape of the windows over a 1-D one, and the tokens that
-        each shares with the next.
+    batch_size
+        Records in a batch of a 2-D dataset, by default 1.
     access, verify
         As for `open_reader`.
 
@@ -174,45 +173,22 @@ class ForeignReader(HDF5Reader):
     ------
     FormatError
         If it is no such dataset.
-    ArgumentError
-        If the shape does not fit the dataset, or is missing.
     UnverifiableError
         If `verify` is "batch" or "store".
     """
 
     def __init__(
-        self,
-        path: Path,
-        dataset: str,
-        batch_size: int | None = None,
-        seq_len: int | None = None,
-        overlap: int = 0,
-        *,
-        access: str = "auto",
-        verify: str = "auto",
+        self, path: Path, dataset: str, batch_size: int | None = None, *, access: str = "auto", verify: str = "auto"
     ) -> None:
         column, axes = look_at_foreign(path, dataset)
-        self.is_stream = axes == 1
         super().__init__(column, access, verify)
-        if axes == 3:
-            return
-        if self.is_stream and (batch_size is None or seq_len is None):
-            raise ArgumentError(f"{path}: {dataset} is a token stream: pass batch_size and seq_len for windows over it")
-        size, length = batch_size or 1, seq_len if self.is_stream and seq_len else column.meta.seq_len
-        shared = overlap if self.is_stream else 0
-        self.stride = length
-        self.num_batches = max(0, column.num_tokens - shared) // length // size
-        self.meta = StoreMeta(size, length + shared, column.meta.dtype)
-        if self.is_stream and not self.num_batches:
-            raise ArgumentError(f"{path}: {column.num_tokens:,} tokens do not fill one batch of {size:,} x {length:,}")
+        if axes == 2 and batch_size is not None:
+            self.num_batches //= batch_size
+            self.meta = StoreMeta(batch_size, column.meta.seq_len, column.meta.dtype)
 
     @property
     def token_count(self) -> int:
         return self.num_batches * self.meta.batch_tokens
-
-    @property
-    def overlap(self) -> int:
-        return self.seq_len - self.stride
 
 
 def open_field(path: str | os.PathLike[str], name: str, access: str = "auto", verify: str = "auto") -> HDF5Reader:
@@ -241,9 +217,9 @@ class HDF5StreamReader(HDF5Reader):
         start, chunk_tokens = number * self.meta.chunk_tokens, self.meta.chunk_tokens
         return f"chunk {number:,} (tokens {start:,} to {min(start + chunk_tokens, self.token_count):,})"
 
-    def stored_crc32(self) -> npt.NDArray[np.uint32]:
-        """Return the rows of the dataset `crc32`: one for each chunk, of its tokens alone."""
-        return read_crc32_of(self.path, self.identity, self.num_batches)
+    def stored_crc32(self) -> npt.NDArray[np.uint32] | None:
+        """Return the rows of the dataset `crc32`: one for each chunk, of its tokens alone. None: of another origin."""
+        return read_crc32_of(self.path, self.identity, self.num_batches) if self._marker else None
 
     def doc_offsets(self) -> npt.NDArray[np.uint64]:
         """Return where the documents begin and the last one ends, shape (D + 1,): all that are committed.
@@ -287,7 +263,7 @@ def check_documents(reader: BatchReader) -> list[str]:
     ChecksumError, FormatError
         If they are not those that were written.
     """
-    if not isinstance(reader, HDF5StreamReader) or not reader.complete:
+    if not isinstance(reader, HDF5StreamReader) or not reader.complete or not reader._marker:
         return []
     reader.doc_offsets()
     return ["documents"]

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import h5py
 import numpy as np
@@ -54,6 +54,8 @@ from zb_hdf5.spec import (
 
 #: Tokens of a foreign stream that are read at once.
 FOREIGN_CHUNK_TOKENS = 1 << 16
+#: Dtypes of others whose bytes are those of the tokens that are read.
+SAME_BYTES: Final = (*CODE_BY_DTYPE, np.dtype("<i4"))
 #: The obstacle of a file that grows.
 UNFINISHED = "its writer has not finished"
 
@@ -65,9 +67,17 @@ def _opened(path: Path, identity: Identity | None = None) -> Iterator[h5py.File]
 
 
 def is_stream_file(path: Path) -> bool:
-    """Return whether an HDF5 file is a token stream."""
+    """Return whether an HDF5 file is a token stream, of ours or a corpus of others."""
     with _opened(path) as h5:
-        return text_of(h5.attrs.get("format")) == STREAM_FORMAT
+        return text_of(h5.attrs.get("format")) == STREAM_FORMAT or _is_corpus(h5, path)
+
+
+def _is_corpus(h5: h5py.File, path: Path) -> bool:
+    """Return whether others have written 1-D `tokens` here, with their count and their sha256 as attributes."""
+    stored = own_dataset(h5, path, TOKENS) if "format" not in h5.attrs else None
+    if stored is None or stored.ndim != 1 or stored.dtype not in SAME_BYTES:
+        return False
+    return "token_count" in stored.attrs and "sha256" in stored.attrs
 
 
 # --- batches ---------------------------------------------------------------------------------------------------------
@@ -89,7 +99,7 @@ def look_at_batches(path: Path, identity: Identity | None = None) -> Column:
 def _batches(h5: h5py.File, path: Path) -> tuple[Column, h5py.Dataset]:
     """Return the column of the batches, without their extents, and its dataset."""
     found = text_of(h5.attrs.get("format"))
-    if found == STREAM_FORMAT:
+    if found == STREAM_FORMAT or _is_corpus(h5, path):
         raise FormatError(f"{path}: is a token stream: pass batch_size and seq_len for windows over it")
     if found != HDF5_FORMAT:
         raise _foreign(h5, f"{path}: expected root attribute format={HDF5_FORMAT!r}, found {found!r}")
@@ -140,22 +150,33 @@ def _with_places(h5: h5py.File, column: Column, stored: h5py.Dataset) -> Column:
 
 
 def look_at_foreign(path: Path, dataset: str) -> tuple[Column, int]:
-    """Return the column of integers that others have written, and its axes.
-
-    Of three axes a unit is one batch, of two one record, of one 65,536 tokens.
-    """
+    """Look at integers that others have written, of any axes; return them, and the number of axes."""
     with _opened(path) as h5:
-        stored = own_dataset(h5, path, dataset)
-        if stored is None or stored.ndim not in (1, 2, 3):
-            raise _foreign(h5, f"{path}: expected a dataset {dataset!r} of one, two or three axes, found {stored!r}")
-        if stored.dtype.kind not in "iu":
-            raise FormatError(f"{path}: {dataset}: expected integers, found {stored.dtype}")
-        dtype: np.dtype[Any] = stored.dtype if stored.dtype in CODE_BY_DTYPE else DTYPE_BY_NAME["uint32"]
-        layout = STREAM_LAYOUT if stored.ndim == 1 else BATCHES_LAYOUT
-        rows, length = {1: (1, FOREIGN_CHUNK_TOKENS), 2: (1, stored.shape[-1])}.get(stored.ndim, stored.shape[1:])
-        meta = StoreMeta(rows, length, dtype, layout=layout)
-        identity, obstacle = h5_identity(h5, growing=False), f"{dataset!r} is a foreign dataset"
-        return Column(path, dataset, meta, math.prod(stored.shape), identity, obstacle=obstacle), stored.ndim
+        return _foreign_column(h5, path, dataset)
+
+
+def _foreign_column(h5: h5py.File, path: Path, dataset: str) -> tuple[Column, int]:
+    """Return a dataset and its axes: of three a unit is one batch, of two one record, of one 65,536 tokens."""
+    stored = own_dataset(h5, path, dataset)
+    if stored is None or stored.ndim not in (1, 2, 3):
+        raise _foreign(h5, f"{path}: expected a dataset {dataset!r} of one, two or three axes, found {stored!r}")
+    if stored.dtype.kind not in "iu":
+        raise FormatError(f"{path}: {dataset}: expected integers, found {stored.dtype}")
+    dtype: np.dtype[Any] = stored.dtype if stored.dtype in CODE_BY_DTYPE else DTYPE_BY_NAME["uint32"]
+    layout = STREAM_LAYOUT if stored.ndim == 1 else BATCHES_LAYOUT
+    rows, length = {1: (1, FOREIGN_CHUNK_TOKENS), 2: (1, stored.shape[-1])}.get(stored.ndim, stored.shape[1:])
+    count, sha256 = math.prod(stored.shape), None
+    if stored.ndim == 1 and "token_count" in stored.attrs:  # the last chunk may be filled up
+        found = int(stored.attrs["token_count"])
+        if not 0 <= found <= count:
+            raise FormatError(f"{path}: {dataset}: expected token_count from 0 to {count:,}, found {found:,}")
+        count = found
+        if "sha256" in stored.attrs and stored.dtype in SAME_BYTES:
+            sha256 = stored_sha256(stored.attrs["sha256"], f"{path}: {dataset}")
+    require_stored(count * stored.dtype.itemsize, h5, stored, path)
+    identity, obstacle = h5_identity(h5, growing=False), f"{dataset!r} is a foreign dataset"
+    meta = StoreMeta(rows, length, dtype, layout=layout)
+    return Column(path, dataset, meta, count, identity, sha256=sha256, obstacle=obstacle), stored.ndim
 
 
 def _foreign(h5: h5py.File, problem: str) -> FormatError:
@@ -176,9 +197,14 @@ def _foreign(h5: h5py.File, problem: str) -> FormatError:
 # --- streams ---------------------------------------------------------------------------------------------------------
 
 
-def look_at_stream(path: Path, identity: Identity | None = None) -> Column:
-    """Return the column of the tokens of a stream, of the identity that it had if it was open before."""
+def look_at_stream(path: Path, identity: Identity | None = None, dataset: str | None = None) -> Column:
+    """Return the column of the tokens of a stream, of the identity that it had; `dataset`: one of another origin."""
     with _opened(path, identity) as h5:
+        if dataset is not None or _is_corpus(h5, path):
+            column, axes = _foreign_column(h5, path, dataset or TOKENS)
+            if axes != 1:
+                raise FormatError(f"{path}: {dataset}: expected a 1-D stream, found {axes} axes")
+            return column
         column, stored = _stream(h5, path)
         return _with_places(h5, column, stored) if column.complete else column
 

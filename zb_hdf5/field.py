@@ -134,13 +134,7 @@ def _is_stored(dtype: np.dtype[Any]) -> bool:
 
 
 def parse_fields(fields: Fields | None) -> tuple[Field, ...]:
-    """Return the fields that a call names, in the order of their names.
-
-    Raises
-    ------
-    ArgumentError
-        If a name or a dtype cannot be stored, or a name comes twice.
-    """
+    """Return the fields that a call names, in the order of their names."""
     if fields is None:
         return ()
     if isinstance(fields, np.dtype):
@@ -177,13 +171,7 @@ def split_tokens(
 def field_values(
     values: Mapping[str, npt.ArrayLike] | npt.NDArray[Any] | None, fields: tuple[Field, ...], what: object
 ) -> dict[str, npt.ArrayLike]:
-    """Return name -> values of exactly these fields, from a dict of arrays or a structured array.
-
-    Raises
-    ------
-    ArgumentError
-        If one is missing, or one is there that was not announced.
-    """
+    """Return name -> values of exactly these fields, from a dict of arrays or a structured array."""
     found: dict[str, npt.ArrayLike] = {}
     if isinstance(values, np.ndarray) and values.dtype.names:
         found = {name: values[name] for name in values.dtype.names}

@@ -37,13 +37,7 @@ CODECS: Final = {"gzip": CodecFacts(1, 6, 9), "zstd": CodecFacts(32015, 3, 22)}
 
 
 def codec_named(text: str | None) -> str:
-    """Return a codec with its level, as it is stored: "zstd" is "zstd:3", None is "none".
-
-    Raises
-    ------
-    ArgumentError
-        If there is no such codec or level.
-    """
+    """Return a codec with its level, as it is stored: "zstd" is "zstd:3", None is "none"."""
     if text in (None, NO_CODEC):
         return NO_CODEC
     name, _, level = str(text).partition(":")
@@ -143,11 +137,7 @@ def extents_column(column: str) -> str:
 
 
 def meta_block_bytes(expected_batches: int, num_columns: int = 1) -> int:
-    """Size of HDF5's metadata block that keeps all chunks of a shard in one run of constant stride.
-
-    Measured over 1 to 600,000 chunks: the chunk index takes 8 to 14 bytes a chunk, so 16 leave it room; with the
-    default of 2 KiB the index blocks fall between the chunks (56 runs for 16,384 chunks).
-    """
+    """Size of HDF5's metadata block that keeps all chunks of a shard in one run of constant stride."""
     return max(1 << 20, num_columns * (16 * expected_batches + (64 << 10)))
 
 
@@ -375,13 +365,7 @@ class StoreMeta:
 
 
 def stored_dtype(name: str) -> np.dtype[Any]:
-    """Return the stored dtype called `name` ("uint32" or "uint16").
-
-    Raises
-    ------
-    ArgumentError
-        If no such dtype is stored.
-    """
+    """Return the stored dtype called `name` ("uint32" or "uint16")."""
     try:
         return DTYPE_BY_NAME[np.dtype(name).name]
     except (KeyError, TypeError) as error:

@@ -26,17 +26,7 @@ ReadRows = Callable[..., None]
 
 
 class Crc32Rows:
-    """The stored crc32 of each unit: a view of the mapping, else read 16 KiB at a time and kept with the open file.
-
-    Thread-safe; usable after fork; picklable, without what was read.
-
-    Parameters
-    ----------
-    num_rows
-        Number of units.
-    read
-        Reads some of the rows. What it raises, `rows[number]` raises.
-    """
+    """The stored crc32 of each unit: a view of the mapping, else read 16 KiB at a time and kept with the open file."""
 
     __slots__ = ("_blocks", "_num_rows", "_place", "_read", "_view")  # one for each of perhaps 50,000 open files
 
@@ -81,13 +71,8 @@ class Crc32Rows:
         return rows[row]
 
     def all(self, *others: FilePart) -> npt.NDArray[np.uint32]:
-        """Return all rows, in as few reads as they allow, and keep them.
-
-        Parameters
-        ----------
-        others
-            Of rows that are `placed`: other parts of the file, which are read at the same time.
-        """
+        """Return all rows, in as few reads as they allow, and keep them."""
+        # others: parts of the file of placed rows that are read at the same time
         if self.view is not None and not others:
             return self.view
         rows = self._rows(0, self._num_rows, *others)
@@ -123,22 +108,10 @@ def _copy_rows(rows: npt.NDArray[np.uint32], start: int, out: npt.NDArray[np.uin
 
 
 class Checked(UnitTokens):
-    """Tokens of one file whose whole units are compared with their crc32, while they are in the processor's cache.
+    """Tokens of one file whose whole units are compared with their crc32, while they are in the processor's cache."""
 
-    Parameters
-    ----------
-    tokens
-        Closed with this.
-    rows
-        The crc32 of each unit.
-    path
-        The file, in messages.
-    noun
-        A unit in messages: "batch" or "chunk".
-    strict
-        False: units that are read whole into a buffer are compared; views and gathers pass. True: whatever is read, for
-        which whole units are read, and nothing is a view.
-    """
+    # not strict: units that are read whole into a buffer are compared, views and gathers pass; strict: whole units are
+    # read and compared, whatever is asked for, and nothing is a view
 
     __slots__ = (
         "_noun", "_path", "_strict", "access", "dtype", "identity", "name", "num_tokens", "plain", "rows", "tokens",

@@ -47,13 +47,7 @@ def require_codec(codec: str, what: object) -> None:
 
 
 class Encoder:
-    """Packs chunks, several at once, and hands them over in order.
-
-    Parameters
-    ----------
-    codec
-        With its level, none that is "none".
-    """
+    """Packs chunks, several at once, and hands them over in order."""
 
     def __init__(self, codec: str) -> None:
         name, _, level = codec.partition(":")
@@ -61,10 +55,8 @@ class Encoder:
         self._pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)), thread_name_prefix="zb-encode")
 
     def __call__(self, chunks: npt.NDArray[Any]) -> Iterator[tuple[Any, int]]:
-        """Yield the bytes of each chunk, and the mask of HDF5's filters that they were not sent through.
-
-        A chunk that does not shrink is stored as it is.
-        """
+        """Yield the bytes of each chunk, and the mask of HDF5's filters that they were not sent through."""
+        # a chunk that does not shrink is stored as it is
         return self._pool.map(self._pack, chunks)
 
     def _pack(self, chunk: npt.NDArray[Any]) -> tuple[Any, int]:

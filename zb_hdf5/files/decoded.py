@@ -20,16 +20,7 @@ from zb_hdf5.spec import EXTENTS_CHUNK_ROWS, TokenArray
 
 
 class CodedChunks(NamedTuple):
-    """Where compressed chunks lie.
-
-    Attributes
-    ----------
-    codec
-        With its level.
-    table
-        Shape (N, 2), int64: the byte offset of each chunk, and how many bytes it has there. One that has as many as
-        without compression is stored as it is.
-    """
+    """Where compressed chunks lie."""
 
     codec: str
     table: npt.NDArray[np.int64]
@@ -41,13 +32,7 @@ class CodedChunks(NamedTuple):
 
 
 def read_extents(ranges: Ranges, runs: Iterable[Run], num_chunks: int) -> npt.NDArray[np.int64]:
-    """Read the table of a `CodedChunks` from the places that an index names.
-
-    Raises
-    ------
-    FormatError, OSError
-        If it is not there.
-    """
+    """Read the table of a `CodedChunks` from the places that an index names."""
     rows = np.zeros((num_chunks, 2), "<u8")
     places = Extents(list(runs), EXTENTS_CHUNK_ROWS * rows.itemsize * 2)
     starts = range(0, num_chunks, EXTENTS_CHUNK_ROWS)
@@ -58,28 +43,9 @@ def read_extents(ranges: Ranges, runs: Iterable[Run], num_chunks: int) -> npt.ND
 
 
 class Decoded(UnitTokens):
-    """The compressed units of one file. See `Tokens`.
+    """The compressed units of one file. See `Tokens`."""
 
-    Threads read in parallel: neither HDF5's lock nor that of the interpreter is held while a chunk is decoded.
-
-    Parameters
-    ----------
-    ranges
-        The file; closed with this.
-    chunks
-        Where the units lie in it.
-    dtype, unit, num_tokens
-        Of a token, and of how many tokens a unit and the file have.
-    noun
-        A unit in messages: "batch" or "chunk".
-
-    Raises
-    ------
-    FormatError
-        If a chunk lies outside of the file, or claims more bytes than noise would take.
-    UnavailableError
-        If the library of the codec is not installed.
-    """
+    # threads read in parallel: neither the lock of HDF5 nor that of the interpreter is held while a chunk is decoded
 
     __slots__ = ("_chunks", "_decode", "_noun", "dtype", "num_tokens", "ranges", "unit", "wait")
     access = "pread"

@@ -54,17 +54,10 @@ class PendingDigest:
 
 
 class TokenDigest:
-    """Digests of batches of tokens as stored, in order, without padding.
+    """Digests of batches of tokens as stored, in order, without padding."""
 
-    `hashlib`, `crc32_of` and numpy release the interpreter lock, so `submit` overlaps with the caller's writing. Not
-    thread-safe: one caller submits a group, leaves it unchanged until `wait` returns, and accepts it before it submits
-    the next.
-
-    Parameters
-    ----------
-    known_sha256
-        What the sha256 of all batches will be: then it is not computed. For copies, whose every crc32 is compared.
-    """
+    # one caller submits a group, leaves it unchanged until `wait` returns, and accepts it before it submits the next;
+    # known_sha256 is for copies, whose every crc32 is compared: it is not computed then
 
     def __init__(self, known_sha256: str | None = None) -> None:
         self._known_sha256 = known_sha256

@@ -38,15 +38,7 @@ class Run(NamedTuple):
 
 @dataclass
 class Extents:
-    """Byte offsets of consecutive batches, kept as runs of constant stride.
-
-    Attributes
-    ----------
-    runs
-        In batch order.
-    batch_bytes
-        Bytes of each batch's tokens.
-    """
+    """Byte offsets of consecutive batches, kept as runs of constant stride."""
 
     runs: list[Run]
     batch_bytes: int
@@ -84,10 +76,8 @@ class Extents:
 
     @cached_property
     def stretches(self) -> list[tuple[int, int]]:
-        """Where batches follow each other without a gap, in batch order: first byte, and the one behind the last.
-
-        Empty where there are more than `MAX_STRETCHES`, or several that do not fill whole pages.
-        """
+        """Where batches follow each other without a gap, in batch order: first byte, and the one behind the last."""
+        # none where there are more than MAX_STRETCHES, or several that do not fill whole pages
         found: list[tuple[int, int]] = []
         for base, stride, num_batches in self.runs:
             parts = 1 if stride == self.batch_bytes else num_batches

@@ -34,24 +34,7 @@ def open_extents(
     identity: Identity | None = None,
     num_bytes: int | None = None,
 ) -> FileTokens | ObjectTokens:
-    """Open the extents of a file of this machine, or of an object.
-
-    Parameters
-    ----------
-    identity
-        Of the file that `extents` were found in; None: whatever has the name now.
-    num_bytes
-        The size that an object is expected to have, where it is known: its first answer tells.
-
-    Raises
-    ------
-    BackendError
-        If `access` needs a file of this machine.
-    IncompleteError
-        If the file ends before its last extent.
-    FormatError
-        If it is another file than the one that was looked at.
-    """
+    """Open the extents of a file of this machine, or of an object."""
     if not isinstance(path, RemotePath):
         tokens = FileTokens(LocalFile(path, identity, access), extents, dtype, num_tokens)
         if access == "mmap":
@@ -74,18 +57,10 @@ def places_of(tokens: FileTokens | ObjectTokens, runs: Iterable[TokenRun]) -> It
 
 
 class FileTokens(Tokens):
-    """The tokens in the extents of one local file. See `Tokens`.
+    """The tokens in the extents of one local file. See `Tokens`."""
 
-    Parameters
-    ----------
-    file
-        Closed with this. By access "mmap" whatever is read comes from the mapping; by "auto" runs are read by position,
-        and views and gathers take the mapping, never on a network file system; by "pread" nothing is mapped.
-    extents
-        Of the units.
-    dtype, num_tokens
-        Of the tokens; the last unit may hold fewer than the others.
-    """
+    # "mmap": all reads come from the mapping; "auto": runs are read by position, views and gathers take the mapping,
+    # never on a network file system; "pread": nothing is mapped
 
     __slots__ = (
         "__weakref__", "_flat", "_views", "access", "dtype", "extents", "file", "identity", "name", "num_tokens",

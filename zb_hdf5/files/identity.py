@@ -27,15 +27,7 @@ _KINDS: Final = {
 
 
 def regular(path: str | os.PathLike[str], flags: int = os.O_RDONLY) -> int:
-    """Open a regular file, without waiting for anything; return its descriptor. Also an `opener` for `open`.
-
-    Raises
-    ------
-    FormatError
-        If it is a FIFO, a socket or a device.
-    OSError
-        If it cannot be opened, or is a folder.
-    """
+    """Open a regular file, without waiting for anything; return its descriptor. Also an `opener` for `open`."""
     try:
         fd = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
@@ -83,10 +75,7 @@ def require_regular(mode: int, path: str | os.PathLike[str]) -> None:
 
 
 def identity_of(handle: Handle, *, growing: bool = False) -> Identity:
-    """Return (size, mtime_ns) of a published file, which never change, or (inode,) of one that is being written.
-
-    Of an object: its size and ETag.
-    """
+    """Return (size, mtime_ns) of a published file, which never change, or (inode,) of one that is being written."""
     if not isinstance(handle, int):
         return handle.identity
     status = os.fstat(handle)

@@ -72,13 +72,7 @@ def require_at(fd: int, path: Path) -> None:
 
 
 def lock(fd: int, kind: int, path: Path) -> None:
-    """Take a lock where the file system has locks.
-
-    Raises
-    ------
-    UnavailableError
-        If another process has it.
-    """
+    """Take a lock where the file system has locks."""
     try:
         fcntl.flock(fd, kind | fcntl.LOCK_NB)
     except BlockingIOError as error:

@@ -37,22 +37,7 @@ _STORES: weakref.WeakSet[OpenFiles[Any]] = weakref.WeakSet()
 
 
 class OpenFiles(Generic[File]):
-    """The open files of one store, by their numbers. Thread-safe; usable after fork.
-
-    `known.get(number)` finds an open file by a plain look-up in a dict; `open` is for all others. When the process may
-    open no more files, the older half of `known` moves to `resting`. A resting file that is asked for moves back; the
-    others close, the oldest first. So a look-up need not note its time. To close a file means to drop it here: its
-    descriptor closes when the last thread that still reads from it has finished.
-
-    Parameters
-    ----------
-    access
-        How the files are read: by any access but "pread" they may be mapped.
-    let_go
-        Called with each file that is dropped.
-    far
-        True: to open a file costs reads from a server, so that each is opened by one thread, and others wait for it.
-    """
+    """The open files of one store, by their numbers. Thread-safe; usable after fork."""
 
     def __init__(
         self,
@@ -110,11 +95,7 @@ class OpenFiles(Generic[File]):
 
 
 def finding(owner: object) -> contextlib.AbstractContextManager[None]:
-    """Return the lock under which one thread finds, for all of them, what an object keeps from then on.
-
-    Many threads begin to read a far store at once: each would fetch the same. Those that wait while one fails get the
-    same error: of a server that is down each would try for minutes, one after the other.
-    """
+    """Return the lock under which one thread finds, for all of them, what an object keeps from then on."""
     return _in_turn(_FINDING, (id(owner),))
 
 

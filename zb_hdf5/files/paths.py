@@ -20,11 +20,7 @@ _URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 
 class RemotePath(PosixPath):
-    """The URL of an object or of a "folder" of them, with what readers ask of a path.
-
-    There are no folders behind a URL, and nothing is asked to find out: the suffix of a name tells. What needs a file
-    of this machine does not find it.
-    """
+    """The URL of an object or of a "folder" of them, with what readers ask of a path."""
 
     def __str__(self) -> str:
         return super().__str__().replace(":/", "://", 1)
@@ -61,13 +57,7 @@ def is_url(path: str | os.PathLike[str]) -> bool:
 
 
 def any_path(path: str | os.PathLike[str]) -> Path:
-    """Return the path of a file or folder of this machine, or the URL of an object.
-
-    Raises
-    ------
-    ArgumentError
-        If it is a URL that nothing is read from.
-    """
+    """Return the path of a file or folder of this machine, or the URL of an object."""
     if isinstance(path, Path):
         return path
     text = os.fspath(path)
@@ -82,13 +72,7 @@ def any_path(path: str | os.PathLike[str]) -> Path:
 
 
 def local_path(path: str | os.PathLike[str]) -> Path:
-    """Return the path of a file or folder of this machine.
-
-    Raises
-    ------
-    ArgumentError
-        If it is a URL: a path would lose one of its slashes, and then not be found.
-    """
+    """Return the path of a file or folder of this machine."""
     if is_url(path):
         raise ArgumentError(f"{path}: is a URL: expected a file or folder of this machine")
     return Path(path)

@@ -34,22 +34,7 @@ _DOCUMENTS: Final = re.compile(rf"{DOCUMENTS_PREFIX}\d{{5}}{re.escape(DOCUMENTS_
 
 
 class PartialFile:
-    """`<path>.partial`, ours alone until one of three calls ends that: `publish`, `discard` or `keep`.
-
-    Attributes
-    ----------
-    fd
-        Open for reading and writing until then.
-    partial_path
-        Where the bytes are until then.
-
-    Raises
-    ------
-    ExistsError
-        If `path` exists and `overwrite` is False.
-    UnavailableError
-        If another process is writing the same partial.
-    """
+    """`<path>.partial`, ours alone until one of three calls ends that: `publish`, `discard` or `keep`."""
 
     def __init__(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         self.path = Path(path)
@@ -77,11 +62,7 @@ class PartialFile:
         return str(self.partial_path) if moved and is_at(self.fd, self.partial_path) else name
 
     def unlock(self) -> None:
-        """Release the lock for the moment in which the HDF5 library takes its own.
-
-        Another writer that takes the lock in this moment removes the name and makes a new file. This file then has no
-        name, and `publish` raises.
-        """
+        """Release the lock for the moment in which the HDF5 library takes its own."""
         with contextlib.suppress(OSError):
             fcntl.flock(self.fd, fcntl.LOCK_UN)
 
@@ -96,10 +77,7 @@ class PartialFile:
             sync_file_range(self.fd, ctypes.c_int64(0), ctypes.c_int64(0), ctypes.c_uint(SYNC_FILE_RANGE_WRITE))
 
     def publish(self) -> None:
-        """Flush to disk, rename to the final name, and make the rename itself durable.
-
-        After a failure the caller says what becomes of the partial.
-        """
+        """Flush to disk, rename to the final name, and make the rename itself durable."""
         self._refuse_existing()
         require_at(self.fd, self.partial_path)
         with disk_errors(self.partial_path):
@@ -130,25 +108,7 @@ class ResumedFile(PartialFile):
 
 
 class LockedFolder(ABC):
-    """`<path>.partial/`, ours alone inside the `with` block. An exception removes it, unless it was kept.
-
-    What an earlier process has left in it is still there.
-
-    Parameters
-    ----------
-    shared
-        Several processes fill the folder, each a part of it. Then it is kept.
-
-    Attributes
-    ----------
-    partial_path
-        The folder to fill.
-
-    Raises
-    ------
-    UnavailableError
-        If another process is filling the same folder, and not both of them share it.
-    """
+    """`<path>.partial/`, ours alone inside the `with` block. An exception removes it, unless it was kept."""
 
     def __init__(self, path: str | os.PathLike[str], *, shared: bool = False) -> None:
         self.path = Path(path)
@@ -190,20 +150,7 @@ class LockedFolder(ABC):
 
 
 class PartialDirectory(LockedFolder):
-    """A folder that leaving the `with` block turns into `path`. See `LockedFolder`.
-
-    Parameters
-    ----------
-    overwrite
-        Replace an existing `path`, at the end and in one step.
-    shared
-        Then it is published by a later process alone.
-
-    Raises
-    ------
-    ExistsError
-        If `path` exists and `overwrite` is False.
-    """
+    """A folder that leaving the `with` block turns into `path`. See `LockedFolder`."""
 
     def __init__(self, path: str | os.PathLike[str], *, overwrite: bool = False, shared: bool = False) -> None:
         super().__init__(path, shared=shared)
@@ -231,10 +178,7 @@ class PartialDirectory(LockedFolder):
         self._clean_up(self.path)
 
     def _swap(self) -> None:
-        """Replace the old store by the new one; both are whole at every moment.
-
-        A kill between the two renames leaves the old store in a hidden folder beside its place.
-        """
+        """Replace the old store by the new one; both are whole at every moment."""
         refuse_foreign_files(self.path)
         aside = Path(tempfile.mkdtemp(prefix=f".{self.path.name}.replaced-", dir=self.path.parent))
         old = aside / self.path.name
@@ -257,13 +201,7 @@ class ScratchDirectory(LockedFolder):
 
 
 def remove_scratch(path: Path) -> None:
-    """Remove the `<path>.partial/` that a dead process has left, if there is one.
-
-    Raises
-    ------
-    UnavailableError
-        If another process is at work in it.
-    """
+    """Remove the `<path>.partial/` that a dead process has left, if there is one."""
     if partial_path(path).exists():
         with ScratchDirectory(path):
             pass
@@ -279,13 +217,7 @@ def scratch_directory(path: Path) -> Generator[Path]:
 
 @contextlib.contextmanager
 def leftover_of_dead_writer(path: Path) -> Iterator[None]:
-    """Raise if a writer is at work on a file or folder, and keep writers away inside the block; readers may come.
-
-    Raises
-    ------
-    UnavailableError
-        If a writer is at work.
-    """
+    """Raise if a writer is at work on a file or folder, and keep writers away inside the block; readers may come."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC) if path.is_dir() else regular(path)
     try:
         lock(fd, fcntl.LOCK_EX, path)

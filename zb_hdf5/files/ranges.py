@@ -39,19 +39,7 @@ Range: TypeAlias = tuple[int, npt.NDArray[Any]]
 
 
 class Ranges(Protocol):
-    """The bytes of one file or object that never changes.
-
-    Thread-safe; usable after fork; picklable (a copy reopens the file, and refuses another one).
-
-    Attributes
-    ----------
-    name
-        Path or URL, in messages.
-    num_bytes
-        Size.
-    identity
-        The facts that tell it from another one that has its name later.
-    """
+    """The bytes of one file or object that never changes."""
 
     @property
     def name(self) -> str: ...
@@ -63,54 +51,19 @@ class Ranges(Protocol):
     def identity(self) -> Identity: ...
 
     def read_ranges(self, ranges: Sequence[Range]) -> None:
-        """Fill each array (C-contiguous, writable) with the bytes from its offset on; all at once, where it is far.
-
-        Raises
-        ------
-        IncompleteError
-            If the file ends before.
-        FormatError
-            If it is another file than the one that was opened first.
-        OSError
-            If it cannot be read.
-        """
+        """Fill each array (C-contiguous, writable) with the bytes from its offset on; all at once, where it is far."""
 
     def close(self) -> None:
         """Close what is open."""
 
 
 def open_ranges(path: Path, identity: Identity | None = None, num_bytes: int | None = None) -> LocalFile | RemoteObject:
-    """Open a file of this machine, or an object.
-
-    Parameters
-    ----------
-    identity
-        Of the file that was looked at before; None: whatever has the name now.
-    num_bytes
-        The size that an object is expected to have, where it is known: its first answer tells.
-    """
+    """Open a file of this machine, or an object."""
     return RemoteObject(str(path), identity, num_bytes) if isinstance(path, RemotePath) else LocalFile(path, identity)
 
 
 class LocalFile:
-    """One immutable file of this machine. See `Ranges`.
-
-    `close` must not race with reads. A mapping, and what was made of it, stays valid after `close`.
-
-    Parameters
-    ----------
-    path
-        The file; held open until `close`, so that a later rename over it changes nothing here.
-    identity
-        Of the file that was looked at before; None: whatever has the name now.
-    access
-        "mmap": it may be mapped. "pread": it is never mapped. "auto": it is mapped unless its file system is far away.
-
-    Raises
-    ------
-    FormatError
-        If it is another file than the one that was looked at, or no regular file.
-    """
+    """One immutable file of this machine. See `Ranges`."""
 
     __slots__ = ("__weakref__", "_close", "_identity", "_maps", "_private", "_shared", "access", "fd", "path", "size")
 
@@ -164,19 +117,7 @@ class LocalFile:
         return self._maps
 
     def flat(self, private: bool = False) -> npt.NDArray[np.uint8] | None:
-        """Return all bytes as a view of the mapping; None where it may not be mapped, or is empty.
-
-        Parameters
-        ----------
-        private
-            True: the view is writable, and the file never changes.
-
-        Raises
-        ------
-        IncompleteError
-            If the file was cut short since it was opened: to touch its mapping would be a bus error. A cut while a view
-            is in use cannot be noticed; what this package publishes is only ever replaced by rename.
-        """
+        """Return all bytes as a view of the mapping; None where it may not be mapped, or is empty."""
         found = self._private.get(private) if private else self._shared
         if found is None:
             if not self.size or not self.maps:
@@ -246,10 +187,7 @@ class LocalFile:
 
 
 class FetchedFile(LocalFile):
-    """A small object that is fetched whole, when it is opened, into a temporary file without a name.
-
-    A pickled copy fetches it again, and refuses another one.
-    """
+    """A small object that is fetched whole, when it is opened, into a temporary file without a name."""
 
     __slots__ = ()
 
@@ -275,15 +213,7 @@ def read_fully(fd: int, out: npt.NDArray[Any], offset: int) -> int:
 
 
 def copy_range(source_fd: int, target_fd: int, num_bytes: int, source_offset: int, target_offset: int) -> bool:
-    """Have the kernel copy bytes from file to file; where blocks can be shared (XFS, Btrfs) none are moved.
-
-    Returns False if it will not, or if the source ends before: whoever reads the bytes instead will learn which.
-
-    Raises
-    ------
-    OSError
-        If the disk is full or fails.
-    """
+    """Have the kernel copy bytes from file to file; where blocks can be shared (XFS, Btrfs) none are moved."""
     while num_bytes:
         try:
             copied = os.copy_file_range(source_fd, target_fd, num_bytes, source_offset, target_offset)

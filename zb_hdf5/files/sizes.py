@@ -11,13 +11,7 @@ _SIZE: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*((?:[kmgt]i?)?)b?\s*", re.IGNOR
 
 
 def parse_size(text: str) -> int:
-    """Return a number of bytes, at least 1: "4096", "64k", "512MB" (10**6), "1GiB" (2**30).
-
-    Raises
-    ------
-    ArgumentError
-        If it is none.
-    """
+    """Return a number of bytes, at least 1: "4096", "64k", "512MB" (10**6), "1GiB" (2**30)."""
     match = _SIZE.fullmatch(text)
     size = int(float(match[1]) * _unit(match[2])) if match else 0
     if size < 1:

@@ -285,17 +285,7 @@ class ClosedTokens(Tokens):
 
 
 class Converted(Tokens):
-    """Tokens of another integer dtype. See `Tokens`.
-
-    Parameters
-    ----------
-    tokens
-        Closed with this.
-    dtype
-        That they are read as.
-    meta
-        Compare each token with the range of the dtype and the vocabulary; None: the dtype holds all.
-    """
+    """Tokens of another integer dtype. See `Tokens`."""
 
     def __init__(self, tokens: Tokens, dtype: np.dtype[Any], meta: StoreMeta | None = None) -> None:
         self._tokens, self._meta, self.dtype = tokens, meta, dtype

@@ -592,10 +592,7 @@ class BatchReader:
             self.tokens.gather(records * self.stride, rows)
 
     def _borrow(self, index: int) -> TokenArray:
-        """Return a batch in a small buffer of this thread, which its next call fills again.
-
-        Also from a mapping: copied first it is widened from the processor's cache, which is faster than from memory.
-        """
+        """Return a batch in a small buffer of this thread, which its next call fills again."""
         try:
             scratch: TokenArray = self._local.scratch
         except AttributeError:
@@ -659,17 +656,7 @@ def require_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
 
 
 class BrokenFile(NamedTuple):
-    """A damaged or unfinished file as far as it can be read.
-
-    Attributes
-    ----------
-    reader
-        Of the batches that may hold; `complete` says whether the writer had finished.
-    crc32
-        The stored crc32 rows, where there are any.
-    reason
-        What is known to be wrong already; "" if nothing is.
-    """
+    """A damaged or unfinished file as far as it can be read."""
 
     reader: BatchReader
     crc32: npt.NDArray[np.uint32] | None

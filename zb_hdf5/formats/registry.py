@@ -26,41 +26,7 @@ HEAD_BYTES: Final = 4096
 
 
 class FileFormat:
-    """One file format; the defaults are those of a format of batches of tokens.
-
-    Attributes
-    ----------
-    name, suffix
-        Of the format, and of the files it writes.
-    noun
-        A file of it, in messages.
-    as_source, as_target
-        Its name in the help of the command line, and an example of a path; None if no command begins or ends with it.
-    other_suffixes
-        Suffixes of such files of another origin: no name for a folder.
-    magic_offsets
-        The offsets of the magic bytes in a file.
-    holds_batches
-        Whether its files are opened as batches; else they hold records without digests.
-    holds_streams
-        Whether a file may be a token stream.
-    indexed
-        Whether a folder of its files is a store with a `shards.json`.
-    has_sidecar
-        Whether the crc32 rows of a file are in a file of their own.
-    tokens_only
-        Whether its files hold no fields and no documents.
-    holds_codecs
-        Whether its files may be compressed.
-    guards_metadata
-        Whether damage to the counts in a file is found by the file itself, so that a store need not compare them.
-    has_datasets
-        Whether a file may hold data sets of another origin, which are opened by name.
-    can_grow
-        Whether its files may be read while they grow.
-    uint16_note
-        The trouble that other readers of the format have with uint16 tokens; "" if they have none.
-    """
+    """One file format; the defaults are those of a format of batches of tokens."""
 
     name: str
     suffix: str
@@ -127,13 +93,7 @@ class FileFormat:
             raise ArgumentError(f"{path}: {self.name} files are never compressed: leave out the codec {meta.codec}")
 
     def open_broken(self, path: Path, shape: StoreMeta | None) -> BrokenFile:
-        """Open a damaged or unfinished file.
-
-        Parameters
-        ----------
-        shape
-            Shape and dtype of the batches, for a file whose header was never written.
-        """
+        """Open a damaged or unfinished file."""
         from zb_hdf5.formats.batch_reader import open_unfinished
 
         return open_unfinished(open_chunks(path))
@@ -279,13 +239,7 @@ BACKENDS: Final[Mapping[str, FileFormat]] = _Backends()
 
 
 def detect_backend(path: str | os.PathLike[str]) -> str:
-    """Return the name of the first backend whose magic bytes a file carries.
-
-    Raises
-    ------
-    FormatError
-        If no backend knows the file.
-    """
+    """Return the name of the first backend whose magic bytes a file carries."""
     path = any_path(path)
     if name := backend_in(path):
         return name
@@ -303,10 +257,7 @@ def backend_in(path: Path) -> str:
 
 
 def open_chunks(path: Path) -> BatchReader:
-    """Open a file as its batches, or as the chunks of a stream. No read is checked.
-
-    Raises as `detect_backend`.
-    """
+    """Open a file as its batches, or as the chunks of a stream. No read is checked."""
     row = FORMATS[detect_backend(path)]
     if row.holds_stream(path):
         return row.open_stream(path)
@@ -314,22 +265,13 @@ def open_chunks(path: Path) -> BatchReader:
 
 
 def format_of(path: Path) -> FileFormat:
-    """Return the format of a file: by its magic bytes, or by the suffix of a format without batches.
-
-    Raises as `detect_backend`.
-    """
+    """Return the format of a file: by its magic bytes, or by the suffix of a format without batches."""
     plain = (row for row in FORMATS.values() if not row.holds_batches and row.suffix == path.suffix)
     return next(plain, None) or FORMATS[detect_backend(path)]
 
 
 def backend_of_suffix(path: str | os.PathLike[str]) -> str:
-    """Return the backend that writes files with the suffix of `path`.
-
-    Raises
-    ------
-    ConvertError
-        If none does.
-    """
+    """Return the backend that writes files with the suffix of `path`."""
     path = Path(path)
     for name, backend in BACKENDS.items():
         if path.suffix == backend.suffix:

@@ -36,31 +36,14 @@ FREE_PERCENT: Final = 90
 
 @dataclass(frozen=True)
 class Cache:
-    """A cache folder. Several readers, processes and jobs may share one.
-
-    Attributes
-    ----------
-    folder
-        On a disk of this machine.
-    max_bytes
-        That all stores in it may occupy. Processes do not wait for each other, so each may exceed this by up to
-        64 MiB.
-    """
+    """A cache folder. Several readers, processes and jobs may share one."""
 
     folder: Path
     max_bytes: int
 
     @classmethod
     def of(cls, folder: str | os.PathLike[str], max_bytes: int | str | None) -> Cache:
-        """Make the folder; `max_bytes` is a number, a text such as "200GiB", or None.
-
-        None: the bytes that the stores in it occupy already, and nine tenths of the free space of the disk.
-
-        Raises
-        ------
-        ArgumentError
-            If it cannot be made, or the size is none.
-        """
+        """Make the folder; `max_bytes` is a number, a text such as "200GiB", or None."""
         root = local_path(folder)
         size = parse_size(max_bytes) if isinstance(max_bytes, str) else max_bytes
         if size is not None and size < 1:
@@ -72,15 +55,7 @@ class Cache:
             raise _unusable(root, error) from error
 
     def attach(self, reader: BatchReader) -> None:
-        """Put this cache in front of a reader's tokens, and of the values of its fields once they are opened.
-
-        A reader with verify="none" reads the units that are there, and adds none, which nobody would have compared.
-
-        Raises
-        ------
-        ArgumentError
-            If the reader still grows, nothing identifies its content, or the folder cannot be written.
-        """
+        """Put this cache in front of a reader's tokens, and of the values of its fields once they are opened."""
         if not reader.complete:
             raise ArgumentError(f"{reader.path}: still grows: expected a finished store for a cache; leave out cache")
         if reader.verify == "none":
@@ -111,11 +86,7 @@ def _unusable(folder: Path, error: Exception) -> ArgumentError:
 
 
 def _folder_name(identity: str, reader: BatchReader, *, compared: bool) -> str:
-    """Return the name of a store's folder: another content has another name, and windows of one stream the same.
-
-    The files count too where a fingerprint is only a sample, or where nobody compares the units that are kept: those of
-    a damaged file must not outlive it, and no reader with verify="batch" may find them.
-    """
+    """Return the name of a store's folder: another content has another name, and windows of one stream the same."""
     if not compared:
         identity = f"unchecked:{identity}"
     if identity.startswith(("sampled:", "unchecked:")):
@@ -139,13 +110,7 @@ def _files_of(reader: BatchReader) -> str:
 
 
 def column_of(reader: BatchReader) -> CachedColumn:
-    """Return the column of a reader's cache.
-
-    Raises
-    ------
-    ArgumentError
-        If it has no cache.
-    """
+    """Return the column of a reader's cache."""
     if not isinstance(reader.tokens, Cached):
         raise ArgumentError(f"{reader.path}: expected a reader with a cache")
     return reader.tokens.column
@@ -168,21 +133,7 @@ class CachedCrc32s:
 
 
 class Cached(Tokens):
-    """Tokens that keep whole units in a cache, and read them there the next time. See `Tokens`.
-
-    A missing unit is fetched whole, also where only a part of it is asked for, and at most once by a process whose
-    threads all miss it. Once the cache is full, the rest is read as if there was no cache. Parts of a unit are read
-    once this process has compared the whole with its crc32; whole units are compared each time.
-
-    Parameters
-    ----------
-    tokens
-        For reads that keep nothing; closed with this.
-    source
-        For units that are kept: it compares each read with crc32, where there are any. Closed with this.
-    column
-        The units in the cache.
-    """
+    """Tokens that keep whole units in a cache, and read them there the next time. See `Tokens`."""
 
     def __init__(self, tokens: Tokens, source: Tokens, column: CachedColumn) -> None:
         self.tokens, self.source, self.column, self.unit = tokens, source, column, tokens.unit

@@ -43,37 +43,7 @@ GRANT_SHARE, GRANT_BYTES = 64, 64 << 20
 
 
 class CachedColumn:
-    """The units of one column in a cache folder, of which any may be absent.
-
-    Thread-safe; usable after fork; picklable (a copy opens the files again, or does without). Once it is open nothing
-    here raises for an error of the disk: units that cannot be read are absent, and those that cannot be written are
-    left out, with one warning.
-
-    Parameters
-    ----------
-    folder
-        Of the store, in the cache folder.
-    name
-        Of the data file.
-    tokens
-        Have the shape of the column: unit, dtype and number of tokens.
-    max_bytes
-        That all stores in the cache folder may occupy.
-
-    Attributes
-    ----------
-    full
-        Whether nothing more is written.
-    seen
-        For each unit, whether this process has compared it with its crc32 and found it good, shape (N,).
-    rows
-        Reads the units that were seen, from a mapping where the disk is local.
-
-    Raises
-    ------
-    OSError
-        If the files cannot be made.
-    """
+    """The units of one column in a cache folder, of which any may be absent."""
 
     def __init__(self, folder: Path, name: str, tokens: Tokens, max_bytes: int) -> None:
         self._path, self._max_bytes = folder / name, max_bytes

@@ -303,13 +303,7 @@ def documents_json(parts: Sequence[DocumentPart]) -> dict[str, dict[str, list[An
 
 
 def documents_from_json(value: Any, where: str) -> tuple[DocumentPart, ...]:
-    """Check and take the key "documents".
-
-    Raises
-    ------
-    FormatError
-        If an array is missing, has elements of another type, or tables of a split lie over each other.
-    """
+    """Check and take the key "documents"."""
     arrays = plain_arrays(require_arrays(value, INDEX_DOCUMENTS_KEYS, where))
     require_paths(arrays["path"], where)
     parts = tuple(DocumentPart(*row) for row in zip(*arrays.values(), strict=True))

@@ -193,15 +193,7 @@ def _open(wanted: _Wanted) -> tuple[BatchReader, bool]:
 
 
 def _of_backend(wanted: _Wanted) -> _Wanted:
-    """Name the store of the wanted format in a folder that has one for each format, named by it; "auto": HDF5.
-
-    Raises
-    ------
-    BackendError
-        If no store is of that format.
-    FormatError
-        If the stores hold different tokens.
-    """
+    """Name the store of the wanted format in a folder that has one for each format, named by it; "auto": HDF5."""
     path = wanted.path
     if isinstance(path, RemotePath) or find_index(path):
         return wanted

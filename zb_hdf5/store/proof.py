@@ -28,11 +28,7 @@ if TYPE_CHECKING:
 
 
 class ShardOpener:
-    """Opens the shards of an index, of tokens or of a field, by number: what `Sharded` is made of.
-
-    A shard that was open once is known by its identity: it is not proved again, and another file with its name is
-    refused.
-    """
+    """Opens the shards of an index, of tokens or of a field, by number: what `Sharded` is made of."""
 
     def __init__(self, folder: Path, index: ShardIndex, access: str, verify: str) -> None:
         self.folder, self.index, self.access, self.verify = folder, index, access, verify
@@ -174,10 +170,7 @@ def _crc32_rows(tokens: FileTokens | ObjectTokens | Decoded, path: Path, entry: 
 def _read_proof(
     tokens: FileTokens | ObjectTokens | Decoded, rows: Crc32Rows, entry: ShardEntry, unit: int, out: TokenArray
 ) -> npt.NDArray[np.uint32] | None:
-    """Fill `out` with a unit, and return the crc32 of all; None: they cannot be read.
-
-    An error from a server is raised as it is. Where too many files are open, the caller closes some and tries again.
-    """
+    """Fill `out` with a unit, and return the crc32 of all; None: they cannot be read."""
     try:
         if isinstance(tokens, ObjectTokens) and CRC32 in entry.columns:  # one wait for both
             return rows.all((tokens.extents.offset(unit), out))

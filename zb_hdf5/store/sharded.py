@@ -25,21 +25,7 @@ OpenTokens = Callable[[int, int], Tokens]
 
 
 class Sharded(Tokens):
-    """The tokens of many files, one after the other. See `Tokens`.
-
-    As many files stay open as the process may have; a look-up of an open one takes no lock.
-
-    Parameters
-    ----------
-    counts
-        Tokens of each file.
-    open_file
-        Opens one.
-    dtype, unit, name, wait
-        See `Tokens`.
-    access
-        Of all files; None: that of the first one that holds tokens.
-    """
+    """The tokens of many files, one after the other. See `Tokens`."""
 
     def __init__(
         self,

@@ -43,34 +43,7 @@ def _access_of(opener: ShardOpener) -> str | None:
 
 
 class ShardedReader(BatchReader):
-    """Reads a store as one sequence of batches. See `BatchReader` for what it offers.
-
-    Opening reads `shards.json` and the first shard; every other shard is opened when it is first read. Of a growing
-    store this shows the finished shards; `LiveReader` follows it.
-
-    Parameters
-    ----------
-    path
-        The folder, or its `shards.json`.
-    backend
-        "auto", or the backend that every shard must have.
-    access
-        As for `open_reader`.
-    verify
-        As for `open_reader`, but for "store"; `verify_store` checks a whole store at once.
-    split
-        Read the shards of this split only; None: all shards.
-    index
-        The content of its `shards.json`, where it was read already.
-
-    Raises
-    ------
-    ArgumentError
-        If there is no such split.
-    FormatError
-        If the index is malformed or names a file that is not there; also when a shard, at its first read, is not
-        what the index says.
-    """
+    """Reads a store as one sequence of batches. See `BatchReader` for what it offers."""
 
     def __init__(
         self,

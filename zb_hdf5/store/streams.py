@@ -30,22 +30,7 @@ def index_streams(
     splits: Mapping[str, str] | None = None,
     source: dict[str, Any] | None = None,
 ) -> ShardIndex:
-    """Return the index of HDF5 streams that lie in one folder; `index.save(folder)` makes them a store.
-
-    Parameters
-    ----------
-    paths
-        The files, in the order of their tokens.
-    splits
-        Name of a file -> its split, of those that are not "train".
-    source
-        Where the tokens came from; free JSON for people.
-
-    Raises
-    ------
-    FormatError, IncompleteError
-        If a file is no finished stream, or the files are of different dtypes, chunks, vocabularies or tokenizers.
-    """
+    """Return the index of HDF5 streams that lie in one folder; `index.save(folder)` makes them a store."""
     index = index_files(paths, splits=splits, source=source)
     if index.meta.layout != STREAM_LAYOUT:
         raise FormatError(f"{paths[0]}: expected a token stream, found batches, whose index rebuild_index makes")
@@ -115,13 +100,7 @@ def _likeness(meta: StoreMeta) -> str:
 
 
 def entry_of(reader: BatchReader, split: str | None = None) -> ShardEntry:
-    """Describe a finished file; its crc32 rows are written first where a store keeps them beside it.
-
-    Parameters
-    ----------
-    split
-        None: what its pieces say, where there are any, else "train".
-    """
+    """Describe a finished file; its crc32 rows are written first where a store keeps them beside it."""
     if FORMATS[reader.backend].has_sidecar:
         ensure_crc32_file(reader)
     crc32, documents = reader.stored_crc32(), reader.meta.document_count

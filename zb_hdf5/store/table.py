@@ -143,21 +143,7 @@ class ShardEntry:
 
 
 class ShardTable(Sequence[ShardEntry]):
-    """The shards of an index, one array for each key. An entry is made when it is asked for.
-
-    Attributes
-    ----------
-    values
-        Key of `shards` -> one value for each shard: an int64 array, or a list of texts or truth values.
-    columns
-        Column -> its runs, of all shards.
-    fields
-        Field -> key of `FieldDigest` -> one value for each shard.
-    pieces
-        Key of `pieces` -> one value for each shard; None: no shard has pieces.
-    codecs
-        Key of `codecs` -> one value for each shard; None: no shard is compressed.
-    """
+    """The shards of an index, one array for each key. An entry is made when it is asked for."""
 
     def __init__(
         self,
@@ -234,13 +220,7 @@ class ShardTable(Sequence[ShardEntry]):
 
     @classmethod
     def from_json(cls, value: dict[str, Any], where: str) -> Self:
-        """Check and take the keys "shards" and "columns" of a parsed index.
-
-        Raises
-        ------
-        FormatError
-            If an array is missing, has elements of another type, or contradicts another one.
-        """
+        """Check and take the keys "shards" and "columns" of a parsed index."""
         kinds = {key: kind for key, (_, kind) in INDEX_SHARD_KEYS.items()}
         values = require_arrays(require_field(value, "shards", dict, where), kinds, f"{where}: shards")
         pieces = None

@@ -63,15 +63,7 @@ def npy_files(path: Path) -> list[Path]:
 
 
 def open_npy(path: Path, access: str = "auto", identity: Identity | None = None) -> Tokens:
-    """Open a 1-D `.npy` file of integers.
-
-    Raises
-    ------
-    FormatError, IncompleteError
-        If it is none.
-    BackendError
-        If `access` is "h5py".
-    """
+    """Open a 1-D `.npy` file of integers."""
     if access == "h5py":
         raise BackendError(f"{path}: access='h5py' needs an HDF5 file, found a .npy file")
     shape, _, dtype, byte_offset = read_npy_header(path)

@@ -19,15 +19,7 @@ TAG_CHARS = 8
 
 
 def require_new(place: RemotePath, *, overwrite: bool) -> None:
-    """Raise an error unless a store may be written to a URL.
-
-    Raises
-    ------
-    ArgumentError
-        If it is no folder of a bucket.
-    ExistsError
-        If a store is there.
-    """
+    """Raise an error unless a store may be written to a URL."""
     if str(place).startswith("http") or not place.is_dir():
         raise ArgumentError(f"{place}: expected a folder in a bucket, such as s3://bucket/train-h5")
     if not overwrite and object_size(str(place / INDEX_NAME)) is not None:
@@ -37,25 +29,7 @@ def require_new(place: RemotePath, *, overwrite: bool) -> None:
 def upload_store(
     folder: Path, place: RemotePath, *, overwrite: bool, progress: Callable[[int], None] = lambda count: None
 ) -> ShardIndex:
-    """Upload a store of this machine, and return its index there.
-
-    Every object is named after the digest of the index, so that another store never has its name: an interrupted upload
-    goes on with what is missing. The index comes last, and only where there is none.
-
-    Parameters
-    ----------
-    overwrite
-        Remove the index that is there first; its shards stay, for whoever reads them.
-    progress
-        Called with the bytes of each file that is there.
-
-    Raises
-    ------
-    ExistsError
-        If a store is there, and `overwrite` is False.
-    UnavailableError
-        If the server refuses, or does not answer.
-    """
+    """Upload a store of this machine, and return its index there."""
     require_new(place, overwrite=overwrite)
     index = ShardIndex.load(folder)
     # of all that the index says: stores of the same tokens may differ in their codec, fields and documents

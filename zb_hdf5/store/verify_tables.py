@@ -16,18 +16,7 @@ from zb_hdf5.store.verify_report import ShardReport
 
 
 def check_pieces(reader: BatchReader, expected: PiecesInfo | None, report: ShardReport) -> None:
-    """Check the pieces of a file of batches.
-
-    Parameters
-    ----------
-    expected
-        What the index says of them; None: it says nothing of them, or there is none.
-
-    Raises
-    ------
-    FormatError, ChecksumError
-        If they are not what was written.
-    """
+    """Check the pieces of a file of batches."""
     file = PiecesFile(
         reader.path, reader.num_records, reader.seq_len, sha256=expected.sha256 if expected else "",
         tokens_sha256=report.sha256,

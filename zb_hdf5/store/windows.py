@@ -21,38 +21,7 @@ _WINDOWS: Final = re.compile(r":([1-9]\d{0,17})x([1-9]\d{0,17})\+(\d{1,18})$")
 
 
 class WindowReader(BatchReader):
-    """Batches of consecutive windows of a stream. `BatchReader` describes its functions.
-
-    Record r holds the tokens from `r * seq_len` on. With `overlap=1` it has `seq_len + 1` of them: its last token is
-    the first one of the next record, so that targets, shifted by one, miss none.
-
-    Parameters
-    ----------
-    path, split, access
-        As for `MmapTokenStore`.
-    batch_size, seq_len
-        Records per batch, and tokens from one record to the next.
-    overlap
-        Tokens that a record shares with the next one.
-    verify
-        As for `open_reader`: "auto" compares nothing, since a window is less than a chunk; "batch" reads whole chunks.
-    index
-        The content of its `shards.json`, where it was read already.
-    dataset
-        Name of a 1-D dataset in an HDF5 file of another origin.
-
-    Attributes
-    ----------
-    store
-        The tokens.
-    dropped_tokens
-        Those at the end that do not fill a batch.
-
-    Raises
-    ------
-    ArgumentError
-        If the stream is too short for one batch.
-    """
+    """Batches of consecutive windows of a stream. `BatchReader` describes its functions."""
 
     backend = "stream"
 
@@ -159,13 +128,7 @@ def _as_windows(tokens: Tokens, meta: StoreMeta) -> Tokens:
 
 
 def windows_of(fingerprint: object) -> tuple[int, int, int]:
-    """Return batch size, sequence length and overlap of the reader that has this fingerprint.
-
-    Raises
-    ------
-    ArgumentError
-        If it is not that of windows.
-    """
+    """Return batch size, sequence length and overlap of the reader that has this fingerprint."""
     found = _WINDOWS.search(fingerprint) if isinstance(fingerprint, str) else None
     if found is None:
         raise ArgumentError(f"expected the fingerprint of windows of a token stream, found {fingerprint!r}")
@@ -174,13 +137,7 @@ def windows_of(fingerprint: object) -> tuple[int, int, int]:
 
 
 def require_digests(path: Path, split: str | None = None) -> None:
-    """Compare a stream with its digests.
-
-    Raises
-    ------
-    ZbError
-        If something is not as it was written, or nothing is stored to compare with.
-    """
+    """Compare a stream with its digests."""
     for report in verify_store(path, split=split):
         if report.problem:
             raise report.problem

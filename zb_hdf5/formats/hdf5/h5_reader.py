@@ -45,26 +45,7 @@ _FOREIGN: Final = "a dataset of another origin has no digests; convert it to a s
 
 
 class HDF5Reader(BatchReader):
-    """Reads one column of an HDF5 file: batches, the chunks of a stream, or the values of a field. See `BatchReader`.
-
-    Parameters
-    ----------
-    column
-        As a look into the file has found it.
-    access
-        "mmap" and "pread" need extents; "h5py" reads anything; "auto" takes extents where it can.
-    verify
-        As for `open_reader`. A file that still grows is not checked.
-
-    Raises
-    ------
-    BackendError
-        If `access` names what this file does not allow; the message says why.
-    UnverifiableError
-        If `verify` has no digests to compare with.
-    ChecksumError
-        If `verify="store"` finds other bytes.
-    """
+    """Reads one column of an HDF5 file:"""
 
     backend = "hdf5"
 
@@ -135,22 +116,7 @@ class HDF5Reader(BatchReader):
 
 
 class HDF5BatchReader(HDF5Reader):
-    """Reads an HDF5 batch store. `BatchReader` describes its functions.
-
-    Parameters
-    ----------
-    path
-        The file; a `.partial` is followed while it grows: `refresh` shows the batches committed since.
-    access, verify
-        As for `open_reader`.
-
-    Raises
-    ------
-    FormatError, IncompleteError
-        If the file is not a batch store, or is damaged.
-    BackendError, UnverifiableError, ChecksumError
-        As `HDF5Reader`.
-    """
+    """Reads an HDF5 batch store. `BatchReader` describes its functions."""
 
     def __init__(self, path: str | os.PathLike[str], *, access: str = "auto", verify: str = "auto") -> None:
         require_options(access, verify)
@@ -158,24 +124,7 @@ class HDF5BatchReader(HDF5Reader):
 
 
 class ForeignReader(HDF5Reader):
-    """Reads an integer dataset of another origin: batches `(N, B, S)`, or records `(R, S)`.
-
-    Parameters
-    ----------
-    path, dataset
-        The file, and the name of the dataset.
-    batch_size
-        Records in a batch of a 2-D dataset, by default 1.
-    access, verify
-        As for `open_reader`.
-
-    Raises
-    ------
-    FormatError
-        If it is no such dataset.
-    UnverifiableError
-        If `verify` is "batch" or "store".
-    """
+    """Reads an integer dataset of another origin: batches `(N, B, S)`, or records `(R, S)`."""
 
     def __init__(
         self, path: Path, dataset: str, batch_size: int | None = None, *, access: str = "auto", verify: str = "auto"
@@ -197,15 +146,7 @@ def open_field(path: str | os.PathLike[str], name: str, access: str = "auto", ve
 
 
 class HDF5StreamReader(HDF5Reader):
-    """Reads an HDF5 stream as its chunks: batches of one record, of which the last may hold fewer tokens.
-
-    It serves verification, repair and the index; a `WindowReader` cuts windows for training.
-
-    Raises
-    ------
-    FormatError, IncompleteError
-        If the file is no stream, or is damaged.
-    """
+    """Reads an HDF5 stream as its chunks: batches of one record, of which the last may hold fewer tokens."""
 
     def __init__(self, path: str | os.PathLike[str], identity: Identity | None = None) -> None:
         path = any_path(path)
@@ -222,15 +163,7 @@ class HDF5StreamReader(HDF5Reader):
         return read_crc32_of(self.path, self.identity, self.num_batches) if self._marker else None
 
     def doc_offsets(self) -> npt.NDArray[np.uint64]:
-        """Return where the documents begin and the last one ends, shape (D + 1,): all that are committed.
-
-        Raises
-        ------
-        ChecksumError
-            If they are not those that were written.
-        FormatError
-            If they do not ascend.
-        """
+        """Return where the documents begin and the last one ends, shape (D + 1,): all that are committed."""
         offsets = self._stored_offsets()[0]
         if np.any(offsets[1:] < offsets[:-1]):
             raise FormatError(f"{self.path}: {DOC_OFFSETS} do not ascend; restore the file")
@@ -256,13 +189,7 @@ class HDF5StreamReader(HDF5Reader):
 
 
 def check_documents(reader: BatchReader) -> list[str]:
-    """Compare the offsets of the documents of a finished stream with their crc32; return the names of the checks.
-
-    Raises
-    ------
-    ChecksumError, FormatError
-        If they are not those that were written.
-    """
+    """Compare the offsets of the documents of a finished stream with their crc32; return the names of the checks."""
     if not isinstance(reader, HDF5StreamReader) or not reader.complete or not reader._marker:
         return []
     reader.doc_offsets()

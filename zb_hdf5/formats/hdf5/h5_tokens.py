@@ -61,15 +61,7 @@ class Column(NamedTuple):
         return noun_of(self.meta)
 
     def open(self, access: str) -> Tokens:
-        """Open the values by their extents, or through h5py where those are not known.
-
-        Raises
-        ------
-        BackendError
-            If `access` needs extents, and there are none.
-        UnavailableError
-            If the library of their codec is not installed.
-        """
+        """Open the values by their extents, or through h5py where those are not known."""
         meta, places = self.meta, self.places
         if isinstance(places, Extents) and access != "h5py":
             return open_extents(self.path, places, meta.dtype, self.num_tokens, access, self.identity)
@@ -90,11 +82,7 @@ def noun_of(meta: StoreMeta) -> str:
 
 
 class H5pyTokens(UnitTokens):
-    """The values of one dataset through the HDF5 library. See `Tokens`.
-
-    The file is opened at the first read of each process, so an instance may be pickled, or inherited by a fork. It is
-    refused if another one has its name by then. All threads share HDF5's global lock.
-    """
+    """The values of one dataset through the HDF5 library. See `Tokens`."""
 
     __slots__ = (
         "_column", "_direct", "_h5", "_handle", "_lock", "_pid", "_row_values", "_size", "_stored", "dtype",
@@ -193,11 +181,7 @@ class H5pyTokens(UnitTokens):
         return True
 
     def refresh(self) -> WriterState:
-        """Return the progress that the writer has committed by now.
-
-        Of a field: as far as the reader of the tokens has seen it. Both readers share one open file in HDF5, and to
-        refresh here the dataset of the tokens, which the other reads, would break its chunk index.
-        """
+        """Return the progress that the writer has committed by now."""
         stored, column = self.dataset(), self._column
         marker = stored if column.marker == column.name else self._h5[column.marker]
         with h5_damage(column.path):

@@ -138,6 +138,8 @@ def extents_column(column: str) -> str:
 
 def meta_block_bytes(expected_batches: int, num_columns: int = 1) -> int:
     """Size of HDF5's metadata block that keeps all chunks of a shard in one run of constant stride."""
+    # the chunk index takes 8 to 14 bytes a chunk, measured over 1 to 600,000: 16 leave it room; with 2 KiB, the
+    # default, the index blocks fall between the chunks (56 runs for 16,384 chunks)
     return max(1 << 20, num_columns * (16 * expected_batches + (64 << 10)))
 
 

@@ -22,8 +22,8 @@ from zb_hdf5.spec import EXTENTS_CHUNK_ROWS, TokenArray
 class CodedChunks(NamedTuple):
     """Where compressed chunks lie."""
 
-    codec: str
-    table: npt.NDArray[np.int64]
+    codec: str  # with its level
+    table: npt.NDArray[np.int64]  # (N, 2): the offset of each chunk, and its bytes there: as many as plain, if it is
 
     @property
     def num_bytes(self) -> int:

@@ -31,6 +31,7 @@ def libc() -> ctypes.CDLL:
 def map_side_by_side(places: Sequence[Place]) -> TokenArray | None:
     """Return the bytes of all places as one read-only array, shape (N,) uint8. It is unmapped with its last view."""
     # None elsewhere than on Linux, and where a place does not begin, or one but the last end, with a page
+    # None elsewhere than on Linux, and where a place does not begin, or one but the last end, with a page
     edges = [start for _, start, _ in places] + [stop for *_, stop in places[:-1]]
     if not sys.platform.startswith("linux") or any(edge % mmap.PAGESIZE for edge in edges):
         return None

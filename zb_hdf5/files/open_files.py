@@ -39,6 +39,11 @@ _STORES: weakref.WeakSet[OpenFiles[Any]] = weakref.WeakSet()
 class OpenFiles(Generic[File]):
     """The open files of one store, by their numbers. Thread-safe; usable after fork."""
 
+    # `known.get(number)` is a plain look-up, which notes no time: when no more files may be open, the older half of
+    # `known` rests; a resting file that is asked for moves back, the others close, the oldest first. A dropped file
+    # closes its descriptor when the last thread that reads from it has finished. To open a far file costs reads from
+    # a server: one thread opens it, and others wait.
+
     def __init__(
         self,
         access: str,
@@ -96,6 +101,8 @@ class OpenFiles(Generic[File]):
 
 def finding(owner: object) -> contextlib.AbstractContextManager[None]:
     """Return the lock under which one thread finds, for all of them, what an object keeps from then on."""
+    # many threads begin to read a far store at once, and each would fetch the same; those that wait while one fails get
+    # the same error, for each would try a server that is down for minutes
     return _in_turn(_FINDING, (id(owner),))
 
 

@@ -22,6 +22,8 @@ _URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 class RemotePath(PosixPath):
     """The URL of an object or of a "folder" of them, with what readers ask of a path."""
 
+    # there are no folders behind a URL, and nothing is asked to find out: the suffix of a name tells
+
     def __str__(self) -> str:
         return super().__str__().replace(":/", "://", 1)
 
@@ -73,6 +75,7 @@ def any_path(path: str | os.PathLike[str]) -> Path:
 
 def local_path(path: str | os.PathLike[str]) -> Path:
     """Return the path of a file or folder of this machine."""
+    # the path of a URL would lose one of its slashes, and then not be found
     if is_url(path):
         raise ArgumentError(f"{path}: is a URL: expected a file or folder of this machine")
     return Path(path)

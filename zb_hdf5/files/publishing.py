@@ -63,6 +63,7 @@ class PartialFile:
 
     def unlock(self) -> None:
         """Release the lock for the moment in which the HDF5 library takes its own."""
+        # a writer that takes the lock in this moment makes a new file; this one has no name then, and `publish` raises
         with contextlib.suppress(OSError):
             fcntl.flock(self.fd, fcntl.LOCK_UN)
 
@@ -109,6 +110,8 @@ class ResumedFile(PartialFile):
 
 class LockedFolder(ABC):
     """`<path>.partial/`, ours alone inside the `with` block. An exception removes it, unless it was kept."""
+
+    # shared: several processes fill the folder, each a part of it, and it is kept
 
     def __init__(self, path: str | os.PathLike[str], *, shared: bool = False) -> None:
         self.path = Path(path)
@@ -179,6 +182,7 @@ class PartialDirectory(LockedFolder):
 
     def _swap(self) -> None:
         """Replace the old store by the new one; both are whole at every moment."""
+        # a kill between the two renames leaves the old store in a hidden folder in the same folder
         refuse_foreign_files(self.path)
         aside = Path(tempfile.mkdtemp(prefix=f".{self.path.name}.replaced-", dir=self.path.parent))
         old = aside / self.path.name

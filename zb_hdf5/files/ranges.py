@@ -65,6 +65,9 @@ def open_ranges(path: Path, identity: Identity | None = None, num_bytes: int | N
 class LocalFile:
     """One immutable file of this machine. See `Ranges`."""
 
+    # held open until `close`, so that a later rename over it changes nothing; a mapping stays valid after `close`,
+    # which must not race with reads. "auto" maps unless the file system is far away.
+
     __slots__ = ("__weakref__", "_close", "_identity", "_maps", "_private", "_shared", "access", "fd", "path", "size")
 
     def __init__(self, path: Path, identity: Identity | None = None, access: str = "auto") -> None:
@@ -118,6 +121,8 @@ class LocalFile:
 
     def flat(self, private: bool = False) -> npt.NDArray[np.uint8] | None:
         """Return all bytes as a view of the mapping; None where it may not be mapped, or is empty."""
+        # to touch the mapping of a file that was cut short would be a bus error; a cut while a view is in use cannot be
+        # noticed, and this package only ever replaces files by rename
         found = self._private.get(private) if private else self._shared
         if found is None:
             if not self.size or not self.maps:
@@ -214,6 +219,7 @@ def read_fully(fd: int, out: npt.NDArray[Any], offset: int) -> int:
 
 def copy_range(source_fd: int, target_fd: int, num_bytes: int, source_offset: int, target_offset: int) -> bool:
     """Have the kernel copy bytes from file to file; where blocks can be shared (XFS, Btrfs) none are moved."""
+    # False: it will not, or the source ends before: whoever reads the bytes instead learns which
     while num_bytes:
         try:
             copied = os.copy_file_range(source_fd, target_fd, num_bytes, source_offset, target_offset)

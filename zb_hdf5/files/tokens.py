@@ -198,10 +198,7 @@ class Tokens(ABC):
 
 
 def whole_units(start: int, count: int, unit: int, num_tokens: int) -> tuple[int, int]:
-    """Return the positions at which the whole units in a run begin and end; the end of the run twice if there is none.
-
-    The last unit is whole if the run ends with the last token.
-    """
+    """Return where the whole units in a run begin and end; the last one is whole if the run ends with all tokens."""
     first, stop = -(-start // unit) * unit, start + count
     end = stop if stop == num_tokens else stop // unit * unit
     return (first, end) if first < end else (stop, stop)

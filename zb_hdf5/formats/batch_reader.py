@@ -593,6 +593,7 @@ class BatchReader:
 
     def _borrow(self, index: int) -> TokenArray:
         """Return a batch in a small buffer of this thread, which its next call fills again."""
+        # also of a mapping: copied first it is widened from the processor's cache, which is faster than from memory
         try:
             scratch: TokenArray = self._local.scratch
         except AttributeError:
@@ -658,9 +659,9 @@ def require_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
 class BrokenFile(NamedTuple):
     """A damaged or unfinished file as far as it can be read."""
 
-    reader: BatchReader
-    crc32: npt.NDArray[np.uint32] | None
-    reason: str
+    reader: BatchReader  # of the batches that may hold
+    crc32: npt.NDArray[np.uint32] | None  # the stored rows
+    reason: str  # the damage that is known already, or ""
 
 
 def open_unfinished(reader: BatchReader) -> BrokenFile:

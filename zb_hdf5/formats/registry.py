@@ -30,14 +30,16 @@ class FileFormat:
 
     name: str
     suffix: str
-    noun = ""
-    as_source: tuple[str, str] | None = None
+    noun = ""  # a file of it, in messages
+    as_source: tuple[str, str] | None = None  # its name in the help, and an example of a path; None: no command
     as_target: tuple[str, str] | None = None
-    other_suffixes: tuple[str, ...] = ()
+    other_suffixes: tuple[str, ...] = ()  # of such files of another origin: no name for a folder
     magic_offsets: tuple[int, ...] = (0,)
-    holds_batches = indexed = True
-    holds_streams = has_sidecar = tokens_only = holds_codecs = guards_metadata = has_datasets = can_grow = False
-    uint16_note = ""
+    holds_batches = indexed = True  # else records without digests; a folder is a store with a `shards.json`
+    holds_streams = has_sidecar = tokens_only = holds_codecs = can_grow = False
+    guards_metadata = False  # a file finds damage to its counts itself, so that a store need not compare them
+    has_datasets = False  # it may hold data sets of another origin, which are opened by name
+    uint16_note = ""  # the trouble that other readers have with uint16 tokens
 
     def magic(self) -> bytes:
         """Return the bytes that tell a file of this format; none if only its suffix does."""

@@ -38,6 +38,8 @@ FREE_PERCENT: Final = 90
 class Cache:
     """A cache folder. Several readers, processes and jobs may share one."""
 
+    # processes do not wait for each other: each may exceed `max_bytes` by up to 64 MiB
+
     folder: Path
     max_bytes: int
 
@@ -56,6 +58,7 @@ class Cache:
 
     def attach(self, reader: BatchReader) -> None:
         """Put this cache in front of a reader's tokens, and of the values of its fields once they are opened."""
+        # with verify="none" the units that are there are read, and none is added that nobody has compared
         if not reader.complete:
             raise ArgumentError(f"{reader.path}: still grows: expected a finished store for a cache; leave out cache")
         if reader.verify == "none":
@@ -87,6 +90,8 @@ def _unusable(folder: Path, error: Exception) -> ArgumentError:
 
 def _folder_name(identity: str, reader: BatchReader, *, compared: bool) -> str:
     """Return the name of a store's folder: another content has another name, and windows of one stream the same."""
+    # the files count too where a fingerprint is only a sample, or nobody compares the units: those of a damaged file
+    # must not outlive it, and no reader with verify="batch" may find them
     if not compared:
         identity = f"unchecked:{identity}"
     if identity.startswith(("sampled:", "unchecked:")):
@@ -134,6 +139,9 @@ class CachedCrc32s:
 
 class Cached(Tokens):
     """Tokens that keep whole units in a cache, and read them there the next time. See `Tokens`."""
+
+    # a missing unit is fetched whole, at most once by a process whose threads all miss it; parts are read once this
+    # process has compared the whole, and whole units are compared each time; once it is full, nothing is added
 
     def __init__(self, tokens: Tokens, source: Tokens, column: CachedColumn) -> None:
         self.tokens, self.source, self.column, self.unit = tokens, source, column, tokens.unit

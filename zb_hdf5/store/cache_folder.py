@@ -45,6 +45,9 @@ GRANT_SHARE, GRANT_BYTES = 64, 64 << 20
 class CachedColumn:
     """The units of one column in a cache folder, of which any may be absent."""
 
+    # once it is open no error of the disk is raised: units that cannot be read are absent, and those that cannot be
+    # written are left out, with one warning; `seen`: the units that this process has compared
+
     def __init__(self, folder: Path, name: str, tokens: Tokens, max_bytes: int) -> None:
         self._path, self._max_bytes = folder / name, max_bytes
         self._unit, self._dtype, self._num_tokens = tokens.unit, tokens.dtype, tokens.num_tokens

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 class ShardOpener:
     """Opens the shards of an index, of tokens or of a field, by number: what `Sharded` is made of."""
 
+    # a shard that was open once is known by its identity: it is not proved again, and another file is refused
+
     def __init__(self, folder: Path, index: ShardIndex, access: str, verify: str) -> None:
         self.folder, self.index, self.access, self.verify = folder, index, access, verify
         self.identities: dict[int, Identity] = {}
@@ -171,6 +173,7 @@ def _read_proof(
     tokens: FileTokens | ObjectTokens | Decoded, rows: Crc32Rows, entry: ShardEntry, unit: int, out: TokenArray
 ) -> npt.NDArray[np.uint32] | None:
     """Fill `out` with a unit, and return the crc32 of all; None: they cannot be read."""
+    # an error from a server is raised; where too many files are open, the caller closes some and tries again
     try:
         if isinstance(tokens, ObjectTokens) and CRC32 in entry.columns:  # one wait for both
             return rows.all((tokens.extents.offset(unit), out))

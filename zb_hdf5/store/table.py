@@ -153,8 +153,9 @@ class ShardTable(Sequence[ShardEntry]):
         pieces: dict[str, Any] | None = None,
         codecs: dict[str, Any] | None = None,
     ) -> None:
-        self.values, self.columns, self.fields, self.pieces = values, columns, fields or {}, pieces
-        self.codecs = codecs
+        self.values, self.columns = values, columns  # key of `shards` -> a value for each shard; column -> its runs
+        self.fields = fields or {}  # field -> key of `FieldDigest` -> a value for each shard
+        self.pieces, self.codecs = pieces, codecs  # key -> a value for each shard; None: no shard has any
 
     @classmethod
     def of(cls, entries: Iterable[ShardEntry]) -> Self:

@@ -30,6 +30,8 @@ def upload_store(
     folder: Path, place: RemotePath, *, overwrite: bool, progress: Callable[[int], None] = lambda count: None
 ) -> ShardIndex:
     """Upload a store of this machine, and return its index there."""
+    # objects are named after the digest of the index, so that no other store has their names: an interrupted upload
+    # goes on with what is missing; with `overwrite` the old shards stay, for whoever reads them
     require_new(place, overwrite=overwrite)
     index = ShardIndex.load(folder)
     # of all that the index says: stores of the same tokens may differ in their codec, fields and documents

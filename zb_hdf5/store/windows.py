@@ -23,6 +23,9 @@ _WINDOWS: Final = re.compile(r":([1-9]\d{0,17})x([1-9]\d{0,17})\+(\d{1,18})$")
 class WindowReader(BatchReader):
     """Batches of consecutive windows of a stream. `BatchReader` describes its functions."""
 
+    # a record begins each `seq_len` tokens; with overlap=1 its last token is the first one of the next, so that targets
+    # miss none; "auto" compares nothing, since a window is less than a chunk; "batch" reads whole chunks
+
     backend = "stream"
 
     def __init__(

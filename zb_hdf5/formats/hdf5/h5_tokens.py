@@ -84,6 +84,8 @@ def noun_of(meta: StoreMeta) -> str:
 class H5pyTokens(UnitTokens):
     """The values of one dataset through the HDF5 library. See `Tokens`."""
 
+    # opened at the first read of each process, for forks and pickles; all threads share the lock of HDF5
+
     __slots__ = (
         "_column", "_direct", "_h5", "_handle", "_lock", "_pid", "_row_values", "_size", "_stored", "dtype",
         "num_tokens", "unit",
@@ -182,6 +184,8 @@ class H5pyTokens(UnitTokens):
 
     def refresh(self) -> WriterState:
         """Return the progress that the writer has committed by now."""
+        # a field shares one open file with the reader of the tokens, whose dataset must not be refreshed here: that
+        # would break its chunk index; so a field sees as much as that reader has seen
         stored, column = self.dataset(), self._column
         marker = stored if column.marker == column.name else self._h5[column.marker]
         with h5_damage(column.path):

@@ -166,7 +166,7 @@ def local_path_of(conversion: Conversion) -> Path:
     remote = cast(RemotePath, any_path(conversion.destination))
     if part_of(conversion) != WHOLE:
         raise ConvertError(f"{remote}: parts are merged on one machine: write a folder, and upload the merged store")
-    if not FORMATS[conversion.target].indexed:
+    if not FORMATS[conversion.target].holds_batches:
         raise ConvertError(f"{remote}: expected a format that has stores, found {conversion.target}")
     require_new(remote, overwrite=bool(conversion.overwrite))
     return Path(f"{remote.name}.upload")
@@ -186,7 +186,7 @@ def _write_and_upload(source: Source, conversion: Conversion, workers: Workers) 
 def _write_live(source: Source, conversion: Conversion, workers: Workers) -> Report:
     """Write all batches in their order to a live HDF5 store, in this process: committed batches may be read at once."""
     # if the process ends early, the committed batches stay, and `zb repair` makes a store of them
-    if not FORMATS[conversion.target].can_grow:
+    if FORMATS[conversion.target].tokens_only:
         raise ArgumentError(f"{conversion.destination}: {conversion.target} files are never live")
     destination, start_s = local_path(conversion.destination), time.monotonic()
     source = fitted(source, LiveStoreWriter.backend, NO_CODEC)
@@ -328,7 +328,7 @@ def _require_result(plan: Plan, destination: Path) -> list[FinishedShard]:
 
 def _save_index(folder: Path, plan: Plan, finished: list[FinishedShard]) -> None:
     """Write the `shards.json` of a folder, where its format has one."""
-    if FORMATS[plan.target].indexed:
+    if FORMATS[plan.target].holds_batches:
         source, entries = plan.source, tuple(done.entry for done in finished)
         description = with_largest_token(source.description, (done.max_token for done in finished))
         ShardIndex(source.meta, entries, source.shuffle, description, documents=source.document_parts).save(folder)
@@ -345,7 +345,7 @@ def merge_parts(destination: str | os.PathLike[str], *, overwrite: bool = False)
     with PartialDirectory(destination, overwrite=overwrite) as folder:
         folder.keep()
         plan, finished = _collect(waiting)
-        meta, indexed = plan["meta"], FORMATS[plan["target"]].indexed
+        meta, indexed = plan["meta"], FORMATS[plan["target"]].holds_batches
         fields = tuple(Field.from_json(*item) for item in meta["fields"].items())
         index = ShardIndex(
             StoreMeta(**{**meta, "dtype": stored_dtype(meta["dtype"]), "fields": fields}),
@@ -363,7 +363,7 @@ def merge_parts(destination: str | os.PathLike[str], *, overwrite: bool = False)
 
 def _require_whole(folder: Path, target: str, index: ShardIndex) -> None:
     """Check every shard once more, and then remove files that are no shards: earlier parts of another plan."""
-    if FORMATS[target].indexed:
+    if FORMATS[target].holds_batches:
         for entry in index.shards:
             with open_reader(folder / entry.path) as reader:
                 index.require_agreement(reader, entry)

@@ -99,7 +99,7 @@ def _add_command(source_format: str, kind: SourceKind, target: str) -> None:
         if each == "shuffle":
             both = click.option("--no-shuffle", "shuffle", flag_value="none", help="The same as --shuffle none.")
             decorated = both(decorated)
-    urls = row is not None and row.indexed and not kind.rows
+    urls = row is not None and row.holds_batches and not kind.rows
     decorated = click.argument("dst", type=NewPath(urls=urls))(decorated)
     source = click.argument("src", type=ExistingPath(urls=kind.urls), nargs=-1 if kind.several else 1, required=True)
     convert.command(name)(source(decorated))
@@ -131,6 +131,6 @@ def _run(conversion: Conversion, dry_run: bool) -> Output | None:
 _BATCHES: Final = tuple(name for name, row in FORMATS.items() if row.as_target and row.holds_batches)
 for _format, _kind in sources().items():
     for _target in _kind.targets or _BATCHES:
-        if _target != _format or FORMATS[_target].holds_codecs:
+        if _target != _format or not FORMATS[_target].tokens_only:
             _add_command(_format, _kind, _target)
 _add_command("npy", CUT, STREAM)

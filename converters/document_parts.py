@@ -54,7 +54,7 @@ def fitted(source: Source, target: str, codec: str, tokens_only: bool = False) -
     row, other = FORMATS[target], copy(source)
     if row.tokens_only:
         lost = left_behind(source, keeps_fields=False, keeps_documents=False)
-        if lost and row.indexed and not tokens_only:
+        if lost and row.holds_batches and not tokens_only:
             raise ConvertError(
                 f"{source.paths[0]}: {row.name} files hold tokens and nothing else: the conversion {lost}",
                 remedy=Remedy.TOKENS_ONLY,

@@ -324,7 +324,7 @@ class Plan:
         meta, documents = self._shard_meta(shard), self._shard_documents(shard)
         splits = self.source.shard_splits or [DEFAULT_SPLIT]
         split = splits[shard] if len(splits) == len(self.cuts) else splits[0]
-        in_store = FORMATS[self.target].indexed
+        in_store = FORMATS[self.target].holds_batches
         path = folder / self.name(shard)
         return ShardTask(self.source, self.target, path, start, stop, meta, in_store, split, documents)
 

@@ -17,7 +17,7 @@ from zb_hdf5 import ArgumentError, BatchReader, ConvertError, IncompleteError, S
 from zb_hdf5.documents.document_table import DocumentPart
 from zb_hdf5.documents.pieces import Pieces
 from zb_hdf5.errors import Remedy
-from zb_hdf5.files.identity import regular
+from zb_hdf5.files.paths import regular
 from zb_hdf5.files.ranges import read_fully
 from zb_hdf5.formats.batch_reader import GROUP_BYTES
 from zb_hdf5.loaders.order import GlobalOrder

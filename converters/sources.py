@@ -69,9 +69,9 @@ class SourceKind:
         found = {**self.options, **({} if target == STREAM else self.rows), **WORK}
         row = FORMATS.get(target)
         absent = {
-            "codec": row is not None and not row.holds_codecs,
-            "live": row is None or not row.can_grow or bool(self.rows),
-            "tokens_only": row is None or not (row.tokens_only and row.indexed) or self.several,
+            "codec": row is not None and row.tokens_only,
+            "live": row is None or row.tokens_only or bool(self.rows),
+            "tokens_only": row is None or not (row.tokens_only and row.holds_batches) or self.several,
             "shard_bytes": bool(self.rows) and self.several,
             "part": bool(self.rows) and self.several,
         }
@@ -134,7 +134,7 @@ def _store(row: FileFormat) -> SourceKind:
     return SourceKind(
         noun, f"{example} {{target}}", "zb_hdf5.converters.relaid_source:open_stores",
         tuple(name for name, each in FORMATS.items() if each.as_target),
-        {**_STORE, **({"dataset": NONE} if row.has_datasets else {})}, urls=True,
+        {**_STORE, **({"dataset": NONE} if not row.tokens_only else {})}, urls=True,
         choices={"dtype": ("keep", "uint32", "uint16"), "remainder": ("drop", "error")},
     )  # fmt: skip
 

@@ -19,7 +19,7 @@ from zb_hdf5.files.paths import RemotePath, any_path
 from zb_hdf5.loaders.order import GlobalOrder
 from zb_hdf5.spec import NO_CODEC, TokenArray, stored_dtype
 from zb_hdf5.store.shards import ShardedReader
-from zb_hdf5.store.windows import WindowReader, require_digests
+from zb_hdf5.store.stream_documents import WindowReader, require_digests
 from zb_hdf5.token_values import find_bad_token
 
 

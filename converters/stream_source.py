@@ -21,8 +21,7 @@ from zb_hdf5.files.publishing import scratch_directory
 from zb_hdf5.spec import DEFAULT_SPLIT, DOCUMENTS_SUFFIX, INDEX_NAME, TokenArray, stored_dtype
 from zb_hdf5.store.index import ShardIndex
 from zb_hdf5.store.opening import stream_format
-from zb_hdf5.store.stream_documents import MmapTokenStore
-from zb_hdf5.store.windows import require_digests
+from zb_hdf5.store.stream_documents import MmapTokenStore, require_digests
 
 
 class StreamTokens:

@@ -53,11 +53,9 @@ from zb_hdf5.converters.text_source import Recipe, TextSource
 from zb_hdf5.formats.hdf5.h5_reader import HDF5BatchReader
 from zb_hdf5.formats.hdf5.h5_writer import HDF5BatchWriter
 from zb_hdf5.formats.native import BatchFileWriter
-from zb_hdf5.store.live import LiveReader, LiveStoreWriter
+from zb_hdf5.store.live import LiveStoreWriter
 from zb_hdf5.store.repair import repair_file, repair_store
-from zb_hdf5.store.shards import ShardedReader
 from zb_hdf5.store.streams import index_streams
-from zb_hdf5.store.windows import WindowReader
 from zb_hdf5.text.corpus import open_documents
 
 META = StoreMeta(4, 512, np.dtype("<u4"))
@@ -124,9 +122,8 @@ READERS = {
     "BatchFileReader": ("x.batch", lambda path: close(BatchFileReader(path))),
     "BatchNativeLoader": ("x.batch", lambda path: close(BatchNativeLoader(path))),
     "HDF5BatchReader": ("x.h5", lambda path: close(HDF5BatchReader(path))),
-    "ShardedReader": ("store", lambda path: close(ShardedReader(path))),
-    "LiveReader": ("store", lambda path: close(LiveReader(path))),
-    "WindowReader": ("stream.h5", lambda path: close(WindowReader(path, batch_size=2, seq_len=64))),
+    "open_reader of a store": ("store", lambda path: close(open_reader(path))),
+    "open_reader of a stream": ("stream.h5", lambda path: close(open_reader(path, batch_size=2, seq_len=64))),
     "MmapTokenStore": ("stream.h5", lambda path: close(MmapTokenStore(path))),
     "DatasetLoader": ("npy", lambda path: close(DatasetLoader(2, 64, 0, 1, path))),
     "TextLoader": (

@@ -122,10 +122,6 @@ def field_column(name: str) -> str:
     return f"{FIELDS_GROUP}/{name}"
 
 
-def field_name(column: str) -> str:
-    return column.removeprefix(f"{FIELDS_GROUP}/")
-
-
 def crc32_column(column: str) -> str:
     """Return the column of the crc32 rows of a column: those of the tokens have no other name in front."""
     return CRC32 if column in TOKEN_COLUMNS.values() else f"{column}.{CRC32}"

@@ -8,7 +8,7 @@ from zb_hdf5 import FormatError, IncompleteError
 from zb_hdf5.converters.documents import DocumentSource, Encoded, Group
 from zb_hdf5.converters.npy_source import ArrayKind
 from zb_hdf5.converters.sources import NONE, PACKED, SOURCES, SourceKind
-from zb_hdf5.files.identity import regular, require_bytes
+from zb_hdf5.files.paths import regular, require_bytes
 
 MAGIC = b"MMIDIDX\x00\x00"
 #: Magic, version, code of the dtype, number of sequences, number of edges of documents.

@@ -8,7 +8,7 @@ import numpy as np
 from zb_hdf5 import ArgumentError, FormatError, IncompleteError
 from zb_hdf5.converters.npy_source import ArrayKind, open_arrays
 from zb_hdf5.converters.sources import SOURCES, SourceKind
-from zb_hdf5.files.identity import regular, require_bytes
+from zb_hdf5.files.paths import regular, require_bytes
 from zb_hdf5.formats.npy import NpyWriter
 from zb_hdf5.formats.registry import FORMATS, FileFormat
 
@@ -58,7 +58,7 @@ class TokWriter(NpyWriter):
 class TokFormat(FileFormat):
     name, suffix = "tok", ".tok"
     as_target = (".tok tokens", "tokens.tok")
-    holds_batches = indexed = False
+    holds_batches = False
     tokens_only = True
     default_dtype = "uint16"
 

@@ -30,7 +30,6 @@ from zb_hdf5.files.publishing import write_atomically
 from zb_hdf5.spec import CRC32_CHUNK_ROWS
 from zb_hdf5.store.repair import add_crc32_file
 from zb_hdf5.store.streams import index_streams
-from zb_hdf5.store.windows import WindowReader
 
 SHAPE = (4, 512)  # whole pages
 STORED = {
@@ -309,11 +308,11 @@ def test_windows_are_checked_by_whole_chunks_if_asked_for(streams, tmp_path):
             np.testing.assert_array_equal(copy.get_slice(len(own) - 3, len(own)), own[-3:])
     flip(folder, tokens[900:950].astype("<u2"))
     for path, record, chunk in ((folder, 30, 3), (lone, 12, 3)):
-        with WindowReader(path, batch_size=2, seq_len=30, verify="batch") as reader:
+        with open_reader(path, batch_size=2, seq_len=30, verify="batch") as reader:
             reader.read_record(record - 5)
             with pytest.raises(ChecksumError, match=rf"shard-00001\.h5: chunk {chunk}: expected crc32"):
                 reader.read_record(record)
-        with WindowReader(path, batch_size=2, seq_len=30) as reader:
+        with open_reader(path, batch_size=2, seq_len=30) as reader:
             assert reader.verified == "none"
             reader.read_record(record - 5)  # proves the shard
             reader.read_record(record)

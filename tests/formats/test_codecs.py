@@ -31,8 +31,7 @@ from zb_hdf5 import (
     rebuild_index,
     verify_store,
 )
-from zb_hdf5.files.codecs import decoder
-from zb_hdf5.files.decoded import CodedChunks, Decoded
+from zb_hdf5.files.codecs import CodedChunks, Decoded, decoder
 from zb_hdf5.files.ranges import open_ranges
 from zb_hdf5.spec import EXTENTS, INDEX_NAME, NO_CODEC, codec_named
 

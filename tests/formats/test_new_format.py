@@ -31,7 +31,7 @@ from zb_hdf5.converters import run as pipe
 from zb_hdf5.converters.store_source import StoreSource
 from zb_hdf5.files.extents import Extents, Run
 from zb_hdf5.files.file_tokens import open_extents
-from zb_hdf5.files.identity import regular
+from zb_hdf5.files.paths import regular
 from zb_hdf5.files.publishing import write_atomically, write_fully
 from zb_hdf5.formats.batch_reader import BrokenFile
 from zb_hdf5.formats.batch_writer import FileWriter

@@ -23,8 +23,7 @@ from zb_hdf5 import ArgumentError, ChecksumError, HDF5ShardWriter, Loader, Mixed
 from zb_hdf5.commands.zb import zb
 from zb_hdf5.errors import UnverifiableError
 from zb_hdf5.files.tokens import Tokens, Wait
-from zb_hdf5.store.cache import Cache, column_of
-from zb_hdf5.store.cache_folder import occupied_bytes
+from zb_hdf5.store.cache import Cache, column_of, occupied_bytes
 from zb_hdf5.store.streams import index_streams
 
 BATCHES = random_tokens(48, 4, 1024)  # 16 KiB each

@@ -35,7 +35,6 @@ from zb_hdf5.errors import Remedy
 from zb_hdf5.files.extents import Run
 from zb_hdf5.spec import SPLITS
 from zb_hdf5.store.repair import rebuild_index
-from zb_hdf5.store.shards import ShardedReader
 from zb_hdf5.store.streams import index_streams
 
 MISSING = object()
@@ -289,7 +288,7 @@ def test_a_store_may_be_moved_and_copied(store, tokens, tmp_path, monkeypatch):
 @pytest.mark.thin
 def test_batches_are_numbered_across_shards(cuts, backends, tmp_path, tokens, write_store):
     """Also where a shard is empty: the first, one in the middle, several, the last."""
-    reader = ShardedReader(write_store(tmp_path / "store", tokens, cuts, backends))
+    reader = open_reader(write_store(tmp_path / "store", tokens, cuts, backends))
     check_reader(reader, tokens)
     check_closing(reader, tokens)
 

@@ -27,7 +27,7 @@ from zb_hdf5.store.opening import is_stream, open_reader
 from zb_hdf5.store.shards import ShardedReader
 from zb_hdf5.store.stream_documents import MmapTokenStore
 from zb_hdf5.store.token_store import npy_files
-from zb_hdf5.store.verify_report import Outcome, ShardReport
+from zb_hdf5.store.verify import Outcome, ShardReport
 from zb_hdf5.text.tokenizers import tokenizer_named
 
 #: Lines of a report: (name, text).

@@ -19,8 +19,7 @@ from zb_hdf5.loaders.extras import FieldColumn
 from zb_hdf5.loaders.order import GlobalOrder, IndexArray
 from zb_hdf5.spec import INDEX_NAME, NO_DOCUMENT, TokenArray
 from zb_hdf5.store.opening import is_stream, open_reader
-from zb_hdf5.store.stream_documents import MmapTokenStore
-from zb_hdf5.store.windows import WindowReader
+from zb_hdf5.store.stream_documents import MmapTokenStore, WindowReader
 from zb_hdf5.text.readable import tokenizer_of
 from zb_hdf5.text.tokenizers import Tokenizer
 

@@ -199,7 +199,7 @@ def show_stores(folder: Path) -> Output:
     \b
     Example: zb cache ls $TMPDIR/cache
     """
-    from zb_hdf5.store.cache_folder import stores_in
+    from zb_hdf5.store.cache import stores_in
 
     found = stores_in(folder)
     report = {"stores": [{"folder": str(path), "store": store, "num_bytes": size} for path, store, size in found]}
@@ -218,7 +218,7 @@ def remove_stores(folder: Path, store: str | None) -> Output:
     \b
     Example: zb cache rm $TMPDIR/cache
     """
-    from zb_hdf5.store.cache_folder import stores_in
+    from zb_hdf5.store.cache import stores_in
 
     found = [each for each in stores_in(folder) if store in (None, each[1])]
     for path, *_ in found:

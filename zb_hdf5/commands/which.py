@@ -22,7 +22,7 @@ from zb_hdf5.loaders.protocol import KINDS, MAX_COUNT
 from zb_hdf5.spec import DEFAULT_SPLIT
 from zb_hdf5.store.opening import is_stream, open_reader
 from zb_hdf5.store.shards import ShardedReader
-from zb_hdf5.store.windows import WindowReader, windows_of
+from zb_hdf5.store.stream_documents import WindowReader, windows_of
 from zb_hdf5.text.readable import readable
 from zb_hdf5.text.tokenizers import Tokenizer
 

@@ -221,8 +221,7 @@ def verify(path: Path, workers: int | None) -> Output:
     Example: zb verify data/train
     """
     from zb_hdf5.commands.info import exit_code, verdict_json, verdict_lines
-    from zb_hdf5.store.verify import verify_store
-    from zb_hdf5.store.verify_report import ShardReport
+    from zb_hdf5.store.verify import ShardReport, verify_store
 
     try:
         with Progress("verify", 0) as progress:

@@ -12,12 +12,10 @@ import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError
 from zb_hdf5.files.extents import Extents
-from zb_hdf5.files.identity import Identity, cut_short
-from zb_hdf5.files.mapping import Place, map_side_by_side
 from zb_hdf5.files.objects import RemoteObject
-from zb_hdf5.files.paths import RemotePath, require_remote_access
+from zb_hdf5.files.paths import Identity, RemotePath, cut_short, require_remote_access
 from zb_hdf5.files.publishing import PARTIAL_SUFFIX
-from zb_hdf5.files.ranges import LocalFile, Range
+from zb_hdf5.files.ranges import LocalFile, Place, Range, map_side_by_side
 from zb_hdf5.files.tokens import PlainFile, TokenRun, Tokens, Wait, gather_from, mapped_units
 from zb_hdf5.spec import TokenArray
 

@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from zb_hdf5.errors import ClosedError
 from zb_hdf5.files.extents import Extents
-from zb_hdf5.files.identity import Identity
 from zb_hdf5.files.objects import IN_FLIGHT
+from zb_hdf5.files.paths import Identity
 from zb_hdf5.files.ranges import LocalFile
 from zb_hdf5.spec import StoreMeta, TokenArray
 from zb_hdf5.token_values import as_stored, signed

@@ -18,7 +18,7 @@ from zb_hdf5.field import field_values, split_tokens
 from zb_hdf5.files.codecs import CompressedTokens
 from zb_hdf5.files.digests import TokenDigest, crc32_array
 from zb_hdf5.files.extents import Extents, Run
-from zb_hdf5.files.identity import regular
+from zb_hdf5.files.paths import regular
 from zb_hdf5.files.publishing import PartialFile, disk_errors
 from zb_hdf5.files.ranges import copy_range, read_fully
 from zb_hdf5.formats.batch_reader import GROUP_BYTES, BatchReader

@@ -19,9 +19,8 @@ from zb_hdf5.files.checked import Crc32Rows
 from zb_hdf5.files.digests import crc32_array, crc32_of
 from zb_hdf5.files.extents import Extents, Run
 from zb_hdf5.files.file_tokens import open_extents
-from zb_hdf5.files.identity import handle_of, open_file, regular, size_of
 from zb_hdf5.files.open_files import open_with_room
-from zb_hdf5.files.paths import RemotePath, any_path
+from zb_hdf5.files.paths import RemotePath, any_path, handle_of, open_file, regular, size_of
 from zb_hdf5.files.publishing import PARTIAL_SUFFIX, write_atomically, write_fully
 from zb_hdf5.files.tokens import Tokens
 from zb_hdf5.formats.batch_reader import BatchReader, BrokenFile, require_options

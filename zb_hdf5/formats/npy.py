@@ -13,7 +13,7 @@ import numpy as np
 
 from zb_hdf5.errors import ConvertError, FormatError, IncompleteError
 from zb_hdf5.files.extents import Run
-from zb_hdf5.files.identity import regular, require_bytes
+from zb_hdf5.files.paths import regular, require_bytes
 from zb_hdf5.files.publishing import write_fully
 from zb_hdf5.formats.batch_writer import FileWriter, ShardInfo
 from zb_hdf5.spec import BATCHES, StoreMeta, TokenArray

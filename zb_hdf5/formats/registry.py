@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from zb_hdf5.errors import ArgumentError, ConvertError, FormatError
-from zb_hdf5.files.identity import open_file
-from zb_hdf5.files.paths import any_path
+from zb_hdf5.files.paths import any_path, open_file
 
 if TYPE_CHECKING:
     from zb_hdf5.formats.batch_reader import BatchReader, BrokenFile
@@ -26,7 +25,7 @@ HEAD_BYTES: Final = 4096
 
 
 class FileFormat:
-    """One file format; the defaults are those of a format of batches of tokens."""
+    """One file format; the defaults are those of a format that holds all that a store may have."""
 
     name: str
     suffix: str
@@ -35,10 +34,9 @@ class FileFormat:
     as_target: tuple[str, str] | None = None
     other_suffixes: tuple[str, ...] = ()  # of such files of another origin: no name for a folder
     magic_offsets: tuple[int, ...] = (0,)
-    holds_batches = indexed = True  # else records without digests; a folder is a store with a `shards.json`
-    holds_streams = has_sidecar = tokens_only = holds_codecs = can_grow = False
-    guards_metadata = False  # a file finds damage to its counts itself, so that a store need not compare them
-    has_datasets = False  # it may hold data sets of another origin, which are opened by name
+    holds_batches = True  # and a folder is a store with a `shards.json`; else records without digests
+    tokens_only = False  # neither fields, documents, streams, codecs, growth, data sets of others nor guarded counts
+    has_sidecar = False  # the crc32 rows of a file are in a file of their own
     uint16_note = ""  # the trouble that other readers have with uint16 tokens
 
     def magic(self) -> bytes:
@@ -66,9 +64,9 @@ class FileFormat:
         """Return whether a file is a token stream."""
         return False
 
-    def open_stream(self, path: Path) -> BatchReader:
-        """Open the chunks of a token stream."""
-        raise NotImplementedError  # of a format without streams
+    def open_chunks(self, path: Path) -> BatchReader:
+        """Open a file as its batches, or as the chunks of a stream. No read is checked."""
+        return self.open(path, verify="none")
 
     def stream_writer_class(self) -> Callable[..., HDF5ShardWriter] | None:
         """Return the writer of token streams, or None if no file of this format is one."""
@@ -91,7 +89,7 @@ class FileFormat:
 
     def require(self, meta: StoreMeta, path: Path) -> None:
         """Raise `ArgumentError` if a file of this format cannot hold such batches."""
-        if meta.codec != "none" and not self.holds_codecs:
+        if meta.codec != "none" and self.tokens_only:
             raise ArgumentError(f"{path}: {self.name} files are never compressed: leave out the codec {meta.codec}")
 
     def open_broken(self, path: Path, shape: StoreMeta | None) -> BrokenFile:
@@ -99,10 +97,6 @@ class FileFormat:
         from zb_hdf5.formats.batch_reader import open_unfinished
 
         return open_unfinished(open_chunks(path))
-
-    def extra_checks(self, reader: BatchReader) -> list[str]:
-        """Check everything that no digest covers, and return the names of the checks. Raises `ChecksumError`."""
-        return []
 
     def look_at(self, path: Path) -> tuple[int, str]:
         """Return the number of tokens of a file without digests, and the reason why it cannot be verified."""
@@ -151,7 +145,6 @@ class HDF5Format(FileFormat):
     as_source = as_target = ("an HDF5 store", "train-h5")
     other_suffixes = (".hdf5", ".hdf", ".he5")
     magic_offsets = (0, 512, 1024, 2048)  # behind a user block HDF5 doubles the offset; nobody uses more
-    holds_streams = holds_codecs = guards_metadata = has_datasets = can_grow = True
 
     def magic(self) -> bytes:
         from zb_hdf5.spec import HDF5_MAGIC
@@ -173,20 +166,15 @@ class HDF5Format(FileFormat):
 
         return is_stream_file(path)
 
-    def open_stream(self, path: Path) -> BatchReader:
+    def open_chunks(self, path: Path) -> BatchReader:
         from zb_hdf5.formats.hdf5.h5_reader import HDF5StreamReader
 
-        return HDF5StreamReader(path)
+        return HDF5StreamReader(path) if self.holds_stream(path) else super().open_chunks(path)
 
     def stream_writer_class(self) -> Callable[..., HDF5ShardWriter]:
         from zb_hdf5.formats.hdf5.stream_writer import HDF5ShardWriter
 
         return HDF5ShardWriter
-
-    def extra_checks(self, reader: BatchReader) -> list[str]:
-        from zb_hdf5.formats.hdf5.h5_reader import check_documents
-
-        return check_documents(reader)
 
     def problems_of(self, path: Path) -> Iterator[tuple[str, str]]:
         from zb_hdf5.formats.hdf5.chunks import missing_filters
@@ -200,8 +188,7 @@ class NpyFormat(FileFormat):
     name, suffix = "npy", ".npy"
     as_source, as_target = (".npy files of tokens", "tokens/"), (".npy records", "records.npy")
     other_suffixes = (".npz",)
-    holds_batches = indexed = False
-    tokens_only = True
+    holds_batches, tokens_only = False, True
 
     def writer_class(self) -> type[FileWriter]:
         from zb_hdf5.formats.npy import NpyWriter
@@ -260,10 +247,7 @@ def backend_in(path: Path) -> str:
 
 def open_chunks(path: Path) -> BatchReader:
     """Open a file as its batches, or as the chunks of a stream. No read is checked."""
-    row = FORMATS[detect_backend(path)]
-    if row.holds_stream(path):
-        return row.open_stream(path)
-    return row.open(path, verify="none")
+    return FORMATS[detect_backend(path)].open_chunks(path)
 
 
 def format_of(path: Path) -> FileFormat:

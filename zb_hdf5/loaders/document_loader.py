@@ -21,8 +21,7 @@ from zb_hdf5.loaders.step_reader import numpy_dtype
 from zb_hdf5.loaders.steps import Skip, StepPlan, checked_skip, packed_steps, resolve_rank
 from zb_hdf5.spec import DEFAULT_SPLIT
 from zb_hdf5.store.opening import is_stream, open_reader
-from zb_hdf5.store.stream_documents import MmapTokenStore
-from zb_hdf5.store.windows import WindowReader
+from zb_hdf5.store.stream_documents import MmapTokenStore, WindowReader
 from zb_hdf5.text.tokenizers import Tokenizer, require_tokenizer
 
 if TYPE_CHECKING:

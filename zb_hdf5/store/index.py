@@ -16,11 +16,10 @@ import numpy as np
 from zb_hdf5.documents.document_table import DocumentPart
 from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError, Remedy
 from zb_hdf5.field import Field
-from zb_hdf5.files.identity import open_file, regular
-from zb_hdf5.files.paths import RemotePath, any_path, local_path
+from zb_hdf5.files.paths import RemotePath, any_path, local_path, open_file, regular
 from zb_hdf5.files.publishing import PARTIAL_SUFFIX, write_atomically
 from zb_hdf5.formats.batch_reader import BatchReader
-from zb_hdf5.formats.registry import BACKENDS
+from zb_hdf5.formats.registry import BACKENDS, FORMATS
 from zb_hdf5.spec import (
     CRC32,
     INDEX_DOCUMENTS_KEYS,
@@ -236,9 +235,9 @@ class ShardIndex:
                 f"{where}: {shard.path}: expected tokens of {shard.num_batches:,} batches of {per_batch:,}, found "
                 f"{shard.token_count:,}"
             )
-        unknown = set(self.table.values["backend"]) - set(BACKENDS)
-        if unknown:
-            raise FormatError(f"{where}: expected backend {' or '.join(BACKENDS)}, found {sorted(unknown)[0]!r}")
+        for name in dict.fromkeys(self.table.values["backend"]):
+            if name not in FORMATS or not FORMATS[name].holds_batches:
+                raise FormatError(f"{where}: expected backend {' or '.join(BACKENDS)}, found {name!r}")
         column = self.table.columns.get(self.meta.column)
         if column is not None and column.overlaps(self.meta.batch_bytes):
             raise FormatError(f"{where}: columns: batches lie over each other", remedy=Remedy.REBUILD)

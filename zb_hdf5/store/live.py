@@ -33,9 +33,7 @@ from zb_hdf5.formats.hdf5.h5_writer import HDF5BatchWriter
 from zb_hdf5.formats.registry import BACKENDS
 from zb_hdf5.spec import CRC32_CHUNK_ROWS, INDEX_NAME, NO_CODEC, NO_SHA256, SHARD_PREFIX, StoreMeta, combine_sha256
 from zb_hdf5.store.index import ShardIndex
-from zb_hdf5.store.proof import ShardOpener
-from zb_hdf5.store.sharded import Sharded
-from zb_hdf5.store.shards import ShardedReader, sharded
+from zb_hdf5.store.shards import Sharded, ShardedReader, ShardOpener, sharded
 from zb_hdf5.store.table import ShardEntry
 
 #: Waits between the attempts to open a file that its writer may be closing or renaming.
@@ -214,12 +212,9 @@ class LiveReader(ShardedReader):
     through h5py, and is not checked: "batch" refuses it.
     """
 
-    def __init__(self, path: str | os.PathLike[str], **options: Any) -> None:
-        path = local_path(path)
-        index = path / INDEX_NAME if path.is_dir() else path
-        # before the index is read: never too new; one that was read already may be too old
-        self._seen = None if "index" in options else _signature(index)
-        super().__init__(path, **options)
+    def __init__(self, folder: Path, index: ShardIndex, access: str = "auto", verify: str = "auto") -> None:
+        self._seen: tuple[int, int, int] | None = None  # the version of the index: this one may be too old
+        super().__init__(folder, index, access, verify)
         try:
             self.refresh()
         except BaseException:
@@ -227,8 +222,8 @@ class LiveReader(ShardedReader):
             raise
 
     @staticmethod
-    def _open_tokens(folder: Path, index: ShardIndex, access: str, verify: str) -> Sharded:
-        return sharded(ShardOpener(folder, index, access, verify), LiveTokens)
+    def _open_tokens(opener: ShardOpener) -> Sharded:
+        return sharded(opener, LiveTokens)
 
     def refresh(self) -> int:
         """Show the batches that the writer has committed since; return `num_batches`.

@@ -6,8 +6,9 @@ import os
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from zb_hdf5.errors import ArgumentError, BackendError, FormatError, IncompleteError
+from zb_hdf5.errors import ArgumentError, BackendError, FormatError, IncompleteError, UnverifiableError
 from zb_hdf5.field import Fields, parse_fields
 from zb_hdf5.files.paths import RemotePath, any_path, local_path, require_remote_access
 from zb_hdf5.files.publishing import PARTIAL_SUFFIX, partial_path
@@ -24,7 +25,7 @@ from zb_hdf5.spec import (
     content_fingerprint,
     stored_dtype,
 )
-from zb_hdf5.store.index import ShardIndex, find_index, layout_of
+from zb_hdf5.store.index import ShardIndex, find_index, layout_of, require_files
 from zb_hdf5.store.store_documents import attach_documents
 
 
@@ -91,8 +92,8 @@ def open_reader(
     OSError
         If it cannot be opened.
     """
-    wanted = _Wanted(any_path(path), backend, access, verify, dataset, split, batch_size, seq_len, overlap)
-    return _open_cached(wanted, cache, cache_bytes)[0]
+    wanted = _Wanted(any_path(path), batch_size, seq_len, overlap, backend, access, verify, dataset, split)
+    return _open_cached(wanted, cache, cache_bytes)
 
 
 def open_for_loader(
@@ -101,20 +102,16 @@ def open_for_loader(
     seq_len: int | None,
     overlap: int,
     *,
-    backend: str,
-    access: str,
-    verify: str,
-    dataset: str | None,
-    split: str | None,
     cache: str | os.PathLike[str] | None,
     cache_bytes: int | str | None,
+    **options: Any,
 ) -> tuple[BatchReader, bool]:
     """Open a path as `open_reader` does, whatever it holds; return whether the shape is that of the windows."""
     if batch_size is None or seq_len is None:
-        batch_size = seq_len = None
-        overlap = 0
-    wanted = _Wanted(any_path(path), backend, access, verify, dataset, split, batch_size, seq_len, overlap, True)
-    return _open_cached(wanted, cache, cache_bytes)
+        batch_size, seq_len, overlap = None, None, 0
+    wanted = _Wanted(any_path(path), batch_size, seq_len, overlap, **options, for_loader=True)
+    reader = _open_cached(wanted, cache, cache_bytes)
+    return reader, reader.backend == "stream"
 
 
 @dataclass(frozen=True)
@@ -122,14 +119,14 @@ class _Wanted:
     """The arguments of `open_reader`; `for_loader`: batches may be asked for in another shape than they have."""
 
     path: Path
+    batch_size: int | None
+    seq_len: int | None
+    overlap: int
     backend: str
     access: str
     verify: str
     dataset: str | None
     split: str | None
-    batch_size: int | None
-    seq_len: int | None
-    overlap: int
     for_loader: bool = False
 
     def __post_init__(self) -> None:
@@ -142,17 +139,9 @@ class _Wanted:
         """`verify` of the reader, once all digests were compared."""
         return "none" if self.verify == "store" else self.verify
 
-    def require_windows(self) -> tuple[int, int]:
-        """Return batch size and sequence length of the windows over a stream."""
-        if self.batch_size is None or self.seq_len is None:
-            raise ArgumentError(f"{self.path}: is a token stream: pass batch_size and seq_len for windows over it")
-        return self.batch_size, self.seq_len
 
-
-def _open_cached(
-    wanted: _Wanted, cache: str | os.PathLike[str] | None, cache_bytes: int | str | None
-) -> tuple[BatchReader, bool]:
-    """Return the reader, behind a cache where one is asked for, and whether it is of windows of this shape."""
+def _open_cached(wanted: _Wanted, cache: str | os.PathLike[str] | None, cache_bytes: int | str | None) -> BatchReader:
+    """Return the reader, behind a cache where one is asked for."""
     if cache is None:
         if cache_bytes is not None:
             raise ArgumentError(f"{wanted.path}: cache_bytes={cache_bytes!r} needs a cache folder: pass cache")
@@ -160,17 +149,16 @@ def _open_cached(
     from zb_hdf5.store.cache import Cache
 
     folder = Cache.of(cache, cache_bytes)
-    reader, is_shaped = _open(wanted)
+    reader = _open(wanted)
     try:
         folder.attach(reader)
     except BaseException:
         reader.close()
         raise
-    return reader, is_shaped
+    return reader
 
 
-def _open(wanted: _Wanted) -> tuple[BatchReader, bool]:
-    """Return the reader, and whether it is of windows of this shape."""
+def _open(wanted: _Wanted) -> BatchReader:
     if wanted.path.is_dir() or wanted.path.name == INDEX_NAME:
         wanted = _of_backend(wanted)
         index = ShardIndex.load(wanted.path) if find_index(wanted.path) else None
@@ -179,14 +167,14 @@ def _open(wanted: _Wanted) -> tuple[BatchReader, bool]:
                 f"{wanted.path}: is still written: a store that grows is read on its own machine only"
             )
         if index.holds_stream if index else is_stream(wanted.path, wanted.backend):
-            return _open_windows(wanted, index), True
+            return _open_windows(wanted, index)
         _require_batches(wanted)
-        return _open_store(wanted, index or ShardIndex.load(wanted.path)), False
+        return _open_store(wanted, index or ShardIndex.load(wanted.path))
     shaped = wanted.batch_size is not None and wanted.seq_len is not None
     # without a shape a lone HDF5 file is taken for batches, which saves a look into it; its reader tells a stream
     unsure = shaped or wanted.path.suffix not in {row.suffix for row in BACKENDS.values()}
     if wanted.dataset is None and unsure and is_stream(wanted.path, wanted.backend):
-        return _open_windows(wanted, None), True
+        return _open_windows(wanted, None)
     if wanted.dataset is None:
         _require_batches(wanted)
     return _open_file(wanted)
@@ -221,7 +209,7 @@ def _require_batches(wanted: _Wanted) -> None:
         raise ArgumentError(f"{wanted.path}: is no token stream: its batches have the shape that they were stored with")
 
 
-def _open_file(wanted: _Wanted) -> tuple[BatchReader, bool]:
+def _open_file(wanted: _Wanted) -> BatchReader:
     path = wanted.path
     if wanted.split not in (None, DEFAULT_SPLIT) and path.exists():
         raise ArgumentError(f"{path}: split={wanted.split!r} needs a store, found one file")
@@ -234,30 +222,36 @@ def _open_file(wanted: _Wanted) -> tuple[BatchReader, bool]:
         raise BackendError(f"{path}: asked for backend {wanted.backend!r}, found a {found!r} file")
     if wanted.dataset is None:
         reader = BACKENDS[found].open(path, access=wanted.access, verify=wanted.verify)
-        return attach_documents(reader, wanted.verify), False
-    if not BACKENDS[found].has_datasets:
+        return attach_documents(reader, wanted.verify)
+    if BACKENDS[found].tokens_only:
         raise BackendError(f"{path}: dataset={wanted.dataset!r} needs an HDF5 file, found a {found!r} file")
     if is_stream(path, dataset=wanted.dataset):
-        return _open_windows(wanted, None), True
+        return _open_windows(wanted, None)
     from zb_hdf5.formats.hdf5.h5_reader import ForeignReader
 
     options = {"access": wanted.access, "verify": wanted.verify}
-    return ForeignReader(path, wanted.dataset, wanted.batch_size, **options), False
+    return ForeignReader(path, wanted.dataset, wanted.batch_size, **options)
 
 
 def _open_windows(wanted: _Wanted, index: ShardIndex | None) -> BatchReader:
-    from zb_hdf5.store.windows import WindowReader
+    from zb_hdf5.store.stream_documents import MmapTokenStore, WindowReader, require_digests
 
-    path, (batch_size, seq_len) = wanted.path, wanted.require_windows()
+    path, batch_size, seq_len = wanted.path, wanted.batch_size, wanted.seq_len
+    if batch_size is None or seq_len is None:
+        raise ArgumentError(f"{path}: is a token stream: pass batch_size and seq_len for windows over it")
     kind = index.table.values["backend"][0] if index else stream_format(path, wanted.backend, wanted.dataset)
     if wanted.backend not in ("auto", kind) or (wanted.dataset is not None and (index or path.is_dir())):
         raise BackendError(
             f"{path}: asked for backend {wanted.backend!r}, dataset {wanted.dataset!r}, found a {kind!r} stream"
         )
-    return WindowReader(
-        path, batch_size=batch_size, seq_len=seq_len, overlap=wanted.overlap, split=wanted.split, access=wanted.access,
-        verify=wanted.verify, index=index, dataset=wanted.dataset,
-    )  # fmt: skip
+    if wanted.verify == "store":
+        if wanted.dataset is not None:
+            raise UnverifiableError(f"{path}: cannot be verified: a dataset of another origin has no digests")
+        require_digests(path, wanted.split)
+    store = MmapTokenStore(
+        path, split=wanted.split, access=wanted.access, verify=wanted.reads, index=index, dataset=wanted.dataset
+    )
+    return WindowReader(store, batch_size, seq_len, wanted.overlap, wanted.verify)
 
 
 def _open_store(wanted: _Wanted, index: ShardIndex) -> BatchReader:
@@ -270,15 +264,17 @@ def _open_store(wanted: _Wanted, index: ShardIndex) -> BatchReader:
         problems = [report.problem for report in verify_store(path, split=wanted.split) if report.problem]
         if problems:
             raise problems[0]
-    if not index.complete:
-        from zb_hdf5.store.live import LiveReader  # h5py, which a finished store does not need
-
-        return LiveReader(path, backend=wanted.backend, access=wanted.access, verify=wanted.reads, split=wanted.split)
-    from zb_hdf5.store.shards import ShardedReader
-
-    reader = ShardedReader(
-        path, backend=wanted.backend, access=wanted.access, verify=wanted.reads, split=wanted.split, index=index
-    )
+    folder, index = path if path.is_dir() else path.parent, index.of_split(wanted.split)
+    if not isinstance(folder, RemotePath):  # of objects each would be asked for
+        require_files(folder, index)
+    other = next((shard for shard in index.shards if shard.backend != wanted.backend), None)
+    if wanted.backend != "auto" and other is not None:
+        raise BackendError(f"{folder / other.path}: asked for backend {wanted.backend!r}, found {other.backend!r}")
+    if index.complete:
+        from zb_hdf5.store.shards import ShardedReader as Reader
+    else:  # h5py, which a finished store does not need
+        from zb_hdf5.store.live import LiveReader as Reader
+    reader = Reader(folder, index, wanted.access, wanted.reads)
     reader.verify = wanted.verify
     return reader
 
@@ -376,9 +372,9 @@ def stream_format(path: str | os.PathLike[str], backend: str = "auto", dataset: 
         return "hdf5" if look_at_foreign(path, dataset)[1] == 1 else ""
     index = find_index(path)
     if index is not None and (index.name != path.name or index.exists()):
-        streams = [name for name, row in BACKENDS.items() if row.holds_streams]
+        streams = [name for name, row in BACKENDS.items() if not row.tokens_only]
         return streams[0] if layout_of(index) == STREAM_LAYOUT else ""
-    arrays = {row.suffix: name for name, row in FORMATS.items() if not row.indexed}
+    arrays = {row.suffix: name for name, row in FORMATS.items() if not row.holds_batches}
     if path.is_dir():
         found = [name for suffix, name in arrays.items() if backend == name or any(path.glob(f"*{suffix}"))]
         return found[0] if found else ""

@@ -1,23 +1,393 @@
-"""The reader over a store's shards: one sequence of batches, whichever file they lie in."""
+"""The shards of a store as one sequence of batches: each is opened, and proved, when it is first read."""
 
 from __future__ import annotations
 
-import os
+import errno
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate, chain, groupby
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
-from zb_hdf5.errors import BackendError, UnverifiableError
-from zb_hdf5.files.checked import VERIFIED
-from zb_hdf5.files.file_tokens import REMOTE
-from zb_hdf5.files.paths import RemotePath, any_path, require_remote_access
-from zb_hdf5.files.tokens import Wait
-from zb_hdf5.formats.batch_reader import BatchReader, require_options
+import numpy as np
+import numpy.typing as npt
+
+from zb_hdf5.errors import ChecksumError, FormatError, IncompleteError, Remedy, UnverifiableError
+from zb_hdf5.files.checked import VERIFIED, Crc32Rows, checked
+from zb_hdf5.files.codecs import CodedChunks, Decoded, ranges_of, read_extents
+from zb_hdf5.files.digests import crc32_of
+from zb_hdf5.files.file_tokens import REMOTE, FileTokens, ObjectTokens, open_extents
+from zb_hdf5.files.objects import read_objects
+from zb_hdf5.files.open_files import OpenFiles
+from zb_hdf5.files.paths import Identity, RemotePath
+from zb_hdf5.files.ranges import map_side_by_side, open_ranges
+from zb_hdf5.files.tokens import TokenRun, Tokens, Wait, gather_from
+from zb_hdf5.formats.batch_reader import BatchReader
+from zb_hdf5.formats.native import sidecar_rows
 from zb_hdf5.formats.registry import BACKENDS
-from zb_hdf5.spec import NO_CODEC, content_fingerprint, live_fingerprint
-from zb_hdf5.store.index import ShardIndex, require_files
-from zb_hdf5.store.proof import ShardOpener
-from zb_hdf5.store.sharded import Sharded
+from zb_hdf5.spec import (
+    BATCHES_LAYOUT,
+    CRC32,
+    INDEX_NAME,
+    NO_CODEC,
+    NOT_KNOWN,
+    TokenArray,
+    content_fingerprint,
+    extents_column,
+    live_fingerprint,
+)
+from zb_hdf5.store.index import ShardIndex
 from zb_hdf5.store.store_documents import StoreDocuments
+from zb_hdf5.store.table import ShardEntry
+
+if TYPE_CHECKING:
+    from zb_hdf5.formats.batch_reader import BatchReader
+
+#: Files that are mapped side by side at most: the size of each is asked for before each gather.
+MAX_JOINED: Final = 64
+
+#: Opens a file by its number; the second argument is a position in it that is about to be read. Picklable.
+OpenTokens = Callable[[int, int], Tokens]
+
+
+class Sharded(Tokens):
+    """The tokens of many files, one after the other. See `Tokens`."""
+
+    def __init__(
+        self,
+        counts: Iterable[int],
+        open_file: OpenTokens,
+        *,
+        dtype: np.dtype[Any],
+        unit: int,
+        name: str,
+        access: str | None,
+        wait: Wait,
+    ) -> None:
+        self._open_file = open_file
+        self.dtype, self.unit, self.name, self._access, self.wait, self.identity = dtype, unit, name, access, wait, ()
+        self.number(counts)
+        self._reset()
+
+    def number(self, counts: Iterable[int]) -> None:
+        """Give every token its position, from the counts of the files; a store that grows does so again."""
+        self._starts = [0, *accumulate(counts)]
+        self._firsts = np.array(self._starts[:-1], np.int64)
+        self.num_tokens = self._starts[-1]
+
+    def _reset(self) -> None:
+        joined = self._joined = dict[int, tuple[TokenArray, list[FileTokens]] | None]()  # by the number of files
+        far = self.wait is Wait.FAR
+        # a file that was let go would stay open in a mapping of all
+        self._files: OpenFiles[Tokens] = OpenFiles(self._access or "auto", lambda *_: joined.clear(), far=far)
+        self._known = self._files.known
+
+    @property
+    def access(self) -> str:  # type: ignore[override]
+        if self._access is None:
+            first = next((k for k in range(len(self._firsts)) if self._starts[k] < self._starts[k + 1]), 0)
+            self._access = self.open_file(first, self._starts[first]).access
+        return self._access
+
+    @property
+    def starts(self) -> list[int]:
+        return self._starts
+
+    @property
+    def known(self) -> dict[int, Tokens]:
+        return self._known
+
+    def open_file(self, number: int, start: int) -> Tokens:
+        """Return a file, of which the token at position `start` of all is about to be read."""
+        known = self._known.get(number)
+        return known or self._files.open(number, lambda number: self._open_file(number, start - self._starts[number]))
+
+    def _locate(self, start: int) -> tuple[Tokens, int]:
+        """Return the file of a token, and its position there."""
+        number = bisect_right(self._starts, start, hi=len(self._starts) - 1) - 1
+        return self.open_file(number, start), start - self._starts[number]
+
+    def read(self, runs: Iterable[TokenRun]) -> None:
+        runs = list(runs)
+        if len(runs) == 1:  # a batch of one file: a third of the time
+            start, out = runs[0]
+            number = bisect_right(self._starts, start) - 1
+            if start < self._starts[-1] and start + len(out) <= self._starts[number + 1]:
+                file = self._known.get(number) or self.open_file(number, start)
+                file.read([(start - self._starts[number], out)])
+                return
+        parts: dict[int, list[TokenRun]] = {}
+        firsts: dict[int, int] = {}
+        for start, out in runs:
+            done = 0
+            while done < len(out):
+                number = bisect_right(self._starts, start + done) - 1
+                within, room = start + done - self._starts[number], self._starts[number + 1] - start - done
+                parts.setdefault(number, []).append((within, out[done : done + room]))
+                firsts.setdefault(number, start + done)
+                done += min(room, len(out) - done)
+        found = [(self.open_file(number, firsts[number]), mine) for number, mine in parts.items()]
+        self._read_files(found)
+
+    def _read_files(self, reads: Sequence[tuple[Tokens, list[TokenRun]]]) -> None:
+        """Read from several files; from several objects at the same time."""
+        objects = [file for file in (each.unchecked() for each, _ in reads) if isinstance(file, ObjectTokens)]
+        if len(reads) > 1 and len(objects) == len(reads):
+            read_objects([file.ranges_of(runs) for file, (_, runs) in zip(objects, reads, strict=True)])
+            for file, runs in reads:
+                file.compare(runs)
+            return
+        for file, runs in reads:
+            file.read(runs)
+
+    def gather(self, starts: npt.NDArray[np.int64], out: TokenArray) -> None:
+        if len(self._firsts) == 1:
+            self.open_file(0, int(starts[0]) if len(starts) else 0).gather(starts, out)
+            return
+        flat = self.flat()
+        if flat is not None:
+            gather_from(flat, starts, out)
+            return
+        order = starts.argsort()  # the rows of one file then follow each other
+        ascending, rows, length = starts[order], np.empty_like(out), out.shape[1]
+        numbers = self._firsts.searchsorted(ascending, side="right") - 1
+        crossing = ascending + length > np.array(self._starts)[numbers + 1]
+        reads: list[tuple[Tokens, npt.NDArray[np.int64], TokenArray]] = []
+        stop = 0
+        for (number, crosses), group in groupby(zip(numbers.tolist(), crossing.tolist(), strict=True)):
+            start, stop = stop, stop + len(list(group))
+            if crosses:
+                self.read(zip(ascending[start:stop].tolist(), rows[start:stop], strict=True))
+            else:
+                file = self.open_file(number, int(ascending[start]))
+                reads.append((file, ascending[start:stop] - self._starts[number], rows[start:stop]))
+        self._gather_files(reads)
+        out[order] = rows
+        self.flat()  # for the next gather
+
+    @staticmethod
+    def _gather_files(reads: list[tuple[Tokens, npt.NDArray[np.int64], TokenArray]]) -> None:
+        objects = [file for file in (each.unchecked() for each, _, _ in reads) if isinstance(file, ObjectTokens)]
+        if len(objects) == len(reads):
+            runs = (zip(starts.tolist(), rows, strict=True) for _, starts, rows in reads)
+            read_objects([file.ranges_of(mine) for file, mine in zip(objects, runs, strict=True)])
+            return
+        for file, starts, rows in reads:
+            file.gather(starts, rows)
+
+    def flat(self) -> TokenArray | None:
+        """Return all tokens of few files as one view: mapped side by side, once all are open; else None."""
+        count = len(self._firsts)
+        if count == 1 or count > MAX_JOINED or len(self._known) < count:
+            return super().flat() if count == 1 else None
+        if count not in self._joined:
+            self._joined[count] = self._join([self._known[number] for number in range(count)])
+        joined = self._joined[count]
+        if joined is None:
+            return None
+        for file in joined[1]:
+            file.file.require_whole()
+        return joined[0]
+
+    def _join(self, known: Sequence[Tokens]) -> tuple[TokenArray, list[FileTokens]] | None:
+        """Map the files side by side; None if one may not be mapped, or is no whole pages."""
+        files = [file for file in (each.unchecked() for each in known) if isinstance(file, FileTokens)]
+        places = [file.places() for file in files]
+        if len(files) < len(known) or not all(places) or any(file.dtype != self.dtype for file in files):
+            return None
+        tokens = map_side_by_side(list(chain.from_iterable(places)))
+        if tokens is None or tokens.nbytes != self.num_tokens * self.dtype.itemsize:
+            return None
+        return tokens.view(self.dtype), files
+
+    def view(self, start: int, count: int, private: bool = False) -> TokenArray | None:
+        if start >= self.num_tokens:
+            return None
+        file, within = self._locate(start)
+        return file.view(within, count, private) if within + count <= file.num_tokens else None
+
+    def ready(self, starts: npt.NDArray[np.int64]) -> bool:
+        located = map(self._locate, starts.tolist())
+        return all(file.ready(np.array([within])) for file, within in located)
+
+    def will_need(self, start: int, stop: int) -> None:
+        while start < stop:
+            file, within = self._locate(start)
+            take = min(stop - start, file.num_tokens - within)
+            file.will_need(within, within + take)
+            start += take
+
+    def close(self) -> None:
+        for file in self._files.files().values():
+            file.close()
+        self._access = self._access or "auto"  # nothing is opened any more to tell
+        self._reset()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key not in ("_files", "_known", "_joined")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._reset()
+
+
+class ShardOpener:
+    """Opens the shards of an index, of tokens or of a field, by number: what `Sharded` is made of."""
+
+    # a shard that was open once is known by its identity: it is not proved again, and another file is refused
+
+    def __init__(self, folder: Path, index: ShardIndex, access: str, verify: str) -> None:
+        self.folder, self.index, self.access, self.verify = folder, index, access, verify
+        self.identities: dict[int, Identity] = {}
+
+    @property
+    def noun(self) -> str:
+        return "batch" if self.index.meta.layout == BATCHES_LAYOUT else "chunk"
+
+    def __call__(self, number: int, start: int) -> Tokens:
+        """Open a shard, of which the token at `start` is about to be read."""
+        entry, path = self.index.shards[number], self.folder / self.index.table.values["path"][number]
+        known, unit = self.identities.get(number), start // self.index.meta.batch_tokens
+        found = self._open_by_index(path, entry, unit, known) or self._open_by_file(path, entry, unit, known)
+        self.identities[number] = found.identity
+        return found
+
+    def _open_by_index(self, path: Path, entry: ShardEntry, unit: int, identity: Identity | None) -> Tokens | None:
+        """Open a shard without HDF5; None if the index does not say enough, or the file is not what it says."""
+        if not self._is_placed(entry):
+            return None
+        meta = self.index.meta
+        compressed = extents_column(meta.column) in entry.columns
+        tokens = (self._open_compressed if compressed else self._open_plain)(path, entry, identity)
+        if tokens is None:
+            return None
+        rows = _crc32_rows(tokens, path, entry)
+        if identity is None:
+            read = np.empty(min(meta.batch_tokens, entry.token_count - unit * meta.batch_tokens), meta.dtype)
+            stored = _read_proof(tokens, rows, entry, unit, read)
+            if self._problem(entry, stored, unit, read):
+                tokens.close()
+                return None
+            if isinstance(tokens, ObjectTokens):
+                tokens.remember(unit * meta.batch_tokens, read)
+        return checked(tokens, rows, path, self.noun, self.verify)
+
+    def _is_placed(self, entry: ShardEntry) -> bool:
+        placed = entry.complete and self.access != "h5py" and entry.is_placed(self.index.meta.column)
+        return placed and entry.crc32 != NOT_KNOWN and entry.token_count > 0
+
+    def _open_plain(self, path: Path, entry: ShardEntry, identity: Identity | None) -> FileTokens | ObjectTokens | None:
+        meta = self.index.meta
+        extents = entry.extents(meta.column, meta.batch_bytes)
+        strides = (meta.batch_bytes, meta.padded_batch_bytes)
+        if extents is None or any(run.stride not in strides for run in extents.runs if run.num_batches > 1):
+            return None  # one batch proves the places of all only where they follow each other as ours do
+        try:
+            tokens = open_extents(path, extents, meta.dtype, entry.token_count, self.access, identity, entry.num_bytes)
+        except IncompleteError:
+            return None
+        if isinstance(tokens, ObjectTokens) or tokens.file.size == entry.num_bytes:
+            return tokens
+        tokens.close()
+        return None
+
+    def _open_compressed(self, path: Path, entry: ShardEntry, identity: Identity | None) -> Decoded | None:
+        if entry.compressed is None or self.access == "mmap":
+            return None
+        meta, ranges = self.index.meta, open_ranges(path, identity, entry.num_bytes)
+        try:
+            if ranges.num_bytes == entry.num_bytes:
+                table = read_extents(ranges, entry.columns[extents_column(meta.column)], entry.num_batches)
+                chunks = CodedChunks(entry.compressed.codec, table)
+                return Decoded(ranges, chunks, meta.dtype, meta.batch_tokens, entry.token_count, self.noun)
+        except FormatError:
+            pass
+        except BaseException:
+            ranges.close()
+            raise
+        ranges.close()
+        return None
+
+    def _open_by_file(self, path: Path, entry: ShardEntry, unit: int, identity: Identity | None) -> Tokens:
+        """Open a shard by what its file says, and compare that with the index."""
+        reader = self._reader(path, entry, identity)
+        try:
+            if not (entry.complete and reader.complete):
+                raise IncompleteError(f"{reader.path}: its writer has not finished; convert again")
+            expected, found = (entry.token_count, self.index.meta.dtype), (reader.token_count, reader.dtype)
+            if self.index.holds_stream and found != expected:
+                raise FormatError(
+                    f"{path}: expected {expected[0]:,} tokens, found {found[0]:,} ({expected[1]}, {found[1]}); it "
+                    f"changed, or {INDEX_NAME} is of another store"
+                )
+            if not self.index.holds_stream:
+                self.index.require_agreement(reader, entry)
+            if self._is_placed(entry) and not self.index.holds_stream:
+                self.index.require_extents(reader, entry)
+            if identity is None and entry.crc32 != NOT_KNOWN and entry.token_count:
+                self._require_proof(reader, entry, unit)
+            reader.check_reads(self.verify)
+        except BaseException:
+            reader.close()
+            raise
+        return reader.tokens
+
+    def _reader(self, path: Path, entry: ShardEntry, identity: Identity | None) -> BatchReader:
+        meta = self.index.meta
+        if meta.field is None and meta.layout == BATCHES_LAYOUT:
+            return BACKENDS[entry.backend].open(path, access=self.access, verify="none")
+        from zb_hdf5.formats.hdf5.h5_reader import HDF5Reader  # h5py, which whoever has an index does not need
+        from zb_hdf5.formats.hdf5.inspection import look_at_field, look_at_stream
+
+        column = (
+            look_at_stream(path, identity) if meta.field is None else look_at_field(path, meta.field.name, identity)
+        )
+        return HDF5Reader(column, self.access, "none")
+
+    def _require_proof(self, reader: BatchReader, entry: ShardEntry, unit: int) -> None:
+        """Raise `ChecksumError` unless the crc32 rows of a file are those of its entry, and a unit is what they say."""
+        batch_tokens = self.index.meta.batch_tokens
+        tokens = np.empty(min(batch_tokens, entry.token_count - unit * batch_tokens), reader.dtype)
+        reader.tokens.read([(unit * batch_tokens, tokens)])
+        problem = self._problem(entry, reader.stored_crc32(), unit, tokens)
+        if problem:
+            raise ChecksumError(
+                f"{reader.path}: {problem}: the file is damaged, or belongs elsewhere",
+                remedy=Remedy.VERIFY,
+                at=reader.path.parents[entry.path.count("/")],
+            )
+
+    def _problem(self, entry: ShardEntry, rows: npt.NDArray[np.uint32] | None, unit: int, tokens: TokenArray) -> str:
+        """Say what is not as in the index; "" if the file is proved."""
+        if rows is None or crc32_of(rows) != entry.crc32:
+            return f"its rows of crc32 are not those that {INDEX_NAME} knows of"
+        found, expected = crc32_of(tokens), int(rows[unit])
+        return "" if found == expected else f"{self.noun} {unit:,}: expected crc32 {expected:08x}, found {found:08x}"
+
+
+def _crc32_rows(tokens: FileTokens | ObjectTokens | Decoded, path: Path, entry: ShardEntry) -> Crc32Rows:
+    """Return the crc32 of each unit, where the index says that they lie, or of the sidecar of the shard."""
+    ranges = ranges_of(tokens)
+    if CRC32 not in entry.columns or ranges is None:
+        return sidecar_rows(path, entry.num_batches)
+    return Crc32Rows.placed(entry.num_batches, ranges, entry.columns[CRC32])
+
+
+def _read_proof(
+    tokens: FileTokens | ObjectTokens | Decoded, rows: Crc32Rows, entry: ShardEntry, unit: int, out: TokenArray
+) -> npt.NDArray[np.uint32] | None:
+    """Fill `out` with a unit, and return the crc32 of all; None: they cannot be read."""
+    # an error from a server is raised; where too many files are open, the caller closes some and tries again
+    try:
+        if isinstance(tokens, ObjectTokens) and CRC32 in entry.columns:  # one wait for both
+            return rows.all((tokens.extents.offset(unit), out))
+        tokens.read([(unit * tokens.unit, out)])
+        return rows.all()
+    except (OSError, ChecksumError, FormatError, UnverifiableError, IndexError) as error:
+        if isinstance(tokens, ObjectTokens) or getattr(error, "errno", 0) in (errno.EMFILE, errno.ENFILE):
+            tokens.close()
+            raise
+        return None
 
 
 def sharded(opener: ShardOpener, kind: type[Sharded] = Sharded) -> Sharded:
@@ -36,7 +406,7 @@ def _access_of(opener: ShardOpener) -> str | None:
     index, column, access = opener.index, opener.index.meta.column, opener.access
     first = next((shard for shard in index.shards if shard.token_count), index.shards[0])
     if access == "h5py":
-        return access if BACKENDS[first.backend].has_datasets else None
+        return access if not BACKENDS[first.backend].tokens_only else None
     if column in first.columns:
         return REMOTE if isinstance(opener.folder, RemotePath) else access
     return "pread" if first.is_placed(column) and access != "mmap" else None
@@ -45,51 +415,31 @@ def _access_of(opener: ShardOpener) -> str | None:
 class ShardedReader(BatchReader):
     """Reads a store as one sequence of batches. See `BatchReader` for what it offers."""
 
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        backend: str = "auto",
-        access: str = "auto",
-        verify: str = "auto",
-        split: str | None = None,
-        index: ShardIndex | None = None,
-    ) -> None:
-        require_options(access, verify)
-        path = any_path(path)
-        require_remote_access(path, access)
-        index = (index or ShardIndex.load(path)).of_split(split)
-        folder = path if path.is_dir() else path.parent
-        if not isinstance(folder, RemotePath):  # of objects each would be asked for
-            require_files(folder, index)
-        backends = dict.fromkeys(index.table.values["backend"])
-        if backend != "auto" and list(backends) != [backend]:
-            other = next(shard for shard in index.shards if shard.backend != backend)
-            raise BackendError(f"{folder / other.path}: asked for backend {backend!r}, found {other.backend!r}")
+    def __init__(self, folder: Path, index: ShardIndex, access: str = "auto", verify: str = "auto") -> None:
         if verify == "batch" and index.complete and (unknown := index.without_crc32()):
             raise UnverifiableError(f"{folder / unknown}: cannot be verified: the index knows no crc32 of its batches")
-        super().__init__(folder, index.meta, index.num_batches, self._open_tokens(folder, index, access, verify))
+        tokens = self._open_tokens(ShardOpener(folder, index, access, verify))
+        super().__init__(folder, index.meta, index.num_batches, tokens)
         _ = self.tokens.access  # where the index does not tell, the first shard says what cannot be read
-        self.index, self.complete = index, index.complete
-        if index.complete:
+        self.index, self.complete, self.verify = index, index.complete, verify
+        if index.complete and (index.documents or index.table.pieces):
             self.record_documents = StoreDocuments(folder, index, verify)
-        self.backend = " and ".join(sorted(backends))
+        self.backend = " and ".join(sorted(set(index.table.values["backend"])))
         self.sha256 = index.sha256 if index.complete else None
-        self.verify = verify
-        self._options: dict[str, Any] = {"access": access, "verify": verify}
+        self._options = {"access": access, "verify": verify}
 
     @staticmethod
-    def _open_tokens(folder: Path, index: ShardIndex, access: str, verify: str) -> Sharded:
-        return sharded(ShardOpener(folder, index, access, verify))
+    def _open_tokens(opener: ShardOpener) -> Sharded:
+        return sharded(opener)
 
     @property
     def verified(self) -> str:
-        """See `BatchReader`. Of a store in which one shard has no crc32, or still grows: "none"."""
+        """See `BatchReader`; "none" where one shard has no crc32, or still grows."""
         return "none" if self.index.without_crc32() else VERIFIED[self.verify]
 
     def _field_reader(self, name: str) -> BatchReader:
         """Read the values of a field as a store of its own, whose shards are the files that hold them."""
-        return type(self)(self.path, index=self.index.of_field(name), **self._options)
+        return type(self)(self.path, self.index.of_field(name), **self._options)
 
     def _compute_fingerprint(self) -> str:
         if self.index.live_id:

@@ -24,8 +24,7 @@ from zb_hdf5.field import Field
 from zb_hdf5.files.codecs import CompressedTokens
 from zb_hdf5.files.extents import Extents, Run
 from zb_hdf5.files.file_tokens import open_extents
-from zb_hdf5.files.identity import Identity
-from zb_hdf5.files.paths import RemotePath, any_path, require_remote_access
+from zb_hdf5.files.paths import Identity, RemotePath, any_path, require_remote_access
 from zb_hdf5.files.tokens import Converted, Tokens, Wait
 from zb_hdf5.formats.batch_reader import require_choice
 from zb_hdf5.formats.hdf5.chunks import compressed_tokens
@@ -45,9 +44,7 @@ from zb_hdf5.spec import (
     combine_sha256,
 )
 from zb_hdf5.store.index import ShardIndex, find_index, require_files
-from zb_hdf5.store.proof import ShardOpener
-from zb_hdf5.store.sharded import Sharded
-from zb_hdf5.store.shards import sharded
+from zb_hdf5.store.shards import Sharded, ShardOpener, sharded
 
 FINGERPRINT_SAMPLES: Final = 16
 SAMPLE_TOKENS: Final = 4096

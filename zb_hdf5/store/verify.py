@@ -5,19 +5,119 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from enum import StrEnum
 from functools import partial
 from pathlib import Path
 
+from zb_hdf5.documents.document_table import DocumentPart, DocumentTable, check_documents
+from zb_hdf5.documents.pieces import pieces_path
+from zb_hdf5.documents.pieces_file import PiecesFile
 from zb_hdf5.errors import ChecksumError, FormatError, IncompleteError, Remedy, ZbError
 from zb_hdf5.files.paths import RemotePath, any_path
 from zb_hdf5.formats.batch_reader import BatchReader
+from zb_hdf5.formats.hdf5.document_offsets import table_sha256
 from zb_hdf5.formats.registry import FORMATS, format_of, open_chunks
-from zb_hdf5.spec import BATCHES_LAYOUT, INDEX_NAME
+from zb_hdf5.spec import BATCHES_LAYOUT, INDEX_NAME, STREAM_LAYOUT
 from zb_hdf5.store.index import ShardIndex, find_index
-from zb_hdf5.store.table import ShardEntry
+from zb_hdf5.store.table import PiecesInfo, ShardEntry
 from zb_hdf5.store.token_store import npy_files
-from zb_hdf5.store.verify_report import ShardReport
-from zb_hdf5.store.verify_tables import check_beside, check_pieces, verify_documents
+
+
+@dataclass
+class ShardReport:
+    """What was found out about one file.
+
+    Attributes
+    ----------
+    sha256
+        Computed from the bytes on disk; empty if they could not be read.
+    fields
+        Name -> sha256 of its values, computed from the bytes on disk.
+    total_records
+        Source records behind the batches, as the file says.
+    document_count
+        Documents of a document table; 0 of any other file.
+    checks
+        What they were compared with: "crc32", "sha256", "index", "documents", "pieces".
+    missing
+        What there would have to be to compare the tokens with, and how to get it; empty where they were compared.
+    problem
+        The first thing that is wrong, or None.
+    """
+
+    path: str
+    backend: str = ""
+    num_batches: int = 0
+    token_count: int = 0
+    sha256: str = ""
+    total_records: int = 0
+    document_count: int = 0
+    checks: list[str] = field(default_factory=list)
+    fields: dict[str, str] = field(default_factory=dict)
+    missing: str = ""
+    problem: ZbError | None = None
+
+    @property
+    def outcome(self) -> Outcome:
+        """What can be said of the file."""
+        if self.problem is not None:
+            return Outcome.BAD
+        return Outcome.UNVERIFIED if self.missing else Outcome.VERIFIED
+
+
+class Outcome(StrEnum):
+    """What a check of digests can end in."""
+
+    VERIFIED = "verified"
+    UNVERIFIED = "unverified"  # there was nothing to compare with
+    BAD = "bad"
+
+
+def check_pieces(reader: BatchReader, expected: PiecesInfo | None, report: ShardReport) -> None:
+    """Check the pieces of a file of batches."""
+    file = PiecesFile(
+        reader.path, reader.num_records, reader.seq_len, sha256=expected.sha256 if expected else "",
+        tokens_sha256=report.sha256,
+    )  # fmt: skip
+    try:
+        if expected is not None and expected.num_bytes != file.num_bytes:
+            raise FormatError(
+                f"{pieces_path(reader.path)}: {INDEX_NAME} says {expected.num_bytes:,} bytes, found {file.num_bytes:,}"
+            )
+        file.check()
+    finally:
+        file.close()
+    report.checks.append("pieces")
+
+
+def check_beside(reader: BatchReader, report: ShardReport) -> None:
+    """Check what lies beside a lone file. Raises as `check_pieces` does."""
+    if pieces_path(reader.path).exists():
+        check_pieces(reader, None, report)
+    sha256 = table_sha256(reader.path) if reader.meta.layout == STREAM_LAYOUT else ""
+    table = DocumentTable.of_file(reader.path, report.sha256, sha256=sha256)
+    if table is not None:
+        try:
+            table.file(0).check()
+        finally:
+            table.close()
+        if "documents" not in report.checks:
+            report.checks.append("documents")
+
+
+def verify_documents(folder: Path, part: DocumentPart) -> ShardReport:
+    """Check one document table of a store."""
+    report = ShardReport(str(folder / part.path), backend="hdf5", document_count=part.document_count)
+    try:
+        check_documents(folder / part.path, part)
+        report.sha256, report.checks = part.sha256, ["documents"]
+    except ZbError as error:
+        report.problem = error
+    except OSError as error:
+        report.problem = IncompleteError(f"{report.path}: {error}")
+    return report
+
 
 Count = Callable[[int], None]
 EntryCheck = Callable[[BatchReader, ShardReport], None]
@@ -84,7 +184,7 @@ def verify_store(
 
 def _check_records(folder: Path, index: ShardIndex, reports: list[ShardReport]) -> None:
     """Compare what no digest covers: the counts in the headers of the shards."""
-    if any(FORMATS[report.backend].guards_metadata for report in reports):
+    if not all(FORMATS[report.backend].tokens_only for report in reports):
         return
     found, expected = sum(report.total_records for report in reports), index.meta.total_records
     if found not in (expected, 0):
@@ -119,12 +219,10 @@ def _verify_reader(reader: BatchReader, check_entry: EntryCheck, report: ShardRe
     report.total_records, report.token_count = reader.meta.total_records, reader.token_count
     report.num_batches = reader.num_batches if reader.meta.layout == BATCHES_LAYOUT else 0
     report.sha256, report.checks = reader.compare_digests(progress)
-    extra = FORMATS[reader.backend].extra_checks(reader)
-    report.checks += extra
-    for field in reader.meta.fields:
-        report.fields[field.name], _ = reader.field(field.name).compare_digests()
+    for column in reader.meta.fields:
+        report.fields[column.name], _ = reader.field(column.name).compare_digests()
     check_entry(reader, report)
-    if report.checks == extra:  # they say nothing of the tokens
+    if not report.checks:
         report.missing = reader.missing_digests()
     report.checks += [f"field {name}" for name in report.fields]
     if not reader.complete:
@@ -149,7 +247,7 @@ def _check_entry(index: ShardIndex, entry: ShardEntry, reader: BatchReader, repo
         raise FormatError(f"{reader.path}: {INDEX_NAME} says backend {entry.backend!r}, found {reader.backend!r}")
     index.require_agreement(reader, entry)
     index.require_extents(reader, entry)
-    if not FORMATS[reader.backend].guards_metadata and reader.meta.seed not in (index.meta.seed, 0):
+    if FORMATS[reader.backend].tokens_only and reader.meta.seed not in (index.meta.seed, 0):
         raise FormatError(f"{reader.path}: {INDEX_NAME} says seed {index.meta.seed}, its header {reader.meta.seed}")
     report.checks.append("index")
     if entry.pieces is not None:

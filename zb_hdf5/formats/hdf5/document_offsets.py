@@ -13,8 +13,7 @@ from zb_hdf5.errors import ChecksumError, FormatError
 from zb_hdf5.files.digests import crc32_of
 from zb_hdf5.files.extents import Extents
 from zb_hdf5.files.file_tokens import FileTokens
-from zb_hdf5.files.identity import Identity
-from zb_hdf5.files.paths import RemotePath
+from zb_hdf5.files.paths import Identity, RemotePath
 from zb_hdf5.files.ranges import LocalFile, open_ranges
 from zb_hdf5.formats.hdf5.chunks import chunk_places
 from zb_hdf5.formats.hdf5.file import h5_damage, h5_identity, open_h5_for_reading, require_rows, text_of
@@ -35,7 +34,8 @@ class DocumentOffsets(Table):
 
     A mapped view takes no memory of the process: rows of a trillion tokens would take gigabytes in each of its ranks.
     Compressed files of other tools, unfinished ones, objects and files on network file systems are read at once, and a
-    1-D `.npy` file or a stream of others is one document. Rows of a finished stream are compared with their crc32, unless `verify` is "none".
+    1-D `.npy` file or a stream of others is one document. Rows of a finished stream are compared with their crc32,
+    unless `verify` is "none".
     """
 
     def __init__(self, path: Path, num_tokens: int, identity: Identity | None = None, verify: str = "auto") -> None:

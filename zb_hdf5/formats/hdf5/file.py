@@ -19,19 +19,18 @@ import numpy.typing as npt
 
 from zb_hdf5.errors import FormatError, IncompleteError, UnavailableError, ZbError
 from zb_hdf5.files.checked import Crc32Rows
-from zb_hdf5.files.identity import (
+from zb_hdf5.files.objects import ObjectFile
+from zb_hdf5.files.paths import (
     Handle,
     Identity,
+    RemotePath,
     identity_of,
     open_file,
     require_bytes,
     require_identity,
     require_regular,
 )
-from zb_hdf5.files.locks import NO_LOCKS
-from zb_hdf5.files.objects import ObjectFile
-from zb_hdf5.files.paths import RemotePath
-from zb_hdf5.files.publishing import write_fully
+from zb_hdf5.files.publishing import NO_LOCKS, write_fully
 from zb_hdf5.spec import (
     CODECS,
     CRC32,

@@ -7,6 +7,7 @@ chunks are decoded outside of it. Files that grow (SWMR) and datasets of another
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -16,10 +17,9 @@ import numpy.typing as npt
 
 from zb_hdf5.errors import ChecksumError, FormatError, IncompleteError, UnverifiableError
 from zb_hdf5.files.checked import Crc32Rows
-from zb_hdf5.files.decoded import ranges_of
+from zb_hdf5.files.codecs import ranges_of
 from zb_hdf5.files.digests import crc32_of
-from zb_hdf5.files.identity import Identity
-from zb_hdf5.files.paths import RemotePath, any_path
+from zb_hdf5.files.paths import Identity, RemotePath, any_path
 from zb_hdf5.formats.batch_reader import BatchReader, require_options
 from zb_hdf5.formats.hdf5.chunks import compressed_tokens, plain_extents
 from zb_hdf5.formats.hdf5.file import (
@@ -176,6 +176,13 @@ class HDF5StreamReader(HDF5Reader):
             )
         return offsets
 
+    def compare_digests(self, progress: Callable[[int], None] = lambda tokens: None) -> tuple[str, list[str]]:
+        sha256, checks = super().compare_digests(progress)
+        if self.complete and self._marker:
+            self.doc_offsets()
+            checks.append("documents")
+        return sha256, checks
+
     def has_written(self, offsets: npt.NDArray[np.uint64]) -> bool:
         """Return whether these are the offsets of documents whose crc32 the finished file has."""
         return crc32_of(offsets) == self._stored_offsets()[1]
@@ -186,11 +193,3 @@ class HDF5StreamReader(HDF5Reader):
             count = int(attributes["document_count"]) + 1
             offsets = np.asarray(require_rows(h5, self.path, DOC_OFFSETS, count)[:count], dtype="<u8")
             return offsets, int(attributes["doc_offsets_crc32"])
-
-
-def check_documents(reader: BatchReader) -> list[str]:
-    """Compare the offsets of the documents of a finished stream with their crc32; return the names of the checks."""
-    if not isinstance(reader, HDF5StreamReader) or not reader.complete or not reader._marker:
-        return []
-    reader.doc_offsets()
-    return ["documents"]

@@ -12,10 +12,10 @@ import h5py
 import numpy as np
 
 from zb_hdf5.errors import BackendError, FormatError, UnavailableError
-from zb_hdf5.files.decoded import CodedChunks, Decoded
+from zb_hdf5.files.codecs import CodedChunks, Decoded
 from zb_hdf5.files.extents import Extents
 from zb_hdf5.files.file_tokens import open_extents
-from zb_hdf5.files.identity import Handle, Identity, cut_short, size_of
+from zb_hdf5.files.paths import Handle, Identity, cut_short, size_of
 from zb_hdf5.files.publishing import PARTIAL_SUFFIX
 from zb_hdf5.files.ranges import open_ranges
 from zb_hdf5.files.tokens import Tokens, UnitTokens, Wait

@@ -14,7 +14,7 @@ import numpy as np
 from zb_hdf5.errors import ArgumentError, FormatError, Remedy
 from zb_hdf5.field import Field
 from zb_hdf5.files.extents import Extents, Run
-from zb_hdf5.files.identity import Identity
+from zb_hdf5.files.paths import Identity
 from zb_hdf5.formats.hdf5.chunks import Places, chunk_places, codec_of, column_runs
 from zb_hdf5.formats.hdf5.file import (
     bytes_elsewhere,

@@ -405,7 +405,7 @@ class FileWriter(TokenWriter, BatchWriter):
     @staticmethod
     def stored_bytes(meta: StoreMeta, num_batches: int) -> int:
         """Return about how many bytes a file of these batches has, and its sidecar."""
-        return num_batches * meta.padded_batch_bytes
+        return num_batches * meta.batch_bytes
 
     @abstractmethod
     def _append(self, batches: TokenArray, digest: PendingDigest, fields: Mapping[str, npt.NDArray[Any]]) -> None:

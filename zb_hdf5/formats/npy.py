@@ -16,7 +16,7 @@ from zb_hdf5.files.extents import Run
 from zb_hdf5.files.paths import regular, require_bytes
 from zb_hdf5.files.publishing import write_fully
 from zb_hdf5.formats.batch_writer import FileWriter, ShardInfo
-from zb_hdf5.spec import BATCHES, StoreMeta, TokenArray
+from zb_hdf5.spec import BATCHES, TokenArray
 
 if TYPE_CHECKING:
     from zb_hdf5.files.digests import PendingDigest
@@ -76,10 +76,6 @@ class NpyWriter(FileWriter):
     """Writes a `.npy` file of records, shape `(num_batches * batch_size, seq_len)`, in batch order."""
 
     backend: ClassVar[str] = "npy"
-
-    @staticmethod
-    def stored_bytes(meta: StoreMeta, num_batches: int) -> int:
-        return num_batches * meta.batch_bytes
 
     def _begin(self) -> None:
         self._data_offset = len(self._header(self._expected_batches))

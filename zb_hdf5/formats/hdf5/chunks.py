@@ -81,24 +81,26 @@ def compressed_tokens(places: Places | None) -> CompressedTokens | None:
     return CompressedTokens(places.codec, places.num_bytes) if isinstance(places, CodedChunks) else None
 
 
-def _extents_runs(h5: h5py.File, path: Path, column: str, chunks: CodedChunks) -> tuple[Run, ...]:
-    """Return the runs of the table of the extents of a column; nothing if there is none, or that of another file."""
-    stored = own_dataset(h5, path, extents_column(column))
-    plain = stored is not None and stored.chunks == (EXTENTS_CHUNK_ROWS, 2) and stored.dtype == np.dtype("<u8")
-    if stored is None or not plain or stored.shape != chunks.table.shape or codec_of(stored) != NO_CODEC:
-        return ()
-    return chunk_runs(stored) if np.array_equal(stored[:], chunks.table) else ()
-
-
 def column_runs(h5: h5py.File, path: Path, column: str, places: Places | None) -> dict[str, tuple[Run, ...]]:
     """Return the runs of the chunks of a column and of its crc32 rows, as far as a reader needs no HDF5."""
     if places is None:
         return {}
     found = {column: tuple(places.runs)} if isinstance(places, Extents) else {}
-    tables = {crc32_column(column): _crc32_runs(own_dataset(h5, path, crc32_column(column)))}
+    rows = own_dataset(h5, path, crc32_column(column))
+    if _is_table(rows, "<u4", (CRC32_CHUNK_ROWS,)):
+        found[crc32_column(column)] = chunk_runs(rows)
     if isinstance(places, CodedChunks):
-        tables[extents_column(column)] = _extents_runs(h5, path, column, places)
-    return found | {name: runs for name, runs in tables.items() if runs}
+        extents: Any = own_dataset(h5, path, extents_column(column))
+        own = _is_table(extents, "<u8", (EXTENTS_CHUNK_ROWS, 2)) and extents.shape == places.table.shape
+        if own and np.array_equal(extents[:], places.table):
+            found[extents_column(column)] = chunk_runs(extents)
+    return {name: runs for name, runs in found.items() if runs or name == column}
+
+
+def _is_table(stored: h5py.Dataset | None, dtype: str, chunks: tuple[int, ...]) -> bool:
+    """Return whether a dataset has the chunks that we write, and no filters."""
+    own = stored is not None and stored.chunks == chunks and stored.dtype == np.dtype(dtype)
+    return own and codec_of(stored) == NO_CODEC
 
 
 def chunk_runs(stored: h5py.Dataset) -> tuple[Run, ...]:
@@ -108,14 +110,6 @@ def chunk_runs(stored: h5py.Dataset) -> tuple[Run, ...]:
         return ()
     chunk_bytes = int(np.prod(stored.chunks)) * stored.dtype.itemsize
     return tuple(Extents.from_offsets(offsets, chunk_bytes).runs)
-
-
-def _crc32_runs(rows: h5py.Dataset | None) -> tuple[Run, ...]:
-    """Return the runs of crc32 rows whose chunks are those that we write; else nothing."""
-    plain = rows is not None and rows.chunks == (CRC32_CHUNK_ROWS,) and rows.dtype == np.dtype("<u4")
-    if rows is None or not plain or rows.id.get_create_plist().get_nfilters():
-        return ()
-    return chunk_runs(rows)
 
 
 def codec_of(stored: h5py.Dataset) -> str | None:

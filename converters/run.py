@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import Any, Final, NamedTuple, ParamSpec, cast
+from typing import Any, Final, ParamSpec, cast
 
 from zb_hdf5 import ArgumentError
 from zb_hdf5.converters.batch_target import describe, write_batches
@@ -32,14 +32,6 @@ PRELOAD: Final = (
     "zb_hdf5.store.shards",
 )  # fmt: skip
 P = ParamSpec("P")
-
-
-class _Opened(NamedTuple):
-    """An open source, the conversion with all defaults, and who does the work."""
-
-    source: Source | DocumentSource
-    conversion: Conversion
-    workers: Workers
 
 
 def run(conversion: Conversion, shown: Shown | None = None) -> Report | StreamReport | Done | None:
@@ -67,8 +59,10 @@ def plan(conversion: Conversion) -> dict[str, Any] | None:
 
 
 @contextmanager
-def _opened(conversion: Conversion, shown: Shown) -> Generator[_Opened | None]:
-    """Open the source and the engine; None in an MPI rank that has run its tasks for others and is done."""
+def _opened(
+    conversion: Conversion, shown: Shown
+) -> Generator[tuple[Source | DocumentSource, Conversion, Workers] | None]:
+    """Open the source and the engine, and fill in all defaults; None in an MPI rank that has served others."""
     conversion, open_source = _prepared(conversion)
     with ExitStack() as stack:
 
@@ -95,7 +89,8 @@ def _opened(conversion: Conversion, shown: Shown) -> Generator[_Opened | None]:
             yield None
             return
         threads = conversion.threads or max(1, default_workers() // engine.workers_per_node)
-        yield _Opened(source or entered(), conversion, Workers(engine, threads, shown))
+        source = source or entered()  # with which the conversion may change
+        yield source, conversion, Workers(engine, threads, shown)
 
 
 def _prepared(conversion: Conversion) -> tuple[Conversion, Callable[[], Any]]:

@@ -77,13 +77,13 @@ def batches_of(records: int, meta: StoreMeta, remainder: str, noun: str = "recor
     num_batches, rest = divmod(records, meta.batch_size)
     if rest and remainder == "error":
         raise ConvertError(
-            f"{records:,} {noun} are no multiple of batch_size {meta.batch_size:,}: {rest:,} are left over",
+            f"{records:,} {noun} are no multiple of batch_size {meta.batch_size}: {rest} are left over",
             remedy=Remedy.REMAINDER,
         )
     num_batches += rest > 0 and remainder == "pad"
     if num_batches == 0:
         raise ConvertError(
-            f"{records:,} {noun} of {meta.seq_len:,} tokens do not fill one batch of {meta.batch_size:,}",
+            f"{records:,} {noun} of {meta.seq_len} tokens do not fill one batch of {meta.batch_size}",
             remedy=Remedy.FILL_A_BATCH,
         )
     return num_batches, rest

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import signal
@@ -42,6 +43,7 @@ from zb_hdf5 import (
     verify_store,
 )
 from zb_hdf5.commands.zb import zb
+from zb_hdf5.formats.registry import open_chunks
 from zb_hdf5.loaders.order import SHUFFLES
 from zb_hdf5.spec import NO_SHA256
 from zb_hdf5.store.repair import rebuild_index
@@ -176,6 +178,25 @@ def test_closing_publishes_and_a_second_time_does_nothing(tmp_path):
     writer.abort()
     with MmapTokenStore(tmp_path / "s.h5") as store:
         np.testing.assert_array_equal(store.get_slice(0, store.num_tokens), TOKENS)
+
+
+def test_a_writer_that_failed_keeps_its_committed_chunks(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    writer = HDF5ShardWriter(tmp_path / "s.h5", chunk_tokens=4)
+    writer.write_documents(range(12), [4, 4, 4])
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", full)
+        with pytest.raises(OSError, match="No space left"):
+            writer.write_documents(range(4), [4])
+    for use in (lambda: writer.write_document([1]), writer.close):
+        with pytest.raises(ConvertError, match=r"the 3 chunks that were committed before it are in .*s\.h5\.partial"):
+            use()
+    with open_chunks(tmp_path / "s.h5.partial") as reader:
+        assert reader.token_count == 12
+    writer.abort()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_ids_that_are_there_twice_or_only_sometimes_are_refused(tmp_path):

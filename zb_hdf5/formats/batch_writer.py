@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 #: The values of fields: an array for each name, or one structured array.
 FieldArrays: TypeAlias = Mapping[str, npt.ArrayLike] | npt.NDArray[Any]
-#: Name of a column -> where its chunks lie.
+#: Name of a column -> the extents of its chunks.
 Columns: TypeAlias = dict[str, tuple[Run, ...]]
 #: How much is written before the disk is told to begin with it.
 WRITE_BACK_BYTES: Final = 32 << 20
@@ -156,10 +156,10 @@ class BatchWriter(Writer):
     def write_from(self, reader: BatchReader, start: int, count: int) -> int:
         """Append consecutive batches of a reader without passing their bytes through this process, if that can be.
 
-        Returns how many were appended and are committed: fewer than `count` where the file systems do not copy from
-        file to file, or the format has no place for them in a row. `write` the rest. What is digested is what lies in
-        this file: a bit that flipped in the original, or on the way, is in `crc32()`. Batches that have fields are
-        not copied in this way.
+        Returns how many were appended and are committed: fewer than `count` if the file systems do not copy from file
+        to file, or the format has no slots for them in a row. `write` the rest. The digests are those of the bytes in
+        this file: a bit that flipped in the original, or on the way, is in `crc32()`. Batches with fields are not
+        copied in this way.
 
         Raises
         ------
@@ -269,11 +269,11 @@ class TokenWriter(Writer):
         """Prepare the partial file."""
 
     def _write_rest(self) -> None:
-        """Write and commit what waits in buffers, before the file is completed."""
+        """Write and commit the content of buffers, before the file is completed."""
 
     @abstractmethod
     def _complete(self, info: ShardInfo) -> ShardInfo:
-        """Mark the file as whole, close everything but the partial's descriptor, and add what only the file knows."""
+        """Mark the file as whole, close everything but the partial's descriptor, and complete the facts about it."""
 
     def _release(self) -> None:
         """Close everything but the partial's descriptor, without completing."""
@@ -344,7 +344,7 @@ class FileWriter(TokenWriter, BatchWriter):
         return self.num_batches - before
 
     def _copy_from(self, path: Path, extents: Extents, start: int, count: int, offset: int) -> None:
-        """Copy batches to the slots from `offset` on, as far as the file systems do; one is digested beside it."""
+        """Copy batches to the slots from `offset` on, as far as the file systems do; digest one while one is copied."""
         group, slot_bytes = max(1, GROUP_BYTES // self.meta.batch_bytes), self.meta.padded_batch_bytes
         buffers = [np.empty((min(group, count), slot_bytes), np.uint8) for _ in range(2)]
         before = self.num_batches
@@ -353,10 +353,10 @@ class FileWriter(TokenWriter, BatchWriter):
             try:
                 for number, done in enumerate(range(0, count, group)):
                     slots = buffers[number % 2][: min(group, count - done)]
-                    place = offset + done * slot_bytes
-                    if not self._copy_group(original.fileno(), extents, start + done, len(slots), place):
+                    begin = offset + done * slot_bytes
+                    if not self._copy_group(original.fileno(), extents, start + done, len(slots), begin):
                         break
-                    read_fully(self._file.fd, slots, place)
+                    read_fully(self._file.fd, slots, begin)
                     tokens = slots[:, : self.meta.batch_bytes].view(self.meta.dtype)
                     what = f"{self._file.path} (batch {before + done:,})"
                     stored = as_stored(tokens.reshape(len(slots), *self.meta.shape), self.meta, what)

@@ -56,7 +56,7 @@ BATCH_HEADER_FIELDS: Final = (
     (36, "I", "total_records"),
 )
 _HEADER: Final = struct.Struct("<" + "".join(code for _, code, _ in BATCH_HEADER_FIELDS))
-#: Files of early builds beside a `.batch` file, which held its fields and documents.
+#: Suffixes of the files of early builds that held the fields and documents of a `.batch` file.
 EARLY_SUFFIXES: Final = (".fields.h5", ".pieces.h5", ".documents.h5", PIECES_SUFFIX, DOCUMENTS_SUFFIX)
 
 
@@ -83,7 +83,7 @@ class BatchFileReader(BatchReader):
 
     @property
     def padded_batch_bytes(self) -> int:
-        """Bytes from one batch to the next: batch i lies at `4096 + i * padded_batch_bytes`."""
+        """Bytes from one batch to the next: batch i begins at `4096 + i * padded_batch_bytes`."""
         return self.meta.padded_batch_bytes
 
     def stored_crc32(self) -> npt.NDArray[np.uint32] | None:
@@ -167,7 +167,7 @@ def read_header(path: Path) -> tuple[StoreMeta, int]:
 
 
 def refuse_leftovers(path: Path) -> None:
-    """Raise `FormatError` if an early build has left fields or documents of a `.batch` file beside it."""
+    """Raise `FormatError` if an early build has left files of the fields or documents of a `.batch` file."""
     for suffix in () if isinstance(path, RemotePath) else EARLY_SUFFIXES:
         if (leftover := path.with_name(path.name + suffix)).exists():
             raise FormatError(
@@ -251,7 +251,7 @@ def batch_file_bytes(meta: StoreMeta, num_batches: int) -> int:
     return HEADER_BYTES + num_batches * meta.padded_batch_bytes
 
 
-# --- the crc32 rows of a file without room for them: raw uint32 in `<file>.crc32` ------------------------------------
+# --- the crc32 rows of a file that cannot hold them: raw uint32 in `<file>.crc32` ------------------------------------
 
 
 def crc32_path(path: Path) -> Path:

@@ -31,7 +31,7 @@ PLAIN_BYTES: Final = 128
 NPY_MISSING: Final = (
     ".npy files hold no digests; convert them to a store, which keeps digests from then on, or keep their sha256sum"
 )
-#: What numpy raises for headers that are no Python literal, or not the right one.
+#: The errors of numpy for headers that are no Python literal, or not the right one.
 MALFORMED_HEADER: Final = (
     ValueError, TypeError, KeyError, SyntaxError, tokenize.TokenError, OverflowError, RecursionError, MemoryError,
 )  # fmt: skip

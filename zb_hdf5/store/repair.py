@@ -92,8 +92,8 @@ def repair(
 ) -> list[RepairReport]:
     """Write the batches or documents that hold of a file, or of each shard of a store, into new files.
 
-    The originals stay. Of a store each new shard lies beside its original; the index is replaced last, in one step. A
-    kill before that leaves the store as it was, and the next run takes the shards that are finished.
+    The originals stay. New shards of a store are in its folder, and the index is replaced last, in one step. A kill
+    before that leaves the store as it was, and the next run takes the shards that are finished.
 
     Parameters
     ----------
@@ -106,7 +106,7 @@ def repair(
     overwrite
         Replace an existing output; leave a shard of which nothing can be saved out of the store.
     dry_run
-        Say what would be done, and write nothing.
+        Report the outcome, and write nothing.
 
     Returns
     -------
@@ -351,7 +351,7 @@ def rebuild_index(folder: str | os.PathLike[str], *, force: bool = False) -> Sha
         index = index_files(paths, splits=splits, shuffle=old.shuffle, source=old.source)
         kept = {name: getattr(index.meta, name) or getattr(old.meta, name) for name in ONLY_IN_SOME_FILES}
         same = known.keys() == {_number(path.name) for path in paths}
-        if same and index.meta.layout == BATCHES_LAYOUT:  # a document may lie in several shards
+        if same and index.meta.layout == BATCHES_LAYOUT:  # several shards may have parts of a document
             kept["document_count"] = old.meta.document_count
         # with other tokens, the state of a loader that read the store live no longer names the same records
         live_id = old.live_id if index.sha256 == old.sha256 else ""
@@ -361,7 +361,7 @@ def rebuild_index(folder: str | os.PathLike[str], *, force: bool = False) -> Sha
 
 
 def add_crc32_file(path: Path) -> Path | None:
-    """Write the `<path>.crc32` of a file of a format without room for crc32 rows; None if it has one."""
+    """Write the `<path>.crc32` of a file of a format that holds no crc32 rows; None if it has one."""
     name = detect_backend(path) if path.is_file() else ""
     if not name or not FORMATS[name].has_sidecar:
         nouns = " or ".join(row.noun for row in BACKENDS.values() if row.has_sidecar)

@@ -122,7 +122,7 @@ class Salvage:
             self._copy_pieces(path, writer.sha256())
 
     def _copy_pieces(self, path: Path, tokens_sha256: str) -> None:
-        """Write the pieces of the kept batches, and the documents of a lone file, beside it."""
+        """Write the sidecars of the new file: the pieces of the kept batches, and the documents of a lone file."""
         reader, size = self.reader, self.reader.meta.batch_size
         table = documents_path(reader.path)
         write_joined([table] if table.exists() else [], path, DEFAULT_SPLIT, tokens_sha256)
@@ -200,7 +200,7 @@ def _chunks(reader: BatchReader, start: int, stop: int) -> TokenArray:
 
 
 def _tokens_of(reader: BatchReader, number: int, chunk: TokenArray) -> TokenArray:
-    """Return the tokens of a chunk, without what fills up the last one of a stream."""
+    """Return the tokens of a chunk, without the zeros at the end of the last one of a stream."""
     return chunk.reshape(-1)[: reader.token_count - number * reader.meta.batch_tokens]
 
 
@@ -229,7 +229,7 @@ def _chunks_or_none(reader: BatchReader) -> Iterator[tuple[int, TokenArray | Non
         except (FormatError, ConvertError, ChecksumError):  # the last one: it does not unpack
             yield number, None
         except OSError as error:
-            if error.errno != errno.EIO:  # that is a bad sector; any other says nothing of this chunk alone
+            if error.errno != errno.EIO:  # that is a bad sector; any other is not of this chunk alone
                 raise
             yield number, None
         else:
@@ -237,7 +237,7 @@ def _chunks_or_none(reader: BatchReader) -> Iterator[tuple[int, TokenArray | Non
 
 
 def _offsets_of(reader: HDF5StreamReader, is_bad: bool) -> tuple[npt.NDArray[np.int64], str]:
-    """Return the offsets of the documents, and what was wrong with them.
+    """Return the offsets of the documents, and the trouble with them.
 
     Damaged ones are found again by the boundary tokens, if their crc32 proves it: nothing is guessed.
     """

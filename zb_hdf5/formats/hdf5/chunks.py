@@ -125,7 +125,7 @@ def codec_of(stored: h5py.Dataset) -> str | None:
 
 
 def missing_filters(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield (problem, remedy) for each filter that the tokens of a file need, and this machine has not."""
+    """Yield (problem, remedy) for each filter that the tokens of a file need and this machine lacks."""
     with open_h5_for_reading(path) as h5:
         stored = own_dataset(h5, path, BATCHES) or own_dataset(h5, path, TOKENS)
         codec = codec_of(stored) if stored else NO_CODEC
@@ -141,14 +141,14 @@ def missing_filters(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def load_filters(stored: h5py.Dataset) -> None:
-    """Have HDF5 know the common filters, where a dataset needs one that it lacks and they are installed."""
+    """Register the common filters, if they are installed and a dataset needs one that HDF5 lacks."""
     if lacking_filters(stored):
         with contextlib.suppress(ImportError):
             import_module("hdf5plugin")  # registers them as it is imported
 
 
 def lacking_filters(stored: h5py.Dataset) -> list[str]:
-    """Name the filters that a dataset needs, and this HDF5 library has not."""
+    """Name the filters that a dataset needs and this HDF5 library lacks."""
     creation: Any = stored.id.get_create_plist()
     found = (creation.get_filter(number) for number in range(creation.get_nfilters()))
     return [

@@ -1,4 +1,4 @@
-"""Where the documents of one stream lie: a view of its rows where they may be mapped, else a copy of them."""
+"""The offsets of the documents of one stream: a view of the rows if they may be mapped, else a copy."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from zb_hdf5.spec import DOC_OFFSETS, DOCUMENTS_SHA256, STREAM_FORMAT
 
 
 def table_sha256(path: Path) -> str:
-    """Return the digest that a stream has of the table of its documents; "": it has none."""
+    """Return the digest of the table of documents that a stream has; "": it has none."""
     if path.suffix == ".npy":
         return ""
     with h5_damage(path), open_h5_for_reading(path) as h5:
@@ -30,7 +30,7 @@ def table_sha256(path: Path) -> str:
 
 
 class DocumentOffsets(Table):
-    """The column `offsets` of a file of tokens: where its documents begin and the last one ends. Not picklable.
+    """The column `offsets` of a file of tokens: the starts of its documents, and the end of the last. Not picklable.
 
     A mapped view takes no memory of the process: rows of a trillion tokens would take gigabytes in each of its ranks.
     Compressed files of other tools, unfinished ones, objects and files on network file systems are read at once, and a
@@ -105,7 +105,7 @@ class DocumentOffsets(Table):
 
 
 def _mapped(path: Path, places: Extents, count: int, identity: Identity) -> FileTokens | None:
-    """Return the rows in a mapped file; None where they may not be mapped."""
+    """Return the rows in a mapped file; None if they may not be mapped."""
     if isinstance(path, RemotePath):
         return None
     file = FileTokens(LocalFile(path, identity), places, np.dtype("<u8"), count)

@@ -52,13 +52,13 @@ OPTIONAL_NUMBERS: Final = tuple(name for name in OPTIONAL_ATTRIBUTES if name != 
 _ERRNO: Final = re.compile(r"errno = (\d+)")
 #: Ranges of the superblock, version 3: the end of file, the bytes that the checksum covers, and their total.
 _END_OF_FILE, _CHECKED, _SUPERBLOCK_BYTES = slice(28, 36), slice(0, 44), 48
-#: What zeros and ascending numbers shrink to by the common filters, at most.
+#: The largest ratio by which zeros and ascending numbers shrink in the common filters.
 FILTER_RATIO: Final = 4096
 CREATOR: Final = f"zb_hdf5 {__version__} (h5py {h5py.__version__}, HDF5 {h5py.version.hdf5_version})"
 
 
 def open_h5(path: Path | str, mode: str = "r", **options: Any) -> h5py.File:
-    """Open an HDF5 file; where the file system has no locks, warn once and open without them."""
+    """Open an HDF5 file; if the file system has no locks, warn once and open without them."""
     if isinstance(path, RemotePath):
         return _RemoteFile(path.open_object())
     if mode == "r":

@@ -278,7 +278,7 @@ class HDF5Writer(TokenWriter):
         self._marker = {name: h5py.h5a.open(self._main.stored.id, name.encode()) for name in self._attributes}
 
     def _create_offsets(self, h5: h5py.File) -> Rows | None:
-        """Create what only one layout has; return the offsets of documents."""
+        """Create the objects of one layout only; return the offsets of documents, if it has some."""
         return None
 
     def _first_values(self) -> dict[str, int | bytes]:
@@ -320,7 +320,7 @@ class HDF5Writer(TokenWriter):
             column.stored.resize(num_chunks * column.chunk_rows, axis=0)
         end, self._num_chunks = self._h5.id.get_filesize(), num_chunks
         if os.fstat(self._file.fd).st_size < end:
-            os.ftruncate(self._file.fd, end)  # before it is announced: HDF5 refuses a file that is shorter than it says
+            os.ftruncate(self._file.fd, end)  # before it is announced: HDF5 refuses a file that is too short
         self._h5.flush()
         if self._encode is None:
             start = self._end

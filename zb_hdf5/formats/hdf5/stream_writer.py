@@ -1,7 +1,7 @@
 """Writes the HDF5 token stream: whole chunks, committed in the order of the batch store's writer.
 
 Tokens are buffered up to a whole chunk; the marker `token_count` commits it. The last chunk is filled up with zeros,
-and `token_count` says where the stream ends.
+and `token_count` is the end of the stream.
 """
 
 from __future__ import annotations
@@ -68,13 +68,13 @@ class HDF5ShardWriter(HDF5Writer):
     durable
         Also flush to disk at each commit.
     fields
-        What is aligned with the tokens: name -> dtype, or a structured dtype.
+        Values that are aligned with the tokens: name -> dtype, or a structured dtype.
     spans_codec
         How the values of spans become bytes: "json", or a function that returns bytes.
     codec
         "zstd" or "gzip", with a level behind a colon, to compress tokens and fields; None: they are stored as they are.
     origin
-        Where the tokens came from, kept in the file for people: "source" (JSON), "split".
+        The origin of the tokens, kept in the file for people: "source" (JSON), "split".
     commit_bytes
         Commit when at least so many bytes of tokens were written since; 0: each chunk.
 
@@ -218,7 +218,7 @@ class HDF5ShardWriter(HDF5Writer):
         fields
             The values of exactly the fields of the stream, for each of the tokens.
         documents
-            What is known of them.
+            Sources, rows, ids, metadata and spans of the documents, as far as they are known.
 
         Raises
         ------
@@ -227,7 +227,7 @@ class HDF5ShardWriter(HDF5Writer):
         ArgumentError
             If the lengths are not those of the tokens; nothing was written.
         OSError
-            If the disk is full or fails. What was committed stays committed in the partial file, this writer is done.
+            If the disk is full or fails. Committed chunks stay in the partial file, and this writer is done.
         """
         self._require_open()
         stored, fields = split_tokens(tokens, fields)
@@ -257,7 +257,7 @@ class HDF5ShardWriter(HDF5Writer):
             raise
 
     def _take(self, values: dict[str, npt.NDArray[Any]]) -> None:
-        """Move tokens and what is aligned with them into the buffers, and commit them each time they are full."""
+        """Move tokens and the values of fields into the buffers, and commit them each time they are full."""
         done, total = 0, len(values[""])
         while done < total:
             count = min(total - done, self.meta.chunk_tokens - self._buffered)

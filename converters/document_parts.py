@@ -1,4 +1,4 @@
-"""What belongs to the tokens that are converted: pieces and document tables go along, or the report says so."""
+"""Pieces and document tables of the converted tokens: they go along, or the report names the loss."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BLOCK_RECORDS: Final = 1 << 15
 def write_pieces(
     source: Source, start: int, stop: int, path: Path, split: str, tokens_sha256: str
 ) -> PiecesInfo | None:
-    """Write the pieces of some batches beside their file, where the source has any; the leftover of others is removed.
+    """Write the pieces of some batches to the sidecar of their file, if there are any; remove the leftover of others.
 
     They are whole before the file of the batches has its name.
     """

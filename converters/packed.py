@@ -125,7 +125,7 @@ class PackedRows:
 
 
 def _save(path: Path, array: npt.NDArray[np.int64]) -> None:
-    """Write a `.npy` file. On a full disk numpy's own writer says neither which file nor why."""
+    """Write a `.npy` file. On a full disk numpy's own writer names neither the file nor the reason."""
     with disk_errors(path), open(path, "wb") as file:
         np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(array))
         file.write(np.ascontiguousarray(array))

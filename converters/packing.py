@@ -138,9 +138,9 @@ def _split(starts: IndexArray, lengths: IndexArray, seq_len: int) -> tuple[Index
 
 
 def _fit_rows(sizes: IndexArray, seq_len: int) -> IndexArray:
-    """Return the row of each piece: largest first, each into the fullest row that has room for it.
+    """Return the row of each piece: largest first, each into the fullest row that it fits.
 
-    Pieces of one size are alike, and so are rows with the same room left, so that whole groups are placed at once: the
+    Pieces of one size are alike, and so are rows with the same free columns, so whole groups are placed at once: the
     loop runs a few times per distinct size, whatever the number of pieces.
     """
     rows = np.empty(len(sizes), np.int64)
@@ -152,13 +152,13 @@ def _fit_rows(sizes: IndexArray, seq_len: int) -> IndexArray:
         pieces = by_size[done : done + count]
         done += count
         while len(pieces):
-            room, taken, each = open_rows.take(size, len(pieces))
+            free, taken, each = open_rows.take(size, len(pieces))
             placed = np.repeat(taken, each)[: len(pieces)]
             rows[pieces[: len(placed)]] = placed
             short = len(taken) * each - len(placed)  # places that the last row keeps
-            open_rows.put(taken[:-1] if short else taken, room - each * size)
+            open_rows.put(taken[:-1] if short else taken, free - each * size)
             if short:
-                open_rows.put(taken[-1:], room - (each - short) * size)
+                open_rows.put(taken[-1:], free - (each - short) * size)
             pieces = pieces[len(placed) :]
     return rows
 
@@ -168,30 +168,30 @@ class _OpenRows:
 
     def __init__(self, seq_len: int) -> None:
         self._seq_len, self._num_rows = seq_len, 0
-        self._by_room: dict[int, list[npt.NDArray[Any]]] = {}
+        self._by_free: dict[int, list[npt.NDArray[Any]]] = {}
         self._has = np.zeros(seq_len + 1, bool)
 
     def take(self, size: int, count: int) -> tuple[int, IndexArray, int]:
-        """Return a room, rows with that much of it, and how many pieces of `size` each of them holds.
+        """Return a number of free columns, rows with so many, and how many pieces of `size` each of them holds.
 
         They are the fullest rows that hold one; new ones if there are none. All together hold `count` pieces, or as
         many as they can.
         """
-        room = size + int(self._has[size:].argmax())
-        if not self._has[room]:
+        free = size + int(self._has[size:].argmax())
+        if not self._has[free]:
             each = self._seq_len // size
             new = np.arange(self._num_rows, self._num_rows - (-count // each))
             self._num_rows += len(new)
             return self._seq_len, new, each
-        each = room // size
-        rows = np.concatenate(self._by_room.pop(room))
-        self._has[room] = False
+        each = free // size
+        rows = np.concatenate(self._by_free.pop(free))
+        self._has[free] = False
         wanted = -(-count // each)
-        self.put(rows[wanted:], room)
-        return room, rows[:wanted], each
+        self.put(rows[wanted:], free)
+        return free, rows[:wanted], each
 
-    def put(self, rows: IndexArray, room: int) -> None:
-        """Note the room that is left in `rows`."""
-        if len(rows) and room:
-            self._by_room.setdefault(room, []).append(rows)
-            self._has[room] = True
+    def put(self, rows: IndexArray, free: int) -> None:
+        """Note the free columns of `rows`."""
+        if len(rows) and free:
+            self._by_free.setdefault(free, []).append(rows)
+            self._has[free] = True

@@ -20,13 +20,13 @@ from zb_hdf5.formats.batch_reader import require_choice
 from zb_hdf5.spec import DEFAULT_SPLIT, TokenArray
 from zb_hdf5.store.opening import is_stream
 
-#: What may become of records that do not fill the last batch of a split.
+#: The ways to treat records that do not fill the last batch of a split.
 REMAINDERS: Final = ("drop", "error")
 #: Records of a batch that is cut from a stream.
 DEFAULT_BATCH_SIZE: Final = 32
 
 
-class _Stretch(NamedTuple):
+class _Part(NamedTuple):
     """The shards of one split, which follow each other.
 
     Attributes
@@ -57,9 +57,9 @@ class RelaidSource(StoreSource):
     path, backend, dataset, dtype
         As for `StoreSource`.
     batch_size, seq_len
-        Of the new batches; None: as stored. A `seq_len` must divide the stored one: each record then becomes several.
+        Shape of the new batches; None: as stored. A `seq_len` must divide the stored one: each record becomes several.
     remainder
-        Of the records that do not fill the last batch of a split: "drop" or "error".
+        Treatment of the records that do not fill the last batch of a split: "drop" or "error".
 
     Raises
     ------
@@ -89,11 +89,11 @@ class RelaidSource(StoreSource):
         self.token_counts = TokenCounts(self.num_batches * stored.batch_tokens)
         self.meta = replace(stored, batch_size=size, seq_len=length)
         self._remainder = remainder
-        self._stretches = list(self._lay_out(stored.seq_len // length))
-        self.num_batches = self._stretches[-1].stop
+        self._parts = list(self._lay_out(stored.seq_len // length))
+        self.num_batches = self._parts[-1].stop
         self._name_shards()
 
-    def _lay_out(self, parts: int) -> Iterator[_Stretch]:
+    def _lay_out(self, parts: int) -> Iterator[_Part]:
         stored, size = self._reader.meta, self.meta.batch_size
         batches, splits = self.shard_batches or [self.num_batches], self.shard_splits or [DEFAULT_SPLIT]
         known = self.shard_records or [count * stored.batch_size for count in batches]
@@ -110,7 +110,7 @@ class RelaidSource(StoreSource):
             if count == 0:
                 raise ConvertError(f"{self._path}: {records:,} records ({split}) do not fill one batch of {size:,}")
             self.token_counts.drop("remainder", rest * self.meta.seq_len)
-            yield _Stretch(split, first, start, start + count, len(shards), sum(known[k] for k in shards) * parts)
+            yield _Part(split, first, start, start + count, len(shards), sum(known[k] for k in shards) * parts)
             first, start = first + records, start + count
 
     def _name_shards(self) -> None:
@@ -119,13 +119,13 @@ class RelaidSource(StoreSource):
         parts = self._reader.seq_len // self.meta.seq_len
         has_shards = bool(self.shard_batches)
         self.shard_batches, self.shard_splits, self.shard_records, self.shard_documents = [], [], [], []
-        for stretch in self._stretches:
-            batches = stretch.stop - stretch.start
-            num_shards = min(stretch.num_shards, batches)
+        for part in self._parts:
+            batches = part.stop - part.start
+            num_shards = min(part.num_shards, batches)
             for start, stop in pairwise(k * batches // num_shards for k in range(num_shards + 1)):
-                left = max(0, stretch.written_records - start * self.meta.batch_size)
+                left = max(0, part.written_records - start * self.meta.batch_size)
                 self.shard_batches.append(stop - start)
-                self.shard_splits.append(stretch.split)
+                self.shard_splits.append(part.split)
                 self.shard_records.append(min((stop - start) * self.meta.batch_size, left))
         self.meta = replace(self.meta, total_records=sum(self.shard_records) if padded and total else total * parts)
         if not padded:
@@ -136,11 +136,11 @@ class RelaidSource(StoreSource):
     def _records_from(self, start: int, count: int) -> Iterator[tuple[int, int, int]]:
         """Yield (place in `count`, number of batches, first record) of batches: those of one split at once."""
         done = 0
-        for stretch in self._stretches:
+        for part in self._parts:
             here = start + done
-            if done < count and stretch.start <= here < stretch.stop:
-                take = min(count - done, stretch.stop - here)
-                yield done, take, stretch.first_record + (here - stretch.start) * self.meta.batch_size
+            if done < count and part.start <= here < part.stop:
+                take = min(count - done, part.stop - here)
+                yield done, take, part.first_record + (here - part.start) * self.meta.batch_size
                 done += take
 
     def read_into(self, start: int, out: TokenArray) -> None:
@@ -180,7 +180,7 @@ class RelaidSource(StoreSource):
         first, behind, _ = self._stored_batches(record, count)
         self._check_pieces(first, behind)
         records = np.arange(record, record + count * self.meta.batch_size)
-        split = next(stretch.split for stretch in self._stretches if start < stretch.stop)
+        split = next(part.split for part in self._parts if start < part.stop)
         base = self._token_bases.get(split, 0)
         pieces = self._reader.read_pieces(records, self.meta.seq_len)
         return pieces.moved(-base) if base else pieces

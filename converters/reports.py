@@ -49,7 +49,7 @@ class Report:
     max_token
         None: not known, of a result that was there already.
     token_counts
-        Of the whole conversion, also in the report of a part.
+        Counts of the whole conversion, also in the report of a part.
     shuffle
         The way in which the records were read, and the reason.
     kept
@@ -57,7 +57,7 @@ class Report:
     left_behind
         Fields and documents that the target does not hold; "": none.
     documents, packing, batches_of_split, documents_kept
-        Of a conversion of documents: their counts, how they became rows, and the tokens that were not made again.
+        For a conversion of documents: their counts, how they became rows, and the tokens that were not made again.
     """
 
     destination: Path

@@ -153,7 +153,7 @@ _REST: Final = """
     ExistsError
         If the destination exists.
     ConvertError
-        If there is no room for it, or the source cannot be converted as asked.
+        If the disk has no space for it, or the source cannot be converted as asked.
     ArgumentError
         If the arguments contradict each other.
 

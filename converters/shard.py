@@ -388,7 +388,7 @@ def require_room(folder: Path, needed_bytes: int, num_inodes: int) -> None:
     free = free_room(folder)
     if needed_bytes > free["bytes"]:
         raise ConvertError(
-            f"{folder}: needs {format_bytes(needed_bytes)}, free are {format_bytes(free['bytes'])}; make room, or "
+            f"{folder}: needs {format_bytes(needed_bytes)}, free are {format_bytes(free['bytes'])}; free some, or "
             "choose another output"
         )
     if free["inodes"] is not None and num_inodes > free["inodes"]:

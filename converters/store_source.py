@@ -29,7 +29,7 @@ class StoreSource(Source):
     Parameters
     ----------
     path
-        What `open_reader` takes.
+        Arguments of `open_reader`.
     backend
         The format that the command names.
     dataset

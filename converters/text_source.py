@@ -44,7 +44,7 @@ class Recipe:
 
 
 class TextSource(DocumentSource):
-    """Files of text, tokenized as a recipe tells. See `DocumentSource`."""
+    """Files of text, tokenized by a recipe. See `DocumentSource`."""
 
     def __init__(self, files: Sequence[DocumentFile], kind: str, recipe: Recipe) -> None:
         self._files, self._recipe = list(files), recipe

@@ -24,7 +24,7 @@ from zb_hdf5 import DocumentLoader, HDF5ShardWriter, load_tokenizer, train_token
 from zb_hdf5.text.tokenizers import token_dtype
 
 Messages = list[dict[str, str]]
-#: ChatML. What stands between `generation` and `endgeneration` is what the model learns to say.
+#: ChatML. The model learns to write the text between `generation` and `endgeneration`.
 CHAT_TEMPLATE = """\
 {% for message in messages %}
 {{ '<|im_start|>' + message['role'] + '\\n' }}

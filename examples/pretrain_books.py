@@ -94,7 +94,7 @@ class Validation:
             return sum(model(x.to(device), y.to(device)).item() * y.numel() for x, y in self.batches)
 
     def unigram_nats(self, store: Path) -> float:
-        """The same for a model that knows only how frequent each token of the training split is."""
+        """The same for a model that has only the frequency of each token of the training split."""
         counts = np.ones(len(self._bytes_of_token))  # one more than seen: no token is impossible
         with Loader(store, rank=0, world_size=1) as loader:
             for tokens in islice(loader, UNIGRAM_BATCHES):
@@ -201,7 +201,7 @@ def main() -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     settings = {**vars(options), "data": out / "store", "global_batch": BATCH_SIZE, "vocab_size": 0,
                 "document_masks": False, "cache": None}  # fmt: skip
-    run = Run(argparse.Namespace(**settings), 0, 1, device)  # 0: the store knows its vocabulary
+    run = Run(argparse.Namespace(**settings), 0, 1, device)  # 0: the store has its vocabulary
     run.resume()
     result["evaluations"] = [row for row in result["evaluations"] if row["step"] <= run.step]
     validation = Validation(out / "store", out / "tok.json", options.eval_batches)

@@ -122,7 +122,7 @@ class Run:
         )
         vocab_size = options.vocab_size or self.loader.reader.meta.vocab_size or largest_token(options.data) + 1
         if not vocab_size:
-            raise SystemExit("the store does not know its vocabulary: pass --vocab-size")
+            raise SystemExit("the store has no vocabulary size: pass --vocab-size")
         self.model = GPT(vocab_size, self.loader.seq_len, options.width, options.layers).to(device)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=options.lr)
 

@@ -47,9 +47,9 @@ class Field:
     name
         An identifier, and none of `RESERVED_NAMES`.
     dtype
-        Of one value: of a fixed size, also structured.
+        Type of one value: of a fixed size, also structured.
     shape
-        Of the values of one token: () for one value, (8,) for a vector of 8.
+        Shape of the values of one token: () for one value, (8,) for a vector of 8.
 
     Raises
     ------

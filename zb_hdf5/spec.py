@@ -31,7 +31,7 @@ class CodecFacts(NamedTuple):
     max_level: int
 
 
-#: Of a store without compression.
+#: The codec of a store without compression.
 NO_CODEC: Final = "none"
 CODECS: Final = {"gzip": CodecFacts(1, 6, 9), "zstd": CodecFacts(32015, 3, 22)}
 
@@ -73,7 +73,7 @@ HDF5_ALIGNMENT: Final = PAGE_BYTES
 BATCHES: Final = "batches"
 CRC32: Final = "crc32"
 CRC32_CHUNK_ROWS: Final = 4096  # 16 KiB: what one commit rewrites
-#: Of a compressed column, one row for each chunk: its byte offset in the file, and how many bytes it has there. As many
+#: The table of a compressed column: each chunk's byte offset in the file, and how many bytes it has there. As many
 #: as it has without compression: it is stored as it is.
 EXTENTS: Final = "extents"
 EXTENTS_CHUNK_ROWS: Final = 1024  # 16 KiB
@@ -128,13 +128,13 @@ def crc32_column(column: str) -> str:
 
 
 def extents_column(column: str) -> str:
-    """Return the column that says where the chunks of a compressed column lie."""
+    """Return the column with the ranges of the chunks of a compressed column."""
     return EXTENTS if column in TOKEN_COLUMNS.values() else f"{column}.{EXTENTS}"
 
 
 def meta_block_bytes(expected_batches: int, num_columns: int = 1) -> int:
     """Size of HDF5's metadata block that keeps all chunks of a shard in one run of constant stride."""
-    # the chunk index takes 8 to 14 bytes a chunk, measured over 1 to 600,000: 16 leave it room; with 2 KiB, the
+    # the chunk index takes 8 to 14 bytes a chunk, measured over 1 to 600,000: 16 are enough; with 2 KiB, the
     # default, the index blocks fall between the chunks (56 runs for 16,384 chunks)
     return max(1 << 20, num_columns * (16 * expected_batches + (64 << 10)))
 
@@ -176,7 +176,7 @@ STREAM_LAYOUT: Final = "stream"
 TOKEN_COLUMNS: Final = {BATCHES_LAYOUT: BATCHES, STREAM_LAYOUT: TOKENS}
 NOT_KNOWN: Final = -1  # a number that nobody has stored
 NO_DOCUMENT: Final = 2**64 - 1  # the offset of a piece that is padding
-#: Layout -> the keys of the index that say what all shards share.
+#: Layout -> the keys of the index for the facts that all shards share.
 INDEX_META_KEYS: Final = {
     BATCHES_LAYOUT: ("batch_size", "seq_len", "seed", "total_records", "document_count", "vocab_size"),
     STREAM_LAYOUT: ("chunk_tokens", "boundary_token_id", "document_count", "vocab_size"),
@@ -197,7 +197,7 @@ DEFAULT_SPLIT: Final = "train"
 SPLITS: Final = (DEFAULT_SPLIT, "val")
 LIVE_PREFIX: Final = "live:"  # of the fingerprint of a store that was written live
 JOURNAL_PREFIX: Final = "journal-"  # what a conversion has done, in its `.partial/` only
-CRC32_SUFFIX: Final = ".crc32"  # beside a `.batch` shard: raw little-endian uint32, one per batch
+CRC32_SUFFIX: Final = ".crc32"  # the sidecar of a `.batch` shard: raw little-endian uint32, one per batch
 #: Key of `pieces` -> JSON type of each element: of each shard, its file of pieces (bytes -1: it has none).
 INDEX_PIECES_KEYS: Final[dict[str, type[Any]]] = {"bytes": int, "sha256": str}
 #: Key of `codecs` -> JSON type of each element: of each shard, its codec, and the bytes of its compressed tokens.
@@ -261,14 +261,14 @@ class StoreMeta:
     tokenizer
         JSON text that describes the tokenizer; empty when unknown.
     boundary_token_id
-        Of a stream: the token between documents, -1 for none.
+        The token between the documents of a stream, -1 for none.
     layout
         "batches", or "stream". A stream counts each of its chunks as a batch of one record; its last chunk may hold
         fewer tokens.
     fields
-        What is aligned with the tokens, in the order of their names.
+        The fields of the tokens, in the order of their names.
     codec
-        Of the chunks, with its level ("zstd:3"), or "none".
+        Codec of the chunks, with its level ("zstd:3"), or "none".
     field
         None for tokens. The field whose values these batches are: then `dtype` is its dtype, and a record has
         `seq_len` values, those of each token one after the other.

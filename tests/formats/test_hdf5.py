@@ -233,7 +233,7 @@ def test_batches_behind_the_commit_marker_do_not_exist(access, path, tokens):
 
 def test_more_batches_than_there_is_room_for_are_a_format_error(path):
     edited(path, lambda h5: h5["batches"].attrs.modify("num_batches", np.uint64(8)))
-    with pytest.raises(FormatError, match="expected 8 batches, found room for 7"):
+    with pytest.raises(FormatError, match="expected 8 batches, found space for 7"):
         open_reader(path)
 
 
@@ -664,7 +664,7 @@ def test_a_live_file_has_no_extents_and_no_digest(tmp_path, tokens):
 def test_the_final_name_is_not_there_while_it_is_written(tmp_path, tokens):
     with open_writer(tmp_path / "x.h5", batch_size=3, seq_len=10) as writer:
         writer.write(tokens)
-        with pytest.raises(FileNotFoundError, match=r"x\.h5\.partial beside it is being written"):
+        with pytest.raises(FileNotFoundError, match=r"x\.h5\.partial in its folder is being written"):
             open_reader(tmp_path / "x.h5")
 
 

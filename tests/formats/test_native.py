@@ -277,7 +277,7 @@ def test_trailing_bytes_are_a_format_error(extra, path):
 def test_verifying_batches_needs_the_sidecar(path):
     path.with_name("x.batch.crc32").unlink()
     for verify in ("batch", "store"):
-        with pytest.raises(UnverifiableError, match=r"x\.batch\.crc32 is not beside it; .*make one") as caught:
+        with pytest.raises(UnverifiableError, match=r"x\.batch\.crc32 is missing; .*make one") as caught:
             open_reader(path, verify=verify)
         assert caught.value.exit_code == 6
 

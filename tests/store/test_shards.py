@@ -234,7 +234,7 @@ def test_another_file_in_place_of_a_shard_is_found_when_it_is_read(field, make, 
     write_file(store / "shard-00001.h5", make(tokens), overwrite=True)
     with open_reader(store) as reader:
         np.testing.assert_array_equal(reader.read_batch(1), tokens[1])
-        with pytest.raises(FormatError, match=rf"shard-00001\.h5: shards\.json says {field}"):
+        with pytest.raises(FormatError, match=rf"shard-00001\.h5: shards\.json has {field}"):
             reader.read_batch(2)
 
 
@@ -242,7 +242,7 @@ def test_another_file_in_place_of_a_shard_is_found_when_it_is_read(field, make, 
 def test_another_batch_file_in_place_of_a_shard_is_found(field, store, tokens, write_file):
     other = {"num_batches": tokens[:3], "shape": tokens[:2].reshape(2, 10, 3), "dtype": tokens[:2].astype("uint16")}
     write_file(store / "shard-00000.batch", other[field], overwrite=True)
-    message = rf"shard-00000\.batch: shards\.json says {field}"
+    message = rf"shard-00000\.batch: shards\.json has {field}"
     if field == "shape":  # the same bytes: a reader cannot tell, and need not
         assert re.search(message, str(problems(store)[0]))
         return
@@ -350,7 +350,7 @@ def test_a_shard_that_changes_after_it_was_let_go_of_is_refused(tmp_path, tokens
         reader.read_batch(6)
         write_file(folder / "shard-00000.h5", tokens[1::-1], overwrite=True)
         for _ in range(2):  # and stays refused
-            with pytest.raises(FormatError, match=r"shard-00000\.h5: (changed since|shards\.json says)"):
+            with pytest.raises(FormatError, match=r"shard-00000\.h5: (changed since|shards\.json has)"):
                 reader.read_batch(0)
 
 
@@ -473,7 +473,7 @@ def test_without_its_sidecar_a_batch_shard_is_verified_by_the_index(store, token
     assert verify_store(store)[0].checks == ["index"]
     assert problems(store) == [None] * 3
     flip_token(store / "shard-00000.batch", tokens[1], 8)
-    assert "shards.json says sha256" in str(problems(store)[0])
+    assert "shards.json has sha256" in str(problems(store)[0])
 
 
 def test_consistent_damage_of_tokens_and_sidecar_is_found_by_the_index(store, tokens, write_file):
@@ -481,12 +481,12 @@ def test_consistent_damage_of_tokens_and_sidecar_is_found_by_the_index(store, to
     (store / "shard-00000.batch.crc32").write_bytes(info.crc32.tobytes())
     found = problems(store)[0]
     assert isinstance(found, ChecksumError)
-    assert "shards.json says sha256" in str(found)
+    assert "shards.json has sha256" in str(found)
 
 
 def test_a_shard_of_another_length_than_the_index_says_is_reported(store, tokens, write_file):
     write_file(store / "shard-00001.h5", tokens[2:4], overwrite=True)
-    assert "shards.json says num_batches 3, the shard says 2" in str(problems(store)[1])
+    assert "shards.json has num_batches 3, the shard has 2" in str(problems(store)[1])
 
 
 def test_a_shard_of_another_shape_than_the_index_says_is_reported(store, tokens, write_file):

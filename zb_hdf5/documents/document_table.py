@@ -80,7 +80,7 @@ class DocumentRows(NamedTuple):
     ids, metadata
         UTF-8 of each id, and the text of a JSON object for each; None: they have none.
     spans
-        Of all of them, counted from the first token of the first one; values as they are stored.
+        Spans of all of them, counted from the first token of the first one; values as they are stored.
     """
 
     names: Sequence[str] = ()
@@ -106,7 +106,7 @@ OpenOffsets: TypeAlias = "Callable[[int], Table]"
 class DocumentFile:
     """One document table, which a part of an index may describe. Offsets and numbers are its own.
 
-    Of a stream without one, `offsets` are its table: they have no other columns.
+    The `offsets` of a stream without one are its table: they have no other columns.
     """
 
     def __init__(
@@ -277,7 +277,7 @@ class DocumentTable:
     """The documents of a store, a split of it, a stream or a lone file, by their numbers and by the offsets of tokens.
 
     Thread-safe, usable after fork, picklable; a file is opened when it is needed, and as many are open as the process
-    has room for. Numbers and offsets count over all files: where several splits are read together, over the one split
+    may have. Numbers and offsets count over all files: where several splits are read together, over the one split
     and then the next. `parts` ascend by their first token, and `open_offsets` opens the offsets of the stream of one
     that has no table.
     """

@@ -19,7 +19,7 @@ from zb_hdf5.documents.table_file import TableInfo, TableWriter
 from zb_hdf5.errors import ArgumentError, ConvertError, FormatError
 from zb_hdf5.spec import DEFAULT_SPLIT, DOCUMENTS
 
-#: What fills up a column for the documents that have no value in it.
+#: The values of a column for the documents that have none.
 _NOTHING: Final = {"source": NO_SOURCE, "row": 0}
 #: Documents that are moved from table to table at once.
 BLOCK_DOCUMENTS: Final = 1 << 14

@@ -26,7 +26,7 @@ CUSTOM: Final = "custom"
 JSON: Final = "json"
 
 _JSON_ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False)
-#: Stands between values that are encoded together. Where it is in one of them too, each is encoded alone.
+#: Stands between values that are encoded together. If it is in one of them too, each is encoded alone.
 _BETWEEN: Final = "\x1e"
 _BETWEEN_TEXT: Final = b',"\\u001e",'
 

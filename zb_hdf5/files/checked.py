@@ -18,7 +18,7 @@ from zb_hdf5.files.ranges import LocalFile, Ranges
 from zb_hdf5.files.tokens import TokenRun, Tokens, UnitTokens, whole_units
 from zb_hdf5.spec import CRC32_CHUNK_ROWS, TokenArray
 
-#: What is compared, of a reader with this `verify`.
+#: The reads that a reader with this `verify` compares.
 VERIFIED: Final = {"auto": "whole reads", "batch": "all reads", "store": "store", "none": "none"}
 
 #: Fills an array (1-D, "<u4") with consecutive rows from a number on. It must be picklable.
@@ -41,7 +41,7 @@ class Crc32Rows:
         """Return the rows in chunks of a file: a view where they are one array in a file that may be mapped."""
         rows = cls(num_rows, partial(_read_placed, ranges, runs))
         extents = Extents(list(runs), 4 * CRC32_CHUNK_ROWS)
-        if isinstance(ranges, LocalFile) and num_rows and len(extents.stretches) == 1:
+        if isinstance(ranges, LocalFile) and num_rows and len(extents.byte_ranges) == 1:
             base = extents.runs[0].base
             rows._place = (ranges, base) if base + 4 * num_rows <= ranges.size else None
         return rows

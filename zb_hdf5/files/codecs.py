@@ -30,7 +30,7 @@ except ImportError:  # pragma: no cover - where it has no wheel
 
 #: Fills `out` with what `stored` unpacks to, both 1-D of bytes; raises `ValueError` if it is anything else.
 Decode = Callable[[npt.NDArray[np.uint8], npt.NDArray[np.uint8]], None]
-#: What compresses and decompresses is not thread-safe, and costs more to make than to use.
+#: Compressors and decompressors are not thread-safe, and cost more to make than to use.
 _local = threading.local()
 
 
@@ -100,7 +100,7 @@ def _unpack_zstd(stored: npt.NDArray[np.uint8], out: npt.NDArray[np.uint8]) -> N
         make = _local.zstd = zstandard.ZstdDecompressor().stream_reader
     try:
         stream = make(stored)
-        found = stream.readinto(out)  # a whole frame with room for it is unpacked in one pass, into `out` itself
+        found = stream.readinto(out)  # a whole frame that fits is unpacked in one pass, into `out` itself
         more = len(stream.read(1))
     except zstandard.ZstdError as error:
         raise ValueError(str(error)) from error
@@ -125,7 +125,7 @@ def _require_size(found: int, out: npt.NDArray[np.uint8]) -> None:
 
 
 class CodedChunks(NamedTuple):
-    """Where compressed chunks lie."""
+    """The ranges of compressed chunks."""
 
     codec: str  # with its level
     table: npt.NDArray[np.int64]  # (N, 2): the offset of each chunk, and its bytes there: as many as plain, if it is
@@ -168,7 +168,7 @@ class Decoded(UnitTokens):
             raise FormatError(f"{ranges.name}: {noun} {bad[0]:,} lies outside of the file; restore it")
         plain = unit * dtype.itemsize
         limit = plain + plain // 128 + 64  # gzip and zstd add less to noise
-        if (largest := int(sizes.max(initial=0))) > limit:  # a sparse file has room for any claim
+        if (largest := int(sizes.max(initial=0))) > limit:  # a sparse file is large enough for any claim
             raise FormatError(
                 f"{ranges.name}: {noun} {int(sizes.argmax()):,}: expected at most {limit:,} bytes, found {largest:,}; "
                 "restore it"

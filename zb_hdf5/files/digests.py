@@ -1,4 +1,4 @@
-"""crc32 per batch, sha256 per shard and the largest token, computed in two threads beside the write.
+"""crc32 per batch, sha256 per shard and the largest token, computed in two threads during the write.
 
 A commit needs the crc32 of its batches, and not the sha256, which takes ten times as long: that of one group is
 computed while the next ones are written.

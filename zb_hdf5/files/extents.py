@@ -1,4 +1,4 @@
-"""Where batches lie in a file.
+"""The ranges of batches in a file.
 
 A batch is an extent: `(file, byte offset, byte count)`. A `.batch` file finds the offset by arithmetic, an HDF5 file in
 its chunk index; from here on both are the same.
@@ -75,8 +75,8 @@ class Extents:
         )
 
     @cached_property
-    def stretches(self) -> list[tuple[int, int]]:
-        """Where batches follow each other without a gap, in batch order: first byte, and the one behind the last."""
+    def byte_ranges(self) -> list[tuple[int, int]]:
+        """Ranges of batches without a gap between them, in batch order: first byte, and the one behind the last."""
         # none where there are more than MAX_STRETCHES, or several that do not fill whole pages
         found: list[tuple[int, int]] = []
         for base, stride, num_batches in self.runs:

@@ -146,7 +146,7 @@ class FileTokens(Tokens):
         if not self.file.size or not self.file.maps:
             return []
         self.file.require_whole()
-        return [(self.file.fd, start, stop) for start, stop in self.extents.stretches]
+        return [(self.file.fd, start, stop) for start, stop in self.extents.byte_ranges]
 
     def unchecked(self) -> FileTokens:
         return self
@@ -159,7 +159,7 @@ class FileTokens(Tokens):
                 offset = self.extents.offset(index) + token * self.dtype.itemsize
                 if os.preadv(self.file.fd, (page,), offset, os.RWF_NOWAIT) != 1:
                     return False
-        except (OSError, AttributeError):  # it would wait, or this system cannot tell
+        except (OSError, AttributeError):  # it would wait, or this system cannot answer
             return False
         return True
 

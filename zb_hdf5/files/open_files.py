@@ -25,7 +25,7 @@ DESCRIPTORS_PER_MAPPED_FILE: Final = 2
 DESCRIPTORS_PER_OBJECT: Final = 8
 #: Descriptors that stores hold however low the limit is.
 MIN_DESCRIPTORS: Final = 16
-#: Mappings that Linux allows a process, where it does not say.
+#: Mappings that Linux allows a process, if its limit cannot be read.
 DEFAULT_MAX_MAPPINGS: Final = 65_530
 
 
@@ -136,7 +136,7 @@ def descriptor_room(needed: int) -> int:
     """Return how many descriptors all stores may hold; where more are needed, raise the process's soft limit first."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and needed >= soft - SPARE_DESCRIPTORS and soft != hard:
-        with contextlib.suppress(OSError, ValueError):  # a system may have a lower limit than it says
+        with contextlib.suppress(OSError, ValueError):  # a system may have a lower limit than it reports
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
             soft = hard
     return room_under(soft)

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, Final, TypeAlias, cast
 from zb_hdf5.errors import ArgumentError, BackendError, FormatError, IncompleteError, Remedy
 from zb_hdf5.files.objects import SCHEMES, ObjectFile, RemoteObject, object_exists
 
-#: Of names that are objects; any other URL is that of a folder.
+#: Suffixes of names that are objects; any other URL is that of a folder.
 OBJECT_SUFFIXES: Final = frozenset(
     (".h5", ".hdf5", ".hdf", ".he5", ".batch", ".npy", ".json", ".crc32", ".pieces", ".documents", ".tables")
 )
@@ -43,7 +43,7 @@ class RemotePath(PosixPath):
         return not self.is_dir() and self.exists()
 
     def glob(self, *args: Any, **options: Any) -> Iterator[Path]:  # type: ignore[override]
-        """Yield nothing: what is there says the index."""
+        """Yield nothing: the index names the objects."""
         return iter(())
 
     def exists(self) -> bool:  # type: ignore[override]
@@ -93,7 +93,7 @@ def require_remote_access(path: Path, access: str) -> None:
         raise BackendError(f"{path}: access={access!r} needs a file of this machine; leave it at 'auto'")
 
 
-#: What tells a file from the one that has its name later; see `identity_of`.
+#: The facts that differ for a later file of the same name; see `identity_of`.
 Identity: TypeAlias = tuple[Any, ...]
 #: An open file: its descriptor, or an object.
 Handle: TypeAlias = int | RemoteObject

@@ -2,7 +2,7 @@
 
 Files and folders are made under `<name>.partial`, flushed to disk, and renamed. A crash leaves the `.partial`, never a
 file that looks whole, and never damages the file that had the name before. The writer holds a `flock` on its partial,
-so that a second writer of the same path is told, while the leftover of a dead one is replaced.
+so that a second writer of the same path is refused, while the leftover of a dead one is replaced.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def make_locked_folder(path: Path, kind: int) -> int:
 
 
 def keep_locked(fd: int, path: Path, kind: int = fcntl.LOCK_EX) -> bool:
-    """Lock what was just opened, and say whether it still has its name; close it if not."""
+    """Lock a file that was just opened, and return whether it still has its name; close it if not."""
     try:
         lock(fd, kind, path)
         if is_at(fd, path):
@@ -127,7 +127,7 @@ class PartialFile:
     def own_path(self) -> str:
         """A name for exactly this file, whatever happens to the folder: for libraries that open by name."""
         name = f"/proc/self/fd/{self.fd}"
-        # HDF5 follows the text of this link. Where another process has looked the name up anew, some network file
+        # HDF5 follows the text of this link. After another process has looked the name up, some network file
         # systems have it as "(deleted)", although the file is where it was.
         moved = not os.path.exists(os.readlink(name))
         return str(self.partial_path) if moved and is_at(self.fd, self.partial_path) else name
@@ -304,7 +304,7 @@ def leftover_of_dead_writer(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """Add the path to an OSError of a call that knows a descriptor only."""
+    """Add the path to an OSError of a call that has a descriptor only."""
     try:
         yield
     except OSError as error:

@@ -147,7 +147,7 @@ class LocalFile:
 
     @property
     def identity(self) -> Identity:
-        """The facts that tell this file from another one that has its name later."""
+        """The facts that differ for a later file of the same name."""
         assert self._identity is not None
         return self._identity
 
@@ -215,7 +215,7 @@ class LocalFile:
     def _read_fully(self, out: npt.NDArray[Any], offset: int) -> None:
         try:
             found = read_fully(self.fd, out, offset)
-        except OSError as error:  # the kernel knows a descriptor only
+        except OSError as error:  # the kernel has a descriptor only
             raise OSError(error.errno, error.strerror, str(self.path)) from error
         if found < out.nbytes:
             self.require_whole()

@@ -43,7 +43,7 @@ class Rows(Protocol):
 class PlainFile:
     """One local file of units at a constant stride, for reads of whole units without another layer.
 
-    Thread-safe. It keeps the file open for as long as it is held: take it anew for each read of many files.
+    Thread-safe. It keeps the file open for as long as it is held: take a new one for each read of many files.
 
     Attributes
     ----------
@@ -51,7 +51,7 @@ class PlainFile:
         The descriptor: unit i is the `unit_bytes` at `base + i * stride`.
     size
         Bytes that the file must have. A mapping is touched only after `lseek(fd, 0, SEEK_END) >= size`, else
-        `file.require_whole()` says what is missing.
+        `file.require_whole()` names the missing part.
     file
         The file; `file.maps`: whether it may be mapped, which is neither by access "pread" nor on a network file
         system.
@@ -103,7 +103,7 @@ class Tokens(ABC):
     num_tokens
         Positions are 0 to `num_tokens - 1`.
     dtype
-        Of a token.
+        Type of a token.
     unit
         Tokens that are checked, cached or decoded together: those of a batch, or of a chunk of a stream. Units follow
         each other from position 0 on; the last one may be shorter.
@@ -112,9 +112,9 @@ class Tokens(ABC):
     access
         The I/O path: "auto", "mmap", "pread", "h5py", or "remote".
     wait
-        What a read waits for.
+        The cause of the wait of a read.
     identity
-        The facts that tell the file from another one that has its name later; () of many files.
+        The facts that differ for a later file of the same name; () of many files.
     plain
         The local file that holds all units at a constant stride; None where there is none, or there are several.
     """
@@ -160,10 +160,10 @@ class Tokens(ABC):
         return self.view(0, self.num_tokens)
 
     def ready(self, starts: npt.NDArray[np.int64]) -> bool:
-        """Return whether the tokens at `starts` can be read without waiting, as far as the system can tell."""
+        """Return whether the tokens at `starts` can be read without waiting, as far as the system reports it."""
         return False
 
-    def will_need(self, start: int, stop: int) -> None:  # noqa: B027 - most have nobody to tell
+    def will_need(self, start: int, stop: int) -> None:  # noqa: B027 - most have no use for it
         """Announce that consecutive tokens will be read soon; the kernel may begin to fetch them."""
 
     def unchecked(self) -> Tokens | None:

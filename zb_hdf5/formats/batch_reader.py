@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 ACCESSES: Final = ("auto", "mmap", "pread", "h5py")
 VERIFIES: Final = ("auto", "none", "batch", "store")
 FINGERPRINT_SAMPLES: Final = 16
-#: What is moved or digested at once: large enough for the disk, small enough for the cache.
+#: Bytes that are moved or digested at once: large enough for the disk, small enough for the cache.
 GROUP_BYTES: Final = 4 << 20
 
 
@@ -48,7 +48,7 @@ class BatchReader:
     stride
         Tokens from one record to the next.
     path
-        What was opened.
+        The opened path.
     meta
         Shape, dtype and origin.
     num_batches
@@ -58,13 +58,13 @@ class BatchReader:
     sha256
         Digest of the token bytes, or None where none is stored.
     extents
-        Where the batches lie in the one file, or None where they are in several or no plain extents.
+        Extents of the batches in the one file, or None if they are in several or have no plain extents.
     columns
-        Where the chunks of each column lie in the one file, for those that a reader may look for without HDF5.
+        Ranges of the chunks of each column in the one file, if a reader may look for them without HDF5.
     compressed
         The codec of the tokens of the one file, and the bytes that they take; None: they are stored as they are.
     in_front
-        What puts a cache in front of other readers of the same tokens and fields; None where there is no cache.
+        Function that puts a cache in front of other readers of the same tokens and fields; None without a cache.
     """
 
     backend: str
@@ -111,7 +111,7 @@ class BatchReader:
 
     @property
     def verified(self) -> str:
-        """What is compared with its crc32 when it is read.
+        """The reads that are compared with their crc32.
 
         "whole reads": batches that are read into a buffer, but no views of a mapping, and no records. "all reads".
         "none", also where no crc32 is stored. "store": all digests were compared once, when it was opened.
@@ -140,7 +140,7 @@ class BatchReader:
     def fingerprint(self) -> str:
         """Identity of the content, the same in every backend for the same tokens, shape and shards.
 
-        Where no digest is stored (a lone `.batch`, a foreign HDF5 file) it covers the shape and a fixed sample of the
+        Without a stored digest (a lone `.batch`, a foreign HDF5 file) it covers the shape and a fixed sample of the
         batches, and begins with "sampled:".
         """
         if self._fingerprint is None or not self.complete:
@@ -162,7 +162,7 @@ class BatchReader:
     def field(self, name: str) -> BatchReader:
         """Return a reader of the values of a field: batch by batch and record by record those of the same tokens.
 
-        Its `meta.field` says their dtype and shape: a record has `seq_len * field.size` values. It is opened once, and
+        Its `meta.field` has their dtype and shape: a record has `seq_len * field.size` values. It is opened once, and
         closed with this reader.
 
         Raises
@@ -173,7 +173,7 @@ class BatchReader:
         if name not in self._fields:
             if self._tokens_only:
                 raise ArgumentError(f"{self.path}: expected a field, found {name!r}: {self._tokens_only}")
-            self.meta.of_field(name)  # says which there are
+            self.meta.of_field(name)  # names those that there are
             found = self._fields[name] = self._field_reader(name)
             if self.in_front is not None:
                 self.in_front(found)
@@ -208,7 +208,7 @@ class BatchReader:
 
         Returns
         -------
-        (B, S) array of the stored dtype, read-only. Where the file may be mapped ("mmap", or "auto" on a local disk) a
+        (B, S) array of the stored dtype, read-only. If the file may be mapped ("mmap", or "auto" on a local disk) a
         view without a copy, valid for as long as it is referenced, also after `close`.
 
         Raises
@@ -360,7 +360,7 @@ class BatchReader:
             yield whole, group[:1, :, :rest]
 
     def name_of(self, number: int) -> str:
-        """Name a batch in a message: a stream calls it a chunk, and says which tokens it holds."""
+        """Name a batch in a message: a stream calls it a chunk, and names its tokens."""
         return f"batch {number:,}"
 
     def token_sha256(self) -> str:
@@ -397,7 +397,7 @@ class BatchReader:
         if self.sha256 is not None:
             if self.sha256 != found:
                 raise ChecksumError(
-                    f"{self.path}: the file says sha256 {self.sha256}, its tokens give {found}; restore it"
+                    f"{self.path}: the file has sha256 {self.sha256}, its tokens give {found}; restore it"
                 )
             checks.append("sha256")
         return found, checks
@@ -440,7 +440,7 @@ class BatchReader:
         return None if rows is None else Crc32Rows.of(rows)
 
     def check_reads(self, verify: str) -> None:
-        """Compare batches with their digests, as `verify` of `open_reader` says. A reader of a file ends with this.
+        """Compare batches with their digests, as `verify` of `open_reader` asks. A reader of a file ends with this.
 
         Raises
         ------
@@ -525,7 +525,7 @@ class BatchReader:
         """Return which parts of documents lie in the records of one batch. Raises as `read_pieces` does."""
         number, size = self._check(index), self.meta.batch_size
         if self.record_documents is None:
-            return self.read_pieces(np.arange(number * size, (number + 1) * size))  # says what is missing
+            return self.read_pieces(np.arange(number * size, (number + 1) * size))  # names what is missing
         return self.record_documents.read_run(number * size, (number + 1) * size)
 
     def will_need(self, index: SupportsIndex, count: int = 1) -> None:
@@ -536,7 +536,7 @@ class BatchReader:
         self.tokens.will_need(first * size, (first + count) * size + overlap)
 
     def is_cached(self, index: SupportsIndex) -> bool:
-        """Return whether a batch can be read without waiting for a disk, as far as the system can tell."""
+        """Return whether a batch can be read without waiting for a disk, as far as the system reports it."""
         return self.tokens.ready(np.array([self._check(index) * self.batch_size * self.stride]))
 
     def refresh(self) -> int:
@@ -582,9 +582,9 @@ class BatchReader:
         """Fill `out` with consecutive batches; behind the last token of a stream with zeros."""
         if self.stride == self.seq_len:
             flat, position = out.reshape(-1), start * self.meta.batch_tokens
-            if (room := self.tokens.num_tokens - position) < len(flat):
-                flat[room:] = 0
-                flat = flat[:room]
+            if (left := self.tokens.num_tokens - position) < len(flat):
+                flat[left:] = 0
+                flat = flat[:left]
             self.tokens.read([(position, flat)])
         else:
             rows = out.reshape(-1, self.seq_len)

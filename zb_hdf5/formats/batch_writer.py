@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 FieldArrays: TypeAlias = Mapping[str, npt.ArrayLike] | npt.NDArray[Any]
 #: Name of a column -> the extents of its chunks.
 Columns: TypeAlias = dict[str, tuple[Run, ...]]
-#: How much is written before the disk is told to begin with it.
+#: Bytes that are written before the disk has to begin with them.
 WRITE_BACK_BYTES: Final = 32 << 20
 #: Groups that are committed while their sha256 is still to come.
 GROUPS_BEHIND: Final = 3
@@ -108,7 +108,7 @@ class BatchWriter(Writer):
     meta
         Shape, dtype and origin of the batches.
     num_batches, token_count, max_token
-        Of the committed batches.
+        Counts of the committed batches.
     """
 
     backend: ClassVar[str]

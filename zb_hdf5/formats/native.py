@@ -93,7 +93,7 @@ class BatchFileReader(BatchReader):
         return sidecar_rows(self.path, self.num_batches) if crc32_path(self.path).exists() else None
 
     def missing_digests(self) -> str:
-        return f"{crc32_path(self.path).name} is not beside it; {Remedy.CRC32}"
+        return f"{crc32_path(self.path).name} is missing; {Remedy.CRC32}"
 
 
 class BatchFileWriter(FileWriter):
@@ -203,7 +203,7 @@ def open_broken(path: Path, shape: StoreMeta | None) -> BrokenFile:
         reasons.append(f"only {len(stored):,} of {slots:,} batches have a crc32")
         slots = len(stored)
     if stored is None and reasons:
-        reasons.append("no .crc32 lies beside it: the batches could not be checked")
+        reasons.append("its .crc32 is missing: the batches could not be checked")
     reader = BatchReader(path, meta, slots, _open_slots(path, meta, slots, "pread"))
     reader.backend, reader.complete = "batch", announced >= 0
     return BrokenFile(reader, stored, "; ".join(reasons))
@@ -282,7 +282,7 @@ def _read_rows(path: Path, num_batches: int, start: int, out: npt.NDArray[np.uin
             out[...] = np.frombuffer(file.read(out.nbytes), "<u4")
     except FileNotFoundError as error:
         raise UnverifiableError(
-            f"{path}: cannot be verified: {sidecar.name} is not beside it", remedy=Remedy.CRC32, at=path
+            f"{path}: cannot be verified: {sidecar.name} is missing", remedy=Remedy.CRC32, at=path
         ) from error
 
 

@@ -40,7 +40,7 @@ class FileFormat:
     uint16_note = ""  # the trouble that other readers have with uint16 tokens
 
     def magic(self) -> bytes:
-        """Return the bytes that tell a file of this format; none if only its suffix does."""
+        """Return the first bytes of a file of this format; none if only its suffix marks it."""
         return b""
 
     def reader_class(self) -> Callable[..., BatchReader]:

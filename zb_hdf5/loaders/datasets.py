@@ -22,7 +22,7 @@ from zb_hdf5.loaders.protocol import require_count, require_state
 from zb_hdf5.loaders.step_reader import Step
 from zb_hdf5.loaders.steps import StepRequests
 
-#: What to add to the message about a state that differs.
+#: The ends of messages about a state that differs.
 REMEDIES: Final = dict.fromkeys(
     ("world_size", "batch_size"), "; steps are counted here: the state of a Loader itself fits any number of ranks"
 )
@@ -233,14 +233,14 @@ class RecordDataset(Dataset[dict[str, torch.Tensor]]):
     Parameters
     ----------
     documents
-        True: add `position_ids`, which begin anew with each document, and give the first token of each the label -100,
+        True: add `position_ids`, which begin at 0 in each document, and give the first token of each the label -100,
         as no token before it is of its document.
     """
 
     def __init__(self, reader: BatchReader, *, documents: bool = False) -> None:
         self._reader, self._documents = reader, documents
         if documents:
-            reader.read_pieces(np.empty(0, np.int64))  # says what is missing
+            reader.read_pieces(np.empty(0, np.int64))  # names what is missing
 
     def __len__(self) -> int:
         return self._reader.num_records

@@ -31,7 +31,7 @@ COLLATES: Final = ("pad", "pack")
 SHUFFLES: Final = ("global", "lengths", "sequential")
 #: Tokens that a cache keeps together.
 CACHED_TOKENS: Final = 1 << 16
-#: What to do with a document that is longer than `max_tokens`.
+#: The ways to treat a document that is longer than `max_tokens`.
 TOO_LONG: Final = ("refuse", "truncate", "drop")
 
 
@@ -50,22 +50,22 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
     max_tokens
         The longest row of "pad" (None: any), the longest batch of "pack".
     too_long
-        What to do with a longer document: "refuse" the stream, "truncate" it to its first `max_tokens` tokens, or
+        Treatment of a longer document: "refuse" the stream, "truncate" it to its first `max_tokens` tokens, or
         "drop" it. The attribute `documents` counts them.
     pad_to_multiple_of
         Fill rows, or a packed batch, up to a multiple of this. With `max_tokens` all batches have one shape.
     pad_token_id
-        What they are filled with. It is never a target.
+        The token of padding. It is never a target.
     targets
         True: add the token that follows each one, and -100 for the last one of a document and for padding.
     loss_mask
-        The name of a field that is 0 for the tokens that nobody shall learn to say: where one of them follows, the
+        The name of a field that is 0 for the tokens that nobody shall learn to write: where one of them follows, the
         target is -100. They are read all the same. It is yielded only if it is one of `fields`.
     shuffle
         "global": a uniform permutation of all documents. "lengths": the same in buckets of `bucket_batches` batches, in
         which documents of similar length share a batch, so that "pad" fills up little. "sequential": as stored.
     dtype
-        Of `tokens`: `torch.int64` or `torch.int32`. Targets are int64.
+        Type of `tokens`: `torch.int64` or `torch.int32`. Targets are int64.
     fields, spans, seed, epoch, rank, world_size, drop_last, prefetch, device, skip, mask_documents, tokenizer
         As for `Loader`; positions count documents. "pack" fills up the last step with batches from the start of the
         order.

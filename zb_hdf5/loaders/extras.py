@@ -83,7 +83,7 @@ class Extras:
         for name in self._fields:
             reader.field(name)
         if (self._ends_documents or masked) and not reader.has_pieces:
-            reader.read_pieces(np.empty(0, np.int64))  # says what is missing
+            reader.read_pieces(np.empty(0, np.int64))  # names what is missing
         if (DOCUMENTS in self._documents or masked or self._spans) and reader.documents is None:
             raise ArgumentError(f"{reader.path}: holds pieces, and no table of the documents; restore it")
         if masked:

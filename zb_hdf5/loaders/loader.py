@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from zb_hdf5.loaders.datasets import BatchDataset, RecordDataset, ToldEpoch
 
 
-#: What to add to the message about a state of tokens in another dtype.
+#: The end of the message about a state of tokens in another dtype.
 OTHER_DTYPE: Final = (
     "; digests are over the stored bytes, so the same tokens in another dtype count as other data: convert the store "
     "to dtype {0}, or, if it is that store in another dtype, pass force=True"
@@ -80,7 +80,7 @@ class Loader(EpochLoader[BatchT]):
     backend, access, verify, dataset, cache, cache_bytes
         As for `open_reader`; without effect on a reader.
     split
-        Of a store with several splits: the one to read.
+        The split to read of a store with several.
     shuffle
         "global": a uniform permutation of all stored batches. "records": a uniform permutation of all records, so that
         no record keeps its batch-mates; random reads of one record each. "block": ZeroBatch's shuffle of blocks of
@@ -95,18 +95,18 @@ class Loader(EpochLoader[BatchT]):
         Every rank makes the same number of steps either way. True: the last records of the epoch's order that do not
         fill a step of all ranks are left out. False: the last step is filled up from the start of the order.
     batch_size, seq_len
-        Of the tensors; by default as stored. Any `batch_size`; a `seq_len` that divides the stored one. Of a token
+        Shape of the tensors; default: as stored. Any `batch_size`; a `seq_len` that divides the stored one. For a token
         stream (see `open_reader`) they are the shape of its windows, and x and y of `targets` have all of `seq_len`.
     prefetch
         Batches to read ahead in background threads; in one thread while the data are in the page cache. 0: none, which
         is fastest then.
         "auto": 32 MiB of a store behind a URL; 8 with a `device` or on a network file system; else none, but if the
-        coming batches are not in the page cache the kernel is told of each of them 64 batches ahead.
+        coming batches are not in the page cache the kernel gets a hint of each of them 64 batches ahead.
     device
         A CUDA device: at least one thread reads batches and pins them, and their copies do not wait.
     dtype
         `torch.int64`, or `torch.int32`: half the memory; a mapped uint32 store then needs no copy
-        (`BatchReader.read_batch_int32` says what that means for writing into it).
+        (see `BatchReader.read_batch_int32` for writing into it).
     targets
         True: yield `(x, y)`, the records without their last and without their first token: views of one tensor. Where
         it is stored which parts of the records are padding, y is -100 there, and with `documents` or `spans` also where
@@ -114,7 +114,7 @@ class Loader(EpochLoader[BatchT]):
     tokenizer
         As for `load_tokenizer`, or a tokenizer: refuse a store whose tokens another one has made.
     fields
-        Names of fields: their values come beside the tokens, shape (batch_size, seq_len, ...). See the notes.
+        Names of fields: their values come with the tokens, shape (batch_size, seq_len, ...). See the notes.
     documents
         True for `cu_seqlens`, or names of what to add of the documents in the batch: `cu_seqlens` (int32: where each
         segment of the whole batch begins and the last one ends, as flash-attention's variable-length functions take
@@ -143,7 +143,7 @@ class Loader(EpochLoader[BatchT]):
     A `FollowingLoader` waits for the batches of a live writer, a `DocumentLoader` gives whole documents of a stream, a
     `MixedLoader` mixes stores, and a `TextLoader` tokenizes text.
 
-    A new iteration starts the epoch anew, except the first one after `load_state_dict`, which goes on where the state
+    A new iteration starts the epoch again, except the first one after `load_state_dict`, which goes on where the state
     was taken. `next(loader)` and `get_batch()` need no iteration, and go on from epoch to epoch. Not thread-safe;
     picklable. `DataLoader` and trainers take `dataset()` or `records()`.
 

@@ -119,7 +119,7 @@ class MixedLoader(ReadingLoader[Any]):
         Batches to read ahead in background threads. "auto": 8 if a source lies on a network file system; if one lies on
         a server, as many as the `Loader` of that source would; else none.
     options
-        Of each source's `Loader`: `shuffle`, `seed`, `access`, `batch_size`, `dtype`, `targets`, `fields`, ...
+        Options of each source's `Loader`: `shuffle`, `seed`, `access`, `batch_size`, `dtype`, `targets`, `fields`, ...
 
     Raises
     ------

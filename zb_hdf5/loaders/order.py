@@ -273,7 +273,7 @@ def _splitmix64(x: int) -> int:
 
 
 def _mix(words: _Words, scratch: _Words) -> None:
-    """splitmix64 of each word, in place; uint64 arithmetic wraps as the algorithm wants."""
+    """splitmix64 of each word, in place; uint64 arithmetic wraps as the algorithm needs it."""
     words += np.uint64(_GOLDEN)
     for bits, factor in ((30, _MIX1), (27, _MIX2)):
         np.right_shift(words, np.uint64(bits), out=scratch)

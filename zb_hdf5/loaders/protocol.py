@@ -276,7 +276,7 @@ def require_kind(where: object, state: object, kind: str) -> Mapping[str, Any]:
     if "kind" not in fields and fields.get("version") == 1:
         raise StateError(
             f"{where}: state: expected version {STATE_VERSION}, found version 1, written by an early build: start the "
-            "epoch anew"
+            "epoch again"
         )
     return fields
 
@@ -314,7 +314,7 @@ def require_state(
     remedies: Mapping[str, str],
     force: bool = False,
 ) -> Mapping[str, Any]:
-    """Return a state of the kind of `identity`; without `force` its fields are as `require_fields` wants them."""
+    """Return a state of the kind of `identity`; without `force` its fields are as `require_fields` needs them."""
     fields = require_kind(where, state, identity["kind"])
     return fields if force else require_fields(where, fields, identity, names, remedies)
 

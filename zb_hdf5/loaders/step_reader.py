@@ -204,7 +204,7 @@ class StepReader:
         return ((tokens[:, :-1], tokens[:, 1:]) for tokens in steps) if self._splits else steps
 
     def _read_blocks(self, plan: StepPlan, blocks: Iterator[npt.NDArray[np.int64]]) -> Generator[Any]:
-        """Read what is in the page cache one block after the other, and the rest as its disk or server wants it."""
+        """Read what is in the page cache one block after the other, and the rest as its disk or server is fastest."""
         at_once = self._device is None and self._prefetch in ("auto", 0)
         for (is_ready, axes), group in groupby(blocks, lambda block: (self._is_ready(plan, block), block.ndim)):
             if is_ready and at_once:

@@ -37,9 +37,9 @@ AUTO_PREFETCH: Final = 2
 PIECE_CHARACTERS: Final = 1 << 17
 #: Footers that are read at the same time when a loader begins: each is a small read, slow on a network file system.
 FOOTER_THREADS: Final = 16
-#: What to add to the message about a state that differs.
+#: The ends of messages about a state that differs.
 REASONS: Final = {
-    "fingerprint": "; files were added, removed or written anew",
+    "fingerprint": "; files were added, removed or rewritten",
     "tokenizer": "; the same text would give other tokens",
     "world_size": "; each rank has its own row groups and position: resume with the same number of ranks",
     "rank": "; each rank saves and loads a state of its own",
@@ -138,7 +138,7 @@ class TextLoader(ReadingLoader[Any]):
     tokenizer
         As for `load_tokenizer`, or a tokenizer.
     batch_size, seq_len
-        Of the tensors. Batches are cut from one run of tokens: documents go on from row to row and batch to batch.
+        Shape of the tensors, cut from one run of tokens: documents go on from row to row and batch to batch.
     split
         "val": the last file. "train": all others.
     targets
@@ -147,14 +147,14 @@ class TextLoader(ReadingLoader[Any]):
     boundary_token, boundary_position
         The special token of each document, and where it stands: "before" or "after" it.
     text_column
-        Of the Parquet files.
+        Column of the Parquet files.
     rank, world_size
         As for `Loader`. Row group g of the split belongs to rank g % world_size.
     prefetch
         Batches made ahead, by one thread that reads and `num_threads` that tokenize. "auto": 2. Batches do not depend
         on either.
     device
-        A CUDA device: batches are copied there beside the computation, as `Loader` does.
+        A CUDA device: batches are copied there during the computation, as `Loader` does.
 
     Raises
     ------

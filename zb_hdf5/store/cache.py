@@ -130,7 +130,7 @@ class CachedColumn:
         return good
 
     def put(self, number: int, tokens: TokenArray) -> None:
-        """Keep a unit if there is room."""
+        """Keep a unit if it fits."""
         data = tokens.view(np.uint8)  # a structured dtype has no simple buffer
         mark = (MARK << 32 | crc32_of(data)).to_bytes(MARK_BYTES, "little")
         was_full = self.full
@@ -148,7 +148,7 @@ class CachedColumn:
     def _take_room(self) -> bool:
         """Return whether one more unit may be written."""
         if self._granted < self._bytes:
-            # the disk counts all processes; where a file system does not tell, our own share does
+            # the disk counts all processes; without its answer our own share counts
             left = self._max_bytes - max(occupied_bytes(self._path.parent.parent), self._written)
             if left < self._bytes:
                 return False
@@ -285,7 +285,7 @@ def _folder_name(identity: str, reader: BatchReader, *, compared: bool) -> str:
 
 
 def _files_of(reader: BatchReader) -> str:
-    """Return the facts that tell the open file, or the files of a folder, from others of the same size."""
+    """Return the facts that differ for other files, or folders of files, of the same size."""
     path = reader.path if isinstance(reader.path, RemotePath) else reader.path.absolute()
     if reader.tokens.identity:
         return f"{path}:{reader.tokens.identity}"
@@ -321,7 +321,7 @@ class Cached(Tokens):
 
     @property
     def plain(self) -> PlainFile | None:  # type: ignore[override]
-        """The data file of the cache, whose `rows` tell which units are there; None where it is cut short."""
+        """The data file of the cache, whose `rows` mark the units that are there; None if it is cut short."""
         rows = getattr(self.column, "rows", None)
         if rows is None or os.lseek(rows.file.fd, 0, os.SEEK_END) < rows.file.size:
             return None
@@ -351,9 +351,9 @@ class Cached(Tokens):
     def _by_unit(self, runs: Iterable[TokenRun]) -> Iterator[TokenRun]:
         for start, out in runs:
             while len(out):
-                room = self.unit - start % self.unit
-                yield start, out[:room]
-                start, out = start + room, out[room:]
+                left = self.unit - start % self.unit
+                yield start, out[:left]
+                start, out = start + left, out[left:]
 
     def _read_seen(self, start: int, out: TokenArray) -> bool:
         try:
@@ -390,7 +390,7 @@ class Cached(Tokens):
                 self.tokens.read([(start, out)])
 
     def _see(self, units: Iterable[int]) -> None:
-        """Have units in the cache, and compared with their crc32, as far as there is room."""
+        """Have units in the cache, and compared with their crc32, as far as they fit."""
         numbers = [number for number in units if not self.column.seen[number]]
         together = max(1, FETCH_BYTES // (self.unit * self.dtype.itemsize))
         for first in range(0, len(numbers), together):

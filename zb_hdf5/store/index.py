@@ -1,4 +1,4 @@
-"""The index of a store: the `shards.json` that says what its shards are. The folder's listing says nothing."""
+"""The index of a store: the `shards.json` that names its shards. The listing of the folder does not count."""
 
 from __future__ import annotations
 
@@ -56,16 +56,16 @@ class ShardIndex:
     Attributes
     ----------
     meta
-        What all shards share; its counts are those of the whole store.
+        The facts that all shards share; its counts are those of the whole store.
     shards
         In the order of their batches or tokens. Any sequence of entries is taken, and kept as a `ShardTable`.
     shuffle
         Name of the record shuffle at write time, or "none".
     source
-        Where the tokens came from; free JSON for people.
+        The origin of the tokens; free JSON for people.
     complete
         False while a live writer adds shards; then the last entry may be a growing shard, of 0 batches as far as the
-        index knows: the commit marker in its file is the truth.
+        index has: the commit marker in its file is the truth.
     live_id
         Identity of a store that was written live; empty for any other.
     documents
@@ -248,7 +248,7 @@ class ShardIndex:
                 raise FormatError(f"{where}: expected {key} {value.get(key)!r}, its shards give {getattr(self, key)!r}")
 
     def require_agreement(self, reader: BatchReader, entry: ShardEntry) -> None:
-        """Raise `FormatError` if a shard is not what its entry says."""
+        """Raise `FormatError` if a shard differs from its entry."""
         expected: dict[str, tuple[Any, Any]] = {
             "num_batches": (entry.num_batches, reader.num_batches),
             "shape": (self.meta.shape, reader.meta.shape),
@@ -260,10 +260,10 @@ class ShardIndex:
             expected["document_count"] = (entry.document_count, reader.meta.document_count)
         for name, (in_index, in_shard) in expected.items():
             if in_index != in_shard:
-                raise FormatError(f"{reader.path}: {INDEX_NAME} says {name} {in_index}, the shard says {in_shard}")
+                raise FormatError(f"{reader.path}: {INDEX_NAME} has {name} {in_index}, the shard has {in_shard}")
 
     def require_extents(self, reader: BatchReader, entry: ShardEntry) -> None:
-        """Raise `FormatError` if the batches of a shard, which is the right one, do not lie where its entry says."""
+        """Raise `FormatError` if the batches of a shard, the right one, do not lie in the ranges of its entry."""
         names = (self.meta.column, extents_column(self.meta.column))
         if any(name in entry.columns and entry.columns[name] != reader.columns.get(name) for name in names):
             how = "have no plain places in it" if reader.extents is None else "lie in other places of it"
@@ -287,7 +287,7 @@ class ShardIndex:
         try:
             return cls.from_json(_read_text(path), path)
         except FormatError as error:
-            error.at = error.at or str(path.parent)  # what is wrong inside does not know the folder
+            error.at = error.at or str(path.parent)  # an error from inside lacks the folder
             raise
 
     def save(self, folder: str | os.PathLike[str]) -> None:

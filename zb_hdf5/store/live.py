@@ -290,7 +290,7 @@ class LiveTokens(Sharded):
                 if (reader.meta.shape, reader.dtype) != (opener.index.meta.shape, opener.index.meta.dtype):
                     reader.close()
                     raise FormatError(
-                        f"{reader.path}: {INDEX_NAME} says {opener.index.meta.shape}, found {reader.meta.shape}"
+                        f"{reader.path}: {INDEX_NAME} has {opener.index.meta.shape}, found {reader.meta.shape}"
                     )
                 self._followed = process, entry.path, reader  # the last one closes when no thread reads from it
             return self._followed[2]

@@ -48,7 +48,7 @@ def open_reader(
     Parameters
     ----------
     path
-        Of this machine, or a URL: `s3://`, `gs://`, `az://`, `https://`. Of a store in a bucket `shards.json` is read,
+        A path of this machine, or a URL: `s3://`, `gs://`, `az://`, `https://`. From a bucket `shards.json` is read,
         and nothing else; batches are ranged reads. Or a folder that has a store of the same tokens for each format,
         named by it: `books/hdf5/` and `books/batch/`.
     backend
@@ -65,19 +65,19 @@ def open_reader(
         "auto": compare what is read whole into a buffer with its crc32 (batches, except through views of a mapping; no
         records, windows or batches of another size), where a crc32 is stored. "batch": compare whatever is read, for
         which whole batches, or chunks of a stream, are read. "store": check every digest before returning. "none".
-        `reader.verified` says what is compared.
+        `reader.verified` names the reads that are compared.
     dataset
         Name of an integer dataset in an HDF5 file of another origin, read through h5py: of three axes it holds batches,
         of two records (in batches of `batch_size`, by default 1), of one a token stream.
     split
-        Of a store, read the shards of this split only ("train", "val"); None: all shards. A lone file is "train".
+        Split of a store whose shards alone are read ("train", "val"); None: all shards. A lone file is "train".
     batch_size, seq_len, overlap
-        Of a token stream (an HDF5 stream, a store of them, 1-D `.npy` files): the shape of its windows, and how many
+        For a token stream (an HDF5 stream, a store of them, 1-D `.npy` files): the shape of its windows, and how many
         tokens each of them shares with the next. See `WindowReader`.
     cache, cache_bytes
         A folder on a fast local disk, in which batches are kept when they are first read, and how much it may hold in
         all (200 * 2**30 or "200GiB"; None: nine tenths of what is free). Several readers, processes and jobs may share
-        it. What is read again comes from there as a copy, compared with its crc32. Not for a store that still grows.
+        it. Later reads come from there as copies, compared with their crc32. Not for a store that still grows.
 
     Raises
     ------
@@ -171,7 +171,7 @@ def _open(wanted: _Wanted) -> BatchReader:
         _require_batches(wanted)
         return _open_store(wanted, index or ShardIndex.load(wanted.path))
     shaped = wanted.batch_size is not None and wanted.seq_len is not None
-    # without a shape a lone HDF5 file is taken for batches, which saves a look into it; its reader tells a stream
+    # without a shape a lone HDF5 file is taken for batches, which saves a look into it; its reader refuses a stream
     unsure = shaped or wanted.path.suffix not in {row.suffix for row in BACKENDS.values()}
     if wanted.dataset is None and unsure and is_stream(wanted.path, wanted.backend):
         return _open_windows(wanted, None)
@@ -215,7 +215,7 @@ def _open_file(wanted: _Wanted) -> BatchReader:
         raise ArgumentError(f"{path}: split={wanted.split!r} needs a store, found one file")
     if not isinstance(path, RemotePath) and not path.exists() and partial_path(path).exists():
         raise FileNotFoundError(
-            f"{path} is not finished: {path.name}{PARTIAL_SUFFIX} beside it is being written, or its writer died"
+            f"{path} is not finished: {path.name}{PARTIAL_SUFFIX} in its folder is being written, or its writer died"
         )
     found = detect_backend(path)
     if wanted.backend not in ("auto", found):
@@ -305,7 +305,7 @@ def open_writer(
         "uint32" or "uint16". In a `.batch` file uint16 is an extension: other ZeroBatch v2 readers take it for
         uint32.
     fields
-        What is aligned with the tokens: name -> dtype, of one value or of a small array (`("f4", (8,))`), or a
+        Fields of the tokens: name -> dtype, of one value or of a small array (`("f4", (8,))`), or a
         structured dtype. `write` then takes their values. HDF5 files hold them, `.batch` files do not.
     codec
         "zstd" or "gzip", with a level behind a colon, to compress the batches of an HDF5 file; None: they are stored as

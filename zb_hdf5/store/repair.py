@@ -48,13 +48,13 @@ class RepairReport:
         "whole": nothing was done. "damaged": a dry run, or one that another file of the store stopped. "repaired":
         `output` has the good ones. "lost": it has none, and the index no longer names it.
     unit
-        What is kept or dropped as a whole: "batch", or "document" of a stream.
+        The unit that is kept or dropped as a whole: "batch", or "document" of a stream.
     kept, dropped
         How many are kept, and the numbers of those that are dropped.
     kept_tokens, dropped_tokens
         Tokens of both; those of a document that its writer had not finished are dropped.
     reason
-        What is wrong, and what could not be checked.
+        The damage, and the facts that could not be checked.
     """
 
     path: str
@@ -100,9 +100,9 @@ def repair(
     path
         A file, a `.partial`, or the folder of a store.
     output
-        Of one file only: by default the final name for a `.partial`, and `<stem>.repaired<suffix>` for any other file.
+        For one file only: by default the final name for a `.partial`, and `<stem>.repaired<suffix>` for any other file.
     shape
-        Of one file only: shape and dtype of a `.batch` whose header was never written.
+        For one file only: shape and dtype of a `.batch` whose header was never written.
     overwrite
         Replace an existing output; leave a shard of which nothing can be saved out of the store.
     dry_run
@@ -118,7 +118,7 @@ def repair(
     UnavailableError
         If a writer is at work on a file.
     FormatError, IncompleteError
-        If nothing can be saved, or `shards.json` cannot be read; the message says why.
+        If nothing can be saved, or `shards.json` cannot be read; the message has the reason.
     ExistsError, ConvertError
         If the output exists, and holds something else.
     """
@@ -285,7 +285,7 @@ def _entry_of(report: RepairReport, old: ShardEntry) -> ShardEntry:
             found = reader.sha256 or reader.token_sha256()
             if found != old.sha256:
                 raise FormatError(
-                    f"{path}: is whole, but {INDEX_NAME} says sha256 {old.sha256}, found {found}",
+                    f"{path}: is whole, but {INDEX_NAME} has sha256 {old.sha256}, found {found}",
                     remedy=Remedy.REBUILD_FORCE,
                     at=path.parent,
                 )

@@ -1,7 +1,7 @@
 """The good part of a damaged or unfinished file: the batches or documents that hold, and their copy to a new file.
 
 A complete file keeps every batch whose crc32 is right; a stream every document that touches no bad chunk. A file whose
-writer was killed keeps what was committed up to the first bad batch. What follows it is dropped: nothing proves that it
+writer was killed keeps what was committed up to the first bad batch. The rest is dropped: nothing proves that it
 was written.
 """
 

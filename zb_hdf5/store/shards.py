@@ -122,10 +122,10 @@ class Sharded(Tokens):
             done = 0
             while done < len(out):
                 number = bisect_right(self._starts, start + done) - 1
-                within, room = start + done - self._starts[number], self._starts[number + 1] - start - done
-                parts.setdefault(number, []).append((within, out[done : done + room]))
+                within, left = start + done - self._starts[number], self._starts[number + 1] - start - done
+                parts.setdefault(number, []).append((within, out[done : done + left]))
                 firsts.setdefault(number, start + done)
-                done += min(room, len(out) - done)
+                done += min(left, len(out) - done)
         found = [(self.open_file(number, firsts[number]), mine) for number, mine in parts.items()]
         self._read_files(found)
 
@@ -220,7 +220,7 @@ class Sharded(Tokens):
     def close(self) -> None:
         for file in self._files.files().values():
             file.close()
-        self._access = self._access or "auto"  # nothing is opened any more to tell
+        self._access = self._access or "auto"  # nothing is opened any more to find out
         self._reset()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -253,7 +253,7 @@ class ShardOpener:
         return found
 
     def _open_by_index(self, path: Path, entry: ShardEntry, unit: int, identity: Identity | None) -> Tokens | None:
-        """Open a shard without HDF5; None if the index does not say enough, or the file is not what it says."""
+        """Open a shard without HDF5; None if the index lacks facts, or the file differs from them."""
         if not self._is_placed(entry):
             return None
         meta = self.index.meta
@@ -309,7 +309,7 @@ class ShardOpener:
         return None
 
     def _open_by_file(self, path: Path, entry: ShardEntry, unit: int, identity: Identity | None) -> Tokens:
-        """Open a shard by what its file says, and compare that with the index."""
+        """Open a shard by the facts of its file, and compare them with the index."""
         reader = self._reader(path, entry, identity)
         try:
             if not (entry.complete and reader.complete):
@@ -345,7 +345,7 @@ class ShardOpener:
         return HDF5Reader(column, self.access, "none")
 
     def _require_proof(self, reader: BatchReader, entry: ShardEntry, unit: int) -> None:
-        """Raise `ChecksumError` unless the crc32 rows of a file are those of its entry, and a unit is what they say."""
+        """Raise `ChecksumError` unless the crc32 rows of a file are those of its entry, and a unit agrees with them."""
         batch_tokens = self.index.meta.batch_tokens
         tokens = np.empty(min(batch_tokens, entry.token_count - unit * batch_tokens), reader.dtype)
         reader.tokens.read([(unit * batch_tokens, tokens)])
@@ -360,13 +360,13 @@ class ShardOpener:
     def _problem(self, entry: ShardEntry, rows: npt.NDArray[np.uint32] | None, unit: int, tokens: TokenArray) -> str:
         """Say what is not as in the index; "" if the file is proved."""
         if rows is None or crc32_of(rows) != entry.crc32:
-            return f"its rows of crc32 are not those that {INDEX_NAME} knows of"
+            return f"its rows of crc32 are not those in {INDEX_NAME}"
         found, expected = crc32_of(tokens), int(rows[unit])
         return "" if found == expected else f"{self.noun} {unit:,}: expected crc32 {expected:08x}, found {found:08x}"
 
 
 def _crc32_rows(tokens: FileTokens | ObjectTokens | Decoded, path: Path, entry: ShardEntry) -> Crc32Rows:
-    """Return the crc32 of each unit, where the index says that they lie, or of the sidecar of the shard."""
+    """Return the crc32 of each unit, from their range in the index, or from the sidecar of the shard."""
     ranges = ranges_of(tokens)
     if CRC32 not in entry.columns or ranges is None:
         return sidecar_rows(path, entry.num_batches)
@@ -402,7 +402,7 @@ def sharded(opener: ShardOpener, kind: type[Sharded] = Sharded) -> Sharded:
 
 
 def _access_of(opener: ShardOpener) -> str | None:
-    """Return the access of the shards, where no look into one is needed to tell."""
+    """Return the access of the shards, if no look into one is needed."""
     index, column, access = opener.index, opener.index.meta.column, opener.access
     first = next((shard for shard in index.shards if shard.token_count), index.shards[0])
     if access == "h5py":
@@ -417,10 +417,10 @@ class ShardedReader(BatchReader):
 
     def __init__(self, folder: Path, index: ShardIndex, access: str = "auto", verify: str = "auto") -> None:
         if verify == "batch" and index.complete and (unknown := index.without_crc32()):
-            raise UnverifiableError(f"{folder / unknown}: cannot be verified: the index knows no crc32 of its batches")
+            raise UnverifiableError(f"{folder / unknown}: cannot be verified: the index has no crc32 of its batches")
         tokens = self._open_tokens(ShardOpener(folder, index, access, verify))
         super().__init__(folder, index.meta, index.num_batches, tokens)
-        _ = self.tokens.access  # where the index does not tell, the first shard says what cannot be read
+        _ = self.tokens.access  # if the index lacks it, the error of the first shard names what cannot be read
         self.index, self.complete, self.verify = index, index.complete, verify
         if index.complete and (index.documents or index.table.pieces):
             self.record_documents = StoreDocuments(folder, index, verify)

@@ -36,7 +36,7 @@ FAR_THREADS: Final = 32
 
 
 class DocumentEdges:
-    """Where documents begin and end in the tokens of all files, at least one. Thread-safe; picklable.
+    """The starts and ends of documents in the tokens of all files, at least one. Thread-safe; picklable.
 
     `starts` are the first token of each file and the end of the last one, `identities` those of files that were open
     before, by their numbers, and `count` is the documents of all.
@@ -146,9 +146,9 @@ class MmapTokenStore(TokenStore):
 
     @property
     def doc_offsets(self) -> npt.NDArray[np.uint64]:
-        """Where each document begins and the last one ends, in tokens of the whole store, shape (D + 1,).
+        """The start of each document and the end of the last one, in tokens of the whole store, shape (D + 1,).
 
-        Read from all files at the first call, and kept: 8 bytes for each. `.npy` files know no documents: each counts
+        Read from all files at the first call, and kept: 8 bytes for each. `.npy` files have no documents: each counts
         as one.
         """
         return self.edges.all()
@@ -228,7 +228,7 @@ class WindowDocuments:
         """Do nothing: the store closes its files."""
 
 
-#: What the fingerprint of a `WindowReader` ends with: records in a batch, tokens from one to the next, shared tokens.
+#: The end of the fingerprint of a `WindowReader`: records in a batch, tokens from one to the next, shared tokens.
 _WINDOWS: Final = re.compile(r":([1-9]\d{0,17})x([1-9]\d{0,17})\+(\d{1,18})$")
 
 
@@ -258,7 +258,7 @@ class WindowReader(BatchReader):
                 f"{store.path}: {store.num_tokens:,} tokens do not fill one batch of {batch_size:,} x {seq_len:,}"
                 + (f" and {overlap} more" if overlap else "")
             )
-        _ = store.access  # opens the first file, which says what cannot be read
+        _ = store.access  # opens the first file, whose error names what cannot be read
         super().__init__(store.path, meta, num_batches, _as_windows(store.tokens, meta), seq_len)
         self.record_documents = WindowDocuments(store, meta.seq_len, seq_len)
         self.dropped_tokens = store.num_tokens - overlap - num_batches * batch_size * seq_len
@@ -294,7 +294,7 @@ class WindowReader(BatchReader):
         return f"{self.store.fingerprint}:{self.meta.batch_size}x{self.stride}+{self.meta.seq_len - self.stride}"
 
     def serving(self, fingerprint: object) -> WindowReader:
-        """Return a reader of the same windows in batches of another size, if the fingerprint says so."""
+        """Return a reader of the same windows in batches of another size, if the fingerprint is of such."""
         try:
             batch_size = windows_of(fingerprint)[0]
             other = WindowReader(self.store, batch_size, self.stride, self.overlap, self.verify)

@@ -1,4 +1,4 @@
-"""The index of a store, made from what its finished files say: of batches and of streams."""
+"""The index of a store, made from the facts of its finished files: of batches and of streams."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def index_files(
 
 
 def document_tables(paths: Sequence[Path], entries: Sequence[ShardEntry]) -> tuple[DocumentPart, ...]:
-    """Describe the document tables that lie beside streams, or in the folder of shards of batches."""
+    """Describe the document tables of streams, or in the folder of shards of batches."""
     found: list[DocumentPart] = []
     places: dict[str, tuple[int, int]] = {}
 
@@ -89,7 +89,7 @@ def document_tables(paths: Sequence[Path], entries: Sequence[ShardEntry]) -> tup
 
 
 def _likeness(meta: StoreMeta) -> str:
-    """Say what all files of a store have in common; a `.batch` knows neither vocabulary nor tokenizer."""
+    """Return the facts that all files of a store share; a `.batch` has neither vocabulary nor tokenizer."""
     fields = "".join(f", {field.name} {field.dtype}{field.shape or ''}" for field in meta.fields)
     if meta.layout != STREAM_LAYOUT:
         return f"{meta.shape} {meta.dtype.name}{fields}"
@@ -100,7 +100,7 @@ def _likeness(meta: StoreMeta) -> str:
 
 
 def entry_of(reader: BatchReader, split: str | None = None) -> ShardEntry:
-    """Describe a finished file; its crc32 rows are written first where a store keeps them beside it."""
+    """Describe a finished file; its crc32 rows are written first if a store keeps them in a sidecar."""
     if FORMATS[reader.backend].has_sidecar:
         ensure_crc32_file(reader)
     crc32, documents = reader.stored_crc32(), reader.meta.document_count

@@ -51,9 +51,9 @@ class PiecesInfo(NamedTuple):
     sha256: str
 
 
-#: Of a shard without pieces, in the index.
+#: The entry of a shard without pieces in the index.
 NO_PIECES: Final = PiecesInfo(NOT_KNOWN, NO_SHA256)
-#: Of a shard without a codec, in the index.
+#: The entry of a shard without a codec in the index.
 NOT_COMPRESSED: Final = CompressedTokens(NO_CODEC, NOT_KNOWN)
 
 
@@ -70,19 +70,19 @@ class ShardEntry:
     num_batches
         Batches of a batch store, chunks of a stream.
     sha256
-        Of the token bytes; 64 zeros while it grows.
+        sha256 of the token bytes; 64 zeros while it grows.
     crc32
-        Of the rows of crc32 that lie in the shard, or beside it: it tells the shard from another one, and the rows
-        tell each batch. -1: not known.
+        crc32 of the rows of crc32, in the shard or its sidecar: it proves that the shard is the right one, and the rows
+        prove each batch. -1: not known.
     document_count
         Documents whose first token lies in the shard; -1: not known.
     columns
-        Where the chunks of each column lie in the file, as runs, so that a reader need not ask HDF5. A column whose
-        place is not known is not named.
+        Ranges of the chunks of each column in the file, as runs, so that a reader need not ask HDF5. A column whose
+        ranges are not known is not named.
     fields
         The digests of each field, and the size of the file that it lies in.
     pieces
-        Its file of pieces, which lies beside it; None: it has none.
+        Its file of pieces, in the same folder; None: it has none.
     compressed
         Its codec, and the bytes of its tokens; None: it has none.
     """
@@ -133,11 +133,11 @@ class ShardEntry:
         return partial_path(path) if growing else path
 
     def is_placed(self, column: str) -> bool:
-        """Return whether the index says where the chunks of a column lie, or where that is said."""
+        """Return whether the index has the ranges of the chunks of a column, or the range of their table."""
         return column in self.columns or (self.compressed is not None and extents_column(column) in self.columns)
 
     def extents(self, column: str, chunk_bytes: int) -> Extents | None:
-        """Return where the chunks of a column lie, or None where the index does not say."""
+        """Return the ranges of the chunks of a column, or None if the index lacks them."""
         runs = self.columns.get(column)
         return None if runs is None else Extents(list(runs), chunk_bytes)
 

@@ -118,7 +118,7 @@ class TokenStore:
         An HDF5 stream, a folder with a `shards.json` of them, a 1-D `.npy` file, or a folder of such files in the order
         of their names (files of other suffixes are not looked at).
     split
-        Of a store, take the shards of this split only; None: all of them.
+        Split of a store whose shards alone are taken; None: all of them.
     access
         As for `open_reader`.
     verify
@@ -179,7 +179,7 @@ class TokenStore:
         self._starts, self.num_tokens = self.tokens.starts, self.tokens.num_tokens
         self._identities = self._opener.identities
         if verify == "batch":
-            self.tokens.open_file(0, 0)  # says what is missing
+            self.tokens.open_file(0, 0)  # names what is missing
 
     def _open_tokens(self, counts: list[int]) -> Sharded:
         self._opener: ShardOpener | StreamOpener
@@ -283,7 +283,7 @@ class TokenStore:
 
     @property
     def verified(self) -> str:
-        """What is compared with its crc32 when it is read: "all reads" or "none"."""
+        """The reads that are compared with their crc32: "all reads" or "none"."""
         return "all reads" if self._verify == "batch" else "none"
 
     @property
@@ -293,7 +293,7 @@ class TokenStore:
 
     @property
     def extents(self) -> Extents | None:
-        """Where the chunks of the first file lie in it; None where only HDF5 knows."""
+        """The ranges of the chunks in the first file; None if only HDF5 can read them."""
         return getattr(self.tokens.open_file(0, 0).unchecked(), "extents", None)
 
     def pieces(self, start: int, stop: int) -> list[tuple[Path, int, int]]:

@@ -34,7 +34,7 @@ def upload_store(
     # goes on with what is missing; with `overwrite` the old shards stay, for whoever reads them
     require_new(place, overwrite=overwrite)
     index = ShardIndex.load(folder)
-    # of all that the index says: stores of the same tokens may differ in their codec, fields and documents
+    # of the whole index: stores of the same tokens may differ in their codec, fields and documents
     tag = hashlib.sha256(index.to_json().encode("utf-8")).hexdigest()[:TAG_CHARS]
 
     def named(path: str) -> str:

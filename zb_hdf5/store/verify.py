@@ -26,7 +26,7 @@ from zb_hdf5.store.token_store import npy_files
 
 @dataclass
 class ShardReport:
-    """What was found out about one file.
+    """The result of the check of one file.
 
     Attributes
     ----------
@@ -35,13 +35,13 @@ class ShardReport:
     fields
         Name -> sha256 of its values, computed from the bytes on disk.
     total_records
-        Source records behind the batches, as the file says.
+        Source records behind the batches, as the file has it.
     document_count
         Documents of a document table; 0 of any other file.
     checks
-        What they were compared with: "crc32", "sha256", "index", "documents", "pieces".
+        The digests that agreed: "crc32", "sha256", "index", "documents", "pieces".
     missing
-        What there would have to be to compare the tokens with, and how to get it; empty where they were compared.
+        The digest that is missing, and the way to get it; empty if the tokens were compared.
     problem
         The first thing that is wrong, or None.
     """
@@ -60,14 +60,14 @@ class ShardReport:
 
     @property
     def outcome(self) -> Outcome:
-        """What can be said of the file."""
+        """The verdict on the file."""
         if self.problem is not None:
             return Outcome.BAD
         return Outcome.UNVERIFIED if self.missing else Outcome.VERIFIED
 
 
 class Outcome(StrEnum):
-    """What a check of digests can end in."""
+    """The verdicts of a check of digests."""
 
     VERIFIED = "verified"
     UNVERIFIED = "unverified"  # there was nothing to compare with
@@ -83,7 +83,7 @@ def check_pieces(reader: BatchReader, expected: PiecesInfo | None, report: Shard
     try:
         if expected is not None and expected.num_bytes != file.num_bytes:
             raise FormatError(
-                f"{pieces_path(reader.path)}: {INDEX_NAME} says {expected.num_bytes:,} bytes, found {file.num_bytes:,}"
+                f"{pieces_path(reader.path)}: {INDEX_NAME} has {expected.num_bytes:,} bytes, found {file.num_bytes:,}"
             )
         file.check()
     finally:
@@ -92,7 +92,7 @@ def check_pieces(reader: BatchReader, expected: PiecesInfo | None, report: Shard
 
 
 def check_beside(reader: BatchReader, report: ShardReport) -> None:
-    """Check what lies beside a lone file. Raises as `check_pieces` does."""
+    """Check the sidecars of a lone file. Raises as `check_pieces` does."""
     if pieces_path(reader.path).exists():
         check_pieces(reader, None, report)
     sha256 = table_sha256(reader.path) if reader.meta.layout == STREAM_LAYOUT else ""
@@ -140,7 +140,7 @@ def verify_store(
     Parameters
     ----------
     split
-        Of a store, check the shards of this split only; None: all of them.
+        Split of a store whose shards alone are checked; None: all of them.
     workers
         Threads; by default one per core that this process may use. Hashing and reading release the interpreter lock.
     progress
@@ -190,7 +190,7 @@ def _check_records(folder: Path, index: ShardIndex, reports: list[ShardReport]) 
     if found not in (expected, 0):
         where = reports[0]
         where.problem = FormatError(
-            f"{where.path}: {INDEX_NAME} says {expected:,} records, the headers of the shards add up to {found:,}: one "
+            f"{where.path}: {INDEX_NAME} has {expected:,} records, the headers of the shards add up to {found:,}: one "
             "of them is damaged; its batches are whole",
             remedy=Remedy.REBUILD_FORCE,
             at=folder,
@@ -244,11 +244,11 @@ def _check_entry(index: ShardIndex, entry: ShardEntry, reader: BatchReader, repo
     for name, found in report.fields.items():
         _compare_sha256(reader.field(name).path, entry.fields[name].sha256, found)
     if entry.backend != reader.backend:
-        raise FormatError(f"{reader.path}: {INDEX_NAME} says backend {entry.backend!r}, found {reader.backend!r}")
+        raise FormatError(f"{reader.path}: {INDEX_NAME} has backend {entry.backend!r}, found {reader.backend!r}")
     index.require_agreement(reader, entry)
     index.require_extents(reader, entry)
     if FORMATS[reader.backend].tokens_only and reader.meta.seed not in (index.meta.seed, 0):
-        raise FormatError(f"{reader.path}: {INDEX_NAME} says seed {index.meta.seed}, its header {reader.meta.seed}")
+        raise FormatError(f"{reader.path}: {INDEX_NAME} has seed {index.meta.seed}, its header {reader.meta.seed}")
     report.checks.append("index")
     if entry.pieces is not None:
         check_pieces(reader, entry.pieces, report)
@@ -256,4 +256,4 @@ def _check_entry(index: ShardIndex, entry: ShardEntry, reader: BatchReader, repo
 
 def _compare_sha256(path: Path, expected: str, found: str) -> None:
     if expected != found:
-        raise ChecksumError(f"{path}: {INDEX_NAME} says sha256 {expected}, its bytes give {found}; restore it")
+        raise ChecksumError(f"{path}: {INDEX_NAME} has sha256 {expected}, its bytes give {found}; restore it")

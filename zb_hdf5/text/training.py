@@ -88,7 +88,7 @@ def train_tokenizer(
         files += open_documents([each]) if isinstance(each, str | os.PathLike) else [each]
     path = Path(path)
     if path.suffix != ".json":
-        raise ArgumentError(f"{path}: expected a name that ends in .json; the ranks for tiktoken are written beside it")
+        raise ArgumentError(f"{path}: expected a name that ends in .json; the ranks for tiktoken go next to it")
     if vocab_size < SMALLEST_VOCABULARY:
         raise ArgumentError(f"vocab_size must be at least {SMALLEST_VOCABULARY}, found {vocab_size}")
     ranks_path = path.with_suffix(".tiktoken")

@@ -130,7 +130,7 @@ class H5pyTokens(UnitTokens):
                 plain = plain and not stored.id.get_create_plist().get_nfilters()
                 self._direct = plain and stored.dtype == meta.dtype
                 self._handle = handle_of_h5(self._h5)
-                # a growing file may end up shorter: its writer gives back the room that it had reserved, after it
+                # a growing file may end up shorter: its writer gives back the bytes that it had reserved, after it
                 # has closed the file and before it renames it
                 grows = self._h5.swmr_mode or path.name.endswith(PARTIAL_SUFFIX)
                 self._size = 0 if grows else size_of(self._handle)

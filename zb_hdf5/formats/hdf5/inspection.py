@@ -92,7 +92,7 @@ def look_at_batches(path: Path, identity: Identity | None = None) -> Column:
         rows = own_dataset(h5, path, CRC32)
         column = _with_places(h5, column, stored)._replace(has_crc32=rows is not None)
         if rows is not None and len(rows) < column.num_units:
-            column.columns.pop(CRC32, None)  # whoever needs them is told
+            column.columns.pop(CRC32, None)  # whoever needs them gets an error
         return column
 
 
@@ -119,7 +119,7 @@ def _batches(h5: h5py.File, path: Path) -> tuple[Column, h5py.Dataset]:
         raise FormatError(f"{path}: {BATCHES}: expected batches of {meta.shape}, found {stored.shape[1:]}")
     state = read_state(stored, path)
     if state.num_batches > len(stored):
-        raise FormatError(f"{path}: expected {state.num_batches:,} batches, found room for {len(stored):,}")
+        raise FormatError(f"{path}: expected {state.num_batches:,} batches, found space for {len(stored):,}")
     require_stored(state.num_batches * meta.batch_bytes, h5, stored, path)
     column = Column(
         path, BATCHES, meta, state.num_batches * meta.batch_tokens, h5_identity(h5, growing=not state.complete),
@@ -215,7 +215,7 @@ def _stream(h5: h5py.File, path: Path) -> tuple[Column, h5py.Dataset]:
     found = {name: stored.attrs[name] for name in TOKENS_ATTRIBUTES}
     token_count, complete, chunk_tokens = int(found["token_count"]), bool(found["complete"]), int(found["chunk_tokens"])
     if token_count > len(stored):
-        raise FormatError(f"{path}: expected {token_count:,} tokens, found room for {len(stored):,}")
+        raise FormatError(f"{path}: expected {token_count:,} tokens, found space for {len(stored):,}")
     require_stored(token_count * stored.dtype.itemsize, h5, stored, path)
     if chunk_tokens < 1 or (stored.chunks and stored.chunks[0] != chunk_tokens):
         raise FormatError(f"{path}: expected chunks of {chunk_tokens:,} tokens, found {stored.chunks}")

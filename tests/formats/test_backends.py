@@ -344,7 +344,7 @@ def test_unknown_choices_are_refused(name, tokens, tmp_path, make_stored):
 
 
 @pytest.mark.parametrize("name", ["access", "verify"])
-@pytest.mark.parametrize("stored", ["batch", "hdf5", "batch store"])
+@pytest.mark.parametrize("stored", ["batch", "hdf5"])
 def test_reader_classes_refuse_unknown_choices(stored, name, tokens, tmp_path, make_stored):
     path = make_stored(stored, tmp_path, tokens)
     with open_reader(path) as reader:

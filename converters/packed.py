@@ -96,9 +96,9 @@ class PackedRows:
         if int(lengths.sum()) < len(rows) * seq_len:
             self.fill(name, out)
         flat = out.reshape(-1, *out.shape[2:])
-        places = (in_row * seq_len + columns).tolist()
-        for offset, length, place in zip(plan.offsets[pieces].tolist(), lengths.tolist(), places, strict=True):
-            self._stream.read_into(name, offset, flat[place : place + length])
+        targets = (in_row * seq_len + columns).tolist()
+        for offset, length, start in zip(plan.offsets[pieces].tolist(), lengths.tolist(), targets, strict=True):
+            self._stream.read_into(name, offset, flat[start : start + length])
 
     def fill(self, name: str, out: TokenArray) -> None:
         """Fill `out` with padding; the values of a field are 0 there."""
@@ -183,7 +183,7 @@ class PackedSource(Source):
         return {part.split: part.num_batches for part in self._splits}
 
     def _pack(self, number: int, stream: DocumentStream, folder: Path, meta: StoreMeta, pad_id: int) -> SplitRows:
-        """Pack the documents of a split into rows, and count the tokens that get no place in one."""
+        """Pack the documents of a split into rows, and count the tokens that are in none."""
         options, split = self._options, stream.split
         rows = PackedRows(stream, folder, number, options.packing or "concat", meta.seq_len, pad_id)
         order = write_order(rows.num_rows, options.seed or 0) if options.shuffle else SequentialOrder(rows.num_rows)

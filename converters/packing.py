@@ -67,7 +67,7 @@ def pieces_of(
     columns = columns - columns[(np.cumsum(counts) - counts)[rows]] if len(rows) else columns
     used = np.bincount(rows, lengths, len(counts)).astype(np.int64)
     padded = np.flatnonzero(used < seq_len)
-    places = np.concatenate([
+    positions = np.concatenate([
         rows * seq_len + columns,
         rows[packed] * seq_len + columns[packed] + begins - offsets[packed],
         padded * seq_len + used[padded],
@@ -75,10 +75,10 @@ def pieces_of(
     tokens = np.concatenate([
         offsets.astype(np.uint64), begins.astype(np.uint64), np.full(len(padded), NO_DOCUMENT, np.uint64)
     ])  # fmt: skip
-    # of several documents that begin at one place only the last has tokens
-    places, order = np.unique(places, return_index=True)
-    ends = ends_of(np.bincount(places // seq_len, minlength=len(counts)))
-    return Pieces(ends, (places % seq_len).astype(np.uint32), tokens[order], seq_len)
+    # of several documents that begin at one position only the last has tokens
+    positions, order = np.unique(positions, return_index=True)
+    ends = ends_of(np.bincount(positions // seq_len, minlength=len(counts)))
+    return Pieces(ends, (positions % seq_len).astype(np.uint32), tokens[order], seq_len)
 
 
 def concat(document_lengths: IndexArray, seq_len: int) -> Packing:
@@ -155,7 +155,7 @@ def _fit_rows(sizes: IndexArray, seq_len: int) -> IndexArray:
             free, taken, each = open_rows.take(size, len(pieces))
             placed = np.repeat(taken, each)[: len(pieces)]
             rows[pieces[: len(placed)]] = placed
-            short = len(taken) * each - len(placed)  # places that the last row keeps
+            short = len(taken) * each - len(placed)  # pieces that the last row could still hold
             open_rows.put(taken[:-1] if short else taken, free - each * size)
             if short:
                 open_rows.put(taken[-1:], free - (each - short) * size)

@@ -1,4 +1,4 @@
-"""The names that users of other projects know, with their arguments, on top of this package.
+"""The names from other projects, with their arguments, on top of this package.
 
 ZeroBatch v2, the `.npy` DatasetLoader, the tokenized-corpus lesson and the streaming pipeline. docs/names.md lists
 the differences on purpose.

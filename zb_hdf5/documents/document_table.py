@@ -214,8 +214,8 @@ class DocumentFile:
                 edges, data = table.read_joined_texts("span_values", low, high)
                 texts = [data[begin:end] for begin, end in pairwise(edges.tolist()) if begin < end]
                 kept = (edges[1:] > edges[:-1]).nonzero()[0]  # a gap has no bytes
-                places = table.read("span_starts", low, high + 1)
-                found.append(Spans(places[:-1][kept], places[1:][kept], texts))
+                edges = table.read("span_starts", low, high + 1)
+                found.append(Spans(edges[:-1][kept], edges[1:][kept], texts))
                 low = high  # a span that two ranges share is read once
         spans = joined_spans(found)
         ascend = not (spans.starts > spans.stops).any() and not (spans.starts[1:] < spans.stops[:-1]).any()
@@ -356,11 +356,11 @@ class DocumentTable:
             raise BatchIndexError(
                 f"{self._folder}: no token {int(asked.max()):,}: its documents have {self.token_count:,}"
             )
-        places = self._first_tokens.searchsorted(asked, side="right") - 1
+        indices = self._first_tokens.searchsorted(asked, side="right") - 1
         found = np.empty(len(asked), np.int64)
-        for place in np.unique(places).tolist():
-            here, part = places == place, self.parts[place]
-            local = self.file(place).number_of(asked[here] - np.uint64(part.first_token))
+        for index in np.unique(indices).tolist():
+            here, part = indices == index, self.parts[index]
+            local = self.file(index).number_of(asked[here] - np.uint64(part.first_token))
             found[here] = np.where(local < 0, local, local + part.first_document)
         numbers[real] = found
         return numbers
@@ -375,9 +375,9 @@ class DocumentTable:
         """
         if not 0 <= number < len(self):
             raise BatchIndexError(f"{self._folder}: no document {number:,}: it has {len(self):,}")
-        place = int(self._first_documents.searchsorted(number, side="right")) - 1
-        part = self.parts[place]
-        found = self.file(place).document(number - part.first_document)
+        index = int(self._first_documents.searchsorted(number, side="right")) - 1
+        part = self.parts[index]
+        found = self.file(index).document(number - part.first_document)
         return found._replace(number=number, offset=found.offset + part.first_token)
 
     def spans(self, start: int, stop: int, codec: Decode | None = None) -> Spans:
@@ -418,21 +418,21 @@ class DocumentTable:
         firsts = np.maximum(self._first_tokens.searchsorted(starts, side="right") - 1, 0)
         ends = self._first_tokens.searchsorted(stops)
         found = []
-        for place in np.unique(ranges(firsts, ends - firsts)).tolist():
-            base = np.uint64(self.parts[place].first_token)
-            first, end = int(ends.searchsorted(place, side="right")), int(firsts.searchsorted(place, side="right"))
+        for index in np.unique(ranges(firsts, ends - firsts)).tolist():
+            base = np.uint64(self.parts[index].first_token)
+            first, end = int(ends.searchsorted(index, side="right")), int(firsts.searchsorted(index, side="right"))
             begins = np.maximum(starts[first:end], base) - base
-            here = self.file(place).spans(begins, stops[first:end] - base, codec)
+            here = self.file(index).spans(begins, stops[first:end] - base, codec)
             found.append(Spans(here.starts + base, here.stops + base, here.values))
         return joined_spans(found)
 
-    def file(self, place: int) -> DocumentFile:
+    def file(self, index: int) -> DocumentFile:
         """Return the file of one part."""
-        return self._files.known.get(place) or self._files.open(place, self._open)
+        return self._files.known.get(index) or self._files.open(index, self._open)
 
-    def _open(self, place: int) -> DocumentFile:
-        part = self.parts[place]
-        offsets = self._open_offsets(place) if self._open_offsets and not part.sha256 else None
+    def _open(self, index: int) -> DocumentFile:
+        part = self.parts[index]
+        offsets = self._open_offsets(index) if self._open_offsets and not part.sha256 else None
         return DocumentFile(self._folder / part.path, part, self._verify, offsets)
 
     def open_files(self) -> Iterator[DocumentFile]:

@@ -59,7 +59,7 @@ class Pieces:
 
     @cached_property
     def starts(self) -> npt.NDArray[np.int64]:
-        """The place of the first token of each piece in all records one after the other, int64."""
+        """The position of the first token of each piece in all records one after the other, int64."""
         if len(self.ends) == 2:
             return self.columns.astype(np.int64)
         return _row_starts(self.num_records, self.seq_len).repeat(self.counts) + self.columns
@@ -124,7 +124,7 @@ def pieces_path(path: Path) -> Path:
 
 @lru_cache(maxsize=16)
 def _row_starts(num_records: int, seq_len: int) -> npt.NDArray[np.int64]:
-    """Return the place of the first token of each record, the same for each batch. Not to be changed."""
+    """Return the position of the first token of each record, the same for each batch. Not to be changed."""
     return np.arange(0, num_records * seq_len, seq_len)
 
 

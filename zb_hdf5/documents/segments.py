@@ -1,6 +1,6 @@
 """The facts of documents for attention and loss: boundaries, positions, numbers and targets, from pieces.
 
-Everything here follows from one thing, the stored pieces, and nothing from token ids: an end-of-text id may be text.
+All of it follows from the stored pieces, and nothing from token ids: an end-of-text id may be text.
 A *segment* is a piece, of a document or of padding: tokens attend to those of their own segment only. Each row begins
 a segment, so a document that two rows share is two segments.
 """

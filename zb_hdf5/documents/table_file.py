@@ -200,7 +200,7 @@ class TableWriter:
 # --- reading ------------------------------------------------------------------------------------------------------
 
 
-class _Place(NamedTuple):
+class _Dataset(NamedTuple):
     """The offset of a dataset's rows in the file, and the number of its first block among those of the file."""
 
     offset: int
@@ -288,16 +288,16 @@ class TableFile(Table):
             with h5_damage(self.path), open_h5_for_reading(self.path) as h5:
                 self.attributes, self.sha256 = _attributes(h5, self.path, kind)
                 identity = h5_identity(h5, growing=False)
-                self._places = _places(h5, self.path, kind)
-                last = self._places[CRC32]
-                end = max(place.offset + place.num_bytes for place in self._places.values())
+                self._datasets = _datasets(h5, self.path, kind)
+                last = self._datasets[CRC32]
+                end = max(dataset.offset + dataset.num_bytes for dataset in self._datasets.values())
                 require_bytes(end, handle_of_h5(h5), self.path, "its tables")
                 self._crc32: npt.NDArray[np.uint32] = h5[CRC32][:]
         except FileNotFoundError as error:
             raise IncompleteError(f"{self.path}: is not there; restore it, or convert again") from error
         self.num_bytes: int = identity[0]
-        del self._places[CRC32]
-        facts = {name: (place.dtype.str, place.num_rows) for name, place in self._places.items()}
+        del self._datasets[CRC32]
+        facts = {name: (dataset.dtype.str, dataset.num_rows) for name, dataset in self._datasets.items()}
         if len(self._crc32) != last.block or _digest(kind, self.attributes, facts, self._crc32) != self.sha256:
             raise ChecksumError(f"{self.path}: its sha256 differs from its content: it is damaged; restore it")
         if sha256 not in ("", self.sha256):
@@ -306,7 +306,7 @@ class TableFile(Table):
                 f"{self.sha256}; restore it"
             )
         #: The blocks of a dataset that were not compared, until all were.
-        self._pending = {name: np.ones(place.num_blocks, np.bool_) for name, place in self._places.items()}
+        self._pending = {name: np.ones(dataset.num_blocks, np.bool_) for name, dataset in self._datasets.items()}
         if verify == "none":
             self._pending = {}
         self._is_far = isinstance(self.path, RemotePath) and self.num_bytes >= FETCHED_BYTES
@@ -316,21 +316,21 @@ class TableFile(Table):
             self._file = (FetchedFile if isinstance(self.path, RemotePath) else LocalFile)(self.path, identity)
 
     def __contains__(self, name: str) -> bool:
-        return name in self._places
+        return name in self._datasets
 
     def num_rows(self, name: str) -> int:
-        return self._places[name].num_rows if name in self._places else 0
+        return self._datasets[name].num_rows if name in self._datasets else 0
 
     def read(self, name: str, start: int, stop: int) -> npt.NDArray[Any]:
         """Return a view of a mapping, or a copy by one positioned read; `FormatError` if there are no such rows."""
-        place = self._places[name]
-        if not 0 <= start <= stop <= place.num_rows:
-            raise self.damaged(f"{name} has {place.num_rows:,} rows, a row of it points to {start:,} to {stop:,}")
-        rows, pending = self._mapped(place), self._pending.get(name)
+        dataset = self._datasets[name]
+        if not 0 <= start <= stop <= dataset.num_rows:
+            raise self.damaged(f"{name} has {dataset.num_rows:,} rows, a row of it points to {start:,} to {stop:,}")
+        rows, pending = self._mapped(dataset), self._pending.get(name)
         if rows is None:
             return self._read_runs(name, [(start, stop)])[0]
         if pending is not None:
-            first, last = place.blocks(start, stop)
+            first, last = dataset.blocks(start, stop)
             self._compare(name, rows, (pending[first:last].nonzero()[0] + first).tolist())
         return rows[start:stop]
 
@@ -348,13 +348,13 @@ class TableFile(Table):
     def _gather(
         self, name: str, starts: npt.NDArray[np.int64], stops: npt.NDArray[np.int64], wanted: npt.NDArray[np.int64]
     ) -> npt.NDArray[Any]:
-        place = self._places[name]
-        rows, pending = self._mapped(place), self._pending.get(name)
+        dataset = self._datasets[name]
+        rows, pending = self._mapped(dataset), self._pending.get(name)
         if rows is None:
             runs = self._read_runs(name, list(zip(starts.tolist(), stops.tolist(), strict=True)))
-            return np.concatenate([*runs, np.empty(0, place.dtype)])
+            return np.concatenate([*runs, np.empty(0, dataset.dtype)])
         if pending is not None:
-            firsts, lasts = place.blocks(starts, stops)
+            firsts, lasts = dataset.blocks(starts, stops)
             touched = ranges(firsts, np.maximum(lasts - firsts, 0))
             self._compare(name, rows, np.unique(touched[pending[touched]]).tolist())
         return rows[wanted]
@@ -363,7 +363,7 @@ class TableFile(Table):
         anchors = self.num_rows(TABLES_ANCHORS[name]) - 1
         if anchors < 1:
             return np.zeros(len(values), np.int64)
-        if self.num_rows(name) <= FEW_ROWS and self._mapped(self._places[name]) is not None:
+        if self.num_rows(name) <= FEW_ROWS and self._mapped(self._datasets[name]) is not None:
             return self.read(name, 0, self.num_rows(name)).searchsorted(values, side)
         # of many rows, or from afar, the few between two anchors around each value are read
         windows = np.minimum(values // np.uint64(TABLES_ANCHOR_TOKENS), np.uint64(anchors - 1)).astype(np.int64)
@@ -375,30 +375,30 @@ class TableFile(Table):
         return lows[where] + found - ends[where]
 
     def check(self) -> None:
-        for name, place in self._places.items():
-            for block in range(place.num_blocks):
+        for name, dataset in self._datasets.items():
+            for block in range(dataset.num_blocks):
                 start = block * TABLES_BLOCK_BYTES
-                data = np.empty(min(TABLES_BLOCK_BYTES, place.num_bytes - start), np.uint8)
-                self._file.read_ranges([(place.offset + start, data)])
+                data = np.empty(min(TABLES_BLOCK_BYTES, dataset.num_bytes - start), np.uint8)
+                self._file.read_ranges([(dataset.offset + start, data)])
                 self._require(name, block, data)
 
-    def _mapped(self, place: _Place) -> npt.NDArray[Any] | None:
+    def _mapped(self, dataset: _Dataset) -> npt.NDArray[Any] | None:
         """Return a view of all rows of a dataset; None where the file may not be mapped."""
         data = None if self._is_far else self._file.flat()  # notices a file that was cut
-        return None if data is None else data[place.offset : place.offset + place.num_bytes].view(place.dtype)
+        return None if data is None else data[dataset.offset : dataset.offset + dataset.num_bytes].view(dataset.dtype)
 
     def _read_runs(self, name: str, runs: Sequence[tuple[int, int]]) -> list[npt.NDArray[Any]]:
         """Return runs of rows by positioned reads: whole blocks, where some of them were not compared."""
-        place, pending, wanted, parts = self._places[name], self._pending.get(name), [], []
+        dataset, pending, wanted, parts = self._datasets[name], self._pending.get(name), [], []
         for start, stop in runs:
-            begin, end = start * place.dtype.itemsize, stop * place.dtype.itemsize
-            first, last = place.blocks(start, stop)
+            begin, end = start * dataset.dtype.itemsize, stop * dataset.dtype.itemsize
+            first, last = dataset.blocks(start, stop)
             compared = pending is None or not pending[first:last].any()
             low = begin if compared else first * TABLES_BLOCK_BYTES
-            high = end if compared else min(last * TABLES_BLOCK_BYTES, place.num_bytes)
+            high = end if compared else min(last * TABLES_BLOCK_BYTES, dataset.num_bytes)
             data = np.empty(high - low, np.uint8)
-            wanted.append((place.offset + low, data))
-            parts.append((data[begin - low : end - low].view(place.dtype), () if compared else range(first, last)))
+            wanted.append((dataset.offset + low, data))
+            parts.append((data[begin - low : end - low].view(dataset.dtype), () if compared else range(first, last)))
         self._file.read_ranges([part for part in wanted if len(part[1])])
         for (_, data), (_, blocks) in zip(wanted, parts, strict=True):
             for at, block in zip(range(0, len(data), TABLES_BLOCK_BYTES), blocks, strict=False):
@@ -413,7 +413,7 @@ class TableFile(Table):
 
     def _require(self, name: str, block: int, data: npt.NDArray[np.uint8]) -> None:
         """Raise `ChecksumError` unless a block has its crc32."""
-        expected, found = int(self._crc32[self._places[name].block + block]), crc32_of(data)
+        expected, found = int(self._crc32[self._datasets[name].block + block]), crc32_of(data)
         if found != expected:
             raise ChecksumError(
                 f"{self.path}: {name}: block {block:,}: expected crc32 {expected:#010x}, found {found:#010x}; restore "
@@ -449,9 +449,9 @@ def _plain(value: Any) -> str | int:
     return value if isinstance(value, str) else int(value)
 
 
-def _places(h5: h5py.File, path: Path, kind: str) -> dict[str, _Place]:
-    """Return the places of the datasets, that of the crc32 rows behind all others."""
-    places, block = {}, 0
+def _datasets(h5: h5py.File, path: Path, kind: str) -> dict[str, _Dataset]:
+    """Return the datasets by their names, that of the crc32 rows behind all others."""
+    datasets, block = {}, 0
     for name in (*sorted(set(h5) - {CRC32}), CRC32):
         rows, dtype = own_dataset(h5, path, name), TABLES[kind].get(name)
         if rows is None or dtype is None or rows.ndim != 1 or rows.dtype != np.dtype(dtype):
@@ -461,9 +461,9 @@ def _places(h5: h5py.File, path: Path, kind: str) -> dict[str, _Place]:
         offset = rows.id.get_offset()
         if rows.chunks or (offset is None and len(rows)):
             raise FormatError(f"{path}: {name!r} is not contiguous: it was repacked by another tool; restore it")
-        places[name] = _Place(offset or 0, rows.dtype, len(rows), block)
-        block += places[name].num_blocks
-    return places
+        datasets[name] = _Dataset(offset or 0, rows.dtype, len(rows), block)
+        block += datasets[name].num_blocks
+    return datasets
 
 
 def _digest(

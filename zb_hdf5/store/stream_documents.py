@@ -155,7 +155,7 @@ class MmapTokenStore(TokenStore):
 
     @property
     def documents(self) -> DocumentTable:
-        """The documents with all that is stored of them; of a file that has no table, their places.
+        """The documents with all that is stored of them; of a file that has no table, their offsets.
 
         Offsets are those of the tokens of this store.
         """

@@ -52,18 +52,18 @@ class DocumentOffsets(Table):
             self._count, complete = int(tokens.attrs["document_count"]) + 1, bool(tokens.attrs["complete"])
             crc32 = int(tokens.attrs["doc_offsets_crc32"])
             stored = require_rows(h5, path, DOC_OFFSETS, self._count)
-            places = None
+            extents = None
             if complete and stored.chunks and stored.dtype == np.dtype("<u8"):
                 num_chunks = -(-self._count // stored.chunks[0])
-                places = chunk_places(stored, stored.chunks[0] * stored.dtype.itemsize, num_chunks, path)[0]
-            if isinstance(places, Extents):
+                extents = chunk_places(stored, stored.chunks[0] * stored.dtype.itemsize, num_chunks, path)[0]
+            if isinstance(extents, Extents):
                 found = h5_identity(h5, growing=False)
             else:
                 rows = np.asarray(stored[: self._count], dtype="<u8")
-        if isinstance(places, Extents):  # without the lock that all of HDF5 has: on a network this takes a while
-            self._file = _mapped(path, places, self._count, found)
+        if isinstance(extents, Extents):  # without the lock that all of HDF5 has: on a network this takes a while
+            self._file = _mapped(path, extents, self._count, found)
             if self._file is None:
-                rows = _read(path, places, self._count, found)
+                rows = _read(path, extents, self._count, found)
         if self._file is None:
             self._rows = rows if complete else rows[rows <= num_tokens]  # a killed writer may have been ahead
         known = self.rows()
@@ -104,19 +104,19 @@ class DocumentOffsets(Table):
             self._file = None
 
 
-def _mapped(path: Path, places: Extents, count: int, identity: Identity) -> FileTokens | None:
+def _mapped(path: Path, extents: Extents, count: int, identity: Identity) -> FileTokens | None:
     """Return the rows in a mapped file; None if they may not be mapped."""
     if isinstance(path, RemotePath):
         return None
-    file = FileTokens(LocalFile(path, identity), places, np.dtype("<u8"), count)
+    file = FileTokens(LocalFile(path, identity), extents, np.dtype("<u8"), count)
     if file.flat() is not None:
         return file
     file.close()
     return None
 
 
-def _read(path: Path, places: Extents, count: int, identity: Identity) -> npt.NDArray[np.uint64]:
+def _read(path: Path, extents: Extents, count: int, identity: Identity) -> npt.NDArray[np.uint64]:
     rows = np.empty(count, "<u8")
     with closing(open_ranges(path, identity)) as file:
-        file.read_ranges(list(places.places_of_tokens(0, rows)))
+        file.read_ranges(list(extents.places_of_tokens(0, rows)))
     return rows

@@ -119,6 +119,7 @@ class HDF5ShardWriter(HDF5Writer):
         self._buffers = {"": np.zeros(chunk_tokens, meta.dtype)}  # of the tokens, and of each field
         self._buffers |= {f.name: np.zeros((chunk_tokens, *f.shape), f.dtype) for f in meta.fields}
         self._buffered = self._committed = 0
+        self._num_documents = 0
         self._ends: list[npt.NDArray[np.uint64]] = []  # of documents that are not committed
         self._ids, self._has_ids = set[bytes](), False
         super().__init__(path, meta, overwrite=overwrite, durable=durable, origin=origin, commit_bytes=commit_bytes)
@@ -143,7 +144,7 @@ class HDF5ShardWriter(HDF5Writer):
     @property
     def document_count(self) -> int:
         """Documents taken so far."""
-        return self._offsets.count - 1 + sum(map(len, self._ends))
+        return self._num_documents
 
     def write_document(
         self,
@@ -248,6 +249,7 @@ class HDF5ShardWriter(HDF5Writer):
     ) -> None:
         """Take whole documents."""
         self._require_open()
+        self._num_documents += len(sizes)
         if len(sizes):
             self._ends.append((self.token_count + np.cumsum(sizes)).astype("<u8"))
         try:

@@ -1,1 +1,1 @@
-"""Converters between token formats. Each format is a source, a writer, or both. They meet in `pipeline/run.py`."""
+"""Conversions between token formats: each format is a source, a target, or both, and one run executes all of them."""

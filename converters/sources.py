@@ -132,7 +132,7 @@ def sources() -> dict[str, SourceKind]:
 def _store(row: FileFormat) -> SourceKind:
     noun, example = row.as_source or ("", "")
     return SourceKind(
-        noun, f"{example} {{target}}", "zb_hdf5.converters.relaid_source:open_stores",
+        noun, f"{example} {{target}}", "zb_hdf5.converters.store_source:open_stores",
         tuple(name for name, each in FORMATS.items() if each.as_target),
         {**_STORE, **({"dataset": NONE} if not row.tokens_only else {})}, urls=True,
         choices={"dtype": ("keep", "uint32", "uint16"), "remainder": ("drop", "error")},

@@ -1,131 +1,106 @@
-"""Batch stores as a source: `.batch` and `.h5` files and folders with a `shards.json`, through `open_reader`."""
+"""Batch stores as a source: as they are, in another dtype, or with their records in another layout."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import accumulate
-from typing import Any
+from itertools import accumulate, groupby, pairwise
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from zb_hdf5 import ArgumentError, BatchReader, ConvertError, IncompleteError, open_reader
+from zb_hdf5.converters.conversion import Conversion
 from zb_hdf5.converters.source import MAX_TOKEN, Source, TokenCounts
 from zb_hdf5.documents.document_table import documents_name, documents_path, part_of
 from zb_hdf5.documents.pieces import Pieces
 from zb_hdf5.documents.pieces_file import PiecesFile
 from zb_hdf5.errors import Remedy
 from zb_hdf5.files.paths import RemotePath, any_path
-from zb_hdf5.loaders.order import GlobalOrder
-from zb_hdf5.spec import NO_CODEC, TokenArray, stored_dtype
+from zb_hdf5.formats.batch_reader import require_choice
+from zb_hdf5.spec import DEFAULT_SPLIT, NO_CODEC, TokenArray, stored_dtype
+from zb_hdf5.store.opening import is_stream
 from zb_hdf5.store.shards import ShardedReader
 from zb_hdf5.store.stream_documents import WindowReader, require_digests
 from zb_hdf5.token_values import find_bad_token
 
+#: Records of a batch that is cut from a stream.
+DEFAULT_BATCH_SIZE: Final = 32
+
 
 class StoreSource(Source):
-    """The batches of a store, in their order, byte for byte or in another dtype; or a stream of others, cut into rows.
-
-    Parameters
-    ----------
-    path
-        Arguments of `open_reader`.
-    backend
-        The format that the command names.
-    dataset
-        Name of a dataset in an HDF5 file of another origin.
-    dtype
-        "keep", "uint32" or "uint16": the stored dtype. In another dtype nothing is copied byte for byte.
-    windows
-        Batch size and sequence length, of a stream without documents.
-
-    Raises
-    ------
-    IncompleteError
-        If its writer has not finished.
-    """
-
-    shuffle = "none"
-    reorders = False
-    order: GlobalOrder | None = None
+    """The batches of a store, in their order, as they are or in another dtype; or a stream of others, cut into rows."""
 
     def __init__(
         self, path: str | os.PathLike[str], backend: str, dataset: str | None = None, dtype: str = "keep",
-        windows: tuple[int, int] | None = None,
+        windows: tuple[int, int] | None = None,  # batch size and sequence length, of a stream without documents
     ) -> None:  # fmt: skip
         path = any_path(path)
         self.paths = [path]
         self._path, self._backend = path, backend
         batch_size, seq_len = windows or (None, None)
-        self._reader = open_reader(path, backend=backend, dataset=dataset, batch_size=batch_size, seq_len=seq_len)
-        if isinstance(self._reader, WindowReader) and self._reader.store.has_documents:
+        reader = open_reader(path, backend=backend, dataset=dataset, batch_size=batch_size, seq_len=seq_len)
+        self._reader = reader
+        if isinstance(reader, WindowReader) and reader.store.has_documents:
             raise ArgumentError(f"{path}: is a stream of documents, which stream-to-hdf5 and stream-to-batch pack")
-        if not self._reader.complete:
-            raise IncompleteError(
-                f"{path}: its writer has not finished: {self._reader.num_batches:,} batches are committed"
-            )
-        self.meta = replace(self._reader.meta, codec=NO_CODEC)  # the target has its own, or none
+        if not reader.complete:
+            raise IncompleteError(f"{path}: its writer has not finished: {reader.num_batches:,} batches are committed")
+        self.meta = replace(reader.meta, codec=NO_CODEC)  # the target has its own, or none
         if dtype != "keep":
             self.meta = replace(self.meta, dtype=stored_dtype(dtype))
-        self._keeps_bytes = self.meta.dtype == self._reader.dtype
-        self.num_batches = self._reader.num_batches
+        self._is_same = self.meta.dtype == reader.dtype  # whether shards stay as they are, byte for byte
+        self.num_batches = reader.num_batches
         if self.num_batches == 0:
             raise ConvertError(f"{path}: holds no batches")
-        dropped = self._reader.dropped_tokens if isinstance(self._reader, WindowReader) else 0
+        dropped = reader.dropped_tokens if isinstance(reader, WindowReader) else 0
         self.token_counts = TokenCounts(self.num_batches * self.meta.batch_tokens + dropped)
         self.token_counts.drop("remainder", dropped)
-        self.shard_batches: list[int] = []
-        self.shard_splits: list[str] = []
-        self.shard_records: list[int] = []
-        self.shard_documents: list[int | None] = []
-        self.description: dict[str, Any] = {"format": backend, "path": str(path)}
-        self.identity = {"fingerprint": self._reader.fingerprint, "dataset": dataset}
-        self._sha256: dict[tuple[int, int], str | None] = {(0, self.num_batches): self._reader.sha256}
+        self.description = {"format": backend, "path": str(path)}
+        self.identity = {"fingerprint": reader.fingerprint, "dataset": dataset}
         is_own = not (dataset or windows)
-        self._shard_path = {(0, self.num_batches): self._reader.path} if is_own else {}
+        self._sha256: dict[tuple[int, int], str | None] = {(0, self.num_batches): reader.sha256}
+        self._shard_path = {(0, self.num_batches): reader.path} if is_own else {}
         self._token_bases: dict[str, int] = {}
         self._checked: set[tuple[int, int]] = set()  # whose pieces were compared with their digests
-        if isinstance(self._reader, ShardedReader):
-            index = self._reader.index
-            self.shuffle = index.shuffle
-            self.description = {key: value for key, value in index.source.items() if key != MAX_TOKEN}
-            self.shard_batches = [shard.num_batches for shard in index.shards]
-            self.shard_splits = [shard.split for shard in index.shards]
-            self.shard_documents = [
-                documents if documents >= 0 else None for documents in index.table.values["document_count"].tolist()
-            ]
-            stops = list(accumulate(self.shard_batches))
-            cuts = list(zip([0, *stops], stops, strict=False))
-            self._sha256 = {cut: shard.sha256 for cut, shard in zip(cuts, index.shards, strict=True)}
-            self._shard_path = {cut: self._reader.path / s.path for cut, s in zip(cuts, index.shards, strict=True)}
-            padding = self.num_batches * self.meta.batch_size - self.meta.total_records
-            if len(set(self.shard_splits)) > 1 and 0 < padding < self.num_batches * self.meta.batch_size:
-                self.shard_records = [self._records_of(cut) for cut in cuts]  # padding ends each split, not the store
-            self._token_bases = index.document_parts()[1]
-            self.document_files = [self._reader.path / part.path for part in index.documents]
-            self.document_parts = index.documents
+        self.has_pieces = reader.has_pieces and is_own
+        if isinstance(reader, ShardedReader):
+            self._describe_shards(reader)
         elif is_own:
-            self.origin = self._reader.origin
-        if not isinstance(self._reader, ShardedReader) and is_own and documents_path(path).exists():
-            self.document_files, self.document_parts = [documents_path(path)], (part_of(documents_path(path)),)
+            self.origin = reader.origin
+            if documents_path(path).exists():
+                self.document_files, self.document_parts = [documents_path(path)], (part_of(documents_path(path)),)
         self.document_parts = tuple(
             part._replace(path=documents_name(number)) for number, part in enumerate(self.document_parts)
         )
-        self.has_pieces = self._reader.has_pieces and is_own
+
+    def _describe_shards(self, reader: ShardedReader) -> None:
+        index = reader.index
+        self.shuffle = index.shuffle
+        self.description = {key: value for key, value in index.source.items() if key != MAX_TOKEN}
+        self.shard_batches = [shard.num_batches for shard in index.shards]
+        self.shard_splits = [shard.split for shard in index.shards]
+        self.shard_documents = [
+            documents if documents >= 0 else None for documents in index.table.values["document_count"].tolist()
+        ]
+        cuts = list(pairwise([0, *accumulate(self.shard_batches)]))
+        self._sha256 = {cut: shard.sha256 for cut, shard in zip(cuts, index.shards, strict=True)}
+        self._shard_path = {cut: reader.path / shard.path for cut, shard in zip(cuts, index.shards, strict=True)}
+        padding = self.num_batches * self.meta.batch_size - self.meta.total_records
+        if len(set(self.shard_splits)) > 1 and 0 < padding < self.num_batches * self.meta.batch_size:
+            self.shard_records = [self._records_of(cut) for cut in cuts]  # padding ends each split, not the store
+        self._token_bases = index.document_parts()[1]
+        self.document_files = [reader.path / part.path for part in index.documents]
+        self.document_parts = index.documents
 
     def _records_of(self, cut: tuple[int, int]) -> int:
         with open_reader(self._shard_path[cut]) as shard:
             return shard.meta.total_records
 
     def read_into(self, start: int, out: TokenArray) -> None:
-        """Read consecutive batches.
-
-        Raises
-        ------
-        ConvertError
-            If a token does not fit the dtype.
-        """
-        if self._keeps_bytes:
+        """Read consecutive batches; `ConvertError` if a token does not fit the dtype."""
+        if self.meta.dtype == self._reader.dtype:
             self._reader.read_batches_into(start, out)
             return
         stored = np.empty(out.shape, self._reader.dtype)
@@ -140,21 +115,23 @@ class StoreSource(Source):
             )
         out[...] = stored
 
-    def read_pieces(self, start: int, stop: int) -> Pieces:
-        """Return the pieces of consecutive batches of one split, whose offsets count in that split alone.
+    def read_field_into(self, name: str, start: int, out: TokenArray) -> None:
+        field = self._reader.field(name)
+        field.read_batches_into(start, out.reshape(len(out), *field.meta.shape))
 
-        Raises
-        ------
-        ChecksumError
-            If a file of pieces is not as it was written: copying would hide the damage.
-        """
+    def read_pieces(self, start: int, stop: int) -> Pieces:
+        """Return the pieces of batches of one split, whose offsets count in that split alone. Damage is found."""
         self._check_pieces(start, stop)
         pieces = self._reader.read_pieces(np.arange(start * self.meta.batch_size, stop * self.meta.batch_size))
+        return self._in_split(pieces, start)
+
+    def _in_split(self, pieces: Pieces, start: int) -> Pieces:
         shard = int(np.searchsorted(np.cumsum(self.shard_batches), start, side="right"))
         base = self._token_bases.get(self.shard_splits[shard], 0) if self.shard_splits else 0
         return pieces.moved(-base) if base else pieces
 
     def _check_pieces(self, start: int, stop: int) -> None:
+        """Compare the pieces of stored batches with their digests, once: copying would hide damage."""
         for cut in self._shard_path.keys() - self._checked:
             if cut[0] < stop and start < cut[1]:
                 file = PiecesFile(self._shard_path[cut], None, self._reader.seq_len)
@@ -164,29 +141,154 @@ class StoreSource(Source):
                     file.close()
                 self._checked.add(cut)
 
-    def read_field_into(self, name: str, start: int, out: TokenArray) -> None:
-        field = self._reader.field(name)
-        field.read_batches_into(start, out.reshape(len(out), *field.meta.shape))
-
     def sha256_of(self, start: int, stop: int) -> str | None:
-        """Return the stored digest of one whole shard, where it stays the same."""
-        return self._sha256.get((start, stop)) if self._keeps_bytes else None
+        return self._sha256.get((start, stop)) if self._is_same else None
 
     def shard_of(self, start: int, stop: int) -> BatchReader | None:
-        """Open one whole shard, where it can be copied."""
-        path = self._shard_path.get((start, stop)) if self._keeps_bytes else None
+        path = self._shard_path.get((start, stop)) if self._is_same else None
         if path is None or isinstance(path, RemotePath):
             return None
         return open_reader(path, verify="none")  # whoever copies it compares the crc32
 
     def check_reads(self) -> None:
-        """Read with `verify="batch"`. A lone `.batch` and a foreign dataset have nothing to compare with.
-
-        A stream of others is compared with its sha256 once: rows are cut from it anywhere.
-        """
+        """Read with `verify="batch"`. A lone `.batch` and a foreign dataset have nothing to compare with."""
         if isinstance(self._reader, WindowReader):
-            if self.identity["dataset"] is None:
+            if self.identity["dataset"] is None:  # a stream is compared once: rows are cut from it anywhere
                 require_digests(self._path)
         elif self._reader.sha256 is not None:
             self._reader.close()
             self._reader = open_reader(self._path, backend=self._backend, verify="batch")
+
+
+class _SplitRange(NamedTuple):
+    """The shards of one split, which follow each other."""
+
+    split: str
+    first_record: int  # in the new length, counted over the whole source
+    start: int  # the batches that are made of them
+    stop: int
+    num_shards: int  # how many shards they were
+    written_records: int  # how many of the records are not padding
+
+
+class RelaidSource(StoreSource):
+    """The records of a store, split after split in their order, in batches of another shape."""
+
+    def __init__(
+        self, path: str | os.PathLike[str], backend: str, dataset: str | None = None, dtype: str = "keep", *,
+        batch_size: int | None = None, seq_len: int | None = None, remainder: str = "drop",
+    ) -> None:  # fmt: skip
+        super().__init__(path, backend, dataset, dtype)
+        require_choice("remainder", remainder, ("drop", "error"))
+        stored = self.meta
+        length, size = seq_len or stored.seq_len, batch_size or stored.batch_size
+        if stored.seq_len % length:
+            raise ArgumentError(f"{path}: seq_len must divide the stored {stored.seq_len:,}, found {length:,}")
+        self.meta, self._is_same = replace(stored, batch_size=size, seq_len=length), False
+        self._splits = list(self._lay_out(stored.seq_len // length, remainder))
+        self.num_batches = self._splits[-1].stop
+        self._name_shards()
+
+    def _lay_out(self, parts: int, remainder: str) -> Iterator[_SplitRange]:
+        stored = self._reader.meta
+        batches, splits = self.shard_batches or [self.num_batches], self.shard_splits or [DEFAULT_SPLIT]
+        known = self.shard_records or [count * stored.batch_size for count in batches]
+        first = start = 0
+        for split, group in groupby(range(len(batches)), key=splits.__getitem__):
+            shards = list(group)
+            records = sum(batches[k] for k in shards) * stored.batch_size * parts
+            count, rest = divmod(records, self.meta.batch_size)
+            if rest and remainder == "error":
+                raise ConvertError(
+                    f"{self._path}: {records:,} records ({split}) are no multiple of batch_size "
+                    f"{self.meta.batch_size:,}: {rest:,} are left over; pass --remainder drop"
+                )
+            if count == 0:
+                fill = f"do not fill one batch of {self.meta.batch_size:,}"
+                raise ConvertError(f"{self._path}: {records:,} records ({split}) {fill}")
+            self.token_counts.drop("remainder", rest * self.meta.seq_len)
+            yield _SplitRange(split, first, start, start + count, len(shards), sum(known[k] for k in shards) * parts)
+            first, start = first + records, start + count
+
+    def _name_shards(self) -> None:
+        """Cut each split into as many shards as it had, where it has as many batches."""
+        padded, total = bool(self.shard_records), self.meta.total_records
+        parts, batches, splits, records = self._reader.seq_len // self.meta.seq_len, [], [], []
+        for each in self._splits:
+            count = each.stop - each.start
+            num_shards = min(each.num_shards, count)
+            for start, stop in pairwise(k * count // num_shards for k in range(num_shards + 1)):
+                left = max(0, each.written_records - start * self.meta.batch_size)
+                batches.append(stop - start)
+                splits.append(each.split)
+                records.append(min((stop - start) * self.meta.batch_size, left))
+        self.meta = replace(self.meta, total_records=sum(records) if padded and total else total * parts)
+        self.shard_records, self.shard_documents = records if padded else [], []
+        if self.shard_batches:
+            self.shard_batches, self.shard_splits = batches, splits
+
+    def _records_from(self, start: int, count: int) -> Iterator[tuple[int, int, int]]:
+        """Yield (offset in `count`, number of batches, first record) of batches: those of one split at once."""
+        done = 0
+        for each in self._splits:
+            here = start + done
+            if done < count and each.start <= here < each.stop:
+                take = min(count - done, each.stop - here)
+                yield done, take, each.first_record + (here - each.start) * self.meta.batch_size
+                done += take
+
+    def read_into(self, start: int, out: TokenArray) -> None:
+        self._cut_into(start, out, self._reader.meta.shape, self.meta.dtype, super().read_into)
+
+    def read_field_into(self, name: str, start: int, out: TokenArray) -> None:
+        field = self._reader.field(name)
+        self._cut_into(start, out, field.meta.shape, field.dtype, field.read_batches_into)
+
+    def _cut_into(
+        self,
+        start: int,
+        out: TokenArray,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        read: Callable[[int, TokenArray], None],
+    ) -> None:
+        """Fill `out` from the stored batches that its records lie in, which `read` reads in this shape and dtype."""
+        of_token = out.shape[3:]  # the values that a field has for each token
+        for done, count, record in self._records_from(start, len(out)):
+            first, stop, skipped = self._stored_batches(record, count)
+            stored = np.empty((stop - first, *shape), dtype)
+            read(first, stored)
+            part = out[done : done + count].reshape(-1, *of_token)
+            part[...] = stored.reshape(-1, *of_token)[skipped : skipped + len(part)]
+
+    def _stored_batches(self, record: int, count: int) -> tuple[int, int, int]:
+        """Return the stored batches that hold new ones, (first, stop), and how many tokens stand before these."""
+        token, per_batch = record * self.meta.seq_len, self._reader.meta.batch_tokens
+        first, skipped = divmod(token, per_batch)
+        return first, -(-(token + count * self.meta.batch_tokens) // per_batch), skipped
+
+    def read_pieces(self, start: int, stop: int) -> Pieces:
+        """Return the pieces of batches of one split, as `StoreSource` does."""
+        [(_, count, record)] = self._records_from(start, stop - start)
+        self._check_pieces(*self._stored_batches(record, count)[:2])
+        records = np.arange(record, record + count * self.meta.batch_size)
+        return self._in_split(self._reader.read_pieces(records, self.meta.seq_len), start)
+
+
+def open_stores(paths: list[Path], conversion: Conversion) -> StoreSource:
+    """Open the store of a conversion: as it is, in another layout if one is named, or a stream of others, cut."""
+    path, remainder = paths[0], conversion.remainder
+    store = path, conversion.source_format, conversion.dataset, conversion.dtype or "keep"
+    batch_size, seq_len = conversion.batch_size, conversion.seq_len
+    if is_stream(path, dataset=conversion.dataset):
+        if seq_len is None:
+            raise ArgumentError(f"{path}: is a token stream: pass seq_len, the tokens of a record")
+        source = StoreSource(*store, windows=(batch_size or DEFAULT_BATCH_SIZE, seq_len))
+        if remainder == "error" and (dropped := sum(source.token_counts.dropped.values())):
+            raise ConvertError(f"{path}: {dropped:,} tokens do not fill a batch; pass --remainder drop")
+        return source
+    if batch_size or seq_len:
+        return RelaidSource(*store, batch_size=batch_size, seq_len=seq_len, remainder=remainder or "drop")
+    if remainder is not None:
+        raise ArgumentError(f"{path}: remainder: without batch_size or seq_len no record is left over")
+    return StoreSource(*store)

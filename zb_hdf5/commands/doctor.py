@@ -63,7 +63,10 @@ def diagnose(path: str | os.PathLike[str]) -> list[Finding]:
     """Return the findings about a path or URL and this machine."""
     path = any_path(path)
     is_remote = isinstance(path, RemotePath)
-    findings = [_libraries(), *([] if is_remote else _about_folder(path if path.is_dir() else path.parent))]
+    locking = os.environ.get("HDF5_USE_FILE_LOCKING", "not set")
+    text = f"h5py {h5py.__version__}, HDF5 {h5py.version.hdf5_version}, HDF5_USE_FILE_LOCKING {locking}"
+    findings = [Finding("libraries", "ok", text)]
+    findings += [] if is_remote else _about_folder(path if path.is_dir() else path.parent)
     start_s = time.perf_counter()
     try:
         size = 1 if is_stream(path) else None
@@ -119,12 +122,6 @@ def _locks(folder: Path, network: str | None) -> Finding:
     nodes = f" between the processes of this node ({network}: other nodes may not see it)"
     but = ", but HDF5_USE_FILE_LOCKING switches HDF5's off" if off else ""
     return Finding("locks", "ok", f"flock works{nodes if network == LOCAL_LOCKS else ''}{but}")
-
-
-def _libraries() -> Finding:
-    locking = os.environ.get("HDF5_USE_FILE_LOCKING", "not set")
-    text = f"h5py {h5py.__version__}, HDF5 {h5py.version.hdf5_version}, HDF5_USE_FILE_LOCKING {locking}"
-    return Finding("libraries", "ok", text)
 
 
 def _problems(reader: BatchReader) -> Iterator[Finding]:

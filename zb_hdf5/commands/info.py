@@ -259,8 +259,7 @@ def describe_lines(description: dict[str, Any]) -> Lines:
     lines = [("path", d["path"]), *lines]
     lines += [*_document_lines(d), *_field_lines(d), *_origin_lines(d), *_split_lines(d)]
     if "layout" in d:
-        packed = "a compressed chunk for each batch" if "codec" in d and d["access"] != "h5py" else ""
-        lines.append(("layout", packed or _layout_text(d["layout"])))
+        lines.append(("layout", _layout_text(d)))
     if "codec" in d:
         sizes = f"{format_bytes(d['compressed_bytes'])} for {format_bytes(d['uncompressed_bytes'])} of tokens"
         lines.append(("codec", f"{d['codec']}: {sizes}, {d['ratio']} to 1"))
@@ -320,17 +319,19 @@ def _reads_text(d: dict[str, Any]) -> str:
     return "not checked: " + ("no crc32 is stored" if d["state"] == "complete" else "its writer has not finished")
 
 
+def _layout_text(d: dict[str, Any]) -> str:
+    if "codec" in d and d["access"] != "h5py":
+        return "a compressed chunk for each batch"
+    if d["layout"] is None:
+        return "no plain extents: read through h5py"
+    (start, stride, *_), runs = (d["layout"]["extents"] or [[0, 0]])[0], counted(d["layout"]["runs"], "run")
+    aligned = "page-aligned" if d["layout"]["page_aligned"] else "not page-aligned"
+    return f"{runs} of extents: first at byte {start:,}, stride {stride:,}, {aligned}"
+
+
 def page_aligned(extents: Extents) -> bool:
     """Return whether each batch begins at a page."""
     return all(run.base % PAGE_BYTES == 0 and run.stride % PAGE_BYTES == 0 for run in extents.runs)
-
-
-def _layout_text(layout: dict[str, Any] | None) -> str:
-    if layout is None:
-        return "no plain extents: read through h5py"
-    first = layout["extents"][0] if layout["extents"] else [0, 0, 0]
-    aligned = "page-aligned" if layout["page_aligned"] else "not page-aligned"
-    return f"{counted(layout['runs'], 'run')} of extents: first at byte {first[0]:,}, stride {first[1]:,}, {aligned}"
 
 
 def describe_interrupted(folder: Path) -> dict[str, Any] | None:

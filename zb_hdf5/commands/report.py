@@ -313,22 +313,19 @@ def _duplicate_parts(found: Statistics, reader: BatchReader, tokenizer: Tokenize
         return [tag("p", f"None: no two of the {compared} have the same tokens.")]
     share = repeats.tokens / max(1, found.tokens)
     text = f"{repeats.units:,} of the {compared} repeat an earlier one: {repeats.tokens:,} tokens, {share:.2%} of all."
-    rows = []
-    for group in repeats.groups:
+    rows, documents = [], reader.documents if found.unit == "document" else None
+    for group in repeats.groups:  # tokens behind the last document count as one
         units = ", ".join(f"{unit:,}" for unit in group.units[:4].tolist()) + (" …" if len(group.units) > 4 else "")
-        origins = [_origin(found, reader, unit) for unit in group.units[:2].tolist()]
+        origins = []
+        if documents is not None:
+            origins = [
+                origin_text(documents.document(unit)) for unit in group.units[:2].tolist() if unit < len(documents)
+            ]
         names = [tag("div", origin, class_="note") for origin in origins if origin]
         excerpt = tag("code", _lines(readable(tokenizer, group.beginning)))
         rows.append([f"{len(group.units):,}", f"{group.length:,}", units, tag("div", excerpt, *names)])
     head = ["copies", "tokens", f"{found.unit}s", "begins with"]
     return [tag("p", text), table(head, rows, numbers=(0, 1))]
-
-
-def _origin(found: Statistics, reader: BatchReader, unit: int) -> str:
-    documents = reader.documents if found.unit == "document" else None
-    if documents is None or unit >= len(documents):  # tokens behind the last document count as one
-        return ""
-    return origin_text(documents.document(unit))
 
 
 def _row(row: Row, tokenizer: Tokenizer | None) -> Markup:
@@ -349,18 +346,15 @@ def _part(row: Row, part: Part, tokenizer: Tokenizer | None) -> Markup:
     inside = [tag("div", " · ".join(filter(None, (title, origin))), class_="note")] if title else []
     if part.document != PADDING:
         colour = f"d d{part.document % len(COLOURS)}" if part.document >= 0 else "d"
-        inside.append(tag("pre", *(_text(row, *cut, tokenizer) for cut in cut_by_spans(row, part)), class_=colour))
+        texts = []
+        for first, last, span in cut_by_spans(row, part):
+            known = {} if span == NO_SPAN else {"class_": "span", "title": value_text(row.spans[span][2])}
+            runs = readable_runs(tokenizer, row.tokens[first:last])
+            words = [tag("span", _lines(text), class_="note" if is_count else None) for text, is_count in runs]
+            texts.append(tag("span", *words, **known))
+        inside.append(tag("pre", *texts, class_=colour))
     inside += [tag("div", note, class_="note") for note in notes_of(row, part)]
     return tag("div", *inside, class_="part")
-
-
-def _text(row: Row, first: int, last: int, span: int, tokenizer: Tokenizer | None) -> Markup:
-    texts = [
-        tag("span", _lines(text), class_="note" if is_count else None)
-        for text, is_count in readable_runs(tokenizer, row.tokens[first:last])
-    ]
-    known = {} if span == NO_SPAN else {"class_": "span", "title": value_text(row.spans[span][2])}
-    return tag("span", *texts, **known)
 
 
 def _lines(text: str) -> str:

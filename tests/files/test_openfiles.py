@@ -219,5 +219,5 @@ def test_a_process_that_holds_no_store_says_that_too_many_files_are_open(monkeyp
         zb_hdf5.files.open_files.open_with_room(refuse)
 
 
-def test_chunks_at_one_place_have_stretches_of_their_own():
-    assert Extents([Run(4096, 0, 2)], 4096).stretches == [(4096, 8192), (4096, 8192)]
+def test_chunks_at_one_place_have_ranges_of_their_own():
+    assert Extents([Run(4096, 0, 2)], 4096).byte_ranges == [(4096, 8192), (4096, 8192)]

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from zb_hdf5.errors import ChecksumError, Remedy
 from zb_hdf5.files.digests import crc32_of
 from zb_hdf5.files.extents import Extents, FilePart, Run
+from zb_hdf5.files.paths import any_path
 from zb_hdf5.files.ranges import LocalFile, Ranges
 from zb_hdf5.files.tokens import TokenRun, Tokens, UnitTokens, whole_units
 from zb_hdf5.spec import CRC32_CHUNK_ROWS, TokenArray
@@ -30,17 +31,17 @@ class Crc32Rows:
 
     __slots__ = ("_blocks", "_num_rows", "_place", "_read", "_view")  # one for each of perhaps 50,000 open files
 
-    def __init__(self, num_rows: int, read: ReadRows) -> None:
+    def __init__(self, num_rows: int, read: ReadRows | tuple[Ranges, tuple[Run, ...]]) -> None:
         self._num_rows, self._read = num_rows, read
-        self._blocks: dict[int, array[int]] = {}
+        self._blocks: dict[int, array[int]] | None = None
         self._place: tuple[LocalFile, int] | None = None  # the file in which they are one array, and its offset
         self._view: npt.NDArray[np.uint32] | None = None
 
     @classmethod
     def placed(cls, num_rows: int, ranges: Ranges, runs: tuple[Run, ...]) -> Crc32Rows:
         """Return the rows in chunks of a file: a view where they are one array in a file that may be mapped."""
-        rows = cls(num_rows, partial(_read_placed, ranges, runs))
-        extents = Extents(list(runs), 4 * CRC32_CHUNK_ROWS)
+        rows = cls(num_rows, (ranges, runs))
+        extents = Extents(runs, 4 * CRC32_CHUNK_ROWS)
         if isinstance(ranges, LocalFile) and num_rows and len(extents.byte_ranges) == 1:
             base = extents.runs[0].base
             rows._place = (ranges, base) if base + 4 * num_rows <= ranges.size else None
@@ -64,7 +65,7 @@ class Crc32Rows:
         if (view := self._view) is not None or (view := self.view) is not None:
             return int(view[number])
         block, row = divmod(number, CRC32_CHUNK_ROWS)
-        rows = self._blocks.get(block)
+        rows = (self._blocks or {}).get(block)
         if rows is None:
             start = block * CRC32_CHUNK_ROWS
             rows = self._keep(block, self._rows(start, min(start + CRC32_CHUNK_ROWS, self._num_rows)))
@@ -82,14 +83,20 @@ class Crc32Rows:
 
     def _rows(self, start: int, stop: int, *others: FilePart) -> npt.NDArray[np.uint32]:
         rows = np.empty(stop - start, "<u4")
-        self._read(start, rows, *others)
+        if isinstance(self._read, tuple):
+            _read_placed(*self._read, start, rows, *others)
+        else:
+            self._read(start, rows)
         return rows
 
     def _keep(self, block: int, rows: npt.NDArray[np.uint32]) -> array[int]:
-        kept = self._blocks[block] = array("I", rows.astype("u4", copy=False).tobytes())
+        kept = array("I", rows.astype("u4", copy=False).tobytes())
+        if self._blocks is None:
+            self._blocks = {}
+        self._blocks[block] = kept
         return kept
 
-    def __getstate__(self) -> tuple[int, ReadRows]:
+    def __getstate__(self) -> tuple[int, ReadRows | tuple[Ranges, tuple[Run, ...]]]:
         return self._num_rows, self._read
 
     def __setstate__(self, state: tuple[int, ReadRows]) -> None:
@@ -99,8 +106,7 @@ class Crc32Rows:
 def _read_placed(
     ranges: Ranges, runs: tuple[Run, ...], start: int, out: npt.NDArray[np.uint32], *others: FilePart
 ) -> None:
-    places = Extents(list(runs), 4 * CRC32_CHUNK_ROWS).places_of_tokens(start, out)
-    ranges.read_ranges([*others, *places])
+    ranges.read_ranges([*others, *Extents(runs, 4 * CRC32_CHUNK_ROWS).places_of_tokens(start, out)])
 
 
 def _copy_rows(rows: npt.NDArray[np.uint32], start: int, out: npt.NDArray[np.uint32]) -> None:
@@ -121,7 +127,7 @@ class Checked(UnitTokens):
     def __init__(self, tokens: Tokens, rows: Crc32Rows, path: Path, noun: str, strict: bool) -> None:
         if strict:
             super().__init__()  # a buffer of each thread: 750 bytes for each of perhaps thousands of open files
-        self.tokens, self.rows, self._path, self._noun, self._strict = tokens, rows, path, noun, strict
+        self.tokens, self.rows, self._path, self._noun, self._strict = tokens, rows, str(path), noun, strict
         self.num_tokens, self.dtype, self.unit, self.name = tokens.num_tokens, tokens.dtype, tokens.unit, tokens.name
         self.access, self.wait, self.identity, self.plain = tokens.access, tokens.wait, tokens.identity, tokens.plain
         if self.plain is not None:
@@ -158,7 +164,7 @@ class Checked(UnitTokens):
                 raise ChecksumError(
                     f"{self._path}: {self._noun} {number:,}: expected crc32 {expected:08x}, found {found:08x}",
                     remedy=Remedy.VERIFY,
-                    at=self._path,
+                    at=any_path(self._path),
                 )
             number += 1
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import mmap
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import accumulate
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -36,17 +35,21 @@ class Run(NamedTuple):
     num_batches: int
 
 
-@dataclass
+@dataclass(slots=True)
 class Extents:
     """Byte offsets of consecutive batches, kept as runs of constant stride."""
 
-    runs: list[Run]
+    runs: Sequence[Run]
     batch_bytes: int
-    _firsts: list[int] = field(init=False, repr=False)
+    _firsts: Sequence[int] = field(init=False, repr=False)
+    _byte_ranges: list[tuple[int, int]] | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        self.runs = [run for run in self.runs if run.num_batches]
-        self._firsts = [0, *accumulate(run.num_batches for run in self.runs)][: len(self.runs)]
+        if not all(run.num_batches for run in self.runs):
+            self.runs = [run for run in self.runs if run.num_batches]
+        self._firsts = (0,)  # of perhaps 50,000 open files, nearly all have one run
+        if len(self.runs) != 1:
+            self._firsts = [0, *accumulate(run.num_batches for run in self.runs)][: len(self.runs)]
 
     @classmethod
     def from_offsets(cls, offsets: npt.NDArray[np.int64], batch_bytes: int) -> Extents:
@@ -74,10 +77,15 @@ class Extents:
             (max(r.base, r.base + (r.num_batches - 1) * r.stride) + self.batch_bytes for r in self.runs), default=0
         )
 
-    @cached_property
+    @property
     def byte_ranges(self) -> list[tuple[int, int]]:
         """Ranges of batches without a gap between them, in batch order: first byte, and the one behind the last."""
         # none where there are more than MAX_STRETCHES, or several that do not fill whole pages
+        if self._byte_ranges is None:
+            self._byte_ranges = self._found_byte_ranges()
+        return self._byte_ranges
+
+    def _found_byte_ranges(self) -> list[tuple[int, int]]:
         found: list[tuple[int, int]] = []
         for base, stride, num_batches in self.runs:
             parts = 1 if stride == self.batch_bytes else num_batches

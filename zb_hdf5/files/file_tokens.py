@@ -78,7 +78,7 @@ class FileTokens(Tokens):
     def _reset(self) -> None:
         self.unit, file = self.extents.batch_bytes // self.dtype.itemsize, self.file
         self.name, self.access, self.identity = file.name, file.access, file.identity
-        self._views: dict[bool, list[TokenArray]] = {}
+        self._views: dict[bool, list[TokenArray]] | None = None
         self._flat: TokenArray | None = None
         one_run = len(self.extents.runs) == 1
         self.plain = PlainFile(self.file, self.extents, self.dtype) if one_run else None
@@ -118,9 +118,11 @@ class FileTokens(Tokens):
 
     def units(self, private: bool = False) -> list[TokenArray]:
         """Return a view `(units, unit)` of the mapping for each run of extents; none where the file is not mapped."""
-        views = self._views.get(private)
+        known = self._views or {}
+        views = known.get(private)
         if views is None:
-            views = self._views[private] = mapped_units(self.file, self.extents, self.dtype, private)
+            views = mapped_units(self.file, self.extents, self.dtype, private)
+            self._views = known | {private: views}
         elif views:
             self.file.require_whole()
         return views
@@ -178,7 +180,7 @@ class FileTokens(Tokens):
             start = end
 
     def close(self) -> None:
-        self._views, self._flat = {}, None
+        self._views, self._flat = None, None
         self.file.close()
 
     def __getstate__(self) -> tuple[Any, ...]:

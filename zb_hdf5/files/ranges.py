@@ -10,7 +10,7 @@ import shutil
 import sys
 import tempfile
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from os import SEEK_END, lseek
 from pathlib import Path
@@ -20,7 +20,16 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.files.objects import RemoteObject
-from zb_hdf5.files.paths import Identity, RemotePath, close_reading, cut_short, identity_of, regular, require_identity
+from zb_hdf5.files.paths import (
+    Identity,
+    RemotePath,
+    any_path,
+    close_reading,
+    cut_short,
+    identity_of,
+    regular,
+    require_identity,
+)
 from zb_hdf5.spec import TokenArray
 
 MAP_NORESERVE: Final = 0x4000  # Linux on x86 and Arm; the mmap module has it from Python 3.13 on
@@ -112,15 +121,16 @@ class LocalFile:
     # held open until `close`, so that a later rename over it changes nothing; a mapping stays valid after `close`,
     # which must not race with reads. "auto" maps unless the file system is far away.
 
-    __slots__ = ("__weakref__", "_close", "_identity", "_maps", "_private", "_shared", "access", "fd", "path", "size")
+    __slots__ = ("__weakref__", "_identity", "_maps", "_private", "_shared", "access", "fd", "name", "size")
 
     def __init__(self, path: Path, identity: Identity | None = None, access: str = "auto") -> None:
-        self.path, self.access, self._identity = path, access, identity
+        #: Path of the file, in messages.
+        self.name, self.access, self._identity = str(path), access, identity
         self._open()
 
     def _open(self) -> None:
+        self.fd = -1
         self.fd = self._descriptor()
-        self._close = weakref.finalize(self, close_reading, self.fd)
         self._shared: npt.NDArray[np.uint8] | None = None
         self._private: dict[bool, npt.NDArray[np.uint8]] = {}
         self._maps = {"mmap": True, "pread": False}.get(self.access)  # None: not asked yet
@@ -131,7 +141,7 @@ class LocalFile:
             self._identity = self._identity or identity_of(self.fd)
             self._require_identity()
         except BaseException:
-            self._close()  # now, not when the last traceback that holds this object is gone
+            self.__del__()  # now, not when the last traceback that holds this object is gone
             raise
 
     def _descriptor(self) -> int:
@@ -141,9 +151,9 @@ class LocalFile:
         require_identity(self.fd, self.identity, self.path)
 
     @property
-    def name(self) -> str:
-        """Path of the file, in messages."""
-        return str(self.path)
+    def path(self) -> Path:
+        """Path of the file; an object of its own would take 200 bytes."""
+        return any_path(self.name)
 
     @property
     def identity(self) -> Identity:
@@ -176,7 +186,7 @@ class LocalFile:
             protection = mmap.PROT_READ | (mmap.PROT_WRITE if private else 0)
             self.require_whole()
             mapping = mmap.mmap(self.fd, self.size, flags=flags, prot=protection)
-            found = np.frombuffer(mapping, np.uint8)
+            found = np.ndarray(self.size, np.uint8, mapping)  # without the memoryview of `frombuffer`
             if private:  # of two threads one keeps its mapping: no lock, which a fork could inherit locked
                 found = self._private.setdefault(private, found)
             else:
@@ -216,7 +226,7 @@ class LocalFile:
         try:
             found = read_fully(self.fd, out, offset)
         except OSError as error:  # the kernel has a descriptor only
-            raise OSError(error.errno, error.strerror, str(self.path)) from error
+            raise OSError(error.errno, error.strerror, self.name) from error
         if found < out.nbytes:
             self.require_whole()
             raise cut_short(self.path, f"{out.nbytes:,} bytes at {offset:,}", found)
@@ -224,14 +234,20 @@ class LocalFile:
     def close(self) -> None:
         """Close the descriptor. Views stay valid until the last of them is dropped."""
         self._shared, self._private = None, {}
-        self._maps = False  # the number of the descriptor may soon be that of another file
-        self._close()
+        self._maps = False
+        self.__del__()
+
+    def __del__(self, close: Callable[[int], None] = close_reading) -> None:
+        """Close the descriptor. A finalizer would take 300 bytes of each of perhaps 50,000 open files."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            close(fd)
 
     def __getstate__(self) -> tuple[Any, ...]:
-        return self.path, self.access, self._identity
+        return self.name, self.access, self._identity
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
-        self.path, self.access, self._identity = state
+        self.name, self.access, self._identity = state
         self._open()
 
 
@@ -241,7 +257,7 @@ class FetchedFile(LocalFile):
     __slots__ = ()
 
     def _descriptor(self) -> int:
-        source, free = RemoteObject(str(self.path), self._identity), shutil.disk_usage(tempfile.gettempdir()).free
+        source, free = RemoteObject(self.name, self._identity), shutil.disk_usage(tempfile.gettempdir()).free
         with tempfile.TemporaryFile(prefix="zb-") as file:
             for part in source.parts(max_bytes=free):
                 file.write(part)

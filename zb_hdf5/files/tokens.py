@@ -67,7 +67,7 @@ class PlainFile:
         self.base, self.stride, _ = extents.runs[0]
         self.unit_bytes = extents.batch_bytes
         self.rows: Rows | None = None
-        self._units: dict[bool, TokenArray] = {}
+        self._units: tuple[bool, TokenArray] | None = None
 
     def units(self, private: bool = False) -> TokenArray:
         """Return all units as a view `(units, unit)` of the mapping, of a file that may be mapped.
@@ -77,10 +77,10 @@ class PlainFile:
         private
             True: writable and of the signed dtype; the file never changes.
         """
-        units = self._units.get(private)
-        if units is None:
-            units = self._units[private] = mapped_units(self.file, self._extents, self._dtype, private)[0]
-        return units
+        units = self._units
+        if units is None or units[0] != private:
+            units = self._units = private, mapped_units(self.file, self._extents, self._dtype, private)[0]
+        return units[1]
 
 
 def mapped_units(file: LocalFile, extents: Extents, dtype: np.dtype[Any], private: bool) -> list[TokenArray]:

@@ -74,8 +74,7 @@ class WholeBatches:
         self._checks = reader.verified == "all reads" or not self._is_view or reader.in_front is not None
         self._is_ready, self._met = False, dict[int, Met]()
         self._reads_left = self._looks_left = 0
-        #: The first batch of each file, and the end of the last one.
-        self._starts = [start // reader.meta.batch_tokens for start in reader.tokens.starts]
+        self._unit, self._starts = reader.meta.batch_tokens, reader.tokens.starts
 
     @staticmethod
     def serves(reader: BatchReader) -> bool:
@@ -89,7 +88,7 @@ class WholeBatches:
 
     def read_all(self, batches: npt.NDArray[np.int64]) -> Iterator[torch.Tensor]:
         """Yield each of some batches, in order. They are in the page cache."""
-        starts = np.array(self._starts)
+        starts = np.array(self._starts) // self._unit
         numbers = starts[1:].searchsorted(batches, side="right")
         files, indices = numbers.tolist(), (batches - starts[numbers]).tolist()
         known = dict.fromkeys(files)
@@ -106,9 +105,8 @@ class WholeBatches:
         self._reads_left -= 1
         if not self._is_ready:
             return self._read(number)
-        starts = self._starts
-        file = bisect_right(starts, number) - 1
-        return self._read_at(number, file, number - starts[file], self._met)
+        file = bisect_right(self._starts, number * self._unit) - 1
+        return self._read_at(number, file, number - self._starts[file] // self._unit, self._met)
 
     def _look(self) -> None:
         """Ask again for the sizes of files that single batches are read from, and sometimes for the page cache."""
@@ -136,7 +134,7 @@ class WholeBatches:
     def _meet(self, file: int, number: int) -> Met:
         """Open a file of which a batch is about to be read, and ask for its size."""
         tokens = self._reader.tokens
-        known = tokens.known.get(file) or tokens.open_file(file, number * self._reader.meta.batch_tokens)
+        known = tokens.known.get(file) or tokens.open_file(file, number * self._unit)
         plain = known.plain
         if plain is None or (self._is_view and not plain.file.maps):
             return None, None, None

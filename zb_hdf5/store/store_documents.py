@@ -33,12 +33,17 @@ class StoreDocuments:
     def _set(self, folder: Path, verify: str, counts: npt.ArrayLike, bases: list[int]) -> None:
         """Take over the records of each file, and the first token of its split in all splits."""
         self._folder, self._verify, self._starts, self._bases = folder, verify, ends_of(np.asarray(counts)), bases
-        self._edges: list[int] = self._starts.tolist()
+        self.__dict__.pop("_edges", None)
         self._reset()
 
     def _reset(self) -> None:
         self._files: OpenFiles[PiecesFile] = OpenFiles("auto", far=isinstance(self._folder, RemotePath))
         self._table: DocumentTable | None = None
+
+    @cached_property
+    def _edges(self) -> list[int]:
+        edges: list[int] = self._starts.tolist()  # for single searches: no store without pieces needs it
+        return edges
 
     @cached_property
     def has_pieces(self) -> bool:

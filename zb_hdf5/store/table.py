@@ -139,7 +139,7 @@ class ShardEntry:
     def extents(self, column: str, chunk_bytes: int) -> Extents | None:
         """Return the ranges of the chunks of a column, or None if the index lacks them."""
         runs = self.columns.get(column)
-        return None if runs is None else Extents(list(runs), chunk_bytes)
+        return None if runs is None else Extents(runs, chunk_bytes)
 
 
 class ShardTable(Sequence[ShardEntry]):

@@ -255,21 +255,20 @@ def _open_windows(wanted: _Wanted, index: ShardIndex | None) -> BatchReader:
 
 
 def _open_store(wanted: _Wanted, index: ShardIndex) -> BatchReader:
-    path = wanted.path
     if wanted.dataset is not None:
-        raise BackendError(f"{path}: dataset={wanted.dataset!r} needs an HDF5 file, found a store")
+        raise BackendError(f"{wanted.path}: dataset={wanted.dataset!r} needs an HDF5 file, found a store")
     if wanted.verify == "store":
         from zb_hdf5.store.verify import verify_store
 
-        problems = [report.problem for report in verify_store(path, split=wanted.split) if report.problem]
+        problems = [report.problem for report in verify_store(wanted.path, split=wanted.split) if report.problem]
         if problems:
             raise problems[0]
-    folder, index = path if path.is_dir() else path.parent, index.of_split(wanted.split)
+    folder, index = wanted.path if wanted.path.is_dir() else wanted.path.parent, index.of_split(wanted.split)
     if not isinstance(folder, RemotePath):  # of objects each would be asked for
         require_files(folder, index)
-    other = next((shard for shard in index.shards if shard.backend != wanted.backend), None)
-    if wanted.backend != "auto" and other is not None:
-        raise BackendError(f"{folder / other.path}: asked for backend {wanted.backend!r}, found {other.backend!r}")
+    for path, backend in zip(index.table.values["path"], index.table.values["backend"], strict=True):
+        if wanted.backend not in ("auto", backend):
+            raise BackendError(f"{folder / path}: asked for backend {wanted.backend!r}, found {backend!r}")
     if index.complete:
         from zb_hdf5.store.shards import ShardedReader as Reader
     else:  # h5py, which a finished store does not need
